@@ -1,0 +1,53 @@
+"""Rollout engines: who generates, slowest first. All take the same prompts and give the same `Rollout`.
+
+`hf.py` calls `generate`; `graph.py` runs its own decode step over a static cache, captured in a CUDA graph on a GPU.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rlcourse.sampling import Sampling
+
+
+@dataclass
+class Rollout:
+    """Sampled completions. Rows are group-major: row i answers prompt i // num_generations.
+
+    prompt_ids [rows, P] int64, left-padded; prompt_mask [rows, P] bool, False on padding;
+    completion_ids [rows, T] int64, right-padded; completion_mask [rows, T] bool, True up to and including EOS;
+    logprobs [rows, T] float32, of each token under the distribution it was drawn from, 0 where masked;
+    finished [rows] bool, True where EOS was drawn within the limit.
+    """
+
+    prompt_ids: Tensor
+    prompt_mask: Tensor
+    completion_ids: Tensor
+    completion_mask: Tensor
+    logprobs: Tensor
+    finished: Tensor
+
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens in each completion, EOS included: [rows] int64."""
+        return self.completion_mask.sum(1)
+
+    def __getitem__(self, rows) -> "Rollout":
+        return Rollout(**{name: value[rows] for name, value in vars(self).items()})
+
+
+class RolloutEngine(Protocol):
+    """What the trainer needs of an engine."""
+
+    def generate(
+        self,
+        prompts: list[list[int]],
+        num_generations: int,
+        max_new_tokens: int,
+        sampling: Sampling,
+        generator: torch.Generator | None = None,
+    ) -> Rollout:
+        """Sample `num_generations` completions of each prompt (token ids) with the model's weights as they are now."""
+        ...

@@ -1,0 +1,81 @@
+"""How a token is drawn from logits, and the log-probability it is drawn with.
+
+Sampling and training both call `sampling_logits`, so the policy that samples is the policy whose log-probs are used.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The sampling distribution: softmax of logits / temperature, restricted to top-k and top-p where asked for.
+
+    temperature 0 means greedy; top_k 0 and top_p 1 mean no restriction.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self):
+        if self.temperature < 0:
+            raise ValueError(f"temperature must be 0 (greedy) or positive, not {self.temperature}.")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be 0 (off) or positive, not {self.top_k}.")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be in (0, 1], not {self.top_p}.")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+GREEDY = Sampling(temperature=0.0)
+
+
+def sampling_logits(logits: Tensor, sampling: Sampling, keep: Tensor | None = None) -> Tensor:
+    """The logits whose softmax is the sampling distribution, in float32: scaled by temperature, -inf where excluded.
+
+    logits: [..., vocabulary]. keep: [...] token ids that stay in the set even if rounding would put them just outside;
+    training passes the tokens that were sampled, which were inside by construction. Top-p keeps the smallest set of most
+    probable tokens whose mass reaches top_p, applied after top-k. Greedy leaves the logits alone.
+    """
+    logits = logits.float()
+    if sampling.greedy:
+        return logits
+    if sampling.temperature != 1.0:
+        logits = logits / sampling.temperature
+    if sampling.top_k == 0 and sampling.top_p == 1.0:
+        return logits
+    excluded = torch.zeros_like(logits, dtype=torch.bool)
+    if 0 < sampling.top_k < logits.shape[-1]:
+        threshold = logits.topk(sampling.top_k, dim=-1).values[..., -1:]
+        excluded = logits < threshold
+    if sampling.top_p < 1.0:
+        ordered, order = logits.masked_fill(excluded, float("-inf")).sort(dim=-1, descending=True)
+        probabilities = ordered.softmax(-1)
+        beyond = probabilities.cumsum(-1) - probabilities >= sampling.top_p  # mass before this token is enough already
+        excluded = excluded | torch.zeros_like(excluded).scatter(-1, order, beyond)
+    if keep is not None:
+        excluded = excluded.scatter(-1, keep[..., None], False)
+    return logits.masked_fill(excluded, float("-inf"))
+
+
+def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+    """Draw one token a row and return (tokens [rows] int64, their log-probs [rows] float32).
+
+    logits: [rows, vocabulary]. Gumbel-max: argmax(logits + g) with g = -log(-log u) is a draw from softmax(logits), done
+    on the device without a sync. u in [0, 1) is safe here: u = 0 gives noise -inf, a token that is never chosen. Greedy
+    takes the argmax; its log-prob is that of the full softmax.
+    """
+    logits = sampling_logits(logits, sampling)
+    if sampling.greedy:
+        tokens = logits.argmax(-1)
+    else:
+        uniform = torch.rand(logits.shape, device=logits.device, generator=generator)
+        tokens = (logits - uniform.log_().neg_().log_()).argmax(-1)
+    logprobs = logits.gather(-1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
+    return tokens, logprobs

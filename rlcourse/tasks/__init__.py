@@ -1,0 +1,68 @@
+"""Tasks: where the questions come from and who says whether an answer is right.
+
+A task is anything with the attributes of `Task`. Two ship: `minigsm`, generated problems that need no download, and
+`gsm8k`, the public data set. Both are `MathTask`s: lists of problems judged by `rlcourse.tasks.verify`.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from rlcourse.tasks.verify import Verdict, verify
+
+Split = Literal["train", "validation", "test"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One question, a worked answer that ends in a line `#### NUMBER`, and that number as text."""
+
+    question: str
+    answer: str
+    gold: str
+    level: int | None = None
+
+
+class Task(Protocol):
+    """What the trainer needs of a task."""
+
+    name: str
+    instruction: str  # stands in the system turn; "" for none
+
+    def problems(self, split: Split) -> list[Problem]: ...
+
+    def verify(self, text: str, gold: str) -> Verdict: ...
+
+
+@dataclass(frozen=True)
+class MathTask:
+    """A task whose answers are numbers: three lists of problems and the verifier of `rlcourse.tasks.verify`."""
+
+    name: str
+    instruction: str
+    train: list[Problem]
+    validation: list[Problem]
+    test: list[Problem]
+
+    def problems(self, split: Split) -> list[Problem]:
+        if split not in ("train", "validation", "test"):
+            raise ValueError(f"Unknown split {split!r}: use train, validation or test.")
+        return getattr(self, split)
+
+    def verify(self, text: str, gold: str) -> Verdict:
+        return verify(text, gold)
+
+
+def load_task(name: str, data_dir: str | None = None) -> Task:
+    """The task called `name`; `data_dir` names a folder of JSON lines to read instead of the usual source.
+
+    Raises ValueError for an unknown name, FileNotFoundError or ValueError for a folder that cannot be used.
+    """
+    if name == "minigsm":
+        from rlcourse.tasks import minigsm
+
+        return minigsm.load(data_dir)
+    if name == "gsm8k":
+        from rlcourse.tasks import gsm8k
+
+        return gsm8k.load(data_dir)
+    raise ValueError(f"Unknown task {name!r}: use minigsm or gsm8k.")
