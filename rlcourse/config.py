@@ -1,0 +1,226 @@
+"""Every setting of a training run in one dataclass, the presets that fill it, and the algorithms as sets of switches.
+
+A preset is data: a dictionary of fields. So is an algorithm: GRPO, Dr. GRPO, DAPO and the rest are one trainer with
+switches turned differently. What the reader sets by hand wins over the algorithm, which wins over the preset.
+"""
+
+import types
+import typing
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from rlcourse.sampling import Sampling
+
+
+def setting(default, help: str, choices: tuple[str, ...] | None = None):
+    """A config field with the sentence that `rlcourse train --help` prints and, where it has them, its choices."""
+    return field(default=default, metadata={"help": help, "choices": choices})
+
+
+@dataclass
+class TrainConfig:
+    # What is trained, and on what
+    preset: str = setting("laptop", "named set of defaults: laptop, a10g or h200")
+    algorithm: str = setting("dr_grpo", "named set of switches, listed in rlcourse/config.py")
+    model: str = setting("embedded", "'embedded', a folder, or a name on the Hugging Face hub")
+    task: str = setting("minigsm", "where the problems come from", ("minigsm", "gsm8k"))
+    data_dir: str | None = setting(None, "folder of train.jsonl and test.jsonl to read instead of the usual source")
+
+    # Algorithm switches
+    advantage: str = setting(
+        "group_centered",
+        "how rewards become advantages",
+        ("reward", "batch_centered", "leave_one_out", "group_centered", "group_normalized", "gae"),
+    )
+    surrogate: str = setting("clip", "loss of one token", ("reinforce", "clip", "cispo"))
+    ratio: str = setting("token", "importance ratio of each token, or one for the sequence (GSPO)", ("token", "sequence"))
+    aggregation: str = setting(
+        "constant",
+        "mean over sequences of their token means, mean over all tokens, or sum over rows x max_new_tokens",
+        ("sequence_mean", "token_mean", "constant"),
+    )
+    clip_low: float = setting(0.2, "the ratio is clipped below 1 - clip_low")
+    clip_high: float = setting(0.2, "the ratio is clipped above 1 + clip_high")
+    kl_coef: float = setting(0.0, "weight of the KL divergence to the frozen reference; 0 for none")
+    kl_estimator: str = setting("k3", "estimator of that KL", ("k1", "k2", "k3"))
+    kl_in: str = setting("loss", "whether the KL is a loss term or taken from the reward", ("loss", "reward"))
+    mask_truncated: bool = setting(False, "leave completions that hit the token limit out of the loss (DAPO)")
+    dynamic_sampling: bool = setting(False, "sample again until every group has signal, 4 rounds at most (DAPO)")
+    gamma: float = setting(1.0, "discount of GAE")
+    gae_lambda: float = setting(0.95, "lambda of GAE")
+    value_coef: float = setting(0.5, "weight of the value loss (PPO)")
+    value_clip: float = setting(0.2, "clip range of the value update (PPO)")
+    value_lr: float = setting(1e-3, "learning rate of the value head (PPO)")
+
+    # Reward
+    reward_parser: str = setting("strict", "which reading of an answer earns the reward", ("strict", "lenient"))
+    reward_correct: float = setting(1.0, "reward of a right answer")
+    reward_format: float = setting(0.0, "reward of a wrong answer that can be read")
+    reward_neither: float = setting(0.0, "reward of everything else")
+
+    # Rollout
+    engine: str = setting("graph", "rollout engine", ("hf-dynamic", "hf-static", "graph"))
+    compile_rollout: bool = setting(False, "compile the decode step of the graph engine with torch.compile")
+    num_prompts: int = setting(16, "prompts a step")
+    num_generations: int = setting(8, "completions of each prompt: the group")
+    max_prompt_tokens: int = setting(256, "longer prompts are left out of the data")
+    max_new_tokens: int = setting(80, "tokens of a completion at most")
+    temperature: float = setting(1.0, "sampling temperature, applied in training too")
+    top_k: int = setting(0, "sample from the k most probable tokens, in training too; 0 for all")
+    top_p: float = setting(1.0, "sample from the smallest set with this mass, in training too; 1 for all")
+
+    # Optimisation
+    steps: int = setting(60, "training steps: rollout, then update")
+    lr: float = setting(6e-5, "peak learning rate (AdamW)")
+    schedule: str = setting("constant", "what the learning rate does after warm-up", ("constant", "linear", "cosine"))
+    warmup_steps: int = setting(5, "steps over which the learning rate rises from 0")
+    weight_decay: float = setting(0.0, "weight decay (AdamW)")
+    max_grad_norm: float = setting(1.0, "gradients are scaled down to this norm")
+    inner_epochs: int = setting(1, "passes over each rollout")
+    minibatches: int = setting(1, "optimizer steps in each pass")
+    micro_batch_rows: int = setting(128, "rows in one forward and backward; gradients accumulate over a mini-batch")
+    gradient_checkpointing: bool = setting(False, "recompute activations in the backward pass to save memory")
+    logprob_chunk: int = setting(4096, "tokens whose logits stand in memory at once")
+    dtype: str = setting("float32", "arithmetic of forward passes; weights stay float32", ("float32", "bfloat16"))
+    device: str = setting("auto", "'auto' takes a GPU where there is one", ("auto", "cpu", "cuda"))
+
+    # Evaluation
+    eval_every: int = setting(5, "steps between greedy evaluations on validation problems; 0 for none")
+    eval_validation: int = setting(200, "validation problems in each of them")
+    eval_problems: int = setting(1000, "test problems of the greedy evaluation before and after training")
+    pass_k: int = setting(8, "samples a problem for pass@k before and after; 0 for none")
+    pass_k_problems: int = setting(100, "test problems for pass@k")
+
+    # The run
+    seed: int = setting(0, "seed of prompts, sampling and the value head")
+    output: str = setting("runs", "folder of runs")
+    name: str | None = setting(None, "name of the run; made of preset, algorithm and seed if not given")
+    save_every: int = setting(20, "steps between checkpoints; 0 for one at the end alone")
+    log_to: str = setting("none", "also log to", ("none", "tensorboard", "wandb"))
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.temperature, self.top_k, self.top_p)
+
+    @property
+    def rows(self) -> int:
+        """Completions a step."""
+        return self.num_prompts * self.num_generations
+
+    @property
+    def run_name(self) -> str:
+        return self.name or f"{self.preset}-{self.algorithm}-seed{self.seed}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+_GSM8K = {
+    "model": "Qwen/Qwen2.5-0.5B-Instruct",
+    "task": "gsm8k",
+    "dtype": "bfloat16",
+    "lr": 1e-6,
+    "steps": 200,
+    "max_prompt_tokens": 256,
+    "max_new_tokens": 300,
+    "compile_rollout": True,
+    "logprob_chunk": 4096,
+    "eval_every": 20,
+    "eval_validation": 256,
+    "eval_problems": 1319,
+    "pass_k_problems": 64,
+    "save_every": 20,
+}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "laptop": {},
+    "a10g": _GSM8K | {"num_prompts": 8, "num_generations": 8, "micro_batch_rows": 8, "gradient_checkpointing": True},
+    "h200": _GSM8K | {"num_prompts": 32, "num_generations": 8, "micro_batch_rows": 32},
+}
+
+_REINFORCE = {"surrogate": "reinforce", "aggregation": "constant"}
+_DAPO = {"advantage": "group_normalized", "aggregation": "token_mean", "clip_high": 0.28}
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    # Williams 1992
+    "reinforce": _REINFORCE | {"advantage": "reward"},
+    "reinforce_baseline": _REINFORCE | {"advantage": "batch_centered"},
+    # Ahmadian et al. 2024, arXiv:2402.14740
+    "rloo": _REINFORCE | {"advantage": "leave_one_out"},
+    # Schulman et al. 2017, arXiv:1707.06347
+    "ppo": {"advantage": "gae", "surrogate": "clip", "aggregation": "token_mean"},
+    # Shao et al. 2024, arXiv:2402.03300
+    "grpo": {"advantage": "group_normalized", "aggregation": "sequence_mean"},
+    # Liu et al. 2025, arXiv:2503.20783
+    "dr_grpo": {"advantage": "group_centered", "aggregation": "constant"},
+    # Yu et al. 2025, arXiv:2503.14476
+    "dapo": _DAPO | {"mask_truncated": True, "dynamic_sampling": True},
+    # Zheng et al. 2025, arXiv:2507.18071
+    "gspo": {
+        "advantage": "group_normalized",
+        "aggregation": "sequence_mean",
+        "ratio": "sequence",
+        "clip_low": 3e-4,
+        "clip_high": 4e-4,
+    },
+    # MiniMax 2025, arXiv:2506.13585
+    "cispo": {"advantage": "group_normalized", "aggregation": "token_mean", "surrogate": "cispo", "clip_high": 4.0},
+}
+
+
+def make_config(preset: str = "laptop", **overrides: Any) -> TrainConfig:
+    """The config of a preset, then its algorithm's switches, then `overrides`; checked.
+
+    Raises ValueError with one sentence for an unknown preset, algorithm, field or choice, or a value out of range.
+    """
+    if preset not in PRESETS:
+        raise ValueError(f"Unknown preset {preset!r}: use one of {', '.join(PRESETS)}.")
+    values = {"preset": preset} | PRESETS[preset]
+    algorithm = overrides.get("algorithm", values.get("algorithm", "dr_grpo"))
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"Unknown algorithm {algorithm!r}: use one of {', '.join(ALGORITHMS)}.")
+    known = {f.name for f in fields(TrainConfig)}
+    for name in overrides:
+        if name not in known:
+            raise ValueError(f"Unknown setting {name!r}: `rlcourse train --help` lists them all.")
+    config = TrainConfig(**(values | {"algorithm": algorithm} | ALGORITHMS[algorithm] | overrides))
+    check_config(config)
+    return config
+
+
+def field_type(f) -> type:
+    """The plain type of a field: `str` for `str | None`."""
+    if isinstance(f.type, types.UnionType):
+        return next(t for t in typing.get_args(f.type) if t is not type(None))
+    return f.type
+
+
+def check_config(config: TrainConfig) -> None:
+    """Raise ValueError for a type, choice or value that cannot work, before anything is loaded."""
+    for f in fields(config):
+        value = getattr(config, f.name)
+        expected = field_type(f)
+        if value is None and isinstance(f.type, types.UnionType):
+            continue
+        if expected is float and type(value) is int:
+            setattr(config, f.name, float(value))
+        elif type(value) is not expected:
+            raise ValueError(f"{f.name} must be {expected.__name__}, not {value!r}.")
+        choices = f.metadata["choices"]
+        if choices and value not in choices:
+            raise ValueError(f"{f.name} must be one of {', '.join(choices)}, not {value!r}.")
+    _ = config.sampling  # its own checks of temperature, top_k and top_p
+    if config.temperature == 0:
+        raise ValueError("temperature must be positive: greedy completions of a prompt are all the same.")
+    for name in (
+        "num_prompts num_generations max_prompt_tokens max_new_tokens steps inner_epochs minibatches micro_batch_rows "
+        "logprob_chunk eval_problems"
+    ).split():
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} must be at least 1, not {getattr(config, name)}.")
+    if config.num_generations < 2 and config.advantage in ("leave_one_out", "group_centered", "group_normalized"):
+        raise ValueError(f"advantage {config.advantage!r} compares the completions of a prompt: num_generations >= 2.")
+    if config.minibatches > config.rows:
+        raise ValueError(f"minibatches ({config.minibatches}) must not exceed the rows of a step ({config.rows}).")
+    if config.dtype == "bfloat16" and config.device == "cpu":
+        raise ValueError("dtype bfloat16 is for a GPU: use --dtype float32 on a CPU.")
