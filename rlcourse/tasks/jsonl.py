@@ -1,0 +1,67 @@
+"""Problems from files of JSON lines in GSM8K's format, shared by `minigsm` and `gsm8k`."""
+
+import json
+import re
+from pathlib import Path
+
+from rlcourse.tasks import Problem
+
+NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]+)?|\.[0-9]+)")
+
+
+def read_problems(path: str | Path) -> list[Problem]:
+    """The problems of a UTF-8 file with one JSON object a line; blank lines are skipped.
+
+    Each object has the texts `question` and `answer`, and the answer ends in `#### NUMBER`; a `level` that is a whole
+    number is kept. Raises FileNotFoundError if there is no such file, and ValueError for a file without problems or a
+    line that cannot be used, which it names.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file {path}: a file of problems in JSON lines is needed there.")
+    problems = []
+    # Bytes are split, not text: a file that is not UTF-8 then still has a line to name.
+    for number, line in enumerate(path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+        if line.strip():
+            try:
+                problems.append(parse_problem(line))
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: {error}") from None
+    if not problems:
+        raise ValueError(f"{path} holds no problems: it must have one JSON object a line.")
+    return problems
+
+
+def parse_problem(line: bytes) -> Problem:
+    """The problem of one line. Raises ValueError with one sentence that says what is wrong with it."""
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError:
+        raise ValueError("the line is not UTF-8 text.") from None
+    except (json.JSONDecodeError, RecursionError):
+        raise ValueError('the line is not JSON; expected {"question": "...", "answer": "... #### 42"}.') from None
+    if not isinstance(record, dict):
+        raise ValueError(f"the line is a JSON {type(record).__name__}; expected an object with question and answer.")
+    for key in ("question", "answer"):
+        text = record.get(key)
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(f"{key!r} is missing or is not a text.")
+    level = record.get("level")
+    return Problem(
+        question=record["question"],
+        answer=record["answer"],
+        gold=gold_of(record["answer"]),
+        level=level if type(level) is int else None,
+    )
+
+
+def gold_of(answer: str) -> str:
+    """The number after the last `####` of a worked answer, without commas, dollar signs and spaces.
+
+    Raises ValueError if there is none or if what follows is not a number.
+    """
+    _, mark, after = answer.rpartition("####")
+    gold = re.sub(r"[,$\s]", "", after)
+    if not mark or not NUMBER.fullmatch(gold):
+        raise ValueError("the answer does not end in '#### NUMBER'.")
+    return gold

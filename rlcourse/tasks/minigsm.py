@@ -1,0 +1,217 @@
+"""The embedded task: grade-school word problems made from templates, in GSM8K's format, that need no download.
+
+`python -m rlcourse.tasks.minigsm` writes the files that ship in `data/minigsm/`, the same bytes each time.
+
+A problem is identified by its template and its numbers; names and things are decoration. A hash of the identity decides
+which split a problem is in, so the same numbers in the same template are never in two splits, and nothing is stored to
+know it. Beside train, validation and test there is `sft`: the problems of the demonstrations for the warm start.
+"""
+
+import hashlib
+import json
+import random
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from rlcourse.paths import data_folder
+from rlcourse.tasks import MathTask, Problem
+from rlcourse.tasks.jsonl import read_problems
+from rlcourse.tasks.minigsm_templates import TEMPLATES
+from rlcourse.tasks.minigsm_words import BOXES, BOYS, GIRLS, PARTS, THINGS, TIMES, Template
+
+LEVELS = (1, 2, 3, 4)  # the number of steps of a problem
+SPLITS = {"sft": 45, "train": 35, "validation": 8, "test": 12}  # percent of all problems
+SHIPPED = {"train": (4000, 1), "validation": (500, 2), "test": (1000, 3)}  # problems in the file, seed
+LARGEST = 200  # the largest result of a step; the smallest is 2, so that nothing is ever singular
+
+
+@dataclass(frozen=True)
+class Step:
+    """One line of a worked answer; `left` and `right` name numbers of the problem or, as r1 and r2, results."""
+
+    before: str
+    left: str
+    op: str
+    right: str
+    after: str
+
+
+@dataclass(frozen=True)
+class Calculation:
+    """What a step computes: left op right = result."""
+
+    left: int
+    op: str
+    right: int
+    result: int
+
+    def __str__(self) -> str:
+        return f"{self.left}{self.op}{self.right}={self.result}"
+
+
+@dataclass(frozen=True)
+class GeneratedProblem:
+    """A problem with its template's name, its numbers by name and its steps."""
+
+    template: str
+    numbers: dict[str, int]
+    question: str
+    steps: list[Step]
+
+    @property
+    def identity(self) -> tuple:
+        return identity(self.template, self.numbers)
+
+    @property
+    def level(self) -> int:
+        return len(self.steps)
+
+    @property
+    def gold(self) -> str:
+        return str(solve(self.steps, self.numbers)[-1].result)
+
+    def to_problem(self) -> Problem:
+        """The problem with its answer worked: one line a step, then `#### NUMBER`."""
+        lines = [work(step, done) for step, done in zip(self.steps, solve(self.steps, self.numbers), strict=True)]
+        return Problem(self.question, "\n".join([*lines, f"#### {self.gold}"]), self.gold, self.level)
+
+
+def identity(template: str, numbers: dict[str, int]) -> tuple:
+    """What makes two problems the same: the name of the template, then the numbers in its order."""
+    return (template, *numbers.values())
+
+
+def split_of(identity: tuple) -> str:
+    """The split of a problem: a blake2b hash of its identity, the same on every machine, laid over the percentages."""
+    percent = int.from_bytes(hashlib.blake2b(repr(identity).encode(), digest_size=8).digest(), "big") % 100
+    for split, share in SPLITS.items():
+        if percent < share:
+            return split
+        percent -= share
+    raise AssertionError("the shares of the splits must add up to 100")
+
+
+def calculate(left: int, op: str, right: int) -> int | None:
+    """left op right, or None for a calculation that is not asked for: a product of two numbers beyond 9, a divisor
+    beyond 9, a division with a remainder."""
+    if op == "+":
+        return left + right
+    if op == "-":
+        return left - right
+    if op == "*":
+        return left * right if min(left, right) <= 9 else None
+    return left // right if 2 <= right <= 9 and left % right == 0 else None
+
+
+def solve(steps: list[Step], numbers: dict[str, int], slips: dict[int, int] | None = None) -> list[Calculation] | None:
+    """The calculation of each step, or None if one of them cannot be used (see `calculate`) or leaves 2..LARGEST.
+
+    slips: an error to add to the result of a step, by its place from 1; later steps go on with the wrong result.
+    """
+    values, calculations = dict(numbers), []
+    for place, step in enumerate(steps, start=1):
+        left, right = values[step.left], values[step.right]
+        result = calculate(left, step.op, right)
+        if result is None or not 2 <= result + (slips or {}).get(place, 0) <= LARGEST:
+            return None
+        result += (slips or {}).get(place, 0)
+        values[f"r{place}"] = result
+        calculations.append(Calculation(left, step.op, right, result))
+    return calculations
+
+
+def work(step: Step, calculation: Calculation) -> str:
+    """The line of a step, as in "Anna has 12+7=19 apples."."""
+    return f"{step.before}{calculation}{step.after}"
+
+
+@cache
+def parse_step(text: str) -> Step:
+    """The step that a template writes as "{A} has [x+y] {things}."."""
+    return Step(*re.fullmatch(r"(.*)\[(\w+)([-+*/])(\w+)\](.*)", text).groups())
+
+
+def decorate(template: Template, numbers: dict[str, int], rng: random.Random) -> GeneratedProblem:
+    """A problem of the template with these numbers and with people and things drawn from rng."""
+    a, b, c = rng.sample(BOYS + GIRLS, 3)
+    boxes = rng.choice(list(BOXES))
+    he, him = ("he", "him") if a in BOYS else ("she", "her")
+    words = {"A": a, "B": b, "C": c, "he": he, "He": he.capitalize(), "him": him, "things": rng.choice(THINGS)}
+    words |= {"boxes": boxes, "box": BOXES[boxes]}
+    if "k" in numbers:
+        words |= {"times": TIMES[numbers["k"]], "part": PARTS[numbers["k"]]}
+    steps = []
+    for step in map(parse_step, template.steps):
+        steps.append(Step(step.before.format(**words), step.left, step.op, step.right, step.after.format(**words)))
+    return GeneratedProblem(template.name, numbers, template.question.format(**words, **numbers), steps)
+
+
+def sample(rng: random.Random, split: str, levels: tuple[int, ...] = LEVELS) -> GeneratedProblem:
+    """Draw one problem of a split: level, then template, then numbers until they can be used and are in the split.
+
+    Raises ValueError for an unknown split or level.
+    """
+    check_request(split, levels)
+    level = rng.choice(levels)
+    template = rng.choice([t for t in TEMPLATES if t.level == level])
+    steps = [parse_step(step) for step in template.steps]
+    while True:
+        numbers = {name: rng.randint(low, high) for name, (low, high) in template.ranges.items()}
+        if solve(steps, numbers) is not None and split_of(identity(template.name, numbers)) == split:
+            return decorate(template, numbers, rng)
+
+
+def generate(n: int, seed: int, split: str, levels: tuple[int, ...] = LEVELS) -> list[GeneratedProblem]:
+    """n problems of a split with distinct identities, the levels in turn, the same for the same arguments.
+
+    Raises ValueError for an unknown split or level, or if the split does not hold that many problems.
+    """
+    check_request(split, levels)
+    rng, seen, problems, misses = random.Random(seed), set(), [], 0
+    while len(problems) < n:
+        level = levels[len(problems) % len(levels)]
+        problem = sample(rng, split, (level,))
+        if problem.identity not in seen:
+            seen.add(problem.identity)
+            problems.append(problem)
+            misses = 0
+        elif (misses := misses + 1) == 5000:
+            raise ValueError(
+                f"Split {split!r} has hardly more than {len(problems)} problems of level {level}: lower n."
+            )
+    return problems
+
+
+def check_request(split: str, levels: tuple[int, ...]) -> None:
+    """Raise ValueError for an unknown split or level, which no draw would ever meet."""
+    if split not in SPLITS:
+        raise ValueError(f"Unknown split {split!r}: use one of {', '.join(SPLITS)}.")
+    if not levels or not set(levels) <= set(LEVELS):
+        raise ValueError(f"Unknown levels {levels!r}: use some of {LEVELS}.")
+
+
+def write(folder: str | Path) -> None:
+    """Write train.jsonl, validation.jsonl and test.jsonl of `SHIPPED`: the keys are question, answer and level."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, (n, seed) in SHIPPED.items():
+        with open(folder / f"{split}.jsonl", "w", encoding="utf-8", newline="\n") as file:
+            for problem in (generated.to_problem() for generated in generate(n, seed, split)):
+                record = {"question": problem.question, "answer": problem.answer, "level": problem.level}
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def load(data_dir: str | Path | None = None) -> MathTask:
+    """The task: the problems that ship, or those of another folder with train, validation and test.jsonl.
+
+    Raises FileNotFoundError if the folder or a file is missing, ValueError for a line that cannot be used.
+    """
+    folder = data_folder() / "minigsm" if data_dir is None else Path(data_dir)
+    return MathTask("minigsm", "", **{split: read_problems(folder / f"{split}.jsonl") for split in SHIPPED})
+
+
+if __name__ == "__main__":
+    write(data_folder() / "minigsm")
+    print(f"wrote {', '.join(f'{split}.jsonl' for split in SHIPPED)} to {data_folder() / 'minigsm'}")

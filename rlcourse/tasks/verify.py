@@ -1,0 +1,148 @@
+r"""The reward: read the final number of a completion and compare it with the gold answer, exactly.
+
+There are two readings. The strict one takes the last `#### NUMBER`, GSM8K's own convention and what the model is asked
+to write. The lenient one also takes `\boxed{}`, "the answer is ..." and, failing these, the last number in the text.
+
+A number is ASCII digits, with an optional sign (-, + or the Unicode minus), an optional currency sign ($, €, £), an
+optional decimal part, and commas only where they group by threes: `1,234` is one number, `3, 4` and `12,34` are two. A
+minus after a digit, a letter or a bracket subtracts: `10-3` ends in 3. `3/4` without spaces is a fraction; with a
+zero below it is no number. A percent sign is a unit like any other (50% is 50), and so are words: 3 million is 3. Mixed
+numbers are not known: `1 1/2` ends in 1/2.
+
+Every pattern here is linear in the length of the text: what may repeat is possessive (`*+`, `++`) and never backtracks.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import chain
+
+MAX_DIGITS = 500  # more is no number: int() takes quadratic time, and Python refuses it beyond a limit
+
+_SIGN = r"(?<![\w)\]}+−-])[+−-]"
+_CURRENCY = r"\\?[$€£][ ]?"
+_INTEGER = r"(?:(?<![0-9],)[1-9][0-9]{0,2}(?:,[0-9]{3})++(?!,?[0-9])|[0-9]++)"
+_FRACTION = rf"(?<![0-9]/){_INTEGER}/{_INTEGER}(?![./,][0-9])"  # not in a date: 3/4/2020
+_UNSIGNED = rf"(?:{_FRACTION}|{_INTEGER}(?:\.[0-9]++)?|(?<![0-9])\.[0-9]++)"
+_NUMBER = rf"(?:{_SIGN}(?:{_CURRENCY})?|{_CURRENCY}[+−-]?)?{_UNSIGNED}"
+_UNIT = r"[A-Za-z%°€£$][A-Za-z°²³/' \t-]*+"  # no digits and no operators: `#### 5 + 7 = 12` is not read as 5
+
+NUMBER = re.compile(_NUMBER)
+WHOLE_NUMBER = re.compile(rf"{_NUMBER}%?\.?")
+STRICT = re.compile(rf"(?<!#)####[ \t]++({_NUMBER})[ \t]*+(?:{_UNIT})?\.?[^\S\n]*+(?=\n|\Z)")
+BOXED = re.compile(r"\\boxed\{((?:[^{}]++|\{[^{}]*+\})*+)\}")  # braces nest once: \boxed{5\text{ apples}}
+ANSWER_IS = re.compile(r"\banswer is\b", re.IGNORECASE)
+# Not after a digit: the mixed number 1\frac{3}{4} must not become 13/4.
+FRAC = re.compile(r"(?<![0-9])\\[dt]?frac\{([^{}]*+)\}\{([^{}]*+)\}")
+LATEX_SPACE = re.compile(r"\{,\}|\\[!,]")  # 1{,}234 and 1\,234 and 1,\!234
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the two readings of one completion say. Strictly right is leniently right too.
+
+    strict, lenient: the number found by that reading equals the gold answer. formatted: the strict reading found a
+    number. answer: the number that was read, by the strict reading if it found one, else by the lenient one.
+    """
+
+    strict: bool
+    lenient: bool
+    formatted: bool
+    answer: str | None
+
+
+def verify(text: str, gold: str) -> Verdict:
+    """Judge a completion against the gold answer, a number as text with commas or without, by value.
+
+    1,234.00 equals 1234 and 0.5 equals 1/2. Never raises for any `text`; raises ValueError if `gold` is no number.
+    """
+    expected = to_number(gold)
+    if expected is None:
+        raise ValueError(f"The gold answer {gold!r} is no number: a problem needs one, such as 1,234 or 3/4.")
+    answer = extract_strict(text)
+    formatted = answer is not None
+    if not formatted:
+        answer = extract_lenient(text)
+    right = answer is not None and to_number(answer) == expected
+    return Verdict(strict=right and formatted, lenient=right, formatted=formatted, answer=answer)
+
+
+def reward(verdict: Verdict, finished: bool, *, parser: str, correct: float, format: float, neither: float) -> float:
+    """The reward of one completion under the reading called `parser`, "strict" or "lenient".
+
+    `correct` if that reading is right, else `format` if it found a number, else `neither`. A completion that was cut
+    off at the token limit (`finished` False) earns `neither`, whatever it says: 12 may have been on its way to 125.
+    Raises ValueError for another parser.
+    """
+    if parser not in ("strict", "lenient"):
+        raise ValueError(f"Unknown reward parser {parser!r}: use strict or lenient.")
+    if parser == "strict":
+        right, readable = verdict.strict, verdict.formatted
+    else:
+        right, readable = verdict.lenient, verdict.answer is not None
+    if not finished:
+        return neither
+    if right:
+        return correct
+    return format if readable else neither
+
+
+def extract_strict(text: str) -> str | None:
+    r"""The number of the last readable `#### NUMBER`, as plain text (`#### $1,234.00` gives "1234.00"), or None.
+
+    Exactly four #, anywhere in a line, then spaces or tabs, then the number. The rest of that line may hold a unit
+    without digits and a full stop, nothing else:
+
+    - read: `#### 12`, `#### 12.`, `#### $12`, `#### -3`, `#### 1/2`, `#### 12 apples.`, `#### 60 km/h`, `#### 50%`;
+    - not read: `####12`, `##### 12`, `#### twelve`, `#### x = 12`, `#### 3 4`, `#### 5 + 7 = 12`, `#### 1. Add both`,
+      `#### 1,23`, `#### 1e3`, `#### 3/0`, `#### **12**`.
+
+    What is not read is passed over, so an earlier `#### NUMBER` counts. GSM8K's own grader (Cobbe et al. 2021,
+    arXiv:2110.14168) takes the first match of `#### (\-?[0-9\.\,]+)`: it ignores the rest of the line and refuses a
+    currency sign.
+    """
+    return _first_readable(reversed(STRICT.findall(text)))
+
+
+def extract_lenient(text: str) -> str | None:
+    r"""The final number of a text however it is announced, as plain text, or None if there is no number.
+
+    The first of these that yields one: the strict reading; the last number in the last `\boxed{}` that holds any
+    (`\boxed{\$1,234}`, `\boxed{\frac{3}{4}}`); the first number after the last "answer is" that has one on its line;
+    the last number in the text.
+    """
+    strict = extract_strict(text)
+    if strict is not None:
+        return strict
+    text = LATEX_SPACE.sub("", FRAC.sub(r"\1/\2", text))
+    boxes = (_first_readable(reversed(NUMBER.findall(box))) for box in reversed(BOXED.findall(text)))
+    stated = (
+        _first_readable(NUMBER.findall(after.partition("\n")[0])) for after in reversed(ANSWER_IS.split(text)[1:])
+    )
+    for answer in chain(boxes, stated):
+        if answer is not None:
+            return answer
+    return _first_readable(reversed(NUMBER.findall(text)))
+
+
+def to_number(text: str) -> Fraction | None:
+    """The exact value of a text that is one number, maybe with a percent sign or a full stop after it; else None."""
+    text = text.strip()
+    if not WHOLE_NUMBER.fullmatch(text):
+        return None
+    digits = _plain(text)
+    numerator, slash, denominator = digits.partition("/")
+    if len(digits) > MAX_DIGITS or (slash and not denominator.strip("0")):
+        return None
+    return Fraction(numerator) / int(denominator or 1)
+
+
+def _plain(number: str) -> str:
+    """A matched number without commas, currency, plus and percent signs and final full stop, with an ASCII minus."""
+    return re.sub(r"[,+$€£\\ %]", "", number).replace("−", "-").rstrip(".")
+
+
+def _first_readable(numbers: Iterable[str]) -> str | None:
+    """The first of some matched numbers that has a value, which `3/0` and endless digits have not."""
+    return next((_plain(number) for number in numbers if to_number(number) is not None), None)

@@ -1,0 +1,183 @@
+"""GSM8K from small folders made here, from a stand-in for the hub, and the real data where a folder is named."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import datasets
+import pytest
+
+from rlcourse.tasks import load_task
+from rlcourse.tasks.gsm8k import VALIDATION, load
+from rlcourse.tasks.verify import Verdict, extract_lenient, extract_strict, to_number, verify
+
+REAL = os.environ.get("RLCOURSE_GSM8K_DIR")  # read before the fixture below unsets it
+
+
+@pytest.fixture(autouse=True)
+def no_folder_is_named(monkeypatch):
+    monkeypatch.delenv("RLCOURSE_GSM8K_DIR", raising=False)
+
+
+def rows(count: int, start: int = 0) -> list[dict]:
+    return [
+        {
+            "question": f"Ann has {n} apples and buys {n} more. How many has she?",
+            "answer": f"{n}+0=<<{n}+0={n}>>{n}, {n}+{n} = <<{n}+{n}={2 * n}>>{2 * n} apples.\n#### {2 * n:,}",
+        }
+        for n in range(start, start + count)
+    ]
+
+
+def write(folder: Path, train: list[dict], test: list[dict]) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, records in (("train", train), ("test", test)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write(tmp_path / "gsm8k", rows(VALIDATION + 3), rows(4, start=1000))
+
+
+def check_small_task(task):
+    """What `folder` holds: questions about n = 0 ... 514 to train on and about n = 1000 ... 1003 to test."""
+    assert task.name == "gsm8k"
+    assert [p.gold for p in task.train] == ["0", "2", "4"]
+    assert [p.gold for p in task.validation] == [str(2 * n) for n in range(3, VALIDATION + 3)]
+    assert [p.gold for p in task.test] == ["2000", "2002", "2004", "2006"]
+    assert task.test[0].question == "Ann has 1000 apples and buys 1000 more. How many has she?"
+    assert task.test[0].answer == "1000+0=1000, 1000+1000 = 2000 apples.\n#### 2,000"
+
+
+def test_a_folder_is_split_with_the_last_train_problems_for_validation(folder):
+    check_small_task(load(str(folder)))
+    check_small_task(load_task("gsm8k", str(folder)))
+
+
+def test_the_environment_variable_names_a_folder(folder, monkeypatch):
+    monkeypatch.setenv("RLCOURSE_GSM8K_DIR", str(folder))
+    check_small_task(load())
+
+
+def test_data_dir_wins_over_the_environment_variable(folder, monkeypatch):
+    monkeypatch.setenv("RLCOURSE_GSM8K_DIR", "/no/such/folder")
+    check_small_task(load(str(folder)))
+
+
+def test_a_folder_in_the_home_directory_can_be_written_with_a_tilde(folder, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder.parent))
+    check_small_task(load("~/gsm8k"))
+
+
+def test_the_task_judges_worked_answers_and_asks_for_the_strict_form(folder):
+    task = load(str(folder))
+    assert all(task.verify(p.answer, p.gold).strict for p in task.test)
+    assert not task.verify(task.test[0].answer, task.test[1].gold).lenient
+    assert task.verify(task.instruction.replace("NUMBER", "2000"), "2000").strict
+    assert not task.verify(task.instruction, "2000").formatted
+
+
+def test_the_hub_is_asked_when_no_folder_is_named(folder, monkeypatch):
+    real_load = datasets.load_dataset
+    asked = []
+
+    def from_local_files(*args):
+        asked.append(args)
+        files = {name: str(folder / f"{name}.jsonl") for name in ("train", "test")}
+        return real_load("json", data_files=files, cache_dir=str(folder / "cache"))
+
+    monkeypatch.setattr(datasets, "load_dataset", from_local_files)
+    check_small_task(load())
+    assert asked == [("openai/gsm8k", "main")]
+
+
+@pytest.mark.parametrize("error", [ConnectionError("no route"), ValueError("no cache"), OSError("disk")])
+def test_a_hub_that_cannot_be_read_gives_one_sentence_with_the_way_out(monkeypatch, error):
+    def fail(*args):
+        raise error
+
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+    with pytest.raises(ConnectionError, match=type(error).__name__) as raised:
+        load()
+    assert "RLCOURSE_GSM8K_DIR" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_missing_folder_is_named_with_what_to_do(tmp_path):
+    with pytest.raises(
+        FileNotFoundError, match=r"nowhere/train\.jsonl and no .*nowhere/test\.jsonl.*RLCOURSE_GSM8K_DIR"
+    ):
+        load(str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "test.jsonl"])
+def test_a_missing_file_is_named_alone(folder, name):
+    (folder / name).unlink()
+    with pytest.raises(FileNotFoundError, match=name) as raised:
+        load(str(folder))
+    assert str(raised.value).count(str(folder)) == 1
+
+
+def test_a_line_that_cannot_be_used_is_named(tmp_path):
+    bad = [*rows(1), {"question": "How many?", "answer": "Many."}]
+    with pytest.raises(ValueError, match=r"test\.jsonl.*line 2"):
+        load(str(write(tmp_path, rows(VALIDATION + 1), bad)))
+
+
+def test_a_train_file_without_a_problem_to_train_on_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="more than 512 train problems, not 512"):
+        load(str(write(tmp_path, rows(VALIDATION), rows(1))))
+    assert len(load(str(write(tmp_path, rows(VALIDATION + 1), rows(1)))).train) == 1
+
+
+@pytest.mark.skipif(not REAL, reason="RLCOURSE_GSM8K_DIR does not name a folder of GSM8K")
+class TestRealData:
+    @pytest.fixture(scope="class")
+    def task(self):
+        return load(REAL)
+
+    @pytest.fixture(scope="class")
+    def raw(self):
+        """Question to worked answer as the files have them, read without the package."""
+        files = [Path(REAL) / name for name in ("train.jsonl", "test.jsonl")]
+        records = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+        return {record["question"]: record["answer"] for record in records}
+
+    def test_splits_are_whole_and_disjoint(self, task, raw):
+        splits = [task.train, task.validation, task.test]
+        assert [len(split) for split in splits] == [6961, 512, 1319]
+        questions = [{problem.question for problem in split} for split in splits]
+        assert set.union(*questions) == raw.keys()
+        assert sum(map(len, questions)) == len(raw) == 8792
+
+    def test_every_gold_answer_extracts_to_itself_strictly_and_leniently(self, task, raw):
+        with_commas = 0
+        for problem in task.train + task.validation + task.test:
+            written = raw[problem.question].split("#### ")[1]
+            with_commas += "," in written
+            gold = written.replace(",", "")
+            assert problem.gold == gold
+            for answer in (problem.answer, raw[problem.question]):
+                assert extract_strict(answer) == gold
+                assert extract_lenient(answer) == gold
+            assert to_number(written) == int(gold)
+            assert verify(problem.answer, written) == Verdict(True, True, True, gold)
+        assert with_commas == 93
+
+    def test_the_published_grader_reads_the_same_numbers(self, task):
+        for problem in task.train + task.validation + task.test:
+            read = re.search(r"#### (\-?[0-9\.\,]+)", problem.answer).group(1).replace(",", "")
+            assert read == extract_strict(problem.answer)
+
+    def test_a_number_that_is_off_by_one_is_wrong(self, task):
+        for problem in task.test:
+            verdict = task.verify(problem.answer, str(int(problem.gold) + 1))
+            assert verdict == Verdict(False, False, True, problem.gold)
+
+    def test_no_calculator_annotation_is_left(self, task):
+        problems = task.train + task.validation + task.test
+        assert not any("<<" in p.answer or ">>" in p.answer for p in problems)
+        assert "Natalia sold 48/2 = 24 clips in May.\n" in task.train[0].answer

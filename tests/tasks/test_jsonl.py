@@ -1,0 +1,98 @@
+import json
+import re
+
+import pytest
+
+from rlcourse.tasks import Problem
+from rlcourse.tasks.jsonl import gold_of, read_problems
+
+GOOD = '{"question": "How many?", "answer": "1+1=2\\n#### 2"}'
+
+
+def write(tmp_path, content):
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def test_problems_are_read_as_they_were_written(tmp_path):
+    records = [
+        {"question": "How many?", "answer": "So 3*4=12.\n#### 12", "level": 1},
+        {"question": "Wie groß, \u2028 日本?", "answer": "#### 1,234"},
+    ]
+    path = write(tmp_path, "\n".join(json.dumps(record, ensure_ascii=False) for record in records))
+    assert read_problems(path) == [
+        Problem("How many?", "So 3*4=12.\n#### 12", "12", 1),
+        Problem("Wie groß, \u2028 日本?", "#### 1,234", "1234", None),
+    ]
+    assert read_problems(str(path)) == read_problems(path)
+
+
+@pytest.mark.parametrize("content", [f"\n{GOOD}\n \n{GOOD}\n\n", f"{GOOD}\r\n{GOOD}\r\n", f"\ufeff{GOOD}\n{GOOD}"])
+def test_blank_lines_windows_lines_and_a_byte_order_mark_are_fine(tmp_path, content):
+    assert read_problems(write(tmp_path, content)) == [Problem("How many?", "1+1=2\n#### 2", "2")] * 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        ("a\n#### 72", "72"),
+        ("#### 1,234,567", "1234567"),
+        ("#### $70,000", "70000"),
+        ("#### $ 1 000 ", "1000"),
+        ("#### -10\n", "-10"),
+        ("#### 0.5", "0.5"),
+        ("#### 3\nno, wait\n#### 4", "4"),
+    ],
+)
+def test_gold_is_the_last_number_without_commas_currency_and_spaces(answer, gold):
+    assert gold_of(answer) == gold
+
+
+@pytest.mark.parametrize(
+    "answer", ["", "12", "### 12", "####", "#### twelve", "#### 12 apples", "#### 1.2.3", "#### ٣"]
+)
+def test_an_answer_without_a_final_number_is_refused(answer):
+    with pytest.raises(ValueError, match="does not end in '#### NUMBER'"):
+        gold_of(answer)
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("not JSON", "the line is not JSON"),
+        ('{"question": "How many?", "answer": "#### 2"', "the line is not JSON"),
+        ("[" * 100_000, "the line is not JSON"),
+        ("[1, 2]", "the line is a JSON list"),
+        ('"text"', "the line is a JSON str"),
+        ('{"answer": "#### 2"}', "'question' is missing"),
+        ('{"question": " ", "answer": "#### 2"}', "'question' is missing"),
+        ('{"question": "How many?"}', "'answer' is missing"),
+        ('{"question": "How many?", "answer": 2}', "'answer' is missing or is not a text"),
+        ('{"question": "How many?", "answer": "two"}', "the answer does not end in '#### NUMBER'"),
+        (b'{"question": "\xff", "answer": "#### 2"}', "the line is not UTF-8"),
+    ],
+)
+def test_a_line_that_cannot_be_used_is_named_by_file_and_number(tmp_path, line, complaint):
+    line = line if isinstance(line, bytes) else line.encode()
+    path = write(tmp_path, b"\n".join([GOOD.encode(), b"", line, GOOD.encode()]))
+    with pytest.raises(ValueError, match=re.escape(f"{path}, line 3: {complaint}")) as caught:
+        read_problems(path)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=re.escape(f"There is no file {tmp_path / 'test.jsonl'}")):
+        read_problems(tmp_path / "test.jsonl")
+
+
+@pytest.mark.parametrize("content", ["", "\n \n"])
+def test_a_file_without_problems_is_refused(tmp_path, content):
+    with pytest.raises(ValueError, match="holds no problems"):
+        read_problems(write(tmp_path, content))
+
+
+@pytest.mark.parametrize(("level", "kept"), [("3", 3), ("true", None), ('"Level 5"', None), ("2.5", None)])
+def test_only_a_whole_level_is_kept(tmp_path, level, kept):
+    path = write(tmp_path, f'{{"question": "q", "answer": "#### 1", "level": {level}}}')
+    assert read_problems(path)[0].level == kept

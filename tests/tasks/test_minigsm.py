@@ -1,0 +1,253 @@
+import random
+import re
+from collections import Counter
+from fractions import Fraction
+
+import pytest
+
+from rlcourse import paths
+from rlcourse.tasks import load_task, minigsm
+from rlcourse.tasks.minigsm import LEVELS, SHIPPED, SPLITS, calculate, generate, identity, sample, split_of
+from rlcourse.tasks.minigsm_templates import BOXES, BOYS, GIRLS, TEMPLATES, THINGS
+from rlcourse.tasks.verify import verify
+
+WORDS = {"twice": 2, "three times": 3, "four times": 4, "five times": 5}
+WORDS |= {"half": 2, "a third": 3, "a quarter": 4, "a fifth": 5}
+CALCULATION = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)")
+EXACT = {"+": Fraction.__add__, "-": Fraction.__sub__, "*": Fraction.__mul__, "/": Fraction.__truediv__}
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    """Every problem of data/minigsm by split."""
+    task = minigsm.load()
+    return {split: task.problems(split) for split in SHIPPED}
+
+
+@pytest.fixture(scope="module")
+def problems(shipped):
+    return [problem for split in shipped.values() for problem in split]
+
+
+def numbers_in(question):
+    """The numbers of a question, those written as words included."""
+    return [int(n) for n in re.findall(r"\d+", question)] + [n for word, n in WORDS.items() if word in question]
+
+
+def skeleton(question):
+    """The question without its decoration: what is left is the template and the numbers."""
+    for kind in (BOYS + GIRLS, THINGS, [*BOXES, *BOXES.values()], ["He", "She", "he", "she", "him", "her"]):
+        question = re.sub(rf"\b({'|'.join(kind)})\b", "_", question)
+    return question
+
+
+def test_shipped_files_are_what_the_generator_writes(tmp_path):
+    minigsm.write(tmp_path)
+    for split in SHIPPED:
+        file = f"{split}.jsonl"
+        assert (tmp_path / file).read_bytes() == (paths.data_folder() / "minigsm" / file).read_bytes(), file
+
+
+def test_shipped_sizes_and_levels_are_balanced(shipped):
+    assert {split: len(problems) for split, problems in shipped.items()} == {
+        "train": 4000,
+        "validation": 500,
+        "test": 1000,
+    }
+    for problems in shipped.values():
+        for start in range(0, len(problems), 100):  # anywhere in the file, so that its first n are balanced too
+            assert Counter(p.level for p in problems[start : start + 100]) == dict.fromkeys(LEVELS, 25)
+
+
+def test_every_worked_answer_is_right(problems):
+    for problem in problems:
+        *steps, last = problem.answer.split("\n")
+        known = numbers_in(problem.question)
+        unused = []
+        for step in steps:
+            ((left, op, right, result),) = CALCULATION.findall(step)
+            assert EXACT[op](Fraction(left), Fraction(right)) == int(result), problem
+            assert int(left) in known and int(right) in known, problem
+            unused = [n for n in unused if n not in (int(left), int(right))] + [int(result)]
+            known.append(int(result))
+        assert len(steps) == problem.level
+        assert unused == [int(result)], "every result but the last is used by a later step"
+        assert last == f"#### {result}" and problem.gold == result
+
+
+def test_every_number_of_a_question_is_used(problems):
+    for problem in problems:
+        operands = Counter(int(n) for match in CALCULATION.findall(problem.answer) for n in (match[0], match[2]))
+        assert not Counter(numbers_in(problem.question)) - operands, problem
+
+
+def test_numbers_are_small_and_nothing_is_singular(problems):
+    for problem in problems:
+        numbers = [int(n) for n in re.findall(r"\d+", problem.question + problem.answer)]
+        assert min(numbers) >= 2 and max(numbers) <= 200
+        for left, op, right, _ in CALCULATION.findall(problem.answer):
+            assert op != "/" or int(right) <= 9
+            assert op != "*" or min(int(left), int(right)) <= 9
+
+
+def test_words_agree(problems):
+    for problem in problems:
+        text = f"{problem.question}\n{problem.answer}"
+        assert "{" not in text and "  " not in text and "[" not in text
+        name = re.search(r"\b(" + "|".join(BOYS + GIRLS) + r")\b", text)
+        wrong = r"\b(she|her)\b" if name and name[0] in BOYS else r"\b(he|him)\b"
+        assert not re.search(wrong, text, re.IGNORECASE), problem
+        people = set(re.findall(r"\b(?:" + "|".join(BOYS + GIRLS) + r")\b", text))
+        assert len(people) <= 3
+        things = set(re.findall(r"\b(?:" + "|".join(set(THINGS) - {"books"}) + r")\b", text))
+        assert len(things) <= 1
+        for plural, singular in BOXES.items():
+            assert not re.search(rf"\b(?:each|[Aa]) {plural}\b|\d {singular}\b", text), problem
+
+
+def test_the_people_of_a_problem_are_different_people():
+    templates = {t.name: t for t in TEMPLATES}
+    for problem in generate(400, seed=3, split="train"):
+        letters = set(re.findall(r"\{([ABC])\}", templates[problem.template].question))
+        people = set(re.findall("|".join(BOYS + GIRLS), problem.question))
+        assert len(people) == len(letters), problem
+
+
+def test_no_problem_is_in_two_splits_whatever_its_names(shipped):
+    skeletons = {split: [skeleton(p.question) for p in problems] for split, problems in shipped.items()}
+    for split, own in skeletons.items():
+        assert len(set(own)) == len(own), f"{split} has a problem twice"
+    demonstrated = {skeleton(p.question) for p in generate(6000, seed=0, split="sft")}
+    assert len(demonstrated) == 6000
+    for one, other in [("train", "validation"), ("train", "test"), ("validation", "test")]:
+        assert not set(skeletons[one]) & set(skeletons[other])
+    assert not demonstrated & {s for own in skeletons.values() for s in own}
+
+
+def test_splits_have_their_shares_of_the_problems():
+    counts = Counter(split_of(("gift", x, y)) for x in range(200) for y in range(200))
+    assert SPLITS == {"sft": 45, "train": 35, "validation": 8, "test": 12}
+    for split, percent in SPLITS.items():
+        assert counts[split] / 40_000 == pytest.approx(percent / 100, abs=0.01)
+
+
+def test_identity_is_the_template_and_its_numbers():
+    for problem in generate(40, seed=5, split="train"):
+        assert (
+            problem.identity
+            == identity(problem.template, problem.numbers)
+            == (
+                problem.template,
+                *problem.numbers.values(),
+            )
+        )
+        assert split_of(problem.identity) == "train"
+
+
+def test_every_template_is_drawn_alike_in_every_split():
+    for split in SPLITS:
+        rng = random.Random(0)
+        counts = Counter(sample(rng, split).template for _ in range(3000))
+        for template in TEMPLATES:
+            share = 1 / 4 / sum(t.level == template.level for t in TEMPLATES)
+            assert counts[template.name] / 3000 == pytest.approx(share, rel=0.6), (split, template.name)
+
+
+def test_templates_are_many_and_their_numbers_all_stand_in_the_question():
+    assert len({t.name for t in TEMPLATES}) == len(TEMPLATES)
+    levels = Counter(t.level for t in TEMPLATES)
+    assert set(levels) == set(LEVELS) and min(levels[n] for n in (1, 2, 3)) >= 7 and levels[4] >= 5
+    for template in TEMPLATES:
+        holes = set(re.findall(r"\{([kv-z])\}", template.question))
+        if "{times}" in template.question or "{part}" in template.question:
+            holes.add("k")
+        assert holes == set(template.ranges), template.name
+
+
+@pytest.mark.parametrize(
+    ("left", "op", "right", "result"),
+    [
+        (12, "+", 7, 19),
+        (12, "-", 7, 5),
+        (12, "-", 13, -1),
+        (9, "*", 15, 135),
+        (15, "*", 9, 135),
+        (10, "*", 10, None),
+        (56, "/", 8, 7),
+        (57, "/", 8, None),
+        (50, "/", 10, None),
+        (7, "/", 1, None),
+        (7, "/", 0, None),
+    ],
+)
+def test_calculations_that_are_not_asked_for_give_none(left, op, right, result):
+    assert calculate(left, op, right) == result
+
+
+def test_a_slip_is_carried_into_the_later_steps():
+    steps = [minigsm.parse_step(text) for text in ("A has [x+y] coins.", "She has [r1-z] coins.", "So [r2*r2] coins.")]
+    numbers = {"x": 5, "y": 4, "z": 3}
+    assert [str(c) for c in minigsm.solve(steps, numbers)] == ["5+4=9", "9-3=6", "6*6=36"]
+    assert [str(c) for c in minigsm.solve(steps, numbers, {1: 1})] == ["5+4=10", "10-3=7", "7*7=49"]
+    assert [str(c) for c in minigsm.solve(steps, numbers, {3: 10})] == ["5+4=9", "9-3=6", "6*6=46"]
+    assert minigsm.solve(steps, numbers, {1: -5}) is None  # 4-3=1 would be singular
+    assert minigsm.solve(steps, numbers, {1: 5}) is None  # 11*11 is not asked for
+
+
+def test_generate_repeats_itself_and_follows_its_seed():
+    first, again, other = (generate(50, seed, "train") for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_generate_keeps_to_the_levels_asked_for():
+    assert [p.level for p in generate(6, 0, "test", levels=(4, 2))] == [4, 2, 4, 2, 4, 2]
+    assert generate(0, 0, "test") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"split": "dev"}, "Unknown split 'dev': use one of sft, train, validation, test."),
+        ({"levels": (1, 5)}, "Unknown levels"),
+        ({"levels": ()}, "Unknown levels"),
+    ],
+)
+def test_unknown_splits_and_levels_are_refused(arguments, complaint):
+    with pytest.raises(ValueError, match=re.escape(complaint)):
+        generate(1, 0, **({"split": "train"} | arguments))
+
+
+def test_more_problems_than_there_are_is_refused(monkeypatch):
+    gift = TEMPLATES[0]
+    monkeypatch.setattr(
+        minigsm, "TEMPLATES", [type(gift)(gift.name, gift.question, gift.steps, dict(x=(3, 9), y=(3, 9)))]
+    )
+    possible = sum(split_of(("gift", x, y)) == "sft" for x in range(3, 10) for y in range(3, 10))
+    assert len(generate(possible, 0, "sft", levels=(1,))) == possible
+    with pytest.raises(ValueError, match=f"hardly more than {possible} problems of level 1"):
+        generate(possible + 1, 0, "sft", levels=(1,))
+
+
+def test_the_task_reads_what_ships_or_another_folder(tmp_path, shipped):
+    task = load_task("minigsm")
+    assert task.name == "minigsm" and task.instruction == ""
+    assert task.problems("test") == shipped["test"] and task.problems("train") == shipped["train"]
+    problem = task.problems("validation")[0]
+    assert task.verify(problem.answer, problem.gold).strict
+    for split in SHIPPED:
+        (tmp_path / f"{split}.jsonl").write_text(f'{{"question": "{split}?", "answer": "#### 5"}}')
+    assert load_task("minigsm", str(tmp_path)).problems("test")[0].question == "test?"
+
+
+def test_every_shipped_answer_earns_the_reward(problems):
+    assert all(verify(problem.answer, problem.gold).strict for problem in problems)
+
+
+def test_a_folder_without_the_files_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=re.escape(str(tmp_path / "train.jsonl"))):
+        minigsm.load(tmp_path)
+
+
+def test_to_problem_is_what_the_files_hold(shipped):
+    for split, (_, seed) in SHIPPED.items():
+        assert [p.to_problem() for p in generate(60, seed, split)] == shipped[split][:60]

@@ -1,0 +1,408 @@
+"""The verifier: example tables for each reading, properties over generated texts, and a bound on the time it takes."""
+
+import time
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlcourse.tasks.verify import MAX_DIGITS, Verdict, extract_lenient, extract_strict, reward, to_number, verify
+
+STRICT = {
+    # what the model is asked for
+    "#### 12": "12",
+    "5 + 7 = 12\n#### 12": "12",
+    "The answer is #### 12": "12",
+    "#### 12\n\nSo there are 13 apples.": "12",
+    "####  12": "12",
+    "####\t12": "12",
+    "#### 12  \r\n": "12",
+    "#### 12.": "12",
+    # the same number, dressed
+    "#### $12": "12",
+    "#### \\$12": "12",
+    "#### $ 12": "12",
+    "#### -3": "-3",
+    "#### −3": "-3",
+    "#### +3": "3",
+    "#### -$3": "-3",
+    "#### $-3": "-3",
+    "#### £1,234.50": "1234.50",
+    "#### 1,234": "1234",
+    "#### 1,234,567.": "1234567",
+    "#### 1,234.00.": "1234.00",
+    "#### .5": ".5",
+    "#### 1/2": "1/2",
+    "#### -1/2": "-1/2",
+    "#### 1/1,000": "1/1000",
+    "#### 007": "007",
+    # units
+    "#### 12 apples": "12",
+    "#### 12 apples.": "12",
+    "#### 12 dollars per working hour": "12",
+    "#### 12kg": "12",
+    "#### 60 km/h": "60",
+    "#### 9 cm²": "9",
+    "#### 20°C": "20",
+    "#### 50%": "50",
+    "#### 50 %.": "50",
+    "#### 12 €": "12",
+    # the last one that can be read
+    "#### 1\n#### 2\n#### 3": "3",
+    "#### 1 #### 2": "2",
+    "#### 12\n#### twelve": "12",
+    "#### 12\n#### 1/0": "12",
+    "#### 12\n#### Explanation\n1. Add.": "12",
+    # not read
+    "": None,
+    "12": None,
+    "####": None,
+    "#### ": None,
+    "####12": None,
+    "### 12": None,
+    "##### 12": None,
+    "# 12": None,
+    "# # # # 12": None,
+    "####\n12": None,
+    "#### twelve": None,
+    "#### x = 12": None,
+    "#### = 12": None,
+    "#### - 3": None,
+    "#### --3": None,
+    "#### **12**": None,
+    "**#### 12**": None,
+    "#### \\boxed{12}": None,
+    "#### 3 4": None,
+    "#### 3, 4": None,
+    "#### 3,4": None,
+    "#### 3-4": None,
+    "#### 1 1/2": None,
+    "#### 5 + 7 = 12": None,
+    "#### 12 or 13": None,
+    "#### 1. Add both": None,
+    "#### 1,23": None,
+    "#### 1234,567": None,
+    "#### 0,123": None,
+    "#### 1,2345": None,
+    "#### 12.5.3": None,
+    "#### 1e3": None,
+    "#### 12²": None,
+    "#### 3/0": None,
+    "#### 3 / 4": None,
+    "#### 3/4.5": None,
+    "#### 1/2/3": None,
+    "#### 12,": None,
+    "#### ١٢": None,
+    "#### 12٣": None,
+    "#### １２": None,
+}
+
+LENIENT = {
+    # strictly readable: nothing else counts
+    "\\boxed{7} The answer is 8.\n#### 12\n13": "12",
+    # boxed
+    "\\boxed{18}": "18",
+    "so \\boxed{\\$1,234} for 5 days": "1234",
+    "\\boxed{1{,}234}": "1234",
+    "\\boxed{1,\\!234}": "1234",
+    "\\boxed{\\frac{3}{4}} of 8": "3/4",
+    "\\boxed{-\\dfrac{3}{4}}": "-3/4",
+    "\\boxed{1\\frac{3}{4}}": "4",
+    "\\boxed{2 + 3 = 5} or 6": "5",
+    "\\boxed{1\\,234}": "1234",
+    "\\boxed{50\\%}": "50",
+    "\\boxed{18\\text{ dollars}} or 20": "18",
+    "\\boxed{1} \\boxed{2} 3": "2",
+    "\\boxed{2} \\boxed{x} 3": "2",
+    "The answer is 4, \\boxed{5}": "5",
+    "\\boxed{5": "5",
+    "\\boxed{} 6": "6",
+    # "the answer is"
+    "The answer is $1,234.00.": "1234.00",
+    "the final ANSWER IS: 5 apples of the 9": "5",
+    "The answer is $\\frac{3}{4}$ of 8.": "3/4",
+    "The answer is 3. No, the answer is 4, not 5.": "4",
+    "The answer is 3.\nThe answer is unclear. 9": "9",
+    "The answer is 3.\nThe answer is unclear.\n9": "3",
+    "The answer is:\n\n7\n": "7",
+    "The answer is -3": "-3",
+    "The answer is 3/0, or 5": "5",
+    # the last number
+    "####12": "12",
+    "#### 3 4": "4",
+    "#### **12**": "12",
+    "She has 12.": "12",
+    "She has 12 apples and 3, 4 pears": "4",
+    "1,234 or 1,234,567": "1234567",
+    "1,2345": "2345",
+    "1,2,300": "300",
+    "The answer is 1,234,5": "1",
+    "10-3": "3",
+    "10 - 3": "3",
+    "(10)-3": "3",
+    "x=-3": "-3",
+    "-3.50!": "-3.50",
+    "48/2 = <<48/2=24>>24": "24",
+    "1/2 or 3/0": "1/2",
+    "3/4/2020": "2020",
+    "3/4.5": "4.5",
+    "at 10:30": "30",
+    "It costs 5€": "5",
+    "50%.": "50",
+    "H2O": "2",
+    "12٣": "12",
+    # none
+    "": None,
+    "no number": None,
+    "3/0": None,
+    "١٢": None,
+    "½": None,
+    "#### twelve": None,
+    "$-,./%": None,
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), STRICT.items())
+def test_strict_reading(text, expected):
+    assert extract_strict(text) == expected
+
+
+@pytest.mark.parametrize(("text", "expected"), LENIENT.items())
+def test_lenient_reading(text, expected):
+    assert extract_lenient(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    {
+        "1,234.00": 1234,
+        " 12 ": 12,
+        "12.": 12,
+        "0.5": Fraction(1, 2),
+        "2/4": Fraction(1, 2),
+        "1/2.": Fraction(1, 2),
+        "-1/2": Fraction(-1, 2),
+        "0.1": Fraction(1, 10),
+        "−$1,000": -1000,
+        "50%": 50,
+        "-0": 0,
+        "0/5": 0,
+        "12345678901234567890.000000000000000000001": Fraction(12345678901234567890 * 10**21 + 1, 10**21),
+        "1/0": None,
+        "0/00": None,
+        "1,23": None,
+        "12 apples": None,
+        "1 2": None,
+        "1_000": None,
+        "1e3": None,
+        "nan": None,
+        "inf": None,
+        "٣": None,
+        "": None,
+        "-": None,
+        "9" * MAX_DIGITS: 10**MAX_DIGITS - 1,
+        "9" * (MAX_DIGITS + 1): None,
+        "9" * 10_000: None,
+    }.items(),
+    ids=lambda value: str(value)[:40],
+)
+def test_numbers_have_exact_values(text, value):
+    assert to_number(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "expected"),
+    [
+        ("#### 1,234.00", "1234", Verdict(True, True, True, "1234.00")),
+        ("#### 1234", "1,234", Verdict(True, True, True, "1234")),
+        ("#### 0.5", "1/2", Verdict(True, True, True, "0.5")),
+        ("#### 0.333", "1/3", Verdict(False, False, True, "0.333")),
+        ("#### 13", "12", Verdict(False, False, True, "13")),
+        ("#### -12", "12", Verdict(False, False, True, "-12")),
+        ("#### 13\nThe answer is 12.", "12", Verdict(False, False, True, "13")),
+        ("The answer is $1,234.00.", "1,234", Verdict(False, True, False, "1234.00")),
+        ("The answer is 13.", "12", Verdict(False, False, False, "13")),
+        ("I do not know.", "12", Verdict(False, False, False, None)),
+        ("", "0", Verdict(False, False, False, None)),
+    ],
+)
+def test_verdicts(text, gold, expected):
+    assert verify(text, gold) == expected
+
+
+@pytest.mark.parametrize("gold", ["", "twelve", "1/0", "#### 12"])
+def test_a_gold_answer_that_is_no_number_is_refused(gold):
+    with pytest.raises(ValueError, match="is no number"):
+        verify("#### 12", gold)
+
+
+RIGHT = Verdict(True, True, True, "1")
+LENIENTLY_RIGHT = Verdict(False, True, False, "1")
+WRONG = Verdict(False, False, True, "2")
+LENIENTLY_WRONG = Verdict(False, False, False, "2")
+NOTHING = Verdict(False, False, False, None)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "strict", "lenient"),
+    [
+        (RIGHT, 1.0, 1.0),
+        (LENIENTLY_RIGHT, -0.5, 1.0),
+        (WRONG, 0.1, 0.1),
+        (LENIENTLY_WRONG, -0.5, 0.1),
+        (NOTHING, -0.5, -0.5),
+    ],
+)
+def test_reward_is_that_of_the_chosen_reading(verdict, strict, lenient):
+    scheme = {"correct": 1.0, "format": 0.1, "neither": -0.5}
+    assert reward(verdict, True, parser="strict", **scheme) == strict
+    assert reward(verdict, True, parser="lenient", **scheme) == lenient
+
+
+@pytest.mark.parametrize("verdict", [RIGHT, LENIENTLY_RIGHT, WRONG, LENIENTLY_WRONG, NOTHING])
+@pytest.mark.parametrize("parser", ["strict", "lenient"])
+def test_unfinished_completions_earn_neither(verdict, parser):
+    assert reward(verdict, False, parser=parser, correct=1.0, format=0.1, neither=-0.5) == -0.5
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_an_unknown_parser_is_refused(finished):
+    with pytest.raises(ValueError, match="use strict or lenient"):
+        reward(RIGHT, finished, parser="boxed", correct=1.0, format=0.0, neither=0.0)
+
+
+settings.register_profile("no deadline", deadline=None)  # a busy machine may pause for longer than an example may take
+settings.load_profile("no deadline")
+
+integers = st.integers(-(10**15), 10**15)
+no_digits = st.text(st.characters(exclude_characters="0123456789"))
+# Texts made of what the patterns look for are likelier to upset them than texts of any characters.
+SNIPPETS = [
+    *("#### ", "#", "\\boxed{", "{", "}", "answer is", "\\frac{1}{2}", "\n", " ", ",", ".", "/", "-", "−", "$", "\\"),
+    *("%", "0", "7", "12", "345", "1,234", "apples", "٣", "²", "é"),
+]
+texts = st.one_of(st.text(), st.lists(st.sampled_from(SNIPPETS)).map("".join))
+
+SIGNED = ["{sign}{digits}", "{sign}${digits}", "${sign}{digits}", "{sign}€ {digits}", "{sign}{digits}/1"]
+AFTER = ["", ".", ".00", ".0.", "%", " apples", " square feet.", " \n\nThat is all."]
+
+
+@given(integers, st.booleans(), st.booleans(), st.sampled_from(SIGNED), st.sampled_from(AFTER))
+def test_an_integer_in_any_style_extracts_to_itself(n, commas, unicode_minus, style, after):
+    sign = ("−" if unicode_minus else "-") if n < 0 else ""
+    digits = f"{abs(n):,}" if commas else str(abs(n))
+    if style.endswith("/1") and after.startswith(".0"):
+        after = ""
+    number = style.format(sign=sign, digits=digits) + after
+    for announced in (f"Add 1 and 2.\n#### {number}", f"#### 99\n#### {number}"):
+        answer = extract_strict(announced)
+        assert to_number(answer) == n
+        assert extract_lenient(announced) == answer
+    for announced in (f"The answer is {number}", f"1 + 2 is 3, so {number}"):
+        assert to_number(extract_lenient(announced)) == n
+        assert verify(announced, str(n)) == Verdict(False, True, False, extract_lenient(announced))
+
+
+@given(integers, st.integers(1, 10**6))
+def test_boxed_integers_and_fractions_extract_to_themselves(n, d):
+    assert to_number(extract_lenient(f"1 + 2 = 3: \\boxed{{{n:,}}} in 4 days")) == n
+    sign = "-" if n < 0 else ""
+    assert to_number(extract_lenient(f"\\boxed{{{sign}\\frac{{{abs(n)}}}{{{d}}}}} in 4 days")) == Fraction(n, d)
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False, min_value=-(10**9), max_value=10**9, places=6))
+def test_decimals_compare_by_exact_value(number):
+    text = f"{number:f}"
+    assert to_number(text) == Fraction(number)
+    assert verify(f"#### {text}", str(Fraction(number))).strict
+    assert not verify(f"#### {text}1", text).strict or number == 0
+
+
+@given(integers, integers)
+def test_two_different_integers_are_never_equal(n, other):
+    assert verify(f"#### {n:,}", str(other)).strict == (n == other)
+
+
+@given(no_digits, integers)
+def test_text_without_digits_never_verifies(text, gold):
+    assert verify(text, str(gold)) == Verdict(False, False, False, None)
+
+
+@given(texts, integers)
+def test_any_text_gets_a_consistent_verdict(text, gold):
+    verdict = verify(text, str(gold))
+    assert verdict.lenient or not verdict.strict
+    assert verdict.formatted == (extract_strict(text) is not None)
+    assert verdict.answer == extract_lenient(text)
+    if verdict.answer is not None:
+        assert verdict.answer.isascii()
+        assert to_number(verdict.answer) is not None
+        assert verdict.lenient == (to_number(verdict.answer) == gold)
+
+
+@given(texts)
+def test_to_number_takes_any_text(text):
+    assert to_number(text) is None or any(c in "0123456789" for c in text)
+
+
+@given(texts, integers, integers)
+def test_a_later_answer_line_decides(text, n, other):
+    assert verify(f"{text}\n#### {n}", str(n)) == Verdict(True, True, True, str(n))
+    verdict = verify(f"{text}\n#### {n}\n#### {other}", str(n))
+    assert verdict.strict == verdict.lenient == (n == other)
+    assert verdict.answer == str(other)
+
+
+@given(texts, integers)
+def test_text_without_digits_after_the_answer_line_changes_nothing(text, n):
+    words = "".join(c for c in text if c not in "0123456789")
+    assert extract_strict(f"#### {n}\n{words}") == str(n)
+
+
+MEGABYTE = 1_000_000
+HARD = [  # how a text begins, and what it then repeats
+    ("", "1"),
+    ("#### ", "1"),
+    ("\\boxed{", "1"),
+    ("#### 1", ","),
+    ("#### 1", "#"),
+    ("", "{"),
+    ("\\boxed{", "{}"),
+    ("\\boxed{", "}"),
+    ("#### 1", ",234"),
+    ("#### 1/1", ",234"),
+    ("", "1,"),
+    ("", "1/"),
+    ("answer is ", "1/0 "),
+    ("", "1."),
+    ("", "-$"),
+    ("#### ", " "),
+    ("#### 1", " "),
+    ("#### 1", "\r"),
+    ("#### 1 ", "a"),
+    ("", "#### "),
+    ("", "#### 1"),
+    ("", "#### 1 a:"),
+    ("", "#### 1/0\n"),
+    ("", "\\boxed{"),
+    ("", "\\boxed{{}"),
+    ("\\boxed{", "\\boxed{1/0}"),
+    ("", "\\frac{"),
+    ("", "\\frac{1}{"),
+    ("", "answer is "),
+    ("", "the answer is 1/0 "),
+]
+
+
+@pytest.mark.parametrize(("start", "unit"), HARD)
+def test_a_megabyte_of_anything_takes_linear_time(start, unit):
+    text = start + unit * (MEGABYTE // len(unit)) + "!"
+    before = time.process_time()
+    verify(text, "12")
+    assert time.process_time() - before < 5  # something quadratic would take hours
+
+
+def test_an_answer_after_a_megabyte_of_digits_is_read():
+    assert verify("1" * MEGABYTE + "\n#### 12", "12").strict
+    assert verify("12 " + "1" * MEGABYTE, "12") == Verdict(False, True, False, "12")
