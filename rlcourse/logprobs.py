@@ -1,0 +1,82 @@
+"""Log-probs of the sampled tokens, in training as in sampling: one forward pass, the vocabulary in chunks.
+
+The logits of a batch, [tokens, vocabulary] in float32, are by far its largest tensor: 64 x 512 tokens of a vocabulary
+of 151,936 take 20 GB. Here they stand in memory for `chunk` tokens at once; the backward pass computes them again.
+"""
+
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from rlcourse.rollout import Rollout
+from rlcourse.sampling import Sampling, sampling_logits
+
+
+def completion_mask(completion_ids: Tensor, eos_ids: Iterable[int]) -> Tensor:
+    """Which tokens the policy chose: True up to and including the first EOS, everywhere if there is none.
+
+    completion_ids: [rows, length] int64; eos_ids: the ids that end a completion. Returns bool [rows, length].
+    """
+    is_eos = torch.isin(completion_ids, torch.tensor(list(eos_ids), device=completion_ids.device))
+    return is_eos.cumsum(1) - is_eos.long() == 0  # no EOS strictly before this token
+
+
+def token_logprobs(
+    model: PreTrainedModel, rollout: Rollout, sampling: Sampling, chunk: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probs of a rollout's tokens under the sampling distribution of the model as it is now.
+
+    model: a causal LM of transformers whose logits are its last hidden states times its output embeddings, no more.
+    Returns (logprobs [rows, T] float32, entropy [rows, T] float32 without gradient, hidden [rows, T, d]). hidden is the
+    state BEFORE each token, from which it was predicted and which the value head of PPO reads. logprobs and entropy are
+    0 where rollout.completion_mask is False; only real completion tokens pass through the head.
+    """
+    mask = rollout.completion_mask
+    attention_mask = torch.cat([rollout.prompt_mask, mask], dim=1)
+    output = model.get_decoder()(
+        input_ids=torch.cat([rollout.prompt_ids, rollout.completion_ids], dim=1),
+        attention_mask=attention_mask.long(),
+        # The first real token has position 0. Padding repeats a position; nothing attends to it.
+        position_ids=(attention_mask.cumsum(1) - 1).clamp(min=0),
+        use_cache=False,
+    )
+    before_first = rollout.prompt_ids.shape[1] - 1  # the state at t - 1 predicts the token at t
+    hidden = output.last_hidden_state[:, before_first : before_first + mask.shape[1]]
+    head = model.get_output_embeddings().weight
+    logprobs, entropy = chunked_logprobs(hidden[mask], head, rollout.completion_ids[mask], sampling, chunk)
+    zeros = logprobs.new_zeros(mask.shape)
+    return zeros.masked_scatter(mask, logprobs), zeros.masked_scatter(mask, entropy), hidden
+
+
+def chunked_logprobs(
+    hidden: Tensor, head: Tensor, targets: Tensor, sampling: Sampling, chunk: int
+) -> tuple[Tensor, Tensor]:
+    """Log-probs of `targets` under the sampling distribution, and the entropy of that distribution.
+
+    hidden: [n, d] of any float dtype; head: [vocabulary, d]; targets: [n] int64. Returns (logprobs [n], entropy [n]),
+    float32; entropy, in nats, carries no gradient. The head product runs in the dtype of `head`, or that of autocast;
+    everything after it in float32. Float32 logits exist for `chunk` tokens at once, in both passes: each chunk is
+    checkpointed, so the backward pass repeats its head product.
+    """
+    pieces = list(zip(hidden.split(chunk), targets.split(chunk), strict=True))
+    if len(pieces) == 1 or not torch.is_grad_enabled():
+        results = [_logprobs_and_entropy(h, head, t, sampling) for h, t in pieces]
+    else:
+        results = [
+            checkpoint(_logprobs_and_entropy, h, head, t, sampling, use_reentrant=False, preserve_rng_state=False)
+            for h, t in pieces
+        ]
+    logprobs, entropies = zip(*results, strict=True)
+    return torch.cat(logprobs), torch.cat(entropies)
+
+
+def _logprobs_and_entropy(hidden: Tensor, head: Tensor, targets: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    logits = sampling_logits(F.linear(hidden.to(head.dtype), head), sampling, keep=targets)
+    logprobs = logits.gather(-1, targets[:, None])[:, 0] - logits.logsumexp(-1)
+    with torch.no_grad():  # comes last: the recomputation of a checkpoint stops before it
+        entropy = torch.special.entr(logits.softmax(-1)).sum(-1)  # entr(p) = -p log p, and 0 at p = 0
+    return logprobs, entropy
