@@ -40,8 +40,8 @@ def sampling_logits(logits: Tensor, sampling: Sampling, keep: Tensor | None = No
     """The logits whose softmax is the sampling distribution, in float32: scaled by temperature, -inf where excluded.
 
     logits: [..., vocabulary]. keep: [...] token ids that stay in the set even if rounding would put them just outside;
-    training passes the tokens that were sampled, which were inside by construction. Top-p keeps the smallest set of most
-    probable tokens whose mass reaches top_p, applied after top-k. Greedy leaves the logits alone.
+    training passes the tokens that were sampled, which were inside by construction. Top-p keeps the smallest set of
+    most probable tokens whose mass reaches top_p, applied after top-k. Greedy leaves the logits alone.
     """
     logits = logits.float()
     if sampling.greedy:
@@ -64,18 +64,19 @@ def sampling_logits(logits: Tensor, sampling: Sampling, keep: Tensor | None = No
     return logits.masked_fill(excluded, float("-inf"))
 
 
-def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-    """Draw one token a row and return (tokens [rows] int64, their log-probs [rows] float32).
+def draw(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """Draw one token a row with torch's global random state and return (tokens [rows] int64, their log-probs [rows]
+    float32).
 
-    logits: [rows, vocabulary]. Gumbel-max: argmax(logits + g) with g = -log(-log u) is a draw from softmax(logits), done
-    on the device without a sync. u in [0, 1) is safe here: u = 0 gives noise -inf, a token that is never chosen. Greedy
-    takes the argmax; its log-prob is that of the full softmax.
+    logits: [rows, vocabulary]. Gumbel-max: argmax(logits + g) with g = -log(-log u) is a draw from softmax(logits),
+    done on the device without a sync. u in [0, 1) is safe here: u = 0 gives noise -inf, a token that is never chosen.
+    Greedy takes the argmax; its log-prob is that of the full softmax.
     """
     logits = sampling_logits(logits, sampling)
     if sampling.greedy:
         tokens = logits.argmax(-1)
     else:
-        uniform = torch.rand(logits.shape, device=logits.device, generator=generator)
+        uniform = torch.rand(logits.shape, device=logits.device)
         tokens = (logits - uniform.log_().neg_().log_()).argmax(-1)
     logprobs = logits.gather(-1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
     return tokens, logprobs

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from rlcourse.policy import Policy
 from rlcourse.sampling import Sampling
 
 
@@ -39,15 +40,34 @@ class Rollout:
 
 
 class RolloutEngine(Protocol):
-    """What the trainer needs of an engine."""
+    """What the trainer needs of an engine. Randomness comes from torch's global generators (`torch.manual_seed`)."""
 
     def generate(
-        self,
-        prompts: list[list[int]],
-        num_generations: int,
-        max_new_tokens: int,
-        sampling: Sampling,
-        generator: torch.Generator | None = None,
+        self, prompts: list[list[int]], num_generations: int, max_new_tokens: int, sampling: Sampling
     ) -> Rollout:
         """Sample `num_generations` completions of each prompt (token ids) with the model's weights as they are now."""
         ...
+
+
+def left_pad(prompts: list[list[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Token ids [prompts, P] int64 with padding on the left, and the mask [prompts, P] bool, False on padding."""
+    width = max(len(prompt) for prompt in prompts)
+    ids = torch.tensor([[pad_id] * (width - len(prompt)) + list(prompt) for prompt in prompts])
+    mask = torch.tensor([[False] * (width - len(prompt)) + [True] * len(prompt) for prompt in prompts])
+    return ids.to(device), mask.to(device)
+
+
+def make_engine(policy: Policy, engine: str, dtype: torch.dtype, compile: bool = False) -> RolloutEngine:
+    """The engine called `engine` (hf-dynamic, hf-static, graph) over the policy's weights, sampling in `dtype`.
+
+    Raises ValueError for an unknown name, or an architecture that the graph engine does not know.
+    """
+    if engine == "graph":
+        from rlcourse.rollout.graph import GraphEngine
+
+        return GraphEngine(policy, dtype, compile)
+    if engine in ("hf-dynamic", "hf-static"):
+        from rlcourse.rollout.hf import HFEngine
+
+        return HFEngine(policy, dtype, static_cache=engine == "hf-static")
+    raise ValueError(f"Unknown engine {engine!r}: use hf-dynamic, hf-static or graph.")

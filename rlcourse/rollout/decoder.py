@@ -1,0 +1,175 @@
+"""Qwen2's forward pass over fused copies of the weights and a static cache: what the graph engine runs.
+
+The arithmetic is that of transformers' Qwen2 with three changes: the query, key and value projections are one matrix,
+so are gate and up; the query heads that share a key-value head are folded into one batched matrix product, so the cache
+is never repeated; the residual stream is float32. Shapes: R rows, H query heads, K key-value heads, D head size, S
+cache slots.
+"""
+
+from dataclasses import dataclass, fields
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import PreTrainedModel
+
+
+@dataclass
+class Layer:
+    """Weights of one layer; each matrix is [out, in]."""
+
+    attention_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor
+    out: Tensor
+    mlp_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+    @classmethod
+    def sources(cls, layer) -> list[list[Tensor]]:
+        """For each field, in order, the parameters of transformers' layer that are stacked into it."""
+        attention, mlp = layer.self_attn, layer.mlp
+        projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+        return [
+            [layer.input_layernorm.weight],
+            [p.weight for p in projections],
+            [p.bias for p in projections],
+            [attention.o_proj.weight],
+            [layer.post_attention_layernorm.weight],
+            [mlp.gate_proj.weight, mlp.up_proj.weight],
+            [mlp.down_proj.weight],
+        ]
+
+
+class Decoder:
+    """Fused weights of a Qwen2 model and the two passes over them: `prefill` and `decode`.
+
+    Raises ValueError for another architecture.
+    """
+
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, compile: bool):
+        config = model.config
+        if config.model_type != "qwen2" or config.rope_parameters.get("rope_type", "default") != "default":
+            raise ValueError(f"The graph engine knows Qwen2 models, not {config.model_type}: use --engine hf-dynamic.")
+        self.model, self.dtype, self.config = model, dtype, config
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        self.eps = config.rms_norm_eps
+        self.layers: list[Layer] = []
+        self.sync()
+        # On a GPU every step has the same shapes; on a CPU rows and attended length change.
+        step = self._decode_layer
+        self.decode_layer = torch.compile(step, fullgraph=True, dynamic=not self.norm.is_cuda) if compile else step
+
+    @torch.no_grad()
+    def sync(self) -> None:
+        """Take over the model's weights as they are now, in place: a captured graph goes on reading the same memory."""
+        trunk = self.model.model
+        if not self.layers:
+            self._allocate()
+        for fused, layer in zip(self.layers, trunk.layers, strict=True):
+            for target, parts in zip(vars(fused).values(), Layer.sources(layer), strict=True):
+                for piece, part in zip(target.split([len(p) for p in parts]), parts, strict=True):
+                    piece.copy_(part)
+        self.embedding.copy_(trunk.embed_tokens.weight)
+        self.norm.copy_(trunk.norm.weight)
+        if self.head is not self.embedding:
+            self.head.copy_(self.model.lm_head.weight)
+
+    def _allocate(self) -> None:
+        """Empty tensors for the fused weights: matrices in `dtype`, norms in float32."""
+        trunk = self.model.model
+
+        def empty(name: str, parts: list[Tensor]) -> Tensor:
+            dtype = torch.float32 if name.endswith("norm") else self.dtype
+            shape = (sum(len(p) for p in parts), *parts[0].shape[1:])
+            return torch.empty(shape, dtype=dtype, device=parts[0].device)
+
+        names = [f.name for f in fields(Layer)]
+        for layer in trunk.layers:
+            self.layers.append(Layer(*(empty(*pair) for pair in zip(names, Layer.sources(layer), strict=True))))
+        self.embedding = empty("embedding", [trunk.embed_tokens.weight])
+        self.norm = empty("norm", [trunk.norm.weight])
+        tied = trunk.embed_tokens.weight is self.model.lm_head.weight
+        self.head = self.embedding if tied else empty("head", [self.model.lm_head.weight])
+
+    def new_cache(self, rows: int, slots: int) -> Tensor:
+        """An empty cache [layers, 2, R, K, S, D]: keys and values. Zeros, as 0 x garbage could be nan."""
+        shape = (len(self.layers), 2, rows, self.kv_heads, slots, self.head_dim)
+        return torch.zeros(shape, dtype=self.dtype, device=self.embedding.device)
+
+    def prefill(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits [prompts, vocabulary] after the last token and keys and values [layers, 2, prompts, K, P, D].
+
+        ids [prompts, P] left-padded, mask [prompts, P] bool. Padding is not attended to; its own states are junk that
+        nobody reads.
+        """
+        prompts, width = ids.shape
+        cache = self.new_cache(prompts, width)
+        causal = torch.ones(width, width, dtype=torch.bool, device=ids.device).tril()
+        itself = torch.eye(width, dtype=torch.bool, device=ids.device)  # a row that sees nothing would give nan
+        allowed = (causal & mask[:, None, None, :]) | itself
+        x = self.embedding[ids].float()
+        rope = self.rope((mask.cumsum(1) - 1).clamp(min=0))
+        for layer, layer_cache in zip(self.layers, cache, strict=True):
+            q, k, v = self._heads(x, layer, rope)
+            layer_cache[0], layer_cache[1] = k, v
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, enable_gqa=True)
+            x = self._add(x, mixed, layer)
+        return self.logits(x[:, -1]), cache
+
+    def decode(self, tokens: Tensor, positions: Tensor, slot: Tensor, cache: Tensor, bias: Tensor) -> Tensor:
+        """Logits [R, vocabulary] after one more token a row; its keys and values are written to `slot`.
+
+        tokens, positions [R]; slot [1] int64; cache [layers, 2, R, K, S, D]; bias [R, 1, 1, length]: 0 on the slots
+        that are attended to, -inf on the others; slots from `length` on are not read.
+        """
+        x = self.embedding[tokens[:, None]].float()
+        rope = self.rope(positions[:, None])
+        for layer, layer_cache in zip(self.layers, cache, strict=True):
+            x = self.decode_layer(x, layer, layer_cache, rope, slot, bias)
+        return self.logits(x[:, 0])
+
+    def _decode_layer(self, x, layer: Layer, layer_cache, rope, slot, bias) -> Tensor:
+        rows, length = x.shape[0], bias.shape[-1]
+        q, k, v = self._heads(x, layer, rope)
+        keys, values = layer_cache[0], layer_cache[1]
+        keys.index_copy_(2, slot, k)
+        values.index_copy_(2, slot, v)
+        folded = q.reshape(rows, self.kv_heads, -1, self.head_dim) * self.head_dim**-0.5
+        scores = torch.matmul(folded, keys[:, :, :length].transpose(2, 3)).float() + bias
+        mixed = torch.matmul(scores.softmax(-1).to(v.dtype), values[:, :, :length])
+        return self._add(x, mixed.view(rows, self.heads, 1, self.head_dim), layer)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Final norm and head: x [R, d] → [R, vocabulary]."""
+        return F.linear(self._norm(x, self.norm), self.head)
+
+    def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine [R, 1, T, D] of the rotary embedding; positions [R, T]. Angles in float32."""
+        angles = positions[:, None, :, None].float() * self.model.model.rotary_emb.inv_freq
+        angles = torch.cat([angles, angles], dim=-1)
+        return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], weight, self.eps).to(self.dtype)
+
+    def _heads(self, x: Tensor, layer: Layer, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Norm, projections and rotation: x [R, T, d] float32 → q [R, H, T, D], k and v [R, K, T, D]."""
+        qkv = F.linear(self._norm(x, layer.attention_norm), layer.qkv, layer.qkv_bias)
+        qkv = qkv.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
+        q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
+        return rotate(q, *rope), rotate(k, *rope), v
+
+    def _add(self, x: Tensor, mixed: Tensor, layer: Layer) -> Tensor:
+        """Add the attention's output and then the MLP's to the residual: x [R, T, d], mixed [R, H, T, D]."""
+        x = x + F.linear(mixed.transpose(1, 2).flatten(2), layer.out)
+        gate, up = F.linear(self._norm(x, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
+        return x + F.linear(F.silu(gate) * up, layer.down)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding (Su et al. 2021), halves paired as in Llama and Qwen: x [R, heads, T, D]."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin

@@ -1,0 +1,92 @@
+"""The engine that everybody starts from: transformers' `generate`, with a dynamic or a static cache.
+
+Temperature, top-k and top-p are applied by our own logits processor, not by `generate`'s, so that sampling and training
+share one definition; the same processor keeps the log-prob of each drawn token.
+"""
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+
+from rlcourse.logprobs import completion_mask
+from rlcourse.policy import Policy, low_precision_copy
+from rlcourse.rollout import Rollout, left_pad
+from rlcourse.sampling import Sampling, sampling_logits
+
+
+class KeepLogprobs(LogitsProcessor):
+    """Turn logits into the sampling distribution, and keep the log-prob of the token that was drawn from it.
+
+    `generate` draws after the processor has returned, so the token of step t is seen at step t + 1 as the last input,
+    and the last one by `finish`.
+    """
+
+    def __init__(self, sampling: Sampling):
+        self.sampling = sampling
+        self.distribution: Tensor | None = None
+        self.logprobs: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.finish(input_ids)
+        self.distribution = sampling_logits(scores, self.sampling).log_softmax(-1)
+        return self.distribution
+
+    def finish(self, input_ids: Tensor) -> None:
+        if self.distribution is not None:
+            self.logprobs.append(self.distribution.gather(1, input_ids[:, -1:]))
+
+
+class HFEngine:
+    """Rollouts by `generate`. With a static cache on a GPU, transformers compiles the decode step by itself."""
+
+    def __init__(self, policy: Policy, dtype: torch.dtype = torch.float32, static_cache: bool = False):
+        self.policy = policy
+        self.cache = "static" if static_cache else None
+        self.model = policy.model if dtype == torch.float32 else low_precision_copy(policy.model, dtype)
+
+    @torch.no_grad()
+    def generate(
+        self, prompts: list[list[int]], num_generations: int, max_new_tokens: int, sampling: Sampling
+    ) -> Rollout:
+        """See `RolloutEngine`."""
+        self._sync()
+        ids, mask = left_pad(prompts, self.policy.pad_id, self.policy.device)
+        ids, mask = ids.repeat_interleave(num_generations, dim=0), mask.repeat_interleave(num_generations, dim=0)
+        keep = KeepLogprobs(sampling)
+        settings = GenerationConfig(
+            max_new_tokens=max_new_tokens,
+            do_sample=not sampling.greedy,
+            temperature=1.0,  # ours is applied in KeepLogprobs; top-k is 50 by default
+            top_k=0,
+            top_p=1.0,
+            eos_token_id=self.policy.eos_ids,
+            pad_token_id=self.policy.pad_id,
+            cache_implementation=self.cache,
+        )
+        training = self.model.training
+        self.model.eval()
+        output = self.model.generate(
+            input_ids=ids,
+            attention_mask=mask.long(),
+            generation_config=settings,
+            logits_processor=LogitsProcessorList([keep]),
+        )
+        self.model.train(training)
+        keep.finish(output)
+        completion_ids = output[:, ids.shape[1] :]
+        completion = completion_mask(completion_ids, self.policy.eos_ids)
+        is_eos = torch.isin(completion_ids, torch.tensor(self.policy.eos_ids, device=ids.device))
+        return Rollout(
+            prompt_ids=ids,
+            prompt_mask=mask,
+            completion_ids=completion_ids.masked_fill(~completion, self.policy.pad_id),
+            completion_mask=completion,
+            logprobs=torch.cat(keep.logprobs, dim=1).masked_fill(~completion, 0.0),
+            finished=is_eos.any(1),
+        )
+
+    def _sync(self) -> None:
+        """Take over the policy's weights as they are now, where sampling runs on a copy."""
+        if self.model is not self.policy.model:
+            for target, source in zip(self.model.parameters(), self.policy.model.parameters(), strict=True):
+                target.copy_(source)

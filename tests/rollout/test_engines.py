@@ -1,0 +1,154 @@
+"""All engines sample from the model's own distribution, keep the log-probs they sampled with, and mask alike."""
+
+import pytest
+import torch
+from conftest import DEVICE, make_policy
+
+from rlcourse.logprobs import token_logprobs
+from rlcourse.rollout import left_pad, make_engine
+from rlcourse.sampling import GREEDY, Sampling
+
+ENGINES = ["hf-dynamic", "hf-static", "graph", "graph-compiled"]
+PROMPTS = [[5, 9, 40, 7], [11], [30, 31, 32, 33, 34, 35, 36], [8, 8]]
+
+
+def engine(policy, name):
+    if name == "graph-compiled":
+        torch._dynamo.reset()
+        return make_engine(policy, "graph", torch.float32, compile=True)
+    return make_engine(policy, name, torch.float32)
+
+
+def greedy_by_hand(policy, prompt: list[int], max_new_tokens: int) -> list[int]:
+    """One prompt, no padding, no cache: the whole sequence through the model for each token."""
+    ids = list(prompt)
+    for _ in range(max_new_tokens):
+        with torch.no_grad():
+            ids.append(int(policy.model(torch.tensor([ids], device=DEVICE)).logits[0, -1].argmax()))
+        if ids[-1] in policy.eos_ids:
+            break
+    return ids[len(prompt) :]
+
+
+def test_left_pad_puts_padding_before_the_prompt():
+    ids, mask = left_pad([[1, 2], [3]], 9, torch.device("cpu"))
+    assert ids.tolist() == [[1, 2], [9, 3]]
+    assert mask.tolist() == [[True, True], [False, True]]
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("tied", [True, False])
+def test_greedy_tokens_are_those_of_the_model_without_cache_or_padding(name, tied):
+    policy = make_policy(seed=3, tied=tied)
+    rollout = engine(policy, name).generate(PROMPTS, 1, 12, GREEDY)
+    for row, prompt in enumerate(PROMPTS):
+        assert rollout.completion_ids[row][rollout.completion_mask[row]].tolist() == greedy_by_hand(policy, prompt, 12)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(temperature=0.7), Sampling(top_k=5), Sampling(temperature=1.5, top_p=0.8)]
+)
+def test_sampling_logprobs_equal_recomputed_ones(policy, name, sampling):
+    torch.manual_seed(1)
+    rollout = engine(policy, name).generate(PROMPTS, 3, 10, sampling)
+    with torch.no_grad():
+        recomputed, _, _ = token_logprobs(policy.model, rollout, sampling, chunk=7)
+    assert rollout.completion_mask.any()
+    torch.testing.assert_close(rollout.logprobs, recomputed, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_generation_defaults_of_the_model_do_not_leak_into_sampling(policy, name):
+    """Qwen2.5-Instruct ships top-k 20, top-p 0.8 and a repetition penalty in its generation config."""
+    torch.manual_seed(0)
+    few = engine(policy, name).generate([PROMPTS[0]], 2000, 1, Sampling(temperature=3.0))
+    assert len(few.completion_ids.unique()) > 100  # top-k 50 would leave 50
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_frequencies_of_the_first_token_match_the_softmax(policy, name):
+    torch.manual_seed(0)
+    draws = 4000
+    rollout = engine(policy, name).generate([PROMPTS[2]], draws, 1, Sampling())
+    with torch.no_grad():
+        probabilities = policy.model(torch.tensor([PROMPTS[2]], device=DEVICE)).logits[0, -1].double().softmax(-1)
+    counts = torch.bincount(rollout.completion_ids[:, 0], minlength=len(probabilities)).double()
+    expected = probabilities * draws
+    common = expected >= 5  # the usual rule for a chi-square test; the rest is one more cell
+    observed = torch.cat([counts[common], counts[~common].sum()[None]])
+    expected = torch.cat([expected[common], expected[~common].sum()[None]])
+    chi_square = ((observed - expected) ** 2 / expected).sum().item()
+    freedom = int(common.sum())
+    assert chi_square < freedom + 5 * (2 * freedom) ** 0.5  # five standard deviations
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_rows_end_with_their_first_eos_and_are_masked_after_it(policy, name):
+    torch.manual_seed(0)
+    policy.eos_ids = list(range(0, 300, 6))  # so many that rows end at different steps, some at once
+    policy.model.generation_config.eos_token_id = policy.eos_ids
+    rollout = engine(policy, name).generate(PROMPTS, 16, 14, Sampling())
+    assert rollout.lengths.min() == 1
+    assert len(rollout.lengths.unique()) > 5
+    for ids, mask, logprobs, finished in zip(
+        rollout.completion_ids, rollout.completion_mask, rollout.logprobs, rollout.finished, strict=True
+    ):
+        length = int(mask.sum())
+        assert mask[:length].all()
+        assert not any(int(i) in policy.eos_ids for i in ids[: length - 1])
+        assert bool(finished) == (int(ids[length - 1]) in policy.eos_ids)
+        assert finished or length == 14
+        assert (ids[length:] == policy.pad_id).all()
+        assert (logprobs[length:] == 0).all()
+    with torch.no_grad():  # rows that stay while others leave keep their own cache
+        recomputed, _, _ = token_logprobs(policy.model, rollout, Sampling(), chunk=64)
+    torch.testing.assert_close(rollout.logprobs, recomputed, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_rows_are_group_major(policy, name):
+    rollout = engine(policy, name).generate(PROMPTS, 2, 2, Sampling())
+    for row in range(8):
+        assert rollout.prompt_ids[row][rollout.prompt_mask[row]].tolist() == PROMPTS[row // 2]
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_no_stale_weight_is_sampled_from(policy, name):
+    sampler = engine(policy, name)
+    sampler.generate(PROMPTS, 1, 4, Sampling())
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    rollout = sampler.generate(PROMPTS, 4, 8, Sampling())
+    with torch.no_grad():
+        recomputed, _, _ = token_logprobs(policy.model, rollout, Sampling(), chunk=64)
+    torch.testing.assert_close(rollout.logprobs, recomputed, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("rows", [1, 257])
+def test_one_row_and_many_rows(policy, rows):
+    """One row, and more rows than any power of two that a kernel might be made for."""
+    sampler = engine(policy, "graph")
+    for _ in range(2):  # the second time a captured graph is used again
+        rollout = sampler.generate([PROMPTS[0]], rows, 9, Sampling())
+        with torch.no_grad():
+            recomputed, _, _ = token_logprobs(policy.model, rollout, Sampling(), chunk=512)
+        torch.testing.assert_close(rollout.logprobs, recomputed, atol=1e-4, rtol=0)
+    assert rows == 1 or len({tuple(ids) for ids in rollout.completion_ids.tolist()}) > 200  # rows are independent draws
+
+
+def test_the_graph_engine_says_which_models_it_knows(policy):
+    policy.model.config.model_type = "llama"
+    with pytest.raises(ValueError, match="knows Qwen2 models, not llama"):
+        engine(policy, "graph")
+
+
+def test_a_prompt_longer_than_the_cache_is_refused_in_one_sentence(policy):
+    with pytest.raises(ValueError, match=r"250 tokens and 20 new ones exceed the model's 256 positions"):
+        engine(policy, "graph").generate([[5] * 250], 1, 20, Sampling())
+
+
+def test_an_unknown_engine_is_named():
+    with pytest.raises(ValueError, match="Unknown engine 'fast'"):
+        make_engine(None, "fast", torch.float32)
