@@ -9,7 +9,8 @@ import typing
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from rlcourse.sampling import Sampling
+if typing.TYPE_CHECKING:
+    from rlcourse.sampling import Sampling
 
 
 def setting(default, help: str, choices: tuple[str, ...] | None = None):
@@ -33,7 +34,9 @@ class TrainConfig:
         ("reward", "batch_centered", "leave_one_out", "group_centered", "group_normalized", "gae"),
     )
     surrogate: str = setting("clip", "loss of one token", ("reinforce", "clip", "cispo"))
-    ratio: str = setting("token", "importance ratio of each token, or one for the sequence (GSPO)", ("token", "sequence"))
+    ratio: str = setting(
+        "token", "importance ratio of each token, or one for the sequence (GSPO)", ("token", "sequence")
+    )
     aggregation: str = setting(
         "constant",
         "mean over sequences of their token means, mean over all tokens, or sum over rows x max_new_tokens",
@@ -44,6 +47,7 @@ class TrainConfig:
     kl_coef: float = setting(0.0, "weight of the KL divergence to the frozen reference; 0 for none")
     kl_estimator: str = setting("k3", "estimator of that KL", ("k1", "k2", "k3"))
     kl_in: str = setting("loss", "whether the KL is a loss term or taken from the reward", ("loss", "reward"))
+    reference: bool = setting(False, "keep the frozen reference to measure the KL even if it has no weight")
     mask_truncated: bool = setting(False, "leave completions that hit the token limit out of the loss (DAPO)")
     dynamic_sampling: bool = setting(False, "sample again until every group has signal, 4 rounds at most (DAPO)")
     gamma: float = setting(1.0, "discount of GAE")
@@ -63,7 +67,7 @@ class TrainConfig:
     compile_rollout: bool = setting(False, "compile the decode step of the graph engine with torch.compile")
     num_prompts: int = setting(16, "prompts a step")
     num_generations: int = setting(8, "completions of each prompt: the group")
-    max_prompt_tokens: int = setting(256, "longer prompts are left out of the data")
+    max_prompt_tokens: int = setting(64, "longer prompts are left out of the data")
     max_new_tokens: int = setting(80, "tokens of a completion at most")
     temperature: float = setting(1.0, "sampling temperature, applied in training too")
     top_k: int = setting(0, "sample from the k most probable tokens, in training too; 0 for all")
@@ -99,13 +103,20 @@ class TrainConfig:
     log_to: str = setting("none", "also log to", ("none", "tensorboard", "wandb"))
 
     @property
-    def sampling(self) -> Sampling:
+    def sampling(self) -> "Sampling":
+        from rlcourse.sampling import Sampling  # imports torch, which a config alone does not need
+
         return Sampling(self.temperature, self.top_k, self.top_p)
 
     @property
     def rows(self) -> int:
         """Completions a step."""
         return self.num_prompts * self.num_generations
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a frozen copy of the starting policy is kept."""
+        return self.reference or self.kl_coef > 0
 
     @property
     def run_name(self) -> str:
@@ -134,7 +145,14 @@ _GSM8K = {
 
 PRESETS: dict[str, dict[str, Any]] = {
     "laptop": {},
-    "a10g": _GSM8K | {"num_prompts": 8, "num_generations": 8, "micro_batch_rows": 8, "gradient_checkpointing": True},
+    "a10g": _GSM8K
+    | {
+        "num_prompts": 8,
+        "num_generations": 8,
+        "micro_batch_rows": 8,
+        "logprob_chunk": 1024,
+        "gradient_checkpointing": True,
+    },
     "h200": _GSM8K | {"num_prompts": 32, "num_generations": 8, "micro_batch_rows": 32},
 }
 
@@ -212,14 +230,24 @@ def check_config(config: TrainConfig) -> None:
     _ = config.sampling  # its own checks of temperature, top_k and top_p
     if config.temperature == 0:
         raise ValueError("temperature must be positive: greedy completions of a prompt are all the same.")
-    for name in (
-        "num_prompts num_generations max_prompt_tokens max_new_tokens steps inner_epochs minibatches micro_batch_rows "
-        "logprob_chunk eval_problems"
-    ).split():
+    for name in [
+        "num_prompts",
+        "num_generations",
+        "max_prompt_tokens",
+        "max_new_tokens",
+        "steps",
+        "inner_epochs",
+        "minibatches",
+        "micro_batch_rows",
+        "logprob_chunk",
+        "eval_problems",
+    ]:
         if getattr(config, name) < 1:
             raise ValueError(f"{name} must be at least 1, not {getattr(config, name)}.")
     if config.num_generations < 2 and config.advantage in ("leave_one_out", "group_centered", "group_normalized"):
         raise ValueError(f"advantage {config.advantage!r} compares the completions of a prompt: num_generations >= 2.")
+    if config.surrogate == "reinforce" and config.inner_epochs * config.minibatches > 1:
+        raise ValueError("surrogate 'reinforce' has no importance ratio: it needs inner_epochs 1 and minibatches 1.")
     if config.minibatches > config.rows:
         raise ValueError(f"minibatches ({config.minibatches}) must not exceed the rows of a step ({config.rows}).")
     if config.dtype == "bfloat16" and config.device == "cpu":

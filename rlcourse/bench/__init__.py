@@ -1,0 +1,72 @@
+"""Benchmarks that ship: `rlcourse bench NAME`, and `--record` to keep what was measured in `data/measurements/`.
+
+Each returns the setup and the result rows of a measurement record: `rollout` and `step` in `speed.py`, `mismatch` and
+`logprobs` in `numerics.py`; peers that are measured beside ours in `peers.py`.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from rlcourse.config import TrainConfig
+from rlcourse.records import device_name, format_cell, write_record
+
+WIDEST_SPREAD = 0.25  # of the median: a measurement that varies more is not recorded
+
+
+def measure(run: Callable[[], float], repeats: int, warmup: int = 1) -> list[float]:
+    """What `run` returns, `repeats` times, after `warmup` calls that do not count."""
+    for _ in range(warmup):
+        run()
+    return [run() for _ in range(repeats)]
+
+
+def median_and_spread(values: list[float]) -> tuple[float, float]:
+    """The median, and the range of the values as a share of it."""
+    median = statistics.median(values)
+    return median, (max(values) - min(values)) / median
+
+
+def seconds(run: Callable[[], object], device: torch.device) -> float:
+    """Wall seconds of one call, the GPU's work included."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def run_bench(what: str, config: TrainConfig, shape: str, completions: list[int], repeats: int, record: bool) -> None:
+    """Run the benchmark `what`, print its table and, with `record`, write the measurement record.
+
+    Raises ValueError for an unknown name, or a spread too wide to be recorded.
+    """
+    from rlcourse.bench import numerics, speed  # they import this module
+
+    match what:
+        case "rollout":
+            setup, rows = speed.rollout(config, repeats)
+        case "step":
+            setup, rows = speed.step(shape, completions, repeats=repeats)
+        case "mismatch":
+            setup, rows = numerics.mismatch(config)
+        case "logprobs":
+            setup, rows = numerics.logprobs()
+        case _:
+            raise ValueError(f"Unknown benchmark {what!r}: use rollout, step, mismatch or logprobs.")
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    table = Table(*columns, title=f"{what} on {device_name()}")
+    for row in rows:
+        table.add_row(*(format_cell(row.get(column)) for column in columns))
+    Console().print(table)
+    if record:
+        wide = [row["variant"] for row in rows if row.get("spread", 0) > WIDEST_SPREAD]
+        if wide:
+            raise ValueError(f"Not recorded: {', '.join(wide)} varied by over {WIDEST_SPREAD:.0%} between repetitions.")
+        print(f"Recorded in {write_record(what, setup, rows)}.")

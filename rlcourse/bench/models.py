@@ -1,0 +1,64 @@
+"""Model folders with random weights, for measuring speed without a download."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+
+from rlcourse.tasks import Task
+from rlcourse.tokenizer import train_tokenizer
+
+# The config.json of each model on the hub, https://huggingface.co/Qwen
+SHAPES = {
+    "qwen2.5-0.5b": {
+        "vocab_size": 151936,
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+    },
+    "tiny": {
+        "vocab_size": 2048,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+}
+
+
+def task_texts(task: Task, count: int = 2000) -> Iterable[str]:
+    """Questions and answers to train a tokenizer on, so that prompts have about as many tokens as with a real one."""
+    for problem in task.problems("train")[:count]:
+        yield problem.question
+        yield problem.answer
+    yield from ["system\nuser\nassistant\n", task.instruction] * 20
+
+
+def write_random_model(shape: str, task: Task, folder: Path) -> None:
+    """Write a Qwen2 of a known shape with random weights (bfloat16) and a tokenizer made for the task.
+
+    Raises ValueError for an unknown shape.
+    """
+    if shape not in SHAPES:
+        raise ValueError(f"Unknown shape {shape!r}: use one of {', '.join(SHAPES)}.")
+    tokenizer = train_tokenizer(task_texts(task), vocab_size=2000)
+    config = Qwen2Config(
+        **SHAPES[shape],
+        max_position_embeddings=32768,
+        rms_norm_eps=1e-6,
+        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    torch.manual_seed(0)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):  # a GPU draws the numbers in no time
+        model = Qwen2ForCausalLM(config)
+    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

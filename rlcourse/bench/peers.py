@@ -1,0 +1,124 @@
+"""TRL's GRPO step on the same model folder, prompts and shapes, for `rlcourse bench step`."""
+
+import random
+import tempfile
+import time
+from typing import Any
+
+import torch
+
+from rlcourse.bench import median_and_spread
+from rlcourse.policy import load_policy
+from rlcourse.tasks import Task
+
+WARMUP = 2
+
+
+def trl_steps(model: str, task: Task, completions: int, new_tokens: int, repeats: int) -> list[dict[str, Any]]:
+    """One row for TRL's default (dynamic cache) and one for its static cache, compiled; none where TRL is missing.
+
+    Weights and optimizer are bfloat16, as TRL loads this checkpoint: less work than our float32 weights.
+    """
+    try:
+        import trl  # noqa: F401
+    except ImportError:
+        return []
+    rows = []
+    for variant, static in (("trl-default", False), ("trl-static-compiled", True)):
+        timed = run_trl(model, task, completions, new_tokens, WARMUP + repeats, static)[WARMUP:]
+        step_s, spread = median_and_spread([t["step_s"] for t in timed])
+        rollout_s = median_and_spread([t["rollout_s"] for t in timed])[0]
+        rows.append(
+            {
+                "variant": variant,
+                "rows": completions,
+                "step_s": step_s,
+                "rollout_s": rollout_s,
+                "update_s": step_s - rollout_s,
+                "spread": spread,
+                "peak_memory_bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
+            }
+        )
+    return rows
+
+
+def run_trl(model: str, task: Task, completions: int, new_tokens: int, steps: int, static: bool) -> list[dict]:
+    """Seconds of each step and of its generation, from TRL's own trainer."""
+    from datasets import Dataset
+    from datasets.table import InMemoryTable
+    from transformers import Qwen2ForCausalLM
+    from trl import GRPOConfig, GRPOTrainer
+
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    torch._dynamo.reset()
+    policy = load_policy(model)
+    prompts = [policy.tokenizer.decode(policy.prompt(p.question, task.instruction)) for p in task.problems("train")]
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = GRPOConfig(
+            output_dir=folder,
+            per_device_train_batch_size=completions,
+            num_generations=8,
+            max_completion_length=new_tokens,
+            max_steps=steps,
+            loss_type="dr_grpo",
+            scale_rewards="none",
+            beta=0.0,
+            temperature=1.0,
+            top_k=0,
+            learning_rate=1e-6,
+            bf16=on_gpu,
+            use_cpu=not on_gpu,
+            gradient_checkpointing=False,
+            cache_implementation="static" if static else None,
+            logging_steps=1000,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            seed=1,
+        )
+        trainer = GRPOTrainer(
+            model=Qwen2ForCausalLM.from_pretrained(model, dtype=torch.bfloat16 if on_gpu else torch.float32),
+            reward_funcs=lambda completions, **_: [random.random() for _ in completions],
+            args=arguments,
+            # A fingerprint of our own, as datasets cannot hash a table with every pyarrow.
+            train_dataset=Dataset(InMemoryTable.from_pydict({"prompt": prompts[:512]}), fingerprint="prompts"),
+            processing_class=policy.tokenizer,
+        )
+        if static and on_gpu:
+            trainer.generation_config.disable_compile = False  # TRL sets it, so its static cache is not compiled
+            trainer.generation_config.max_cache_len = 320 + new_tokens
+        return _timed_training(trainer, on_gpu)
+
+
+def _timed_training(trainer, on_gpu: bool) -> list[dict[str, float]]:
+    from transformers import TrainerCallback
+
+    steps: list[dict[str, float]] = []
+
+    def now() -> float:
+        if on_gpu:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    class Clock(TrainerCallback):
+        def on_step_begin(self, *_, **__):
+            steps.append({"start": now(), "rollout_s": 0.0})
+
+        def on_step_end(self, *_, **__):
+            steps[-1]["step_s"] = now() - steps[-1]["start"]
+
+    generate = trainer._generate_single_turn
+
+    def timed_generate(*args, **kwargs):
+        start = now()
+        result = generate(*args, **kwargs)
+        steps[-1]["rollout_s"] += now() - start
+        return result
+
+    trainer._generate_single_turn = timed_generate
+    trainer.add_callback(Clock())
+    trainer.train()
+    return steps

@@ -1,0 +1,140 @@
+"""How fast: the rollout engines side by side, and a whole training step beside that of its peers."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlcourse.bench import measure, median_and_spread, seconds
+from rlcourse.bench.models import write_random_model
+from rlcourse.config import TrainConfig, make_config
+from rlcourse.experience import PromptOrder, add_advantages, collect
+from rlcourse.policy import find_device, load_policy
+from rlcourse.rollout import make_engine
+from rlcourse.runs import open_run
+from rlcourse.tasks import load_task
+from rlcourse.trainer import Trainer
+
+Rows = list[dict[str, Any]]
+
+
+def rollout(config: TrainConfig, repeats: int = 5) -> tuple[dict[str, Any], Rows]:
+    """Tokens/s of each engine on the config's model, prompts and sampling: the same rows, one after the other.
+
+    Tokens are those up to EOS. Each row of results also has its speed over that of `hf-dynamic`.
+    """
+    device = find_device(config)
+    task = load_task(config.task, config.data_dir)
+    policy = load_policy(config.model, device)
+    problems = PromptOrder(task.problems("train"), config.seed).take(config.num_prompts)
+    prompts = [policy.prompt(problem.question, task.instruction) for problem in problems]
+    dtype = getattr(torch, config.dtype)
+    variants = {name: (name, False) for name in ("hf-dynamic", "hf-static", "graph")}
+    if device.type == "cuda":
+        variants["graph-compiled"] = ("graph", True)
+    rows = []
+    for variant, (name, compiled) in variants.items():
+        engine = make_engine(policy, name, dtype, compiled)
+
+        def run(engine=engine) -> float:
+            torch.manual_seed(config.seed)
+            done = []
+            took = seconds(
+                lambda: done.append(
+                    engine.generate(prompts, config.num_generations, config.max_new_tokens, config.sampling)
+                ),
+                device,
+            )
+            return int(done[0].lengths.sum()) / took
+
+        tokens_per_s, spread = median_and_spread(measure(run, repeats))
+        rows.append({"variant": variant, "rows": config.rows, "tokens_per_s": tokens_per_s, "spread": spread})
+    for row in rows:
+        row["speedup"] = row["tokens_per_s"] / rows[0]["tokens_per_s"]
+    setup = {
+        "model": config.model,
+        "task": config.task,
+        "dtype": config.dtype,
+        "prompts": config.num_prompts,
+        "num_generations": config.num_generations,
+        "max_new_tokens": config.max_new_tokens,
+        "temperature": config.temperature,
+        "repeats": repeats,
+    }
+    return setup, rows
+
+
+def step(
+    shape: str, completions: list[int], new_tokens: int = 256, repeats: int = 5, peers: bool = True
+) -> tuple[dict[str, Any], Rows]:
+    """Seconds of a whole Dr. GRPO step on GSM8K with random weights of `shape`, beside TRL's where it is installed.
+
+    Random weights never end an answer, so every completion has `new_tokens` tokens, and they earn nothing; rewards are
+    coin flips instead, so that every group has a gradient.
+    """
+    task = load_task("gsm8k" if shape != "tiny" else "minigsm")
+    rows: Rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "model"
+        write_random_model(shape, task, model)
+        for count in completions:
+            rows.append(our_step(str(model), task.name, count, new_tokens, repeats, folder))
+            if peers:
+                from rlcourse.bench.peers import trl_steps
+
+                rows += trl_steps(str(model), task, count, new_tokens, repeats)
+    setup = {"shape": shape, "task": task.name, "num_generations": 8, "new_tokens": new_tokens, "repeats": repeats}
+    return setup, rows
+
+
+def our_step(model: str, task: str, completions: int, new_tokens: int, repeats: int, folder: str) -> dict[str, Any]:
+    """Our step: median seconds by phase, and the gap between sampling and training log-probs."""
+    on_gpu = torch.cuda.is_available()
+    config = make_config(
+        "h200" if on_gpu else "laptop",
+        model=model,
+        task=task,
+        num_prompts=completions // 8,
+        num_generations=8,
+        max_new_tokens=new_tokens,
+        output=folder,
+        name=f"step-{completions}",
+        warmup_steps=1,
+    )
+    device = find_device(config)
+    trainer = Trainer(config, open_run(config, resume=False), device, checkpoint=None)
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    measured = []
+
+    def run() -> float:
+        trainer.timer.take()
+        with trainer.timer("step"):
+            experience = collect(trainer.policy, trainer.engine, trainer.task, trainer.order, config, trainer.timer)
+            experience.rewards = coin_flips(config.num_prompts, config.num_generations).to(device)
+            add_advantages(experience, trainer.policy, None, None, config)
+            with trainer.timer("update"):
+                updated = trainer.update(experience, step=1)
+        measured.append(trainer.timer.take() | updated)
+        return measured[-1]["step_s"]
+
+    step_s, spread = median_and_spread(measure(run, repeats, warmup=2))
+    timed = measured[2:]
+    return {
+        "variant": "rlcourse",
+        "rows": completions,
+        "step_s": step_s,
+        "rollout_s": median_and_spread([m["rollout_s"] for m in timed])[0],
+        "update_s": median_and_spread([m["update_s"] for m in timed])[0],
+        "spread": spread,
+        "peak_memory_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
+        "mismatch_mean": max(m["mismatch_mean"] for m in timed),
+        "mismatch_max": max(m["mismatch_max"] for m in timed),
+    }
+
+
+def coin_flips(groups: int, size: int) -> torch.Tensor:
+    """Rewards [groups * size]: half of each group right, in random places."""
+    order = torch.rand(groups, size).argsort(1)
+    return (order < size // 2).float().flatten()

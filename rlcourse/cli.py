@@ -1,0 +1,288 @@
+"""The command line. `rlcourse train` alone trains the embedded model on a laptop; `rlcourse COMMAND --help` explains.
+
+Only light modules are imported here, so that `--help` answers at once; each command imports what it runs.
+"""
+
+import inspect
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import Field, fields
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+
+from rlcourse import __version__
+from rlcourse.config import ALGORITHMS, TrainConfig, field_type, make_config
+
+# The groups of `rlcourse train --help`: each begins at this field of TrainConfig.
+PANELS = {
+    "preset": "What is trained, and on what",
+    "advantage": "Algorithm switches",
+    "reward_parser": "Reward",
+    "engine": "Rollout",
+    "steps": "Optimisation",
+    "eval_every": "Evaluation",
+    "seed": "The run",
+}
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Reinforcement learning for language models, from the policy gradient to a GPU kernel.",
+)
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """End in one red sentence instead of a traceback: exit code 2 for wrong input, 1 for the rest, 130 after Ctrl-C.
+
+    RLCOURSE_TRACEBACK=1 lets the error through.
+    """
+    try:
+        yield
+    except (typer.Exit, typer.Abort):  # RuntimeErrors, but typer's own
+        raise
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except (ValueError, OSError, RuntimeError, ImportError) as error:
+        if os.environ.get("RLCOURSE_TRACEBACK"):
+            raise
+        sentence = next(iter(str(error).splitlines()), "") or type(error).__name__
+        if type(error).__name__ == "OutOfMemoryError":
+            sentence += " Lower --micro-batch-rows, --num-prompts or --max-new-tokens, or add --gradient-checkpointing."
+        elif isinstance(error, ImportError):
+            sentence += " `rlcourse doctor` says what is missing."
+        elif isinstance(error, RuntimeError):
+            sentence += " (RLCOURSE_TRACEBACK=1 shows where.)"
+        Console(stderr=True).print(f"[red]{escape(sentence)}[/red]", soft_wrap=True, highlight=False)
+        raise typer.Exit(2 if isinstance(error, (ValueError, FileNotFoundError)) else 1) from None
+
+
+def setting_options() -> list[inspect.Parameter]:
+    """One keyword parameter for each field of TrainConfig, None by default so that preset and algorithm can fill it."""
+    options, panel = [], ""
+    for f in fields(TrainConfig):
+        panel = PANELS.get(f.name, panel)
+        annotation = Annotated[field_type(f) | None, _option(f, panel)]
+        options.append(inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
+    return options
+
+
+def _option(f: Field, panel: str):
+    flag = "--" + f.name.replace("_", "-")
+    if field_type(f) is bool:
+        flag += "/--no-" + f.name.replace("_", "-")
+    choices = tuple(ALGORITHMS) if f.name == "algorithm" else f.metadata["choices"]
+    text = f.metadata["help"] + (": " + ", ".join(choices) if choices else "")
+    if f.default is not None:
+        default = {True: "on", False: "off"}[f.default] if field_type(f) is bool else f.default
+        text += f" (default: {default})"
+    return typer.Option(flag, help=text, show_default=False, rich_help_panel=panel)
+
+
+def takes_settings(command):
+    """Give a command `command(settings, ...)` an option for every field of TrainConfig, collected in `settings`.
+
+    `settings` holds the options that were set. The command's other parameters stay options of their own.
+    """
+
+    def with_options(**values):
+        names = {f.name for f in fields(TrainConfig)}
+        settings = {name: value for name, value in values.items() if name in names and value is not None}
+        command(settings, **{name: value for name, value in values.items() if name not in names})
+
+    own = list(inspect.signature(command).parameters.values())[1:]
+    parameters = setting_options() + [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+    with_options.__signature__ = inspect.Signature(parameters)
+    with_options.__annotations__ = {p.name: p.annotation for p in parameters}
+    with_options.__doc__ = command.__doc__
+    with_options.__name__ = command.__name__
+    return with_options
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+):
+    if version:
+        print(f"rlcourse {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+@takes_settings
+def train(
+    settings: dict[str, Any],
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print config and memory estimate, and exit.")] = False,
+):
+    """Train a language model by reinforcement learning.
+
+    What is set here wins over the algorithm's switches, which win over the preset. The defaults shown are those of the
+    laptop preset with Dr. GRPO; `--preset a10g --dry-run` prints those of another.
+    """
+    with user_errors():
+        config = make_config(**settings)
+        if dry_run:
+            print_config(config)
+            print_memory(config)
+            return
+        from rlcourse import trainer
+
+        print_summary(trainer.train(config, resume=resume))
+
+
+@app.command("eval")
+@takes_settings
+def evaluate(settings: dict[str, Any]):
+    """Measure a model on the test problems: greedy accuracy by both readings, and pass@k.
+
+    `--model` takes a folder, so a run's checkpoint too.
+    """
+    with user_errors():
+        config = make_config(**settings)
+        from rlcourse import evaluation
+
+        result = evaluation.evaluate(config)
+        table = Table(
+            "measure", "value", title=f"{config.model} on {result['problems']} test problems of {config.task}"
+        )
+        for name, value in result.items():
+            if name not in ("problems", "samples"):
+                table.add_row(name.replace("_", " "), f"{value:.1f}" if name == "tokens" else f"{value:.1%}")
+        Console().print(table)
+
+
+@app.command()
+@takes_settings
+def sample(
+    settings: dict[str, Any],
+    count: Annotated[int, typer.Option("--count", help="Problems to solve.")] = 5,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Take the most probable token each time.")] = False,
+):
+    """Watch a model solve problems of the test set, and see how each answer is judged."""
+    with user_errors():
+        config = make_config(**settings)
+        from rlcourse import evaluation
+
+        console = Console()
+        for answer in evaluation.sample(config, count, greedy):
+            verdict = "[green]right[/green]" if answer.strict else "[red]wrong[/red]"
+            if answer.lenient and not answer.strict:
+                verdict = "[yellow]right, but not in the form that was asked for[/yellow]"
+            if not answer.finished:
+                verdict = "[red]cut off[/red]"
+            console.print(Panel(escape(answer.text) or "(nothing)", title=verdict, title_align="left"))
+            console.print(escape(answer.problem.question), f"Gold: {answer.problem.gold}\n", soft_wrap=True)
+
+
+@app.command()
+def sft(
+    output: Annotated[str, typer.Option("--output", help="Folder to write the model to.")] = "runs/embedded",
+    steps: Annotated[int | None, typer.Option("--steps", help="Steps; the recipe's number if not given.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed; the recipe's if not given.")] = None,
+):
+    """Make the embedded model again: a small Qwen2, trained from scratch on uneven demonstrations, on a CPU."""
+    with user_errors():
+        from rlcourse.sft import SFTConfig
+        from rlcourse.sft import sft as train_from_scratch
+
+        given = {name: value for name, value in (("steps", steps), ("seed", seed)) if value is not None}
+        loss = train_from_scratch(SFTConfig(**given), output)
+        print(f"Loss {loss:.3f} nats a token. The model is in {output}: `rlcourse eval --model {output}` measures it.")
+
+
+@app.command()
+@takes_settings
+def bench(
+    settings: dict[str, Any],
+    what: Annotated[str, typer.Argument(help="rollout, step, mismatch or logprobs")],
+    shape: Annotated[str, typer.Option("--shape", help="step: model shape with random weights")] = "qwen2.5-0.5b",
+    completions: Annotated[str, typer.Option("--completions", help="step: completions, by commas")] = "16,64",
+    repeats: Annotated[int, typer.Option("--repeats", help="rollout, step: timed repetitions")] = 5,
+    record: Annotated[bool, typer.Option("--record", help="Keep the result in data/measurements/.")] = False,
+):
+    """Measure this machine: `rollout` engines side by side, a whole training `step` beside TRL's, the `mismatch`
+    between sampling and training log-probs, the memory of `logprobs` in chunks."""
+    with user_errors():
+        config = make_config(**settings)
+        from rlcourse.bench import run_bench
+
+        run_bench(what, config, shape, [int(n) for n in completions.split(",")], repeats, record)
+
+
+@app.command()
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False):
+    """Say what this machine is, which presets fit it, and what is missing with the command that mends it."""
+    with user_errors():
+        from rlcourse import doctor
+
+        facts = doctor.gather()
+        doctor.print_json(facts) if as_json else doctor.print_report(facts)
+        raise typer.Exit(0 if doctor.healthy(facts) else 1)
+
+
+def print_config(config: TrainConfig) -> None:
+    """The resolved config; what differs from the laptop preset is in bold."""
+    table = Table("setting", "value", title=f"Config of {config.run_name}")
+    for f in fields(TrainConfig):
+        if f.name in PANELS:
+            table.add_section()
+        value = getattr(config, f.name)
+        table.add_row(f.name, escape(str(value)), style="bold" if value != f.default else None)
+    Console().print(table)
+
+
+def print_memory(config: TrainConfig) -> None:
+    """The memory estimate by part and phase."""
+    from rlcourse import memory
+    from rlcourse.machine import format_bytes
+
+    device = memory.resolve_device(config)
+    shape = memory.model_shape(config.model)
+    estimate = memory.estimate(config, shape, device)
+    table = Table("part", "memory", title=f"Memory estimate on {device}: {memory.parameters(shape):,} parameters")
+    table.columns[1].justify = "right"
+    for name, count in vars(estimate).items():
+        if count:
+            table.add_row(name.replace("_", " "), format_bytes(count))
+    table.add_row("libraries", format_bytes(memory.LIBRARIES), end_section=True)
+    table.add_row("rollout phase", format_bytes(estimate.rollout))
+    table.add_row("update phase", format_bytes(estimate.update))
+    table.add_row("at most, every row at its longest", format_bytes(estimate.peak), style="bold")
+    Console().print(table)
+
+
+def print_summary(summary: dict[str, Any]) -> None:
+    """What a run achieved: the test problems before and after, and some answers of the trained model."""
+    before, after = summary["before"], summary["after"]
+    table = Table("test problems", "before", "after", title=f"{summary['eval_problems']} problems held out")
+    for name in ("accuracy", "accuracy_lenient", *(key for key in after if key.startswith("pass@"))):
+        table.add_row(name.replace("_", " "), f"{before[name]:.1%}", f"{after[name]:.1%}")
+    table.add_row("tokens an answer", f"{before['tokens']:.1f}", f"{after['tokens']:.1f}")
+    samples = Table("question", "answer after training", "right", title="Samples", show_lines=True)
+    for sample in after["samples"][:4]:
+        samples.add_row(escape(sample["question"]), escape(sample["text"]), "yes" if sample["right"] else "no")
+    console = Console()
+    console.print(samples, table)
+    console.print(
+        f"{summary['steps']} steps in {summary['wall_seconds']:.0f} s. Curve, metrics, samples and checkpoints are in "
+        f"{summary['folder']}.",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def main() -> None:
+    """Entry point of the `rlcourse` command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""How good a policy is on held-out problems: greedy accuracy, and pass@k from samples."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from rlcourse.config import TrainConfig
+from rlcourse.policy import Policy, find_device, load_policy
+from rlcourse.rollout import RolloutEngine, make_engine
+from rlcourse.sampling import GREEDY, Sampling
+from rlcourse.tasks import Problem, Task, load_task
+
+BATCH_ROWS = 256  # completions generated at once
+
+
+@dataclass
+class Answer:
+    """What the model wrote for a problem, and what the verifier says. An unfinished answer is never right."""
+
+    problem: Problem
+    text: str
+    tokens: int
+    finished: bool
+    strict: bool
+    lenient: bool
+    formatted: bool
+
+
+def answer_problems(
+    policy: Policy,
+    engine: RolloutEngine,
+    task: Task,
+    problems: list[Problem],
+    max_new_tokens: int,
+    sampling: Sampling = GREEDY,
+    num_generations: int = 1,
+    progress: str | None = None,
+) -> list[list[Answer]]:
+    """`num_generations` answers to each problem, in the order of `problems`.
+
+    Sampling uses random numbers of its own, so that an evaluation does not change the training that goes on after it.
+    `progress` names a progress bar.
+    """
+    prompts = [policy.prompt(problem.question, task.instruction) for problem in problems]
+    order = sorted(range(len(problems)), key=lambda i: len(prompts[i]))  # prompts of a length pad each other least
+    size = min(max(1, BATCH_ROWS // num_generations), len(problems))
+    answers: list[list[Answer]] = [[] for _ in problems]
+    devices = [policy.device] if policy.device.type == "cuda" else []
+    bar = tqdm(total=len(problems), desc=progress, unit="problem", leave=False, disable=progress is None)
+    with torch.random.fork_rng(devices), bar:
+        torch.manual_seed(0)
+        for start in range(0, len(order), size):
+            batch = order[start : start + size]
+            filled = batch + batch[-1:] * (
+                size - len(batch)
+            )  # every batch has the same rows: one CUDA graph serves all
+            rollout = engine.generate([prompts[i] for i in filled], num_generations, max_new_tokens, sampling)
+            rollout = rollout[: len(batch) * num_generations]
+            texts = policy.texts(rollout.completion_ids, rollout.completion_mask)
+            lengths, finished = rollout.lengths.tolist(), rollout.finished.tolist()
+            for row, text in enumerate(texts):
+                i = batch[row // num_generations]
+                answers[i].append(_judge(task, problems[i], text, lengths[row], finished[row]))
+            bar.update(len(batch))
+    return answers
+
+
+def _judge(task: Task, problem: Problem, text: str, tokens: int, finished: bool) -> Answer:
+    verdict = task.verify(text, problem.gold)
+    return Answer(
+        problem=problem,
+        text=text,
+        tokens=tokens,
+        finished=finished,
+        strict=finished and verdict.strict,
+        lenient=finished and verdict.lenient,
+        formatted=finished and verdict.formatted,
+    )
+
+
+def evaluate_test(
+    policy: Policy, engine: RolloutEngine, task: Task, config: TrainConfig, when: str = ""
+) -> dict[str, Any]:
+    """Greedy accuracy and pass@k on the config's test problems, with the first answers as samples."""
+    problems = task.problems("test")[: config.eval_problems]
+    greedy = answer_problems(policy, engine, task, problems, config.max_new_tokens, progress=f"test {when}")
+    result = {"problems": len(problems)} | summarize(greedy)
+    if config.pass_k:
+        few = problems[: config.pass_k_problems]
+        settings = {"sampling": config.sampling, "num_generations": config.pass_k, "progress": f"pass@k {when}"}
+        sampled = answer_problems(policy, engine, task, few, config.max_new_tokens, **settings)
+        result |= mean_pass_at_k(sampled)
+    samples = [
+        {"question": a.problem.question, "gold": a.problem.gold, "text": a.text, "right": a.strict}
+        for (a, *_) in greedy[:8]
+    ]
+    return result | {"samples": samples}
+
+
+def evaluate(config: TrainConfig) -> dict[str, Any]:
+    """Load the config's model and measure it on the test problems: what `rlcourse eval` does."""
+    policy, engine, task = load_all(config)
+    return evaluate_test(policy, engine, task, config)
+
+
+def sample(config: TrainConfig, count: int, greedy: bool) -> list[Answer]:
+    """Answers of the config's model to the first `count` test problems: what `rlcourse sample` does."""
+    policy, engine, task = load_all(config)
+    problems = task.problems("test")[:count]
+    sampling = GREEDY if greedy else config.sampling
+    answers = answer_problems(policy, engine, task, problems, config.max_new_tokens, sampling)
+    return [answer for (answer,) in answers]
+
+
+def load_all(config: TrainConfig) -> tuple[Policy, RolloutEngine, Task]:
+    """Policy, engine and task of a config, on its device."""
+    policy = load_policy(config.model, find_device(config))
+    engine = make_engine(policy, config.engine, getattr(torch, config.dtype), config.compile_rollout)
+    return policy, engine, load_task(config.task, config.data_dir)
+
+
+def summarize(answers: list[list[Answer]]) -> dict[str, float]:
+    """Means over all answers: accuracy (strict), accuracy_lenient, formatted, finished, tokens; accuracy by level."""
+    flat = [answer for group in answers for answer in group]
+
+    def mean(values) -> float:
+        values = list(values)
+        return sum(values) / len(values)
+
+    summary = {
+        "accuracy": mean(a.strict for a in flat),
+        "accuracy_lenient": mean(a.lenient for a in flat),
+        "formatted": mean(a.formatted for a in flat),
+        "finished": mean(a.finished for a in flat),
+        "tokens": mean(a.tokens for a in flat),
+    }
+    for level in sorted({a.problem.level for a in flat if a.problem.level is not None}):
+        summary[f"accuracy_level_{level}"] = mean(a.strict for a in flat if a.problem.level == level)
+    return summary
+
+
+def pass_at_k(samples: int, right: int, k: int) -> float:
+    """Probability that one of k answers drawn from `samples`, of which `right` are right, is right.
+
+    The unbiased estimator 1 - C(n - c, k) / C(n, k) of Chen et al. 2021 (arXiv:2107.03374), eq. 1.
+    """
+    if not 1 <= k <= samples:
+        raise ValueError(f"pass@{k} needs at least {k} samples of each problem, there are {samples}.")
+    return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
+
+
+def mean_pass_at_k(answers: list[list[Answer]]) -> dict[str, float]:
+    """pass@1, pass@2, pass@4, ... up to the samples there are, averaged over problems."""
+    samples = len(answers[0])
+    ks = [2**i for i in range(samples.bit_length()) if 2**i <= samples]
+    right = [sum(answer.strict for answer in group) for group in answers]
+    return {f"pass@{k}": sum(pass_at_k(samples, c, k) for c in right) / len(right) for k in ks}

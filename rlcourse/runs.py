@@ -1,0 +1,157 @@
+"""A run's folder: config.json, metrics.jsonl, evals.jsonl, samples.jsonl, curve.png, summary.json, checkpoints/."""
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from rlcourse.config import TrainConfig
+from rlcourse.experience import Experience
+
+MAY_DIFFER = ("steps", "output", "name", "device", "save_every", "log_to")  # settings that --resume may change
+SAMPLES_A_STEP = 4
+
+
+def open_run(config: TrainConfig, resume: bool) -> "RunFolder":
+    """The folder of a run: a new one, or with `resume` that of the run to go on with.
+
+    A default name that is taken gets a number. Raises ValueError for a name given by hand that is taken, or a config
+    that differs from that of the run to resume; FileNotFoundError for no such run.
+    """
+    root = Path(config.output).expanduser()
+    taken = _numbered(root, config.run_name)
+    if not resume:
+        if config.name and taken:
+            raise ValueError(f"{taken[-1]} exists: go on with --resume, or choose another --name.")
+        path = root / (config.run_name if not taken else f"{config.run_name}-{len(taken) + 1}")
+        path.mkdir(parents=True)
+        write_json(path / "config.json", config.to_dict())
+        return RunFolder(path, config)
+    if not taken:
+        raise FileNotFoundError(f"No run to resume at {root / config.run_name}: start it without --resume.")
+    path = taken[-1]
+    saved, now = read_json(path / "config.json"), config.to_dict()
+    different = [name for name in now if name not in MAY_DIFFER and saved.get(name) != now[name]]
+    if different:
+        changes = ", ".join(f"{name} was {saved.get(name)!r}, is {now[name]!r}" for name in different)
+        raise ValueError(f"{path} was started with other settings ({changes}): resume with the same ones.")
+    return RunFolder(path, config)
+
+
+def _numbered(root: Path, name: str) -> list[Path]:
+    """The runs called name, name-2, name-3, ... that exist, in that order."""
+    found, path = [], root / name
+    while path.exists():
+        found.append(path)
+        path = root / f"{name}-{len(found) + 1}"
+    return found
+
+
+class RunFolder:
+    """Where a run writes what it measures: to files always, to TensorBoard or W&B if asked for."""
+
+    def __init__(self, path: Path, config: TrainConfig):
+        self.path, self.config = path, config
+        self.tracker = make_tracker(path, config)
+
+    def log_step(self, metrics: dict[str, Any], experience: Experience) -> None:
+        """One line of metrics, and some of the step's completions."""
+        append_json(self.path / "metrics.jsonl", metrics)
+        for i in range(0, len(experience.texts), max(1, len(experience.texts) // SAMPLES_A_STEP)):
+            sample = {
+                "step": metrics["step"],
+                "question": experience.problems[i].question,
+                "gold": experience.problems[i].gold,
+                "text": experience.texts[i],
+                "reward": experience.rewards[i].item(),
+            }
+            append_json(self.path / "samples.jsonl", sample)
+        self.tracker(metrics["step"], "train", metrics | metrics["timing"])
+
+    def log_eval(self, metrics: dict[str, Any]) -> None:
+        """One line of a validation."""
+        append_json(self.path / "evals.jsonl", metrics)
+        self.tracker(metrics["step"], "validation", metrics)
+
+    def forget_after(self, step: int) -> None:
+        """Drop the lines of steps that a checkpoint at `step` has not seen; they will be written again."""
+        for name in ("metrics.jsonl", "evals.jsonl", "samples.jsonl"):
+            path = self.path / name
+            if path.exists():
+                kept = [line for line in read_lines(path) if line["step"] <= step]
+                write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """Write summary.json and curve.png."""
+        from rlcourse.plots import plot_run
+
+        write_json(self.path / "summary.json", summary)
+        plot_run(
+            read_lines(self.path / "metrics.jsonl"), read_lines(self.path / "evals.jsonl"), self.path / "curve.png"
+        )
+
+    def resume_command(self) -> str:
+        """The command line of this process with --resume."""
+        arguments = [a for a in sys.argv[1:] if a != "--resume"]
+        return shlex.join(["rlcourse", *arguments, "--resume"])
+
+
+def make_tracker(path: Path, config: TrainConfig):
+    """A function (step, group, metrics) that passes numbers on to TensorBoard or W&B, or does nothing."""
+
+    def numbers(metrics: dict[str, Any]) -> dict[str, float]:
+        return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+
+    if config.log_to == "tensorboard":
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ValueError("TensorBoard is not installed: `pip install tensorboard`.") from error
+        writer = SummaryWriter(str(path))
+
+        def track(step: int, group: str, metrics: dict[str, Any]) -> None:
+            for name, value in numbers(metrics).items():
+                writer.add_scalar(f"{group}/{name}", value, step)
+
+        return track
+    if config.log_to == "wandb":
+        try:
+            import wandb
+        except ImportError as error:
+            raise ValueError("W&B is not installed: `pip install wandb`.") from error
+        run = wandb.init(project="rlcourse", name=path.name, config=config.to_dict(), dir=str(path))
+        return lambda step, group, metrics: run.log({f"{group}/{k}": v for k, v in numbers(metrics).items()}, step=step)
+    return lambda step, group, metrics: None
+
+
+def append_json(path: Path, value: dict[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(value) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write aside and rename, so that the file is never half there."""
+    aside = path.with_name(path.name + ".writing")
+    aside.write_text(text, encoding="utf-8")
+    os.replace(aside, path)
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The values of a JSON-lines file; a last line that a kill cut short is left out."""
+    values = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        try:
+            values.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return values

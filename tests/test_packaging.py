@@ -1,0 +1,89 @@
+"""Promises about the package as a whole: dependencies, imports, file sizes, what must not be in the repository."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MODULES = sorted((ROOT / "rlcourse").rglob("*.py"))
+CONDA_NAMES = {"pytorch": "torch"}  # conda-forge's name: PyPI's
+OPTIONAL = {"tensorboard", "wandb"}  # imported where asked for, with a sentence of their own if missing
+BOUNDS = re.compile(r"([a-z0-9-]+)>=([\d.]+),<([\d.]+)")
+
+
+def project() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def bounds(requirements: list[str]) -> dict[str, tuple[str, str]]:
+    matches = {requirement: BOUNDS.fullmatch(requirement) for requirement in requirements}
+    unbounded = [requirement for requirement, match in matches.items() if match is None]
+    assert not unbounded, f"without a lower and an upper bound: {unbounded}"
+    return {match[1]: (match[2], match[3]) for match in matches.values()}
+
+
+def tracked_files() -> list[Path]:
+    result = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if result.returncode:
+        pytest.skip("not a git checkout")
+    return [ROOT / name for name in result.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def test_every_dependency_has_a_lower_and_an_upper_bound():
+    metadata = project()
+    requirements = metadata["dependencies"] + [r for extra in metadata["optional-dependencies"].values() for r in extra]
+    for name, (lower, upper) in bounds(requirements).items():
+        assert tuple(map(int, lower.split("."))) < tuple(map(int, upper.split("."))), name
+
+
+def test_conda_environment_has_the_dependencies_of_pyproject():
+    entries = re.findall(r"^  - ([^\s:]+)$", (ROOT / "environment.yml").read_text(), flags=re.MULTILINE)
+    channels, python, libraries = entries[:2], entries[2], [entry for entry in entries[3:] if entry != "pip"]
+    assert channels[0] == "conda-forge"
+    assert python == "python" + project()["requires-python"]
+    conda = {CONDA_NAMES.get(name, name): bound for name, bound in bounds(libraries).items()}
+    assert conda == bounds(project()["dependencies"])
+
+
+def test_every_import_is_a_declared_dependency():
+    imported = {}
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module]
+            imported |= {name.split(".")[0]: path.name for name in names}
+    third_party = imported.keys() - set(sys.stdlib_module_names) - {"rlcourse"} - OPTIONAL
+    undeclared = {name: imported[name] for name in third_party - bounds(project()["dependencies"]).keys()}
+    assert third_party and not undeclared
+
+
+def test_no_module_is_longer_than_340_lines():
+    lengths = {path.relative_to(ROOT): len(path.read_text().splitlines()) for path in MODULES}
+    assert {path: length for path, length in lengths.items() if length > 340} == {}
+
+
+def test_no_tracked_file_names_a_folder_of_somebodys_machine():
+    private = re.compile(r"(?<![\w.~/-])/(home|Users|root|tmp|work|workspace|mnt)/\w|[A-Z]:\\Users")
+    found = []
+    for path in tracked_files():
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError:
+            continue
+        found += [f"{path.relative_to(ROOT)}:{i}" for i, line in enumerate(lines, 1) if private.search(line)]
+    assert found == []
+
+
+@pytest.mark.parametrize("module", ["rlcourse", "rlcourse.cli", "rlcourse.doctor"])
+def test_light_modules_import_neither_torch_nor_transformers(module):
+    code = f"import sys, {module}; print(sorted({{'torch', 'transformers', 'datasets'}} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
