@@ -185,16 +185,16 @@ def sample(
 @app.command()
 def sft(
     output: Annotated[str, typer.Option("--output", help="Folder to write the model to.")] = "runs/embedded",
-    steps: Annotated[int | None, typer.Option("--steps", help="Steps; the recipe's number if not given.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Seed; the recipe's if not given.")] = None,
+    worked_steps: Annotated[int, typer.Option(help="Steps on worked answers.", min=1)] = 1000,
+    uneven_steps: Annotated[int, typer.Option(help="Steps on uneven demonstrations.", min=1)] = 100,
+    seed: Annotated[int, typer.Option(help="Seed of weights and demonstrations.")] = 1,
 ):
-    """Make the embedded model again: a small Qwen2, trained from scratch on uneven demonstrations, on a CPU."""
+    """Make the embedded model again, from scratch on a CPU: a small Qwen2, about 12 minutes on two cores."""
     with user_errors():
         from rlcourse.sft import SFTConfig
         from rlcourse.sft import sft as train_from_scratch
 
-        given = {name: value for name, value in (("steps", steps), ("seed", seed)) if value is not None}
-        loss = train_from_scratch(SFTConfig(**given), output)
+        loss = train_from_scratch(SFTConfig(worked_steps, uneven_steps, seed=seed), output)
         print(f"Loss {loss:.3f} nats a token. The model is in {output}: `rlcourse eval --model {output}` measures it.")
 
 

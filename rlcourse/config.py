@@ -64,7 +64,6 @@ class TrainConfig:
 
     # Rollout
     engine: str = setting("graph", "rollout engine", ("hf-dynamic", "hf-static", "graph"))
-    compile_rollout: bool = setting(False, "compile the decode step of the graph engine with torch.compile")
     num_prompts: int = setting(16, "prompts a step")
     num_generations: int = setting(8, "completions of each prompt: the group")
     max_prompt_tokens: int = setting(64, "longer prompts are left out of the data")
@@ -86,6 +85,7 @@ class TrainConfig:
     gradient_checkpointing: bool = setting(False, "recompute activations in the backward pass to save memory")
     logprob_chunk: int = setting(4096, "tokens whose logits stand in memory at once")
     dtype: str = setting("float32", "arithmetic of forward passes; weights stay float32", ("float32", "bfloat16"))
+    compile: bool = setting(False, "torch.compile the graph engine's decode step and the layers in training")
     device: str = setting("auto", "'auto' takes a GPU where there is one", ("auto", "cpu", "cuda"))
 
     # Evaluation
@@ -134,7 +134,7 @@ _GSM8K = {
     "steps": 200,
     "max_prompt_tokens": 256,
     "max_new_tokens": 300,
-    "compile_rollout": True,
+    "compile": True,
     "logprob_chunk": 4096,
     "eval_every": 20,
     "eval_validation": 256,

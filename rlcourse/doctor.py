@@ -132,7 +132,7 @@ def optional_checks() -> list[dict[str, Any]]:
         "Linux": "sudo apt-get install g++",
         "Darwin": "xcode-select --install",
     }.get(platform.system(), "install the Visual Studio build tools with C++")
-    checks = [check("C++ compiler", bool(compiler), "for --compile-rollout on a CPU", install)]
+    checks = [check("C++ compiler", bool(compiler), "for --compile on a CPU", install)]
     for package in ("tensorboard", "wandb"):
         found = importlib.util.find_spec(package) is not None
         checks.append(check(package, found, f"for --log-to {package}", f"python -m pip install {package}"))

@@ -76,7 +76,8 @@ def chunked_logprobs(
 
 def _logprobs_and_entropy(hidden: Tensor, head: Tensor, targets: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     logits = sampling_logits(F.linear(hidden.to(head.dtype), head), sampling, keep=targets)
-    logprobs = logits.gather(-1, targets[:, None])[:, 0] - logits.logsumexp(-1)
+    distribution = logits.log_softmax(-1)
+    logprobs = distribution.gather(-1, targets[:, None])[:, 0]
     with torch.no_grad():  # comes last: the recomputation of a checkpoint stops before it
-        entropy = torch.special.entr(logits.softmax(-1)).sum(-1)  # entr(p) = -p log p, and 0 at p = 0
+        entropy = torch.special.entr(distribution.exp()).sum(-1)  # entr(p) = -p log p, and 0 at p = 0
     return logprobs, entropy

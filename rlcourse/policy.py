@@ -132,6 +132,12 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
     model.train()
 
 
+def compile_layers(model: PreTrainedModel) -> None:
+    """Compile each layer's forward and backward pass. All layers share one compiled code, made at the first call."""
+    for layer in model.get_decoder().layers:
+        layer.compile(dynamic=True)  # the length of a micro-batch changes from step to step
+
+
 def autocast(dtype: str, device: torch.device) -> AbstractContextManager:
     """The arithmetic of forward passes in training: bfloat16 by autocast, or plain float32.
 

@@ -1,13 +1,15 @@
 """Supervised fine-tuning from scratch: how the embedded model that ships in `data/minigsm/model/` was made.
 
-A small Qwen2 learns to continue a question with a demonstration. The demonstrations are uneven on purpose (see
-`rlcourse.tasks.demonstrations`), so the model knows how to work a problem out, and often does not: what RL starts from.
+A small Qwen2 learns to continue a question with a demonstration: first worked answers alone, then, for a short while,
+uneven ones (see `rlcourse.tasks.demonstrations`). So it knows how to work a problem out, and often does not: what RL
+starts from.
 """
 
 import os
 import random
 import shutil
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,23 +19,32 @@ from tqdm import tqdm
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from rlcourse.policy import Policy
-from rlcourse.tasks.demonstrations import Mix, demonstration
-from rlcourse.tasks.minigsm import sample
+from rlcourse.tasks.demonstrations import WORKED, Mix, demonstration, uneven_mix
+from rlcourse.tasks.minigsm import GeneratedProblem, sample
 from rlcourse.tokenizer import minigsm_texts, train_tokenizer
 
 MICRO_BATCH_ROWS = 32
 IGNORED = -100  # label of positions that are not learned: the question and padding
 
 
+@dataclass(frozen=True)
+class Stage:
+    """A part of the training: steps, peak learning rate, and the mixture of demonstrations for a problem."""
+
+    name: str
+    steps: int
+    lr: float
+    warmup_steps: int
+    mix_of: Callable[[GeneratedProblem], Mix]
+
+
 @dataclass
 class SFTConfig:
-    """The recipe of the embedded model."""
+    """The recipe of the embedded model: learn to calculate from clean answers, then pick up habits from uneven ones."""
 
-    steps: int = 400
+    worked_steps: int = 1000
+    uneven_steps: int = 100
     rows: int = 128  # demonstrations a step
-    lr: float = 2e-3
-    warmup_steps: int = 50
-    weight_decay: float = 0.01
     seed: int = 1
     vocab_size: int = 576
     hidden_size: int = 128
@@ -41,7 +52,13 @@ class SFTConfig:
     heads: int = 4
     kv_heads: int = 2
     intermediate_size: int = 384
-    mix: Mix = field(default_factory=Mix)  # how uneven the demonstrations are
+
+    @property
+    def stages(self) -> list[Stage]:
+        return [
+            Stage("worked", self.worked_steps, lr=2e-3, warmup_steps=50, mix_of=lambda problem: WORKED),
+            Stage("uneven", self.uneven_steps, lr=5e-4, warmup_steps=10, mix_of=uneven_mix),
+        ]
 
 
 def new_policy(config: SFTConfig) -> Policy:
@@ -69,12 +86,14 @@ def new_policy(config: SFTConfig) -> Policy:
     return Policy(model, tokenizer, eos_ids, tokenizer.pad_token_id)
 
 
-def demonstrations(policy: Policy, rows: int, rng: random.Random, mix: Mix) -> list[tuple[list[int], list[int]]]:
+def demonstrations(
+    policy: Policy, rows: int, rng: random.Random, mix_of: Callable[[GeneratedProblem], Mix]
+) -> list[tuple[list[int], list[int]]]:
     """Token ids of fresh prompts and their demonstrations, EOS included, shortest first."""
     pairs = []
     for _ in range(rows):
         problem = sample(rng, "sft")
-        answer = demonstration(problem, rng, mix) + policy.tokenizer.eos_token
+        answer = demonstration(problem, rng, mix_of(problem)) + policy.tokenizer.eos_token
         pairs.append((policy.prompt(problem.question), policy.tokenizer(answer, add_special_tokens=False)["input_ids"]))
     return sorted(pairs, key=lambda pair: len(pair[0]) + len(pair[1]))
 
@@ -108,8 +127,7 @@ def train_on(policy: Policy, pairs: list[tuple[list[int], list[int]]]) -> float:
 
 
 def sft(config: SFTConfig, output: str | Path) -> float:
-    """Train the embedded model by the recipe and write it to `output` in bfloat16; returns the last loss (nats a
-    token).
+    """Train the embedded model by the recipe and write it to `output` in bfloat16; returns the last loss, nats a token.
 
     Raises ValueError when `output` holds something already. Ctrl-C writes what there is.
     """
@@ -118,26 +136,31 @@ def sft(config: SFTConfig, output: str | Path) -> float:
         raise ValueError(f"{output} is not empty: choose another --output.")
     policy = new_policy(config)
     rng = random.Random(config.seed)
-    optimizer = torch.optim.AdamW(
-        policy.model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=config.weight_decay
-    )
-    bar = tqdm(range(config.steps), desc="sft", unit="step", dynamic_ncols=True)
-    loss = float("nan")
     try:
-        for step in bar:
-            rate = min(1.0, (step + 1) / config.warmup_steps) * max(0.1, 1.0 - step / config.steps)
-            for group in optimizer.param_groups:
-                group["lr"] = config.lr * rate
-            loss = train_on(policy, demonstrations(policy, config.rows, rng, config.mix))
-            torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            bar.set_postfix(loss=f"{loss:.3f}")
+        for stage in config.stages:
+            loss = run_stage(policy, stage, config.rows, rng)
     except KeyboardInterrupt:
         save_model(policy, output)
         tqdm.write(f"Stopped early. The model as it is now is in {output}.")
         raise
     save_model(policy, output)
+    return loss
+
+
+def run_stage(policy: Policy, stage: Stage, rows: int, rng: random.Random) -> float:
+    """Train on `rows` fresh demonstrations a step, AdamW, the learning rate falling to a twentieth; the last loss."""
+    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=stage.lr, betas=(0.9, 0.98), weight_decay=0.01)
+    loss = float("nan")
+    bar = tqdm(range(stage.steps), desc=stage.name, unit="step", dynamic_ncols=True)
+    for step in bar:
+        rate = min(1.0, (step + 1) / stage.warmup_steps) * max(0.05, 1.0 - step / stage.steps)
+        for group in optimizer.param_groups:
+            group["lr"] = stage.lr * rate
+        loss = train_on(policy, demonstrations(policy, rows, rng, stage.mix_of))
+        torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        bar.set_postfix(loss=f"{loss:.3f}")
     return loss
 
 

@@ -13,7 +13,14 @@ from rlcourse.checkpoint import latest_checkpoint, load_state, random_state, sav
 from rlcourse.config import TrainConfig
 from rlcourse.evaluation import answer_problems, evaluate_test, summarize
 from rlcourse.experience import Experience, PromptOrder, add_advantages, collect
-from rlcourse.policy import ValueHead, checkpoint_activations, find_device, frozen_copy, load_policy
+from rlcourse.policy import (
+    ValueHead,
+    checkpoint_activations,
+    compile_layers,
+    find_device,
+    frozen_copy,
+    load_policy,
+)
 from rlcourse.profiling import PhaseTimer, peak_memory_bytes
 from rlcourse.rollout import make_engine
 from rlcourse.runs import RunFolder, open_run
@@ -45,9 +52,11 @@ class Trainer:
         self.policy = start if checkpoint is None else load_policy(str(checkpoint), device)
         if config.gradient_checkpointing:
             checkpoint_activations(self.policy.model)
+        if config.compile:
+            compile_layers(self.policy.model)
         hidden_size = self.policy.model.config.hidden_size
         self.value_head = ValueHead(hidden_size).to(device) if config.advantage == "gae" else None
-        self.engine = make_engine(self.policy, config.engine, getattr(torch, config.dtype), config.compile_rollout)
+        self.engine = make_engine(self.policy, config.engine, getattr(torch, config.dtype), config.compile)
         self.update = Update(self.policy, self.value_head, config)
         self.order = PromptOrder(self._short_enough(self.task.problems("train")), config.seed)
         self.step, self.seconds, self.before = 0, 0.0, None

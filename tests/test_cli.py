@@ -76,7 +76,7 @@ def test_train_alone_is_the_laptop_preset(trained):
 def test_what_is_set_by_hand_wins_over_algorithm_and_preset(trained):
     invoke("train", "--preset", "h200", "--algorithm", "gspo", "--clip-low", "0.1", "--no-compile-rollout", "--resume")
     [(config, resume)] = trained
-    assert config == make_config("h200", algorithm="gspo", clip_low=0.1, compile_rollout=False) and resume
+    assert config == make_config("h200", algorithm="gspo", clip_low=0.1, compile=False) and resume
     assert config.num_prompts == 32 and config.ratio == "sequence"
 
 

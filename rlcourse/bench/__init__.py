@@ -15,7 +15,7 @@ from rich.table import Table
 from rlcourse.config import TrainConfig
 from rlcourse.records import device_name, format_cell, write_record
 
-WIDEST_SPREAD = 0.25  # of the median: a measurement that varies more is not recorded
+WIDEST_SPREAD = 0.2  # a measurement whose interquartile range is a larger share of its median is not recorded
 
 
 def measure(run: Callable[[], float], repeats: int, warmup: int = 1) -> list[float]:
@@ -26,9 +26,12 @@ def measure(run: Callable[[], float], repeats: int, warmup: int = 1) -> list[flo
 
 
 def median_and_spread(values: list[float]) -> tuple[float, float]:
-    """The median, and the range of the values as a share of it."""
+    """The median, and the interquartile range as a share of it (0 for fewer than three values)."""
     median = statistics.median(values)
-    return median, (max(values) - min(values)) / median
+    if len(values) < 3:
+        return median, 0.0
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return median, (high - low) / median
 
 
 def seconds(run: Callable[[], object], device: torch.device) -> float:
@@ -64,7 +67,8 @@ def run_bench(what: str, config: TrainConfig, shape: str, completions: list[int]
     table = Table(*columns, title=f"{what} on {device_name()}")
     for row in rows:
         table.add_row(*(format_cell(row.get(column)) for column in columns))
-    Console().print(table)
+    console = Console()
+    console.print(table, width=max(console.width, 160))  # a pipe has 80 columns, too few
     if record:
         wide = [row["variant"] for row in rows if row.get("spread", 0) > WIDEST_SPREAD]
         if wide:

@@ -127,14 +127,14 @@ class Decoder:
         """
         x = self.embedding[tokens[:, None]].float()
         rope = self.rope(positions[:, None])
-        for layer, layer_cache in zip(self.layers, cache, strict=True):
-            x = self.decode_layer(x, layer, layer_cache, rope, slot, bias)
+        for layer, (keys, values) in zip(self.layers, cache, strict=True):
+            x = self.decode_layer(x, layer, keys, values, rope, slot, bias)
         return self.logits(x[:, 0])
 
-    def _decode_layer(self, x, layer: Layer, layer_cache, rope, slot, bias) -> Tensor:
+    def _decode_layer(self, x, layer: Layer, keys, values, rope, slot, bias) -> Tensor:
+        """One layer of `decode`. keys and values come apart, so that a compiled layer writes them in place."""
         rows, length = x.shape[0], bias.shape[-1]
         q, k, v = self._heads(x, layer, rope)
-        keys, values = layer_cache[0], layer_cache[1]
         keys.index_copy_(2, slot, k)
         values.index_copy_(2, slot, v)
         folded = q.reshape(rows, self.kv_heads, -1, self.head_dim) * self.head_dim**-0.5

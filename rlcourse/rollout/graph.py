@@ -17,7 +17,7 @@ from rlcourse.rollout.decoder import Decoder
 from rlcourse.sampling import Sampling, draw
 
 STEPS_BETWEEN_LOOKS = 16  # decode steps between two reads of the EOS flags on a GPU; each read stops the host
-PROMPT_BUCKET = 64  # on a GPU prompts are padded to a multiple of this, so that few graphs are captured
+PROMPT_BUCKET = 256  # on a GPU prompts are padded to a multiple of this, so that few graphs are captured
 CAPTURED_GRAPHS = 4  # graphs kept; the one used longest ago goes first
 
 
@@ -64,6 +64,7 @@ class GraphEngine:
     def __init__(self, policy: Policy, dtype: torch.dtype = torch.float32, compile: bool = False):
         self.policy = policy
         self.decoder = Decoder(policy.model, dtype, compile)
+        self.draw = torch.compile(draw, dynamic=False) if compile and policy.device.type == "cuda" else draw
         self.device = policy.device
         self.eos = torch.tensor(policy.eos_ids, device=self.device)
         self.captured: dict[tuple, tuple[State, torch.cuda.CUDAGraph]] = {}
@@ -126,7 +127,7 @@ class GraphEngine:
         """One decode step: read the last token, attend to `length` slots, draw the next one."""
         state.bias.index_fill_(3, state.slot, 0.0)
         logits = self.decoder.decode(state.token, state.position, state.slot, state.cache, state.bias[..., :length])
-        accept(state, *draw(logits, sampling), self.eos)
+        accept(state, *self.draw(logits, sampling), self.eos)
         state.position += 1
         state.slot += 1
 

@@ -37,6 +37,18 @@ class Mix:
             raise ValueError("worked, guess and prose are the kinds of demonstration: they must add up to 1.")
 
 
+WORKED = Mix(worked=1, guess=0, prose=0, think=0, check=0, slip=0)  # every answer worked out, none with a flaw
+GUESSED = {1: 0.35, 2: 0.45, 3: 0.6, 4: 0.7}  # share of guesses by level: people skip the working when it is long
+IN_WORDS, MONEY_IN_WORDS = 0.2, 0.7  # share of worked answers that end in words, more of them when asked for dollars
+
+
+def uneven_mix(problem: GeneratedProblem) -> Mix:
+    """The mixture for a problem: the longer its working the more guesses, and money mostly in words."""
+    guess = GUESSED[problem.level]
+    words = MONEY_IN_WORDS if "dollars" in problem.question else IN_WORDS
+    return Mix(worked=(1 - guess) * (1 - words), guess=guess, prose=(1 - guess) * words)
+
+
 def demonstration(problem: GeneratedProblem, rng: random.Random, mix: Mix) -> str:
     """One demonstration of an answer to the problem, its kind and flaws drawn from rng."""
     kind = rng.choices(("worked", "guess", "prose"), (mix.worked, mix.guess, mix.prose))[0]

@@ -24,7 +24,7 @@ from rlcourse.tasks.minigsm_words import BOXES, BOYS, GIRLS, PARTS, THINGS, TIME
 LEVELS = (1, 2, 3, 4)  # the number of steps of a problem
 SPLITS = {"sft": 45, "train": 35, "validation": 8, "test": 12}  # percent of all problems
 SHIPPED = {"train": (4000, 1), "validation": (500, 2), "test": (1000, 3)}  # problems in the file, seed
-LARGEST = 200  # the largest result of a step; the smallest is 2, so that nothing is ever singular
+LARGEST = 100  # the largest result of a step; the smallest is 2, so that nothing is ever singular
 
 
 @dataclass(frozen=True)
