@@ -34,7 +34,9 @@ def latest_checkpoint(run_folder: Path) -> Path:
     """The newest complete checkpoint of a run. Raises FileNotFoundError if there is none."""
     found = _checkpoints(run_folder)
     if not found:
-        raise FileNotFoundError(f"No checkpoint in {run_folder}: start the run without --resume.")
+        raise FileNotFoundError(
+            f"{run_folder} was stopped before its first checkpoint: delete the folder and start without --resume."
+        )
     return found[-1]
 
 

@@ -74,7 +74,7 @@ class TrainConfig:
 
     # Optimisation
     steps: int = setting(60, "training steps: rollout, then update")
-    lr: float = setting(6e-5, "peak learning rate (AdamW)")
+    lr: float = setting(4e-5, "peak learning rate (AdamW)")
     schedule: str = setting("constant", "what the learning rate does after warm-up", ("constant", "linear", "cosine"))
     warmup_steps: int = setting(5, "steps over which the learning rate rises from 0")
     weight_decay: float = setting(0.0, "weight decay (AdamW)")
@@ -153,7 +153,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "logprob_chunk": 1024,
         "gradient_checkpointing": True,
     },
-    "h200": _GSM8K | {"num_prompts": 32, "num_generations": 8, "micro_batch_rows": 32},
+    "h200": _GSM8K | {"num_prompts": 32, "num_generations": 8, "micro_batch_rows": 64},
 }
 
 _REINFORCE = {"surrogate": "reinforce", "aggregation": "constant"}

@@ -26,7 +26,7 @@ def completion_mask(completion_ids: Tensor, eos_ids: Iterable[int]) -> Tensor:
 
 
 def token_logprobs(
-    model: PreTrainedModel, rollout: Rollout, sampling: Sampling, chunk: int
+    model: PreTrainedModel, rollout: Rollout, sampling: Sampling, chunk: int, compile: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probs of a rollout's tokens under the sampling distribution of the model as it is now.
 
@@ -39,7 +39,7 @@ def token_logprobs(
     attention_mask = torch.cat([rollout.prompt_mask, mask], dim=1)
     output = model.get_decoder()(
         input_ids=torch.cat([rollout.prompt_ids, rollout.completion_ids], dim=1),
-        attention_mask=attention_mask.long(),
+        attention_mask=_causal_mask(attention_mask),
         # The first real token has position 0. Padding repeats a position; nothing attends to it.
         position_ids=(attention_mask.cumsum(1) - 1).clamp(min=0),
         use_cache=False,
@@ -47,28 +47,38 @@ def token_logprobs(
     before_first = rollout.prompt_ids.shape[1] - 1  # the state at t - 1 predicts the token at t
     hidden = output.last_hidden_state[:, before_first : before_first + mask.shape[1]]
     head = model.get_output_embeddings().weight
-    logprobs, entropy = chunked_logprobs(hidden[mask], head, rollout.completion_ids[mask], sampling, chunk)
+    logprobs, entropy = chunked_logprobs(hidden[mask], head, rollout.completion_ids[mask], sampling, chunk, compile)
     zeros = logprobs.new_zeros(mask.shape)
     return zeros.masked_scatter(mask, logprobs), zeros.masked_scatter(mask, entropy), hidden
 
 
+def _causal_mask(mask: Tensor) -> Tensor:
+    """What each token may attend to: real tokens up to itself, and itself. mask [rows, W] → bool [rows, 1, W, W].
+
+    Padding attends to itself because a token that attends to nothing has nan gradients in some attention kernels.
+    """
+    width = mask.shape[1]
+    causal = torch.ones(width, width, dtype=torch.bool, device=mask.device).tril()
+    return (causal & mask[:, None, None, :]) | torch.eye(width, dtype=torch.bool, device=mask.device)
+
+
 def chunked_logprobs(
-    hidden: Tensor, head: Tensor, targets: Tensor, sampling: Sampling, chunk: int
+    hidden: Tensor, head: Tensor, targets: Tensor, sampling: Sampling, chunk: int, compile: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Log-probs of `targets` under the sampling distribution, and the entropy of that distribution.
 
     hidden: [n, d] of any float dtype; head: [vocabulary, d]; targets: [n] int64. Returns (logprobs [n], entropy [n]),
     float32; entropy, in nats, carries no gradient. The head product runs in the dtype of `head`, or that of autocast;
     everything after it in float32. Float32 logits exist for `chunk` tokens at once, in both passes: each chunk is
-    checkpointed, so the backward pass repeats its head product.
+    checkpointed, so the backward pass repeats its head product. `compile` fuses a chunk's passes over its logits.
     """
+    of_chunk = _compiled if compile else _logprobs_and_entropy
     pieces = list(zip(hidden.split(chunk), targets.split(chunk), strict=True))
     if len(pieces) == 1 or not torch.is_grad_enabled():
-        results = [_logprobs_and_entropy(h, head, t, sampling) for h, t in pieces]
+        results = [of_chunk(h, head, t, sampling) for h, t in pieces]
     else:
         results = [
-            checkpoint(_logprobs_and_entropy, h, head, t, sampling, use_reentrant=False, preserve_rng_state=False)
-            for h, t in pieces
+            checkpoint(of_chunk, h, head, t, sampling, use_reentrant=False, preserve_rng_state=False) for h, t in pieces
         ]
     logprobs, entropies = zip(*results, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
@@ -81,3 +91,6 @@ def _logprobs_and_entropy(hidden: Tensor, head: Tensor, targets: Tensor, samplin
     with torch.no_grad():  # comes last: the recomputation of a checkpoint stops before it
         entropy = torch.special.entr(distribution.exp()).sum(-1)  # entr(p) = -p log p, and 0 at p = 0
     return logprobs, entropy
+
+
+_compiled = torch.compile(_logprobs_and_entropy, dynamic=True)

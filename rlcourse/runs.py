@@ -1,8 +1,10 @@
 """A run's folder: config.json, metrics.jsonl, evals.jsonl, samples.jsonl, curve.png, summary.json, checkpoints/."""
 
+import importlib.util
 import json
 import os
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,14 +19,17 @@ SAMPLES_A_STEP = 4
 def open_run(config: TrainConfig, resume: bool) -> "RunFolder":
     """The folder of a run: a new one, or with `resume` that of the run to go on with.
 
-    A default name that is taken gets a number. Raises ValueError for a name given by hand that is taken, or a config
-    that differs from that of the run to resume; FileNotFoundError for no such run.
+    A default name that is taken gets a number, and the last of its runs is the one to resume; a name given by hand is
+    that run alone. Raises ValueError for a name given by hand that is taken, a config that differs from that of the run
+    to resume, or a missing tracker; FileNotFoundError for no such run.
     """
+    if config.log_to != "none" and importlib.util.find_spec(config.log_to) is None:
+        raise ValueError(f"{config.log_to} is not installed: `python -m pip install {config.log_to}`.")
     root = Path(config.output).expanduser()
-    taken = _numbered(root, config.run_name)
+    taken = _numbered(root, config.run_name)[: 1 if config.name else None]
     if not resume:
         if config.name and taken:
-            raise ValueError(f"{taken[-1]} exists: go on with --resume, or choose another --name.")
+            raise ValueError(f"{taken[0]} exists: go on with --resume, or choose another --name.")
         path = root / (config.run_name if not taken else f"{config.run_name}-{len(taken) + 1}")
         path.mkdir(parents=True)
         write_json(path / "config.json", config.to_dict())
@@ -32,11 +37,14 @@ def open_run(config: TrainConfig, resume: bool) -> "RunFolder":
     if not taken:
         raise FileNotFoundError(f"No run to resume at {root / config.run_name}: start it without --resume.")
     path = taken[-1]
+    if not (path / "config.json").is_file():
+        raise FileNotFoundError(f"{path} is not the folder of a run: it has no config.json.")
     saved, now = read_json(path / "config.json"), config.to_dict()
     different = [name for name in now if name not in MAY_DIFFER and saved.get(name) != now[name]]
     if different:
-        changes = ", ".join(f"{name} was {saved.get(name)!r}, is {now[name]!r}" for name in different)
+        changes = "; ".join(f"{name} was {saved.get(name)!r}, is {now[name]!r}" for name in different)
         raise ValueError(f"{path} was started with other settings ({changes}): resume with the same ones.")
+    write_json(path / "config.json", now)
     return RunFolder(path, config)
 
 
@@ -59,7 +67,8 @@ class RunFolder:
     def log_step(self, metrics: dict[str, Any], experience: Experience) -> None:
         """One line of metrics, and some of the step's completions."""
         append_json(self.path / "metrics.jsonl", metrics)
-        for i in range(0, len(experience.texts), max(1, len(experience.texts) // SAMPLES_A_STEP)):
+        every = max(1, len(experience.texts) // SAMPLES_A_STEP)
+        for i in range(0, len(experience.texts), every)[:SAMPLES_A_STEP]:
             sample = {
                 "step": metrics["step"],
                 "question": experience.problems[i].question,
@@ -74,6 +83,15 @@ class RunFolder:
         """One line of a validation."""
         append_json(self.path / "evals.jsonl", metrics)
         self.tracker(metrics["step"], "validation", metrics)
+
+    def has_eval(self, step: int) -> bool:
+        """Whether the validation of a step has been written down."""
+        return any(line["step"] == step for line in read_lines(self.path / "evals.jsonl"))
+
+    def remove_unless_begun(self) -> None:
+        """Delete a folder without a step or a checkpoint, so that its name is free for the next try."""
+        if not (self.path / "metrics.jsonl").exists() and not (self.path / "checkpoints").exists():
+            shutil.rmtree(self.path)
 
     def forget_after(self, step: int) -> None:
         """Drop the lines of steps that a checkpoint at `step` has not seen; they will be written again."""
@@ -105,10 +123,8 @@ def make_tracker(path: Path, config: TrainConfig):
         return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
 
     if config.log_to == "tensorboard":
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ValueError("TensorBoard is not installed: `pip install tensorboard`.") from error
+        from torch.utils.tensorboard import SummaryWriter
+
         writer = SummaryWriter(str(path))
 
         def track(step: int, group: str, metrics: dict[str, Any]) -> None:
@@ -117,10 +133,8 @@ def make_tracker(path: Path, config: TrainConfig):
 
         return track
     if config.log_to == "wandb":
-        try:
-            import wandb
-        except ImportError as error:
-            raise ValueError("W&B is not installed: `pip install wandb`.") from error
+        import wandb
+
         run = wandb.init(project="rlcourse", name=path.name, config=config.to_dict(), dir=str(path))
         return lambda step, group, metrics: run.log({f"{group}/{k}": v for k, v in numbers(metrics).items()}, step=step)
     return lambda step, group, metrics: None

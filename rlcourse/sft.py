@@ -57,7 +57,7 @@ class SFTConfig:
     def stages(self) -> list[Stage]:
         return [
             Stage("worked", self.worked_steps, lr=2e-3, warmup_steps=50, mix_of=lambda problem: WORKED),
-            Stage("uneven", self.uneven_steps, lr=5e-4, warmup_steps=10, mix_of=uneven_mix),
+            Stage("uneven", self.uneven_steps, lr=4e-4, warmup_steps=10, mix_of=uneven_mix),
         ]
 
 
@@ -135,10 +135,9 @@ def sft(config: SFTConfig, output: str | Path) -> float:
     if output.exists() and any(output.iterdir()):
         raise ValueError(f"{output} is not empty: choose another --output.")
     policy = new_policy(config)
-    rng = random.Random(config.seed)
     try:
-        for stage in config.stages:
-            loss = run_stage(policy, stage, config.rows, rng)
+        for number, stage in enumerate(config.stages):
+            loss = run_stage(policy, stage, config.rows, random.Random(config.seed + number))
     except KeyboardInterrupt:
         save_model(policy, output)
         tqdm.write(f"Stopped early. The model as it is now is in {output}.")
@@ -149,7 +148,8 @@ def sft(config: SFTConfig, output: str | Path) -> float:
 
 def run_stage(policy: Policy, stage: Stage, rows: int, rng: random.Random) -> float:
     """Train on `rows` fresh demonstrations a step, AdamW, the learning rate falling to a twentieth; the last loss."""
-    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=stage.lr, betas=(0.9, 0.98), weight_decay=0.01)
+    parameters = policy.model.parameters()
+    optimizer = torch.optim.AdamW(parameters, lr=stage.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     loss = float("nan")
     bar = tqdm(range(stage.steps), desc=stage.name, unit="step", dynamic_ncols=True)
     for step in bar:

@@ -36,8 +36,11 @@ def train(config: TrainConfig, resume: bool = False) -> dict[str, Any]:
     """
     device = find_device(config)
     run = open_run(config, resume)
-    trainer = Trainer(config, run, device, latest_checkpoint(run.path) if resume else None)
-    return trainer.run_all()
+    checkpoint = latest_checkpoint(run.path) if resume else None
+    try:
+        return Trainer(config, run, device, checkpoint).run_all()
+    finally:
+        run.remove_unless_begun()
 
 
 class Trainer:
@@ -85,8 +88,12 @@ class Trainer:
                 self._loop(stop)
                 after = self._test("after")
         except KeyboardInterrupt:
-            self._save()
-            tqdm.write(f"Stopped at step {self.step}. Go on with: {self.run.resume_command()}")
+            if stop.inside:  # half a step is no state to go on from
+                said = f"Stopped within step {self.step + 1}. Go on from the last checkpoint, if there is one, with:"
+            else:
+                self._save()
+                said = f"Stopped at step {self.step}. Go on with:"
+            tqdm.write(f"{said} {self.run.resume_command()}")
             raise
         self._save()
         summary = self._summary(after)
@@ -97,8 +104,7 @@ class Trainer:
         config = self.config
         bar = tqdm(total=config.steps, initial=self.step, desc="train", unit="step", dynamic_ncols=True)
         with bar:
-            if self.step == 0:
-                self._validate(bar)
+            self._validate(bar)  # at the start, and where a run was stopped before it came to that
             while self.step < config.steps:
                 with stop.delayed():
                     metrics, experience = self._train_step()
@@ -110,8 +116,7 @@ class Trainer:
                     accuracy=f"{metrics['accuracy']:.2f}",
                     tokens_per_s=f"{metrics['timing']['tokens_per_s']:.0f}",
                 )
-                if config.eval_every and self.step % config.eval_every == 0:
-                    self._validate(bar)
+                self._validate(bar)
                 if config.save_every and self.step % config.save_every == 0 and self.step < config.steps:
                     self._save()
 
@@ -132,8 +137,9 @@ class Trainer:
         return measured | {"timing": timing}, experience
 
     def _validate(self, bar: tqdm) -> None:
-        """Greedy accuracy on the validation problems, into evals.jsonl."""
-        if not self.config.eval_every:
+        """Greedy accuracy on the validation problems, into evals.jsonl: every `eval_every` steps, once."""
+        every = self.config.eval_every
+        if not every or self.step % every or self.run.has_eval(self.step):
             return
         problems = self.task.problems("validation")[: self.config.eval_validation]
         answers = answer_problems(self.policy, self.engine, self.task, problems, self.config.max_new_tokens)
@@ -231,9 +237,7 @@ class StopAfterStep:
     def delayed(self):
         """While inside, Ctrl-C waits for the end; a second one does not."""
         self.inside = True
-        try:
-            yield
-        finally:
-            self.inside = False
+        yield
+        self.inside = False  # an interrupted step leaves it True
         if self.asked:
             raise KeyboardInterrupt

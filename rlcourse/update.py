@@ -69,7 +69,10 @@ class Update:
                 loss = self._loss(experience, micro, len(rows), tokens, sums, first)
                 loss.backward()
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        sums["grad_norm"] += torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm).item()
+        grad_norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm).item()
+        if not math.isfinite(grad_norm):
+            raise RuntimeError("The gradient is not finite, so the weights were left alone: try a lower --lr.")
+        sums["grad_norm"] += grad_norm
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -92,7 +95,7 @@ class Update:
         share = {"how": config.aggregation, "rows": rows, "tokens": tokens, "max_new_tokens": config.max_new_tokens}
         with autocast(config.dtype, self.policy.device):
             logprobs, entropy, hidden = token_logprobs(
-                self.policy.model, rollout, config.sampling, config.logprob_chunk
+                self.policy.model, rollout, config.sampling, config.logprob_chunk, config.compile
             )
         policy_loss, clipped = token_loss(
             logprobs,

@@ -38,7 +38,7 @@ class Mix:
 
 
 WORKED = Mix(worked=1, guess=0, prose=0, think=0, check=0, slip=0)  # every answer worked out, none with a flaw
-GUESSED = {1: 0.35, 2: 0.45, 3: 0.6, 4: 0.7}  # share of guesses by level: people skip the working when it is long
+GUESSED = {1: 0.35, 2: 0.55, 3: 0.65, 4: 0.75}  # share of guesses by level: people skip the working when it is long
 IN_WORDS, MONEY_IN_WORDS = 0.2, 0.7  # share of worked answers that end in words, more of them when asked for dollars
 
 

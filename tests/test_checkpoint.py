@@ -1,0 +1,109 @@
+"""Checkpoints: whole or not there, two of them, and every bit of the state comes back."""
+
+import pytest
+import torch
+from conftest import DEVICE, make_policy
+
+from rlcourse import checkpoint
+from rlcourse.checkpoint import (
+    latest_checkpoint,
+    load_state,
+    random_state,
+    save_checkpoint,
+    set_random_state,
+)
+from rlcourse.config import make_config
+from rlcourse.policy import ValueHead, load_policy
+from rlcourse.update import make_optimizer
+
+STATE = {"step": 3, "seconds": 1.25, "before": {"accuracy": 1 / 3, "samples": [{"text": "a", "right": True}]}}
+
+
+def same(a, b) -> bool:
+    """Equal to the last bit, through nested dicts and lists."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    return torch.equal(a.cpu(), b.cpu()) and a.dtype == b.dtype if isinstance(a, torch.Tensor) else a == b
+
+
+def test_weights_and_tokenizer_come_back(policy, tmp_path):
+    loaded = load_policy(str(save_checkpoint(tmp_path, 3, policy, STATE)), DEVICE)
+    assert same(loaded.model.state_dict(), policy.model.state_dict())
+    assert loaded.eos_ids == policy.eos_ids and loaded.pad_id == policy.pad_id
+    assert loaded.prompt("Tom has 3 apples?") == policy.prompt("Tom has 3 apples?")
+
+
+def test_the_state_comes_back_with_the_optimizers_moments(policy, tmp_path):
+    head = ValueHead(32).to(DEVICE)
+    config = make_config(algorithm="ppo")
+    optimizer = make_optimizer(policy, head, config)
+    for parameter in [*policy.model.parameters(), *head.parameters()]:
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    state = STATE | {"optimizer": optimizer.state_dict(), "value_head": head.state_dict()}
+    loaded = load_state(save_checkpoint(tmp_path, 3, policy, state))
+    assert same(loaded, state)
+    other = make_optimizer(policy, head, config)
+    other.load_state_dict(loaded["optimizer"])
+    assert same(other.state_dict(), optimizer.state_dict())
+    assert len(loaded["optimizer"]["state"]) == len(list(policy.model.parameters())) + 4
+
+
+def test_random_numbers_go_on_where_they_were():
+    device = torch.device(DEVICE)
+    state = random_state(device)
+    expected = torch.rand(5), torch.rand(5, device=device)
+    torch.manual_seed(1)
+    set_random_state(state, device)
+    assert torch.equal(torch.rand(5), expected[0]) and torch.equal(torch.rand(5, device=device), expected[1])
+
+
+def test_only_the_newest_two_are_kept(policy, tmp_path):
+    for step in (5, 10, 100, 20):  # by step, not by name or age
+        save_checkpoint(tmp_path, step, policy, {"step": step})
+    assert {p.name for p in (tmp_path / "checkpoints").iterdir()} == {"step-000020", "step-000100"}
+    assert load_state(latest_checkpoint(tmp_path)) == {"step": 100}
+
+
+def test_a_step_is_saved_anew_in_place(policy, tmp_path):
+    for seconds in (1, 2):
+        save_checkpoint(tmp_path, 5, policy, {"seconds": seconds})
+    assert load_state(latest_checkpoint(tmp_path)) == {"seconds": 2}
+
+
+@pytest.mark.parametrize("step", [3, 4])
+@pytest.mark.parametrize("fails", ["tokenizer", "state"])
+def test_an_interrupted_save_leaves_the_old_checkpoint_usable(fails, step, policy, tmp_path, monkeypatch):
+    """The weights of the new one are on disk already when it stops; step 3 is the one that is there."""
+    save_checkpoint(tmp_path, 3, policy, STATE)
+    expected = {name: value.clone() for name, value in policy.model.state_dict().items()}
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with torch.no_grad(), monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        policy.model.get_input_embeddings().weight.add_(1.0)
+        if fails == "tokenizer":
+            patch.setattr(type(policy.tokenizer), "save_pretrained", stop)
+        else:
+            patch.setattr(checkpoint.torch, "save", stop)
+        save_checkpoint(tmp_path, step, policy, STATE)
+    assert any((tmp_path / "checkpoints").glob(".writing*/*"))
+    assert latest_checkpoint(tmp_path).name == "step-000003" and load_state(latest_checkpoint(tmp_path)) == STATE
+    assert same(load_policy(str(latest_checkpoint(tmp_path)), DEVICE).model.state_dict(), expected)
+    again = save_checkpoint(tmp_path, step, policy, {"step": step})  # what lies about is no hindrance
+    assert latest_checkpoint(tmp_path) == again and not any((tmp_path / "checkpoints").glob(".writing*"))
+
+
+def test_a_run_without_a_checkpoint_says_so(tmp_path):
+    with pytest.raises(FileNotFoundError, match="stopped before its first checkpoint"):
+        latest_checkpoint(tmp_path)
+
+
+def test_the_policy_saved_from_a_model_with_its_own_head_keeps_it(tmp_path):
+    policy = make_policy(tied=False)
+    loaded = load_policy(str(save_checkpoint(tmp_path, 1, policy, {})), DEVICE)
+    assert same(loaded.model.state_dict(), policy.model.state_dict())
+    assert not torch.equal(loaded.model.lm_head.weight, loaded.model.get_input_embeddings().weight)

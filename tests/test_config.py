@@ -1,0 +1,115 @@
+"""The config: presets and algorithms that work, what wins over what, and each thing that is refused."""
+
+from dataclasses import fields, replace
+
+import pytest
+
+from rlcourse.config import ALGORITHMS, PRESETS, TrainConfig, check_config, make_config
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_preset_works_with_every_algorithm(preset, algorithm):
+    config = make_config(preset, algorithm=algorithm)
+    for name, value in (PRESETS[preset] | ALGORITHMS[algorithm]).items():
+        assert getattr(config, name) == value
+    assert config.preset == preset and config.algorithm == algorithm
+
+
+def test_what_is_set_by_hand_wins_over_the_algorithm_which_wins_over_the_preset(monkeypatch):
+    monkeypatch.setitem(PRESETS, "odd", {"clip_high": 0.9, "lr": 0.5, "algorithm": "dapo"})
+    assert (make_config("odd").clip_high, make_config("odd").lr) == (0.28, 0.5)
+    assert make_config("odd", clip_high=0.7).clip_high == 0.7
+    assert make_config("odd", algorithm="grpo").clip_high == 0.9
+    assert make_config("odd").dynamic_sampling and not make_config("odd", algorithm="grpo").dynamic_sampling
+
+
+def test_the_default_is_dr_grpo_on_a_laptop():
+    assert make_config() == TrainConfig()
+    assert (make_config().advantage, make_config().aggregation) == ("group_centered", "constant")
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"preset": "b200"}, r"Unknown preset 'b200': use one of laptop, a10g, h200\."),
+        ({"algorithm": "magic"}, r"Unknown algorithm 'magic': use one of reinforce, "),
+        ({"learning_rate": 1.0}, r"Unknown setting 'learning_rate': `rlcourse train --help` lists them all\."),
+        ({"steps": 2.5}, r"steps must be int, not 2\.5\."),
+        ({"steps": True}, r"steps must be int, not True\."),
+        ({"lr": "high"}, r"lr must be float, not 'high'\."),
+        ({"compile": 1}, r"compile must be bool, not 1\."),
+        ({"name": 7}, r"name must be str, not 7\."),
+        ({"model": None}, r"model must be str, not None\."),
+        ({"temperature": 0.0}, r"temperature must be positive: greedy completions of a prompt are all the same\."),
+        ({"temperature": -1.0}, r"temperature must be 0 \(greedy\) or positive, not -1\.0\."),
+        ({"top_k": -1}, r"top_k must be 0 \(off\) or positive, not -1\."),
+        ({"top_p": 0.0}, r"top_p must be in \(0, 1\], not 0\.0\."),
+        ({"num_generations": 1}, r"advantage 'group_centered' compares the completions of a prompt: num_gen"),
+        ({"algorithm": "rloo", "inner_epochs": 2}, r"surrogate 'reinforce' has no importance ratio: it needs inner_"),
+        ({"algorithm": "rloo", "minibatches": 2}, r"surrogate 'reinforce' has no importance ratio: it needs inner_"),
+        ({"num_prompts": 2, "num_generations": 4, "minibatches": 9}, r"minibatches \(9\) must not exceed .* \(8\)\."),
+        ({"dtype": "bfloat16", "device": "cpu"}, r"dtype bfloat16 is for a GPU: use --dtype float32 on a CPU\."),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_sentence(settings, sentence):
+    with pytest.raises(ValueError, match=f"^{sentence}") as caught:
+        make_config(**settings)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("f", [f for f in fields(TrainConfig) if f.metadata["choices"]], ids=lambda f: f.name)
+def test_a_choice_that_does_not_exist_is_refused_with_those_that_do(f):
+    with pytest.raises(ValueError, match=f"{f.name} must be one of {', '.join(f.metadata['choices'])}, not 'else'"):
+        check_config(replace(TrainConfig(), **{f.name: "else"}))
+    assert TrainConfig.__dataclass_fields__[f.name].default in f.metadata["choices"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "num_prompts",
+        "num_generations",
+        "max_prompt_tokens",
+        "max_new_tokens",
+        "steps",
+        "inner_epochs",
+        "minibatches",
+        "micro_batch_rows",
+        "logprob_chunk",
+        "eval_problems",
+    ],
+)
+def test_counts_are_at_least_one(name):
+    with pytest.raises(ValueError, match=f"{name} must be at least 1, not 0"):
+        make_config(**{name: 0})
+
+
+def test_one_completion_a_prompt_is_enough_where_nothing_is_compared():
+    for algorithm in ("reinforce", "reinforce_baseline", "ppo"):
+        assert make_config(algorithm=algorithm, num_generations=1).rows == 16
+
+
+def test_a_whole_number_is_a_float_too():
+    config = make_config(lr=1, kl_coef=0)
+    assert type(config.lr) is float and type(config.kl_coef) is float
+
+
+def test_the_reference_is_kept_where_it_is_measured_or_weighed():
+    assert not make_config().needs_reference
+    assert make_config(reference=True).needs_reference and make_config(kl_coef=0.1).needs_reference
+
+
+def test_the_run_is_named_after_preset_algorithm_and_seed():
+    assert make_config("h200", algorithm="ppo", seed=3).run_name == "h200-ppo-seed3"
+    assert make_config(name="mine").run_name == "mine"
+
+
+def test_the_sampling_is_that_of_the_config():
+    sampling = make_config(temperature=0.5, top_k=7, top_p=0.9).sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 7, 0.9)
+
+
+def test_a_dictionary_makes_the_same_config_again():
+    config = make_config("a10g", algorithm="gspo", lr=0.1, name="x")
+    assert make_config(**config.to_dict()) == config

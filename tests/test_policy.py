@@ -1,0 +1,179 @@
+"""The policy: what loading refuses, what it drops, how a question becomes a prompt, and copies that stay exact."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import make_policy
+from transformers import AutoTokenizer
+
+from rlcourse.config import make_config
+from rlcourse.policy import (
+    ValueHead,
+    autocast,
+    find_device,
+    frozen_copy,
+    load_policy,
+    low_precision_copy,
+)
+from rlcourse.rollout import make_engine
+from rlcourse.sampling import Sampling
+
+
+@pytest.fixture
+def folder(model_folder, tmp_path) -> Path:
+    """A copy of the model folder that a test may break."""
+    return Path(shutil.copytree(model_folder, tmp_path / "model"))
+
+
+def edit(path: Path, **changes) -> None:
+    """Set keys of a JSON file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def refusal(folder: Path, kind: type[Exception]) -> str:
+    """The one sentence with which loading refuses the folder."""
+    with pytest.raises(kind) as caught:
+        load_policy(str(folder))
+    assert "\n" not in str(caught.value) and str(folder) in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_embedded_model_is_a_small_qwen2_in_float32():
+    policy = load_policy("embedded")
+    assert policy.model.config.model_type == "qwen2" and not policy.model.training
+    assert {p.dtype for p in policy.model.parameters()} == {torch.float32}
+    assert policy.tokenizer.convert_tokens_to_ids("<|im_end|>") in policy.eos_ids
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path):
+    assert refusal(tmp_path / "nowhere", FileNotFoundError).startswith("No model in")
+
+
+@pytest.mark.parametrize(
+    ("file", "sentence"),
+    [
+        ("config.json", "a model folder holds config.json and its weights"),
+        ("tokenizer.json", "copy the model's tokenizer.json and tokenizer_config.json there"),
+        ("model.safetensors", "cannot be read: check that its files are complete"),
+    ],
+)
+def test_a_folder_without_a_file_says_what_to_do(file, sentence, folder):
+    (folder / file).unlink()
+    assert sentence in refusal(folder, FileNotFoundError)
+
+
+def test_a_tokenizer_without_a_chat_template_is_refused(folder):
+    (folder / "chat_template.jinja").unlink()
+    assert "no chat template: use an instruction-tuned model" in refusal(folder, ValueError)
+
+
+def test_a_tokenizer_without_an_end_of_sequence_is_refused(folder):
+    edit(folder / "tokenizer_config.json", eos_token=None)
+    assert "no end-of-sequence token: set eos_token" in refusal(folder, ValueError)
+
+
+def test_a_name_that_the_hub_does_not_give_is_refused(monkeypatch):
+    def unreachable(*_, **__):
+        raise OSError("a page of text\nabout connections")
+
+    monkeypatch.setattr("rlcourse.policy.AutoModelForCausalLM.from_pretrained", unreachable)
+    with pytest.raises(
+        FileNotFoundError, match=r"^someone/model is no folder here .* check the name and the network\.$"
+    ):
+        load_policy("someone/model")
+
+
+@pytest.mark.parametrize("instruction", ["", "Reason step by step."])
+def test_prompts_are_those_of_the_tokenizers_chat_template(instruction):
+    policy = load_policy("embedded")
+    messages = [{"role": "system", "content": instruction}] if instruction else []
+    messages.append({"role": "user", "content": "Tom has 3 apples. How many?"})
+    tokenizer = AutoTokenizer.from_pretrained(policy.tokenizer.name_or_path)
+    expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+    prompt = policy.prompt("Tom has 3 apples. How many?", instruction)
+    assert prompt == expected
+    assert policy.tokenizer.decode(prompt).endswith("<|im_start|>assistant\n")
+
+
+def test_generation_defaults_of_a_model_folder_do_not_survive_loading(folder):
+    """Qwen2.5-Instruct ships such defaults. Greedy text would change with the penalty, samples with top-k."""
+    expected = load_policy(str(folder))
+    edit(folder / "generation_config.json", do_sample=True, top_k=1, top_p=0.1, repetition_penalty=5.0, temperature=0.1)
+    policy = load_policy(str(folder))
+    defaults = policy.model.generation_config
+    assert (defaults.top_k, defaults.top_p, defaults.repetition_penalty, defaults.temperature) == (
+        expected.model.generation_config.top_k,
+        expected.model.generation_config.top_p,
+        expected.model.generation_config.repetition_penalty,
+        expected.model.generation_config.temperature,
+    )
+    torch.manual_seed(0)
+    rollout = make_engine(policy, "hf-dynamic", torch.float32).generate([[5, 9]], 200, 1, Sampling())
+    assert len(rollout.completion_ids.unique()) > 10
+
+
+@pytest.mark.parametrize(("eos", "expected"), [(7, [7]), ([7, 9], [7, 9]), (None, None)])
+def test_what_ends_a_completion_is_read_from_the_model_folder(eos, expected, folder):
+    edit(folder / "generation_config.json", eos_token_id=eos)
+    policy = load_policy(str(folder))
+    assert policy.eos_ids == (expected or [policy.tokenizer.eos_token_id])
+
+
+def test_texts_leave_out_masked_special_and_unknown_tokens(policy):
+    ids = policy.tokenizer("Tom has 3", add_special_tokens=False)["input_ids"]
+    end, junk = policy.tokenizer.eos_token_id, len(policy.tokenizer) + 5
+    rows = torch.tensor([[*ids, end, ids[0]], [junk, *ids, end], [end] * (len(ids) + 2)])
+    mask = torch.ones_like(rows, dtype=torch.bool)
+    mask[0, -1] = False
+    mask[2, 1:] = False
+    assert policy.texts(rows, mask) == ["Tom has 3", "Tom has 3", ""]
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_the_device_is_a_gpu_where_there_is_one_and_it_is_wanted(gpu, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    assert find_device(make_config()).type == ("cuda" if gpu else "cpu")
+    assert find_device(make_config(device="cpu")).type == "cpu"
+
+
+def test_a_frozen_copy_takes_no_gradients_and_does_not_follow_the_model(policy):
+    copy = frozen_copy(policy.model)
+    before = [p.clone() for p in copy.parameters()]
+    assert not any(p.requires_grad for p in copy.parameters()) and all(
+        p.requires_grad for p in policy.model.parameters()
+    )
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.add_(1.0)
+    assert all(torch.equal(p, b) for p, b in zip(copy.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_low_precision_copy_keeps_the_frequencies_of_rope_in_float32(tied):
+    model = make_policy(tied=tied).model
+    copy = low_precision_copy(model, torch.bfloat16)
+    assert {p.dtype for p in copy.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert copy.model.rotary_emb.inv_freq.dtype == torch.float32
+    assert torch.equal(copy.model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq)
+    assert (copy.lm_head.weight is copy.model.embed_tokens.weight) == tied
+
+
+def test_autocast_is_for_bfloat16_alone():
+    a = torch.ones(2, 2)
+    for dtype in ("float32", "bfloat16"):
+        with autocast(dtype, torch.device("cpu")):
+            assert (a @ a).dtype == getattr(torch, dtype)
+
+
+def test_the_value_head_starts_at_zero_and_learns():
+    torch.manual_seed(0)
+    head = ValueHead(8)
+    hidden = torch.randn(3, 5, 8, dtype=torch.bfloat16)
+    values = head(hidden)
+    assert values.shape == (3, 5) and values.dtype == torch.float32 and not values.any()
+    values.sum().backward()
+    assert head.output.weight.grad.abs().sum() > 0
