@@ -5,6 +5,7 @@ Only light modules are imported here, so that `--help` answers at once; each com
 
 import inspect
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import Field, fields
@@ -101,7 +102,7 @@ def takes_settings(command):
     parameters = setting_options() + [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
     with_options.__signature__ = inspect.Signature(parameters)
     with_options.__annotations__ = {p.name: p.annotation for p in parameters}
-    with_options.__doc__ = command.__doc__
+    with_options.__doc__ = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(command))  # typer keeps line breaks
     with_options.__name__ = command.__name__
     return with_options
 
@@ -163,7 +164,7 @@ def evaluate(settings: dict[str, Any]):
 @takes_settings
 def sample(
     settings: dict[str, Any],
-    count: Annotated[int, typer.Option("--count", help="Problems to solve.")] = 5,
+    count: Annotated[int, typer.Option("--count", help="Problems to solve.", min=1)] = 5,
     greedy: Annotated[bool, typer.Option("--greedy", help="Take the most probable token each time.")] = False,
 ):
     """Watch a model solve problems of the test set, and see how each answer is judged."""
@@ -178,8 +179,9 @@ def sample(
                 verdict = "[yellow]right, but not in the form that was asked for[/yellow]"
             if not answer.finished:
                 verdict = "[red]cut off[/red]"
+            console.print(escape(answer.problem.question), soft_wrap=True)
             console.print(Panel(escape(answer.text) or "(nothing)", title=verdict, title_align="left"))
-            console.print(escape(answer.problem.question), f"Gold: {answer.problem.gold}\n", soft_wrap=True)
+            console.print(f"Gold: {answer.problem.gold}\n", soft_wrap=True)
 
 
 @app.command()
@@ -205,7 +207,7 @@ def bench(
     what: Annotated[str, typer.Argument(help="rollout, step, mismatch or logprobs")],
     shape: Annotated[str, typer.Option("--shape", help="step: model shape with random weights")] = "qwen2.5-0.5b",
     completions: Annotated[str, typer.Option("--completions", help="step: completions, by commas")] = "16,64",
-    repeats: Annotated[int, typer.Option("--repeats", help="rollout, step: timed repetitions")] = 5,
+    repeats: Annotated[int, typer.Option("--repeats", help="rollout, step: timed repetitions", min=1)] = 5,
     record: Annotated[bool, typer.Option("--record", help="Keep the result in data/measurements/.")] = False,
 ):
     """Measure this machine: `rollout` engines side by side, a whole training `step` beside TRL's, the `mismatch`
@@ -214,7 +216,7 @@ def bench(
         config = make_config(**settings)
         from rlcourse.bench import run_bench
 
-        run_bench(what, config, shape, [int(n) for n in completions.split(",")], repeats, record)
+        run_bench(what, config, shape, parse_completions(completions), repeats, record)
 
 
 @app.command()
@@ -226,6 +228,14 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the facts
         facts = doctor.gather()
         doctor.print_json(facts) if as_json else doctor.print_report(facts)
         raise typer.Exit(0 if doctor.healthy(facts) else 1)
+
+
+def parse_completions(text: str) -> list[int]:
+    """The numbers of `--completions`. Raises ValueError unless each is a multiple of the group of 8."""
+    numbers = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
+    if any(number < 8 or number % 8 for number in numbers):
+        raise ValueError(f"--completions takes multiples of 8, the group, set apart by commas, not {text!r}.")
+    return numbers
 
 
 def print_config(config: TrainConfig) -> None:

@@ -42,8 +42,10 @@ def answer_problems(
     """`num_generations` answers to each problem, in the order of `problems`.
 
     Sampling uses random numbers of its own, so that an evaluation does not change the training that goes on after it.
-    `progress` names a progress bar.
+    `progress` names a progress bar. Raises ValueError without problems.
     """
+    if not problems:
+        raise ValueError("There are no problems to answer: eval_validation and pass_k_problems must be at least 1.")
     prompts = [policy.prompt(problem.question, task.instruction) for problem in problems]
     order = sorted(range(len(problems)), key=lambda i: len(prompts[i]))  # prompts of a length pad each other least
     size = min(max(1, BATCH_ROWS // num_generations), len(problems))
@@ -54,9 +56,8 @@ def answer_problems(
         torch.manual_seed(0)
         for start in range(0, len(order), size):
             batch = order[start : start + size]
-            filled = batch + batch[-1:] * (
-                size - len(batch)
-            )  # every batch has the same rows: one CUDA graph serves all
+            # Every batch has the same rows: one CUDA graph serves all.
+            filled = batch + batch[-1:] * (size - len(batch))
             rollout = engine.generate([prompts[i] for i in filled], num_generations, max_new_tokens, sampling)
             rollout = rollout[: len(batch) * num_generations]
             texts = policy.texts(rollout.completion_ids, rollout.completion_mask)
@@ -86,11 +87,11 @@ def evaluate_test(
 ) -> dict[str, Any]:
     """Greedy accuracy and pass@k on the config's test problems, with the first answers as samples."""
     problems = task.problems("test")[: config.eval_problems]
-    greedy = answer_problems(policy, engine, task, problems, config.max_new_tokens, progress=f"test {when}")
+    greedy = answer_problems(policy, engine, task, problems, config.max_new_tokens, progress=f"test {when}".strip())
     result = {"problems": len(problems)} | summarize(greedy)
     if config.pass_k:
         few = problems[: config.pass_k_problems]
-        settings = {"sampling": config.sampling, "num_generations": config.pass_k, "progress": f"pass@k {when}"}
+        settings = {"sampling": config.sampling, "num_generations": config.pass_k, "progress": f"pass@k {when}".strip()}
         sampled = answer_problems(policy, engine, task, few, config.max_new_tokens, **settings)
         result |= mean_pass_at_k(sampled)
     samples = [

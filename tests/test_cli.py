@@ -11,14 +11,18 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from rlcourse import cli, doctor, memory, trainer
+from rlcourse import bench, cli, doctor, evaluation, memory, sft, trainer
 from rlcourse.config import ALGORITHMS, TrainConfig, field_type, make_config
+from rlcourse.evaluation import Answer
+from rlcourse.sft import SFTConfig
+from rlcourse.tasks import Problem
 
 RESULT = {"accuracy": 0.4, "accuracy_lenient": 0.5, "pass@8": 0.75, "tokens": 20.0}
 SUMMARY = {
     "eval_problems": 1000,
     "wall_seconds": 90.0,
     "steps": 60,
+    "folder": "runs/laptop-dr_grpo-seed0",
     "before": RESULT,
     "after": RESULT
     | {"accuracy": 0.91, "samples": [{"question": "1+1?", "gold": "2", "text": "[2]\n#### 2", "right": True}]},
@@ -74,7 +78,7 @@ def test_train_alone_is_the_laptop_preset(trained):
 
 
 def test_what_is_set_by_hand_wins_over_algorithm_and_preset(trained):
-    invoke("train", "--preset", "h200", "--algorithm", "gspo", "--clip-low", "0.1", "--no-compile-rollout", "--resume")
+    invoke("train", "--preset", "h200", "--algorithm", "gspo", "--clip-low", "0.1", "--no-compile", "--resume")
     [(config, resume)] = trained
     assert config == make_config("h200", algorithm="gspo", clip_low=0.1, compile=False) and resume
     assert config.num_prompts == 32 and config.ratio == "sequence"
@@ -90,7 +94,7 @@ def test_help_shows_every_option_with_help_choices_and_the_default_of_the_laptop
             assert ", ".join(f.metadata["choices"]) in text
         assert getattr(laptop, f.name) == f.default  # which is what the help shows
     assert "(default: dr_grpo)" in text and all(algorithm in text for algorithm in ALGORITHMS)
-    assert "(default: off)" in text and "(default: 6e-05)" in text
+    assert "(default: off)" in text and f"(default: {laptop.lr})" in text
 
 
 def test_help_panels_follow_the_sections_of_the_config():
@@ -116,6 +120,7 @@ def test_summary_shows_before_and_after_and_a_sample(trained):
     row = next(line for line in output.splitlines() if " accuracy " in line)
     assert "40.0%" in row and "91.0%" in row
     assert "75.0%" in output and "[2]" in output and "60 steps in 90 s" in output
+    assert "are in runs/laptop-dr_grpo-seed0." in output
 
 
 @pytest.mark.parametrize(
@@ -189,6 +194,118 @@ def test_doctor_exits_with_1_if_something_required_is_missing(monkeypatch, healt
     result = invoke("doctor")
     assert result.exit_code == code and ("mend it" in result.output)
     assert '"mend": "mend it"' in invoke("doctor", "--json").output
+
+
+def test_help_runs_on_over_the_line_breaks_of_the_source():
+    text = invoke("train", "--help", width=110).output
+    assert "those of the laptop preset" in re.sub(r" *\n ", " ", text)
+    assert not any(line.strip() == "of the" for line in text.splitlines())
+
+
+def test_eval_measures_the_model_that_was_asked_for(monkeypatch):
+    seen = []
+    result = {"problems": 7, "accuracy": 0.25, "pass@4": 0.5, "tokens": 21.25, "samples": [{"text": "never shown"}]}
+    monkeypatch.setattr(evaluation, "evaluate", lambda config: seen.append(config) or result)
+    done = invoke("eval", "--model", "some/folder", "--eval-problems", "7")
+    assert done.exit_code == 0 and seen == [make_config(model="some/folder", eval_problems=7)]
+    rows = [[cell.strip() for cell in line.split("│")] for line in done.output.splitlines() if "│" in line]
+    assert [row[1:3] for row in rows] == [["accuracy", "25.0%"], ["pass@4", "50.0%"], ["tokens", "21.2"]]
+    title = " ".join(done.output.partition("┏")[0].split())
+    assert title == "some/folder on 7 test problems of minigsm" and "never shown" not in done.output
+
+
+def test_eval_of_the_embedded_model_prints_its_accuracy():
+    done = invoke("eval", "--eval-problems", "4", "--pass-k", "2", "--pass-k-problems", "2", "--max-new-tokens", "30")
+    assert done.exit_code == 0, done.output
+    assert re.search(r"accuracy\s+│ (0|25|50|75|100)\.0%", done.output) and "pass@2" in done.output
+
+
+def test_eval_of_a_model_that_is_not_there_is_one_sentence(tmp_path):
+    done = invoke("eval", "--model", str(tmp_path))
+    assert done.exit_code == 2
+    assert done.stderr == f"No model in {tmp_path}: a model folder holds config.json and its weights.\n"
+
+
+@pytest.mark.parametrize("setting", ["--pass-k-problems", "--eval-validation"])
+def test_an_evaluation_without_problems_is_refused(setting, tmp_path):
+    command = "train" if "validation" in setting else "eval"
+    done = invoke(command, setting, "0", "--eval-problems", "1", "--output", str(tmp_path), "--device", "cpu")
+    assert done.exit_code == 2
+    assert done.stderr.splitlines()[-1].endswith("eval_validation and pass_k_problems must be at least 1.")
+
+
+@pytest.mark.parametrize(
+    ("finished", "strict", "lenient", "verdict"),
+    [
+        (True, True, True, "─ right ─"),
+        (True, False, False, "─ wrong ─"),
+        (True, False, True, "─ right, but not in the form that was asked for ─"),
+        (False, False, False, "─ cut off ─"),
+    ],
+)
+def test_sample_shows_question_answer_verdict_and_gold_in_that_order(finished, strict, lenient, verdict, monkeypatch):
+    answer = Answer(Problem("What is [1]?", "", "1,234"), "It is [/x].", 3, finished, strict, lenient, True)
+    calls = []
+    monkeypatch.setattr(evaluation, "sample", lambda *call: calls.append(call) or [answer, answer])
+    done = invoke("sample", "--count", "2", "--greedy", "--temperature", "0.5")
+    assert done.exit_code == 0 and calls == [(make_config(temperature=0.5), 2, True)]
+    assert done.output.count(verdict) == 2
+    places = [done.output.index(text) for text in ("What is [1]?", verdict, "It is [/x].", "Gold: 1,234")]
+    assert places == sorted(places)
+
+
+def test_sample_shows_an_empty_answer_as_nothing(monkeypatch):
+    answer = Answer(Problem("Why?", "", "1"), "", 1, True, False, False, False)
+    monkeypatch.setattr(evaluation, "sample", lambda *call: [answer])
+    assert "(nothing)" in invoke("sample").output
+
+
+def test_sample_needs_a_problem():
+    assert invoke("sample", "--count", "0").exit_code == 2
+
+
+def test_sft_takes_its_options_and_says_where_the_model_is(monkeypatch):
+    calls = []
+    monkeypatch.setattr(sft, "sft", lambda *call: calls.append(call) or 0.4567)
+    done = invoke("sft", "--output", "some/folder", "--worked-steps", "3", "--uneven-steps", "2", "--seed", "9")
+    assert calls == [(SFTConfig(worked_steps=3, uneven_steps=2, seed=9), "some/folder")]
+    assert "Loss 0.457 nats a token" in done.output and "rlcourse eval --model some/folder" in done.output
+
+
+def test_sft_alone_is_the_recipe_of_the_embedded_model(monkeypatch):
+    calls = []
+    monkeypatch.setattr(sft, "sft", lambda config, output: calls.append(config) or 0.5)
+    invoke("sft")
+    assert calls == [SFTConfig()]
+
+
+def test_sft_into_a_folder_in_use_is_one_sentence(tmp_path):
+    (tmp_path / "file").touch()
+    done = invoke("sft", "--output", str(tmp_path))
+    assert done.exit_code == 2 and done.stderr == f"{tmp_path} is not empty: choose another --output.\n"
+
+
+def test_bench_passes_its_options_on(monkeypatch):
+    calls = []
+    monkeypatch.setattr(bench, "run_bench", lambda *call: calls.append(call))
+    done = invoke(
+        "bench", "step", "--shape", "tiny", "--completions", "8, 24", "--repeats", "2", "--record", "--lr", "1"
+    )
+    assert done.exit_code == 0, done.output
+    assert calls == [("step", make_config(lr=1.0), "tiny", [8, 24], 2, True)]
+
+
+@pytest.mark.parametrize("completions", ["16,x", "4", "20", "", "-8", "16,,64"])
+def test_bench_refuses_completions_that_are_no_whole_groups(completions):
+    done = invoke("bench", "step", f"--completions={completions}")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("--completions takes multiples of 8, the group, set apart by commas, not ")
+
+
+def test_an_unknown_benchmark_is_named():
+    done = invoke("bench", "coffee")
+    assert done.exit_code == 2
+    assert done.stderr == "Unknown benchmark 'coffee': use rollout, step, mismatch or logprobs.\n"
 
 
 def test_help_and_version_answer_without_loading_torch():

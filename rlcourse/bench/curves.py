@@ -1,6 +1,7 @@
 """Learning curves of the algorithms on the embedded task, three seeds each: `python -m rlcourse.bench.curves`.
 
-Takes names of algorithms, or does the usual six. Writes `data/curves/<algorithm>.json` for each, and draws what is there in `data/curves/curves.png`.
+Takes names of algorithms, or does the usual six. Writes `data/curves/<algorithm>.json` for each, and
+draws what is there in `data/curves/curves.png`.
 """
 
 import json

@@ -8,7 +8,8 @@ import pytest
 from rlcourse import paths
 from rlcourse.tasks import load_task, minigsm
 from rlcourse.tasks.minigsm import LEVELS, SHIPPED, SPLITS, calculate, generate, identity, sample, split_of
-from rlcourse.tasks.minigsm_templates import BOXES, BOYS, GIRLS, TEMPLATES, THINGS
+from rlcourse.tasks.minigsm_templates import TEMPLATES
+from rlcourse.tasks.minigsm_words import BOXES, BOYS, GIRLS, THINGS
 from rlcourse.tasks.verify import verify
 
 WORDS = {"twice": 2, "three times": 3, "four times": 4, "five times": 5}

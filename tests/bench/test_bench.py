@@ -1,0 +1,161 @@
+"""The benchmarks that ship: what they measure, in which shape, and what is not good enough to be recorded."""
+
+import statistics
+
+import pytest
+import torch
+from conftest import DEVICE
+from transformers import AutoModelForCausalLM
+
+from rlcourse import bench, records
+from rlcourse.bench import measure, median_and_spread, models, numerics, run_bench, speed
+from rlcourse.config import make_config
+from rlcourse.policy import load_policy
+from rlcourse.tasks import load_task
+
+TINY = {"num_prompts": 2, "num_generations": 3, "max_new_tokens": 8}
+ENGINES = ["hf-dynamic", "hf-static", "graph"]
+
+
+@pytest.fixture
+def recorded(monkeypatch) -> list[tuple]:
+    """What would have been written to data/measurements."""
+    calls = []
+    monkeypatch.setattr(bench, "write_record", lambda *call: calls.append(call) or "a/file.json")
+    return calls
+
+
+def fake_rollout(monkeypatch, *spreads):
+    rows = [{"variant": f"engine {i}", "tokens_per_s": 1.0, "spread": spread} for i, spread in enumerate(spreads)]
+    monkeypatch.setattr(speed, "rollout", lambda config, repeats: ({"repeats": repeats}, rows))
+    return rows
+
+
+def test_an_unknown_benchmark_is_refused_with_those_there_are():
+    with pytest.raises(ValueError, match="Unknown benchmark 'coffee': use rollout, step, mismatch or logprobs"):
+        run_bench("coffee", make_config(), "tiny", [8], 1, False)
+
+
+def test_rollout_measures_each_engine_on_the_same_rows():
+    setup, rows = speed.rollout(make_config(**TINY), repeats=3)
+    assert [row["variant"] for row in rows][:3] == ENGINES
+    assert setup["num_generations"] == 3 and setup["repeats"] == 3
+    for row in rows:
+        assert row["rows"] == 6 and row["tokens_per_s"] > 0 and row["spread"] >= 0
+        assert row["speedup"] == pytest.approx(row["tokens_per_s"] / rows[0]["tokens_per_s"])
+
+
+def test_tokens_a_second_count_the_tokens_up_to_eos(monkeypatch):
+    """With a clock that says two seconds, the speed is half the tokens of the rollout."""
+    engines = []
+
+    class Engine:
+        def generate(self, prompts, num_generations, max_new_tokens, sampling):
+            engines.append(len(prompts))
+            return type("R", (), {"lengths": torch.tensor([3, 8, 1])})
+
+    monkeypatch.setattr(speed, "make_engine", lambda *_: Engine())
+    monkeypatch.setattr(speed, "seconds", lambda run, device: run() or 2.0)
+    _, rows = speed.rollout(make_config(**TINY), repeats=2)
+    assert all(row["tokens_per_s"] == 6.0 and row["spread"] == 0 for row in rows)
+    assert engines == [2] * 3 * len(rows)  # one warm-up and two that count
+
+
+def test_the_mismatch_in_float32_is_rounding_alone():
+    setup, rows = numerics.mismatch(make_config(**TINY))
+    assert [row["variant"] for row in rows] == ENGINES and setup["dtype"] == "float32"
+    for row in rows:
+        assert 0 < row["mismatch_mean"] <= row["mismatch_max"] < 1e-4
+        assert 6 <= row["tokens"] <= 48
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_memory_of_logprobs_needs_a_gpu():
+    with pytest.raises(ValueError, match="no CUDA GPU was found"):
+        numerics.logprobs()
+
+
+def test_a_step_with_random_weights_is_timed_by_phase():
+    setup, [row] = speed.step("tiny", [8], new_tokens=6, repeats=1, peers=False)
+    assert (row["variant"], row["rows"], setup["task"]) == ("rlcourse", 8, "minigsm")
+    assert row["rollout_s"] > 0 and row["update_s"] > 0 and row["rollout_s"] + row["update_s"] <= row["step_s"]
+    assert row["mismatch_mean"] <= row["mismatch_max"] < 1e-2
+
+
+def test_a_step_with_coin_flips_has_a_gradient(monkeypatch):
+    norms, original = [], speed.Trainer.__init__
+
+    def watched(self, *arguments, **options):
+        original(self, *arguments, **options)
+        update = self.update
+        self.update = lambda experience, step: (lambda m: norms.append(m["grad_norm"]) or m)(update(experience, step))
+
+    monkeypatch.setattr(speed.Trainer, "__init__", watched)
+    speed.step("tiny", [8], new_tokens=4, repeats=1, peers=False)
+    assert len(norms) == 3 and all(norm > 0 for norm in norms)
+
+
+@pytest.mark.parametrize("size", [2, 5, 8])
+def test_coin_flips_give_every_group_signal(size):
+    torch.manual_seed(0)
+    rewards = speed.coin_flips(50, size).view(50, size)
+    assert rewards.sum(1).tolist() == [size // 2] * 50
+    assert len({tuple(row) for row in rewards.tolist()}) > 1 and set(rewards.flatten().tolist()) == {0.0, 1.0}
+
+
+def test_a_random_model_has_its_shape_and_loads(tmp_path):
+    models.write_random_model("tiny", load_task("minigsm"), tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert all(getattr(model.config, name) == value for name, value in models.SHAPES["tiny"].items())
+    policy = load_policy(str(tmp_path), DEVICE)
+    assert len(policy.tokenizer) <= model.config.vocab_size and policy.prompt("Tom has 3 apples?")
+
+
+def test_a_shape_that_is_not_known_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"Unknown shape 'huge': use one of qwen2\.5-0\.5b, tiny"):
+        models.write_random_model("huge", load_task("minigsm"), tmp_path)
+
+
+def test_measure_leaves_the_warm_up_out():
+    values = iter(range(10))
+    assert measure(lambda: next(values), repeats=3, warmup=2) == [2, 3, 4]
+
+
+def test_median_and_spread_are_those_of_the_quartiles():
+    assert median_and_spread([5.0]) == (5.0, 0.0) and median_and_spread([2.0, 4.0]) == (3.0, 0.0)
+    median, spread = median_and_spread([10.0, 1.0, 4.0, 2.0, 3.0])  # quartiles 2 and 4 around 3
+    assert median == 3.0 and spread == pytest.approx(2 / 3)
+    values = torch.rand(101).tolist()
+    low, high = torch.tensor(values).quantile(torch.tensor([0.25, 0.75])).tolist()
+    assert median_and_spread(values) == pytest.approx(
+        (statistics.median(values), (high - low) / statistics.median(values)), rel=1e-5
+    )
+
+
+def test_what_varied_too_much_is_shown_but_not_recorded(monkeypatch, recorded, capsys):
+    fake_rollout(monkeypatch, 0.05, 0.21)
+    with pytest.raises(ValueError, match="Not recorded: engine 1 varied by over 20% between repetitions"):
+        run_bench("rollout", make_config(), "tiny", [8], 5, record=True)
+    assert recorded == [] and "engine 1" in capsys.readouterr().out
+
+
+def test_what_was_steady_is_recorded(monkeypatch, recorded, capsys):
+    rows = fake_rollout(monkeypatch, 0.05, 0.2)
+    run_bench("rollout", make_config(), "tiny", [8], 5, record=True)
+    assert recorded == [("rollout", {"repeats": 5}, rows)]
+    assert "Recorded in a/file.json." in capsys.readouterr().out
+
+
+def test_nothing_is_recorded_unless_asked_for(monkeypatch, recorded):
+    fake_rollout(monkeypatch, 0.05)
+    run_bench("rollout", make_config(), "tiny", [8], 5, record=False)
+    assert recorded == []
+
+
+def test_a_recorded_benchmark_is_a_record_that_loads(monkeypatch, tmp_path):
+    rows = fake_rollout(monkeypatch, 0.05)
+    write = records.write_record
+    monkeypatch.setattr(bench, "write_record", lambda *call: write(*call, folder=tmp_path))
+    run_bench("rollout", make_config(), "tiny", [8], 5, record=True)
+    assert records.load_record("rollout", folder=tmp_path)["results"] == rows
