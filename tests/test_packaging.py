@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = sorted((ROOT / "rlcourse").rglob("*.py"))
 CONDA_NAMES = {"pytorch": "torch"}  # conda-forge's name: PyPI's
-OPTIONAL = {"tensorboard", "wandb"}  # imported where asked for, with a sentence of their own if missing
+OPTIONAL = {"trl", "tensorboard", "wandb"}  # imported where asked for, with a sentence of their own if missing
 BOUNDS = re.compile(r"([a-z0-9-]+)>=([\d.]+),<([\d.]+)")
 
 
