@@ -18,13 +18,17 @@ def save_checkpoint(run_folder: Path, step: int, policy: Policy, state: dict[str
     checkpoints = run_folder / "checkpoints"
     final = checkpoints / f"step-{step:06d}"
     aside = checkpoints / f".writing-step-{step:06d}"
-    shutil.rmtree(aside, ignore_errors=True)
+    replaced = checkpoints / f".replaced-step-{step:06d}"
+    for leftover in (aside, replaced):
+        shutil.rmtree(leftover, ignore_errors=True)
     aside.mkdir(parents=True)
     policy.model.save_pretrained(aside)
     policy.tokenizer.save_pretrained(aside)
     torch.save(state, aside / "trainer.pt")
-    shutil.rmtree(final, ignore_errors=True)
+    if final.exists():  # moved, not deleted here: a kill would leave half of it, under the name of the latest
+        os.replace(final, replaced)
     os.replace(aside, final)
+    shutil.rmtree(replaced, ignore_errors=True)
     for old in _checkpoints(run_folder)[:-KEPT]:
         shutil.rmtree(old)
     return final

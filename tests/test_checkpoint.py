@@ -97,6 +97,22 @@ def test_an_interrupted_save_leaves_the_old_checkpoint_usable(fails, step, polic
     assert latest_checkpoint(tmp_path) == again and not any((tmp_path / "checkpoints").glob(".writing*"))
 
 
+def test_a_step_saved_anew_and_stopped_while_deleting_leaves_a_whole_checkpoint(policy, tmp_path, monkeypatch):
+    save_checkpoint(tmp_path, 3, policy, {"seconds": 1})
+
+    def stop_half_way(path, ignore_errors=False):
+        if path.exists():
+            (path / "trainer.pt").unlink()
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(checkpoint.shutil, "rmtree", stop_half_way)
+        save_checkpoint(tmp_path, 3, policy, {"seconds": 2})
+    assert load_state(latest_checkpoint(tmp_path)) == {"seconds": 2}
+    save_checkpoint(tmp_path, 3, policy, {"seconds": 3})  # what lies about is no hindrance
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000003"]
+
+
 def test_a_run_without_a_checkpoint_says_so(tmp_path):
     with pytest.raises(FileNotFoundError, match="stopped before its first checkpoint"):
         latest_checkpoint(tmp_path)
