@@ -109,10 +109,10 @@ def test_a_run_that_dies_and_is_resumed_equals_an_uninterrupted_one(algorithm, o
 
     def log_step(self, metrics, experience):
         original(self, metrics, experience)
-        if metrics["step"] == 4:
+        if metrics["step"] == 3:
             raise PowerCut
 
-    options |= {"steps": 5, "pass_k": 0}
+    options |= {"steps": 5, "save_every": 2, "pass_k": 0}
     whole, cut = (tiny(tmp_path / name, algorithm=algorithm, **options) for name in ("whole", "cut"))
     train(whole)
     with monkeypatch.context() as patch, pytest.raises(PowerCut):
