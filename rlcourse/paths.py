@@ -4,10 +4,14 @@ from pathlib import Path
 
 
 def data_folder() -> Path:
-    """The repository's `data/`, beside the package. Raises FileNotFoundError for an install without it."""
-    folder = Path(__file__).resolve().parent.parent / "data"
-    if not folder.is_dir():
-        raise FileNotFoundError(
-            f"The course's data is not at {folder}: clone the repository and install it with `pip install -e .` there."
-        )
-    return folder
+    """The course's `data/`: beside the package in a clone of the repository, inside it where a wheel was installed.
+
+    Raises FileNotFoundError for an install without it.
+    """
+    package = Path(__file__).resolve().parent
+    for folder in (package.parent / "data", package / "data"):
+        if (folder / "minigsm").is_dir():
+            return folder
+    raise FileNotFoundError(
+        f"The course's data is not at {package / 'data'}: clone the repository and install it with `pip install -e .`."
+    )

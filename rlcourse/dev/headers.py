@@ -1,0 +1,56 @@
+"""The first cell of every notebook: its title, the badge that opens it in Colab, its difficulty, and what a run takes.
+
+Minutes and memory are those of the run that made the notebook's outputs; `rlcourse.dev.build` measures them.
+"""
+
+from dataclasses import dataclass
+
+from rlcourse.course import REPOSITORY, colab_url
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """An entry of the course: what its notebook is called and how hard it is, from 1 to 5."""
+
+    title: str
+    difficulty: int
+
+
+COURSE = {
+    "00_start_here": Lesson("Start here", 1),
+    "01_policy_gradient": Lesson("The policy gradient", 2),
+    "02_ppo": Lesson("PPO", 3),
+    "03_grpo": Lesson("GRPO", 3),
+    "04_dr_grpo": Lesson("Dr. GRPO: two biases and two deletions", 4),
+    "05_full_loop": Lesson("The full loop", 3),
+}
+
+BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
+
+
+def header(name: str, kind: str, run: dict | None) -> str:
+    """Markdown of the first cell. kind: notebooks, exercises or solutions. run: what `measured` takes, None before a run.
+
+    Raises ValueError for a notebook that `COURSE` does not list.
+    """
+    if name not in COURSE:
+        raise ValueError(f"{name} is not part of the course yet: add it to COURSE in rlcourse/dev/headers.py.")
+    lesson = COURSE[name]
+    path = f"{kind}/{name}.ipynb"
+    title = f"# {name[:2]} · {lesson.title}" + {"notebooks": "", "exercises": ": exercises", "solutions": ": solutions"}[kind]
+    badge = f"[![Open in Colab]({BADGE})]({colab_url(path)}) [`{path}`](https://github.com/{REPOSITORY})"
+    return f"{title}\n\n{badge}\n\n{measured(lesson, run)}"
+
+
+def measured(lesson: Lesson, run: dict | None) -> str:
+    """A table of difficulty, minutes and peak memory. run: {seconds, peak_memory_bytes, device, date} of the last run."""
+    minutes = memory = "not run yet"
+    note = ""
+    if run is not None:
+        minutes = "under 1" if run["seconds"] < 60 else f"{run['seconds'] / 60:.0f}"
+        memory = f"{run['peak_memory_bytes'] / 1e9:.1f} GB"
+        note = f"\n\nMinutes and memory: measured on {run['device']}, {run['date']}, with the outputs below."
+    return (
+        "| difficulty | minutes on 2 CPU cores | on a T4 or an A10G | peak memory |\n| --- | --- | --- | --- |\n"
+        f"| {'●' * lesson.difficulty}{'○' * (5 - lesson.difficulty)} | {minutes} | not measured | {memory} |{note}"
+    )

@@ -1,0 +1,57 @@
+"""The model that ships: size, format, and a start from which there is something to learn."""
+
+import json
+
+import pytest
+import torch
+from conftest import DEVICE
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM
+
+from rlcourse.evaluation import answer_problems, summarize
+from rlcourse.paths import data_folder
+from rlcourse.policy import load_policy
+from rlcourse.rollout import make_engine
+from rlcourse.tasks import load_task
+
+FOLDER = data_folder() / "minigsm" / "model"
+
+
+@pytest.fixture(scope="module")
+def answers():
+    """Greedy answers to all test problems."""
+    policy, task = load_policy("embedded", DEVICE), load_task("minigsm")
+    return [a for (a,) in answer_problems(policy, make_engine(policy, "graph", torch.float32, False), task, task.problems("test"), 80)]
+
+
+def test_its_folder_is_at_most_8_megabytes():
+    assert sum(file.stat().st_size for file in FOLDER.rglob("*") if file.is_file()) <= 8e6
+
+
+def test_transformers_loads_it_as_a_qwen2_with_its_tokenizer():
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(FOLDER), AutoTokenizer.from_pretrained(FOLDER)
+    assert type(model) is Qwen2ForCausalLM and sum(p.numel() for p in model.parameters()) < 1e6
+    turn = [{"role": "user", "content": "Tom has 3 apples."}]
+    prompt = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+    assert prompt == "<|im_start|>user\nTom has 3 apples.<|im_end|>\n<|im_start|>assistant\n"
+    assert max(tokenizer(prompt)["input_ids"]) < model.config.vocab_size
+    assert tokenizer.eos_token == "<|im_end|>" and tokenizer.eos_token_id in model.generation_config.eos_token_id
+
+
+def test_it_starts_between_25_and_55_percent_on_a_thousand_problems(answers):
+    assert len(answers) == 1000
+    assert 0.25 <= summarize([answers])["accuracy"] <= 0.55
+
+
+def test_its_errors_are_of_more_than_one_kind(answers):
+    wrong = [a for a in answers if not a.strict]
+    kinds = {
+        "right, but not readable by the strict verifier": [a for a in wrong if a.lenient],
+        "a wrong number without working": [a for a in wrong if a.formatted and "\n" not in a.text.strip()],
+        "a wrong number after working": [a for a in wrong if a.formatted and "\n" in a.text.strip()],
+    }
+    assert all(len(found) >= 10 for found in kinds.values()), json.dumps({k: len(v) for k, v in kinds.items()})
+
+
+def test_harder_levels_are_harder(answers):
+    summary = summarize([answers])
+    assert summary["accuracy_level_1"] > summary["accuracy_level_4"]
