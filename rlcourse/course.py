@@ -16,7 +16,7 @@ BOOTSTRAP = f"""\
 import importlib.util
 if importlib.util.find_spec("rlcourse") is None:  # on Colab: the course alone, nothing that Colab ships is replaced
     %pip install --quiet --no-deps "rlcourse @ git+https://github.com/{REPOSITORY}@{TAG}"
-from rlcourse.course import pick, start
+from rlcourse.course import start
 start("{__version__}")"""
 
 

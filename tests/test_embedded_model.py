@@ -20,7 +20,8 @@ FOLDER = data_folder() / "minigsm" / "model"
 def answers():
     """Greedy answers to all test problems."""
     policy, task = load_policy("embedded", DEVICE), load_task("minigsm")
-    return [a for (a,) in answer_problems(policy, make_engine(policy, "graph", torch.float32, False), task, task.problems("test"), 80)]
+    engine = make_engine(policy, "graph", torch.float32)
+    return [a for (a,) in answer_problems(policy, engine, task, task.problems("test"), max_new_tokens=80)]
 
 
 def test_its_folder_is_at_most_8_megabytes():

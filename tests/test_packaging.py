@@ -12,7 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = sorted((ROOT / "rlcourse").rglob("*.py"))
 CONDA_NAMES = {"pytorch": "torch"}  # conda-forge's name: PyPI's
-OPTIONAL = {"trl", "tensorboard", "wandb"}  # imported where asked for, with a sentence of their own if missing
+OPTIONAL = {"trl", "tensorboard", "wandb", "IPython"}  # imported where asked for, or where a notebook runs
+NOTEBOOKS = {"jupytext", "nbclient", "nbformat", "ipywidgets"}  # extras: notebooks alone need them
 BOUNDS = re.compile(r"([a-z0-9-]+)>=([\d.]+),<([\d.]+)")
 
 
@@ -60,7 +61,7 @@ def test_every_import_is_a_declared_dependency():
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 names = [node.module]
             imported |= {name.split(".")[0]: path.name for name in names}
-    third_party = imported.keys() - set(sys.stdlib_module_names) - {"rlcourse"} - OPTIONAL
+    third_party = imported.keys() - set(sys.stdlib_module_names) - {"rlcourse"} - OPTIONAL - NOTEBOOKS
     undeclared = {name: imported[name] for name in third_party - bounds(project()["dependencies"]).keys()}
     assert third_party and not undeclared
 

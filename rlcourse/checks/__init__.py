@@ -1,7 +1,7 @@
 """Immediate feedback for exercises: `check.q1(your_function)` shows a card that says what passed and what did not.
 
-A `Question` holds cases; each tries the reader's function and fails with a sentence, by name where the mistake is a usual
-one. A check never raises, so that Run All always completes, unless RLCOURSE_STRICT=1 asks for it. The grader
+A `Question` holds cases; each tries the reader's function and fails with a sentence that names the mistake where it is
+a usual one. A check never raises, so that Run All always completes, unless RLCOURSE_STRICT=1 asks for it. The grader
 (`rlcourse.grading`) runs the same cases against a function in another process.
 """
 
@@ -66,7 +66,7 @@ class Result:
 
     def __repr__(self) -> str:
         head = f"{'PASSED' if self.passed else 'NOT YET'}  {self.question} {self.function}"
-        lines = [f"  {'ok' if c.passed else 'no'}  {c.name}" + (f": {c.message}" if c.message else "") for c in self.cases]
+        lines = [f"  {'ok' if c.passed else 'no'}  {c.name}{': ' + c.message if c.message else ''}" for c in self.cases]
         return "\n".join([head, *lines, *([f"  hint: {self.hint}"] if self.hint else [])])
 
     def _repr_html_(self) -> str:
@@ -102,7 +102,10 @@ class Local:
 
 
 def gradient(function: Callable, *arguments, wrt: int = 0, **options) -> Tensor:
-    """Gradient of the sum of `function`'s result with respect to argument number `wrt`. Raises AssertionError without."""
+    """Gradient of the sum of `function`'s result with respect to argument number `wrt`.
+
+    Raises AssertionError where no gradient flows.
+    """
     arguments = list(arguments)
     arguments[wrt] = arguments[wrt].detach().clone().requires_grad_()
     with torch.enable_grad():
@@ -185,13 +188,14 @@ NOT_IMPLEMENTED = "not implemented yet"
 
 def where(error: BaseException) -> str:
     """The line of the reader's function in which an error arose, in brackets; nothing if it arose elsewhere."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "ipykernel" in f.filename or "<cell" in f.filename]
+    frames = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in frames if "ipykernel" in frame.filename or "<cell" in frame.filename]
     return f" (line {frames[-1].lineno} of the cell, in {frames[-1].name})" if frames else ""
 
 
 @contextmanager
 def time_limit(seconds: float):
-    """Raise AssertionError in the main thread after `seconds`. Without SIGALRM (Windows, other threads) there is no limit."""
+    """Raise AssertionError after `seconds`. There is no limit without SIGALRM: on Windows, or in another thread."""
     if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -213,8 +217,8 @@ def compare(
 ) -> None:
     """Raise AssertionError unless `found` is `expected` in shape and, to `atol` + 1e-5 relative, in value.
 
-    mistakes: results of usual mistakes by the sentence that names them. One that does not differ from `expected` on this
-    input says nothing and is skipped.
+    mistakes: results of usual mistakes by the sentence that names them. One that does not differ from `expected` on
+    this input says nothing and is skipped.
     """
     if found is None:
         raise AssertionError(f"{what} is None: is there a `return`?")
@@ -232,8 +236,8 @@ def compare(
             raise AssertionError(f"{what} has values that are not finite: a division by zero, or a log of zero?")
         if expected.numel() > 12:
             worst = (found.double() - expected.double()).abs().argmax().item()
-            i = [int(k) for k in torch.unravel_index(torch.tensor(worst), expected.shape)]
-            raise AssertionError(f"{what} is wrong: at {i} got {found[tuple(i)]:.5g}, expected {expected[tuple(i)]:.5g}")
+            i = tuple(int(k) for k in torch.unravel_index(torch.tensor(worst), expected.shape))
+            raise AssertionError(f"{what} is wrong: at {list(i)} got {found[i]:.5g}, expected {expected[i]:.5g}")
         raise AssertionError(f"{what} is {rounded(found)}, expected {rounded(expected)}")
 
 

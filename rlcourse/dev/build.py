@@ -1,11 +1,11 @@
 """Masters to notebooks: `python -m rlcourse.dev.build [NAMES...] [--force]`.
 
 `notebooks/_src/NN_topic.py` becomes `notebooks/NN_topic.ipynb`, executed. `exercises/_src/NN_topic.py` becomes
-`exercises/NN_topic.ipynb`, with holes and no outputs, and `solutions/NN_topic.ipynb`, executed. A notebook whose code did
-not change keeps the outputs it has, so that a rebuild without a change is byte-identical; `--force` runs it anyway.
+`exercises/NN_topic.ipynb`, with holes and no outputs, and `solutions/NN_topic.ipynb`, executed. A notebook whose code
+did not change keeps the outputs it has, so that a rebuild without a change is byte-identical; `--force` runs it anyway.
 
-Masters are jupytext py:percent files. In those of exercises, what stands between `# BEGIN SOLUTION` and `# END SOLUTION`
-becomes a hole; cells tagged `solution` or `exercise-only` are for one kind alone. Cells tagged `gpu` run where there is a
+Masters are jupytext py:percent files. What stands between `# BEGIN SOLUTION` and `# END SOLUTION` becomes a hole in
+exercises; cells tagged `solution` or `exercise-only` are for one kind alone. Cells tagged `gpu` run where there is a
 GPU; elsewhere they keep the outputs of their last run, and are listed if their source changed since.
 """
 
@@ -69,7 +69,7 @@ def write(notebook: nbformat.NotebookNode, run: dict) -> None:
     set_ids(notebook, f"{kind}/{name}")
     text = nbformat.writes(notebook) + "\n"
     if len(text.encode()) > MAX_BYTES:
-        raise ValueError(f"{kind}/{name} has {len(text.encode()):,} bytes, the limit is 1 MB: make its figures smaller.")
+        raise ValueError(f"{kind}/{name} is over 1 MB ({len(text.encode()):,} bytes): make its figures smaller.")
     path = ROOT / kind / f"{name}.ipynb"
     path.parent.mkdir(exist_ok=True)
     path.write_text(text, encoding="utf-8")

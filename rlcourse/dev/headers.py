@@ -29,7 +29,7 @@ BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
 
 
 def header(name: str, kind: str, run: dict | None) -> str:
-    """Markdown of the first cell. kind: notebooks, exercises or solutions. run: what `measured` takes, None before a run.
+    """Markdown of the first cell. kind: notebooks, exercises or solutions. run: as in `measured`.
 
     Raises ValueError for a notebook that `COURSE` does not list.
     """
@@ -37,19 +37,22 @@ def header(name: str, kind: str, run: dict | None) -> str:
         raise ValueError(f"{name} is not part of the course yet: add it to COURSE in rlcourse/dev/headers.py.")
     lesson = COURSE[name]
     path = f"{kind}/{name}.ipynb"
-    title = f"# {name[:2]} · {lesson.title}" + {"notebooks": "", "exercises": ": exercises", "solutions": ": solutions"}[kind]
+    title = f"# {name[:2]} · {lesson.title}" + ("" if kind == "notebooks" else f": {kind}")
     badge = f"[![Open in Colab]({BADGE})]({colab_url(path)}) [`{path}`](https://github.com/{REPOSITORY})"
     return f"{title}\n\n{badge}\n\n{measured(lesson, run)}"
 
 
 def measured(lesson: Lesson, run: dict | None) -> str:
-    """A table of difficulty, minutes and peak memory. run: {seconds, peak_memory_bytes, device, date} of the last run."""
+    """A table of difficulty, minutes and peak memory.
+
+    run: {seconds, peak_memory_bytes, device, date} of the run that made the outputs; None before one.
+    """
     minutes = memory = "not run yet"
     note = ""
     if run is not None:
         minutes = "under 1" if run["seconds"] < 60 else f"{run['seconds'] / 60:.0f}"
         memory = f"{run['peak_memory_bytes'] / 1e9:.1f} GB"
-        note = f"\n\nMinutes and memory: measured on {run['device']}, {run['date']}, with the outputs below."
+        note = f"\n\nMinutes and memory: one run of all cells on {run['device']}, {run['date']}."
     return (
         "| difficulty | minutes on 2 CPU cores | on a T4 or an A10G | peak memory |\n| --- | --- | --- | --- |\n"
         f"| {'●' * lesson.difficulty}{'○' * (5 - lesson.difficulty)} | {minutes} | not measured | {memory} |{note}"

@@ -29,7 +29,7 @@ def _table(kind: str, arguments: str) -> str:
 
 
 def curves_markdown() -> str:
-    """One line an algorithm: test accuracy before and after, and wall seconds, least to most over the seeds."""
+    """One line an algorithm: test accuracy before and after, least to most over the seeds."""
     lines = ["| algorithm | seeds | accuracy before | accuracy after |", "| --- | --- | --- | --- |"]
     for name in ALGORITHMS:
         path = data_folder() / "curves" / f"{name}.json"
