@@ -17,6 +17,7 @@ from rich.table import Table
 
 from rlcourse import machine
 from rlcourse.machine import format_bytes
+from rlcourse.paths import data_folder
 
 REINSTALL = 'python -m pip install -e "."'
 
@@ -81,7 +82,10 @@ def gpu_check(facts: dict[str, Any]) -> dict[str, Any]:
 
 def data_checks() -> list[dict[str, Any]]:
     """The embedded task and model, GSM8K, and the model of the GPU presets, here or in a cache."""
-    data = Path(__file__).resolve().parent.parent / "data" / "minigsm"
+    try:
+        data = data_folder() / "minigsm"
+    except FileNotFoundError:
+        data = Path("data") / "minigsm"
     embedded = {
         "embedded model": ["model/config.json", "model/model.safetensors", "model/tokenizer.json"],
         "embedded problems": ["train.jsonl", "validation.jsonl", "test.jsonl"],
@@ -183,11 +187,17 @@ def print_report(facts: dict[str, Any], console: Console | None = None) -> None:
     table.add_row("versions", ", ".join(f"{name} {version}" for name, version in this["versions"].items()))
     console.print(table)
 
-    table = Table("", "what", "found", "to mend it", title="What is here")
+    table = Table("", "what", "found", title="What is here")
     for item in facts["checks"]:
         mark = "[green]yes[/green]" if item["ok"] else "[red]no[/red]" if item["required"] else "[yellow]no[/yellow]"
-        table.add_row(mark, item["name"], item["detail"], item["mend"])
+        table.add_row(mark, item["name"], item["detail"])
     console.print(table)
+    commands = [(item["name"], item["mend"]) for item in facts["checks"] if item["mend"]]
+    if commands:
+        console.print("What is not here, and the command that brings it:")
+    for name, command in commands:  # outside the table, which would cut them off
+        console.print(f"  {name}:\n    {command}", soft_wrap=True, markup=False, highlight=False)
+    console.print()
 
     table = Table("preset", "device", "needs at most", "this machine has", "fits", title="Presets")
     for row in facts["presets"]:

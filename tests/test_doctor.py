@@ -32,10 +32,16 @@ def found(facts, name):
     return next(check for check in facts["checks"] if check["name"] == name)
 
 
-def report(facts) -> str:
-    console = Console(width=200, record=True, file=io.StringIO())
+def report(facts, width=200) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
     doctor.print_report(facts, console)
     return console.export_text()
+
+
+def test_a_narrow_window_cuts_no_command_off():
+    facts = doctor.gather()
+    commands = [check["mend"] for check in facts["checks"] if check["mend"]]
+    assert commands and all(f"    {command}\n" in report(facts, width=40) for command in commands)
 
 
 def test_facts_are_json_and_describe_this_machine():
