@@ -265,7 +265,7 @@ def print_memory(config: TrainConfig) -> None:
     table.add_row("libraries", format_bytes(memory.LIBRARIES), end_section=True)
     table.add_row("rollout phase", format_bytes(estimate.rollout))
     table.add_row("update phase", format_bytes(estimate.update))
-    table.add_row("at most, every row at its longest", format_bytes(estimate.peak), style="bold")
+    table.add_row("at most, with every row at its longest", format_bytes(estimate.peak), style="bold")
     Console().print(table)
 
 

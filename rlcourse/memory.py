@@ -14,7 +14,7 @@ from rlcourse.config import TrainConfig
 from rlcourse.paths import data_folder
 
 LIBRARIES = 600_000_000  # bytes of Python, torch, transformers and datasets, or of a CUDA context
-HEADROOM = 1.1  # a run fits if its estimate times this is no more than the memory
+HEADROOM = 1.1  # what the allocator takes for what is counted
 LOGIT_COPIES = 4  # float32 copies of a chunk's logits at the peak of its backward pass: logits, softmax, two gradients
 KEPT_CACHES = 4  # as rlcourse.rollout.graph.CAPTURED_GRAPHS
 EVALUATION_ROWS = 256  # as rlcourse.evaluation.BATCH_ROWS
@@ -135,10 +135,11 @@ class MemoryEstimate:
 
     @property
     def peak(self) -> int:
-        return max(self.rollout, self.update)
+        """The larger phase, with `HEADROOM`: what the run needs at most."""
+        return round(HEADROOM * max(self.rollout, self.update))
 
     def fits(self, memory_bytes: int) -> bool:
-        return self.peak * HEADROOM <= memory_bytes
+        return self.peak <= memory_bytes
 
 
 def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstimate:
