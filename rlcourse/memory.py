@@ -5,6 +5,7 @@ bound on those, plus a fixed sum for the libraries; the allocator's fragments co
 """
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ LIBRARIES = 600_000_000  # bytes of Python, torch, transformers and datasets, or
 HEADROOM = 1.1  # what the allocator takes for what is counted
 LOGIT_COPIES = 4  # float32 copies of a chunk's logits at the peak of its backward pass: logits, softmax, two gradients
 KEPT_CACHES = 4  # as rlcourse.rollout.graph.CAPTURED_GRAPHS
+PREFILL_TOKENS = 16384  # as rlcourse.rollout.graph.PREFILL_TOKENS
 EVALUATION_ROWS = 256  # as rlcourse.evaluation.BATCH_ROWS
 
 
@@ -117,6 +119,7 @@ class MemoryEstimate:
     reference: int
     rollout_weights: int
     kv_cache: int
+    prefill: int
     sampling: int
     autocast: int
     activations: int
@@ -126,12 +129,12 @@ class MemoryEstimate:
     def rollout(self) -> int:
         """Everything that stands while completions are sampled; gradients are freed by then."""
         kept = self.weights + self.optimizer + self.reference + self.rollout_weights
-        return LIBRARIES + kept + self.kv_cache + self.sampling
+        return LIBRARIES + kept + self.kv_cache + max(self.prefill, self.sampling)
 
     @property
     def update(self) -> int:
         """Everything that stands in the backward pass; the engine keeps its weights and, on a GPU, its caches."""
-        return LIBRARIES + sum(asdict(self).values()) - self.sampling
+        return LIBRARIES + sum(asdict(self).values()) - self.prefill - self.sampling
 
     @property
     def peak(self) -> int:
@@ -152,6 +155,9 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstim
     - rollout weights: b n for the engine's own copy; the hf engines need none in float32
     - KV cache: rows x L x layers x 2 x kv_heads x head_dim x b; on a GPU the graph engine keeps one for each of at most
       KEPT_CACHES graphs, in the update too
+    - prefill: of t tokens, with the graph engine PREFILL_TOKENS at most, one layer at a time: t x heads x
+      max_prompt_tokens x 3 x 4 for the scores of attention, their softmax and a bias, or t x 4 x intermediate x b for
+      SwiGLU, whichever is more
     - sampling: 3 x rows x vocabulary x 4: the logits of one position, their noise, and their sum
     - autocast: 2 n for the bfloat16 copies of the weights that autocast keeps, 0 in float32
     - activations: see `activation_bytes`
@@ -165,6 +171,8 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstim
     rows = max(config.rows, min(EVALUATION_ROWS, config.eval_problems))
     micro_rows = min(config.micro_batch_rows, -(-config.rows // config.minibatches))
     chunk = min(config.logprob_chunk, micro_rows * config.max_new_tokens)
+    at_once = PREFILL_TOKENS if config.engine == "graph" else math.inf
+    prefill_tokens = min(at_once, rows * config.max_prompt_tokens)
     return MemoryEstimate(
         weights=4 * n,
         gradients=4 * n,
@@ -172,6 +180,7 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstim
         reference=4 * n if config.needs_reference else 0,
         rollout_weights=b * n if own_weights else 0,
         kv_cache=caches * rows * length * shape.layers * 2 * shape.kv_heads * shape.head_dim * b,
+        prefill=prefill_tokens * max(12 * shape.heads * config.max_prompt_tokens, 4 * shape.intermediate * b),
         sampling=3 * rows * shape.vocabulary * 4,
         autocast=2 * n if b == 2 else 0,
         activations=activation_bytes(shape, micro_rows, length, config.dtype, config.gradient_checkpointing),

@@ -95,6 +95,7 @@ def test_every_part_equals_the_sum_done_by_hand():
         "reference": 1_976_131_072,
         "rollout_weights": 988_065_536,
         "kv_cache": 4 * 64 * 400 * 24 * 2 * 2 * 64 * 2,
+        "prefill": 64 * 100 * 4 * 4864 * 2,
         "sampling": 3 * 64 * 151_936 * 4,
         "autocast": 988_065_536,
         # 1,600 tokens: 24 layer inputs of 896 float32, and one layer's norms, attention with its mask, feed-forward.
@@ -106,7 +107,7 @@ def test_every_part_equals_the_sum_done_by_hand():
 def test_phases_hold_what_stands_in_them():
     whole = estimate(make_config(kl_coef=0.1), TINY, "cpu")
     kept = whole.weights + whole.optimizer + whole.reference + whole.rollout_weights
-    assert whole.rollout == memory.LIBRARIES + kept + whole.kv_cache + whole.sampling
+    assert whole.rollout == memory.LIBRARIES + kept + whole.kv_cache + max(whole.prefill, whole.sampling)
     in_backward = whole.gradients + whole.autocast + whole.activations + whole.logits
     assert whole.update == memory.LIBRARIES + kept + whole.kv_cache + in_backward
     assert whole.peak == pytest.approx(1.1 * max(whole.rollout, whole.update))
@@ -127,6 +128,14 @@ def test_rows_are_those_of_the_larger_of_step_and_evaluation():
     assert large_eval.kv_cache == small_eval.kv_cache * 256 // 8
 
 
+def test_the_graph_engine_prefills_so_many_tokens_at_a_time():
+    long = {"num_prompts": 32, "num_generations": 8, "max_prompt_tokens": 400}  # 256 rows
+    at_once, all_at_once = (
+        estimate(make_config(engine=e, **long), TINY, "cpu").prefill for e in ("graph", "hf-static")
+    )
+    assert all_at_once / at_once == pytest.approx(256 * 400 / memory.PREFILL_TOKENS)
+
+
 def test_a_minibatch_limits_the_rows_of_a_micro_batch():
     whole = make_config(num_prompts=4, num_generations=4, micro_batch_rows=128)
     half = make_config(num_prompts=4, num_generations=4, micro_batch_rows=128, minibatches=2)
@@ -135,6 +144,7 @@ def test_a_minibatch_limits_the_rows_of_a_micro_batch():
 
 def test_constants_are_those_of_the_engine_and_the_evaluation():
     assert memory.KEPT_CACHES == graph.CAPTURED_GRAPHS
+    assert memory.PREFILL_TOKENS == graph.PREFILL_TOKENS
     assert memory.EVALUATION_ROWS == evaluation.BATCH_ROWS
 
 

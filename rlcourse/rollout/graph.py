@@ -19,6 +19,7 @@ from rlcourse.sampling import Sampling, draw
 STEPS_BETWEEN_LOOKS = 16  # decode steps between two reads of the EOS flags on a GPU; each read stops the host
 PROMPT_BUCKET = 256  # on a GPU prompts are padded to a multiple of this, so that few graphs are captured
 CAPTURED_GRAPHS = 4  # graphs kept; the one used longest ago goes first
+PREFILL_TOKENS = 16384  # prompts are prefilled so many tokens at a time: attention scores of all at once fill a GPU
 
 
 @dataclass
@@ -109,8 +110,15 @@ class GraphEngine:
     def _start(self, state: State, ids: Tensor, mask: Tensor, num_generations: int, sampling: Sampling) -> None:
         """Prefill each prompt once, give its keys and values to its rows, and draw the first token."""
         width = ids.shape[1]
-        logits, prompt_cache = self.decoder.prefill(ids, mask)
-        state.cache[..., :width, :] = prompt_cache.repeat_interleave(num_generations, dim=2)
+        by_prompt = state.cache.unflatten(2, (len(ids), num_generations))  # [layers, 2, prompts, G, K, S, D]
+        at_once = max(1, PREFILL_TOKENS // width)
+        pieces = []
+        for first in range(0, len(ids), at_once):
+            some = slice(first, first + at_once)
+            piece, prompt_cache = self.decoder.prefill(ids[some], mask[some])
+            by_prompt[:, :, some, :, :, :width] = prompt_cache[:, :, :, None]
+            pieces.append(piece)
+        logits = torch.cat(pieces)
         mask = mask.repeat_interleave(num_generations, dim=0)
         state.bias.fill_(float("-inf"))
         state.bias[:, 0, 0, :width].masked_fill_(mask, 0.0)

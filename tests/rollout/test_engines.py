@@ -5,7 +5,7 @@ import torch
 from conftest import DEVICE, make_policy
 
 from rlcourse.logprobs import token_logprobs
-from rlcourse.rollout import left_pad, make_engine
+from rlcourse.rollout import graph, left_pad, make_engine
 from rlcourse.sampling import GREEDY, Sampling
 
 ENGINES = ["hf-dynamic", "hf-static", "graph"] + (["graph-compiled"] if DEVICE == "cuda" else [])
@@ -142,6 +142,16 @@ def test_one_row_and_many_rows(policy, rows):
             recomputed, _, _ = token_logprobs(policy.model, rollout, Sampling(), chunk=512)
         torch.testing.assert_close(rollout.logprobs, recomputed, atol=1e-4, rtol=0)
     assert rows == 1 or len({tuple(ids) for ids in rollout.completion_ids.tolist()}) > 200  # rows are independent draws
+
+
+@pytest.mark.parametrize("tokens", [1, 14, 15, 21])
+def test_prompts_prefilled_a_few_at_a_time_are_those_prefilled_at_once(policy, tokens, monkeypatch):
+    at_once = engine(policy, "graph").generate(PROMPTS, 2, 10, GREEDY)
+    monkeypatch.setattr(graph, "PROMPT_BUCKET", 1)
+    monkeypatch.setattr(graph, "PREFILL_TOKENS", tokens)  # four prompts, padded to seven tokens each
+    in_pieces = engine(policy, "graph").generate(PROMPTS, 2, 10, GREEDY)
+    assert torch.equal(in_pieces.completion_ids, at_once.completion_ids)
+    assert torch.allclose(in_pieces.logprobs, at_once.logprobs, atol=1e-5)
 
 
 def test_the_graph_engine_says_which_models_it_knows(policy):
