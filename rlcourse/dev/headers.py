@@ -10,19 +10,30 @@ from rlcourse.course import REPOSITORY, colab_url
 
 @dataclass(frozen=True)
 class Lesson:
-    """An entry of the course: what its notebook is called and how hard it is, from 1 to 5."""
+    """An entry of the course: its title, how hard it is from 1 to 5, and what the reader holds at the end."""
 
     title: str
     difficulty: int
+    holds: str
 
 
 COURSE = {
-    "00_start_here": Lesson("Start here", 1),
-    "01_policy_gradient": Lesson("The policy gradient", 2),
-    "02_ppo": Lesson("PPO", 3),
-    "03_grpo": Lesson("GRPO", 3),
-    "04_dr_grpo": Lesson("Dr. GRPO: two biases and two deletions", 4),
-    "05_full_loop": Lesson("The full loop", 3),
+    "00_start_here": Lesson(
+        "Start here", 1, "a working machine, the map, the embedded task solved badly by the model that ships"
+    ),
+    "01_policy_gradient": Lesson(
+        "The policy gradient", 2, "a verifier as reward; REINFORCE with and without a baseline; its variance measured"
+    ),
+    "02_ppo": Lesson("PPO", 3, "value head, GAE, ratio, clip, KL to a reference: each built, then imported"),
+    "03_grpo": Lesson("GRPO", 3, "the critic deleted; the group as a baseline; groups without signal"),
+    "04_dr_grpo": Lesson(
+        "Dr. GRPO: two biases and two deletions",
+        4,
+        "the biases of length and difficulty, derived and shown; a map of the family",
+    ),
+    "05_full_loop": Lesson(
+        "The full loop", 3, "training end to end; reading the curves; what goes wrong; GSM8K on a GPU"
+    ),
 }
 
 BADGE = "https://colab.research.google.com/assets/colab-badge.svg"

@@ -1,18 +1,21 @@
 """Fill the README's tables from the records: `python -m rlcourse.dev.readme`. No figure in them is typed by hand.
 
-A table stands between `<!-- record nvidia-h200 step: column, column -->` or `<!-- curves -->` and `<!-- end -->`.
+A table stands between `<!-- record nvidia-h200 step: column, column -->`, `<!-- curves -->` or `<!-- course -->` and
+`<!-- end -->`.
 """
 
 import re
 from pathlib import Path
 
 from rlcourse.config import ALGORITHMS
+from rlcourse.dev.headers import COURSE
 from rlcourse.paths import data_folder
 from rlcourse.plots import LABELS
 from rlcourse.records import load_record, record_markdown
 from rlcourse.runs import read_json
 
-MARKER = re.compile(r"(<!-- (record|curves)([^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+ROOT = Path(__file__).resolve().parents[2]
+MARKER = re.compile(r"(<!-- (record|curves|course)([^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def fill(text: str) -> str:
@@ -23,6 +26,8 @@ def fill(text: str) -> str:
 def _table(kind: str, arguments: str) -> str:
     if kind == "curves":
         return curves_markdown()
+    if kind == "course":
+        return course_markdown()
     source, columns = arguments.split(":")
     device, name = source.split()
     return record_markdown(load_record(name, device), [column.strip() for column in columns.split(",")])
@@ -41,11 +46,22 @@ def curves_markdown() -> str:
     return "\n".join(lines) + "\n\n"
 
 
+def course_markdown() -> str:
+    """One line a notebook that is there, with its exercises and solutions."""
+    lines = ["| notebook | difficulty | what you hold at the end | |", "| --- | --- | --- | --- |"]
+    for name, lesson in COURSE.items():
+        if (ROOT / "notebooks" / f"{name}.ipynb").exists():
+            title = f"[{name[:2]} · {lesson.title}](notebooks/{name}.ipynb)"
+            links = f"[exercises](exercises/{name}.ipynb), [solutions](solutions/{name}.ipynb)"
+            lines.append(f"| {title} | {lesson.difficulty} of 5 | {lesson.holds} | {links} |")
+    return "\n".join(lines) + "\n\n"
+
+
 def _range(values: list[float]) -> str:
     low, high = f"{min(values):.1%}", f"{max(values):.1%}"
     return low if low == high else f"{low} to {high}"
 
 
 if __name__ == "__main__":
-    readme = Path(__file__).resolve().parents[2] / "README.md"
+    readme = ROOT / "README.md"
     readme.write_text(fill(readme.read_text(encoding="utf-8")), encoding="utf-8")
