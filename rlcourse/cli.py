@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import Field, fields
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -217,6 +218,34 @@ def bench(
         from rlcourse.bench import run_bench
 
         run_bench(what, config, shape, parse_completions(completions), repeats, record)
+
+
+@app.command()
+def grade(
+    submission: Annotated[Path, typer.Argument(help="An exercise notebook, or a folder of them")],
+    hidden: Annotated[Path | None, typer.Option("--hidden", help="Folder of nbNN.py with more tests.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="One notebook: write the report here.")] = None,
+    junit: Annotated[Path | None, typer.Option("--junit", help="One notebook: write JUnit's XML here.")] = None,
+    csv: Annotated[str, typer.Option("--csv", help="A folder: write a line a notebook here.")] = "grades.csv",
+    seed: Annotated[int | None, typer.Option("--seed", help="Of the random inputs; new each time if left out.")] = None,
+):
+    """Grade the exercises of a notebook, or of a class. Cells run in a process of their own, with limits, but that is
+    no sandbox: put code that you do not trust in a container."""
+    with user_errors():
+        from rlcourse import grading
+        from rlcourse.grading import report
+
+        if submission.is_dir():
+            reports = grading.grade_folder(submission, hidden=hidden, seed=seed)
+            report.write_csv(reports, Path(csv))
+            print(f"{len(reports)} notebooks graded: {csv}")
+            return
+        result = grading.grade(submission, hidden=hidden, seed=seed)
+        print(report.as_text(result))
+        if json_file:
+            report.write_json(result, json_file)
+        if junit:
+            report.write_junit(result, junit)
 
 
 @app.command()

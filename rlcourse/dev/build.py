@@ -3,6 +3,7 @@
 `notebooks/_src/NN_topic.py` becomes `notebooks/NN_topic.ipynb`, executed. `exercises/_src/NN_topic.py` becomes
 `exercises/NN_topic.ipynb`, with holes and no outputs, and `solutions/NN_topic.ipynb`, executed. A notebook whose code
 did not change keeps the outputs it has, so that a rebuild without a change is byte-identical; `--force` runs it anyway.
+Notebooks run in the Python that runs the build. Those built under RLCOURSE_PROFILE=smoke are run again in full.
 
 Masters are jupytext py:percent files. What stands between `# BEGIN SOLUTION` and `# END SOLUTION` becomes a hole in
 exercises; cells tagged `solution` or `exercise-only` are for one kind alone. Cells tagged `gpu` run where there is a
@@ -23,12 +24,13 @@ import nbformat
 import torch
 from nbclient import NotebookClient
 
-from rlcourse.course import BOOTSTRAP
+from rlcourse.course import BOOTSTRAP, profile
 from rlcourse.dev.headers import header
 from rlcourse.records import device_name
 
 ROOT = Path(__file__).resolve().parents[2]
 SOLUTION = re.compile(r"^([ \t]*)# BEGIN SOLUTION[^\n]*\n(.*?)^[ \t]*# END SOLUTION[^\n]*\n?", re.M | re.S)
+MARK = re.compile(r"^[ \t]*# (BEGIN|END) SOLUTION", re.M)
 MAX_BYTES = 1_000_000
 CELL_SECONDS = 3600
 
@@ -46,13 +48,18 @@ def build(master: Path, force: bool = False) -> list[str]:
 
 
 def assemble(master: Path, kind: str) -> nbformat.NotebookNode:
-    """The notebook of one kind without outputs: place for the header, bootstrap cell, then the master's cells."""
+    """The notebook of one kind without outputs: place for the header, bootstrap cell, then the master's cells.
+
+    Raises ValueError for a solution that begins and does not end.
+    """
     cells = [nbformat.v4.new_markdown_cell(""), nbformat.v4.new_code_cell(BOOTSTRAP)]
     for cell in jupytext.read(master).cells:
         tags = cell.metadata.get("tags", [])
         if (kind == "exercises" and "solution" in tags) or (kind == "solutions" and "exercise-only" in tags):
             continue
         cell.source = SOLUTION.sub(hole if kind == "exercises" else shown, cell.source + "\n").rstrip("\n")
+        if MARK.search(cell.source):
+            raise ValueError(f"{master.name}: BEGIN SOLUTION and END SOLUTION must come in pairs: {cell.source[:60]!r}")
         cell.metadata = nbformat.NotebookNode({"tags": tags} if tags else {})
         cells.append(cell)
     notebook = nbformat.v4.new_notebook(cells=cells)
@@ -104,69 +111,95 @@ def executed(master: Path, kind: str, force: bool) -> tuple[nbformat.NotebookNod
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     digest = source_hash("\n\0".join(cell.source for cell in code))
     known = {} if old is None else old.metadata.get("rlcourse", {})
-    if known.get("code") == digest and not force:
+    on_gpu = [c for c in code if "gpu" in c.metadata.get("tags", [])]
+    if known.get("code") == digest and known["run"].get("profile", "full") == profile() and not force:
         for cell, before in zip(code, [c for c in old.cells if c.cell_type == "code"], strict=True):
             cell.outputs, cell.execution_count = before.outputs, before.execution_count
-        notebook.metadata["rlcourse"] |= {"code": digest, "run": known["run"]}
-        return notebook, []
-    on_gpu = [] if torch.cuda.is_available() else [c for c in code if "gpu" in c.metadata.get("tags", [])]
-    run = execute(notebook, on_gpu)
-    print(f"{kind}/{master.stem}: {run['seconds']:.0f} s, {run['peak_memory_bytes'] / 1e9:.1f} GB", flush=True)
+        run = known["run"]
+    else:
+        left_out = [] if torch.cuda.is_available() else on_gpu
+        run = execute(notebook, left_out)
+        print(f"{kind}/{master.stem}: {run['seconds']:.0f} s, {run['peak_memory_bytes'] / 1e9:.1f} GB", flush=True)
+        carry_forward(left_out, old)
     notebook.metadata["rlcourse"] |= {"code": digest, "run": run}
-    return notebook, carry_forward(on_gpu, old, path.name)
+    return notebook, [
+        f"{kind}/{path.name}: no output of a GPU for the cell that begins {cell.source.splitlines()[0]!r}"
+        for cell in on_gpu
+        if cell.execution_count is None
+    ]
 
 
-PEAK_MEMORY = "import resource\nprint(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"  # in kB
+# The kernel's own peak, in kB. ru_maxrss would count this process, from which the kernel was forked.
+PEAK_MEMORY = """\
+import pathlib, re, resource
+status = pathlib.Path("/proc/self/status")
+peak = re.search(r"VmHWM:\\s+(\\d+)", status.read_text()) if status.exists() else None
+print(peak[1] if peak else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"""
 
 
 def execute(notebook: nbformat.NotebookNode, left_out: list) -> dict:
     """Run all cells but those left out, in the repository's root, and tidy their outputs.
 
-    Returns seconds, peak memory of the kernel, device and date.
+    Returns seconds, peak memory of the kernel, device, date and profile. Raises CellExecutionError where a cell does.
     """
     running = copy.copy(notebook)
     running.cells = [c for c in notebook.cells if not any(c is other for other in left_out)]
     memory = nbformat.v4.new_code_cell(PEAK_MEMORY)
     running.cells.append(memory)
     # Pictures in place of widgets; a solution that fails its own check stops the build.
-    os.environ |= {"RLCOURSE_STATIC": "1", "RLCOURSE_STRICT": "1"}
+    environment = os.environ | {"RLCOURSE_STATIC": "1", "RLCOURSE_STRICT": "1"}
     resources = {"metadata": {"path": str(ROOT)}}
+    client = NotebookClient(running, timeout=CELL_SECONDS, kernel_name="python3", resources=resources)
+    # Without installed kernels, one of which may be called python3 and be another Python, only this Python is left.
+    client.create_kernel_manager().kernel_spec_manager.kernel_dirs = []
     start = time.perf_counter()
-    NotebookClient(running, timeout=CELL_SECONDS, kernel_name="python3", resources=resources).execute()
+    client.execute(env=environment)
     seconds = time.perf_counter() - start
     notebook.metadata.pop("widgets", None)
     notebook.metadata["language_info"] = {"name": "python"}  # the kernel adds its version
     for cell in running.cells[:-1]:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
-            cell.outputs = [output for output in map(tidy, cell.outputs) if output is not None]
+            cell.outputs = [output for output in map(tidy, joined(cell.outputs)) if output is not None]
     return {
         "seconds": round(seconds),
         "peak_memory_bytes": 1024 * int(memory.outputs[0].text),
         "device": device_name(),
         "date": datetime.date.today().isoformat(),
+        "profile": profile(),
     }
 
 
+def joined(outputs: list) -> list:
+    """The outputs with text that arrived in pieces in one piece."""
+    whole: list = []
+    for output in outputs:
+        before = whole[-1] if whole else {}
+        if output.output_type == "stream" and output.name == before.get("name"):
+            before.text += output.text
+        else:
+            whole.append(output)
+    return whole
+
+
+PROGRESS_BAR = re.compile(r"\d+%\|.*\||\b\d+it \[\d\d:\d\d")
+
+
 def tidy(output):
-    """An output without progress bars; None if nothing is left of it."""
+    """An output without progress bars; None if nothing is left of it, or for a widget: on paper it shows nothing."""
     if output.output_type != "stream":
-        return output
+        return None if "application/vnd.jupyter.widget-view+json" in output.get("data", {}) else output
     lines = [line.rsplit("\r", 1)[-1] for line in output.text.split("\n")]
-    output.text = "\n".join(line for line in lines if not re.search(r"\d+%\|.*\|", line))
+    output.text = "\n".join(line for line in lines if not PROGRESS_BAR.search(line))
     return output if output.text.strip() else None
 
 
-def carry_forward(left_out: list, old: nbformat.NotebookNode | None, name: str) -> list[str]:
-    """Give cells that need a GPU the outputs they had, if their source is what it was; say which have none."""
+def carry_forward(left_out: list, old: nbformat.NotebookNode | None) -> None:
+    """Give cells that need a GPU the outputs they had, if their source is what it was."""
     before = {} if old is None else {c.source: c for c in old.cells if c.cell_type == "code"}
-    notes = []
     for cell in left_out:
-        if cell.source in before and before[cell.source].outputs:
+        if cell.source in before:
             cell.outputs, cell.execution_count = before[cell.source].outputs, before[cell.source].execution_count
-        else:
-            notes.append(f"{name}: no output of a GPU for the cell that begins {cell.source.splitlines()[0]!r}")
-    return notes
 
 
 def masters(names: list[str]) -> list[Path]:
