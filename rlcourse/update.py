@@ -38,14 +38,14 @@ class Update:
     """The update phase. Calling it trains on one step's experience and returns the means of what it measured.
 
     Entropy, KL and the mismatch between sampling and training are means over the completions that train: those without
-    any gradient are not computed at all.
+    any gradient are not computed at all. None stands for a mean over nothing.
     """
 
     def __init__(self, policy: Policy, value_head: ValueHead | None, config: TrainConfig):
         self.policy, self.value_head, self.config = policy, value_head, config
         self.optimizer = make_optimizer(policy, value_head, config)
 
-    def __call__(self, experience: Experience, step: int) -> dict[str, float]:
+    def __call__(self, experience: Experience, step: int) -> dict[str, float | None]:
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak_lr"] * lr_factor(step, self.config)
         sums: dict[str, float] = defaultdict(float)
@@ -133,10 +133,11 @@ class Update:
         sums[name] += values.detach()[mask].double().sum().item()
         sums[name + "/tokens"] += int(mask.sum())
 
-    @staticmethod
-    def _means(sums: dict[str, float]) -> dict[str, float]:
-        return {
-            name: value / max(1, sums[name + "/tokens"]) if name + "/tokens" in sums else value
-            for name, value in sums.items()
-            if not name.endswith("/tokens")
-        }
+    def _means(self, sums: dict[str, float]) -> dict[str, float | None]:
+        """Sums and counts as means; every name is there in every step."""
+        names = ["policy_loss", "clip_fraction", "entropy", "mismatch_mean"]
+        names += ["kl"] if self.config.needs_reference else []
+        names += ["value_loss"] if self.value_head is not None else []
+        means = {name: sums[name] / sums[name + "/tokens"] if sums[name + "/tokens"] else None for name in names}
+        largest = None if means["mismatch_mean"] is None else sums["mismatch_max"]
+        return means | {"mismatch_max": largest, "grad_norm": sums["grad_norm"]}

@@ -215,6 +215,7 @@ def test_groups_without_signal_leave_the_weights_alone():
     add_advantages(experience, policy, None, None, config)
     measured = Update(policy, None, config)(experience, 0)
     assert measured["grad_norm"] == 0
+    assert [measured[name] for name in ("entropy", "mismatch_mean", "mismatch_max", "policy_loss")] == [None] * 4
     assert all(torch.equal(before[name], value) for name, value in policy.model.state_dict().items())
 
 

@@ -4,6 +4,7 @@ Takes names of algorithms, or does the usual six. Writes `data/curves/<algorithm
 draws what is there in `data/curves/curves.png`.
 """
 
+import datetime
 import json
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from pathlib import Path
 from rlcourse.config import ALGORITHMS, make_config
 from rlcourse.paths import data_folder
 from rlcourse.plots import plot_curves
+from rlcourse.records import device_name
 from rlcourse.runs import read_json, read_lines, write_json
 from rlcourse.trainer import train
 
@@ -35,7 +37,8 @@ def record(algorithm: str) -> None:
         print(algorithm, seed, json.dumps(kept), flush=True)
     folder = data_folder() / "curves"
     folder.mkdir(exist_ok=True)
-    write_json(folder / f"{algorithm}.json", {"algorithm": algorithm, "config": config, "seeds": runs})
+    record = {"algorithm": algorithm, "device": device_name(), "date": datetime.date.today().isoformat()}
+    write_json(folder / f"{algorithm}.json", record | {"config": config, "seeds": runs})
 
 
 def draw() -> None:
