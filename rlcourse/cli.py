@@ -224,28 +224,27 @@ def bench(
 def grade(
     submission: Annotated[Path, typer.Argument(help="An exercise notebook, or a folder of them")],
     hidden: Annotated[Path | None, typer.Option("--hidden", help="Folder of nbNN.py with more tests.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="One notebook: write the report here.")] = None,
-    junit: Annotated[Path | None, typer.Option("--junit", help="One notebook: write JUnit's XML here.")] = None,
-    csv: Annotated[str, typer.Option("--csv", help="A folder: write a line a notebook here.")] = "grades.csv",
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the report as JSON.")] = None,
+    junit: Annotated[Path | None, typer.Option("--junit", help="Write it as JUnit's XML.")] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", help="Write the scores (a folder: to grades.csv).")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Of the random inputs; new each time if left out.")] = None,
+    memory: Annotated[float, typer.Option("--memory", help="GB that a notebook's code may take.", min=0.1)] = 2.0,
 ):
     """Grade the exercises of a notebook, or of a class. Cells run in a process of their own, with limits, but that is
     no sandbox: put code that you do not trust in a container."""
     with user_errors():
-        from rlcourse import grading
-        from rlcourse.grading import report
+        from rlcourse.grading.report import run_grade
 
-        if submission.is_dir():
-            reports = grading.grade_folder(submission, hidden=hidden, seed=seed)
-            report.write_csv(reports, Path(csv))
-            print(f"{len(reports)} notebooks graded: {csv}")
-            return
-        result = grading.grade(submission, hidden=hidden, seed=seed)
-        print(report.as_text(result))
-        if json_file:
-            report.write_json(result, json_file)
-        if junit:
-            report.write_junit(result, junit)
+        run_grade(submission, json_file, junit, csv, hidden=hidden, seed=seed, memory_gb=memory)
+
+
+@app.command()
+def lab(port: Annotated[int, typer.Option("--port", help="Port of the server.")] = 8888):
+    """Open the course's notebooks in JupyterLab."""
+    with user_errors():
+        from rlcourse.lab import lab
+
+        raise typer.Exit(lab(port))
 
 
 @app.command()

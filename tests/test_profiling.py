@@ -1,5 +1,6 @@
 """Times by phase and the most memory."""
 
+import json
 import sys
 import time
 
@@ -74,3 +75,52 @@ def test_peak_memory_of_a_gpu_is_that_of_its_allocator(monkeypatch):
 def test_a_system_that_does_not_say_gives_none(monkeypatch):
     monkeypatch.setitem(sys.modules, "resource", None)
     assert profiling.peak_memory_bytes(CPU) is None
+
+
+def test_a_profile_counts_what_one_call_does():
+    a = torch.randn(64, 64)
+    calls = []
+    found = profiling.profile(lambda: calls.append((a @ a).relu().sum()), CPU, repeats=3)
+    assert len(calls) == 1 + 3 + 3  # once to warm up, then for the time, then under the profiler
+    assert {name: count for name, count, _ in found.top} == {"aten::matmul": 1, "aten::relu": 1, "aten::sum": 1}
+    assert found.kernels == 3 and found.busy is None and found.launches == 0 and found.seconds > 0
+
+
+def test_the_longest_come_first_and_add_up_by_name():
+    rows = [("a", 10.0), ("b", 5.0), ("a", 20.0), ("c", 1.0)]
+    assert profiling._longest(rows, repeats=2, top=2) == [("a", 1.0, pytest.approx(15e-6)), ("b", 0.5, 2.5e-6)]
+
+
+def test_a_trace_is_one_that_a_viewer_reads(tmp_path):
+    profiling.profile(lambda: torch.ones(3) + 1, CPU, trace=tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert any(event.get("name") == "aten::add" for event in events)
+
+
+@pytest.mark.parametrize(
+    ("spans", "total"),
+    [([], 0), ([(0, 2), (5, 6)], 3), ([(0, 4), (1, 2)], 4), ([(3, 5), (0, 4)], 5), ([(0, 1), (1, 2)], 2)],
+)
+def test_kernels_that_overlap_count_once(spans, total):
+    assert profiling.covered(spans) == total
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere a process tells its peak alone")
+def test_a_timeline_sees_memory_come_and_go():
+    with profiling.MemoryTimeline(CPU, every=0.001) as timeline:
+        time.sleep(0.05)
+        timeline.mark("held")
+        held = torch.ones(30_000_000)
+        time.sleep(0.05)
+        timeline.mark("freed")
+        del held
+        time.sleep(0.05)
+    (first, _), (second, _) = timeline.marks
+
+    def most(start, end):
+        return max(size for at, size in timeline.samples if start <= at <= end)
+
+    assert [name for _, name in timeline.marks] == ["held", "freed"]
+    before, during, after = most(0, first), most(first, second), timeline.samples[-1][1]
+    assert during - before == pytest.approx(120e6, rel=0.1) and during - after == pytest.approx(120e6, rel=0.1)
+    assert timeline.samples == sorted(timeline.samples)

@@ -7,6 +7,7 @@ a usual one. A check never raises, so that Run All always completes, unless RLCO
 
 import html
 import os
+import re
 import signal
 import threading
 import time
@@ -21,6 +22,10 @@ from torch import Tensor
 
 class CheckFailed(AssertionError):
     """A check that did not pass, under RLCOURSE_STRICT=1."""
+
+
+class OutOfTime(BaseException):
+    """A case took too long. No Exception, which a loop that never ends may catch and go on."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ class Result:
 
     @property
     def passed(self) -> bool:
-        return all(case.passed for case in self.cases)
+        return bool(self.cases) and all(case.passed for case in self.cases)
 
     @property
     def possible(self) -> float:
@@ -82,7 +87,8 @@ class Result:
         return (
             f"<div class='rlcourse-card' data-passed='{str(self.passed).lower()}' "
             f"style='border-left:4px solid {color};padding:4px 12px'>"
-            f"<b style='color:{color}'>{self.question} · <code>{html.escape(self.function)}</code> · {verdict}</b>"
+            f"<b style='color:{color}'>{html.escape(self.question)} · <code>{html.escape(self.function)}</code> · "
+            f"{verdict}</b>"
             f"<ul style='list-style:none;padding-left:0;margin:4px 0'>{rows}</ul>{hint}</div>"
         )
 
@@ -105,12 +111,15 @@ class Local:
 def gradient(function: Callable, *arguments, wrt: int = 0, **options) -> Tensor:
     """Gradient of the sum of `function`'s result with respect to argument number `wrt`.
 
-    Raises AssertionError where no gradient flows.
+    Raises AssertionError where there is no result, or no gradient flows.
     """
     arguments = list(arguments)
     arguments[wrt] = arguments[wrt].detach().clone().requires_grad_()
     with torch.enable_grad():
-        result = torch.as_tensor(function(*arguments, **options)).sum()
+        result = function(*arguments, **options)
+        if result is None:
+            raise AssertionError("the result is None: is there a `return`?")
+        result = torch.as_tensor(result).sum()
     if not result.requires_grad:
         raise AssertionError("no gradient flows through the result: did you detach it, or leave torch with .item()?")
     (found,) = torch.autograd.grad(result, arguments[wrt], allow_unused=True)
@@ -157,11 +166,12 @@ class Question:
         return result
 
     def run(self, function, seed: int) -> Result:
-        """Try every case; random inputs come from `seed`."""
+        """Try every case. Random inputs come from `seed`; the random numbers of the caller stay what they were."""
         result = Result(self.name, self.function)
         for case in self.cases:
             start = time.perf_counter()
-            message = self._message(case, function, seed)
+            with torch.random.fork_rng(devices=[]):
+                message = self._message(case, function, seed)
             passed = message is None
             seconds = time.perf_counter() - start
             result.cases.append(CaseResult(case.name, passed, message or "", case.points, case.hidden, seconds))
@@ -179,30 +189,33 @@ class Question:
             return NOT_IMPLEMENTED
         except AssertionError as error:
             return str(error).strip() or "wrong result"
+        except OutOfTime:
+            return f"took longer than {self.seconds:g} seconds: is there a loop that never ends?"
         except (Exception, SystemExit) as error:
             return f"{type(error).__name__}: {error}{where(error)}"
         return None
 
 
 NOT_IMPLEMENTED = "not implemented yet"
+CELL = re.compile(r"ipykernel_|ipython-input|<cell")  # in the file names that Jupyter, Colab and others give to cells
 
 
 def where(error: BaseException) -> str:
     """The line of the reader's function in which an error arose, in brackets; nothing if it arose elsewhere."""
-    frames = traceback.extract_tb(error.__traceback__)
-    frames = [frame for frame in frames if "ipykernel" in frame.filename or "<cell" in frame.filename]
-    return f" (line {frames[-1].lineno} of the cell, in {frames[-1].name})" if frames else ""
+    frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]  # opens no source file
+    found = [(code, line) for code, line in frames if CELL.search(code.co_filename)]
+    return f" (line {found[-1][1]} of the cell, in {found[-1][0].co_name})" if found else ""
 
 
 @contextmanager
 def time_limit(seconds: float):
-    """Raise AssertionError after `seconds`. There is no limit without SIGALRM: on Windows, or in another thread."""
+    """Raise OutOfTime after `seconds`. There is no limit without SIGALRM: on Windows, or in another thread."""
     if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(*_):
-        raise AssertionError(f"took longer than {seconds:g} seconds: is there a loop that never ends?")
+        raise OutOfTime
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -224,7 +237,7 @@ def compare(
     if found is None:
         raise AssertionError(f"{what} is None: is there a `return`?")
     try:
-        found = torch.as_tensor(found).detach().to(expected.dtype)
+        found = torch.as_tensor(found).detach().cpu()
     except (TypeError, ValueError, RuntimeError):
         raise AssertionError(f"{what} should be a tensor, not {type(found).__name__}") from None
     for sentence, wrong in (mistakes or {}).items():
@@ -245,7 +258,8 @@ def compare(
 def same(a: Tensor, b: Tensor, atol: float) -> bool:
     """Whether two tensors agree in shape and value."""
     a = torch.as_tensor(a)
-    return a.shape == b.shape and torch.allclose(a.to(b.dtype), b, rtol=1e-5, atol=atol)
+    both = torch.promote_types(a.dtype, b.dtype)  # a float is no integer, and none of its digits is cut off
+    return a.shape == b.shape and torch.allclose(a.to(both), b.to(both), rtol=1e-5, atol=atol)
 
 
 def rounded(tensor: Tensor):

@@ -1,104 +1,143 @@
 """Values on their way from the worker, which is not trusted, to the grader.
 
-JSON holds the structure, an npz the numbers. Nothing is unpickled. What is no tensor, number, text or container of
-those arrives as the name of its type.
+JSON holds the structure, raw bytes behind it the numbers. Nothing is unpickled, nothing unpacked, and nothing is taken
+for longer than it is.
 """
 
-import io
 import json
+import math
+import socket
 import struct
-import zipfile
+import time
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-MAX_BYTES = 1 << 28  # of one reply; an answer to an exercise has a few numbers
+MAX_BYTES = 1 << 26  # of one reply; an answer to an exercise has a few numbers
+MAX_TEXT = 1 << 22  # of its JSON, whose objects take more room than their text
+NAMES = "float16 bfloat16 float32 float64 complex64 complex128 bool uint8 int8 int16 int32 int64"
+DTYPES = {name: getattr(torch, name) for name in NAMES.split()}
 
 
 class Unreadable(Exception):
-    """A reply that is not what `encode` makes."""
+    """A result that `encode` cannot write, or bytes that it did not."""
 
 
 def encode(value: Any) -> bytes:
-    """A value as bytes: tensors and arrays go into an npz, the rest into JSON. Raises Unreadable for one too large."""
-    arrays: list[np.ndarray] = []
+    """A value as bytes: a length, JSON of that length, the tensors' bytes one behind the other.
 
-    def tree(item, depth=0):
-        if depth > 20:
-            return {"other": "a structure nested too deeply"}
-        if isinstance(item, torch.Tensor):
-            item = item.detach().cpu()
-            item = item.float() if item.dtype == torch.bfloat16 else item
-            arrays.append(item.contiguous().numpy())
-            return {"tensor": len(arrays) - 1}
-        if isinstance(item, np.ndarray | np.generic) and item.dtype.kind in "biuf":
-            arrays.append(np.asarray(item))
-            return {"tensor": len(arrays) - 1}
-        if item is None or type(item) in (bool, int, float, str):
-            return {"plain": item}
-        if type(item) in (tuple, list):
-            return {type(item).__name__: [tree(i, depth + 1) for i in item]}
-        if type(item) is dict and all(type(key) is str for key in item):
-            return {"dict": {key: tree(i, depth + 1) for key, i in item.items()}}
-        return {"other": type(item).__name__}
-
-    text = json.dumps(tree(value)).encode()
-    if len(text) + sum(array.nbytes for array in arrays) > MAX_BYTES:
+    Tensors, numpy arrays, numbers, strings, bools, None, and tuples, lists and dicts of them. Raises Unreadable for
+    anything else, and for what is too large.
+    """
+    tensors: list[bytes] = []
+    text = json.dumps(_tree(value, tensors, 0)).encode()
+    data = b"".join([struct.pack("<I", len(text)), text, *tensors])
+    if len(data) > MAX_BYTES or len(text) > MAX_TEXT:
         raise Unreadable("the result is too large")
-    numbers = io.BytesIO()
-    np.savez(numbers, **{str(i): array for i, array in enumerate(arrays)})
-    return struct.pack("<I", len(text)) + text + numbers.getvalue()
+    return data
+
+
+def _tree(item: Any, tensors: list[bytes], depth: int) -> Any:
+    """A value as JSON has it: plain values themselves, all others a list that begins with their kind."""
+    if depth > 20:
+        raise Unreadable("the result is nested too deeply")
+    if item is None or isinstance(item, bool | str):
+        return item
+    if isinstance(item, int | float):
+        return int(item) if isinstance(item, int) else float(item)
+    if isinstance(item, np.ndarray | np.generic):
+        item = torch.from_numpy(np.array(item))
+    if isinstance(item, Tensor):
+        name = str(item.dtype).removeprefix("torch.")
+        if name not in DTYPES or item.layout != torch.strided:
+            raise Unreadable(f"the result is a tensor of {item.dtype} and {item.layout}, expected an ordinary one")
+        if item.numel() * item.element_size() > MAX_BYTES:
+            raise Unreadable("the result is too large")
+        tensors.append(item.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return ["tensor", name, list(item.shape)]
+    if isinstance(item, tuple | list):
+        return ["tuple" if isinstance(item, tuple) else "list", *(_tree(i, tensors, depth + 1) for i in item)]
+    if isinstance(item, dict):
+        pairs = [[_tree(key, tensors, depth + 1), _tree(i, tensors, depth + 1)] for key, i in item.items()]
+        return ["dict", *pairs]
+    raise Unreadable(f"the result is {type(item).__name__}, expected a tensor or a number")
 
 
 def decode(data: bytes) -> Any:
-    """The value that `encode` was given, arrays as tensors. Raises Unreadable for anything else."""
+    """The value that `encode` was given, arrays as tensors. Raises Unreadable for other bytes."""
     try:
-        (length,) = struct.unpack("<I", data[:4])
-        archive = zipfile.ZipFile(io.BytesIO(data[4 + length :]))
-        if sum(entry.file_size for entry in archive.infolist()) > MAX_BYTES:
-            raise Unreadable("the result is too large")
-        arrays = np.load(io.BytesIO(data[4 + length :]), allow_pickle=False)
-        return _untree(json.loads(data[4 : 4 + length]), arrays)
-    except Unreadable:
-        raise
+        (length,) = struct.unpack_from("<I", data)
+        if length > MAX_TEXT:
+            raise ValueError("too much text")
+        numbers = memoryview(data)[4 + length :]
+        value, rest = _untree(json.loads(data[4 : 4 + length]), numbers)
+        if rest.nbytes:
+            raise ValueError("bytes are left over")
+        return value
     except Exception as error:  # the bytes come from the reader's process: anything may be wrong with them
         raise Unreadable(f"the result could not be read ({type(error).__name__})") from None
 
 
-def _untree(node: dict, arrays) -> Any:
-    ((kind, content),) = node.items()
-    match kind:
-        case "tensor":
-            return torch.from_numpy(np.array(arrays[str(int(content))]))
-        case "plain":
-            return content
-        case "list":
-            return [_untree(item, arrays) for item in content]
-        case "tuple":
-            return tuple(_untree(item, arrays) for item in content)
-        case "dict":
-            return {key: _untree(item, arrays) for key, item in content.items()}
-        case "other":
-            raise Unreadable(f"the result is {content}, expected a tensor or a number")
-    raise Unreadable("the result could not be read")
+def _untree(node: Any, numbers: memoryview) -> tuple[Any, memoryview]:
+    """The value of a node, and the bytes that its tensors leave over."""
+    if not isinstance(node, list):
+        return node, numbers
+    kind, *items = node
+    if kind == "tensor":
+        return _tensor(*items, numbers)
+    if kind == "dict":
+        items = [part for key, item in items for part in (key, item)]
+    values = []
+    for item in items:
+        value, numbers = _untree(item, numbers)
+        values.append(value)
+    whole = {"tuple": tuple, "list": list, "dict": lambda both: dict(zip(both[::2], both[1::2], strict=True))}
+    return whole[kind](values), numbers
 
 
-def read_frame(read) -> bytes | None:
-    """One message: four bytes of length, then so many bytes; None at the end.
+def _tensor(name: str, shape: list[int], numbers: memoryview) -> tuple[Tensor, memoryview]:
+    if len(shape) > 16 or not all(type(size) is int and 0 <= size < 1 << 32 for size in shape):
+        raise ValueError("no shape")
+    size = math.prod(shape) * DTYPES[name].itemsize
+    if size > numbers.nbytes:
+        raise ValueError("bytes are missing")
+    if size == 0:
+        return torch.empty(shape, dtype=DTYPES[name]), numbers
+    raw = torch.frombuffer(bytearray(numbers[:size]), dtype=torch.uint8)
+    # A bool whose byte is neither 0 nor 1 would compare as nothing does.
+    found = raw != 0 if name == "bool" else raw.view(DTYPES[name])
+    return found.view(shape), numbers[size:]
 
-    `read(n)` returns n bytes, fewer at the end. Raises Unreadable for a message of more than `MAX_BYTES`.
+
+def send(connection: socket.socket, data: bytes, seconds: float | None = None) -> None:
+    """Send one message. Raises TimeoutError after `seconds`, OSError if nobody listens any more."""
+    connection.settimeout(seconds)
+    connection.sendall(struct.pack("<I", len(data)) + data)
+
+
+def receive(connection: socket.socket, seconds: float | None = None, limit: int = (1 << 32) - 1) -> bytes:
+    """The next message.
+
+    Raises TimeoutError where it is not complete after `seconds`, EOFError where the other side ended, Unreadable where
+    it is longer than `limit` bytes.
     """
-    head = read(4)
-    if len(head) < 4:
-        return None
-    (length,) = struct.unpack("<I", head)
-    if length > MAX_BYTES:
+    deadline = None if seconds is None else time.monotonic() + seconds
+
+    def read(count: int) -> bytes:
+        found = bytearray()
+        while len(found) < count:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError
+            connection.settimeout(None if deadline is None else max(deadline - time.monotonic(), 1e-3))
+            piece = connection.recv(min(count - len(found), 1 << 20))
+            if not piece:
+                raise EOFError
+            found += piece
+        return bytes(found)
+
+    (length,) = struct.unpack("<I", read(4))
+    if length > limit:
         raise Unreadable("the result is too large")
-    body = read(length)
-    return body if len(body) == length else None
-
-
-def frame(data: bytes) -> bytes:
-    """`data` as one message for `read_frame`."""
-    return struct.pack("<I", len(data)) + data
+    return read(length)

@@ -1,110 +1,142 @@
-"""The process in which a reader's cells run. It answers calls of their functions until its input ends.
+"""The process in which a reader's cells run. It answers calls of their functions until its connection ends.
 
-Started by `rlcourse.grading.Worker`. It is kept from importing `rlcourse`, where the solutions are. It is no sandbox:
-code that is hostile, not merely wrong, belongs in a container.
+Started by `rlcourse.grading.student`. It can neither import nor open `rlcourse`, where the solutions are, nor start or
+end other processes. It is no sandbox: code that is hostile, not merely wrong, belongs in a container.
 """
 
 import ast
-import builtins
-import json
 import os
 import pickle
-import signal
+import re
+import resource
+import socket
 import sys
+import types
+from pathlib import Path
 
-import numpy as np  # noqa: F401  loaded before the memory is limited, as is torch
-import torch  # noqa: F401
+import torch
 
-from rlcourse.checks import gradient
-from rlcourse.grading.wire import encode, frame, read_frame
+from rlcourse.checks import OutOfTime, gradient, time_limit, where
+from rlcourse.grading.wire import encode, receive, send
 
-CELL_SECONDS = 10
+PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 FILE_BYTES = 1 << 26  # that a reader's code may write to a file
+DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+PROCESSES = {"subprocess.Popen", "os.system", "os.kill", "os.killpg"}  # audit events, as are those of the next line
+PROCESSES |= {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn"}
 
 
-class NoCourse:
-    """An import hook that refuses `rlcourse`."""
+def main(file_descriptor: int) -> None:
+    """Answer requests, each a pickled list, until the grader is gone. The first is the arguments of `prepare`."""
+    connection = socket.socket(fileno=file_descriptor)
+    prepare(*pickle.loads(receive(connection)))
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    send(connection, encode("ready"))
+    while True:
+        try:
+            request = receive(connection)
+        except EOFError:
+            return
+        send(connection, answer(module.__dict__, request))
 
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "rlcourse":
-            raise ImportError("rlcourse cannot be imported here: write the function yourself")
-        return None
 
-
-def main(source: int, sink: int, memory_bytes: int) -> None:
-    """Read cells from file descriptor `source`, run them, then answer calls to `sink`."""
-    reader, writer = os.fdopen(source, "rb"), os.fdopen(sink, "wb")
-    cells, skip = pickle.loads(read_frame(reader.read))
-    limit(memory_bytes)
+def prepare(seed: int, memory_bytes: int) -> None:
+    """Seed, limit and guard this process. memory_bytes: what may be taken beyond what the libraries take."""
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    taken = Path("/proc/self/statm")
+    if taken.exists():  # elsewhere the system does not keep the limit
+        limit = int(taken.read_text().split()[0]) * resource.getpagesize() + memory_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     for name in [name for name in sys.modules if name.split(".")[0] == "rlcourse"]:
         del sys.modules[name]
-    sys.meta_path.insert(0, NoCourse())
-
-    def send(data: bytes) -> None:
-        writer.write(frame(data))
-        writer.flush()
-
-    namespace = {"__name__": "__main__", "__builtins__": builtins}
-    errors = {}
-    for number, source_code in enumerate(cells):
-        if number in skip:
-            continue
-        send(json.dumps({"running": number}).encode())
-        error = run_cell(source_code, namespace)
-        if error:
-            errors[number] = error
-    names = [name for name, value in namespace.items() if callable(value)]
-    send(json.dumps({"ready": True, "errors": errors, "names": names}).encode())
-    while (request := read_frame(reader.read)) is not None:
-        send(answer(namespace, *pickle.loads(request)))
+    sys.addaudithook(guard)  # which nothing can remove
 
 
-def limit(memory_bytes: int) -> None:
-    """Limit memory and the size of files, where the system knows how."""
-    try:
-        import resource
-    except ImportError:  # Windows
+def guard(event: str, arguments: tuple) -> None:
+    """Audit hook: raise where the reference is imported or opened, or another process started or ended."""
+    if event == "import":
+        refused = arguments[0].partition(".")[0] == "rlcourse"
+    elif event == "open":
+        path = arguments[0]
+        refused = isinstance(path, str | bytes) and os.path.abspath(os.fsdecode(path)).startswith(PACKAGE)
+    else:
+        if event in PROCESSES:
+            raise PermissionError(f"{event} is not allowed here")
         return
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
+    if refused:
+        raise ImportError("rlcourse cannot be imported here: write the function yourself")
 
 
-def run_cell(source: str, namespace: dict) -> str:
-    """Run a cell, each statement by itself: one that fails does not take the next with it. The first error, or ''."""
+def answer(namespace: dict, request: bytes) -> bytes:
+    """Do what is asked for. {"value": ...}, {"error": [kind, message]}, or {"undefined": name}, encoded."""
     try:
-        statements = ast.parse(source).body
+        kind, *details = pickle.loads(request)
+        if kind == "cell":
+            return encode({"value": run_cell(*details, namespace)})
+        name, arguments, options = details
+        if not callable(namespace.get(name)):
+            return encode({"undefined": name})
+        if kind == "gradient":
+            return encode({"value": gradient(namespace[name], *arguments, **options)})
+        return encode({"value": namespace[name](*arguments, **options)})
+    except BaseException as error:  # SystemExit and KeyboardInterrupt are the reader's as well
+        return encode({"error": [type(error).__name__, sentence(error)]})
+
+
+def sentence(error: BaseException) -> str:
+    """What an error says, and where it arose."""
+    try:
+        return str(error)[:500] + where(error)
+    except BaseException:  # the reader's own class of error may say anything
+        return ""
+
+
+def run_cell(number: int, source: str, whole: bool, seconds: float, namespace: dict) -> str:
+    """Run a cell, each statement by itself: one that fails does not take the next with it. The first error, or ''.
+
+    whole: all of it; else imports, definitions and constants alone. seconds: how long one statement may take.
+    """
+    try:
+        statements = parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return f"{type(error).__name__}: {error}"
     first = ""
-    for statement in statements:
+    for statement in statements if whole else filter(is_definition, statements):
         try:
-            with_time_limit(compile(ast.Module([statement], []), "<cell>", "exec"), namespace)
-        except BaseException as error:  # SystemExit and KeyboardInterrupt are theirs as well
-            first = first or f"{type(error).__name__}: {error}"[:300]
+            with time_limit(seconds):
+                exec(compile(ast.Module([statement], []), f"<cell {number}>", "exec"), namespace)
+        except OutOfTime:
+            first = first or f"took longer than {seconds:g} seconds: is there a loop that never ends?"
+        except BaseException as error:
+            first = first or f"{type(error).__name__}: {sentence(error)}"
     return first
 
 
-def with_time_limit(code, namespace: dict) -> None:
-    def stop(*_):
-        raise TimeoutError(f"took longer than {CELL_SECONDS} seconds: is there a loop that never ends?")
-
-    if not hasattr(signal, "SIGALRM"):
-        exec(code, namespace)
-        return
-    signal.signal(signal.SIGALRM, stop)
-    signal.alarm(CELL_SECONDS)
+def parse(source: str) -> list[ast.stmt]:
+    """The statements of a cell. Where it is no Python, lines of IPython's own (`%pip`, `!ls`) are left out."""
     try:
-        exec(code, namespace)
-    finally:
-        signal.alarm(0)
+        return ast.parse(source).body
+    except SyntaxError:
+        return ast.parse(re.sub(r"^([ \t]*)[%!].*", r"\1pass", source, flags=re.MULTILINE)).body
 
 
-def answer(namespace: dict, name: str, arguments: tuple, options: dict, wrt: int | None) -> bytes:
-    """Call a function, or take its gradient with respect to argument `wrt`. One byte says which: V value, E error."""
-    try:
-        function = namespace[name]
-        if wrt is None:
-            return b"V" + encode(function(*arguments, **options))
-        return b"V" + encode(gradient(function, *arguments, wrt=wrt, **options))
-    except BaseException as error:
-        return b"E" + json.dumps([type(error).__name__, str(error)[:2000]]).encode()
+def is_definition(node: ast.stmt) -> bool:
+    """Whether a statement imports, defines, or names a number, a text or a list of those.
+
+    Imports of `rlcourse`, which fails here, are not counted: every notebook has one, for its checks.
+    """
+    if isinstance(node, ast.Import):
+        return not any(alias.name.split(".")[0] == "rlcourse" for alias in node.names)
+    if isinstance(node, ast.ImportFrom):
+        return (node.module or "").split(".")[0] != "rlcourse"
+    if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+        try:
+            ast.literal_eval(node.value)
+        except (ValueError, TypeError, RecursionError, MemoryError):
+            return False
+        return True
+    return isinstance(node, DEFINITIONS)

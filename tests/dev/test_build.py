@@ -127,12 +127,13 @@ def test_an_exercise_begins_with_its_header_which_tells_the_minutes_of_its_solut
 )
 def test_a_solution_that_is_not_closed_is_refused_and_not_given_away(solution, course, tmp_path):
     master = course("exercises", f"# %%\ndef f():\n    {solution}\n")
-    with pytest.raises(ValueError, match="01_policy_gradient.py: BEGIN SOLUTION and END SOLUTION must come in pairs"):
+    with pytest.raises(ValueError, match=r"01_policy_gradient\.py: BEGIN SOLUTION and END SOLUTION must come in pairs"):
         build.assemble(master, "exercises")
 
 
 def test_several_holes_in_a_cell_keep_what_is_between(course):
-    text = "# %%\n# BEGIN SOLUTION\na = 1\n# END SOLUTION\nb = 2\nif b:\n    # BEGIN SOLUTION\n    c = 3\n    # END SOLUTION"
+    first, second = "# BEGIN SOLUTION\na = 1\n# END SOLUTION\n", "    # BEGIN SOLUTION\n    c = 3\n    # END SOLUTION"
+    text = f"# %%\n{first}b = 2\nif b:\n{second}"
     source = build.assemble(course("exercises", text), "exercises").cells[-1].source
     hole = "# YOUR CODE HERE\nraise NotImplementedError"
     assert source == f"{hole}\nb = 2\nif b:\n    " + hole.replace("\n", "\n    ")
@@ -243,7 +244,7 @@ def test_a_notebook_over_1_mb_is_refused_and_the_old_one_stays(course, runs, tmp
 def test_an_unknown_master_is_named_with_those_that_exist(course):
     course("notebooks", LESSON)
     course("exercises", EXERCISE)
-    with pytest.raises(ValueError, match="There is no master '07_cache': use 01_policy_gradient."):
+    with pytest.raises(ValueError, match=r"There is no master '07_cache': use 01_policy_gradient\."):
         build.masters(["07_cache"])
     assert [path.parent.parent.name for path in build.masters([])] == ["notebooks", "exercises"]
     assert build.masters([NAME]) == build.masters([])

@@ -1,0 +1,22 @@
+"""How Sphinx builds the site: see `rlcourse.dev.site`."""
+
+from rlcourse import __version__
+from rlcourse.course import REPOSITORY
+
+project = "rlcourse"
+version = release = __version__
+extensions = ["myst_nb"]
+exclude_patterns = ["README.md"]
+nb_execution_mode = "off"
+nb_merge_streams = True
+myst_enable_extensions = ["dollarmath", "amsmath"]
+myst_heading_anchors = 3
+html_theme = "sphinx_book_theme"
+html_title = "rlcourse"
+html_copy_source = False
+html_theme_options = {
+    "repository_url": f"https://github.com/{REPOSITORY}",
+    "use_repository_button": True,
+    "show_navbar_depth": 1,
+}
+mathjax_path = "https://cdn.jsdelivr.net/npm/mathjax@3/es5/tex-mml-chtml.js"  # loaded by the reader's browser

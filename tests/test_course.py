@@ -1,0 +1,84 @@
+"""What every notebook starts with: the bootstrap cell, the machine, the profile."""
+
+import ast
+import subprocess
+import sys
+
+import pytest
+from IPython.core.inputtransformer2 import TransformerManager
+
+from rlcourse import __version__, course
+
+
+def bootstrap() -> str:
+    """The bootstrap cell as the Python that IPython makes of it."""
+    return TransformerManager().transform_cell(course.BOOTSTRAP)
+
+
+def test_the_bootstrap_cell_changes_nothing_where_the_package_is_installed(capsys):
+    def get_ipython():
+        raise AssertionError("no magic should run")
+
+    exec(bootstrap(), {"get_ipython": get_ipython})
+    assert capsys.readouterr().out.startswith(f"rlcourse {__version__} on ")
+
+
+def test_elsewhere_it_installs_the_tag_without_replacing_anything(monkeypatch):
+    installed = []
+
+    class IPython:
+        def run_line_magic(self, name, line):
+            installed.append((name, line))
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(course, "start", lambda version: installed.append(version))
+    exec(bootstrap(), {"get_ipython": IPython})
+    [(magic, line), version] = installed
+    assert magic == "pip" and version == __version__
+    assert line.split()[:3] == ["install", "--quiet", "--no-deps"]
+    assert line.endswith(f'"rlcourse @ git+https://github.com/{course.REPOSITORY}@v{__version__}"')
+
+
+def test_the_bootstrap_cell_is_python_once_ipython_has_read_it():
+    ast.parse(bootstrap())
+
+
+def test_a_notebook_of_another_version_says_what_to_install():
+    with pytest.raises(RuntimeError, match=rf"belongs to rlcourse 9\.9, but {__version__} is installed: .*@v9\.9"):
+        course.start("9.9")
+
+
+def test_start_names_machine_and_profile(monkeypatch, capsys):
+    monkeypatch.setattr(course, "device_name", lambda: "CPU Test")
+    monkeypatch.setenv("RLCOURSE_PROFILE", "smoke")
+    course.start(__version__)
+    assert capsys.readouterr().out == f"rlcourse {__version__} on CPU Test, profile smoke\n"
+
+
+@pytest.mark.parametrize(("value", "name", "picked"), [(None, "full", 60), ("full", "full", 60), ("smoke", "smoke", 2)])
+def test_the_profile_is_full_unless_smoke_is_asked_for(value, name, picked, monkeypatch):
+    monkeypatch.delenv("RLCOURSE_PROFILE", raising=False)
+    if value:
+        monkeypatch.setenv("RLCOURSE_PROFILE", value)
+    assert course.profile() == name and course.pick(smoke=2, full=60) == picked
+
+
+@pytest.mark.parametrize("value", ["", "Smoke", "fast"])
+def test_an_unknown_profile_is_not_taken_for_full(value, monkeypatch):
+    monkeypatch.setenv("RLCOURSE_PROFILE", value)
+    with pytest.raises(RuntimeError, match=f"Unknown RLCOURSE_PROFILE {value!r}: use smoke or full."):
+        course.pick(smoke=2, full=60)
+
+
+def test_colab_opens_the_notebook_at_the_tag():
+    assert "v" + __version__ == course.TAG
+    expected = (
+        f"https://colab.research.google.com/github/{course.REPOSITORY}/blob/v{__version__}/notebooks/02_ppo.ipynb"
+    )
+    assert course.colab_url("notebooks/02_ppo.ipynb") == expected
+
+
+def test_importing_it_loads_no_torch():
+    code = "import sys, rlcourse.course; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
