@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from rlcourse.policy import Policy
 from rlcourse.tokenizer import train_tokenizer
@@ -11,15 +11,17 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # engines and trainer a
 TEXTS = ["user\nassistant\n", "Tom has 3 apples and buys 12 more. #### 15", "Anna has 7+8=15 cards left."] * 20
 
 
-def make_policy(seed: int = 0, tied: bool = True, **shape) -> Policy:
-    """A Qwen2 of two layers whose next-token distribution is far from uniform, so that mistakes show."""
+def make_policy(seed: int = 0, tied: bool = True, architecture: str = "qwen2", **shape) -> Policy:
+    """A Qwen2 or Qwen3 of two layers whose next-token distribution is far from uniform, so that mistakes show."""
     tokenizer = train_tokenizer(TEXTS, 300)
     torch.manual_seed(seed)
     sizes = dict(
         hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2
     )
-    model = Qwen2ForCausalLM(
-        Qwen2Config(
+    kinds = {"qwen2": (Qwen2ForCausalLM, Qwen2Config), "qwen3": (Qwen3ForCausalLM, Qwen3Config)}
+    causal_lm, config = kinds[architecture]
+    model = causal_lm(
+        config(
             vocab_size=len(tokenizer),
             max_position_embeddings=256,
             tie_word_embeddings=tied,

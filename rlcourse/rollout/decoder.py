@@ -1,6 +1,6 @@
-"""Qwen2's forward pass over fused copies of the weights and a static cache: what the graph engine runs.
+"""Qwen2's and Qwen3's forward pass over fused copies of the weights and a static cache: what the graph engine runs.
 
-The arithmetic is that of transformers' Qwen2 with three changes: the query, key and value projections are one matrix,
+The arithmetic is that of transformers with three changes: the query, key and value projections are one matrix,
 so are gate and up; the query heads that share a key-value head are folded into one batched matrix product, so the cache
 is never repeated; the residual stream is float32. Shapes: R rows, H query heads, K key-value heads, D head size, S
 cache slots.
@@ -16,11 +16,13 @@ from transformers import PreTrainedModel
 
 @dataclass
 class Layer:
-    """Weights of one layer; each matrix is [out, in]."""
+    """Weights of one layer; each matrix is [out, in]. Qwen2 has a bias, Qwen3 norms of each query and key."""
 
     attention_norm: Tensor
     qkv: Tensor
-    qkv_bias: Tensor
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
     out: Tensor
     mlp_norm: Tensor
     gate_up: Tensor
@@ -28,13 +30,15 @@ class Layer:
 
     @classmethod
     def sources(cls, layer) -> list[list[Tensor]]:
-        """For each field, in order, the parameters of transformers' layer that are stacked into it."""
+        """For each field, in order, the parameters of transformers' layer that are stacked into it; none for None."""
         attention, mlp = layer.self_attn, layer.mlp
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
         return [
             [layer.input_layernorm.weight],
             [p.weight for p in projections],
-            [p.bias for p in projections],
+            [p.bias for p in projections if p.bias is not None],
+            [attention.q_norm.weight] if hasattr(attention, "q_norm") else [],
+            [attention.k_norm.weight] if hasattr(attention, "k_norm") else [],
             [attention.o_proj.weight],
             [layer.post_attention_layernorm.weight],
             [mlp.gate_proj.weight, mlp.up_proj.weight],
@@ -43,15 +47,19 @@ class Layer:
 
 
 class Decoder:
-    """Fused weights of a Qwen2 model and the two passes over them: `prefill` and `decode`.
+    """Fused weights of a Qwen2 or Qwen3 model and the two passes over them: `prefill` and `decode`.
 
     Raises ValueError for another architecture.
     """
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, compile: bool):
         config = model.config
-        if config.model_type != "qwen2" or config.rope_parameters.get("rope_type", "default") != "default":
-            raise ValueError(f"The graph engine knows Qwen2 models, not {config.model_type}: use --engine hf-dynamic.")
+        rope = config.rope_parameters.get("rope_type", "default")
+        if config.model_type not in ("qwen2", "qwen3") or rope != "default" or config.use_sliding_window:
+            raise ValueError(
+                "The graph engine knows Qwen2 and Qwen3 models with plain RoPE and without a sliding window, not "
+                f"{config.model_type}: use --engine hf-dynamic."
+            )
         self.model, self.dtype, self.config = model, dtype, config
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
@@ -70,6 +78,8 @@ class Decoder:
             self._allocate()
         for fused, layer in zip(self.layers, trunk.layers, strict=True):
             for target, parts in zip(vars(fused).values(), Layer.sources(layer), strict=True):
+                if target is None:
+                    continue
                 for piece, part in zip(target.split([len(p) for p in parts]), parts, strict=True):
                     piece.copy_(part)
         self.embedding.copy_(trunk.embed_tokens.weight)
@@ -81,7 +91,9 @@ class Decoder:
         """Empty tensors for the fused weights: matrices in `dtype`, norms in float32."""
         trunk = self.model.model
 
-        def empty(name: str, parts: list[Tensor]) -> Tensor:
+        def empty(name: str, parts: list[Tensor]) -> Tensor | None:
+            if not parts:
+                return None
             dtype = torch.float32 if name.endswith("norm") else self.dtype
             shape = (sum(len(p) for p in parts), *parts[0].shape[1:])
             return torch.empty(shape, dtype=dtype, device=parts[0].device)
@@ -153,13 +165,15 @@ class Decoder:
         return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, x.shape[-1:], weight, self.eps).to(self.dtype)
+        return F.rms_norm(x.float(), x.shape[-1:], weight, self.eps).to(self.dtype)
 
     def _heads(self, x: Tensor, layer: Layer, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Norm, projections and rotation: x [R, T, d] float32 → q [R, H, T, D], k and v [R, K, T, D]."""
         qkv = F.linear(self._norm(x, layer.attention_norm), layer.qkv, layer.qkv_bias)
         qkv = qkv.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
         q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
+        if layer.q_norm is not None:
+            q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
         return rotate(q, *rope), rotate(k, *rope), v
 
     def _add(self, x: Tensor, mixed: Tensor, layer: Layer) -> Tensor:

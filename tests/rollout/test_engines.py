@@ -156,8 +156,24 @@ def test_prompts_prefilled_a_few_at_a_time_are_those_prefilled_at_once(policy, t
 
 def test_the_graph_engine_says_which_models_it_knows(policy):
     policy.model.config.model_type = "llama"
-    with pytest.raises(ValueError, match="knows Qwen2 models, not llama"):
+    with pytest.raises(ValueError, match=r"knows Qwen2 and Qwen3 models .*, not llama: use --engine hf-dynamic"):
         engine(policy, "graph")
+    sliding = make_policy(use_sliding_window=True, sliding_window=8)
+    with pytest.raises(ValueError, match="without a sliding window"):
+        engine(sliding, "graph")
+
+
+@pytest.mark.parametrize("head_dim", [8, 16])  # 16: queries wider than the hidden state, as in Qwen3
+@pytest.mark.parametrize("name", ["graph"] + (["graph-compiled"] if DEVICE == "cuda" else []))
+def test_qwen3_is_sampled_from_as_it_is(name, head_dim):
+    policy = make_policy(seed=5, architecture="qwen3", head_dim=head_dim)
+    greedy = engine(policy, name).generate(PROMPTS, 1, 12, GREEDY)
+    for row, prompt in enumerate(PROMPTS):
+        assert greedy.completion_ids[row][greedy.completion_mask[row]].tolist() == greedy_by_hand(policy, prompt, 12)
+    rollout = engine(policy, name).generate(PROMPTS, 3, 10, Sampling(temperature=0.7))
+    with torch.no_grad():
+        recomputed, _, _ = token_logprobs(policy.model, rollout, Sampling(temperature=0.7), chunk=7)
+    torch.testing.assert_close(rollout.logprobs, recomputed, atol=1e-4, rtol=0)
 
 
 def test_a_prompt_longer_than_the_cache_is_refused_in_one_sentence(policy):
