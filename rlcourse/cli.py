@@ -205,19 +205,25 @@ def sft(
 @takes_settings
 def bench(
     settings: dict[str, Any],
-    what: Annotated[str, typer.Argument(help="rollout, step, mismatch or logprobs")],
-    shape: Annotated[str, typer.Option("--shape", help="step: model shape with random weights")] = "qwen2.5-0.5b",
-    completions: Annotated[str, typer.Option("--completions", help="step: completions, by commas")] = "16,64",
-    repeats: Annotated[int, typer.Option("--repeats", help="rollout, step: timed repetitions", min=1)] = 5,
+    what: Annotated[str, typer.Argument(help="decode, rollout, step, update, mismatch or logprobs")],
+    shape: Annotated[str, typer.Option("--shape", help="Random weights of this shape; decode: or embedded")] = (
+        "qwen2.5-0.5b"
+    ),
+    rows: Annotated[str, typer.Option("--rows", help="decode, step, update: completions, by commas")] = "16,64",
+    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", help="decode: tokens of a prompt", min=1)] = 128,
+    new_tokens: Annotated[int, typer.Option("--new-tokens", help="decode, step, update: of an answer", min=2)] = 256,
+    lengths: Annotated[str, typer.Option("--lengths", help="decode: equal, or skewed (median 120)")] = "equal",
+    repeats: Annotated[int, typer.Option("--repeats", help="Timed repetitions", min=1)] = 5,
     record: Annotated[bool, typer.Option("--record", help="Keep the result in data/measurements/.")] = False,
 ):
-    """Measure this machine: `rollout` engines side by side, a whole training `step` beside TRL's, the `mismatch`
-    between sampling and training log-probs, the memory of `logprobs` in chunks."""
+    """Measure this machine: the ladder of `decode`, `rollout` engines on the config's model, a whole training `step`
+    beside TRL's, the `update`, the `mismatch` between sampling and training log-probs, memory of `logprobs`."""
     with user_errors():
         config = make_config(**settings)
-        from rlcourse.bench import run_bench
+        from rlcourse.bench import Options, run_bench
 
-        run_bench(what, config, shape, parse_completions(completions), repeats, record)
+        options = Options(shape, tuple(parse_rows(rows)), prompt_tokens, new_tokens, lengths, repeats)
+        run_bench(what, config, options, record)
 
 
 @app.command()
@@ -258,11 +264,11 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the facts
         raise typer.Exit(0 if doctor.healthy(facts) else 1)
 
 
-def parse_completions(text: str) -> list[int]:
-    """The numbers of `--completions`. Raises ValueError unless each is a multiple of the group of 8."""
+def parse_rows(text: str) -> list[int]:
+    """The numbers of `--rows`. Raises ValueError unless each is a multiple of the group of 8."""
     numbers = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
     if any(number < 8 or number % 8 for number in numbers):
-        raise ValueError(f"--completions takes multiples of 8, the group, set apart by commas, not {text!r}.")
+        raise ValueError(f"--rows takes multiples of 8, the group, set apart by commas, not {text!r}.")
     return numbers
 
 

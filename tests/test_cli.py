@@ -288,24 +288,23 @@ def test_sft_into_a_folder_in_use_is_one_sentence(tmp_path):
 def test_bench_passes_its_options_on(monkeypatch):
     calls = []
     monkeypatch.setattr(bench, "run_bench", lambda *call: calls.append(call))
-    done = invoke(
-        "bench", "step", "--shape", "tiny", "--completions", "8, 24", "--repeats", "2", "--record", "--lr", "1"
-    )
+    done = invoke("bench", "step", "--shape", "tiny", "--rows", "8, 24", "--repeats", "2", "--record", "--lr", "1")
     assert done.exit_code == 0, done.output
-    assert calls == [("step", make_config(lr=1.0), "tiny", [8, 24], 2, True)]
+    options = bench.Options(shape="tiny", rows=(8, 24), repeats=2)
+    assert calls == [("step", make_config(lr=1.0), options, True)]
 
 
 @pytest.mark.parametrize("completions", ["16,x", "4", "20", "", "-8", "16,,64"])
 def test_bench_refuses_completions_that_are_no_whole_groups(completions):
-    done = invoke("bench", "step", f"--completions={completions}")
+    done = invoke("bench", "step", f"--rows={completions}")
     assert done.exit_code == 2
-    assert done.stderr.startswith("--completions takes multiples of 8, the group, set apart by commas, not ")
+    assert done.stderr.startswith("--rows takes multiples of 8, the group, set apart by commas, not ")
 
 
 def test_an_unknown_benchmark_is_named():
     done = invoke("bench", "coffee")
     assert done.exit_code == 2
-    assert done.stderr == "Unknown benchmark 'coffee': use rollout, step, mismatch or logprobs.\n"
+    assert done.stderr == "Unknown benchmark 'coffee': use decode, rollout, step, update, mismatch or logprobs.\n"
 
 
 def test_help_and_version_answer_without_loading_torch():

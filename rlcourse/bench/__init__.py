@@ -1,12 +1,13 @@
 """Benchmarks that ship: `rlcourse bench NAME`, and `--record` to keep what was measured in `data/measurements/`.
 
-Each returns the setup and the result rows of a measurement record: `rollout` and `step` in `speed.py`, `mismatch` and
-`logprobs` in `numerics.py`; peers that are measured beside ours in `peers.py`.
+Each returns the setup and the result rows of a measurement record: `decode` in `decode.py`; `rollout`, `step` and
+`update` in `speed.py`; `mismatch` and `logprobs` in `numerics.py`; peers that are measured beside ours in `peers.py`.
 """
 
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from rich.console import Console
@@ -45,24 +46,42 @@ def seconds(run: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - start
 
 
-def run_bench(what: str, config: TrainConfig, shape: str, completions: list[int], repeats: int, record: bool) -> None:
+@dataclass(frozen=True)
+class Options:
+    """What the command line says beside the config. Each benchmark takes what concerns it."""
+
+    shape: str = "qwen2.5-0.5b"
+    rows: tuple[int, ...] = (16, 64)
+    prompt_tokens: int = 128
+    new_tokens: int = 256
+    lengths: str = "equal"
+    repeats: int = 5
+
+
+def run_bench(what: str, config: TrainConfig, options: Options, record: bool) -> None:
     """Run the benchmark `what`, print its table and, with `record`, write the measurement record.
 
     Raises ValueError for an unknown name, or a spread too wide to be recorded.
     """
     from rlcourse.bench import numerics, speed  # they import this module
+    from rlcourse.bench.decode import decode
 
+    shape, counts, repeats = options.shape, list(options.rows), options.repeats
     match what:
+        case "decode":
+            setup, rows = decode(shape, counts, options.prompt_tokens, options.new_tokens, options.lengths, repeats)
         case "rollout":
             setup, rows = speed.rollout(config, repeats)
         case "step":
-            setup, rows = speed.step(shape, completions, repeats=repeats)
+            setup, rows = speed.step(shape, counts, options.new_tokens, repeats)
+        case "update":
+            setup, rows = speed.update(shape, counts, options.new_tokens, repeats)
         case "mismatch":
             setup, rows = numerics.mismatch(config)
         case "logprobs":
             setup, rows = numerics.logprobs()
         case _:
-            raise ValueError(f"Unknown benchmark {what!r}: use rollout, step, mismatch or logprobs.")
+            raise ValueError(f"Unknown benchmark {what!r}: use decode, rollout, step, update, mismatch or logprobs.")
     columns = list(dict.fromkeys(key for row in rows for key in row))
     table = Table(*columns, title=f"{what} on {device_name()}")
     for row in rows:
@@ -73,4 +92,5 @@ def run_bench(what: str, config: TrainConfig, shape: str, completions: list[int]
         wide = [row["variant"] for row in rows if row.get("spread", 0) > WIDEST_SPREAD]
         if wide:
             raise ValueError(f"Not recorded: {', '.join(wide)} varied by over {WIDEST_SPREAD:.0%} between repetitions.")
-        print(f"Recorded in {write_record(what, setup, rows)}.")
+        name = what if setup.get("lengths", "equal") == "equal" else f"{what}-{setup['lengths']}"
+        print(f"Recorded in {write_record(name, setup, rows)}.")

@@ -6,10 +6,12 @@ from typing import Any
 
 import torch
 
+from rlcourse import roofline
 from rlcourse.bench import measure, median_and_spread, seconds
 from rlcourse.bench.models import write_random_model
 from rlcourse.config import TrainConfig, make_config
-from rlcourse.experience import PromptOrder, add_advantages, collect
+from rlcourse.experience import Experience, PromptOrder, add_advantages, collect
+from rlcourse.memory import ModelShape
 from rlcourse.policy import find_device, load_policy
 from rlcourse.rollout import make_engine
 from rlcourse.runs import open_run
@@ -90,20 +92,8 @@ def step(
 
 def our_step(model: str, task: str, completions: int, new_tokens: int, repeats: int, folder: str) -> dict[str, Any]:
     """Our step: median seconds by phase, and the gap between sampling and training log-probs."""
+    trainer = step_trainer(model, task, completions, new_tokens, folder)
     on_gpu = torch.cuda.is_available()
-    config = make_config(
-        "h200" if on_gpu else "laptop",
-        model=model,
-        task=task,
-        num_prompts=completions // 8,
-        num_generations=8,
-        max_new_tokens=new_tokens,
-        output=folder,
-        name=f"step-{completions}",
-        warmup_steps=1,
-    )
-    device = find_device(config)
-    trainer = Trainer(config, open_run(config, resume=False), device, checkpoint=None)
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
     measured = []
@@ -111,9 +101,7 @@ def our_step(model: str, task: str, completions: int, new_tokens: int, repeats: 
     def run() -> float:
         trainer.timer.take()
         with trainer.timer("step"):
-            experience = collect(trainer.policy, trainer.engine, trainer.task, trainer.order, config, trainer.timer)
-            experience.rewards = coin_flips(config.num_prompts, config.num_generations).to(device)
-            add_advantages(experience, trainer.policy, None, None, config)
+            experience = step_experience(trainer)
             with trainer.timer("update"):
                 updated = trainer.update(experience, step=1)
         measured.append(trainer.timer.take() | updated)
@@ -134,7 +122,69 @@ def our_step(model: str, task: str, completions: int, new_tokens: int, repeats: 
     }
 
 
+def step_trainer(model: str, task: str, completions: int, new_tokens: int, folder: str) -> Trainer:
+    """A trainer whose step has `completions` rows in groups of 8."""
+    config = make_config(
+        "h200" if torch.cuda.is_available() else "laptop",
+        model=model,
+        task=task,
+        num_prompts=completions // 8,
+        num_generations=8,
+        max_new_tokens=new_tokens,
+        output=folder,
+        name=f"step-{completions}",
+        warmup_steps=1,
+    )
+    return Trainer(config, open_run(config, resume=False), find_device(config), checkpoint=None)
+
+
+def step_experience(trainer: Trainer) -> Experience:
+    """One step's rollout with rewards by coin flips, and advantages."""
+    config = trainer.config
+    experience = collect(trainer.policy, trainer.engine, trainer.task, trainer.order, config, trainer.timer)
+    experience.rewards = coin_flips(config.num_prompts, config.num_generations).to(trainer.policy.device)
+    add_advantages(experience, trainer.policy, None, None, config)
+    return experience
+
+
 def coin_flips(groups: int, size: int) -> torch.Tensor:
     """Rewards [groups * size]: half of each group right, in random places."""
     order = torch.rand(groups, size).argsort(1)
     return (order < size // 2).float().flatten()
+
+
+def update(shape: str, completions: list[int], new_tokens: int = 256, repeats: int = 5) -> tuple[dict[str, Any], Rows]:
+    """Seconds of the update phase on random weights of `shape`, and what the operations it needs would take at the rate
+    of a large matrix product on this machine."""
+    task = load_task("gsm8k" if shape != "tiny" else "minigsm")
+    rows: Rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        write_random_model(shape, task, Path(folder) / "model")
+        for count in completions:
+            trainer = step_trainer(str(Path(folder) / "model"), task.name, count, new_tokens, folder)
+            machine = roofline.measure_machine(trainer.policy.device)
+            experience = step_experience(trainer)
+            took, spread = median_and_spread(
+                measure(
+                    lambda t=trainer, e=experience: seconds(lambda: t.update(e, step=1), t.policy.device), repeats, 2
+                )
+            )
+            rollout, config = experience.rollout, trainer.config
+            length = rollout.prompt_ids.shape[1] + rollout.completion_ids.shape[1]
+            work = roofline.update(
+                ModelShape.from_config(trainer.policy.model.config), count, length, rollout.completion_ids.shape[1],
+                config.gradient_checkpointing,
+            )  # fmt: skip
+            rows.append(
+                {
+                    "variant": "rlcourse",
+                    "rows": count,
+                    "tokens": count * length,
+                    "update_s": took,
+                    "spread": spread,
+                    "floor_s": work.total_flops / machine.flops_per_s + work.total_bytes / machine.bytes_per_s,
+                    "tflops": work.total_flops / took / 1e12,
+                    "peak_tflops": machine.flops_per_s / 1e12,
+                }
+            )
+    return {"shape": shape, "task": task.name, "new_tokens": new_tokens, "repeats": repeats}, rows

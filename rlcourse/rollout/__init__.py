@@ -69,5 +69,5 @@ def make_engine(policy: Policy, engine: str, dtype: torch.dtype, compile: bool =
     if engine in ("hf-dynamic", "hf-static"):
         from rlcourse.rollout.hf import HFEngine
 
-        return HFEngine(policy, dtype, static_cache=engine == "hf-static")
+        return HFEngine(policy, dtype, engine.removeprefix("hf-"))
     raise ValueError(f"Unknown engine {engine!r}: use hf-dynamic, hf-static or graph.")

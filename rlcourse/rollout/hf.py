@@ -37,11 +37,16 @@ class KeepLogprobs(LogitsProcessor):
 
 
 class HFEngine:
-    """Rollouts by `generate`. With a static cache on a GPU, transformers compiles the decode step by itself."""
+    """Rollouts by `generate`.
 
-    def __init__(self, policy: Policy, dtype: torch.dtype = torch.float32, static_cache: bool = False):
-        self.policy = policy
-        self.cache = "static" if static_cache else None
+    cache: "dynamic", "static", or "none", which computes the whole sequence anew for each token. With a static cache on
+    a GPU, transformers compiles the decode step by itself, unless `compile` is False.
+    """
+
+    def __init__(
+        self, policy: Policy, dtype: torch.dtype = torch.float32, cache: str = "dynamic", compile: bool = True
+    ):
+        self.policy, self.cache, self.compile = policy, cache, compile
         self.model = policy.model if dtype == torch.float32 else low_precision_copy(policy.model, dtype)
 
     @torch.no_grad()
@@ -61,7 +66,9 @@ class HFEngine:
             top_p=1.0,
             eos_token_id=self.policy.eos_ids,
             pad_token_id=self.policy.pad_id,
-            cache_implementation=self.cache,
+            cache_implementation="static" if self.cache == "static" else None,
+            use_cache=self.cache != "none",
+            disable_compile=not self.compile,
         )
         training = self.model.training
         self.model.eval()

@@ -8,7 +8,7 @@ from conftest import DEVICE
 from transformers import AutoModelForCausalLM
 
 from rlcourse import bench, records
-from rlcourse.bench import measure, median_and_spread, models, numerics, run_bench, speed
+from rlcourse.bench import Options, decode, measure, median_and_spread, models, numerics, run_bench, speed
 from rlcourse.config import make_config
 from rlcourse.policy import load_policy
 from rlcourse.tasks import load_task
@@ -32,8 +32,10 @@ def fake_rollout(monkeypatch, *spreads):
 
 
 def test_an_unknown_benchmark_is_refused_with_those_there_are():
-    with pytest.raises(ValueError, match="Unknown benchmark 'coffee': use rollout, step, mismatch or logprobs"):
-        run_bench("coffee", make_config(), "tiny", [8], 1, False)
+    with pytest.raises(
+        ValueError, match="Unknown benchmark 'coffee': use decode, rollout, step, update, mismatch or logprobs"
+    ):
+        run_bench("coffee", make_config(), Options(), False)
 
 
 def test_rollout_measures_each_engine_on_the_same_rows():
@@ -95,6 +97,67 @@ def test_a_step_with_coin_flips_has_a_gradient(monkeypatch):
     assert len(norms) == 3 and all(norm > 0 for norm in norms)
 
 
+def test_an_update_is_timed_beside_what_its_operations_need():
+    _setup, [row] = speed.update("tiny", [8], new_tokens=6, repeats=2)
+    assert row["rows"] == 8 and row["tokens"] % 8 == 0 and row["tokens"] > 8 * 6
+    assert 0 < row["floor_s"] < row["update_s"] and 0 < row["tflops"] < row["peak_tflops"]
+
+
+def test_every_rung_of_the_ladder_decodes_the_same_rows():
+    setup, rows = decode.decode("tiny", [8, 16], prompt_tokens=12, new_tokens=6, repeats=3)
+    rungs = (
+        ["hf-none", "hf-dynamic", "hf-static", "graph"]
+        if DEVICE == "cpu"
+        else list(dict.fromkeys(r["variant"] for r in rows))
+    )
+    assert [(row["variant"], row["rows"]) for row in rows] == [(name, count) for count in (8, 16) for name in rungs]
+    for row in rows:
+        assert row["tokens_a_row"] == 6  # none ends by itself
+        assert row["tokens_per_s"] > 0 and row["spread"] >= 0 and row["floor_ms"] > 0
+    assert setup["lengths"] == "equal" and setup["copy_gb_per_s"] > 0
+
+
+def test_milliseconds_a_step_leave_the_prefill_out(monkeypatch):
+    """With a clock that says 5 s for the prompt and 2 s for each token, 1 token takes 7 and 6 take 17."""
+    monkeypatch.setattr(decode, "seconds", lambda run, device: run() or 5.0 + 2.0 * limits[-1])
+    limits = []
+
+    class Engine:
+        def generate(self, prompts, num_generations, max_new_tokens, sampling):
+            limits.append(max_new_tokens)
+            return type("R", (), {"lengths": torch.full((16,), max_new_tokens)})
+
+    row = decode._measure_rung(Engine(), [[1], [2]], 6, 3, torch.device("cpu"))
+    assert row["ms_per_step"] == 2000 and row["tokens_per_s"] == 16 * 6 / 17 and row["tokens_a_row"] == 6
+
+
+def test_half_of_the_skewed_answers_end_by_token_120():
+    ids = decode.skewed(151_936)
+    assert len(set(ids)) == len(ids) and (1 - len(ids) / 151_936) ** 120 == pytest.approx(0.5, abs=0.01)
+
+
+def test_prompts_have_padding_and_the_longest_is_as_long_as_asked_for():
+    prompts = decode.random_prompts(64, 40, 500)
+    lengths = [len(prompt) for prompt in prompts]
+    assert len(prompts) == 8 and max(lengths) == 40 and len(set(lengths)) > 1 and min(lengths) >= 30
+    assert prompts == decode.random_prompts(64, 40, 500) and max(max(prompt) for prompt in prompts) < 500
+
+
+@pytest.mark.parametrize(
+    ("rows", "lengths", "sentence"), [([8], "long", "Unknown lengths 'long'"), ([12], "equal", "multiples of 8")]
+)
+def test_decode_refuses_what_it_cannot_measure(rows, lengths, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        decode.decode("tiny", rows, lengths=lengths)
+
+
+def test_equal_and_skewed_lengths_have_records_of_their_own(monkeypatch, recorded):
+    for lengths in ("equal", "skewed"):
+        monkeypatch.setattr(decode, "decode", lambda *a, found=lengths: ({"lengths": found}, [{"variant": "graph"}]))
+        run_bench("decode", make_config(), Options(lengths=lengths), record=True)
+    assert [call[0] for call in recorded] == ["decode", "decode-skewed"]
+
+
 @pytest.mark.parametrize("size", [2, 5, 8])
 def test_coin_flips_give_every_group_signal(size):
     torch.manual_seed(0)
@@ -136,20 +199,20 @@ def test_median_and_spread_are_those_of_the_quartiles():
 def test_what_varied_too_much_is_shown_but_not_recorded(monkeypatch, recorded, capsys):
     fake_rollout(monkeypatch, 0.05, 0.21)
     with pytest.raises(ValueError, match="Not recorded: engine 1 varied by over 20% between repetitions"):
-        run_bench("rollout", make_config(), "tiny", [8], 5, record=True)
+        run_bench("rollout", make_config(), Options(), record=True)
     assert recorded == [] and "engine 1" in capsys.readouterr().out
 
 
 def test_what_was_steady_is_recorded(monkeypatch, recorded, capsys):
     rows = fake_rollout(monkeypatch, 0.05, 0.2)
-    run_bench("rollout", make_config(), "tiny", [8], 5, record=True)
+    run_bench("rollout", make_config(), Options(), record=True)
     assert recorded == [("rollout", {"repeats": 5}, rows)]
     assert "Recorded in a/file.json." in capsys.readouterr().out
 
 
 def test_nothing_is_recorded_unless_asked_for(monkeypatch, recorded):
     fake_rollout(monkeypatch, 0.05)
-    run_bench("rollout", make_config(), "tiny", [8], 5, record=False)
+    run_bench("rollout", make_config(), Options(), record=False)
     assert recorded == []
 
 
@@ -157,5 +220,5 @@ def test_a_recorded_benchmark_is_a_record_that_loads(monkeypatch, tmp_path):
     rows = fake_rollout(monkeypatch, 0.05)
     write = records.write_record
     monkeypatch.setattr(bench, "write_record", lambda *call: write(*call, folder=tmp_path))
-    run_bench("rollout", make_config(), "tiny", [8], 5, record=True)
+    run_bench("rollout", make_config(), Options(), record=True)
     assert records.load_record("rollout", folder=tmp_path)["results"] == rows

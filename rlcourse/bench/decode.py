@@ -1,0 +1,125 @@
+"""The ladder of decoding: from no cache to one CUDA graph a step, each rung on the same rows in one run."""
+
+import dataclasses
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlcourse.bench import measure, median_and_spread, seconds
+from rlcourse.bench.models import write_random_model
+from rlcourse.memory import ModelShape
+from rlcourse.policy import Policy, load_policy
+from rlcourse.rollout import RolloutEngine, make_engine
+from rlcourse.rollout.hf import HFEngine
+from rlcourse.roofline import decode_step, measure_machine
+from rlcourse.sampling import Sampling
+from rlcourse.tasks import load_task
+
+Rows = list[dict[str, Any]]
+GROUP = 8  # rows that share a prompt
+SKEWED_SHARE = 1 - 0.5 ** (1 / 120)  # of the vocabulary that ends an answer, so that half the answers end by token 120
+
+
+def ladder(policy: Policy, dtype: torch.dtype, caches: bool) -> dict[str, Callable[[], RolloutEngine]]:
+    """How to make each engine, slowest first. caches: with the rung that has none, which only short runs can afford."""
+    rungs = {
+        "hf-none": lambda: HFEngine(policy, dtype, "none"),
+        "hf-dynamic": lambda: HFEngine(policy, dtype, "dynamic"),
+        "hf-static": lambda: HFEngine(policy, dtype, "static", compile=False),
+        "hf-static-compiled": lambda: HFEngine(policy, dtype, "static"),
+        "graph": lambda: make_engine(policy, "graph", dtype),
+        "graph-compiled": lambda: make_engine(policy, "graph", dtype, compile=True),
+    }
+    if policy.device.type != "cuda":  # generate compiles by itself on a GPU alone
+        del rungs["hf-static-compiled"], rungs["graph-compiled"]
+    if not caches:
+        del rungs["hf-none"]
+    return rungs
+
+
+def random_prompts(rows: int, tokens: int, vocabulary: int) -> list[list[int]]:
+    """A prompt for each group of rows, of 3/4 of `tokens` to `tokens`, so that there is padding. Seeded."""
+    generator = torch.Generator().manual_seed(0)
+    count = rows // GROUP
+    lengths = [tokens, *torch.randint(3 * tokens // 4, tokens + 1, (count - 1,), generator=generator).tolist()]
+    return [torch.randint(0, vocabulary, (length,), generator=generator).tolist() for length in lengths]
+
+
+def skewed(vocabulary: int) -> list[int]:
+    """Ids of tokens that end an answer: a share of the vocabulary for which random weights give a geometric length with
+    median 120."""
+    generator = torch.Generator().manual_seed(1)
+    count = max(1, round(SKEWED_SHARE * vocabulary))
+    return torch.randperm(vocabulary, generator=generator)[:count].tolist()
+
+
+def decode(
+    shape: str,
+    rows: list[int],
+    prompt_tokens: int = 128,
+    new_tokens: int = 256,
+    lengths: str = "equal",
+    repeats: int = 5,
+) -> tuple[dict[str, Any], Rows]:
+    """Tokens/s and milliseconds a decode step of every rung, and the byte floor of the step on this machine.
+
+    shape: "embedded", or a known shape with random weights. lengths: "equal", every answer has `new_tokens`; "skewed",
+    answers end by themselves, and tokens after their end do not count. A step's time is that of a rollout less that of
+    one token, by the number of steps: prefill does not count. Temperature 1, nothing left out.
+    """
+    if lengths not in ("equal", "skewed"):
+        raise ValueError(f"Unknown lengths {lengths!r}: use equal, or skewed.")
+    if any(count % GROUP for count in rows):
+        raise ValueError(f"Rows come in groups of {GROUP} with one prompt: use multiples of {GROUP}.")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    machine = measure_machine(device)
+    with tempfile.TemporaryDirectory() as folder:
+        policy = _policy(shape, Path(folder) / "model", device)
+    vocabulary = policy.model.config.vocab_size
+    policy = dataclasses.replace(policy, eos_ids=[vocabulary] if lengths == "equal" else skewed(vocabulary))
+    sizes = ModelShape.from_config(policy.model.config)
+    results: Rows = []
+    for count in rows:
+        prompts = random_prompts(count, prompt_tokens, vocabulary)
+        mean_context = sum(map(len, prompts)) / len(prompts) + new_tokens / 2
+        work = decode_step(sizes, count, mean_context, torch.finfo(dtype).bits // 8)
+        floor_ms = 1e3 * machine.floor_seconds(work)
+        for variant, make in ladder(policy, dtype, caches=new_tokens <= 64).items():
+            row = {"variant": variant, "rows": count, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
+            results.append(row | _measure_rung(make(), prompts, new_tokens, repeats, device) | {"floor_ms": floor_ms})
+    setup = {"shape": shape, "dtype": str(dtype).split(".")[1], "lengths": lengths, "rows_a_prompt": GROUP}
+    setup |= {"temperature": 1.0, "repeats": repeats, "copy_gb_per_s": machine.bytes_per_s / 1e9}
+    return setup, results
+
+
+def _policy(shape: str, folder: Path, device: torch.device) -> Policy:
+    if shape == "embedded":
+        return load_policy("embedded", device)
+    write_random_model(shape, load_task("minigsm"), folder)
+    return load_policy(str(folder), device)
+
+
+def _measure_rung(
+    engine: RolloutEngine, prompts: list[list[int]], new_tokens: int, repeats: int, device: torch.device
+) -> dict[str, Any]:
+    """Speed of one engine: tokens/s of whole rollouts, milliseconds of a decode step, tokens that count in a row."""
+    done = []
+
+    def run(limit: int) -> float:
+        torch.manual_seed(0)
+        done.clear()
+        return seconds(lambda: done.append(engine.generate(prompts, GROUP, limit, Sampling())), device)
+
+    first = median_and_spread(measure(lambda: run(1), repeats))[0]
+    whole, spread = median_and_spread(measure(lambda: run(new_tokens), repeats))
+    lengths = done[0].lengths
+    return {
+        "tokens_per_s": lengths.sum().item() / whole,
+        "ms_per_step": 1e3 * (whole - first) / max(1, int(lengths.max()) - 1),
+        "tokens_a_row": lengths.float().mean().item(),
+        "spread": spread,
+    }
