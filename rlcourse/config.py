@@ -45,7 +45,7 @@ class TrainConfig:
     clip_low: float = setting(0.2, "the ratio is clipped below 1 - clip_low")
     clip_high: float = setting(0.2, "the ratio is clipped above 1 + clip_high")
     kl_coef: float = setting(0.0, "weight of the KL divergence to the frozen reference; 0 for none")
-    kl_estimator: str = setting("k3", "estimator of that KL", ("k1", "k2", "k3"))
+    kl_estimator: str = setting("k3", "estimator of that KL as a loss term; in the reward it is k1", ("k1", "k2", "k3"))
     kl_in: str = setting("loss", "whether the KL is a loss term or taken from the reward", ("loss", "reward"))
     reference: bool = setting(False, "keep the frozen reference to measure the KL even if it has no weight")
     mask_truncated: bool = setting(False, "leave completions that hit the token limit out of the loss (DAPO)")

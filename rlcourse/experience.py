@@ -186,7 +186,7 @@ def add_advantages(
         experience.ref_logprobs = in_micro_batches(reference, rollout, config)[0]
     kl = None
     if config.kl_coef and config.kl_in == "reward":
-        kl = config.kl_coef * kl_estimate(rollout.logprobs, experience.ref_logprobs, config.kl_estimator)
+        kl = config.kl_coef * kl_estimate(rollout.logprobs, experience.ref_logprobs, "k1")
     if config.advantage == "gae":
         rewards = adv.token_rewards(rewards, mask) - (0.0 if kl is None else kl)
         experience.values = in_micro_batches(policy.model, rollout, config, value_head)[1] * mask

@@ -193,7 +193,7 @@ def test_the_kl_in_the_reward_lowers_the_reward_of_what_the_reference_finds_unli
     policy = make_policy()
     experience = roll_out(policy)
     reference = make_policy(seed=5).model
-    config = config_for(kl_coef=0.1, kl_in="reward", kl_estimator="k1")
+    config = config_for(kl_coef=0.1, kl_in="reward")
     add_advantages(experience, policy, reference, None, config)
     mask = experience.rollout.completion_mask
     rewards = []
