@@ -64,6 +64,7 @@ class TrainConfig:
 
     # Rollout
     engine: str = setting("graph", "rollout engine", ("hf-dynamic", "hf-static", "graph"))
+    sleep: bool = setting(False, "give the memory of the rollout's cache and graphs back for the update")
     num_prompts: int = setting(16, "prompts a step")
     num_generations: int = setting(8, "completions of each prompt: the group")
     max_prompt_tokens: int = setting(64, "longer prompts are left out of the data")

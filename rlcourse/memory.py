@@ -17,7 +17,7 @@ from rlcourse.paths import data_folder
 LIBRARIES = 600_000_000  # bytes of Python, torch, transformers and datasets, or of a CUDA context
 HEADROOM = 1.1  # what the allocator takes for what is counted
 LOGIT_COPIES = 4  # float32 copies of a chunk's logits at the peak of its backward pass: logits, softmax, two gradients
-KEPT_CACHES = 4  # as rlcourse.rollout.graph.CAPTURED_GRAPHS
+MAX_SLOTS = 256  # as rlcourse.rollout.graph.MAX_SLOTS
 PREFILL_TOKENS = 16384  # as rlcourse.rollout.graph.PREFILL_TOKENS
 EVALUATION_ROWS = 256  # as rlcourse.evaluation.BATCH_ROWS
 
@@ -119,6 +119,7 @@ class MemoryEstimate:
     reference: int
     rollout_weights: int
     kv_cache: int
+    kept_cache: int
     prefill: int
     sampling: int
     autocast: int
@@ -133,8 +134,8 @@ class MemoryEstimate:
 
     @property
     def update(self) -> int:
-        """Everything that stands in the backward pass; the engine keeps its weights and, on a GPU, its caches."""
-        return LIBRARIES + sum(asdict(self).values()) - self.prefill - self.sampling
+        """Everything that stands in the backward pass; the engine keeps its weights and, on a GPU, its cache."""
+        return LIBRARIES + sum(asdict(self).values()) - self.prefill - self.sampling - self.kv_cache
 
     @property
     def peak(self) -> int:
@@ -153,8 +154,8 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstim
 
     - weights 4 n, gradients 4 n, AdamW's two moments 8 n, all float32; a frozen reference 4 n where there is one
     - rollout weights: b n for the engine's own copy; the hf engines need none in float32
-    - KV cache: rows x L x layers x 2 x kv_heads x head_dim x b; on a GPU the graph engine keeps one for each of at most
-      KEPT_CACHES graphs, in the update too
+    - KV cache: tokens x layers x 2 x kv_heads x head_dim x b, of rows x L tokens; on a GPU the graph engine has
+      MAX_SLOTS rows at most, and the prompts' own cache beside them; kept is what of it stands in the update, too
     - prefill: of t tokens, with the graph engine PREFILL_TOKENS at most, one layer at a time: t x heads x
       max_prompt_tokens x 3 x 4 for the scores of attention, their softmax and a bias, or t x 4 x intermediate x b for
       SwiGLU, whichever is more
@@ -165,12 +166,15 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstim
     """
     n = parameters(shape)
     own_weights = config.engine == "graph" or config.dtype == "bfloat16"
-    caches = KEPT_CACHES if config.engine == "graph" and device == "cuda" else 1
     b = 2 if config.dtype == "bfloat16" else 4
     length = config.max_prompt_tokens + config.max_new_tokens
     rows = max(config.rows, min(EVALUATION_ROWS, config.eval_problems))
     micro_rows = min(config.micro_batch_rows, -(-config.rows // config.minibatches))
     chunk = min(config.logprob_chunk, micro_rows * config.max_new_tokens)
+    captured = config.engine == "graph" and device == "cuda"
+    prompts = max(config.num_prompts, min(EVALUATION_ROWS, config.eval_problems))
+    cached = min(rows, MAX_SLOTS) * length + prompts * config.max_prompt_tokens if captured else rows * length
+    cache = cached * shape.layers * 2 * shape.kv_heads * shape.head_dim * b
     at_once = PREFILL_TOKENS if config.engine == "graph" else math.inf
     prefill_tokens = min(at_once, rows * config.max_prompt_tokens)
     return MemoryEstimate(
@@ -179,7 +183,8 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstim
         optimizer=8 * n,
         reference=4 * n if config.needs_reference else 0,
         rollout_weights=b * n if own_weights else 0,
-        kv_cache=caches * rows * length * shape.layers * 2 * shape.kv_heads * shape.head_dim * b,
+        kv_cache=cache,
+        kept_cache=cache if captured and not config.sleep else 0,
         prefill=prefill_tokens * max(12 * shape.heads * config.max_prompt_tokens, 4 * shape.intermediate * b),
         sampling=3 * rows * shape.vocabulary * 4,
         autocast=2 * n if b == 2 else 0,

@@ -126,6 +126,8 @@ class Trainer:
         timer.take()
         with timer("step"):
             experience = collect(self.policy, self.engine, self.task, self.order, self.config, timer)
+            if self.config.sleep:
+                self.engine.sleep()
             with timer("advantages"):
                 add_advantages(experience, self.policy, self.reference, self.value_head, self.config)
             with timer("update"):

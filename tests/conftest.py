@@ -1,7 +1,13 @@
 """Small policies with random weights, made here: nothing is downloaded."""
 
+import os
+
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # kernels run in Triton's interpreter; looked at when Triton is imported
+
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from rlcourse.policy import Policy

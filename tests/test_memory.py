@@ -94,7 +94,8 @@ def test_every_part_equals_the_sum_done_by_hand():
         "optimizer": 3_952_262_144,
         "reference": 1_976_131_072,
         "rollout_weights": 988_065_536,
-        "kv_cache": 4 * 64 * 400 * 24 * 2 * 2 * 64 * 2,
+        "kv_cache": (64 * 400 + 10 * 100) * 24 * 2 * 2 * 64 * 2,
+        "kept_cache": (64 * 400 + 10 * 100) * 24 * 2 * 2 * 64 * 2,
         "prefill": 64 * 100 * 4 * 4864 * 2,
         "sampling": 3 * 64 * 151_936 * 4,
         "autocast": 988_065_536,
@@ -109,7 +110,10 @@ def test_phases_hold_what_stands_in_them():
     kept = whole.weights + whole.optimizer + whole.reference + whole.rollout_weights
     assert whole.rollout == memory.LIBRARIES + kept + whole.kv_cache + max(whole.prefill, whole.sampling)
     in_backward = whole.gradients + whole.autocast + whole.activations + whole.logits
-    assert whole.update == memory.LIBRARIES + kept + whole.kv_cache + in_backward
+    assert whole.update == memory.LIBRARIES + kept + in_backward and whole.kept_cache == 0
+    on_gpu, asleep = (estimate(make_config(sleep=sleep), TINY, "cuda") for sleep in (False, True))
+    assert on_gpu.kept_cache == on_gpu.kv_cache == asleep.kv_cache and asleep.kept_cache == 0
+    assert on_gpu.update - asleep.update == on_gpu.kv_cache
     assert whole.peak == pytest.approx(1.1 * max(whole.rollout, whole.update))
     assert whole.fits(whole.peak) and not whole.fits(whole.peak - 1)
 
@@ -143,7 +147,7 @@ def test_a_minibatch_limits_the_rows_of_a_micro_batch():
 
 
 def test_constants_are_those_of_the_engine_and_the_evaluation():
-    assert memory.KEPT_CACHES == graph.CAPTURED_GRAPHS
+    assert memory.MAX_SLOTS == graph.MAX_SLOTS
     assert memory.PREFILL_TOKENS == graph.PREFILL_TOKENS
     assert memory.EVALUATION_ROWS == evaluation.BATCH_ROWS
 

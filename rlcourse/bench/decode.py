@@ -20,24 +20,34 @@ from rlcourse.tasks import load_task
 
 Rows = list[dict[str, Any]]
 GROUP = 8  # rows that share a prompt
+ROUNDS = 8  # of skewed answers: so many times more than are decoded at once
 SKEWED_SHARE = 1 - 0.5 ** (1 / 120)  # of the vocabulary that ends an answer, so that half the answers end by token 120
 
 
-def ladder(policy: Policy, dtype: torch.dtype, caches: bool) -> dict[str, Callable[[], RolloutEngine]]:
-    """How to make each engine, slowest first. caches: with the rung that has none, which only short runs can afford."""
+def ladder(policy: Policy, dtype: torch.dtype, rows: int, kept: str) -> dict[str, Callable[[], RolloutEngine]]:
+    """How to make each engine, slowest first. kept: "all"; "cached", those with a cache; "fast", the best of
+    `generate` and our own, of which ours decodes `rows` at once."""
+
+    def graph(compile: bool, kernels: bool) -> RolloutEngine:
+        engine = make_engine(policy, "graph", dtype, compile)
+        engine.max_slots, engine.use_kernels = rows, kernels
+        return engine
+
     rungs = {
         "hf-none": lambda: HFEngine(policy, dtype, "none"),
         "hf-dynamic": lambda: HFEngine(policy, dtype, "dynamic"),
         "hf-static": lambda: HFEngine(policy, dtype, "static", compile=False),
         "hf-static-compiled": lambda: HFEngine(policy, dtype, "static"),
-        "graph": lambda: make_engine(policy, "graph", dtype),
-        "graph-compiled": lambda: make_engine(policy, "graph", dtype, compile=True),
+        "graph-eager": lambda: graph(compile=False, kernels=False),
+        "graph-compiled": lambda: graph(compile=True, kernels=False),
+        "graph": lambda: graph(compile=False, kernels=True),
     }
-    if policy.device.type != "cuda":  # generate compiles by itself on a GPU alone
-        del rungs["hf-static-compiled"], rungs["graph-compiled"]
-    if not caches:
-        del rungs["hf-none"]
-    return rungs
+    on_gpu = policy.device.type == "cuda"
+    left_out = [] if on_gpu else ["hf-static-compiled", "graph-eager", "graph-compiled"]  # which differ on a GPU alone
+    left_out += [] if kept == "all" else ["hf-none"]
+    if kept == "fast":
+        left_out += ["hf-dynamic", "hf-static"] if on_gpu else ["hf-static"]
+    return {name: make for name, make in rungs.items() if name not in left_out}
 
 
 def random_prompts(rows: int, tokens: int, vocabulary: int) -> list[list[int]]:
@@ -67,8 +77,9 @@ def decode(
     """Tokens/s and milliseconds a decode step of every rung, and the byte floor of the step on this machine.
 
     shape: "embedded", or a known shape with random weights. lengths: "equal", every answer has `new_tokens`; "skewed",
-    answers end by themselves, and tokens after their end do not count. A step's time is that of a rollout less that of
-    one token, by the number of steps: prefill does not count. Temperature 1, nothing left out.
+    answers end by themselves, tokens after their end do not count, and there are `ROUNDS` times as many answers as rows
+    are decoded at once. A step's time is that of a rollout less that of one token, by the number of steps: prefill does
+    not count. Temperature 1, nothing left out.
     """
     if lengths not in ("equal", "skewed"):
         raise ValueError(f"Unknown lengths {lengths!r}: use equal, or skewed.")
@@ -84,13 +95,16 @@ def decode(
     sizes = ModelShape.from_config(policy.model.config)
     results: Rows = []
     for count in rows:
-        prompts = random_prompts(count, prompt_tokens, vocabulary)
+        prompts = random_prompts(count * (1 if lengths == "equal" else ROUNDS), prompt_tokens, vocabulary)
         mean_context = sum(map(len, prompts)) / len(prompts) + new_tokens / 2
         work = decode_step(sizes, count, mean_context, torch.finfo(dtype).bits // 8)
         floor_ms = 1e3 * machine.floor_seconds(work)
-        for variant, make in ladder(policy, dtype, caches=new_tokens <= 64).items():
+        kept = "fast" if lengths == "skewed" else "all" if new_tokens <= 64 else "cached"
+        for variant, make in ladder(policy, dtype, count, kept).items():
             row = {"variant": variant, "rows": count, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
-            results.append(row | _measure_rung(make(), prompts, new_tokens, repeats, device) | {"floor_ms": floor_ms})
+            batch = len(prompts) if variant.startswith("graph") else count // GROUP
+            measured = _measure_rung(make(), prompts, batch, new_tokens, repeats, device)
+            results.append(row | measured | {"floor_ms": floor_ms})
     setup = {"shape": shape, "dtype": str(dtype).split(".")[1], "lengths": lengths, "rows_a_prompt": GROUP}
     setup |= {"temperature": 1.0, "repeats": repeats, "copy_gb_per_s": machine.bytes_per_s / 1e9}
     return setup, results
@@ -104,22 +118,29 @@ def _policy(shape: str, folder: Path, device: torch.device) -> Policy:
 
 
 def _measure_rung(
-    engine: RolloutEngine, prompts: list[list[int]], new_tokens: int, repeats: int, device: torch.device
+    engine: RolloutEngine, prompts: list[list[int]], batch: int, new_tokens: int, repeats: int, device: torch.device
 ) -> dict[str, Any]:
-    """Speed of one engine: tokens/s of whole rollouts, milliseconds of a decode step, tokens that count in a row."""
+    """Speed of one engine: tokens/s of whole rollouts, `batch` prompts in a call; milliseconds of a decode step, if all
+    answers are equally long; tokens that count in a row."""
     done = []
+
+    def generate(limit: int) -> None:
+        for first in range(0, len(prompts), batch):
+            done.append(engine.generate(prompts[first : first + batch], GROUP, limit, Sampling()).lengths)
 
     def run(limit: int) -> float:
         torch.manual_seed(0)
         done.clear()
-        return seconds(lambda: done.append(engine.generate(prompts, GROUP, limit, Sampling())), device)
+        return seconds(lambda: generate(limit), device)
 
     first = median_and_spread(measure(lambda: run(1), repeats))[0]
     whole, spread = median_and_spread(measure(lambda: run(new_tokens), repeats))
-    lengths = done[0].lengths
+    lengths = torch.cat(done)
+    equal = bool((lengths == new_tokens).all())
+    engine.sleep()
     return {
         "tokens_per_s": lengths.sum().item() / whole,
-        "ms_per_step": 1e3 * (whole - first) / max(1, int(lengths.max()) - 1),
+        "ms_per_step": 1e3 * (whole - first) / len(done) / (new_tokens - 1) if equal else None,
         "tokens_a_row": lengths.float().mean().item(),
         "spread": spread,
     }

@@ -48,6 +48,10 @@ class RolloutEngine(Protocol):
         """Sample `num_generations` completions of each prompt (token ids) with the model's weights as they are now."""
         ...
 
+    def sleep(self) -> None:
+        """Give back the memory that is not needed until the next rollout."""
+        ...
+
 
 def left_pad(prompts: list[list[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Token ids [prompts, P] int64 with padding on the left, and the mask [prompts, P] bool, False on padding."""

@@ -66,9 +66,11 @@ class Decoder:
         self.eps = config.rms_norm_eps
         self.layers: list[Layer] = []
         self.sync()
-        # On a GPU every step has the same shapes; on a CPU rows and attended length change.
-        step = self._decode_layer
-        self.decode_layer = torch.compile(step, fullgraph=True, dynamic=not self.norm.is_cuda) if compile else step
+        # A captured step always has the same shapes; on a CPU rows and attended length change.
+        self.decode_layer, self.decode_layer_rows = self._decode_layer, self._decode_layer_rows
+        if compile:
+            self.decode_layer = torch.compile(self._decode_layer, fullgraph=True, dynamic=True)
+            self.decode_layer_rows = torch.compile(self._decode_layer_rows, fullgraph=True, dynamic=False)
 
     @torch.no_grad()
     def sync(self) -> None:
@@ -114,8 +116,8 @@ class Decoder:
     def prefill(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [prompts, vocabulary] after the last token and keys and values [layers, 2, prompts, K, P, D].
 
-        ids [prompts, P] left-padded, mask [prompts, P] bool. Padding is not attended to; its own states are junk that
-        nobody reads.
+        ids [prompts, P] padded on either side, mask [prompts, P] bool. Padding is not attended to; its own states are
+        junk that nobody reads.
         """
         prompts, width = ids.shape
         cache = self.new_cache(prompts, width)
@@ -129,7 +131,8 @@ class Decoder:
             layer_cache[0], layer_cache[1] = k, v
             mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, enable_gqa=True)
             x = self._add(x, mixed, layer)
-        return self.logits(x[:, -1]), cache
+        last = (mask * torch.arange(width, device=ids.device)).argmax(1)
+        return self.logits(x[torch.arange(prompts, device=ids.device), last]), cache
 
     def decode(self, tokens: Tensor, positions: Tensor, slot: Tensor, cache: Tensor, bias: Tensor) -> Tensor:
         """Logits [R, vocabulary] after one more token a row; its keys and values are written to `slot`.
@@ -143,16 +146,42 @@ class Decoder:
             x = self.decode_layer(x, layer, keys, values, rope, slot, bias)
         return self.logits(x[:, 0])
 
+    def decode_rows(self, tokens: Tensor, positions: Tensor, cache: Tensor) -> Tensor:
+        """Logits [R, vocabulary] after one more token of each row, which has `positions` tokens in its own cache.
+
+        tokens, positions [R] int64; cache [layers, 2, R, K, S, D], filled from slot 0 on. The new keys and values go to
+        slot `positions`.
+        """
+        x = self.embedding[tokens[:, None]].float()
+        rope = self.rope(positions[:, None])
+        seen = torch.arange(cache.shape[4], device=tokens.device) <= positions[:, None]
+        bias = torch.zeros(seen.shape, device=tokens.device).masked_fill(~seen, float("-inf"))[:, None, None]
+        for layer, (keys, values) in zip(self.layers, cache, strict=True):
+            x = self.decode_layer_rows(x, layer, keys, values, rope, positions, bias)
+        return self.logits(x[:, 0])
+
+    def _decode_layer_rows(self, x, layer: Layer, keys, values, rope, positions, bias) -> Tensor:
+        """One layer of `decode_rows`."""
+        rows = torch.arange(len(x), device=x.device)
+        q, k, v = self._heads(x, layer, rope)
+        keys[rows, :, positions] = k[:, :, 0]
+        values[rows, :, positions] = v[:, :, 0]
+        return self._add(x, self._attend(q, keys, values, bias), layer)
+
+    def _attend(self, q, keys, values, bias) -> Tensor:
+        """Attention of one query token a row, the query heads of a key-value head in one product: [R, H, 1, D]."""
+        rows, length = q.shape[0], bias.shape[-1]
+        folded = q.reshape(rows, self.kv_heads, -1, self.head_dim) * self.head_dim**-0.5
+        scores = torch.matmul(folded, keys[:, :, :length].transpose(2, 3)).float() + bias
+        mixed = torch.matmul(scores.softmax(-1).to(values.dtype), values[:, :, :length])
+        return mixed.view(rows, self.heads, 1, self.head_dim)
+
     def _decode_layer(self, x, layer: Layer, keys, values, rope, slot, bias) -> Tensor:
         """One layer of `decode`. keys and values come apart, so that a compiled layer writes them in place."""
-        rows, length = x.shape[0], bias.shape[-1]
         q, k, v = self._heads(x, layer, rope)
         keys.index_copy_(2, slot, k)
         values.index_copy_(2, slot, v)
-        folded = q.reshape(rows, self.kv_heads, -1, self.head_dim) * self.head_dim**-0.5
-        scores = torch.matmul(folded, keys[:, :, :length].transpose(2, 3)).float() + bias
-        mixed = torch.matmul(scores.softmax(-1).to(v.dtype), values[:, :, :length])
-        return self._add(x, mixed.view(rows, self.heads, 1, self.head_dim), layer)
+        return self._add(x, self._attend(q, keys, values, bias), layer)
 
     def logits(self, x: Tensor) -> Tensor:
         """Final norm and head: x [R, d] → [R, vocabulary]."""

@@ -2,29 +2,33 @@
 
 What makes it faster than `generate`: each distinct prompt is prefilled once for its whole group; weights are fused; one
 step is a fixed list of kernels that a CUDA graph replays without the host; tokens are drawn, and their log-probs kept,
-on the device; the host looks at the EOS flags only every few steps. On a CPU there is nothing to capture, so finished
-rows leave the batch instead.
+on the device; the host looks at the EOS flags only every few steps, and then finished completions make room for waiting
+ones (`slots.py`). On a CPU there is nothing to capture: all completions begin together, and leave when they end.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from rlcourse.policy import Policy
-from rlcourse.rollout import Rollout, left_pad
+from rlcourse.rollout import Rollout, fused, left_pad, slots
 from rlcourse.rollout.decoder import Decoder
+from rlcourse.rollout.slots import Prompts, Slots
 from rlcourse.sampling import Sampling, draw
 
-STEPS_BETWEEN_LOOKS = 16  # decode steps between two reads of the EOS flags on a GPU; each read stops the host
-PROMPT_BUCKET = 256  # on a GPU prompts are padded to a multiple of this, so that few graphs are captured
-CAPTURED_GRAPHS = 4  # graphs kept; the one used longest ago goes first
+MAX_SLOTS = 256  # completions decoded at once on a GPU; more wait their turn
+CACHE_BUCKET = 128  # a slot's cache is a multiple of this long, so that a longer prompt seldom needs a new one
+CAPTURED_GRAPHS = 16  # graphs kept; the one used longest ago goes first
+EAGER_STEPS = 2  # steps before a graph is captured: what they load and compile must not happen under capture
 PREFILL_TOKENS = 16384  # prompts are prefilled so many tokens at a time: attention scores of all at once fill a GPU
 
 
 @dataclass
 class State:
-    """Everything a decode step reads and writes, at fixed addresses. R live rows of `outputs` rows in all.
+    """Everything a decode step on a CPU reads and writes. R live rows of `outputs` rows in all.
 
     row [R]: where a live row's outputs go; token, position [R]; done [R] bool; slot [1] and step [1] int64: the cache
     slot and output column that come next; bias [R, 1, 1, S]: 0 where attention may look, -inf elsewhere; cache [layers,
@@ -60,7 +64,8 @@ def accept(state: State, tokens: Tensor, logprobs: Tensor, eos: Tensor) -> None:
 
 
 class GraphEngine:
-    """Rollouts of a Qwen2 policy. `generate` takes over its weights first, so no stale weight is ever sampled from."""
+    """Rollouts of a Qwen2 or Qwen3 policy. `generate` takes over its weights first, so no stale weight is ever sampled
+    from."""
 
     def __init__(self, policy: Policy, dtype: torch.dtype = torch.float32, compile: bool = False):
         self.policy = policy
@@ -68,7 +73,15 @@ class GraphEngine:
         self.draw = torch.compile(draw, dynamic=False) if compile and policy.device.type == "cuda" else draw
         self.device = policy.device
         self.eos = torch.tensor(policy.eos_ids, device=self.device)
-        self.captured: dict[tuple, tuple[State, torch.cuda.CUDAGraph]] = {}
+        self.max_slots, self.use_kernels = MAX_SLOTS, True
+        self.sleep()
+
+    def sleep(self) -> None:
+        """Give back the memory of cache, buffers and graphs. The next rollout makes them anew."""
+        self.slots: Slots | None = None
+        self.fused: fused.FusedStep | None = None
+        self.graphs: dict[tuple[int, Sampling], torch.cuda.CUDAGraph] = {}
+        self.eager_steps: dict[tuple[int, Sampling], int] = {}
 
     @torch.no_grad()
     def generate(
@@ -84,10 +97,11 @@ class GraphEngine:
                 "positions: lower max_prompt_tokens or max_new_tokens."
             )
         if self.device.type == "cuda":
-            state = self._run_captured(ids, mask, num_generations, max_new_tokens, sampling)
+            outputs = self._run_slots(prompts, num_generations, max_new_tokens, sampling)
         else:
             state = self._run_plain(ids, mask, num_generations, max_new_tokens, sampling)
-        return self._rollout(state, ids, mask, num_generations)
+            outputs = state.out_tokens, state.out_logprobs, state.out_lengths
+        return self._rollout(*outputs, ids, mask, num_generations)
 
     def _new_state(self, rows: int, slots: int, max_new_tokens: int) -> State:
         def zeros(*shape, dtype=torch.long):
@@ -153,52 +167,84 @@ class GraphEngine:
             self._step(state, width + step, sampling)
         return state
 
-    def _run_captured(self, ids, mask, num_generations, max_new_tokens, sampling) -> State:
-        """The GPU's loop: replay one captured step; look at the EOS flags every few steps."""
-        padding = -ids.shape[1] % PROMPT_BUCKET
-        ids = torch.nn.functional.pad(ids, (padding, 0), value=self.policy.pad_id)
-        mask = torch.nn.functional.pad(mask, (padding, 0), value=False)
-        key = (len(ids) * num_generations, ids.shape[1], max_new_tokens, sampling)
-        if key not in self.captured:
-            while len(self.captured) >= CAPTURED_GRAPHS:
-                del self.captured[next(iter(self.captured))]
-            self.captured[key] = self._capture(key)
-        state, graph = self.captured[key] = self.captured.pop(key)  # moved to the end: used last
-        self._start(state, ids, mask, num_generations, sampling)
-        for step in range(1, max_new_tokens):
-            if step % STEPS_BETWEEN_LOOKS == 0 and bool(state.done.all()):
-                break
-            graph.replay()
-        return state
+    def _run_slots(
+        self, prompts: list[list[int]], num_generations: int, max_new_tokens: int, sampling: Sampling
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The GPU's loop: tokens and log-probs [completions, T], lengths [completions]."""
+        ids, mask = right_pad(prompts, self.policy.pad_id, self.device)
+        prefilled = Prompts.prefill(self.decoder, ids, mask, PREFILL_TOKENS)
+        self._make_room(len(prompts) * num_generations, ids.shape[1] + max_new_tokens, max_new_tokens)
+        if self.fused is not None:
+            self.fused.new_seed()
+        step_of = partial(self._step_of, sampling=sampling)
+        lengths = slots.run(self.slots, prefilled, num_generations, max_new_tokens, sampling, self.eos, step_of)
+        return self.slots.tokens, self.slots.logprobs, lengths
 
-    def _capture(self, key: tuple) -> tuple[State, torch.cuda.CUDAGraph]:
-        rows, width, max_new_tokens, sampling = key
-        slots = width + max_new_tokens
-        state = self._new_state(rows, slots, max_new_tokens + 8)  # room for the steps of the warm-up
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):  # compilation and library handles must not happen under capture
-                self._step(state, slots, sampling)
-        torch.cuda.current_stream().wait_stream(stream)
+    def _make_room(self, completions: int, length: int, max_new_tokens: int) -> None:
+        """Slots for a rollout: those that are there if they are enough, else larger ones, and no graphs."""
+        rows, have = min(completions, self.max_slots), self.slots
+        needs = (rows, length, completions, max_new_tokens)
+        if have is not None:
+            has = (len(have.row), have.cache.shape[4], *have.tokens.shape)
+            if all(a <= b for a, b in zip(needs, has, strict=True)):
+                return
+            needs = tuple(map(max, needs, has))
+        self.sleep()
+        rows, length, completions, max_new_tokens = needs
+        length = -(-length // CACHE_BUCKET) * CACHE_BUCKET
+        self.slots = Slots.empty(self.decoder, rows, length, completions, max_new_tokens)
+        if self.use_kernels and fused.supported(self.decoder):
+            self.fused = fused.FusedStep(self.decoder, self.slots, self.eos)
+
+    def _step_of(self, size: int, sampling: Sampling) -> Callable[[], None]:
+        """A function that does one decode step of the first `size` slots: eagerly at first, then by a CUDA graph."""
+        if self.fused is not None and fused.can_draw(sampling):
+            step = partial(self.fused, size, sampling)
+        else:
+            draw_tokens = partial(self.draw, sampling=sampling)
+            step = partial(slots.step, self.slots.first(size), self.decoder, draw_tokens, self.eos)
+        if self.device.type != "cuda":
+            return step
+        return partial(self._captured, (size, sampling), step)
+
+    def _captured(self, key: tuple[int, Sampling], step: Callable[[], None]) -> None:
+        if key in self.graphs:
+            self.graphs[key] = self.graphs.pop(key)  # moved to the end: used last
+            self.graphs[key].replay()
+            return
+        self.eager_steps[key] = self.eager_steps.get(key, 0) + 1
+        if self.eager_steps[key] <= EAGER_STEPS:
+            step()
+            return
+        while len(self.graphs) >= CAPTURED_GRAPHS:
+            del self.graphs[next(iter(self.graphs))]
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self._step(state, slots, sampling)
-        return state, graph
+            step()
+        self.graphs[key] = graph
+        graph.replay()
 
-    def _rollout(self, state: State, ids: Tensor, mask: Tensor, num_generations: int) -> Rollout:
+    def _rollout(self, tokens: Tensor, logprobs: Tensor, lengths: Tensor, ids, mask, num_generations: int) -> Rollout:
         """Gather the outputs; the width is that of the longest completion."""
-        longest = int(state.out_lengths.max())
-        tokens, lengths = state.out_tokens[:, :longest].clone(), state.out_lengths.clone()
+        rows, longest = len(ids) * num_generations, int(lengths.max())
+        lengths = lengths.clone()
+        real = torch.arange(longest, device=self.device) < lengths[:, None]
+        tokens = tokens[:rows, :longest].masked_fill(~real, self.policy.pad_id)
         last = tokens.gather(1, (lengths - 1)[:, None])
         return Rollout(
             prompt_ids=ids.repeat_interleave(num_generations, dim=0),
             prompt_mask=mask.repeat_interleave(num_generations, dim=0),
             completion_ids=tokens,
-            completion_mask=torch.arange(longest, device=self.device) < lengths[:, None],
-            logprobs=state.out_logprobs[:, :longest].clone(),
+            completion_mask=real,
+            logprobs=logprobs[:rows, :longest].masked_fill(~real, 0.0),
             finished=(last == self.eos).any(1),
         )
+
+
+def right_pad(prompts: list[list[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Token ids and mask [prompts, P] with padding on the right, where a prompt begins at slot 0 of its cache."""
+    ids, mask = left_pad([prompt[::-1] for prompt in prompts], pad_id, device)
+    return ids.flip(1), mask.flip(1)
 
 
 def drop_finished(state: State, length: int) -> None:

@@ -92,6 +92,9 @@ class HFEngine:
             finished=is_eos.any(1),
         )
 
+    def sleep(self) -> None:
+        """Nothing to do: `generate` makes a cache for each call."""
+
     def _sync(self) -> None:
         """Take over the policy's weights as they are now, where sampling runs on a copy."""
         if self.model is not self.policy.model:

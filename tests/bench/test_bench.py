@@ -127,8 +127,18 @@ def test_milliseconds_a_step_leave_the_prefill_out(monkeypatch):
             limits.append(max_new_tokens)
             return type("R", (), {"lengths": torch.full((16,), max_new_tokens)})
 
-    row = decode._measure_rung(Engine(), [[1], [2]], 6, 3, torch.device("cpu"))
+        def sleep(self):
+            pass
+
+    row = decode._measure_rung(Engine(), [[1], [2]], 2, 6, 3, torch.device("cpu"))
     assert row["ms_per_step"] == 2000 and row["tokens_per_s"] == 16 * 6 / 17 and row["tokens_a_row"] == 6
+
+
+def test_skewed_answers_are_more_than_are_decoded_at_once(monkeypatch):
+    monkeypatch.setattr(decode, "ROUNDS", 2)
+    setup, rows = decode.decode("tiny", [8], prompt_tokens=12, new_tokens=40, lengths="skewed", repeats=3)
+    assert setup["lengths"] == "skewed" and rows[-1]["variant"] == "graph" and len(rows) >= 2
+    assert all(1 < row["tokens_a_row"] < 40 for row in rows)
 
 
 def test_half_of_the_skewed_answers_end_by_token_120():

@@ -147,7 +147,6 @@ def test_one_row_and_many_rows(policy, rows):
 @pytest.mark.parametrize("tokens", [1, 14, 15, 21])
 def test_prompts_prefilled_a_few_at_a_time_are_those_prefilled_at_once(policy, tokens, monkeypatch):
     at_once = engine(policy, "graph").generate(PROMPTS, 2, 10, GREEDY)
-    monkeypatch.setattr(graph, "PROMPT_BUCKET", 1)
     monkeypatch.setattr(graph, "PREFILL_TOKENS", tokens)  # four prompts, padded to seven tokens each
     in_pieces = engine(policy, "graph").generate(PROMPTS, 2, 10, GREEDY)
     assert torch.equal(in_pieces.completion_ids, at_once.completion_ids)

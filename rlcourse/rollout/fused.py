@@ -1,0 +1,214 @@
+"""One decode step by the kernels of `triton_kernels` and `triton_draw`: 5 launches a layer and 6 around them."""
+
+import importlib.util
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlcourse.rollout.decoder import Decoder
+from rlcourse.rollout.slots import Slots
+from rlcourse.sampling import Sampling
+
+TILE = 2048  # entries of the vocabulary that one program adds up
+
+
+def supported(decoder: Decoder) -> bool:
+    """Whether the kernels can do this model's step: an NVIDIA GPU since Ampere, 16-bit weights, sizes that fit."""
+    weights = decoder.embedding
+    if not weights.is_cuda or importlib.util.find_spec("triton") is None or torch.version.hip:
+        return False
+    if weights.dtype not in (torch.bfloat16, torch.float16) or torch.cuda.get_device_capability(weights.device)[0] < 8:
+        return False
+    return fits(decoder)
+
+
+def can_draw(sampling: Sampling) -> bool:
+    """Whether the kernels can draw so: they leave nothing out."""
+    return sampling.top_k == 0 and sampling.top_p == 1.0
+
+
+def fits(decoder: Decoder) -> bool:
+    """Whether the tiles divide the model's sizes."""
+    hidden, inner = decoder.layers[0].down.shape
+    queries = decoder.heads * decoder.head_dim
+    whole = all(size % 128 == 0 for size in (hidden, inner, queries)) and hidden <= 8192
+    return whole and decoder.head_dim in (64, 128) and decoder.heads // decoder.kv_heads <= 32
+
+
+@dataclass(frozen=True)
+class Product:
+    """How a matrix product is cut: rows, columns and depth of a tile, shares of the depth, warps, pipeline stages.
+
+    With 0 stages all of a tile's weights are loaded at once, before the input is there (EARLY).
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    splits: int = 1
+    warps: int = 4
+    stages: int = 4
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The cuts of a step, measured on an H200 at the shape of Qwen2.5-0.5B."""
+
+    qkv: Product
+    out: Product
+    gate_up: Product
+    down: Product
+    splits: int  # of a row's cache in attention
+    block: int  # cache slots at a time
+    attention_warps: int
+
+
+FEW = Tiles(
+    qkv=Product(16, 32, 128, stages=0),
+    out=Product(16, 32, 128, stages=0),
+    gate_up=Product(16, 32, 128, stages=0),
+    down=Product(16, 32, 128, splits=8, stages=0),
+    splits=4,
+    block=128,
+    attention_warps=4,
+)
+SOME = Tiles(
+    qkv=Product(16, 32, 128, stages=5),
+    out=Product(16, 32, 128, stages=0),
+    gate_up=Product(64, 64, 64, stages=5),
+    down=Product(64, 32, 128, splits=4),
+    splits=1,
+    block=128,
+    attention_warps=4,
+)
+MANY = Tiles(
+    qkv=Product(64, 32, 64, stages=5),
+    out=Product(64, 32, 64, stages=6),
+    gate_up=Product(128, 128, 64, warps=8, stages=3),
+    down=Product(64, 64, 128, splits=2),
+    splits=1,
+    block=64,
+    attention_warps=2,
+)
+REGISTERS = 900  # bytes of weights that a thread can hold
+
+
+def tiles_for(rows: int) -> Tiles:
+    return FEW if rows <= 16 else SOME if rows <= 96 else MANY
+
+
+class FusedStep:
+    """Steps of the first slots of `slots`. Buffers are made once, for all of them. `seed` is new for each rollout."""
+
+    def __init__(self, decoder: Decoder, slots: Slots, eos: Tensor):
+        import triton  # only where there is a GPU, or its interpreter
+
+        self.decoder, self.slots, self.eos = decoder, slots, eos
+        self.next_power_of_2 = triton.next_power_of_2
+        self.hidden, self.inner = decoder.layers[0].down.shape
+        self.queries, self.vocabulary = decoder.heads * decoder.head_dim, decoder.head.shape[0]
+        device, rows = decoder.embedding.device, len(slots.row)
+        self.tiles = -(-self.vocabulary // TILE)
+
+        def empty(*shape, dtype=torch.float32):
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.x, self.squares = empty(rows, self.hidden), empty(rows, self.hidden // 32)
+        self.y, self.normed = (empty(rows, self.hidden, dtype=decoder.dtype) for _ in range(2))
+        self.q, self.mixed = (empty(rows, self.queries, dtype=decoder.dtype) for _ in range(2))
+        self.h = empty(rows, self.inner, dtype=decoder.dtype)
+        self.cos, self.sin = (empty(rows, decoder.head_dim // 2) for _ in range(2))
+        self.logits = empty(rows, self.vocabulary, dtype=decoder.dtype)
+        self.top, self.mass = (empty(rows, self.tiles) for _ in range(2))
+        padded = -(-rows // 128) * 128
+        self.pieces = empty(padded * self.hidden * 8)  # of products whose depth is split
+        self.shares = empty(rows * decoder.kv_heads * 4 * 32 * (decoder.head_dim + 2))  # of attention that is split
+        self.arrived = empty(max(rows * decoder.kv_heads, padded * self.hidden // 512), dtype=torch.int32)
+        self.seed, self.tick = (empty(1, dtype=torch.long) for _ in range(2))
+        early = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+        self.launch = {"PDL": True, "launch_pdl": True} if early else {"PDL": False}
+
+    def new_seed(self) -> None:
+        """Random numbers of this rollout, from torch's global generator."""
+        self.seed.random_(0, 2**62)
+        self.tick.zero_()
+
+    def __call__(self, size: int, sampling: Sampling) -> None:
+        """One step of the first `size` slots."""
+        decoder, slots, cut = self.decoder, self.slots, tiles_for(size)
+        from rlcourse.rollout import triton_kernels as kernels
+
+        block, half = self.next_power_of_2(self.hidden), decoder.head_dim // 2
+        parts = self.hidden // cut.down.columns
+        kernels.embed_kernel[(size,)](
+            slots.token, slots.position, self.tick, decoder.embedding, decoder.layers[0].attention_norm,
+            decoder.model.model.rotary_emb.inv_freq, self.x, self.y, self.squares, self.cos, self.sin,
+            self.hidden, block, parts, half,
+        )  # fmt: skip
+        following = [layer.attention_norm for layer in decoder.layers[1:]] + [decoder.norm]
+        for layer, cache, next_norm in zip(decoder.layers, slots.cache, following, strict=True):
+            self._qkv(kernels, layer, cache, size, cut, parts)
+            self._attention(kernels, cache, size, cut)
+            self._add(kernels, self.mixed, layer.out, layer.mlp_norm, size, cut.out)
+            self._gate_up(kernels, layer, size, cut, self.hidden // cut.out.columns)
+            self._add(kernels, self.h, layer.down, next_norm, size, cut.down)
+        kernels.norm_kernel[(size,)](self.y, self.squares, self.normed, decoder.eps, self.hidden, block, parts)
+        torch.matmul(self.normed[:size], decoder.head.T, out=self.logits[:size])
+        self._draw(size, sampling)
+
+    def _options(self, product: Product, width: int, pair: bool = False) -> dict:
+        """Launch options of a product whose weights are `width` deep for each share."""
+        held = product.columns * width * self.y.element_size() * (2 if pair else 1) / (32 * product.warps)
+        early = product.stages == 0 and held <= REGISTERS
+        return {"EARLY": early, "num_warps": product.warps, "num_stages": product.stages or 3} | self.launch
+
+    def _qkv(self, kernels, layer, cache, size: int, cut: Tiles, parts: int) -> None:
+        decoder, p = self.decoder, cut.qkv
+        heads = decoder.heads + 2 * decoder.kv_heads
+        kernels.qkv_kernel[(heads, -(-size // p.rows))](
+            self.y, self.squares, layer.qkv, layer.qkv_bias, layer.q_norm, layer.k_norm, self.cos, self.sin,
+            self.slots.position, self.q, cache, size, decoder.eps, decoder.heads, decoder.kv_heads, decoder.head_dim,
+            self.hidden, cache.stride(0), cache.stride(1), cache.stride(2), layer.qkv_bias is not None,
+            layer.q_norm is not None, p.rows, p.depth, parts,
+            **self._options(p, self.hidden * decoder.head_dim // 64, pair=True),
+        )  # fmt: skip
+
+    def _attention(self, kernels, cache, size: int, cut: Tiles) -> None:
+        decoder = self.decoder
+        split = self.shares.numel() * decoder.head_dim // (decoder.head_dim + 2)
+        kernels.attention_kernel[(decoder.kv_heads, size, cut.splits)](
+            self.q, cache, self.slots.position, self.shares, self.shares[split:], self.arrived, self.mixed,
+            decoder.head_dim**-0.5, decoder.heads, decoder.kv_heads, decoder.head_dim, cache.stride(0), cache.stride(1),
+            cache.stride(2), cut.splits, cut.block, num_warps=cut.attention_warps, **self.launch,
+        )  # fmt: skip
+
+    def _add(self, kernels, inputs: Tensor, weight: Tensor, norm: Tensor, size: int, p: Product) -> None:
+        depth = weight.shape[1]
+        share = -(-depth // p.depth // p.splits) * p.depth
+        kernels.add_kernel[(self.hidden // p.columns, p.splits, -(-size // p.rows))](
+            inputs, weight, self.x, norm, self.y, self.squares, self.pieces, self.arrived, size, self.hidden, depth,
+            p.splits, p.rows, p.columns, p.depth, **self._options(p, share),
+        )  # fmt: skip
+
+    def _gate_up(self, kernels, layer, size: int, cut: Tiles, parts: int) -> None:
+        p = cut.gate_up
+        kernels.gate_up_kernel[(self.inner // p.columns, -(-size // p.rows))](
+            self.y, self.squares, layer.gate_up, self.h, size, self.decoder.eps, self.inner, self.hidden, parts, p.rows,
+            p.columns, p.depth, **self._options(p, self.hidden, pair=True),
+        )  # fmt: skip
+
+    def _draw(self, size: int, sampling: Sampling) -> None:
+        from rlcourse.rollout import triton_draw as draw
+
+        slots = self.slots
+        inverse = 1.0 if sampling.greedy else 1.0 / sampling.temperature
+        draw.tile_kernel[(self.tiles, size)](
+            self.logits, self.top, self.mass, self.vocabulary, inverse, TILE, self.tiles
+        )
+        draw.pick_kernel[(size,)](
+            self.logits, self.top, self.mass, self.seed, self.tick, self.eos, slots.limit, slots.row, slots.token,
+            slots.position, slots.count, slots.done, slots.tokens, slots.logprobs, self.vocabulary,
+            slots.tokens.shape[1], inverse, len(self.eos), TILE, self.tiles, self.next_power_of_2(self.tiles),
+            self.next_power_of_2(len(self.eos)), sampling.greedy,
+        )  # fmt: skip

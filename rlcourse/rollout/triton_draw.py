@@ -1,0 +1,73 @@
+"""Drawing tokens in Triton: one random number a row, however large the vocabulary.
+
+Gumbel noise would need a random number for each entry. Here the vocabulary is cut into tiles: a first kernel adds up
+each tile's mass, a second one looks up in which tile a uniform number falls, then where in that tile (inversion of the
+cumulative distribution). The logits are read once; the log-prob of the drawn token comes along.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def tile_kernel(logits, top, mass, V, inverse_temperature, BN: tl.constexpr, TILES: tl.constexpr):
+    """A tile's largest logit, and its sum of exp(logit - largest)."""
+    tile, slot = tl.program_id(0), tl.program_id(1)
+    cols = tile * BN + tl.arange(0, BN)
+    values = tl.load(logits + slot.to(tl.int64) * V + cols, mask=cols < V, other=float("-inf")).to(tl.float32)
+    values = values * inverse_temperature
+    largest = tl.max(values, 0)
+    tl.store(top + slot * TILES + tile, largest)
+    tl.store(mass + slot * TILES + tile, tl.sum(tl.exp(values - largest), 0))
+
+
+@triton.jit
+def first_above(mass, goal, B: tl.constexpr):
+    """The first place where the running sum of `mass` [B] exceeds `goal`, and the sum before it. Where rounding leaves
+    none, the last place with mass."""
+    o = tl.arange(0, B)
+    above = (tl.cumsum(mass, 0) > goal) & (mass > 0)
+    place = tl.minimum(tl.min(tl.where(above, o, B), 0), tl.max(tl.where(mass > 0, o, 0), 0))
+    return place, tl.sum(tl.where(o < place, mass, 0.0), 0)
+
+
+@triton.jit
+def pick_kernel(
+    logits, top, mass, seed, tick, eos, limit, row, token, position, count, done, tokens, logprobs,
+    V, width, inverse_temperature, eos_ids,
+    BN: tl.constexpr, TILES: tl.constexpr, B: tl.constexpr, E: tl.constexpr, GREEDY: tl.constexpr,
+):  # fmt: skip
+    """Draw a slot's token, write it and its log-prob down if the slot is alive, and see whether it is done."""
+    slot = tl.program_id(0)
+    o = tl.arange(0, B)
+    largest = tl.load(top + slot * TILES + o, mask=o < TILES, other=float("-inf"))
+    highest = tl.max(largest, 0)
+    by_tile = tl.load(mass + slot * TILES + o, mask=o < TILES, other=0.0) * tl.exp(largest - highest)
+    total = tl.sum(by_tile, 0)
+    goal = tl.rand(tl.load(seed) + tl.load(tick), slot) * total
+    if GREEDY:
+        tile = tl.min(tl.where(largest == highest, o, B), 0)
+        before = 0.0
+    else:
+        tile, before = first_above(by_tile, goal, B)
+    c = tl.arange(0, BN)
+    cols = tile * BN + c
+    values = tl.load(logits + slot.to(tl.int64) * V + cols, mask=cols < V, other=float("-inf")).to(tl.float32)
+    values = values * inverse_temperature
+    if GREEDY:
+        i = tl.min(tl.where(values == highest, c, BN), 0)
+    else:
+        i, _ = first_above(tl.exp(values - highest), goal - before, BN)
+    drawn = (tile * BN + i).to(tl.int64)
+    logprob = tl.sum(tl.where(c == i, values, 0.0), 0) - highest - tl.log(total)
+    if tl.load(done + slot) == 0:
+        so_far = tl.load(count + slot)
+        at = tl.load(row + slot) * width + so_far
+        tl.store(tokens + at, drawn)
+        tl.store(logprobs + at, logprob)
+        tl.store(token + slot, drawn)
+        tl.store(position + slot, tl.load(position + slot) + 1)
+        tl.store(count + slot, so_far + 1)
+        e = tl.arange(0, E)
+        ends = tl.sum((tl.load(eos + e, mask=e < eos_ids, other=-1) == drawn).to(tl.int32), 0) > 0
+        tl.store(done + slot, (ends | (so_far + 1 >= tl.load(limit))).to(tl.int8))

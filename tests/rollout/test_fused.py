@@ -1,0 +1,165 @@
+"""The Triton kernels of a decode step against the step in PyTorch: on a GPU, or in Triton's interpreter on a CPU."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is there on Linux alone")
+
+from conftest import DEVICE, make_policy
+
+from rlcourse.logprobs import token_logprobs
+from rlcourse.rollout import fused, graph, make_engine, slots
+from rlcourse.sampling import GREEDY, Sampling
+
+PROMPTS = [[5, 9, 40, 7], [11], [30, 31, 32, 33, 34, 35, 36]]
+SHAPES = {
+    "qwen2": {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64},
+    "qwen2, one query a head": {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64},
+    "qwen3, wide heads": {"architecture": "qwen3", "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 128},
+}
+DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
+CLOSE = {"atol": 0.15 if DEVICE == "cuda" else 1e-4, "rtol": 0}
+# Cuts in which every other path is taken: pipelines, shares, several blocks of rows.
+SMALL = fused.Product(16, 32, 64, splits=2, stages=2)
+LATE = fused.Tiles(fused.Product(16, 32, 64, stages=2), SMALL, SMALL, SMALL, splits=2, block=16, attention_warps=2)
+
+
+def model(shape, seed=0):
+    return make_policy(seed, hidden_size=128, intermediate_size=256, tied=seed % 2 == 0, **SHAPES[shape])
+
+
+def fused_engine(policy, monkeypatch):
+    monkeypatch.setattr(fused, "supported", fused.fits)  # also float32 on a CPU
+    return make_engine(policy, "graph", DTYPE)
+
+
+def rollout(engine, policy, num_generations, max_new_tokens, sampling):
+    engine.decoder.sync()
+    with torch.no_grad():
+        outputs = engine._run_slots(PROMPTS, num_generations, max_new_tokens, sampling)
+    assert engine.fused is not None
+    return engine._rollout(*outputs, *graph.left_pad(PROMPTS, policy.pad_id, engine.device), num_generations)
+
+
+@pytest.mark.parametrize("cut", [fused.FEW, LATE], ids=["early", "late"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("rows", [1, 19])
+def test_a_step_writes_the_cache_and_the_logits_of_the_step_in_pytorch(shape, cut, rows, monkeypatch):
+    monkeypatch.setattr(fused, "tiles_for", lambda size: cut)
+    decoder = make_engine(model(shape), "graph", DTYPE).decoder
+    held = slots.Slots.empty(decoder, 24, 40, 24, 4)
+    torch.manual_seed(0)
+    held.cache.normal_()
+    held.token.random_(3, 200)
+    held.position.random_(0, 39)
+    held.position[0] = 0  # one token, and a cache that is full
+    held.position[rows - 1] = 39 if rows > 1 else 0
+    held.done[:rows] = False
+    held.limit.fill_(4)
+    expected_cache = held.cache.clone()
+    expected = decoder.decode_rows(held.token[:rows], held.position[:rows], expected_cache[:, :, :rows])
+    step = fused.FusedStep(decoder, held, torch.tensor([2], device=DEVICE))
+    step(rows, GREEDY)
+    torch.testing.assert_close(held.cache, expected_cache, **CLOSE)
+    torch.testing.assert_close(step.logits[:rows].float(), expected.float(), **CLOSE)
+    assert held.token[:rows].tolist() == step.logits[:rows].argmax(-1).tolist()
+    chosen = step.logits[:rows].float().log_softmax(-1).amax(-1)
+    torch.testing.assert_close(held.logprobs[0, 0], chosen[-1] if rows == 1 else held.logprobs[0, 0], atol=1e-4, rtol=0)
+    assert not step.arrived.any()  # counters are ready for the next step
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_greedy_tokens_are_those_of_generate(shape, monkeypatch):
+    policy = model(shape, seed=3)
+    found = rollout(fused_engine(policy, monkeypatch), policy, 2, 9, GREEDY)
+    if DEVICE == "cpu":
+        expected = make_engine(policy, "hf-dynamic", torch.float32).generate(PROMPTS, 2, 9, GREEDY)
+        assert torch.equal(found.completion_ids, expected.completion_ids)
+    else:  # bfloat16 may break a tie otherwise: what was chosen must be the best but for rounding
+        with torch.no_grad():
+            logprobs, _, _ = token_logprobs(policy.model, found, GREEDY, chunk=64)
+        torch.testing.assert_close(found.logprobs, logprobs, **CLOSE)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_sampling_logprobs_equal_recomputed_ones(temperature, monkeypatch):
+    sampling, policy = Sampling(temperature=temperature), model("qwen2")
+    policy.eos_ids = list(range(0, len(policy.tokenizer), 20))
+    monkeypatch.setattr(graph, "MAX_SLOTS", 5)
+    monkeypatch.setattr(slots, "STEPS_BETWEEN_LOOKS", 2)
+    monkeypatch.setattr(slots, "SMALLEST", 1)
+    torch.manual_seed(1)
+    found = rollout(fused_engine(policy, monkeypatch), policy, 4, 9, sampling)
+    with torch.no_grad():
+        recomputed, _, _ = token_logprobs(policy.model, found, sampling, chunk=64)
+    torch.testing.assert_close(found.logprobs, recomputed, **CLOSE)
+    ends = torch.isin(found.completion_ids, torch.tensor(policy.eos_ids, device=DEVICE))
+    for row, length in enumerate(found.lengths.tolist()):
+        assert not ends[row, : length - 1].any() and (ends[row, length - 1] or length == 9)
+    assert len(found.lengths.unique()) > 2
+
+
+def test_the_same_seed_draws_the_same_and_another_does_not(monkeypatch):
+    policy = model("qwen2")
+    engine = fused_engine(policy, monkeypatch)
+    found = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        found.append(rollout(engine, policy, 2, 6, Sampling()).completion_ids.tolist())
+    assert found[0] == found[1] != found[2]
+
+
+def draw(logits, draws, temperature=1.0, tile=64, monkeypatch=None):
+    """`draws` tokens and log-probs from one row of logits, by the two drawing kernels."""
+    monkeypatch.setattr(fused, "TILE", tile)
+    decoder = make_engine(model("qwen2"), "graph", DTYPE).decoder
+    held = slots.Slots.empty(decoder, draws, 8, draws, 1)
+    held.row.copy_(torch.arange(draws))
+    held.done.fill_(False)
+    held.limit.fill_(1)
+    step = fused.FusedStep(decoder, held, torch.tensor([2], device=DEVICE))
+    step.vocabulary, step.tiles = len(logits), -(-len(logits) // tile)
+    step.logits = logits.to(DEVICE).repeat(draws, 1).contiguous()
+    step.top, step.mass = (torch.zeros(draws, step.tiles, device=DEVICE) for _ in range(2))
+    torch.manual_seed(5)
+    step.new_seed()
+    step._draw(draws, Sampling(temperature=temperature))
+    return held.tokens[:, 0].cpu(), held.logprobs[:, 0].cpu()
+
+
+@pytest.mark.parametrize(("vocabulary", "tile", "temperature"), [(40, 64, 1.0), (150, 64, 0.7), (128, 64, 1.0)])
+def test_frequencies_match_the_softmax(vocabulary, tile, temperature, monkeypatch):
+    torch.manual_seed(0)
+    logits = 1.5 * torch.randn(vocabulary)
+    tokens, logprobs = draw(logits, 3000, temperature, tile, monkeypatch)
+    pi = (logits / temperature).softmax(0)
+    torch.testing.assert_close(logprobs, pi.log()[tokens], atol=1e-4, rtol=0)
+    expected = 3000 * pi
+    counts = torch.bincount(tokens, minlength=vocabulary)
+    likely = expected > 5
+    chi = ((counts - expected).square() / expected)[likely].sum()
+    freedom = int(likely.sum())
+    assert chi < freedom + 4 * (2 * freedom) ** 0.5
+
+
+def test_a_token_without_mass_is_never_drawn_and_one_with_all_of_it_always(monkeypatch):
+    logits = torch.full((130,), float("-inf"))
+    logits[[3, 70, 129]] = torch.tensor([0.0, 1.0, 0.5])
+    tokens, _ = draw(logits, 500, 1.0, 64, monkeypatch)
+    assert set(tokens.tolist()) == {3, 70, 129}
+    tokens, logprobs = draw(torch.tensor([0.0] * 99 + [80.0]), 20, 1.0, 64, monkeypatch)
+    assert set(tokens.tolist()) == {99} and logprobs.abs().max() < 1e-6
+
+
+def test_what_the_kernels_cannot_do_is_left_to_pytorch(monkeypatch):
+    assert not fused.can_draw(Sampling(top_k=5)) and not fused.can_draw(Sampling(top_p=0.9)) and fused.can_draw(GREEDY)
+    assert not fused.fits(make_engine(make_policy(), "graph", torch.float32).decoder)  # heads of 8
+    assert fused.fits(make_engine(model("qwen2"), "graph", torch.float32).decoder)
+    if DEVICE == "cpu":
+        assert not fused.supported(make_engine(model("qwen2"), "graph", torch.float32).decoder)
+    policy = model("qwen2")
+    torch.manual_seed(0)
+    found = rollout(fused_engine(policy, monkeypatch), policy, 2, 5, Sampling(top_k=3))
+    with torch.no_grad():
+        recomputed, _, _ = token_logprobs(policy.model, found, Sampling(top_k=3), chunk=64)
+    torch.testing.assert_close(found.logprobs, recomputed, **CLOSE)
