@@ -3,11 +3,15 @@
 Colours are those of Okabe and Ito, which colour-blind readers can tell apart; line styles and markers differ too.
 """
 
+import itertools
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+if TYPE_CHECKING:
+    from rlcourse.roofline import Machine, Work
 
 ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE, BLACK = (
     "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#000000",
@@ -96,6 +100,30 @@ def seed_band(seeds: list[dict[str, Any]]) -> tuple[list[int], list[float], list
     steps = sorted(set.intersection(*map(set, by_seed)))
     columns = [[accuracy[step] for accuracy in by_seed] for step in steps]
     return steps, [min(c) for c in columns], [sum(c) / len(c) for c in columns], [max(c) for c in columns]
+
+
+def draw_roofline(axes: Axes, machine: "Machine", points: list[tuple[str, "Work", float]]) -> None:
+    """A machine's roof, and where programs stand under it, on logarithmic axes.
+
+    points: (label, what had to be done, seconds it took). To the left of the ridge a program waits for bytes, to the
+    right of it for operations.
+    """
+    intensities = [work.intensity for _, work, _ in points] + [machine.ridge]
+    left, right = min(intensities) / 3, max(intensities) * 3
+    roof = [left, machine.ridge, right]
+    heights = [min(machine.bytes_per_s * x, machine.flops_per_s) / 1e9 for x in roof]
+    axes.plot(roof, heights, color=BLACK, linewidth=2, label=f"{machine.name}, {machine.dtype}")
+    axes.axvline(machine.ridge, color=BLACK, linestyle=":", linewidth=1)
+    styles = zip((BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY), "osDv^P", strict=True)
+    for (label, work, seconds), (color, marker) in zip(points, itertools.cycle(styles), strict=False):
+        reached = work.total_flops / seconds / 1e9
+        share = 100 * machine.floor_seconds(work) / seconds
+        label = f"{label}: {share:.0f} % of the roof"
+        axes.plot(work.intensity, reached, marker=marker, linestyle="", markersize=8, color=color, label=label)
+    axes.set(xscale="log", yscale="log")
+    _finish(axes, "Roofline", "billion operations a second")
+    axes.set_xlabel("operations a byte", fontsize=11)
+    axes.legend(frameon=False, fontsize=9, loc="lower right")
 
 
 def _series(rows: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:

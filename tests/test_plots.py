@@ -4,7 +4,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from rlcourse.config import ALGORITHMS
-from rlcourse.plots import LABELS, STYLES, plot_curves, plot_run, seed_band
+from rlcourse.plots import LABELS, STYLES, draw_roofline, plot_curves, plot_run, seed_band
+from rlcourse.roofline import Machine, Work
 
 
 def curve(algorithm, *accuracies):
@@ -73,3 +74,16 @@ def test_every_algorithm_has_a_look_of_its_own():
     assert STYLES.keys() == ALGORITHMS.keys()
     assert len({(color, str(line)) for color, line, _ in STYLES.values()}) == len(STYLES)
     assert LABELS.keys() <= STYLES.keys()
+
+
+def test_a_roofline_rises_with_the_bytes_and_is_flat_behind_the_ridge():
+    axes = Figure().subplots()
+    machine = Machine("box", "float32", bytes_per_s=1e9, flops_per_s=1e11)
+    points = [("decode", Work({"a": 1e9}, {"a": 2e9}), 4.0), ("update", Work({"a": 1e9}, {"a": 1e12}), 20.0)]
+    draw_roofline(axes, machine, points)
+    roof, ridge, *dots = axes.lines
+    assert roof.get_xdata()[1] == 100 and ridge.get_xdata() == [100, 100]
+    assert [y / x for x, y in zip(roof.get_xdata()[:2], roof.get_ydata()[:2], strict=True)] == pytest.approx([1, 1])
+    assert roof.get_ydata()[1] == roof.get_ydata()[2] == 100
+    assert [(dot.get_xdata()[0], dot.get_ydata()[0]) for dot in dots] == [(2, 0.5), (1000, 50)]
+    assert [dot.get_label() for dot in dots] == ["decode: 25 % of the roof", "update: 50 % of the roof"]

@@ -12,6 +12,7 @@ from rlcourse.bench import measure, median_and_spread, seconds
 from rlcourse.bench.models import write_random_model
 from rlcourse.memory import ModelShape
 from rlcourse.policy import Policy, load_policy
+from rlcourse.profiling import Profile, profile
 from rlcourse.rollout import RolloutEngine, make_engine
 from rlcourse.rollout.hf import HFEngine
 from rlcourse.roofline import decode_step, measure_machine
@@ -103,8 +104,12 @@ def decode(
         for variant, make in ladder(policy, dtype, count, kept).items():
             row = {"variant": variant, "rows": count, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
             batch = len(prompts) if variant.startswith("graph") else count // GROUP
-            measured = _measure_rung(make(), prompts, batch, new_tokens, repeats, device)
-            results.append(row | measured | {"floor_ms": floor_ms})
+            engine = make()
+            measured = _measure_rung(engine, prompts, batch, new_tokens, repeats, device)
+            if lengths == "equal":
+                measured |= {"floor_ms": floor_ms} | _look_inside(engine, prompts, new_tokens, device)
+            engine.sleep()
+            results.append(row | measured)
     setup = {"shape": shape, "dtype": str(dtype).split(".")[1], "lengths": lengths, "rows_a_prompt": GROUP}
     setup |= {"temperature": 1.0, "repeats": repeats, "copy_gb_per_s": machine.bytes_per_s / 1e9}
     return setup, results
@@ -137,10 +142,27 @@ def _measure_rung(
     whole, spread = median_and_spread(measure(lambda: run(new_tokens), repeats))
     lengths = torch.cat(done)
     equal = bool((lengths == new_tokens).all())
-    engine.sleep()
     return {
         "tokens_per_s": lengths.sum().item() / whole,
         "ms_per_step": 1e3 * (whole - first) / len(done) / (new_tokens - 1) if equal else None,
         "tokens_a_row": lengths.float().mean().item(),
         "spread": spread,
+    }
+
+
+def _look_inside(
+    engine: RolloutEngine, prompts: list[list[int]], new_tokens: int, device: torch.device
+) -> dict[str, float | None]:
+    """What the profiler sees in a decode step: share of the time in which the GPU works, kernels (operators on a CPU),
+    and times the host starts something on the GPU."""
+    steps = min(new_tokens - 1, 32)
+
+    def look(limit: int) -> Profile:
+        return profile(lambda: engine.generate(prompts, GROUP, limit, Sampling()), device, repeats=1)
+
+    one, more = look(1), look(1 + steps)
+    return {
+        "busy": more.busy,
+        "kernels_a_step": (more.kernels - one.kernels) / steps,
+        "launches_a_step": (more.launches - one.launches) / steps,
     }

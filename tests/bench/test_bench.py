@@ -114,6 +114,7 @@ def test_every_rung_of_the_ladder_decodes_the_same_rows():
     for row in rows:
         assert row["tokens_a_row"] == 6  # none ends by itself
         assert row["tokens_per_s"] > 0 and row["spread"] >= 0 and row["floor_ms"] > 0
+        assert row["kernels_a_step"] > 10 and (DEVICE == "cuda" or row["busy"] is None)
     assert setup["lengths"] == "equal" and setup["copy_gb_per_s"] > 0
 
 

@@ -9,6 +9,7 @@ from conftest import DEVICE, make_policy
 
 from rlcourse.logprobs import token_logprobs
 from rlcourse.rollout import fused, graph, make_engine, slots
+from rlcourse.rollout.decoder import Decoder
 from rlcourse.sampling import GREEDY, Sampling
 
 PROMPTS = [[5, 9, 40, 7], [11], [30, 31, 32, 33, 34, 35, 36]]
@@ -17,8 +18,8 @@ SHAPES = {
     "qwen2, one query a head": {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64},
     "qwen3, wide heads": {"architecture": "qwen3", "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 128},
 }
+DRAWS = 20_000 if DEVICE == "cuda" else 1500  # the interpreter takes a millisecond and more for each
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
-CLOSE = {"atol": 0.15 if DEVICE == "cuda" else 1e-4, "rtol": 0}
 # Cuts in which every other path is taken: pipelines, shares, several blocks of rows.
 SMALL = fused.Product(16, 32, 64, splits=2, stages=2)
 LATE = fused.Tiles(fused.Product(16, 32, 64, stages=2), SMALL, SMALL, SMALL, splits=2, block=16, attention_warps=2)
@@ -41,30 +42,52 @@ def rollout(engine, policy, num_generations, max_new_tokens, sampling):
     return engine._rollout(*outputs, *graph.left_pad(PROMPTS, policy.pad_id, engine.device), num_generations)
 
 
+def assert_as_good(found, plain, exact):
+    """On a CPU in float32, equal. In bfloat16, no further from float32 than the step in PyTorch is."""
+    if DEVICE == "cpu":
+        torch.testing.assert_close(found, exact, atol=1e-4, rtol=0)
+        return
+    errors, others = ((x.float() - exact).abs() for x in (found, plain))
+    assert errors.mean() <= 1.2 * others.mean() + 1e-3 and errors.max() <= 1.5 * others.max() + 0.05
+
+
+def assert_same_logprobs(found, policy, sampling):
+    """Log-probs kept from sampling and recomputed in float32; in bfloat16 they may differ by rounding."""
+    with torch.no_grad():
+        recomputed, _, _ = token_logprobs(policy.model, found, sampling, chunk=64)
+    gap = (found.logprobs - recomputed)[found.completion_mask].abs()
+    assert gap.max() < 1e-4 if DEVICE == "cpu" else gap.mean() < 0.1
+
+
 @pytest.mark.parametrize("cut", [fused.FEW, LATE], ids=["early", "late"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("rows", [1, 19])
 def test_a_step_writes_the_cache_and_the_logits_of_the_step_in_pytorch(shape, cut, rows, monkeypatch):
     monkeypatch.setattr(fused, "tiles_for", lambda size: cut)
-    decoder = make_engine(model(shape), "graph", DTYPE).decoder
+    policy = model(shape)
+    decoder, exact = Decoder(policy.model, DTYPE, False), Decoder(policy.model, torch.float32, False)
     held = slots.Slots.empty(decoder, 24, 40, 24, 4)
     torch.manual_seed(0)
     held.cache.normal_()
+    held.row.copy_(torch.arange(24))
     held.token.random_(3, 200)
     held.position.random_(0, 39)
     held.position[0] = 0  # one token, and a cache that is full
     held.position[rows - 1] = 39 if rows > 1 else 0
     held.done[:rows] = False
     held.limit.fill_(4)
-    expected_cache = held.cache.clone()
-    expected = decoder.decode_rows(held.token[:rows], held.position[:rows], expected_cache[:, :, :rows])
-    step = fused.FusedStep(decoder, held, torch.tensor([2], device=DEVICE))
-    step(rows, GREEDY)
-    torch.testing.assert_close(held.cache, expected_cache, **CLOSE)
-    torch.testing.assert_close(step.logits[:rows].float(), expected.float(), **CLOSE)
-    assert held.token[:rows].tolist() == step.logits[:rows].argmax(-1).tolist()
+    caches = {d: held.cache.to(d.dtype, copy=True) for d in (decoder, exact)}
+    token, position = held.token[:rows].clone(), held.position[:rows].clone()
+    with torch.no_grad():
+        plain, wanted = (d.decode_rows(token, position, caches[d][:, :, :rows]).float() for d in (decoder, exact))
+        step = fused.FusedStep(decoder, held, torch.tensor([2], device=DEVICE))
+        step(rows, GREEDY)
+    assert_as_good(held.cache, caches[decoder], caches[exact])
+    assert_as_good(step.logits[:rows], plain, wanted)
+    assert held.token[:rows].tolist() == step.logits[:rows].argmax(-1).tolist() == held.tokens[:rows, 0].tolist()
     chosen = step.logits[:rows].float().log_softmax(-1).amax(-1)
-    torch.testing.assert_close(held.logprobs[0, 0], chosen[-1] if rows == 1 else held.logprobs[0, 0], atol=1e-4, rtol=0)
+    torch.testing.assert_close(held.logprobs[:rows, 0], chosen, atol=1e-4, rtol=0)
+    assert torch.equal(held.position[:rows], position + 1) and held.count[:rows].tolist() == [1] * rows
     assert not step.arrived.any()  # counters are ready for the next step
 
 
@@ -75,10 +98,7 @@ def test_greedy_tokens_are_those_of_generate(shape, monkeypatch):
     if DEVICE == "cpu":
         expected = make_engine(policy, "hf-dynamic", torch.float32).generate(PROMPTS, 2, 9, GREEDY)
         assert torch.equal(found.completion_ids, expected.completion_ids)
-    else:  # bfloat16 may break a tie otherwise: what was chosen must be the best but for rounding
-        with torch.no_grad():
-            logprobs, _, _ = token_logprobs(policy.model, found, GREEDY, chunk=64)
-        torch.testing.assert_close(found.logprobs, logprobs, **CLOSE)
+    assert_same_logprobs(found, policy, GREEDY)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -90,9 +110,7 @@ def test_sampling_logprobs_equal_recomputed_ones(temperature, monkeypatch):
     monkeypatch.setattr(slots, "SMALLEST", 1)
     torch.manual_seed(1)
     found = rollout(fused_engine(policy, monkeypatch), policy, 4, 9, sampling)
-    with torch.no_grad():
-        recomputed, _, _ = token_logprobs(policy.model, found, sampling, chunk=64)
-    torch.testing.assert_close(found.logprobs, recomputed, **CLOSE)
+    assert_same_logprobs(found, policy, sampling)
     ends = torch.isin(found.completion_ids, torch.tensor(policy.eos_ids, device=DEVICE))
     for row, length in enumerate(found.lengths.tolist()):
         assert not ends[row, : length - 1].any() and (ends[row, length - 1] or length == 9)
@@ -131,10 +149,10 @@ def draw(logits, draws, temperature=1.0, tile=64, monkeypatch=None):
 def test_frequencies_match_the_softmax(vocabulary, tile, temperature, monkeypatch):
     torch.manual_seed(0)
     logits = 1.5 * torch.randn(vocabulary)
-    tokens, logprobs = draw(logits, 3000, temperature, tile, monkeypatch)
+    tokens, logprobs = draw(logits, DRAWS, temperature, tile, monkeypatch)
     pi = (logits / temperature).softmax(0)
     torch.testing.assert_close(logprobs, pi.log()[tokens], atol=1e-4, rtol=0)
-    expected = 3000 * pi
+    expected = DRAWS * pi
     counts = torch.bincount(tokens, minlength=vocabulary)
     likely = expected > 5
     chi = ((counts - expected).square() / expected)[likely].sum()
@@ -160,6 +178,4 @@ def test_what_the_kernels_cannot_do_is_left_to_pytorch(monkeypatch):
     policy = model("qwen2")
     torch.manual_seed(0)
     found = rollout(fused_engine(policy, monkeypatch), policy, 2, 5, Sampling(top_k=3))
-    with torch.no_grad():
-        recomputed, _, _ = token_logprobs(policy.model, found, Sampling(top_k=3), chunk=64)
-    torch.testing.assert_close(found.logprobs, recomputed, **CLOSE)
+    assert_same_logprobs(found, policy, Sampling(top_k=3))

