@@ -31,7 +31,7 @@ from rlcourse.plots import BLACK, BLUE, GREEN, LABELS, ORANGE, PURPLE, SKY, STYL
 from rlcourse.widgets import explorer
 
 torch.manual_seed(0)
-plt.rcParams["figure.dpi"] = 75
+plt.rcParams["figure.dpi"] = 70
 
 # %% [markdown]
 # ## Two divisions
