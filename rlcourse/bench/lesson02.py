@@ -4,22 +4,19 @@ Every rollout serves eight optimizer steps, so that safeguards have something to
 have twice the learning rate. Writes `data/curves/lesson02_<variant>.json`. A seed takes one minute on one CPU core.
 """
 
-import datetime
 import sys
 import time
 from typing import Any
 
 import torch
 
+from rlcourse.bench import lessons
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.evaluation import answer_problems, summarize
 from rlcourse.experience import Experience, PromptOrder, add_advantages, collect, in_micro_batches
-from rlcourse.paths import data_folder
 from rlcourse.policy import Policy, ValueHead, find_device, frozen_copy, load_policy
 from rlcourse.profiling import PhaseTimer
-from rlcourse.records import device_name
 from rlcourse.rollout import make_engine
-from rlcourse.runs import read_json, write_json
 from rlcourse.tasks import load_task
 from rlcourse.trainer import rollout_metrics
 from rlcourse.update import Update
@@ -88,31 +85,12 @@ def record(variant: str) -> None:
         seeds.append(run(variant, seed))
         curve = [round(row["accuracy"], 3) for row in seeds[-1]["evals"]]
         print(variant, seed, curve, f"{time.perf_counter() - start:.0f} s", flush=True)
-    head = {
-        "variant": variant,
-        "settings": SETTING | VARIANTS[variant],
-        "device": device_name(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": f"python -m rlcourse.bench.lesson02 {variant}",
-    }
-    write_json(data_folder() / "curves" / f"lesson02_{variant}.json", head | {"seeds": short(seeds)})
-
-
-def short(value: Any) -> Any:
-    """The same value with its numbers to five significant digits."""
-    if isinstance(value, float):
-        return float(f"{value:.5g}")
-    if isinstance(value, list):
-        return [short(v) for v in value]
-    return {k: short(v) for k, v in value.items()} if isinstance(value, dict) else value
+    lessons.save("lesson02", [variant], SETTING | VARIANTS[variant], seeds)
 
 
 def load(variant: str) -> dict[str, Any]:
-    """The record of a variant. Raises FileNotFoundError in one sentence if it has not been made."""
-    path = data_folder() / "curves" / f"lesson02_{variant}.json"
-    if not path.exists():
-        raise FileNotFoundError(f"{path.name} is missing: make it with `python -m rlcourse.bench.lesson02 {variant}`.")
-    return read_json(path)
+    """The record of a variant; see `lessons.load`."""
+    return lessons.load("lesson02", [variant])
 
 
 if __name__ == "__main__":

@@ -5,23 +5,19 @@ dynamic sampling. `noise` measures how much of a gradient is signal at each spli
 Writes `data/curves/lesson03_<name>.json`. A seed takes about a minute on one CPU core.
 """
 
-import datetime
 import sys
 from typing import Any
 
 import torch
 
-from rlcourse.bench.lesson04 import short
+from rlcourse.bench import lessons
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.evaluation import answer_problems, load_all, summarize
 from rlcourse.experience import Experience, PromptOrder, add_advantages, collect, trim
 from rlcourse.logprobs import token_logprobs
 from rlcourse.losses import aggregate, token_loss
-from rlcourse.paths import data_folder
 from rlcourse.policy import Policy
 from rlcourse.profiling import PhaseTimer
-from rlcourse.records import device_name
-from rlcourse.runs import read_json, write_json
 from rlcourse.trainer import rollout_metrics
 from rlcourse.update import Update
 
@@ -126,22 +122,13 @@ def record(name: str) -> None:
         run = {"shapes": noise(seed)} if name == "noise" else training_run(name, seed)
         seeds.append({"seed": seed} | run)
         print(name, seed, run.get("evals", "")[-1:], flush=True)
-    head = {
-        "name": name,
-        "settings": SETTINGS | ({"batches": BATCHES} if name == "noise" else settings_of(name)),
-        "device": device_name(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": f"python -m rlcourse.bench.lesson03 {name}",
-    }
-    write_json(data_folder() / "curves" / f"lesson03_{name}.json", head | {"seeds": short(seeds)})
+    settings = SETTINGS | ({"batches": BATCHES} if name == "noise" else settings_of(name))
+    lessons.save("lesson03", [name], settings, seeds)
 
 
 def load(name: str) -> dict[str, Any]:
-    """The record of a variant. Raises FileNotFoundError in one sentence if it has not been made."""
-    path = data_folder() / "curves" / f"lesson03_{name}.json"
-    if not path.exists():
-        raise FileNotFoundError(f"{path.name} is missing: make it with `python -m rlcourse.bench.lesson03 {name}`.")
-    return read_json(path)
+    """The record of a variant; see `lessons.load`."""
+    return lessons.load("lesson03", [name])
 
 
 if __name__ == "__main__":

@@ -6,22 +6,19 @@ both of the deletions that make GRPO Dr. GRPO. Writes `data/curves/lesson04_<kin
 than a minute on a GPU and one to six minutes on one CPU core.
 """
 
-import datetime
 import sys
 from typing import Any
 
 import torch
 
 from rlcourse import advantages as adv
+from rlcourse.bench import lessons
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.evaluation import answer_problems, summarize
 from rlcourse.experience import Experience, PromptOrder, add_advantages, collect
-from rlcourse.paths import data_folder
 from rlcourse.policy import Policy, find_device, load_policy
 from rlcourse.profiling import PhaseTimer
-from rlcourse.records import device_name
 from rlcourse.rollout import RolloutEngine, make_engine
-from rlcourse.runs import read_json, write_json
 from rlcourse.tasks import Problem, load_task
 from rlcourse.tasks.demonstrations import THINK
 from rlcourse.trainer import rollout_metrics
@@ -158,35 +155,12 @@ def record(kind: str, variant: str) -> None:
         seeds.append({"seed": seed} | run(kind, variant, seed))
         print(kind, variant, seed, [round(row["filler"], 1) for row in seeds[-1]["evals"]], flush=True)
     switches = FATES[variant][0] if kind == "isolated" else SWITCHES[variant]
-    head = {
-        "kind": kind,
-        "variant": variant,
-        "settings": SETTINGS[kind] | switches,
-        "device": device_name(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": f"python -m rlcourse.bench.lesson04 {kind} {variant}",
-    }
-    path = data_folder() / "curves" / f"lesson04_{kind}_{variant}.json"
-    write_json(path, head | {"seeds": short(seeds)})
-
-
-def short(value: Any) -> Any:
-    """The same value with its numbers to five significant digits."""
-    if isinstance(value, float):
-        return float(f"{value:.5g}")
-    if isinstance(value, list):
-        return [short(v) for v in value]
-    return {k: short(v) for k, v in value.items()} if isinstance(value, dict) else value
+    lessons.save("lesson04", [kind, variant], SETTINGS[kind] | switches, seeds)
 
 
 def load(kind: str, variant: str) -> dict[str, Any]:
-    """The record of a variant. Raises FileNotFoundError in one sentence if it has not been made."""
-    path = data_folder() / "curves" / f"lesson04_{kind}_{variant}.json"
-    if not path.exists():
-        raise FileNotFoundError(
-            f"{path.name} is missing: make it with `python -m rlcourse.bench.lesson04 {kind} {variant}`."
-        )
-    return read_json(path)
+    """The record of a variant; see `lessons.load`."""
+    return lessons.load("lesson04", [kind, variant])
 
 
 if __name__ == "__main__":

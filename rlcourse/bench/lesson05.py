@@ -4,18 +4,16 @@ from a model that answers in words: `python -m rlcourse.bench.lesson05`.
 Takes names of `RUNS`, or does them all. Writes `data/curves/lesson05_<name>.json` for each.
 """
 
-import datetime
 import random
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from rlcourse.bench import lessons
 from rlcourse.config import make_config
-from rlcourse.paths import data_folder
 from rlcourse.policy import load_policy
-from rlcourse.records import device_name
-from rlcourse.runs import read_json, read_lines, write_json
+from rlcourse.runs import read_lines
 from rlcourse.sft import Stage, run_stage, save_model
 from rlcourse.tasks.demonstrations import Mix
 from rlcourse.trainer import train
@@ -49,17 +47,7 @@ def record(name: str, seeds: tuple[int, ...] = SEEDS) -> None:
         for seed in seeds:
             runs.append(one_run(used, seed, Path(scratch)))
             print(name, seed, runs[-1]["summary"], flush=True)
-    folder = data_folder() / "curves"
-    folder.mkdir(exist_ok=True)
-    result = {
-        "name": name,
-        "settings": settings,
-        "device": device_name(),
-        "date": datetime.date.today().isoformat(),
-        "command": f"python -m rlcourse.bench.lesson05 {name}",
-        "seeds": runs,
-    }
-    write_json(folder / f"lesson05_{name}.json", result)
+    lessons.save("lesson05", [name], settings, runs)
 
 
 def one_run(settings: dict[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
@@ -72,9 +60,9 @@ def one_run(settings: dict[str, Any], seed: int, scratch: Path) -> dict[str, Any
     kept = ("problems", "accuracy", "accuracy_lenient", "formatted", "finished")
     return {
         "seed": seed,
-        "metrics": {name: [short(line.get(name)) for line in lines["metrics"]] for name in names},
-        "evals": [{key: short(value) for key, value in line.items()} for line in lines["evals"]],
-        "summary": {w: {key: short(summary[w][key]) for key in kept} for w in when},
+        "metrics": {name: [line.get(name) for line in lines["metrics"]] for name in names},
+        "evals": lines["evals"],
+        "summary": {w: {key: summary[w][key] for key in kept} for w in when},
         "samples": [s for s in read_lines(run / "samples.jsonl") if s["step"] == settings["steps"]],
     }
 
@@ -87,17 +75,9 @@ def write_model_in_words(folder: Path) -> None:
     save_model(policy, folder)
 
 
-def short(value: Any) -> Any:
-    """A number to six significant digits."""
-    return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
 def load(name: str) -> dict[str, Any]:
-    """The record of a run. Raises FileNotFoundError if it has not been made."""
-    path = data_folder() / "curves" / f"lesson05_{name}.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"{path.name} is missing: make it with `python -m rlcourse.bench.lesson05 {name}`.")
-    return read_json(path)
+    """The record of a variant; see `lessons.load`."""
+    return lessons.load("lesson05", [name])
 
 
 if __name__ == "__main__":
