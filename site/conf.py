@@ -5,7 +5,7 @@ from rlcourse.course import REPOSITORY
 
 project = "rlcourse"
 version = release = __version__
-extensions = ["myst_nb"]
+extensions = ["myst_nb", "sphinx-mathjax-offline"]  # formulas need no network either
 exclude_patterns = ["README.md"]
 nb_execution_mode = "off"
 nb_merge_streams = True
@@ -19,4 +19,5 @@ html_theme_options = {
     "use_repository_button": True,
     "show_navbar_depth": 1,
 }
-mathjax_path = "https://cdn.jsdelivr.net/npm/mathjax@3/es5/tex-mml-chtml.js"  # loaded by the reader's browser
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
