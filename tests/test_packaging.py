@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = sorted((ROOT / "rlcourse").rglob("*.py"))
 CONDA_NAMES = {"pytorch": "torch"}  # conda-forge's name: PyPI's
-OPTIONAL = {"trl", "tensorboard", "wandb", "IPython"}  # imported where asked for, or where a notebook runs
+OPTIONAL = {"trl", "tensorboard", "wandb", "triton", "IPython"}  # imported where asked for, or where a notebook runs
 NOTEBOOKS = {"jupytext", "nbclient", "nbformat", "ipywidgets"}  # extras: notebooks alone need them
 BOUNDS = re.compile(r"([a-z0-9-]+)>=([\d.]+),<([\d.]+)")
 
@@ -22,7 +22,7 @@ def project() -> dict:
 
 
 def bounds(requirements: list[str]) -> dict[str, tuple[str, str]]:
-    matches = {requirement: BOUNDS.fullmatch(requirement) for requirement in requirements}
+    matches = {requirement: BOUNDS.fullmatch(requirement.split(";")[0]) for requirement in requirements}
     unbounded = [requirement for requirement, match in matches.items() if match is None]
     assert not unbounded, f"without a lower and an upper bound: {unbounded}"
     return {match[1]: (match[2], match[3]) for match in matches.values()}

@@ -20,9 +20,7 @@ def test_a_record_says_how_it_was_made_and_comes_back(tmp_path, monkeypatch):
 
 
 def test_a_record_that_is_not_there_is_asked_for_by_its_command():
-    with pytest.raises(
-        FileNotFoundError, match=r"lesson02_all_of_it\.json is missing: make it with `python -m"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"lesson02_all_of_it\.json is missing: make it with `python -m"):
         lessons.load("lesson02", ["all_of_it"])
 
 

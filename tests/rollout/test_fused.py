@@ -18,7 +18,7 @@ SHAPES = {
     "qwen2, one query a head": {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64},
     "qwen3, wide heads": {"architecture": "qwen3", "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 128},
 }
-DRAWS = 20_000 if DEVICE == "cuda" else 1500  # the interpreter takes a millisecond and more for each
+DRAWS = 20_000 if DEVICE == "cuda" else 400  # the interpreter takes many milliseconds for each
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 # Cuts in which every other path is taken: pipelines, shares, several blocks of rows.
 SMALL = fused.Product(16, 32, 64, splits=2, stages=2)
@@ -31,6 +31,7 @@ def model(shape, seed=0):
 
 def fused_engine(policy, monkeypatch):
     monkeypatch.setattr(fused, "supported", fused.fits)  # also float32 on a CPU
+    monkeypatch.setattr(slots, "STEPS_BETWEEN_LOOKS", 2)
     return make_engine(policy, "graph", DTYPE)
 
 
@@ -94,9 +95,9 @@ def test_a_step_writes_the_cache_and_the_logits_of_the_step_in_pytorch(shape, cu
 @pytest.mark.parametrize("shape", SHAPES)
 def test_greedy_tokens_are_those_of_generate(shape, monkeypatch):
     policy = model(shape, seed=3)
-    found = rollout(fused_engine(policy, monkeypatch), policy, 2, 9, GREEDY)
+    found = rollout(fused_engine(policy, monkeypatch), policy, 1, 6, GREEDY)
     if DEVICE == "cpu":
-        expected = make_engine(policy, "hf-dynamic", torch.float32).generate(PROMPTS, 2, 9, GREEDY)
+        expected = make_engine(policy, "hf-dynamic", torch.float32).generate(PROMPTS, 1, 6, GREEDY)
         assert torch.equal(found.completion_ids, expected.completion_ids)
     assert_same_logprobs(found, policy, GREEDY)
 
@@ -106,14 +107,13 @@ def test_sampling_logprobs_equal_recomputed_ones(temperature, monkeypatch):
     sampling, policy = Sampling(temperature=temperature), model("qwen2")
     policy.eos_ids = list(range(0, len(policy.tokenizer), 20))
     monkeypatch.setattr(graph, "MAX_SLOTS", 5)
-    monkeypatch.setattr(slots, "STEPS_BETWEEN_LOOKS", 2)
     monkeypatch.setattr(slots, "SMALLEST", 1)
     torch.manual_seed(1)
-    found = rollout(fused_engine(policy, monkeypatch), policy, 4, 9, sampling)
+    found = rollout(fused_engine(policy, monkeypatch), policy, 3, 7, sampling)
     assert_same_logprobs(found, policy, sampling)
     ends = torch.isin(found.completion_ids, torch.tensor(policy.eos_ids, device=DEVICE))
     for row, length in enumerate(found.lengths.tolist()):
-        assert not ends[row, : length - 1].any() and (ends[row, length - 1] or length == 9)
+        assert not ends[row, : length - 1].any() and (ends[row, length - 1] or length == 7)
     assert len(found.lengths.unique()) > 2
 
 
@@ -123,7 +123,7 @@ def test_the_same_seed_draws_the_same_and_another_does_not(monkeypatch):
     found = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        found.append(rollout(engine, policy, 2, 6, Sampling()).completion_ids.tolist())
+        found.append(rollout(engine, policy, 1, 3, Sampling()).completion_ids.tolist())
     assert found[0] == found[1] != found[2]
 
 
@@ -145,7 +145,7 @@ def draw(logits, draws, temperature=1.0, tile=64, monkeypatch=None):
     return held.tokens[:, 0].cpu(), held.logprobs[:, 0].cpu()
 
 
-@pytest.mark.parametrize(("vocabulary", "tile", "temperature"), [(40, 64, 1.0), (150, 64, 0.7), (128, 64, 1.0)])
+@pytest.mark.parametrize(("vocabulary", "tile", "temperature"), [(40, 64, 1.0), (150, 64, 0.7)])
 def test_frequencies_match_the_softmax(vocabulary, tile, temperature, monkeypatch):
     torch.manual_seed(0)
     logits = 1.5 * torch.randn(vocabulary)
@@ -163,7 +163,7 @@ def test_frequencies_match_the_softmax(vocabulary, tile, temperature, monkeypatc
 def test_a_token_without_mass_is_never_drawn_and_one_with_all_of_it_always(monkeypatch):
     logits = torch.full((130,), float("-inf"))
     logits[[3, 70, 129]] = torch.tensor([0.0, 1.0, 0.5])
-    tokens, _ = draw(logits, 500, 1.0, 64, monkeypatch)
+    tokens, _ = draw(logits, DRAWS // 4, 1.0, 64, monkeypatch)
     assert set(tokens.tolist()) == {3, 70, 129}
     tokens, logprobs = draw(torch.tensor([0.0] * 99 + [80.0]), 20, 1.0, 64, monkeypatch)
     assert set(tokens.tolist()) == {99} and logprobs.abs().max() < 1e-6
@@ -177,5 +177,5 @@ def test_what_the_kernels_cannot_do_is_left_to_pytorch(monkeypatch):
         assert not fused.supported(make_engine(model("qwen2"), "graph", torch.float32).decoder)
     policy = model("qwen2")
     torch.manual_seed(0)
-    found = rollout(fused_engine(policy, monkeypatch), policy, 2, 5, Sampling(top_k=3))
+    found = rollout(fused_engine(policy, monkeypatch), policy, 1, 4, Sampling(top_k=3))
     assert_same_logprobs(found, policy, Sampling(top_k=3))
