@@ -34,6 +34,12 @@ COURSE = {
     "05_full_loop": Lesson(
         "The full loop", 3, "training end to end; reading the curves; what goes wrong; GSM8K on a GPU"
     ),
+    "06_where_time_goes": Lesson(
+        "Where the time goes", 4, "phase times, traces, the floor of a step; why decoding is slow and the update is not"
+    ),
+    "07_static_cache": Lesson(
+        "From generate to one CUDA graph a step", 4, "the ladder of decoding, every rung measured and explained"
+    ),
 }
 
 BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
