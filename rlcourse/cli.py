@@ -205,11 +205,11 @@ def sft(
 @takes_settings
 def bench(
     settings: dict[str, Any],
-    what: Annotated[str, typer.Argument(help="decode, rollout, step, update, mismatch or logprobs")],
+    what: Annotated[str, typer.Argument(help="decode, kernels, rollout, step, update, mismatch or logprobs")],
     shape: Annotated[str, typer.Option("--shape", help="Random weights of this shape; decode: or embedded")] = (
         "qwen2.5-0.5b"
     ),
-    rows: Annotated[str, typer.Option("--rows", help="decode, step, update: completions, by commas")] = "16,64",
+    rows: Annotated[str, typer.Option("--rows", help="decode, kernels, step, update: rows, by commas")] = "16,64",
     prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", help="decode: tokens of a prompt", min=1)] = 128,
     new_tokens: Annotated[int, typer.Option("--new-tokens", help="decode, step, update: of an answer", min=2)] = 256,
     lengths: Annotated[str, typer.Option("--lengths", help="decode: equal, or skewed (median 120)")] = "equal",
@@ -217,7 +217,8 @@ def bench(
     record: Annotated[bool, typer.Option("--record", help="Keep the result in data/measurements/.")] = False,
 ):
     """Measure this machine: the ladder of `decode`, `rollout` engines on the config's model, a whole training `step`
-    beside TRL's, the `update`, the `mismatch` between sampling and training log-probs, memory of `logprobs`."""
+    beside TRL's, the `update`, the `kernels` of a decode step, the `mismatch` between sampling and training log-probs,
+    the memory of `logprobs`."""
     with user_errors():
         config = make_config(**settings)
         from rlcourse.bench import Options, run_bench

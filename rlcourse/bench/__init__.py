@@ -1,7 +1,8 @@
 """Benchmarks that ship: `rlcourse bench NAME`, and `--record` to keep what was measured in `data/measurements/`.
 
-Each returns the setup and the result rows of a measurement record: `decode` in `decode.py`; `rollout`, `step` and
-`update` in `speed.py`; `mismatch` and `logprobs` in `numerics.py`; peers that are measured beside ours in `peers.py`.
+Each returns the setup and the result rows of a measurement record: `decode` in `decode.py`; `kernels` in `kernels.py`;
+`rollout`, `step` and `update` in `speed.py`; `mismatch` and `logprobs` in `numerics.py`; peers that are measured beside
+ours in `peers.py`.
 """
 
 import statistics
@@ -16,6 +17,7 @@ from rich.table import Table
 from rlcourse.config import TrainConfig
 from rlcourse.records import device_name, format_cell, write_record
 
+BENCHMARKS = ("decode", "kernels", "rollout", "step", "update", "mismatch", "logprobs")
 WIDEST_SPREAD = 0.2  # a measurement whose interquartile range is a larger share of its median is not recorded
 
 
@@ -70,6 +72,10 @@ def run_bench(what: str, config: TrainConfig, options: Options, record: bool) ->
     match what:
         case "decode":
             setup, rows = decode(shape, counts, options.prompt_tokens, options.new_tokens, options.lengths, repeats)
+        case "kernels":
+            from rlcourse.bench.kernels import kernels
+
+            setup, rows = kernels(shape, counts, repeats)
         case "rollout":
             setup, rows = speed.rollout(config, repeats)
         case "step":
@@ -81,7 +87,7 @@ def run_bench(what: str, config: TrainConfig, options: Options, record: bool) ->
         case "logprobs":
             setup, rows = numerics.logprobs()
         case _:
-            raise ValueError(f"Unknown benchmark {what!r}: use decode, rollout, step, update, mismatch or logprobs.")
+            raise ValueError(f"Unknown benchmark {what!r}: use {', '.join(BENCHMARKS[:-1])} or {BENCHMARKS[-1]}.")
     columns = list(dict.fromkeys(key for row in rows for key in row))
     table = Table(*columns, title=f"{what} on {device_name()}")
     for row in rows:

@@ -32,9 +32,7 @@ def fake_rollout(monkeypatch, *spreads):
 
 
 def test_an_unknown_benchmark_is_refused_with_those_there_are():
-    with pytest.raises(
-        ValueError, match="Unknown benchmark 'coffee': use decode, rollout, step, update, mismatch or logprobs"
-    ):
+    with pytest.raises(ValueError, match=r"Unknown benchmark 'coffee': use decode, kernels, .* or logprobs"):
         run_bench("coffee", make_config(), Options(), False)
 
 
@@ -69,6 +67,12 @@ def test_the_mismatch_in_float32_is_rounding_alone():
     for row in rows:
         assert 0 < row["mismatch_mean"] <= row["mismatch_max"] < 1e-4
         assert 6 <= row["tokens"] <= 48
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_kernels_need_a_gpu():
+    with pytest.raises(ValueError, match="no CUDA GPU was found"):
+        run_bench("kernels", make_config(), Options(), False)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -1,0 +1,167 @@
+"""The kernels of a fused decode step, one by one, beside PyTorch doing the same: over all layers, in a CUDA graph."""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlcourse.bench import measure, median_and_spread, seconds
+from rlcourse.bench.models import write_random_model
+from rlcourse.policy import load_policy
+from rlcourse.rollout import fused
+from rlcourse.rollout.decoder import Decoder
+from rlcourse.rollout.slots import Slots
+from rlcourse.sampling import Sampling, draw
+from rlcourse.tasks import load_task
+
+Rows = list[dict[str, Any]]
+LENGTH = 384  # cache slots, of which `CONTEXT` are used
+CONTEXT = 256
+
+
+def kernels(shape: str, rows: list[int], repeats: int = 5) -> tuple[dict[str, Any], Rows]:
+    """Microseconds of each kernel (a mean over the layers), bytes it must move a second, and its error against float32.
+
+    Raises ValueError without a GPU, or for a shape that the kernels cannot do.
+    """
+    if not torch.cuda.is_available():
+        raise ValueError("The kernels need a GPU, and no CUDA GPU was found: `rlcourse doctor` says what runs here.")
+    with tempfile.TemporaryDirectory() as folder:
+        write_random_model(shape, load_task("minigsm"), Path(folder))
+        model = load_policy(folder, "cuda").model
+    decoder = Decoder(model, torch.bfloat16, compile=False)
+    if not fused.supported(decoder):
+        raise ValueError(f"The kernels cannot do {shape}: sizes must be multiples of 128, heads 64 or 128 wide.")
+    results: Rows = []
+    for count in rows:
+        results += _one_size(decoder, count, repeats)
+    return {"shape": shape, "dtype": "bfloat16", "context": CONTEXT, "repeats": repeats}, results
+
+
+@torch.no_grad()
+def _one_size(decoder: Decoder, rows: int, repeats: int) -> Rows:
+    """Each kernel and its peer at one number of rows."""
+    step = _step(decoder, rows)
+    found: Rows = []
+    for name, (ours, peer, moved, error, calls) in _pieces(decoder, step, rows).items():
+        for variant, run in ((name, ours), (f"{name}-pytorch", peer)):
+            took, spread = _graph_seconds(run, repeats)
+            row = {"variant": variant, "shape": [rows], "us": 1e6 * took / calls, "spread": spread}
+            row["gb_per_s"] = moved / (took / calls) / 1e9
+            found.append(row | ({"relative_error": error()} if variant == name else {}))
+    return found
+
+
+def _step(decoder: Decoder, rows: int) -> fused.FusedStep:
+    """A fused step whose buffers hold numbers of the usual size."""
+    slots = Slots.empty(decoder, rows, LENGTH, rows, 8)
+    slots.cache.normal_()
+    slots.position.fill_(CONTEXT)
+    step = fused.FusedStep(decoder, slots, torch.tensor([0], device="cuda"))
+    for buffer in (step.y, step.mixed, step.q, step.h, step.x):
+        buffer.normal_()
+    step.squares.fill_(1.0 * decoder.norm.numel() / step.squares.shape[1])
+    step.logits.normal_()
+    return step
+
+
+def _pieces(decoder: Decoder, step: fused.FusedStep, rows: int) -> dict[str, tuple]:
+    """By name: our kernel, PyTorch's way, bytes that must be moved, the error, and how often a run calls the kernel."""
+    from rlcourse.rollout import triton_kernels  # only where there is a GPU
+
+    cut = fused.tiles_for(rows)
+    layers, caches = decoder.layers, list(step.slots.cache)
+    down_parts, out_parts = (step.hidden // p.columns for p in (cut.down, cut.out))
+    x, y, h, mixed = (buffer[:rows] for buffer in (step.x, step.y, step.h, step.mixed))
+    first, cache = layers[0], caches[0]
+    used = rows * 2 * decoder.kv_heads * decoder.head_dim * (CONTEXT + 1) * 2
+    query = step.q[:rows].view(rows, decoder.heads, 1, decoder.head_dim)
+    seen = cache[:, :, :, : CONTEXT + 1]
+
+    def attend(layer_cache: Tensor) -> Tensor:
+        keys, values = layer_cache[:, :, :, : CONTEXT + 1]
+        return F.scaled_dot_product_attention(query, keys, values, enable_gqa=True)
+
+    def swiglu(layer) -> Tensor:
+        gate, up = F.linear(y, layer.gate_up).chunk(2, -1)
+        return F.silu(gate) * up
+
+    def attention_error() -> float:
+        step._attention(triton_kernels, cache, rows, cut)
+        exact = F.scaled_dot_product_attention(query.float(), seen[0].float(), seen[1].float(), enable_gqa=True)
+        return _error(mixed, exact.reshape(rows, -1))
+
+    def gate_up_error() -> float:
+        step._gate_up(triton_kernels, first, rows, cut, out_parts)
+        gate, up = F.linear(y.float(), first.gate_up.float()).chunk(2, -1)
+        return _error(h, F.silu(gate) * up)
+
+    def down_error() -> float:
+        before = x.clone()
+        step._add(triton_kernels, step.h, first.down, first.mlp_norm, rows, cut.down)
+        return _error(x, before + F.linear(h.float(), first.down.float()))
+
+    def each(run: Callable) -> Callable[[], None]:
+        def over_layers() -> None:
+            for pair in zip(layers, caches, strict=True):
+                run(*pair)
+
+        return over_layers
+
+    count = len(layers)
+    logits = step.logits[:rows]
+    return {
+        "attention": (
+            each(lambda layer, c: step._attention(triton_kernels, c, rows, cut)),
+            each(lambda layer, c: attend(c)),
+            used, attention_error, count,
+        ),
+        "qkv": (
+            each(lambda layer, c: step._qkv(triton_kernels, layer, c, rows, cut, down_parts)),
+            each(lambda layer, c: F.linear(y, layer.qkv, layer.qkv_bias)),
+            first.qkv.nbytes, lambda: None, count,
+        ),
+        "out": (
+            each(lambda layer, c: step._add(triton_kernels, step.mixed, layer.out, layer.mlp_norm, rows, cut.out)),
+            each(lambda layer, c: F.linear(mixed, layer.out)),
+            first.out.nbytes, lambda: None, count,
+        ),
+        "gate_up": (
+            each(lambda layer, c: step._gate_up(triton_kernels, layer, rows, cut, out_parts)),
+            each(lambda layer, c: swiglu(layer)),
+            first.gate_up.nbytes, gate_up_error, count,
+        ),
+        "down": (
+            each(lambda layer, c: step._add(triton_kernels, step.h, layer.down, layer.mlp_norm, rows, cut.down)),
+            each(lambda layer, c: F.linear(h, layer.down)),
+            first.down.nbytes, down_error, count,
+        ),
+        "draw": (
+            lambda: step._draw(rows, Sampling()), lambda: draw(logits, Sampling()), logits.nbytes, lambda: None, 1,
+        ),
+    }  # fmt: skip
+
+
+def _error(found: Tensor, exact: Tensor) -> float:
+    """Largest error over the largest value."""
+    return ((found.float() - exact).abs().max() / exact.abs().max()).item()
+
+
+def _graph_seconds(run: Callable[[], object], repeats: int) -> tuple[float, float]:
+    """Median seconds and spread of a run captured in a CUDA graph, so that the host has no part in it."""
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+
+    def replays() -> None:
+        for _ in range(20):
+            graph.replay()
+
+    took, spread = median_and_spread(measure(lambda: seconds(replays, torch.device("cuda")), repeats, warmup=2))
+    return took / 20, spread
