@@ -10,12 +10,13 @@ import torch
 
 from rlcourse.bench import measure, median_and_spread, seconds
 from rlcourse.bench.models import write_random_model
+from rlcourse.bench.peers import vllm_decode
 from rlcourse.memory import ModelShape
 from rlcourse.policy import Policy, load_policy
 from rlcourse.profiling import Profile, profile
 from rlcourse.rollout import RolloutEngine, make_engine
 from rlcourse.rollout.hf import HFEngine
-from rlcourse.roofline import decode_step, measure_machine
+from rlcourse.roofline import Machine, decode_step, measure_machine
 from rlcourse.sampling import Sampling
 from rlcourse.tasks import load_task
 
@@ -90,29 +91,40 @@ def decode(
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     machine = measure_machine(device)
     with tempfile.TemporaryDirectory() as folder:
-        policy = _policy(shape, Path(folder) / "model", device)
-    vocabulary = policy.model.config.vocab_size
-    policy = dataclasses.replace(policy, eos_ids=[vocabulary] if lengths == "equal" else skewed(vocabulary))
-    sizes = ModelShape.from_config(policy.model.config)
-    results: Rows = []
-    for count in rows:
-        prompts = random_prompts(count * (1 if lengths == "equal" else ROUNDS), prompt_tokens, vocabulary)
-        mean_context = sum(map(len, prompts)) / len(prompts) + new_tokens / 2
-        work = decode_step(sizes, count, mean_context, torch.finfo(dtype).bits // 8)
-        floor_ms = 1e3 * machine.floor_seconds(work)
-        kept = "fast" if lengths == "skewed" else "all" if new_tokens <= 64 else "cached"
-        for variant, make in ladder(policy, dtype, count, kept).items():
-            row = {"variant": variant, "rows": count, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
-            batch = len(prompts) if variant.startswith("graph") else count // GROUP
-            engine = make()
-            measured = _measure_rung(engine, prompts, batch, new_tokens, repeats, device)
-            if lengths == "equal":
-                measured |= {"floor_ms": floor_ms} | _look_inside(engine, prompts, new_tokens, device)
-            engine.sleep()
-            results.append(row | measured)
+        policy = _policy(shape, Path(folder), device)
+        vocabulary = policy.model.config.vocab_size
+        policy = dataclasses.replace(policy, eos_ids=[vocabulary] if lengths == "equal" else skewed(vocabulary))
+        results: Rows = []
+        for count in rows:
+            prompts = random_prompts(count * (1 if lengths == "equal" else ROUNDS), prompt_tokens, vocabulary)
+            results += _one_size(policy, dtype, machine, prompts, count, prompt_tokens, new_tokens, lengths, repeats)
+            if device.type == "cuda" and shape != "embedded":
+                results += vllm_decode(folder, policy.eos_ids, prompts, count, prompt_tokens, new_tokens, repeats)
     setup = {"shape": shape, "dtype": str(dtype).split(".")[1], "lengths": lengths, "rows_a_prompt": GROUP}
     setup |= {"temperature": 1.0, "repeats": repeats, "copy_gb_per_s": machine.bytes_per_s / 1e9}
     return setup, results
+
+
+def _one_size(
+    policy: Policy, dtype: torch.dtype, machine: Machine, prompts: list[list[int]], rows: int, prompt_tokens: int,
+    new_tokens: int, lengths: str, repeats: int,
+) -> Rows:  # fmt: skip
+    """Every rung at one number of rows."""
+    device, sizes = policy.device, ModelShape.from_config(policy.model.config)
+    mean_context = sum(map(len, prompts)) / len(prompts) + new_tokens / 2
+    work = decode_step(sizes, rows, mean_context, torch.finfo(dtype).bits // 8)
+    kept = "fast" if lengths == "skewed" else "all" if new_tokens <= 64 else "cached"
+    results: Rows = []
+    for variant, make in ladder(policy, dtype, rows, kept).items():
+        engine = make()
+        batch = len(prompts) if variant.startswith("graph") else rows // GROUP
+        row = {"variant": variant, "rows": rows, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
+        row |= _measure_rung(engine, prompts, batch, new_tokens, repeats, device)
+        if lengths == "equal":
+            row |= {"floor_ms": 1e3 * machine.floor_seconds(work)} | _look_inside(engine, prompts, new_tokens, device)
+        engine.sleep()
+        results.append(row)
+    return results
 
 
 def _policy(shape: str, folder: Path, device: torch.device) -> Policy:

@@ -1,4 +1,4 @@
-"""TRL's GRPO step on the same model folder, prompts and shapes, for `rlcourse bench step`."""
+"""Peers on the same model folder, prompts and shapes: TRL's GRPO step, vLLM's decoding."""
 
 import random
 import tempfile
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rlcourse.bench import median_and_spread
+from rlcourse.bench import measure, median_and_spread, seconds
 from rlcourse.policy import load_policy
 from rlcourse.tasks import Task
 
@@ -122,3 +122,43 @@ def _timed_training(trainer, on_gpu: bool) -> list[dict[str, float]]:
     trainer.add_callback(Clock())
     trainer.train()
     return steps
+
+
+def vllm_decode(
+    model: str,
+    eos_ids: list[int],
+    prompts: list[list[int]],
+    rows: int,
+    prompt_tokens: int,
+    new_tokens: int,
+    repeats: int,
+) -> list[dict[str, Any]]:
+    """One row for vLLM in this process, `rows` sequences at once; none where it is not installed."""
+    try:
+        from vllm import LLM, SamplingParams
+    except ImportError:
+        return []
+    llm = LLM(model=model, dtype="bfloat16", max_num_seqs=rows, gpu_memory_utilization=0.4, skip_tokenizer_init=True)
+    group = 8
+    params = SamplingParams(
+        n=group, temperature=1.0, top_k=-1, top_p=1.0, max_tokens=new_tokens, stop_token_ids=eos_ids, detokenize=False
+    )
+    inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+    tokens = []
+
+    def generate() -> None:
+        outputs = llm.generate(inputs, params, use_tqdm=False)
+        tokens.append(sum(len(completion.token_ids) for output in outputs for completion in output.outputs))
+
+    took, spread = median_and_spread(measure(lambda: seconds(generate, torch.device("cuda")), repeats))
+    return [
+        {
+            "variant": "vllm",
+            "rows": rows,
+            "prompt_tokens": prompt_tokens,
+            "new_tokens": new_tokens,
+            "tokens_per_s": tokens[-1] / took,
+            "tokens_a_row": tokens[-1] / len(prompts) / group,
+            "spread": spread,
+        }
+    ]

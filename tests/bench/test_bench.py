@@ -1,6 +1,8 @@
 """The benchmarks that ship: what they measure, in which shape, and what is not good enough to be recorded."""
 
 import statistics
+import sys
+import types
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ from conftest import DEVICE
 from transformers import AutoModelForCausalLM
 
 from rlcourse import bench, records
-from rlcourse.bench import Options, decode, measure, median_and_spread, models, numerics, run_bench, speed
+from rlcourse.bench import Options, decode, measure, median_and_spread, models, numerics, peers, run_bench, speed
 from rlcourse.config import make_config
 from rlcourse.policy import load_policy
 from rlcourse.tasks import load_task
@@ -237,3 +239,23 @@ def test_a_recorded_benchmark_is_a_record_that_loads(monkeypatch, tmp_path):
     monkeypatch.setattr(bench, "write_record", lambda *call: write(*call, folder=tmp_path))
     run_bench("rollout", make_config(), Options(), record=True)
     assert records.load_record("rollout", folder=tmp_path)["results"] == rows
+
+
+def test_vllm_is_measured_where_it_is_installed_and_left_out_elsewhere(monkeypatch):
+    call = ("folder", [7], [[1, 2], [3]], 16, 2, 5, 2)
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    assert peers.vllm_decode(*call) == []
+
+    class LLM:
+        def __init__(self, model, **options):
+            assert model == "folder" and options["max_num_seqs"] == 16
+
+        def generate(self, inputs, params, use_tqdm):
+            assert inputs == [{"prompt_token_ids": [1, 2]}, {"prompt_token_ids": [3]}] and params["n"] == 8
+            completion = types.SimpleNamespace(token_ids=[0] * 5)
+            return [types.SimpleNamespace(outputs=[completion] * 8)] * 2
+
+    monkeypatch.setitem(sys.modules, "vllm", types.SimpleNamespace(LLM=LLM, SamplingParams=dict))
+    monkeypatch.setattr(peers, "seconds", lambda run, device: run() or 4.0)
+    [row] = peers.vllm_decode(*call)
+    assert row["tokens_per_s"] == 80 / 4 and row["tokens_a_row"] == 5 and row["variant"] == "vllm"
