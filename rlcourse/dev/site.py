@@ -23,7 +23,7 @@ API = {
     "Settings": ["config", "sampling"],
     "Tasks": ["tasks", "tasks.minigsm", "tasks.gsm8k", "tasks.jsonl", "tasks.verify", "tasks.demonstrations"],
     "Policy": ["policy", "tokenizer"],
-    "Rollout": ["rollout", "rollout.hf", "rollout.graph", "rollout.decoder"],
+    "Rollout": ["rollout", "rollout.hf", "rollout.graph", "rollout.slots", "rollout.fused", "rollout.decoder"],
     "Training data": ["experience", "advantages", "logprobs"],
     "Loss and update": ["losses", "update"],
     "Trainer": ["trainer", "evaluation", "checkpoint", "runs", "sft"],
