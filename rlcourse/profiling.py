@@ -82,6 +82,7 @@ def profile(
     The profiler slows the host down, so the time is taken in calls of their own; the GPU's kernels are as fast with it
     as without.
     """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler writes notes of its own on stderr
     run()
     seconds = _seconds(run, device, repeats)
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from rlcourse.config import TrainConfig
 from rlcourse.records import device_name, format_cell, write_record
@@ -89,11 +89,10 @@ def run_bench(what: str, config: TrainConfig, options: Options, record: bool) ->
         case _:
             raise ValueError(f"Unknown benchmark {what!r}: use {', '.join(BENCHMARKS[:-1])} or {BENCHMARKS[-1]}.")
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    table = Table(*columns, title=f"{what} on {device_name()}")
+    table = Table(*(Column(column, no_wrap=True) for column in columns), title=f"{what} on {device_name()}")
     for row in rows:
         table.add_row(*(format_cell(row.get(column)) for column in columns))
-    console = Console()
-    console.print(table, width=max(console.width, 160))  # a pipe has 80 columns, too few
+    Console(width=max(Console().width, 200)).print(table)  # a pipe has 80 columns, too few
     if record:
         wide = [row["variant"] for row in rows if row.get("spread", 0) > WIDEST_SPREAD]
         if wide:
