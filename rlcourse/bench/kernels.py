@@ -73,7 +73,7 @@ def _pieces(decoder: Decoder, step: fused.FusedStep, rows: int) -> dict[str, tup
     """By name: our kernel, PyTorch's way, bytes that must be moved, the error, and how often a run calls the kernel."""
     from rlcourse.rollout import triton_kernels  # only where there is a GPU
 
-    cut = fused.tiles_for(rows)
+    cut = fused.tiles_for(rows, step.shared)
     layers, caches = decoder.layers, list(step.slots.cache)
     down_parts, out_parts = (step.hidden // p.columns for p in (cut.down, cut.out))
     x, y, h, mixed = (buffer[:rows] for buffer in (step.x, step.y, step.h, step.mixed))

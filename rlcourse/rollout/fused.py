@@ -1,7 +1,7 @@
 """One decode step by the kernels of `triton_kernels` and `triton_draw`: 5 launches a layer and 6 around them."""
 
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -92,10 +92,27 @@ MANY = Tiles(
     attention_warps=2,
 )
 REGISTERS = 900  # bytes of weights that a thread can hold
+LEAST_SHARED = 99 * 1024  # bytes of shared memory that a block can have on an A10G, an L4 or a GeForce
 
 
-def tiles_for(rows: int) -> Tiles:
-    return FEW if rows <= 16 else SOME if rows <= 96 else MANY
+def tiles_for(rows: int, shared: int) -> Tiles:
+    """The cuts for so many rows on a GPU whose blocks can have `shared` bytes of shared memory."""
+    tiles = FEW if rows <= 16 else SOME if rows <= 96 else MANY
+    pairs = {"qkv": 2, "out": 1, "gate_up": 2, "down": 1}  # weight tiles that a program multiplies with
+    return replace(tiles, **{name: _fit(getattr(tiles, name), n, 0.9 * shared) for name, n in pairs.items()})
+
+
+def _fit(product: Product, weights: int, shared: float) -> Product:
+    """The product with as many stages, and then columns, as its tiles have room for."""
+
+    def stage_bytes(p: Product) -> int:
+        return 2 * p.depth * (p.rows + weights * p.columns)
+
+    while product.stages > 2 and product.stages * stage_bytes(product) > shared:
+        product = replace(product, stages=product.stages - 1)
+    while product.stages * stage_bytes(product) > shared:
+        product = replace(product, columns=product.columns // 2)
+    return product
 
 
 class FusedStep:
@@ -126,7 +143,10 @@ class FusedStep:
         self.shares = empty(rows * decoder.kv_heads * 4 * 32 * (decoder.head_dim + 2))  # of attention that is split
         self.arrived = empty(max(rows * decoder.kv_heads, padded * self.hidden // 512), dtype=torch.int32)
         self.seed, self.tick = (empty(1, dtype=torch.long) for _ in range(2))
-        early = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+        on_gpu = device.type == "cuda"
+        properties = torch.cuda.get_device_properties(device) if on_gpu else None
+        self.shared = getattr(properties, "shared_memory_per_block_optin", LEAST_SHARED)
+        early = on_gpu and properties.major >= 9
         self.launch = {"PDL": True, "launch_pdl": True} if early else {"PDL": False}
 
     def new_seed(self) -> None:
@@ -136,7 +156,7 @@ class FusedStep:
 
     def __call__(self, size: int, sampling: Sampling) -> None:
         """One step of the first `size` slots."""
-        decoder, slots, cut = self.decoder, self.slots, tiles_for(size)
+        decoder, slots, cut = self.decoder, self.slots, tiles_for(size, self.shared)
         from rlcourse.rollout import triton_kernels as kernels
 
         block, half = self.next_power_of_2(self.hidden), decoder.head_dim // 2
@@ -161,7 +181,7 @@ class FusedStep:
         """Launch options of a product whose weights are `width` deep for each share."""
         held = product.columns * width * self.y.element_size() * (2 if pair else 1) / (32 * product.warps)
         early = product.stages == 0 and held <= REGISTERS
-        return {"EARLY": early, "num_warps": product.warps, "num_stages": product.stages or 3} | self.launch
+        return {"EARLY": early, "num_warps": product.warps, "num_stages": product.stages or 2} | self.launch
 
     def _qkv(self, kernels, layer, cache, size: int, cut: Tiles, parts: int) -> None:
         decoder, p = self.decoder, cut.qkv

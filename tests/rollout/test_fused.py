@@ -64,7 +64,7 @@ def assert_same_logprobs(found, policy, sampling):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("rows", [1, 19])
 def test_a_step_writes_the_cache_and_the_logits_of_the_step_in_pytorch(shape, cut, rows, monkeypatch):
-    monkeypatch.setattr(fused, "tiles_for", lambda size: cut)
+    monkeypatch.setattr(fused, "tiles_for", lambda *_: cut)
     policy = model(shape)
     decoder, exact = Decoder(policy.model, DTYPE, False), Decoder(policy.model, torch.float32, False)
     held = slots.Slots.empty(decoder, 24, 40, 24, 4)
@@ -179,3 +179,13 @@ def test_what_the_kernels_cannot_do_is_left_to_pytorch(monkeypatch):
     torch.manual_seed(0)
     found = rollout(fused_engine(policy, monkeypatch), policy, 1, 4, Sampling(top_k=3))
     assert_same_logprobs(found, policy, Sampling(top_k=3))
+
+
+@pytest.mark.parametrize("rows", [1, 16, 17, 96, 97, 256])
+def test_tiles_fit_the_shared_memory_of_a_small_gpu(rows):
+    large, small = fused.tiles_for(rows, 227 * 1024), fused.tiles_for(rows, fused.LEAST_SHARED)
+    for name, weights in (("qkv", 2), ("out", 1), ("gate_up", 2), ("down", 1)):
+        for tiles, shared in ((large, 227 * 1024), (small, fused.LEAST_SHARED)):
+            p = getattr(tiles, name)
+            assert p.stages * 2 * p.depth * (p.rows + weights * p.columns) < shared
+            assert p.stages != 1 and p.columns >= 32 and (p.rows, p.depth) == (getattr(large, name).rows, p.depth)

@@ -1,0 +1,92 @@
+"""Compiles the kernels of a decode step for a GPU that need not be there, and prints what each needs, as JSON.
+
+`python compile_kernels.py CAPABILITY ROWS`, for example 86 64. Run by test_fused_compile.py in a process of its own, since
+tests define kernels for Triton's interpreter.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import triton
+from triton.backends import nvidia
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from rlcourse.rollout import fused, triton_draw, triton_kernels
+
+HIDDEN, INNER, HEADS, KV_HEADS, HEAD, VOCABULARY = 896, 4864, 14, 2, 64, 151936  # Qwen2.5-0.5B
+SHARED = {80: 163, 86: 99, 90: 227, 100: 227, 120: 99}  # kB a block can have
+POINTERS = {
+    "token": "i64", "position": "i64", "tick": "i64", "x": "fp32", "ss": "fp32", "cos": "fp32", "sin": "fp32",
+    "norm": "fp32", "inv_freq": "fp32", "q_norm": "fp32", "k_norm": "fp32", "part": "fp32", "part_ml": "fp32",
+    "arrived": "i32", "seed": "i64", "eos": "i64", "limit": "i64", "row": "i64", "count": "i64", "done": "i1",
+    "tokens": "i64", "logprobs": "fp32", "top": "fp32", "mass": "fp32",
+}  # fmt: skip
+SCALARS = {"R": "i32", "V": "i32", "width": "i32", "eos_ids": "i32", "eps": "fp32", "scale": "fp32"}
+SCALARS |= {"inverse_temperature": "fp32", "stride_kv": "i32", "stride_row": "i32", "stride_head": "i32"}
+
+
+def compiled(kernel, capability: int, options: dict, **constants):
+    """A kernel for a GPU of `capability`; whatever is no constant has the type of the tables above, or is bfloat16."""
+    signature, values = {}, {}
+    for i, name in enumerate(kernel.arg_names):
+        if name in constants:
+            signature[name], values[(i,)] = "constexpr", constants[name]
+        else:
+            signature[name] = SCALARS.get(name) or "*" + POINTERS.get(name, "bf16")
+    aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(kernel.arg_names) if signature[n].startswith("*")}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=values, attrs=aligned)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def needs(program) -> dict[str, int]:
+    """Bytes of shared memory, registers of a thread, and bytes that it spills."""
+    tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(program.asm["cubin"])
+        file.flush()
+        text = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True).stdout
+    registers, spilled = re.search(r"REG:(\d+) STACK:(\d+)", text).groups()
+    return {"shared": program.metadata.shared, "registers": int(registers), "spilled": int(spilled)}
+
+
+def main(capability: int, rows: int) -> None:
+    cut = fused.tiles_for(rows, SHARED[capability] * 1024)
+    pdl = {"PDL": capability >= 90}
+
+    def product(p: fused.Product, held: int) -> tuple[dict, dict]:
+        early = p.stages == 0 and held / (32 * p.warps) <= fused.REGISTERS
+        constants = {"BM": p.rows, "BK": p.depth, "EARLY": early} | pdl
+        return {"num_warps": p.warps, "num_stages": p.stages or 2}, constants
+
+    parts, model = HIDDEN // cut.down.columns, {"H": HEADS, "K": KV_HEADS, "D": HEAD}
+    found = {}
+    options, constants = product(cut.qkv, 2 * 32 * HIDDEN * 2)
+    kind = {"HAS_BIAS": True, "HAS_NORM": False, "T": parts, "d": HIDDEN}
+    found["qkv"] = compiled(triton_kernels.qkv_kernel, capability, options, **constants, **kind, **model)
+    shares = {"SPLITS": cut.splits, "BS": cut.block} | pdl
+    options = {"num_warps": cut.attention_warps}
+    found["attention"] = compiled(triton_kernels.attention_kernel, capability, options, **shares, **model)
+    for name, p, depth in (("out", cut.out, HEADS * HEAD), ("down", cut.down, INNER)):
+        share = -(-depth // p.depth // p.splits) * p.depth
+        options, constants = product(p, p.columns * share * 2)
+        sizes = {"N": HIDDEN, "KD": depth, "SPLITS": p.splits, "BN": p.columns}
+        found[name] = compiled(triton_kernels.add_kernel, capability, options, **constants, **sizes)
+    p = cut.gate_up
+    options, constants = product(p, 2 * p.columns * HIDDEN * 2)
+    sizes = {"inner": INNER, "d": HIDDEN, "T": HIDDEN // cut.out.columns, "BN": p.columns}
+    found["gate_up"] = compiled(triton_kernels.gate_up_kernel, capability, options, **constants, **sizes)
+    tiles = -(-VOCABULARY // fused.TILE)
+    draw = {"BN": fused.TILE, "TILES": tiles}
+    found["tile"] = compiled(triton_draw.tile_kernel, capability, {}, **draw)
+    ends = {"B": triton.next_power_of_2(tiles), "E": 2, "GREEDY": False}
+    found["pick"] = compiled(triton_draw.pick_kernel, capability, {}, **draw, **ends)
+    print(json.dumps({name: needs(program) for name, program in found.items()}))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
