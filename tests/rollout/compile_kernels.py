@@ -1,7 +1,7 @@
 """Compiles the kernels of a decode step for a GPU that need not be there, and prints what each needs, as JSON.
 
-`python compile_kernels.py CAPABILITY ROWS`, for example 86 64. Run by test_fused_compile.py in a process of its own, since
-tests define kernels for Triton's interpreter.
+`python compile_kernels.py CAPABILITY ROWS`, for example 86 64. test_fused_compile.py runs it in a process of its own,
+since in the tests kernels are those of Triton's interpreter.
 """
 
 import json
