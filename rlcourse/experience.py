@@ -1,6 +1,6 @@
 """From a policy to training data: draw problems, roll out, judge, and turn rewards into advantages."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import lru_cache
 
 import torch
@@ -144,24 +144,10 @@ def concatenate(rollouts: list[Rollout]) -> Rollout:
     return Rollout(**{f.name: joined(f.name) for f in fields(Rollout)})
 
 
-WIDTH_ON_GPU = 32  # sequences are this many tokens wide or a multiple: attention is twice as slow on odd widths
-
-
 def trim(rollout: Rollout) -> Rollout:
-    """The same rollout without columns that are padding in every row, but for some on a GPU (`WIDTH_ON_GPU`)."""
+    """The same rollout without columns that are padding in every row."""
     length = int(rollout.lengths.max())
     start = int(rollout.prompt_mask.any(0).long().argmax())
-    if rollout.prompt_ids.is_cuda:
-        prompt = rollout.prompt_ids.shape[1]
-        width = -(-(prompt - start + length) // WIDTH_ON_GPU) * WIDTH_ON_GPU
-        missing = width - length - prompt
-        if missing > 0:
-            rollout = replace(
-                rollout,
-                prompt_ids=F.pad(rollout.prompt_ids, (missing, 0)),
-                prompt_mask=F.pad(rollout.prompt_mask, (missing, 0)),
-            )
-        start = max(0, -missing)
     trimmed = {}
     for name, value in vars(rollout).items():
         if value.dim() == 2:

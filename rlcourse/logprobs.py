@@ -35,31 +35,33 @@ def token_logprobs(
     state BEFORE each token, from which it was predicted and which the value head of PPO reads. logprobs and entropy are
     0 where rollout.completion_mask is False; only real completion tokens pass through the head.
     """
-    mask = rollout.completion_mask
-    attention_mask = torch.cat([rollout.prompt_mask, mask], dim=1)
-    output = model.get_decoder()(
-        input_ids=torch.cat([rollout.prompt_ids, rollout.completion_ids], dim=1),
-        attention_mask=_causal_mask(attention_mask),
-        # The first real token has position 0. Padding repeats a position; nothing attends to it.
-        position_ids=(attention_mask.cumsum(1) - 1).clamp(min=0),
-        use_cache=False,
-    )
-    before_first = rollout.prompt_ids.shape[1] - 1  # the state at t - 1 predicts the token at t
-    hidden = output.last_hidden_state[:, before_first : before_first + mask.shape[1]]
+    mask, prompt_lengths = rollout.completion_mask, rollout.prompt_mask.sum(1)
+    output = model.get_decoder()(input_ids=without_left_padding(rollout), use_cache=False)
+    before = prompt_lengths[:, None] - 1 + torch.arange(mask.shape[1], device=mask.device)  # t - 1 predicts t
+    before = before.clamp(max=output.last_hidden_state.shape[1] - 1)
+    hidden = output.last_hidden_state.gather(1, before[:, :, None].expand(-1, -1, output.last_hidden_state.shape[2]))
     head = model.get_output_embeddings().weight
     logprobs, entropy = chunked_logprobs(hidden[mask], head, rollout.completion_ids[mask], sampling, chunk, compile)
     zeros = logprobs.new_zeros(mask.shape)
     return zeros.masked_scatter(mask, logprobs), zeros.masked_scatter(mask, entropy), hidden
 
 
-def _causal_mask(mask: Tensor) -> Tensor:
-    """What each token may attend to: real tokens up to itself, and itself. mask [rows, W] → bool [rows, 1, W, W].
+WIDTH_ON_GPU = 32  # sequences are this many tokens wide or a multiple: attention is twice as slow on odd widths
 
-    Padding attends to itself because a token that attends to nothing has nan gradients in some attention kernels.
+
+def without_left_padding(rollout: Rollout) -> Tensor:
+    """Token ids [rows, W] of prompts and completions, each row moved to the left until its first token stands first.
+
+    Padding then comes after all real tokens of its row, where causal attention does not see it. So no mask is needed,
+    which the fastest attention kernels do not take, and the positions are 0, 1, 2, ... in every row.
     """
-    width = mask.shape[1]
-    causal = torch.ones(width, width, dtype=torch.bool, device=mask.device).tril()
-    return (causal & mask[:, None, None, :]) | torch.eye(width, dtype=torch.bool, device=mask.device)
+    start = (~rollout.prompt_mask).sum(1)
+    ids = torch.cat([rollout.prompt_ids, rollout.completion_ids], dim=1)
+    width = int((rollout.prompt_mask.sum(1) + rollout.completion_mask.sum(1)).max())
+    if ids.is_cuda:
+        width = -(-width // WIDTH_ON_GPU) * WIDTH_ON_GPU
+    columns = start[:, None] + torch.arange(width, device=ids.device)
+    return ids.gather(1, columns.clamp(max=ids.shape[1] - 1))
 
 
 def chunked_logprobs(

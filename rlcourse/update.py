@@ -63,7 +63,8 @@ class Update:
         """One optimizer step. Micro-batches hold rows of like length, so that little padding is computed."""
         tokens = int(experience.loss_mask[rows].sum())
         training = self._rows_that_train(experience, rows)
-        by_length = training[experience.rollout.lengths[training].argsort(stable=True)]
+        lengths = experience.rollout.prompt_mask.sum(1) + experience.rollout.lengths
+        by_length = training[lengths[training].argsort(stable=True)]
         for micro in by_length.split(self.config.micro_batch_rows):
             if len(micro):
                 loss = self._loss(experience, micro, len(rows), tokens, sums, first)

@@ -78,16 +78,16 @@ class Decoder:
         trunk = self.model.model
         if not self.layers:
             self._allocate()
+        targets, sources = [self.embedding, self.norm], [trunk.embed_tokens.weight, trunk.norm.weight]
         for fused, layer in zip(self.layers, trunk.layers, strict=True):
             for target, parts in zip(vars(fused).values(), Layer.sources(layer), strict=True):
-                if target is None:
-                    continue
-                for piece, part in zip(target.split([len(p) for p in parts]), parts, strict=True):
-                    piece.copy_(part)
-        self.embedding.copy_(trunk.embed_tokens.weight)
-        self.norm.copy_(trunk.norm.weight)
+                if target is not None:
+                    targets += target.split([len(p) for p in parts])
+                    sources += parts
         if self.head is not self.embedding:
-            self.head.copy_(self.model.lm_head.weight)
+            targets.append(self.head)
+            sources.append(self.model.lm_head.weight)
+        torch._foreach_copy_(targets, sources)  # hundreds of copies in a few launches
 
     def _allocate(self) -> None:
         """Empty tensors for the fused weights: matrices in `dtype`, norms in float32."""

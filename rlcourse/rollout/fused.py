@@ -1,4 +1,4 @@
-"""One decode step by the kernels of `triton_kernels` and `triton_draw`: 5 launches a layer and 6 around them."""
+"""One decode step by the kernels of `triton_*.py`: 5 launches a layer and 4 around them."""
 
 import importlib.util
 from dataclasses import dataclass, replace
@@ -40,7 +40,7 @@ def fits(decoder: Decoder) -> bool:
 class Product:
     """How a matrix product is cut: rows, columns and depth of a tile, shares of the depth, warps, pipeline stages.
 
-    With 0 stages all of a tile's weights are loaded at once, before the input is there (EARLY).
+    The weights of the first `held` tiles are loaded before the input is there, where a thread can hold them.
     """
 
     rows: int
@@ -49,6 +49,7 @@ class Product:
     splits: int = 1
     warps: int = 4
     stages: int = 4
+    held: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,48 +63,53 @@ class Tiles:
     splits: int  # of a row's cache in attention
     block: int  # cache slots at a time
     attention_warps: int
+    attention_stages: int
 
 
 FEW = Tiles(
-    qkv=Product(16, 32, 128, stages=0),
-    out=Product(16, 32, 128, stages=0),
-    gate_up=Product(16, 32, 128, stages=0),
-    down=Product(16, 32, 128, splits=8, stages=0),
-    splits=4,
+    qkv=Product(16, 32, 128, stages=2, held=7),
+    out=Product(16, 32, 128, stages=2, held=7),
+    gate_up=Product(16, 32, 128, stages=2, held=7),
+    down=Product(16, 64, 128, splits=8, stages=2, held=5),
+    splits=2,
     block=128,
     attention_warps=4,
+    attention_stages=1,
 )
 SOME = Tiles(
-    qkv=Product(16, 32, 128, stages=5),
-    out=Product(16, 32, 128, stages=0),
-    gate_up=Product(64, 64, 64, stages=5),
-    down=Product(64, 32, 128, splits=4),
+    qkv=Product(16, 32, 128, stages=2, held=7),
+    out=Product(16, 32, 128, stages=2, held=7),
+    gate_up=Product(64, 64, 128, warps=8, stages=4),
+    down=Product(64, 32, 128, splits=4, stages=5),
     splits=1,
     block=128,
     attention_warps=4,
+    attention_stages=4,
 )
 MANY = Tiles(
-    qkv=Product(64, 32, 64, stages=5),
-    out=Product(64, 32, 64, stages=6),
-    gate_up=Product(128, 128, 64, warps=8, stages=3),
-    down=Product(64, 64, 128, splits=2),
+    qkv=Product(64, 32, 128, stages=4),
+    out=Product(64, 32, 128, stages=5),
+    gate_up=Product(128, 32, 64, warps=8, stages=3),
+    down=Product(64, 64, 128, splits=2, stages=5),
     splits=1,
-    block=64,
+    block=128,
     attention_warps=2,
+    attention_stages=2,
 )
 REGISTERS = 900  # bytes of weights that a thread can hold
 LEAST_SHARED = 99 * 1024  # bytes of shared memory that a block can have on an A10G, an L4 or a GeForce
 
 
-def tiles_for(rows: int, shared: int) -> Tiles:
+def tiles_for(rows: int, shared: int, head_dim: int) -> Tiles:
     """The cuts for so many rows on a GPU whose blocks can have `shared` bytes of shared memory."""
     tiles = FEW if rows <= 16 else SOME if rows <= 96 else MANY
+    tiles = replace(tiles, qkv=replace(tiles.qkv, columns=head_dim // 2))
     pairs = {"qkv": 2, "out": 1, "gate_up": 2, "down": 1}  # weight tiles that a program multiplies with
     return replace(tiles, **{name: _fit(getattr(tiles, name), n, 0.9 * shared) for name, n in pairs.items()})
 
 
 def _fit(product: Product, weights: int, shared: float) -> Product:
-    """The product with as many stages, and then columns, as its tiles have room for."""
+    """The product with as many stages, and tiles as deep, as there is room for."""
 
     def stage_bytes(p: Product) -> int:
         return 2 * p.depth * (p.rows + weights * p.columns)
@@ -111,8 +117,15 @@ def _fit(product: Product, weights: int, shared: float) -> Product:
     while product.stages > 2 and product.stages * stage_bytes(product) > shared:
         product = replace(product, stages=product.stages - 1)
     while product.stages * stage_bytes(product) > shared:
-        product = replace(product, columns=product.columns // 2)
+        product = replace(product, depth=product.depth // 2)
     return product
+
+
+def launch_options(product: Product, depth: int, pair: bool) -> dict:
+    """HELD, warps and stages of a product of 16-bit numbers that is `depth` deep for each share."""
+    tile_bytes = 2 * product.columns * product.depth * (2 if pair else 1)
+    held = min(product.held, -(-depth // product.depth), 32 * product.warps * REGISTERS // tile_bytes)
+    return {"HELD": held, "num_warps": product.warps, "num_stages": product.stages}
 
 
 class FusedStep:
@@ -132,7 +145,7 @@ class FusedStep:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         self.x, self.squares = empty(rows, self.hidden), empty(rows, self.hidden // 32)
-        self.y, self.normed = (empty(rows, self.hidden, dtype=decoder.dtype) for _ in range(2))
+        self.y = empty(rows, self.hidden, dtype=decoder.dtype)
         self.q, self.mixed = (empty(rows, self.queries, dtype=decoder.dtype) for _ in range(2))
         self.h = empty(rows, self.inner, dtype=decoder.dtype)
         self.cos, self.sin = (empty(rows, decoder.head_dim // 2) for _ in range(2))
@@ -143,6 +156,7 @@ class FusedStep:
         self.shares = empty(rows * decoder.kv_heads * 4 * 32 * (decoder.head_dim + 2))  # of attention that is split
         self.arrived = empty(max(rows * decoder.kv_heads, padded * self.hidden // 512), dtype=torch.int32)
         self.seed, self.tick = (empty(1, dtype=torch.long) for _ in range(2))
+        self.prompt = empty(rows, dtype=torch.long)  # of a completion that has just got a slot, else -1
         on_gpu = device.type == "cuda"
         properties = torch.cuda.get_device_properties(device) if on_gpu else None
         self.shared = getattr(properties, "shared_memory_per_block_optin", LEAST_SHARED)
@@ -154,13 +168,17 @@ class FusedStep:
         self.seed.random_(0, 2**62)
         self.tick.zero_()
 
-    def __call__(self, size: int, sampling: Sampling) -> None:
-        """One step of the first `size` slots."""
-        decoder, slots, cut = self.decoder, self.slots, tiles_for(size, self.shared)
+    def parts(self, size: int) -> int:
+        """Sums of squares of a row that the last product of a layer leaves for the next norm."""
+        return self.hidden // tiles_for(size, self.shared, self.decoder.head_dim).down.columns
+
+    def __call__(self, size: int, refill: bool, sampling: Sampling) -> None:
+        """One step of the first `size` slots. refill: those that are free then go to completions that wait."""
+        decoder, slots, cut = self.decoder, self.slots, tiles_for(size, self.shared, self.decoder.head_dim)
         from rlcourse.rollout import triton_kernels as kernels
 
         block, half = self.next_power_of_2(self.hidden), decoder.head_dim // 2
-        parts = self.hidden // cut.down.columns
+        parts = self.parts(size)
         kernels.embed_kernel[(size,)](
             slots.token, slots.position, self.tick, decoder.embedding, decoder.layers[0].attention_norm,
             decoder.model.model.rotary_emb.inv_freq, self.x, self.y, self.squares, self.cos, self.sin,
@@ -169,19 +187,18 @@ class FusedStep:
         following = [layer.attention_norm for layer in decoder.layers[1:]] + [decoder.norm]
         for layer, cache, next_norm in zip(decoder.layers, slots.cache, following, strict=True):
             self._qkv(kernels, layer, cache, size, cut, parts)
-            self._attention(kernels, cache, size, cut)
+            self._attention(cache, size, cut)
             self._add(kernels, self.mixed, layer.out, layer.mlp_norm, size, cut.out)
             self._gate_up(kernels, layer, size, cut, self.hidden // cut.out.columns)
             self._add(kernels, self.h, layer.down, next_norm, size, cut.down)
-        kernels.norm_kernel[(size,)](self.y, self.squares, self.normed, decoder.eps, self.hidden, block, parts)
-        torch.matmul(self.normed[:size], decoder.head.T, out=self.logits[:size])
+        torch.matmul(self.y[:size], decoder.head.T, out=self.logits[:size])
         self._draw(size, sampling)
+        if refill:
+            self._refill(size)
 
-    def _options(self, product: Product, width: int, pair: bool = False) -> dict:
-        """Launch options of a product whose weights are `width` deep for each share."""
-        held = product.columns * width * self.y.element_size() * (2 if pair else 1) / (32 * product.warps)
-        early = product.stages == 0 and held <= REGISTERS
-        return {"EARLY": early, "num_warps": product.warps, "num_stages": product.stages or 2} | self.launch
+    def _options(self, product: Product, depth: int, pair: bool = False) -> dict:
+        """Launch options of a product that is `depth` deep for each share, with one tile of weights or a pair."""
+        return launch_options(product, depth, pair) | self.launch
 
     def _qkv(self, kernels, layer, cache, size: int, cut: Tiles, parts: int) -> None:
         decoder, p = self.decoder, cut.qkv
@@ -191,16 +208,19 @@ class FusedStep:
             self.slots.position, self.q, cache, size, decoder.eps, decoder.heads, decoder.kv_heads, decoder.head_dim,
             self.hidden, cache.stride(0), cache.stride(1), cache.stride(2), layer.qkv_bias is not None,
             layer.q_norm is not None, p.rows, p.depth, parts,
-            **self._options(p, self.hidden * decoder.head_dim // 64, pair=True),
+            **self._options(p, self.hidden, pair=True),
         )  # fmt: skip
 
-    def _attention(self, kernels, cache, size: int, cut: Tiles) -> None:
+    def _attention(self, cache, size: int, cut: Tiles) -> None:
+        from rlcourse.rollout import triton_attention
+
         decoder = self.decoder
         split = self.shares.numel() * decoder.head_dim // (decoder.head_dim + 2)
-        kernels.attention_kernel[(decoder.kv_heads, size, cut.splits)](
+        triton_attention.attention_kernel[(decoder.kv_heads, size, cut.splits)](
             self.q, cache, self.slots.position, self.shares, self.shares[split:], self.arrived, self.mixed,
             decoder.head_dim**-0.5, decoder.heads, decoder.kv_heads, decoder.head_dim, cache.stride(0), cache.stride(1),
-            cache.stride(2), cut.splits, cut.block, num_warps=cut.attention_warps, **self.launch,
+            cache.stride(2), cut.splits, cut.block, num_warps=cut.attention_warps, num_stages=cut.attention_stages,
+            **self.launch,
         )  # fmt: skip
 
     def _add(self, kernels, inputs: Tensor, weight: Tensor, norm: Tensor, size: int, p: Product) -> None:
@@ -221,14 +241,30 @@ class FusedStep:
     def _draw(self, size: int, sampling: Sampling) -> None:
         from rlcourse.rollout import triton_draw as draw
 
-        slots = self.slots
+        slots, eps = self.slots, self.decoder.eps
+        parts = self.parts(size)
         inverse = 1.0 if sampling.greedy else 1.0 / sampling.temperature
         draw.tile_kernel[(self.tiles, size)](
-            self.logits, self.top, self.mass, self.vocabulary, inverse, TILE, self.tiles
-        )
+            self.logits, self.squares, self.top, self.mass, self.vocabulary, inverse, eps, self.hidden, parts, TILE,
+            self.tiles, **self.launch,
+        )  # fmt: skip
         draw.pick_kernel[(size,)](
-            self.logits, self.top, self.mass, self.seed, self.tick, self.eos, slots.limit, slots.row, slots.token,
-            slots.position, slots.count, slots.done, slots.tokens, slots.logprobs, self.vocabulary,
-            slots.tokens.shape[1], inverse, len(self.eos), TILE, self.tiles, self.next_power_of_2(self.tiles),
-            self.next_power_of_2(len(self.eos)), sampling.greedy,
+            self.logits, self.squares, self.top, self.mass, self.seed, self.tick, self.eos, slots.limit, slots.row,
+            slots.token, slots.position, slots.count, slots.done, slots.tokens, slots.logprobs, slots.lengths,
+            self.vocabulary, slots.tokens.shape[1], inverse, eps, len(self.eos), self.hidden, parts, TILE, self.tiles,
+            self.next_power_of_2(self.tiles), self.next_power_of_2(len(self.eos)), sampling.greedy, **self.launch,
+        )  # fmt: skip
+
+    def _refill(self, size: int) -> None:
+        from rlcourse.rollout import triton_refill
+
+        slots = self.slots
+        layers, _, _, heads, width, head_dim = slots.prompt_cache.shape
+        triton_refill.take_kernel[(1,)](
+            slots.row, slots.token, slots.position, slots.count, slots.done, self.prompt, slots.plan, slots.tokens,
+            slots.over, slots.prompt_lengths, size, slots.tokens.shape[1], self.next_power_of_2(size),
+        )  # fmt: skip
+        triton_refill.copy_kernel[(size, 2 * layers, heads)](
+            self.prompt, slots.prompt_cache, slots.cache, *slots.prompt_cache.stride()[1:4],
+            *slots.cache.stride()[1:4], width * head_dim, 2048,
         )  # fmt: skip

@@ -16,7 +16,7 @@ from torch import Tensor
 from rlcourse.policy import Policy
 from rlcourse.rollout import Rollout, fused, left_pad, slots
 from rlcourse.rollout.decoder import Decoder
-from rlcourse.rollout.slots import Prompts, Slots
+from rlcourse.rollout.slots import Slots
 from rlcourse.sampling import Sampling, draw
 
 MAX_SLOTS = 256  # completions decoded at once on a GPU; more wait their turn
@@ -80,8 +80,8 @@ class GraphEngine:
         """Give back the memory of cache, buffers and graphs. The next rollout makes them anew."""
         self.slots: Slots | None = None
         self.fused: fused.FusedStep | None = None
-        self.graphs: dict[tuple[int, Sampling], torch.cuda.CUDAGraph] = {}
-        self.eager_steps: dict[tuple[int, Sampling], int] = {}
+        self.graphs: dict[tuple[int, bool, Sampling], torch.cuda.CUDAGraph] = {}
+        self.eager_steps: dict[tuple[int, bool, Sampling], int] = {}
 
     @torch.no_grad()
     def generate(
@@ -172,42 +172,45 @@ class GraphEngine:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The GPU's loop: tokens and log-probs [completions, T], lengths [completions]."""
         ids, mask = right_pad(prompts, self.policy.pad_id, self.device)
-        prefilled = Prompts.prefill(self.decoder, ids, mask, PREFILL_TOKENS)
-        self._make_room(len(prompts) * num_generations, ids.shape[1] + max_new_tokens, max_new_tokens)
-        if self.fused is not None:
+        self._make_room(*ids.shape, num_generations, max_new_tokens)
+        logits = slots.prefill(self.slots, self.decoder, ids, mask, PREFILL_TOKENS)
+        by_kernels = self.fused is not None and fused.can_draw(sampling)
+        if by_kernels:
             self.fused.new_seed()
         step_of = partial(self._step_of, sampling=sampling)
-        lengths = slots.run(self.slots, prefilled, num_generations, max_new_tokens, sampling, self.eos, step_of)
-        return self.slots.tokens, self.slots.logprobs, lengths
+        slots.run(self.slots, logits, num_generations, max_new_tokens, sampling, self.eos, step_of, by_kernels)
+        return self.slots.tokens, self.slots.logprobs, self.slots.lengths[: len(prompts) * num_generations]
 
-    def _make_room(self, completions: int, length: int, max_new_tokens: int) -> None:
+    def _make_room(self, prompts: int, width: int, num_generations: int, max_new_tokens: int) -> None:
         """Slots for a rollout: those that are there if they are enough, else larger ones, and no graphs."""
-        rows, have = min(completions, self.max_slots), self.slots
-        needs = (rows, length, completions, max_new_tokens)
-        if have is not None:
-            has = (len(have.row), have.cache.shape[4], *have.tokens.shape)
+        completions = prompts * num_generations
+        needs = (min(completions, self.max_slots), width + max_new_tokens, completions, max_new_tokens, prompts, width)
+        if self.slots is not None:
+            have = self.slots
+            room_for = have.prompt_cache.shape[2], have.prompt_cache.shape[4]
+            has = (len(have.row), have.cache.shape[4], *have.tokens.shape, *room_for)
             if all(a <= b for a, b in zip(needs, has, strict=True)):
                 return
             needs = tuple(map(max, needs, has))
         self.sleep()
-        rows, length, completions, max_new_tokens = needs
+        rows, length, completions, max_new_tokens, prompts, width = needs
         length = -(-length // CACHE_BUCKET) * CACHE_BUCKET
-        self.slots = Slots.empty(self.decoder, rows, length, completions, max_new_tokens)
+        self.slots = Slots.empty(self.decoder, rows, length, completions, max_new_tokens, prompts, width)
         if self.use_kernels and fused.supported(self.decoder):
             self.fused = fused.FusedStep(self.decoder, self.slots, self.eos)
 
-    def _step_of(self, size: int, sampling: Sampling) -> Callable[[], None]:
+    def _step_of(self, size: int, refill: bool, sampling: Sampling) -> Callable[[], None]:
         """A function that does one decode step of the first `size` slots: eagerly at first, then by a CUDA graph."""
         if self.fused is not None and fused.can_draw(sampling):
-            step = partial(self.fused, size, sampling)
+            step = partial(self.fused, size, refill, sampling)
         else:
             draw_tokens = partial(self.draw, sampling=sampling)
             step = partial(slots.step, self.slots.first(size), self.decoder, draw_tokens, self.eos)
         if self.device.type != "cuda":
             return step
-        return partial(self._captured, (size, sampling), step)
+        return partial(self._captured, (size, refill, sampling), step)
 
-    def _captured(self, key: tuple[int, Sampling], step: Callable[[], None]) -> None:
+    def _captured(self, key: tuple[int, bool, Sampling], step: Callable[[], None]) -> None:
         if key in self.graphs:
             self.graphs[key] = self.graphs.pop(key)  # moved to the end: used last
             self.graphs[key].replay()

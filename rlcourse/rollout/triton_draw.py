@@ -2,20 +2,36 @@
 
 Gumbel noise would need a random number for each entry. Here the vocabulary is cut into tiles: a first kernel adds up
 each tile's mass, a second one looks up in which tile a uniform number falls, then where in that tile (inversion of the
-cumulative distribution). The logits are read once; the log-prob of the drawn token comes along.
+cumulative distribution). The logits are read once; the log-prob of the drawn token comes along. The last norm is split
+like all others (`triton_kernels.py`): the logits here still lack its 1 / rms.
 """
 
 import triton
 import triton.language as tl
 
+from rlcourse.rollout.triton_kernels import gdc_launch_dependents, gdc_wait
+
 
 @triton.jit
-def tile_kernel(logits, top, mass, V, inverse_temperature, BN: tl.constexpr, TILES: tl.constexpr):
+def factor(ss, slot, inverse_temperature, eps, d: tl.constexpr, T: tl.constexpr):
+    """What a slot's logits are multiplied with: 1 / rms and 1 / temperature."""
+    t = tl.arange(0, 32 if T <= 32 else 256)
+    return tl.rsqrt(tl.sum(tl.load(ss + slot * T + t, mask=t < T, other=0.0), 0) / d + eps) * inverse_temperature
+
+
+@triton.jit
+def tile_kernel(
+    logits, ss, top, mass, V, inverse_temperature, eps,
+    d: tl.constexpr, T: tl.constexpr, BN: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """A tile's largest logit, and its sum of exp(logit - largest)."""
     tile, slot = tl.program_id(0), tl.program_id(1)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     cols = tile * BN + tl.arange(0, BN)
     values = tl.load(logits + slot.to(tl.int64) * V + cols, mask=cols < V, other=float("-inf")).to(tl.float32)
-    values = values * inverse_temperature
+    values = values * factor(ss, slot, inverse_temperature, eps, d, T)
     largest = tl.max(values, 0)
     tl.store(top + slot * TILES + tile, largest)
     tl.store(mass + slot * TILES + tile, tl.sum(tl.exp(values - largest), 0))
@@ -33,12 +49,14 @@ def first_above(mass, goal, B: tl.constexpr):
 
 @triton.jit
 def pick_kernel(
-    logits, top, mass, seed, tick, eos, limit, row, token, position, count, done, tokens, logprobs,
-    V, width, inverse_temperature, eos_ids,
-    BN: tl.constexpr, TILES: tl.constexpr, B: tl.constexpr, E: tl.constexpr, GREEDY: tl.constexpr,
+    logits, ss, top, mass, seed, tick, eos, limit, row, token, position, count, done, tokens, logprobs, lengths,
+    V, width, inverse_temperature, eps, eos_ids, d: tl.constexpr, T: tl.constexpr,
+    BN: tl.constexpr, TILES: tl.constexpr, B: tl.constexpr, E: tl.constexpr, GREEDY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Draw a slot's token, write it and its log-prob down if the slot is alive, and see whether it is done."""
     slot = tl.program_id(0)
+    if PDL:
+        gdc_wait()
     o = tl.arange(0, B)
     largest = tl.load(top + slot * TILES + o, mask=o < TILES, other=float("-inf"))
     highest = tl.max(largest, 0)
@@ -53,21 +71,23 @@ def pick_kernel(
     c = tl.arange(0, BN)
     cols = tile * BN + c
     values = tl.load(logits + slot.to(tl.int64) * V + cols, mask=cols < V, other=float("-inf")).to(tl.float32)
-    values = values * inverse_temperature
+    values = values * factor(ss, slot, inverse_temperature, eps, d, T)
     if GREEDY:
-        i = tl.min(tl.where(values == highest, c, BN), 0)
+        i = tl.min(tl.where(values == tl.max(values, 0), c, BN), 0)
     else:
         i, _ = first_above(tl.exp(values - highest), goal - before, BN)
     drawn = (tile * BN + i).to(tl.int64)
     logprob = tl.sum(tl.where(c == i, values, 0.0), 0) - highest - tl.log(total)
     if tl.load(done + slot) == 0:
         so_far = tl.load(count + slot)
-        at = tl.load(row + slot) * width + so_far
+        completion = tl.load(row + slot)
+        at = completion * width + so_far
         tl.store(tokens + at, drawn)
         tl.store(logprobs + at, logprob)
         tl.store(token + slot, drawn)
         tl.store(position + slot, tl.load(position + slot) + 1)
         tl.store(count + slot, so_far + 1)
+        tl.store(lengths + completion, so_far + 1)
         e = tl.arange(0, E)
         ends = tl.sum((tl.load(eos + e, mask=e < eos_ids, other=-1) == drawn).to(tl.int32), 0) > 0
         tl.store(done + slot, (ends | (so_far + 1 >= tl.load(limit))).to(tl.int8))

@@ -1,11 +1,13 @@
-"""The kernels of a decode step in Triton, five a layer. `rlcourse.rollout.fused` launches them.
+"""The kernels of a decode step in Triton: all but attention and drawing. `rlcourse.rollout.fused` launches them.
 
 R rows of d features, H query and K key-value heads of size D. The residual stream x [R, d] is float32. A norm is split
 in two: whoever writes x also writes y = x * weight in the weights' dtype and the tile's sum of squares `ss` [R, tiles];
 whoever reads y multiplies its result by 1 / rms, which a matrix product allows. So no norm costs a kernel.
 
-EARLY is programmatic dependent launch (Hopper and later): a kernel may begin while the one before it still runs, loads
-its weights, which nobody writes, into registers, and only then waits for what the one before it computes.
+PDL is programmatic dependent launch (Hopper and later): a kernel may begin while the one before it still runs. It loads
+weights, which nobody writes, or the cache of earlier steps into registers, and only then waits for what the one before
+it computes. What is needed after a product is asked for before it. The first kernel is launched without PDL, so a step
+begins when the one before has ended.
 """
 
 import triton
@@ -42,42 +44,55 @@ def embed_kernel(
 @triton.jit
 def inverse_rms(ss, rows, R, eps, d: tl.constexpr, T: tl.constexpr):
     """1 / rms of rows of x [BM, 1], from the sums of squares of its tiles."""
-    t = tl.arange(0, 256)
+    t = tl.arange(0, 32 if T <= 32 else 256)
     parts = tl.load(ss + rows[:, None] * T + t[None, :], mask=(rows < R)[:, None] & (t < T)[None, :], other=0.0)
     return tl.rsqrt(tl.sum(parts, 1) / d + eps)[:, None]
 
 
 @triton.jit
-def two_products(
-    y, first, second, rows, R,
-    d: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+def hold(w, begin, end, BK: tl.constexpr, HELD: tl.constexpr):
+    """The first HELD blocks [BN, BK] of the weights at pointers `w`, from depth begin on."""
+    held = ()
+    for b in tl.static_range(HELD):
+        seen = begin + b * BK + tl.arange(0, BK) < end
+        held = held + (tl.load(w + begin + b * BK, mask=seen[None, :], other=0.0),)  # noqa: RUF005
+    return held
+
+
+@triton.jit
+def product(
+    a, w, held, rows, R, begin, end,
+    width: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, HELD: tl.constexpr,
 ):  # fmt: skip
-    """y [rows, d] times two tiles of weights [BN, d], at pointers `first` and `second` [BN, BK]: two [BM, BN]."""
-    ks = tl.arange(0, BK)
+    """Rows of a [R, width] times a tile of weights at pointers `w` [BN, BK], over the depth from begin to end.
+
+    The weights of the first HELD blocks are there already.
+    """
+    ks = begin + tl.arange(0, BK)
     m = (rows < R)[:, None]
-    a1 = tl.zeros((BM, BN), tl.float32)
-    a2 = tl.zeros((BM, BN), tl.float32)
-    yp = y + rows[:, None] * d + ks[None, :]
-    if EARLY:
-        w1 = ()
-        w2 = ()
-        for k in tl.static_range(d // BK):
-            w1 = w1 + (tl.load(first + k * BK),)  # noqa: RUF005 (Triton knows no unpacking)
-            w2 = w2 + (tl.load(second + k * BK),)  # noqa: RUF005
-        if PDL:
-            gdc_wait()
-        for k in tl.static_range(d // BK):
-            a = tl.load(yp + k * BK, mask=m, other=0.0)
-            a1 = tl.dot(a, tl.trans(w1[k]), a1, input_precision="ieee")
-            a2 = tl.dot(a, tl.trans(w2[k]), a2, input_precision="ieee")
-    else:
-        if PDL:
-            gdc_wait()
-        for k in range(0, d, BK):
-            a = tl.load(yp + k, mask=m, other=0.0)
-            a1 = tl.dot(a, tl.trans(tl.load(first + k)), a1, input_precision="ieee")
-            a2 = tl.dot(a, tl.trans(tl.load(second + k)), a2, input_precision="ieee")
-    return a1, a2
+    acc = tl.zeros((BM, BN), tl.float32)
+    ap = a + rows[:, None] * width + ks[None, :]
+    for b in tl.static_range(HELD):
+        piece = tl.load(ap + b * BK, mask=m & (b * BK + ks < end)[None, :], other=0.0)
+        acc = tl.dot(piece, tl.trans(held[b]), acc, input_precision="ieee")
+    for k in range(HELD * BK, end - begin, BK):
+        piece = tl.load(ap + k, mask=m, other=0.0)
+        acc = tl.dot(piece, tl.trans(tl.load(w + begin + k)), acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit
+def pair_of_tiles(w, distance, d: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """Pointers [2 * BN, BK] to BN rows of weights at `w` and BN at `distance` rows behind it, in turns: so they are one
+    product, and `pair` finds both results of a column with the same thread."""
+    turn = tl.arange(0, 2 * BN)
+    return w + ((turn % 2) * distance + turn // 2)[:, None] * d + tl.arange(0, BK)[None, :]
+
+
+@triton.jit
+def pair(acc, BM: tl.constexpr, BN: tl.constexpr):
+    """The two results [BM, BN] of a product with a pair of tiles."""
+    return tl.split(acc.reshape(BM, BN, 2))
 
 
 @triton.jit
@@ -92,7 +107,7 @@ def qkv_kernel(
     y, ss, w, bias, q_norm, k_norm, cos, sin, position, q_out, cache, R, eps,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, d: tl.constexpr, stride_kv, stride_row, stride_head,
     HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr,
-    BM: tl.constexpr, BK: tl.constexpr, T: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+    BM: tl.constexpr, BK: tl.constexpr, T: tl.constexpr, HELD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A head: its projection, rotated; queries go to q_out [R, H * D], keys and values into the cache at `position`."""
     half: tl.constexpr = D // 2
@@ -101,10 +116,16 @@ def qkv_kernel(
     if PDL:
         gdc_launch_dependents()
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
-    first = w + (head * D + cols)[:, None] * d + tl.arange(0, BK)[None, :]
-    v1, v2 = two_products(y, first, first + half * d, rows, R, d, BM, half, BK, EARLY, PDL)
     m = (rows < R)[:, None]
-    scale = inverse_rms(ss, rows, R, eps, d, T)
+    wp = pair_of_tiles(w + head * D * d, half, d, half, BK)
+    held = hold(wp, 0, d, BK, HELD)
+    if PDL:
+        gdc_wait()
+    scale = inverse_rms(ss, rows, R, eps, d, T)  # what is needed after the product is asked for before it
+    c = tl.load(cos + rows[:, None] * half + cols[None, :], mask=m, other=0.0)
+    s = tl.load(sin + rows[:, None] * half + cols[None, :], mask=m, other=0.0)
+    at = tl.load(position + rows, mask=rows < R, other=0)
+    v1, v2 = pair(product(y, wp, held, rows, R, 0, d, d, BM, D, BK, HELD), BM, half)
     v1 = v1 * scale
     v2 = v2 * scale
     if HAS_BIAS:
@@ -116,13 +137,10 @@ def qkv_kernel(
         elif head < H + K:
             v1, v2 = head_norm(v1, v2, k_norm, cols, D, eps)
     if head < H + K:
-        c = tl.load(cos + rows[:, None] * half + cols[None, :], mask=m, other=0.0)
-        s = tl.load(sin + rows[:, None] * half + cols[None, :], mask=m, other=0.0)
         v1, v2 = v1 * c - v2 * s, v2 * c + v1 * s
     if head < H:
         p = q_out + rows[:, None] * (H * D) + head * D + cols[None, :]
     else:
-        at = tl.load(position + rows, mask=rows < R, other=0)
         base = cache + ((head - H) // K).to(tl.int64) * stride_kv + ((head - H) % K) * stride_head
         p = base + rows[:, None].to(tl.int64) * stride_row + at[:, None] * D + cols[None, :]
     tl.store(p, v1.to(cache.dtype.element_ty), mask=m)
@@ -130,107 +148,30 @@ def qkv_kernel(
 
 
 @triton.jit
-def attention_kernel(
-    q, cache, position, part, part_ml, arrived, out, scale,
-    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, stride_kv, stride_row, stride_head,
-    SPLITS: tl.constexpr, BS: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """One query token of a row against a share of its cache, the query heads of a key-value head together, by online
-    softmax (Milakov and Gimelshein 2018, arXiv:1805.02867); the last program of a row and head puts the shares together
-    (Flash-Decoding)."""
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    kv_head, row, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    G: tl.constexpr = H // K
-    G16: tl.constexpr = 16 if G <= 16 else 32
-    g = tl.arange(0, G16)
-    ds = tl.arange(0, D)
-    length = tl.load(position + row).to(tl.int32) + 1
-    share = tl.cdiv(tl.cdiv(length, SPLITS), 16) * 16
-    end = tl.minimum(split * share + share, length)
-    heads = row * (H * D) + (kv_head * G + g)[:, None] * D + ds[None, :]
-    query = tl.load(q + heads, mask=(g < G)[:, None], other=0.0)
-    top = tl.full((G16,), -1e30, tl.float32)
-    mass = tl.zeros((G16,), tl.float32)
-    mixed = tl.zeros((G16, D), tl.float32)
-    base = cache + row.to(tl.int64) * stride_row + kv_head * stride_head
-    for s in range(split * share, end, BS):
-        at = s + tl.arange(0, BS)
-        seen = at < end
-        keys = tl.load(base + at[None, :] * D + ds[:, None], mask=seen[None, :], other=0.0)
-        values = tl.load(base + stride_kv + at[:, None] * D + ds[None, :], mask=seen[:, None], other=0.0)
-        scores = tl.dot(query, keys, input_precision="ieee") * scale
-        scores = tl.where(seen[None, :], scores, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, 1))
-        p = tl.exp(scores - higher[:, None])
-        shrink = tl.exp(top - higher)
-        mass = mass * shrink + tl.sum(p, 1)
-        mixed = mixed * shrink[:, None] + tl.dot(p.to(values.dtype), values, input_precision="ieee")
-        top = higher
-    if SPLITS > 1:
-        pair = row * K + kv_head
-        mine = (pair * SPLITS + split) * G16
-        tl.store(part + (mine + g)[:, None] * D + ds[None, :], mixed)
-        tl.store(part_ml + 2 * mine + g, top)
-        tl.store(part_ml + 2 * mine + G16 + g, mass)
-        tl.debug_barrier()
-        if tl.atomic_add(arrived + pair, 1, sem="acq_rel") == SPLITS - 1:
-            top = tl.full((G16,), -1e30, tl.float32)
-            for s in range(SPLITS):
-                top = tl.maximum(top, tl.load(part_ml + 2 * (pair * SPLITS + s) * G16 + g, cache_modifier=".cg"))
-            mass = tl.zeros((G16,), tl.float32)
-            mixed = tl.zeros((G16, D), tl.float32)
-            for s in range(SPLITS):
-                its = (pair * SPLITS + s) * G16
-                weight = tl.exp(tl.load(part_ml + 2 * its + g, cache_modifier=".cg") - top)
-                mass += weight * tl.load(part_ml + 2 * its + G16 + g, cache_modifier=".cg")
-                piece = tl.load(part + (its + g)[:, None] * D + ds[None, :], cache_modifier=".cg")
-                mixed += weight[:, None] * piece
-            tl.store(out + heads, (mixed / mass[:, None]).to(out.dtype.element_ty), mask=(g < G)[:, None])
-            tl.store(arrived + pair, 0)
-    else:
-        tl.store(out + heads, (mixed / mass[:, None]).to(out.dtype.element_ty), mask=(g < G)[:, None])
-
-
-@triton.jit
 def add_kernel(
     a, w, x, norm, y, ss, part, arrived, R,
     N: tl.constexpr, KD: tl.constexpr, SPLITS: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, HELD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """x += a @ w.T for a tile of columns, then y and ss of the next norm. KD is split between programs; the last one
     that arrives adds the pieces up in a fixed order, so that the sum is the same each time."""
     tile, split, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     cols = tile * BN + tl.arange(0, BN)
     rows = block * BM + tl.arange(0, BM)
-    ks = tl.arange(0, BK)
-    per: tl.constexpr = (KD // BK + SPLITS - 1) // SPLITS
-    begin = split * per * BK
+    per: tl.constexpr = (KD // BK + SPLITS - 1) // SPLITS * BK
+    begin = split * per
     m = (rows < R)[:, None]
     if PDL:
         gdc_launch_dependents()
-    acc = tl.zeros((BM, BN), tl.float32)
-    wp = w + cols[:, None] * KD + ks[None, :]
-    ap = a + rows[:, None] * KD + ks[None, :]
-    if EARLY:
-        held = ()
-        for b in tl.static_range(per):
-            k = begin + b * BK
-            held = held + (tl.load(wp + k, mask=(k + ks < KD)[None, :], other=0.0),)  # noqa: RUF005
-        if PDL:
-            gdc_wait()
-        for b in tl.static_range(per):
-            k = begin + b * BK
-            piece = tl.load(ap + k, mask=m & (k + ks < KD)[None, :], other=0.0)
-            acc = tl.dot(piece, tl.trans(held[b]), acc, input_precision="ieee")
-    else:
-        if PDL:
-            gdc_wait()
-        for k in range(begin, tl.minimum(begin + per * BK, KD), BK):
-            piece = tl.load(ap + k, mask=m, other=0.0)
-            acc = tl.dot(piece, tl.trans(tl.load(wp + k)), acc, input_precision="ieee")
+    wp = w + cols[:, None] * KD + tl.arange(0, BK)[None, :]
+    end = tl.minimum(begin + per, KD)
+    held = hold(wp, begin, end, BK, HELD)
+    scale = tl.load(norm + cols)[None, :]
+    if PDL:
+        gdc_wait()
     xp = x + rows[:, None] * N + cols[None, :]
+    before = tl.load(xp, mask=m, other=0.0)
+    acc = product(a, wp, held, rows, R, begin, end, KD, BM, BN, BK, HELD)
     done = True
     if SPLITS > 1:
         place = block * (N // BN) + tile
@@ -244,38 +185,29 @@ def add_kernel(
                 acc += tl.load(pieces + s * BM * BN, cache_modifier=".cg")
             tl.store(arrived + place, 0)
     if done:
-        total = tl.load(xp, mask=m, other=0.0) + acc
+        total = before + acc
         tl.store(xp, total, mask=m)
-        scaled = total * tl.load(norm + cols)[None, :]
-        tl.store(y + rows[:, None] * N + cols[None, :], scaled.to(y.dtype.element_ty), mask=m)
+        tl.store(y + rows[:, None] * N + cols[None, :], (total * scale).to(y.dtype.element_ty), mask=m)
         tl.store(ss + rows * (N // BN) + tile, tl.sum(total * total, 1), mask=rows < R)
 
 
 @triton.jit
 def gate_up_kernel(
     y, ss, w, h, R, eps, inner: tl.constexpr, d: tl.constexpr, T: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, HELD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """silu(gate) * up for a tile of columns: h [R, inner]."""
     cols = tl.program_id(0) * BN + tl.arange(0, BN)
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     if PDL:
         gdc_launch_dependents()
-    first = w + cols[:, None] * d + tl.arange(0, BK)[None, :]
-    gate, up = two_products(y, first, first + inner * d, rows, R, d, BM, BN, BK, EARLY, PDL)
+    wp = pair_of_tiles(w + tl.program_id(0) * BN * d, inner, d, BN, BK)
+    held = hold(wp, 0, d, BK, HELD)
+    if PDL:
+        gdc_wait()
     scale = inverse_rms(ss, rows, R, eps, d, T)
+    gate, up = pair(product(y, wp, held, rows, R, 0, d, d, BM, 2 * BN, BK, HELD), BM, BN)
     gate = gate * scale
     up = up * scale
     value = (gate * tl.sigmoid(gate) * up).to(h.dtype.element_ty)
     tl.store(h + rows[:, None] * inner + cols[None, :], value, mask=(rows < R)[:, None])
-
-
-@triton.jit
-def norm_kernel(y, ss, out, eps, d: tl.constexpr, B: tl.constexpr, T: tl.constexpr):
-    """The rest of the last norm: out = y / rms."""
-    row = tl.program_id(0)
-    t = tl.arange(0, 256)
-    scale = tl.rsqrt(tl.sum(tl.load(ss + row * T + t, mask=t < T, other=0.0), 0) / d + eps)
-    o = tl.arange(0, B)
-    v = tl.load(y + row * d + o, mask=o < d, other=0.0).to(tl.float32)
-    tl.store(out + row * d + o, (v * scale).to(out.dtype.element_ty), mask=o < d)

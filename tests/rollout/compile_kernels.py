@@ -16,7 +16,7 @@ from triton.backends import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from rlcourse.rollout import fused, triton_draw, triton_kernels
+from rlcourse.rollout import fused, triton_attention, triton_draw, triton_kernels, triton_refill
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD, VOCABULARY = 896, 4864, 14, 2, 64, 151936  # Qwen2.5-0.5B
 SHARED = {80: 163, 86: 99, 90: 227, 100: 227, 120: 99}  # kB a block can have
@@ -25,8 +25,12 @@ POINTERS = {
     "norm": "fp32", "inv_freq": "fp32", "q_norm": "fp32", "k_norm": "fp32", "part": "fp32", "part_ml": "fp32",
     "arrived": "i32", "seed": "i64", "eos": "i64", "limit": "i64", "row": "i64", "count": "i64", "done": "i1",
     "tokens": "i64", "logprobs": "fp32", "top": "fp32", "mass": "fp32",
+    "lengths": "i64", "plan": "i64", "prompt": "i64", "prompt_lengths": "i64", "over": "i1",
 }  # fmt: skip
 SCALARS = {"R": "i32", "V": "i32", "width": "i32", "eos_ids": "i32", "eps": "fp32", "scale": "fp32"}
+SCALARS |= {
+    name: "i32" for name in ("T", "length", *(f"{a}_{b}" for a in ("source", "target") for b in ("kv", "row", "head")))
+}
 SCALARS |= {"inverse_temperature": "fp32", "stride_kv": "i32", "stride_row": "i32", "stride_head": "i32"}
 
 
@@ -55,36 +59,37 @@ def needs(program) -> dict[str, int]:
 
 
 def main(capability: int, rows: int) -> None:
-    cut = fused.tiles_for(rows, SHARED[capability] * 1024)
+    cut = fused.tiles_for(rows, SHARED[capability] * 1024, HEAD)
     pdl = {"PDL": capability >= 90}
 
-    def product(p: fused.Product, held: int) -> tuple[dict, dict]:
-        early = p.stages == 0 and held / (32 * p.warps) <= fused.REGISTERS
-        constants = {"BM": p.rows, "BK": p.depth, "EARLY": early} | pdl
-        return {"num_warps": p.warps, "num_stages": p.stages or 2}, constants
+    def product(p: fused.Product, depth: int, pair: bool = False) -> tuple[dict, dict]:
+        options = fused.launch_options(p, depth, pair)
+        return options, {"BM": p.rows, "BK": p.depth, "HELD": options.pop("HELD")} | pdl
 
     parts, model = HIDDEN // cut.down.columns, {"H": HEADS, "K": KV_HEADS, "D": HEAD}
     found = {}
-    options, constants = product(cut.qkv, 2 * 32 * HIDDEN * 2)
+    options, constants = product(cut.qkv, HIDDEN, pair=True)
     kind = {"HAS_BIAS": True, "HAS_NORM": False, "T": parts, "d": HIDDEN}
     found["qkv"] = compiled(triton_kernels.qkv_kernel, capability, options, **constants, **kind, **model)
     shares = {"SPLITS": cut.splits, "BS": cut.block} | pdl
-    options = {"num_warps": cut.attention_warps}
-    found["attention"] = compiled(triton_kernels.attention_kernel, capability, options, **shares, **model)
+    options = {"num_warps": cut.attention_warps, "num_stages": cut.attention_stages}
+    found["attention"] = compiled(triton_attention.attention_kernel, capability, options, **shares, **model)
     for name, p, depth in (("out", cut.out, HEADS * HEAD), ("down", cut.down, INNER)):
         share = -(-depth // p.depth // p.splits) * p.depth
-        options, constants = product(p, p.columns * share * 2)
+        options, constants = product(p, share)
         sizes = {"N": HIDDEN, "KD": depth, "SPLITS": p.splits, "BN": p.columns}
         found[name] = compiled(triton_kernels.add_kernel, capability, options, **constants, **sizes)
     p = cut.gate_up
-    options, constants = product(p, 2 * p.columns * HIDDEN * 2)
+    options, constants = product(p, HIDDEN, pair=True)
     sizes = {"inner": INNER, "d": HIDDEN, "T": HIDDEN // cut.out.columns, "BN": p.columns}
     found["gate_up"] = compiled(triton_kernels.gate_up_kernel, capability, options, **constants, **sizes)
     tiles = -(-VOCABULARY // fused.TILE)
-    draw = {"BN": fused.TILE, "TILES": tiles}
+    draw = {"BN": fused.TILE, "TILES": tiles, "d": HIDDEN, "T": parts} | pdl
     found["tile"] = compiled(triton_draw.tile_kernel, capability, {}, **draw)
     ends = {"B": triton.next_power_of_2(tiles), "E": 2, "GREEDY": False}
     found["pick"] = compiled(triton_draw.pick_kernel, capability, {}, **draw, **ends)
+    found["take"] = compiled(triton_refill.take_kernel, capability, {}, B=rows)
+    found["copy"] = compiled(triton_refill.copy_kernel, capability, {}, BLOCK=2048)
     print(json.dumps({name: needs(program) for name, program in found.items()}))
 
 

@@ -22,7 +22,9 @@ DRAWS = 20_000 if DEVICE == "cuda" else 400  # the interpreter takes many millis
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 # Cuts in which every other path is taken: pipelines, shares, several blocks of rows.
 SMALL = fused.Product(16, 32, 64, splits=2, stages=2)
-LATE = fused.Tiles(fused.Product(16, 32, 64, stages=2), SMALL, SMALL, SMALL, splits=2, block=16, attention_warps=2)
+LATE = fused.Tiles(
+    fused.Product(16, 32, 64, stages=2), SMALL, SMALL, SMALL, 2, 16, attention_warps=2, attention_stages=3
+)
 
 
 def model(shape, seed=0):
@@ -41,6 +43,12 @@ def rollout(engine, policy, num_generations, max_new_tokens, sampling):
         outputs = engine._run_slots(PROMPTS, num_generations, max_new_tokens, sampling)
     assert engine.fused is not None
     return engine._rollout(*outputs, *graph.left_pad(PROMPTS, policy.pad_id, engine.device), num_generations)
+
+
+def last_scale(step, rows):
+    """1 / rms of the last norm [rows, 1], which the kernels that draw multiply the logits with."""
+    squares = step.squares.flatten()[: rows * step.parts(rows)].view(rows, -1).sum(1, keepdim=True)
+    return (squares / step.hidden + step.decoder.eps).rsqrt()
 
 
 def assert_as_good(found, plain, exact):
@@ -67,7 +75,7 @@ def test_a_step_writes_the_cache_and_the_logits_of_the_step_in_pytorch(shape, cu
     monkeypatch.setattr(fused, "tiles_for", lambda *_: cut)
     policy = model(shape)
     decoder, exact = Decoder(policy.model, DTYPE, False), Decoder(policy.model, torch.float32, False)
-    held = slots.Slots.empty(decoder, 24, 40, 24, 4)
+    held = slots.Slots.empty(decoder, 24, 40, 24, 4, 1, 1)
     torch.manual_seed(0)
     held.cache.normal_()
     held.row.copy_(torch.arange(24))
@@ -82,11 +90,12 @@ def test_a_step_writes_the_cache_and_the_logits_of_the_step_in_pytorch(shape, cu
     with torch.no_grad():
         plain, wanted = (d.decode_rows(token, position, caches[d][:, :, :rows]).float() for d in (decoder, exact))
         step = fused.FusedStep(decoder, held, torch.tensor([2], device=DEVICE))
-        step(rows, GREEDY)
+        step(rows, False, GREEDY)
     assert_as_good(held.cache, caches[decoder], caches[exact])
-    assert_as_good(step.logits[:rows], plain, wanted)
-    assert held.token[:rows].tolist() == step.logits[:rows].argmax(-1).tolist() == held.tokens[:rows, 0].tolist()
-    chosen = step.logits[:rows].float().log_softmax(-1).amax(-1)
+    logits = step.logits[:rows].float() * last_scale(step, rows)
+    assert_as_good(logits, plain, wanted)
+    assert held.token[:rows].tolist() == logits.argmax(-1).tolist() == held.tokens[:rows, 0].tolist()
+    chosen = logits.log_softmax(-1).amax(-1)
     torch.testing.assert_close(held.logprobs[:rows, 0], chosen, atol=1e-4, rtol=0)
     assert torch.equal(held.position[:rows], position + 1) and held.count[:rows].tolist() == [1] * rows
     assert not step.arrived.any()  # counters are ready for the next step
@@ -99,6 +108,23 @@ def test_greedy_tokens_are_those_of_generate(shape, monkeypatch):
     if DEVICE == "cpu":
         expected = make_engine(policy, "hf-dynamic", torch.float32).generate(PROMPTS, 1, 6, GREEDY)
         assert torch.equal(found.completion_ids, expected.completion_ids)
+    assert_same_logprobs(found, policy, GREEDY)
+
+
+@pytest.mark.parametrize("available", [1, 3])
+def test_slots_are_taken_over_within_the_step(available, monkeypatch):
+    """The host starts the first completions alone, and who continues does not change what is said."""
+    policy = model("qwen2", seed=3)
+    policy.eos_ids = list(range(0, len(policy.tokenizer), 7))
+    everyone = rollout(fused_engine(policy, monkeypatch), policy, 3, 6, GREEDY)
+    started, original = [], slots.start
+    monkeypatch.setattr(slots, "start", lambda held, taken, *a: started.append(len(taken)) or original(held, taken, *a))
+    monkeypatch.setattr(graph, "MAX_SLOTS", available)
+    found = rollout(fused_engine(policy, monkeypatch), policy, 3, 6, GREEDY)
+    assert started == [available]
+    if DEVICE == "cpu":  # in bfloat16 the best two tokens can be as good
+        assert torch.equal(found.completion_ids, everyone.completion_ids)
+        assert torch.equal(found.completion_mask, everyone.completion_mask)
     assert_same_logprobs(found, policy, GREEDY)
 
 
@@ -117,13 +143,15 @@ def test_sampling_logprobs_equal_recomputed_ones(temperature, monkeypatch):
     assert len(found.lengths.unique()) > 2
 
 
-def test_the_same_seed_draws_the_same_and_another_does_not(monkeypatch):
+@pytest.mark.parametrize("available", [2, 256])
+def test_the_same_seed_draws_the_same_and_another_does_not(available, monkeypatch):
+    monkeypatch.setattr(graph, "MAX_SLOTS", available)
     policy = model("qwen2")
     engine = fused_engine(policy, monkeypatch)
     found = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        found.append(rollout(engine, policy, 1, 3, Sampling()).completion_ids.tolist())
+        found.append(rollout(engine, policy, 2, 4, Sampling()).completion_ids.tolist())
     assert found[0] == found[1] != found[2]
 
 
@@ -131,11 +159,12 @@ def draw(logits, draws, temperature=1.0, tile=64, monkeypatch=None):
     """`draws` tokens and log-probs from one row of logits, by the two drawing kernels."""
     monkeypatch.setattr(fused, "TILE", tile)
     decoder = make_engine(model("qwen2"), "graph", DTYPE).decoder
-    held = slots.Slots.empty(decoder, draws, 8, draws, 1)
+    held = slots.Slots.empty(decoder, draws, 8, draws, 1, 1, 1)
     held.row.copy_(torch.arange(draws))
     held.done.fill_(False)
     held.limit.fill_(1)
     step = fused.FusedStep(decoder, held, torch.tensor([2], device=DEVICE))
+    step.squares.fill_(step.hidden / step.parts(draws))  # an rms of 1
     step.vocabulary, step.tiles = len(logits), -(-len(logits) // tile)
     step.logits = logits.to(DEVICE).repeat(draws, 1).contiguous()
     step.top, step.mass = (torch.zeros(draws, step.tiles, device=DEVICE) for _ in range(2))
@@ -166,7 +195,7 @@ def test_a_token_without_mass_is_never_drawn_and_one_with_all_of_it_always(monke
     tokens, _ = draw(logits, DRAWS // 4, 1.0, 64, monkeypatch)
     assert set(tokens.tolist()) == {3, 70, 129}
     tokens, logprobs = draw(torch.tensor([0.0] * 99 + [80.0]), 20, 1.0, 64, monkeypatch)
-    assert set(tokens.tolist()) == {99} and logprobs.abs().max() < 1e-6
+    assert set(tokens.tolist()) == {99} and logprobs.abs().max() < 2e-5  # 80 has so many digits in float32
 
 
 def test_what_the_kernels_cannot_do_is_left_to_pytorch(monkeypatch):
@@ -181,11 +210,12 @@ def test_what_the_kernels_cannot_do_is_left_to_pytorch(monkeypatch):
     assert_same_logprobs(found, policy, Sampling(top_k=3))
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("rows", [1, 16, 17, 96, 97, 256])
-def test_tiles_fit_the_shared_memory_of_a_small_gpu(rows):
-    large, small = fused.tiles_for(rows, 227 * 1024), fused.tiles_for(rows, fused.LEAST_SHARED)
-    for name, weights in (("qkv", 2), ("out", 1), ("gate_up", 2), ("down", 1)):
-        for tiles, shared in ((large, 227 * 1024), (small, fused.LEAST_SHARED)):
-            p = getattr(tiles, name)
+def test_tiles_fit_the_shared_memory_of_a_small_gpu(rows, head_dim):
+    for shared in (227 * 1024, fused.LEAST_SHARED):
+        tiles = fused.tiles_for(rows, shared, head_dim)
+        assert tiles.qkv.columns == head_dim // 2
+        for p, weights in ((tiles.qkv, 2), (tiles.out, 1), (tiles.gate_up, 2), (tiles.down, 1)):
             assert p.stages * 2 * p.depth * (p.rows + weights * p.columns) < shared
-            assert p.stages != 1 and p.columns >= 32 and (p.rows, p.depth) == (getattr(large, name).rows, p.depth)
+            assert p.stages >= 2 and p.depth >= 32

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("triton", reason="Triton is there on Linux alone")
 
 SHARED = {86: 99 * 1024, 90: 227 * 1024}  # bytes a block can have: A10G, H100 and H200
-NAMES = {"qkv", "attention", "out", "down", "gate_up", "tile", "pick"}
+NAMES = {"qkv", "attention", "out", "down", "gate_up", "tile", "pick", "take", "copy"}
 
 
 @pytest.mark.parametrize("rows", [16, 64, 256])
@@ -26,4 +26,4 @@ def test_kernels_compile_and_fit(capability, rows):
     assert found.keys() == NAMES
     for name, needs in found.items():
         assert needs["shared"] <= SHARED[capability], name
-        assert needs["spilled"] <= 32, name
+        assert needs["spilled"] <= 128, name  # of the up to 900 bytes of weights that a thread holds

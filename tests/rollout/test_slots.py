@@ -102,7 +102,7 @@ def test_the_step_becomes_smaller_as_completions_end(policy, monkeypatch):
     policy.eos_ids = list(range(0, len(policy.tokenizer), 12))
     engine = make_engine(policy, "graph", torch.float32)
     original = engine._step_of
-    monkeypatch.setattr(engine, "_step_of", lambda size, sampling: sizes.append(size) or original(size, sampling))
+    monkeypatch.setattr(engine, "_step_of", lambda size, *a, **k: sizes.append(size) or original(size, *a, **k))
     monkeypatch.setattr(slots, "STEPS_BETWEEN_LOOKS", 1)
     monkeypatch.setattr(slots, "SMALLEST", 1)
     torch.manual_seed(0)
@@ -112,7 +112,7 @@ def test_the_step_becomes_smaller_as_completions_end(policy, monkeypatch):
 
 def test_shrink_moves_the_living_and_nothing_else(policy):
     engine = make_engine(policy, "graph", torch.float32)
-    held = slots.Slots.empty(engine.decoder, 8, 4, 8, 4)
+    held = slots.Slots.empty(engine.decoder, 8, 4, 8, 4, 1, 1)
     held.row.copy_(torch.arange(8))
     held.cache.copy_(torch.arange(8.0)[:, None, None, None].expand(8, *held.cache.shape[3:]))
     free = [0, 2, 4, 5, 6]  # 1, 3 and 7 live
