@@ -1,0 +1,134 @@
+"""Instructions that compute registers from registers, thread by thread: each becomes one function of `threads`."""
+
+import numpy as np
+
+from rlcourse.ptx import conversions, floats, integers
+from rlcourse.ptx.errors import Unsupported
+from rlcourse.ptx.floats import FLOATS, Plan
+from rlcourse.ptx.formats import decode, flush
+from rlcourse.ptx.parse import Instruction, size_of
+from rlcourse.ptx.registers import Registers
+
+COMPARE = {
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "lo": np.less,
+    "ls": np.less_equal,
+    "hi": np.greater,
+    "hs": np.greater_equal,
+    "num": lambda a, b: ~(np.isnan(a) | np.isnan(b)),
+    "nan": lambda a, b: np.isnan(a) | np.isnan(b),
+}
+BOOLEAN = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
+SIGNED = {"b16": "u16", "b32": "u32", "b64": "u64"}
+
+
+def build(instruction: Instruction, registers: Registers):
+    """The function of `threads` that executes an instruction. Raises Unsupported."""
+    special = {"mov": _mov, "setp": _setp, "selp": _selp, "slct": _slct, "cvta": _cvta}.get(instruction.name)
+    if special:
+        return special(instruction, registers)
+    name, modifiers, count = instruction.name, instruction.modifiers, len(instruction.operands) - 1
+    if name == "cvt":
+        plan = conversions.plan(modifiers, count)
+    elif modifiers and modifiers[-1] in FLOATS and name in floats.NATIVE:
+        plan = floats.plan(name, modifiers, count)
+    elif modifiers and modifiers[-1][0] in "subp":
+        plan = integers.plan(name, modifiers, count)
+    else:
+        raise Unsupported(instruction.opcode)
+    return connect(plan, instruction, registers)
+
+
+def connect(plan: Plan, instruction: Instruction, registers: Registers):
+    """A function of `threads` that reads the operands, computes and writes the result."""
+    function, write = plan.function, registers.writer(instruction.operands[0], plan.destination)
+    reads = [registers.reader(text, kind) for text, kind in zip(instruction.operands[1:], plan.sources, strict=True)]
+    if len(reads) == 1:
+        (a,) = reads
+        return lambda threads: write(threads, function(a(threads)))
+    if len(reads) == 2:
+        a, b = reads
+        return lambda threads: write(threads, function(a(threads), b(threads)))
+    return lambda threads: write(threads, function(*(read(threads) for read in reads)))
+
+
+def _mov(instruction, registers):
+    """A copy, or the joining or cutting of registers: mov.b32 {%rs1, %rs2}, %r1."""
+    kind = instruction.modifiers[-1]
+    left, right = (registers.group(text) for text in instruction.operands)
+    if len(left) == len(right) == 1:
+        return connect(Plan(lambda x: x, (kind,), kind), instruction, registers)
+    part = f"b{8 * size_of(kind) // max(len(left), len(right))}"
+    if len(left) == 1:
+        write, reads = registers.writer(left[0], kind), [registers.reader(text, part) for text in right]
+
+        def join(threads):
+            parts = np.stack(np.broadcast_arrays(*(read(threads) for read in reads)), -1)
+            write(threads, parts.view(f"uint{8 * size_of(kind)}")[..., 0])
+
+        return join
+    read, writes = registers.reader(right[0], kind), [registers.writer(text, part) for text in left]
+
+    def cut(threads):
+        parts = np.ascontiguousarray(read(threads))[..., None].view(f"uint{8 * size_of(part)}")
+        for i, write in enumerate(writes):
+            write(threads, parts[..., i])
+
+    return cut
+
+
+def _comparison(name: str, kind: str, flushed: bool):
+    """A comparison of raw operands. The ones that end in u hold for NaNs too."""
+    function = COMPARE.get(name)
+    if function is None and name.endswith("u") and name[:-1] in COMPARE:
+        ordered = COMPARE[name[:-1]]
+        function = lambda a, b: ordered(a, b) | np.isnan(a) | np.isnan(b)  # noqa: E731
+    elif name == "ne" and kind in FLOATS:
+        function = lambda a, b: (a != b) & ~(np.isnan(a) | np.isnan(b))  # noqa: E731
+    if function is None:
+        raise Unsupported(f"the comparison .{name}")
+    if flushed:
+        return lambda a, b: function(flush(a), flush(b))
+    if kind in ("bf16", "f16"):
+        return lambda a, b: function(decode(a, kind), decode(b, kind))
+    return function
+
+
+def _setp(instruction, registers):
+    """setp.lt.s32 p, a, b; setp.lt.and.s32 p, a, b, c; p|q also writes the opposite."""
+    name, *others, kind = instruction.modifiers
+    compare = _comparison(name, kind, "ftz" in others)
+    combine = next((BOOLEAN[other] for other in others if other in BOOLEAN), None)
+    targets = [registers.writer(text.strip(), "pred") for text in instruction.operands[0].split("|")]
+    a, b = (registers.reader(text, kind) for text in instruction.operands[1:3])
+    c = registers.reader(instruction.operands[3], "pred") if combine else None
+
+    def execute(threads):
+        holds = compare(a(threads), b(threads))
+        results = [holds, ~holds][: len(targets)]
+        for write, result in zip(targets, results, strict=True):
+            write(threads, combine(result, c(threads)) if combine else result)
+
+    return execute
+
+
+def _selp(instruction, registers):
+    kind = instruction.modifiers[-1]
+    plan = Plan(lambda a, b, chosen: np.where(chosen, a, b), (kind, kind, "pred"), kind)
+    return connect(plan, instruction, registers)
+
+
+def _slct(instruction, registers):
+    *_, kind, by = instruction.modifiers
+    return connect(Plan(lambda a, b, c: np.where(c >= 0, a, b), (kind, kind, by), kind), instruction, registers)
+
+
+def _cvta(instruction, registers):
+    """Addresses are the same in every space, because the spaces do not overlap; only the size may change."""
+    kind = instruction.modifiers[-1]
+    return connect(Plan(lambda x: x, (kind,), kind), instruction, registers)

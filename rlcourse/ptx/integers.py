@@ -1,0 +1,177 @@
+"""Integer and bit arithmetic, exact to the bit. Sources come as NumPy arrays of their PTX type."""
+
+import numpy as np
+
+from rlcourse.ptx.errors import Unsupported
+from rlcourse.ptx.floats import Plan
+
+WIDE = {"s16": "s32", "u16": "u32", "s32": "s64", "u32": "u64"}
+U64 = np.uint64
+
+
+def plan(name: str, modifiers: tuple[str, ...], count: int) -> Plan:
+    """What an instruction with `count` sources computes."""
+    kind, form = modifiers[-1], ".".join(modifiers[:-1])
+    if name in ("mul", "mad", "mul24", "mad24"):
+        return _product(form, kind, count)
+    if name in ("shl", "shr"):
+        return Plan(_shift_left if name == "shl" else _shift_right, (kind, "u32"), kind)
+    if name == "shf":
+        direction, mode = modifiers[:2]
+        return Plan(lambda a, b, c: _funnel(a, b, c, direction, mode), ("u32", "u32", "u32"), "u32")
+    if name in ("bfe", "bfi"):
+        sources = (kind, "u32", "u32") if name == "bfe" else (kind, kind, "u32", "u32")
+        return Plan(_extract if name == "bfe" else _insert, sources, kind)
+    if name == "lop3" and not form:
+        return Plan(_lop3, (kind,) * 3 + ("u32",), kind)
+    if name == "prmt" and kind == "b32":
+        return Plan(_permute, ("u32",) * 3, "u32")
+    if name in ("popc", "clz", "bfind") and form in ("", "shiftamt"):
+        found = {"popc": np.bitwise_count, "clz": _leading_zeros, "bfind": _highest_bit}[name]
+        return Plan((lambda x: 31 - _highest_bit(x)) if form else found, (kind,), "u32")
+    if name in ("add", "sub") and (form, kind) == ("sat", "s32"):
+        return Plan(lambda a, b: SIMPLE[name](a, b, dtype=np.int64).clip(-(1 << 31), (1 << 31) - 1), (kind, kind), kind)
+    if name not in SIMPLE or form not in ("", "relu"):
+        raise Unsupported(f"{name}.{'.'.join(modifiers)}")
+    function = SIMPLE[name]
+    if form == "relu":
+        return Plan(lambda *values: np.maximum(function(*values), 0), (kind,) * count, kind)
+    return Plan(function, (kind,) * count, kind)
+
+
+def _divide(a, b):
+    """Rounded towards zero. By 0, all bits."""
+    quotient = a // np.where(b == 0, 1, b)
+    if quotient.dtype.kind == "i":
+        quotient = quotient + ((quotient < 0) & (quotient * b != a))
+    return np.where(b == 0, ~np.zeros((), a.dtype), quotient).astype(a.dtype)
+
+
+SIMPLE = {
+    "add": np.add,
+    "sub": np.subtract,
+    "div": _divide,
+    "rem": lambda a, b: a - _divide(a, b) * b,
+    "min": lambda *values: np.minimum.reduce(np.broadcast_arrays(*values)),
+    "max": lambda *values: np.maximum.reduce(np.broadcast_arrays(*values)),
+    "abs": np.abs,
+    "neg": np.negative,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "not": np.invert,
+    "cnot": lambda x: (x == 0).astype(x.dtype),
+    "sad": lambda a, b, c: c + np.maximum(a, b) - np.minimum(a, b),
+    "brev": lambda x: _reversed(x),
+}
+
+
+def _product(form, kind, count):
+    """mul and mad, of which "lo" and "hi" are the halves of the product and "wide" is all of it."""
+    if form == "lo":
+        function, sources, destination = np.multiply, (kind, kind), kind
+    elif form == "wide":
+        destination = WIDE[kind]
+        function, sources = np.multiply, (kind, kind)
+        larger = f"{'int' if kind[0] == 's' else 'uint'}{2 * int(kind[1:])}"
+        function = lambda a, b: a.astype(larger) * b.astype(larger)  # noqa: E731
+    elif form == "hi":
+        function, sources, destination = _high, (kind, kind), kind
+    else:
+        raise Unsupported(f"mul.{form}.{kind}")
+    if count == 2:
+        return Plan(function, sources, destination)
+    return Plan(lambda a, b, c: function(a, b) + c, (*sources, destination), destination)
+
+
+def _high(a, b):
+    if a.dtype.itemsize < 8:
+        larger = f"{a.dtype.kind}{2 * a.dtype.itemsize}"
+        return (a.astype(larger) * b.astype(larger) >> 8 * a.dtype.itemsize).astype(a.dtype)
+    half = np.array(32, a.dtype)
+    a1, b1 = a >> half, b >> half  # with the sign
+    a0, b0 = a & 0xFFFFFFFF, b & 0xFFFFFFFF
+    low = (a0.astype(U64) * b0.astype(U64) >> U64(32)).astype(a.dtype)
+    middle = a1 * b0 + low
+    other = a0 * b1 + (middle & 0xFFFFFFFF)
+    return a1 * b1 + (middle >> half) + (other >> half)
+
+
+def _bits(x):
+    return 8 * x.dtype.itemsize
+
+
+def _shift_left(x, by):
+    shifted = x << np.minimum(by, _bits(x) - 1).astype(x.dtype)
+    return np.where(by >= _bits(x), x.dtype.type(0), shifted)
+
+
+def _shift_right(x, by):
+    shifted = x >> np.minimum(by, _bits(x) - 1).astype(x.dtype)
+    return shifted if x.dtype.kind == "i" else np.where(by >= _bits(x), x.dtype.type(0), shifted)
+
+
+def _funnel(a, b, c, direction, mode):
+    """A shift of the 64 bits b:a, of which the upper (l) or the lower (r) half is kept."""
+    by = (c & 31 if mode == "wrap" else np.minimum(c, 32)).astype(U64)
+    both = b.astype(U64) << U64(32) | a
+    return (both << by >> U64(32) if direction == "l" else both >> by).astype(np.uint32)
+
+
+def _extract(x, position, length):
+    position, length, bits = position & 255, length & 255, _bits(x)
+    if x.dtype.kind == "u":
+        mask = _mask(x.dtype, length)
+        return _shift_right(x, position) & mask
+    top = np.minimum(position.astype(np.int64) + length - 1, bits - 1)
+    up = np.maximum(bits - 1 - top, 0)
+    down = np.minimum(up + position, bits - 1)
+    return np.where(length == 0, x.dtype.type(0), x << up.astype(x.dtype) >> down.astype(x.dtype))
+
+
+def _insert(a, b, position, length):
+    position, length = position & 255, length & 255
+    mask = _shift_left(_mask(a.dtype, length), position)
+    return (_shift_left(a, position) & mask) | (b & ~mask)
+
+
+def _mask(dtype, length):
+    """The lowest `length` bits."""
+    return ~_shift_left(~np.zeros(1, dtype), length)
+
+
+def _lop3(a, b, c, table):
+    result = np.zeros((), a.dtype)
+    for case in range(8):
+        chosen = [x if case & bit else ~x for x, bit in ((a, 4), (b, 2), (c, 1))]
+        if table[0] >> case & 1:
+            result = result | (chosen[0] & chosen[1] & chosen[2])
+    return np.broadcast_to(result, np.broadcast_shapes(a.shape, b.shape, c.shape))
+
+
+def _permute(a, b, selector):
+    both = b.astype(U64) << U64(32) | a
+    result = np.zeros((), np.uint32)
+    for i in range(4):
+        pick = selector >> np.uint32(4 * i)
+        byte = (both >> (pick & 7).astype(U64) * U64(8) & U64(0xFF)).astype(np.uint32)
+        byte = np.where(pick & 8, np.where(byte & 0x80, np.uint32(0xFF), np.uint32(0)), byte)
+        result = result | byte << np.uint32(8 * i)
+    return result
+
+
+def _highest_bit(x):
+    """The place of the highest 1 (of a negative number, the highest 0), or all bits without one."""
+    x = np.where(x < 0, ~x, x).astype(U64)
+    high, low = x >> U64(32), x & U64(0xFFFFFFFF)
+    length = np.where(high, 32 + np.frexp(high.astype(float))[1], np.frexp(low.astype(float))[1])
+    return (length - 1).astype(np.int32).view(np.uint32)
+
+
+def _leading_zeros(x):
+    return (_bits(x) - 1 - _highest_bit(x).view(np.int32)).astype(np.uint32)
+
+
+def _reversed(x):
+    bits = np.unpackbits(np.ascontiguousarray(x)[:, None].view(np.uint8), axis=1, bitorder="little")
+    return np.packbits(bits[:, ::-1], axis=1, bitorder="little").view(x.dtype)[:, 0]

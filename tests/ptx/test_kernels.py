@@ -1,0 +1,114 @@
+"""Real kernels in the interpreter: right, and the same whoever runs first."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from handwritten import execute
+from real_kernels import CHECKS, text_of
+
+from rlcourse.ptx import Race, Uninitialised, parse
+from rlcourse.ptx.summary import summary
+
+ORDERS = ["lockstep", "warp", "serial", "random"]
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_kernels_give_the_same_bits_in_every_order(name):
+    first, _ = CHECKS[name](text_of(name))
+    for order in ORDERS:
+        for seed in range(3):
+            again, _ = CHECKS[name](text_of(name), order=order, seed=seed)
+            assert (again == first).all()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", ["product", "decode_attention"])
+def test_no_barrier_can_be_left_out_in_any_order(name, order):
+    text = text_of(name)
+    for barrier in re.finditer(r"bar\.sync\s+0;", text):
+        with pytest.raises((Race, Uninitialised)):
+            CHECKS[name](text[: barrier.start()] + text[barrier.end() :], order=order)
+
+
+def test_orders_are_what_they_say():
+    """Each warp draws a ticket: in which order do they come?"""
+    body = """
+    mov.u32 %r1, %ctaid.x; shr.u32 %r2, %t, 5; mad.lo.u32 %r2, %r1, 3, %r2;
+    and.b32 %r3, %t, 31; setp.eq.u32 %p, %r3, 0;
+    bar.sync 0;
+    @%p atom.global.add.u32 %r4, [%counter], 1;
+    mad.wide.u32 %l, %r2, 4, %ticket;
+    @%p st.global.b32 [%l], %r4;
+    """
+
+    def tickets(order, seed=0):
+        memory, _ = execute(
+            body, 96, 4, order=order, seed=seed, counter=np.zeros(1, np.uint32), ticket=((4, 3), np.uint32)
+        )
+        return memory.read("ticket").astype(int)
+
+    by_block = tickets("warp")
+    assert all((row == np.sort(row)[::-1]).all() and np.ptp(row) == 2 for row in by_block)
+    assert all(np.ptp(row) == 2 for row in tickets("serial"))
+    assert any(np.ptp(row) > 2 for row in tickets("random"))
+    assert (tickets("random", 1) != tickets("random", 2)).any() and (tickets("serial", 1) != tickets("serial", 2)).any()
+    assert (tickets("random", 1) == tickets("random", 1)).all()
+
+
+def test_the_report_of_a_kernel_says_how_much_memory_it_moved():
+    _, report = CHECKS["rms_norm"](text_of("rms_norm"))
+    assert report.read == {"x": 6 * 512, "weight": 6 * 512} and report.written == {"y": 6 * 512}
+    x, weight, y = report.accesses.values()
+    assert (weight.sectors, y.sectors, weight.efficiency) == (6 * 16, 6 * 16, 1)
+    assert x.sectors == 6 * 16 + 3  # rows lie 528 bytes apart: every other one begins within a sector
+    assert report.barriers == 0 and report.instructions["shfl.sync.bfly.b32"] == 8 * 5
+    _, report = CHECKS["decode_attention"](text_of("decode_attention"))
+    assert report.barriers == 3 * 12 and report.instructions["atom.global.acq_rel.add.u32"] == 12
+    assert set(report.cross_block_reads) == {"mixed", "masses"}
+    assert report.total == sum(report.instructions.values()) > 1000
+
+
+def test_parsing_finds_what_an_entry_declares():
+    (entry,) = parse(text_of("decode_attention"))
+    assert entry.name == "decode_attention_0" and entry.threads == (128, 1, 1)
+    assert [(p.offset, p.size, p.align) for p in entry.params][:3] == [(0, 24, 8), (24, 32, 8), (56, 32, 8)]
+    assert entry.registers["%rd1"] == "b64" and entry.registers["%p2"] == "pred"
+    assert entry.shared == 0 and entry.dynamic == {"__dynamic_shmem__0": 1024} and entry.local == 0
+    text = text_of("decode_attention").split("\n")
+    for instruction in entry.instructions:
+        assert instruction.text.split()[0] in text[instruction.line - 1]
+        assert instruction.opcode in instruction.text
+
+
+def test_scopes_of_inline_assembly_have_registers_of_their_own():
+    body = """
+    mov.b32 %r1, 1;
+    {
+        .reg .b32 %r1, %mine;
+        mov.b32 %mine, 5;
+        add.u32 %r1, %mine, %t;
+        setp.lt.u32 %p, %t, 3; @%p bra $INNER;
+        mov.b32 %r2, %r1;
+    $INNER: }
+    { .reg .b32 %mine; mov.b32 %mine, 7; @%p mov.b32 %r2, %mine; } // a comment; with a semicolon { and a brace
+    add.u32 %r2, %r2, %r1; /* another
+    comment */ mad.wide.u32 %l, %t, 4, %x; st.global.b32 [%l], %r2;
+    """
+    memory, _ = execute(body, x=(32, np.uint32))
+    assert memory.read("x").tolist() == [8] * 3 + [t + 6 for t in range(3, 32)]
+
+
+def test_the_command_line_counts_instructions_by_group():
+    path = Path(__file__).parent / "kernels" / "product.ptx"
+    found = subprocess.run([sys.executable, "-m", "rlcourse.ptx", path], capture_output=True, text=True, check=True)
+    (entry,) = parse(text_of("product"))
+    assert found.stdout.strip() == summary(entry)
+    numbers = {group: int(number) for number, group in re.findall(r"^ +(\d+)  (.*)$", found.stdout, re.M)}
+    assert sum(numbers.values()) == len(entry.instructions)
+    assert numbers["matrix products"] == text_of("product").count("mma.sync") + text_of("product").count("ldmatrix.")
+    assert numbers["asynchronous copies"] == text_of("product").count("cp.async")
+    assert "entry product_0" in found.stdout and "local         0 B" in found.stdout

@@ -1,0 +1,269 @@
+"""Loads, stores, atomics and asynchronous copies."""
+
+import struct
+
+import numpy as np
+import pytest
+from handwritten import calculate, execute, program
+
+from rlcourse.ptx import Memory, parse, run
+
+RNG = np.random.default_rng(2)
+DYNAMIC = ".extern .shared .align 16 .b8 room[];\n"
+
+
+@pytest.mark.parametrize(("kind", "count"), [("b16", 4), ("b32", 2), ("b32", 4), ("b64", 2), ("b16", 2), ("b64", 4)])
+def test_vector_accesses_move_neighbours(kind, count):
+    size = int(kind[1:]) // 8
+    x = RNG.integers(0, 256, (32, size * count)).astype(np.uint8)
+    prefix = {2: "%h", 4: "%r", 8: "%rd"}[size]
+    registers = ", ".join(f"{prefix}{i}" for i in range(count))
+    backwards = ", ".join(f"{prefix}{i}" for i in reversed(range(count)))
+    body = f"""
+    mad.wide.u32 %l, %t, {size * count}, %x;
+    ld.global.nc.L1::no_allocate.v{count}.{kind} {{{registers}}}, [%l];
+    mad.wide.u32 %l, %t, {size * count}, %y;
+    st.global.v{count}.{kind} [%l], {{{backwards}}};
+    """
+    memory, report = execute(body, x=x, y=(x.shape, x.dtype))
+    assert (memory.read("y").reshape(32, count, size)[:, ::-1].reshape(32, -1) == x).all()
+    assert report.read == {"x": x.nbytes} and report.written == {"y": x.nbytes}
+
+
+def test_small_loads_fill_a_register_with_zeros_or_the_sign():
+    x = np.arange(256).astype(np.uint8)
+    body = "add.u64 %l, %in_a, %l; ld.global.{} %r1, [%l]; mov.b32 %d, %r1;"
+    address = "cvt.u64.u32 %l, %t; "
+    assert (calculate(address + body.format("u8"), np.int32, a=x) == x).all()
+    assert (calculate(address + body.format("s8"), np.int32, a=x) == x.view(np.int8)).all()
+
+
+def test_small_stores_take_the_lowest_bits():
+    body = "mov.b32 %r1, 300; cvt.u64.u32 %l, %t; add.u64 %l, %l, %x; st.global.u8 [%l], %r1;"
+    memory, _ = execute(body, x=(32, np.uint8))
+    assert (memory.read("x") == 300 - 256).all()
+
+
+def test_parameters_of_all_sizes_are_found_at_their_offsets():
+    body = """
+    ld.param.u8 %h1, [a]; ld.param.u16 %h2, [b]; ld.param.v2.b32 {%r1, %r2}, [c+8]; ld.param.f32 %r3, [d];
+    cvt.u32.u16 %r4, %h1; cvt.u32.u16 %r5, %h2;
+    setp.ne.u32 %p, %t, 0; @%p ret;
+    st.global.v4.b32 [%x], {%r4, %r5, %r1, %r2}; st.global.b32 [%x+16], %r3;
+    """
+    more = "param_x, .param .u8 a, .param .u16 b, .param .align 8 .b8 c[16], .param .f32 d)"
+    (entry,) = parse(program(body, ["x"]).replace("param_x)", more))
+    assert [p.offset for p in entry.params] == [0, 8, 10, 16, 32]
+    memory = Memory()
+    x = memory.place("x", np.zeros(5, np.uint32))
+    run(entry, 1, 32, struct.pack("<QBxH4x4If", x, 7, 300, 1, 2, 5, 6, 1.5), memory)
+    assert memory.read("x").tolist() == [7, 300, 5, 6, 0x3FC00000]
+
+
+def test_shared_memory_belongs_to_a_block_and_carries_values_over_a_barrier():
+    body = """
+    mov.u32 %r1, %ctaid.x; mov.u32 %r2, %ntid.x;
+    mad.lo.u32 %r3, %r1, %r2, %t;
+    mov.u32 %u, room; mad.lo.u32 %r4, %t, 4, %u;
+    st.shared.b32 [%r4], %r3;
+    bar.sync 0;
+    sub.u32 %r5, 63, %t; mad.lo.u32 %r5, %r5, 4, %u;
+    ld.shared.b32 %r6, [%r5];
+    mad.wide.u32 %l, %r3, 4, %x; st.global.b32 [%l], %r6;
+    """
+    for declared, dynamic in ((".shared .align 16 .b8 room[256];\n", 0), (DYNAMIC, 256)):
+        memory, report = execute(
+            body, threads=64, grid=3, declared=declared, shared_bytes=dynamic, x=((3, 64), np.uint32)
+        )
+        assert (memory.read("x") == np.arange(192).reshape(3, 64)[:, ::-1]).all()
+        assert report.barriers == 3
+
+
+def test_dynamic_shared_memory_begins_behind_the_static():
+    body = """
+    mov.u32 %r1, fixed; mad.lo.u32 %r1, %t, 4, %r1; mov.u32 %r2, room; mad.lo.u32 %r2, %t, 4, %r2;
+    st.shared.b32 [%r1], %t; st.shared.b32 [%r2], 7;
+    ld.shared.b32 %r3, [%r1]; ld.shared.b32 %r4, [%r2]; add.u32 %r3, %r3, %r4;
+    mad.wide.u32 %l, %t, 4, %x; st.global.b32 [%l], %r3;
+    """
+    declared = ".shared .align 4 .b8 fixed[128];\n" + DYNAMIC
+    memory, _ = execute(body, declared=declared, shared_bytes=128, x=(32, np.uint32))
+    assert memory.read("x").tolist() == list(range(7, 39))
+
+
+def test_generic_addresses_and_local_memory_work():
+    body = """
+    mov.u64 %rd1, place; cvta.local.u64 %rd2, %rd1;
+    st.local.b32 [%rd1+4], %t;
+    ld.b32 %r1, [%rd2+4];
+    mov.u32 %u, room; cvt.u64.u32 %rd3, %u; cvta.shared.u64 %rd3, %rd3;
+    mad.wide.u32 %rd4, %t, 4, %rd3; st.b32 [%rd4], %r1; ld.shared.b32 %r2, [%rd4];
+    mad.wide.u32 %l, %t, 4, %x; st.b32 [%l], %r2;
+    """
+    declared = ".local .align 8 .b8 place[16];\n.shared .align 4 .b8 room[128];\n"
+    memory, _ = execute(body, declared=declared, x=(32, np.uint32))
+    assert memory.read("x").tolist() == list(range(32))
+
+
+ATOMICS = {
+    "add.u32": lambda old, v: int(old + v.sum()) % 2**32,
+    "min.s32": lambda old, v: min(old, v.view(np.int32).min()),
+    "max.u32": lambda old, v: max(old, v.max()),
+    "and.b32": lambda old, v: np.bitwise_and.reduce(v) & old,
+    "or.b32": lambda old, v: np.bitwise_or.reduce(v) | old,
+    "xor.b32": lambda old, v: np.bitwise_xor.reduce(v) ^ old,
+}
+
+
+@pytest.mark.parametrize("name", ATOMICS)
+@pytest.mark.parametrize("instruction", ["atom", "red"])
+@pytest.mark.parametrize("space", ["global", "shared"])
+def test_atomics_of_all_threads_add_up(name, instruction, space):
+    values = RNG.integers(0, 2**32, 64, np.uint32)
+    target = "%r9, " if instruction == "atom" else ""
+    place = "%x" if space == "global" else "room"
+    body = f"""
+    mad.wide.u32 %l, %t, 4, %v; ld.global.b32 %r1, [%l];
+    setp.ne.u32 %p, %t, 0;
+    @%p bra $OVER;
+    st.{space}.b32 [{place}], 12345;
+$OVER:
+    bar.sync 0;
+    {instruction}.{space}.{name} {target}[{place}], %r1;
+    bar.sync 0;
+    @%p ret;
+    ld.{space}.b32 %r2, [{place}]; st.global.b32 [%y], %r2;
+    """
+    memory, _ = execute(
+        body,
+        threads=64,
+        declared=".shared .align 4 .b8 room[4];\n",
+        v=values,
+        x=np.zeros(1, np.uint32),
+        y=(1, np.uint32),
+    )
+    assert memory.read("y")[0] == np.uint32(int(ATOMICS[name](12345, values)) % 2**32)
+
+
+def test_an_atomic_gives_every_thread_another_old_value_in_any_order():
+    body = "atom.global.add.u32 %r1, [%x], 1; mad.wide.u32 %l, %t, 4, %y; st.global.b32 [%l], %r1;"
+    orders = []
+    for seed in range(3):
+        memory, _ = execute(body, seed=seed, x=np.zeros(1, np.uint32), y=(32, np.uint32))
+        orders.append(memory.read("y").tolist())
+        assert sorted(orders[-1]) == list(range(32))
+    assert orders[0] != orders[1] != orders[2]
+
+
+def test_inc_wraps_cas_swaps_and_bf16x2_adds_pairs():
+    body = """
+    atom.global.inc.u32 %r1, [%x], 9;
+    atom.global.cas.b32 %r2, [%x+4], 0, 77;
+    red.global.add.noftz.bf16x2 [%x+8], 0x3F804000;
+    atom.global.exch.b32 %r3, [%x+12], 5;
+    """
+    memory, _ = execute(body, x=np.zeros(4, np.uint32))
+    assert memory.read("x").tolist() == [32 % 10, 77, 0x42004280, 5]  # 32 times 1.0 and 2.0
+
+
+def test_cp_async_brings_bytes_once_its_group_is_waited_for_and_fills_up_with_zeros():
+    body = """
+    mov.u32 %u, room; mad.lo.u32 %r1, %t, 16, %u;
+    mad.wide.u32 %l, %t, 16, %x;
+    setp.lt.u32 %p, %t, 16; selp.u32 %r2, 16, 12, %p;
+    cp.async.cg.shared.global [%r1], [%l], 16, %r2;
+    cp.async.commit_group;
+    cp.async.ca.shared.global [%r1+512], [%l], 4;
+    cp.async.commit_group;
+    cp.async.wait_group 1;
+    ld.shared.v4.b32 {%r3, %r4, %r5, %r6}, [%r1];
+    mad.wide.u32 %l, %t, 16, %y; st.global.v4.b32 [%l], {%r3, %r4, %r5, %r6};
+    cp.async.wait_all;
+    ld.shared.b32 %r7, [%r1+512]; mad.wide.u32 %l, %t, 4, %z; st.global.b32 [%l], %r7;
+    """
+    x = RNG.integers(0, 2**32, (32, 4), np.uint32)
+    memory, _ = execute(body, declared=DYNAMIC, shared_bytes=1024, x=x, y=(x.shape, x.dtype), z=(32, x.dtype))
+    expected = x.copy()
+    expected[16:, 3:] = 0
+    assert (memory.read("y") == expected).all() and (memory.read("z") == x[:, 0]).all()
+
+
+def test_cp_async_of_nothing_reads_nothing_and_waiting_for_all_needs_no_group():
+    body = """
+    mov.u32 %r2, 0;
+    cp.async.ca.shared.global [room], [%x+1024], 4, %r2;
+    cp.async.wait_all;
+    ld.shared.b32 %r1, [room]; st.global.b32 [%x], %r1;
+    """
+    memory, _ = execute(body, declared=".shared .align 4 .b8 room[4];\n", x=np.ones(1, np.uint32))
+    assert memory.read("x").tolist() == [0]
+
+
+def test_the_report_counts_warps_bytes_and_sectors():
+    body = """
+    mad.wide.u32 %l, %t, 4, %x; ld.global.b32 %r1, [%l];
+    mad.wide.u32 %l, %t, 64, %x; ld.global.b32 %r2, [%l];
+    ld.global.b32 %r3, [%x];
+    """
+    _, report = execute(body, threads=64, x=np.zeros((64, 16), np.float32))
+    whole, strided, same = report.accesses.values()
+    assert (whole.warps, whole.bytes, whole.sectors, whole.efficiency) == (2, 256, 8, 1.0)
+    assert (strided.sectors, strided.efficiency) == (64, 0.125)
+    assert same.sectors == 2
+    assert report.instructions["ld.global.b32"] == 6 and report.read == {"x": 3 * 256}
+
+
+def test_predicated_and_divergent_threads_leave_memory_alone():
+    body = """
+    mad.wide.u32 %l, %t, 4, %x;
+    setp.lt.u32 %p, %t, 5;
+    @%p st.global.b32 [%l], 1;
+    @!%p bra $ELSE;
+    bra $END;
+$ELSE:
+    setp.gt.u32 %q, %t, 20;
+    @%q st.global.b32 [%l], 2;
+$END:
+    """
+    memory, _ = execute(body, x=np.zeros(32, np.uint32))
+    assert memory.read("x").tolist() == [1] * 5 + [0] * 16 + [2] * 11
+
+
+def test_the_sides_of_a_branch_run_one_after_the_other_and_go_on_together():
+    body = """
+    setp.lt.u32 %p, %t, 40;
+    @%p bra $END;
+    add.u32 %u, %t, 1;
+$END:
+    sub.u32 %u, %t, 1;
+    """
+    _, report = execute(body, threads=96)
+    assert report.instructions["add.u32"] == 2 and report.instructions["sub.u32"] == 3
+
+
+def test_loops_run_for_each_thread_as_often_as_it_wants():
+    body = """
+    mov.b32 %r1, 0; mov.b32 %r2, 0;
+$LOOP:
+    setp.ge.u32 %p, %r1, %t;
+    @%p bra $END;
+    add.u32 %r1, %r1, 1;
+    add.u32 %r2, %r2, %r1;
+    bra.uni $LOOP;
+$END:
+    mad.wide.u32 %l, %t, 4, %x; st.global.b32 [%l], %r2;
+    """
+    memory, _ = execute(body, threads=64, x=(64, np.uint32))
+    assert memory.read("x").tolist() == [n * (n + 1) // 2 for n in range(64)]
+
+
+def test_memory_reads_back_what_was_placed_with_its_type_and_shape():
+    memory = Memory()
+    x = RNG.standard_normal((3, 5)).astype(np.float16)
+    known = x > 0
+    first = memory.place("x", x, initialised=known)
+    second = memory.place("y", np.arange(3), align=8)
+    assert first % 256 == 0 and second % 8 == 0 and second % 16
+    assert (memory.read("x")[known] == x[known]).all() and memory.read("x").dtype == x.dtype
+    assert (memory.initialised("x") == known).all()
+    assert second >= first + x.nbytes + 256
