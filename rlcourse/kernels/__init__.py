@@ -1,0 +1,21 @@
+"""GPU kernels in NVIDIA's CuTe DSL. Nothing outside this folder imports `cutlass`.
+
+Each kernel has a file of its own, which holds, in this order, what it computes in plain PyTorch (`NAME_reference`), the
+kernel (a small frozen dataclass whose fields are constants of the compiled code), the operation that PyTorch sees
+(`torch.ops.rlcourse.NAME`), and EXAMPLES: the kernel at the shapes of Qwen2 and Qwen3. A reference needs PyTorch alone,
+a kernel `pip install 'rlcourse[kernels]'`, and an operation a GPU besides. `toolchain` compiles, keeps and runs them,
+on a GPU or, slowly, in an interpreter on a CPU.
+"""
+
+import importlib
+import pkgutil
+
+
+class KernelError(RuntimeError):
+    """A kernel cannot run here, or not on these tensors. The message says why, and what to do."""
+
+
+def examples() -> list:
+    """Every kernel of this folder at the shapes of real models: the EXAMPLES of its modules."""
+    modules = [importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
+    return [kernel for module in modules for kernel in getattr(module, "EXAMPLES", ())]

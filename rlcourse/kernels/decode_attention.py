@@ -1,0 +1,268 @@
+"""Decode attention, third step: tensor cores, and in its fused form RoPE and the cache write in the same launch.
+
+A warp takes 16 tokens at a time. With the queries of the G <= 8 heads that share a key-value head, two products do the
+work, both mma.sync m16n8k16, which since Ampere computes [16, 16] times [16, 8]:
+
+    scores  [16 heads, 8 tokens]   = q [16 heads, D] times keys^T [D, 8 tokens], twice; heads 8 to 15 are zeros
+    mixed^T [D, 8 heads]          += values^T [D, 16 tokens] times weights^T [16 tokens, 8 heads]
+
+An instruction wants certain rows and columns of each lane. But which dimension is "number 3" of a sum over D does not
+matter as long as both factors agree, nor which dimension is "row 3" of a result as long as it is written where it
+belongs. So numbers are given such that each lane's operands are 16 bytes that lie together in global memory. Lane
+4 g + c, with g in 0..7 and c in 0..3, holds
+
+    of q and keys   dimensions 8c..8c+7 of each 32, of head or token g
+    of values       dimensions 8g..8g+7 of each 64, of tokens 2c, 2c + 1, 2c + 8, 2c + 9
+    of scores       head g, tokens 2c, 2c + 1, 2c + 8, 2c + 9: what the second product wants of the weights
+    of mixed        dimensions 8g..8g+7 of each 64, of heads 2c and 2c + 1
+
+There is no shared memory in the loop, and registers are loaded again as soon as a product has used them: the next keys
+travel during the softmax, the next values until the next softmax is done.
+"""
+
+import math
+from dataclasses import dataclass
+
+from rlcourse.kernels.arguments import Argument
+from rlcourse.kernels.decode_common import (
+    LOG2_E,
+    LOWEST,
+    allocate_pieces,
+    attention_arguments,
+    check_shape,
+    chunks,
+    finish,
+    power,
+    share,
+    tokens_of_row,
+)  # fmt: skip
+from rlcourse.kernels.decode_new_token import load, open_softmax, rotate, sum_of_four, write_to_cache
+from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_constexpr
+
+TILE = 16  # tokens of a warp at a time
+
+
+@dataclass(frozen=True)
+class DecodeAttention:
+    """The kernel, with the fields of `SplitDecode`. warps: of a block; they share its tokens.
+
+    angles: dtype of cos and sin, for the fused form: q and the new token's k and v come as they leave the projection; q
+    and k get their RMSNorm (norm: dtype of its weights, None for no norm) and RoPE here, k and v their place in the
+    cache. early: the blocks may come to the GPU before the kernel before them has ended, and wait there (programmatic
+    dependent launch, Hopper and later).
+    """
+
+    heads: int
+    kv_heads: int
+    head_size: int
+    dtype: str = "bfloat16"
+    padded: bool = False
+    splits: int = 1
+    warps: int = 4
+    angles: str | None = None
+    norm: str | None = None
+    eps: float = 1e-6
+    early: bool = False
+
+    def __post_init__(self):
+        check_shape(self)
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    def arguments(self):
+        new, turn, norm = ("rows", self.kv_heads, self.head_size), ("rows", self.head_size // 2), (self.head_size,)
+        return attention_arguments(
+            self,
+            *(Argument(name, self.dtype, new, free=1) if self.angles else None for name in ("k", "v")),
+            *(Argument(name, self.angles, turn, free=1) if self.angles else None for name in ("cos", "sin")),
+            *(Argument(name, self.norm, norm) if self.norm else None for name in ("q_norm", "k_norm")),
+        )
+
+    def grid(self, q, *others):
+        return self.splits, self.kv_heads, q.shape[0]
+
+    @cute.jit
+    def __call__(
+        self, q, k_cache, v_cache, k, v, cos, sin, q_norm, k_norm, position, start, out, mixed, masses, arrived, stream
+    ):
+        tensors = (q, k_cache, v_cache, k, v, cos, sin, q_norm, k_norm, position, start, out, mixed, masses, arrived)
+        launched = self.kernel(*tensors)
+        launched.launch(grid=self.grid(q), block=[self.threads, 1, 1], stream=stream, use_pdl=self.early)
+
+    @cute.kernel
+    def kernel(
+        self, q: cute.Tensor, k_cache: cute.Tensor, v_cache: cute.Tensor, k: cute.Tensor, v: cute.Tensor,
+        cos: cute.Tensor, sin: cute.Tensor, q_norm: cute.Tensor, k_norm: cute.Tensor, position: cute.Tensor,
+        start: cute.Tensor, out: cute.Tensor, mixed: cute.Tensor, masses: cute.Tensor, arrived: cute.Tensor,
+    ):  # fmt: skip
+        if const_expr(self.early):
+            cute.arch.griddepcontrol_launch_dependents()
+            cute.arch.griddepcontrol_wait()
+        split, kv_head, row = cute.arch.block_idx()
+        thread, _, _ = cute.arch.thread_idx()
+        warp, g, c = thread // 32, thread % 32 // 4, thread % 4
+        group, size, dtype = const_expr(self.heads // self.kv_heads), const_expr(self.head_size), q.element_type
+        keys, values = chunks(k_cache[row, kv_head, None, None]), chunks(v_cache[row, kv_head, None, None])
+        scale, step = const_expr(LOG2_E / math.sqrt(size)), const_expr(TILE * self.warps)
+
+        # A kernel of a few microseconds is a chain of waits: reads are asked for long before they are used.
+        newest, first = tokens_of_row(position, start, row, k_cache.shape[2])
+        end = newest + 1
+        query = registers(dtype, 8, size // 32)
+        load(query, chunks(q[row, None, None]), kv_head * group + cutlass.min(g, group - 1), c, 4)
+        if const_expr(self.angles):
+            end = newest  # the new token does not come from the cache
+            opens = split == self.splits - 1 and warp == self.warps - 1  # of all, one warp begins with it
+            new_key, new_value = registers(dtype, 8, size // 32), registers(dtype, 8, size // 64)
+            cosine, sine = (registers(cos.element_type, 8, size // 64) for _ in range(2))
+            load(cosine, chunks(cos), row, c, 4)
+            load(sine, chunks(sin), row, c, 4)
+            if opens:
+                load(new_key, chunks(k[row, None, None]), kv_head, c, 4)
+                load(new_value, chunks(v[row, None, None]), kv_head, g, 8)
+        begin, end = share(first, end, split, self.splits)
+        begin += TILE * warp
+        key, value = registers(dtype, 8, size // 32, 2), registers(dtype, 8, size // 64, 4)
+        if begin < end:
+            load_keys(key, keys, begin, end, g, c)
+        if const_expr(self.angles):
+            rotate(query, cosine, sine, q_norm, c, self.eps)
+        if begin < end:
+            load_values(value, values, begin, end, g, c)
+
+        top, mass, result = Float32(LOWEST), Float32(0.0), registers(Float32, (2, 2), size // 16)
+        if const_expr(self.angles):
+            opens = opens and newest >= 0
+            if opens:
+                rotate(new_key, cosine, sine, k_norm, c, self.eps)
+                write_to_cache(new_key, new_value, keys, values, newest, g, c)
+                top, mass = open_softmax(result, query, new_key, new_value, c, scale)
+        queries, scores = query_operand(query), registers(Float32, (2, 2), 1, 2)
+        for base in cutlass.range(begin, end, step):
+            multiply_keys(scores, queries, key)
+            load_keys(key, keys, base + step, end, g, c)
+            top, mass = softmax(scores, result, top, mass, base + 2 * c, end, c, scale)
+            multiply_values(result, scores, value)
+            load_values(value, values, base + step, end, g, c)
+
+        own_masses, own_mixed = allocate_pieces(self.warps, size)
+        leave(own_masses, own_mixed, result, top, sum_of_four(mass), warp, g, c)
+        workspace = (mixed, masses, arrived)
+        finish(own_masses, own_mixed, out, workspace, row, kv_head, split, group, self.splits, self.threads)
+
+
+def registers(dtype, *shape) -> cute.Tensor:
+    """Zeros in registers, elements next to each other from the first dimension on."""
+    room = cute.make_rmem_tensor(cute.make_layout(shape), dtype)
+    room.fill(0.0)
+    return room
+
+
+@cute.jit
+def load_keys(key: cute.Tensor, keys: cute.Tensor, base, end, g, c):
+    """Keys of tokens base..base + 15 into key [8, D / 32, 2]. Past the end the last token is read again."""
+    for i in range_constexpr(2):
+        load(key[None, None, i], keys, cutlass.min(base + 8 * i + g, end - 1), c, 4)
+
+
+@cute.jit
+def load_values(value: cute.Tensor, values: cute.Tensor, base, end, g, c):
+    """Values of tokens base..base + 15 into value [8, D / 64, 4]."""
+    for i in range_constexpr(4):
+        load(value[None, None, i], values, cutlass.min(base + 2 * c + i % 2 + i // 2 * 8, end - 1), g, 8)
+
+
+@cute.jit
+def query_operand(query: cute.Tensor):
+    """query [8, D / 32] as left operand of the first product: ((pair, rows 0-7 or 8-15, half of 16), 1, D / 16)."""
+    size = const_expr(cute.size(query))
+    operand = registers(query.element_type, (2, 2, 2), 1, size // 4)
+    for i in range_constexpr(size):
+        operand[(i % 2, 0, i // 2 % 2), 0, i // 4] = query[i]
+    return operand
+
+
+@cute.jit
+def multiply_keys(scores: cute.Tensor, queries: cute.Tensor, key: cute.Tensor):
+    """scores = q times keys^T. The registers of `key` are in the instruction's order as they came."""
+    n = const_expr(cute.size(key) // 8)
+    layout = cute.make_layout(((2, 2), 2, n), stride=((1, 2), 4 * n, 4))
+    operand = cute.make_tensor(key.iterator, layout)
+    scores.fill(0.0)
+    for i in range_constexpr(n):
+        cute.gemm(tensor_cores(key), scores, queries[None, None, i], operand[None, None, i], scores)
+
+
+@cute.jit
+def softmax(scores: cute.Tensor, result: cute.Tensor, top, mass, token, end, c, scale: cutlass.Constexpr):
+    """One step of the online softmax: scores become weights, the result so far shrinks where a higher score is met.
+
+    token: that of the lane's first score. top is the same in the four lanes of a head, mass is of the lane alone.
+    result ((head 2c or 2c + 1, dimension 2i or 2i + 1 of the lane), i).
+    """
+    higher = top
+    for i in range_constexpr(2):
+        for p in range_constexpr(2):
+            x = scores[(p, 0), 0, i] * scale
+            scores[(p, 0), 0, i] = x if token + 8 * i + p < end else -Float32.inf
+            higher = cute.arch.fmax(higher, scores[(p, 0), 0, i])
+    higher = cute.arch.fmax(higher, cute.arch.shuffle_sync_bfly(higher, offset=1))
+    higher = cute.arch.fmax(higher, cute.arch.shuffle_sync_bfly(higher, offset=2))
+    shrink = power(top - higher)
+    mass *= shrink
+    for i in range_constexpr(2):
+        for p in range_constexpr(2):
+            scores[(p, 0), 0, i] = power(scores[(p, 0), 0, i] - higher)
+            mass += scores[(p, 0), 0, i]
+    for p in range_constexpr(2):
+        factor = cute.arch.shuffle_sync(shrink, 8 * c + 4 * p)  # that of head 2c + p
+        for i in range_constexpr(2 * result.shape[1]):
+            result[(p, i % 2), i // 2] = result[(p, i % 2), i // 2] * factor
+    return higher, mass
+
+
+@cute.jit
+def multiply_values(result: cute.Tensor, weights: cute.Tensor, value: cute.Tensor):
+    """result += values^T times weights^T. Each register of the operand holds one dimension of two tokens, those that
+    came hold two dimensions of one: the only moves of the loop."""
+    n = const_expr(cute.size(value) // 8)
+    layout = cute.make_layout(((2, 2, 2), n), stride=((2 * n, 1, 4 * n), 2))
+    view = cute.make_tensor(value.iterator, layout)
+    operand, rounded = registers(value.element_type, (2, 2, 2), n), registers(value.element_type, (2, 2), 1)
+    for i in range_constexpr(n):
+        for e in range_constexpr(8):
+            operand[8 * i + e] = view[8 * i + e]
+    for i in range_constexpr(4):
+        rounded[i] = weights[(i % 2, 0), 0, i // 2].to(value.element_type)
+    sums = cute.make_tensor(result.iterator, cute.make_layout(((2, 2), n, 1)))
+    cute.gemm(tensor_cores(value), sums, operand, rounded, sums)
+
+
+@cute.jit
+def tensor_cores(operand: cute.Tensor):
+    return cute.make_tiled_mma(cute.nvgpu.warp.MmaF16BF16Op(operand.element_type, Float32, (16, 8, 16)))
+
+
+@cute.jit
+def leave(masses: cute.Tensor, mixed: cute.Tensor, result: cute.Tensor, top, mass, warp, g, c):
+    """A warp's piece, into shared memory."""
+    if c == 0:
+        masses[warp, 0, g], masses[warp, 1, g] = top, mass
+    chunk = registers(Float32, 8)
+    for p in range_constexpr(2):
+        heads = cute.tiled_divide(mixed[warp, 2 * c + p, None], (8,))
+        for j in range_constexpr(result.shape[1] // 4):
+            for e in range_constexpr(8):
+                chunk[e] = result[(p, e % 2), 4 * j + e // 2]
+            cute.autovec_copy(chunk, heads[None, g + 8 * j])
+
+
+EXAMPLES = (
+    DecodeAttention(14, 2, 64, padded=True),  # Qwen2.5-0.5B
+    DecodeAttention(14, 2, 64, padded=True, splits=8, angles="bfloat16"),
+    DecodeAttention(14, 2, 64, splits=2, warps=16, angles="float32"),
+    DecodeAttention(12, 2, 128, "float16", padded=True, splits=4),  # Qwen2.5-1.5B
+    DecodeAttention(16, 8, 128, splits=16, angles="float32", norm="float32"),  # Qwen3-0.6B
+)

@@ -1,0 +1,191 @@
+"""What the decode-attention kernels share: which tokens a row attends to, and putting partial results together.
+
+Attention over many tokens can be computed in pieces and put together afterwards. A piece keeps, for each query head,
+its highest score `top`, the `mass` sum(2^(score - top)) and the vector `mixed` sum(2^(score - top) * value); scores
+carry the factor log2(e), since a GPU computes powers of 2. Pieces then add up as parts of one softmax (Milakov and
+Gimelshein 2018, arXiv:1805.02867). A piece is what a warp, or a few lanes of it, has seen, and then what a block has
+seen.
+
+Names: B rows, H query heads, K key-value heads, G = H / K query heads that share one, D head size, S cache slots.
+"""
+
+import math
+
+from rlcourse.kernels import KernelError
+from rlcourse.kernels.arguments import Argument
+from rlcourse.kernels.dsl import Float32, Int32, const_expr, cute, cutlass, range_constexpr
+
+LOG2_E = math.log2(math.e)
+LOWEST = -1e30  # a running maximum begins here and not at -inf, since -inf - -inf is nan
+MOST_HEADS = 8  # query heads of a key-value head
+
+
+def check_shape(kernel) -> None:
+    """Raises KernelError for heads that the decode-attention kernels cannot do."""
+    if kernel.head_size not in (64, 128) or kernel.heads % kernel.kv_heads or kernel.heads > 8 * kernel.kv_heads:
+        raise KernelError(
+            f"Decode attention takes heads of size 64 or 128 and 1 to 8 query heads for each key-value head, not "
+            f"{kernel.heads} and {kernel.kv_heads} heads of size {kernel.head_size}: use PyTorch's attention."
+        )
+
+
+def attention_arguments(kernel, *new: Argument | None) -> tuple:
+    """The arguments of a decode-attention kernel; `new` are those of the new token in the fused form.
+
+    q [B, H, D]; k_cache, v_cache [B, K, S, D]; position int64 [B]; start int64 [B] or None; out [B, H, D]; and where
+    several blocks share a row a workspace of zeros: mixed, masses, arrived. Rows may lie apart in all that is read, and
+    heads in the caches; position may be one number, expanded.
+    """
+    dtype, size = kernel.dtype, kernel.head_size
+    cache = ("rows", kernel.kv_heads, "slots", size)
+    return (
+        Argument("q", dtype, ("rows", kernel.heads, size), free=1),
+        Argument("k_cache", dtype, cache, free=2),
+        Argument("v_cache", dtype, cache, free=2),
+        *new,
+        Argument("position", "int64", ("rows",), free=1, align=8),
+        Argument("start", "int64", ("rows",), align=8) if kernel.padded else None,
+        Argument("out", dtype, ("rows", kernel.heads, size), output=True),
+        *(workspace_arguments(size) if kernel.splits > 1 else (None,) * 3),
+    )
+
+
+def workspace_arguments(size: int) -> tuple[Argument, ...]:
+    """Room for a piece of every block of a launch, and a counter of at least every row and key-value head."""
+    return (
+        Argument("mixed", "float32", ("pieces", MOST_HEADS, size)),
+        Argument("masses", "float32", ("pieces", 2, MOST_HEADS)),
+        Argument("arrived", "int32", ("pieces",)),
+    )
+
+
+@cute.jit
+def power(x: Float32):
+    return cute.math.exp2(x, fastmath=True)
+
+
+@cute.jit
+def chunks(heads: cute.Tensor):
+    """[n, D] seen as chunks of 8 elements, which is what one 16-byte load brings: [(1, 8), n, D / 8]."""
+    return cute.tiled_divide(heads, (1, 8))
+
+
+@cute.jit
+def tokens_of_row(position: cute.Tensor, start: cute.Tensor, row, slots):
+    """Where a row's newest token is (-1 where that is not in the cache: an idle row), and its first slot."""
+    at, first = position[row], Int32(0)
+    if const_expr(start is not None):
+        first = cutlass.max(start[row].to(Int32), 0)
+    newest = at.to(Int32)
+    if at < 0 or at >= slots:
+        newest = Int32(-1)
+    return newest, first
+
+
+@cute.jit
+def share(first, last, split, splits: cutlass.Constexpr):
+    """The part of slots first..last - 1 of block `split`: equal parts, in whole tiles of 16 tokens."""
+    part = cute.ceil_div(cutlass.max(last - first, 0), 16 * splits) * 16
+    begin = cutlass.min(first + split * part, last)
+    return begin, cutlass.min(begin + part, last)
+
+
+@cute.jit
+def allocate_pieces(pieces: cutlass.Constexpr, size: cutlass.Constexpr):
+    """Shared memory for pieces: masses [pieces, (top, mass), heads] and mixed [pieces, heads, D], where 4 floats after
+    each head spread the lanes of a warp over the banks."""
+    memory = cutlass.memory.SmemAllocator()
+    masses = memory.allocate_tensor(Float32, cute.make_ordered_layout((pieces, 2, MOST_HEADS), (2, 1, 0)), 16)
+    stride = (MOST_HEADS * (size + 4), size + 4, 1)
+    mixed = memory.allocate_tensor(Float32, cute.make_layout((pieces, MOST_HEADS, size), stride=stride), 16)
+    return masses, mixed
+
+
+@cute.jit
+def finish(
+    masses: cute.Tensor, mixed: cute.Tensor, out: cute.Tensor, workspace, row, kv_head, split,
+    group: cutlass.Constexpr, splits: cutlass.Constexpr, threads: cutlass.Constexpr,
+):  # fmt: skip
+    """Put a block's pieces in shared memory together, and write the output of its `group` query heads.
+
+    Where `splits` blocks share a row and head, each leaves its piece in the workspace (mixed, masses, arrived), and the
+    last of them to arrive puts the pieces together: no second launch.
+    """
+    pieces, heads, size = mixed.shape
+    width = const_expr(heads * size // threads)  # elements of a head's vector that a thread looks after
+    thread, _, _ = cute.arch.thread_idx()
+    head, place = thread // (size // width), thread % (size // width)
+    query_head = kv_head * group + head
+    total = cute.make_rmem_tensor(width, Float32)
+    cute.arch.sync_threads()
+    if const_expr(splits == 1):
+        if head < group:
+            _, mass = put_together(masses, mixed, 0, pieces, head, place, total)
+            write_out(out, row, query_head, place, total, mass)
+    else:
+        all_mixed, all_masses, arrived = workspace
+        pair = row * const_expr(out.shape[1] // group) + kv_head
+        if head < group:
+            top, mass = put_together(masses, mixed, 0, pieces, head, place, total)
+            mine = pair * splits + split
+            cute.autovec_copy(total, cute.tiled_divide(all_mixed[mine, head, None], (width,))[None, place])
+            if place == 0:
+                all_masses[mine, 0, head], all_masses[mine, 1, head] = top, mass
+        last = last_to_arrive(arrived, pair, splits)
+        if last and head < group:
+            _, mass = put_together(all_masses, all_mixed, pair * splits, splits, head, place, total)
+            write_out(out, row, query_head, place, total, mass)
+
+
+@cute.jit
+def put_together(masses: cute.Tensor, mixed: cute.Tensor, first, pieces: cutlass.Constexpr, head, place, total):
+    """Add up pieces first..first + pieces - 1 of one head, in a fixed order; returns their top and mass.
+
+    total [V] becomes elements V * place and on of their mixed vector. All reads are on their way before one is used.
+    """
+    width = const_expr(cute.size(total))
+    parts = cute.make_rmem_tensor((width, pieces), Float32)
+    tops, sums = cute.make_rmem_tensor(pieces, Float32), cute.make_rmem_tensor(pieces, Float32)
+    for i in range_constexpr(pieces):
+        tops[i], sums[i] = masses[first + i, 0, head], masses[first + i, 1, head]
+        cute.autovec_copy(cute.tiled_divide(mixed[first + i, head, None], (width,))[None, place], parts[None, i])
+    top, mass = Float32(LOWEST), Float32(0.0)
+    for i in range_constexpr(pieces):
+        top = cute.arch.fmax(top, tops[i])
+    total.fill(0.0)
+    for i in range_constexpr(pieces):
+        weight = power(tops[i] - top)
+        mass += sums[i] * weight
+        for e in range_constexpr(width):
+            total[e] += parts[e, i] * weight
+    return top, mass
+
+
+@cute.jit
+def write_out(out: cute.Tensor, row, head, place, total, mass):
+    """total / mass in the output's dtype; zeros where nothing was attended to."""
+    inverse = cute.arch.rcp_approx(cute.arch.fmax(mass, Float32(1e-30)))
+    width = const_expr(cute.size(total))
+    rounded = cute.make_rmem_tensor(width, out.element_type)
+    for e in range_constexpr(width):
+        rounded[e] = (total[e] * inverse).to(out.element_type)
+    cute.autovec_copy(rounded, cute.tiled_divide(out[row, head, None], (width,))[None, place])
+
+
+@cute.jit
+def last_to_arrive(arrived: cute.Tensor, pair, splits: cutlass.Constexpr):
+    """Whether this block is the last of the `splits` that share row and head number `pair`. What the others wrote
+    before they arrived may then be read. The counter is 0 again for the next launch.
+
+    One thread counts, with acquire and release semantics; the barriers on both sides extend that to its block.
+    """
+    thread, _, _ = cute.arch.thread_idx()
+    seen = cutlass.memory.SmemAllocator().allocate_tensor(Int32, cute.make_layout(1), 4)
+    cute.arch.sync_threads()
+    if thread == 0:
+        before = cute.arch.atomic_add(arrived.iterator + pair, Int32(1), sem="acq_rel", scope="gpu")
+        if before == splits - 1:
+            arrived[pair] = Int32(0)
+        seen[0] = before
+    cute.arch.sync_threads()
+    return seen[0] == splits - 1

@@ -1,0 +1,125 @@
+"""Decode attention as PyTorch sees it: two operations, and which kernel they launch.
+
+What is chosen here depends on shapes and the GPU alone, never on a value on the device: so a call does not wait for the
+GPU and can be captured in a CUDA graph. Call each once before capturing, since kernels and workspaces are made then.
+"""
+
+import functools
+
+import torch
+from torch import Tensor
+
+from rlcourse.kernels.arguments import type_name
+from rlcourse.kernels.decode_attention import DecodeAttention
+from rlcourse.kernels.decode_common import workspace_arguments
+from rlcourse.kernels.toolchain import launch, workspace
+
+MOST_SPLITS = 16
+MOST_PIECES = 1024  # blocks of a launch in which some share a row
+LEAST_TOKENS = 64  # of a full cache, for each block that shares a row: one tile for each of 4 warps
+
+
+@torch.library.custom_op("rlcourse::decode_attention", mutates_args=())
+def decode_attention(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, position: Tensor, start: Tensor | None = None
+) -> Tensor:
+    """Attention of one query token a row over slots start..position of its cache; `decode_attention_reference` in one
+    launch.
+
+    q [B, H, D], bfloat16 or float16; k_cache, v_cache [B, K, S, D] of q's dtype; position int64 [1] or [B], start int64
+    [B] or None for 0. Strides of rows are free, and of the caches' heads: q may be a part of a packed projection, the
+    caches may be halves of one tensor. Returns [B, H, D]. D is 64 or 128, H / K at most 8. Raises KernelError.
+
+    One launch at a time on a GPU: the workspace is shared, so do not launch on two streams at once.
+    """
+    out = q.new_empty(q.shape)
+    if len(q):
+        kernel = choose(q.shape, k_cache.shape, type_name(q), q.device, start is not None)
+        position = position.expand(len(q))
+        launch(kernel, q, k_cache, v_cache, *(None,) * 6, position, start, out, *_workspace(kernel, q.device))
+    return out
+
+
+@decode_attention.register_fake
+def _(q, k_cache, v_cache, position, start=None):
+    return q.new_empty(q.shape)
+
+
+@torch.library.custom_op("rlcourse::fused_decode_attention", mutates_args=("k_cache", "v_cache"))
+def fused_decode_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    position: Tensor,
+    start: Tensor | None = None,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """RMSNorm (if weights are given) and RoPE of q and k, the cache write, and attention of the new token;
+    `fused_decode_attention_reference` in one launch.
+
+    As `decode_attention`, and: k, v [B, K, D] of q's dtype, the stride of rows free; cos, sin [B, D / 2], or [B, D]
+    with equal halves, bfloat16, float16 or float32; q_norm, k_norm [D], of any of these dtypes. Writes slot `position`
+    of k_cache and v_cache.
+    """
+    out = q.new_empty(q.shape)
+    if len(q):
+        half = q.shape[-1] // 2
+        norm = None if q_norm is None else type_name(q_norm)
+        kernel = choose(q.shape, k_cache.shape, type_name(q), q.device, start is not None, type_name(cos), norm, eps)
+        new = (k, v, cos[:, :half], sin[:, :half], q_norm, k_norm)
+        position = position.expand(len(q))
+        launch(kernel, q, k_cache, v_cache, *new, position, start, out, *_workspace(kernel, q.device))
+    return out
+
+
+@fused_decode_attention.register_fake
+def _(q, k, v, cos, sin, k_cache, v_cache, position, start=None, q_norm=None, k_norm=None, eps=1e-6):
+    return q.new_empty(q.shape)
+
+
+@functools.cache
+def choose(
+    q_shape: tuple,
+    cache_shape: tuple,
+    dtype: str,
+    device: torch.device,
+    padded: bool,
+    angles: str | None = None,
+    norm: str | None = None,
+    eps: float = 1e-6,
+) -> DecodeAttention:
+    """The kernel for these shapes on this GPU."""
+    (rows, heads, size), (_, kv_heads, slots, _) = q_shape, cache_shape
+    multiprocessors, early = _gpu(device)
+    splits = choose_splits(rows * kv_heads, slots, multiprocessors)
+    return DecodeAttention(heads, kv_heads, size, dtype, padded, splits, angles=angles, norm=norm, eps=eps, early=early)
+
+
+def choose_splits(pairs: int, slots: int, multiprocessors: int) -> int:
+    """How many blocks share each of `pairs` rows and heads: a power of two (few kernels to compile), two blocks for
+    each multiprocessor if every block of a full cache still has LEAST_TOKENS."""
+    most = min(MOST_SPLITS, 2 * multiprocessors // pairs, slots // LEAST_TOKENS, MOST_PIECES // pairs)
+    return 1 << max(0, most.bit_length() - 1)
+
+
+def _gpu(device: torch.device) -> tuple[int, bool]:
+    """Multiprocessors, and whether a kernel may begin early. For the interpreter on a CPU, those of no GPU."""
+    if device.type != "cuda":
+        return 16, False
+    properties = torch.cuda.get_device_properties(device)
+    return properties.multi_processor_count, properties.major >= 9
+
+
+def _workspace(kernel: DecodeAttention, device: torch.device) -> tuple:
+    if kernel.splits == 1:
+        return (None,) * 3
+    return tuple(
+        workspace((MOST_PIECES, *a.shape[1:]), getattr(torch, a.dtype), device, f"decode attention, {a.name}")
+        for a in workspace_arguments(kernel.head_size)
+    )

@@ -1,0 +1,25 @@
+"""The names of CuTe DSL that kernels use, or stand-ins where it is not installed, so that references import without it.
+
+A stand-in does nothing but let a module be read: as a decorator it gives the function back, anything else of it is
+itself. Nobody runs it: `toolchain.compiled` says first what is missing.
+"""
+
+try:
+    import cutlass
+    import cutlass.cute as cute
+    from cutlass import Float32, Int32, Int64, Uint32, Uint64, const_expr, range_constexpr
+
+    INSTALLED = True
+except ImportError:
+
+    class _StandIn:
+        def __getattr__(self, name):
+            return self
+
+        def __call__(self, function=None, *arguments, **options):
+            return function if callable(function) else self
+
+    cutlass = cute = Float32 = Int32 = Int64 = Uint32 = Uint64 = const_expr = range_constexpr = _StandIn()
+    INSTALLED = False
+
+__all__ = ["Float32", "Int32", "Int64", "Uint32", "Uint64", "const_expr", "cute", "cutlass", "range_constexpr"]

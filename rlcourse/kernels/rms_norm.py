@@ -1,0 +1,157 @@
+"""RMSNorm, alone or with the addition to the residual stream that goes before it: one read and one write of a row.
+
+A row belongs to 32 threads or fewer, which hold all of it in registers: sums cross from thread to thread by shuffles,
+and shared memory is not needed. All of a thread's loads are under way before the first is used.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlcourse.kernels import KernelError
+from rlcourse.kernels.arguments import Argument, need_dtype, type_name
+from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_constexpr
+from rlcourse.kernels.toolchain import launch
+
+VECTOR = 8  # 16-bit numbers in 16 bytes
+MOST_PIECES = 20  # of 16 bytes that a thread can hold and still have registers to work with
+
+
+def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32, rounded once, at the end (Zhang and
+    Sennrich 2019, arXiv:1910.07467)."""
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (normed * weight.float()).to(x.dtype)
+
+
+def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """residual += x, rounded to its dtype, and the RMSNorm of that."""
+    residual.copy_(residual.float() + x.float())
+    return rms_norm_reference(residual, weight, eps)
+
+
+@dataclass(frozen=True)
+class RMSNorm:
+    """y = RMSNorm(x) * weight for x [rows, hidden]. With `add`, residual += x comes first and its norm is taken."""
+
+    hidden: int
+    dtype: str
+    eps: float = 1e-6
+    add: bool = False
+    threads: int = 128
+
+    def __post_init__(self):
+        need_dtype(self)
+        if self.hidden % VECTOR or self.pieces > MOST_PIECES:
+            raise KernelError(f"RMSNorm cannot cut rows of {self.hidden}: it takes multiples of 256 up to 5120.")
+
+    @property
+    def lanes(self) -> int:
+        """Threads of a row: the largest power of two that divides its 16-byte pieces, at most a warp."""
+        return min(32, (self.hidden // VECTOR) & -(self.hidden // VECTOR))
+
+    @property
+    def pieces(self) -> int:
+        return self.hidden // VECTOR // self.lanes
+
+    def arguments(self) -> tuple:
+        x, residual = (Argument(name, self.dtype, ("rows", self.hidden), free=1) for name in ("x", "residual"))
+        weight = Argument("weight", self.dtype, (self.hidden,))
+        y = Argument("y", self.dtype, ("rows", self.hidden), output=True)
+        return x, residual if self.add else None, weight, y
+
+    def grid(self, x, *_):
+        return -(-x.shape[0] // (self.threads // self.lanes)), 1, 1
+
+    @cute.jit
+    def __call__(self, x: cute.Tensor, residual, weight: cute.Tensor, y: cute.Tensor, stream):
+        self.kernel(x, residual, weight, y).launch(grid=self.grid(x), block=[self.threads, 1, 1], stream=stream)
+
+    @cute.kernel
+    def kernel(self, x: cute.Tensor, residual, weight: cute.Tensor, y: cute.Tensor):
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        row, lane = block * (self.threads // self.lanes) + thread // self.lanes, thread % self.lanes
+        held = cute.make_rmem_tensor((VECTOR, self.pieces), x.element_type)
+        held.fill(0.0)
+        if row < x.shape[0]:
+            load(x[row, None], held, lane, self.lanes)
+            if const_expr(self.add):
+                before = cute.make_rmem_tensor((VECTOR, self.pieces), x.element_type)
+                load(residual[row, None], before, lane, self.lanes)
+                total = held.load().to(Float32) + before.load().to(Float32)
+                held.store(total.to(x.element_type))  # the norm is of what the next layer will read
+                store(held, residual[row, None], lane, self.lanes)
+        squares = Float32(0.0)
+        for i in range_constexpr(self.pieces):
+            piece = held[None, i].load().to(Float32)
+            squares += (piece * piece).reduce(cute.ReductionOp.ADD, Float32(0.0), 0)
+        # Outside of the condition: a shuffle waits for all 32 threads of the warp.
+        squares = cute.arch.warp_reduction_sum(squares, threads_in_group=self.lanes)
+        inverse = cute.math.rsqrt(squares * (1 / self.hidden) + self.eps, fastmath=True)
+        if row < x.shape[0]:
+            scale = cute.make_rmem_tensor((VECTOR, self.pieces), x.element_type)
+            load(weight, scale, lane, self.lanes)
+            for i in range_constexpr(self.pieces):
+                piece = scale[None, i].load().to(Float32) * inverse * held[None, i].load().to(Float32)
+                held[None, i].store(piece.to(x.element_type))
+            store(held, y[row, None], lane, self.lanes)
+
+
+@cute.jit
+def load(row: cute.Tensor, held: cute.Tensor, lane, lanes: cutlass.Constexpr):
+    """A thread's pieces of a row, 16 bytes each; neighbouring threads take neighbouring pieces."""
+    pieces = cute.tiled_divide(row, (VECTOR,))
+    for i in range_constexpr(held.shape[1]):
+        cute.autovec_copy(pieces[None, i * lanes + lane], held[None, i])
+
+
+@cute.jit
+def store(held: cute.Tensor, row: cute.Tensor, lane, lanes: cutlass.Constexpr):
+    """The way back of `load`."""
+    pieces = cute.tiled_divide(row, (VECTOR,))
+    for i in range_constexpr(held.shape[1]):
+        cute.autovec_copy(held[None, i], pieces[None, i * lanes + lane])
+
+
+@torch.library.custom_op("rlcourse::rms_norm", mutates_args=())
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm of the rows of x [rows, hidden], whose stride is free, times weight [hidden]; bfloat16 or float16. As
+    `rms_norm_reference`. Returns [rows, hidden]. Raises KernelError."""
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if len(x):
+        launch(RMSNorm(x.shape[-1], type_name(x), eps), x, None, weight, y)
+    return y
+
+
+@rms_norm.register_fake
+def _(x, weight, eps):
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+@torch.library.custom_op("rlcourse::add_rms_norm", mutates_args=("residual",))
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """residual [rows, hidden] += x [rows, hidden] in place; returns the RMSNorm of the sum, [rows, hidden]. As
+    `add_rms_norm_reference`: what stands between two layers of Qwen. Raises KernelError."""
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if len(x):
+        launch(RMSNorm(x.shape[-1], type_name(x), eps, add=True), x, residual, weight, y)
+    return y
+
+
+@add_rms_norm.register_fake
+def _(x, residual, weight, eps):
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+EXAMPLES = (
+    RMSNorm(896, "bfloat16"),  # Qwen2.5-0.5B
+    RMSNorm(896, "bfloat16", add=True),
+    RMSNorm(896, "float16"),
+    RMSNorm(1024, "bfloat16", add=True),  # Qwen3-0.6B
+    RMSNorm(2560, "bfloat16", add=True),  # Qwen3-4B
+    RMSNorm(5120, "float16"),  # Qwen3-14B
+    RMSNorm(5120, "bfloat16", add=True),
+)

@@ -1,0 +1,234 @@
+"""Compiling a kernel, keeping what was compiled, and running it on a GPU or in an interpreter on a CPU.
+
+A kernel is an object of a frozen dataclass. Its fields are constants of the compiled code. It has
+
+    arguments()       its arguments: a tuple of `Argument`, `Scalar`, or None where this variant takes none
+    threads           threads of a block
+    grid(*tensors)    blocks in x, y and z, from the tensors' shapes
+    __call__(*tensors, stream)   the host function, a `cute.jit`: it launches `kernel`, once
+    kernel(*tensors)             what each thread does, a `cute.kernel`; it takes all of the arguments
+
+`compiled(kernel)` gives machine code, kept on disk between processes; calling it launches on torch's current stream.
+`simulate(kernel, *tensors)` runs the same PTX in `rlcourse.ptx`. `launch(kernel, *tensors)` is what operations call.
+"""
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import platform
+import re
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rlcourse.kernels import KernelError, cubin, dsl
+from rlcourse.kernels.arguments import Argument, Scalar, check, fake, pack, place
+
+__all__ = [
+    "Argument",
+    "Compiled",
+    "KernelError",
+    "Scalar",
+    "compiled",
+    "interpreted",
+    "launch",
+    "simulate",
+    "workspace",
+]
+
+ARCHITECTURES = ("sm_80", "sm_86", "sm_90a", "sm_100a", "sm_120a")  # what the kernels are tested for
+
+
+@dataclass(frozen=True, eq=False)
+class Compiled:
+    """A kernel's code for one architecture. Calling it with the kernel's tensors launches it on torch's current stream.
+
+    shared_bytes: the shared memory a block asks for at launch; registers: of a thread; stack_bytes: of a thread, 0
+    where nothing was spilled and no array lies in local memory.
+    """
+
+    kernel: object
+    arch: str
+    folder: Path = field(repr=False)
+    shared_bytes: int
+    registers: int
+    stack_bytes: int
+
+    @functools.cached_property
+    def ptx(self) -> str:
+        return (self.folder / "kernel.ptx").read_text()
+
+    @functools.cached_property
+    def cubin(self) -> bytes:
+        return (self.folder / "kernel.cubin").read_bytes()
+
+    @functools.cached_property
+    def function(self):
+        """The host function, in machine code: it takes torch's tensors as they are, so a call costs little."""
+        return dsl.cute.runtime.load_module(str(self.folder / "kernel.o"), enable_tvm_ffi=True).kernel
+
+    def __call__(self, *tensors) -> None:
+        try:
+            self.function(*tensors)
+        except (TypeError, ValueError, RuntimeError) as error:  # it looks at dtypes, shapes and strides itself
+            check(self.kernel, tensors, "cuda")  # says the same in a sentence
+            raise KernelError(f"{self.kernel} did not launch: {error}") from error
+
+
+def launch(kernel, *tensors) -> None:
+    """Run a kernel on tensors of a GPU, or in the interpreter within `interpreted()`. Raises KernelError."""
+    if _interpreting:
+        simulate(kernel, *tensors)
+    elif any(tensor.is_cuda for tensor in tensors if isinstance(tensor, Tensor)):
+        compiled(kernel)(*tensors)
+    else:
+        name = type(kernel).__name__
+        raise KernelError(f"{name} runs on an NVIDIA GPU and its tensors are on the CPU: move them with .to('cuda').")
+
+
+_interpreting = False
+
+
+@contextlib.contextmanager
+def interpreted():
+    """Within it, the operations of this package run on CPU tensors, in the interpreter: exact, and very slow."""
+    global _interpreting
+    before, _interpreting = _interpreting, True
+    try:
+        yield
+    finally:
+        _interpreting = before
+
+
+def simulate(kernel, *tensors, arch: str = "sm_86", order: str = "lockstep", seed: int = 0):
+    """Run a kernel's PTX on CPU tensors, which it changes in place; gives the report of `rlcourse.ptx.run`.
+
+    Each tensor lies between poisoned guards, outputs hold no readable bytes until written, and an access that is out of
+    bounds, misaligned, uninitialised or divergent raises `rlcourse.ptx.PTXError`. order, seed: how threads take turns.
+    Raises KernelError for tensors that the kernel cannot take.
+    """
+    from rlcourse import ptx
+
+    check(kernel, tensors, "cpu")
+    code = compiled(kernel, arch)
+    (entry,) = ptx.parse(code.ptx)
+    memory = ptx.Memory()
+    addresses, give_back = place(memory, kernel.arguments(), tensors)
+    packed = pack(kernel.arguments(), tensors, addresses, entry.params)
+    grid = tuple(int(size) for size in kernel.grid(*tensors))
+    report = ptx.run(entry, grid, kernel.threads, packed, memory, code.shared_bytes, order=order, seed=seed)
+    give_back()
+    return report
+
+
+@functools.cache
+def workspace(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, owner: str) -> Tensor:
+    """Zeros that a kernel may write to, the same at each call: a CUDA graph holds their address, so they stay.
+
+    owner: name of the operation; two that may run at once must not share. Raises KernelError if a graph is captured
+    before they are there.
+    """
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise KernelError(f"{owner} meets this shape for the first time: call it once before capturing a CUDA graph.")
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def compiled(kernel, arch: str | None = None) -> Compiled:
+    """A kernel's machine code for an architecture ("sm_86", "sm_90a", ...), without one for the GPU at hand.
+
+    What this package's kernels compile to is kept in RLCOURSE_CACHE_DIR (~/.cache/rlcourse/kernels), by a hash of their
+    source, their fields, the architecture and the versions of the compiler. Other kernels, such as a reader's, are kept
+    in memory, and each new object is compiled anew. Raises KernelError where there is no compiler, or no GPU to compile
+    for.
+    """
+    return _compiled(kernel, arch or _gpu_arch(), None if _is_ours(kernel) else id(kernel))
+
+
+@functools.cache
+def _compiled(kernel, arch: str, identity: int | None) -> Compiled:
+    if not dsl.INSTALLED:
+        raise KernelError("CuTe DSL is not installed: pip install 'rlcourse[kernels]'.")
+    folder = _cache(identity is None) / f"{_name(kernel)}-{arch}-{identity or _fingerprint(kernel, arch)}"
+    if not folder.exists():
+        _build(kernel, arch, folder)
+    return Compiled(kernel, arch, folder, **json.loads((folder / "kernel.json").read_text()))
+
+
+def _build(kernel, arch: str, folder: Path) -> None:
+    """Compile into a folder on the side, and rename it when it is whole: two processes may do so at once."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as aside:
+        type(kernel).kernel.set_name_prefix(_name(kernel), remove_cutlass_symbol=True, keep_mangled_name=False)
+        stream = dsl.cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True)
+        options = f"--gpu-arch={arch} --enable-tvm-ffi --keep-ptx --keep-cubin --dump-dir={aside}"
+        code = dsl.cute.compile(kernel, *fake(kernel.arguments()), stream, options=options)
+        whole = Path(aside, "whole")
+        whole.mkdir()
+        code.export_to_c(object_file_path=str(whole / "kernel.o"), function_name="kernel")
+        (whole / "kernel.ptx").write_text(code.__ptx__)
+        (whole / "kernel.cubin").write_bytes(code.__cubin__)
+        facts = {"shared_bytes": _shared_bytes(str(code.ir_module))} | cubin.resources(code.__cubin__)
+        (whole / "kernel.json").write_text(json.dumps(facts))
+        with contextlib.suppress(OSError):  # somebody else was first
+            whole.rename(folder)
+
+
+def _shared_bytes(host_code: str) -> int:
+    """What the host code asks for at launch: the third field of the launch configuration."""
+    configuration = (
+        r"(%\d+) = llvm.getelementptr %\d+\[0, 2\][^\n]*i64, ptr, ptr, i32\)>\n\s*llvm.store (%\d+), \1 : i64"
+    )
+    launches = list(re.finditer(configuration, host_code))
+    if len(launches) != 1:
+        raise KernelError(f"A kernel's host function must launch once, this one launches {len(launches)} times.")
+    function = host_code[: launches[0].start()].rpartition("llvm.func")[2]
+    return int(re.search(rf"{launches[0][2]} = llvm.mlir.constant\((\d+) : i64\)", function)[1])
+
+
+@functools.cache
+def _gpu_arch() -> str:
+    if not torch.cuda.is_available():
+        raise KernelError("There is no NVIDIA GPU here: run the kernel in the interpreter, or name an architecture.")
+    major, minor = torch.cuda.get_device_capability()
+    if major < 8:
+        name = torch.cuda.get_device_name()
+        raise KernelError(f"{name} is too old for these kernels: they need an NVIDIA GPU since Ampere (2020).")
+    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+
+
+def _is_ours(kernel) -> bool:
+    return type(kernel).__module__.startswith("rlcourse.kernels.")
+
+
+def _name(kernel) -> str:
+    """RMSNorm -> rms_norm: the kernel's name in PTX and in traces."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(kernel).__name__).lower()
+
+
+@functools.cache
+def _cache(ours: bool) -> Path:
+    if not ours:
+        _temporary.append(tempfile.TemporaryDirectory(prefix="rlcourse-kernels-"))
+        return Path(_temporary[-1].name)
+    return Path(os.environ.get("RLCOURSE_CACHE_DIR") or Path.home() / ".cache" / "rlcourse" / "kernels")
+
+
+_temporary = []  # folders that go away when the process ends
+
+
+@functools.cache
+def _source() -> bytes:
+    return b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+
+
+def _fingerprint(kernel, arch: str) -> str:
+    import tvm_ffi
+
+    versions = f"{dsl.cutlass.__version__} {tvm_ffi.__version__} {platform.machine()}"
+    text = f"{type(kernel).__module__} {kernel!r} {arch} {versions}"
+    return hashlib.sha256(text.encode() + _source()).hexdigest()[:16]

@@ -1,0 +1,44 @@
+"""All kernels compile for GPUs that are not here, and keep what they hold in registers."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
+
+from rlcourse.kernels import cubin, examples
+from rlcourse.kernels.toolchain import ARCHITECTURES, compiled
+from rlcourse.ptx import parse
+
+SHARED = {"sm_80": 163, "sm_86": 99, "sm_90a": 227, "sm_100a": 227, "sm_120a": 99}  # kB that a block can have
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("kernel", examples(), ids=repr)
+def test_kernels_compile_and_stay_in_registers(kernel, arch):
+    code = compiled(kernel, arch)
+    assert f".target {arch}" in code.ptx and code.cubin.startswith(b"\x7fELF")
+    assert ".local" not in code.ptx, "an array is addressed by a number that is not known when compiling"
+    assert code.stack_bytes == 0, f"{kernel} spills"
+    assert code.shared_bytes <= SHARED[arch] * 1024
+    assert code.registers * kernel.threads <= 65536
+    (entry,) = parse(code.ptx)
+    assert re.search(r"\.reqntid (\d+)", code.ptx)[1] == str(kernel.threads)
+    taken = [argument for argument in kernel.arguments() if argument is not None]
+    assert len(entry.params) == len(taken), "the kernel must take all of its arguments"
+
+
+def test_the_numbers_are_those_of_cuobjdump(tmp_path):
+    nvidia = pytest.importorskip("triton.backends.nvidia")
+    tool = shutil.which("cuobjdump", path=Path(nvidia.__file__).parent / "bin")
+    if tool is None:
+        pytest.skip("there is no cuobjdump here")
+    for kernel in examples()[:3]:
+        code = compiled(kernel, "sm_90a")
+        (tmp_path / "kernel.cubin").write_bytes(code.cubin)
+        text = subprocess.run([tool, "-res-usage", tmp_path / "kernel.cubin"], capture_output=True, text=True).stdout
+        registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", text).groups()
+        assert cubin.resources(code.cubin) == {"registers": int(registers), "stack_bytes": int(stack)}

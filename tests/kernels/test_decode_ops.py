@@ -1,0 +1,206 @@
+"""Decode attention as PyTorch and the engines call it: operations, caches as they come, the choice of a kernel."""
+
+import contextlib
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
+
+from conftest import make_policy
+from decode_cases import assert_near
+from hypothesis import given
+from hypothesis import strategies as st
+from launching import DEVICE
+from transformers import Qwen2Config
+from transformers.cache_utils import StaticCache
+from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention, Qwen2RotaryEmbedding
+
+from rlcourse.kernels import KernelError
+from rlcourse.kernels.decode_new_token import fused_decode_attention_reference
+from rlcourse.kernels.decode_ops import (
+    MOST_PIECES,
+    MOST_SPLITS,
+    choose_splits,
+    decode_attention,
+    fused_decode_attention,
+)  # fmt: skip
+from rlcourse.kernels.decode_simple import decode_attention_reference
+from rlcourse.kernels.toolchain import interpreted
+from rlcourse.rollout.decoder import Decoder
+
+on_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="about CUDA graphs")
+BF16 = torch.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def anywhere():
+    with interpreted() if DEVICE == "cpu" else contextlib.nullcontext():
+        yield
+
+
+def inputs(rows=3, heads=4, kv_heads=2, size=64, slots=130, norm=False):
+    """Arguments of the fused operation by name, at rows of differing lengths."""
+    torch.manual_seed(0)
+    tensors = dict(
+        q=torch.randn(rows, heads, size).to(BF16),
+        k=torch.randn(rows, kv_heads, size).to(BF16),
+        v=torch.randn(rows, kv_heads, size).to(BF16),
+        cos=torch.rand(rows, size // 2),
+        sin=torch.rand(rows, size // 2),
+        k_cache=torch.randn(rows, kv_heads, slots, size).to(BF16),
+        v_cache=torch.randn(rows, kv_heads, slots, size).to(BF16),
+        position=torch.arange(rows) * 40 + 3,
+    )
+    if norm:
+        tensors |= dict(q_norm=torch.rand(size), k_norm=torch.rand(size))
+    return {name: tensor.to(DEVICE) for name, tensor in tensors.items()}
+
+
+def plain(tensors: dict) -> dict:
+    return {name: tensors[name] for name in ("q", "k_cache", "v_cache", "position", "start") if name in tensors}
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_operations_are_what_they_say(norm):
+    tensors = inputs(norm=norm)
+    torch.library.opcheck(fused_decode_attention, (), tensors)
+    torch.library.opcheck(decode_attention, (), plain(tensors))
+
+
+def test_one_position_and_a_start_for_each_row():
+    tensors = inputs() | dict(
+        position=torch.tensor([100], device=DEVICE), start=torch.tensor([0, 7, 99], device=DEVICE)
+    )
+    expected = {name: tensor.clone() for name, tensor in tensors.items()}
+    assert_near(decode_attention(**plain(tensors)), decode_attention_reference(**plain(expected)).double())
+    assert_near(fused_decode_attention(**tensors), fused_decode_attention_reference(**expected).double())
+    for cache in ("k_cache", "v_cache"):
+        torch.testing.assert_close(tensors[cache], expected[cache], rtol=2.0**-7, atol=1e-3)
+
+
+def test_no_rows():
+    tensors = inputs(rows=0)
+    assert decode_attention(**plain(tensors)).shape == fused_decode_attention(**tensors).shape == (0, 4, 64)
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+def test_the_layer_of_the_engine(architecture):
+    """Some of the slots of the graph engine, each row at a position of its own, against the engine's own attention."""
+    policy = make_policy(architecture=architecture, head_dim=64, num_attention_heads=4, num_key_value_heads=2)
+    decoder = Decoder(policy.model, BF16, compile=False)
+    layer, position = decoder.layers[1], torch.tensor([5, 0, 17], device=DEVICE)
+    cache = torch.randn_like(decoder.new_cache(5, 24))[:, :, :3]
+    x = torch.randn(3, 1, policy.model.config.hidden_size, device=DEVICE)
+    cos, sin = decoder.rope(position[:, None])
+
+    keys, values = cache[1].clone()
+    q, k, v = decoder._heads(x, layer, (cos, sin))
+    rows = torch.arange(3, device=DEVICE)
+    keys[rows, :, position], values[rows, :, position] = k[:, :, 0], v[:, :, 0]
+    unseen = torch.arange(24, device=DEVICE) > position[:, None]
+    bias = torch.zeros(3, 24, device=DEVICE).masked_fill(unseen, float("-inf"))[:, None, None]
+    expected = decoder._attend(q, keys, values, bias)[:, :, 0]
+
+    projected = F.linear(decoder._norm(x, layer.attention_norm), layer.qkv, layer.qkv_bias).view(3, -1, 64)
+    q, k, v = projected.split([4, 2, 2], dim=1)
+    norms = (layer.q_norm, layer.k_norm, decoder.eps)
+    found = fused_decode_attention(q, k, v, cos[:, 0, 0], sin[:, 0, 0], *cache[1], position, None, *norms)
+    torch.testing.assert_close(found, expected, rtol=0.03, atol=0.03)
+    torch.testing.assert_close(cache[1, 0], keys, rtol=0.03, atol=0.03)
+    assert torch.equal(cache[1, 1], values)
+
+
+def test_the_layer_of_transformers_with_a_static_cache():
+    """Left padding, one position for all rows: what `generate` with a static cache does in a step."""
+    shape = dict(hidden_size=128, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=1, head_dim=64)
+    config = Qwen2Config(**shape, attn_implementation="eager")
+    torch.manual_seed(3)
+    attention = Qwen2Attention(config, layer_idx=0).to(DEVICE).eval()
+    attention.o_proj = torch.nn.Identity()
+    for parameter in attention.parameters():
+        parameter.data = torch.randn_like(parameter) * parameter.shape[-1] ** -0.5
+    start, length, slots = torch.tensor([0, 4, 9], device=DEVICE), 10, 16
+    cache = StaticCache(config, max_cache_len=slots)
+    states = torch.randn(3, length + 1, 128, device=DEVICE)
+    positions = (torch.arange(length + 1, device=DEVICE) - start[:, None]).clamp(min=0)
+    slot, query = torch.arange(slots, device=DEVICE), torch.arange(length + 1, device=DEVICE)
+    hidden = (slot > query[:, None]) | (slot < start[:, None, None])
+    mask = torch.zeros(3, 1, length + 1, slots, device=DEVICE).masked_fill(hidden[:, None], -1e9)
+    rope = Qwen2RotaryEmbedding(config).to(DEVICE)(states, positions)
+
+    def step(part):
+        angles = tuple(angle[:, part] for angle in rope)
+        with torch.no_grad():
+            return attention(states[:, part], angles, mask[:, :, part], past_key_values=cache)[0]
+
+    step(slice(0, length))
+    k_cache, v_cache = (c.to(BF16) for c in (cache.layers[0].keys, cache.layers[0].values))
+    q, k, v = (
+        p(states[:, -1]).to(BF16).unflatten(1, (-1, 64)) for p in (attention.q_proj, attention.k_proj, attention.v_proj)
+    )
+    cos, sin = (angle[:, -1].to(BF16) for angle in rope)
+    at = torch.tensor([length], device=DEVICE)
+    found = fused_decode_attention(q, k, v, cos, sin, k_cache, v_cache, at, start)
+    torch.testing.assert_close(found.flatten(1).float(), step(slice(length, length + 1))[:, 0], rtol=0.03, atol=0.03)
+    torch.testing.assert_close(k_cache[:, :, length].float(), cache.layers[0].keys[:, :, length], rtol=0.02, atol=0.02)
+
+
+def decode_step(x, tensors):
+    return fused_decode_attention(q=x * 1.0, **tensors).flatten(1) + 1.0
+
+
+def test_a_compiled_function_keeps_them_in_one_graph_and_writes_in_place():
+    tensors = inputs()
+    expected = {name: tensor.clone() for name, tensor in tensors.items()}
+    x = tensors.pop("q")
+    compiled = torch.compile(decode_step, fullgraph=True, backend="inductor" if DEVICE == "cuda" else "aot_eager")
+    assert_near(compiled(x, tensors), fused_decode_attention_reference(**expected).flatten(1).double() + 1.0)
+    torch.testing.assert_close(tensors["k_cache"], expected["k_cache"], rtol=2.0**-7, atol=1e-3)
+
+
+@on_gpu
+def test_a_graph_replays_at_the_positions_it_finds():
+    tensors = inputs(rows=2, slots=512)
+    fused_decode_attention(**tensors)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = fused_decode_attention(**tensors)
+    for step in (0, 30, 200):
+        tensors["position"] += step
+        expected = {name: tensor.clone() for name, tensor in tensors.items()}
+        graph.replay()
+        assert_near(found, fused_decode_attention_reference(**expected).double())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(position=torch.zeros(3, dtype=torch.int32)), "position of DecodeAttention must be int64 and is int32"),
+        (dict(k_cache=torch.zeros(3, 130, 2, 64).to(BF16).transpose(1, 2)), "must have stride 64 in dimension 2"),
+        (dict(v=torch.zeros(3, 2, 64)), "v of DecodeAttention must be bfloat16 and is float32"),
+        (
+            dict(v_cache=torch.zeros(3, 2, 131, 64).to(BF16)),
+            r"v_cache of DecodeAttention must have shape \[3, 2, 130, 64\]",
+        ),
+        (dict(q=torch.zeros(3, 4, 65).to(BF16)[:, :, :64]), "q of DecodeAttention"),
+        (dict(q=torch.zeros(3, 18, 64).to(BF16)), "1 to 8 query heads"),
+        (dict(cos=torch.zeros(3, 31)), "cos of DecodeAttention must have shape"),
+    ],
+)
+def test_what_it_cannot_read_is_refused(change, message):
+    with pytest.raises(KernelError, match=message):
+        fused_decode_attention(**inputs() | {name: tensor.to(DEVICE) for name, tensor in change.items()})
+
+
+@given(st.integers(1, 2000), st.integers(1, 40000), st.integers(1, 200))
+def test_splits_fit_the_workspace_and_leave_each_block_work(pairs, slots, multiprocessors):
+    splits = choose_splits(pairs, slots, multiprocessors)
+    assert splits in (1, 2, 4, 8, 16) and splits <= MOST_SPLITS
+    if splits > 1:
+        assert pairs * splits <= min(MOST_PIECES, 2 * multiprocessors) and slots // splits >= 64
+
+
+def test_splits_of_an_h200():
+    assert [choose_splits(2 * rows, 512, 132) for rows in (1, 16, 64, 256)] == [8, 8, 2, 1]

@@ -1,0 +1,95 @@
+"""Decode attention under different orders of its blocks and warps, and what its memory accesses look like."""
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
+
+from decode_cases import check, make
+
+from rlcourse.kernels.decode_attention import DecodeAttention
+from rlcourse.kernels.decode_simple import SimpleDecode
+from rlcourse.kernels.decode_split import SplitDecode
+from rlcourse.kernels.toolchain import ARCHITECTURES, compiled, simulate
+
+KERNELS = [
+    SimpleDecode(4, 2, 64, padded=True),
+    SplitDecode(4, 2, 64, padded=True, splits=4),
+    DecodeAttention(14, 2, 64, padded=True, splits=4, angles="bfloat16"),
+    DecodeAttention(4, 2, 128, splits=4, angles="bfloat16", norm="bfloat16"),
+]
+FUSED = KERNELS[2:]
+each = pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: f"{type(k).__name__}-{k.head_size}")
+
+
+@pytest.mark.parametrize("order", ["warp", "serial", "random"])
+@each
+def test_any_order_of_warps_and_blocks_gives_the_same(kernel, order):
+    check(make(kernel, 160, [133, 5], start=[2, 0]), run=simulate, order=order, seed=1)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_the_code_of_every_architecture_gives_the_same(arch):
+    kernel = DecodeAttention(4, 2, 64, splits=2, angles="bfloat16", early=arch >= "sm_90" or arch.startswith("sm_1"))
+    check(make(kernel, 80, [70, 5]), run=simulate, arch=arch)
+
+
+def test_a_kernel_that_begins_early_waits_before_it_reads():
+    code = compiled(DecodeAttention(4, 2, 64, splits=2, early=True), "sm_90a").ptx
+    wait = code.index("griddepcontrol.wait")
+    assert (
+        0
+        < code.index("griddepcontrol.launch_dependents")
+        < wait
+        < min(code.index("ld.global"), code.index("st.global"))
+    )
+    assert "griddepcontrol" not in compiled(DecodeAttention(4, 2, 64, splits=2), "sm_90a").ptx
+
+
+@each
+def test_blocks_read_of_each_other_only_the_workspace(kernel):
+    case = make(kernel, 160, [133, 150])
+    report = simulate(kernel, *case.arguments(), order="serial")
+    assert set(report.cross_block_reads) <= {"mixed", "masses", "arrived"}
+    assert (kernel.splits > 1) == bool(report.cross_block_reads)
+
+
+@each
+def test_loads_of_keys_and_values_are_whole_sectors(kernel):
+    """Two query heads or eight, a token's keys and values are asked for once, in pieces that lie together."""
+    rows, tokens = 2, 256
+    case = make(kernel, tokens + 1, (tokens if kernel in FUSED else tokens - 1, rows))
+    report = simulate(kernel, *case.arguments())
+    both = 2 * rows * tokens * kernel.kv_heads * kernel.head_size * 2
+    whole = [a for a in report.accesses.values() if a.text.startswith("ld.global.v4") and a.bytes == 32 * a.sectors]
+    assert sum(a.bytes for a in whole) >= both
+    asked = sum(report.read[name] for name in ("k_cache", "v_cache"))
+    assert asked == both if kernel not in FUSED else asked <= 2 * both  # a warp asks for its last token once more
+
+
+def test_tensor_cores_save_instructions():
+    """What makes the third version faster on a card with much bandwidth: instructions of a warp for each token."""
+    counts = {}
+    for kernel in (SplitDecode(14, 2, 64), DecodeAttention(14, 2, 64, splits=4)):
+        few, many = (simulate(kernel, *make(kernel, 1024, (tokens - 1, 1)).arguments()).total for tokens in (512, 1024))
+        counts[type(kernel)] = (many - few) / 512 / kernel.kv_heads
+    assert counts[DecodeAttention] < 12 < 60 < counts[SplitDecode]
+
+
+def test_four_blocks_fit_a_multiprocessor():
+    """256 rows of 2 key-value heads are 512 blocks: with 4 on each of 132 multiprocessors all run at once."""
+    for kernel in (DecodeAttention(14, 2, 64, angles="bfloat16"), DecodeAttention(14, 2, 64, padded=True)):
+        code = compiled(kernel, "sm_90a")
+        assert 4 * kernel.threads * -(-code.registers // 8) * 8 <= 65536
+        assert 4 * code.shared_bytes <= 227 * 1024
+
+
+def test_rows_do_not_see_each_other():
+    kernel = KERNELS[2]
+    case = make(kernel, 96, [70, 90], start=[0, 9])
+    simulate(kernel, *case.arguments())
+    both = case.out.clone()
+    again = make(kernel, 96, [70, 90], start=[0, 9])
+    again.k_cache[1], again.v_cache[1], again.q[1] = 7.0, -3.0, 2.0
+    simulate(kernel, *again.arguments())
+    assert torch.equal(again.out[0], both[0]) and not torch.equal(again.out[1], both[1])
