@@ -205,7 +205,9 @@ def sft(
 @takes_settings
 def bench(
     settings: dict[str, Any],
-    what: Annotated[str, typer.Argument(help="decode, kernels, rollout, step, update, mismatch or logprobs")],
+    what: Annotated[
+        str, typer.Argument(help="decode, kernels, cute, story, rollout, step, update, mismatch or logprobs")
+    ],
     shape: Annotated[str, typer.Option("--shape", help="Random weights of this shape; decode: or embedded")] = (
         "qwen2.5-0.5b"
     ),
@@ -217,8 +219,8 @@ def bench(
     record: Annotated[bool, typer.Option("--record", help="Keep the result in data/measurements/.")] = False,
 ):
     """Measure this machine: the ladder of `decode`, `rollout` engines on the config's model, a whole training `step`
-    beside TRL's, the `update`, the `kernels` of a decode step, the `mismatch` between sampling and training log-probs,
-    the memory of `logprobs`."""
+    beside TRL's, the `update`, the `kernels` of a decode step, those in `cute` DSL, the `story` of a kernel in the
+    loop, the `mismatch` between sampling and training log-probs, the memory of `logprobs`."""
     with user_errors():
         config = make_config(**settings)
         from rlcourse.bench import Options, run_bench

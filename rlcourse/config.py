@@ -13,6 +13,9 @@ if typing.TYPE_CHECKING:
     from rlcourse.sampling import Sampling
 
 
+ENGINES = ("hf-dynamic", "hf-static", "hf-static-breaks", "hf-static-operation", "graph")
+
+
 def setting(default, help: str, choices: tuple[str, ...] | None = None):
     """A config field with the sentence that `rlcourse train --help` prints and, where it has them, its choices."""
     return field(default=default, metadata={"help": help, "choices": choices})
@@ -63,7 +66,7 @@ class TrainConfig:
     reward_neither: float = setting(0.0, "reward of everything else")
 
     # Rollout
-    engine: str = setting("graph", "rollout engine", ("hf-dynamic", "hf-static", "graph"))
+    engine: str = setting("graph", "rollout engine", ENGINES)
     sleep: bool = setting(False, "give the memory of the rollout's cache and graphs back for the update")
     num_prompts: int = setting(16, "prompts a step")
     num_generations: int = setting(8, "completions of each prompt: the group")

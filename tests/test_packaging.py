@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MODULES = sorted((ROOT / "rlcourse").rglob("*.py"))
 CONDA_NAMES = {"pytorch": "torch"}  # conda-forge's name: PyPI's
 # Imported where asked for, or where a notebook runs.
-OPTIONAL = {"cutlass", "tvm_ffi", "trl", "vllm", "tensorboard", "wandb", "triton", "IPython"}
+OPTIONAL = {"cutlass", "tvm_ffi", "flashinfer", "trl", "vllm", "tensorboard", "wandb", "triton", "IPython"}
 NOTEBOOKS = {"jupytext", "nbclient", "nbformat", "ipywidgets"}  # extras: notebooks alone need them
 BOUNDS = re.compile(r"([a-z0-9-]+)>=([\d.]+),<([\d.]+)")
 

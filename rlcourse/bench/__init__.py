@@ -1,8 +1,8 @@
 """Benchmarks that ship: `rlcourse bench NAME`, and `--record` to keep what was measured in `data/measurements/`.
 
 Each returns the setup and the result rows of a measurement record: `decode` in `decode.py`; `kernels` in `kernels.py`;
-`rollout`, `step` and `update` in `speed.py`; `mismatch` and `logprobs` in `numerics.py`; peers that are measured beside
-ours in `peers.py`.
+`cute` in `cute.py`; `story` in `story.py`; `rollout`, `step` and `update` in `speed.py`; `mismatch` and `logprobs` in `numerics.py`; peers
+that are measured beside ours in `peers.py`.
 """
 
 import statistics
@@ -17,7 +17,7 @@ from rich.table import Column, Table
 from rlcourse.config import TrainConfig
 from rlcourse.records import device_name, format_cell, write_record
 
-BENCHMARKS = ("decode", "kernels", "rollout", "step", "update", "mismatch", "logprobs")
+BENCHMARKS = ("decode", "kernels", "cute", "story", "rollout", "step", "update", "mismatch", "logprobs")
 WIDEST_SPREAD = 0.2  # a measurement whose interquartile range is a larger share of its median is not recorded
 
 
@@ -76,6 +76,14 @@ def run_bench(what: str, config: TrainConfig, options: Options, record: bool) ->
             from rlcourse.bench.kernels import kernels
 
             setup, rows = kernels(shape, counts, repeats)
+        case "cute":
+            from rlcourse.bench.cute import cute
+
+            setup, rows = cute(repeats)
+        case "story":
+            from rlcourse.bench.story import story
+
+            setup, rows = story(shape, counts, options.prompt_tokens, options.new_tokens, repeats)
         case "rollout":
             setup, rows = speed.rollout(config, repeats)
         case "step":

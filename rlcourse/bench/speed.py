@@ -90,9 +90,11 @@ def step(
     return setup, rows
 
 
-def our_step(model: str, task: str, completions: int, new_tokens: int, repeats: int, folder: str) -> dict[str, Any]:
+def our_step(
+    model: str, task: str, completions: int, new_tokens: int, repeats: int, folder: str, engine: str = "graph"
+) -> dict[str, Any]:
     """Our step: median seconds by phase, and the gap between sampling and training log-probs."""
-    trainer = step_trainer(model, task, completions, new_tokens, folder)
+    trainer = step_trainer(model, task, completions, new_tokens, folder, engine)
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
@@ -122,7 +124,9 @@ def our_step(model: str, task: str, completions: int, new_tokens: int, repeats: 
     }
 
 
-def step_trainer(model: str, task: str, completions: int, new_tokens: int, folder: str) -> Trainer:
+def step_trainer(
+    model: str, task: str, completions: int, new_tokens: int, folder: str, engine: str = "graph"
+) -> Trainer:
     """A trainer whose step has `completions` rows in groups of 8."""
     config = make_config(
         "h200" if torch.cuda.is_available() else "laptop",
@@ -132,7 +136,8 @@ def step_trainer(model: str, task: str, completions: int, new_tokens: int, folde
         num_generations=8,
         max_new_tokens=new_tokens,
         output=folder,
-        name=f"step-{completions}",
+        name=f"step-{completions}-{engine}",
+        engine=engine,
         warmup_steps=1,
     )
     return Trainer(config, open_run(config, resume=False), find_device(config), checkpoint=None)

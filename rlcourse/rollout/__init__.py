@@ -1,6 +1,7 @@
 """Rollout engines: who generates, slowest first. All take the same prompts and give the same `Rollout`.
 
-`hf.py` calls `generate`; `graph.py` runs its own decode step over a static cache, captured in a CUDA graph on a GPU.
+`hf.py` calls `generate`, with the attention kernel of `attention.py` if it should; `graph.py` runs its own decode step
+over a static cache, captured in a CUDA graph on a GPU.
 """
 
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from rlcourse.config import ENGINES
 from rlcourse.policy import Policy
 from rlcourse.sampling import Sampling
 
@@ -62,16 +64,19 @@ def left_pad(prompts: list[list[int]], pad_id: int, device: torch.device) -> tup
 
 
 def make_engine(policy: Policy, engine: str, dtype: torch.dtype, compile: bool = False) -> RolloutEngine:
-    """The engine called `engine` (hf-dynamic, hf-static, graph) over the policy's weights, sampling in `dtype`.
+    """The engine called `engine` over the policy's weights, sampling in `dtype`.
 
-    Raises ValueError for an unknown name, or an architecture that the graph engine does not know.
+    hf-dynamic and hf-static: `generate` with one of its caches; hf-static-breaks and hf-static-operation: with our
+    attention kernel, see `rlcourse.rollout.attention`; graph: our own step. Raises ValueError for an unknown name, or
+    an architecture that the graph engine does not know.
     """
     if engine == "graph":
         from rlcourse.rollout.graph import GraphEngine
 
         return GraphEngine(policy, dtype, compile)
-    if engine in ("hf-dynamic", "hf-static"):
-        from rlcourse.rollout.hf import HFEngine
+    if engine not in ENGINES:
+        raise ValueError(f"Unknown engine {engine!r}: use {', '.join(ENGINES[:-1])} or {ENGINES[-1]}.")
+    from rlcourse.rollout.hf import HFEngine
 
-        return HFEngine(policy, dtype, engine.removeprefix("hf-"))
-    raise ValueError(f"Unknown engine {engine!r}: use hf-dynamic, hf-static or graph.")
+    _, cache, *way = engine.split("-")
+    return HFEngine(policy, dtype, cache, attention=f"rlcourse-{way[0]}" if way else "sdpa")

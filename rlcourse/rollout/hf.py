@@ -6,7 +6,7 @@ share one definition; the same processor keeps the log-prob of each drawn token.
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import CompileConfig, GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from rlcourse.logprobs import completion_mask
 from rlcourse.policy import Policy, low_precision_copy
@@ -40,14 +40,27 @@ class HFEngine:
     """Rollouts by `generate`.
 
     cache: "dynamic", "static", or "none", which computes the whole sequence anew for each token. With a static cache on
-    a GPU, transformers compiles the decode step by itself, unless `compile` is False.
+    a GPU, transformers compiles the decode step by itself, unless `compile` is False; a CompileConfig says how.
+    attention: "sdpa", or with a static cache a name of `rlcourse.rollout.attention`, which has our kernel.
     """
 
     def __init__(
-        self, policy: Policy, dtype: torch.dtype = torch.float32, cache: str = "dynamic", compile: bool = True
+        self,
+        policy: Policy,
+        dtype: torch.dtype = torch.float32,
+        cache: str = "dynamic",
+        compile: bool | CompileConfig = True,
+        attention: str = "sdpa",
     ):
         self.policy, self.cache, self.compile = policy, cache, compile
-        self.model = policy.model if dtype == torch.float32 else low_precision_copy(policy.model, dtype)
+        own = dtype != torch.float32 or attention != "sdpa"
+        self.model = low_precision_copy(policy.model, dtype) if own else policy.model
+        if attention != "sdpa":
+            if cache != "static":
+                raise ValueError(f"Attention {attention!r} reads a static cache: use cache='static', not {cache!r}.")
+            from rlcourse.rollout.attention import use  # imports the kernels, which others need not have
+
+            use(self.model, attention)
 
     @torch.no_grad()
     def generate(
@@ -69,6 +82,7 @@ class HFEngine:
             cache_implementation="static" if self.cache == "static" else None,
             use_cache=self.cache != "none",
             disable_compile=not self.compile,
+            compile_config=self.compile if isinstance(self.compile, CompileConfig) else None,
         )
         training = self.model.training
         self.model.eval()

@@ -10,7 +10,7 @@ from conftest import DEVICE
 from transformers import AutoModelForCausalLM
 
 from rlcourse import bench, records
-from rlcourse.bench import Options, decode, measure, median_and_spread, models, numerics, peers, run_bench, speed
+from rlcourse.bench import Options, cute, decode, measure, median_and_spread, models, numerics, peers, run_bench, speed
 from rlcourse.config import make_config
 from rlcourse.policy import load_policy
 from rlcourse.tasks import load_task
@@ -72,9 +72,18 @@ def test_the_mismatch_in_float32_is_rounding_alone():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_the_kernels_need_a_gpu():
+@pytest.mark.parametrize("name", ["kernels", "cute", "story"])
+def test_the_kernels_need_a_gpu(name):
     with pytest.raises(ValueError, match="no CUDA GPU was found"):
-        run_bench("kernels", make_config(), Options(), False)
+        run_bench(name, make_config(), Options(), False)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+def test_kernels_in_cute_beside_pytorch_compute_the_same():
+    pytest.importorskip("cutlass")
+    for case in (cute.norm(64), cute.gate(32), cute.attention(3, 128, 70), cute.fused_attention(3, 128, 70)):
+        for row in cute.measure_case(case, 1):
+            assert row["us"] > 0 and row["relative_error"] < 2e-2, row
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -1,0 +1,49 @@
+"""A faster kernel in the training loop, by every way in: decode step, launches and whole training step, in one run."""
+
+import dataclasses
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlcourse.bench import cute
+from rlcourse.bench.decode import _look_inside, _measure_rung, _policy, random_prompts
+from rlcourse.bench.speed import our_step
+from rlcourse.rollout import make_engine
+
+Rows = list[dict[str, Any]]
+ENGINES = ("hf-static", "hf-static-breaks", "hf-static-operation", "graph")
+
+
+def story(
+    shape: str, rows: list[int], prompt_tokens: int = 128, new_tokens: int = 256, repeats: int = 5
+) -> tuple[dict[str, Any], Rows]:
+    """For attention alone (`micro-...`) microseconds; for each engine milliseconds of a decode step, kernels and
+    launches in it, and seconds of a whole Dr. GRPO step. `hf-static` is `generate` as it compiles itself.
+
+    Raises ValueError without a GPU.
+    """
+    if not torch.cuda.is_available():
+        raise ValueError("The story needs a GPU, and no CUDA GPU was found: `rlcourse doctor` says what runs here.")
+    device, results = torch.device("cuda"), []
+    with tempfile.TemporaryDirectory() as folder:
+        policy = _policy(shape, Path(folder), device)
+        vocabulary = policy.model.config.vocab_size
+        policy = dataclasses.replace(policy, eos_ids=[vocabulary])  # every answer has its full length
+        for count in rows:
+            with torch.no_grad():
+                case = cute.attention(count, prompt_tokens + new_tokens, prompt_tokens + new_tokens // 2)
+                micro = cute.measure_case(case, repeats)
+            results += [{**row, "variant": f"micro-{row['variant']}", "rows": count} for row in micro]
+            prompts = random_prompts(count, prompt_tokens, vocabulary)
+            for name in ENGINES:
+                engine = make_engine(policy, name, torch.bfloat16)
+                row = {"variant": name, "rows": count}
+                row |= _measure_rung(engine, prompts, len(prompts), new_tokens, repeats, device)
+                row |= _look_inside(engine, prompts, new_tokens, device)
+                engine.sleep()
+                step = our_step(folder, "gsm8k", count, new_tokens, repeats, folder, engine=name)
+                results.append(row | {key: step[key] for key in ("step_s", "rollout_s", "update_s")})
+    setup = {"shape": shape, "dtype": "bfloat16", "rows_a_prompt": 8, "prompt_tokens": prompt_tokens}
+    return setup | {"new_tokens": new_tokens, "repeats": repeats}, results
