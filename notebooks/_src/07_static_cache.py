@@ -600,8 +600,9 @@ assert gap < 1e-3
 #
 # Has every row ended? To know, the host must read a flag, and to read it it must wait until the device has caught up.
 # On a GPU that takes away its lead: it cannot queue the next step while it waits. The step itself can go on without
-# knowing: rows that have ended compute a token that nobody counts. So look only every $k$ steps. The price is slots
-# that work for nothing, on average $(k-1)/2$ steps for each completion.
+# knowing: rows that have ended compute a token that nobody counts. So look only every $k$ steps, and let the last of
+# them run while the host reads what was true before it. The price is slots that work for nothing: a completion may end
+# at any of the $k$ steps, and the mean of what follows is $(k+1)/2$ steps.
 #
 # The package's slots (section 7 explains them) run on a CPU too, so both sides can be counted.
 
@@ -615,9 +616,9 @@ def count_slots(prompts, group: int, limit: int, available: int, every: int) -> 
     engine.max_slots, count = available, {"steps": 0, "slot-steps": 0, "looks": 0}
     original = engine._step_of
 
-    def counting(size, sampling):
+    def counting(size, *rest, **options):
         count["looks"] += 1
-        step = original(size, sampling)
+        step = original(size, *rest, **options)
 
         def one_step():
             count["steps"] += 1
@@ -646,7 +647,9 @@ for every in (1, 4, 16, 64):
 
 # %% [markdown]
 # (Each rollout draws other tokens, so their numbers differ a little.) Even $k = 1$ wastes some: a step comes in few
-# sizes only, and at the end there are fewer rows than the smallest has.
+# sizes only, and at the end there are fewer rows than the smallest has. On a GPU the package goes one step further. Its
+# kernels give a free slot to the next completion within the same step (`rlcourse/rollout/triton_refill.py`), so nothing
+# is wasted while anybody waits, and the host looks only to see whether the batch may become smaller.
 #
 # And what does a look cost? Here, on a CPU, there is nothing to wait for: the device **is** the host. **Look for** how
 # small it is against a step. On a GPU it is the time to drain the queue, a launch, and the way back, at every look; the
