@@ -108,13 +108,13 @@ def test_kernels_that_overlap_count_once(spans, total):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere a process tells its peak alone")
 def test_a_timeline_sees_memory_come_and_go():
     with profiling.MemoryTimeline(CPU, every=0.001) as timeline:
-        time.sleep(0.05)
+        time.sleep(0.3)
         timeline.mark("held")
         held = torch.ones(30_000_000)
-        time.sleep(0.05)
+        time.sleep(0.3)
         timeline.mark("freed")
         del held
-        time.sleep(0.05)
+        time.sleep(0.3)
     (first, _), (second, _) = timeline.marks
 
     def most(start, end):

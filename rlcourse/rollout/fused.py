@@ -93,7 +93,7 @@ MANY = Tiles(
     down=Product(64, 64, 128, splits=2, stages=5),
     splits=1,
     block=128,
-    attention_warps=2,
+    attention_warps=4,
     attention_stages=2,
 )
 REGISTERS = 900  # bytes of weights that a thread can hold
