@@ -40,6 +40,16 @@ COURSE = {
     "07_static_cache": Lesson(
         "From generate to one CUDA graph a step", 4, "the ladder of decoding, every rung measured and explained"
     ),
+    "08_first_kernels": Lesson(
+        "First kernels in CuTe DSL",
+        4,
+        "layouts, tiles, threads; RMSNorm and SwiGLU against the bandwidth floor",
+    ),
+    "09_decode_attention": Lesson(
+        "Decode attention in one kernel",
+        5,
+        "online softmax, splits, tensor cores; the whole step fused",
+    ),
 }
 
 BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
