@@ -50,6 +50,9 @@ COURSE = {
         5,
         "online softmax, splits, tensor cores; the whole step fused",
     ),
+    "10_faster_kernel_slower_loop": Lesson(
+        "A faster kernel, a slower loop", 4, "a kernel that wins alone and loses in generate: why, and the way back"
+    ),
 }
 
 BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
