@@ -106,7 +106,6 @@ def test_kernels_that_overlap_count_once(spans, total):
     assert profiling.covered(spans) == total
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere a process tells its peak alone")
 COME_AND_GO = """
 import json, time, torch
 from rlcourse import profiling
@@ -122,6 +121,7 @@ print(json.dumps([timeline.samples, timeline.marks]))
 """
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere a process tells its peak alone")
 def test_a_timeline_sees_memory_come_and_go():
     """In a process of its own: one that has run other tests may hand out memory that it never gave back."""
     done = subprocess.run([sys.executable, "-c", COME_AND_GO], capture_output=True, text=True, check=True)
