@@ -157,7 +157,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "logprob_chunk": 1024,
         "gradient_checkpointing": True,
     },
-    "h200": _GSM8K | {"num_prompts": 32, "num_generations": 8, "micro_batch_rows": 16},
+    "h200": _GSM8K | {"num_prompts": 32, "num_generations": 8, "micro_batch_rows": 64, "logprob_chunk": 16384},
 }
 
 _REINFORCE = {"surrogate": "reinforce", "aggregation": "constant"}

@@ -59,7 +59,8 @@ class Trainer:
             compile_layers(self.policy.model)
         hidden_size = self.policy.model.config.hidden_size
         self.value_head = ValueHead(hidden_size).to(device) if config.advantage == "gae" else None
-        self.engine = make_engine(self.policy, config.engine, getattr(torch, config.dtype), config.compile)
+        longest = config.max_prompt_tokens + config.max_new_tokens
+        self.engine = make_engine(self.policy, config.engine, getattr(torch, config.dtype), config.compile, longest)
         self.update = Update(self.policy, self.value_head, config)
         self.order = PromptOrder(self._short_enough(self.task.problems("train")), config.seed)
         self.step, self.seconds, self.before = 0, 0.0, None

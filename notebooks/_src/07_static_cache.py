@@ -751,7 +751,8 @@ if {"hf-dynamic", "graph"} <= few.keys():
 
 # %% [markdown]
 # In the table, `graph-eager` is our step in PyTorch as a graph, `graph-compiled` the same step compiled first, and
-# `graph` the step of hand-written Triton kernels, five for a layer (`rlcourse/rollout/triton_kernels.py`). A graph
+# `graph` the step of hand-written kernels, five for a layer (`rlcourse/rollout/triton_kernels.py`). Where CuTe DSL is
+# installed, its attention is that of lesson 09, and `graph-triton` is the same step with attention in Triton. A graph
 # makes launches free, not kernels: each still begins, ends, and hands its result to the next through memory. So fewer
 # kernels are the last rung. One trick of theirs is an exercise: a norm needs the whole row before it can scale it, but
 # a scale that is the same for a whole row can be applied **after** the matrix product that follows.
@@ -933,8 +934,10 @@ RUNGS = {
     "hf-static-compiled": ("static, compiled by generate", ORANGE, "^"),
     "graph-eager": ("own step, CUDA graph", PURPLE, "v"),
     "graph-compiled": ("own step, compiled, graph", VERMILION, "P"),
+    "graph-triton": ("own kernels, all in Triton", "#999999", "<"),
     "graph": ("own kernels, graph", GREEN, "o"),
 }
+RUNGS = {name: style for name, style in RUNGS.items() if any(r["variant"] == name for r in h200["results"])}
 if h200["results"]:
     fig, axes = plt.subplots(1, 2, figsize=(11, 4.2))
     for variant, (label, color, marker) in RUNGS.items():

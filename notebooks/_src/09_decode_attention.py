@@ -493,15 +493,16 @@ for n in (456, 40, 1):
 # does not mind.
 #
 # **How many splits?** Enough for the card to be full, but every split costs: a piece of $G$ vectors in float32 is
-# written and read again, and a CTA must start and end. The package wants two CTAs a multiprocessor, at least 64 tokens
-# of a full cache each, and a power of two, so that few kernels are compiled:
+# written and read again, and a CTA must start and end. Below a few hundred tokens there is a cheaper way to occupy a
+# multiprocessor: more warps in a CTA, which put their pieces together in shared memory. So the package wants two CTAs a
+# multiprocessor, at least 512 tokens of a full cache each, and a power of two, so that few kernels are compiled:
 
 # %%
 from rlcourse.kernels.decode_ops import choose_splits
 
 print("splits chosen      " + "".join(f"{rows:>6}" for rows in (1, 4, 16, 64, 256)) + "  rows")
 for name in ("A10", "H200"):
-    for slots in (512, 2048):
+    for slots in (512, 2048, 8192):
         chosen = [choose_splits(rows * K, slots, GPUS[name].multiprocessors) for rows in (1, 4, 16, 64, 256)]
         print(f"{name:5} {slots:5} slots  " + "".join(f"{s:6}" for s in chosen))
 
@@ -888,7 +889,7 @@ excerpt(decode_new_token, "    for j in range_constexpr(n // 2):", "@cute.jit\nd
 # %%
 excerpt(decode_new_token, "def open_softmax(", "    product = Float32(0.0)")
 excerpt(
-    decode_attention, "            if opens:\n                rotate(new_key", "        queries, scores = query_operand"
+    decode_attention, "            if opens:\n                if const_expr(self.angles)", "        queries, scores"
 )
 
 # %% [markdown]
@@ -936,7 +937,7 @@ for row, name in enumerate(CASES):
 # shapes as the eager path above.
 
 # %%
-splits = choose_splits(R * K, S, GPUS["H200"].multiprocessors)
+splits = 8
 fused = DecodeAttention(H, K, D, splits=splits, angles="bfloat16")
 pieces = R * K * splits
 room = torch.zeros(pieces, 8, D), torch.zeros(pieces, 2, 8), torch.zeros(pieces, dtype=torch.int32)
@@ -1002,7 +1003,7 @@ if measured:
     fig, axes = plt.subplots(1, len(sizes), figsize=(5.6 * len(sizes), 3.8), squeeze=False)
     for ax, size in zip(axes[0], sizes, strict=True):
         rows = [row for row in measured if tuple(row["shape"]) == size]
-        names = [row["variant"].replace("attention-", "").replace("cute", "tensor cores") for row in rows]
+        names = [row["variant"].removeprefix("attention-").replace("cute", "tensor cores") for row in rows]
         colors = [ORANGE if row["variant"].startswith("fused-") else BLUE for row in rows]
         bars = ax.barh(names, [row["us"] for row in rows], color=colors)
         ax.bar_label(bars, fmt="%.1f", padding=3, fontsize=9)
@@ -1018,7 +1019,7 @@ if measured:
 # The same as a roofline, for the kernels of this lesson, and in numbers.
 
 # %%
-ours = ("attention-simple", "attention-split", "attention-cute", "fused-cute")
+ours = ("attention-simple", "attention-split", "attention-cute", "attention-cute-ahead", "fused-cute")
 points = [
     (f"{row['variant']}, {' × '.join(map(str, row['shape']))}", attention_work(*row["shape"]), row["us"] / 1e6)
     for row in measured
@@ -1039,7 +1040,10 @@ for size in sizes:
     )
     print(f"{us['fused-compiled'] / us['fused-cute']:.1f} x as compiled; tensor cores", end=" ")
     print(f"{us['attention-split'] / us['attention-cute']:.2f} x as fast as splits alone", end=", ")
-    print(f"{us['attention-sdpa-gqa'] / us['attention-cute']:.2f} x as sdpa with grouped heads")
+    print(f"{us['attention-sdpa-gqa'] / us['attention-cute']:.2f} x as sdpa with grouped heads", end=", ")
+    print(f"{us['attention-sdpa-gqa'] / us['attention-cute-ahead']:.2f} x if it reads ahead")
+    if "attention-flashinfer" in us:
+        print(f"    FlashInfer's decode kernel: {us['attention-flashinfer']:.1f} µs, ours {us['attention-cute']:.1f}")
 worst = max((row["relative_error"] for row in measured if row["variant"] in ours), default=None)
 print(f"largest relative error of our kernels: {worst:.1e}" if worst else "Without a record there is no point to draw.")
 
@@ -1048,6 +1052,13 @@ print(f"largest relative error of our kernels: {worst:.1e}" if worst else "Witho
 # chain of waits: the position, then keys, the products, the piece, the counter, the merge. There no kernel comes near
 # the roof, and the fused one gains because it is **one** chain. With many rows and long texts the chain is hidden,
 # and the distance to the roof is what the kernel is worth. That is why a kernel is measured at both ends.
+#
+# `ahead` is a third way to shorten the chain, on Hopper and later. A kernel may come to the card **before the one
+# before it has ended** (*programmatic dependent launch*), and wait there. What is it to do until then? In a loop that
+# decodes, all tokens but the newest were written many steps ago, by nobody who still runs. So each warp asks for its
+# first tile of them, and only then waits for the query and the newest token. An operation that anybody may call cannot
+# know that; our engine can, so it is what the engine calls (`choose_blocks` in `decode_ops.py` says how many warps, and
+# when the next kernel may come; each was measured in the whole step, since alone other choices win).
 
 # %% [markdown]
 # On your GPU, if it is one for these kernels (Ampere or later), the same bench runs live:

@@ -751,8 +751,10 @@ print("(its layers)")
 
 # %% [markdown]
 # So the last rung is to leave `generate`: a step of our own with the draw in it, everything at fixed addresses, **one**
-# CUDA graph a step (lesson 07), and in it the fused kernel of lesson 09, which also rotates the heads and writes the
-# cache. There the compiler has no say any more, and a custom kernel can break nothing.
+# CUDA graph a step (lesson 07), and in it the kernel of lesson 09. There the compiler has no say any more, and a custom
+# kernel can break nothing. It even gains: its neighbours are known, so it may begin before the one before it has ended,
+# and read the old tokens ahead. (Its fused form is not needed there. The kernel of the projection, which is ours too,
+# rotates the heads and writes the cache as its last act.)
 #
 # All rungs of the story, from the record. **Look for** how much of the way each rung is, and what remains above the
 # floor.

@@ -60,8 +60,9 @@ def measure_case(case: Case, repeats: int) -> Rows:
     sets = [first, *(case.make() for _ in range(max(3, min(23, round(COLD / own)))))]
     rows: Rows = []
     for way, function in case.ways.items():
-        found = function(*(t.clone() for t in first))  # some ways change what they are given
-        exact = case.exact(*(t.clone() for t in first))
+        # Some ways change what they are given, and some return a buffer.
+        found = function(*(t.clone() for t in first)).clone()
+        error = _error(found, case.exact(*(t.clone() for t in first)))
 
         def run(function=function) -> None:
             for tensors in sets:
@@ -70,7 +71,7 @@ def measure_case(case: Case, repeats: int) -> Rows:
         took, spread = _graph_seconds(run, repeats)
         us = 1e6 * took / len(sets)
         row = {"variant": f"{case.name}-{way}", "shape": list(case.shape), "us": us, "spread": spread}
-        rows.append(row | {"gb_per_s": case.moved / us / 1e3, "relative_error": _error(found, exact)})
+        rows.append(row | {"gb_per_s": case.moved / us / 1e3, "relative_error": error})
     return rows
 
 
@@ -130,13 +131,13 @@ def gate(rows: int = 16384) -> Case:
 def attention(rows: int, slots: int, used: int) -> Case:
     """One query token a row over `used` of `slots` slots, for all rows alike."""
     from rlcourse.kernels.decode_common import workspace_arguments
-    from rlcourse.kernels.decode_ops import choose_splits, decode_attention
+    from rlcourse.kernels.decode_ops import attend, decode_attention
     from rlcourse.kernels.decode_simple import SimpleDecode, decode_attention_reference
     from rlcourse.kernels.decode_split import SplitDecode
     from rlcourse.kernels.toolchain import launch
 
     processors = torch.cuda.get_device_properties("cuda").multi_processor_count
-    splits = max(2, choose_splits(rows * KV_HEADS, slots, processors))
+    splits = max(2, min(16, 2 * processors // (rows * KV_HEADS)))
     seen = (torch.arange(slots, device="cuda") < used)[None, None, None]
     out = randn(rows, HEADS, HEAD_SIZE)
     room = [
@@ -160,11 +161,15 @@ def attention(rows: int, slots: int, used: int) -> Case:
         launch(kernel, q, k, v, position.expand(rows), None, out, *room)
         return out
 
+    def ahead(q, k, v, position) -> Tensor:  # as the graph engine calls it: with old tokens read before the wait
+        attend(q, k, v, position.expand(rows), None, out, ahead=True)
+        return out
+
     def exact(q, k, v, position) -> Tensor:
         return decode_attention_reference(q.float(), k, v, position)
 
     ways = {"sdpa-repeat": sdpa_repeat, "sdpa-gqa": sdpa_gqa, "simple": simple, "split": split}
-    ways |= {"cute": decode_attention} | flashinfer_way(rows, slots, used)
+    ways |= {"cute": decode_attention, "cute-ahead": ahead} | flashinfer_way(rows, slots, used)
     moved = 2 * 2 * rows * KV_HEADS * used * HEAD_SIZE
     return Case("attention", (rows, used), moved, lambda: _cache(rows, slots, used), exact, ways)
 
@@ -193,7 +198,8 @@ def flashinfer_way(rows: int, slots: int, used: int) -> dict[str, Callable]:
 
 
 def fused_attention(rows: int, slots: int, used: int) -> Case:
-    """RoPE of the new token, the cache write and attention: the eager way is that of transformers."""
+    """RoPE of the new token, the cache write and attention: the eager way is that of transformers, which repeats keys
+    and values for each query head; `sdpa-gqa` does not."""
     from rlcourse.kernels.decode_new_token import fused_decode_attention_reference
     from rlcourse.kernels.decode_ops import fused_decode_attention
 
@@ -203,12 +209,20 @@ def fused_attention(rows: int, slots: int, used: int) -> Case:
         first, second = x.chunk(2, -1)
         return x * cos[:, None] + torch.cat([-second, first], -1) * sin[:, None]
 
-    def eager(q, k, v, cos, sin, k_cache, v_cache, position) -> Tensor:
+    def write(q, k, v, cos, sin, k_cache, v_cache, position) -> Tensor:
         q, k = turned(q, cos, sin), turned(k, cos, sin)
         k_cache.index_copy_(2, position, k[:, :, None])
         v_cache.index_copy_(2, position, v[:, :, None])
+        return q[:, :, None]
+
+    def gqa(*tensors) -> Tensor:
+        q, (k_cache, v_cache) = write(*tensors), tensors[5:7]
+        return F.scaled_dot_product_attention(q, k_cache, v_cache, attn_mask=seen, enable_gqa=True)[:, :, 0]
+
+    def eager(*tensors) -> Tensor:
+        q, (k_cache, v_cache) = write(*tensors), tensors[5:7]
         keys, values = (t.repeat_interleave(HEADS // KV_HEADS, dim=1) for t in (k_cache, v_cache))
-        return F.scaled_dot_product_attention(q[:, :, None], keys, values, attn_mask=seen)[:, :, 0]
+        return F.scaled_dot_product_attention(q, keys, values, attn_mask=seen)[:, :, 0]
 
     def exact(q, k, v, cos, sin, k_cache, v_cache, position) -> Tensor:
         return fused_decode_attention_reference(q.float(), k, v, cos, sin, k_cache, v_cache, position)
@@ -220,7 +234,8 @@ def fused_attention(rows: int, slots: int, used: int) -> Case:
         return q, randn(rows, KV_HEADS, HEAD_SIZE), randn(rows, KV_HEADS, HEAD_SIZE), *turn, k_cache, v_cache, position
 
     moved = 2 * 2 * rows * KV_HEADS * used * HEAD_SIZE
-    return Case("fused", (rows, used), moved, make, exact, three(eager, fused_decode_attention))
+    ways = three(eager, fused_decode_attention) | {"sdpa-gqa": gqa}
+    return Case("fused", (rows, used), moved, make, exact, ways)
 
 
 def sampling(rows: int) -> Case:

@@ -1,6 +1,7 @@
 """The ladder of decoding: from no cache to one CUDA graph a step, each rung on the same rows in one run."""
 
 import dataclasses
+import importlib.util
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -30,9 +31,9 @@ def ladder(policy: Policy, dtype: torch.dtype, rows: int, kept: str) -> dict[str
     """How to make each engine, slowest first. kept: "all"; "cached", those with a cache; "fast", the best of
     `generate` and our own, of which ours decodes `rows` at once."""
 
-    def graph(compile: bool, kernels: bool) -> RolloutEngine:
+    def graph(kernels: str, compile: bool = False) -> RolloutEngine:
         engine = make_engine(policy, "graph", dtype, compile)
-        engine.max_slots, engine.use_kernels = rows, kernels
+        engine.max_slots, engine.kernels = rows, kernels
         return engine
 
     rungs = {
@@ -40,15 +41,17 @@ def ladder(policy: Policy, dtype: torch.dtype, rows: int, kept: str) -> dict[str
         "hf-dynamic": lambda: HFEngine(policy, dtype, "dynamic"),
         "hf-static": lambda: HFEngine(policy, dtype, "static", compile=False),
         "hf-static-compiled": lambda: HFEngine(policy, dtype, "static"),
-        "graph-eager": lambda: graph(compile=False, kernels=False),
-        "graph-compiled": lambda: graph(compile=True, kernels=False),
-        "graph": lambda: graph(compile=False, kernels=True),
+        "graph-eager": lambda: graph(""),
+        "graph-compiled": lambda: graph("", compile=True),
+        "graph-triton": lambda: graph("triton"),
+        "graph": lambda: graph("cute"),
     }
     on_gpu = policy.device.type == "cuda"
     left_out = [] if on_gpu else ["hf-static-compiled", "graph-eager", "graph-compiled"]  # which differ on a GPU alone
+    left_out += [] if on_gpu and importlib.util.find_spec("cutlass") else ["graph-triton"]
     left_out += [] if kept == "all" else ["hf-none"]
     if kept == "fast":
-        left_out += ["hf-dynamic", "hf-static"] if on_gpu else ["hf-static"]
+        left_out += ["hf-static"] + (["hf-dynamic", "graph-eager", "graph-compiled", "graph-triton"] if on_gpu else [])
     return {name: make for name, make in rungs.items() if name not in left_out}
 
 
@@ -117,9 +120,10 @@ def _one_size(
     results: Rows = []
     for variant, make in ladder(policy, dtype, rows, kept).items():
         engine = make()
-        batch = len(prompts) if variant.startswith("graph") else rows // GROUP
+        ours, batch = variant.startswith("graph"), rows // GROUP
+        some = prompts if ours else prompts[: 2 * batch]  # `generate` does one batch like the other
         row = {"variant": variant, "rows": rows, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
-        row |= _measure_rung(engine, prompts, batch, new_tokens, repeats, device)
+        row |= _measure_rung(engine, some, len(some) if ours else batch, new_tokens, repeats, device)
         if lengths == "equal":
             row |= {"floor_ms": 1e3 * machine.floor_seconds(work)} | _look_inside(engine, prompts, new_tokens, device)
         engine.sleep()

@@ -19,6 +19,7 @@ from rlcourse.tasks import load_task
 from rlcourse.trainer import Trainer
 
 Rows = list[dict[str, Any]]
+WARMUP = 5  # steps: prompts of several lengths, so that what is captured for each is there
 
 
 def rollout(config: TrainConfig, repeats: int = 5) -> tuple[dict[str, Any], Rows]:
@@ -90,11 +91,14 @@ def step(
     return setup, rows
 
 
-def our_step(
-    model: str, task: str, completions: int, new_tokens: int, repeats: int, folder: str, engine: str = "graph"
-) -> dict[str, Any]:
-    """Our step: median seconds by phase, and the gap between sampling and training log-probs."""
-    trainer = step_trainer(model, task, completions, new_tokens, folder, engine)
+def our_step(model: str, task: str, completions: int, new_tokens: int, repeats: int, folder: str) -> dict[str, Any]:
+    """Our step, as `time_steps` gives it."""
+    trainer = step_trainer(model, task, completions, new_tokens, folder)
+    return {"variant": "rlcourse", "rows": completions} | time_steps(trainer, repeats)
+
+
+def time_steps(trainer: Trainer, repeats: int) -> dict[str, Any]:
+    """Median seconds of a step by phase, and the gap between sampling and training log-probs."""
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
@@ -109,11 +113,9 @@ def our_step(
         measured.append(trainer.timer.take() | updated)
         return measured[-1]["step_s"]
 
-    step_s, spread = median_and_spread(measure(run, repeats, warmup=2))
-    timed = measured[2:]
+    step_s, spread = median_and_spread(measure(run, repeats, warmup=WARMUP))
+    timed = measured[WARMUP:]
     return {
-        "variant": "rlcourse",
-        "rows": completions,
         "step_s": step_s,
         "rollout_s": median_and_spread([m["rollout_s"] for m in timed])[0],
         "update_s": median_and_spread([m["update_s"] for m in timed])[0],
@@ -124,9 +126,7 @@ def our_step(
     }
 
 
-def step_trainer(
-    model: str, task: str, completions: int, new_tokens: int, folder: str, engine: str = "graph"
-) -> Trainer:
+def step_trainer(model: str, task: str, completions: int, new_tokens: int, folder: str) -> Trainer:
     """A trainer whose step has `completions` rows in groups of 8."""
     config = make_config(
         "h200" if torch.cuda.is_available() else "laptop",
@@ -136,8 +136,7 @@ def step_trainer(
         num_generations=8,
         max_new_tokens=new_tokens,
         output=folder,
-        name=f"step-{completions}-{engine}",
-        engine=engine,
+        name=f"step-{completions}",
         warmup_steps=1,
     )
     return Trainer(config, open_run(config, resume=False), find_device(config), checkpoint=None)

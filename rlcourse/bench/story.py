@@ -8,9 +8,11 @@ from typing import Any
 import torch
 
 from rlcourse.bench import cute
-from rlcourse.bench.decode import _look_inside, _measure_rung, _policy, random_prompts
-from rlcourse.bench.speed import our_step
+from rlcourse.bench.decode import _look_inside, _measure_rung, random_prompts
+from rlcourse.bench.models import write_random_model
+from rlcourse.bench.speed import step_trainer, time_steps
 from rlcourse.rollout import make_engine
+from rlcourse.tasks import load_task
 
 Rows = list[dict[str, Any]]
 ENGINES = ("hf-static", "hf-static-breaks", "hf-static-operation", "graph")
@@ -27,23 +29,31 @@ def story(
     if not torch.cuda.is_available():
         raise ValueError("The story needs a GPU, and no CUDA GPU was found: `rlcourse doctor` says what runs here.")
     device, results = torch.device("cuda"), []
+    task = load_task("gsm8k")
     with tempfile.TemporaryDirectory() as folder:
-        policy = _policy(shape, Path(folder), device)
-        vocabulary = policy.model.config.vocab_size
-        policy = dataclasses.replace(policy, eos_ids=[vocabulary])  # every answer has its full length
+        model = Path(folder) / "model"
+        write_random_model(shape, task, model)
         for count in rows:
             with torch.no_grad():
                 case = cute.attention(count, prompt_tokens + new_tokens, prompt_tokens + new_tokens // 2)
                 micro = cute.measure_case(case, repeats)
             results += [{**row, "variant": f"micro-{row['variant']}", "rows": count} for row in micro]
+            trainer = step_trainer(str(model), task.name, count, new_tokens, folder)
+            vocabulary = trainer.policy.model.config.vocab_size
+            policy = dataclasses.replace(trainer.policy, eos_ids=[vocabulary])  # every answer has its full length
             prompts = random_prompts(count, prompt_tokens, vocabulary)
             for name in ENGINES:
+                torch._dynamo.reset()  # what one engine had compiled must not count for the next
                 engine = make_engine(policy, name, torch.bfloat16)
                 row = {"variant": name, "rows": count}
                 row |= _measure_rung(engine, prompts, len(prompts), new_tokens, repeats, device)
                 row |= _look_inside(engine, prompts, new_tokens, device)
                 engine.sleep()
-                step = our_step(folder, "gsm8k", count, new_tokens, repeats, folder, engine=name)
+                torch._dynamo.reset()
+                longest = trainer.config.max_prompt_tokens + new_tokens
+                trainer.engine = make_engine(policy, name, torch.bfloat16, longest=longest)
+                step = time_steps(trainer, repeats)
                 results.append(row | {key: step[key] for key in ("step_s", "rollout_s", "update_s")})
+                trainer.engine.sleep()
     setup = {"shape": shape, "dtype": "bfloat16", "rows_a_prompt": 8, "prompt_tokens": prompt_tokens}
     return setup | {"new_tokens": new_tokens, "repeats": repeats}, results

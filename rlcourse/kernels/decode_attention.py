@@ -1,7 +1,7 @@
 """Decode attention, third step: tensor cores, and in its fused form RoPE and the cache write in the same launch.
 
-A warp takes 16 tokens at a time. With the queries of the G <= 8 heads that share a key-value head, two products do the
-work, both mma.sync m16n8k16, which since Ampere computes [16, 16] times [16, 8]:
+A warp takes 16 tokens, or a few times 16, at a time. With the queries of the G <= 8 heads that share a key-value head,
+two products do the work, both mma.sync m16n8k16, which since Ampere computes [16, 16] times [16, 8]:
 
     scores  [16 heads, 8 tokens]   = q [16 heads, D] times keys^T [D, 8 tokens], twice; heads 8 to 15 are zeros
     mixed^T [D, 8 heads]          += values^T [D, 16 tokens] times weights^T [16 tokens, 8 heads]
@@ -39,7 +39,7 @@ from rlcourse.kernels.decode_common import (
 from rlcourse.kernels.decode_new_token import load, open_softmax, rotate, sum_of_four, write_to_cache
 from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_constexpr
 
-TILE = 16  # tokens of a warp at a time
+TILE = 16  # tokens that a product takes
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,13 @@ class DecodeAttention:
 
     angles: dtype of cos and sin, for the fused form: q and the new token's k and v come as they leave the projection; q
     and k get their RMSNorm (norm: dtype of its weights, None for no norm) and RoPE here, k and v their place in the
-    cache. early: the blocks may come to the GPU before the kernel before them has ended, and wait there (programmatic
-    dependent launch, Hopper and later).
+    cache. tiles: products of 16 tokens that a warp has under way.
+
+    Programmatic dependent launch (Hopper and later): with early, the blocks may come to the GPU before the kernel
+    before them has ended, and wait there. With ahead, that kernel writes nothing of position, start and the tokens
+    before the newest one, as in a loop that decodes; what a block needs of them first is read before it waits.
+    release: when the kernel after this one may come, "start" or "end" (of a block's loop over tokens); None: when this
+    one has ended.
     """
 
     heads: int
@@ -63,6 +68,9 @@ class DecodeAttention:
     norm: str | None = None
     eps: float = 1e-6
     early: bool = False
+    ahead: bool = False
+    tiles: int = 1
+    release: str | None = None
 
     def __post_init__(self):
         check_shape(self)
@@ -97,49 +105,65 @@ class DecodeAttention:
         cos: cute.Tensor, sin: cute.Tensor, q_norm: cute.Tensor, k_norm: cute.Tensor, position: cute.Tensor,
         start: cute.Tensor, out: cute.Tensor, mixed: cute.Tensor, masses: cute.Tensor, arrived: cute.Tensor,
     ):  # fmt: skip
-        if const_expr(self.early):
+        if const_expr(self.release == "start"):
             cute.arch.griddepcontrol_launch_dependents()
+        if const_expr(self.early and not self.ahead):
             cute.arch.griddepcontrol_wait()
         split, kv_head, row = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
         warp, g, c = thread // 32, thread % 32 // 4, thread % 4
         group, size, dtype = const_expr(self.heads // self.kv_heads), const_expr(self.head_size), q.element_type
         keys, values = chunks(k_cache[row, kv_head, None, None]), chunks(v_cache[row, kv_head, None, None])
-        scale, step = const_expr(LOG2_E / math.sqrt(size)), const_expr(TILE * self.warps)
+        scale, step = const_expr(LOG2_E / math.sqrt(size)), const_expr(TILE * self.tiles * self.warps)
+        apart = const_expr(bool(self.angles) or self.ahead)  # the new token does not come with the others
 
         # A kernel of a few microseconds is a chain of waits: reads are asked for long before they are used.
         newest, first = tokens_of_row(position, start, row, k_cache.shape[2])
-        end = newest + 1
+        begin, end = share(first, newest + const_expr(0 if apart else 1), split, self.splits)
+        begin += TILE * self.tiles * warp
+        key = registers(dtype, 8, size // 32, 2 * self.tiles)
+        value = registers(dtype, 8, size // 64, 4 * self.tiles)
+        if const_expr(self.ahead):
+            if begin < end:
+                load_keys(key, keys, begin, end, g, c)
+                load_values(value, values, begin, end, g, c)
+            if const_expr(self.early):
+                cute.arch.griddepcontrol_wait()
         query = registers(dtype, 8, size // 32)
         load(query, chunks(q[row, None, None]), kv_head * group + cutlass.min(g, group - 1), c, 4)
-        if const_expr(self.angles):
-            end = newest  # the new token does not come from the cache
-            opens = split == self.splits - 1 and warp == self.warps - 1  # of all, one warp begins with it
+        opens = split == self.splits - 1 and warp == self.warps - 1  # of all, one warp begins with the new token
+        if const_expr(apart):
             new_key, new_value = registers(dtype, 8, size // 32), registers(dtype, 8, size // 64)
+        if const_expr(self.angles):
             cosine, sine = (registers(cos.element_type, 8, size // 64) for _ in range(2))
             load(cosine, chunks(cos), row, c, 4)
             load(sine, chunks(sin), row, c, 4)
+            opens = opens and newest >= 0
             if opens:
                 load(new_key, chunks(k[row, None, None]), kv_head, c, 4)
                 load(new_value, chunks(v[row, None, None]), kv_head, g, 8)
-        begin, end = share(first, end, split, self.splits)
-        begin += TILE * warp
-        key, value = registers(dtype, 8, size // 32, 2), registers(dtype, 8, size // 64, 4)
-        if begin < end:
-            load_keys(key, keys, begin, end, g, c)
+        elif const_expr(self.ahead):
+            opens = opens and newest >= first
+            if opens:
+                load(new_key, keys, newest, c, 4)
+                load(new_value, values, newest, g, 8)
+        if const_expr(not self.ahead):  # noqa: SIM102
+            if begin < end:
+                load_keys(key, keys, begin, end, g, c)
         if const_expr(self.angles):
             rotate(query, cosine, sine, q_norm, c, self.eps)
-        if begin < end:
-            load_values(value, values, begin, end, g, c)
+        if const_expr(not self.ahead):  # noqa: SIM102
+            if begin < end:
+                load_values(value, values, begin, end, g, c)
 
         top, mass, result = Float32(LOWEST), Float32(0.0), registers(Float32, (2, 2), size // 16)
-        if const_expr(self.angles):
-            opens = opens and newest >= 0
+        if const_expr(apart):  # noqa: SIM102
             if opens:
-                rotate(new_key, cosine, sine, k_norm, c, self.eps)
-                write_to_cache(new_key, new_value, keys, values, newest, g, c)
+                if const_expr(self.angles):
+                    rotate(new_key, cosine, sine, k_norm, c, self.eps)
+                    write_to_cache(new_key, new_value, keys, values, newest, g, c)
                 top, mass = open_softmax(result, query, new_key, new_value, c, scale)
-        queries, scores = query_operand(query), registers(Float32, (2, 2), 1, 2)
+        queries, scores = query_operand(query), registers(Float32, (2, 2), 1, 2 * self.tiles)
         for base in cutlass.range(begin, end, step):
             multiply_keys(scores, queries, key)
             load_keys(key, keys, base + step, end, g, c)
@@ -147,6 +171,8 @@ class DecodeAttention:
             multiply_values(result, scores, value)
             load_values(value, values, base + step, end, g, c)
 
+        if const_expr(self.release == "end"):
+            cute.arch.griddepcontrol_launch_dependents()
         own_masses, own_mixed = allocate_pieces(self.warps, size)
         leave(own_masses, own_mixed, result, top, sum_of_four(mass), warp, g, c)
         workspace = (mixed, masses, arrived)
@@ -162,15 +188,15 @@ def registers(dtype, *shape) -> cute.Tensor:
 
 @cute.jit
 def load_keys(key: cute.Tensor, keys: cute.Tensor, base, end, g, c):
-    """Keys of tokens base..base + 15 into key [8, D / 32, 2]. Past the end the last token is read again."""
-    for i in range_constexpr(2):
+    """Keys of the tokens from base on into key [8, D / 32, 2 * tiles]. Past the end the last token is read again."""
+    for i in range_constexpr(key.shape[2]):
         load(key[None, None, i], keys, cutlass.min(base + 8 * i + g, end - 1), c, 4)
 
 
 @cute.jit
 def load_values(value: cute.Tensor, values: cute.Tensor, base, end, g, c):
-    """Values of tokens base..base + 15 into value [8, D / 64, 4]."""
-    for i in range_constexpr(4):
+    """Values of the tokens from base on into value [8, D / 64, 4 * tiles]."""
+    for i in range_constexpr(value.shape[2]):
         load(value[None, None, i], values, cutlass.min(base + 2 * c + i % 2 + i // 2 * 8, end - 1), g, 8)
 
 
@@ -187,8 +213,9 @@ def query_operand(query: cute.Tensor):
 @cute.jit
 def multiply_keys(scores: cute.Tensor, queries: cute.Tensor, key: cute.Tensor):
     """scores = q times keys^T. The registers of `key` are in the instruction's order as they came."""
-    n = const_expr(cute.size(key) // 8)
-    layout = cute.make_layout(((2, 2), 2, n), stride=((1, 2), 4 * n, 4))
+    groups = const_expr(key.shape[2])  # of 8 tokens
+    n = const_expr(cute.size(key) // (4 * groups))
+    layout = cute.make_layout(((2, 2), groups, n), stride=((1, 2), 4 * n, 4))
     operand = cute.make_tensor(key.iterator, layout)
     scores.fill(0.0)
     for i in range_constexpr(n):
@@ -203,7 +230,7 @@ def softmax(scores: cute.Tensor, result: cute.Tensor, top, mass, token, end, c, 
     result ((head 2c or 2c + 1, dimension 2i or 2i + 1 of the lane), i).
     """
     higher = top
-    for i in range_constexpr(2):
+    for i in range_constexpr(scores.shape[2]):
         for p in range_constexpr(2):
             x = scores[(p, 0), 0, i] * scale
             scores[(p, 0), 0, i] = x if token + 8 * i + p < end else -Float32.inf
@@ -212,7 +239,7 @@ def softmax(scores: cute.Tensor, result: cute.Tensor, top, mass, token, end, c, 
     higher = cute.arch.fmax(higher, cute.arch.shuffle_sync_bfly(higher, offset=2))
     shrink = power(top - higher)
     mass *= shrink
-    for i in range_constexpr(2):
+    for i in range_constexpr(scores.shape[2]):
         for p in range_constexpr(2):
             scores[(p, 0), 0, i] = power(scores[(p, 0), 0, i] - higher)
             mass += scores[(p, 0), 0, i]
@@ -227,17 +254,17 @@ def softmax(scores: cute.Tensor, result: cute.Tensor, top, mass, token, end, c, 
 def multiply_values(result: cute.Tensor, weights: cute.Tensor, value: cute.Tensor):
     """result += values^T times weights^T. Each register of the operand holds one dimension of two tokens, those that
     came hold two dimensions of one: the only moves of the loop."""
-    n = const_expr(cute.size(value) // 8)
+    n = const_expr(4 * value.shape[1])
     layout = cute.make_layout(((2, 2, 2), n), stride=((2 * n, 1, 4 * n), 2))
-    view = cute.make_tensor(value.iterator, layout)
     operand, rounded = registers(value.element_type, (2, 2, 2), n), registers(value.element_type, (2, 2), 1)
-    for i in range_constexpr(n):
-        for e in range_constexpr(8):
-            operand[8 * i + e] = view[8 * i + e]
-    for i in range_constexpr(4):
-        rounded[i] = weights[(i % 2, 0), 0, i // 2].to(value.element_type)
     sums = cute.make_tensor(result.iterator, cute.make_layout(((2, 2), n, 1)))
-    cute.gemm(tensor_cores(value), sums, operand, rounded, sums)
+    for tile in range_constexpr(value.shape[2] // 4):
+        view = cute.make_tensor(value.iterator + 8 * n * tile, layout)
+        for i in range_constexpr(8 * n):
+            operand[i] = view[i]
+        for i in range_constexpr(4):
+            rounded[i] = weights[(i % 2, 0), 0, 2 * tile + i // 2].to(value.element_type)
+        cute.gemm(tensor_cores(value), sums, operand, rounded, sums)
 
 
 @cute.jit
@@ -261,6 +288,7 @@ def leave(masses: cute.Tensor, mixed: cute.Tensor, result: cute.Tensor, top, mas
 
 EXAMPLES = (
     DecodeAttention(14, 2, 64, padded=True),  # Qwen2.5-0.5B
+    DecodeAttention(14, 2, 64, tiles=2, ahead=True),  # as the graph engine calls it
     DecodeAttention(14, 2, 64, padded=True, splits=8, angles="bfloat16"),
     DecodeAttention(14, 2, 64, splits=2, warps=16, angles="float32"),
     DecodeAttention(12, 2, 128, "float16", padded=True, splits=4),  # Qwen2.5-1.5B

@@ -16,7 +16,7 @@ from rlcourse.kernels.toolchain import launch, workspace
 
 MOST_SPLITS = 16
 MOST_PIECES = 1024  # blocks of a launch in which some share a row
-LEAST_TOKENS = 64  # of a full cache, for each block that shares a row: one tile for each of 4 warps
+LEAST_TOKENS = 512  # of a full cache, for each block that shares a row: fewer are not worth putting together
 
 
 @torch.library.custom_op("rlcourse::decode_attention", mutates_args=())
@@ -34,9 +34,7 @@ def decode_attention(
     """
     out = q.new_empty(q.shape)
     if len(q):
-        kernel = choose(q.shape, k_cache.shape, type_name(q), q.device, start is not None)
-        position = position.expand(len(q))
-        launch(kernel, q, k_cache, v_cache, *(None,) * 6, position, start, out, *_workspace(kernel, q.device))
+        attend(q, k_cache, v_cache, position.expand(len(q)), start, out)
     return out
 
 
@@ -83,6 +81,12 @@ def _(q, k, v, cos, sin, k_cache, v_cache, position, start=None, q_norm=None, k_
     return q.new_empty(q.shape)
 
 
+def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, position: Tensor, start, out: Tensor, ahead=False) -> None:
+    """`decode_attention` of one row or more into `out`. ahead: see `DecodeAttention`."""
+    kernel = choose(q.shape, k_cache.shape, type_name(q), q.device, start is not None, ahead=ahead)
+    launch(kernel, q, k_cache, v_cache, *(None,) * 6, position, start, out, *_workspace(kernel, q.device))
+
+
 @functools.cache
 def choose(
     q_shape: tuple,
@@ -93,12 +97,17 @@ def choose(
     angles: str | None = None,
     norm: str | None = None,
     eps: float = 1e-6,
+    ahead: bool = False,
 ) -> DecodeAttention:
     """The kernel for these shapes on this GPU."""
     (rows, heads, size), (_, kv_heads, slots, _) = q_shape, cache_shape
-    multiprocessors, early = _gpu(device)
-    splits = choose_splits(rows * kv_heads, slots, multiprocessors)
-    return DecodeAttention(heads, kv_heads, size, dtype, padded, splits, angles=angles, norm=norm, eps=eps, early=early)
+    multiprocessors, hopper = _gpu(device)
+    shape = choose_blocks(rows * kv_heads, slots, multiprocessors, hopper)
+    tiles = shape.pop("tiles") if size == 64 and not angles else 1  # else there are too few registers for two
+    shape |= {"ahead": ahead and shape["early"], "splits": choose_splits(rows * kv_heads, slots, multiprocessors)}
+    return DecodeAttention(
+        heads, kv_heads, size, dtype, padded, angles=angles, norm=norm, eps=eps, **shape | {"tiles": tiles}
+    )
 
 
 def choose_splits(pairs: int, slots: int, multiprocessors: int) -> int:
@@ -108,8 +117,25 @@ def choose_splits(pairs: int, slots: int, multiprocessors: int) -> int:
     return 1 << max(0, most.bit_length() - 1)
 
 
+def choose_blocks(pairs: int, slots: int, multiprocessors: int, hopper: bool) -> dict:
+    """Warps, tiles, early and release (see `DecodeAttention`) that were fastest on an H200 in a whole decode step.
+
+    Few blocks need many warps each to occupy the card. Where blocks are many, the kernel after them takes room that
+    they could use, so it comes late; and where they are many and short, they themselves come when the room is free.
+    """
+    if pairs <= multiprocessors // 2:
+        best = {"warps": 16, "tiles": 1, "early": True, "release": "start"}
+    elif pairs <= 2 * multiprocessors:
+        best = {"warps": 8, "tiles": 2, "early": True, "release": "start" if pairs <= multiprocessors else "end"}
+    elif slots < 1024:
+        best = {"warps": 4, "tiles": 1, "early": False, "release": "end"}
+    else:
+        best = {"warps": 4, "tiles": 2, "early": True, "release": "start"}
+    return best if hopper else best | {"early": False, "release": None}
+
+
 def _gpu(device: torch.device) -> tuple[int, bool]:
-    """Multiprocessors, and whether a kernel may begin early. For the interpreter on a CPU, those of no GPU."""
+    """Multiprocessors, and whether there is programmatic dependent launch. For the interpreter, those of no GPU."""
     if device.type != "cuda":
         return 16, False
     properties = torch.cuda.get_device_properties(device)

@@ -12,10 +12,11 @@ from torch import Tensor
 from rlcourse.kernels import KernelError
 from rlcourse.kernels.arguments import Argument, need_dtype, type_name
 from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_constexpr
-from rlcourse.kernels.toolchain import launch
+from rlcourse.kernels.toolchain import can_begin_early, launch
 
 VECTOR = 8  # 16-bit numbers in 16 bytes
 MOST_PIECES = 20  # of 16 bytes that a thread can hold and still have registers to work with
+HELD_EARLY = 10  # pieces of the weights for which there are registers while the row comes
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -34,13 +35,15 @@ def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: flo
 
 @dataclass(frozen=True)
 class RMSNorm:
-    """y = RMSNorm(x) * weight for x [rows, hidden]. With `add`, residual += x comes first and its norm is taken."""
+    """y = RMSNorm(x) * weight for x [rows, hidden]. With `add`, residual += x comes first and its norm is taken. early:
+    see `toolchain.can_begin_early`."""
 
     hidden: int
     dtype: str
     eps: float = 1e-6
     add: bool = False
-    threads: int = 128
+    threads: int = 64
+    early: bool = False
 
     def __post_init__(self):
         need_dtype(self)
@@ -67,15 +70,21 @@ class RMSNorm:
 
     @cute.jit
     def __call__(self, x: cute.Tensor, residual, weight: cute.Tensor, y: cute.Tensor, stream):
-        self.kernel(x, residual, weight, y).launch(grid=self.grid(x), block=[self.threads, 1, 1], stream=stream)
+        launched = self.kernel(x, residual, weight, y)
+        launched.launch(grid=self.grid(x), block=[self.threads, 1, 1], stream=stream, use_pdl=self.early)
 
     @cute.kernel
     def kernel(self, x: cute.Tensor, residual, weight: cute.Tensor, y: cute.Tensor):
+        if const_expr(self.early):
+            cute.arch.griddepcontrol_launch_dependents()
+            cute.arch.griddepcontrol_wait()
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         row, lane = block * (self.threads // self.lanes) + thread // self.lanes, thread % self.lanes
-        held = cute.make_rmem_tensor((VECTOR, self.pieces), x.element_type)
-        held.fill(0.0)
+        held, scale = (cute.make_rmem_tensor((VECTOR, self.pieces), x.element_type) for _ in range(2))
+        if const_expr(self.pieces <= HELD_EARLY):
+            load(weight, scale, lane, self.lanes)
+        squares = Float32(0.0)
         if row < x.shape[0]:
             load(x[row, None], held, lane, self.lanes)
             if const_expr(self.add):
@@ -84,16 +93,15 @@ class RMSNorm:
                 total = held.load().to(Float32) + before.load().to(Float32)
                 held.store(total.to(x.element_type))  # the norm is of what the next layer will read
                 store(held, residual[row, None], lane, self.lanes)
-        squares = Float32(0.0)
-        for i in range_constexpr(self.pieces):
-            piece = held[None, i].load().to(Float32)
-            squares += (piece * piece).reduce(cute.ReductionOp.ADD, Float32(0.0), 0)
+            for i in range_constexpr(self.pieces):
+                piece = held[None, i].load().to(Float32)
+                squares += (piece * piece).reduce(cute.ReductionOp.ADD, Float32(0.0), 0)
         # Outside of the condition: a shuffle waits for all 32 threads of the warp.
         squares = cute.arch.warp_reduction_sum(squares, threads_in_group=self.lanes)
         inverse = cute.math.rsqrt(squares * (1 / self.hidden) + self.eps, fastmath=True)
         if row < x.shape[0]:
-            scale = cute.make_rmem_tensor((VECTOR, self.pieces), x.element_type)
-            load(weight, scale, lane, self.lanes)
+            if const_expr(self.pieces > HELD_EARLY):
+                load(weight, scale, lane, self.lanes)
             for i in range_constexpr(self.pieces):
                 piece = scale[None, i].load().to(Float32) * inverse * held[None, i].load().to(Float32)
                 held[None, i].store(piece.to(x.element_type))
@@ -122,7 +130,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     `rms_norm_reference`. Returns [rows, hidden]. Raises KernelError."""
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if len(x):
-        launch(RMSNorm(x.shape[-1], type_name(x), eps), x, None, weight, y)
+        launch(RMSNorm(x.shape[-1], type_name(x), eps, early=can_begin_early(x)), x, None, weight, y)
     return y
 
 
@@ -137,7 +145,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     `add_rms_norm_reference`: what stands between two layers of Qwen. Raises KernelError."""
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if len(x):
-        launch(RMSNorm(x.shape[-1], type_name(x), eps, add=True), x, residual, weight, y)
+        kernel = RMSNorm(x.shape[-1], type_name(x), eps, add=True, early=can_begin_early(x))
+        launch(kernel, x, residual, weight, y)
     return y
 
 

@@ -78,7 +78,7 @@ class Sampler:
         )
 
     def grid(self, logits, inverse_temperature, splits, *_):
-        return splits, logits.shape[0], 1
+        return logits.shape[0], splits, 1  # of rows there may be more than the 65,535 that y and z allow
 
     @cute.jit
     def __call__(
@@ -114,7 +114,7 @@ class Sampler:
         arrived: cute.Tensor,
     ):
         thread, _, _ = cute.arch.thread_idx()
-        split, row, _ = cute.arch.block_idx()
+        row, split, _ = cute.arch.block_idx()
         warps = const_expr(self.threads // 32)
         smem = cutlass.memory.SmemAllocator()
         by_warp = smem.allocate_tensor(Float32, cute.make_layout((SIZE, warps)), 16)

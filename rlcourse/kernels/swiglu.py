@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rlcourse.kernels import KernelError
 from rlcourse.kernels.arguments import Argument, need_dtype, type_name
-from rlcourse.kernels.dsl import Float32, cute, range_constexpr
-from rlcourse.kernels.toolchain import launch
+from rlcourse.kernels.dsl import Float32, const_expr, cute, range_constexpr
+from rlcourse.kernels.toolchain import can_begin_early, launch
 
 VECTOR = 8  # 16-bit numbers in 16 bytes
 LOG2_E = 1.4426950408889634
@@ -26,11 +26,12 @@ def swiglu_reference(gate_up: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Swiglu:
-    """out [rows, inner] = silu(gate) * up for gate_up [rows, 2 * inner]."""
+    """out [rows, inner] = silu(gate) * up for gate_up [rows, 2 * inner]. early: see `toolchain.can_begin_early`."""
 
     inner: int
     dtype: str
-    threads: int = 256
+    threads: int = 1024
+    early: bool = False
 
     def __post_init__(self):
         need_dtype(self)
@@ -50,10 +51,14 @@ class Swiglu:
 
     @cute.jit
     def __call__(self, gate_up: cute.Tensor, out: cute.Tensor, stream):
-        self.kernel(gate_up, out).launch(grid=self.grid(gate_up, out), block=[self.threads, 1, 1], stream=stream)
+        launched = self.kernel(gate_up, out)
+        launched.launch(grid=self.grid(gate_up, out), block=[self.threads, 1, 1], stream=stream, use_pdl=self.early)
 
     @cute.kernel
     def kernel(self, gate_up: cute.Tensor, out: cute.Tensor):
+        if const_expr(self.early):
+            cute.arch.griddepcontrol_launch_dependents()
+            cute.arch.griddepcontrol_wait()
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         index = block * self.threads + thread
@@ -78,7 +83,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
     inner = gate_up.shape[-1] // 2
     out = gate_up.new_empty(*gate_up.shape[:-1], inner)
     if out.numel():
-        launch(Swiglu(inner, type_name(gate_up)), gate_up, out)
+        launch(Swiglu(inner, type_name(gate_up), early=can_begin_early(gate_up)), gate_up, out)
     return out
 
 

@@ -75,7 +75,7 @@ class Compiled:
     def __call__(self, *tensors) -> None:
         try:
             self.function(*tensors)
-        except (TypeError, ValueError, RuntimeError) as error:  # it looks at dtypes, shapes and strides itself
+        except Exception as error:  # it looks at dtypes, shapes and strides itself
             check(self.kernel, tensors, "cuda")  # says the same in a sentence
             raise KernelError(f"{self.kernel} did not launch: {error}") from error
 
@@ -89,6 +89,12 @@ def launch(kernel, *tensors) -> None:
     else:
         name = type(kernel).__name__
         raise KernelError(f"{name} runs on an NVIDIA GPU and its tensors are on the CPU: move them with .to('cuda').")
+
+
+def can_begin_early(tensor: Tensor) -> bool:
+    """Whether a kernel on this tensor's device can begin before the one before it has ended (programmatic dependent
+    launch, Hopper and later). Its blocks then come to the multiprocessors as they become free, and wait there."""
+    return tensor.is_cuda and torch.cuda.get_device_capability(tensor.device)[0] >= 9
 
 
 _interpreting = False

@@ -63,12 +63,15 @@ def left_pad(prompts: list[list[int]], pad_id: int, device: torch.device) -> tup
     return ids.to(device), mask.to(device)
 
 
-def make_engine(policy: Policy, engine: str, dtype: torch.dtype, compile: bool = False) -> RolloutEngine:
+def make_engine(
+    policy: Policy, engine: str, dtype: torch.dtype, compile: bool = False, longest: int | None = None
+) -> RolloutEngine:
     """The engine called `engine` over the policy's weights, sampling in `dtype`.
 
     hf-dynamic and hf-static: `generate` with one of its caches; hf-static-breaks and hf-static-operation: with our
-    attention kernel, see `rlcourse.rollout.attention`; graph: our own step. Raises ValueError for an unknown name, or
-    an architecture that the graph engine does not know.
+    attention kernel, see `rlcourse.rollout.attention`; graph: our own step. longest: tokens of a prompt and its
+    completion at most, if known: a static cache is then made for all. Raises ValueError for an unknown name, or an
+    architecture that the graph engine does not know.
     """
     if engine == "graph":
         from rlcourse.rollout.graph import GraphEngine
@@ -79,4 +82,4 @@ def make_engine(policy: Policy, engine: str, dtype: torch.dtype, compile: bool =
     from rlcourse.rollout.hf import HFEngine
 
     _, cache, *way = engine.split("-")
-    return HFEngine(policy, dtype, cache, attention=f"rlcourse-{way[0]}" if way else "sdpa")
+    return HFEngine(policy, dtype, cache, attention=f"rlcourse-{way[0]}" if way else "sdpa", longest=longest)

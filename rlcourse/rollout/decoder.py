@@ -78,16 +78,10 @@ class Decoder:
         trunk = self.model.model
         if not self.layers:
             self._allocate()
-        targets, sources = [self.embedding, self.norm], [trunk.embed_tokens.weight, trunk.norm.weight]
-        for fused, layer in zip(self.layers, trunk.layers, strict=True):
-            for target, parts in zip(vars(fused).values(), Layer.sources(layer), strict=True):
-                if target is not None:
-                    targets += target.split([len(p) for p in parts])
-                    sources += parts
-        if self.head is not self.embedding:
-            targets.append(self.head)
-            sources.append(self.model.lm_head.weight)
-        torch._foreach_copy_(targets, sources)  # hundreds of copies in a few launches
+        sources = [weight for layer in trunk.layers for parts in Layer.sources(layer) for weight in parts]
+        sources += [trunk.embed_tokens.weight, trunk.norm.weight]
+        sources += [] if self.head is self.embedding else [self.model.lm_head.weight]
+        torch._foreach_copy_(self.targets, sources)  # hundreds of copies in a few launches
 
     def _allocate(self) -> None:
         """Empty tensors for the fused weights: matrices in `dtype`, norms in float32."""
@@ -107,6 +101,11 @@ class Decoder:
         self.norm = empty("norm", [trunk.norm.weight])
         tied = trunk.embed_tokens.weight is self.model.lm_head.weight
         self.head = self.embedding if tied else empty("head", [self.model.lm_head.weight])
+        self.targets: list[Tensor] = []  # where each weight of the model goes
+        for fused, layer in zip(self.layers, trunk.layers, strict=True):
+            for target, parts in zip(vars(fused).values(), Layer.sources(layer), strict=True):
+                self.targets += target.split([len(p) for p in parts]) if parts else []
+        self.targets += [self.embedding, self.norm] + ([] if tied else [self.head])
 
     def new_cache(self, rows: int, slots: int) -> Tensor:
         """An empty cache [layers, 2, R, K, S, D]: keys and values. Zeros, as 0 x garbage could be nan."""

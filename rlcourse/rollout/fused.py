@@ -28,6 +28,11 @@ def can_draw(sampling: Sampling) -> bool:
     return sampling.top_k == 0 and sampling.top_p == 1.0
 
 
+def has_cute(decoder: Decoder) -> bool:
+    """Whether CuTe DSL is installed, and its attention can do this model's heads."""
+    return importlib.util.find_spec("cutlass") is not None and decoder.heads // decoder.kv_heads <= 8
+
+
 def fits(decoder: Decoder) -> bool:
     """Whether the tiles divide the model's sizes."""
     hidden, inner = decoder.layers[0].down.shape
@@ -129,9 +134,10 @@ def launch_options(product: Product, depth: int, pair: bool) -> dict:
 
 
 class FusedStep:
-    """Steps of the first slots of `slots`. Buffers are made once, for all of them. `seed` is new for each rollout."""
+    """Steps of the first slots of `slots`. Buffers are made once, for all of them. `seed` is new for each rollout.
+    cute: attention is the kernel in CuTe DSL where it is installed, else that in Triton."""
 
-    def __init__(self, decoder: Decoder, slots: Slots, eos: Tensor):
+    def __init__(self, decoder: Decoder, slots: Slots, eos: Tensor, cute: bool = True):
         import triton  # only where there is a GPU, or its interpreter
 
         self.decoder, self.slots, self.eos = decoder, slots, eos
@@ -160,6 +166,7 @@ class FusedStep:
         on_gpu = device.type == "cuda"
         properties = torch.cuda.get_device_properties(device) if on_gpu else None
         self.shared = getattr(properties, "shared_memory_per_block_optin", LEAST_SHARED)
+        self.cute = cute and on_gpu and has_cute(decoder)
         early = on_gpu and properties.major >= 9
         self.launch = {"PDL": True, "launch_pdl": True} if early else {"PDL": False}
 
@@ -212,12 +219,18 @@ class FusedStep:
         )  # fmt: skip
 
     def _attention(self, cache, size: int, cut: Tiles) -> None:
+        decoder, position = self.decoder, self.slots.position[:size]
+        if self.cute:
+            from rlcourse.kernels.decode_ops import attend
+
+            q, out = (t[:size].unflatten(1, (-1, decoder.head_dim)) for t in (self.q, self.mixed))
+            attend(q, cache[0][:size], cache[1][:size], position, None, out, ahead=True)
+            return
         from rlcourse.rollout import triton_attention
 
-        decoder = self.decoder
         split = self.shares.numel() * decoder.head_dim // (decoder.head_dim + 2)
         triton_attention.attention_kernel[(decoder.kv_heads, size, cut.splits)](
-            self.q, cache, self.slots.position, self.shares, self.shares[split:], self.arrived, self.mixed,
+            self.q, cache, position, self.shares, self.shares[split:], self.arrived, self.mixed,
             decoder.head_dim**-0.5, decoder.heads, decoder.kv_heads, decoder.head_dim, cache.stride(0), cache.stride(1),
             cache.stride(2), cut.splits, cut.block, num_warps=cut.attention_warps, num_stages=cut.attention_stages,
             **self.launch,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rlcourse.policy import Policy
@@ -21,8 +22,10 @@ from rlcourse.sampling import Sampling, draw
 
 MAX_SLOTS = 256  # completions decoded at once on a GPU; more wait their turn
 CACHE_BUCKET = 128  # a slot's cache is a multiple of this long, so that a longer prompt seldom needs a new one
-CAPTURED_GRAPHS = 16  # graphs kept; the one used longest ago goes first
-EAGER_STEPS = 2  # steps before a graph is captured: what they load and compile must not happen under capture
+CAPTURED_GRAPHS = 32  # graphs kept; the one used longest ago goes first
+EAGER_RUNS = 1  # before a graph is captured: what is loaded and compiled then must not happen under capture
+PROMPT_BUCKET = 64  # on a GPU prompts are padded to a multiple, so that few prefills are captured
+CAPTURED_PREFILL = 8192  # tokens of prompts up to which prefill is captured: of more, the host does not wait for long
 PREFILL_TOKENS = 16384  # prompts are prefilled so many tokens at a time: attention scores of all at once fill a GPU
 
 
@@ -73,15 +76,17 @@ class GraphEngine:
         self.draw = torch.compile(draw, dynamic=False) if compile and policy.device.type == "cuda" else draw
         self.device = policy.device
         self.eos = torch.tensor(policy.eos_ids, device=self.device)
-        self.max_slots, self.use_kernels = MAX_SLOTS, True
+        self.max_slots = MAX_SLOTS
+        self.kernels = "cute"  # on a GPU: attention in CuTe DSL if installed, the rest in Triton; or "triton", or ""
         self.sleep()
 
     def sleep(self) -> None:
         """Give back the memory of cache, buffers and graphs. The next rollout makes them anew."""
         self.slots: Slots | None = None
         self.fused: fused.FusedStep | None = None
-        self.graphs: dict[tuple[int, bool, Sampling], torch.cuda.CUDAGraph] = {}
-        self.eager_steps: dict[tuple[int, bool, Sampling], int] = {}
+        self.graphs: dict[tuple, torch.cuda.CUDAGraph] = {}
+        self.eager_runs: dict[tuple, int] = {}
+        self.prompts: dict[tuple[int, int], list[Tensor]] = {}  # ids, mask and logits of captured prefills
 
     @torch.no_grad()
     def generate(
@@ -171,15 +176,34 @@ class GraphEngine:
         self, prompts: list[list[int]], num_generations: int, max_new_tokens: int, sampling: Sampling
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The GPU's loop: tokens and log-probs [completions, T], lengths [completions]."""
-        ids, mask = right_pad(prompts, self.policy.pad_id, self.device)
+        on_gpu = self.device.type == "cuda"
+        ids, mask = right_pad(prompts, self.policy.pad_id, self.device, PROMPT_BUCKET if on_gpu else 1)
         self._make_room(*ids.shape, num_generations, max_new_tokens)
-        logits = slots.prefill(self.slots, self.decoder, ids, mask, PREFILL_TOKENS)
+        prefill = self._captured_prefill if on_gpu and ids.numel() <= CAPTURED_PREFILL else self._prefill
+        logits = prefill(ids, mask)
         by_kernels = self.fused is not None and fused.can_draw(sampling)
         if by_kernels:
             self.fused.new_seed()
         step_of = partial(self._step_of, sampling=sampling)
         slots.run(self.slots, logits, num_generations, max_new_tokens, sampling, self.eos, step_of, by_kernels)
         return self.slots.tokens, self.slots.logprobs, self.slots.lengths[: len(prompts) * num_generations]
+
+    def _prefill(self, ids: Tensor, mask: Tensor) -> Tensor:
+        return slots.prefill(self.slots, self.decoder, ids, mask, PREFILL_TOKENS)
+
+    def _captured_prefill(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """`_prefill` by a CUDA graph for each shape: of few prompts, a GPU runs the kernels faster than the host starts
+        them."""
+        shape = tuple(ids.shape)
+        held = self.prompts.setdefault(shape, [ids, mask, None])
+        held[0].copy_(ids)
+        held[1].copy_(mask)
+
+        def run() -> None:
+            held[2] = self._prefill(held[0], held[1])
+
+        self._captured(shape, run)
+        return held[2]
 
     def _make_room(self, prompts: int, width: int, num_generations: int, max_new_tokens: int) -> None:
         """Slots for a rollout: those that are there if they are enough, else larger ones, and no graphs."""
@@ -194,10 +218,10 @@ class GraphEngine:
             needs = tuple(map(max, needs, has))
         self.sleep()
         rows, length, completions, max_new_tokens, prompts, width = needs
-        length = -(-length // CACHE_BUCKET) * CACHE_BUCKET
+        length, width = (-(-n // CACHE_BUCKET) * CACHE_BUCKET for n in (length, width))
         self.slots = Slots.empty(self.decoder, rows, length, completions, max_new_tokens, prompts, width)
-        if self.use_kernels and fused.supported(self.decoder):
-            self.fused = fused.FusedStep(self.decoder, self.slots, self.eos)
+        if self.kernels and fused.supported(self.decoder):
+            self.fused = fused.FusedStep(self.decoder, self.slots, self.eos, cute=self.kernels == "cute")
 
     def _step_of(self, size: int, refill: bool, sampling: Sampling) -> Callable[[], None]:
         """A function that does one decode step of the first `size` slots: eagerly at first, then by a CUDA graph."""
@@ -210,20 +234,21 @@ class GraphEngine:
             return step
         return partial(self._captured, (size, refill, sampling), step)
 
-    def _captured(self, key: tuple[int, bool, Sampling], step: Callable[[], None]) -> None:
+    def _captured(self, key: tuple, run: Callable[[], None]) -> None:
+        """Run what reads and writes the same memory each time: eagerly at first, then by a CUDA graph."""
         if key in self.graphs:
             self.graphs[key] = self.graphs.pop(key)  # moved to the end: used last
             self.graphs[key].replay()
             return
-        self.eager_steps[key] = self.eager_steps.get(key, 0) + 1
-        if self.eager_steps[key] <= EAGER_STEPS:
-            step()
+        self.eager_runs[key] = self.eager_runs.get(key, 0) + 1
+        if self.eager_runs[key] <= EAGER_RUNS:
+            run()
             return
         while len(self.graphs) >= CAPTURED_GRAPHS:
             del self.graphs[next(iter(self.graphs))]
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            step()
+            run()
         self.graphs[key] = graph
         graph.replay()
 
@@ -244,10 +269,12 @@ class GraphEngine:
         )
 
 
-def right_pad(prompts: list[list[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Token ids and mask [prompts, P] with padding on the right, where a prompt begins at slot 0 of its cache."""
+def right_pad(prompts: list[list[int]], pad_id: int, device: torch.device, bucket: int) -> tuple[Tensor, Tensor]:
+    """Token ids and mask [prompts, P], P a multiple of `bucket`, with padding on the right: a prompt begins at slot 0
+    of its cache."""
     ids, mask = left_pad([prompt[::-1] for prompt in prompts], pad_id, device)
-    return ids.flip(1), mask.flip(1)
+    more = (-ids.shape[1] % bucket, 0)
+    return F.pad(ids, more, value=pad_id).flip(1), F.pad(mask, more).flip(1)
 
 
 def drop_finished(state: State, length: int) -> None:

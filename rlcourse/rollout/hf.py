@@ -41,7 +41,9 @@ class HFEngine:
 
     cache: "dynamic", "static", or "none", which computes the whole sequence anew for each token. With a static cache on
     a GPU, transformers compiles the decode step by itself, unless `compile` is False; a CompileConfig says how.
-    attention: "sdpa", or with a static cache a name of `rlcourse.rollout.attention`, which has our kernel.
+    attention: "sdpa", or with a static cache a name of `rlcourse.rollout.attention`, which has our kernel. longest:
+    tokens of prompt and completion that a static cache has room for from the start, so that no longer prompt has the
+    step compiled again.
     """
 
     def __init__(
@@ -51,8 +53,9 @@ class HFEngine:
         cache: str = "dynamic",
         compile: bool | CompileConfig = True,
         attention: str = "sdpa",
+        longest: int | None = None,
     ):
-        self.policy, self.cache, self.compile = policy, cache, compile
+        self.policy, self.cache, self.compile, self.longest = policy, cache, compile, longest
         own = dtype != torch.float32 or attention != "sdpa"
         self.model = low_precision_copy(policy.model, dtype) if own else policy.model
         if attention != "sdpa":
@@ -70,7 +73,7 @@ class HFEngine:
         self._sync()
         ids, mask = left_pad(prompts, self.policy.pad_id, self.policy.device)
         ids, mask = ids.repeat_interleave(num_generations, dim=0), mask.repeat_interleave(num_generations, dim=0)
-        keep = KeepLogprobs(sampling)
+        keep, static = KeepLogprobs(sampling), self.cache == "static"
         settings = GenerationConfig(
             max_new_tokens=max_new_tokens,
             do_sample=not sampling.greedy,
@@ -79,7 +82,8 @@ class HFEngine:
             top_p=1.0,
             eos_token_id=self.policy.eos_ids,
             pad_token_id=self.policy.pad_id,
-            cache_implementation="static" if self.cache == "static" else None,
+            cache_implementation="static" if static else None,
+            max_cache_len=self.longest if static else None,
             use_cache=self.cache != "none",
             disable_compile=not self.compile,
             compile_config=self.compile if isinstance(self.compile, CompileConfig) else None,

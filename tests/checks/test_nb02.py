@@ -1,9 +1,8 @@
 """The checks of lesson 02 pass what is right, kill what is wrong, and name the mistake."""
 
-import pytest
 import torch
+from answers import common_tests
 
-from rlcourse.checks import Local
 from rlcourse.checks.nb02 import QUESTIONS
 
 
@@ -295,34 +294,6 @@ NAMED = {
     ("q5", "detached"): "no gradient flows",
 }
 
-
-def run(question: str, function, seed: int = 0):
-    return QUESTIONS[question].run(Local(function), seed=seed)
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("question, function", [(q, f) for q, found in RIGHT.items() for f in found])
-def test_right_answers_pass(question, function, seed):
-    result = run(question, function, seed)
-    assert result.passed, repr(result)
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("question, name", [(q, name) for q, found in WRONG.items() for name in found])
-def test_wrong_answers_are_killed(question, name, seed):
-    assert not run(question, WRONG[question][name], seed).passed
-
-
-@pytest.mark.parametrize("question, name", NAMED)
-def test_the_mistake_is_named(question, name):
-    messages = [case.message for case in run(question, WRONG[question][name]).cases if not case.passed]
-    assert NAMED[question, name] in messages[0], messages
-
-
-def test_a_hole_shows_the_hint():
-    def hole(*_):
-        raise NotImplementedError
-
-    for question in QUESTIONS.values():
-        result = question.run(Local(hole), seed=0)
-        assert not result.passed and result.hint == question.hint
+test_right_answers_pass, test_wrong_answers_are_killed, test_the_mistake_is_named, test_a_hole_shows_the_hint = (
+    common_tests(QUESTIONS, RIGHT, WRONG, NAMED, first=True)
+)

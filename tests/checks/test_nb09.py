@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from answers import common_tests
 
 from rlcourse.checks import Local
 from rlcourse.checks.nb09 import KERNELS, QUESTIONS
@@ -191,37 +192,9 @@ NAMED = {
     ("q4", "always"): "With one split",
 }
 
-
-def run(question: str, function, seed: int = 0):
-    return (QUESTIONS | KERNELS)[question].run(Local(function), seed=seed)
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("question, function", [(q, f) for q, found in RIGHT.items() for f in found])
-def test_right_answers_pass(question, function, seed):
-    result = run(question, function, seed)
-    assert result.passed, repr(result)
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("question, name", [(q, name) for q, found in WRONG.items() for name in found])
-def test_wrong_answers_are_killed(question, name, seed):
-    assert not run(question, WRONG[question][name], seed).passed
-
-
-@pytest.mark.parametrize("question, name", NAMED)
-def test_the_mistake_is_named(question, name):
-    messages = [case.message for case in run(question, WRONG[question][name]).cases if not case.passed]
-    assert any(NAMED[question, name] in message for message in messages), messages
-
-
-def test_a_hole_shows_the_hint():
-    def hole(*_):
-        raise NotImplementedError
-
-    for question in (QUESTIONS | KERNELS).values():
-        result = question.run(Local(hole), seed=0)
-        assert not result.passed and result.hint == question.hint
+test_right_answers_pass, test_wrong_answers_are_killed, test_the_mistake_is_named, test_a_hole_shows_the_hint = (
+    common_tests(QUESTIONS | KERNELS, RIGHT, WRONG, NAMED)
+)
 
 
 KERNEL = {  # what is put in place of a piece of the solution's source, and a part of the sentence that says so
@@ -267,7 +240,7 @@ def warp_attention(folder, old: str = "", new: str = ""):
 )
 def test_right_kernels_pass(old, new, tmp_path):
     pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
-    result = run("q5", warp_attention(tmp_path, old, new))
+    result = KERNELS["q5"].run(Local(warp_attention(tmp_path, old, new)), seed=0)
     assert result.passed, repr(result)
 
 
@@ -275,5 +248,6 @@ def test_right_kernels_pass(old, new, tmp_path):
 def test_wrong_kernels_are_killed_and_the_mistake_is_named(name, tmp_path):
     pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
     old, new, sentence = KERNEL[name]
-    messages = [case.message for case in run("q5", warp_attention(tmp_path, old, new)).cases if not case.passed]
+    result = KERNELS["q5"].run(Local(warp_attention(tmp_path, old, new)), seed=0)
+    messages = [case.message for case in result.cases if not case.passed]
     assert messages and any(sentence in message for message in messages), messages

@@ -22,11 +22,12 @@ PLAIN = [
     SplitDecode(14, 2, 64, padded=True, splits=4),
     DecodeAttention(14, 2, 64, padded=True, splits=4),
     DecodeAttention(4, 2, 128, "float16", warps=8),
+    DecodeAttention(14, 2, 64, padded=True, splits=2, warps=8, ahead=True, tiles=2),
 ]
 FUSED = [
     DecodeAttention(14, 2, 64, padded=True, splits=4, angles="bfloat16"),
     DecodeAttention(14, 2, 64, "float16", splits=2, warps=16, angles="float16"),
-    DecodeAttention(4, 2, 128, splits=4, angles="bfloat16", norm="bfloat16"),
+    DecodeAttention(4, 2, 128, splits=4, angles="bfloat16", norm="bfloat16", ahead=True),
     DecodeAttention(4, 4, 128, "float16", padded=True, warps=8, angles="float32", norm="float32"),
 ]
 ALL = PLAIN + FUSED

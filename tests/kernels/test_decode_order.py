@@ -1,5 +1,7 @@
 """Decode attention under different orders of its blocks and warps, and what its memory accesses look like."""
 
+import re
+
 import pytest
 import torch
 
@@ -35,7 +37,7 @@ def test_the_code_of_every_architecture_gives_the_same(arch):
 
 
 def test_a_kernel_that_begins_early_waits_before_it_reads():
-    code = compiled(DecodeAttention(4, 2, 64, splits=2, early=True), "sm_90a").ptx
+    code = compiled(DecodeAttention(4, 2, 64, splits=2, early=True, release="start"), "sm_90a").ptx
     wait = code.index("griddepcontrol.wait")
     assert (
         0
@@ -44,6 +46,18 @@ def test_a_kernel_that_begins_early_waits_before_it_reads():
         < min(code.index("ld.global"), code.index("st.global"))
     )
     assert "griddepcontrol" not in compiled(DecodeAttention(4, 2, 64, splits=2), "sm_90a").ptx
+
+
+def test_a_kernel_that_reads_ahead_waits_before_query_and_newest_token():
+    """Before it waits: the position, and one tile: 2 loads of 16 keys of 128 bytes, 4 of 16 values."""
+    code = compiled(DecodeAttention(4, 2, 64, early=True, ahead=True, release="end"), "sm_90a").ptx
+    before, after = code.split("griddepcontrol.wait")
+    loop = after.rindex("mma.sync")
+    assert loop < after.index("griddepcontrol.launch_dependents") < after.index("st.global")
+    loads = re.findall(r"ld\.global[\w.]*", before)
+    assert len(loads) == 1 + 4 + 4 and "st.global" not in before
+    query, newest = 2, 2 + 1
+    assert len(re.findall(r"ld\.global", after)) >= query + newest
 
 
 @each

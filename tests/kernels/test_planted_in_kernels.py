@@ -84,7 +84,7 @@ SOURCE = [  # (module, what stands there, what is put there instead)
     ("vector_add", "if first + i < a.shape[0]", "if first + i <= a.shape[0]"),
     ("rms_norm", "threads_in_group=self.lanes", "threads_in_group=self.lanes // 2"),
     ("rms_norm", "(1 / self.hidden) + self.eps", "(1 / self.hidden)"),
-    ("rms_norm", "held.fill(0.0)\n        if row < x.shape[0]", "held.fill(0.0)\n        if row <= x.shape[0]"),
+    ("rms_norm", "if row < x.shape[0]:\n            load(x", "if row <= x.shape[0]:\n            load(x"),
     ("rms_norm", "piece = scale[None, i]", "piece = scale[None, 0]"),
     ("rms_norm", "                store(held, residual[row, None], lane, self.lanes)\n", ""),
     ("swiglu", "both[None, self.pieces + piece]", "both[None, piece]"),

@@ -132,6 +132,39 @@ def test_no_stale_weight_is_sampled_from(policy, name):
     torch.testing.assert_close(rollout.logprobs, recomputed, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("name", ENGINES)
+def test_one_engine_answers_batch_after_batch(policy, name):
+    """On a GPU a shape's first batch runs eagerly, the second is captured, the third replayed: with prompts of its own,
+    and after a change of the weights."""
+    used = engine(policy, name)
+    for batch in range(4):
+        prompts = [[(7 * batch + 3 * i + j) % 200 + 5 for j in range(3 + (batch + i) % 4)] for i in range(3)]
+        found = used.generate(prompts, 2, 8, GREEDY)
+        for row in range(6):
+            expected = greedy_by_hand(policy, prompts[row // 2], 8)
+            assert found.completion_ids[row][found.completion_mask[row]].tolist() == expected
+        with torch.no_grad():
+            policy.model.model.norm.weight.mul_(1 + 0.5 * torch.randn_like(policy.model.model.norm.weight))
+    used.sleep()
+    assert torch.equal(
+        used.generate(PROMPTS, 1, 8, GREEDY).completion_ids, used.generate(PROMPTS, 1, 8, GREEDY).completion_ids
+    )
+
+
+def test_a_static_cache_has_room_for_the_longest_from_the_start(policy):
+    expected = engine(policy, "hf-dynamic").generate(PROMPTS, 1, 8, GREEDY)
+    used, rooms = make_engine(policy, "hf-static", torch.float32, longest=48), []
+    generate = used.model.generate
+
+    def watched(**arguments):
+        rooms.append(arguments["generation_config"].max_cache_len)
+        return generate(**arguments)
+
+    used.model.generate = watched
+    found = used.generate(PROMPTS, 1, 8, GREEDY)
+    assert rooms == [48] and torch.equal(found.completion_ids, expected.completion_ids)
+
+
 @pytest.mark.parametrize("rows", [1, 257])
 def test_one_row_and_many_rows(policy, rows):
     """One row, and more rows than any power of two that a kernel might be made for."""

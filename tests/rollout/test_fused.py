@@ -1,5 +1,7 @@
 """The Triton kernels of a decode step against the step in PyTorch: on a GPU, or in Triton's interpreter on a CPU."""
 
+import contextlib
+
 import pytest
 import torch
 
@@ -99,6 +101,32 @@ def test_a_step_writes_the_cache_and_the_logits_of_the_step_in_pytorch(shape, cu
     torch.testing.assert_close(held.logprobs[:rows, 0], chosen, atol=1e-4, rtol=0)
     assert torch.equal(held.position[:rows], position + 1) and held.count[:rows].tolist() == [1] * rows
     assert not step.arrived.any()  # counters are ready for the next step
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("rows", [3, 19])
+def test_attention_in_cute_dsl_takes_the_place_of_that_in_triton(shape, rows):
+    pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
+    from rlcourse.kernels.decode_simple import decode_attention_reference
+    from rlcourse.kernels.toolchain import interpreted
+
+    decoder = Decoder(model(shape).model, torch.bfloat16, False)
+    held = slots.Slots.empty(decoder, 24, 40, 24, 4, 1, 1)
+    torch.manual_seed(0)
+    held.cache.normal_()
+    held.position.random_(0, 39)
+    held.position[0], held.position[rows - 1] = 0, 39
+    step = fused.FusedStep(decoder, held, torch.tensor([2], device=DEVICE))
+    assert step.cute == (DEVICE == "cuda")
+    step.cute = True
+    step.q.normal_()
+    with interpreted() if DEVICE == "cpu" else contextlib.nullcontext():
+        step._attention(held.cache[1], rows, fused.FEW)
+    q = step.q[:rows].float().unflatten(1, (-1, decoder.head_dim))
+    expected = decode_attention_reference(q, *held.cache[1, :, :rows], held.position[:rows]).flatten(1)
+    torch.testing.assert_close(step.mixed[:rows].float(), expected.float(), rtol=0.02, atol=0.01)
+    rest = step.mixed[rows:]  # not written: the interpreter gives nan where nobody wrote
+    assert (rest.isnan() | (rest == 0)).all()
 
 
 @pytest.mark.parametrize("shape", SHAPES)
