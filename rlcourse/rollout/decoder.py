@@ -115,23 +115,19 @@ class Decoder:
     def prefill(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [prompts, vocabulary] after the last token and keys and values [layers, 2, prompts, K, P, D].
 
-        ids [prompts, P] padded on either side, mask [prompts, P] bool. Padding is not attended to; its own states are
-        junk that nobody reads.
+        ids [prompts, P] padded on the right, where causal attention does not see it; mask [prompts, P] bool. What the
+        cache has for padding is junk that nobody reads.
         """
         prompts, width = ids.shape
         cache = self.new_cache(prompts, width)
-        causal = torch.ones(width, width, dtype=torch.bool, device=ids.device).tril()
-        itself = torch.eye(width, dtype=torch.bool, device=ids.device)  # a row that sees nothing would give nan
-        allowed = (causal & mask[:, None, None, :]) | itself
         x = self.embedding[ids].float()
-        rope = self.rope((mask.cumsum(1) - 1).clamp(min=0))
+        rope = self.rope(torch.arange(width, device=ids.device)[None])
         for layer, layer_cache in zip(self.layers, cache, strict=True):
             q, k, v = self._heads(x, layer, rope)
             layer_cache[0], layer_cache[1] = k, v
-            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, enable_gqa=True)
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
             x = self._add(x, mixed, layer)
-        last = (mask * torch.arange(width, device=ids.device)).argmax(1)
-        return self.logits(x[torch.arange(prompts, device=ids.device), last]), cache
+        return self.logits(x[torch.arange(prompts, device=ids.device), mask.sum(1) - 1]), cache
 
     def decode(self, tokens: Tensor, positions: Tensor, slot: Tensor, cache: Tensor, bias: Tensor) -> Tensor:
         """Logits [R, vocabulary] after one more token a row; its keys and values are written to `slot`.

@@ -104,7 +104,8 @@ class GraphEngine:
         if self.device.type == "cuda":
             outputs = self._run_slots(prompts, num_generations, max_new_tokens, sampling)
         else:
-            state = self._run_plain(ids, mask, num_generations, max_new_tokens, sampling)
+            padded = right_pad(prompts, self.policy.pad_id, self.device)
+            state = self._run_plain(*padded, num_generations, max_new_tokens, sampling)
             outputs = state.out_tokens, state.out_logprobs, state.out_lengths
         return self._rollout(*outputs, ids, mask, num_generations)
 
@@ -269,7 +270,7 @@ class GraphEngine:
         )
 
 
-def right_pad(prompts: list[list[int]], pad_id: int, device: torch.device, bucket: int) -> tuple[Tensor, Tensor]:
+def right_pad(prompts: list[list[int]], pad_id: int, device: torch.device, bucket: int = 1) -> tuple[Tensor, Tensor]:
     """Token ids and mask [prompts, P], P a multiple of `bucket`, with padding on the right: a prompt begins at slot 0
     of its cache."""
     ids, mask = left_pad([prompt[::-1] for prompt in prompts], pad_id, device)
