@@ -31,6 +31,14 @@ class Argument:
     align: int = 16
     output: bool = False
 
+    def __post_init__(self):
+        last = max((place for place, size in enumerate(self.shape) if isinstance(size, str)), default=0)
+        if last > self.free:
+            raise KernelError(
+                f"Strides of {self.name} follow from its size {self.shape[last]!r}, which is known at launch alone: "
+                f"give it free={last}, or a number for that size."
+            )
+
     @property
     def itemsize(self) -> int:
         return getattr(torch, self.dtype).itemsize

@@ -39,6 +39,12 @@ def forget():
     toolchain._compiled.cache_clear()
 
 
+def test_strides_cannot_follow_from_a_size_that_is_not_known():
+    Argument("x", "float32", ("rows", "width", 8), free=1)
+    with pytest.raises(KernelError, match="its size 'width', which is known at launch alone: give it free=1"):
+        Argument("x", "float32", ("rows", "width", 8))
+
+
 def test_what_was_compiled_is_read_from_disk_by_the_next_process(cache, monkeypatch):
     first = compiled(VectorAdd(), "sm_86")
     assert first is compiled(VectorAdd(), "sm_86")
