@@ -751,11 +751,11 @@ if {"hf-dynamic", "graph"} <= few.keys():
 
 # %% [markdown]
 # In the table, `graph-eager` is our step in PyTorch as a graph, `graph-compiled` the same step compiled first, and
-# `graph` the step of hand-written kernels, five for a layer (`rlcourse/rollout/triton_kernels.py`). Where CuTe DSL is
-# installed, its attention is that of lesson 09, and `graph-triton` is the same step with attention in Triton. A graph
-# makes launches free, not kernels: each still begins, ends, and hands its result to the next through memory. So fewer
-# kernels are the last rung. One trick of theirs is an exercise: a norm needs the whole row before it can scale it, but
-# a scale that is the same for a whole row can be applied **after** the matrix product that follows.
+# `graph` the step of hand-written kernels, five for a layer (`rlcourse/rollout/triton_kernels.py`). On a Hopper GPU
+# with CuTe DSL its attention is that of lesson 09, and `graph-triton` is the same step with attention in Triton. A
+# graph makes launches free, not kernels: each still begins, ends, and hands its result to the next through memory. So
+# fewer kernels are the last rung. One trick of theirs is an exercise: a norm needs the whole row before it can scale
+# it, but a scale that is the same for a whole row can be applied **after** the matrix product that follows.
 #
 # ## 7 · Answers end at different times
 #

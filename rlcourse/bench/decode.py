@@ -1,7 +1,6 @@
 """The ladder of decoding: from no cache to one CUDA graph a step, each rung on the same rows in one run."""
 
 import dataclasses
-import importlib.util
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from rlcourse.memory import ModelShape
 from rlcourse.policy import Policy, load_policy
 from rlcourse.profiling import Profile, profile
 from rlcourse.rollout import RolloutEngine, make_engine
+from rlcourse.rollout.fused import cute_wins
 from rlcourse.rollout.hf import HFEngine
 from rlcourse.roofline import Machine, decode_step, measure_machine
 from rlcourse.sampling import Sampling
@@ -48,7 +48,7 @@ def ladder(policy: Policy, dtype: torch.dtype, rows: int, kept: str) -> dict[str
     }
     on_gpu = policy.device.type == "cuda"
     left_out = [] if on_gpu else ["hf-static-compiled", "graph-eager", "graph-compiled"]  # which differ on a GPU alone
-    left_out += [] if on_gpu and importlib.util.find_spec("cutlass") else ["graph-triton"]
+    left_out += [] if cute_wins(policy.device) else ["graph-triton"]
     left_out += [] if kept == "all" else ["hf-none"]
     if kept == "fast":
         left_out += ["hf-static"] + (["hf-dynamic", "graph-eager", "graph-compiled", "graph-triton"] if on_gpu else [])

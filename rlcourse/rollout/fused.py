@@ -28,9 +28,10 @@ def can_draw(sampling: Sampling) -> bool:
     return sampling.top_k == 0 and sampling.top_p == 1.0
 
 
-def has_cute(decoder: Decoder) -> bool:
-    """Whether CuTe DSL is installed, and its attention can do this model's heads."""
-    return importlib.util.find_spec("cutlass") is not None and decoder.heads // decoder.kv_heads <= 8
+def cute_wins(device: torch.device) -> bool:
+    """Whether CuTe DSL is installed, and the GPU one where its attention was measured to be faster than Triton's."""
+    hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+    return hopper and importlib.util.find_spec("cutlass") is not None
 
 
 def fits(decoder: Decoder) -> bool:
@@ -135,7 +136,7 @@ def launch_options(product: Product, depth: int, pair: bool) -> dict:
 
 class FusedStep:
     """Steps of the first slots of `slots`. Buffers are made once, for all of them. `seed` is new for each rollout.
-    cute: attention is the kernel in CuTe DSL where it is installed, else that in Triton."""
+    cute: attention is the kernel in CuTe DSL where that wins, else that in Triton."""
 
     def __init__(self, decoder: Decoder, slots: Slots, eos: Tensor, cute: bool = True):
         import triton  # only where there is a GPU, or its interpreter
@@ -166,7 +167,7 @@ class FusedStep:
         on_gpu = device.type == "cuda"
         properties = torch.cuda.get_device_properties(device) if on_gpu else None
         self.shared = getattr(properties, "shared_memory_per_block_optin", LEAST_SHARED)
-        self.cute = cute and on_gpu and has_cute(decoder)
+        self.cute = cute and cute_wins(device) and decoder.heads // decoder.kv_heads <= 8
         early = on_gpu and properties.major >= 9
         self.launch = {"PDL": True, "launch_pdl": True} if early else {"PDL": False}
 

@@ -77,7 +77,7 @@ class GraphEngine:
         self.device = policy.device
         self.eos = torch.tensor(policy.eos_ids, device=self.device)
         self.max_slots = MAX_SLOTS
-        self.kernels = "cute"  # on a GPU: attention in CuTe DSL if installed, the rest in Triton; or "triton", or ""
+        self.kernels = "cute"  # on a GPU: attention in CuTe DSL where that wins, the rest in Triton; or "triton", or ""
         self.sleep()
 
     def sleep(self) -> None:
