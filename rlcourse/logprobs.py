@@ -89,9 +89,10 @@ def chunked_logprobs(
 def _logprobs_and_entropy(hidden: Tensor, head: Tensor, targets: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     logits = sampling_logits(F.linear(hidden.to(head.dtype), head), sampling, keep=targets)
     distribution = logits.log_softmax(-1)
-    logprobs = distribution.gather(-1, targets[:, None])[:, 0]
+    logprobs = -F.nll_loss(distribution, targets, reduction="none")  # not gather, whose compiled backward writes zeros
     with torch.no_grad():  # comes last: the recomputation of a checkpoint stops before it
-        entropy = torch.special.entr(distribution.exp()).sum(-1)  # entr(p) = -p log p, and 0 at p = 0
+        lowest = torch.finfo(distribution.dtype).min  # of what is left out: 0 x -inf would be nan
+        entropy = -(distribution.exp() * distribution.clamp(min=lowest)).sum(-1)
     return logprobs, entropy
 
 
