@@ -32,6 +32,8 @@ def check_attention(module):
     for order in ("lockstep", "warp", "random"):
         check(make(fused, 200, [171, 20, -1], start=[5, 19, 0]), run=simulate, order=order)
     check(make(module.DecodeAttention(6, 2, 128), 40, [36, 20]), run=simulate)
+    ahead = module.DecodeAttention(6, 2, 64, padded=True, splits=2, warps=2, ahead=True, tiles=2)
+    check(make(ahead, 200, [171, 20], start=[5, 21]), run=simulate)
 
 
 CHECKS = {name.removeprefix("check_"): check for name, check in list(globals().items()) if name.startswith("check_")}
@@ -61,7 +63,11 @@ SOURCE = [  # (what finds it, the file, what stands there, what is put there ins
     ("attention", "attention", "shuffle_sync_bfly(higher, offset=2)", "shuffle_sync_bfly(higher, offset=1)"),
     ("attention", "attention", "kv_head * group + cutlass.min", "cutlass.min"),
     ("attention", "attention", "split == self.splits - 1 and warp ==", "warp =="),
-    ("attention", "attention", "            end = newest  #", "            end = newest + 1  #"),
+    ("attention", "attention", "newest + const_expr(0 if apart else 1)", "newest + 1"),
+    ("attention", "attention", "begin += TILE * self.tiles * warp", "begin += TILE * warp"),
+    ("attention", "attention", "0, 2 * tile + i // 2]", "0, i // 2]"),
+    ("attention", "attention", "opens = opens and newest >= first", "opens = opens and newest >= 0"),
+    ("attention", "attention", "load(new_value, values, newest, g, 8)", "load(new_value, values, newest - 1, g, 8)"),
     ("attention", "new_token", "Float32(1.0) if c == 0 else Float32(0.0)", "Float32(1.0)"),
     ("attention", "attention", "load_keys(key, keys, base + step,", "load_keys(key, keys, base,"),
     ("attention", "new_token", "second * cosine + first * sine).to", "second * cosine - first * sine).to"),
