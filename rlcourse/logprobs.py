@@ -92,7 +92,7 @@ def _logprobs_and_entropy(hidden: Tensor, head: Tensor, targets: Tensor, samplin
     logprobs = -F.nll_loss(distribution, targets, reduction="none")  # not gather, whose compiled backward writes zeros
     with torch.no_grad():  # comes last: the recomputation of a checkpoint stops before it
         lowest = torch.finfo(distribution.dtype).min  # of what is left out: 0 x -inf would be nan
-        entropy = -(distribution.exp() * distribution.clamp(min=lowest)).sum(-1)
+        entropy = -distribution.exp().mul_(distribution.clamp(min=lowest)).sum(-1)
     return logprobs, entropy
 
 
