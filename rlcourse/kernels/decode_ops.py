@@ -12,7 +12,7 @@ from torch import Tensor
 from rlcourse.kernels.arguments import type_name
 from rlcourse.kernels.decode_attention import DecodeAttention
 from rlcourse.kernels.decode_common import workspace_arguments
-from rlcourse.kernels.toolchain import launch, workspace
+from rlcourse.kernels.toolchain import can_begin_early, launch, workspace
 
 MOST_SPLITS = 16
 MOST_PIECES = 1024  # blocks of a launch in which some share a row
@@ -101,13 +101,14 @@ def choose(
 ) -> DecodeAttention:
     """The kernel for these shapes on this GPU."""
     (rows, heads, size), (_, kv_heads, slots, _) = q_shape, cache_shape
-    multiprocessors, hopper = _gpu(device)
-    shape = choose_blocks(rows * kv_heads, slots, multiprocessors, hopper)
-    tiles = shape.pop("tiles") if size == 64 and not angles else 1  # else there are too few registers for two
-    shape |= {"ahead": ahead and shape["early"], "splits": choose_splits(rows * kv_heads, slots, multiprocessors)}
-    return DecodeAttention(
-        heads, kv_heads, size, dtype, padded, angles=angles, norm=norm, eps=eps, **shape | {"tiles": tiles}
-    )
+    multiprocessors, hopper = _multiprocessors(device), can_begin_early(device)
+    blocks = choose_blocks(rows * kv_heads, slots, multiprocessors, hopper)
+    if size > 64 or angles:  # there are not registers enough for two tiles,
+        blocks["tiles"] = 1
+    if size > 64:  # nor, with 16 warps, for one
+        blocks["warps"] = min(blocks["warps"], 8)
+    blocks |= {"ahead": ahead and blocks["early"], "splits": choose_splits(rows * kv_heads, slots, multiprocessors)}
+    return DecodeAttention(heads, kv_heads, size, dtype, padded, angles=angles, norm=norm, eps=eps, **blocks)
 
 
 def choose_splits(pairs: int, slots: int, multiprocessors: int) -> int:
@@ -134,12 +135,9 @@ def choose_blocks(pairs: int, slots: int, multiprocessors: int, hopper: bool) ->
     return best if hopper else best | {"early": False, "release": None}
 
 
-def _gpu(device: torch.device) -> tuple[int, bool]:
-    """Multiprocessors, and whether there is programmatic dependent launch. For the interpreter, those of no GPU."""
-    if device.type != "cuda":
-        return 16, False
-    properties = torch.cuda.get_device_properties(device)
-    return properties.multi_processor_count, properties.major >= 9
+def _multiprocessors(device: torch.device) -> int:
+    """Of the GPU; for the interpreter, some number."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 16
 
 
 def _workspace(kernel: DecodeAttention, device: torch.device) -> tuple:

@@ -130,7 +130,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     `rms_norm_reference`. Returns [rows, hidden]. Raises KernelError."""
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if len(x):
-        launch(RMSNorm(x.shape[-1], type_name(x), eps, early=can_begin_early(x)), x, None, weight, y)
+        launch(RMSNorm(x.shape[-1], type_name(x), eps, early=can_begin_early(x.device)), x, None, weight, y)
     return y
 
 
@@ -145,7 +145,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     `add_rms_norm_reference`: what stands between two layers of Qwen. Raises KernelError."""
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if len(x):
-        kernel = RMSNorm(x.shape[-1], type_name(x), eps, add=True, early=can_begin_early(x))
+        kernel = RMSNorm(x.shape[-1], type_name(x), eps, add=True, early=can_begin_early(x.device))
         launch(kernel, x, residual, weight, y)
     return y
 

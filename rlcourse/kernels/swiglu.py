@@ -83,7 +83,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
     inner = gate_up.shape[-1] // 2
     out = gate_up.new_empty(*gate_up.shape[:-1], inner)
     if out.numel():
-        launch(Swiglu(inner, type_name(gate_up), early=can_begin_early(gate_up)), gate_up, out)
+        launch(Swiglu(inner, type_name(gate_up), early=can_begin_early(gate_up.device)), gate_up, out)
     return out
 
 

@@ -91,10 +91,10 @@ def launch(kernel, *tensors) -> None:
         raise KernelError(f"{name} runs on an NVIDIA GPU and its tensors are on the CPU: move them with .to('cuda').")
 
 
-def can_begin_early(tensor: Tensor) -> bool:
-    """Whether a kernel on this tensor's device can begin before the one before it has ended (programmatic dependent
+def can_begin_early(device: torch.device) -> bool:
+    """Whether a kernel on this device can begin before the one before it has ended (programmatic dependent
     launch, Hopper and later). Its blocks then come to the multiprocessors as they become free, and wait there."""
-    return tensor.is_cuda and torch.cuda.get_device_capability(tensor.device)[0] >= 9
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
 _interpreting = False

@@ -17,17 +17,18 @@ from transformers import Qwen2Config
 from transformers.cache_utils import StaticCache
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention, Qwen2RotaryEmbedding
 
-from rlcourse.kernels import KernelError
+from rlcourse.kernels import KernelError, decode_ops
 from rlcourse.kernels.decode_new_token import fused_decode_attention_reference
 from rlcourse.kernels.decode_ops import (
     MOST_PIECES,
     MOST_SPLITS,
+    choose,
     choose_splits,
     decode_attention,
     fused_decode_attention,
 )  # fmt: skip
 from rlcourse.kernels.decode_simple import decode_attention_reference
-from rlcourse.kernels.toolchain import interpreted
+from rlcourse.kernels.toolchain import compiled, interpreted
 from rlcourse.rollout.decoder import Decoder
 
 on_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="about CUDA graphs")
@@ -200,6 +201,19 @@ def test_splits_fit_the_workspace_and_leave_each_block_work(pairs, slots, multip
     assert splits in (1, 2, 4, 8, 16) and splits <= MOST_SPLITS
     if splits > 1:
         assert pairs * splits <= min(MOST_PIECES, 2 * multiprocessors) and slots // splits >= 512
+
+
+@pytest.mark.parametrize("angles", [None, "float32"])
+@pytest.mark.parametrize("shape", [(14, 2, 64), (12, 2, 128), (16, 8, 128)])
+def test_what_is_chosen_stays_in_registers(shape, angles, monkeypatch):
+    monkeypatch.setattr(decode_ops, "_multiprocessors", lambda device: 132)
+    monkeypatch.setattr(decode_ops, "can_begin_early", lambda device: True)
+    heads, kv_heads, size = shape
+    for rows, slots in ((1, 512), (256 // kv_heads, 512), (1024 // kv_heads, 512), (1024 // kv_heads, 2048)):
+        q, cache = (rows, heads, size), (rows, kv_heads, slots, size)
+        norm = angles if size == 128 else None  # as in Qwen3
+        kernel = choose.__wrapped__(q, cache, "bfloat16", torch.device("cpu"), True, angles, norm, ahead=not angles)
+        assert compiled(kernel, "sm_90a").stack_bytes == 0, kernel
 
 
 def test_splits_of_an_h200():
