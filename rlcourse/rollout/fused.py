@@ -163,7 +163,7 @@ class FusedStep:
         self.shares = empty(rows * decoder.kv_heads * 4 * 32 * (decoder.head_dim + 2))  # of attention that is split
         self.arrived = empty(max(rows * decoder.kv_heads, padded * self.hidden // 512), dtype=torch.int32)
         self.seed, self.tick = (empty(1, dtype=torch.long) for _ in range(2))
-        self.prompt = empty(rows, dtype=torch.long)  # of a completion that has just got a slot, else -1
+        self.taken = empty(1 + rows, dtype=torch.long)  # how many slots have just taken a completion, then which
         on_gpu = device.type == "cuda"
         properties = torch.cuda.get_device_properties(device) if on_gpu else None
         self.shared = getattr(properties, "shared_memory_per_block_optin", LEAST_SHARED)
@@ -275,10 +275,10 @@ class FusedStep:
         slots = self.slots
         layers, _, _, heads, width, head_dim = slots.prompt_cache.shape
         triton_refill.take_kernel[(1,)](
-            slots.row, slots.token, slots.position, slots.count, slots.done, self.prompt, slots.plan, slots.tokens,
+            slots.row, slots.token, slots.position, slots.count, slots.done, self.taken, slots.plan, slots.tokens,
             slots.over, slots.prompt_lengths, size, slots.tokens.shape[1], self.next_power_of_2(size),
         )  # fmt: skip
-        triton_refill.copy_kernel[(size, 2 * layers, heads)](
-            self.prompt, slots.prompt_cache, slots.cache, *slots.prompt_cache.stride()[1:4],
+        triton_refill.copy_kernel[(min(size, 8), 2 * layers, heads)](
+            slots.row, self.taken, slots.plan, slots.prompt_cache, slots.cache, *slots.prompt_cache.stride()[1:4],
             *slots.cache.stride()[1:4], width * head_dim, 2048,
         )  # fmt: skip

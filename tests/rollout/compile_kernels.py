@@ -25,7 +25,7 @@ POINTERS = {
     "norm": "fp32", "inv_freq": "fp32", "q_norm": "fp32", "k_norm": "fp32", "part": "fp32", "part_ml": "fp32",
     "arrived": "i32", "seed": "i64", "eos": "i64", "limit": "i64", "row": "i64", "count": "i64", "done": "i1",
     "tokens": "i64", "logprobs": "fp32", "top": "fp32", "mass": "fp32",
-    "lengths": "i64", "plan": "i64", "prompt": "i64", "prompt_lengths": "i64", "over": "i1",
+    "lengths": "i64", "plan": "i64", "taken": "i64", "prompt_lengths": "i64", "over": "i1",
 }  # fmt: skip
 SCALARS = {"R": "i32", "V": "i32", "width": "i32", "eos_ids": "i32", "eps": "fp32", "scale": "fp32"}
 SCALARS |= {
