@@ -97,8 +97,9 @@ def our_step(model: str, task: str, completions: int, new_tokens: int, repeats: 
     return {"variant": "rlcourse", "rows": completions} | time_steps(trainer, repeats)
 
 
-def time_steps(trainer: Trainer, repeats: int) -> dict[str, Any]:
-    """Median seconds of a step by phase, and the gap between sampling and training log-probs."""
+def time_steps(trainer: Trainer, repeats: int, warmup: int = WARMUP) -> dict[str, Any]:
+    """Median seconds of a step by phase, and the gap between sampling and training log-probs. The first `warmup` steps
+    do not count."""
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
@@ -113,8 +114,8 @@ def time_steps(trainer: Trainer, repeats: int) -> dict[str, Any]:
         measured.append(trainer.timer.take() | updated)
         return measured[-1]["step_s"]
 
-    step_s, spread = median_and_spread(measure(run, repeats, warmup=WARMUP))
-    timed = measured[WARMUP:]
+    step_s, spread = median_and_spread(measure(run, repeats, warmup))
+    timed = measured[warmup:]
     return {
         "step_s": step_s,
         "rollout_s": median_and_spread([m["rollout_s"] for m in timed])[0],

@@ -10,7 +10,7 @@ import torch
 from rlcourse.bench import cute
 from rlcourse.bench.decode import _look_inside, _measure_rung, random_prompts
 from rlcourse.bench.models import write_random_model
-from rlcourse.bench.speed import step_trainer, time_steps
+from rlcourse.bench.speed import WARMUP, step_trainer, time_steps
 from rlcourse.rollout import make_engine
 from rlcourse.tasks import load_task
 
@@ -22,7 +22,8 @@ def story(
     shape: str, rows: list[int], prompt_tokens: int = 128, new_tokens: int = 256, repeats: int = 5
 ) -> tuple[dict[str, Any], Rows]:
     """For attention alone (`micro-...`) microseconds; for each engine milliseconds of a decode step, kernels and
-    launches in it, and seconds of a whole Dr. GRPO step. `hf-static` is `generate` as it compiles itself.
+    launches in it, and seconds of a whole Dr. GRPO step, all with a cache that has room for the longest prompt that the
+    trainer takes. `hf-static` is `generate` as it compiles itself.
 
     Raises ValueError without a GPU.
     """
@@ -34,25 +35,21 @@ def story(
         model = Path(folder) / "model"
         write_random_model(shape, task, model)
         for count in rows:
-            with torch.no_grad():
-                case = cute.attention(count, prompt_tokens + new_tokens, prompt_tokens + new_tokens // 2)
-                micro = cute.measure_case(case, repeats)
-            results += [{**row, "variant": f"micro-{row['variant']}", "rows": count} for row in micro]
             trainer = step_trainer(str(model), task.name, count, new_tokens, folder)
+            longest = trainer.config.max_prompt_tokens + new_tokens  # room in the cache, as the trainer gives it
+            with torch.no_grad():
+                micro = cute.measure_case(cute.attention(count, longest, prompt_tokens + new_tokens // 2), repeats)
+            results += [{**row, "variant": f"micro-{row['variant']}", "rows": count} for row in micro]
             vocabulary = trainer.policy.model.config.vocab_size
             policy = dataclasses.replace(trainer.policy, eos_ids=[vocabulary])  # every answer has its full length
             prompts = random_prompts(count, prompt_tokens, vocabulary)
             for name in ENGINES:
                 torch._dynamo.reset()  # what one engine had compiled must not count for the next
-                engine = make_engine(policy, name, torch.bfloat16)
-                row = {"variant": name, "rows": count}
-                row |= _measure_rung(engine, prompts, len(prompts), new_tokens, repeats, device)
-                row |= _look_inside(engine, prompts, new_tokens, device)
-                engine.sleep()
-                torch._dynamo.reset()
-                longest = trainer.config.max_prompt_tokens + new_tokens
                 trainer.engine = make_engine(policy, name, torch.bfloat16, longest=longest)
-                step = time_steps(trainer, repeats)
+                row = {"variant": name, "rows": count, "cache_tokens": longest}
+                row |= _measure_rung(trainer.engine, prompts, len(prompts), new_tokens, repeats, device)
+                row |= _look_inside(trainer.engine, prompts, new_tokens, device)
+                step = time_steps(trainer, repeats, WARMUP if name == "graph" else 2)
                 results.append(row | {key: step[key] for key in ("step_s", "rollout_s", "update_s")})
                 trainer.engine.sleep()
     setup = {"shape": shape, "dtype": "bfloat16", "rows_a_prompt": 8, "prompt_tokens": prompt_tokens}
