@@ -507,7 +507,7 @@ ax.axvline(model_bytes / 1e6, color=GREEN, linestyle=":", linewidth=2, label="we
 ax.set(
     xscale="log", xlabel="MB read and written", ylabel="GB/s", title="The rate of a copy by its size", ylim=(0, None)
 )
-ax.legend(frameon=False)
+ax.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 plt.show()
 
 # %%
