@@ -29,8 +29,8 @@ def table(shape: list[int], stride: list[int], first_fastest: bool = True) -> Te
 def check_offsets(f, shape: list[int], stride: list[int]) -> None:
     compact = [math.prod(shape[:mode]) for mode in range(len(shape))]
     mistakes = {
-        "Your last mode runs fastest: in CuTe it is the first.": table(shape, stride, first_fastest=False),
         "You left the strides out: these are the offsets of a column-major layout.": table(shape, compact),
+        "Your last mode runs fastest: in CuTe it is the first.": table(shape, stride, first_fastest=False),
         "The strides are in the wrong order: the first belongs to the first mode.": table(shape, stride[::-1]),
     }
     compare(f(list(shape), list(stride)), table(shape, stride), mistakes)
