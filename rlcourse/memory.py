@@ -155,7 +155,8 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstim
     - weights 4 n, gradients 4 n, AdamW's two moments 8 n, all float32; a frozen reference 4 n where there is one
     - rollout weights: b n for the engine's own copy; the hf engines need none in float32
     - KV cache: tokens x layers x 2 x kv_heads x head_dim x b, of rows x L tokens; on a GPU the graph engine has
-      MAX_SLOTS rows at most, and the prompts' own cache beside them; kept is what of it stands in the update, too
+      MAX_SLOTS rows at most, and the prompts' own cache beside them; kept is what of it stands in the update, too:
+      that of hf-static, and on a GPU that of the graph engine
     - prefill: of t tokens, with the graph engine PREFILL_TOKENS at most, one layer at a time: t x heads x
       max_prompt_tokens x 3 x 4 for the scores of attention, their softmax and a bias, or t x 4 x intermediate x b for
       SwiGLU, whichever is more
@@ -184,7 +185,7 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstim
         reference=4 * n if config.needs_reference else 0,
         rollout_weights=b * n if own_weights else 0,
         kv_cache=cache,
-        kept_cache=cache if captured and not config.sleep else 0,
+        kept_cache=cache if (captured or config.engine.startswith("hf-static")) and not config.sleep else 0,
         prefill=prefill_tokens * max(12 * shape.heads * config.max_prompt_tokens, 4 * shape.intermediate * b),
         sampling=3 * rows * shape.vocabulary * 4,
         autocast=2 * n if b == 2 else 0,

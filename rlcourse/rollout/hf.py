@@ -6,7 +6,7 @@ share one definition; the same processor keeps the log-prob of each drawn token.
 
 import torch
 from torch import Tensor
-from transformers import CompileConfig, GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import CompileConfig, GenerationConfig, LogitsProcessor, LogitsProcessorList, StaticCache
 
 from rlcourse.logprobs import completion_mask
 from rlcourse.policy import Policy, low_precision_copy
@@ -40,7 +40,8 @@ class HFEngine:
     """Rollouts by `generate`.
 
     cache: "dynamic", "static", or "none", which computes the whole sequence anew for each token. With a static cache on
-    a GPU, transformers compiles the decode step by itself, unless `compile` is False; a CompileConfig says how.
+    a GPU, transformers compiles the decode step by itself, unless `compile` is False; a CompileConfig says how. That
+    cache is kept from one call to the next: with a new one the compiled step would be captured anew at each call.
     attention: "sdpa", or with a static cache a name of `rlcourse.rollout.attention`, which has our kernel. longest:
     tokens of prompt and completion that a static cache has room for from the start, so that no longer prompt has the
     step compiled again.
@@ -56,6 +57,7 @@ class HFEngine:
         longest: int | None = None,
     ):
         self.policy, self.cache, self.compile, self.longest = policy, cache, compile, longest
+        self.kept: tuple[int, int, StaticCache] | None = None  # rows, tokens and the cache
         own = dtype != torch.float32 or attention != "sdpa"
         self.model = low_precision_copy(policy.model, dtype) if own else policy.model
         if attention != "sdpa":
@@ -82,8 +84,6 @@ class HFEngine:
             top_p=1.0,
             eos_token_id=self.policy.eos_ids,
             pad_token_id=self.policy.pad_id,
-            cache_implementation="static" if static else None,
-            max_cache_len=self.longest if static else None,
             use_cache=self.cache != "none",
             disable_compile=not self.compile,
             compile_config=self.compile if isinstance(self.compile, CompileConfig) else None,
@@ -95,6 +95,7 @@ class HFEngine:
             attention_mask=mask.long(),
             generation_config=settings,
             logits_processor=LogitsProcessorList([keep]),
+            past_key_values=self._static_cache(len(ids), ids.shape[1] + max_new_tokens) if static else None,
         )
         self.model.train(training)
         keep.finish(output)
@@ -111,7 +112,17 @@ class HFEngine:
         )
 
     def sleep(self) -> None:
-        """Nothing to do: `generate` makes a cache for each call."""
+        """Give back the memory of a static cache. The next rollout makes it anew."""
+        self.kept = None
+
+    def _static_cache(self, rows: int, tokens: int) -> StaticCache:
+        """An empty cache for so many rows and tokens at least: the one that is there, if it will do."""
+        if self.kept is not None and self.kept[0] == rows and self.kept[1] >= tokens:
+            self.kept[2].reset()
+        else:
+            room = max(tokens, self.longest or 0)
+            self.kept = rows, room, StaticCache(config=self.model.config, max_cache_len=room)
+        return self.kept[2]
 
     def _sync(self) -> None:
         """Take over the policy's weights as they are now, where sampling runs on a copy."""

@@ -1,5 +1,7 @@
 """All engines sample from the model's own distribution, keep the log-probs they sampled with, and mask alike."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from conftest import DEVICE, make_policy
@@ -151,18 +153,20 @@ def test_one_engine_answers_batch_after_batch(policy, name):
     )
 
 
-def test_a_static_cache_has_room_for_the_longest_from_the_start(policy):
-    expected = engine(policy, "hf-dynamic").generate(PROMPTS, 1, 8, GREEDY)
-    used, rooms = make_engine(policy, "hf-static", torch.float32, longest=48), []
-    generate = used.model.generate
-
-    def watched(**arguments):
-        rooms.append(arguments["generation_config"].max_cache_len)
-        return generate(**arguments)
-
-    used.model.generate = watched
-    found = used.generate(PROMPTS, 1, 8, GREEDY)
-    assert rooms == [48] and torch.equal(found.completion_ids, expected.completion_ids)
+def test_a_static_cache_is_kept_while_it_has_room(policy):
+    """Captured graphs know it by its address. Rollouts of other lengths must not see what an earlier one left."""
+    used, addresses = make_engine(policy, "hf-static", torch.float32, longest=48), []
+    calls = ((PROMPTS, 1, 30), (PROMPTS, 1, 8), (PROMPTS[:2], 2, 40), (PROMPTS, 2, 8), (PROMPTS, 2, 50))
+    for prompts, rows, new in calls:
+        expected = engine(policy, "hf-dynamic").generate(prompts, rows, new, GREEDY)
+        found = used.generate(prompts, rows, new, GREEDY)
+        assert torch.equal(found.completion_ids, expected.completion_ids)
+        torch.testing.assert_close(found.logprobs, expected.logprobs, atol=1e-4, rtol=0)
+        addresses.append((used.kept[2], used.kept[2].layers[0].keys.data_ptr(), used.kept[1]))
+    same = [a[0] is b[0] and a[1] == b[1] for a, b in pairwise(addresses)]
+    assert same == [True, True, False, False] and [room for *_, room in addresses] == [48, 48, 48, 48, 57]
+    used.sleep()
+    assert used.kept is None
 
 
 @pytest.mark.parametrize("rows", [1, 257])
