@@ -114,6 +114,8 @@ def test_phases_hold_what_stands_in_them():
     on_gpu, asleep = (estimate(make_config(sleep=sleep), TINY, "cuda") for sleep in (False, True))
     assert on_gpu.kept_cache == on_gpu.kv_cache == asleep.kv_cache and asleep.kept_cache == 0
     assert on_gpu.update - asleep.update == on_gpu.kv_cache
+    kept = {name: estimate(make_config(engine=name), TINY, "cpu").kept_cache for name in ("hf-dynamic", "hf-static")}
+    assert kept == {"hf-dynamic": 0, "hf-static": whole.kv_cache}
     assert whole.peak == pytest.approx(1.1 * max(whole.rollout, whole.update))
     assert whole.fits(whole.peak) and not whole.fits(whole.peak - 1)
 

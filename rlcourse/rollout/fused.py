@@ -11,6 +11,7 @@ from rlcourse.rollout.slots import Slots
 from rlcourse.sampling import Sampling
 
 TILE = 2048  # entries of the vocabulary that one program adds up
+COPIERS = 8  # programs that share the slots whose caches are to be filled: in most steps there are one or two
 
 
 def supported(decoder: Decoder) -> bool:
@@ -278,7 +279,7 @@ class FusedStep:
             slots.row, slots.token, slots.position, slots.count, slots.done, self.taken, slots.plan, slots.tokens,
             slots.over, slots.prompt_lengths, size, slots.tokens.shape[1], self.next_power_of_2(size),
         )  # fmt: skip
-        triton_refill.copy_kernel[(min(size, 8), 2 * layers, heads)](
+        triton_refill.copy_kernel[(COPIERS, 2 * layers, heads)](
             slots.row, self.taken, slots.plan, slots.prompt_cache, slots.cache, *slots.prompt_cache.stride()[1:4],
             *slots.cache.stride()[1:4], width * head_dim, 2048,
         )  # fmt: skip
