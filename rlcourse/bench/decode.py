@@ -24,6 +24,7 @@ from rlcourse.tasks import load_task
 Rows = list[dict[str, Any]]
 GROUP = 8  # rows that share a prompt
 ROUNDS = 8  # of skewed answers: so many times more than are decoded at once
+DRAWS = 8  # of such a rollout: with few rows, a late long answer decides how well the slots of one are used
 SKEWED_SHARE = 1 - 0.5 ** (1 / 120)  # of the vocabulary that ends an answer, so that half the answers end by token 120
 
 
@@ -83,8 +84,8 @@ def decode(
 
     shape: "embedded", or a known shape with random weights. lengths: "equal", every answer has `new_tokens`; "skewed",
     answers end by themselves, tokens after their end do not count, and there are `ROUNDS` times as many answers as rows
-    are decoded at once. A step's time is that of a rollout less that of one token, by the number of steps: prefill does
-    not count. Temperature 1, nothing left out.
+    are decoded at once; ours does so `DRAWS` times, with other random numbers. A step's time is that of a rollout less
+    that of one token, by the number of steps: prefill does not count. Temperature 1, nothing left out.
     """
     if lengths not in ("equal", "skewed"):
         raise ValueError(f"Unknown lengths {lengths!r}: use equal, or skewed.")
@@ -105,6 +106,7 @@ def decode(
                 results += vllm_decode(folder, policy.eos_ids, prompts, count, prompt_tokens, new_tokens, repeats)
     setup = {"shape": shape, "dtype": str(dtype).split(".")[1], "lengths": lengths, "rows_a_prompt": GROUP}
     setup |= {"temperature": 1.0, "repeats": repeats, "copy_gb_per_s": machine.bytes_per_s / 1e9}
+    setup |= {"rollouts": DRAWS} if lengths == "skewed" else {}
     return setup, results
 
 
@@ -123,7 +125,8 @@ def _one_size(
         ours, batch = variant.startswith("graph"), rows // GROUP
         some = prompts if ours else prompts[: 2 * batch]  # `generate` does one batch like the other
         row = {"variant": variant, "rows": rows, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
-        row |= _measure_rung(engine, some, len(some) if ours else batch, new_tokens, repeats, device)
+        draws = DRAWS if ours and lengths == "skewed" else 1
+        row |= _measure_rung(engine, some, len(some) if ours else batch, new_tokens, repeats, device, draws)
         if lengths == "equal":
             row |= {"floor_ms": 1e3 * machine.floor_seconds(work)} | _look_inside(engine, prompts, new_tokens, device)
         engine.sleep()
@@ -139,18 +142,20 @@ def _policy(shape: str, folder: Path, device: torch.device) -> Policy:
 
 
 def _measure_rung(
-    engine: RolloutEngine, prompts: list[list[int]], batch: int, new_tokens: int, repeats: int, device: torch.device
-) -> dict[str, Any]:
-    """Speed of one engine: tokens/s of whole rollouts, `batch` prompts in a call; milliseconds of a decode step, if all
-    answers are equally long; tokens that count in a row."""
+    engine: RolloutEngine, prompts: list[list[int]], batch: int, new_tokens: int, repeats: int, device: torch.device,
+    draws: int = 1,
+) -> dict[str, Any]:  # fmt: skip
+    """Speed of one engine: tokens/s of `draws` rollouts in sequence, each with a seed of its own, `batch` prompts in a
+    call; milliseconds of a decode step, if all answers are equally long; tokens that count in a row."""
     done = []
 
     def generate(limit: int) -> None:
-        for first in range(0, len(prompts), batch):
-            done.append(engine.generate(prompts[first : first + batch], GROUP, limit, Sampling()).lengths)
+        for seed in range(draws):
+            torch.manual_seed(seed)
+            for first in range(0, len(prompts), batch):
+                done.append(engine.generate(prompts[first : first + batch], GROUP, limit, Sampling()).lengths)
 
     def run(limit: int) -> float:
-        torch.manual_seed(0)
         done.clear()
         return seconds(lambda: generate(limit), device)
 

@@ -288,7 +288,7 @@ def leave(masses: cute.Tensor, mixed: cute.Tensor, result: cute.Tensor, top, mas
 
 EXAMPLES = (
     DecodeAttention(14, 2, 64, padded=True),  # Qwen2.5-0.5B
-    DecodeAttention(14, 2, 64, tiles=2, ahead=True),  # as the graph engine calls it
+    DecodeAttention(14, 2, 64, warps=16, tiles=2, ahead=True),  # as the graph engine calls it for few rows
     DecodeAttention(14, 2, 64, padded=True, splits=8, angles="bfloat16"),
     DecodeAttention(14, 2, 64, splits=2, warps=16, angles="float32"),
     DecodeAttention(12, 2, 128, "float16", padded=True, splits=4),  # Qwen2.5-1.5B

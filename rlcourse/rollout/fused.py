@@ -277,9 +277,9 @@ class FusedStep:
         layers, _, _, heads, width, head_dim = slots.prompt_cache.shape
         triton_refill.take_kernel[(1,)](
             slots.row, slots.token, slots.position, slots.count, slots.done, self.taken, slots.plan, slots.tokens,
-            slots.over, slots.prompt_lengths, size, slots.tokens.shape[1], self.next_power_of_2(size),
+            slots.over, slots.prompt_lengths, size, slots.tokens.shape[1], self.next_power_of_2(size), **self.launch,
         )  # fmt: skip
         triton_refill.copy_kernel[(COPIERS, 2 * layers, heads)](
             slots.row, self.taken, slots.plan, slots.prompt_cache, slots.cache, *slots.prompt_cache.stride()[1:4],
-            *slots.cache.stride()[1:4], width * head_dim, 2048,
+            *slots.cache.stride()[1:4], width * head_dim, 2048, **self.launch,
         )  # fmt: skip

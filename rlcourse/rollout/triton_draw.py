@@ -56,6 +56,7 @@ def pick_kernel(
     """Draw a slot's token, write it and its log-prob down if the slot is alive, and see whether it is done."""
     slot = tl.program_id(0)
     if PDL:
+        gdc_launch_dependents()
         gdc_wait()
     o = tl.arange(0, B)
     largest = tl.load(top + slot * TILES + o, mask=o < TILES, other=float("-inf"))

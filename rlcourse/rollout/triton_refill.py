@@ -3,13 +3,19 @@
 import triton
 import triton.language as tl
 
+from rlcourse.rollout.triton_kernels import gdc_launch_dependents, gdc_wait
+
 
 @triton.jit
 def take_kernel(
-    row, token, position, count, done, taken, plan, tokens, over, prompt_lengths, R, T, B: tl.constexpr
+    row, token, position, count, done, taken, plan, tokens, over, prompt_lengths, R, T,
+    B: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The free slots in their order take the next completions in theirs. One program for all, so that a run can be
     repeated: who gets what does not depend on who came first. taken [1 + R]: how many slots took one, then which."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     slot = tl.arange(0, B)
     here = slot < R
     free = here & (tl.load(done + slot, mask=here, other=0) != 0)
@@ -31,11 +37,13 @@ def take_kernel(
 @triton.jit
 def copy_kernel(
     row, taken, plan, source, target, source_kv, source_row, source_head, target_kv, target_row, target_head, length,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The cache of its prompt to each slot that has just taken a completion: a head's keys or values of a layer.
     The programs of the first axis share the slots. Layer and kind lie at the same distance from each other, so they
     count as one."""
+    if PDL:
+        gdc_wait()
     share, kind, head = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     source += kind * source_kv + head * source_head
     target += kind * target_kv + head * target_head

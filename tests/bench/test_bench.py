@@ -150,10 +150,24 @@ def test_milliseconds_a_step_leave_the_prefill_out(monkeypatch):
     assert row["ms_per_step"] == 2000 and row["tokens_per_s"] == 16 * 6 / 17 and row["tokens_a_row"] == 6
 
 
+def test_the_speed_is_that_of_all_draws(monkeypatch):
+    """Answers of one token more for each seed, in one second."""
+    monkeypatch.setattr(decode, "seconds", lambda run, device: run() or 1.0)
+
+    class Engine:
+        def generate(self, prompts, num_generations, max_new_tokens, sampling):
+            length = min(1 + torch.initial_seed(), max_new_tokens)
+            return type("R", (), {"lengths": torch.full((len(prompts) * num_generations,), length)})
+
+    row = decode._measure_rung(Engine(), [[1], [2]], 1, 99, 3, torch.device("cpu"), draws=3)
+    assert row["tokens_per_s"] == 16 * (1 + 2 + 3) and row["tokens_a_row"] == 2
+
+
 def test_skewed_answers_are_more_than_are_decoded_at_once(monkeypatch):
     monkeypatch.setattr(decode, "ROUNDS", 2)
     setup, rows = decode.decode("tiny", [8], prompt_tokens=12, new_tokens=40, lengths="skewed", repeats=3)
     assert setup["lengths"] == "skewed" and rows[-1]["variant"] == "graph" and len(rows) >= 2
+    assert setup["rollouts"] == decode.DRAWS
     assert 1 < rows[-1]["tokens_a_row"] < 40 and "floor_ms" not in rows[-1]  # a step has no one size
 
 

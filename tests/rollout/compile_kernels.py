@@ -88,8 +88,8 @@ def main(capability: int, rows: int) -> None:
     found["tile"] = compiled(triton_draw.tile_kernel, capability, {}, **draw)
     ends = {"B": triton.next_power_of_2(tiles), "E": 2, "GREEDY": False}
     found["pick"] = compiled(triton_draw.pick_kernel, capability, {}, **draw, **ends)
-    found["take"] = compiled(triton_refill.take_kernel, capability, {}, B=rows)
-    found["copy"] = compiled(triton_refill.copy_kernel, capability, {}, BLOCK=2048)
+    found["take"] = compiled(triton_refill.take_kernel, capability, {}, B=rows, **pdl)
+    found["copy"] = compiled(triton_refill.copy_kernel, capability, {}, BLOCK=2048, **pdl)
     print(json.dumps({name: needs(program) for name, program in found.items()}))
 
 
