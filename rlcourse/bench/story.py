@@ -1,7 +1,9 @@
 """A faster kernel in the training loop, by every way in: decode step, launches and whole training step, in one run."""
 
+import contextlib
 import dataclasses
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,8 @@ def story(
 ) -> tuple[dict[str, Any], Rows]:
     """For attention alone (`micro-...`) microseconds; for each engine milliseconds of a decode step, kernels and
     launches in it, and seconds of a whole Dr. GRPO step, all with a cache that has room for the longest prompt that the
-    trainer takes. `hf-static` is `generate` as it compiles itself.
+    trainer takes. `hf-static` is `generate` as it compiles itself. Training steps are without cuDNN's attention, as the
+    trainer has it; all else is with it.
 
     Raises ValueError without a GPU.
     """
@@ -37,7 +40,7 @@ def story(
         for count in rows:
             trainer = step_trainer(str(model), task.name, count, new_tokens, folder)
             longest = trainer.config.max_prompt_tokens + new_tokens  # room in the cache, as the trainer gives it
-            with torch.no_grad():
+            with torch.no_grad(), cudnn_attention():
                 micro = cute.measure_case(cute.attention(count, longest, prompt_tokens + new_tokens // 2), repeats)
             results += [{**row, "variant": f"micro-{row['variant']}", "rows": count} for row in micro]
             vocabulary = trainer.policy.model.config.vocab_size
@@ -49,10 +52,21 @@ def story(
                 torch._dynamo.reset()  # what one engine had compiled must not count for the next
                 trainer.engine = make_engine(policy, name, torch.bfloat16, longest=longest)
                 row = {"variant": name, "rows": count, "cache_tokens": longest}
-                row |= _measure_rung(trainer.engine, prompts, len(prompts), new_tokens, repeats, device)
-                row |= _look_inside(trainer.engine, prompts, new_tokens, device)
+                with cudnn_attention():
+                    row |= _measure_rung(trainer.engine, prompts, len(prompts), new_tokens, repeats, device)
+                    row |= _look_inside(trainer.engine, prompts, new_tokens, device)
                 step = time_steps(trainer, repeats, WARMUP if name == "graph" else 1)
                 results.append(row | {key: step[key] for key in ("step_s", "rollout_s", "update_s")})
                 trainer.engine.sleep()
     setup = {"shape": shape, "dtype": "bfloat16", "rows_a_prompt": 8, "prompt_tokens": prompt_tokens}
     return setup | {"new_tokens": new_tokens, "repeats": repeats}, results
+
+
+@contextlib.contextmanager
+def cudnn_attention() -> Iterator[None]:
+    """PyTorch may choose cuDNN's attention, as it may if nobody says otherwise; `find_device` says otherwise."""
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(False)
