@@ -143,7 +143,7 @@ def show_micro(record: dict) -> None:
     fig, axes = plt.subplots(1, len(sizes), figsize=(5.2 * len(sizes), 3), squeeze=False)
     for ax, rows in zip(axes[0], sizes, strict=True):
         here = {r["variant"].removeprefix("micro-attention-"): r["us"] for r in micro if r["rows"] == rows}
-        bars = ax.barh(list(here), list(here.values()), color=[GREEN if n == "cute" else SKY for n in here])
+        bars = ax.barh(list(here), list(here.values()), color=[SKY if n.startswith("sdpa") else GREEN for n in here])
         ax.bar_label(bars, fmt="{:.1f}", padding=3, fontsize=9)
         ax.set(title=f"{rows} rows", xlabel="µs a call")
         ax.invert_yaxis()
