@@ -5,9 +5,10 @@ Each returns the setup and the result rows of a measurement record: `decode` in 
 `numerics.py`; peers that are measured beside ours in `peers.py`.
 """
 
+import contextlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -46,6 +47,17 @@ def seconds(run: Callable[[], object], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - start
+
+
+@contextlib.contextmanager
+def cudnn_attention(allowed: bool = True) -> Iterator[None]:
+    """PyTorch may choose cuDNN's attention, as it may if nobody says otherwise. `find_device` says otherwise, for the
+    whole process; peers are measured with what is faster for them."""
+    torch.backends.cuda.enable_cudnn_sdp(allowed)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 @dataclass(frozen=True)

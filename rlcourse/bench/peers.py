@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rlcourse.bench import measure, median_and_spread, seconds
+from rlcourse.bench import cudnn_attention, measure, median_and_spread, seconds
 from rlcourse.policy import load_policy
 from rlcourse.tasks import Task
 
@@ -25,7 +25,8 @@ def trl_steps(model: str, task: Task, completions: int, new_tokens: int, repeats
         return []
     rows = []
     for variant, static in (("trl-default", False), ("trl-static-compiled", True)):
-        timed = run_trl(model, task, completions, new_tokens, WARMUP + repeats, static)[WARMUP:]
+        with cudnn_attention(allowed=static):  # it plans anew for each length of a growing cache
+            timed = run_trl(model, task, completions, new_tokens, WARMUP + repeats, static)[WARMUP:]
         step_s, spread = median_and_spread([t["step_s"] for t in timed])
         rollout_s = median_and_spread([t["rollout_s"] for t in timed])[0]
         rows.append(

@@ -1,15 +1,13 @@
 """A faster kernel in the training loop, by every way in: decode step, launches and whole training step, in one run."""
 
-import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rlcourse.bench import cute
+from rlcourse.bench import cudnn_attention, cute
 from rlcourse.bench.decode import _look_inside, _measure_rung, random_prompts
 from rlcourse.bench.models import write_random_model
 from rlcourse.bench.speed import WARMUP, step_trainer, time_steps
@@ -60,13 +58,3 @@ def story(
                 trainer.engine.sleep()
     setup = {"shape": shape, "dtype": "bfloat16", "rows_a_prompt": 8, "prompt_tokens": prompt_tokens}
     return setup | {"new_tokens": new_tokens, "repeats": repeats}, results
-
-
-@contextlib.contextmanager
-def cudnn_attention() -> Iterator[None]:
-    """PyTorch may choose cuDNN's attention, as it may if nobody says otherwise; `find_device` says otherwise."""
-    torch.backends.cuda.enable_cudnn_sdp(True)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(False)
