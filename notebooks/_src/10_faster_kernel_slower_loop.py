@@ -78,6 +78,17 @@ def engine_rows(record: dict, rows: int | None = None) -> dict[str, dict]:
     return {r["variant"]: r for r in record["results"] if r["rows"] == rows and "ms_per_step" in r}
 
 
+def alone(record: dict, rows: int) -> dict[str, float]:
+    """Microseconds of attention alone, by the name of its kernel."""
+    micro = [r for r in record["results"] if r["rows"] == rows and "us" in r]
+    return {r["variant"].removeprefix("micro-attention-"): r["us"] for r in micro}
+
+
+def row_counts(record: dict) -> list[int]:
+    """Numbers of rows in the record, the smallest first."""
+    return sorted({r["rows"] for r in record["results"]})
+
+
 from_story(lambda record: print(record["setup"]))
 
 # %% [markdown]
@@ -138,11 +149,10 @@ print(f"repeated for all {H} heads, written and read again: {(1 + 2 * H // K) * 
 # %%
 def show_micro(record: dict) -> None:
     """Bars of attention alone, one panel for each number of rows."""
-    micro = [r for r in record["results"] if r["variant"].startswith("micro-")]
-    sizes = sorted({r["rows"] for r in micro})
+    sizes = row_counts(record)
     fig, axes = plt.subplots(1, len(sizes), figsize=(5.2 * len(sizes), 3), squeeze=False)
     for ax, rows in zip(axes[0], sizes, strict=True):
-        here = {r["variant"].removeprefix("micro-attention-"): r["us"] for r in micro if r["rows"] == rows}
+        here = alone(record, rows)
         bars = ax.barh(list(here), list(here.values()), color=[SKY if n.startswith("sdpa") else GREEN for n in here])
         ax.bar_label(bars, fmt="{:.1f}", padding=3, fontsize=9)
         ax.set(title=f"{rows} rows", xlabel="µs a call")
@@ -152,7 +162,7 @@ def show_micro(record: dict) -> None:
     fig.tight_layout()
     plt.show()
     for rows in sizes:
-        here = {r["variant"].removeprefix("micro-attention-"): r["us"] for r in micro if r["rows"] == rows}
+        here = alone(record, rows)
         for peer in ("sdpa-repeat", "sdpa-gqa"):
             print(f"{rows:4} rows: ours is {here[peer] / here['cute']:.1f} x as fast as {peer}")
 
@@ -237,10 +247,9 @@ print(f"bound for any attention kernel here: {eager_ms['sdpa'] / eager_ms['atten
 
 # %%
 def show_share(record: dict) -> None:
-    micro = {(r["variant"], r["rows"]): r["us"] for r in record["results"] if r["variant"].startswith("micro-")}
-    for rows in sorted({r["rows"] for r in record["results"]}):
+    for rows in row_counts(record):
         ms = engine_rows(record, rows)["hf-static"]["ms_per_step"]
-        before, after = (qwen.layers * micro[f"micro-attention-{way}", rows] / 1e3 for way in ("sdpa-repeat", "cute"))
+        before, after = (qwen.layers * alone(record, rows)[way] / 1e3 for way in ("sdpa-repeat", "cute"))
         there = ms - before + after
         print(f"{rows:4} rows: step {ms:.2f} ms; attention, one call at a time, {before:.2f} ms, ours {after:.2f} ms")
         if before > ms / 1.05:
@@ -343,12 +352,11 @@ COLORS = {"hf-static": SKY, "hf-static-breaks": VERMILION, "hf-static-operation"
 def show_steps(record: dict) -> None:
     """Attention alone beside the step of each engine."""
     rows = min(r["rows"] for r in record["results"])
-    micro = {r["variant"]: r["us"] for r in record["results"] if r["rows"] == rows and "us" in r}
-    steps = engine_rows(record, rows)
-    alone = {"sdpa-repeat": micro["micro-attention-sdpa-repeat"], "ours": micro["micro-attention-cute"]}
+    us, steps = alone(record, rows), engine_rows(record, rows)
+    kernels = {"sdpa-repeat": us["sdpa-repeat"], "ours": us["cute"]}
     whole = {NAMES[name]: row["ms_per_step"] for name, row in steps.items()}
     fig, axes = plt.subplots(1, 2, figsize=(10, 2.9), width_ratios=(1, 1.5))
-    for ax, values, unit in ((axes[0], alone, "µs a call"), (axes[1], whole, "ms a step")):
+    for ax, values, unit in ((axes[0], kernels, "µs a call"), (axes[1], whole, "ms a step")):
         colors = [SKY, GREEN] if ax is axes[0] else [COLORS[name] for name in steps]
         bars = ax.barh(list(values), list(values.values()), color=colors)
         ax.bar_label(bars, fmt="{:.2f}", padding=3, fontsize=9)
@@ -695,13 +703,12 @@ except Exception as error:
 # %%
 def show_gain(record: dict) -> None:
     """The GPU's work and the time of a step, with sdpa and with the operation."""
-    micro = {(r["variant"], r["rows"]): r["us"] for r in record["results"] if r["variant"].startswith("micro-")}
-    for rows in sorted({r["rows"] for r in record["results"]}):
+    for rows in row_counts(record):
         steps = engine_rows(record, rows)
         before, after = steps["hf-static"], steps["hf-static-operation"]
-        old, new = (micro[f"micro-attention-{way}", rows] for way in ("sdpa-repeat", "cute"))
+        us = alone(record, rows)
         works = [row["ms_per_step"] * row["busy"] for row in (before, after)]
-        print(f"{rows:4} rows: promised {qwen.layers * (old - new) / 1e3:.2f} ms less;", end=" ")
+        print(f"{rows:4} rows: promised {qwen.layers * (us['sdpa-repeat'] - us['cute']) / 1e3:.2f} ms less;", end=" ")
         print(f"the GPU works {works[0]:.2f} ms, then {works[1]:.2f} ms;", end=" ")
         print(f"the step takes {before['ms_per_step']:.2f} ms, then {after['ms_per_step']:.2f} ms")
 
@@ -862,7 +869,7 @@ explorer(draw_crossover, static=[s | usual for s in stories], **controls)
 
 # %%
 def show_training(record: dict) -> None:
-    for size in sorted({r["rows"] for r in record["results"]}):
+    for size in row_counts(record):
         rows = engine_rows(record, size)
         base = rows["hf-static"]
         share = base["rollout_s"] / base["step_s"]

@@ -51,13 +51,14 @@ def seconds(run: Callable[[], object], device: torch.device) -> float:
 
 @contextlib.contextmanager
 def cudnn_attention(allowed: bool = True) -> Iterator[None]:
-    """PyTorch may choose cuDNN's attention, as it may if nobody says otherwise. `find_device` says otherwise, for the
-    whole process; peers are measured with what is faster for them."""
+    """PyTorch may choose cuDNN's attention in here, as it may if nobody says otherwise. `find_device` says otherwise,
+    for the whole process; peers are measured with what is faster for them."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(allowed)
     try:
         yield
     finally:
-        torch.backends.cuda.enable_cudnn_sdp(False)
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,26 @@ def test_a_step_with_coin_flips_has_a_gradient(monkeypatch):
     assert len(norms) == speed.WARMUP + 1 and all(norm > 0 for norm in norms)
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_trl_has_the_attention_that_is_faster_for_its_cache(monkeypatch, before):
+    pytest.importorskip("trl")
+    allowed, enabled = {}, torch.backends.cuda.cudnn_sdp_enabled
+
+    def run_trl(model, task, completions, new_tokens, steps, static):
+        allowed[static] = enabled()
+        return [{"step_s": 2.0, "rollout_s": 1.0}] * steps
+
+    monkeypatch.setattr(peers, "run_trl", run_trl)
+    kept = enabled()
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+        rows = peers.trl_steps("model", None, 8, 6, 3)
+        assert allowed == {False: False, True: True} and enabled() is before
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(kept)
+    assert [(row["variant"], row["update_s"]) for row in rows] == [("trl-default", 1.0), ("trl-static-compiled", 1.0)]
+
+
 def test_an_update_is_timed_beside_what_its_operations_need():
     _setup, [row] = speed.update("tiny", [8], new_tokens=6, repeats=2)
     assert row["rows"] == 8 and row["tokens"] % 8 == 0 and row["tokens"] > 8 * 6
@@ -165,7 +185,10 @@ def test_the_speed_is_that_of_all_draws(monkeypatch):
 
 def test_skewed_answers_are_more_than_are_decoded_at_once(monkeypatch):
     monkeypatch.setattr(decode, "ROUNDS", 2)
+    seeds, seed = [], torch.manual_seed
+    monkeypatch.setattr(torch, "manual_seed", lambda s: seeds.append(s) or seed(s))
     setup, rows = decode.decode("tiny", [8], prompt_tokens=12, new_tokens=40, lengths="skewed", repeats=3)
+    assert set(seeds) == set(range(decode.DRAWS))
     assert setup["lengths"] == "skewed" and rows[-1]["variant"] == "graph" and len(rows) >= 2
     assert setup["rollouts"] == decode.DRAWS
     assert 1 < rows[-1]["tokens_a_row"] < 40 and "floor_ms" not in rows[-1]  # a step has no one size

@@ -48,14 +48,18 @@ def compiled(kernel, capability: int, options: dict, **constants):
 
 
 def needs(program) -> dict[str, int]:
-    """Bytes of shared memory, registers of a thread, and bytes that it spills."""
+    """Bytes of shared memory, registers of a thread, and bytes that it spills; whether it waits for the kernel before
+    it, and so before it first writes (a race that no interpreter shows)."""
     tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(program.asm["cubin"])
         file.flush()
         text = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True).stdout
     registers, spilled = re.search(r"REG:(\d+) STACK:(\d+)", text).groups()
-    return {"shared": program.metadata.shared, "registers": int(registers), "spilled": int(spilled)}
+    ptx = program.asm["ptx"]
+    wait, write = re.search(r"griddepcontrol\.wait", ptx), re.search(r"\b(st\.global|atom|red)\b", ptx)
+    waits = bool(wait and write and wait.start() < write.start())
+    return {"shared": program.metadata.shared, "registers": int(registers), "spilled": int(spilled), "waits": waits}
 
 
 def main(capability: int, rows: int) -> None:

@@ -27,3 +27,4 @@ def test_kernels_compile_and_fit(capability, rows):
     for name, needs in found.items():
         assert needs["shared"] <= SHARED[capability], name
         assert needs["spilled"] <= 128, name  # of the up to 900 bytes of weights that a thread holds
+        assert needs["waits"] == (capability >= 90), name  # a kernel may begin before its turn
