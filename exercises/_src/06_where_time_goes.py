@@ -66,7 +66,7 @@ check.q1(busy_fraction)
 
 # %% [markdown]
 # Your function on a made-up device with two streams, window by window. **Look for** the windows in which the sum of
-# the durations would be above 1.
+# the durations would be above 100 %.
 
 # %%
 if check.q1.passed:
@@ -83,8 +83,8 @@ if check.q1.passed:
     summed = [10 * (ends.clamp(edge, edge + 10) - starts.clamp(edge, edge + 10)).sum().item() for edge in edges]
     axes[1].bar([edge + 5 for edge in edges], busy, width=9, color="#009E73", label="busy: the union")
     axes[1].step([*edges, 100], [*summed, summed[-1]], where="post", color="black", label="sum of durations")
-    axes[1].set(xlabel="time, µs", ylabel="% of the window")
-    axes[1].legend(frameon=False, fontsize=9, ncols=2, loc="lower right")
+    axes[1].set(xlabel="time, µs", ylabel="% of the window", ylim=(0, 1.5 * max(summed)))
+    axes[1].legend(frameon=False, fontsize=9, ncols=2, loc="upper right")
     plt.show()
 
 # %% [markdown] tags=["solution"]
