@@ -194,8 +194,8 @@ def sft(
 ):
     """Make the embedded model again, from scratch on a CPU: a small Qwen2, about 12 minutes on two cores."""
     with user_errors():
-        from rlcourse.sft import SFTConfig
-        from rlcourse.sft import sft as train_from_scratch
+        from rlcourse.course.embedded.sft import SFTConfig
+        from rlcourse.course.embedded.sft import sft as train_from_scratch
 
         loss = train_from_scratch(SFTConfig(worked_steps, uneven_steps, seed=seed), output)
         print(f"Loss {loss:.3f} nats a token. The model is in {output}: `rlcourse eval --model {output}` measures it.")
@@ -242,7 +242,7 @@ def grade(
     """Grade the exercises of a notebook, or of a class. Cells run in a process of their own, with limits, but that is
     no sandbox: put code that you do not trust in a container."""
     with user_errors():
-        from rlcourse.grading.report import run_grade
+        from rlcourse.course.grading.report import run_grade
 
         run_grade(submission, json_file, junit, csv, hidden=hidden, seed=seed, memory_gb=memory)
 
@@ -251,7 +251,7 @@ def grade(
 def lab(port: Annotated[int, typer.Option("--port", help="Port of the server.")] = 8888):
     """Open the course's notebooks in JupyterLab."""
     with user_errors():
-        from rlcourse.lab import lab
+        from rlcourse.course.lab import lab
 
         raise typer.Exit(lab(port))
 
@@ -260,7 +260,7 @@ def lab(port: Annotated[int, typer.Option("--port", help="Port of the server.")]
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False):
     """Say what this machine is, which presets fit it, and what is missing with the command that mends it."""
     with user_errors():
-        from rlcourse import doctor
+        from rlcourse.measure import doctor
 
         facts = doctor.gather()
         doctor.print_json(facts) if as_json else doctor.print_report(facts)
@@ -288,8 +288,8 @@ def print_config(config: TrainConfig) -> None:
 
 def print_memory(config: TrainConfig) -> None:
     """The memory estimate by part and phase."""
-    from rlcourse import memory
-    from rlcourse.machine import format_bytes
+    from rlcourse.measure import memory
+    from rlcourse.measure.machine import format_bytes
 
     device = memory.resolve_device(config)
     shape = memory.model_shape(config.model)

@@ -103,7 +103,7 @@ class RunFolder:
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Write summary.json and curve.png."""
-        from rlcourse.plots import plot_run
+        from rlcourse.measure.plots import plot_run
 
         write_json(self.path / "summary.json", summary)
         plot_run(

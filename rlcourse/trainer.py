@@ -13,6 +13,7 @@ from rlcourse.checkpoint import latest_checkpoint, load_state, random_state, sav
 from rlcourse.config import TrainConfig
 from rlcourse.evaluation import answer_problems, evaluate_test, summarize
 from rlcourse.experience import Experience, PromptOrder, add_advantages, collect
+from rlcourse.measure.profiling import PhaseTimer, peak_memory_bytes
 from rlcourse.policy import (
     ValueHead,
     checkpoint_activations,
@@ -21,7 +22,6 @@ from rlcourse.policy import (
     frozen_copy,
     load_policy,
 )
-from rlcourse.profiling import PhaseTimer, peak_memory_bytes
 from rlcourse.rollout import make_engine
 from rlcourse.runs import RunFolder, open_run
 from rlcourse.tasks import Problem, load_task

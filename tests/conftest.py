@@ -11,7 +11,7 @@ if not torch.cuda.is_available():
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from rlcourse.policy import Policy
-from rlcourse.tokenizer import train_tokenizer
+from rlcourse.tasks.tokenizer import train_tokenizer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # engines and trainer are tested on a GPU where there is one
 TEXTS = ["user\nassistant\n", "Tom has 3 apples and buys 12 more. #### 15", "Anna has 7+8=15 cards left."] * 20

@@ -11,10 +11,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from rlcourse import bench, cli, doctor, evaluation, memory, sft, trainer
+from rlcourse import bench, cli, evaluation, trainer
 from rlcourse.config import ALGORITHMS, TrainConfig, field_type, make_config
+from rlcourse.course.embedded import sft
+from rlcourse.course.embedded.sft import SFTConfig
 from rlcourse.evaluation import Answer
-from rlcourse.sft import SFTConfig
+from rlcourse.measure import doctor, memory
 from rlcourse.tasks import Problem
 
 RESULT = {"accuracy": 0.4, "accuracy_lenient": 0.5, "pass@8": 0.75, "tokens": 20.0}

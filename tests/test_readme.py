@@ -1,12 +1,12 @@
 from pathlib import Path
 
-from rlcourse.dev.readme import fill
+from rlcourse.course.dev.readme import fill
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_tables_are_those_of_the_records():
-    """`python -m rlcourse.dev.readme` makes them."""
+    """`python -m rlcourse.course.dev.readme` makes them."""
     assert fill(README) == README
 
 

@@ -20,7 +20,7 @@ import re
 import matplotlib.pyplot as plt
 import torch
 
-from rlcourse.checks import nb00 as check
+from rlcourse.course.checks import nb00 as check
 
 torch.manual_seed(0)
 print("ready")

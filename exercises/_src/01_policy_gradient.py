@@ -15,7 +15,7 @@
 import matplotlib.pyplot as plt
 import torch
 
-from rlcourse.checks import nb01 as check
+from rlcourse.course.checks import nb01 as check
 
 torch.manual_seed(0)
 print("ready")

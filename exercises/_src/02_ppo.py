@@ -19,7 +19,7 @@
 import matplotlib.pyplot as plt
 import torch
 
-from rlcourse.checks import nb02 as check
+from rlcourse.course.checks import nb02 as check
 
 torch.manual_seed(0)
 print("ready")

@@ -15,7 +15,7 @@
 import matplotlib.pyplot as plt
 import torch
 
-from rlcourse.checks import nb03 as check
+from rlcourse.course.checks import nb03 as check
 
 torch.manual_seed(0)
 BLUE, GREEN, VERMILION, PURPLE = "#0072B2", "#009E73", "#D55E00", "#CC79A7"

@@ -21,8 +21,8 @@
 import matplotlib.pyplot as plt
 import torch
 
-from rlcourse.checks import nb04 as check
-from rlcourse.plots import BLUE, GREEN, VERMILION
+from rlcourse.course.checks import nb04 as check
+from rlcourse.measure.plots import BLUE, GREEN, VERMILION
 
 # %% [markdown]
 # ## q1 · Three aggregations

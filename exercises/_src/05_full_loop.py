@@ -21,8 +21,8 @@
 import matplotlib.pyplot as plt
 import torch
 
-from rlcourse.checks import nb05 as check
-from rlcourse.plots import BLACK, BLUE, ORANGE, VERMILION
+from rlcourse.course.checks import nb05 as check
+from rlcourse.measure.plots import BLACK, BLUE, ORANGE, VERMILION
 
 print("ready")
 
@@ -239,7 +239,7 @@ if check.q4.passed:
 # recorded runs of the lesson, which look like this, and some that it makes up. Any sensible threshold works.
 
 # %%
-from rlcourse.bench.lesson05 import load
+from rlcourse.course.lessons.lesson05 import load
 
 fig, axes = plt.subplots(2, 5, figsize=(15, 5), layout="constrained", sharex=True, sharey="row")
 for column, name in zip(axes.T, ["healthy", "format", "collapse", "truncation", "still"], strict=True):

@@ -16,7 +16,7 @@
 import matplotlib.pyplot as plt
 import torch
 
-from rlcourse.checks import nb06 as check
+from rlcourse.course.checks import nb06 as check
 
 torch.manual_seed(0)
 print("ready")

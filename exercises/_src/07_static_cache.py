@@ -18,7 +18,7 @@ import time
 import matplotlib.pyplot as plt
 import torch
 
-from rlcourse.checks import nb07 as check
+from rlcourse.course.checks import nb07 as check
 
 torch.manual_seed(0)
 print("ready")

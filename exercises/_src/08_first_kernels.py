@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import matplotlib.pyplot as plt
 import torch
 
-from rlcourse.checks import nb08 as check
+from rlcourse.course.checks import nb08 as check
 from rlcourse.kernels.dsl import Float32, cute, range_constexpr
 from rlcourse.kernels.toolchain import Argument, simulate
 

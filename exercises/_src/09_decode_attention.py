@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import matplotlib.pyplot as plt
 import torch
 
-from rlcourse.checks import nb09 as check
+from rlcourse.course.checks import nb09 as check
 from rlcourse.kernels.arguments import Argument
 from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_constexpr
 

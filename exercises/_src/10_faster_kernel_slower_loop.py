@@ -16,7 +16,7 @@
 import matplotlib.pyplot as plt
 import torch
 
-from rlcourse.checks import nb10 as check
+from rlcourse.course.checks import nb10 as check
 
 torch.manual_seed(0)
 print("ready")
@@ -375,7 +375,7 @@ check.q5(diagnose)
 
 # %%
 if check.q5.passed:
-    from rlcourse.records import load_record, provenance
+    from rlcourse.measure.records import load_record, provenance
 
     VERDICTS = ("nothing", "in pieces", "waits for the host", "too many kernels", "slow kernels")
     COLUMNS = ("ms_per_step", "floor_ms", "busy", "kernels_a_step", "launches_a_step")

@@ -33,7 +33,7 @@ import torch
 from IPython.display import Markdown, display
 
 from rlcourse.course import pick
-from rlcourse.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
+from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 
 torch.manual_seed(0)
 print("problems asked below:", pick(smoke=80, full=1000))
@@ -45,8 +45,8 @@ print("problems asked below:", pick(smoke=80, full=1000))
 # machine, then each thing looked for. Only what is marked *required* is needed for the course on a CPU.
 
 # %%
-from rlcourse.doctor import gather
-from rlcourse.machine import format_bytes
+from rlcourse.measure.doctor import gather
+from rlcourse.measure.machine import format_bytes
 
 facts = gather()
 this = facts["machine"]
@@ -111,7 +111,7 @@ plt.show()
 # become advantages.
 
 # %%
-from rlcourse.dev.headers import COURSE
+from rlcourse.course.dev.headers import COURSE
 
 lines = ["| | lesson | difficulty | what you hold at the end |", "| --- | --- | --- | --- |"]
 for name, lesson in COURSE.items():
@@ -548,11 +548,12 @@ plt.show()
 # samples.
 #
 # Finally the record: full runs of the same preset with three seeds, made with
-# `python -m rlcourse.bench.curves dr_grpo`. The line is the mean, the band reaches from the worst seed to the best.
+# `python -m rlcourse.course.lessons.curves dr_grpo`. The line is the mean, the band reaches from the worst seed to the
+# best.
 
 # %%
+from rlcourse.measure.plots import LABELS, seed_band
 from rlcourse.paths import data_folder
-from rlcourse.plots import LABELS, seed_band
 from rlcourse.runs import read_json
 
 record = read_json(data_folder() / "curves" / "dr_grpo.json")

@@ -30,7 +30,7 @@ from IPython.display import Markdown, display
 from rlcourse.config import make_config
 from rlcourse.course import pick
 from rlcourse.evaluation import load_all
-from rlcourse.plots import BLACK, BLUE, GREEN, LABELS, ORANGE, PURPLE, SKY, STYLES, VERMILION
+from rlcourse.measure.plots import BLACK, BLUE, GREEN, LABELS, ORANGE, PURPLE, SKY, STYLES, VERMILION
 
 config = make_config("laptop")
 policy, engine, task = load_all(config)
@@ -390,7 +390,7 @@ for step in range(81):  # gradient ascent on the exact J
         print(f"after {step:2} exact gradient steps J = {J.item():.3f}")
 
 # %%
-from rlcourse.widgets import explorer
+from rlcourse.course.widgets import explorer
 
 
 def draw(ax, offset: float, training: int) -> None:
@@ -682,8 +682,8 @@ plt.show()
 # (1, 2) again, with a baseline. **Look for** the gap between bands.
 
 # %%
+from rlcourse.measure.plots import seed_band
 from rlcourse.paths import data_folder
-from rlcourse.plots import seed_band
 from rlcourse.runs import read_json
 
 record = read_json(data_folder() / "curves" / "lesson01_offset.json")

@@ -31,7 +31,7 @@ from torch import nn
 from rlcourse.config import make_config
 from rlcourse.course import pick
 from rlcourse.evaluation import load_all
-from rlcourse.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
+from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 
 plt.rcParams["figure.dpi"] = 72  # many figures in a small file
 config = make_config("laptop", algorithm="ppo")
@@ -72,7 +72,7 @@ print(token_rewards(torch.tensor([1.0, 0.0, 1.0]), mask))
 # %%
 from rlcourse.experience import PromptOrder, collect
 from rlcourse.logprobs import token_logprobs
-from rlcourse.profiling import PhaseTimer
+from rlcourse.measure.profiling import PhaseTimer
 
 torch.manual_seed(0)
 order, timer = PromptOrder(task.problems("train"), seed=0), PhaseTimer(policy.device)
@@ -364,7 +364,7 @@ plt.show()
 # far the credit travels back from the end.
 
 # %%
-from rlcourse.widgets import explorer
+from rlcourse.course.widgets import explorer
 
 words, row_values = along(batch, hidden, rows[1])
 row_mask = torch.ones(1, len(words), dtype=torch.bool)
@@ -844,8 +844,8 @@ plt.show()
 # batch as baseline. **Look for** what the critic buys.
 
 # %%
+from rlcourse.measure.plots import LABELS, STYLES, seed_band
 from rlcourse.paths import data_folder
-from rlcourse.plots import LABELS, STYLES, seed_band
 from rlcourse.runs import read_json
 
 
@@ -890,7 +890,7 @@ plt.show()
 # **Look for** bands that do not touch.
 
 # %%
-from rlcourse.bench.lesson02 import VARIANTS, load
+from rlcourse.course.lessons.lesson02 import VARIANTS, load
 
 records = {name: load(name) for name in VARIANTS}
 LOOK = {"all": (BLUE, "-", "o"), "no_clip": (VERMILION, "--", "s"), "no_critic": (GREEN, "-.", "^")}
@@ -908,7 +908,7 @@ axes[0].set_ylabel("greedy, % right")
 plt.show()
 first = records["all"]
 print(f"8 prompts x 8 answers, bands from worst to best of {len(first['seeds'])} seeds", end="; ")
-print(f"recorded on {first['device']}, {first['date']}: `python -m rlcourse.bench.lesson02`")
+print(f"recorded on {first['device']}, {first['date']}: `python -m rlcourse.course.lessons.lesson02`")
 
 # %%
 finals = {}

@@ -29,12 +29,12 @@ import matplotlib.pyplot as plt
 import torch
 from IPython.display import Markdown, display
 
-from rlcourse.bench import lesson03, lesson04
 from rlcourse.config import make_config
 from rlcourse.course import pick
+from rlcourse.course.lessons import lesson03, lesson04
+from rlcourse.course.widgets import explorer
 from rlcourse.evaluation import load_all
-from rlcourse.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, STYLES, VERMILION
-from rlcourse.widgets import explorer
+from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, STYLES, VERMILION
 
 plt.rcParams["figure.dpi"] = 80
 config = make_config(algorithm="grpo", num_prompts=pick(4, 16), micro_batch_rows=32)
@@ -57,8 +57,8 @@ print(f" x {config.num_generations} answers, advantage {config.advantage}, aggre
 
 # %%
 from rlcourse.experience import PromptOrder, add_advantages, collect, trim
+from rlcourse.measure.profiling import PhaseTimer
 from rlcourse.policy import ValueHead
-from rlcourse.profiling import PhaseTimer
 from rlcourse.update import Update
 
 torch.manual_seed(0)
@@ -185,7 +185,7 @@ assert abs(bytes_each - 16) < 0.1
 # the policy.
 
 # %%
-from rlcourse.memory import QWEN25, parameters
+from rlcourse.measure.memory import QWEN25, parameters
 
 fig, ax = plt.subplots(figsize=(8, 3))
 names = [name.split("/")[1] for name in QWEN25]
@@ -750,7 +750,7 @@ axes[1].set(xlabel="training step", ylabel="groups without signal, %", ylim=(0, 
 axes[0].legend(frameon=False, loc="lower right", fontsize=9, ncols=2, title="mean of 3 seeds, band: range")
 plt.show()
 record = lesson03.load("16x8")
-print(f"recorded on {record['device']}, {record['date']}, with `python -m rlcourse.bench.lesson03`")
+print(f"recorded on {record['device']}, {record['date']}, with `python -m rlcourse.course.lessons.lesson03`")
 
 # %%
 lines = ["| prompts x answers | at step 10 | step 20 | step 30 | step 40 | gradient norm, first steps | tokens |",
@@ -792,8 +792,8 @@ print("evaluations at which the ranges of 32x4, 16x8 and 8x16 do not all overlap
 # A short run of GRPO with the trainer of the package, at its default settings. It is one run.
 
 # %%
+from rlcourse.measure.plots import seed_band
 from rlcourse.paths import data_folder
-from rlcourse.plots import seed_band
 from rlcourse.runs import read_json, read_lines
 from rlcourse.trainer import train
 

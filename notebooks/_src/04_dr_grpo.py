@@ -23,12 +23,12 @@ import torch
 from IPython.display import Markdown
 
 from rlcourse import advantages as adv
-from rlcourse.bench import lesson04
 from rlcourse.config import ALGORITHMS, TrainConfig, make_config
 from rlcourse.course import pick
+from rlcourse.course.lessons import lesson04
+from rlcourse.course.widgets import explorer
 from rlcourse.losses import aggregate, importance_ratio, token_loss
-from rlcourse.plots import BLACK, BLUE, GREEN, LABELS, ORANGE, PURPLE, SKY, STYLES, VERMILION
-from rlcourse.widgets import explorer
+from rlcourse.measure.plots import BLACK, BLUE, GREEN, LABELS, ORANGE, PURPLE, SKY, STYLES, VERMILION
 
 torch.manual_seed(0)
 plt.rcParams["figure.dpi"] = 70
@@ -765,7 +765,7 @@ Markdown(head + "\n".join(table_row(name) for name in ALGORITHMS))
 import copy
 
 from rlcourse.experience import add_advantages, collect
-from rlcourse.profiling import PhaseTimer
+from rlcourse.measure.profiling import PhaseTimer
 
 FAMILY = [name for name in ALGORITHMS if name != "ppo"]
 torch.manual_seed(0)
@@ -843,8 +843,8 @@ plt.show()
 import tempfile
 from pathlib import Path
 
+from rlcourse.measure.plots import seed_band
 from rlcourse.paths import data_folder
-from rlcourse.plots import seed_band
 from rlcourse.runs import read_json, read_lines
 from rlcourse.trainer import train
 

@@ -32,7 +32,7 @@ from IPython.display import Markdown, display
 
 from rlcourse.config import make_config
 from rlcourse.course import pick
-from rlcourse.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
+from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 
 plt.rcParams["figure.dpi"] = 72
 SCRATCH = Path(tempfile.mkdtemp())  # runs of this notebook go here
@@ -385,7 +385,7 @@ plt.show()
 # least to greatest), and the run above in black.
 
 # %%
-from rlcourse.bench.lesson05 import load
+from rlcourse.course.lessons.lesson05 import load
 
 
 def by_seed(record, key):
@@ -555,7 +555,7 @@ assert abs(inside - 0.95) < 0.015
 # exceeds 1.96 in 2.5 % and 0.84 in 20 % of cases. Drag the sliders: bell curves that overlap cannot be told apart.
 
 # %%
-from rlcourse.widgets import explorer
+from rlcourse.course.widgets import explorer
 
 
 def two_models(ax, accuracy=0.85, better=0.02, problems=1000):
@@ -693,7 +693,7 @@ display(Markdown(head + "\n".join(test_row(name, record) for name, record in wor
 # Each changes **one** setting of the healthy run. Three seeds each, recorded.
 
 # %%
-from rlcourse.bench.lesson05 import RUNS
+from rlcourse.course.lessons.lesson05 import RUNS
 
 FAILURES = ["format", "collapse", "truncation", "still"]
 runs = {name: load(name) for name in ["healthy", *FAILURES, "half_format"]}
@@ -894,7 +894,7 @@ display(Markdown("\n".join(table)))
 # --dry-run` prints it, and `rlcourse doctor` compares it with the machine.
 
 # %%
-from rlcourse import memory
+from rlcourse.measure import memory
 
 shape = memory.model_shape("Qwen/Qwen2.5-0.5B-Instruct")
 estimates = {card: memory.estimate(config, shape, "cuda") for card, config in configs.items()}
@@ -937,7 +937,7 @@ else:
 # results. `trl-*` is the trainer of TRL on the same step, with the two caches of `generate`.
 
 # %%
-from rlcourse.records import load_record, record_markdown
+from rlcourse.measure.records import load_record, record_markdown
 
 record = load_record("step", "NVIDIA H200")
 columns = ["variant", "rows", "step_s", "rollout_s", "update_s", "peak_memory_bytes", "mismatch_mean", "mismatch_max"]

@@ -38,8 +38,8 @@ from IPython.display import Markdown, display
 from rlcourse.config import make_config
 from rlcourse.course import pick
 from rlcourse.evaluation import load_all
-from rlcourse.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, draw_roofline
-from rlcourse.records import load_record, provenance, record_markdown
+from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, draw_roofline
+from rlcourse.measure.records import load_record, provenance, record_markdown
 
 cpu = torch.device("cpu")
 config = make_config("laptop", device="cpu", num_prompts=pick(4, 16), micro_batch_rows=64)
@@ -58,7 +58,7 @@ print(f"{config.rows} answers a step, {torch.get_num_threads()} thread(s)")
 
 # %%
 from rlcourse.experience import PromptOrder, add_advantages, collect
-from rlcourse.profiling import PhaseTimer
+from rlcourse.measure.profiling import PhaseTimer
 from rlcourse.update import Update
 
 timer = PhaseTimer(cpu)
@@ -227,11 +227,11 @@ from_record("step", predict)
 # ## 2 · The profiler
 #
 # Phases say where. A *profiler* says what. It notes every operator that PyTorch runs, with start and duration.
-# `rlcourse.profiling.profile` runs a function, times it **without** the profiler, then looks at it **with** the
+# `rlcourse.measure.profiling.profile` runs a function, times it **without** the profiler, then looks at it **with** the
 # profiler: noting things down takes time as well.
 
 # %%
-from rlcourse.profiling import profile
+from rlcourse.measure.profiling import profile
 
 prompts = [policy.prompt(problem.question) for problem in order.take(config.num_prompts)]
 short = pick(4, 12)
@@ -380,7 +380,7 @@ for start, stop in sorted(spans):
 print(f"sum {sum(b - a for a, b in spans):.1f} µs, union {total:.1f} µs: in a window of 12 µs busy {total / 12:.0%}")
 
 # %%
-from rlcourse.profiling import covered
+from rlcourse.measure.profiling import covered
 
 assert covered(spans) == total
 fig, ax = plt.subplots(figsize=(8, 2.2))
@@ -410,7 +410,7 @@ from_record("decode", lambda record: None, columns)
 # call it the *floor*. First the bytes, by hand, from nothing but the config.
 
 # %%
-from rlcourse.memory import model_shape, parameters
+from rlcourse.measure.memory import model_shape, parameters
 
 small, qwen = model_shape("embedded"), model_shape("Qwen/Qwen2.5-0.5B")
 for key, value in dataclasses.asdict(small).items():
@@ -444,10 +444,10 @@ for name, shape in (("embedded", small), ("Qwen2.5-0.5B", qwen)):
 # - The **cache**: keys and values of $c$ tokens read and of one written, in each layer and row:
 #   $B\,(c + 1) \times \text{layers} \times 2 \times \text{kv heads} \times \text{head size}$ numbers.
 #
-# `rlcourse.roofline.decode_step` counts the same, and the operations.
+# `rlcourse.measure.roofline.decode_step` counts the same, and the operations.
 
 # %%
-from rlcourse.roofline import decode_step
+from rlcourse.measure.roofline import decode_step
 
 lines = [
     "| model, rows, tokens a row | layers | head | cache | sum | our count |",
@@ -476,7 +476,7 @@ display(Markdown("\n".join(lines) + "\n\nin MB"))
 # written. And multiply two large matrices to see how many operations a second there are.
 
 # %%
-from rlcourse.roofline import measure_machine, median_seconds
+from rlcourse.measure.roofline import measure_machine, median_seconds
 
 machine = measure_machine(cpu)
 print(f"copy {machine.bytes_per_s / 1e9:.1f} GB/s", end=", ")
@@ -598,8 +598,8 @@ assert measured[last] / measured[first] < 0.9 * last / first  # rows share the p
 # overtakes the weights; how far a larger model moves that point; and that bandwidth scales everything alike.
 
 # %%
-from rlcourse.memory import QWEN25
-from rlcourse.widgets import explorer
+from rlcourse.course.widgets import explorer
+from rlcourse.measure.memory import QWEN25
 
 SHAPES = {name.split("/")[1]: shape for name, shape in QWEN25.items()} | {"embedded": small}
 
@@ -682,7 +682,7 @@ plt.show()
 # of which train. **Look for** two ways to go up: to the right along the roof, and straight up to it.
 
 # %%
-from rlcourse import roofline
+from rlcourse.measure import roofline
 
 rollout = experience.rollout
 length = (rollout.prompt_mask.sum(1) + rollout.lengths).float().mean().item()  # real tokens, padding left out
@@ -826,7 +826,7 @@ assert decode[-1] / prefill[-1] > 1.5
 # of its allocator. **Look for** what rises within the update, and what is given back.
 
 # %%
-from rlcourse.profiling import MemoryTimeline
+from rlcourse.measure.profiling import MemoryTimeline
 
 with contextlib.suppress(AttributeError, TypeError):  # Linux: the C library gives back what it keeps of earlier steps
     ctypes.CDLL(None).malloc_trim(0)
@@ -867,7 +867,7 @@ plt.show()
 # every row at its longest, so it is an upper bound.
 
 # %%
-from rlcourse.memory import activation_bytes, estimate
+from rlcourse.measure.memory import activation_bytes, estimate
 
 bound = estimate(config, small, "cpu")
 WHAT = {

@@ -29,8 +29,8 @@ from IPython.display import Markdown, display
 from transformers.utils import logging as transformers_logging
 
 from rlcourse.course import pick
-from rlcourse.memory import model_shape
-from rlcourse.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
+from rlcourse.measure.memory import model_shape
+from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 from rlcourse.policy import load_policy
 from rlcourse.rollout import make_engine
 from rlcourse.rollout.hf import HFEngine
@@ -724,7 +724,7 @@ else:
 # falls much less, and what that does to the busy share.
 
 # %%
-from rlcourse.records import load_record, provenance, record_markdown
+from rlcourse.measure.records import load_record, provenance, record_markdown
 
 
 def recorded(name: str, command: str, columns: list[str], folder=None) -> dict:
@@ -876,7 +876,7 @@ for row in skewed["results"]:
 # when it ends.
 
 # %%
-from rlcourse.roofline import decode_step, measure_machine
+from rlcourse.measure.roofline import decode_step, measure_machine
 
 machine = measure_machine(torch.device("cpu"))
 
@@ -971,7 +971,7 @@ else:
 # all?
 
 # %%
-from rlcourse.widgets import explorer
+from rlcourse.course.widgets import explorer
 
 
 def draw_step(ax, rows: int, launches: int, host_us: float, gb_per_s: int) -> None:

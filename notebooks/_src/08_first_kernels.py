@@ -38,8 +38,8 @@ from rlcourse.course import pick
 from rlcourse.kernels import dsl
 from rlcourse.kernels.dsl import Float32, Int32, const_expr, cute, cutlass, range_constexpr
 from rlcourse.kernels.toolchain import Argument, compiled, simulate
-from rlcourse.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
-from rlcourse.records import format_cell, load_record, provenance, record_markdown
+from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
+from rlcourse.measure.records import format_cell, load_record, provenance, record_markdown
 
 torch.manual_seed(0)
 print("CuTe DSL is here" if dsl.INSTALLED else "CuTe DSL is missing: see the lines above", end="; ")
@@ -792,7 +792,7 @@ print(f"{len(traffic.rows)} operators, {eager_bytes:,} bytes, {eager_bytes / x.n
 # layer. The interpreter counts what its threads asked for.
 
 # %%
-from rlcourse.kernels.rms_norm import RMSNorm, add_rms_norm_reference, rms_norm
+from rlcourse.course.kernels.rms_norm import RMSNorm, add_rms_norm_reference, rms_norm
 
 y, stream = torch.empty_like(x), residual.clone()
 report = run(RMSNorm(H, "bfloat16", add=True), x, stream, weight, y)
@@ -821,7 +821,7 @@ print(f"eager moves {eager_bytes / fused_bytes:.1f} x as much")
 # bytes of $u$ that belong to them. The body of the package's kernel:
 
 # %%
-from rlcourse.kernels.swiglu import Swiglu, swiglu
+from rlcourse.course.kernels.swiglu import Swiglu, swiglu
 
 source = inspect.getsource(Swiglu)
 print(inspect.cleandoc(source[source.index("        index = block") :]))
@@ -863,8 +863,8 @@ print({name: k for name, k in report.instructions.items() if name.split(".")[0] 
 # ridge is measured here, on this machine's processor.
 
 # %%
-from rlcourse.plots import draw_roofline
-from rlcourse.roofline import Work, measure_machine, median_seconds
+from rlcourse.measure.plots import draw_roofline
+from rlcourse.measure.roofline import Work, measure_machine, median_seconds
 
 cpu = torch.device("cpu")
 machine = measure_machine(cpu, repeats=pick(3, 7))
@@ -971,7 +971,7 @@ for registers in (16, 32, 64, 128, 255):
 # **Look for** how the third picture, with half the warps or less, still reaches the roof.
 
 # %%
-from rlcourse.widgets import explorer
+from rlcourse.course.widgets import explorer
 
 A_SM = 4.8e12 / 132 / 1e9  # bytes a nanosecond
 

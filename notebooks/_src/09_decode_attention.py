@@ -34,16 +34,18 @@ from IPython.display import Markdown, display
 from matplotlib.patches import Rectangle
 
 from rlcourse.course import pick
-from rlcourse.kernels import decode_attention, decode_common, decode_new_token, decode_simple
+from rlcourse.course.kernels import decode_simple
+from rlcourse.course.kernels.decode_simple import SimpleDecode
+from rlcourse.course.kernels.decode_split import SplitDecode
+from rlcourse.kernels import decode_attention, decode_common, decode_new_token
 from rlcourse.kernels.arguments import Argument
 from rlcourse.kernels.decode_attention import DecodeAttention
-from rlcourse.kernels.decode_simple import SimpleDecode, decode_attention_reference
-from rlcourse.kernels.decode_split import SplitDecode
+from rlcourse.kernels.decode_common import decode_attention_reference
 from rlcourse.kernels.dsl import Float32, Int32, cute, range_constexpr
 from rlcourse.kernels.toolchain import compiled, interpreted, simulate
-from rlcourse.memory import model_shape
-from rlcourse.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, draw_roofline
-from rlcourse.roofline import Machine, Work, decode_step
+from rlcourse.measure.memory import model_shape
+from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, draw_roofline
+from rlcourse.measure.roofline import Machine, Work, decode_step
 
 GREY = "#dddddd"
 torch.manual_seed(0)
@@ -361,8 +363,8 @@ for name, gpu in GPUS.items():
 #
 # ## 5 · Step 1: the simple kernel
 #
-# `rlcourse/kernels/decode_simple.py`: one CTA of 128 threads a pair, on CUDA cores. We read it in pieces. What is shown
-# is cut out of the file as it is.
+# `rlcourse/course/kernels/decode_simple.py`: one CTA of 128 threads a pair, on CUDA cores. We read it in pieces. What
+# is shown is cut out of the file as it is.
 
 
 # %%
@@ -989,7 +991,7 @@ plt.show()
 # second.
 
 # %%
-from rlcourse.records import load_record, provenance
+from rlcourse.measure.records import load_record, provenance
 
 try:
     record = load_record("cute", "NVIDIA H200")
@@ -1083,7 +1085,7 @@ else:
 # then 300 rows.
 
 # %%
-from rlcourse.widgets import explorer
+from rlcourse.course.widgets import explorer
 
 
 def launch_us(gpu: GPU, rows: int, tokens: int, splits: int) -> tuple[float, int, int]:

@@ -37,13 +37,14 @@ from IPython.display import Markdown, display
 from transformers.utils import logging as transformers_logging
 
 from rlcourse.course import pick
-from rlcourse.memory import model_shape
-from rlcourse.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
+from rlcourse.course.lessons import generate_attention as attention
+from rlcourse.measure.memory import model_shape
+from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
+from rlcourse.measure.records import load_record, provenance, record_markdown
+from rlcourse.measure.roofline import decode_step
 from rlcourse.policy import load_policy
-from rlcourse.records import load_record, provenance, record_markdown
-from rlcourse.rollout import attention, make_engine
+from rlcourse.rollout import make_engine
 from rlcourse.rollout.hf import HFEngine
-from rlcourse.roofline import decode_step
 from rlcourse.sampling import GREEDY, Sampling
 from rlcourse.tasks import load_task
 
@@ -99,11 +100,11 @@ from_story(lambda record: print(record["setup"]))
 # **Look for** which of the two columns tells the kernels apart.
 
 # %%
+from rlcourse.course.kernels.decode_simple import SimpleDecode
+from rlcourse.course.kernels.decode_split import SplitDecode
 from rlcourse.kernels import dsl
 from rlcourse.kernels.decode_attention import DecodeAttention
-from rlcourse.kernels.decode_common import workspace_arguments
-from rlcourse.kernels.decode_simple import SimpleDecode, decode_attention_reference
-from rlcourse.kernels.decode_split import SplitDecode
+from rlcourse.kernels.decode_common import decode_attention_reference, workspace_arguments
 from rlcourse.kernels.toolchain import simulate
 
 torch.manual_seed(0)
@@ -268,8 +269,8 @@ from_story(show_share)
 # ## 2 · Put it in
 #
 # transformers calls attention by name. A function is registered under a name, the model is told the name, and that is
-# all. `rlcourse/rollout/attention.py` does it: for one query token a row it turns the mask into a first and a last
-# slot, and calls the kernel; for a prompt it leaves everything to `sdpa`. It does so in two ways,
+# all. `rlcourse/course/lessons/generate_attention.py` does it: for one query token a row it turns the mask into a first
+# and a last slot, and calls the kernel; for a prompt it leaves everything to `sdpa`. It does so in two ways,
 #
 # - `rlcourse-breaks`: the kernel behind a function that Dynamo may not look into. That is what a launcher written in C,
 #   or a compiler of its own such as CuTe DSL's, looks like to Dynamo;
@@ -826,7 +827,7 @@ from_story(show_ladder)
 # when the kernel becomes ten times as fast? And when a piece becomes cheaper?
 
 # %%
-from rlcourse.widgets import explorer
+from rlcourse.course.widgets import explorer
 
 
 def draw_crossover(ax, share: float, faster: float, pieces: int, piece_us: float, base: float = 3.0) -> None:

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from rlcourse.config import TrainConfig
-from rlcourse.records import device_name, format_cell, write_record
+from rlcourse.measure.records import device_name, format_cell, write_record
 
 BENCHMARKS = ("decode", "kernels", "cute", "story", "rollout", "step", "update", "mismatch", "logprobs")
 WIDEST_SPREAD = 0.2  # a measurement whose interquartile range is a larger share of its median is not recorded

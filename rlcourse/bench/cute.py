@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlcourse.bench.kernels import _error, _graph_seconds
-from rlcourse.roofline import measure_machine
+from rlcourse.measure.roofline import measure_machine
 
 Rows = list[dict[str, Any]]
 HEADS, KV_HEADS, HEAD_SIZE, HIDDEN, INNER, VOCABULARY = 14, 2, 64, 896, 4864, 151936  # Qwen2.5-0.5B
@@ -96,7 +96,7 @@ def three(eager: Callable, ours: Callable) -> dict[str, Callable]:
 
 def norm(rows: int = 16384) -> Case:
     """The residual and RMSNorm: both are read, and both results written."""
-    from rlcourse.kernels.rms_norm import add_rms_norm, add_rms_norm_reference
+    from rlcourse.course.kernels.rms_norm import add_rms_norm, add_rms_norm_reference
 
     def eager(x: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
         residual += x
@@ -115,7 +115,7 @@ def norm(rows: int = 16384) -> Case:
 
 def gate(rows: int = 16384) -> Case:
     """silu(gate) * up of one packed projection."""
-    from rlcourse.kernels.swiglu import swiglu, swiglu_reference
+    from rlcourse.course.kernels.swiglu import swiglu, swiglu_reference
 
     def eager(gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, -1)
@@ -130,10 +130,10 @@ def gate(rows: int = 16384) -> Case:
 
 def attention(rows: int, slots: int, used: int) -> Case:
     """One query token a row over `used` of `slots` slots, for all rows alike."""
-    from rlcourse.kernels.decode_common import workspace_arguments
+    from rlcourse.course.kernels.decode_simple import SimpleDecode
+    from rlcourse.course.kernels.decode_split import SplitDecode
+    from rlcourse.kernels.decode_common import decode_attention_reference, workspace_arguments
     from rlcourse.kernels.decode_ops import attend, decode_attention
-    from rlcourse.kernels.decode_simple import SimpleDecode, decode_attention_reference
-    from rlcourse.kernels.decode_split import SplitDecode
     from rlcourse.kernels.toolchain import launch
 
     processors = torch.cuda.get_device_properties("cuda").multi_processor_count
@@ -240,7 +240,7 @@ def fused_attention(rows: int, slots: int, used: int) -> Case:
 
 def sampling(rows: int) -> Case:
     """A token of the softmax over the whole vocabulary, and its log-prob, which is what is compared with float32."""
-    from rlcourse.kernels.sampler import sample
+    from rlcourse.course.kernels.sampler import sample
 
     seed, counter = torch.tensor([7], device="cuda"), torch.arange(rows, device="cuda")
     last: list[Tensor] = []  # the tokens of the latest call

@@ -11,13 +11,13 @@ import torch
 from rlcourse.bench import measure, median_and_spread, seconds
 from rlcourse.bench.models import write_random_model
 from rlcourse.bench.peers import vllm_decode
-from rlcourse.memory import ModelShape
+from rlcourse.measure.memory import ModelShape
+from rlcourse.measure.profiling import Profile, profile
+from rlcourse.measure.roofline import Machine, decode_step, measure_machine
 from rlcourse.policy import Policy, load_policy
-from rlcourse.profiling import Profile, profile
 from rlcourse.rollout import RolloutEngine, make_engine
 from rlcourse.rollout.fused import cute_wins
 from rlcourse.rollout.hf import HFEngine
-from rlcourse.roofline import Machine, decode_step, measure_machine
 from rlcourse.sampling import Sampling
 from rlcourse.tasks import load_task
 

@@ -7,7 +7,7 @@ import torch
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from rlcourse.tasks import Task
-from rlcourse.tokenizer import train_tokenizer
+from rlcourse.tasks.tokenizer import train_tokenizer
 
 # The config.json of each model on the hub, https://huggingface.co/Qwen
 SHAPES = {

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from rlcourse import roofline
 from rlcourse.bench import measure, median_and_spread, seconds
 from rlcourse.bench.models import write_random_model
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.experience import Experience, PromptOrder, add_advantages, collect
-from rlcourse.memory import ModelShape
+from rlcourse.measure import roofline
+from rlcourse.measure.memory import ModelShape
 from rlcourse.policy import find_device, load_policy
 from rlcourse.rollout import make_engine
 from rlcourse.runs import open_run

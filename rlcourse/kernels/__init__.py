@@ -15,7 +15,8 @@ class KernelError(RuntimeError):
     """A kernel cannot run here, or not on these tensors. The message says why, and what to do."""
 
 
-def examples() -> list:
-    """Every kernel of this folder at the shapes of real models: the EXAMPLES of its modules."""
-    modules = [importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
+def examples(package: str = __name__) -> list:
+    """Every kernel of a package (this folder) at the shapes of real models: the EXAMPLES of its modules."""
+    folder = importlib.import_module(package).__path__
+    modules = [importlib.import_module(f"{package}.{module.name}") for module in pkgutil.iter_modules(folder)]
     return [kernel for module in modules for kernel in getattr(module, "EXAMPLES", ())]

@@ -11,6 +11,9 @@ Names: B rows, H query heads, K key-value heads, G = H / K query heads that shar
 
 import math
 
+import torch
+from torch import Tensor
+
 from rlcourse.kernels import KernelError
 from rlcourse.kernels.arguments import Argument
 from rlcourse.kernels.dsl import Float32, Int32, const_expr, cute, cutlass, range_constexpr
@@ -18,6 +21,30 @@ from rlcourse.kernels.dsl import Float32, Int32, const_expr, cute, cutlass, rang
 LOG2_E = math.log2(math.e)
 LOWEST = -1e30  # a running maximum begins here and not at -inf, since -inf - -inf is nan
 MOST_HEADS = 8  # query heads of a key-value head
+
+
+def decode_attention_reference(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, position: Tensor, start: Tensor | None = None
+) -> Tensor:
+    """Attention of one query token a row over slots start..position of its cache, scores times D ** -0.5.
+
+    q [B, H, D]; k_cache, v_cache [B, K, S, D]; position int64 [1], the same slot for all rows, or [B]; start int64 [B]
+    or None for 0. Returns [B, H, D] in q's dtype, computed in float32. Zeros for a row with no slots (start > position)
+    and for an idle one (position outside the cache).
+    """
+    slots = torch.arange(k_cache.shape[2], device=q.device)
+    position = position.expand(len(q))[:, None]
+    seen = (slots <= position) & (position < len(slots))
+    if start is not None:
+        seen &= slots >= start[:, None]
+    group = q.shape[1] // k_cache.shape[1]
+    keys, values = (
+        torch.where(seen[:, None, :, None], cache.float(), 0.0).repeat_interleave(group, dim=1)
+        for cache in (k_cache, v_cache)
+    )
+    scores = torch.einsum("bhd,bhsd->bhs", q.float(), keys) * q.shape[-1] ** -0.5
+    weights = scores.masked_fill(~seen[:, None], float("-inf")).softmax(-1).nan_to_num(0.0)
+    return torch.einsum("bhs,bhsd->bhd", weights, values).to(q.dtype)
 
 
 def check_shape(kernel) -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlcourse.kernels.decode_simple import decode_attention_reference
+from rlcourse.kernels.decode_common import decode_attention_reference
 from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_constexpr
 
 

@@ -15,6 +15,7 @@ A kernel is an object of a frozen dataclass. Its fields are constants of the com
 import contextlib
 import functools
 import hashlib
+import inspect
 import json
 import os
 import platform
@@ -208,7 +209,7 @@ def _gpu_arch() -> str:
 
 
 def _is_ours(kernel) -> bool:
-    return type(kernel).__module__.startswith("rlcourse.kernels.")
+    return type(kernel).__module__.startswith(("rlcourse.kernels.", "rlcourse.course.kernels."))
 
 
 def _name(kernel) -> str:
@@ -228,8 +229,10 @@ _temporary = []  # folders that go away when the process ends
 
 
 @functools.cache
-def _source() -> bytes:
-    return b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+def _source(folder: Path) -> bytes:
+    """The source of this folder and of the one in which a kernel stands: what a compiled kernel depends on."""
+    folders = sorted({Path(__file__).parent, folder})
+    return b"".join(path.read_bytes() for folder in folders for path in sorted(folder.glob("*.py")))
 
 
 def _fingerprint(kernel, arch: str) -> str:
@@ -237,4 +240,5 @@ def _fingerprint(kernel, arch: str) -> str:
 
     versions = f"{dsl.cutlass.__version__} {tvm_ffi.__version__} {platform.machine()}"
     text = f"{type(kernel).__module__} {kernel!r} {arch} {versions}"
-    return hashlib.sha256(text.encode() + _source()).hexdigest()[:16]
+    folder = Path(inspect.getfile(type(kernel))).parent
+    return hashlib.sha256(text.encode() + _source(folder)).hexdigest()[:16]

@@ -69,7 +69,7 @@ def make_engine(
     """The engine called `engine` over the policy's weights, sampling in `dtype`.
 
     hf-dynamic and hf-static: `generate` with one of its caches; hf-static-breaks and hf-static-operation: with our
-    attention kernel, see `rlcourse.rollout.attention`; graph: our own step. longest: tokens of a prompt and its
+    attention kernel, see `rlcourse.course.lessons.generate_attention`; graph: our own step. longest: tokens of a prompt and its
     completion at most, if known: a static cache is then made for all. Raises ValueError for an unknown name, or an
     architecture that the graph engine does not know.
     """

@@ -42,7 +42,7 @@ class HFEngine:
     cache: "dynamic", "static", or "none", which computes the whole sequence anew for each token. With a static cache on
     a GPU, transformers compiles the decode step by itself, unless `compile` is False; a CompileConfig says how. That
     cache is kept from one call to the next: with a new one the compiled step would be captured anew at each call.
-    attention: "sdpa", or with a static cache a name of `rlcourse.rollout.attention`, which has our kernel. longest:
+    attention: "sdpa", or with a static cache a name of `rlcourse.course.lessons.generate_attention`, which has our kernel. longest:
     tokens of prompt and completion that a static cache has room for from the start, so that no longer prompt has the
     step compiled again.
     """
@@ -63,7 +63,9 @@ class HFEngine:
         if attention != "sdpa":
             if cache != "static":
                 raise ValueError(f"Attention {attention!r} reads a static cache: use cache='static', not {cache!r}.")
-            from rlcourse.rollout.attention import use  # imports the kernels, which others need not have
+            from rlcourse.course.lessons.generate_attention import (
+                use,  # imports the kernels, which others need not have
+            )
 
             use(self.model, attention)
 

@@ -9,9 +9,10 @@ import torch
 from conftest import DEVICE
 from transformers import AutoModelForCausalLM
 
-from rlcourse import bench, records
+from rlcourse import bench
 from rlcourse.bench import Options, cute, decode, measure, median_and_spread, models, numerics, peers, run_bench, speed
 from rlcourse.config import make_config
+from rlcourse.measure import records
 from rlcourse.policy import load_policy
 from rlcourse.tasks import load_task
 

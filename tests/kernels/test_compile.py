@@ -17,7 +17,7 @@ SHARED = {"sm_80": 163, "sm_86": 99, "sm_90a": 227, "sm_100a": 227, "sm_120a": 9
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("kernel", examples(), ids=repr)
+@pytest.mark.parametrize("kernel", examples() + examples("rlcourse.course.kernels"), ids=repr)
 def test_kernels_compile_and_stay_in_registers(kernel, arch):
     code = compiled(kernel, arch)
     assert f".target {arch}" in code.ptx and code.cubin.startswith(b"\x7fELF")

@@ -10,11 +10,12 @@ from decode_cases import EXAMPLES, assert_near, check, exact, make, seen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlcourse.course.kernels.decode_simple import SimpleDecode
+from rlcourse.course.kernels.decode_split import SplitDecode
 from rlcourse.kernels import KernelError
 from rlcourse.kernels.decode_attention import DecodeAttention
+from rlcourse.kernels.decode_common import decode_attention_reference
 from rlcourse.kernels.decode_new_token import fused_decode_attention_reference
-from rlcourse.kernels.decode_simple import SimpleDecode, decode_attention_reference
-from rlcourse.kernels.decode_split import SplitDecode
 
 PLAIN = [
     SimpleDecode(6, 2, 64, padded=True),

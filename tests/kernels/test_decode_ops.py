@@ -18,6 +18,7 @@ from transformers.cache_utils import StaticCache
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention, Qwen2RotaryEmbedding
 
 from rlcourse.kernels import KernelError, decode_ops
+from rlcourse.kernels.decode_common import decode_attention_reference
 from rlcourse.kernels.decode_new_token import fused_decode_attention_reference
 from rlcourse.kernels.decode_ops import (
     MOST_PIECES,
@@ -27,7 +28,6 @@ from rlcourse.kernels.decode_ops import (
     decode_attention,
     fused_decode_attention,
 )  # fmt: skip
-from rlcourse.kernels.decode_simple import decode_attention_reference
 from rlcourse.kernels.toolchain import compiled, interpreted
 from rlcourse.rollout.decoder import Decoder
 

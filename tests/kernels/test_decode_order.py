@@ -9,9 +9,9 @@ pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
 from decode_cases import check, make
 
+from rlcourse.course.kernels.decode_simple import SimpleDecode
+from rlcourse.course.kernels.decode_split import SplitDecode
 from rlcourse.kernels.decode_attention import DecodeAttention
-from rlcourse.kernels.decode_simple import SimpleDecode
-from rlcourse.kernels.decode_split import SplitDecode
 from rlcourse.kernels.toolchain import ARCHITECTURES, compiled, simulate
 
 KERNELS = [

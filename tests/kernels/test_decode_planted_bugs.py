@@ -11,6 +11,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
 from decode_cases import check, make
 
+from rlcourse.course.kernels import decode_simple
 from rlcourse.kernels import toolchain
 from rlcourse.kernels.toolchain import simulate
 from rlcourse.ptx import PTXError
@@ -36,6 +37,7 @@ def check_attention(module):
     check(make(ahead, 200, [171, 20], start=[5, 21]), run=simulate)
 
 
+FOLDER = {"simple": "course.kernels", "split": "course.kernels"}  # the others are in rlcourse/kernels
 CHECKS = {name.removeprefix("check_"): check for name, check in list(globals().items()) if name.startswith("check_")}
 
 SOURCE = [  # (what finds it, the file, what stands there, what is put there instead)
@@ -86,19 +88,24 @@ PTX = [  # (what finds it, a regular expression in the PTX, what its first match
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_sound_kernels_pass(name):
-    CHECKS[name](importlib.import_module(f"rlcourse.kernels.decode_{name}"))
+    CHECKS[name](importlib.import_module(f"rlcourse.{FOLDER.get(name, 'kernels')}.decode_{name}"))
 
 
 @pytest.mark.parametrize(("name", "file", "old", "new"), SOURCE, ids=[f"{file}: {old}" for _, file, old, _ in SOURCE])
 def test_mistakes_in_the_source_are_found(name, file, old, new, tmp_path, monkeypatch):
     folder = tmp_path / tmp_path.name
     folder.mkdir()
-    for path in Path(toolchain.__file__).parent.glob("decode_*.py"):
+    for path in [
+        *Path(toolchain.__file__).parent.glob("decode_*.py"),
+        *Path(decode_simple.__file__).parent.glob("decode_*.py"),
+    ]:
         source = path.read_text()
         if path.stem == f"decode_{file}":
             assert old in source, "this mistake can no longer be made: write another one"
             source = source.replace(old, new, 1)
-        (folder / path.name).write_text(source.replace("rlcourse.kernels.decode_", f"{folder.name}.decode_"))
+        (folder / path.name).write_text(
+            re.sub(r"rlcourse\.(course\.)?kernels\.decode_", f"{folder.name}.decode_", source)
+        )
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises((AssertionError, PTXError)):
         CHECKS[name](importlib.import_module(f"{folder.name}.decode_{name}"))
@@ -116,5 +123,5 @@ def test_mistakes_in_the_code_are_found(name, pattern, new, monkeypatch):
 
     monkeypatch.setattr(toolchain, "compiled", broken)
     with pytest.raises((AssertionError, PTXError)) as found:
-        CHECKS[name](importlib.import_module(f"rlcourse.kernels.decode_{name}"))
+        CHECKS[name](importlib.import_module(f"rlcourse.{FOLDER.get(name, 'kernels')}.decode_{name}"))
     assert "can no longer be made" not in str(found.value)

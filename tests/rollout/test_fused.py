@@ -107,7 +107,7 @@ def test_a_step_writes_the_cache_and_the_logits_of_the_step_in_pytorch(shape, cu
 @pytest.mark.parametrize("rows", [3, 19])
 def test_attention_in_cute_dsl_takes_the_place_of_that_in_triton(shape, rows):
     pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
-    from rlcourse.kernels.decode_simple import decode_attention_reference
+    from rlcourse.kernels.decode_common import decode_attention_reference
     from rlcourse.kernels.toolchain import interpreted
 
     decoder = Decoder(model(shape).model, torch.bfloat16, False)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from cutlass import BFloat16
 
+from rlcourse.course.kernels.rms_norm import RMSNorm
 from rlcourse.kernels.arguments import Argument
 from rlcourse.kernels.decode_attention import DecodeAttention
 from rlcourse.kernels.dsl import Float32, cute, cutlass, range_constexpr
-from rlcourse.kernels.rms_norm import RMSNorm
 from rlcourse.kernels.toolchain import compiled
 
 

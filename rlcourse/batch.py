@@ -1,0 +1,144 @@
+"""What flows through a training step: sampled completions, judged completions, and the batch that trains.
+
+One layout for all. Each row of `ids` is a prompt, its completion, then padding; two lengths a row say which is which.
+Values by token are [rows, T] and aligned with the completions: column t belongs to completion token t. Nothing is
+changed once it is made.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlcourse.tasks import Problem
+from rlcourse.tasks.verify import Verdict
+
+
+def completion_lengths(completion_ids: Tensor, eos_ids: Iterable[int]) -> Tensor:
+    """Tokens of each completion, up to and including its first EOS; all of them if there is none.
+
+    completion_ids: [rows, T] int64; eos_ids: the ids that end a completion. Returns [rows] int64.
+    """
+    is_eos = torch.isin(completion_ids, torch.tensor(list(eos_ids), device=completion_ids.device))
+    return (is_eos.cumsum(1) - is_eos.long() == 0).sum(1)  # tokens with no EOS strictly before them
+
+
+def completion_mask(lengths: Tensor, width: int) -> Tensor:
+    """Which of `width` tokens a row's completion has: True on the first `lengths`, EOS included. bool [rows, width]."""
+    return torch.arange(width, device=lengths.device) < lengths[:, None]
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Sampled completions. Rows are group-major: row i answers prompt i // num_generations.
+
+    ids [rows, W] int64: prompt, completion, padding; prompt_lengths, completion_lengths [rows] int64, the latter with
+    EOS; logprobs [rows, T] float32: of each completion token under the distribution it was sampled from, 0 beyond the
+    completion; finished [rows] bool: EOS was sampled within the limit. T is the longest completion.
+    """
+
+    ids: Tensor
+    prompt_lengths: Tensor
+    completion_lengths: Tensor
+    logprobs: Tensor
+    finished: Tensor
+
+    @property
+    def completion_mask(self) -> Tensor:
+        """[rows, T] bool, True up to and including EOS."""
+        return completion_mask(self.completion_lengths, self.logprobs.shape[1])
+
+    @property
+    def completion_ids(self) -> Tensor:
+        """[rows, T] int64, 0 beyond the completion."""
+        columns = self.prompt_lengths[:, None] + torch.arange(self.logprobs.shape[1], device=self.ids.device)
+        ids = self.ids.gather(1, columns.clamp(max=self.ids.shape[1] - 1))
+        return ids.masked_fill(~self.completion_mask, 0)
+
+    def __getitem__(self, rows) -> "Rollout":
+        """Some rows (a slice, indices or a mask), without columns that are padding in all of them."""
+        chosen = {f.name: getattr(self, f.name)[rows] for f in fields(self)}
+        width = int((chosen["prompt_lengths"] + chosen["completion_lengths"]).max())
+        longest = int(chosen["completion_lengths"].max())
+        return Rollout(**chosen | {"ids": chosen["ids"][:, :width], "logprobs": chosen["logprobs"][:, :longest]})
+
+
+def join_rows(prompts: list[list[int]], completion_ids: Tensor, lengths: Tensor, pad_id: int) -> tuple[Tensor, Tensor]:
+    """Prompts and their completions as `Rollout` has them: (ids [rows, W], prompt_lengths [rows]).
+
+    prompts: token ids, one prompt for each group of rows / prompts; completion_ids [rows, T]; lengths [rows].
+    """
+    rows, device = len(completion_ids), completion_ids.device
+    longest = max(map(len, prompts))
+    padded = torch.tensor([[*prompt, *[pad_id] * (longest - len(prompt))] for prompt in prompts], device=device)
+    prompt_lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+    group = rows // len(prompts)
+    padded, prompt_lengths = padded.repeat_interleave(group, dim=0), prompt_lengths.repeat_interleave(group)
+    width = int((prompt_lengths + lengths).max())
+    ids = F.pad(padded, (0, max(0, width - longest)), value=pad_id)
+    mask = completion_mask(lengths, completion_ids.shape[1])
+    row, column = mask.nonzero(as_tuple=True)
+    ids[row, prompt_lengths[row] + column] = completion_ids[mask]
+    return ids[:, :width], prompt_lengths
+
+
+def concatenate(rollouts: list[Rollout]) -> Rollout:
+    """One rollout of all rows, padded to the widest."""
+
+    def joined(name: str) -> Tensor:
+        pieces = [getattr(r, name) for r in rollouts]
+        if pieces[0].dim() == 2:
+            widest = max(piece.shape[1] for piece in pieces)
+            pieces = [F.pad(piece, (0, widest - piece.shape[1])) for piece in pieces]
+        return torch.cat(pieces)
+
+    return Rollout(**{f.name: joined(f.name) for f in fields(Rollout)})
+
+
+@dataclass(frozen=True)
+class Completions:
+    """Judged completions: what each row answered, what the verifier says, and its reward ([rows] float32)."""
+
+    rollout: Rollout
+    problems: list[Problem]
+    texts: list[str]
+    verdicts: list[Verdict]
+    rewards: Tensor
+
+    def __getitem__(self, rows: Tensor) -> "Completions":
+        """The rows with these indices."""
+        lists = ([items[i] for i in rows.tolist()] for items in (self.problems, self.texts, self.verdicts))
+        return Completions(self.rollout[rows], *lists, self.rewards[rows])
+
+
+def join_completions(parts: list[Completions]) -> Completions:
+    """One after the other."""
+    lists = ([item for part in parts for item in getattr(part, name)] for name in ("problems", "texts", "verdicts"))
+    return Completions(concatenate([p.rollout for p in parts]), *lists, torch.cat([p.rewards for p in parts]))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What the loss of one step is made of; all but `rollout` is [rows, T] and constant.
+
+    advantages float32; loss_mask bool: the tokens that train; old_logprobs: the policy's before its first update, None
+    where there is one update alone, whose own they are; ref_logprobs with a reference, values and returns with a value
+    head, else None.
+    """
+
+    rollout: Rollout
+    advantages: Tensor
+    loss_mask: Tensor
+    old_logprobs: Tensor | None = None
+    ref_logprobs: Tensor | None = None
+    values: Tensor | None = None
+    returns: Tensor | None = None
+
+    def __getitem__(self, rows: Tensor) -> "Batch":
+        """Some rows, without columns that are padding in all of them."""
+        rollout = self.rollout[rows]
+        width = rollout.logprobs.shape[1]
+        others = {f.name: getattr(self, f.name) for f in fields(self)[1:]}
+        return Batch(rollout, **{n: None if value is None else value[rows, :width] for n, value in others.items()})

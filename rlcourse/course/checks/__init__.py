@@ -1,0 +1,269 @@
+"""Immediate feedback for exercises: `check.q1(your_function)` shows a card that says what passed and what did not.
+
+A `Question` holds cases; each tries the reader's function and fails with a sentence that names the mistake where it is
+a usual one. A check never raises, so that Run All always completes, unless RLCOURSE_STRICT=1 asks for it. The grader
+(`rlcourse.course.grading`) runs the same cases against a function in another process.
+"""
+
+import html
+import os
+import re
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+class CheckFailed(AssertionError):
+    """A check that did not pass, under RLCOURSE_STRICT=1."""
+
+
+class OutOfTime(BaseException):
+    """A case took too long. No Exception, which a loop that never ends may catch and go on."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One promise about the reader's function: `test` takes a `Local` or remote function and raises if it is broken."""
+
+    name: str
+    test: Callable
+    points: float
+    hidden: bool
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    name: str
+    passed: bool
+    message: str
+    points: float
+    hidden: bool
+    seconds: float
+
+
+@dataclass
+class Result:
+    """What a check found. In a notebook it shows as a card, elsewhere as text."""
+
+    question: str
+    function: str
+    cases: list[CaseResult] = field(default_factory=list)
+    hint: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.cases) and all(case.passed for case in self.cases)
+
+    @property
+    def possible(self) -> float:
+        return sum(case.points for case in self.cases)
+
+    @property
+    def score(self) -> float:
+        return sum(case.points for case in self.cases if case.passed)
+
+    def __repr__(self) -> str:
+        head = f"{'PASSED' if self.passed else 'NOT YET'}  {self.question} {self.function}"
+        lines = [f"  {'ok' if c.passed else 'no'}  {c.name}{': ' + c.message if c.message else ''}" for c in self.cases]
+        return "\n".join([head, *lines, *([f"  hint: {self.hint}"] if self.hint else [])])
+
+    def _repr_html_(self) -> str:
+        color = "#1a7f37" if self.passed else "#cf222e"
+        rows = "".join(
+            f"<li>{'✅' if c.passed else '❌'} {html.escape(c.name)}"
+            + (f"<br><span style='margin-left:1.6em'>{html.escape(c.message)}</span>" if c.message else "")
+            + "</li>"
+            for c in self.cases
+        )
+        hint = f"<p style='margin:4px 0 0'>💡 {html.escape(self.hint)}</p>" if self.hint else ""
+        verdict = "passed" if self.passed else "not yet"
+        return (
+            f"<div class='rlcourse-card' data-passed='{str(self.passed).lower()}' "
+            f"style='border-left:4px solid {color};padding:4px 12px'>"
+            f"<b style='color:{color}'>{html.escape(self.question)} · <code>{html.escape(self.function)}</code> · "
+            f"{verdict}</b>"
+            f"<ul style='list-style:none;padding-left:0;margin:4px 0'>{rows}</ul>{hint}</div>"
+        )
+
+
+class Local:
+    """The reader's function in this process."""
+
+    def __init__(self, function: Callable):
+        self.function = function
+        self.limited = time_limit  # a context in which a case may take so many seconds
+
+    def __call__(self, *arguments, **options):
+        return self.function(*copied(arguments), **copied(options))
+
+    def gradient(self, *arguments, wrt: int = 0, **options) -> Tensor:
+        """Gradient of the sum of the function's result with respect to argument number `wrt`, of its shape."""
+        return gradient(self.function, *copied(arguments), wrt=wrt, **copied(options))
+
+
+def gradient(function: Callable, *arguments, wrt: int = 0, **options) -> Tensor:
+    """Gradient of the sum of `function`'s result with respect to argument number `wrt`.
+
+    Raises AssertionError where there is no result, or no gradient flows.
+    """
+    arguments = list(arguments)
+    arguments[wrt] = arguments[wrt].detach().clone().requires_grad_()
+    with torch.enable_grad():
+        result = function(*arguments, **options)
+        if result is None:
+            raise AssertionError("the result is None: is there a `return`?")
+        result = torch.as_tensor(result).sum()
+    if not result.requires_grad:
+        raise AssertionError("no gradient flows through the result: did you detach it, or leave torch with .item()?")
+    (found,) = torch.autograd.grad(result, arguments[wrt], allow_unused=True)
+    return torch.zeros_like(arguments[wrt]) if found is None else found
+
+
+def copied(value):
+    """The same value with tensors copied, so that a function that writes into its arguments harms nothing else."""
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, tuple | list):
+        return type(value)(copied(v) for v in value)
+    if isinstance(value, dict):
+        return {k: copied(v) for k, v in value.items()}
+    return value
+
+
+class Question:
+    """One exercise. name: as in `check.q1`; function: what the reader writes; hint: shown while nothing is written.
+
+    seconds: how long one case may take.
+    """
+
+    def __init__(self, name: str, function: str, hint: str, seconds: float = 10):
+        self.name, self.function, self.hint, self.seconds = name, function, hint, seconds
+        self.cases: list[Case] = []
+        self.passed = False  # at the last call: `if check.q1.passed:` guards a cell that uses the reader's function
+
+    def case(self, name: str, points: float = 1.0, hidden: bool = False) -> Callable:
+        """Decorator: add a case to the question. The test takes the function and fails with AssertionError."""
+
+        def add(test: Callable) -> Callable:
+            self.cases.append(Case(name, test, points, hidden))
+            return test
+
+        return add
+
+    def __call__(self, function: Callable) -> Result:
+        """Check `function` and return the card. Raises CheckFailed only under RLCOURSE_STRICT=1."""
+        result = self.run(Local(function), seed=0)
+        self.passed = result.passed
+        if os.environ.get("RLCOURSE_STRICT") == "1" and not result.passed:
+            raise CheckFailed(repr(result))
+        return result
+
+    def run(self, function, seed: int) -> Result:
+        """Try every case. Random inputs come from `seed`; the random numbers of the caller stay what they were."""
+        result = Result(self.name, self.function)
+        for case in self.cases:
+            start = time.perf_counter()
+            with torch.random.fork_rng(devices=[]):
+                message = self._message(case, function, seed)
+            passed = message is None
+            seconds = time.perf_counter() - start
+            result.cases.append(CaseResult(case.name, passed, message or "", case.points, case.hidden, seconds))
+            if message == NOT_IMPLEMENTED:
+                result.hint = self.hint
+        return result
+
+    def _message(self, case: Case, function, seed: int) -> str | None:
+        """What went wrong in a case, None for nothing."""
+        torch.manual_seed(seed)
+        try:
+            with function.limited(self.seconds):
+                case.test(function)
+        except NotImplementedError:
+            return NOT_IMPLEMENTED
+        except AssertionError as error:
+            return str(error).strip() or "wrong result"
+        except OutOfTime:
+            return f"took longer than {self.seconds:g} seconds: is there a loop that never ends?"
+        except (Exception, SystemExit) as error:
+            return f"{type(error).__name__}: {error}{where(error)}"
+        return None
+
+
+NOT_IMPLEMENTED = "not implemented yet"
+CELL = re.compile(r"ipykernel_|ipython-input|<cell")  # in the file names that Jupyter, Colab and others give to cells
+
+
+def where(error: BaseException) -> str:
+    """The line of the reader's function in which an error arose, in brackets; nothing if it arose elsewhere."""
+    frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]  # opens no source file
+    found = [(code, line) for code, line in frames if CELL.search(code.co_filename)]
+    return f" (line {found[-1][1]} of the cell, in {found[-1][0].co_name})" if found else ""
+
+
+@contextmanager
+def time_limit(seconds: float):
+    """Raise OutOfTime after `seconds`. There is no limit without SIGALRM: on Windows, or in another thread."""
+    if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_):
+        raise OutOfTime
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def compare(
+    found, expected: Tensor, mistakes: Mapping[str, Tensor] | None = None, what: str = "the result", atol: float = 1e-5
+) -> None:
+    """Raise AssertionError unless `found` is `expected` in shape and, to `atol` + 1e-5 relative, in value.
+
+    mistakes: results of usual mistakes by the sentence that names them. One that does not differ from `expected` on
+    this input says nothing and is skipped.
+    """
+    if found is None:
+        raise AssertionError(f"{what} is None: is there a `return`?")
+    try:
+        found = torch.as_tensor(found).detach().cpu()
+    except (TypeError, ValueError, RuntimeError):
+        raise AssertionError(f"{what} should be a tensor, not {type(found).__name__}") from None
+    for sentence, wrong in (mistakes or {}).items():
+        if not same(wrong, expected, atol) and same(found, wrong, atol):
+            raise AssertionError(sentence)
+    if found.shape != expected.shape:
+        raise AssertionError(f"{what} has shape {list(found.shape)}, expected {list(expected.shape)}")
+    if not same(found, expected, atol):
+        if not torch.isfinite(found).all() and torch.isfinite(expected).all():
+            raise AssertionError(f"{what} has values that are not finite: a division by zero, or a log of zero?")
+        if expected.numel() > 12:
+            worst = (found.double() - expected.double()).abs().argmax().item()
+            i = tuple(int(k) for k in torch.unravel_index(torch.tensor(worst), expected.shape))
+            raise AssertionError(f"{what} is wrong: at {list(i)} got {found[i]:.5g}, expected {expected[i]:.5g}")
+        raise AssertionError(f"{what} is {rounded(found)}, expected {rounded(expected)}")
+
+
+def same(a: Tensor, b: Tensor, atol: float) -> bool:
+    """Whether two tensors agree in shape and value."""
+    a = torch.as_tensor(a)
+    both = torch.promote_types(a.dtype, b.dtype)  # a float is no integer, and none of its digits is cut off
+    return a.shape == b.shape and torch.allclose(a.to(both), b.to(both), rtol=1e-5, atol=atol)
+
+
+def rounded(tensor: Tensor):
+    """A tensor as numbers short enough for a sentence."""
+    if tensor.dtype.is_floating_point:
+        tensor = (tensor.double() * 1e4).round() / 1e4
+    return tensor.tolist()

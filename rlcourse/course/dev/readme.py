@@ -1,0 +1,67 @@
+"""Fill the README's tables from the records: `python -m rlcourse.course.dev.readme`. No figure in them is typed.
+
+A table stands between `<!-- record nvidia-h200 step: column, column -->`, `<!-- curves -->` or `<!-- course -->` and
+`<!-- end -->`.
+"""
+
+import re
+from pathlib import Path
+
+from rlcourse.config import ALGORITHMS
+from rlcourse.course.dev.headers import COURSE
+from rlcourse.measure.plots import LABELS
+from rlcourse.measure.records import load_record, record_markdown
+from rlcourse.paths import data_folder
+from rlcourse.runs import read_json
+
+ROOT = Path(__file__).resolve().parents[3]
+MARKER = re.compile(r"(<!-- (record|curves|course)([^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def fill(text: str) -> str:
+    """The README with every marked table made anew from its record."""
+    return MARKER.sub(lambda match: match[1] + (_table(match[2], match[3])) + match[4], text)
+
+
+def _table(kind: str, arguments: str) -> str:
+    if kind == "curves":
+        return curves_markdown()
+    if kind == "course":
+        return course_markdown()
+    source, columns = arguments.split(":")
+    device, name = source.split()
+    return record_markdown(load_record(name, device), [column.strip() for column in columns.split(",")])
+
+
+def curves_markdown() -> str:
+    """One line an algorithm: test accuracy before and after, least to most over the seeds."""
+    lines = ["| algorithm | seeds | accuracy before | accuracy after |", "| --- | --- | --- | --- |"]
+    for name in ALGORITHMS:
+        path = data_folder() / "curves" / f"{name}.json"
+        if path.exists():
+            runs = [seed["summary"] for seed in read_json(path)["seeds"]]
+            before, after = ([run[f"accuracy_{when}"] for run in runs] for when in ("before", "after"))
+            cells = (LABELS.get(name, name.upper()), str(len(runs)), _range(before), _range(after))
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n\n"
+
+
+def course_markdown() -> str:
+    """One line a notebook that is there, with its exercises and solutions."""
+    lines = ["| notebook | difficulty | what you hold at the end | |", "| --- | --- | --- | --- |"]
+    for name, lesson in COURSE.items():
+        if (ROOT / "notebooks" / f"{name}.ipynb").exists():
+            title = f"[{name[:2]} · {lesson.title}](notebooks/{name}.ipynb)"
+            links = f"[exercises](exercises/{name}.ipynb), [solutions](solutions/{name}.ipynb)"
+            lines.append(f"| {title} | {lesson.difficulty} of 5 | {lesson.holds} | {links} |")
+    return "\n".join(lines) + "\n\n"
+
+
+def _range(values: list[float]) -> str:
+    low, high = f"{min(values):.1%}", f"{max(values):.1%}"
+    return low if low == high else f"{low} to {high}"
+
+
+if __name__ == "__main__":
+    readme = ROOT / "README.md"
+    readme.write_text(fill(readme.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,127 @@
+"""The course as a website: `python -m rlcourse.course.dev.site [--output build/site]`, after
+`pip install -e ".[site]"`.
+
+Sphinx and MyST-NB turn the very notebooks of the repository into pages, without running them and without a network. The
+API pages are made here from the docstrings, which are plain text with code in backticks.
+"""
+
+import argparse
+import importlib
+import inspect
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rlcourse.course.dev.headers import COURSE
+
+ROOT = Path(__file__).resolve().parents[3]
+
+# The modules of the API pages, grouped along the road of one training step.
+API = {
+    "Settings": ["config", "sampling"],
+    "Tasks": ["tasks", "tasks.minigsm", "tasks.gsm8k", "tasks.jsonl", "tasks.verify", "tasks.demonstrations"],
+    "Policy": ["policy", "tokenizer"],
+    "Rollout": ["rollout", "rollout.hf", "rollout.graph", "rollout.slots", "rollout.fused", "rollout.decoder"],
+    "Kernels": [
+        "kernels",
+        "kernels.toolchain",
+        "kernels.decode_attention",
+        "kernels.sampler",
+        "ptx",
+        "rollout.attention",
+    ],
+    "Training data": ["experience", "advantages", "logprobs"],
+    "Loss and update": ["losses", "update"],
+    "Trainer": ["trainer", "evaluation", "checkpoint", "runs", "sft"],
+    "Measuring": ["profiling", "roofline", "memory", "records", "plots", "doctor"],
+    "Course": ["course", "checks", "grading", "widgets"],
+}
+
+
+def write_sources(folder: Path) -> None:
+    """Everything that Sphinx reads: configuration, start page, notebooks, API pages."""
+    shutil.copytree(ROOT / "site", folder, dirs_exist_ok=True)
+    (folder / "data").mkdir()
+    shutil.copy(ROOT / "data" / "curves" / "curves.png", folder / "data")
+    for kind in ("notebooks", "exercises", "solutions"):
+        (folder / kind).mkdir()
+        names = [name for name in COURSE if (ROOT / kind / f"{name}.ipynb").exists()]
+        for name in names:
+            shutil.copy(ROOT / kind / f"{name}.ipynb", folder / kind)
+        title = {"notebooks": "Lessons", "exercises": "Exercises", "solutions": "Solutions"}[kind]
+        (folder / kind / "index.md").write_text(page(title, "", names), encoding="utf-8")
+    (folder / "api").mkdir()
+    for group, modules in API.items():
+        text = f"# {group}\n\n" + "\n\n".join(module_markdown(f"rlcourse.{module}") for module in modules) + "\n"
+        (folder / "api" / f"{slug(group)}.md").write_text(text, encoding="utf-8")
+    listing = page("The package", "In the order in which one training step uses it.", [slug(group) for group in API])
+    (folder / "api" / "index.md").write_text(listing, encoding="utf-8")
+
+
+def page(title: str, text: str, names: list[str]) -> str:
+    """A page that lists others."""
+    return f"# {title}\n\n{text}\n\n```{{toctree}}\n:maxdepth: 1\n\n" + "\n".join(names) + "\n```\n"
+
+
+def slug(title: str) -> str:
+    return title.lower().replace(" ", "-")
+
+
+def module_markdown(name: str) -> str:
+    """A module's docstring and those of what it defines for others, in the order of its file."""
+    module = importlib.import_module(name)
+    parts = [f"## `{name}`", prose(inspect.getdoc(module))]
+    for attribute, value in vars(module).items():
+        ours = getattr(value, "__module__", None) == name and not attribute.startswith("_")
+        if ours and (inspect.isfunction(value) or inspect.isclass(value)) and value.__doc__:
+            parts += [f"### `{attribute}`", signature(attribute, value), prose(inspect.getdoc(value))]
+    return "\n\n".join(parts)
+
+
+def signature(name: str, value) -> str:
+    """How it is called, as code."""
+    try:
+        text = f"{name}{inspect.signature(value)}"
+    except ValueError:  # a class without a signature of its own
+        text = name
+    return "```python\n" + re.sub(r"<([\w.]+) object at 0x[0-9a-f]+>", r"\1", text) + "\n```"
+
+
+def prose(docstring: str | None) -> str:
+    """A docstring as Markdown: what stands outside backticks means no markup; indented lines stay as they are."""
+    if not docstring:
+        return ""
+    blocks = []
+    for block in docstring.split("\n\n"):
+        if any(line.startswith("  ") or re.match(r"[-\d]", line) for line in block.split("\n")):
+            blocks.append(f"```text\n{block}\n```")
+        else:
+            pieces = re.split(r"(`[^`]*`)", block)
+            pieces[::2] = [re.sub(r"([\\*_<>\[\]{}|$#])", r"\\\1", piece) for piece in pieces[::2]]
+            blocks.append("".join(pieces))
+    return "\n\n".join(blocks)
+
+
+def build(output: Path) -> int:
+    """Write the site to `output`; warnings are errors. Returns the exit status of Sphinx."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_sources(Path(folder))
+        command = [sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-q", folder, str(output)]
+        return subprocess.run(command).returncode
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, default=ROOT / "build" / "site")
+    output = parser.parse_args().output
+    status = build(output)
+    if status == 0:
+        print(f"The site is in {output}.")
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

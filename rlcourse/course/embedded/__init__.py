@@ -1,0 +1,1 @@
+"""How the small model that ships in `data/minigsm/model/` was made."""

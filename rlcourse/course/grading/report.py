@@ -1,0 +1,141 @@
+"""Graded notebooks on paper: text, JSON, JUnit, and a CSV for a class."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from rlcourse import __version__
+from rlcourse.course.checks import CaseResult
+from rlcourse.course.grading import Report, grade, grade_folder, printable
+
+
+def run_grade(
+    submission: Path,
+    json_file: Path | None = None,
+    junit: Path | None = None,
+    csv_file: Path | None = None,
+    **options,
+) -> None:
+    """`rlcourse grade`: print what a notebook, or each notebook of a folder, earned, and write what is asked for.
+
+    csv_file: grades.csv for a folder if not given. options: as `grade` has them.
+    """
+    if not submission.is_dir():
+        reports = [grade(submission, **options)]
+        print(as_text(reports[0]))
+    else:
+        csv_file = csv_file or Path("grades.csv")
+        reports = []
+        for report in grade_folder(submission, **options):
+            reports.append(report)
+            print(as_line(report), flush=True)
+            write_csv(reports, csv_file)  # a class takes long: what is graded is kept
+        print(f"{len(reports)} notebooks, seed {report.seed}: {csv_file}")
+    if csv_file:
+        write_csv(reports, csv_file)
+    if json_file:
+        write_json(reports if submission.is_dir() else reports[0], json_file)
+    if junit:
+        write_junit(reports, junit)
+
+
+def message(case: CaseResult) -> str:
+    """What a report says of a case: nothing of why a hidden one failed."""
+    return "a hidden test" if case.hidden and not case.passed else printable(case.message)
+
+
+def as_text(report: Report) -> str:
+    """For the terminal."""
+    lines = []
+    for result in report.results:
+        lines.append(f"{result.question} {result.function}: {result.score:g} of {result.possible:g}")
+        for case in result.cases:
+            why = message(case)
+            lines.append(f"  {'ok' if case.passed else 'no'}  {case.name}{': ' + why if why else ''}")
+    lines += report.errors
+    lines.append(f"{as_line(report)}, seed {report.seed}")
+    return "\n".join(lines)
+
+
+def as_line(report: Report) -> str:
+    """One line; what was graded, or why it was not."""
+    if not report.results:
+        return f"{report.submission}: {'; '.join(report.errors)}"
+    return f"{report.submission}: {report.score:g} of {report.possible:g} points"
+
+
+def as_dict(report: Report) -> dict[str, Any]:
+    """For JSON."""
+    questions = [
+        {
+            "question": result.question,
+            "function": result.function,
+            "score": result.score,
+            "possible": result.possible,
+            "cases": [
+                {
+                    "name": case.name,
+                    "passed": case.passed,
+                    "message": message(case),
+                    "points": case.points,
+                    "hidden": case.hidden,
+                    "seconds": round(case.seconds, 3),
+                }
+                for case in result.cases
+            ],
+        }
+        for result in report.results
+    ]
+    return {
+        "submission": report.submission,
+        "notebook": report.notebook,
+        "rlcourse": __version__,
+        "seed": report.seed,
+        "score": report.score,
+        "possible": report.possible,
+        "seconds": round(report.seconds, 1),
+        "errors": report.errors,
+        "questions": questions,
+    }
+
+
+def write_json(graded: Report | list[Report], path: Path) -> None:
+    """An object for a submission, a list of them for a class."""
+    data = as_dict(graded) if isinstance(graded, Report) else [as_dict(report) for report in graded]
+    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+def write_junit(reports: list[Report], path: Path) -> None:
+    """JUnit's XML, as continuous integration reads it: a suite for each submission, a test case for each case."""
+    root = ElementTree.Element("testsuites", name="rlcourse")
+    for report in reports:
+        cases = [(result, case) for result in report.results for case in result.cases]
+        errors = [] if report.results else report.errors
+        suite = ElementTree.SubElement(root, "testsuite", name=report.submission)
+        counts = {"tests": len(cases) + len(errors), "failures": sum(not case.passed for _, case in cases)}
+        counts["errors"] = len(errors)
+        suite.attrib |= {name: str(count) for name, count in counts.items()}
+        for result, case in cases:
+            name = {"classname": f"{report.notebook}.{result.question}", "name": case.name}
+            element = ElementTree.SubElement(suite, "testcase", name, time=f"{case.seconds:.3f}")
+            if not case.passed:
+                ElementTree.SubElement(element, "failure").text = message(case)
+        for error in errors:
+            element = ElementTree.SubElement(suite, "testcase", classname="notebook", name="can be graded")
+            ElementTree.SubElement(element, "error").text = error
+    ElementTree.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
+
+
+def write_csv(reports: list[Report], path: Path) -> None:
+    """One row a submission, one column a question."""
+    questions = sorted({f"{r.notebook} {result.question}" for r in reports for result in r.results})
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["submission", *questions, "total", "possible", "seed", "errors"])
+        for report in reports:
+            scores = {f"{report.notebook} {result.question}": f"{result.score:g}" for result in report.results}
+            row = [scores.get(question, "") for question in questions]
+            errors = "; ".join(report.errors)
+            writer.writerow([report.submission, *row, f"{report.score:g}", f"{report.possible:g}", report.seed, errors])

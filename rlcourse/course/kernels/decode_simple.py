@@ -1,0 +1,117 @@
+"""Decode attention, first step: one block for each row and key-value head, on CUDA cores.
+
+A row's newest query token attends to its cached tokens. All G query heads that share a key-value head are computed
+together, so keys and values are read once and not G times. The lesson of this version: 16 rows with 2 key-value heads
+are 32 blocks, and a card with 132 multiprocessors waits for them.
+"""
+
+import math
+from dataclasses import dataclass
+
+from rlcourse.kernels.decode_common import (
+    LOG2_E,
+    LOWEST,
+    allocate_pieces,
+    attention_arguments,
+    check_shape,
+    chunks,
+    finish,
+    power,
+    tokens_of_row,
+)  # fmt: skip
+from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_constexpr
+
+
+@dataclass(frozen=True)
+class SimpleDecode:
+    """The kernel. heads H, kv_heads K, head_size D (64 or 128). padded: a row begins at a slot of its own, its `start`,
+    behind the padding; without it at slot 0."""
+
+    heads: int
+    kv_heads: int
+    head_size: int
+    dtype: str = "bfloat16"
+    padded: bool = False
+    splits = 1
+    threads = 128
+
+    def __post_init__(self):
+        check_shape(self)
+
+    def arguments(self):
+        return attention_arguments(self)[:6]
+
+    def grid(self, q, *others):
+        return self.kv_heads, q.shape[0], 1
+
+    @cute.jit
+    def __call__(self, q, k_cache, v_cache, position, start, out, stream):
+        launched = self.kernel(q, k_cache, v_cache, position, start, out)
+        launched.launch(grid=self.grid(q), block=[self.threads, 1, 1], stream=stream)
+
+    @cute.kernel
+    def kernel(
+        self, q: cute.Tensor, k_cache: cute.Tensor, v_cache: cute.Tensor, position: cute.Tensor, start: cute.Tensor,
+        out: cute.Tensor,
+    ):  # fmt: skip
+        kv_head, row, _ = cute.arch.block_idx()
+        group = const_expr(self.heads // self.kv_heads)
+        newest, first = tokens_of_row(position, start, row, k_cache.shape[2])
+        queries = cute.local_tile(q[row, None, None], (group, self.head_size), (kv_head, 0))
+        keys, values = k_cache[row, kv_head, None, None], v_cache[row, kv_head, None, None]
+        masses, mixed = attend(queries, keys, values, first, newest + 1, self.threads)
+        finish(masses, mixed, out, None, row, kv_head, 0, group, 1, self.threads)
+
+
+@cute.jit
+def attend(queries: cute.Tensor, keys: cute.Tensor, values: cute.Tensor, first, last, threads: cutlass.Constexpr):
+    """Attention of queries [G, D] over slots first..last - 1 of keys and values [S, D]: pieces in shared memory.
+
+    D / 8 lanes hold a token, 16 bytes each, so one load of a block brings 16 tokens of size 64. These lanes keep a
+    piece of their own for each query head, and share only the scores, by shuffles.
+    """
+    group, size = queries.shape
+    lanes, tokens = const_expr(size // 8), const_expr(threads * 8 // size)
+    thread, _, _ = cute.arch.thread_idx()
+    piece, column = thread // lanes, thread % lanes
+
+    loaded = cute.make_rmem_tensor((1, 8), queries.element_type)
+    query = cute.make_rmem_tensor((8, group), Float32)
+    for h in range_constexpr(group):
+        cute.autovec_copy(chunks(queries)[None, h, column], loaded)
+        for e in range_constexpr(8):
+            query[e, h] = loaded[e].to(Float32) * (LOG2_E / math.sqrt(size))
+
+    top, mass = cute.make_rmem_tensor(group, Float32), cute.make_rmem_tensor(group, Float32)
+    mixed = cute.make_rmem_tensor((8, group), Float32)
+    top.fill(LOWEST)
+    mass.fill(0.0)
+    mixed.fill(0.0)
+    key, value = cute.make_rmem_tensor((1, 8), keys.element_type), cute.make_rmem_tensor((1, 8), keys.element_type)
+    for base in cutlass.range(first, last, tokens):
+        token = base + piece
+        slot = cutlass.min(token, last - 1)  # past the end a lane reads the last token again, and does not count it
+        cute.autovec_copy(chunks(keys)[None, slot, column], key)
+        cute.autovec_copy(chunks(values)[None, slot, column], value)
+        for h in range_constexpr(group):
+            score = Float32(0.0)
+            for e in range_constexpr(8):
+                score += query[e, h] * key[e].to(Float32)
+            score = cute.arch.warp_reduction_sum(score, threads_in_group=lanes)
+            score = score if token < last else -Float32.inf
+            higher = cute.arch.fmax(top[h], score)
+            shrink, weight = power(top[h] - higher), power(score - higher)
+            top[h] = higher
+            mass[h] = mass[h] * shrink + weight
+            for e in range_constexpr(8):
+                mixed[e, h] = mixed[e, h] * shrink + weight * value[e].to(Float32)
+
+    all_masses, all_mixed = allocate_pieces(tokens, size)
+    for h in range_constexpr(group):
+        cute.autovec_copy(mixed[None, h], cute.tiled_divide(all_mixed[piece, h, None], (8,))[None, column])
+        if column == 0:
+            all_masses[piece, 0, h], all_masses[piece, 1, h] = top[h], mass[h]
+    return all_masses, all_mixed
+
+
+EXAMPLES = (SimpleDecode(14, 2, 64, padded=True), SimpleDecode(16, 8, 128, "float16"))

@@ -1,0 +1,59 @@
+"""Decode attention, second step: several blocks share a row's tokens (split-KV, also called Flash-Decoding).
+
+With `splits` blocks for each row and key-value head there are enough of them to occupy the card. Each does what the
+block of `decode_simple` does, over its share of the tokens. The last one to arrive puts the pieces together, so one
+launch is enough. The lesson of this version: on a small card it is bound by memory, but an H200 brings tokens faster
+than its CUDA cores can take 80 instructions of a warp for each.
+"""
+
+from dataclasses import dataclass
+
+from rlcourse.course.kernels.decode_simple import attend
+from rlcourse.kernels.decode_common import attention_arguments, check_shape, finish, share, tokens_of_row
+from rlcourse.kernels.dsl import const_expr, cute
+
+
+@dataclass(frozen=True)
+class SplitDecode:
+    """The kernel, with the fields of `SimpleDecode`; its reference is `decode_attention_reference`. splits: blocks that
+    share a row and key-value head. They take equal parts of the slots in use, which are known on the device alone, so
+    that one grid serves a CUDA graph at any length."""
+
+    heads: int
+    kv_heads: int
+    head_size: int
+    dtype: str = "bfloat16"
+    padded: bool = False
+    splits: int = 4
+    threads = 128
+
+    def __post_init__(self):
+        check_shape(self)
+
+    def arguments(self):
+        return attention_arguments(self)
+
+    def grid(self, q, *others):
+        return self.splits, self.kv_heads, q.shape[0]
+
+    @cute.jit
+    def __call__(self, q, k_cache, v_cache, position, start, out, mixed, masses, arrived, stream):
+        launched = self.kernel(q, k_cache, v_cache, position, start, out, mixed, masses, arrived)
+        launched.launch(grid=self.grid(q), block=[self.threads, 1, 1], stream=stream)
+
+    @cute.kernel
+    def kernel(
+        self, q: cute.Tensor, k_cache: cute.Tensor, v_cache: cute.Tensor, position: cute.Tensor, start: cute.Tensor,
+        out: cute.Tensor, mixed: cute.Tensor, masses: cute.Tensor, arrived: cute.Tensor,
+    ):  # fmt: skip
+        split, kv_head, row = cute.arch.block_idx()
+        group = const_expr(self.heads // self.kv_heads)
+        newest, first = tokens_of_row(position, start, row, k_cache.shape[2])
+        begin, end = share(first, newest + 1, split, self.splits)
+        queries = cute.local_tile(q[row, None, None], (group, self.head_size), (kv_head, 0))
+        keys, values = k_cache[row, kv_head, None, None], v_cache[row, kv_head, None, None]
+        pieces = attend(queries, keys, values, begin, end, self.threads)
+        finish(*pieces, out, (mixed, masses, arrived), row, kv_head, split, group, self.splits, self.threads)
+
+
+EXAMPLES = (SplitDecode(14, 2, 64, padded=True), SplitDecode(16, 8, 128, "float16", splits=8))

@@ -1,0 +1,54 @@
+"""What every notebook of the course starts with: where it lives, which machine this is, which profile to run.
+
+Imports nothing heavy. The repository's address and the tag that notebooks install stand here and nowhere else.
+"""
+
+import os
+
+from rlcourse import __version__
+from rlcourse.measure.records import device_name
+
+REPOSITORY = "rlcourse/rlcourse"  # on GitHub
+TAG = f"v{__version__}"
+
+# The first cell of every notebook. It changes nothing where the package is installed already.
+BOOTSTRAP = f"""\
+import importlib.util
+if importlib.util.find_spec("rlcourse") is None:  # on Colab: the course alone, nothing that Colab ships is replaced
+    %pip install --quiet --no-deps "rlcourse @ git+https://github.com/{REPOSITORY}@{TAG}"
+from rlcourse.course import start
+start("{__version__}")"""
+
+
+def colab_url(path: str) -> str:
+    """Where Colab opens a notebook of the repository."""
+    return f"https://colab.research.google.com/github/{REPOSITORY}/blob/{TAG}/{path}"
+
+
+def start(version: str) -> None:
+    """Check the package against the notebook's `version` and print the machine and the profile.
+
+    Raises RuntimeError in one sentence if they do not belong together.
+    """
+    if version != __version__:
+        raise RuntimeError(
+            f"This notebook belongs to rlcourse {version}, but {__version__} is installed: "
+            f'run `%pip install --no-deps "rlcourse @ git+https://github.com/{REPOSITORY}@v{version}"` and restart.'
+        )
+    print(f"rlcourse {__version__} on {device_name()}, profile {profile()}")
+
+
+def profile() -> str:
+    """`smoke` where RLCOURSE_PROFILE says so: everything runs, small and fast. Else `full`.
+
+    Raises RuntimeError for a profile that does not exist.
+    """
+    name = os.environ.get("RLCOURSE_PROFILE", "full")
+    if name not in ("smoke", "full"):
+        raise RuntimeError(f"Unknown RLCOURSE_PROFILE {name!r}: use smoke or full.")
+    return name
+
+
+def pick(smoke, full):
+    """The value for the profile that runs: `steps = pick(smoke=2, full=60)`."""
+    return smoke if profile() == "smoke" else full

@@ -1,0 +1,207 @@
+"""What this machine is, which presets fit it, and what is missing with the command that mends it.
+
+`gather` collects plain facts, `print_report` shows them. Neither touches the network, and a broken install is a fact
+like any other: nothing here raises because a library is missing.
+"""
+
+import importlib.util
+import json
+import os
+import platform
+import shutil
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from rlcourse.measure import machine
+from rlcourse.measure.machine import format_bytes
+from rlcourse.paths import data_folder
+
+REINSTALL = 'python -m pip install -e "."'
+
+
+def gather() -> dict[str, Any]:
+    """The facts, ready for JSON: 'machine', 'checks' and 'presets'.
+
+    machine: see `machine_facts`. checks: one {name, ok, required, detail, mend} for each thing looked for; mend is the
+    command that helps, '' if ok. presets: one {preset, device, needs_bytes, has_bytes, fits} each, None where unknown.
+    """
+    facts = machine_facts()
+    checks = [*library_checks(facts), gpu_check(facts), *data_checks(), *optional_checks()]
+    return {"machine": facts, "checks": checks, "presets": preset_facts(facts)}
+
+
+def healthy(facts: dict[str, Any]) -> bool:
+    """Whether everything is there that the first command, `rlcourse train`, needs."""
+    return all(check["ok"] for check in facts["checks"] if check["required"])
+
+
+def machine_facts() -> dict[str, Any]:
+    """System, processor, memory, GPUs, driver and versions; 'torch_error' is '' or why torch cannot be used."""
+    try:
+        gpus, error = machine.gpus(), ""
+    except Exception as exception:  # a half-installed torch fails in many ways, and each is worth reporting
+        gpus, error = [], f"{type(exception).__name__}: {exception}".split("\n")[0]
+    return {
+        "system": f"{platform.system()} {platform.release()} ({platform.machine()})",
+        "cpu": machine.cpu_model(),
+        "cores": machine.cpu_cores(),
+        "memory_bytes": machine.memory_bytes(),
+        "gpus": gpus,
+        "driver": machine.driver(),
+        "versions": machine.versions(),
+        "torch_error": error,
+    }
+
+
+def check(name: str, ok: bool, detail: str, mend: str, required: bool = False) -> dict[str, Any]:
+    return {"name": name, "ok": ok, "required": required, "detail": detail, "mend": "" if ok else mend}
+
+
+def library_checks(facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """The libraries that every run needs."""
+    missing = [name for name, version in facts["versions"].items() if version is None]
+    installed = check(
+        "libraries", not missing, "missing: " + ", ".join(missing) if missing else "all installed", REINSTALL, True
+    )
+    error = facts["torch_error"]
+    return [installed, check("torch works", not error, error or "imports", f"{REINSTALL} --force-reinstall", True)]
+
+
+def gpu_check(facts: dict[str, Any]) -> dict[str, Any]:
+    """Whether torch sees the GPU; a driver without a usable torch is a wrong build of torch."""
+    if facts["gpus"]:
+        return check("GPU", True, f"{len(facts['gpus'])} x {facts['gpus'][0]['name']}", "")
+    if facts["driver"]:
+        mend = "python -m pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
+        return check("GPU", False, "the driver is here, but torch cannot use a GPU", mend)
+    return check("GPU", False, "none: the laptop preset runs on the CPU", "")
+
+
+def data_checks() -> list[dict[str, Any]]:
+    """The embedded task and model, GSM8K, and the model of the GPU presets, here or in a cache."""
+    try:
+        data = data_folder() / "minigsm"
+    except FileNotFoundError:
+        data = Path("data") / "minigsm"
+    embedded = {
+        "embedded model": ["model/config.json", "model/model.safetensors", "model/tokenizer.json"],
+        "embedded problems": ["train.jsonl", "validation.jsonl", "test.jsonl"],
+    }
+    checks = []
+    for name, files in embedded.items():
+        lacking = [file for file in files if not (data / file).is_file()]
+        detail = "data/minigsm lacks " + ", ".join(lacking) if lacking else "here"
+        checks.append(check(name, not lacking, detail, "git checkout -- data/minigsm", True))
+    return [*checks, gsm8k_check(), qwen_check()]
+
+
+def gsm8k_check() -> dict[str, Any]:
+    """GSM8K from RLCOURSE_GSM8K_DIR, else from the caches of `datasets` and the hub."""
+    folder = os.environ.get("RLCOURSE_GSM8K_DIR")
+    if folder:
+        lacking = [name for name in ("train.jsonl", "test.jsonl") if not (Path(folder).expanduser() / name).is_file()]
+        detail = f"RLCOURSE_GSM8K_DIR lacks {', '.join(lacking)}" if lacking else "in RLCOURSE_GSM8K_DIR"
+        return check("GSM8K", not lacking, detail, "export RLCOURSE_GSM8K_DIR=<folder of train.jsonl and test.jsonl>")
+    home = _hugging_face_home()
+    prepared = Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets")) / "openai___gsm8k"
+    if prepared.is_dir():
+        return check("GSM8K", True, "in the cache of datasets", "")
+    return check(
+        "GSM8K",
+        False,
+        "not here; the first GSM8K run downloads it (5 MB)",
+        "python -c \"import datasets; datasets.load_dataset('openai/gsm8k', 'main')\"",
+    )
+
+
+def qwen_check() -> dict[str, Any]:
+    """Qwen2.5-0.5B-Instruct in the hub's cache."""
+    cache = Path(os.environ.get("HF_HUB_CACHE", _hugging_face_home() / "hub"))
+    found = any(cache.glob("models--Qwen--Qwen2.5-0.5B-Instruct/snapshots/*/*.safetensors"))
+    detail = "in the cache of the hub" if found else "not here; the first a10g or h200 run downloads it (1 GB)"
+    return check("Qwen2.5-0.5B-Instruct", found, detail, "hf download Qwen/Qwen2.5-0.5B-Instruct")
+
+
+def _hugging_face_home() -> Path:
+    return Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
+
+
+def optional_checks() -> list[dict[str, Any]]:
+    """What only some options ask for."""
+    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    install = {
+        "Linux": "sudo apt-get install g++",
+        "Darwin": "xcode-select --install",
+    }.get(platform.system(), "install the Visual Studio build tools with C++")
+    checks = [check("C++ compiler", bool(compiler), "for --compile on a CPU", install)]
+    for package in ("tensorboard", "wandb"):
+        found = importlib.util.find_spec(package) is not None
+        checks.append(check(package, found, f"for --log-to {package}", f"python -m pip install {package}"))
+    return checks
+
+
+def preset_facts(facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """What each preset needs at most, beside the memory of the device that it runs on; [] if torch is broken."""
+    if facts["torch_error"]:
+        return []
+    from rlcourse.config import PRESETS, make_config
+    from rlcourse.measure import memory
+
+    rows = []
+    for preset in PRESETS:
+        config = make_config(preset)
+        gpu = config.dtype == "bfloat16"
+        has = max((g["memory_bytes"] for g in facts["gpus"]), default=0) if gpu else facts["memory_bytes"]
+        device = "cuda" if gpu else "cpu"
+        try:
+            estimate = memory.estimate(config, memory.model_shape(config.model), device)
+            needs, fits = estimate.peak, None if has is None else estimate.fits(has)
+        except FileNotFoundError:  # the embedded model is missing, which has a check of its own
+            needs, fits = None, None
+        rows.append({"preset": preset, "device": device, "needs_bytes": needs, "has_bytes": has, "fits": fits})
+    return rows
+
+
+def print_json(facts: dict[str, Any]) -> None:
+    print(json.dumps(facts, indent=2))
+
+
+def print_report(facts: dict[str, Any], console: Console | None = None) -> None:
+    """The facts as three tables: the machine, what is here and what is missing, the presets."""
+    console = console or Console()
+
+    def size(count: int | None) -> str:
+        return "unknown" if count is None else format_bytes(count) if count else "none"
+
+    this = facts["machine"]
+    table = Table(title="This machine", show_header=False)
+    table.add_row("system", this["system"])
+    table.add_row("processor", f"{this['cpu']}, {this['cores']} cores, {size(this['memory_bytes'])} of memory")
+    for gpu in this["gpus"]:
+        table.add_row("GPU", f"{gpu['name']}, {size(gpu['memory_bytes'])}, capability {gpu['capability']}")
+    if this["driver"]:
+        table.add_row("NVIDIA driver", this["driver"])
+    table.add_row("versions", ", ".join(f"{name} {version}" for name, version in this["versions"].items()))
+    console.print(table)
+
+    table = Table("", "what", "found", title="What is here")
+    for item in facts["checks"]:
+        mark = "[green]yes[/green]" if item["ok"] else "[red]no[/red]" if item["required"] else "[yellow]no[/yellow]"
+        table.add_row(mark, item["name"], item["detail"])
+    console.print(table)
+    commands = [(item["name"], item["mend"]) for item in facts["checks"] if item["mend"]]
+    if commands:
+        console.print("What is not here, and the command that brings it:")
+    for name, command in commands:  # outside the table, which would cut them off
+        console.print(f"  {name}:\n    {command}", soft_wrap=True, markup=False, highlight=False)
+    console.print()
+
+    table = Table("preset", "device", "needs at most", "this machine has", "fits", title="Presets")
+    for row in facts["presets"]:
+        fits = {True: "[green]yes[/green]", False: "[red]no[/red]", None: "unknown"}[row["fits"]]
+        table.add_row(row["preset"], row["device"], size(row["needs_bytes"]), size(row["has_bytes"]), fits)
+    if facts["presets"]:
+        console.print(table)

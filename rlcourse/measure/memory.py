@@ -1,0 +1,212 @@
+"""How much memory a training run needs, computed from the config and the model's shape before anything is loaded.
+
+The estimate is made of what can be counted: tensors that must stand in memory, every row at its longest. It is an upper
+bound on those, plus a fixed sum for the libraries; the allocator's fragments come on top, hence `HEADROOM`.
+"""
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+from rlcourse.config import TrainConfig
+from rlcourse.measure import machine
+from rlcourse.paths import data_folder
+
+LIBRARIES = 600_000_000  # bytes of Python, torch, transformers and datasets, or of a CUDA context
+HEADROOM = 1.1  # what the allocator takes for what is counted
+LOGIT_COPIES = 4  # float32 copies of a chunk's logits at the peak of its backward pass: logits, softmax, two gradients
+MAX_SLOTS = 256  # as rlcourse.rollout.graph.MAX_SLOTS
+PREFILL_TOKENS = 16384  # as rlcourse.rollout.graph.PREFILL_TOKENS
+EVALUATION_ROWS = 256  # as rlcourse.evaluation.BATCH_ROWS
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes of a Qwen2-like decoder: RMSNorm, grouped-query attention with biased QKV, SwiGLU."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocabulary: int
+    tied: bool  # one matrix for the embedding and the output head
+
+    @classmethod
+    def from_config(cls, config) -> "ModelShape":
+        """The shape in a `transformers` config, or anything with its attributes; ValueError if one is missing."""
+        try:
+            return cls(
+                layers=config.num_hidden_layers,
+                hidden=config.hidden_size,
+                heads=config.num_attention_heads,
+                kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+                head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+                intermediate=config.intermediate_size,
+                vocabulary=config.vocab_size,
+                tied=getattr(config, "tie_word_embeddings", False),
+            )
+        except AttributeError as error:
+            raise ValueError(f"The model's config is not that of a Qwen2-like decoder: {error}.") from None
+
+
+# The config.json of each model on the hub, https://huggingface.co/Qwen
+QWEN25 = {
+    "Qwen/Qwen2.5-0.5B": ModelShape(24, 896, 14, 2, 64, 4864, 151936, tied=True),
+    "Qwen/Qwen2.5-1.5B": ModelShape(28, 1536, 12, 2, 128, 8960, 151936, tied=True),
+    "Qwen/Qwen2.5-3B": ModelShape(36, 2048, 16, 2, 128, 11008, 151936, tied=True),
+    "Qwen/Qwen2.5-7B": ModelShape(28, 3584, 28, 4, 128, 18944, 152064, tied=False),
+}
+
+
+def resolve_device(config: TrainConfig) -> str:
+    """'cpu' or 'cuda': 'auto' is a GPU where torch has one, and for bfloat16, which asks for one."""
+    if config.device != "auto":
+        return config.device
+    return "cuda" if config.dtype == "bfloat16" or machine.gpus() else "cpu"
+
+
+def model_shape(name: str) -> ModelShape:
+    """The shape of 'embedded', of a model folder, or of a model on the hub.
+
+    Qwen2.5 0.5B to 7B (and -Instruct) are known; another hub name is looked up in the cache, then on the network.
+    Raises FileNotFoundError if there is no such model here or there, ValueError if it is of another kind.
+    """
+    known = QWEN25.get(name.removesuffix("-Instruct"))
+    if known:
+        return known
+    folder = data_folder() / "minigsm" / "model" if name == "embedded" else Path(name)
+    if name == "embedded" or folder.is_dir():
+        file = folder / "config.json"
+        if not file.is_file():
+            raise FileNotFoundError(f"There is no model in {folder}: it has no config.json.")
+        return ModelShape.from_config(SimpleNamespace(**json.loads(file.read_text())))
+    from transformers import AutoConfig
+
+    try:
+        return ModelShape.from_config(AutoConfig.from_pretrained(name))
+    except OSError:
+        raise FileNotFoundError(
+            f"No folder {name!r}, and no such model in the Hugging Face cache or within reach on the hub: check the "
+            "name and the network."
+        ) from None
+
+
+def parameters(shape: ModelShape) -> int:
+    """Number of parameters, exactly that of `Qwen2ForCausalLM`; a tied head counts once.
+
+    A layer: hidden x (q + 2 kv) + (q + 2 kv) biases + q x hidden, q = heads x head_dim, kv = kv_heads x head_dim;
+    3 x hidden x intermediate; 2 norms. Around the layers: vocabulary x hidden once or twice, 1 norm. Models without
+    biases on QKV (Llama) have a fraction of a permille less.
+    """
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    attention = shape.hidden * (q + 2 * kv) + (q + 2 * kv) + q * shape.hidden
+    layer = attention + 3 * shape.hidden * shape.intermediate + 2 * shape.hidden
+    embeddings = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
+    return shape.layers * layer + embeddings + shape.hidden
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes of each part of a run, and of its two phases. The formulas are those of `estimate`."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    reference: int
+    rollout_weights: int
+    kv_cache: int
+    kept_cache: int
+    prefill: int
+    sampling: int
+    autocast: int
+    activations: int
+    logits: int
+
+    @property
+    def rollout(self) -> int:
+        """Everything that stands while completions are sampled; gradients are freed by then."""
+        kept = self.weights + self.optimizer + self.reference + self.rollout_weights
+        return LIBRARIES + kept + self.kv_cache + max(self.prefill, self.sampling)
+
+    @property
+    def update(self) -> int:
+        """Everything that stands in the backward pass; the engine keeps its weights and, on a GPU, its cache."""
+        return LIBRARIES + sum(asdict(self).values()) - self.prefill - self.sampling - self.kv_cache
+
+    @property
+    def peak(self) -> int:
+        """The larger phase, with `HEADROOM`: what the run needs at most."""
+        return round(HEADROOM * max(self.rollout, self.update))
+
+    def fits(self, memory_bytes: int) -> bool:
+        return self.peak <= memory_bytes
+
+
+def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstimate:
+    """Bytes that training `shape` with `config` needs on `device`, 'cpu' or 'cuda'.
+
+    n = parameters, b = bytes of a number in config.dtype, L = max_prompt_tokens + max_new_tokens, m = rows of a
+    micro-batch, rows = those of a step or of an evaluation's batch, whichever are more:
+
+    - weights 4 n, gradients 4 n, AdamW's two moments 8 n, all float32; a frozen reference 4 n where there is one
+    - rollout weights: b n for the engine's own copy; the hf engines need none in float32
+    - KV cache: tokens x layers x 2 x kv_heads x head_dim x b, of rows x L tokens; on a GPU the graph engine has
+      MAX_SLOTS rows at most, and the prompts' own cache beside them; kept is what of it stands in the update, too:
+      that of hf-static, and on a GPU that of the graph engine
+    - prefill: of t tokens, with the graph engine PREFILL_TOKENS at most, one layer at a time: t x heads x
+      max_prompt_tokens x 3 x 4 for the scores of attention, their softmax and a bias, or t x 4 x intermediate x b for
+      SwiGLU, whichever is more
+    - sampling: 3 x rows x vocabulary x 4: the logits of one position, their noise, and their sum
+    - autocast: 2 n for the bfloat16 copies of the weights that autocast keeps, 0 in float32
+    - activations: see `activation_bytes`
+    - logits: LOGIT_COPIES x chunk x vocabulary x 4, chunk = min(logprob_chunk, m x max_new_tokens)
+    """
+    n = parameters(shape)
+    own_weights = config.engine == "graph" or config.dtype == "bfloat16"
+    b = 2 if config.dtype == "bfloat16" else 4
+    length = config.max_prompt_tokens + config.max_new_tokens
+    rows = max(config.rows, min(EVALUATION_ROWS, config.eval_problems))
+    micro_rows = min(config.micro_batch_rows, -(-config.rows // config.minibatches))
+    chunk = min(config.logprob_chunk, micro_rows * config.max_new_tokens)
+    captured = config.engine == "graph" and device == "cuda"
+    prompts = max(config.num_prompts, min(EVALUATION_ROWS, config.eval_problems))
+    cached = min(rows, MAX_SLOTS) * length + prompts * config.max_prompt_tokens if captured else rows * length
+    cache = cached * shape.layers * 2 * shape.kv_heads * shape.head_dim * b
+    at_once = PREFILL_TOKENS if config.engine == "graph" else math.inf
+    prefill_tokens = min(at_once, rows * config.max_prompt_tokens)
+    return MemoryEstimate(
+        weights=4 * n,
+        gradients=4 * n,
+        optimizer=8 * n,
+        reference=4 * n if config.needs_reference else 0,
+        rollout_weights=b * n if own_weights else 0,
+        kv_cache=cache,
+        kept_cache=cache if (captured or config.engine.startswith("hf-static")) and not config.sleep else 0,
+        prefill=prefill_tokens * max(12 * shape.heads * config.max_prompt_tokens, 4 * shape.intermediate * b),
+        sampling=3 * rows * shape.vocabulary * 4,
+        autocast=2 * n if b == 2 else 0,
+        activations=activation_bytes(shape, micro_rows, length, config.dtype, config.gradient_checkpointing),
+        logits=LOGIT_COPIES * chunk * shape.vocabulary * 4,
+    )
+
+
+def activation_bytes(shape: ModelShape, rows: int, length: int, dtype: str, gradient_checkpointing: bool) -> int:
+    """Bytes that one forward pass of `rows` x `length` tokens keeps for its backward pass, output head left out.
+
+    Per token and layer, with H = hidden, A = heads x head_dim, I = intermediate, b = bytes of a number in `dtype`:
+    two RMSNorms keep their input and its normalised form, and five linear layers keep their input, 24 H bytes in
+    float32 (the inputs of a norm's readers are one tensor) and 26 H under bfloat16 autocast (the norms in float32, a
+    bfloat16 copy for each reader); attention keeps q, repeated k and v, its output and a row of its mask,
+    b (4 A + length); SwiGLU keeps both projections, silu and the product, 4 b I. Checkpointing keeps the float32 input
+    of each layer, 4 H, and the whole of one layer at a time.
+    """
+    b = 2 if dtype == "bfloat16" else 4
+    norms = (26 if b == 2 else 24) * shape.hidden
+    layer = norms + b * (4 * shape.heads * shape.head_dim + length) + 4 * b * shape.intermediate
+    if gradient_checkpointing:
+        return rows * length * (shape.layers * 4 * shape.hidden + layer)
+    return rows * length * shape.layers * layer

@@ -1,0 +1,147 @@
+"""Figures used in more than one place. Each is drawn on a Figure object, so no window and no global state is touched.
+
+Colours are those of Okabe and Ito, which colour-blind readers can tell apart; line styles and markers differ too.
+"""
+
+import itertools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+if TYPE_CHECKING:
+    from rlcourse.measure.roofline import Machine, Work
+
+ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE, BLACK = (
+    "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#000000",
+)  # fmt: skip
+
+# Colour, line style and marker of each algorithm, the same in every figure.
+STYLES = {
+    "reinforce": (BLACK, ":", "o"),
+    "reinforce_baseline": (PURPLE, (0, (1, 1)), "s"),
+    "rloo": (SKY, "-.", "^"),
+    "ppo": (ORANGE, "--", "D"),
+    "grpo": (GREEN, (0, (5, 1)), "v"),
+    "dr_grpo": (BLUE, "-", "o"),
+    "dapo": (VERMILION, (0, (3, 1, 1, 1)), "P"),
+    "gspo": (PURPLE, "-.", "X"),
+    "cispo": (BLACK, "--", "*"),
+}
+LABELS = {
+    "reinforce": "REINFORCE",
+    "reinforce_baseline": "REINFORCE, batch mean",
+    "dr_grpo": "Dr. GRPO",
+}
+
+
+WINDOW = 5  # steps of the moving means
+
+
+def plot_run(metrics: list[dict[str, Any]], evals: list[dict[str, Any]], path: str | Path) -> None:
+    """One run as a picture, over training steps: validation accuracy, training reward, completion length, entropy.
+
+    metrics: rows of metrics.jsonl with step, reward, length and entropy, None where there was nothing to measure.
+    evals: rows of evals.jsonl with step and accuracy. path: the PNG to write.
+    """
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    (accuracy, reward), (length, entropy) = figure.subplots(2, 2, sharex=True)
+    steps, values = _series(evals, "accuracy")
+    accuracy.plot(steps, [100 * value for value in values], color=BLUE, linewidth=2, marker="o", markersize=4)
+    _finish(accuracy, "Validation accuracy", "greedy, % right")
+    accuracy.set_ylim(0, 100)
+    for axes, key, color, title, unit in (
+        (reward, "reward", ORANGE, "Training reward", "mean of a step"),
+        (length, "length", GREEN, "Completion length", "tokens, mean of a step"),
+        (entropy, "entropy", PURPLE, "Entropy of the policy", "nats a token"),
+    ):
+        steps, values = _series(metrics, key)
+        axes.plot(steps, values, color=color, linewidth=0.9, alpha=0.5, label="each step")
+        axes.plot(steps, _moving_mean(values), color=color, linewidth=2, label=f"mean of the last {WINDOW}")
+        _finish(axes, title, unit)
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    reward.legend(loc="lower right", frameon=False, fontsize=9)
+    for axes in (length, entropy):
+        axes.set_xlabel("training step")
+    figure.savefig(path, dpi=150)
+
+
+def plot_curves(curves: list[dict[str, Any]], path: str | Path) -> None:
+    """Held-out accuracy of several algorithms over training steps: the mean over seeds, and a band from least to most.
+
+    curves: one record a line, {"algorithm", "seeds": [{"seed", "evals": [{"step", "accuracy"}, ...]}, ...]}. Steps at
+    which not every seed was evaluated are left out. path: the PNG to write. Raises ValueError without curves.
+    """
+    if not curves:
+        raise ValueError("There are no curves to draw: train at least one algorithm first.")
+    figure = Figure(figsize=(9, 5.5), layout="constrained")
+    axes = figure.subplots()
+    for curve in curves:
+        algorithm = curve["algorithm"]
+        color, linestyle, marker = STYLES.get(algorithm, (BLACK, "-", "o"))
+        steps, low, mean, high = seed_band(curve["seeds"])
+        low, mean, high = ([100 * value for value in values] for values in (low, mean, high))
+        axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
+        label = LABELS.get(algorithm, algorithm.upper())
+        axes.plot(steps, mean, color=color, linestyle=linestyle, marker=marker, markersize=5, linewidth=2, label=label)
+    seeds = sorted({len(curve["seeds"]) for curve in curves})
+    _finish(axes, "Accuracy on held-out problems during training", "greedy, % right")
+    axes.set_ylim(0, 100)
+    axes.set_xlabel("training step")
+    legend_title = f"mean of {' or '.join(map(str, seeds))} seeds, band: min to max"
+    axes.legend(title=legend_title, loc="lower right", frameon=False, fontsize=11, title_fontsize=11, handlelength=3.5)
+    figure.savefig(path, dpi=150)
+
+
+def seed_band(seeds: list[dict[str, Any]]) -> tuple[list[int], list[float], list[float], list[float]]:
+    """Steps at which every seed was evaluated, and the least, mean and greatest accuracy there."""
+    by_seed = [{row["step"]: row["accuracy"] for row in seed["evals"]} for seed in seeds]
+    steps = sorted(set.intersection(*map(set, by_seed)))
+    columns = [[accuracy[step] for accuracy in by_seed] for step in steps]
+    return steps, [min(c) for c in columns], [sum(c) / len(c) for c in columns], [max(c) for c in columns]
+
+
+def draw_roofline(axes: Axes, machine: "Machine", points: list[tuple[str, "Work", float]]) -> None:
+    """A machine's roof, and where programs stand under it, on logarithmic axes.
+
+    points: (label, what had to be done, seconds it took). To the left of the ridge a program waits for bytes, to the
+    right of it for operations.
+    """
+    intensities = [work.intensity for _, work, _ in points] + [machine.ridge]
+    left, right = min(intensities) / 3, max(intensities) * 3
+    roof = [left, machine.ridge, right]
+    heights = [min(machine.bytes_per_s * x, machine.flops_per_s) / 1e9 for x in roof]
+    axes.plot(roof, heights, color=BLACK, linewidth=2, label=f"{machine.name}, {machine.dtype}")
+    axes.axvline(machine.ridge, color=BLACK, linestyle=":", linewidth=1)
+    styles = zip((BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY), "osDv^P", strict=True)
+    for (label, work, seconds), (color, marker) in zip(points, itertools.cycle(styles), strict=False):
+        reached = work.total_flops / seconds / 1e9
+        share = 100 * machine.floor_seconds(work) / seconds
+        label = f"{label}: {share:.0f} % of the roof"
+        axes.plot(work.intensity, reached, marker=marker, linestyle="", markersize=8, color=color, label=label)
+    axes.set(xscale="log", yscale="log")
+    _finish(axes, "Roofline", "billion operations a second")
+    axes.set_xlabel("operations a byte", fontsize=11)
+    axes.legend(frameon=False, fontsize=9, loc="lower right")
+
+
+def _series(rows: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:
+    """Steps and values of the rows that have a value."""
+    pairs = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
+    return [step for step, _ in pairs], [value for _, value in pairs]
+
+
+def _moving_mean(values: list[float]) -> list[float]:
+    """Mean of each value and the ones before it, `WINDOW` at most."""
+    windows = [values[max(0, i + 1 - WINDOW) : i + 1] for i in range(len(values))]
+    return [sum(window) / len(window) for window in windows]
+
+
+def _finish(axes: Axes, title: str, unit: str) -> None:
+    """Title, unit of the y axis, a light grid, no box."""
+    axes.set_title(title, fontsize=13)
+    axes.set_ylabel(unit, fontsize=11)
+    axes.tick_params(labelsize=10)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,157 @@
+"""Measurement records: what a GPU (or a CPU) measured once, kept as data, shown where it cannot be measured again.
+
+One record is one file, `data/measurements/<device>/<name>.json`. Host names and folders are never stored.
+"""
+
+import datetime
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from rlcourse.measure import machine
+from rlcourse.paths import data_folder
+
+KEYS = ("name", "device", "driver", "versions", "date", "command", "setup", "results")
+
+PATH = re.compile(r"(?<![\w.)\]/])(?:~|[A-Za-z]:)?[/\\][\w.][^\s'\"]*")  # absolute, or in somebody's home
+
+
+def device_name() -> str:
+    """The device that measurements here belong to: the first GPU, else the processor."""
+    gpus = machine.gpus()
+    return gpus[0]["name"] if gpus else f"CPU {machine.cpu_model()}"
+
+
+def slug(device: str) -> str:
+    """The folder name of a device: 'NVIDIA H200' → 'nvidia-h200', 'CPU AMD EPYC Processor' → 'cpu-amd-epyc'."""
+    text = re.sub(r"@.*|\((R|TM|tm)\)|\b\d+-Core\b|\bProcessor\b|(?<=\S)\s+CPU\b", " ", device)
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def write_record(
+    name: str,
+    setup: dict[str, Any],
+    results: list[dict[str, Any]],
+    device: str | None = None,
+    command: str | None = None,
+    folder: Path | None = None,
+) -> Path:
+    """Write a record of this machine, today, and return its path.
+
+    setup: what was run (model, shapes, dtype, repeats). results: one dict a variant, each with a 'variant', numbers
+    with their unit in the key (tokens_per_s, ms_per_step). device: `device_name()` if not given; 'CPU ...' leaves the
+    driver out. command: this process's command line if not given. folder: data/measurements if not given. A path of
+    this machine in any text is cut down to its last part. Raises ValueError for results without a variant.
+    """
+    device = device or device_name()
+    record = {
+        "name": name,
+        "device": device,
+        "driver": None if device.startswith("CPU") else machine.driver(),
+        "versions": machine.versions(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "command": command or shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "setup": setup,
+        "results": results,
+    }
+    record = _without_paths(record)
+    check_record(record, f"record {name!r}")
+    path = (folder or data_folder() / "measurements") / slug(device) / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def load_record(name: str, device: str | None = None, folder: Path | None = None) -> dict[str, Any]:
+    """The record `name` of `device`, a device's name or folder name; of the only device that has one if not given.
+
+    Raises FileNotFoundError if there is none, ValueError if there are several to choose from or the file is malformed.
+    """
+    folder = folder or data_folder() / "measurements"
+    found = sorted(folder.glob(f"{slug(device) if device else '*'}/{name}.json"))
+    remedy = f"measure it with `rlcourse bench {name} --record`."
+    if not found:
+        raise FileNotFoundError(f"{name!r} has not been recorded{f' on {device}' if device else ''}: {remedy}")
+    if len(found) > 1:
+        devices = ", ".join(path.parent.name for path in found)
+        raise ValueError(f"{name!r} has been recorded on {devices}: say which device.")
+    label = f"{found[0].parent.name}/{found[0].name}"
+    try:
+        record = json.loads(found[0].read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{label} is not JSON ({error}): {remedy}") from None
+    check_record(record, label)
+    return record
+
+
+def check_record(record: Any, label: str) -> None:
+    """Raise ValueError, naming `label`, unless the record has every key and each of its results a variant."""
+    if not isinstance(record, dict):
+        raise ValueError(f"{label} must be one JSON object.")
+    missing = [key for key in KEYS if key not in record]
+    if missing:
+        raise ValueError(f"{label} lacks {', '.join(missing)}: a record has {', '.join(KEYS)}.")
+    results = record["results"]
+    if not isinstance(results, list) or not results:
+        raise ValueError(f"{label} has no results: they are a list with one object for each variant.")
+    if not all(isinstance(row, dict) and "variant" in row for row in results):
+        raise ValueError(f"{label} has a result without a 'variant': each says what was measured.")
+
+
+def provenance(record: dict[str, Any]) -> str:
+    """'recorded on NVIDIA H200, 2026-01-31': stands beside every figure that comes from a record."""
+    return f"recorded on {record['device']}, {record['date']}"
+
+
+def record_table(record: dict[str, Any], columns: list[str] | None = None) -> Table:
+    """The results as a rich table with its provenance below. columns: keys of the results; all if not given."""
+    columns = columns or _columns(record)
+    caption = provenance(record)
+    table = Table(title=record["name"], caption=caption, min_width=len(caption))
+    for column in columns:
+        numeric = any(isinstance(row.get(column), int | float) for row in record["results"])
+        table.add_column(column, justify="right" if numeric else "left")
+    for row in record["results"]:
+        table.add_row(*(format_cell(row.get(column)) for column in columns))
+    return table
+
+
+def record_markdown(record: dict[str, Any], columns: list[str] | None = None) -> str:
+    """The results as a Markdown table with its provenance in the last line."""
+    columns = columns or _columns(record)
+    rows = [columns, ["---"] * len(columns)]
+    rows += [[format_cell(row.get(column)).replace("|", "\\|") for column in columns] for row in record["results"]]
+    table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return f"{table}\n\n{provenance(record)}\n"
+
+
+def _columns(record: dict[str, Any]) -> list[str]:
+    """Every key of the results, in the order in which they first appear."""
+    return list(dict.fromkeys(key for row in record["results"] for key in row))
+
+
+def format_cell(value: Any) -> str:
+    """Three significant digits, thousands apart; '' for what was not measured."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return " x ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _without_paths(value: Any) -> Any:
+    """The same value with each absolute path in its strings cut down to its last part."""
+    if isinstance(value, dict):
+        return {key: _without_paths(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_paths(item) for item in value]
+    if isinstance(value, str):
+        return PATH.sub(lambda match: re.split(r"[/\\]", match[0].rstrip("/\\"))[-1], value)
+    return value

@@ -1,0 +1,67 @@
+"""Train a small tokenizer of Qwen2's kind: byte-level BPE, each digit a token, ChatML turns."""
+
+import json
+import random
+from collections.abc import Iterable, Iterator
+
+from tokenizers import pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
+
+from rlcourse.course.embedded.demonstrations import ANSWER, CHECK, THINK
+from rlcourse.tasks.minigsm import sample
+
+PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+SMALLEST = 3 + 256  # the special tokens and every byte, so that any text can be encoded
+
+# Qwen2.5-Instruct's template without its default system turn and its tools.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int = 576) -> PreTrainedTokenizerFast:
+    """A left-padding tokenizer of at most `vocab_size` entries, fewer if the texts have no more to merge.
+
+    pad is <|endoftext|>, eos is <|im_end|>. The same texts give the same tokenizer. Any text in Unicode's composed form
+    (NFC) comes back as it was; other text comes back composed, as with Qwen2. Raises ValueError for a `vocab_size`
+    below the 256 bytes and 3 special tokens.
+    """
+    if vocab_size < SMALLEST:
+        raise ValueError(f"vocab_size must be at least {SMALLEST} (256 bytes, 3 special tokens), not {vocab_size}.")
+    # Qwen2's own class, because `AutoTokenizer` loads any tokenizer beside a Qwen2 model with it. An empty one brings
+    # Qwen2's split pattern, byte-level coding and NFC; the merges are learned here.
+    tokenizer = Qwen2Tokenizer().backend_tokenizer
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[PAD, START, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    bpe = json.loads(tokenizer.to_str())["model"]
+    return Qwen2Tokenizer(
+        vocab=bpe["vocab"],
+        merges=[tuple(pair) for pair in bpe["merges"]],
+        pad_token=PAD,
+        eos_token=END,
+        extra_special_tokens=[START],
+        padding_side="left",
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def minigsm_texts(n: int = 20_000, seed: int = 7) -> Iterator[str]:
+    """What the tokenizer of the embedded model is trained on: questions and answers of n problems, words around them.
+
+    The problems are of the sft split alone. The words are the names of the roles and the phrases of `demonstrations`.
+    """
+    rng = random.Random(seed)
+    for i in range(n):
+        problem = sample(rng, "sft").to_problem()
+        yield problem.question
+        yield problem.answer
+        if i % 10 == 0:  # often enough to become tokens
+            yield f"system\nuser\nassistant\n{THINK}\n{CHECK} {ANSWER} "

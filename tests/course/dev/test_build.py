@@ -1,0 +1,356 @@
+"""Masters to notebooks: what each kind holds, that a rebuild changes nothing, what is run again and what is refused."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from rlcourse.course.dev import build, headers
+
+NAME = "01_policy_gradient"
+
+EXERCISE = '''\
+# %% [markdown]
+# Write a function.
+
+# %% tags=["exercise"]
+def double(x):
+    """Twice x."""
+    # BEGIN SOLUTION
+    if x:
+        return 2 * x
+    return 0
+    # END SOLUTION
+
+# %%
+print(double(4))
+
+# %% tags=["exercise-only"]
+print("only before")
+
+# %% [markdown] tags=["solution"]
+# Why it is so.
+'''
+
+LESSON = """\
+# %% [markdown]
+# A lesson.
+
+# %%
+x = 1
+print(x)
+
+# %% tags=["gpu"]
+print("fast", x)
+"""
+
+
+@pytest.fixture
+def course(tmp_path, monkeypatch):
+    """A repository of its own. `course(kind, text)` writes a master and returns its path."""
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    monkeypatch.setattr(build, "BOOTSTRAP", "pass")
+    monkeypatch.setattr(build.torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("RLCOURSE_PROFILE", raising=False)
+    return lambda kind, text: write_master(tmp_path, kind, text)
+
+
+def write_master(root: Path, kind: str, text: str) -> Path:
+    path = root / kind / "_src" / f"{NAME}.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """In place of a kernel: every cell that runs prints how many runs there were. Returns the list of runs."""
+    seen = []
+
+    def execute(notebook, left_out):
+        seen.append([c.source for c in notebook.cells if c.cell_type == "code" and not any(c is o for o in left_out)])
+        for i, cell in enumerate(notebook.cells):
+            if cell.cell_type == "code" and not any(cell is other for other in left_out):
+                cell.execution_count = i
+                cell.outputs = [nbformat.v4.new_output("stream", text=f"run {len(seen)}\n")]
+        run = {"seconds": 70, "peak_memory_bytes": 10**9, "device": "CPU Test", "date": "2026-01-01"}
+        return run | {"profile": build.profile()}
+
+    monkeypatch.setattr(build, "execute", execute)
+    return seen
+
+
+def read(root: Path, kind: str) -> nbformat.NotebookNode:
+    return nbformat.read(root / kind / f"{NAME}.ipynb", as_version=4)
+
+
+def code(notebook) -> list[str]:
+    return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def texts(notebook) -> list[str]:
+    return ["".join(o.get("text", "") for o in c.outputs) for c in notebook.cells if c.cell_type == "code"]
+
+
+def test_exercises_have_holes_and_no_outputs_and_solutions_have_neither_holes_nor_marks(course, runs, tmp_path):
+    build.build(course("exercises", EXERCISE))
+    exercises, solutions = read(tmp_path, "exercises"), read(tmp_path, "solutions")
+    hole = 'def double(x):\n    """Twice x."""\n    # YOUR CODE HERE\n    raise NotImplementedError'
+    whole = 'def double(x):\n    """Twice x."""\n    if x:\n        return 2 * x\n    return 0'
+    assert code(exercises) == ["pass", hole, "print(double(4))", 'print("only before")']
+    assert code(solutions) == ["pass", whole, "print(double(4))"]
+    assert all(not cell.get("outputs") and cell.get("execution_count") is None for cell in exercises.cells)
+    assert texts(solutions) == ["run 1\n"] * 3
+    assert exercises.cells[3].metadata == {"tags": ["exercise"]}  # by which the grader finds it
+
+
+def test_cells_for_one_kind_stand_in_that_kind_alone(course, runs, tmp_path):
+    build.build(course("exercises", EXERCISE))
+    sources = {kind: [cell.source for cell in read(tmp_path, kind).cells] for kind in ("exercises", "solutions")}
+    assert "Why it is so." in sources["solutions"] and "Why it is so." not in sources["exercises"]
+    assert 'print("only before")' in sources["exercises"] and 'print("only before")' not in sources["solutions"]
+
+
+def test_an_exercise_begins_with_its_header_which_tells_the_minutes_of_its_solution(course, runs, tmp_path):
+    build.build(course("exercises", EXERCISE))
+    first = read(tmp_path, "exercises").cells[0]
+    run = read(tmp_path, "solutions").metadata["rlcourse"]["run"]
+    assert first.cell_type == "markdown" and first.source == headers.header(NAME, "exercises", run)
+
+
+@pytest.mark.parametrize(
+    "solution",
+    ["# BEGIN SOLUTION\n    return 1", "return 1\n    # END SOLUTION", "# BEGIN SOLUTION\n    # BEGIN SOLUTION\n    1"],
+)
+def test_a_solution_that_is_not_closed_is_refused_and_not_given_away(solution, course, tmp_path):
+    master = course("exercises", f"# %%\ndef f():\n    {solution}\n")
+    with pytest.raises(ValueError, match=r"01_policy_gradient\.py: BEGIN SOLUTION and END SOLUTION must come in pairs"):
+        build.assemble(master, "exercises")
+
+
+def test_several_holes_in_a_cell_keep_what_is_between(course):
+    first, second = "# BEGIN SOLUTION\na = 1\n# END SOLUTION\n", "    # BEGIN SOLUTION\n    c = 3\n    # END SOLUTION"
+    text = f"# %%\n{first}b = 2\nif b:\n{second}"
+    source = build.assemble(course("exercises", text), "exercises").cells[-1].source
+    hole = "# YOUR CODE HERE\nraise NotImplementedError"
+    assert source == f"{hole}\nb = 2\nif b:\n    " + hole.replace("\n", "\n    ")
+
+
+def test_a_rebuild_without_a_change_runs_nothing_and_is_byte_identical(course, runs, tmp_path):
+    lesson, exercise = course("notebooks", LESSON), course("exercises", EXERCISE)
+    for master in (lesson, exercise):
+        build.build(master)
+    files = sorted(tmp_path.glob("*/*.ipynb"))
+    before = [path.read_bytes() for path in files]
+    for master in (lesson, exercise):
+        build.build(master)
+    assert len(files) == 3 and len(runs) == 2
+    assert [path.read_bytes() for path in files] == before
+
+
+def test_cell_ids_are_valid_unique_and_the_same_wherever_they_are_made(course, tmp_path):
+    master = course("notebooks", "# %%\n1\n\n# %%\n1\n\n# %% [markdown]\n# 1\n")
+    made = []
+    for _ in range(2):
+        notebook = build.assemble(master, "notebooks")
+        build.set_ids(notebook, "name")
+        made.append([cell.id for cell in notebook.cells])
+        nbformat.validate(notebook)
+    assert made[0] == made[1] and len(set(made[0])) == 5
+
+
+def test_outputs_do_not_shift_the_ids_of_unchanged_cells(course, runs, tmp_path):
+    build.build(course("notebooks", LESSON))
+    before = {cell.source: cell.id for cell in read(tmp_path, "notebooks").cells}
+    build.build(course("notebooks", LESSON.replace("# A lesson.", "# A better lesson.")))
+    after = {cell.source: cell.id for cell in read(tmp_path, "notebooks").cells}
+    assert {source: after[source] for source in before.keys() & after.keys()} == {
+        source: before[source] for source in before.keys() & after.keys()
+    }
+    assert len(before.keys() & after.keys()) == len(after) - 1
+
+
+def test_a_change_of_text_runs_nothing_and_a_change_of_code_does(course, runs, tmp_path):
+    build.build(course("notebooks", LESSON))
+    build.build(course("notebooks", LESSON.replace("# A lesson.", "# A better lesson.")))
+    assert len(runs) == 1 and texts(read(tmp_path, "notebooks"))[1] == "run 1\n"
+    assert "A better lesson." in [cell.source for cell in read(tmp_path, "notebooks").cells]
+    build.build(course("notebooks", LESSON.replace("x = 1", "x = 2")))
+    assert len(runs) == 2 and texts(read(tmp_path, "notebooks"))[1] == "run 2\n"
+
+
+def test_force_runs_what_did_not_change(course, runs, tmp_path):
+    master = course("notebooks", LESSON)
+    build.build(master)
+    build.build(master, force=True)
+    assert len(runs) == 2 and texts(read(tmp_path, "notebooks"))[1] == "run 2\n"
+
+
+def test_outputs_of_the_smoke_profile_do_not_pass_for_those_of_a_full_run(course, runs, tmp_path, monkeypatch):
+    master = course("notebooks", LESSON)
+    monkeypatch.setenv("RLCOURSE_PROFILE", "smoke")
+    build.build(master)
+    monkeypatch.delenv("RLCOURSE_PROFILE")
+    build.build(master)
+    build.build(master)
+    assert len(runs) == 2 and read(tmp_path, "notebooks").metadata["rlcourse"]["run"]["profile"] == "full"
+
+
+STALE = f"notebooks/{NAME}.ipynb: no output of a GPU for the cell that begins "
+
+
+def test_a_gpu_cell_keeps_its_outputs_where_there_is_no_gpu(course, runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(build.torch.cuda, "is_available", lambda: True)
+    assert build.build(course("notebooks", LESSON)) == []
+    monkeypatch.setattr(build.torch.cuda, "is_available", lambda: False)
+    assert build.build(course("notebooks", LESSON.replace("x = 1", "x = 2"))) == []
+    assert texts(read(tmp_path, "notebooks")) == ["run 2\n", "run 2\n", "run 1\n"]
+    assert runs[1] == ["pass", "x = 2\nprint(x)"]  # and it was not run
+
+
+def test_a_stale_gpu_cell_is_listed_until_it_has_run(course, runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(build.torch.cuda, "is_available", lambda: True)
+    build.build(course("notebooks", LESSON))
+    monkeypatch.setattr(build.torch.cuda, "is_available", lambda: False)
+    changed = course("notebooks", LESSON.replace('"fast"', '"faster"'))
+    for _ in range(2):  # the second time nothing runs, and it is as stale as before
+        assert build.build(changed) == [STALE + "'print(\"faster\", x)'"]
+    assert texts(read(tmp_path, "notebooks"))[2] == "" and len(runs) == 2
+    monkeypatch.setattr(build.torch.cuda, "is_available", lambda: True)
+    assert build.build(changed, force=True) == []
+
+
+def test_a_notebook_over_1_mb_is_refused_and_the_old_one_stays(course, runs, tmp_path, monkeypatch):
+    master = course("notebooks", LESSON)
+    build.build(master)
+    before = (tmp_path / "notebooks" / f"{NAME}.ipynb").read_bytes()
+    big = nbformat.v4.new_output("display_data", data={"image/png": "A" * 1_000_000})
+    small = build.execute
+
+    def execute(notebook, left_out):
+        run = small(notebook, left_out)
+        notebook.cells[3].outputs = [big]
+        return run
+
+    monkeypatch.setattr(build, "execute", execute)
+    with pytest.raises(ValueError, match=r"notebooks/01_policy_gradient is over 1 MB \(1,00\d,\d\d\d bytes\)"):
+        build.build(master, force=True)
+    assert (tmp_path / "notebooks" / f"{NAME}.ipynb").read_bytes() == before
+
+
+def test_an_unknown_master_is_named_with_those_that_exist(course):
+    course("notebooks", LESSON)
+    course("exercises", EXERCISE)
+    with pytest.raises(ValueError, match=r"There is no master '07_cache': use 01_policy_gradient\."):
+        build.masters(["07_cache"])
+    assert [path.parent.parent.name for path in build.masters([])] == ["notebooks", "exercises"]
+    assert build.masters([NAME]) == build.masters([])
+
+
+def test_a_notebook_that_the_course_does_not_list_is_refused(course, runs, tmp_path):
+    path = tmp_path / "notebooks" / "_src" / "99_extra.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(LESSON)
+    with pytest.raises(ValueError, match="99_extra is not part of the course yet"):
+        build.build(path)
+
+
+# With a kernel ---------------------------------------------------------------------------------------------------
+
+NOISE = """\
+# %%
+import os, sys, time
+print(sys.executable)
+print(os.environ["RLCOURSE_STATIC"], os.environ["RLCOURSE_STRICT"])
+
+# %%
+from tqdm import tqdm
+print("before")
+for _ in tqdm(range(3), desc="steps"):
+    pass
+for _ in tqdm(iter(range(3))):
+    pass
+print("behind", file=sys.stderr)
+
+# %%
+import ipywidgets
+from IPython.display import display
+display(ipywidgets.IntSlider())
+print("one", end="", flush=True)
+time.sleep(0.4)
+print(" line")
+
+# %% tags=["gpu"]
+raise SystemExit("there is no GPU")
+"""
+
+
+@pytest.fixture(scope="module")
+def noisy(tmp_path_factory):
+    """A lesson built by a kernel, in a place where a kernel called python3 is installed that cannot start."""
+    root = tmp_path_factory.mktemp("course")
+    kernel = root / "jupyter" / "kernels" / "python3" / "kernel.json"
+    kernel.parent.mkdir(parents=True)
+    kernel.write_text(json.dumps({"argv": ["false", "{connection_file}"], "display_name": "x", "language": "python"}))
+    environment = dict(os.environ)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "ROOT", root)
+        patch.setattr(build, "BOOTSTRAP", "pass")
+        patch.setattr(build.torch.cuda, "is_available", lambda: False)
+        patch.setenv("JUPYTER_PATH", str(root / "jupyter"))
+        notes = build.build(write_master(root, "notebooks", NOISE))
+    return read(root, "notebooks"), notes, environment == dict(os.environ)
+
+
+def test_the_kernel_is_the_python_that_builds_whatever_kernels_are_installed(noisy):
+    assert texts(noisy[0])[1].splitlines()[0] == sys.executable
+
+
+def test_notebooks_are_run_with_pictures_in_place_of_widgets_and_strict_checks(noisy):
+    assert texts(noisy[0])[1].splitlines()[1] == "1 1"
+    assert noisy[2]  # and the builder's own environment is what it was
+
+
+def test_progress_bars_are_stripped_and_what_stands_beside_them_is_kept(noisy):
+    streams = {(o.name, o.text) for o in noisy[0].cells[3].outputs}
+    assert {(name, text.strip()) for name, text in streams} == {("stdout", "before"), ("stderr", "behind")}
+
+
+def test_no_widget_stays_and_text_that_came_in_pieces_is_one(noisy):
+    outputs = noisy[0].cells[4].outputs
+    assert [(o.output_type, o.text) for o in outputs] == [("stream", "one line\n")]
+    assert "widgets" not in noisy[0].metadata
+
+
+def test_a_gpu_cell_is_not_run_without_one(noisy):
+    assert noisy[0].cells[5].outputs == [] and len(noisy[1]) == 1
+
+
+def test_the_run_is_recorded(noisy):
+    run = noisy[0].metadata["rlcourse"]["run"]
+    assert run.keys() == {"seconds", "peak_memory_bytes", "device", "date", "profile"}
+    assert 0 < run["seconds"] < 60 and 2e7 < run["peak_memory_bytes"] < 4e8  # of the kernel, which loaded no torch
+
+
+def test_notebooks_are_valid_and_know_no_version_of_the_kernel(noisy):
+    nbformat.validate(noisy[0])
+    assert noisy[0].metadata["language_info"] == {"name": "python"}
+    assert not any("execution" in cell.metadata for cell in noisy[0].cells)
+
+
+def test_a_solution_that_fails_its_check_stops_the_build(course, tmp_path):
+    check = """\
+# %%
+from rlcourse.course.checks import Question
+q1 = Question("q1", "double", hint="")
+@q1.case("twice")
+def _(f):
+    assert f(2) == 4, "that is not twice"
+"""
+    wrong = EXERCISE.replace("return 2 * x", "return 3 * x").replace("print(double(4))", "q1(double)")
+    with pytest.raises(Exception, match="that is not twice"):
+        build.build(course("exercises", check + wrong))
+    assert list(tmp_path.glob("*/*.ipynb")) == []

@@ -1,0 +1,64 @@
+"""The site's sources: notebooks as they are, and docstrings as pages in which nothing is taken for markup."""
+
+import importlib
+import pkgutil
+
+import pytest
+
+import rlcourse
+from rlcourse.course.dev import site
+from rlcourse.course.dev.headers import COURSE
+
+
+def test_prose_is_taken_literally_outside_backticks():
+    assert site.prose("A * b_c and `d_e` of <x>.") == r"A \* b\_c and `d_e` of \<x\>."
+
+
+def test_lists_and_indented_lines_keep_their_shape():
+    assert site.prose("First.\n\n  a: 1\n  b: 2") == "First.\n\n```text\n  a: 1\n  b: 2\n```"
+    assert site.prose(None) == ""
+
+
+def test_a_module_page_has_public_docstrings_and_signatures_in_the_order_of_the_file():
+    text = site.module_markdown("rlcourse.advantages")
+    assert text.startswith("## `rlcourse.advantages`")
+    places = [text.index(f"### `{name}`") for name in ("batch_centered", "leave_one_out", "gae", "whiten")]
+    assert places == sorted(places)
+    assert "gae(rewards: torch.Tensor, values: torch.Tensor" in text and "_groups" not in text
+
+
+def test_a_signature_does_not_change_from_run_to_run():
+    assert site.signature("f", eval("lambda x=object(): x")) == "```python\nf(x=object)\n```"
+
+
+def test_every_module_has_a_page_or_a_reason_not_to():
+    """Machinery that a reader of the API does not call."""
+    inside = {"cli", "lab", "machine", "paths", "dev", "bench"}
+    listed = {module for modules in site.API.values() for module in modules}
+    modules = {module.name for module in pkgutil.iter_modules(rlcourse.__path__)}
+    assert modules - inside == {name.split(".")[0] for name in listed}
+    for name in listed:
+        assert importlib.import_module(f"rlcourse.{name}").__doc__
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    site.write_sources(folder)
+    return folder
+
+
+def test_the_notebooks_are_those_of_the_repository(sources):
+    for kind in ("notebooks", "exercises", "solutions"):
+        names = [name for name in COURSE if (site.ROOT / kind / f"{name}.ipynb").exists()]
+        listed = (sources / kind / "index.md").read_text(encoding="utf-8")
+        assert names and listed.split("1\n\n")[1].splitlines()[:-1] == names
+        for name in names:
+            assert (sources / kind / f"{name}.ipynb").read_bytes() == (site.ROOT / kind / f"{name}.ipynb").read_bytes()
+
+
+def test_the_start_page_reaches_everything(sources):
+    start = (sources / "index.md").read_text(encoding="utf-8")
+    for page in ("notebooks/index", "exercises/index", "solutions/index", "api/index"):
+        assert page in start and (sources / f"{page}.md").exists()
+    assert all((sources / "api" / f"{site.slug(group)}.md").exists() for group in site.API)

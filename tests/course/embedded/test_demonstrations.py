@@ -1,0 +1,118 @@
+import random
+import re
+from collections import Counter
+
+import pytest
+
+from rlcourse.course.embedded.demonstrations import Mix, demonstration
+from rlcourse.tasks.minigsm import generate
+from rlcourse.tasks.verify import verify
+
+CALCULATION = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)")
+PLAIN = {"think": 0, "check": 0, "slip": 0}
+WORKED, GUESS, PROSE = ({"worked": 0, "guess": 0, "prose": 0, kind: 1} for kind in ("worked", "guess", "prose"))
+
+
+@pytest.fixture(scope="module")
+def problems():
+    return generate(400, seed=11, split="sft")
+
+
+def write_all(problems, **mix):
+    rng = random.Random(0)
+    return [demonstration(problem, rng, Mix(**mix)) for problem in problems]
+
+
+def wrong_calculations(text):
+    """Whether each calculation of a text is wrong, in order."""
+    compute = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__, "/": int.__truediv__}
+    return [compute[op](int(a), int(b)) != int(result) for a, op, b, result in CALCULATION.findall(text)]
+
+
+def test_a_worked_demonstration_is_the_answer(problems):
+    texts = write_all(problems, **WORKED, **PLAIN)
+    assert texts == [p.to_problem().answer for p in problems]
+
+
+def test_a_guess_is_right_and_shows_no_working(problems):
+    for problem, text in zip(problems, write_all(problems, **GUESS, **PLAIN), strict=True):
+        assert text == f"#### {problem.gold}"
+        assert verify(text, problem.gold).strict
+
+
+def test_prose_is_right_but_the_strict_verifier_cannot_read_it(problems):
+    for problem, text in zip(problems, write_all(problems, **PROSE, **PLAIN), strict=True):
+        assert text == problem.to_problem().answer.replace("#### ", "The answer is ") + "."
+        verdict = verify(text, problem.gold)
+        assert verdict.lenient and not verdict.strict and not verdict.formatted
+
+
+def test_the_kinds_come_in_their_shares(problems):
+    texts = write_all(problems * 10, worked=0.2, guess=0.5, prose=0.3, **PLAIN)
+    kinds = Counter("prose" if "answer is" in t else "worked" if "\n" in t else "guess" for t in texts)
+    for kind, share in (("worked", 0.2), ("guess", 0.5), ("prose", 0.3)):
+        assert kinds[kind] / len(texts) == pytest.approx(share, abs=0.03)
+
+
+def test_checks_repeat_the_line_before_and_are_not_endless(problems):
+    texts = write_all(problems, **WORKED, think=0, slip=0, check=0.5, again=0.9, longest=4)
+    followed = []
+    for problem, text in zip(problems, texts, strict=True):
+        steps = re.sub(r"Let me check: .*\n", "", text)
+        assert steps == problem.to_problem().answer
+        for line, checks in re.findall(r"(.*)\n((?:Let me check: .*\n)*)(?!Let me check)", text):
+            calculation = CALCULATION.search(line)[0]
+            assert checks == f"Let me check: {calculation}.\n" * checks.count("\n")
+            followed.append(checks.count("\n"))
+    assert max(followed) == 4
+    counts = Counter(followed)
+    assert counts[0] / len(followed) == pytest.approx(0.5, abs=0.05)
+    assert counts[1] / len(followed) == pytest.approx(0.5 * 0.1, abs=0.03)
+    assert counts[4] / len(followed) == pytest.approx(0.5 * 0.9**3, abs=0.05)
+
+
+def test_thinking_says_nothing_and_comes_before_a_guess_alone(problems):
+    texts = write_all(problems, **GUESS, think=1, check=1, again=0.5, longest=3, slip=0)
+    for problem, text in zip(problems, texts, strict=True):
+        assert re.fullmatch(rf"(Let me think\.\n){{1,3}}#### {problem.gold}", text)
+    assert len({text.count("think") for text in texts}) == 3
+    assert not any("think" in text for text in write_all(problems, **WORKED, think=1, check=0, slip=0))
+
+
+@pytest.mark.parametrize("kind", [WORKED, PROSE])
+def test_a_slip_is_one_wrong_calculation_that_the_rest_builds_on(problems, kind):
+    misled = 0
+    for problem, text in zip(problems, write_all(problems, **kind, think=0, check=0, slip=1), strict=True):
+        assert sum(wrong_calculations(text)) == 1
+        results = [int(c[3]) for c in CALCULATION.findall(text)]
+        assert int(re.search(r"(\d+)\.?$", text)[1]) == results[-1]
+        assert min(results) >= 2
+        right = [int(c[3]) for c in CALCULATION.findall(problem.to_problem().answer)]
+        first = wrong_calculations(text).index(True)
+        assert results[:first] == right[:first]
+        misled += str(results[-1]) != problem.gold
+    assert misled > 0.95 * len(problems)
+
+
+def test_slips_come_in_their_share_and_at_every_step(problems):
+    texts = write_all(problems * 5, **WORKED, think=0, check=0, slip=0.3)
+    slipped = [wrong_calculations(text) for text in texts]
+    assert sum(map(any, slipped)) / len(texts) == pytest.approx(0.3, abs=0.04)
+    assert {wrong.index(True) for wrong in slipped if any(wrong)} == {0, 1, 2, 3}
+
+
+def test_the_same_random_state_gives_the_same_demonstration(problems):
+    assert write_all(problems) == write_all(problems)
+
+
+@pytest.mark.parametrize(
+    ("mix", "complaint"),
+    [
+        ({"worked": 0.9}, "must add up to 1"),
+        ({"slip": 1.5}, "slip is a probability"),
+        ({"worked": -0.1, "guess": 0.6, "prose": 0.5}, "worked is a probability"),
+    ],
+)
+def test_a_mixture_that_is_none_is_refused(mix, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        Mix(**mix)

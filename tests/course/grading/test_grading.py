@@ -1,0 +1,243 @@
+"""What a submission can do wrong: it earns nothing for that question, and the others are graded all the same."""
+
+import csv
+import json
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import nbformat
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import rlcourse.course.checks
+from rlcourse.cli import app
+from rlcourse.course.grading import grade, grade_folder, report
+from rlcourse.course.grading.wire import Unreadable, decode, encode
+
+CHECKS = """
+import torch
+from rlcourse.course.checks import Question, compare
+
+q1 = Question("q1", "double", hint="add it to itself", seconds=3)
+q2 = Question("q2", "square", hint="multiply it by itself", seconds=3)
+
+@q1.case("random numbers", points=2)
+def _(f):
+    x = torch.randn(5)
+    compare(f(x), 2 * x, {"You squared it.": x * x})
+
+@q2.case("random numbers")
+def _(f):
+    x = torch.randn(5)
+    compare(f(x), x * x)
+
+@q2.case("its gradient")
+def _(f):
+    x = torch.randn(5)
+    compare(f.gradient(x), 2 * x)
+
+QUESTIONS = {"q1": q1, "q2": q2}
+"""
+RIGHT = {"q1": "def double(x):\n    return x + x", "q2": "def square(x):\n    return x ** 2"}
+
+
+@pytest.fixture(autouse=True)
+def checks(tmp_path, monkeypatch):
+    """A check module of the test's own, nb90."""
+    folder = tmp_path / "checks"
+    folder.mkdir()
+    (folder / "nb90.py").write_text(CHECKS)
+    monkeypatch.setattr(rlcourse.course.checks, "__path__", [*rlcourse.course.checks.__path__, str(folder)])
+    monkeypatch.delitem(sys.modules, "rlcourse.course.checks.nb90", raising=False)
+    yield
+    sys.modules.pop("rlcourse.course.checks.nb90", None)
+
+
+def submission(folder, *exercise_cells, other=(), name="90_try.ipynb", tagged=True):
+    """A notebook as a reader hands it in."""
+    start = "%pip install something\nfrom rlcourse.course import start\nstart('0.1.0')"
+    cells = [nbformat.v4.new_code_cell(start), nbformat.v4.new_code_cell("import torch")]
+    cells += [nbformat.v4.new_code_cell(text) for text in other]
+    for text in exercise_cells:
+        cells.append(nbformat.v4.new_code_cell(text, metadata={"tags": ["exercise"]} if tagged else {}))
+        cells.append(nbformat.v4.new_code_cell("check.q1(double)\nprint(1 / 0)"))
+    path = folder / name
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    return path
+
+
+def scores(result):
+    return [r.score for r in result.results]
+
+
+@pytest.mark.parametrize("tagged", [True, False])
+def test_right_answers_earn_every_point_also_where_the_tags_are_lost(tmp_path, tagged):
+    result = grade(submission(tmp_path, RIGHT["q1"], RIGHT["q2"], tagged=tagged))
+    assert scores(result) == [2, 2] and result.possible == 4 and result.errors == []
+
+
+BAD = {
+    "a hole": ("def double(x):\n    raise NotImplementedError", "not implemented yet"),
+    "a usual mistake": ("def double(x):\n    return x * x", "You squared it."),
+    "a syntax error": ("def double(x:\n    return x + x", "`double` is not defined; code cell 3: SyntaxError"),
+    "an exception": ("def double(x):\n    return x + undefined", "NameError: name 'undefined' is not defined"),
+    "an exit": ("import sys\ndef double(x):\n    sys.exit(0)", "SystemExit"),
+    "an exit of the process": ("import os\ndef double(x):\n    os._exit(0)", "ended the process"),
+    "an exit of the process in the cell": ("import os\nos._exit(0)", "`double` is not defined; code cell 3: ended"),
+    "a loop": ("def double(x):\n    while True: pass", "a loop that never ends"),
+    "a crash": ("import ctypes\ndef double(x):\n    ctypes.string_at(0)", "ended the process"),
+    "too much memory": ("def double(x):\n    return torch.zeros(10**12)", "RuntimeError"),
+    "a result too large": ("def double(x):\n    return torch.zeros(3 * 10**8, dtype=torch.int8)", "too large"),
+    "recursion": ("def double(x):\n    return double(x)", "RecursionError"),
+    "a patched library": (
+        "import numpy as np\nnp.allclose = torch.allclose = torch.equal = lambda *a, **k: True\n"
+        "torch.Tensor.__eq__ = lambda *a: True\ndef double(x):\n    return x * 0",
+        "the result is",
+    ),
+    "overwritten checks": (
+        "class Question:\n    passed = True\nclass check:\n    q1 = lambda f: 'PASSED'\ndef double(x):\n    return x",
+        "the result is",
+    ),
+    "an object that equals everything": (
+        "class Yes:\n    shape = (5,)\n    __eq__ = lambda *a: True\n    __array__ = lambda *a, **k: 1\n"
+        "def double(x):\n    return Yes()",
+        "the result is Yes, expected a tensor or a number",
+    ),
+    "the reference, imported": (
+        "from rlcourse.course.checks import nb90\ndef double(x):\n    return nb90.torch.add(x, x)",
+        "NameError: name 'nb90' is not defined",
+    ),
+    "the reference, imported late": (
+        "def double(x):\n    import rlcourse.course.checks.nb90\n    return x + x",
+        "rlcourse cannot be imported here",
+    ),
+    "nothing": ("def double(x):\n    x + x", "is there a `return`?"),
+    "text": ("def double(x):\n    return 'x'", "should be a tensor"),
+    "noise": ("def double(x):\n    print('x' * 10**8)\n    return 3 * x", "the result is"),
+    "a flood of its own pipe": (
+        "import os\ndef double(x):\n    for fd in range(3, 64):\n        try: os.write(fd, b'x' * 1000)\n"
+        "        except OSError: pass\n    return x",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_answer_earns_nothing_and_stops_nothing(bad, tmp_path):
+    cell, sentence = BAD[bad]
+    result = grade(submission(tmp_path, cell, RIGHT["q2"]))
+    assert scores(result) == [0, 2], report.as_text(result)
+    assert result.seconds < 20
+    assert sentence in result.results[0].cases[0].message
+
+
+def test_an_endless_loop_in_a_cell_is_stopped_and_the_other_cells_run(tmp_path, monkeypatch):
+    result = grade(submission(tmp_path, "while True: pass\n" + RIGHT["q1"], RIGHT["q2"]))
+    assert scores(result) == [2, 2] and "a loop that never ends" in result.errors[0]
+
+
+def test_what_a_function_does_to_its_arguments_does_not_reach_the_test(tmp_path):
+    result = grade(submission(tmp_path, "def double(x):\n    x *= 0\n    return x", RIGHT["q2"]))
+    assert scores(result) == [0, 2]
+
+
+def test_helpers_and_constants_outside_the_exercise_cells_are_there(tmp_path):
+    other = ("TWO = 2.0", "import math\ndef helper(x):\n    return x * TWO", "TWO = open('nothing').read()")
+    assert scores(grade(submission(tmp_path, "def double(x):\n    return helper(x)", other=other))) == [2, 0]
+
+
+def test_the_seed_decides_the_random_inputs(tmp_path):
+    path = submission(tmp_path, "def double(x):\n    return 0 * x + 7", RIGHT["q2"])
+    messages = [grade(path, seed=seed).results[0].cases[0].message for seed in (1, 1, 2)]
+    assert messages[0] == messages[1] != messages[2]
+    assert grade(path).seed != grade(path).seed
+
+
+def test_hidden_tests_count_and_do_not_tell(tmp_path):
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "nb90.py").write_text(
+        "import torch\nfrom rlcourse.course.checks.nb90 import q1\nfrom rlcourse.course.checks import compare\n"
+        "@q1.case('zero', points=3, hidden=True)\ndef _(f):\n    compare(f(torch.zeros(2)), torch.zeros(2))\n"
+    )
+    path = submission(tmp_path, "def double(x):\n    return x + x if x.any() else x + 1", RIGHT["q2"])
+    result = grade(path, hidden=hidden)
+    assert [r.possible for r in result.results] == [5, 2] and scores(result) == [2, 2]
+    assert "a hidden test" in report.as_text(result) and "[1.0, 1.0]" not in report.as_text(result)
+    assert scores(grade(path, hidden=hidden)) == [2, 2]  # added once
+    with pytest.raises(FileNotFoundError, match="There are no hidden tests at"):
+        grade(path, hidden=tmp_path / "nowhere")
+    (hidden / "nb90.py").write_text("1 / 0")
+    with pytest.raises(ValueError, match=r"The hidden tests in .* fail: ZeroDivisionError"):
+        grade(path, hidden=hidden)
+    assert [r.possible for r in grade(path).results] == [2, 2]  # the public questions are what they were
+
+
+def test_the_reports_say_the_same(tmp_path):
+    result = grade(submission(tmp_path, BAD["a usual mistake"][0], RIGHT["q2"]), seed=3)
+    report.write_json(result, tmp_path / "r.json")
+    report.write_junit([result], tmp_path / "r.xml")
+    data = json.loads((tmp_path / "r.json").read_text())
+    assert (data["score"], data["possible"], data["seed"], data["notebook"]) == (2, 4, 3, "nb90")
+    assert data["questions"][0]["cases"][0]["message"] == "You squared it."
+    [suite] = ElementTree.parse(tmp_path / "r.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures")) == ("3", "1")
+    assert [c.find("failure").text for c in suite if c.find("failure") is not None] == ["You squared it."]
+
+
+def test_a_class_is_a_line_a_submission(tmp_path):
+    folder = tmp_path / "class"
+    folder.mkdir()
+    submission(folder, RIGHT["q1"], RIGHT["q2"], name="90_anna.ipynb")
+    submission(folder, RIGHT["q1"], name="90_ben.ipynb")
+    (folder / "carl.ipynb").write_text("no notebook")
+    report.write_csv(list(grade_folder(folder)), tmp_path / "grades.csv")
+    lines = list(csv.DictReader((tmp_path / "grades.csv").open()))
+    assert [(line["submission"], line["nb90 q1"], line["total"]) for line in lines] == [
+        ("90_anna.ipynb", "2", "4"),
+        ("90_ben.ipynb", "2", "2"),
+        ("carl.ipynb", "", "0"),
+    ]
+    assert "is not a Jupyter notebook" in lines[2]["errors"]
+    with pytest.raises(ValueError, match="There is no notebook"):
+        list(grade_folder(tmp_path / "checks"))
+
+
+def test_the_checks_are_found_by_metadata_then_import_then_name(tmp_path):
+    path = submission(tmp_path, RIGHT["q1"], name="mine.ipynb")
+    with pytest.raises(ValueError, match="is not an exercise notebook of the course"):
+        grade(path)
+    notebook = nbformat.read(path, as_version=4)
+    notebook.metadata["rlcourse"] = {"name": "90_try"}
+    nbformat.write(notebook, path)
+    assert scores(grade(path)) == [2, 0]
+    path = submission(
+        tmp_path, RIGHT["q1"], other=["from rlcourse.course.checks import nb90 as check"], name="mine.ipynb"
+    )
+    assert scores(grade(path)) == [2, 0]
+
+
+def test_the_command_prints_the_report_and_explains_itself(tmp_path):
+    run = CliRunner().invoke(app, ["grade", str(submission(tmp_path, RIGHT["q1"])), "--json", str(tmp_path / "r.json")])
+    assert run.exit_code == 0 and "2 of 4 points" in run.output and (tmp_path / "r.json").exists()
+    run = CliRunner().invoke(app, ["grade", str(tmp_path / "nothing.ipynb")])
+    assert run.exit_code != 0 and "There is no notebook" in run.output
+
+
+VALUES = [None, True, 3, 0.5, "text", [1, 2.0], (torch.arange(3), [torch.rand(2, 2)]), {"a": torch.tensor(1.5)}]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=str)
+def test_a_value_comes_back_as_it_was(value):
+    assert repr(decode(encode(value))) == repr(value)
+
+
+def test_bfloat16_comes_back_as_float32():
+    assert decode(encode(torch.tensor([1.5], dtype=torch.bfloat16))).tolist() == [1.5]
+
+
+@pytest.mark.parametrize("data", [b"", b"xxxx", b"\xff\xff\xff\xff", encode(3)[:-1], encode(3) + b"x"])
+def test_other_bytes_are_refused(data):
+    with pytest.raises(Unreadable):
+        decode(data)

@@ -1,0 +1,94 @@
+"""Our kernel inside `generate`: same tokens and log-probs, no break as an operation, and never without a mask."""
+
+import pytest
+import torch
+from conftest import DEVICE
+from transformers import AttentionInterface, CompileConfig
+from transformers.masking_utils import AttentionMaskInterface
+
+from rlcourse.course.lessons import generate_attention as attention
+from rlcourse.rollout.hf import HFEngine
+from rlcourse.sampling import GREEDY
+
+PROMPTS = [[5, 9, 40, 7], [11], [30, 31, 32, 33, 34, 35, 36]]
+WAYS = [attention.BREAKS, attention.OPERATION]
+on_cpu = pytest.mark.skipif(DEVICE == "cuda", reason="on a GPU the kernel takes 16-bit heads of 64 or 128 alone")
+
+
+@on_cpu
+@pytest.mark.parametrize("way", WAYS)
+def test_greedy_tokens_and_logprobs_are_those_of_sdpa_with_left_padding(policy, way):
+    expected = HFEngine(policy, torch.float32, "static").generate(PROMPTS, 2, 9, GREEDY)
+    found = HFEngine(policy, torch.float32, "static", attention=way).generate(PROMPTS, 2, 9, GREEDY)
+    assert torch.equal(found.completion_ids, expected.completion_ids)
+    torch.testing.assert_close(found.logprobs, expected.logprobs, atol=1e-5, rtol=0)
+    assert policy.model.config._attn_implementation == "sdpa"  # training goes on as before
+
+
+def graphs(policy, way: str) -> list[int]:
+    """Operations in each graph that Dynamo makes of the decode step of a small model, in the order of their making. A
+    second rollout, of other prompts, makes none."""
+    sizes = []
+
+    def backend(graph, inputs):
+        sizes.append(sum(node.op.startswith("call") for node in graph.graph.nodes))
+        return graph.forward
+
+    config = CompileConfig(backend=backend, mode=None)
+    config._compile_all_devices = True
+    torch._dynamo.reset()
+    engine = HFEngine(policy, torch.float32, "static", compile=config, attention=way, longest=24)
+    engine.generate(PROMPTS, 1, 4, GREEDY)
+    made = len(sizes)
+    engine.generate([[*prompt, 3] for prompt in PROMPTS], 1, 6, GREEDY)
+    assert len(sizes) == made
+    return sizes
+
+
+@on_cpu
+def test_the_operation_keeps_one_graph_and_the_function_breaks_it_in_every_layer(policy):
+    layers = policy.model.config.num_hidden_layers
+    whole, kept, broken = (graphs(policy, way) for way in ("sdpa", attention.OPERATION, attention.BREAKS))
+    assert len(whole) == len(kept) == 1
+    assert len(broken) > layers and max(broken) < whole[0]
+
+
+@on_cpu
+def test_full_graph_refuses_the_function_that_breaks(policy):
+    for way in WAYS:
+        config = CompileConfig(backend="eager", mode=None, fullgraph=True)
+        config._compile_all_devices = True
+        torch._dynamo.reset()
+        engine = HFEngine(policy, torch.float32, "static", compile=config, attention=way)
+        if way == attention.OPERATION:
+            engine.generate(PROMPTS, 1, 4, GREEDY)
+        else:
+            with pytest.raises(torch._dynamo.exc.Unsupported):
+                engine.generate(PROMPTS, 1, 4, GREEDY)
+
+
+@on_cpu
+def test_a_name_without_its_mask_function_is_refused(policy):
+    """transformers would give it no mask, and it would attend to slots that hold nothing: wrong, without an error."""
+    AttentionInterface.register("no-mask", attention.forward(attention.operation))
+    engine = HFEngine(policy, torch.float32, "static", attention="no-mask")
+    with pytest.raises(ValueError, match="register its name in AttentionMaskInterface"):
+        engine.generate(PROMPTS, 1, 3, GREEDY)
+    assert all(way in AttentionMaskInterface() for way in WAYS)
+
+
+def test_another_cache_is_refused(policy):
+    with pytest.raises(ValueError, match="reads a static cache: use cache='static', not 'dynamic'"):
+        HFEngine(policy, torch.float32, "dynamic", attention=attention.OPERATION)
+
+
+def test_an_unknown_name_is_refused(policy):
+    with pytest.raises(ValueError, match="Unknown attention 'fast': use sdpa, rlcourse-breaks or rlcourse-operation"):
+        HFEngine(policy, torch.float32, "static", attention="fast")
+
+
+def test_first_and_last_slot_of_a_mask():
+    mask = torch.zeros(3, 1, 1, 6, dtype=torch.bool)
+    mask[0, :, :, 2:5] = mask[1, :, :, :1] = mask[2] = True
+    start, position = attention.seen_slots(mask)
+    assert start.tolist() == [2, 0, 0] and position.tolist() == [4, 0, 5]

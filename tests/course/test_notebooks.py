@@ -1,0 +1,101 @@
+"""The notebooks that ship: made from the masters as they are, complete, small, and without traces of a failed run."""
+
+import re
+
+import nbformat
+import pytest
+
+from rlcourse.course.dev import build
+from rlcourse.course.dev.headers import COURSE, header
+from rlcourse.course.widgets import explorer
+
+KINDS = ("notebooks", "exercises", "solutions")
+NOTEBOOKS = sorted(path for kind in KINDS for path in (build.ROOT / kind).glob("*.ipynb"))
+pytestmark = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+
+
+def read(path):
+    return nbformat.read(path, as_version=4)
+
+
+def code_cells(path):
+    return [cell for cell in read(path).cells if cell.cell_type == "code"]
+
+
+def outputs(path):
+    return [output for cell in code_cells(path) for output in cell.outputs]
+
+
+def master(path):
+    kind = "notebooks" if path.parent.name == "notebooks" else "exercises"
+    return build.ROOT / kind / "_src" / f"{path.stem}.py"
+
+
+def test_it_is_what_its_master_makes(path):
+    """`python -m rlcourse.course.dev.build` after a change of a master."""
+    shipped, made = read(path), build.assemble(master(path), path.parent.name)
+    assert [cell.source for cell in shipped.cells[1:]] == [cell.source for cell in made.cells[1:]]
+    if path.parent.name != "exercises":
+        code = build.source_hash("\n\0".join(cell.source for cell in code_cells(path)))
+        assert shipped.metadata["rlcourse"]["code"] == code
+        assert shipped.cells[0].source == header(path.stem, path.parent.name, shipped.metadata["rlcourse"]["run"])
+
+
+def test_it_ran_in_full_and_nothing_failed(path):
+    if path.parent.name == "exercises":
+        assert all(not cell.outputs and cell.execution_count is None for cell in code_cells(path))
+        return
+    assert read(path).metadata["rlcourse"]["run"].get("profile", "full") == "full"
+    left_out = [cell for cell in code_cells(path) if cell.execution_count is None]
+    assert all("gpu" in cell.metadata.get("tags", []) for cell in left_out)
+    assert not [output for output in outputs(path) if output.output_type == "error"]
+
+
+def test_it_is_small_and_without_widgets(path):
+    assert path.stat().st_size <= build.MAX_BYTES
+    assert "widgets" not in read(path).metadata
+    assert not [o for o in outputs(path) if "application/vnd.jupyter.widget-view+json" in o.get("data", {})]
+
+
+def test_it_tells_nothing_of_the_machine_that_made_it(path):
+    """Paths of temporary folders and of the user's home, warnings of libraries, and progress bars."""
+    text = "\n".join(str(o.get("text", "")) + str(o.get("data", {}).get("text/plain", "")) for o in outputs(path))
+    assert not re.search(r"/(tmp|home|root|work)/|Warning:|it/s\]", text)
+
+
+def test_a_lesson_begins_and_ends_as_every_lesson_does(path):
+    cells = read(path).cells
+    assert cells[0].source.startswith("# ") and "colab" in cells[0].source
+    assert "rlcourse" in cells[1].source and cells[1].cell_type == "code"
+    if path.parent.name == "notebooks":
+        text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+        assert cells[2].source.startswith("**You will learn**")
+        places = [text.index(f"## {title}") for title in ("Check yourself", "Exercises", "Further reading")]
+        assert places == sorted(places) and text.count("<details>") >= 1
+        assert f"../exercises/{path.stem}.ipynb" in text
+
+
+def test_exercises_have_holes_hints_and_checks(path):
+    if path.parent.name != "exercises":
+        pytest.skip("for exercises")
+    cells = read(path).cells
+    holes = [i for i, cell in enumerate(cells) if "exercise" in cell.metadata.get("tags", [])]
+    assert 2 <= len(holes) <= 5
+    before = 0
+    for number, i in enumerate(holes, 1):
+        assert "raise NotImplementedError" in cells[i].source and "SOLUTION" not in cells[i].source
+        assert cells[i + 1].source.startswith(f"check.q{number}(")
+        text = "\n".join(cell.source for cell in cells[before:i] if cell.cell_type == "markdown")
+        assert text.count("<summary>Hint") == 3 and "●" in text and "minutes" in text
+        before = i
+
+
+def test_every_explorer_has_pictures_for_readers_without_a_kernel(path):
+    found = [cell for cell in code_cells(path) if re.search(rf"^{explorer.__name__}\(", cell.source, re.M)]
+    for cell in found if path.parent.name == "notebooks" else []:
+        assert [o for o in cell.outputs if "image/png" in o.get("data", {})]
+
+
+def test_it_is_listed_and_has_its_companions(path):
+    assert path.stem in COURSE
+    assert all((build.ROOT / kind / path.name).exists() for kind in KINDS)

@@ -1,0 +1,224 @@
+"""The memory estimate against real models, real backward passes and sums done by hand."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from rlcourse import evaluation
+from rlcourse.config import make_config
+from rlcourse.logprobs import chunked_logprobs
+from rlcourse.measure import machine, memory
+from rlcourse.measure.memory import QWEN25, ModelShape, activation_bytes, estimate, model_shape, parameters
+from rlcourse.rollout import graph
+from rlcourse.sampling import Sampling
+
+TINY = ModelShape(2, 32, 4, 2, 8, 96, 160, tied=True)
+
+
+def qwen2_config(shape: ModelShape) -> Qwen2Config:
+    return Qwen2Config(
+        num_hidden_layers=shape.layers,
+        hidden_size=shape.hidden,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        intermediate_size=shape.intermediate,
+        vocab_size=shape.vocabulary,
+        tie_word_embeddings=shape.tied,
+    )
+
+
+def real_parameters(config: Qwen2Config) -> int:
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in Qwen2ForCausalLM(config).parameters())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("head_dim", [8, 24])  # 24: queries wider than the hidden state
+def test_parameters_are_those_of_a_real_model(tied, head_dim):
+    shape = ModelShape(3, 32, 4, 2, head_dim, 96, 160, tied)
+    config = qwen2_config(shape)
+    assert ModelShape.from_config(config) == shape
+    assert parameters(shape) == real_parameters(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),  # counts that the hub shows beside each checkpoint
+    [
+        ("Qwen/Qwen2.5-0.5B", 494_032_768),
+        ("Qwen/Qwen2.5-1.5B", 1_543_714_304),
+        ("Qwen/Qwen2.5-3B", 3_085_938_688),
+        ("Qwen/Qwen2.5-7B", 7_615_616_512),
+    ],
+)
+def test_known_shapes_have_the_published_number_of_parameters(name, published):
+    assert parameters(model_shape(name)) == parameters(model_shape(name + "-Instruct")) == published
+    assert set(QWEN25) >= {name}
+
+
+def test_shape_of_a_folder_is_read_from_its_config(tmp_path):
+    qwen2_config(TINY).save_pretrained(tmp_path)
+    assert model_shape(str(tmp_path)) == TINY
+
+
+def test_shape_without_optional_keys_takes_the_usual_values():
+    sizes = {"num_hidden_layers": 1, "hidden_size": 12, "num_attention_heads": 3, "intermediate_size": 5}
+    shape = ModelShape.from_config(SimpleNamespace(vocab_size=7, head_dim=None, **sizes))
+    assert shape == ModelShape(1, 12, 3, 3, 4, 5, 7, tied=False)
+
+
+def test_a_config_of_another_kind_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text('{"n_layer": 2}')
+    with pytest.raises(ValueError, match=r"not that of a Qwen2-like decoder: .*num_hidden_layers"):
+        model_shape(str(tmp_path))
+
+
+def test_a_model_that_is_nowhere_is_said_to_be(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(FileNotFoundError, match="No folder 'nobody/nothing'"):
+        model_shape("nobody/nothing")
+    with pytest.raises(FileNotFoundError, match=r"no config\.json"):
+        model_shape(str(tmp_path))
+
+
+def test_every_part_equals_the_sum_done_by_hand():
+    # Qwen2.5-0.5B: n = 494,032,768; 24 layers, 2 KV heads of 64, vocabulary 151,936. 64 rows; 100 + 300 tokens.
+    settings = {"max_prompt_tokens": 100, "max_new_tokens": 300, "num_prompts": 8, "num_generations": 8}
+    config = make_config("a10g", eval_problems=10, micro_batch_rows=4, logprob_chunk=1000, kl_coef=0.1, **settings)
+    parts = vars(estimate(config, QWEN25["Qwen/Qwen2.5-0.5B"], "cuda"))
+    assert parts == {
+        "weights": 1_976_131_072,
+        "gradients": 1_976_131_072,
+        "optimizer": 3_952_262_144,
+        "reference": 1_976_131_072,
+        "rollout_weights": 988_065_536,
+        "kv_cache": (64 * 400 + 10 * 100) * 24 * 2 * 2 * 64 * 2,
+        "kept_cache": (64 * 400 + 10 * 100) * 24 * 2 * 2 * 64 * 2,
+        "prefill": 64 * 100 * 4 * 4864 * 2,
+        "sampling": 3 * 64 * 151_936 * 4,
+        "autocast": 988_065_536,
+        # 1,600 tokens: 24 layer inputs of 896 float32, and one layer's norms, attention with its mask, feed-forward.
+        "activations": 1_600 * (24 * 4 * 896 + 26 * 896 + 2 * (4 * 896 + 400) + 8 * 4864),
+        "logits": 4 * 1000 * 151_936 * 4,
+    }
+
+
+def test_phases_hold_what_stands_in_them():
+    whole = estimate(make_config(kl_coef=0.1), TINY, "cpu")
+    kept = whole.weights + whole.optimizer + whole.reference + whole.rollout_weights
+    assert whole.rollout == memory.LIBRARIES + kept + whole.kv_cache + max(whole.prefill, whole.sampling)
+    in_backward = whole.gradients + whole.autocast + whole.activations + whole.logits
+    assert whole.update == memory.LIBRARIES + kept + in_backward and whole.kept_cache == 0
+    on_gpu, asleep = (estimate(make_config(sleep=sleep), TINY, "cuda") for sleep in (False, True))
+    assert on_gpu.kept_cache == on_gpu.kv_cache == asleep.kv_cache and asleep.kept_cache == 0
+    assert on_gpu.update - asleep.update == on_gpu.kv_cache
+    kept = {name: estimate(make_config(engine=name), TINY, "cpu").kept_cache for name in ("hf-dynamic", "hf-static")}
+    assert kept == {"hf-dynamic": 0, "hf-static": whole.kv_cache}
+    assert whole.peak == pytest.approx(1.1 * max(whole.rollout, whole.update))
+    assert whole.fits(whole.peak) and not whole.fits(whole.peak - 1)
+
+
+def test_parts_that_a_config_does_not_need_are_zero():
+    plain = estimate(make_config(engine="hf-dynamic"), TINY, "cpu")
+    assert (plain.reference, plain.rollout_weights, plain.autocast) == (0, 0, 0)
+    assert estimate(make_config(reference=True), TINY, "cpu").reference == 4 * parameters(TINY)
+    on_gpu = make_config(engine="hf-dynamic", dtype="bfloat16")
+    assert estimate(on_gpu, TINY, "cuda").rollout_weights == 2 * parameters(TINY)
+
+
+def test_rows_are_those_of_the_larger_of_step_and_evaluation():
+    small_eval = estimate(make_config(num_prompts=4, num_generations=2, eval_problems=2), TINY, "cpu")
+    large_eval = estimate(make_config(num_prompts=4, num_generations=2, eval_problems=1000), TINY, "cpu")
+    assert large_eval.kv_cache == small_eval.kv_cache * 256 // 8
+
+
+def test_the_graph_engine_prefills_so_many_tokens_at_a_time():
+    long = {"num_prompts": 32, "num_generations": 8, "max_prompt_tokens": 400}  # 256 rows
+    at_once, all_at_once = (
+        estimate(make_config(engine=e, **long), TINY, "cpu").prefill for e in ("graph", "hf-static")
+    )
+    assert all_at_once / at_once == pytest.approx(256 * 400 / memory.PREFILL_TOKENS)
+
+
+def test_a_minibatch_limits_the_rows_of_a_micro_batch():
+    whole = make_config(num_prompts=4, num_generations=4, micro_batch_rows=128)
+    half = make_config(num_prompts=4, num_generations=4, micro_batch_rows=128, minibatches=2)
+    assert estimate(half, TINY, "cpu").activations * 2 == estimate(whole, TINY, "cpu").activations
+
+
+def test_constants_are_those_of_the_engine_and_the_evaluation():
+    assert memory.MAX_SLOTS == graph.MAX_SLOTS
+    assert memory.PREFILL_TOKENS == graph.PREFILL_TOKENS
+    assert memory.EVALUATION_ROWS == evaluation.BATCH_ROWS
+
+
+def saved_for_backward(shape: ModelShape, rows: int, length: int, dtype: str, checkpointing: bool) -> int:
+    """Bytes of the tensors with a row for every token that a forward pass of a real model keeps."""
+    model = Qwen2ForCausalLM(qwen2_config(shape)).train()
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    mask = torch.ones(rows, length, dtype=torch.long)
+    mask[0, :5] = 0  # left padding
+    saved = {}
+
+    def note(tensor):
+        if tensor.dim() > 2 or len(tensor) == rows * length:  # neither weights nor autocast's copies of them
+            # Kept in the dictionary, so that no other tensor gets the same address.
+            saved[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16")
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), autocast:
+        output = model.model(input_ids=torch.ones_like(mask), attention_mask=mask, use_cache=False)
+    assert output.last_hidden_state.requires_grad
+    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_activations_of_a_layer_are_what_autograd_really_saves(dtype, checkpointing):
+    shallow = ModelShape(2, 64, 4, 2, 16, 192, 160, tied=True)
+    deep = replace(shallow, layers=6)
+    run = (3, 50, dtype, checkpointing)
+    real = saved_for_backward(deep, *run) - saved_for_backward(shallow, *run)  # without what stands outside the layers
+    assert activation_bytes(deep, *run) - activation_bytes(shallow, *run) == pytest.approx(real, rel=0.01)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_checkpointing_needs_one_whole_layer_at_a_time(dtype):
+    plain = activation_bytes(TINY, 3, 50, dtype, False)
+    kept = 3 * 50 * TINY.layers * TINY.hidden * 4
+    assert activation_bytes(TINY, 3, 50, dtype, True) == kept + plain // TINY.layers
+
+
+def test_logit_copies_are_what_a_chunk_really_takes():
+    vocabulary, chunk = 4000, 64
+    hidden, head = torch.randn(2 * chunk, 8, requires_grad=True), torch.randn(vocabulary, 8, requires_grad=True)
+    targets = torch.randint(0, vocabulary, (2 * chunk,))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        chunked_logprobs(hidden, head, targets, Sampling(), chunk)[0].sum().backward()
+    copy, now, peak = chunk * vocabulary * 4, 0, 0
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            peak = max(peak, now)
+    assert peak / copy == pytest.approx(memory.LOGIT_COPIES, abs=0.5)
+
+
+def test_auto_device_is_a_gpu_where_there_is_one_or_bfloat16_asks_for_it(monkeypatch):
+    monkeypatch.setattr(machine, "gpus", list)
+    assert memory.resolve_device(make_config()) == "cpu"
+    assert memory.resolve_device(make_config("a10g")) == "cuda"
+    monkeypatch.setattr(machine, "gpus", lambda: [{"name": "x"}])
+    assert memory.resolve_device(make_config()) == "cuda"
+    assert memory.resolve_device(make_config(device="cpu")) == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(7, "7 B"), (3_500_000, "3.5 MB"), (3_404_000_000, "3.4 GB"), (1_234_000_000_000, "1,234 GB")]
+)
+def test_bytes_are_printed_in_powers_of_ten(count, text):
+    assert machine.format_bytes(count) == text

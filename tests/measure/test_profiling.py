@@ -1,0 +1,137 @@
+"""Times by phase and the most memory."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from rlcourse.measure import profiling
+from rlcourse.measure.profiling import PhaseTimer, peak_memory_bytes
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def timer(monkeypatch) -> PhaseTimer:
+    """A timer by a clock that each look moves on by one second."""
+    ticks = iter(range(1000))
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
+    return PhaseTimer(CPU)
+
+
+def test_a_phase_that_comes_again_adds_up(timer):
+    for _ in range(3):
+        with timer("rollout"):
+            pass
+    with timer("update"):
+        time.perf_counter()
+    assert timer.take() == {"rollout_s": 3.0, "update_s": 2.0}
+
+
+def test_a_phase_around_others_holds_them(timer):
+    with timer("step"):
+        with timer("rollout"):
+            pass
+        with timer("update"):
+            pass
+    assert timer.take() == {"rollout_s": 1.0, "update_s": 1.0, "step_s": 5.0}
+
+
+def test_what_was_taken_starts_again_at_nothing(timer):
+    with timer("rollout"):
+        pass
+    assert timer.take() and timer.take() == {}
+
+
+def test_a_phase_that_fails_is_timed_all_the_same(timer):
+    with pytest.raises(ZeroDivisionError), timer("update"):
+        raise ZeroDivisionError
+    assert timer.take() == {"update_s": 1.0}
+
+
+@pytest.mark.parametrize(("device", "waits"), [("cpu", 0), ("cuda", 2)])
+def test_the_gpu_is_waited_for_at_both_ends_of_a_phase(device, waits, monkeypatch):
+    calls = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append(1))
+    with PhaseTimer(torch.device(device))("rollout"):
+        pass
+    assert len(calls) == waits
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_peak_memory_is_that_of_the_process_in_bytes():
+    with open("/proc/self/status") as status:
+        kilobytes = int(next(line for line in status if line.startswith("VmHWM")).split()[1])
+    assert peak_memory_bytes(CPU) == pytest.approx(1024 * kilobytes, rel=0.02)
+
+
+def test_peak_memory_of_a_gpu_is_that_of_its_allocator(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 123)
+    assert peak_memory_bytes(torch.device("cuda")) == 123
+
+
+def test_a_system_that_does_not_say_gives_none(monkeypatch):
+    monkeypatch.setitem(sys.modules, "resource", None)
+    assert profiling.peak_memory_bytes(CPU) is None
+
+
+def test_a_profile_counts_what_one_call_does():
+    a = torch.randn(64, 64)
+    calls = []
+    found = profiling.profile(lambda: calls.append((a @ a).relu().sum()), CPU, repeats=3)
+    assert len(calls) == 1 + 3 + 3  # once to warm up, then for the time, then under the profiler
+    assert {name: count for name, count, _ in found.top} == {"aten::matmul": 1, "aten::relu": 1, "aten::sum": 1}
+    assert found.kernels == 3 and found.busy is None and found.launches == 0 and found.seconds > 0
+
+
+def test_the_longest_come_first_and_add_up_by_name():
+    rows = [("a", 10.0), ("b", 5.0), ("a", 20.0), ("c", 1.0)]
+    assert profiling._longest(rows, repeats=2, top=2) == [("a", 1.0, pytest.approx(15e-6)), ("b", 0.5, 2.5e-6)]
+
+
+def test_a_trace_is_one_that_a_viewer_reads(tmp_path):
+    profiling.profile(lambda: torch.ones(3) + 1, CPU, trace=tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert any(event.get("name") == "aten::add" for event in events)
+
+
+@pytest.mark.parametrize(
+    ("spans", "total"),
+    [([], 0), ([(0, 2), (5, 6)], 3), ([(0, 4), (1, 2)], 4), ([(3, 5), (0, 4)], 5), ([(0, 1), (1, 2)], 2)],
+)
+def test_kernels_that_overlap_count_once(spans, total):
+    assert profiling.covered(spans) == total
+
+
+COME_AND_GO = """
+import json, time, torch
+from rlcourse.measure import profiling
+with profiling.MemoryTimeline(torch.device("cpu"), every=0.001) as timeline:
+    time.sleep(0.2)
+    timeline.mark("held")
+    held = torch.ones(30_000_000)
+    time.sleep(0.2)
+    timeline.mark("freed")
+    del held
+    time.sleep(0.2)
+print(json.dumps([timeline.samples, timeline.marks]))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere a process tells its peak alone")
+def test_a_timeline_sees_memory_come_and_go():
+    """In a process of its own: one that has run other tests may hand out memory that it never gave back."""
+    done = subprocess.run([sys.executable, "-c", COME_AND_GO], capture_output=True, text=True, check=True)
+    samples, marks = json.loads(done.stdout)
+    (first, _), (second, _) = marks
+
+    def most(start, end):
+        return max(size for at, size in samples if start <= at <= end)
+
+    assert [name for _, name in marks] == ["held", "freed"]
+    before, during, after = most(0, first), most(first, second), samples[-1][1]
+    assert during - before == pytest.approx(120e6, rel=0.1) and during - after == pytest.approx(120e6, rel=0.1)
+    assert samples == sorted(samples)

@@ -1,0 +1,134 @@
+"""Measurement records: what is written can be read, says where it comes from, and gives nobody's machine away."""
+
+import io
+import json
+import re
+import sys
+
+import pytest
+from rich.console import Console
+
+from rlcourse.measure import machine, records
+from rlcourse.measure.records import KEYS, load_record, record_markdown, record_table, slug, write_record
+
+RESULTS = [
+    {"variant": "hf-dynamic", "rows": 16, "tokens_per_s": 751.6, "ms_per_step": 21.04},
+    {"variant": "graph", "rows": 16, "tokens_per_s": 11047.2, "floor_ms": 0.2446},
+]
+
+
+def write(folder, name="decode", device="NVIDIA H200", **more):
+    return write_record(name, {"model": "Qwen2.5-0.5B"}, RESULTS, device=device, folder=folder, **more)
+
+
+def test_what_is_written_is_read_back(tmp_path):
+    path = write(tmp_path, command="rlcourse bench decode --record")
+    assert path == tmp_path / "nvidia-h200" / "decode.json"
+    record = load_record("decode", folder=tmp_path)
+    assert record.keys() == set(KEYS)
+    assert record["results"] == RESULTS and record["device"] == "NVIDIA H200"
+    assert record["command"] == "rlcourse bench decode --record"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", record["date"]) and record["versions"]["torch"]
+    assert load_record("decode", "NVIDIA H200", tmp_path) == load_record("decode", "nvidia-h200", tmp_path) == record
+
+
+@pytest.mark.parametrize(
+    ("device", "folder"),
+    [
+        ("NVIDIA H200", "nvidia-h200"),
+        ("NVIDIA A10G", "nvidia-a10g"),
+        ("CPU AMD EPYC", "cpu-amd-epyc"),
+        ("CPU AMD EPYC 7763 64-Core Processor", "cpu-amd-epyc-7763"),
+        ("CPU Intel(R) Xeon(R) CPU @ 2.20GHz", "cpu-intel-xeon"),
+    ],
+)
+def test_device_folders_are_short(device, folder):
+    assert slug(device) == folder == slug(folder)
+
+
+def test_a_machine_without_gpu_is_named_after_its_processor(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "gpus", list)
+    monkeypatch.setattr(machine, "cpu_model", lambda: "AMD EPYC")
+    path = write(tmp_path, device=None)
+    assert path.parent.name == "cpu-amd-epyc"
+    assert json.loads(path.read_text())["driver"] is None
+
+
+def test_paths_of_the_machine_are_cut_down_to_their_last_part(tmp_path, monkeypatch):
+    folder = "/".join(["", "home", "somebody"])
+    monkeypatch.setattr(sys, "argv", [f"{folder}/bin/rlcourse", "bench", f"--output={folder}/runs", f"{folder}/model"])
+    setup = {"model": f"{folder}/qwen", "home": ["~/x/y", r"C:\data\z"], "unit": "tokens/s", "ratio": "1 / 2"}
+    record = json.loads(write_record("decode", setup, RESULTS, device="CPU x", folder=tmp_path).read_text())
+    assert record["command"] == "rlcourse bench --output=runs model"
+    assert record["setup"] == {"model": "qwen", "home": ["y", "z"], "unit": "tokens/s", "ratio": "1 / 2"}
+
+
+def test_a_hub_name_is_no_path(tmp_path):
+    path = write_record("d", {"model": "Qwen/Qwen2.5-0.5B"}, RESULTS, device="CPU x", command="a b/c", folder=tmp_path)
+    record = json.loads(path.read_text())
+    assert record["setup"]["model"] == "Qwen/Qwen2.5-0.5B" and record["command"] == "a b/c"
+
+
+def test_a_missing_record_says_how_to_measure_it(tmp_path):
+    with pytest.raises(FileNotFoundError, match="rlcourse bench decode --record"):
+        load_record("decode", folder=tmp_path)
+    write(tmp_path)
+    with pytest.raises(FileNotFoundError, match="on NVIDIA A10G"):
+        load_record("decode", "NVIDIA A10G", folder=tmp_path)
+
+
+def test_two_devices_need_a_choice(tmp_path):
+    write(tmp_path)
+    write(tmp_path, device="NVIDIA A10G")
+    with pytest.raises(ValueError, match="nvidia-a10g, nvidia-h200"):
+        load_record("decode", folder=tmp_path)
+    assert load_record("decode", "NVIDIA A10G", tmp_path)["device"] == "NVIDIA A10G"
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_record_without_a_key_is_refused(tmp_path, key):
+    path = write(tmp_path)
+    record = json.loads(path.read_text())
+    del record[key]
+    path.write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=f"nvidia-h200/decode.json lacks {key}:"):
+        load_record("decode", folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("{", "is not JSON"), ("[]", "must be one JSON object"), ("3", "must be one JSON object")]
+)
+def test_a_file_that_is_no_record_is_refused(tmp_path, text, message):
+    write(tmp_path).write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_record("decode", folder=tmp_path)
+
+
+@pytest.mark.parametrize(("results", "message"), [([], "no results"), ({}, "no results"), ([{"rows": 1}], "variant")])
+def test_results_without_variants_are_not_written(tmp_path, results, message):
+    with pytest.raises(ValueError, match=message):
+        write_record("decode", {}, results, device="CPU x", folder=tmp_path)
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_markdown_table_ends_in_where_and_when(tmp_path):
+    write(tmp_path)
+    record = load_record("decode", folder=tmp_path) | {"date": "2026-01-31"}
+    assert record_markdown(record).splitlines() == [
+        "| variant | rows | tokens_per_s | ms_per_step | floor_ms |",
+        "| --- | --- | --- | --- | --- |",
+        "| hf-dynamic | 16 | 752 | 21 |  |",
+        "| graph | 16 | 11,047 |  | 0.245 |",
+        "",
+        "recorded on NVIDIA H200, 2026-01-31",
+    ]
+
+
+def test_rich_table_holds_the_chosen_columns_and_the_provenance(tmp_path):
+    write(tmp_path)
+    record = load_record("decode", folder=tmp_path)
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(record_table(record, ["variant", "tokens_per_s"]))
+    text = console.export_text()
+    assert "11,047" in text and "ms_per_step" not in text
+    assert text.strip().endswith(records.provenance(record))

@@ -1,0 +1,98 @@
+"""Floors against torch's own count of operations in a real model, and against sizes of real tensors."""
+
+import pytest
+import torch
+from conftest import DEVICE, make_policy
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import DynamicCache
+
+from rlcourse.measure import roofline
+from rlcourse.measure.memory import ModelShape, model_shape
+from rlcourse.measure.roofline import Machine, Work
+
+LARGER = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3}
+
+
+def eager_model():
+    """Its attention is two matrix products, which torch counts on every device."""
+    model = make_policy(**LARGER).model
+    model.set_attn_implementation("eager")
+    return model
+
+
+def counted(run) -> int:
+    with FlopCounterMode(display=False) as counter:
+        run()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize(("rows", "context"), [(1, 1), (4, 40), (16, 7)])
+def test_operations_of_a_decode_step_are_those_that_torch_counts(rows, context):
+    model = eager_model()
+    shape = ModelShape.from_config(model.config)
+    cache = DynamicCache(config=model.config)
+    tokens = torch.randint(3, 100, (rows, context), device=DEVICE)
+    model(tokens[:, :-1], past_key_values=cache) if context > 1 else None
+    work = roofline.decode_step(shape, rows, context)
+    found = counted(lambda: model(tokens[:, -1:], past_key_values=cache))
+    biases_and_norms = 2 * rows * sum(p.numel() for n, p in model.named_parameters() if p.dim() == 1)
+    assert 0 <= work.total_flops - found <= biases_and_norms  # which are counted as weights, and not multiplied
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_bytes_of_a_decode_step_are_weights_and_cache(tied):
+    model = make_policy(tied=tied, **LARGER).model.to(torch.bfloat16)
+    shape = ModelShape.from_config(model.config)
+    cache = DynamicCache(config=model.config)
+    model(torch.randint(3, 100, (5, 21), device=DEVICE), past_key_values=cache)
+    kept = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    work = roofline.decode_step(shape, rows=5, context=20)
+    assert work.bytes["keys and values"] == kept
+    embedding = 0 if tied else model.model.embed_tokens.weight.nbytes  # of which a step reads a few rows
+    norm = model.model.norm.weight.nbytes
+    assert work.bytes["layers"] + work.bytes["head"] == sum(p.nbytes for p in model.parameters()) - embedding - norm
+
+
+def test_operations_of_an_update_are_those_that_torch_counts_but_for_half_of_attention():
+    """Torch counts attention in full, although it is causal."""
+    model = eager_model()
+    shape = ModelShape.from_config(model.config)
+    tokens = torch.randint(3, 100, (4, 24), device=DEVICE)
+    found = counted(lambda: model(tokens).logits.float().logsumexp(-1).sum().backward())
+    work = roofline.update(shape, rows=4, length=24, completion=24)
+    assert work.total_flops + work.flops["attention"] == pytest.approx(found, rel=0.03)
+    again = roofline.update(shape, 4, 24, 24, checkpointing=True)
+    assert again.flops["layers"] == work.flops["layers"] * 4 / 3 and again.flops["head"] == work.flops["head"]
+
+
+def test_the_floor_is_whichever_takes_longer():
+    machine = Machine("x", "bfloat16", bytes_per_s=100.0, flops_per_s=1000.0)
+    assert machine.ridge == 10
+    assert machine.floor_seconds(Work({"a": 50, "b": 150}, {"a": 1000})) == 2.0
+    assert machine.floor_seconds(Work({"a": 50, "b": 150}, {"a": 4000, "b": 1000})) == 5.0
+    assert Work({"a": 50, "b": 150}, {"a": 1000}).intensity == 5.0
+
+
+def test_more_rows_share_the_weights():
+    shape = model_shape("Qwen/Qwen2.5-0.5B")
+    one, many = (roofline.decode_step(shape, rows, 256) for rows in (1, 64))
+    assert many.bytes["layers"] == one.bytes["layers"] and many.bytes["head"] == one.bytes["head"]
+    assert many.bytes["keys and values"] == 64 * one.bytes["keys and values"]
+    assert many.total_flops == pytest.approx(64 * one.total_flops)
+
+
+def test_a_machine_is_measured_in_plausible_units():
+    machine = roofline.measure_machine(torch.device(DEVICE), repeats=3)
+    assert 1e9 < machine.bytes_per_s < 1e14 and 1e9 < machine.flops_per_s < 1e16
+    assert machine.dtype == ("bfloat16" if DEVICE == "cuda" else "float32")
+
+
+def test_the_median_leaves_the_first_calls_out(monkeypatch):
+    waits = iter([100.0, 100.0, 1.0, 3.0, 2.0])
+    now = [0.0]
+    monkeypatch.setattr(roofline.time, "perf_counter", lambda: now[0])
+
+    def run():
+        now[0] += next(waits)
+
+    assert roofline.median_seconds(run, torch.device("cpu"), repeats=3) == 2.0

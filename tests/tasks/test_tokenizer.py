@@ -1,0 +1,159 @@
+import random
+import unicodedata
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, Qwen2Config
+
+from rlcourse.course.embedded.demonstrations import Mix, demonstration
+from rlcourse.tasks import load_task
+from rlcourse.tasks import tokenizer as module
+from rlcourse.tasks.minigsm import SHIPPED, generate
+from rlcourse.tasks.tokenizer import minigsm_texts, train_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(minigsm_texts())
+
+
+def ids(tokenizer, text):
+    return tokenizer(text)["input_ids"]
+
+
+def test_the_vocabulary_has_the_size_asked_for(tokenizer):
+    assert len(tokenizer) == 576
+    assert sorted(tokenizer.get_vocab().values()) == list(range(576))
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.text())
+def test_any_text_comes_back(tokenizer, text):
+    assert tokenizer.decode(ids(tokenizer, text)) == unicodedata.normalize("NFC", text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "  two  spaces ",
+        "\n\n\t \r\n",
+        "12,345.60 = $-7",
+        "it's DON'T",
+        "日本語 ñ é 🙂🏽 \u2028 \x00",
+        "a ,b . c ! n't",
+    ],
+)
+def test_spaces_and_punctuation_are_left_alone(tokenizer, text):
+    assert tokenizer.decode(ids(tokenizer, text)) == text
+
+
+def test_every_shipped_problem_comes_back_and_fits(tokenizer):
+    task = load_task("minigsm")
+    for split in SHIPPED:
+        problems = task.problems(split)
+        texts = [p.question for p in problems] + [p.answer for p in problems]
+        encoded = tokenizer(texts)["input_ids"]
+        assert tokenizer.batch_decode(encoded) == texts
+        assert max(map(len, encoded)) < 80 - 1  # an answer and its EOS within the laptop preset's max_new_tokens
+
+
+def test_the_demonstrations_words_are_whole_tokens(tokenizer):
+    rng = random.Random(0)
+    mix = Mix(worked=0.4, guess=0.3, prose=0.3, think=0.5, check=0.5)
+    text = "\n".join(demonstration(p, rng, mix) for p in generate(300, 0, "sft"))
+    tokens = tokenizer.convert_ids_to_tokens(ids(tokenizer, text))
+    words = sum(len(line.split()) for line in text.split("\n"))
+    assert "Let me think." in text and "Let me check: " in text and "The answer is " in text
+    letters = [t for t in tokens if any(c.isascii() and c.isalpha() for c in t)]
+    assert len(letters) < 1.02 * sum(any(c.isalpha() for c in word) for word in text.split())
+    assert len(tokens) > words  # digits and signs are tokens of their own
+
+
+def test_each_digit_is_its_own_token(tokenizer):
+    tokens = tokenizer.convert_ids_to_tokens(ids(tokenizer, "Tom has 120+75=195 apples."))
+    assert [t for t in tokens if any(c.isdigit() for c in t)] == list("12075195")
+    assert all(t.isdigit() <= (len(t) == 1) for t in tokenizer.get_vocab())
+    assert not any(len(t) > 1 and any(c.isascii() and c.isdigit() for c in t) for t in tokenizer.get_vocab())
+
+
+def test_special_tokens_are_single_and_have_their_roles(tokenizer):
+    assert (tokenizer.pad_token, tokenizer.eos_token) == ("<|endoftext|>", "<|im_end|>")
+    assert tokenizer.bos_token is None
+    for token in ("<|endoftext|>", "<|im_start|>", "<|im_end|>"):
+        assert ids(tokenizer, f"a{token}b")[1:-1] == [tokenizer.convert_tokens_to_ids(token)]
+        assert tokenizer.decode(ids(tokenizer, f"a{token}b"), skip_special_tokens=True) == "ab"
+    assert len({tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_start|>")}) == 3
+
+
+def test_batches_are_padded_on_the_left(tokenizer):
+    batch = tokenizer(["Tom", "Tom has 2 cards."], padding=True)
+    short, long = (len(ids(tokenizer, text)) for text in ("Tom", "Tom has 2 cards."))
+    assert batch["input_ids"][0] == [tokenizer.pad_token_id] * (long - short) + ids(tokenizer, "Tom")
+    assert batch["attention_mask"] == [[0] * (long - short) + [1] * short, [1] * long]
+
+
+def test_turns_are_chatml_without_a_default_system_turn(tokenizer):
+    user, system = {"role": "user", "content": "How many?"}, {"role": "system", "content": "Be brief."}
+    reply = {"role": "assistant", "content": "#### 2"}
+
+    def render(*messages, prompt):
+        return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt)
+
+    asked = "<|im_start|>user\nHow many?<|im_end|>\n"
+    assert render(user, prompt=True) == asked + "<|im_start|>assistant\n"
+    assert render(system, user, prompt=False) == "<|im_start|>system\nBe brief.<|im_end|>\n" + asked
+    assert render(user, reply, prompt=False) == asked + "<|im_start|>assistant\n#### 2<|im_end|>\n"
+    encoded = tokenizer.apply_chat_template([user], add_generation_prompt=True)["input_ids"]
+    assert encoded == ids(tokenizer, render(user, prompt=True))
+
+
+def test_auto_tokenizer_loads_the_same_one_beside_a_qwen2_model(tokenizer, tmp_path):
+    Qwen2Config().save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert loaded.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
+    assert loaded.chat_template == tokenizer.chat_template and loaded.padding_side == "left"
+    assert (loaded.eos_token_id, loaded.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
+    assert len(loaded) == len(tokenizer)
+
+
+def test_training_repeats_itself():
+    one, two = (train_tokenizer(minigsm_texts(500), 400) for _ in range(2))
+    assert one.backend_tokenizer.to_str() == two.backend_tokenizer.to_str()
+    assert list(minigsm_texts(50)) == list(minigsm_texts(50)) != list(minigsm_texts(50, seed=8))
+
+
+def test_other_texts_give_other_and_larger_vocabularies(tokenizer):
+    words = ["".join(random.Random(i).choices("abcdefgh", k=6)) for i in range(2000)]
+    large = train_tokenizer([" ".join(words)] * 3, vocab_size=2000)
+    assert len(large) == 2000
+    assert len(ids(large, words[0])) < len(ids(tokenizer, words[0]))
+    assert large.decode(ids(large, "ein Übermaß 🙂")) == "ein Übermaß 🙂"
+
+
+def test_texts_with_little_to_merge_give_a_smaller_vocabulary():
+    small = train_tokenizer([], vocab_size=576)
+    assert len(small) == 3 + 256
+    assert small.decode(ids(small, "Tom ☃")) == "Tom ☃"
+
+
+def test_a_vocabulary_without_room_for_every_byte_is_refused():
+    with pytest.raises(ValueError, match="at least 259"):
+        train_tokenizer(["text"], vocab_size=258)
+    assert len(train_tokenizer(["text"], vocab_size=259)) == 259
+
+
+def test_the_tokenizer_is_trained_on_the_sft_split_alone(monkeypatch):
+    splits = []
+    sample = module.sample
+
+    def spy(rng, split):
+        splits.append(split)
+        return sample(rng, split)
+
+    monkeypatch.setattr(module, "sample", spy)
+    list(minigsm_texts(20))
+    assert splits == ["sft"] * 20
