@@ -1,7 +1,8 @@
 """rlcourse: reinforcement learning for language models, from the policy gradient to a GPU kernel.
 
-Nothing heavy is imported here, so that `import rlcourse` is instant. One training step passes through, in this order:
-`tasks` → `rollout` → `tasks.verify` → `advantages` → `logprobs` → `losses`, wired together by `trainer`.
+Nothing heavy is imported here, so that `import rlcourse` is instant. One training step, `step.train_step`, passes
+through, in this order: `collect` (`tasks.prompts` → `rollout` → `tasks.verify`) → `advantages` → `logprobs` → `losses`
+→ `learner`. What one hands to the next is in `batch`; `trainer` repeats the step.
 """
 
 __version__ = "0.1.0"

@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlcourse.tasks import Problem
-from rlcourse.tasks.verify import Verdict
+from rlcourse.tasks import Answer
 
 
 def completion_lengths(completion_ids: Tensor, eos_ids: Iterable[int]) -> Tensor:
@@ -99,39 +98,34 @@ def concatenate(rollouts: list[Rollout]) -> Rollout:
 
 @dataclass(frozen=True)
 class Completions:
-    """Judged completions: what each row answered, what the verifier says, and its reward ([rows] float32)."""
+    """A rollout with what each row answered and the reward that it earned: rewards [rows] float32."""
 
     rollout: Rollout
-    problems: list[Problem]
-    texts: list[str]
-    verdicts: list[Verdict]
+    answers: list[Answer]
     rewards: Tensor
 
     def __getitem__(self, rows: Tensor) -> "Completions":
         """The rows with these indices."""
-        lists = ([items[i] for i in rows.tolist()] for items in (self.problems, self.texts, self.verdicts))
-        return Completions(self.rollout[rows], *lists, self.rewards[rows])
+        return Completions(self.rollout[rows], [self.answers[i] for i in rows.tolist()], self.rewards[rows])
 
 
 def join_completions(parts: list[Completions]) -> Completions:
-    """One after the other."""
-    lists = ([item for part in parts for item in getattr(part, name)] for name in ("problems", "texts", "verdicts"))
-    return Completions(concatenate([p.rollout for p in parts]), *lists, torch.cat([p.rewards for p in parts]))
+    """All rows, one part after the other."""
+    answers = [answer for part in parts for answer in part.answers]
+    return Completions(concatenate([p.rollout for p in parts]), answers, torch.cat([p.rewards for p in parts]))
 
 
 @dataclass(frozen=True)
 class Batch:
     """What the loss of one step is made of; all but `rollout` is [rows, T] and constant.
 
-    advantages float32; loss_mask bool: the tokens that train; old_logprobs: the policy's before its first update, None
-    where there is one update alone, whose own they are; ref_logprobs with a reference, values and returns with a value
-    head, else None.
+    advantages float32; loss_mask bool: the tokens that train; ref_logprobs with a reference, values and returns with a
+    value head, else None.
     """
 
     rollout: Rollout
     advantages: Tensor
     loss_mask: Tensor
-    old_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
     values: Tensor | None = None
     returns: Tensor | None = None

@@ -121,7 +121,9 @@ def root(
 @takes_settings
 def train(
     settings: dict[str, Any],
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the run's last checkpoint, with its settings.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print config and memory estimate, and exit.")] = False,
 ):
     """Train a language model by reinforcement learning.
@@ -137,7 +139,7 @@ def train(
             return
         from rlcourse import trainer
 
-        print_summary(trainer.train(config, resume=resume))
+        print_summary(trainer.resume(**settings) if resume else trainer.train(config))
 
 
 @app.command("eval")
@@ -206,7 +208,7 @@ def sft(
 def bench(
     settings: dict[str, Any],
     what: Annotated[
-        str, typer.Argument(help="decode, kernels, cute, story, rollout, step, update, mismatch or logprobs")
+        str, typer.Argument(help="learn, decode, kernels, cute, story, rollout, step, update, mismatch or logprobs")
     ],
     shape: Annotated[str, typer.Option("--shape", help="Random weights of this shape; decode: or embedded")] = (
         "qwen2.5-0.5b"
@@ -218,9 +220,10 @@ def bench(
     repeats: Annotated[int, typer.Option("--repeats", help="Timed repetitions", min=1)] = 5,
     record: Annotated[bool, typer.Option("--record", help="Keep the result in data/measurements/.")] = False,
 ):
-    """Measure this machine: the ladder of `decode`, `rollout` engines on the config's model, a whole training `step`
-    beside TRL's, the `update`, the `kernels` of a decode step, those in `cute` DSL, the `story` of a kernel in the
-    loop, the `mismatch` between sampling and training log-probs, the memory of `logprobs`."""
+    """Measure this machine: whether every engine and algorithm can `learn`, the ladder of `decode`, `rollout` engines
+    on the config's model, a whole training `step` beside TRL's, the `update`, the `kernels` of a decode step, those in
+    `cute` DSL, the `story` of a kernel in the loop, the `mismatch` between sampling and training log-probs, the memory
+    of `logprobs`."""
     with user_errors():
         config = make_config(**settings)
         from rlcourse.bench import Options, run_bench
@@ -288,10 +291,11 @@ def print_config(config: TrainConfig) -> None:
 
 def print_memory(config: TrainConfig) -> None:
     """The memory estimate by part and phase."""
+    from rlcourse.device import wanted_device
     from rlcourse.measure import memory
     from rlcourse.measure.machine import format_bytes
 
-    device = memory.resolve_device(config)
+    device = wanted_device(config)
     shape = memory.model_shape(config.model)
     estimate = memory.estimate(config, shape, device)
     table = Table("part", "memory", title=f"Memory estimate on {device}: {memory.parameters(shape):,} parameters")

@@ -2,6 +2,9 @@
 
 A preset is data: a dictionary of fields. So is an algorithm: GRPO, Dr. GRPO, DAPO and the rest are one trainer with
 switches turned differently. What the reader sets by hand wins over the algorithm, which wins over the preset.
+
+With one update a rollout the importance ratio is exactly 1: clips and sequence ratios then change nothing, GSPO is GRPO
+and CISPO is DAPO without its sampling. So PPO, GSPO and CISPO make two updates; `minibatches 1` turns that off.
 """
 
 import types
@@ -13,7 +16,7 @@ if typing.TYPE_CHECKING:
     from rlcourse.sampling import Sampling
 
 
-ENGINES = ("hf-dynamic", "hf-static", "hf-static-breaks", "hf-static-operation", "graph")
+ENGINES = ("hf-dynamic", "hf-static", "fast")
 
 
 def setting(default, help: str, choices: tuple[str, ...] | None = None):
@@ -25,7 +28,11 @@ def setting(default, help: str, choices: tuple[str, ...] | None = None):
 class TrainConfig:
     # What is trained, and on what
     preset: str = setting("laptop", "named set of defaults: laptop, a10g or h200")
-    algorithm: str = setting("dr_grpo", "named set of switches, listed in rlcourse/config.py")
+    algorithm: str = setting(
+        "dr_grpo",
+        "named set of switches, listed in rlcourse/config.py; ppo, gspo and cispo set 2 mini-batches, the others 1, "
+        "where the importance ratio is 1 and clips do nothing",
+    )
     model: str = setting("embedded", "'embedded', a folder, or a name on the Hugging Face hub")
     task: str = setting("minigsm", "where the problems come from", ("minigsm", "gsm8k"))
     data_dir: str | None = setting(None, "folder of train.jsonl and test.jsonl to read instead of the usual source")
@@ -47,6 +54,12 @@ class TrainConfig:
     )
     clip_low: float = setting(0.2, "the ratio is clipped below 1 - clip_low")
     clip_high: float = setting(0.2, "the ratio is clipped above 1 + clip_high")
+    sampler_correction: str = setting(
+        "off",
+        "weigh losses by how much more probable the trainer makes a token, or a completion, than the sampler did",
+        ("off", "token", "sequence"),
+    )
+    sampler_correction_cap: float = setting(2.0, "the largest such weight (truncated importance sampling)")
     kl_coef: float = setting(0.0, "weight of the KL divergence to the frozen reference; 0 for none")
     kl_estimator: str = setting("k3", "estimator of that KL as a loss term; in the reward it is k1", ("k1", "k2", "k3"))
     kl_in: str = setting("loss", "whether the KL is a loss term or taken from the reward", ("loss", "reward"))
@@ -66,7 +79,7 @@ class TrainConfig:
     reward_neither: float = setting(0.0, "reward of everything else")
 
     # Rollout
-    engine: str = setting("graph", "rollout engine", ENGINES)
+    engine: str = setting("fast", "rollout engine", ENGINES)
     sleep: bool = setting(False, "give the memory of the rollout's cache and graphs back for the update")
     num_prompts: int = setting(16, "prompts a step")
     num_generations: int = setting(8, "completions of each prompt: the group")
@@ -84,12 +97,12 @@ class TrainConfig:
     weight_decay: float = setting(0.0, "weight decay (AdamW)")
     max_grad_norm: float = setting(1.0, "gradients are scaled down to this norm")
     inner_epochs: int = setting(1, "passes over each rollout")
-    minibatches: int = setting(1, "optimizer steps in each pass")
-    micro_batch_rows: int = setting(128, "rows in one forward and backward; gradients accumulate over a mini-batch")
+    minibatches: int = setting(1, "optimizer steps in each pass; old log-probs are the trainer's own before the first")
+    micro_batch_rows: int = setting(32, "rows in one forward and backward; gradients accumulate over a mini-batch")
     gradient_checkpointing: bool = setting(False, "recompute activations in the backward pass to save memory")
     logprob_chunk: int = setting(4096, "tokens whose logits stand in memory at once")
     dtype: str = setting("float32", "arithmetic of forward passes; weights stay float32", ("float32", "bfloat16"))
-    compile: bool = setting(False, "torch.compile the graph engine's decode step and the layers in training")
+    compile: bool = setting(False, "torch.compile the fast engine's decode step and the layers in training")
     device: str = setting("auto", "'auto' takes a GPU where there is one", ("auto", "cpu", "cuda"))
 
     # Evaluation
@@ -120,7 +133,7 @@ class TrainConfig:
     @property
     def needs_reference(self) -> bool:
         """Whether a frozen copy of the starting policy is kept."""
-        return self.reference or self.kl_coef > 0
+        return self.reference or self.kl_coef != 0
 
     @property
     def run_name(self) -> str:
@@ -163,6 +176,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 _REINFORCE = {"surrogate": "reinforce", "aggregation": "constant"}
 _DAPO = {"advantage": "group_normalized", "aggregation": "token_mean", "clip_high": 0.28}
 
+_TWO_UPDATES = {"minibatches": 2}  # with one, the ratio is 1 and what an algorithm does with it has no effect
+
 ALGORITHMS: dict[str, dict[str, Any]] = {
     # Williams 1992
     "reinforce": _REINFORCE | {"advantage": "reward"},
@@ -170,7 +185,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     # Ahmadian et al. 2024, arXiv:2402.14740
     "rloo": _REINFORCE | {"advantage": "leave_one_out"},
     # Schulman et al. 2017, arXiv:1707.06347
-    "ppo": {"advantage": "gae", "surrogate": "clip", "aggregation": "token_mean"},
+    "ppo": _TWO_UPDATES | {"advantage": "gae", "surrogate": "clip", "aggregation": "token_mean"},
     # Shao et al. 2024, arXiv:2402.03300
     "grpo": {"advantage": "group_normalized", "aggregation": "sequence_mean"},
     # Liu et al. 2025, arXiv:2503.20783
@@ -178,7 +193,8 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     # Yu et al. 2025, arXiv:2503.14476
     "dapo": _DAPO | {"mask_truncated": True, "dynamic_sampling": True},
     # Zheng et al. 2025, arXiv:2507.18071
-    "gspo": {
+    "gspo": _TWO_UPDATES
+    | {
         "advantage": "group_normalized",
         "aggregation": "sequence_mean",
         "ratio": "sequence",
@@ -186,7 +202,8 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "clip_high": 4e-4,
     },
     # MiniMax 2025, arXiv:2506.13585
-    "cispo": {"advantage": "group_normalized", "aggregation": "token_mean", "surrogate": "cispo", "clip_high": 4.0},
+    "cispo": _TWO_UPDATES
+    | {"advantage": "group_normalized", "aggregation": "token_mean", "surrogate": "cispo", "clip_high": 4.0},
 }
 
 
@@ -248,6 +265,8 @@ def check_config(config: TrainConfig) -> None:
     ]:
         if getattr(config, name) < 1:
             raise ValueError(f"{name} must be at least 1, not {getattr(config, name)}.")
+    if config.kl_coef < 0:
+        raise ValueError(f"kl_coef must be 0 or positive, not {config.kl_coef}: it keeps the policy near its start.")
     if config.num_generations < 2 and config.advantage in ("leave_one_out", "group_centered", "group_normalized"):
         raise ValueError(f"advantage {config.advantage!r} compares the completions of a prompt: num_generations >= 2.")
     if config.surrogate == "reinforce" and config.inner_epochs * config.minibatches > 1:

@@ -1,32 +1,19 @@
 """How good a policy is on held-out problems: greedy accuracy, and pass@k from samples."""
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
 from rlcourse.config import TrainConfig
-from rlcourse.policy import Policy, find_device, load_policy
+from rlcourse.device import find_device, without_cudnn_attention
+from rlcourse.policy import Policy, load_policy
 from rlcourse.rollout import RolloutEngine, make_engine
 from rlcourse.sampling import GREEDY, Sampling
-from rlcourse.tasks import Problem, Task, load_task
+from rlcourse.tasks import Answer, Problem, Task, load_task
 
 BATCH_ROWS = 256  # completions generated at once
-
-
-@dataclass
-class Answer:
-    """What the model wrote for a problem, and what the verifier says. An unfinished answer is never right."""
-
-    problem: Problem
-    text: str
-    tokens: int
-    finished: bool
-    strict: bool
-    lenient: bool
-    formatted: bool
 
 
 def answer_problems(
@@ -52,7 +39,7 @@ def answer_problems(
     answers: list[list[Answer]] = [[] for _ in problems]
     devices = [policy.device] if policy.device.type == "cuda" else []
     bar = tqdm(total=len(problems), desc=progress, unit="problem", leave=False, disable=progress is None)
-    with torch.random.fork_rng(devices), bar:
+    with torch.random.fork_rng(devices), without_cudnn_attention(), bar:
         torch.manual_seed(0)
         for start in range(0, len(order), size):
             batch = order[start : start + size]
@@ -61,25 +48,13 @@ def answer_problems(
             rollout = engine.generate([prompts[i] for i in filled], num_generations, max_new_tokens, sampling)
             rollout = rollout[: len(batch) * num_generations]
             texts = policy.texts(rollout.completion_ids, rollout.completion_mask)
-            lengths, finished = rollout.lengths.tolist(), rollout.finished.tolist()
+            lengths, finished = rollout.completion_lengths.tolist(), rollout.finished.tolist()
             for row, text in enumerate(texts):
                 i = batch[row // num_generations]
-                answers[i].append(_judge(task, problems[i], text, lengths[row], finished[row]))
+                verdict = task.verify(text, problems[i].gold)
+                answers[i].append(Answer(problems[i], text, lengths[row], finished[row], verdict))
             bar.update(len(batch))
     return answers
-
-
-def _judge(task: Task, problem: Problem, text: str, tokens: int, finished: bool) -> Answer:
-    verdict = task.verify(text, problem.gold)
-    return Answer(
-        problem=problem,
-        text=text,
-        tokens=tokens,
-        finished=finished,
-        strict=finished and verdict.strict,
-        lenient=finished and verdict.lenient,
-        formatted=finished and verdict.formatted,
-    )
 
 
 def evaluate_test(

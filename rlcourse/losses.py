@@ -68,6 +68,26 @@ def token_loss(
     return loss, clipped
 
 
+def sampler_correction(logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor, level: str, cap: float) -> Tensor:
+    """Weights of the token losses that make up for a sampler which is not quite the policy: truncated importance
+    sampling (Ionides 2008; for language models Yao et al. 2025, "Your efficient RL framework secretly brings you
+    off-policy RL training").
+
+    logprobs: of the sampled tokens in the trainer, before any update; sampler_logprobs: those they were sampled with;
+    both [rows, length]. level "off": 1 everywhere. "token": min(pi(token) / pi_sampler(token), cap). "sequence": the
+    ratio of the whole completion, capped alike, at each of its tokens. Without gradient; 1 where masked. Raises
+    ValueError for another level.
+    """
+    if level == "off":
+        return torch.ones_like(logprobs)
+    if level not in ("token", "sequence"):
+        raise ValueError(f"Unknown sampler correction {level!r}: use off, token or sequence.")
+    log_ratio = (logprobs.detach() - sampler_logprobs).masked_fill(~mask, 0.0)
+    if level == "sequence":
+        log_ratio = log_ratio.sum(1, keepdim=True).expand_as(mask)
+    return log_ratio.exp().clamp(max=cap).masked_fill(~mask, 1.0)
+
+
 def aggregate(token_values: Tensor, mask: Tensor, how: str, *, rows: int, tokens: int, max_new_tokens: int) -> Tensor:
     """One number from values by token [rows, length]: the loss of a mini-batch, or a micro-batch's share of it.
 

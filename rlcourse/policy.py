@@ -2,7 +2,6 @@
 
 import copy
 import warnings
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from rlcourse.config import TrainConfig
+from rlcourse.device import without_cudnn_attention  # noqa: F401
 from rlcourse.paths import data_folder
 
 transformers_logging.disable_progress_bar()  # loading and saving would draw bars among ours
@@ -96,21 +95,6 @@ def _unreachable(path: str, is_folder: bool, what: str) -> str:
     return f"{path} is no folder here and its {what} cannot be fetched from the hub: check the name and the network."
 
 
-def find_device(config: TrainConfig) -> torch.device:
-    """The device to train on. Raises ValueError where the config needs a GPU and there is none."""
-    has_gpu = torch.cuda.is_available()
-    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans attention anew for each shape, at 1.7 ms of the host's time
-    if config.device == "cuda" and not has_gpu:
-        raise ValueError("No CUDA GPU was found: `rlcourse doctor` says what this machine can run.")
-    device = torch.device("cuda" if has_gpu and config.device != "cpu" else "cpu")
-    if config.dtype == "bfloat16" and device.type == "cpu":
-        raise ValueError(
-            f"Preset {config.preset!r} computes in bfloat16, which needs a CUDA GPU, and none was found: "
-            "`rlcourse doctor` says what this machine can run."
-        )
-    return device
-
-
 def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
     """A copy of the model that takes no gradients: the reference of the KL divergence."""
     return copy.deepcopy(model).eval().requires_grad_(False)
@@ -137,15 +121,6 @@ def compile_layers(model: PreTrainedModel) -> None:
     """Compile each layer's forward and backward pass. All layers share one compiled code, made at the first call."""
     for layer in model.get_decoder().layers:
         layer.compile(dynamic=True)  # the length of a micro-batch changes from step to step
-
-
-def autocast(dtype: str, device: torch.device) -> AbstractContextManager:
-    """The arithmetic of forward passes in training: bfloat16 by autocast, or plain float32.
-
-    Without autocast's cache each use of a weight has its own bfloat16 copy, so the gradients of the chunks of the head
-    are added up in float32.
-    """
-    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False) if dtype == "bfloat16" else nullcontext()
 
 
 class ValueHead(nn.Module):

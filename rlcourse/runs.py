@@ -9,43 +9,62 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rlcourse.config import TrainConfig
-from rlcourse.experience import Experience
+from rlcourse.batch import Completions
+from rlcourse.config import TrainConfig, check_config, make_config
 
 MAY_DIFFER = ("steps", "output", "name", "device", "save_every", "log_to")  # settings that --resume may change
 SAMPLES_A_STEP = 4
 
 
-def open_run(config: TrainConfig, resume: bool) -> "RunFolder":
-    """The folder of a run: a new one, or with `resume` that of the run to go on with.
+def new_run(config: TrainConfig) -> "RunFolder":
+    """A new folder for a run of `config`. A default name that is taken gets a number.
 
-    A default name that is taken gets a number, and the last of its runs is the one to resume; a name given by hand is
-    that run alone. Raises ValueError for a name given by hand that is taken, a config that differs from that of the run
-    to resume, or a missing tracker; FileNotFoundError for no such run.
+    Raises ValueError for a name given by hand that is taken, or a missing tracker.
     """
-    if config.log_to != "none" and importlib.util.find_spec(config.log_to) is None:
-        raise ValueError(f"{config.log_to} is not installed: `python -m pip install {config.log_to}`.")
+    check_tracker(config)
     root = Path(config.output).expanduser()
-    taken = _numbered(root, config.run_name)[: 1 if config.name else None]
-    if not resume:
-        if config.name and taken:
-            raise ValueError(f"{taken[0]} exists: go on with --resume, or choose another --name.")
-        path = root / (config.run_name if not taken else f"{config.run_name}-{len(taken) + 1}")
-        path.mkdir(parents=True)
-        write_json(path / "config.json", config.to_dict())
-        return RunFolder(path, config)
+    taken = _numbered(root, config.run_name)
+    if config.name and taken:
+        raise ValueError(f"{taken[0]} exists: go on with --resume, or choose another --name.")
+    path = root / (config.run_name if not taken else f"{config.run_name}-{len(taken) + 1}")
+    path.mkdir(parents=True)
+    write_json(path / "config.json", config.to_dict())
+    return RunFolder(path, config)
+
+
+def run_to_resume(settings: dict[str, Any]) -> "RunFolder":
+    """The folder of a run to go on with, and its settings as they were saved, but for those in `settings`.
+
+    settings: what the user says explicitly. `output` and `name` find the run; without a name it is the last one with
+    the default name that preset, algorithm and seed make. Raises ValueError for a setting that differs and may not,
+    FileNotFoundError for no such run.
+    """
+    asked = make_config(**settings)
+    root = Path(asked.output).expanduser()
+    taken = _numbered(root, asked.run_name)[: 1 if asked.name else None]
     if not taken:
-        raise FileNotFoundError(f"No run to resume at {root / config.run_name}: start it without --resume.")
+        raise FileNotFoundError(f"No run to resume at {root / asked.run_name}: start it without --resume.")
     path = taken[-1]
     if not (path / "config.json").is_file():
         raise FileNotFoundError(f"{path} is not the folder of a run: it has no config.json.")
-    saved, now = read_json(path / "config.json"), config.to_dict()
-    different = [name for name in now if name not in MAY_DIFFER and saved.get(name) != now[name]]
-    if different:
-        changes = "; ".join(f"{name} was {saved.get(name)!r}, is {now[name]!r}" for name in different)
+    saved = read_json(path / "config.json")
+    fixed = [name for name in settings if name not in MAY_DIFFER and saved.get(name) != getattr(asked, name)]
+    if fixed:
+        changes = "; ".join(f"{name} was {saved.get(name)!r}, is {getattr(asked, name)!r}" for name in fixed)
         raise ValueError(f"{path} was started with other settings ({changes}): resume with the same ones.")
-    write_json(path / "config.json", now)
+    if set(saved) != set(asked.to_dict()):
+        raise ValueError(f"{path} was made by another version of rlcourse: start a new run.")
+    config = TrainConfig(**(saved | {name: getattr(asked, name) for name in settings if name in MAY_DIFFER}))
+    check_config(config)
+    check_tracker(config)
+    write_json(path / "config.json", config.to_dict())
     return RunFolder(path, config)
+
+
+def check_tracker(config: TrainConfig) -> None:
+    """Raise ValueError if `log_to` names a tracker that is not installed."""
+    if config.log_to != "none" and importlib.util.find_spec(config.log_to) is None:
+        raise ValueError(f"{config.log_to} is not installed: `python -m pip install {config.log_to}`.")
 
 
 def _numbered(root: Path, name: str) -> list[Path]:
@@ -64,17 +83,18 @@ class RunFolder:
         self.path, self.config = path, config
         self.tracker = make_tracker(path, config)
 
-    def log_step(self, metrics: dict[str, Any], experience: Experience) -> None:
+    def log_step(self, metrics: dict[str, Any], completions: Completions) -> None:
         """One line of metrics, and some of the step's completions."""
         append_json(self.path / "metrics.jsonl", metrics)
-        every = max(1, len(experience.texts) // SAMPLES_A_STEP)
-        for i in range(0, len(experience.texts), every)[:SAMPLES_A_STEP]:
+        answers = completions.answers
+        every = max(1, len(answers) // SAMPLES_A_STEP)
+        for i in range(0, len(answers), every)[:SAMPLES_A_STEP]:
             sample = {
                 "step": metrics["step"],
-                "question": experience.problems[i].question,
-                "gold": experience.problems[i].gold,
-                "text": experience.texts[i],
-                "reward": experience.rewards[i].item(),
+                "question": answers[i].problem.question,
+                "gold": answers[i].problem.gold,
+                "text": answers[i].text,
+                "reward": completions.rewards[i].item(),
             }
             append_json(self.path / "samples.jsonl", sample)
         self.tracker(metrics["step"], "train", metrics | metrics["timing"])

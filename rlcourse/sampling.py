@@ -64,7 +64,7 @@ def sampling_logits(logits: Tensor, sampling: Sampling, keep: Tensor | None = No
     return logits.masked_fill(excluded, float("-inf"))
 
 
-def draw(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+def sample_tokens(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     """Draw one token a row with torch's global random state and return (tokens [rows] int64, their log-probs [rows]
     float32).
 

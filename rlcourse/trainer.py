@@ -1,4 +1,4 @@
-"""The training loop: rollout → reward → advantages → update, its phases timed, its state saved, its curve drawn."""
+"""The training loop: step after step, validated, saved, and its curve drawn at the end."""
 
 import signal
 import time
@@ -11,63 +11,64 @@ from tqdm import tqdm
 
 from rlcourse.checkpoint import latest_checkpoint, load_state, random_state, save_checkpoint, set_random_state
 from rlcourse.config import TrainConfig
+from rlcourse.device import find_device
 from rlcourse.evaluation import answer_problems, evaluate_test, summarize
-from rlcourse.experience import Experience, PromptOrder, add_advantages, collect
-from rlcourse.measure.profiling import PhaseTimer, peak_memory_bytes
-from rlcourse.policy import (
-    ValueHead,
-    checkpoint_activations,
-    compile_layers,
-    find_device,
-    frozen_copy,
-    load_policy,
-)
+from rlcourse.learner import Learner
+from rlcourse.measure.profiling import peak_memory_bytes
+from rlcourse.policy import checkpoint_activations, compile_layers, load_policy
 from rlcourse.rollout import make_engine
-from rlcourse.runs import RunFolder, open_run
+from rlcourse.runs import RunFolder, new_run, run_to_resume
+from rlcourse.step import train_step
 from rlcourse.tasks import Problem, load_task
-from rlcourse.update import Update
+from rlcourse.tasks.prompts import PromptSampler
 
 
-def train(config: TrainConfig, resume: bool = False) -> dict[str, Any]:
+def train(config: TrainConfig) -> dict[str, Any]:
     """Train as `config` says and return what `summary.json` holds.
 
     Raises ValueError or FileNotFoundError in one sentence for what cannot work. Ctrl-C ends the run after the step that
     is under way, with a checkpoint, and raises KeyboardInterrupt.
     """
     device = find_device(config)
-    run = open_run(config, resume)
-    checkpoint = latest_checkpoint(run.path) if resume else None
+    run = new_run(config)
     try:
-        return Trainer(config, run, device, checkpoint).run_all()
+        return Trainer(run, device).run_all()
     finally:
         run.remove_unless_begun()
+
+
+def resume(**settings: Any) -> dict[str, Any]:
+    """Go on with a run from its last checkpoint, with the settings that it was started with; see `train`.
+
+    settings: those that find the run (`name`, or preset, algorithm and seed; `output`), and those that shall differ
+    from now on. Raises ValueError for one that may not.
+    """
+    run = run_to_resume(settings)
+    return Trainer(run, find_device(run.config), latest_checkpoint(run.path)).run_all()
 
 
 class Trainer:
     """Everything a run holds, and its steps in order."""
 
-    def __init__(self, config: TrainConfig, run: RunFolder, device: torch.device, checkpoint: Path | None):
+    def __init__(self, run: RunFolder, device: torch.device, checkpoint: Path | None = None):
+        config = run.config
         self.config, self.run, self.device = config, run, device
         torch.manual_seed(config.seed)
         self.task = load_task(config.task, config.data_dir)
         start = load_policy(config.model, device) if checkpoint is None or config.needs_reference else None
-        self.reference = frozen_copy(start.model) if config.needs_reference else None
         self.policy = start if checkpoint is None else load_policy(str(checkpoint), device)
+        self.learner = Learner(self.policy, config, start and start.model)
         if config.gradient_checkpointing:
             checkpoint_activations(self.policy.model)
         if config.compile:
             compile_layers(self.policy.model)
-        hidden_size = self.policy.model.config.hidden_size
-        self.value_head = ValueHead(hidden_size).to(device) if config.advantage == "gae" else None
         longest = config.max_prompt_tokens + config.max_new_tokens
         self.engine = make_engine(self.policy, config.engine, getattr(torch, config.dtype), config.compile, longest)
-        self.update = Update(self.policy, self.value_head, config)
-        self.order = PromptOrder(self._short_enough(self.task.problems("train")), config.seed)
+        self.prompts = PromptSampler(self._short_enough(self.task.problems("train")), config.seed)
         self.step, self.seconds, self.before = 0, 0.0, None
         if checkpoint is not None:
             self._load(checkpoint)
         self.clock = time.perf_counter() - self.seconds
-        self.timer = PhaseTimer(device)
 
     def _short_enough(self, problems: list[Problem]) -> list[Problem]:
         """Problems whose prompt fits `max_prompt_tokens`."""
@@ -108,9 +109,11 @@ class Trainer:
             self._validate(bar)  # at the start, and where a run was stopped before it came to that
             while self.step < config.steps:
                 with stop.delayed():
-                    metrics, experience = self._train_step()
+                    metrics, completions = train_step(
+                        self.learner, self.engine, self.task, self.prompts, config, self.step
+                    )
                     self.step += 1
-                    self.run.log_step(metrics, experience)
+                    self.run.log_step(metrics, completions)
                 bar.update()
                 bar.set_postfix(
                     reward=f"{metrics['reward']:.2f}",
@@ -120,24 +123,6 @@ class Trainer:
                 self._validate(bar)
                 if config.save_every and self.step % config.save_every == 0 and self.step < config.steps:
                     self._save()
-
-    def _train_step(self) -> tuple[dict[str, Any], Experience]:
-        """One step: rollout, reward, advantages, update; and what was measured."""
-        timer = self.timer
-        timer.take()
-        with timer("step"):
-            experience = collect(self.policy, self.engine, self.task, self.order, self.config, timer)
-            if self.config.sleep:
-                self.engine.sleep()
-            with timer("advantages"):
-                add_advantages(experience, self.policy, self.reference, self.value_head, self.config)
-            with timer("update"):
-                updated = self.update(experience, self.step)
-        timing = timer.take()
-        timing["tokens_per_s"] = int(experience.rollout.lengths.sum()) / timing["rollout_s"]
-        timing["peak_memory_bytes"] = peak_memory_bytes(self.device)
-        measured = {"step": self.step + 1} | rollout_metrics(experience) | updated
-        return measured | {"timing": timing}, experience
 
     def _validate(self, bar: tqdm) -> None:
         """Greedy accuracy on the validation problems, into evals.jsonl: every `eval_every` steps, once."""
@@ -173,10 +158,10 @@ class Trainer:
         self.seconds = time.perf_counter() - self.clock
         state = {
             "step": self.step,
-            "optimizer": self.update.optimizer.state_dict(),
-            "value_head": None if self.value_head is None else self.value_head.state_dict(),
+            "optimizer": self.learner.optimizer.state_dict(),
+            "value_head": self.learner.value_head and self.learner.value_head.state_dict(),
             "random": random_state(self.device),
-            "prompts_drawn": self.order.position,
+            "prompts_sampled": self.prompts.position,
             "seconds": self.seconds,
             "before": self.before,
         }
@@ -185,34 +170,12 @@ class Trainer:
     def _load(self, checkpoint: Path) -> None:
         state = load_state(checkpoint)
         self.step, self.seconds, self.before = state["step"], state["seconds"], state["before"]
-        self.update.optimizer.load_state_dict(state["optimizer"])
-        if self.value_head is not None:
-            self.value_head.load_state_dict(state["value_head"])
-        self.order.position = state["prompts_drawn"]
+        self.learner.optimizer.load_state_dict(state["optimizer"])
+        if self.learner.value_head is not None:
+            self.learner.value_head.load_state_dict(state["value_head"])
+        self.prompts.position = state["prompts_sampled"]
         set_random_state(state["random"], self.device)
         self.run.forget_after(self.step)
-
-
-def rollout_metrics(experience: Experience) -> dict[str, float | None]:
-    """What the rollout of a step says: rewards, accuracy by both readings, lengths of right and wrong answers."""
-    finished = experience.rollout.finished.tolist()
-    lengths = experience.rollout.lengths.tolist()
-    right = [done and v.strict for done, v in zip(finished, experience.verdicts, strict=True)]
-
-    def mean(values: list) -> float | None:
-        return sum(values) / len(values) if values else None
-
-    return {
-        "reward": experience.rewards.mean().item(),
-        "accuracy": mean(right),
-        "accuracy_lenient": mean([d and v.lenient for d, v in zip(finished, experience.verdicts, strict=True)]),
-        "formatted": mean([d and v.formatted for d, v in zip(finished, experience.verdicts, strict=True)]),
-        "truncated": 1.0 - mean(finished),
-        "length": mean(lengths),
-        "length_right": mean([n for n, ok in zip(lengths, right, strict=True) if ok]),
-        "length_wrong": mean([n for n, ok in zip(lengths, right, strict=True) if not ok]),
-        "groups_without_signal": 1.0 - experience.groups_with_signal,
-    }
 
 
 class StopAfterStep:

@@ -1,6 +1,6 @@
-"""Every advantage against a float64 loop over its definition."""
+"""Advantages against what defines them: sums that vanish, differences that stay, brute force, exact examples."""
 
-import math
+import statistics
 
 import pytest
 import torch
@@ -16,27 +16,34 @@ def close(actual, expected):
     torch.testing.assert_close(actual.double(), torch.tensor(expected, dtype=torch.float64), rtol=1e-5, atol=1e-6)
 
 
-def test_batch_centered_takes_the_mean_of_all_rewards_off():
-    mean = sum(REWARDS) / len(REWARDS)
-    close(adv.batch_centered(torch.tensor(REWARDS)), [r - mean for r in REWARDS])
+def test_batch_centered_moves_all_rewards_alike_until_they_add_up_to_zero():
+    rewards = torch.tensor(REWARDS)
+    found = adv.batch_centered(rewards)
+    close(found.sum(), 0.0)
+    close(found - found[0], (rewards - rewards[0]).tolist())
+
+
+def test_group_centered_moves_the_rewards_of_a_group_alike_until_they_add_up_to_zero():
+    rewards, found = torch.tensor(REWARDS).view(-1, N), adv.group_centered(torch.tensor(REWARDS), N).view(-1, N)
+    close(found.sum(1), [0.0] * len(GROUPS))
+    close(found - found[:, :1], (rewards - rewards[:, :1]).tolist())
 
 
 def test_leave_one_out_takes_the_mean_of_the_other_rewards_off():
-    expected = [group[i] - sum(group[:i] + group[i + 1 :]) / (N - 1) for group in GROUPS for i in range(N)]
+    expected = [
+        REWARDS[i] - statistics.mean(REWARDS[j] for j in range(len(REWARDS)) if j // N == i // N and j != i)
+        for i in range(len(REWARDS))
+    ]
     close(adv.leave_one_out(torch.tensor(REWARDS), N), expected)
 
 
-def test_group_centered_takes_the_mean_of_the_group_off():
-    close(adv.group_centered(torch.tensor(REWARDS), N), [r - sum(group) / N for group in GROUPS for r in group])
-
-
 def test_group_normalized_divides_by_the_sample_deviation_of_the_group():
-    expected = []
-    for group in GROUPS:
-        mean = sum(group) / N
-        std = math.sqrt(sum((r - mean) ** 2 for r in group) / (N - 1))
-        expected += [(r - mean) / (std + 1e-4) for r in group]
-    close(adv.group_normalized(torch.tensor(REWARDS), N), expected)
+    """Three right answers of four: mean 3/4, variance 3 (1/4)^2 + (3/4)^2 over 3 = 1/4, deviation 1/2."""
+    close(adv.group_normalized(torch.tensor([1.0, 1.0, 1.0, 0.0]), 4), [0.25 / 0.5001] * 3 + [-0.75 / 0.5001])
+    centered = adv.group_centered(torch.tensor(REWARDS), N).view(-1, N)
+    found = adv.group_normalized(torch.tensor(REWARDS), N).view(-1, N)
+    scales = [statistics.stdev(group) + 1e-4 for group in GROUPS]
+    close(found * torch.tensor(scales)[:, None], centered.tolist())
 
 
 def test_a_group_is_the_rows_of_one_prompt():
@@ -126,11 +133,11 @@ def test_gae_with_lambda_one_compares_the_return_with_the_value():
 def test_whiten_gives_mean_zero_and_variance_one_over_real_tokens():
     mask = right_padded(LENGTHS, 5)
     x = torch.randn(4, 5, generator=torch.Generator().manual_seed(2), dtype=torch.float64) * 3 + 7
-    real = x[mask].tolist()
-    mean = sum(real) / len(real)
-    std = math.sqrt(sum((v - mean) ** 2 for v in real) / len(real))
     white = adv.whiten(x.masked_fill(~mask, float("nan")), mask)
-    close(white[mask], [(v - mean) / std for v in real])
+    real, found = x[mask], white[mask]
+    close(torch.stack([found.mean(), found.var(correction=0)]), [0.0, 1.0])
+    close((found - found[0]) * (real[1] - real[0]), ((real - real[0]) * (found[1] - found[0])).tolist())  # a scale
+    assert found[1] > found[0] if real[1] > real[0] else found[1] < found[0]
     assert white[~mask].eq(0).all()
 
 

@@ -13,8 +13,8 @@ from rlcourse.checkpoint import (
     set_random_state,
 )
 from rlcourse.config import make_config
-from rlcourse.policy import ValueHead, load_policy
-from rlcourse.update import make_optimizer
+from rlcourse.learner import Learner
+from rlcourse.policy import load_policy
 
 STATE = {"step": 3, "seconds": 1.25, "before": {"accuracy": 1 / 3, "samples": [{"text": "a", "right": True}]}}
 
@@ -36,18 +36,16 @@ def test_weights_and_tokenizer_come_back(policy, tmp_path):
 
 
 def test_the_state_comes_back_with_the_optimizers_moments(policy, tmp_path):
-    head = ValueHead(32).to(DEVICE)
     config = make_config(algorithm="ppo")
-    optimizer = make_optimizer(policy, head, config)
-    for parameter in [*policy.model.parameters(), *head.parameters()]:
+    one, other = Learner(policy, config), Learner(policy, config)
+    for parameter in [*policy.model.parameters(), *one.value_head.parameters()]:
         parameter.grad = torch.randn_like(parameter)
-    optimizer.step()
-    state = STATE | {"optimizer": optimizer.state_dict(), "value_head": head.state_dict()}
+    one.update(0)
+    state = STATE | {"optimizer": one.optimizer.state_dict(), "value_head": one.value_head.state_dict()}
     loaded = load_state(save_checkpoint(tmp_path, 3, policy, state))
     assert same(loaded, state)
-    other = make_optimizer(policy, head, config)
-    other.load_state_dict(loaded["optimizer"])
-    assert same(other.state_dict(), optimizer.state_dict())
+    other.optimizer.load_state_dict(loaded["optimizer"])
+    assert same(other.optimizer.state_dict(), one.optimizer.state_dict())
     assert len(loaded["optimizer"]["state"]) == len(list(policy.model.parameters())) + 4
 
 

@@ -45,6 +45,7 @@ def test_the_default_is_dr_grpo_on_a_laptop():
         ({"temperature": -1.0}, r"temperature must be 0 \(greedy\) or positive, not -1\.0\."),
         ({"top_k": -1}, r"top_k must be 0 \(off\) or positive, not -1\."),
         ({"top_p": 0.0}, r"top_p must be in \(0, 1\], not 0\.0\."),
+        ({"kl_coef": -0.1}, r"kl_coef must be 0 or positive, not -0\.1: it keeps the policy near its start\."),
         ({"num_generations": 1}, r"advantage 'group_centered' compares the completions of a prompt: num_gen"),
         ({"algorithm": "rloo", "inner_epochs": 2}, r"surrogate 'reinforce' has no importance ratio: it needs inner_"),
         ({"algorithm": "rloo", "minibatches": 2}, r"surrogate 'reinforce' has no importance ratio: it needs inner_"),
@@ -85,6 +86,10 @@ def test_counts_are_at_least_one(name):
         make_config(**{name: 0})
 
 
+def test_as_many_minibatches_as_rows_and_no_more():
+    assert make_config(num_prompts=2, num_generations=4, minibatches=8).minibatches == 8
+
+
 def test_one_completion_a_prompt_is_enough_where_nothing_is_compared():
     for algorithm in ("reinforce", "reinforce_baseline", "ppo"):
         assert make_config(algorithm=algorithm, num_generations=1).rows == 16
@@ -98,6 +103,36 @@ def test_a_whole_number_is_a_float_too():
 def test_the_reference_is_kept_where_it_is_measured_or_weighed():
     assert not make_config().needs_reference
     assert make_config(reference=True).needs_reference and make_config(kl_coef=0.1).needs_reference
+
+
+def test_the_presets_and_algorithms_are_those_of_the_papers():
+    """The numbers that their authors give: clip-higher of DAPO, the clip of GSPO, the cap of CISPO."""
+    clips = {name: (make_config(algorithm=name).clip_low, make_config(algorithm=name).clip_high) for name in ALGORITHMS}
+    assert clips["ppo"] == clips["grpo"] == clips["dr_grpo"] == (0.2, 0.2)
+    assert (clips["dapo"], clips["gspo"], clips["cispo"][1]) == ((0.2, 0.28), (3e-4, 4e-4), 4.0)
+    switches = {
+        name: (c.advantage, c.surrogate, c.ratio, c.aggregation)
+        for name, c in ((name, make_config(algorithm=name)) for name in ALGORITHMS)
+    }
+    assert switches == {
+        "reinforce": ("reward", "reinforce", "token", "constant"),
+        "reinforce_baseline": ("batch_centered", "reinforce", "token", "constant"),
+        "rloo": ("leave_one_out", "reinforce", "token", "constant"),
+        "ppo": ("gae", "clip", "token", "token_mean"),
+        "grpo": ("group_normalized", "clip", "token", "sequence_mean"),
+        "dr_grpo": ("group_centered", "clip", "token", "constant"),
+        "dapo": ("group_normalized", "clip", "token", "token_mean"),
+        "gspo": ("group_normalized", "clip", "sequence", "sequence_mean"),
+        "cispo": ("group_normalized", "cispo", "token", "token_mean"),
+    }
+    several = {name for name in ALGORITHMS if make_config(algorithm=name).minibatches > 1}
+    assert several == {"ppo", "gspo", "cispo"}  # what they do with the ratio has no effect in one update
+    special = {name for name in ALGORITHMS if make_config(algorithm=name).mask_truncated}
+    assert special == {name for name in ALGORITHMS if make_config(algorithm=name).dynamic_sampling} == {"dapo"}
+
+
+def test_the_rows_of_a_step_are_prompts_times_generations():
+    assert make_config(num_prompts=3, num_generations=5).rows == 15
 
 
 def test_the_run_is_named_after_preset_algorithm_and_seed():

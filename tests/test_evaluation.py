@@ -5,26 +5,27 @@ from statistics import mean
 
 import pytest
 import torch
-from conftest import DEVICE, make_policy
+from conftest import DEVICE, BruteForce, rollout_of
 
 from rlcourse import evaluation
 from rlcourse.config import make_config
-from rlcourse.evaluation import Answer, answer_problems, evaluate_test, mean_pass_at_k, pass_at_k, sample, summarize
-from rlcourse.rollout import Rollout, make_engine
+from rlcourse.evaluation import answer_problems, evaluate_test, mean_pass_at_k, pass_at_k, sample, summarize
 from rlcourse.sampling import GREEDY, Sampling
-from rlcourse.tasks import MathTask, Problem
+from rlcourse.tasks import Answer, MathTask, Problem
+from rlcourse.tasks.verify import Verdict
 
 WIDTHS = [3, 9, 1, 7, 7, 2, 5]  # tokens of each problem's prompt
 PROBLEMS = [Problem(f"{number} {width}", "", str(number)) for number, width in enumerate(WIDTHS)]
-TASK = MathTask("numbers", "", [], [], PROBLEMS)
+TASK = MathTask("numbers", "Count.", [], [], PROBLEMS)
 
 
 class NumberPolicy:
     """The prompt of problem n is n, some times over; token n reads `#### n`."""
 
-    device = torch.device("cpu")
+    device = torch.device(DEVICE)
 
     def prompt(self, question, instruction=""):
+        assert instruction == "Count."
         number, width = question.split()
         return [int(number)] * int(width)
 
@@ -36,20 +37,21 @@ class NumberEngine:
     """Writes n, n + 1, n + 2, ... to problem n, in n + 1 tokens each; the answers to `unfinished` problems are cut."""
 
     def __init__(self, unfinished=()):
-        self.unfinished, self.calls, self.drawn = unfinished, [], []
+        self.unfinished, self.calls, self.drawn, self.limits, self.cudnn = unfinished, [], [], [], []
 
     def generate(self, prompts, num_generations, max_new_tokens, sampling):
         self.calls.append((len(prompts), sampling))
-        self.drawn.append(torch.rand(3))
-        number = torch.tensor([prompt[0] for prompt in prompts]).repeat_interleave(num_generations)
-        written = number + torch.arange(num_generations).repeat(len(prompts))
-        mask = torch.arange(10) <= number[:, None]
-        finished = ~torch.isin(number, torch.tensor(self.unfinished, dtype=torch.long))
-        return Rollout(mask, mask, written[:, None].expand(-1, 10), mask, mask.float(), finished)
+        self.limits.append((num_generations, max_new_tokens))
+        self.drawn.append((torch.rand(3), torch.rand(3, device=DEVICE)))
+        self.cudnn.append(torch.backends.cuda.cudnn_sdp_enabled())
+        self.prompts = prompts
+        numbers = [prompt[0] for prompt in prompts]
+        rows = [(p, [p[0] + g] * (p[0] + 1)) for p in prompts for g in range(num_generations)]
+        return rollout_of(rows, finished=[n not in self.unfinished for n in numbers for _ in range(num_generations)])
 
 
 def answer(level, strict=False, lenient=False, formatted=False, finished=True, tokens=10):
-    return Answer(Problem("", "", "1", level), "", tokens, finished, strict, lenient, formatted)
+    return Answer(Problem("", "", "1", level), "", tokens, finished, Verdict(strict, lenient, formatted, None))
 
 
 @pytest.mark.parametrize("batch_rows", [1, 2, 5, 6, 256])
@@ -69,14 +71,45 @@ def test_every_batch_has_the_same_rows(monkeypatch):
     engine = NumberEngine()
     answer_problems(NumberPolicy(), engine, TASK, PROBLEMS, 10, Sampling(), num_generations=2)
     assert engine.calls == [(3, Sampling())] * 3  # 7 problems, 3 at a time
+    assert engine.limits == [(2, 10)] * 3
+
+
+def test_prompts_of_like_length_are_answered_together(monkeypatch):
+    monkeypatch.setattr(evaluation, "BATCH_ROWS", 3)
+    seen, original = [], NumberEngine.generate
+
+    def generate(self, prompts, *others):
+        seen.append([len(prompt) for prompt in prompts])
+        return original(self, prompts, *others)
+
+    monkeypatch.setattr(NumberEngine, "generate", generate)
+    answer_problems(NumberPolicy(), NumberEngine(), TASK, PROBLEMS, 10)
+    assert [set(widths) for widths in seen] == [{1, 2, 3}, {5, 7}, {9}]
+
+
+def test_without_problems_there_is_nothing_to_answer():
+    with pytest.raises(ValueError, match="no problems to answer: eval_validation and pass_k_problems must be at least"):
+        answer_problems(NumberPolicy(), NumberEngine(), TASK, [], 10)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_cudnn_attention_is_off_within_an_evaluation_alone(before):
+    flag = torch.backends.cuda.cudnn_sdp_enabled
+    kept = flag()
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+        engine = NumberEngine()
+        answer_problems(NumberPolicy(), engine, TASK, PROBLEMS, 10)
+        assert flag() == before and engine.cudnn == [False]
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(kept)
 
 
 def test_greedy_answers_of_a_model_do_not_depend_on_the_batches(policy, monkeypatch):
-    engine = make_engine(policy, "graph", torch.float32)
-    texts = []
+    engine, texts = BruteForce(policy), []
     for batch_rows in (1, 3, 256):
         monkeypatch.setattr(evaluation, "BATCH_ROWS", batch_rows)
-        answers = answer_problems(policy, engine, TASK, PROBLEMS, 12)
+        answers = answer_problems(policy, engine, TASK, PROBLEMS, 6)
         texts.append([(a.text, a.tokens, a.finished) for (a,) in answers])
     assert texts[0] == texts[1] == texts[2] and len(set(texts[0])) > 3
 
@@ -92,23 +125,21 @@ def test_an_evaluation_does_not_change_the_random_state_and_is_the_same_each_tim
     drawn = []
     for seed in (1, 2):
         torch.manual_seed(seed)
-        expected = torch.rand(4)
+        expected = torch.rand(4), torch.rand(4, device=DEVICE)
         torch.manual_seed(seed)
         engine = NumberEngine()
         answer_problems(NumberPolicy(), engine, TASK, PROBLEMS, 10, Sampling())
-        assert torch.equal(torch.rand(4), expected)
+        assert torch.equal(torch.rand(4), expected[0]) and torch.equal(torch.rand(4, device=DEVICE), expected[1])
         drawn.append(engine.drawn[0])
-    assert torch.equal(*drawn)
+    for one, other in zip(*drawn, strict=True):
+        assert torch.equal(one, other)
 
 
-def test_a_sampled_evaluation_on_the_device_leaves_its_random_state():
-    policy = make_policy()
-    engine = make_engine(policy, "graph", torch.float32)
-    torch.manual_seed(7)
-    expected = torch.rand(4, device=DEVICE)
-    torch.manual_seed(7)
-    answer_problems(policy, engine, TASK, PROBLEMS, 4, Sampling(), num_generations=3)
-    assert torch.equal(torch.rand(4, device=DEVICE), expected)
+def test_each_batch_draws_other_numbers(monkeypatch):
+    monkeypatch.setattr(evaluation, "BATCH_ROWS", 4)
+    engine = NumberEngine()
+    answer_problems(NumberPolicy(), engine, TASK, PROBLEMS, 10, Sampling())
+    assert not torch.equal(engine.drawn[0][0], engine.drawn[1][0])
 
 
 @pytest.mark.parametrize("samples", [1, 2, 5, 6])
@@ -156,10 +187,12 @@ def test_the_test_evaluation_takes_the_problems_and_samples_that_were_asked_for(
     config = make_config(eval_problems=5, pass_k=2, pass_k_problems=3, temperature=0.5)
     result = evaluate_test(NumberPolicy(), engine, TASK, config)
     assert engine.calls == [(5, GREEDY), (3, Sampling(temperature=0.5))]
+    assert engine.limits == [(1, 80), (2, 80)]
     assert result["problems"] == 5 and result["accuracy"] == 4 / 5
     assert result["pass@1"] == pytest.approx(1 / 3) and result["pass@2"] == pytest.approx(2 / 3)  # the second is wrong
     assert [s["right"] for s in result["samples"]] == [True, False, True, True, True]
     assert [s["gold"] for s in result["samples"]] == list("01234")
+    assert result["samples"][2] == {"question": PROBLEMS[2].question, "gold": "2", "text": "#### 2", "right": True}
 
 
 def test_pass_k_of_zero_samples_nothing():
@@ -168,10 +201,33 @@ def test_pass_k_of_zero_samples_nothing():
     assert len(engine.calls) == 1 and not any(key.startswith("pass@") for key in result)
 
 
-def test_the_embedded_model_answers_some_problems_and_the_verdicts_agree_with_the_verifier():
-    config = make_config(device="cpu")
-    answers = sample(config, 12, greedy=True)
-    assert [a.problem for a in answers] == evaluation.load_task("minigsm").test[:12]
-    assert 0 < sum(a.strict for a in answers) < 12
+def test_the_embedded_model_answers_some_problems_and_the_verdicts_agree_with_the_verifier(monkeypatch):
+    monkeypatch.setattr(evaluation, "make_engine", lambda policy, *_: BruteForce(policy))
+    config = make_config(device="cpu", max_new_tokens=50)
+    answers = sample(config, 8, greedy=True)
+    assert [a.problem for a in answers] == evaluation.load_task("minigsm").test[:8]
+    assert 0 < sum(a.strict for a in answers) < 8
     for a in answers:
         assert a.strict == (a.finished and f"#### {a.problem.gold}" in a.text.splitlines())
+
+
+def test_what_is_loaded_and_how_it_is_sampled_is_what_the_config_says(policy, monkeypatch):
+    made, engine = [], NumberEngine()
+
+    def load_policy(name, device):
+        made.append((name, device.type))
+        return NumberPolicy()
+
+    def make_engine(_, *arguments):
+        made.append(arguments)
+        return engine
+
+    monkeypatch.setattr(evaluation, "load_policy", load_policy)
+    monkeypatch.setattr(evaluation, "make_engine", make_engine)
+    monkeypatch.setattr(evaluation, "load_task", lambda *arguments: made.append(arguments) or TASK)
+    config = make_config(device="cpu", model="a", engine="hf-static", temperature=0.5, data_dir="b", eval_problems=2)
+    for greedy in (True, False):
+        assert [a.problem for a in sample(config, 3, greedy)] == PROBLEMS[:3]
+    assert engine.calls == [(3, GREEDY), (3, Sampling(0.5))]
+    assert made[:3] == [("a", "cpu"), ("hf-static", torch.float32, False), ("minigsm", "b")]
+    assert evaluation.evaluate(config)["problems"] == 2

@@ -6,13 +6,14 @@ import random
 
 import pytest
 import torch
+from conftest import rollout_of
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
 
-from rlcourse import rollout as rollouts
-from rlcourse.logprobs import chunked_logprobs, completion_mask, token_logprobs
+from rlcourse import logprobs as module
+from rlcourse.logprobs import chunked_logprobs, hidden_states, token_logprobs
 from rlcourse.sampling import Sampling, sampling_logits
 
 SAMPLINGS = [Sampling(), Sampling(0.7), Sampling(top_k=5), Sampling(top_p=0.8), Sampling(1.3, top_k=7, top_p=0.9)]
@@ -71,23 +72,19 @@ def sample(exact, sampling):
     return padded(completions)
 
 
-def padded(completions):
-    P = max(map(len, PROMPTS))
-    prompt_mask = torch.tensor([[False] * (P - len(p)) + [True] * len(p) for p in PROMPTS])
-    return rollouts.Rollout(
-        prompt_ids=torch.tensor([[PAD] * (P - len(p)) + p for p in PROMPTS]),
-        prompt_mask=prompt_mask,
-        completion_ids=torch.tensor([c + [PAD] * (T - len(c)) for c in completions]),
-        completion_mask=torch.arange(T) < torch.tensor(LENGTHS)[:, None],
-        logprobs=torch.zeros(len(PROMPTS), T),
-        finished=torch.tensor(LENGTHS) < T,
-    )
+def padded(completions, pad=PAD):
+    return rollout_of(list(zip(PROMPTS, completions, strict=True)), pad=pad)
+
+
+def counted(pad=PAD):
+    """Token 20 + t at place t of each completion."""
+    return padded([[20 + t for t in range(n)] for n in LENGTHS], pad)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-def test_log_probs_and_entropy_are_those_of_each_row_alone(model, exact, sampling):
+def test_log_probs_are_those_of_each_row_alone(model, exact, sampling):
     rollout = sample(exact, sampling)
-    expected, entropy = torch.zeros(2, len(PROMPTS), T, dtype=torch.float64)
+    expected = torch.zeros(len(PROMPTS), T, dtype=torch.float64)
     states = torch.zeros(len(PROMPTS), T, 32, dtype=torch.float64)
     for i, (prompt, n) in enumerate(zip(PROMPTS, LENGTHS, strict=True)):
         ids = prompt + rollout.completion_ids[i, :n].tolist()
@@ -97,18 +94,16 @@ def test_log_probs_and_entropy_are_those_of_each_row_alone(model, exact, samplin
             before = len(prompt) + t - 1
             p = distribution(output.logits[0, before].tolist(), sampling)
             expected[i, t] = math.log(p[ids[before + 1]])
-            entropy[i, t] = -sum(x * math.log(x) for x in p.values())
             states[i, t] = output.hidden_states[-1][0, before]
     for chunk in (4, 1000):
         with torch.no_grad():
-            logprobs, entropies, hidden = token_logprobs(model, rollout, sampling, chunk)
-        assert logprobs.dtype == entropies.dtype == torch.float32
+            logprobs, hidden = token_logprobs(model, rollout, sampling, chunk)
+        assert logprobs.dtype == torch.float32
         torch.testing.assert_close(logprobs.double(), expected, rtol=0, atol=1e-5)
-        torch.testing.assert_close(entropies.double(), entropy, rtol=0, atol=1e-5)
         mask = rollout.completion_mask
         torch.testing.assert_close(hidden[mask].double(), states[mask], rtol=1e-4, atol=1e-5)
         assert hidden.shape == states.shape
-        assert logprobs[~mask].eq(0).all() and entropies[~mask].eq(0).all()
+        assert logprobs[~mask].eq(0).all()
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -117,6 +112,7 @@ def test_parameter_gradients_are_those_of_each_row_alone(model, exact, sampling,
     rollout = sample(exact, sampling)
     weights = torch.randn(len(PROMPTS), T, generator=torch.Generator().manual_seed(0))
     reference = copy.deepcopy(exact)
+    loss = 0.0
     for i, (prompt, n) in enumerate(zip(PROMPTS, LENGTHS, strict=True)):
         ids = prompt + rollout.completion_ids[i, :n].tolist()
         logits = reference(torch.tensor([ids])).logits[0]
@@ -124,71 +120,101 @@ def test_parameter_gradients_are_those_of_each_row_alone(model, exact, sampling,
             before = len(prompt) + t - 1
             kept = torch.tensor(sorted(distribution(logits[before].tolist(), sampling)))
             scaled = logits[before] / sampling.temperature
-            (weights[i, t] * (scaled[ids[before + 1]] - scaled[kept].logsumexp(0))).backward(retain_graph=True)
+            loss = loss + weights[i, t] * (scaled[ids[before + 1]] - scaled[kept].logsumexp(0))
+    loss.backward()
 
     policy = copy.deepcopy(model).train()
     if checkpointing:
         policy.gradient_checkpointing_enable()
         assert policy.model.layers[0].gradient_checkpointing
-    logprobs, entropy, _ = token_logprobs(policy, rollout, sampling, chunk=4)
-    assert not entropy.requires_grad
+    logprobs, _ = token_logprobs(policy, rollout, sampling, chunk=4)
     (logprobs * weights).sum().backward()
     for (name, ours), theirs in zip(policy.named_parameters(), reference.parameters(), strict=True):
         scale = theirs.grad.abs().max().item()
         torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=0, atol=1e-5 * scale, msg=name)
 
 
-def test_positions_count_from_the_first_real_token():
+def test_positions_count_from_the_first_token():
     """GPT-2 adds positions to its input, so it shows a shift that relative positions hide; its head is tied."""
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=1, n_head=2, n_positions=16, initializer_range=0.3)
     model = GPT2LMHeadModel(config).eval()
-    rollout = padded([[20 + t for t in range(n)] for n in LENGTHS])
+    rollout = counted()
     with torch.no_grad():
-        logprobs, *_ = token_logprobs(model, rollout, Sampling(), 4)
+        logprobs, _ = token_logprobs(model, rollout, Sampling(), 4)
         for i, (prompt, n) in enumerate(zip(PROMPTS, LENGTHS, strict=True)):
             ids = torch.tensor(prompt + rollout.completion_ids[i, :n].tolist())
             alone = model(ids[None]).logits[0, :-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
             torch.testing.assert_close(logprobs[i, :n], alone[len(prompt) - 1 :], rtol=0, atol=1e-5)
 
 
-def test_padding_and_tokens_after_eos_get_no_gradient(model):
-    """Their ids appear nowhere else, and their embeddings are not moved."""
-    rollout = padded([[20 + t for t in range(n)] for n in LENGTHS])
-    rollout.prompt_ids[~rollout.prompt_mask] = 30
-    rollout.completion_ids[~rollout.completion_mask] = 31
-    policy = copy.deepcopy(model)
-    token_logprobs(policy, rollout, Sampling(), 4)[0].sum().backward()
-    gradient = policy.get_input_embeddings().weight.grad
-    assert gradient.isfinite().all()
-    assert gradient[[30, 31]].eq(0).all()
-    assert gradient[[20, 24]].ne(0).any(1).all() and gradient[25].eq(0).all()  # 25 comes last: it predicts nothing
+def test_padding_changes_nothing_and_gets_no_gradient(model):
+    """Its id appears nowhere else, and its embedding is not moved."""
+    results = []
+    for pad in (PAD, 30):
+        policy = copy.deepcopy(model)
+        logprobs, hidden = token_logprobs(policy, counted(pad), Sampling(), 4)
+        logprobs.sum().backward()
+        gradient = policy.get_input_embeddings().weight.grad
+        results.append((logprobs, hidden[counted().completion_mask], gradient))
+        assert gradient.isfinite().all() and gradient[pad].eq(0).all()
+        assert gradient[[20, 24]].ne(0).any(1).all() and gradient[25].eq(0).all()  # 25 comes last: it predicts nothing
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+def test_hidden_states_carry_gradients_for_a_value_head(model):
+    rollout, policy, exact = counted(), copy.deepcopy(model), copy.deepcopy(model)
+    hidden = hidden_states(policy, rollout)
+    hidden[rollout.completion_mask].sum().backward()
+    for prompt, n in zip(PROMPTS, LENGTHS, strict=True):
+        ids = torch.tensor([prompt + [20 + t for t in range(n)]])
+        exact.model(ids).last_hidden_state[0, len(prompt) - 1 :][:n].sum().backward()
+    ours, theirs = (m.get_input_embeddings().weight.grad for m in (policy, exact))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * theirs.abs().max().item())
+
+
+def test_hidden_states_alone_need_no_head(model):
+    with Memory() as memory, torch.no_grad():
+        hidden_states(model, counted())
+    assert (4, VOCABULARY) not in memory.shapes and (sum(LENGTHS), VOCABULARY) not in memory.shapes
+    with Memory() as memory, torch.no_grad():
+        token_logprobs(model, counted(), Sampling(), 4)
+    assert (4, VOCABULARY) in memory.shapes
+
+
+def test_only_completion_tokens_pass_through_the_head(model, monkeypatch):
+    seen, original = [], module.chunked_logprobs
+
+    def counting(hidden, head, targets, *options):
+        seen.append((hidden.shape, targets.tolist()))
+        return original(hidden, head, targets, *options)
+
+    monkeypatch.setattr(module, "chunked_logprobs", counting)
+    token_logprobs(model, counted(), Sampling(), 4)
+    assert seen == [((sum(LENGTHS), 32), [20 + t for n in LENGTHS for t in range(n)])]
+
+
+def test_one_row_of_one_token(model, exact):
+    rollout = rollout_of([([8], [EOS])])
+    expected = exact(torch.tensor([[8]])).logits[0, -1].log_softmax(-1)[EOS]
+    logprobs, hidden = token_logprobs(model, rollout, Sampling(), 4)
+    assert logprobs.item() == pytest.approx(expected.item(), abs=1e-5) and hidden.shape == (1, 1, 32)
 
 
 def test_a_batch_without_a_single_token_can_be_trained_on(model):
-    rollout = padded([[20 + t for t in range(n)] for n in LENGTHS])[[4, 4]]
     policy = copy.deepcopy(model)
-    logprobs, entropy, hidden = token_logprobs(policy, rollout, Sampling(), 4)
-    assert logprobs.eq(0).all() and entropy.eq(0).all() and hidden.shape == (2, T, 32)
+    rollout = counted()[torch.tensor([0, 4])]
+    rollout = type(rollout)(**vars(rollout) | {"completion_lengths": torch.tensor([0, 0])})
+    logprobs, hidden = token_logprobs(policy, rollout, Sampling(), 4)
+    assert logprobs.eq(0).all() and hidden.shape == (2, T, 32)
     logprobs.sum().backward()
     assert all(p.grad is None or p.grad.eq(0).all() for p in policy.parameters())
-
-
-@pytest.mark.parametrize("eos_ids", [[1], [1, 2]])
-def test_completion_mask_ends_with_the_first_eos(eos_ids):
-    rows = [[1, 1, 1, 1], [5, 1, 6, 1], [5, 6, 7, 8], [5, 6, 7, 1], [5, 2, 6, 1], [0, 0, 1, 0]]
-    expected = []
-    for row in rows:
-        first = next((t for t, token in enumerate(row) if token in eos_ids), len(row))
-        expected.append([t <= first for t in range(len(row))])
-    assert completion_mask(torch.tensor(rows), eos_ids).tolist() == expected
 
 
 def plain_logprobs(hidden, head, targets, sampling):
     """The same with all logits at once."""
     logprobs = sampling_logits(hidden @ head.T, sampling, keep=targets).log_softmax(-1)
-    entropy = -(logprobs.exp() * logprobs.masked_fill(logprobs.isinf(), 0.0)).sum(-1)
-    return logprobs.gather(-1, targets[:, None])[:, 0], entropy
+    return logprobs.gather(-1, targets[:, None])[:, 0]
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
@@ -200,12 +226,31 @@ def test_chunks_change_neither_values_nor_gradients(n, sampling):
     results = []
     for function, chunk in [(plain_logprobs, ()), (chunked_logprobs, (4,)), (chunked_logprobs, (1000,))]:
         h, w = hidden.clone().requires_grad_(), head.clone().requires_grad_()
-        logprobs, entropy = function(h, w, targets, sampling, *chunk)
+        logprobs = function(h, w, targets, sampling, *chunk)
         (logprobs * weights).sum().backward()
-        results.append((logprobs, entropy.detach(), h.grad, w.grad))
+        results.append((logprobs, h.grad, w.grad))
     for result in results[1:]:
         torch.testing.assert_close(result, results[0], rtol=0, atol=1e-5)
         assert result[0].shape == (n,)
+
+
+def test_a_token_outside_the_set_by_rounding_still_has_a_finite_log_prob():
+    """The sampler may have drawn it: it counts as one more token of the set."""
+    hidden, head = torch.eye(2), torch.tensor([[3.0, 0], [2, 0], [1, 0], [0, 0]])
+    targets = torch.tensor([2, 0])
+    logprobs = chunked_logprobs(hidden, head, targets, Sampling(top_k=2), 1)
+    expected = 1 - math.log(math.exp(3) + math.exp(2) + math.exp(1))
+    assert logprobs[0].item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_compile_uses_the_compiled_function(monkeypatch):
+    def compiled(hidden, head, targets, sampling):
+        return torch.full((len(targets),), 7.0)
+
+    monkeypatch.setattr(module, "_compiled", compiled)
+    arguments = torch.randn(5, 16), torch.randn(50, 16), torch.arange(5), Sampling(), 2
+    with torch.no_grad():
+        assert chunked_logprobs(*arguments, True).eq(7).all() and not chunked_logprobs(*arguments).eq(7).any()
 
 
 def test_the_head_runs_in_bfloat16_under_autocast_and_the_softmax_in_float32():
@@ -214,25 +259,25 @@ def test_the_head_runs_in_bfloat16_under_autocast_and_the_softmax_in_float32():
     targets = torch.arange(9)
     head.requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
-        logprobs, entropy = chunked_logprobs(hidden, head, targets, Sampling(), 4)
+        logprobs = chunked_logprobs(hidden, head, targets, Sampling(), 4)
         logprobs.sum().backward()
     logits = (hidden.bfloat16() @ head.bfloat16().T).double()
-    assert logprobs.dtype == entropy.dtype == head.grad.dtype == torch.float32
+    assert logprobs.dtype == head.grad.dtype == torch.float32
     torch.testing.assert_close(logprobs.double(), logits.log_softmax(-1)[range(9), range(9)], rtol=0, atol=1e-5)
 
 
 def test_hidden_states_may_have_another_dtype_than_the_head():
     hidden, head, targets = torch.randn(5, 16).bfloat16(), torch.randn(50, 16), torch.arange(5)
-    logprobs, _ = chunked_logprobs(hidden, head, targets, Sampling(), 2)
-    torch.testing.assert_close(logprobs, plain_logprobs(hidden.float(), head, targets, Sampling())[0])
+    logprobs = chunked_logprobs(hidden, head, targets, Sampling(), 2)
+    torch.testing.assert_close(logprobs, plain_logprobs(hidden.float(), head, targets, Sampling()))
 
 
 class Memory(TorchDispatchMode):
-    """Follows every tensor that an operation returns: the largest, and the most bytes alive at once."""
+    """Follows every tensor that an operation returns: shapes, the largest, and the most bytes alive at once."""
 
     def __init__(self):
         super().__init__()
-        self.largest, self.peak, self.alive = 0, 0, {}
+        self.largest, self.peak, self.alive, self.shapes = 0, 0, {}, []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
@@ -240,6 +285,7 @@ class Memory(TorchDispatchMode):
             if isinstance(tensor, torch.Tensor):
                 storage = tensor.untyped_storage()
                 self.largest = max(self.largest, tensor.numel())
+                self.shapes.append(tuple(tensor.shape))
                 self.alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
         self.alive = {key: (ref, size) for key, (ref, size) in self.alive.items() if not ref.expired()}
         self.peak = max(self.peak, sum(size for _, size in self.alive.values()))
@@ -247,13 +293,13 @@ class Memory(TorchDispatchMode):
 
 
 def test_full_vocabulary_logits_never_stand_in_memory():
-    n, vocabulary, chunk = 2048, 20_000, 128
+    n, vocabulary, chunk = 512, 5_000, 32
     hidden, head = torch.randn(n, 8, requires_grad=True), torch.randn(vocabulary, 8, requires_grad=True)
     targets = torch.randint(vocabulary, (n,))
     memory = {}
     for size in (chunk, n):
         with Memory() as memory[size]:
-            chunked_logprobs(hidden, head, targets, Sampling(), size)[0].sum().backward()
+            chunked_logprobs(hidden, head, targets, Sampling(), size).sum().backward()
     logits = 4 * n * vocabulary  # bytes
     assert memory[n].largest == n * vocabulary and memory[n].peak >= 2 * logits  # the measurement sees them
     assert memory[chunk].largest == chunk * vocabulary

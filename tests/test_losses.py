@@ -293,19 +293,42 @@ def test_the_constant_of_dr_grpo_does_not_depend_on_lengths():
     assert weights == {"constant": [60] * 5, "sequence_mean": [42, 6, 18, 12, 36], "token_mean": [19] * 5}
 
 
-def test_value_loss_is_the_larger_of_the_plain_and_the_clipped_error():
-    _, _, returns, values, old_values = batch()
-    values.requires_grad_()
-    losses.value_loss(values, old_values, returns, MASK, 0.2).sum().backward()
-    moved = 0
+@pytest.mark.parametrize(
+    ("value", "loss", "gradient"),
+    [
+        (1.1, 0.405, -0.9),  # within the clip
+        (1.5, 0.32, 0.0),  # towards the return by more than the clip: as bad as 1.2, and nothing pulls it further
+        (0.5, 1.125, -1.5),  # away from the return: nothing holds it there
+        (3.0, 0.5, 1.0),  # past the return
+    ],
+)
+def test_value_loss_is_the_larger_of_the_plain_and_the_clipped_error(value, loss, gradient):
+    """The value was 1, the return is 2, the clip 0.2."""
+    values = torch.tensor([[value]], dtype=torch.float64, requires_grad=True)
+    one = torch.ones(1, 1, dtype=torch.float64)
+    found = losses.value_loss(values, one, 2 * one, one.bool(), 0.2)
+    found.sum().backward()
+    assert found.item() == pytest.approx(loss) and values.grad.item() == pytest.approx(gradient)
+
+
+@pytest.mark.parametrize("cap", [0.8, 1.5, 1e9])
+@pytest.mark.parametrize("level", ["off", "token", "sequence"])
+def test_the_sampler_is_corrected_for_by_a_truncated_ratio(level, cap):
+    logprobs, sampler, *_ = batch()
+    logprobs.requires_grad_()
+    weights = losses.sampler_correction(logprobs, sampler, MASK, level, cap)
     for i, n in enumerate(LENGTHS):
-        for t in range(n):
-            v, v_old, r = (x[i, t].item() for x in (values, old_values, returns))
-            near = min(max(v, v_old - 0.2), v_old + 0.2)
-            free = (v - r) ** 2 >= (near - r) ** 2
-            moved += not free
-            assert values.grad[i, t].item() == pytest.approx((v - r) if free else 0.0)
-    assert moved
+        ratios = [math.exp(logprobs[i, t].item() - sampler[i, t].item()) for t in range(n)]
+        expected = {"off": [1.0] * n, "token": ratios, "sequence": [math.prod(ratios)] * n}[level]
+        expected = [min(weight, cap) for weight in expected] if level != "off" else expected
+        assert weights[i].tolist() == pytest.approx(expected + [1.0] * (T - n))
+    assert not weights.requires_grad
+
+
+@pytest.mark.parametrize("level", ["off", "token", "sequence"])
+def test_a_sampler_that_is_the_policy_needs_no_correction(level):
+    logprobs, *_ = batch()
+    assert losses.sampler_correction(logprobs, logprobs, MASK, level, 2.0).eq(1).all()
 
 
 class TestKL:
@@ -344,20 +367,10 @@ class TestKL:
         torch.testing.assert_close(self.mean("k2")[1], self.divergence(forward=False)[1])
         torch.testing.assert_close(self.mean("k3")[1], self.divergence(forward=True)[1])
 
-    def test_estimates_by_their_formulas(self):
-        logprobs, _, ref, *_ = (x.nan_to_num() for x in batch())
-        for name, formula in {
-            "k1": lambda d: d,
-            "k2": lambda d: d * d / 2,
-            "k3": lambda d: math.exp(-d) - 1 + d,
-        }.items():
-            expected = [
-                [formula(a - b) for a, b in zip(*rows, strict=True)] for rows in zip(logprobs, ref, strict=True)
-            ]
-            torch.testing.assert_close(
-                losses.kl_estimate(logprobs, ref, name), torch.tensor(expected, dtype=torch.float64)
-            )
-        assert losses.kl_estimate(logprobs, ref, "k3")[~MASK].eq(0).all()
+    def test_a_token_twice_as_probable_as_under_the_reference(self):
+        half, quarter = torch.tensor([0.5, 0.25]).double().log()
+        found = {name: losses.kl_estimate(half, quarter, name).item() for name in ("k1", "k2", "k3")}
+        assert found == pytest.approx({"k1": 0.6931472, "k2": 0.2402265, "k3": 0.1931472}, abs=1e-7)
 
 
 def test_unknown_names_are_refused():
@@ -368,5 +381,7 @@ def test_unknown_names_are_refused():
         losses.token_loss(x, x, x, mask, surrogate="ppo", ratio="token", clip_low=0.2, clip_high=0.2)
     with pytest.raises(ValueError, match="use sequence_mean, token_mean or constant"):
         losses.aggregate(x, mask, "mean", rows=1, tokens=1, max_new_tokens=1)
+    with pytest.raises(ValueError, match="use off, token or sequence"):
+        losses.sampler_correction(x, x, mask, "word", 2.0)
     with pytest.raises(ValueError, match="use k1, k2 or k3"):
         losses.kl_estimate(x, x, "k4")

@@ -9,17 +9,14 @@ import torch
 from conftest import make_policy
 from transformers import AutoTokenizer
 
-from rlcourse.config import make_config
 from rlcourse.policy import (
     ValueHead,
-    autocast,
-    find_device,
+    checkpoint_activations,
+    compile_layers,
     frozen_copy,
     load_policy,
     low_precision_copy,
 )
-from rlcourse.rollout import make_engine
-from rlcourse.sampling import Sampling
 
 
 @pytest.fixture
@@ -111,8 +108,8 @@ def test_generation_defaults_of_a_model_folder_do_not_survive_loading(folder):
         expected.model.generation_config.temperature,
     )
     torch.manual_seed(0)
-    rollout = make_engine(policy, "hf-dynamic", torch.float32).generate([[5, 9]], 200, 1, Sampling())
-    assert len(rollout.completion_ids.unique()) > 10
+    ids = policy.model.generate(torch.full((200, 2), 5), max_new_tokens=1, do_sample=True, top_k=0)
+    assert len(ids[:, 2].unique()) > 10
 
 
 @pytest.mark.parametrize(("eos", "expected"), [(7, [7]), ([7, 9], [7, 9]), (None, None)])
@@ -130,13 +127,6 @@ def test_texts_leave_out_masked_special_and_unknown_tokens(policy):
     mask[0, -1] = False
     mask[2, 1:] = False
     assert policy.texts(rows, mask) == ["Tom has 3", "Tom has 3", ""]
-
-
-@pytest.mark.parametrize("gpu", [True, False])
-def test_the_device_is_a_gpu_where_there_is_one_and_it_is_wanted(gpu, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    assert find_device(make_config()).type == ("cuda" if gpu else "cpu")
-    assert find_device(make_config(device="cpu")).type == "cpu"
 
 
 def test_a_frozen_copy_takes_no_gradients_and_does_not_follow_the_model(policy):
@@ -162,11 +152,25 @@ def test_a_low_precision_copy_keeps_the_frequencies_of_rope_in_float32(tied):
     assert (copy.lm_head.weight is copy.model.embed_tokens.weight) == tied
 
 
-def test_autocast_is_for_bfloat16_alone():
-    a = torch.ones(2, 2)
-    for dtype in ("float32", "bfloat16"):
-        with autocast(dtype, torch.device("cpu")):
-            assert (a @ a).dtype == getattr(torch, dtype)
+def test_recomputed_activations_change_no_gradient():
+    ids, gradients = torch.tensor([[5, 9, 40, 7]]), []
+    for recompute in (False, True):
+        model, seen = make_policy().model.cpu(), []
+        if recompute:
+            checkpoint_activations(model)
+            assert model.training
+        model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, seen=seen: seen.append(1))
+        model(ids, use_cache=False).logits.square().sum().backward()
+        assert len(seen) == 1 + recompute  # once more in the backward pass
+        gradients.append([p.grad for p in model.parameters()])
+    torch.testing.assert_close(*gradients)
+
+
+def test_every_layer_is_compiled_for_any_length(policy, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **settings: compiled.append((self, settings)))
+    compile_layers(policy.model)
+    assert compiled == [(layer, {"dynamic": True}) for layer in policy.model.model.layers]
 
 
 def test_the_value_head_starts_at_zero_and_learns():

@@ -1,8 +1,41 @@
+"""What README and CONTRIBUTING name is there: links, files, commands with their options, modules, extras, variables."""
+
+import importlib.util
+import re
+import shlex
+import tomllib
 from pathlib import Path
 
+import pytest
+import typer
+
+from rlcourse import cli
+from rlcourse.config import ALGORITHMS
 from rlcourse.course.dev.readme import fill
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md")}
+EXAMPLES = {"NN_topic": "01_policy_gradient", "NN": "01", "DEVICE": "nvidia-h200", "NAME": "decode"}  # for placeholders
+COMMANDS = typer.main.get_command(cli.app).commands
+MADE_BY_RUNNING = ("runs/", "build/", "FOLDER/", "SUBMISSION")
+FILE = re.compile(r"[\w.-]*[\w-]/[\w./-]*|[\w-]+\.(?:py|json|yml|toml|md|ipynb|sh)")
+
+each = pytest.mark.parametrize("name", TEXTS)
+
+
+def code(text: str) -> list[str]:
+    """Everything in backticks and every indented or fenced line, without comments, placeholders filled in."""
+    text = re.sub("|".join(EXAMPLES), lambda match: EXAMPLES[match[0]], text)
+    found = [line.partition("  #")[0].strip() for line in re.findall(r"^    (\S.*)$", text, re.M)]
+    text = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    return found + re.findall(r"`([^`\n]+)`", text)
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of each command, e.g. ["rlcourse", "train", "--seed", "1"]."""
+    parts = [part.strip() for line in code(text) for part in line.split("&&")]
+    return [shlex.split(part) for part in parts if re.match(r"(rlcourse|python|pytest|[\w./-]+\.sh) ", part)]
 
 
 def test_the_tables_are_those_of_the_records():
@@ -10,7 +43,48 @@ def test_the_tables_are_those_of_the_records():
     assert fill(README) == README
 
 
-def test_every_file_that_the_readme_points_to_is_there():
-    root = Path(__file__).parents[1]
-    for name in ("environment.yml", "rlcourse/experience.py", "data/curves/curves.png", "notebooks", "solutions"):
-        assert name in README and (root / name).exists()
+@each
+def test_every_link_leads_to_a_file(name):
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", TEXTS[name]) if "://" not in link]
+    assert [link for link in links if not (ROOT / link.partition("#")[0]).exists()] == []
+    assert name != "README.md" or len(links) > 30
+
+
+@each
+def test_every_file_that_is_named_is_there(name):
+    words = [word for line in code(TEXTS[name]) for word in re.split(r"[\s,()\"'=]+", line)]
+    words = {word for word in words if FILE.fullmatch(word) and not word.startswith(MADE_BY_RUNNING)}
+    bare = {path.name for kind in ("rlcourse", "data") for path in (ROOT / kind).rglob("*.*")}
+    assert [word for word in sorted(words) if not (ROOT / word).exists() and word not in bare] == []
+    assert len(words) > 10
+
+
+@each
+def test_every_command_is_one_that_there_is(name):
+    found = commands(TEXTS[name])
+    for words in found:
+        if words[0] == "rlcourse":
+            rest = [word for word in words[2:] if word != "--help"]
+            COMMANDS[words[1]].make_context(words[1], rest)  # raises for an unknown option or a wrong value
+        elif words[:3] == ["python", "-m", "pip"]:
+            extras = re.findall(r"\[([\w,]+)\]", words[-1])
+            known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+            assert all(extra in known for extra in ",".join(extras).split(",") if extra), words
+        elif words[:2] == ["python", "-m"]:
+            assert importlib.util.find_spec(words[2]), words
+    assert {words[0] for words in found} >= {"rlcourse", "python"}
+
+
+@each
+def test_every_option_and_variable_is_one_that_there_is(name):
+    options = {flag for command in COMMANDS.values() for option in command.params for flag in option.opts}
+    words = {word for line in code(TEXTS[name]) for word in line.split() if not line.startswith(("python", "comp"))}
+    written = {word for word in words if re.fullmatch(r"--[a-z-]+", word)}
+    sources = "".join(path.read_text() for path in (ROOT / "rlcourse").rglob("*.py"))
+    assert [word for word in written - options - {"--help"} if f'"{word}"' not in sources] == []
+    assert [variable for variable in re.findall(r"RLCOURSE_\w+", TEXTS[name]) if variable not in sources] == []
+
+
+def test_all_algorithms_are_listed():
+    [listed] = re.findall(r"another algorithm: ([\w, ]+)", README)
+    assert listed.strip().split(", ") == list(ALGORITHMS)

@@ -7,10 +7,10 @@ import sys
 import pytest
 import torch
 
+from rlcourse.batch import Completions
 from rlcourse.config import make_config
-from rlcourse.experience import Experience
-from rlcourse.runs import RunFolder, open_run, read_lines, write_json, write_text
-from rlcourse.tasks import Problem
+from rlcourse.runs import RunFolder, make_tracker, new_run, read_lines, run_to_resume, write_json, write_text
+from rlcourse.tasks import Answer, Problem
 from rlcourse.tasks.verify import verify
 
 
@@ -24,76 +24,139 @@ def run(tmp_path, config) -> RunFolder:
     return RunFolder(tmp_path, config)
 
 
-def experience(rows: int) -> Experience:
+def completions(rows: int) -> Completions:
     """Rows that can be told apart: row i asks i."""
     problems = [Problem(f"question {i}", "#### 1", str(i)) for i in range(rows)]
-    texts, verdicts = [f"text {i}" for i in range(rows)], [verify("#### 1", "1")] * rows
-    return Experience(None, problems, texts, verdicts, torch.arange(rows) / 2, groups_with_signal=1.0)
+    answers = [Answer(p, f"text {i}", 1, True, verify("#### 1", "1")) for i, p in enumerate(problems)]
+    return Completions(None, answers, torch.arange(rows) / 2)
 
 
 def metrics(step: int):
     return {"step": step, "reward": 0.5, "length_right": None, "timing": {"step_s": 1.0}}
 
 
+NAME = "laptop-dr_grpo-seed0"
+
+
+def settings_of(tmp_path, **more):
+    return {"output": str(tmp_path)} | more
+
+
+def saved(path):
+    return json.loads((path / "config.json").read_text())
+
+
 def test_a_default_name_that_is_taken_gets_a_number(config, tmp_path):
-    paths = [open_run(config, resume=False).path for _ in range(3)]
-    name = "laptop-dr_grpo-seed0"
-    assert paths == [tmp_path / name, tmp_path / f"{name}-2", tmp_path / f"{name}-3"]
-    assert json.loads((paths[2] / "config.json").read_text()) == config.to_dict()
+    paths = [new_run(config).path for _ in range(3)]
+    assert paths == [tmp_path / NAME, tmp_path / f"{NAME}-2", tmp_path / f"{NAME}-3"]
+    assert saved(paths[2]) == config.to_dict()
 
 
-def test_resume_without_a_name_takes_the_latest_run(config):
-    paths = [open_run(config, resume=False).path for _ in range(2)]
-    assert open_run(config, resume=True).path == paths[1]
+def test_a_name_given_by_hand_that_is_taken_is_refused(tmp_path):
+    config = make_config(output=str(tmp_path), name="mine")
+    assert new_run(config).path == tmp_path / "mine"
+    with pytest.raises(ValueError, match="mine exists: go on with --resume, or choose another --name"):
+        new_run(config)
+
+
+def test_resume_without_a_name_takes_the_latest_run(config, tmp_path):
+    paths = [new_run(config).path for _ in range(2)]
+    assert run_to_resume(settings_of(tmp_path)).path == paths[1]
+
+
+def test_resume_without_a_name_finds_the_run_by_preset_algorithm_and_seed(tmp_path):
+    found = {"preset": "a10g", "algorithm": "ppo", "seed": 3}
+    path = new_run(make_config(**settings_of(tmp_path, **found))).path
+    new_run(make_config(**settings_of(tmp_path)))
+    assert run_to_resume(settings_of(tmp_path, **found)).path == path
+    with pytest.raises(FileNotFoundError, match=r"No run to resume at .*a10g-ppo-seed4: start it without --resume"):
+        run_to_resume(settings_of(tmp_path, **found | {"seed": 4}))
 
 
 def test_resume_with_a_name_takes_that_very_run(config, tmp_path):
-    first, _ = [open_run(config, resume=False).path for _ in range(2)]
-    assert open_run(make_config(output=str(tmp_path), name=first.name), resume=True).path == first
+    first, _ = [new_run(config).path for _ in range(2)]
+    assert run_to_resume(settings_of(tmp_path, name=first.name)).path == first
+
+
+def test_resume_keeps_every_setting_that_is_not_said(tmp_path):
+    settings = settings_of(tmp_path, name="x", algorithm="ppo", lr=0.1, steps=7, schedule="cosine", num_prompts=3)
+    path = new_run(make_config(**settings)).path
+    run = run_to_resume(settings_of(tmp_path, name="x"))
+    assert run.path == path and run.config == make_config(**settings)
+    assert run_to_resume(settings_of(tmp_path, name="x", lr=0.1, num_prompts=3)).config == make_config(**settings)
 
 
 @pytest.mark.parametrize("change", [{"steps": 90}, {"save_every": 5}, {"device": "cpu"}])
-def test_settings_that_do_not_change_the_metrics_may_change(change, config, tmp_path):
-    path = open_run(config, resume=False).path
-    changed = make_config(output=str(tmp_path), **change)
-    assert open_run(changed, resume=True).path == path
-    assert json.loads((path / "config.json").read_text()) == changed.to_dict()
+def test_settings_that_do_not_change_the_metrics_may_change(change, tmp_path):
+    path = new_run(make_config(**settings_of(tmp_path, lr=0.25))).path
+    run = run_to_resume(settings_of(tmp_path, **change))
+    assert run.path == path and run.config == make_config(**settings_of(tmp_path, lr=0.25, **change))
+    assert saved(path) == run.config.to_dict()
 
 
-@pytest.mark.parametrize("change", [{"lr": 0.1}, {"algorithm": "ppo"}, {"num_prompts": 3, "name": "laptop-x"}])
-def test_settings_that_change_the_metrics_may_not(change, tmp_path):
-    name = {"name": change.get("name", "laptop-x")}
-    open_run(make_config(output=str(tmp_path), **name), resume=False)
-    with pytest.raises(ValueError, match="was started with other settings"):
-        open_run(make_config(output=str(tmp_path), **(name | change)), resume=True)
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"lr": 0.1}, r"\(lr was 4e-05, is 0\.1\)"),
+        ({"algorithm": "ppo"}, r"\(algorithm was 'dr_grpo', is 'ppo'\)"),
+        ({"top_k": 7, "num_prompts": 3, "steps": 9}, r"\(top_k was 0, is 7; num_prompts was 16, is 3\)"),
+        ({"seed": 1}, r"\(seed was 0, is 1\)"),
+    ],
+)
+def test_settings_that_change_the_metrics_may_not(change, sentence, tmp_path):
+    path = new_run(make_config(**settings_of(tmp_path, name="x"))).path
+    before = saved(path)
+    with pytest.raises(ValueError, match=rf"x was started with other settings {sentence}: resume with the same ones"):
+        run_to_resume(settings_of(tmp_path, name="x", **change))
+    assert saved(path) == before
+
+
+def test_a_run_of_another_version_is_not_resumed(tmp_path):
+    path = new_run(make_config(**settings_of(tmp_path, name="x"))).path
+    for changed in (saved(path) | {"old_setting": 1}, {k: v for k, v in saved(path).items() if k != "lr"}):
+        write_json(path / "config.json", changed)
+        with pytest.raises(ValueError, match="was made by another version of rlcourse: start a new run"):
+            run_to_resume(settings_of(tmp_path, name="x"))
+
+
+def test_what_cannot_work_is_refused_on_resuming_too(tmp_path):
+    path = new_run(make_config(**settings_of(tmp_path, name="x"))).path
+    write_json(path / "config.json", saved(path) | {"dtype": "bfloat16"})
+    with pytest.raises(ValueError, match="bfloat16 is for a GPU"):
+        run_to_resume(settings_of(tmp_path, name="x", device="cpu"))
 
 
 def test_a_folder_that_is_no_run_is_not_resumed(tmp_path):
     (tmp_path / "notes").mkdir()
     with pytest.raises(FileNotFoundError, match="notes is not the folder of a run: it has no config"):
-        open_run(make_config(output=str(tmp_path), name="notes"), resume=True)
+        run_to_resume(settings_of(tmp_path, name="notes"))
 
 
 @pytest.mark.parametrize("tracker", ["tensorboard", "wandb"])
 def test_a_tracker_that_is_not_installed_is_named_and_leaves_no_run(tracker, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=f"{tracker} is not installed: `python -m pip install {tracker}`"):
-        open_run(make_config(output=str(tmp_path), log_to=tracker), resume=False)
+        new_run(make_config(output=str(tmp_path), log_to=tracker))
     assert not list(tmp_path.iterdir())
+    path = new_run(make_config(output=str(tmp_path))).path
+    with pytest.raises(ValueError, match=f"{tracker} is not installed"):
+        run_to_resume(settings_of(tmp_path, log_to=tracker))
+    assert saved(path)["log_to"] == "none"
 
 
 def test_trackers_get_the_numbers_of_steps_and_validations(run):
     seen = []
     run.tracker = lambda *call: seen.append(call)
-    run.log_step(metrics(3), experience(2))
+    run.log_step(metrics(3), completions(2))
     run.log_eval({"step": 3, "accuracy": 0.25})
     assert [(step, group) for step, group, _ in seen] == [(3, "train"), (3, "validation")]
     assert seen[0][2]["step_s"] == 1.0 and seen[1][2]["accuracy"] == 0.25
+    assert read_lines(run.path / "evals.jsonl") == [{"step": 3, "accuracy": 0.25}]
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(1, [0]), (4, [0, 1, 2, 3]), (7, [0, 1, 2, 3]), (12, [0, 3, 6, 9])])
 def test_up_to_four_samples_a_step_are_kept_each_with_its_own_reward(run, rows, expected):
-    run.log_step(metrics(1), experience(rows))
+    run.log_step(metrics(1), completions(rows))
     assert read_lines(run.path / "samples.jsonl") == [
         {"step": 1, "question": f"question {i}", "gold": str(i), "text": f"text {i}", "reward": i / 2} for i in expected
     ]
@@ -101,7 +164,7 @@ def test_up_to_four_samples_a_step_are_kept_each_with_its_own_reward(run, rows, 
 
 def test_lines_after_a_checkpoint_are_forgotten(run):
     for step in (1, 2, 3, 4):
-        run.log_step(metrics(step), experience(2))
+        run.log_step(metrics(step), completions(2))
     for step in (0, 2, 4):
         run.log_eval({"step": step, "accuracy": 0.5})
     run.forget_after(2)
@@ -153,7 +216,26 @@ def test_the_resume_command_repeats_the_command_line(run, monkeypatch):
 
 
 def test_finish_writes_the_summary_and_the_curve(run):
-    run.log_step(metrics(1) | {"length": 3.0, "entropy": None}, experience(1))
+    run.log_step(metrics(1) | {"length": 3.0, "entropy": None}, completions(1))
     run.finish({"accuracy_after": 0.5})
     assert json.loads((run.path / "summary.json").read_text()) == {"accuracy_after": 0.5}
+    assert (run.path / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert (run.path / "curve.png").stat().st_size > 1000
+
+
+def test_a_tracker_gets_numbers_alone(tmp_path, monkeypatch):
+    logged = []
+
+    class Run:
+        def log(self, values, step):
+            logged.append((values, step))
+
+    class Wandb:
+        @staticmethod
+        def init(**settings):
+            return Run()
+
+    monkeypatch.setitem(sys.modules, "wandb", Wandb)
+    track = make_tracker(tmp_path, make_config(log_to="wandb"))
+    track(4, "train", {"a": 1.5, "b": None, "c": {"d": 1}, "e": 2})
+    assert logged == [({"train/a": 1.5, "train/e": 2}, 4)]

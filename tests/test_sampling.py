@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rlcourse.sampling import GREEDY, Sampling, draw, sampling_logits
+from rlcourse.sampling import GREEDY, Sampling, sample_tokens, sampling_logits
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0, -3.0]])
 
@@ -34,25 +34,25 @@ def test_a_token_that_was_sampled_stays_in_the_set():
     assert kept.tolist() == [[True, False, False, False, True]]
 
 
-def test_draw_returns_the_logprob_of_its_token_under_the_restricted_distribution():
+def test_sample_tokens_returns_the_logprob_of_its_token_under_the_restricted_distribution():
     torch.manual_seed(0)
-    tokens, logprobs = draw(LOGITS.expand(500, 5), Sampling(top_k=2))
+    tokens, logprobs = sample_tokens(LOGITS.expand(500, 5), Sampling(top_k=2))
     assert set(tokens.tolist()) == {0, 1}
     expected = torch.tensor([2.0, 1.0]).log_softmax(-1)[tokens]
     torch.testing.assert_close(logprobs, expected)
 
 
-def test_draw_follows_the_softmax():
+def test_sample_tokens_follows_the_softmax():
     torch.manual_seed(0)
     draws = 100_000
-    tokens, _ = draw(LOGITS.expand(draws, 5), Sampling())
+    tokens, _ = sample_tokens(LOGITS.expand(draws, 5), Sampling())
     frequencies = torch.bincount(tokens, minlength=5) / draws
     deviation = (LOGITS[0].softmax(-1) * (1 - LOGITS[0].softmax(-1)) / draws).sqrt()
     assert ((frequencies - LOGITS[0].softmax(-1)).abs() < 5 * deviation).all()
 
 
 def test_greedy_takes_the_most_probable():
-    tokens, logprobs = draw(LOGITS, GREEDY)
+    tokens, logprobs = sample_tokens(LOGITS, GREEDY)
     assert tokens.tolist() == [0]
     torch.testing.assert_close(logprobs, LOGITS.log_softmax(-1)[:, 0])
 

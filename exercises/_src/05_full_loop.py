@@ -227,7 +227,7 @@ if check.q4.passed:
 # ●●●●○ · 25 minutes
 #
 # You get four metrics of a run, each a float tensor `[steps]` with at least ten steps: `reward`, `accuracy` (strict),
-# `truncated` and `kl`. `kl` is nan at steps where no row trained. Return one of the five numbers:
+# `truncated` and `kl`. `kl` is nan where there was nothing to measure. Return one of the five numbers:
 #
 # - `STILL`: the policy never moved; its KL stays at rounding level throughout;
 # - `COLLAPSED`: the reward ended far below where it began;
@@ -239,11 +239,11 @@ if check.q4.passed:
 # recorded runs of the lesson, which look like this, and some that it makes up. Any sensible threshold works.
 
 # %%
-from rlcourse.course.lessons.lesson05 import load
+from rlcourse.course.lessons.curve_records import load_curve
 
 fig, axes = plt.subplots(2, 5, figsize=(15, 5), layout="constrained", sharex=True, sharey="row")
 for column, name in zip(axes.T, ["healthy", "format", "collapse", "truncation", "still"], strict=True):
-    recorded = load(name)["seeds"][0]["metrics"]
+    recorded = load_curve(f"lesson05_{name}")["results"][0]["metrics"]
     for key, color in [("reward", ORANGE), ("accuracy", BLUE), ("truncated", BLACK)]:
         column[0].plot(recorded[key], color=color, label=key)
     column[1].plot([float("nan") if v is None else max(v, 1e-9) for v in recorded["kl"]], color=VERMILION)
@@ -305,7 +305,7 @@ if check.q5.passed:
         "words_lenient",
     ]:
         verdicts = []
-        for seed in load(name)["seeds"]:
+        for seed in load_curve(f"lesson05_{name}")["results"]:
             keys = ("reward", "accuracy", "truncated", "kl")
             columns = ([float("nan") if v is None else v for v in seed["metrics"][key]] for key in keys)
             verdicts.append(named[diagnose(*map(torch.tensor, columns))])

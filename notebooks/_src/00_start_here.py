@@ -90,7 +90,7 @@ display(Markdown("\n".join(lines)))
 
 # %%
 STAGES = ["problems", "answers", "rewards", "advantages", "loss", "new weights"]
-FILES = ["tasks/", "rollout/", "tasks/verify.py", "advantages.py", "logprobs.py\nlosses.py", "update.py"]
+FILES = ["tasks/", "rollout/", "tasks/verify.py", "advantages.py", "logprobs.py\nlosses.py", "learner.py"]
 fig, ax = plt.subplots(figsize=(12, 2.4))
 for i, (what, file) in enumerate(zip(STAGES, FILES, strict=True)):
     ax.add_patch(plt.Rectangle((i * 2, 0), 1.65, 1, facecolor=SKY, alpha=0.3, edgecolor=BLUE, linewidth=1.5))
@@ -102,7 +102,7 @@ back = {"arrowstyle": "->", "linewidth": 1.8, "color": VERMILION, "connectionsty
 ax.annotate("", (6.4, -0.55), (10.82, 0), arrowprops=back | {"arrowstyle": "-"})
 ax.annotate("", (2.82, 0), (6.5, -0.55), arrowprops=back | {"connectionstyle": "angle,angleA=0,angleB=90,rad=8"})
 ax.text(6.75, -0.42, "the next step samples with the new weights (trainer.py)", ha="center", color=VERMILION)
-ax.set(xlim=(-0.2, 11.7), ylim=(-0.75, 1.1), title="One training step")
+ax.set(xlim=(-0.2, 11.7), ylim=(-0.75, 1.1), title="One training step: step.py")
 ax.axis("off")
 plt.show()
 
@@ -445,13 +445,13 @@ texts = policy.texts(rollout.completion_ids, rollout.completion_mask)
 gold = [p.gold for p in two for _ in range(4)]
 rewards = torch.tensor([float(task.verify(text, g).strict) for text, g in zip(texts, gold, strict=True)])  # rewards
 advantage = advantages.group_centered(rewards, num_generations=4)  # advantages
-print("answers   ", list(rollout.completion_ids.shape), "tokens,", rollout.lengths.tolist(), "of them real")
+print("answers   ", list(rollout.completion_ids.shape), "tokens,", rollout.completion_lengths.tolist(), "of them real")
 print("rewards   ", rewards.tolist())
 print("advantages", advantage.tolist())
 
 # %%
 model, mask = policy.model, rollout.completion_mask
-logprobs, entropy, _ = token_logprobs(model, rollout, config.sampling, chunk=4096)
+logprobs, _ = token_logprobs(model, rollout, config.sampling, chunk=4096)
 loss_of_token, _ = losses.token_loss(
     logprobs, rollout.logprobs, advantage, mask, surrogate="reinforce", ratio="token", clip_low=0.2, clip_high=0.2
 )
@@ -470,14 +470,15 @@ model.zero_grad(set_to_none=True)  # the optimizer's step would come here; this 
 
 # %%
 from rlcourse.checkpoint import latest_checkpoint
-from rlcourse.trainer import train
+from rlcourse.trainer import resume, train
 
 least = {"eval_every": 0, "eval_problems": 1, "pass_k": 0, "save_every": 0}  # we ask our own questions
 short = {"output": tempfile.mkdtemp(), "name": "short", "num_prompts": pick(4, 16)} | least
 watched = problems[: pick(20, 200)]
 points = [(0, greedy[: len(watched)])]
-for steps in pick([1, 2], [5, 10, 15, 20, 25, 30]):
-    result = train(make_config("laptop", steps=steps, **short), resume=len(points) > 1)
+stops = pick([1, 2], [5, 10, 15, 20, 25, 30])
+for steps in stops:
+    result = train(make_config(steps=steps, **short)) if steps == stops[0] else resume(steps=steps, **short)
     checkpoint = latest_checkpoint(Path(result["folder"]))
     trained, trained_engine, _ = load_all(make_config("laptop", model=str(checkpoint)))
     answers = answer_problems(trained, trained_engine, task, watched, max_new_tokens=80)
@@ -552,25 +553,24 @@ plt.show()
 # best.
 
 # %%
+from rlcourse.course.lessons.curve_records import load_curve
 from rlcourse.measure.plots import LABELS, seed_band
-from rlcourse.paths import data_folder
-from rlcourse.runs import read_json
 
-record = read_json(data_folder() / "curves" / "dr_grpo.json")
-steps, low, mean, high = ([*values] for values in seed_band(record["seeds"]))
+record = load_curve("dr_grpo")
+steps, low, mean, high = ([*values] for values in seed_band(record["results"]))
 fig, ax = plt.subplots(figsize=(6.5, 3.4))
 ax.fill_between(steps, [100 * v for v in low], [100 * v for v in high], color=BLUE, alpha=0.2, linewidth=0)
 ax.plot(steps, [100 * v for v in mean], color=BLUE, marker="o", markersize=4)
 ax.set(xlabel="training step", ylabel="greedy, % right", ylim=(0, 100))
 ax.set_title(
-    f"{LABELS['dr_grpo']}, {len(record['seeds'])} seeds, {record['config']['eval_validation']} validation problems"
+    f"{LABELS['dr_grpo']}, {len(record['results'])} seeds, {record['setup']['eval_validation']} validation problems"
 )
 ax.grid(alpha=0.25)
 ax.spines[["top", "right"]].set_visible(False)
 plt.show()
-for seed in record["seeds"]:
+for seed in record["results"]:
     summary = seed["summary"]
-    print(f"seed {seed['seed']}: {summary['accuracy_before']:.1%} → {summary['accuracy_after']:.1%} of", end=" ")
+    print(f"{seed['variant']}: {summary['accuracy_before']:.1%} → {summary['accuracy_after']:.1%} of", end=" ")
     print(f"{summary['eval_problems']} test problems, {summary['wall_seconds']:.0f} s")
 
 # %% [markdown]

@@ -105,10 +105,9 @@ assert torch.equal(mask, rollout.completion_mask[:, :8])
 # position $t-1$ predicts the token at position $t$.
 
 # %%
-full = torch.cat([rollout.prompt_ids, rollout.completion_ids], dim=1)  # one prompt, so no padding on the left
 with torch.no_grad():
-    logits = policy.model(full).logits  # [rows, prompt + completion, vocabulary]
-before_first = rollout.prompt_ids.shape[1] - 1
+    logits = policy.model(rollout.ids).logits  # [rows, prompt + completion, vocabulary]
+before_first = int(rollout.prompt_lengths[0]) - 1  # one prompt, so the same in every row
 predictions = logits[:, before_first:-1].log_softmax(-1)
 by_hand = predictions.gather(-1, rollout.completion_ids[..., None])[..., 0] * rollout.completion_mask
 print("log-prob of each answer:", [round(v, 2) for v in by_hand.sum(1).tolist()])
@@ -122,7 +121,7 @@ print("as probability:         ", [f"{v:.1e}" for v in by_hand.sum(1).exp().toli
 from rlcourse.logprobs import token_logprobs
 
 with torch.no_grad():
-    package, _, _ = token_logprobs(policy.model, rollout, config.sampling, chunk=4096)
+    package, _ = token_logprobs(policy.model, rollout, config.sampling, chunk=4096)
 print("largest gap by hand - package:", (by_hand - package).abs().max().item())
 print("largest gap sampler - package:", (rollout.logprobs - package).abs().max().item())
 assert torch.allclose(by_hand, package, atol=1e-4) and torch.allclose(rollout.logprobs, package, atol=1e-4)
@@ -461,7 +460,7 @@ plt.show()
 def gradients(rollout, advantages) -> list[torch.Tensor]:
     """The REINFORCE gradient of one batch for each [rows] of advantages: tensors [parameters]."""
     parameters = list(policy.model.parameters())
-    logprobs, _, _ = token_logprobs(policy.model, rollout, config.sampling, chunk=4096)
+    logprobs, _ = token_logprobs(policy.model, rollout, config.sampling, chunk=4096)
     of_answers = logprobs.sum(1)  # masked tokens are 0: log pi of each answer
     found = []
     for advantage in advantages:
@@ -475,14 +474,12 @@ def gradients(rollout, advantages) -> list[torch.Tensor]:
 print(f"gradient of our sixteen answers: shape {list(example.shape)}, norm {example.norm():.2f}")
 
 # %%
-from rlcourse.experience import trim
-
 KINDS = ["rewards 0 and 1, no baseline", "rewards 1 and 2, no baseline", "less the others' mean"]
 
 
 def batch_gradients() -> list[torch.Tensor]:
     """Sixteen new answers to the prompt, and their gradient by each kind of advantage."""
-    batch = trim(engine.generate([prompt], 16, 80, config.sampling))
+    batch = engine.generate([prompt], 16, 80, config.sampling)
     answers = policy.texts(batch.completion_ids, batch.completion_mask)
     done = batch.finished.tolist()
     r = [float(ok and task.verify(text, problem.gold).strict) for text, ok in zip(answers, done, strict=True)]
@@ -540,7 +537,7 @@ done = pool.finished.tolist()
 r = torch.tensor([float(ok and task.verify(a, problem.gold).strict) for a, ok in zip(answers, done, strict=True)])
 squared = []
 for row in range(len(r)):
-    [score] = gradients(trim(pool[[row]]), [torch.ones(1)])
+    [score] = gradients(pool[[row]], [torch.ones(1)])
     squared.append(score.square().sum().item())
 squared = torch.tensor(squared)
 print(f"{len(r)} answers, mean reward {r.mean():.2f}")
@@ -629,7 +626,7 @@ from rlcourse.losses import aggregate, token_loss
 
 mask = sixteen.completion_mask
 advantage = leave_one_out(rewards, 16)
-logprobs, _, _ = token_logprobs(policy.model, sixteen, config.sampling, chunk=4096)
+logprobs, _ = token_logprobs(policy.model, sixteen, config.sampling, chunk=4096)
 ours = -(advantage[:, None] * logprobs * mask).sum() / 16
 switches = {"surrogate": "reinforce", "ratio": "token", "clip_low": 0.2, "clip_high": 0.2}
 per_token, _ = token_loss(logprobs, sixteen.logprobs, advantage, mask, **switches)
@@ -682,14 +679,13 @@ plt.show()
 # (1, 2) again, with a baseline. **Look for** the gap between bands.
 
 # %%
+from rlcourse.course.lessons.curve_records import load_curve
+from rlcourse.course.lessons.lesson01 import VARIANTS
 from rlcourse.measure.plots import seed_band
-from rlcourse.paths import data_folder
-from rlcourse.runs import read_json
 
-record = read_json(data_folder() / "curves" / "lesson01_offset.json")
-curves = {curve["label"]: curve for curve in record["curves"]}
-PLAIN, PLUS, MINUS = "reinforce", "reinforce, every reward + 1", "reinforce, every reward - 1"
-MEAN, RLOO = "reinforce_baseline, every reward + 1", "rloo, every reward + 1"
+curves = {name: load_curve(f"lesson01_{name}") for name in VARIANTS}
+PLAIN, PLUS, MINUS = "reinforce", "reinforce_plus", "reinforce_minus"
+MEAN, RLOO = "baseline_plus", "rloo_plus"
 
 
 def band(ax, seeds, label: str, color: str, linestyle="-", marker="o") -> None:
@@ -699,16 +695,16 @@ def band(ax, seeds, label: str, color: str, linestyle="-", marker="o") -> None:
     ax.plot(steps, [100 * v for v in mean], color=color, linestyle=linestyle, marker=marker, markersize=4, label=label)
 
 
-for label, curve in curves.items():
-    print(f"{label:38} {len(curve['seeds'])} seeds, recorded {curve['date']}")
+for name, record in curves.items():
+    print(f"{name:16} {len(record['results'])} seeds, recorded on {record['device']}, {record['date']}")
 
 # %%
 fig, axes = plt.subplots(1, 2, figsize=(11, 3.8), sharey=True)
-band(axes[0], curves[PLAIN]["seeds"], "rewards 0, 1", ORANGE)
-band(axes[0], curves[PLUS]["seeds"], "rewards 1, 2", VERMILION, "--", "s")
-band(axes[0], curves[MINUS]["seeds"], "rewards −1, 0", PURPLE, "-.", "^")
-band(axes[1], curves[MEAN]["seeds"], "rewards 1, 2, batch mean off", GREEN, "--", "s")
-band(axes[1], curves[RLOO]["seeds"], "rewards 1, 2, RLOO", BLUE)
+band(axes[0], curves[PLAIN]["results"], "rewards 0, 1", ORANGE)
+band(axes[0], curves[PLUS]["results"], "rewards 1, 2", VERMILION, "--", "s")
+band(axes[0], curves[MINUS]["results"], "rewards −1, 0", PURPLE, "-.", "^")
+band(axes[1], curves[MEAN]["results"], "rewards 1, 2, batch mean off", GREEN, "--", "s")
+band(axes[1], curves[RLOO]["results"], "rewards 1, 2, RLOO", BLUE)
 for ax, title in zip(axes, ("REINFORCE, no baseline", "with a baseline"), strict=True):
     ax.set(title=title, xlabel="training step", ylim=(0, 100))
     ax.legend(frameon=False, loc="lower right")
@@ -716,12 +712,12 @@ for ax, title in zip(axes, ("REINFORCE, no baseline", "with a baseline"), strict
 axes[0].set_ylabel("greedy, % right")
 plt.show()
 print(f"4 prompts x 8 answers a step, band from worst to best; recorded on {record['device']},", end=" ")
-print(f"{max(c['date'] for c in record['curves'])}, with `{record['command']}`")
+print(f"{max(c['date'] for c in curves.values())}, with `python -m rlcourse.course.lessons.lesson01`")
 
 # %%
-final = {label: [seed["evals"][-1]["accuracy"] for seed in curve["seeds"]] for label, curve in curves.items()}
-for label, values in final.items():
-    print(f"{label:38} after {record['config']['steps']} steps: {min(values):.1%} to {max(values):.1%}")
+final = {name: [seed["evals"][-1]["accuracy"] for seed in curve["results"]] for name, curve in curves.items()}
+for name, values in final.items():
+    print(f"{name:16} after {record['setup']['steps']} steps: {min(values):.1%} to {max(values):.1%}")
 assert max(final[PLUS] + final[MINUS]) < min(final[PLAIN] + final[MEAN] + final[RLOO])  # the bands do not touch
 
 # %% [markdown]
@@ -735,12 +731,9 @@ assert max(final[PLUS] + final[MINUS]) < min(final[PLAIN] + final[MEAN] + final[
 fig, ax = plt.subplots(figsize=(7, 3.6))
 finals = {}
 for name in ("reinforce", "reinforce_baseline", "rloo"):
-    path = data_folder() / "curves" / f"{name}.json"
-    if path.exists():
-        default = read_json(path)
-        color, linestyle, marker = STYLES[name]
-        band(ax, default["seeds"], LABELS.get(name, name.upper()), color, linestyle, marker)
-        finals[name] = [seed["summary"]["accuracy_after"] for seed in default["seeds"]]
+    default = load_curve(name)["results"]
+    band(ax, default, LABELS.get(name, name.upper()), *STYLES[name])
+    finals[name] = [seed["summary"]["accuracy_after"] for seed in default]
 ax.set(xlabel="training step", ylabel="greedy, % right", ylim=(0, 100), title="The default setting, rewards 0 and 1")
 ax.legend(frameon=False, loc="lower right")
 ax.grid(alpha=0.25)

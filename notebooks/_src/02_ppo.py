@@ -70,18 +70,18 @@ print(token_rewards(torch.tensor([1.0, 0.0, 1.0]), mask))
 # it has learned anything that carries over to problems it has not seen.
 
 # %%
-from rlcourse.experience import PromptOrder, collect
-from rlcourse.logprobs import token_logprobs
-from rlcourse.measure.profiling import PhaseTimer
+from rlcourse.collect import collect
+from rlcourse.logprobs import hidden_states, token_logprobs
+from rlcourse.tasks.prompts import PromptSampler
 
 torch.manual_seed(0)
-order, timer = PromptOrder(task.problems("train"), seed=0), PhaseTimer(policy.device)
+order = PromptSampler(task.problems("train"), seed=0)
 seen, unseen = [], []
 for kept, batches in ((seen, pick(2, 10)), (unseen, pick(1, 5))):
     for _ in range(batches):
-        batch = collect(policy, engine, task, order, config, timer)  # 16 prompts x 8 answers
+        batch, _ = collect(policy, engine, task, order, config)  # 16 prompts x 8 answers
         with torch.no_grad():
-            _, _, hidden = token_logprobs(policy.model, batch.rollout, config.sampling, chunk=4096)
+            hidden = hidden_states(policy.model, batch.rollout)
         kept.append((batch, hidden))
 print(f"to learn from: {128 * len(seen)} answers, kept apart: {128 * len(unseen)}; hidden states {list(hidden.shape)}")
 
@@ -149,7 +149,7 @@ parts = {True: [[] for _ in range(10)], False: [[] for _ in range(10)]}
 for batch, hidden in unseen:
     with torch.no_grad():
         values = head(hidden)
-    for row, length in enumerate(batch.rollout.lengths.tolist()):
+    for row, length in enumerate(batch.rollout.completion_lengths.tolist()):
         for t in range(length):
             parts[batch.rewards[row].item() == 1][10 * t // length].append(values[row, t].item())
 for right, color, marker in ((True, BLUE, "o"), (False, VERMILION, "s")):
@@ -180,7 +180,7 @@ def along(batch, hidden, row: int) -> tuple[list[str], torch.Tensor]:
 def longest(batch, group: int, ok: int) -> tuple[int, int]:
     """Length and row of the longest right or wrong answer of a group, up to 45 tokens; (0, 0) if there is none."""
     rows = range(8 * group, 8 * group + 8)
-    lengths = [(batch.rollout.lengths[i].item(), i) for i in rows if batch.rewards[i] == ok]
+    lengths = [(batch.rollout.completion_lengths[i].item(), i) for i in rows if batch.rewards[i] == ok]
     return max((pair for pair in lengths if pair[0] <= 45), default=(0, 0))
 
 
@@ -188,7 +188,8 @@ places = [(b, group) for b in range(len(unseen)) for group in range(16)]
 b, group = max(places, key=lambda p: min(longest(unseen[p[0]][0], p[1], ok)[0] for ok in (0, 1)))
 batch, hidden = unseen[b]
 rows = {ok: longest(batch, group, ok)[1] for ok in (1, 0)}
-print(batch.problems[8 * group].question, f"(gold {batch.problems[8 * group].gold})")
+problem = batch.answers[8 * group].problem
+print(problem.question, f"(gold {problem.gold})")
 
 # %%
 fig, axes = plt.subplots(2, 1, figsize=(9, 5), sharey=True, layout="constrained")
@@ -418,10 +419,10 @@ assert torch.allclose(white[mask], (advantages[mask] - advantages[mask].mean()) 
 from rlcourse.losses import importance_ratio
 
 torch.manual_seed(1)
-batch = collect(policy, engine, task, order, make_config(algorithm="ppo", num_prompts=8), timer)
+batch, _ = collect(policy, engine, task, order, make_config(algorithm="ppo", num_prompts=8))
 rollout, mask, old = batch.rollout, batch.rollout.completion_mask, batch.rollout.logprobs
 with torch.no_grad():
-    _, _, hidden = token_logprobs(policy.model, rollout, config.sampling, chunk=4096)
+    hidden = hidden_states(policy.model, rollout)
     estimate, _ = gae(token_rewards(batch.rewards, mask), head(hidden) * mask, mask, 1.0, 0.95)
 advantages = whiten(estimate, mask)
 print(f"{len(mask)} answers, {int(mask.sum())} tokens, {batch.rewards.mean():.1%} right")
@@ -433,7 +434,7 @@ def reuse(clip: float, steps: int, lr: float = 4e-5):
     learner, ratios = copy.deepcopy(policy), []
     optimizer = torch.optim.AdamW(learner.model.parameters(), lr=lr, weight_decay=0.0)
     for _ in range(steps):
-        new, _, _ = token_logprobs(learner.model, rollout, config.sampling, chunk=4096)
+        new, _ = token_logprobs(learner.model, rollout, config.sampling, chunk=4096)
         rho = (new - old)[mask].exp()
         ratios.append(rho.detach())
         A = advantages[mask]
@@ -556,7 +557,7 @@ assert torch.allclose(loss[0], -ours)
 
 # %%
 with torch.no_grad():
-    new, _, _ = token_logprobs(learner.model, rollout, config.sampling, chunk=4096)
+    new, _ = token_logprobs(learner.model, rollout, config.sampling, chunk=4096)
 loss, cut = token_loss(new, old, advantages, mask, **switches)
 rho = importance_ratio(new, old, mask, "token")
 print(f"clip fraction {cut[mask].float().mean():.1%}", end=", ")
@@ -657,14 +658,10 @@ explorer(draw, static=static, distance=(0.2, 0.1, 1.5, 0.1), samples=(16, 16, 25
 from rlcourse.rollout import make_engine
 
 torch.manual_seed(2)
-prompts = [policy.prompt(p.question) for p in order.take(pick(4, 16))]
+prompts = [policy.prompt(p.question) for p in order.sample(pick(4, 16))]
 drawn = make_engine(learner, config.engine, torch.float32).generate(prompts, 8, 80, config.sampling)
-ids = torch.cat([drawn.prompt_ids, drawn.completion_ids], dim=1)
-real = torch.cat([drawn.prompt_mask, drawn.completion_mask], dim=1)
-place = {"attention_mask": real, "position_ids": (real.cumsum(1) - 1).clamp(min=0)}
-first = drawn.prompt_ids.shape[1] - 1
-with torch.no_grad():
-    both = [m.model(ids, **place).logits[:, first:-1].log_softmax(-1) for m in (learner, policy)]
+with torch.no_grad():  # the whole distribution before each token: [rows, length, vocabulary]
+    both = [m.model.lm_head(hidden_states(m.model, drawn)).log_softmax(-1) for m in (learner, policy)]
 exact = (both[0].exp() * (both[0] - both[1])).sum(-1)[drawn.completion_mask]
 chosen = [x.gather(-1, drawn.completion_ids[..., None])[..., 0][drawn.completion_mask] for x in both]
 print(f"{len(exact)} tokens: exact KL {exact.mean():.5f} nats a token")
@@ -756,22 +753,24 @@ print(token_rewards(torch.tensor([1.0, 0.0]), pair) - beta * kl_estimate(new, re
 # advantages, by hand and by the package, of a small batch that the trained policy samples, with the KL in the reward.
 
 # %%
-from rlcourse.experience import add_advantages
+from rlcourse.learner import Learner
 from rlcourse.losses import value_loss
-from rlcourse.update import Update
+from rlcourse.step import make_batch, train_step
 
 kl = {"kl_coef": 0.05, "kl_in": "reward"}
-small = make_config(algorithm="ppo", num_prompts=4, num_generations=4, warmup_steps=0, max_grad_norm=1e9, **kl)
+free = {"warmup_steps": 0, "max_grad_norm": 1e9, "inner_epochs": 2, "minibatches": 1}
+small = make_config(algorithm="ppo", num_prompts=4, num_generations=4, **kl, **free)
+trainer = Learner(copy.deepcopy(learner), small, start=policy.model)  # the reference is the model at the start
+trainer.value_head.load_state_dict(head.state_dict())
 torch.manual_seed(0)
-batch = collect(learner, make_engine(learner, small.engine, torch.float32), task, order, small, timer)
-rollout, mask, critic = batch.rollout, batch.rollout.completion_mask, copy.deepcopy(head)
-add_advantages(batch, learner, policy.model, critic, small)
+completions, _ = collect(learner, make_engine(learner, small.engine, torch.float32), task, order, small)
+rollout, mask = completions.rollout, completions.rollout.completion_mask
+batch = make_batch(trainer, completions, small)
 
 with torch.no_grad():
-    start, _, _ = token_logprobs(policy.model, rollout, small.sampling, chunk=4096)
-    _, _, hidden = token_logprobs(learner.model, rollout, small.sampling, chunk=4096)
-    old_values = critic(hidden) * mask
-rewards = token_rewards(batch.rewards, mask) - 0.05 * (rollout.logprobs - start) * mask
+    start, _ = token_logprobs(policy.model, rollout, small.sampling, chunk=4096)
+    old_values = head(hidden_states(learner.model, rollout)) * mask
+rewards = token_rewards(completions.rewards, mask) - 0.05 * (rollout.logprobs - start) * mask
 estimate, returns = gae(rewards, old_values, mask, small.gamma, small.gae_lambda)
 A = whiten(estimate, mask)
 print(f"largest difference: advantages {(A - batch.advantages).abs().max().item():.0e}", end=", ")
@@ -779,36 +778,54 @@ print(f"returns {(returns - batch.returns).abs().max().item():.0e}")
 assert torch.allclose(A, batch.advantages, atol=1e-3) and torch.allclose(returns, batch.returns, atol=1e-4)
 
 # %% [markdown]
-# Then the loss, and its gradient's norm over the policy and the critic together. Two steps on the same batch: before
-# each we compute everything by hand, then `Update` does its own and moves the weights.
+# Then the loss, and its gradient's norm over the policy and the critic together. Two updates on the same batch: first
+# by hand.
 
 
 # %%
-def by_hand() -> dict[str, float]:
-    """The parts of PPO's loss at the weights as they are, and the norm of its gradient."""
-    new, _, hidden = token_logprobs(learner.model, rollout, small.sampling, chunk=4096)
-    rho, a = (new - rollout.logprobs)[mask].exp(), A[mask]
-    policy_part = -torch.minimum(rho * a, rho.clamp(0.8, 1.2) * a).mean()
-    value_part = value_loss(critic(hidden), old_values, returns, mask, small.value_clip)[mask].mean()
-    parameters = [*learner.model.parameters(), *critic.parameters()]
-    pieces = torch.autograd.grad(policy_part + small.value_coef * value_part, parameters)
-    norm = math.sqrt(sum(piece.square().sum().item() for piece in pieces))
-    cut = ((rho > 1.2) & (a > 0)) | ((rho < 0.8) & (a < 0))
-    fraction = cut.float().mean().item()
-    return dict(policy_loss=policy_part.item(), value_loss=value_part.item(), clip_fraction=fraction, grad_norm=norm)
+def by_hand(updates: int) -> list[dict[str, float]]:
+    """The parts of PPO's loss before each of some updates on the batch, and the norm of its gradient."""
+    mine, critic, found = copy.deepcopy(learner), copy.deepcopy(head), []
+    rates = {small.lr: list(mine.model.parameters()), small.value_lr: list(critic.parameters())}
+    groups = [{"params": parameters, "lr": lr} for lr, parameters in rates.items()]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
+    for _ in range(updates):
+        new, hidden = token_logprobs(mine.model, rollout, small.sampling, chunk=4096)
+        rho, a = (new - rollout.logprobs)[mask].exp(), A[mask]
+        policy_part = -torch.minimum(rho * a, rho.clamp(0.8, 1.2) * a).mean()
+        value_part = value_loss(critic(hidden), old_values, returns, mask, small.value_clip)[mask].mean()
+        (policy_part + small.value_coef * value_part).backward()
+        norm = math.sqrt(sum(p.grad.square().sum().item() for group in groups for p in group["params"]))
+        optimizer.step()
+        optimizer.zero_grad()
+        fraction = (((rho > 1.2) & (a > 0)) | ((rho < 0.8) & (a < 0))).float().mean().item()
+        parts = {"policy_loss": policy_part.item(), "value_loss": value_part.item()}
+        found.append(parts | {"clip_fraction": fraction, "grad_norm": norm})
+    return found
 
 
-update = Update(learner, critic, small)
-for step in range(2):
-    ours, theirs = by_hand(), update(batch, step)
-    for name, value in ours.items():
-        print(f"step {step + 1}  {name:13} by hand {value:8.5f}   package {theirs[name]:8.5f}")
-        assert abs(value - theirs[name]) < 1e-3 + 1e-3 * abs(value)
+ours = by_hand(2)
+for name in ours[0]:
+    print(f"{name:13}", *(f"update {i}: {parts[name]:8.5f}" for i, parts in enumerate(ours, 1)), sep="   ")
 
 # %% [markdown]
-# The policy loss of the first step is 0: all ratios are 1, and the mean of whitened advantages is 0. Its **gradient**
+# The policy loss of the first update is 0: all ratios are 1, and the mean of whitened advantages is 0. Its **gradient**
 # is not. Do not read progress from this number.
 #
+# Now the package. `train_step` is a whole training step, rollout and all. We give it an engine that hands out our
+# rollout, with the rewards that it earned, and let it go over the batch twice. What it reports are means of the two.
+
+# %%
+from rlcourse.course.lessons.experiment import Replay
+
+earned = completions.rewards.tolist()
+theirs, _ = train_step(trainer, Replay(rollout), task, order, small, step=0, reward_function=lambda *_: earned)
+for name in ours[0]:
+    mean = sum(parts[name] for parts in ours) / len(ours)
+    print(f"{name:13} by hand {mean:8.5f}   package {theirs[name]:8.5f}")
+    assert abs(mean - theirs[name]) < 1e-3 + 1e-3 * abs(mean)
+
+# %% [markdown]
 # ### Live
 #
 # A short run of the whole: 8 prompts × 8 answers a step, and four optimizer steps on each rollout. One run: it shows
@@ -840,13 +857,12 @@ plt.show()
 # %% [markdown]
 # ### The recorded curve
 #
-# PPO at the default setting, 16 prompts × 8 answers, with three seeds, and beside it REINFORCE with the mean of the
-# batch as baseline. **Look for** what the critic buys.
+# PPO with 16 prompts × 8 answers and one optimizer step a rollout (`minibatches=1`), three seeds, and beside it
+# REINFORCE with the mean of the batch as baseline. **Look for** what the critic buys.
 
 # %%
+from rlcourse.course.lessons.curve_records import load_curve
 from rlcourse.measure.plots import LABELS, STYLES, seed_band
-from rlcourse.paths import data_folder
-from rlcourse.runs import read_json
 
 
 def band(ax, seeds, label: str, color: str, linestyle="-", marker="o") -> None:
@@ -856,17 +872,17 @@ def band(ax, seeds, label: str, color: str, linestyle="-", marker="o") -> None:
     ax.plot(steps, [100 * v for v in mean], color=color, linestyle=linestyle, marker=marker, markersize=4, label=label)
 
 
-default = {name: read_json(data_folder() / "curves" / f"{name}.json") for name in ("ppo", "reinforce_baseline")}
+default = {name: load_curve(name) for name in ("ppo", "reinforce_baseline")}
 for name, record in default.items():
-    final = [seed["summary"]["accuracy_after"] for seed in record["seeds"]]
+    final = [seed["summary"]["accuracy_after"] for seed in record["results"]]
     print(f"{name:18} {len(final)} seeds, test accuracy {min(final):.1%} to {max(final):.1%}", end=", ")
-    print(f"recorded on {record['device']}, {record['date']}, {record['config']['steps']} steps")
+    print(f"recorded on {record['device']}, {record['date']}, {record['setup']['steps']} steps")
 
 # %%
 fig, ax = plt.subplots(figsize=(7, 3.6))
 for name, record in default.items():
-    band(ax, record["seeds"], LABELS.get(name, name.upper()), *STYLES[name])
-ax.set(xlabel="training step", ylabel="greedy, % right", ylim=(0, 100), title="The default setting")
+    band(ax, record["results"], LABELS.get(name, name.upper()), *STYLES[name])
+ax.set(xlabel="training step", ylabel="greedy, % right", ylim=(0, 100), title="One optimizer step a rollout")
 ax.legend(frameon=False, loc="lower right")
 ax.grid(alpha=0.25)
 plt.show()
@@ -890,16 +906,16 @@ plt.show()
 # **Look for** bands that do not touch.
 
 # %%
-from rlcourse.course.lessons.lesson02 import VARIANTS, load
+from rlcourse.course.lessons.lesson02 import VARIANTS
 
-records = {name: load(name) for name in VARIANTS}
+records = {name: load_curve(f"lesson02_{name}") for name in VARIANTS}
 LOOK = {"all": (BLUE, "-", "o"), "no_clip": (VERMILION, "--", "s"), "no_critic": (GREEN, "-.", "^")}
 LOOK |= {"no_norm": (PURPLE, ":", "D")}
 PANELS = [("", "no_clip"), ("", "no_critic"), ("", "no_norm"), ("fast_", "no_clip")]
 fig, axes = plt.subplots(1, 4, figsize=(15, 3.4), sharey=True, layout="constrained")
 for ax, (prefix, name) in zip(axes, PANELS, strict=True):
     for which in ("all", name):
-        band(ax, records[prefix + which]["seeds"], which.replace("_", " "), *LOOK[which])
+        band(ax, records[prefix + which]["results"], which.replace("_", " "), *LOOK[which])
     rate = ", twice the learning rate" if prefix else ""
     ax.set(title=name.replace("_", " ") + rate, xlabel="training step", ylim=(0, 100), xticks=range(0, 17, 4))
     ax.legend(frameon=False, loc="lower left")
@@ -907,20 +923,20 @@ for ax, (prefix, name) in zip(axes, PANELS, strict=True):
 axes[0].set_ylabel("greedy, % right")
 plt.show()
 first = records["all"]
-print(f"8 prompts x 8 answers, bands from worst to best of {len(first['seeds'])} seeds", end="; ")
+print(f"8 prompts x 8 answers, bands from worst to best of {len(first['results'])} seeds", end="; ")
 print(f"recorded on {first['device']}, {first['date']}: `python -m rlcourse.course.lessons.lesson02`")
 
 # %%
 finals = {}
 for name, record in records.items():
-    finals[name] = [100 * seed["evals"][-1]["accuracy"] for seed in record["seeds"]]
-    bests = [100 * max(e["accuracy"] for e in seed["evals"]) for seed in record["seeds"]]
+    finals[name] = [100 * seed["evals"][-1]["accuracy"] for seed in record["results"]]
+    bests = [100 * max(e["accuracy"] for e in seed["evals"]) for seed in record["results"]]
     print(f"{name:13} % right at the end, by seed: {', '.join(f'{v:3.0f}' for v in finals[name])}", end="   ")
     print(f"best on the way: {', '.join(f'{v:.0f}' for v in bests)}")
 problems = 150
 print(f"standard error of 80 % on {problems} problems: {100 * math.sqrt(0.8 * 0.2 / problems):.1f} points")
 assert max(finals["fast_no_clip"]) < min(finals["fast_all"]) < min(finals["all"])
-start = 100 * records["all"]["seeds"][0]["evals"][0]["accuracy"]
+start = 100 * records["all"]["results"][0]["evals"][0]["accuracy"]
 assert max(finals["fast_no_clip"]) < start
 costs = [a - b for a, b in zip(finals["all"], finals["no_clip"], strict=True)]
 assert sum(cost > 9 for cost in costs) == 2
@@ -942,7 +958,7 @@ for (row, prefix), (column, (key, title)) in itertools.product(enumerate(("", "f
     for name, (color, style, marker) in LOOK.items():
         if prefix + name not in records:
             continue
-        values = torch.tensor([seed["steps"][key] for seed in records[prefix + name]["seeds"]])
+        values = torch.tensor([seed["steps"][key] for seed in records[prefix + name]["results"]])
         steps = range(1, values.shape[1] + 1)
         ax.fill_between(steps, values.amin(0), values.amax(0), color=color, alpha=0.12, linewidth=0)
         mark = {"marker": marker, "markersize": 4, "markevery": 3}

@@ -31,7 +31,8 @@ from IPython.display import Markdown, display
 
 from rlcourse.config import make_config
 from rlcourse.course import pick
-from rlcourse.course.lessons import lesson03, lesson04
+from rlcourse.course.lessons import lesson03
+from rlcourse.course.lessons.curve_records import load_curve
 from rlcourse.course.widgets import explorer
 from rlcourse.evaluation import load_all
 from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, STYLES, VERMILION
@@ -56,40 +57,37 @@ print(f" x {config.num_generations} answers, advantage {config.advantage}, aggre
 # **same** rollout: GRPO, PPO with a value head, and a separate critic beside the policy.
 
 # %%
-from rlcourse.experience import PromptOrder, add_advantages, collect, trim
-from rlcourse.measure.profiling import PhaseTimer
+from rlcourse.advantages import has_signal
+from rlcourse.collect import collect
+from rlcourse.course.lessons.experiment import Replay
+from rlcourse.learner import Learner
 from rlcourse.policy import ValueHead
-from rlcourse.update import Update
+from rlcourse.step import make_batch, train_step
+from rlcourse.tasks.prompts import PromptSampler
 
 torch.manual_seed(0)
-order, timer = PromptOrder(task.problems("train"), 0), PhaseTimer(policy.device)
-batch = collect(policy, engine, task, order, config, timer)
-signal = batch.groups_with_signal
-print(
-    f"{len(batch.rewards)} answers, {int(batch.rollout.lengths.sum())} tokens, mean reward {batch.rewards.mean():.2f}"
-)
-print(f"groups whose rewards differ: {signal:.0%}")
+order = PromptSampler(task.problems("train"), 0)
+batch, _ = collect(policy, engine, task, order, config)
+tokens, signal = int(batch.rollout.completion_lengths.sum()), has_signal(batch.rewards, config.num_generations)
+print(f"{len(batch.rewards)} answers, {tokens} tokens, mean reward {batch.rewards.mean():.2f}")
+print(f"groups whose rewards differ: {signal.float().mean():.0%}")
 
 # %% [markdown]
 # One thing must be fair. A group whose rewards are all the same gives GRPO no gradient, and `rlcourse` does not compute
 # such rows at all. That is a gain of its own (section 4). So GRPO is timed twice: with the real rewards, and with
-# rewards that differ in every group, so that every row is computed, as in PPO.
+# rewards that differ in every group, so that every row is computed, as in PPO. `train_step` is the package's training
+# step and times its phases; `Replay` is an engine that hands it our rollout instead of a new one.
 
 
 # %%
 def update_seconds(algorithm: str, rewards: torch.Tensor) -> tuple[float, float]:
     """Median seconds of computing advantages, values included, and of the update, with a fresh copy of the policy."""
-    settings = make_config(algorithm=algorithm, num_prompts=config.num_prompts, micro_batch_rows=32)
-    learner, trial = copy.deepcopy(policy), copy.copy(batch)
-    trial.rewards = rewards
-    head = ValueHead(learner.model.config.hidden_size) if algorithm == "ppo" else None
-    update, seconds = Update(learner, head, settings), []
+    one = {"minibatches": 1, "micro_batch_rows": 32}  # one optimizer step
+    settings = make_config(algorithm=algorithm, num_prompts=config.num_prompts, **one)
+    learner, again, seconds = Learner(copy.deepcopy(policy), settings), Replay(batch.rollout), []
     for _ in range(pick(1, 5)):
-        start = time.perf_counter()
-        add_advantages(trial, learner, None, head, settings)
-        middle = time.perf_counter()
-        update(trial, step=0)
-        seconds.append((middle - start, time.perf_counter() - middle))
+        metrics, _ = train_step(learner, again, task, order, settings, 0, reward_function=lambda *_: rewards.tolist())
+        seconds.append((metrics["timing"]["advantages_s"], metrics["timing"]["update_s"]))
     return tuple(statistics.median(column) for column in zip(*seconds, strict=True))
 
 
@@ -114,13 +112,13 @@ optimizer = torch.optim.AdamW(own, lr=1e-4, fused=True)
 
 def values_of(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The critic's value of every state of some rows and which are real, [rows, prompt + completion]."""
-    piece = trim(batch.rollout[rows])  # without columns of padding, as the policy's update does
-    real = torch.cat([piece.prompt_mask, piece.completion_mask], dim=1)
-    tokens = torch.cat([piece.prompt_ids, piece.completion_ids], dim=1)
-    return head(critic.get_decoder()(input_ids=tokens, attention_mask=real, use_cache=False).last_hidden_state), real
+    piece = batch.rollout[rows]  # without columns of padding, as the policy's update does
+    lengths = piece.prompt_lengths + piece.completion_lengths
+    real = torch.arange(piece.ids.shape[1]) < lengths[:, None]
+    return head(critic.get_decoder()(input_ids=piece.ids, use_cache=False).last_hidden_state), real
 
 
-seconds, micro_batches = [], batch.rollout.lengths.argsort().split(32)  # rows of like length
+seconds, micro_batches = [], batch.rollout.completion_lengths.argsort().split(32)  # rows of like length
 for _ in range(pick(1, 5)):
     start = time.perf_counter()
     with torch.no_grad():
@@ -128,7 +126,7 @@ for _ in range(pick(1, 5)):
     middle = time.perf_counter()
     for rows in micro_batches:
         values, real = values_of(rows)
-        ((values - batch.rewards[rows, None]).square()[real].sum() / batch.rollout.lengths.sum()).backward()
+        ((values - batch.rewards[rows, None]).square()[real].sum() / tokens).backward()
     optimizer.step()
     seconds.append((middle - start, time.perf_counter() - middle))
     last_gradients = [p.grad for p in own]
@@ -241,7 +239,7 @@ print("\nview(G, -1): WRONG, a column holds answers to different prompts\n", (to
 # one you take, but code that is compared must agree.
 
 # %%
-from rlcourse.advantages import group_centered, group_normalized, has_signal
+from rlcourse.advantages import group_centered, group_normalized
 
 mean = groups.mean(1, keepdim=True)
 std = ((groups - mean).square().sum(1, keepdim=True) / (G - 1)).sqrt()
@@ -349,7 +347,7 @@ def score_products(policy, engine, problem, answers: int) -> tuple[torch.Tensor,
     rewards = torch.tensor([float(task.verify(text, problem.gold).strict) for text in texts]) * rollout.finished
     scores = torch.empty(answers, sum(p.numel() for p in policy.model.parameters()))
     for row in range(answers):
-        logprobs, _, _ = token_logprobs(policy.model, rollout[row : row + 1], config.sampling, chunk=4096)
+        logprobs, _ = token_logprobs(policy.model, rollout[row : row + 1], config.sampling, chunk=4096)
         gradient = torch.autograd.grad(logprobs.sum(), list(policy.model.parameters()))
         torch.cat([g.flatten() for g in gradient], out=scores[row])
     scores -= scores.mean(0)  # over all answers there are, the mean score is 0
@@ -515,27 +513,36 @@ assert torch.allclose(ours, package) and torch.allclose(ours, by_row.mean())
 
 # %% [markdown]
 # Does the trainer do the same on a real batch? We let it make one update on the batch of section 1, so that ratio and
-# KL are not trivial. Then we compute the gradient of our loss at the new policy, and compare its norm with the one that
-# the trainer's second update reports.
+# KL are not trivial. Then we compute the gradient of our loss at the new policy, and compare its norm with that of the
+# trainer's second update on the batch. A step of two updates reports the mean of their norms.
 
 # %%
-from rlcourse.policy import frozen_copy
-
 settings = {"kl_coef": 0.04, "lr": 2e-4, "warmup_steps": 0, "max_grad_norm": 1e9, "micro_batch_rows": 32}
-with_kl = make_config(algorithm="grpo", num_prompts=config.num_prompts, **settings)
-learner, reference = copy.deepcopy(policy), frozen_copy(policy.model)
-update = Update(learner, None, with_kl)
-add_advantages(batch, learner, reference, None, with_kl)
-update(batch, step=0)
-logprobs, _, _ = token_logprobs(learner.model, batch.rollout, config.sampling, chunk=1024)
+
+
+def updated(times: int) -> tuple[Learner, dict]:
+    """The policy after some updates on the batch, beside its start as the reference; the metrics of these updates."""
+    with_kl = make_config(algorithm="grpo", num_prompts=config.num_prompts, inner_epochs=times, **settings)
+    learner, earned = Learner(copy.deepcopy(policy), with_kl), batch.rewards.tolist()
+    torch.manual_seed(0)
+    metrics, _ = train_step(
+        learner, Replay(batch.rollout), task, order, with_kl, step=0, reward_function=lambda *_: earned
+    )
+    return learner, metrics
+
+
+(learner, once), (_, twice) = updated(1), updated(2)
+logprobs, _ = learner.logprobs_and_values(batch.rollout)
+ref_logprobs, mask = make_batch(learner, batch, learner.config).ref_logprobs, batch.rollout.completion_mask
 A = group_normalized(batch.rewards, config.num_generations)
-loss = grpo_loss(logprobs, batch.rollout.logprobs, batch.ref_logprobs, A, batch.rollout.completion_mask, 0.2, 0.04)
-ours = torch.autograd.grad(loss, list(learner.model.parameters()))
+loss = grpo_loss(logprobs, batch.rollout.logprobs, ref_logprobs, A, mask, 0.2, 0.04)
+ours = torch.autograd.grad(loss, list(learner.policy.model.parameters()))
 ours = torch.stack([g.square().sum() for g in ours]).sum().sqrt().item()
-theirs = update(batch, step=1)
-print(f"gradient norm: ours {ours:.5f}, the trainer's {theirs['grad_norm']:.5f}")
-print(f"at this point KL {theirs['kl']:.4f}, tokens whose gradient the clip took away {theirs['clip_fraction']:.1%}")
-assert abs(ours / theirs["grad_norm"] - 1) < 1e-3
+theirs = 2 * twice["grad_norm"] - once["grad_norm"]
+print(f"gradient norm: ours {ours:.5f}, the trainer's {theirs:.5f}")
+print(f"at this point KL {kl_estimate(logprobs, ref_logprobs, 'k3')[mask].mean():.4f},", end=" ")
+print(f"tokens whose gradient the clip took away {2 * twice['clip_fraction'] - once['clip_fraction']:.1%}")
+assert abs(ours / theirs - 1) < 1e-3
 
 # %% [markdown]
 # The same. Note what the first update of a rollout looks like: ratio 1 everywhere, nothing to clip, and without a
@@ -611,7 +618,7 @@ styles = {"64x2": "-", "32x4": "--", "16x8": "-.", "8x16": ":", "2x64": (0, (5, 
 
 def over_steps(record: dict, key: str) -> tuple[list[float], torch.Tensor]:
     """A recorded metric as means over windows of five steps: their middles, and [seeds, windows]."""
-    rows = torch.tensor([seed["steps"][key] for seed in record["seeds"]])
+    rows = torch.tensor([seed["steps"][key] for seed in record["results"]])
     return [step + 2.5 for step in range(0, rows.shape[1], 5)], rows.view(len(rows), -1, 5).mean(2)
 
 
@@ -621,7 +628,7 @@ def band(ax, x, runs: torch.Tensor, color: str, style, label: str) -> None:
     ax.plot(x, runs.mean(0), linestyle=style, color=color, linewidth=2, label=label)
 
 
-record = lesson04.load("default", "grpo")
+record = load_curve("lesson04_default_grpo")
 fig, ax = plt.subplots(figsize=(6.5, 3.4))
 for key, label, color, style in (
     ("reward", "answers that are right", ORANGE, "--"),
@@ -630,7 +637,7 @@ for key, label, color, style in (
     x, runs = over_steps(record, key)
     band(ax, x, 100 * runs, color, style, label)
 ax.set(xlabel="training step", ylabel="%", ylim=(0, 100), title="GRPO at the default settings, 16 prompts x 8 answers")
-ax.legend(frameon=False, title=f"mean of {len(record['seeds'])} seeds, band: range", loc="upper left")
+ax.legend(frameon=False, title=f"mean of {len(record['results'])} seeds, band: range", loc="upper left")
 plt.show()
 print("silent, mean over seeds, by five steps:", [f"{v:.0%}" for v in runs.mean(0).tolist()])
 print(f"recorded on {record['device']}, {record['date']}, with `{record['command']}`")
@@ -651,8 +658,8 @@ lines = ["| dynamic sampling | answers sampled | answers in the batch | groups w
 for dynamic in (False, True):
     torch.manual_seed(3)
     trial = make_config(algorithm="grpo", num_prompts=config.num_prompts, dynamic_sampling=dynamic)
-    order, start = PromptOrder(task.problems("train"), 0), time.perf_counter()
-    found = collect(policy, engine, task, order, trial, timer)
+    order, start = PromptSampler(task.problems("train"), 0), time.perf_counter()
+    found, _ = collect(policy, engine, task, order, trial)
     seconds, groups = time.perf_counter() - start, has_signal(found.rewards, trial.num_generations)
     sampled, share = order.position * trial.num_generations, groups.float().mean()
     lines.append(f"| {dynamic} | {sampled} | {len(found.rewards)} | {share:.0%} | {seconds:.1f} |")
@@ -666,7 +673,7 @@ display(Markdown("\n".join(lines)))
 # %%
 def accuracy(name: str) -> tuple[list[int], torch.Tensor]:
     """Steps and validation accuracy in percent [seeds, evaluations] of a recorded variant."""
-    seeds = lesson03.load(name)["seeds"]
+    seeds = load_curve(f"lesson03_{name}")["results"]
     return [row["step"] for row in seeds[0]["evals"]], torch.tensor(
         [[100 * row["accuracy"] for row in seed["evals"]] for seed in seeds]
     )
@@ -676,7 +683,8 @@ fig, axes = plt.subplots(1, 2, figsize=(10, 3.4), sharey=True, layout="constrain
 both = {"16x8": ("16 x 8", BLUE, "-"), "dynamic": ("16 x 8, dynamic sampling", VERMILION, "--")}
 for name, (label, color, style) in both.items():
     steps, runs = accuracy(name)
-    rows = torch.tensor([seed["steps"]["rows_sampled"] for seed in lesson03.load(name)["seeds"]]).float().mean(0)
+    record = load_curve(f"lesson03_{name}")
+    rows = torch.tensor([seed["steps"]["rows_sampled"] for seed in record["results"]]).float().mean(0)
     sampled = torch.cat([torch.zeros(1), rows.cumsum(0)])[steps]
     band(axes[0], steps, runs, color, style, label)
     band(axes[1], sampled, runs, color, style, label)
@@ -711,11 +719,11 @@ print("every seed with dynamic sampling is above every seed without at step", ab
 
 # %%
 shapes = list(lesson03.SHAPES)
-record = lesson03.load("noise")
+record = load_curve("lesson03_noise")
 fig, axes = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
 for step, color, marker, shift in ((0, BLUE, "o", -0.08), (20, VERMILION, "s", 0.08)):
     for ax, key in zip(axes, ("signal", "silent"), strict=True):
-        runs = torch.tensor([[row[key] for row in seed["shapes"] if row["step"] == step] for seed in record["seeds"]])
+        runs = torch.tensor([[row[key] for row in seed["shapes"] if row["step"] == step] for seed in record["results"]])
         x = torch.arange(len(shapes)) + shift
         ax.vlines(x, 100 * runs.amin(0), 100 * runs.amax(0), color=color, alpha=0.5, linewidth=3)
         ax.plot(x, 100 * runs.mean(0), color=color, marker=marker, linestyle="", label=f"after {step} steps")
@@ -723,9 +731,9 @@ titles = ("Signal in the gradient of a step", "Groups without signal")
 for ax, title in zip(axes, titles, strict=True):
     ax.set_xticks(range(len(shapes)), shapes)
     ax.set(xlabel="prompts x answers", ylabel="%", ylim=(-3, None), title=title)
-axes[1].legend(frameon=False, title=f"mean of {len(record['seeds'])} seeds, line: range")
+axes[1].legend(frameon=False, title=f"mean of {len(record['results'])} seeds, line: range")
 plt.show()
-print(f"{record['settings']['batches']} batches each; recorded on {record['device']}, {record['date']},", end=" ")
+print(f"{record['setup']['batches']} batches each; recorded on {record['device']}, {record['date']},", end=" ")
 print(f"with `{record['command']}`")
 
 # %% [markdown]
@@ -743,13 +751,13 @@ fig, axes = plt.subplots(1, 2, figsize=(11, 3.8), layout="constrained")
 for name in shapes:
     steps, runs = accuracy(name)
     band(axes[0], steps, runs, colors[name], styles[name], name)
-    x, silent = over_steps(lesson03.load(name), "groups_without_signal")
+    x, silent = over_steps(load_curve(f"lesson03_{name}"), "groups_without_signal")
     band(axes[1], x, 100 * silent, colors[name], styles[name], name)
 axes[0].set(xlabel="training step", ylabel="validation, greedy, % right", ylim=(35, 92), title="128 answers a step")
 axes[1].set(xlabel="training step", ylabel="groups without signal, %", ylim=(0, 100), title="Silent groups")
 axes[0].legend(frameon=False, loc="lower right", fontsize=9, ncols=2, title="mean of 3 seeds, band: range")
 plt.show()
-record = lesson03.load("16x8")
+record = load_curve("lesson03_16x8")
 print(f"recorded on {record['device']}, {record['date']}, with `python -m rlcourse.course.lessons.lesson03`")
 
 # %%
@@ -759,7 +767,7 @@ for name in shapes:
     steps, runs = accuracy(name)
     columns = [runs[:, steps.index(step)] for step in (10, 20, 30, 40)]
     cells = [f"{column.min():.1f} to {column.max():.1f} %" for column in columns]
-    norm, length = (over_steps(lesson03.load(name), key)[1] for key in ("grad_norm", "length"))
+    norm, length = (over_steps(load_curve(f"lesson03_{name}"), key)[1] for key in ("grad_norm", "length"))
     norm, length = norm[:, 0], length.mean(1)
     cells += [f"{norm.min():.2f} to {norm.max():.2f}", f"{length.min():.1f} to {length.max():.1f}"]
     lines.append(f"| {name} | {' | '.join(cells)} |")
@@ -793,8 +801,7 @@ print("evaluations at which the ranges of 32x4, 16x8 and 8x16 do not all overlap
 
 # %%
 from rlcourse.measure.plots import seed_band
-from rlcourse.paths import data_folder
-from rlcourse.runs import read_json, read_lines
+from rlcourse.runs import read_lines
 from rlcourse.trainer import train
 
 few = {"steps": pick(2, 15), "eval_every": pick(2, 5), "num_prompts": config.num_prompts, "micro_batch_rows": 32}
@@ -819,7 +826,7 @@ from rlcourse.policy import load_policy
 from rlcourse.rollout import make_engine
 
 trained = load_policy(str(latest_checkpoint(Path(result["folder"]))))
-trained_engine = make_engine(trained, "graph", torch.float32)
+trained_engine = make_engine(trained, "fast", torch.float32)
 torch.manual_seed(4)
 later = [score_products(trained, trained_engine, problems[i], pick(16, 64)) for i in middle]
 later = [(r, k) for r, k in later if 0.05 < r.mean() < 0.95] or tables[:1]  # a group that always agrees has no noise
@@ -843,17 +850,17 @@ plt.show()
 # %%
 fig, axes = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True, layout="constrained")
 for name in ("grpo", "ppo"):
-    record = read_json(data_folder() / "curves" / f"{name}.json")
+    record = load_curve(name)
     color, style, marker = STYLES[name]
-    steps, low, mean, high = seed_band(record["seeds"])
-    wall = [seed["summary"]["wall_seconds"] for seed in record["seeds"]]
+    steps, low, mean, high = seed_band(record["results"])
+    wall = [seed["summary"]["wall_seconds"] for seed in record["results"]]
     seconds = [step / steps[-1] * statistics.mean(wall) for step in steps]
     for ax, x in zip(axes, (steps, seconds), strict=True):
         ax.fill_between(x, [100 * v for v in low], [100 * v for v in high], color=color, alpha=0.18, linewidth=0)
         ax.plot(x, [100 * v for v in mean], color=color, linestyle=style, marker=marker, label=name.upper())
-    after = [seed["summary"]["accuracy_after"] for seed in record["seeds"]]
+    after = [seed["summary"]["accuracy_after"] for seed in record["results"]]
     print(f"{name.upper():4} {record['date']}, {record['device']}: {min(wall):.0f} to {max(wall):.0f} s,", end=" ")
-    print(f"test accuracy {min(after):.1%} to {max(after):.1%}, seeds {[seed['seed'] for seed in record['seeds']]}")
+    print(f"test accuracy {min(after):.1%} to {max(after):.1%}, {len(after)} seeds")
 axes[0].scatter([e["step"] for e in evals], [100 * e["accuracy"] for e in evals], color=BLACK, s=24, zorder=3,
                 label="your run just now: GRPO")  # fmt: skip
 axes[0].set(xlabel="training step", ylabel="validation, greedy, % right", ylim=(30, 100))
@@ -874,7 +881,7 @@ plt.show()
 # tokens in the loss. **Look for** the wrong answers that are long.
 
 # %%
-lengths = batch.rollout.lengths
+lengths = batch.rollout.completion_lengths
 A = group_normalized(batch.rewards, config.num_generations)
 plain = group_centered(batch.rewards, config.num_generations)
 weights = {"GRPO: advantage / length": A / lengths, "Dr. GRPO: centred reward / limit": plain / config.max_new_tokens}

@@ -26,6 +26,7 @@ from rlcourse import advantages as adv
 from rlcourse.config import ALGORITHMS, TrainConfig, make_config
 from rlcourse.course import pick
 from rlcourse.course.lessons import lesson04
+from rlcourse.course.lessons.curve_records import load_curve
 from rlcourse.course.widgets import explorer
 from rlcourse.losses import aggregate, importance_ratio, token_loss
 from rlcourse.measure.plots import BLACK, BLUE, GREEN, LABELS, ORANGE, PURPLE, SKY, STYLES, VERMILION
@@ -266,7 +267,7 @@ from rlcourse.rollout import make_engine
 from rlcourse.tasks import load_task
 
 policy, task = load_policy("embedded"), load_task("minigsm")
-engine = make_engine(policy, "graph", torch.float32)
+engine = make_engine(policy, "fast", torch.float32)
 problem = task.problems("train")[2]
 prompts = [policy.prompt(problem.question) + policy.tokenizer(opening + "\n", add_special_tokens=False)["input_ids"]
            for opening in ("Let me think.", problem.answer.split("\n")[0])]  # fmt: skip
@@ -276,15 +277,17 @@ rollout = engine.generate(prompts, num_generations=4, max_new_tokens=96, samplin
 for row, text in enumerate(policy.texts(rollout.completion_ids, rollout.completion_mask)):
     if row % 4 == 0:
         print("\nPROMPT", policy.tokenizer.decode(prompts[row // 4]).split("assistant\n")[1])
-    print(f"  {rollout.lengths[row]:3} tokens: {text!r}")
+    print(f"  {rollout.completion_lengths[row]:3} tokens: {text!r}")
 
 # %% [markdown]
-# The training step is the usual one; only the rewards are fixed beforehand. `Update` is the package's update phase,
-# with AdamW.
+# The training step is the usual one, the package's `train_step`. Only two things are fixed beforehand: an engine that
+# forces the openings, half of each group with either, and rewards that look at nothing else. The openings belong to the
+# prompts, so their tokens are not trained.
 
 # %%
-from rlcourse.experience import Experience, PromptOrder
-from rlcourse.update import Update
+from rlcourse.learner import Learner
+from rlcourse.step import make_batch, train_step
+from rlcourse.tasks.prompts import PromptSampler
 
 
 def train_forced(algorithm, steps, seed=7):
@@ -292,17 +295,13 @@ def train_forced(algorithm, steps, seed=7):
     config = make_config(**lesson04.ISOLATED, algorithm=algorithm, seed=seed, micro_batch_rows=32)
     torch.manual_seed(seed)
     policy = load_policy("embedded")
-    engine, update = make_engine(policy, "graph", torch.float32), Update(policy, None, config)
-    order, probes, lengths = PromptOrder(task.problems("train"), seed), task.problems("validation")[:32], []
+    engine, learner = make_engine(policy, "fast", torch.float32), Learner(policy, config)
+    forced = lesson04.ForcedOpenings(policy, engine, task.problems("train"))
+    order, probes, lengths = PromptSampler(task.problems("train"), seed), task.problems("validation")[:32], []
     for step in range(steps + 1):
         if step % 2 == 0:
             lengths.append({"step": step} | lesson04.forced_lengths(policy, engine, probes, config.max_new_tokens))
-        problems = order.take(config.num_prompts)
-        rollout = engine.generate(lesson04.forced_prompts(policy, problems), 4, config.max_new_tokens, config.sampling)
-        rewards = torch.tensor([0.0] * 4 + [1.0] * 4).repeat(len(problems))
-        group = adv.group_normalized if algorithm == "grpo" else adv.group_centered
-        advantages = group(rewards, num_generations=8)[:, None] * rollout.completion_mask
-        update(Experience(rollout, [], [], [], rewards, 1.0, advantages, rollout.completion_mask), step)
+        train_step(learner, forced, task, order, config, step, reward_function=lesson04.fated_rewards("worked earns 1"))
     return policy, lengths
 
 
@@ -319,9 +318,9 @@ for name, (_, lengths) in live.items():
 def forced_panel(ax, names, mode):
     """Recorded lengths after the opening `mode`, one band for each of `names`: {variant: (label, color, style)}."""
     for variant, (label, color, style) in names.items():
-        record = lesson04.load("isolated", variant)
-        runs = [[row[mode] for row in seed["evals"]] for seed in record["seeds"]]
-        band(ax, [row["step"] for row in record["seeds"][0]["evals"]], runs, color, label, style)
+        record = load_curve(f"lesson04_isolated_{variant}")
+        runs = [[row[mode] for row in seed["evals"]] for seed in record["results"]]
+        band(ax, [row["step"] for row in record["results"][0]["evals"]], runs, color, label, style)
     ax.set(xlabel="step", ylim=(0, 96))
     return record
 
@@ -344,11 +343,11 @@ axes[0].set_ylabel("mean length, tokens (limit 96)")
 axes[0].scatter([], [], color=BLACK, s=18, label="your run just now")
 axes[0].legend(frameon=False, title="mean of 5 seeds, band: range")
 plt.show()
-print(f"recorded on {record['device']}, {record['date']}, seeds {[seed['seed'] for seed in record['seeds']]}")
+print(f"recorded on {record['device']}, {record['date']}, {', '.join(seed['variant'] for seed in record['results'])}")
 
 # %%
 for variant in names:
-    last = [seed["evals"][-1] for seed in lesson04.load("isolated", variant)["seeds"]]
+    last = [seed["evals"][-1] for seed in load_curve(f"lesson04_isolated_{variant}")["results"]]
     for mode, earns in (("filler", 0), ("worked", 1)):
         tokens, cut = [row[mode] for row in last], [row[f"{mode}_cut"] for row in last]
         print(f"{variant:11} earn {earns}: {min(tokens):5.1f} to {max(tokens):5.1f} tokens at step {last[0]['step']}, "
@@ -364,9 +363,9 @@ for variant in names:
 # $E[1/L] - 1/E[L]$, large where some answers are very short. Measured on the model before training:
 
 # %%
-engine = make_engine(policy, "graph", torch.float32)
+engine = make_engine(policy, "fast", torch.float32)
 forced = lesson04.forced_prompts(policy, task.problems("validation")[: pick(smoke=4, full=64)])
-lengths = engine.generate(forced, 8, 96, make_config().sampling).lengths.view(-1, 2, 8).float()
+lengths = engine.generate(forced, 8, 96, make_config().sampling).completion_lengths.view(-1, 2, 8).float()
 for i, opening in enumerate(("filler", "worked")):
     n = lengths[:, i].flatten()
     print(f"{opening}: E[1/L] - 1/E[L] = {(1 / n).mean() - 1 / n.mean():.3f}, mean length {n.mean():.1f}")
@@ -379,7 +378,7 @@ for i, opening in enumerate(("filler", "worked")):
 
 # %%
 for name, (trained, lengths) in live.items():
-    engine = make_engine(trained, "graph", torch.float32)
+    engine = make_engine(trained, "fast", torch.float32)
     torch.manual_seed(1)
     rollout = engine.generate(prompts[:1], 3, 96, make_config().sampling)
     print(f"\n{LABELS.get(name, name.upper())}, after {lengths[-1]['step']} steps")
@@ -403,7 +402,7 @@ for ax, mode in zip(axes, ("filler", "worked"), strict=True):
 axes[0].set_ylabel("mean length, tokens (limit 96)")
 axes[1].legend(frameon=False, loc="upper left", title="mean of 5 seeds, band: range")
 plt.show()
-print(f"recorded on {record['device']}, {record['date']}, seeds {[seed['seed'] for seed in record['seeds']]}")
+print(f"recorded on {record['device']}, {record['date']}, {', '.join(seed['variant'] for seed in record['results'])}")
 
 # %% [markdown]
 # Both hold. With the rewards swapped, answers that begin with filler now earn 1 and shrink, with every seed; those that
@@ -437,14 +436,14 @@ fig, axes = plt.subplots(2, 2, figsize=(11, 6.4), layout="constrained", sharey=T
 for row, kind in zip(axes, ("default", "slow"), strict=True):
     for ax, key in zip(row, ("length_wrong", "length_right"), strict=True):
         for variant, (label, color, style) in FOUR.items():
-            record = lesson04.load(kind, variant)
-            runs = [by_window(seed["steps"][key]) for seed in record["seeds"]]
+            record = load_curve(f"lesson04_{kind}_{variant}")
+            runs = [by_window(seed["steps"][key]) for seed in record["results"]]
             band(ax, [WINDOW * (i + 0.5) for i in range(len(runs[0]))], runs, color, label, style)
         ax.set(title=f"{kind} setting: {key.split('_')[1]} answers", xlabel="training step", ylim=(20, 60))
     row[0].set_ylabel("mean length, tokens")
 axes[0, 1].legend(frameon=False, title="mean of 5 seeds, band: range")
 plt.show()
-print(f"recorded on {record['device']}, {record['date']}, seeds {[seed['seed'] for seed in record['seeds']]}")
+print(f"recorded on {record['device']}, {record['date']}, {', '.join(seed['variant'] for seed in record['results'])}")
 
 # %% [markdown]
 # The four curves are two: what matters is the division by the length, and the division by the std does nothing to
@@ -461,7 +460,7 @@ rows = ["| setting | variant | longest wrong answers, tokens | wrong answers at 
         "| --- | --- | --- | --- | --- |"]  # fmt: skip
 for kind in ("default", "slow"):
     for variant, (label, *_) in FOUR.items():
-        seeds = lesson04.load(kind, variant)["seeds"]
+        seeds = load_curve(f"lesson04_{kind}_{variant}")["results"]
         wrong = [by_window(seed["steps"]["length_wrong"]) for seed in seeds]
         accuracy = [seed["test"]["accuracy"] for seed in seeds]
         cells = [span([max(w) for w in wrong]), span([w[-1] for w in wrong]), span(accuracy, "{:.1%}")]
@@ -475,7 +474,7 @@ Markdown("\n".join(rows))
 fig, axes = plt.subplots(1, 2, figsize=(11, 3.6), layout="constrained", sharey=True)
 for ax, kind in zip(axes, ("default", "slow"), strict=True):
     for variant, (label, color, style) in FOUR.items():
-        seeds = lesson04.load(kind, variant)["seeds"]
+        seeds = load_curve(f"lesson04_{kind}_{variant}")["results"]
         runs = [[100 * row["accuracy"] for row in seed["evals"]] for seed in seeds]
         band(ax, [row["step"] for row in seeds[0]["evals"]], runs, color, label, style)
     ax.set(title=f"{kind} setting", xlabel="training step", ylim=(30, 100))
@@ -578,7 +577,7 @@ from rlcourse.logprobs import token_logprobs
 
 problems = task.problems("train")[: pick(smoke=8, full=96)]
 torch.manual_seed(0)
-engine = make_engine(policy, "graph", torch.float32)
+engine = make_engine(policy, "fast", torch.float32)
 rollout = engine.generate([policy.prompt(problem.question) for problem in problems], 16, 80, make_config().sampling)
 texts = policy.texts(rollout.completion_ids, rollout.completion_mask)
 judged = [task.verify(text, problems[row // 16].gold).strict for row, text in enumerate(texts)]
@@ -590,7 +589,7 @@ print(f"{len(problems)} problems: {(success == 0).sum()} never solved, {(success
 # %%
 def gradient_norm(rollout, advantages):
     """Norm of the gradient of the loss of some rows, summed over a constant, over all weights of the model."""
-    logprobs, _, _ = token_logprobs(policy.model, rollout, make_config().sampling, chunk=4096)
+    logprobs, _ = token_logprobs(policy.model, rollout, make_config().sampling, chunk=4096)
     loss, _ = token_loss(logprobs, rollout.logprobs, advantages, rollout.completion_mask,
                          surrogate="clip", ratio="token", clip_low=0.2, clip_high=0.2)  # fmt: skip
     total = aggregate(loss, rollout.completion_mask, "constant", rows=16, tokens=1, max_new_tokens=80)
@@ -639,7 +638,7 @@ fig, axes = plt.subplots(1, 2, figsize=(11, 3.6), layout="constrained", sharey=T
 for ax, kind in zip(axes, ("default", "slow"), strict=True):
     for i, (variant, (label, color, _)) in enumerate(FOUR.items()):
         runs = torch.tensor(
-            [[seed["test"][level] for level in levels] for seed in lesson04.load(kind, variant)["seeds"]]
+            [[seed["test"][level] for level in levels] for seed in load_curve(f"lesson04_{kind}_{variant}")["results"]]
         )
         x = torch.arange(4) + 0.18 * (i - 1.5)
         ax.vlines(x, 100 * runs.amin(0), 100 * runs.amax(0), color=color, linewidth=3, alpha=0.45)
@@ -764,20 +763,20 @@ Markdown(head + "\n".join(table_row(name) for name in ALGORITHMS))
 # %%
 import copy
 
-from rlcourse.experience import add_advantages, collect
-from rlcourse.measure.profiling import PhaseTimer
+from rlcourse.collect import collect
+from rlcourse.course.lessons.experiment import Replay
 
 FAMILY = [name for name in ALGORITHMS if name != "ppo"]
 torch.manual_seed(0)
 config = make_config(num_prompts=pick(smoke=2, full=8))
-batch = collect(policy, engine, task, PromptOrder(task.problems("train"), 0), config, PhaseTimer(policy.device))
+answered, _ = collect(policy, engine, task, PromptSampler(task.problems("train"), 0), config)
 
 
 def gradient(model, name):
     """The gradient of an algorithm's loss on the batch, as one long vector."""
-    config, rollout = make_config(algorithm=name), batch.rollout
-    add_advantages(batch, policy, None, None, config)
-    logprobs, _, _ = token_logprobs(model, rollout, config.sampling, chunk=4096)
+    config, rollout = make_config(algorithm=name), answered.rollout
+    batch = make_batch(Learner(policy, config), answered, config)
+    logprobs, _ = token_logprobs(model, rollout, config.sampling, chunk=4096)
     loss, _ = token_loss(logprobs, rollout.logprobs, batch.advantages, batch.loss_mask, surrogate=config.surrogate,
                          ratio=config.ratio, clip_low=config.clip_low, clip_high=config.clip_high)  # fmt: skip
     counts = {"rows": len(loss), "tokens": int(batch.loss_mask.sum()), "max_new_tokens": config.max_new_tokens}
@@ -796,17 +795,18 @@ rloo, dr_grpo = gradient(policy.model, "rloo"), gradient(policy.model, "dr_grpo"
 print(f"RLOO over Dr. GRPO, first update: {(rloo @ dr_grpo / dr_grpo.square().sum()):.4f}, and 8/7 = {8 / 7:.4f}")
 
 # %%
-moved = copy.deepcopy(policy)
-config = make_config(inner_epochs=6, lr=1e-4, warmup_steps=0, micro_batch_rows=32)
-add_advantages(batch, moved, None, None, config)
-Update(moved, None, config)(batch, step=0)
+moved, rollout, earned = copy.deepcopy(policy), answered.rollout, answered.rewards.tolist()
+config = make_config(num_prompts=config.num_prompts, inner_epochs=6, lr=1e-4, warmup_steps=0, micro_batch_rows=32)
+order = PromptSampler(task.problems("train"), 0)
+train_step(Learner(moved, config), Replay(rollout), task, order, config, step=0, reward_function=lambda *_: earned)
 later = cosines(moved.model)
 with torch.no_grad():
-    new, _, _ = token_logprobs(moved.model, batch.rollout, config.sampling, chunk=4096)
+    new, _ = token_logprobs(moved.model, rollout, config.sampling, chunk=4096)
 switches = ALGORITHMS["gspo"]
 kept = {}
 for level, low, high in (("token", 0.2, 0.2), ("sequence", switches["clip_low"], switches["clip_high"])):
-    ratio = importance_ratio(new, batch.rollout.logprobs, batch.loss_mask, level)[batch.loss_mask]
+    mask = rollout.completion_mask
+    ratio = importance_ratio(new, rollout.logprobs, mask, level)[mask]
     kept[level] = ((ratio > 1 - low) & (ratio < 1 + high)).float().mean().item()
 print(f"tokens whose own ratio is within 20% of 1 (GRPO): {kept['token']:.1%}")
 print(f"tokens whose answer's ratio is within GSPO's range: {kept['sequence']:.1%}")
@@ -832,7 +832,8 @@ plt.show()
 # rollout there is nothing to clip. What is left are baseline, std and aggregation. On the right the clips are at work,
 # and the algorithms part. GSPO's cosines are 0 there because its gradient is: six large updates have taken the ratio of
 # the answers out of its narrow range, and an answer that is clipped teaches nothing more. So **if you do one update a
-# rollout, half of the switches do nothing**. That is the default here.
+# rollout, half of the switches do nothing**. That is why PPO, GSPO and CISPO, which live by the ratio, set two
+# mini-batches in the table; the others make one update.
 #
 # ## 5 · Train
 #
@@ -844,8 +845,7 @@ import tempfile
 from pathlib import Path
 
 from rlcourse.measure.plots import seed_band
-from rlcourse.paths import data_folder
-from rlcourse.runs import read_json, read_lines
+from rlcourse.runs import read_lines
 from rlcourse.trainer import train
 
 steps = pick(smoke=2, full=20)
@@ -860,9 +860,9 @@ print([f"step {row['step']}: {row['accuracy']:.1%}" for row in evals])
 # %%
 fig, ax = plt.subplots(figsize=(8, 4), layout="constrained")
 for name in ("grpo", "dr_grpo", "rloo"):
-    record = read_json(data_folder() / "curves" / f"{name}.json")
+    record = load_curve(name)
     color, style, marker = STYLES[name]
-    steps, low, mean, high = seed_band(record["seeds"])
+    steps, low, mean, high = seed_band(record["results"])
     low, mean, high = ([100 * value for value in values] for values in (low, mean, high))
     ax.fill_between(steps, low, high, color=color, alpha=0.18, linewidth=0)
     ax.plot(
@@ -872,7 +872,7 @@ ax.scatter([row["step"] for row in evals], [100 * row["accuracy"] for row in eva
            label="your run just now: Dr. GRPO")  # fmt: skip
 ax.set(xlabel="training step", ylabel="validation problems right, %", ylim=(30, 100))
 ax.set_title("Default settings: no algorithm stands out")
-ax.legend(frameon=False, title=f"mean of {len(record['seeds'])} seeds, band: range", loc="lower right")
+ax.legend(frameon=False, title=f"mean of {len(record['results'])} seeds, band: range", loc="lower right")
 plt.show()
 
 # %% [markdown]

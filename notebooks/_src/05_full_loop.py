@@ -50,7 +50,7 @@ from rlcourse.rollout import make_engine
 from rlcourse.tasks import load_task
 
 task, policy = load_task("minigsm"), load_policy("embedded")
-engine = make_engine(policy, "graph", torch.float32)
+engine = make_engine(policy, "fast", torch.float32)
 small = make_config("laptop", num_prompts=2, num_generations=4, max_new_tokens=48, device="cpu")
 problems = [p for p in task.problems("train") if p.level == 1][:2]
 for problem in problems:
@@ -67,7 +67,7 @@ prompts = [policy.prompt(p.question, task.instruction) for p in problems]
 rollout = engine.generate(prompts, small.num_generations, small.max_new_tokens, small.sampling)
 texts = policy.texts(rollout.completion_ids, rollout.completion_mask)
 for row, text in enumerate(texts):
-    print(f"{row}  {int(rollout.lengths[row]):3d} tokens   {text!r}")
+    print(f"{row}  {int(rollout.completion_lengths[row]):3d} tokens   {text!r}")
 
 # %% [markdown]
 # **Verify.** The strict reading wants a line `#### NUMBER`; the number must equal the gold answer. An
@@ -98,7 +98,7 @@ from rlcourse.logprobs import token_logprobs
 from rlcourse.losses import aggregate, token_loss
 
 mask = rollout.completion_mask
-logprobs, entropy, _ = token_logprobs(policy.model, rollout, small.sampling, small.logprob_chunk)
+logprobs, _ = token_logprobs(policy.model, rollout, small.sampling, small.logprob_chunk)
 clip = {"surrogate": "clip", "ratio": "token", "clip_low": 0.2, "clip_high": 0.2}
 losses, clipped = token_loss(logprobs, rollout.logprobs, advantages, mask, **clip)
 loss = aggregate(losses, mask, "constant", rows=8, tokens=int(mask.sum()), max_new_tokens=48)
@@ -122,12 +122,12 @@ print(f"norm of the gradient {norm:.3f}, over {sum(p.numel() for p in policy.mod
 # The same lines, in two functions: one makes data, the other learns from it.
 
 # %%
-from rlcourse.experience import PromptOrder
+from rlcourse.tasks.prompts import PromptSampler
 
 
 def roll_out_and_verify(policy, engine, order, config):
     """The rollout of the next prompts and its rewards [rows]."""
-    problems = order.take(config.num_prompts)
+    problems = order.sample(config.num_prompts)
     prompts = [policy.prompt(p.question, task.instruction) for p in problems]
     rollout = engine.generate(prompts, config.num_generations, config.max_new_tokens, config.sampling)
     texts = policy.texts(rollout.completion_ids, rollout.completion_mask)
@@ -136,7 +136,7 @@ def roll_out_and_verify(policy, engine, order, config):
     return rollout, rollout.finished * torch.tensor(right).float()
 
 
-order = PromptOrder(task.problems("train"), seed=0)
+order = PromptSampler(task.problems("train"), seed=0)
 _, rewards = roll_out_and_verify(policy, engine, order, small)
 print("rewards of one rollout:", rewards.tolist())
 
@@ -148,7 +148,7 @@ def learn(policy, optimizer, rollout, rewards, config):
     shuffled = torch.randperm(config.rows)  # as the trainer does before it cuts mini-batches; here there is one
     rollout, advantages = rollout[shuffled], advantages[shuffled]
     mask = rollout.completion_mask
-    logprobs, _, _ = token_logprobs(policy.model, rollout, config.sampling, config.logprob_chunk)
+    logprobs, _ = token_logprobs(policy.model, rollout, config.sampling, config.logprob_chunk)
     losses, _ = token_loss(logprobs, rollout.logprobs, advantages, mask, **clip)
     loss = aggregate(losses, mask, "constant", rows=config.rows, tokens=1, max_new_tokens=config.max_new_tokens)
     loss.backward()
@@ -170,8 +170,8 @@ def train_by_hand(config):
     """The reward and the gradient norm of each step."""
     torch.manual_seed(config.seed)
     policy = load_policy("embedded")
-    engine = make_engine(policy, "graph", torch.float32)
-    order = PromptOrder(task.problems("train"), config.seed)
+    engine = make_engine(policy, "fast", torch.float32)
+    order = PromptSampler(task.problems("train"), config.seed)
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0)
     history = []
     for step in range(config.steps):
@@ -194,7 +194,7 @@ print("\n".join(f"step {i}: reward {r:.4f}, gradient norm {n:.4f}" for i, (r, n)
 from dataclasses import replace
 
 from rlcourse.runs import read_lines
-from rlcourse.trainer import train
+from rlcourse.trainer import resume, train
 
 train(replace(config, output=str(SCRATCH), name="compared", save_every=0))
 theirs = [(m["reward"], m["grad_norm"]) for m in read_lines(SCRATCH / "compared" / "metrics.jsonl")]
@@ -207,9 +207,10 @@ torch.testing.assert_close(torch.tensor(by_hand), torch.tensor(theirs), atol=1e-
 #
 # | by hand | in the package |
 # | --- | --- |
-# | `PromptOrder`, `generate`, `verify` | `collect` in `rlcourse/experience.py` |
-# | `group_centered` | `add_advantages` in `rlcourse/experience.py` |
-# | log-probs, loss, AdamW | `Update` in `rlcourse/update.py`, in micro-batches that fit the memory |
+# | `PromptSampler`, `generate`, `verify` | `collect` in `rlcourse/collect.py` |
+# | `group_centered` | `make_batch` in `rlcourse/step.py` |
+# | log-probs, loss | `train_step` in `rlcourse/step.py`, in micro-batches that fit the memory |
+# | AdamW | `Learner` in `rlcourse/learner.py` |
 # | the `for` loop | `Trainer._loop` in `rlcourse/trainer.py` |
 #
 # Now a run that is worth reading: two optimizer steps a rollout, so that the ratio leaves 1, and a frozen copy of the
@@ -261,12 +262,12 @@ from rlcourse.sampling import Sampling
 def gaps(sampled_with, trained_with, dtype=torch.float32):
     """Recomputed less sampling log-prob of a rollout of the starting policy: [rows, length], nan on padding."""
     policy = load_policy("embedded")
-    engine = make_engine(policy, "graph", dtype)
+    engine = make_engine(policy, "fast", dtype)
     torch.manual_seed(0)
     prompts = [policy.prompt(p.question) for p in task.problems("train")[: pick(smoke=8, full=32)]]
     rollout = engine.generate(prompts, 8, 80, sampled_with)
     with torch.no_grad():
-        logprobs, _, _ = token_logprobs(policy.model, rollout, trained_with, 4096)
+        logprobs, _ = token_logprobs(policy.model, rollout, trained_with, 4096)
     return (logprobs - rollout.logprobs).masked_fill(~rollout.completion_mask, float("nan"))
 
 
@@ -378,24 +379,26 @@ plt.show()
 # | `mismatch_mean`, `_max` | section 3 | as on day one | grows |
 # | `timing` | seconds by phase, tokens a second | constant | rollout time grows with `length` |
 #
-# `entropy`, `kl`, `clip_fraction` and `mismatch` are means over the completions **that train**: a row with advantage 0
-# has no gradient and is not computed. Where no row trains they are missing.
+# `entropy` and `kl` are estimates from all tokens that were sampled: the entropy is the mean of $-\log \pi$ over them.
+# `policy_loss`, `clip_fraction` and `mismatch` are means over the completions **that train**: a row with advantage 0
+# has no gradient and is not computed. Where no row trains they are missing. (The recorded runs below are older: there
+# `entropy` and `kl`, too, are of the completions that train, and `entropy` is a sum over the vocabulary.)
 #
 # One run is an anecdote. The same settings were recorded with three seeds; the pictures show these (line: mean, band:
 # least to greatest), and the run above in black.
 
 # %%
-from rlcourse.course.lessons.lesson05 import load
+from rlcourse.course.lessons.curve_records import load_curve
 
 
 def by_seed(record, key):
     """A metric as a tensor [seeds, steps], nan where there was nothing to measure."""
     none = float("nan")
-    return torch.tensor([[none if v is None else v for v in seed["metrics"][key]] for seed in record["seeds"]])
+    return torch.tensor([[none if v is None else v for v in seed["metrics"][key]] for seed in record["results"]])
 
 
-healthy = load("healthy")
-print(f"three seeds, {healthy['settings']['steps']} steps, recorded on {healthy['device']}, {healthy['date']}")
+healthy = load_curve("lesson05_healthy")
+print(f"three seeds, {healthy['setup']['steps']} steps, recorded on {healthy['device']}, {healthy['date']}")
 print("reward of the last step, by seed:", by_seed(healthy, "reward")[:, -1].tolist())
 
 # %% [markdown]
@@ -436,8 +439,8 @@ draw(axes[0], healthy, "reward", ORANGE)
 draw_live(axes[0], "reward")
 draw(axes[1], healthy, "accuracy", BLUE, "strict, sampled", width=4)
 draw(axes[1], healthy, "accuracy_lenient", SKY, "lenient, sampled")
-for seed in healthy["seeds"]:
-    label = "strict, greedy, validation" if seed["seed"] == 0 else None
+for seed in healthy["results"]:
+    label = "strict, greedy, validation" if seed is healthy["results"][0] else None
     steps, greedy = [e["step"] for e in seed["evals"]], [e["accuracy"] for e in seed["evals"]]
     axes[1].plot(steps, greedy, "o", color=BLACK, ms=3, label=label)
 draw(axes[2], healthy, "groups_without_signal", PURPLE)
@@ -605,7 +608,7 @@ few = task.problems("test")[: pick(smoke=32, full=1000)]
 answered = []
 for checkpoint in sorted((SCRATCH / "live" / "checkpoints").iterdir()):
     p = load_policy(str(checkpoint))
-    answers = answer_problems(p, make_engine(p, "graph", torch.float32), task, few, live.max_new_tokens)
+    answers = answer_problems(p, make_engine(p, "fast", torch.float32), task, few, live.max_new_tokens)
     answered.append(torch.tensor([float(a.strict) for (a,) in answers]))
     print(f"{checkpoint.name}: {answered[-1].mean():.1%}")
 first, last = answered
@@ -621,13 +624,10 @@ print(f"difference {100 * d.mean():+.1f} points, ± {196 * apart:.1f} if problem
 # the spread of three seeds with the error of one evaluation.
 
 # %%
-from rlcourse.paths import data_folder
-from rlcourse.runs import read_json
-
-default = read_json(data_folder() / "curves" / "dr_grpo.json")
+default = load_curve("dr_grpo")
 finals = {
-    "the run of section 4": [seed["summary"]["after"]["accuracy"] for seed in healthy["seeds"]],
-    "default settings, 60 steps": [seed["summary"]["accuracy_after"] for seed in default["seeds"]],
+    "the run of section 4": [seed["summary"]["after"]["accuracy"] for seed in healthy["results"]],
+    "default settings, 60 steps": [seed["summary"]["accuracy_after"] for seed in default["results"]],
 }
 for name, values in finals.items():
     after = torch.tensor(values)
@@ -652,12 +652,12 @@ for name, values in finals.items():
 # instruct model stands on the first day: it can calculate, and does not know your form.
 
 # %%
-words = {"strict": load("words_strict"), "lenient": load("words_lenient")}
+words = {"strict": load_curve("lesson05_words_strict"), "lenient": load_curve("lesson05_words_lenient")}
 fig, axes = plt.subplots(1, 2, figsize=(11, 3.8), layout="constrained", sharey=True)
 for ax, (parser, record) in zip(axes, words.items(), strict=True):
     for key, color, label, width in [("accuracy_lenient", ORANGE, "lenient", 4), ("accuracy", BLUE, "strict", 1.6)]:
-        values = torch.tensor([[e[key] for e in seed["evals"]] for seed in record["seeds"]])
-        steps = [e["step"] for e in record["seeds"][0]["evals"]]
+        values = torch.tensor([[e[key] for e in seed["evals"]] for seed in record["results"]])
+        steps = [e["step"] for e in record["results"][0]["evals"]]
         ax.fill_between(steps, values.amin(0), values.amax(0), color=color, alpha=0.2, linewidth=0)
         ax.plot(steps, values.mean(0), color=color, marker="o", ms=4, lw=width, label=label)
     ax.set(title=f"Reward by the {parser} reading", xlabel="training step", ylim=(-0.03, 1))
@@ -672,8 +672,8 @@ def test_row(name, record, keys=("accuracy", "accuracy_lenient")):
     """A row of a table: test accuracies before and after, the least and the greatest of the seeds."""
     cells = []
     for key in keys:
-        before = record["seeds"][0]["summary"]["before"][key]
-        values = [seed["summary"]["after"][key] for seed in record["seeds"]]
+        before = record["results"][0]["summary"]["before"][key]
+        values = [seed["summary"]["after"][key] for seed in record["results"]]
         cells += [f"{before:.1%}", f"{min(values):.1%} to {max(values):.1%}"]
     return f"| {name} | " + " | ".join(cells) + " |"
 
@@ -696,7 +696,7 @@ display(Markdown(head + "\n".join(test_row(name, record) for name, record in wor
 from rlcourse.course.lessons.lesson05 import RUNS
 
 FAILURES = ["format", "collapse", "truncation", "still"]
-runs = {name: load(name) for name in ["healthy", *FAILURES, "half_format"]}
+runs = {name: load_curve(f"lesson05_{name}") for name in ["healthy", *FAILURES, "half_format"]}
 rows = "\n".join(f"| {name} | {RUNS[name] or 'the run of section 4'} | {runs[name]['date']} |" for name in runs)
 display(Markdown("| run | what is different | recorded |\n| --- | --- | --- |\n" + rows))
 
@@ -750,7 +750,7 @@ display(Markdown("1,000 test problems, greedy:\n\n" + head + "\n".join(test_row(
 
 # %%
 for name in ("format", "truncation", "healthy"):
-    for sample in runs[name]["seeds"][0]["samples"][:3]:
+    for sample in runs[name]["results"][0]["samples"][:3]:
         print(f"{name:10s} gold {sample['gold']:>4s}   reward {sample['reward']:.0f}   {sample['text']!r}")
 
 # %% [markdown]
@@ -762,8 +762,8 @@ fig, axes = plt.subplots(1, 2, figsize=(11, 3.6), layout="constrained", sharey=T
 shown = [("healthy", BLUE, "0"), ("half_format", GREEN, "0.5"), ("format", VERMILION, "1")]
 for name, color, worth in shown:
     draw(axes[0], runs[name], "reward", color, worth)
-    values = torch.tensor([[e["accuracy"] for e in seed["evals"]] for seed in runs[name]["seeds"]])
-    steps = [e["step"] for e in runs[name]["seeds"][0]["evals"]]
+    values = torch.tensor([[e["accuracy"] for e in seed["evals"]] for seed in runs[name]["results"]])
+    steps = [e["step"] for e in runs[name]["results"][0]["evals"]]
     axes[1].fill_between(steps, values.amin(0), values.amax(0), color=color, alpha=0.2, linewidth=0)
     axes[1].plot(steps, values.mean(0), color=color, marker="o", ms=4)
 axes[0].set(title="Reward: what the run is told", xlabel="training step", ylabel="share", ylim=(0, 1.02))
@@ -785,7 +785,7 @@ plt.show()
 fig, ax = plt.subplots(figsize=(6.5, 3.2), layout="constrained")
 for offset, (name, color) in enumerate([("healthy", BLUE), ("truncation", VERMILION)]):
     levels = [f"accuracy_level_{level}" for level in (1, 2, 3, 4)]
-    values = torch.tensor([[seed["evals"][-1][key] for key in levels] for seed in runs[name]["seeds"]])
+    values = torch.tensor([[seed["evals"][-1][key] for key in levels] for seed in runs[name]["results"]])
     mean = values.mean(0)
     error = torch.stack([mean - values.amin(0), values.amax(0) - mean])
     ax.bar(torch.arange(4) + 0.4 * offset, mean, 0.38, yerr=error, capsize=3, color=color, label=name)
@@ -842,14 +842,14 @@ checkpoints = sorted(path.name for path in (SCRATCH / "victim" / "checkpoints").
 print("steps written down:", len(read_lines(SCRATCH / "victim" / "metrics.jsonl")), "   checkpoints:", *checkpoints)
 
 # %% [markdown]
-# `resume=True` (or `rlcourse train --resume` with the same settings) goes on from the last checkpoint.
-# Steps after it are forgotten and done again. The proof is a second run that nobody killed: both must agree in every
+# `resume` (or `rlcourse train --resume` with the same settings) goes on from the last checkpoint. Steps after
+# it are forgotten and done again. The proof is a second run that nobody killed: both must agree in every
 # step.
 
 # %%
 until = int(checkpoints[-1][-6:]) + 4
 settings = make_config("laptop", **tiny, device="cpu", steps=until, output=str(SCRATCH))
-train(replace(settings, name="victim"), resume=True)
+resume(**tiny, device="cpu", steps=until, output=str(SCRATCH), name="victim")
 train(replace(settings, name="unharmed"))
 killed, whole = (read_lines(SCRATCH / name / "metrics.jsonl") for name in ("victim", "unharmed"))
 for a, b in list(zip(killed, whole, strict=True))[-6:]:

@@ -51,43 +51,29 @@ print(f"{config.rows} answers a step, {torch.get_num_threads()} thread(s)")
 #
 # Before anything is made faster: where does the time go? One Dr. GRPO step has four phases. The *rollout* samples the
 # answers. The *reward* reads and verifies them. The *advantages* compare them. The *update* takes the gradient and the
-# optimizer step. `PhaseTimer` adds up the wall seconds of each: `with timer("update"): ...`.
+# optimizer step. The package's step adds up the wall seconds of each by `PhaseTimer` of `rlcourse.measure.timing`:
+# `with timer("update"): ...`.
 #
 # On a GPU there is a trap. The host only **asks** for work and goes on at once, so a clock on the host measures the
 # asking. `PhaseTimer` waits for the GPU at both ends of a phase. On a processor there is nothing to wait for.
 
 # %%
-from rlcourse.experience import PromptOrder, add_advantages, collect
-from rlcourse.measure.profiling import PhaseTimer
-from rlcourse.update import Update
+from rlcourse.learner import Learner
+from rlcourse.step import train_step
+from rlcourse.tasks.prompts import PromptSampler
 
-timer = PhaseTimer(cpu)
-update = Update(policy, None, config)
-order = PromptOrder(task.problems("train"), config.seed)
-
-
-def one_step() -> dict[str, float]:
-    """One Dr. GRPO step: seconds by phase."""
-    with timer("step"):
-        experience = collect(policy, engine, task, order, config, timer)  # times rollout and reward itself
-        with timer("advantages"):
-            add_advantages(experience, policy, None, None, config)
-        with timer("update"):
-            update(experience, step=0)
-    return timer.take()
-
-
+PHASES = {"rollout": BLUE, "reward": ORANGE, "advantages": GREEN, "update": VERMILION}
+learner, order = Learner(policy, config), PromptSampler(task.problems("train"), config.seed)
 torch.manual_seed(0)
-steps = [one_step() for _ in range(pick(3, 9))]
+steps = [train_step(learner, engine, task, order, config, step=0)[0]["timing"] for _ in range(pick(3, 9))]
 for row in steps:
-    print("  ".join(f"{phase} {1e3 * s:7.1f} ms" for phase, s in row.items()))
+    print("  ".join(f"{phase} {1e3 * row[f'{phase}_s']:7.1f} ms" for phase in (*PHASES, "step")))
 
 # %% [markdown]
 # Two habits. The first step is often the slowest: memory is fetched, code is loaded. Leave such warm-up out. And take
 # the **median** of several: on a machine that others use too, a mean follows the one step that was disturbed.
 
 # %%
-PHASES = {"rollout": BLUE, "reward": ORANGE, "advantages": GREEN, "update": VERMILION}
 median = {phase: statistics.median(row[f"{phase}_s"] for row in steps[1:]) for phase in PHASES}
 share = {phase: seconds / sum(median.values()) for phase, seconds in median.items()}
 for phase in PHASES:
@@ -231,17 +217,29 @@ from_record("step", predict)
 # profiler: noting things down takes time as well.
 
 # %%
+from rlcourse.batch import Rollout
+from rlcourse.collect import collect
+from rlcourse.losses import aggregate
 from rlcourse.measure.profiling import profile
 
-prompts = [policy.prompt(problem.question) for problem in order.take(config.num_prompts)]
+
+def update(rollout: Rollout) -> None:
+    """The update of a step, all of whose rows train: forward, backward, optimizer."""
+    for rows in rollout.completion_lengths.argsort().split(config.micro_batch_rows):  # rows of like length together
+        part = rollout[rows]
+        logprobs, _ = learner.logprobs_and_values(part)
+        signs = torch.where(torch.rand(len(rows), 1) < 0.5, 1.0, -1.0)  # in place of advantages: none is 0
+        share = {"rows": config.rows, "tokens": 1, "max_new_tokens": config.max_new_tokens}
+        aggregate(-signs * logprobs, part.completion_mask, "constant", **share).backward()
+    learner.update(step=0)
+
+
+prompts = [policy.prompt(problem.question) for problem in order.sample(config.num_prompts)]
 short = pick(4, 12)
-experience = collect(policy, engine, task, order, config, timer)
-experience.loss_mask = experience.rollout.completion_mask
-signs = torch.where(torch.rand(config.rows) < 0.5, 1.0, -1.0)  # so that every row has a gradient
-experience.advantages = signs[:, None] * experience.loss_mask
+rollout = collect(policy, engine, task, order, config)[0].rollout
 profiles = {
     f"rollout, {short} tokens": profile(lambda: engine.generate(prompts, 8, short, config.sampling), cpu, repeats=1),
-    "update": profile(lambda: update(experience, step=0), cpu, repeats=1),
+    "update": profile(lambda: update(rollout), cpu, repeats=1),
 }
 for name, p in profiles.items():
     print(
@@ -281,7 +279,7 @@ def look(tokens: int, count: int):
     """Profile of a rollout of `count` rows and `tokens` tokens each."""
     from rlcourse.rollout import make_engine
 
-    decoding = make_engine(endless, "graph", torch.float32)
+    decoding = make_engine(endless, "fast", torch.float32)
     return profile(lambda: decoding.generate(prompts[:1], count, tokens, config.sampling), cpu, repeats=1)
 
 
@@ -476,7 +474,8 @@ display(Markdown("\n".join(lines) + "\n\nin MB"))
 # written. And multiply two large matrices to see how many operations a second there are.
 
 # %%
-from rlcourse.measure.roofline import measure_machine, median_seconds
+from rlcourse.measure.roofline import measure_machine
+from rlcourse.measure.timing import median_seconds
 
 machine = measure_machine(cpu)
 print(f"copy {machine.bytes_per_s / 1e9:.1f} GB/s", end=", ")
@@ -536,7 +535,7 @@ print(f"{cached.bytes_per_s / machine.bytes_per_s:.1f} times that")
 from rlcourse.rollout import make_engine
 from rlcourse.sampling import Sampling
 
-decoding = make_engine(endless, "graph", torch.float32)
+decoding = make_engine(endless, "fast", torch.float32)
 prompt = prompts[0]
 FEW, MORE = 4, pick(12, 36)
 context = len(prompt) + (FEW + MORE) / 2  # the mean of the steps that are left in the difference
@@ -684,10 +683,10 @@ plt.show()
 # %%
 from rlcourse.measure import roofline
 
-rollout = experience.rollout
-length = (rollout.prompt_mask.sum(1) + rollout.lengths).float().mean().item()  # real tokens, padding left out
-update_seconds = median_seconds(lambda: update(experience, step=0), cpu, pick(1, 3))
-update_work = roofline.update(small, config.rows, length, rollout.lengths.float().mean().item())
+answered = rollout.completion_lengths.float().mean().item()
+length = rollout.prompt_lengths.float().mean().item() + answered  # real tokens, padding left out
+update_seconds = median_seconds(lambda: update(rollout), cpu, pick(1, 3))
+update_work = roofline.update(small, config.rows, length, answered)
 points = [
     (f"decode, {r} rows", decode_step(small, r, context, 4), measured[r]) for r in measured if r in (1, 16, 64, 256)
 ]
@@ -712,8 +711,8 @@ print(
     f"decode: a weight that is read serves 1 token of each row: {config.rows} with {config.rows} rows, 1 with one row"
 )
 print(f"update: it serves every token of every row at once: {tokens:,.0f}, of {config.rows} rows x {length:.0f} tokens")
-generated = int(rollout.lengths.sum())
-decode_reads = int(rollout.lengths.max())
+generated = int(rollout.completion_lengths.sum())
+decode_reads = int(rollout.completion_lengths.max())
 print(f"to write {generated:,} tokens all weights were read {decode_reads} times; to learn from them about 3 times")
 intensity = [decode_step(small, config.rows, context, 4).intensity, update_work.intensity]
 print(f"operations a byte: decode {intensity[0]:.0f}, update {intensity[1]:.0f}; the ridge is at {machine.ridge:.1f}")
@@ -775,7 +774,7 @@ ids = torch.randint(5, small.vocabulary, (1, COUNT))
 @torch.no_grad()
 def at_once(count: int) -> torch.Tensor:
     """Logits after `count` tokens, from one pass."""
-    return decoder.prefill(ids[:, :count], torch.ones(1, count, dtype=torch.bool))[0]
+    return decoder.prefill(ids[:, :count], torch.tensor([count]), decoder.new_cache(1, count))
 
 
 @torch.no_grad()
@@ -783,8 +782,7 @@ def one_by_one(count: int) -> torch.Tensor:
     """The same, a token at a time: it attends to those before it through the cache."""
     cache = decoder.new_cache(1, count)
     for t in range(count):
-        place = torch.tensor([t])
-        logits = decoder.decode(ids[:, t], place, place, cache, torch.zeros(1, 1, 1, t + 1))
+        logits = decoder.decode(ids[:, t], torch.tensor([t]), cache, t + 1)
     return logits
 
 
@@ -832,12 +830,9 @@ with contextlib.suppress(AttributeError, TypeError):  # Linux: the C library giv
     ctypes.CDLL(None).malloc_trim(0)
 with MemoryTimeline(cpu, every=0.002) as timeline:
     timeline.mark("rollout")
-    collected = collect(policy, engine, task, order, config, timer)
-    timeline.mark("advantages")
-    add_advantages(collected, policy, None, None, config)
-    collected.advantages = torch.randn(config.rows, 1) * collected.rollout.completion_mask  # every row trains
+    rollout = collect(policy, engine, task, order, config)[0].rollout
     timeline.mark("update")
-    update(collected, step=0)
+    update(rollout)
     timeline.mark("end")
 seconds, held = zip(*timeline.samples, strict=True)
 print(f"{len(held)} samples; {held[0] / 1e6:.0f} MB at the start, at most {max(held) / 1e6:.0f} MB")
@@ -882,8 +877,7 @@ WHAT = {
 lines = ["| part | at most, MB | what it is, and when it stands |", "| --- | ---: | --- |"]
 lines += [f"| `{part}` | {getattr(bound, part) / 1e6:,.1f} | {text} |" for part, text in WHAT.items()]
 display(Markdown("\n".join(lines)))
-rollout = collected.rollout
-width = int((rollout.prompt_mask.sum(1) + rollout.lengths).max())
+width = int((rollout.prompt_lengths + rollout.completion_lengths).max())
 real = activation_bytes(small, min(config.rows, config.micro_batch_rows), width, "float32", False) + bound.logits
 update_start = next(start for start, name in timeline.marks if name == "update")
 rise = max(held) - next(n for s, n in timeline.samples if s >= update_start)

@@ -88,7 +88,7 @@ ENGINES = {
     "no cache": HFEngine(endless, torch.float32, "none"),
     "dynamic cache": HFEngine(endless, torch.float32, "dynamic"),
     "static cache": HFEngine(endless, torch.float32, "static", compile=False),
-    "own step": make_engine(endless, "graph", torch.float32),
+    "own step": make_engine(endless, "fast", torch.float32),
 }
 
 
@@ -520,7 +520,7 @@ print(f"Qwen2.5-0.5B repeats {qwen.heads // qwen.kv_heads} times")
 # the probabilities out on a line from 0 to 1, one piece for each token, and see into which piece $u$ falls. A running
 # sum over the vocabulary is long, so it is done at two levels. The vocabulary is cut into tiles. First the mass of
 # every tile, and the tile into which $u$ falls; then the place within that tile alone.
-# `rlcourse/rollout/triton_draw.py` does it in two kernels. (They also see to the rare case that rounding leaves no
+# `rlcourse/rollout/triton_sample.py` does it in two kernels. (They also see to the rare case that rounding leaves no
 # place whose running sum exceeds $u$: then it is the last one.) By hand:
 
 
@@ -561,12 +561,13 @@ plt.show()
 # chance makes them: its mean is the number of tokens less one, its standard deviation the root of twice that.
 
 # %%
-from rlcourse.sampling import draw
+from rlcourse.sampling import sample_tokens
 
 torch.manual_seed(1)
 draws, pi = 40_000, logits[0].softmax(0)
 many = logits.expand(draws, -1)
-found = {"Gumbel-max": draw(many, Sampling())[0], "inversion": draw_by_inversion(many, 4, torch.rand(draws))[0]}
+found = {"Gumbel-max": sample_tokens(many, Sampling())[0]}
+found["inversion"] = draw_by_inversion(many, 4, torch.rand(draws))[0]
 found["wrong: logits + u"] = (many + torch.rand(many.shape)).argmax(1)  # to see that the test can fail
 for name, tokens in found.items():
     counts = torch.bincount(tokens, minlength=10)[:10]
@@ -574,7 +575,7 @@ for name, tokens in found.items():
     print(f"{name:20} chi-square {chi:9,.1f}, expected 9 ± {18**0.5:.1f}")
     assert (chi < 9 + 5 * 18**0.5) == ("wrong" not in name)
 large = torch.randn(32, pick(20_000, 152_000))
-gumbel = median_us(lambda: draw(large, Sampling()), 5)
+gumbel = median_us(lambda: sample_tokens(large, Sampling()), 5)
 inversion = median_us(lambda: draw_by_inversion(large, 2048, torch.rand(32)), 5)
 print(
     f"32 rows of {large.shape[1]:,} logits here: Gumbel-max {gumbel / 1e3:.0f} ms, inversion {inversion / 1e3:.0f} ms"
@@ -588,11 +589,11 @@ print(
 from rlcourse.logprobs import token_logprobs
 
 torch.manual_seed(2)
-rollout = make_engine(policy, "graph", torch.float32).generate(prompts[:8], 8, 80, Sampling())
+rollout = make_engine(policy, "fast", torch.float32).generate(prompts[:8], 8, 80, Sampling())
 with torch.no_grad():
-    recomputed, _, _ = token_logprobs(model, rollout, Sampling(), chunk=4096)
+    recomputed, _ = token_logprobs(model, rollout, Sampling(), chunk=4096)
 gap = (rollout.logprobs - recomputed).abs().max().item()
-print(f"{int(rollout.lengths.sum()):,} tokens: kept and recomputed log-probs differ by at most {gap:.0e}")
+print(f"{int(rollout.completion_lengths.sum()):,} tokens: kept and recomputed log-probs differ by at most {gap:.0e}")
 assert gap < 1e-3
 
 # %% [markdown]
@@ -604,52 +605,47 @@ assert gap < 1e-3
 # them run while the host reads what was true before it. The price is slots that work for nothing: a completion may end
 # at any of the $k$ steps, and the mean of what follows is $(k+1)/2$ steps.
 #
-# The package's slots (section 7 explains them) run on a CPU too, so both sides can be counted.
+# Who is decoded in which slot, and when the host looks, is the business of the package's `Scheduler` (section 7
+# explains slots). It is bookkeeping alone, so it can be asked what it would do with answers whose lengths are known.
 
 # %%
-from rlcourse.rollout import slots
+from rlcourse.rollout.scheduler import Scheduler, halve
 
 
-def count_slots(prompts, group: int, limit: int, available: int, every: int) -> dict:
-    """A rollout of the graph engine by its slots: steps, slot-steps, looks, tokens."""
-    engine = make_engine(policy, "graph", torch.float32)
-    engine.max_slots, count = available, {"steps": 0, "slot-steps": 0, "looks": 0}
-    original = engine._step_of
-
-    def counting(size, *rest, **options):
+def count_slots(lengths: list[int], available: int, every: int) -> dict[str, int]:
+    """Steps, slot-steps and looks for answers of these lengths in `available` slots, a look every `every` steps."""
+    scheduler = Scheduler(len(lengths), available, max(lengths) - 1, every, halve)
+    count, left = {"steps": 0, "slot-steps": 0, "looks": 0}, {}  # left: steps to go of the answer in each slot
+    while plan := scheduler.next_plan():
+        left |= {slot: lengths[answer] - 1 for slot, answer in plan.starts}  # the first token is the prefill's
+        left |= {target: left[source] for source, target in plan.moves}
+        # The host sees what was true before the last step.
+        done = [left[slot] <= plan.steps - 1 for slot in range(plan.size)]
+        left = {slot: steps - plan.steps for slot, steps in left.items()}
+        count["steps"] += plan.steps
+        count["slot-steps"] += plan.size * plan.steps
         count["looks"] += 1
-        step = original(size, *rest, **options)
-
-        def one_step():
-            count["steps"] += 1
-            count["slot-steps"] += size
-            step()
-
-        return one_step
-
-    engine._step_of = counting
-    usual, slots.STEPS_BETWEEN_LOOKS = slots.STEPS_BETWEEN_LOOKS, every
-    with torch.no_grad():
-        _, _, lengths = engine._run_slots(prompts, group, limit, Sampling())
-    slots.STEPS_BETWEEN_LOOKS = usual
-    return count | {"lengths": lengths}
+        scheduler.report(done, scheduler.next_completion)
+    return count
 
 
-print(count_slots(prompts[:2], 2, 12, 4, every=4))
+print(count_slots([12, 5, 7, 12], available=4, every=4))
 
 # %%
 torch.manual_seed(0)
+answers = make_engine(policy, "fast", torch.float32).generate(prompts[: pick(4, 16)], 8, 80, Sampling())
+lengths = answers.completion_lengths.tolist()
+tokens = sum(lengths) - len(lengths)  # the first token of each answer comes from the prefill
 print(" k   looks   steps   slot-steps   decoded tokens   of use")
 for every in (1, 4, 16, 64):
-    c = count_slots(prompts[: pick(4, 16)], 8, 80, 32, every)
-    tokens = int((c["lengths"] - 1).sum())  # the first token of each answer comes from the prefill
+    c = count_slots(lengths, 32, every)
     print(f"{every:2} {c['looks']:7} {c['steps']:7} {c['slot-steps']:12,} {tokens:16,} {tokens / c['slot-steps']:8.0%}")
 
 # %% [markdown]
-# (Each rollout draws other tokens, so their numbers differ a little.) Even $k = 1$ wastes some: a step comes in few
-# sizes only, and at the end there are fewer rows than the smallest has. On a GPU the package goes one step further. Its
-# kernels give a free slot to the next completion within the same step (`rlcourse/rollout/triton_refill.py`), so nothing
-# is wasted while anybody waits, and the host looks only to see whether the batch may become smaller.
+# Even $k = 1$ wastes some: the host learns of an end one step late, a step comes in few sizes only, and at the end
+# there are fewer rows than the smallest has. On a GPU the package goes one step further. Its kernels give a free slot
+# to the next completion within the same step (`rlcourse/rollout/triton_refill.py`), so nothing is wasted while anybody
+# waits, and the host looks only to see whether the batch may become smaller.
 #
 # And what does a look cost? Here, on a CPU, there is nothing to wait for: the device **is** the host. **Look for** how
 # small it is against a step. On a GPU it is the time to drain the queue, a launch, and the way back, at every look; the
@@ -719,8 +715,8 @@ else:
     print("No GPU here.")
 
 # %% [markdown]
-# `GraphEngine._captured` does this for each number of rows, after two eager steps. What the record of the H200 says
-# about launches: **look for** the column of launches, how it falls to one or so a step while the number of kernels
+# `rlcourse/rollout/cuda_graphs.py` does this for each number of rows. What the record of the H200 says about launches:
+# **look for** the column of launches, how it falls to one or so a step while the number of kernels
 # falls much less, and what that does to the busy share.
 
 # %%
@@ -751,7 +747,7 @@ if {"hf-dynamic", "graph"} <= few.keys():
 
 # %% [markdown]
 # In the table, `graph-eager` is our step in PyTorch as a graph, `graph-compiled` the same step compiled first, and
-# `graph` the step of hand-written kernels, five for a layer (`rlcourse/rollout/triton_kernels.py`). On a Hopper GPU
+# `graph` the step of hand-written kernels, five for a layer (`rlcourse/rollout/triton_step.py`). On a Hopper GPU
 # with CuTe DSL its attention is that of lesson 09, and `graph-triton` is the same step with attention in Triton. A
 # graph makes launches free, not kernels: each still begins, ends, and hands its result to the next through memory. So
 # fewer kernels are the last rung. One trick of theirs is an exercise: a norm needs the whole row before it can scale
@@ -763,7 +759,8 @@ if {"hf-dynamic", "graph"} <= few.keys():
 
 # %%
 torch.manual_seed(3)
-lengths = make_engine(policy, "graph", torch.float32).generate(prompts[: pick(8, 32)], 8, 80, Sampling()).lengths
+rollout = make_engine(policy, "fast", torch.float32).generate(prompts[: pick(8, 32)], 8, 80, Sampling())
+lengths = rollout.completion_lengths
 fig, ax = plt.subplots(figsize=(6.5, 2.8))
 ax.hist(lengths, bins=range(0, 82, 2), color=SKY)
 ax.axvline(lengths.float().mean(), color=BLACK, linestyle="--", label=f"mean {lengths.float().mean():.0f}")
@@ -831,18 +828,19 @@ assert len(runs["refill"]) < len(runs["leave"]) == len(runs["wait"])
 # costs. If a step takes the same time with few rows as with many, it saves nothing at all: what counts is the number of
 # steps, and only *refill* makes fewer of them. The next section is about that.
 #
-# The engine's slots on real answers, beside the simulator. The engine looks every $k$ steps, and its step comes in a
-# few sizes (each needs a graph of its own), so it needs more slot-steps. **Look for** how much of that is due to $k$:
+# The package's scheduler on real answers, beside the simulator. It looks every $k$ steps, and its step comes in a few
+# sizes (each needs a graph of its own), so it needs more slot-steps. **Look for** how much of that is due to $k$:
 # for answers as short as these, 16 steps are a good part of one.
 
 # %%
 torch.manual_seed(5)
+answers = make_engine(policy, "fast", torch.float32).generate(prompts[: pick(8, 32)], 8, 80, Sampling())
+lengths = answers.completion_lengths.tolist()
+decoded = [n - 1 for n in lengths if n > 1]  # the first token comes from the prefill
+ideal, useful = simulate(decoded, 32, "refill"), sum(decoded)
 for every in (1, 16):
-    counted = count_slots(prompts[: pick(8, 32)], 8, 80, 32, every)
-    decoded = [n - 1 for n in counted["lengths"].tolist() if n > 1]  # the first token comes from the prefill
-    ideal = simulate(decoded, 32, "refill")
-    useful = sum(decoded)
-    print(f"k = {every:2}: engine {counted['steps']:4} steps, {counted['slot-steps']:6,} slot-steps,", end=" ")
+    counted = count_slots(lengths, 32, every)
+    print(f"k = {every:2}: scheduler {counted['steps']:4} steps, {counted['slot-steps']:6,} slot-steps,", end=" ")
     print(f"{useful / counted['slot-steps']:.0%} of use;", end=" ")
     print(f"simulator {len(ideal):4} steps, {sum(ideal):6,} slot-steps, {useful / sum(ideal):.0%}")
     assert counted["slot-steps"] >= sum(ideal) and counted["steps"] >= len(ideal)
@@ -1066,7 +1064,7 @@ from rlcourse.trainer import train
 folder = tempfile.mkdtemp()
 PHASES = ("rollout_s", "update_s", "rest_s")
 phases = {}
-for name in ("hf-dynamic", "graph"):
+for name in ("hf-dynamic", "fast"):
     size = {"num_prompts": pick(2, 16), "steps": pick(2, 6), "eval_every": 0, "eval_problems": 1, "pass_k": 0}
     result = train(make_config(engine=name, name=name, output=folder, device="cpu", **size))
     timings = [m["timing"] for m in read_lines(Path(result["folder"]) / "metrics.jsonl")][1:]  # the first is slow
@@ -1075,7 +1073,7 @@ for name in ("hf-dynamic", "graph"):
     print(
         f"{name:11}" + ", ".join(f"{key.removesuffix('_s')} {seconds:.2f} s" for key, seconds in phases[name].items())
     )
-slow, fast = phases["hf-dynamic"], phases["graph"]
+slow, fast = phases["hf-dynamic"], phases["fast"]
 share, faster = slow["rollout_s"] / slow["step_s"], slow["rollout_s"] / fast["rollout_s"]
 print(
     f"rollout: {share:.0%} of a step, {faster:.1f} x as fast; Amdahl says {1 / (1 - share + share / faster):.2f} x,",

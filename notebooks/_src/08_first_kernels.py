@@ -864,7 +864,8 @@ print({name: k for name, k in report.instructions.items() if name.split(".")[0] 
 
 # %%
 from rlcourse.measure.plots import draw_roofline
-from rlcourse.measure.roofline import Work, measure_machine, median_seconds
+from rlcourse.measure.roofline import Work, measure_machine
+from rlcourse.measure.timing import median_seconds
 
 cpu = torch.device("cpu")
 machine = measure_machine(cpu, repeats=pick(3, 7))

@@ -743,10 +743,10 @@ def host_work(name: str, few: int = 8, many: int = 24) -> dict[str, float]:
     return {key: (b - a) / (many - few) for key, a, b in zip(("operators", "reads"), *seen.values(), strict=True)}
 
 
-work = {name: host_work(name) for name in ("hf-static", "graph")}
+work = {name: host_work(name) for name in ("hf-static", "fast")}
 for name, counts in work.items():
     print(f"{name:10} " + ", ".join(f"{key} {value:6.1f} a step" for key, value in counts.items()))
-assert work["graph"]["reads"] < work["hf-static"]["reads"]
+assert work["fast"]["reads"] < work["hf-static"]["reads"]
 
 # %% [markdown]
 # (On a CPU our engine looks at the end flags at each step, which is cheap there; on a GPU only every few steps.)
@@ -935,7 +935,7 @@ else:
 # 3. **Time the loop, not the call**: milliseconds a step in the engine that you will use, by the difference of two
 #    lengths, beside its peer in the same run.
 # 4. **Count**: graphs, pieces a step, numbers read by the host, launches. One backend of ten lines does it, on a CPU,
-#    in a test. That is `tests/rollout/test_attention.py` in this package.
+#    in a test. That is `tests/course/lessons/test_generate_attention.py` in this package.
 # 5. **Set tripwires**: `fullgraph=True`, `opcheck`, and a test that counts.
 # 6. **Read the log once** with `TORCH_LOGS=graph_breaks,recompiles`.
 # 7. **Look at what waits.** If the GPU is idle half of the time, work on that, not on kernels.

@@ -5,60 +5,16 @@ Each returns the setup and the result rows of a measurement record: `decode` in 
 `numerics.py`; peers that are measured beside ours in `peers.py`.
 """
 
-import contextlib
-import statistics
-import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import torch
 from rich.console import Console
 from rich.table import Column, Table
 
 from rlcourse.config import TrainConfig
 from rlcourse.measure.records import device_name, format_cell, write_record
 
-BENCHMARKS = ("decode", "kernels", "cute", "story", "rollout", "step", "update", "mismatch", "logprobs")
+BENCHMARKS = ("learn", "decode", "kernels", "cute", "story", "rollout", "step", "update", "mismatch", "logprobs")
 WIDEST_SPREAD = 0.2  # a measurement whose interquartile range is a larger share of its median is not recorded
-
-
-def measure(run: Callable[[], float], repeats: int, warmup: int = 1) -> list[float]:
-    """What `run` returns, `repeats` times, after `warmup` calls that do not count."""
-    for _ in range(warmup):
-        run()
-    return [run() for _ in range(repeats)]
-
-
-def median_and_spread(values: list[float]) -> tuple[float, float]:
-    """The median, and the interquartile range as a share of it (0 for fewer than three values)."""
-    median = statistics.median(values)
-    if len(values) < 3:
-        return median, 0.0
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return median, (high - low) / median
-
-
-def seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Wall seconds of one call, the GPU's work included."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    run()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
-@contextlib.contextmanager
-def cudnn_attention(allowed: bool = True) -> Iterator[None]:
-    """PyTorch may choose cuDNN's attention in here, as it may if nobody says otherwise. `find_device` says otherwise,
-    for the whole process; peers are measured with what is faster for them."""
-    before = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(allowed)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 @dataclass(frozen=True)
@@ -78,11 +34,15 @@ def run_bench(what: str, config: TrainConfig, options: Options, record: bool) ->
 
     Raises ValueError for an unknown name, or a spread too wide to be recorded.
     """
-    from rlcourse.bench import numerics, speed  # they import this module
+    from rlcourse.bench import numerics, speed
     from rlcourse.bench.decode import decode
 
     shape, counts, repeats = options.shape, list(options.rows), options.repeats
     match what:
+        case "learn":
+            from rlcourse.bench.learn import learn
+
+            setup, rows = learn(config)
         case "decode":
             setup, rows = decode(shape, counts, options.prompt_tokens, options.new_tokens, options.lengths, repeats)
         case "kernels":
@@ -115,6 +75,9 @@ def run_bench(what: str, config: TrainConfig, options: Options, record: bool) ->
         table.add_row(*(format_cell(row.get(column)) for column in columns))
     Console(width=max(Console().width, 200)).print(table)  # a pipe has 80 columns, too few
     if record:
+        failed = [row["variant"] for row in rows if row.get("error")]
+        if failed:
+            raise ValueError(f"Not recorded: {', '.join(failed)} failed.")
         wide = [row["variant"] for row in rows if row.get("spread", 0) > WIDEST_SPREAD]
         if wide:
             raise ValueError(f"Not recorded: {', '.join(wide)} varied by over {WIDEST_SPREAD:.0%} between repetitions.")

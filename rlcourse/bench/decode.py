@@ -8,16 +8,17 @@ from typing import Any
 
 import torch
 
-from rlcourse.bench import measure, median_and_spread, seconds
 from rlcourse.bench.models import write_random_model
 from rlcourse.bench.peers import vllm_decode
 from rlcourse.measure.memory import ModelShape
 from rlcourse.measure.profiling import Profile, profile
 from rlcourse.measure.roofline import Machine, decode_step, measure_machine
+from rlcourse.measure.timing import measure, median_and_spread, seconds
 from rlcourse.policy import Policy, load_policy
-from rlcourse.rollout import RolloutEngine, make_engine
-from rlcourse.rollout.fused import cute_wins
+from rlcourse.rollout import RolloutEngine
+from rlcourse.rollout.fast import FastEngine
 from rlcourse.rollout.hf import HFEngine
+from rlcourse.rollout.triton_step import cute_wins
 from rlcourse.sampling import Sampling
 from rlcourse.tasks import load_task
 
@@ -32,23 +33,23 @@ def ladder(policy: Policy, dtype: torch.dtype, rows: int, kept: str) -> dict[str
     """How to make each engine, slowest first. kept: "all"; "cached", those with a cache; "fast", the best of
     `generate` and our own, of which ours decodes `rows` at once."""
 
-    def graph(kernels: str, compile: bool = False) -> RolloutEngine:
-        engine = make_engine(policy, "graph", dtype, compile)
-        engine.max_slots, engine.kernels = rows, kernels
-        return engine
+    def fast(kernels: str, compile: bool = False) -> RolloutEngine:
+        return FastEngine(policy, dtype, compile, max_slots=rows, kernels=kernels)
 
     rungs = {
         "hf-none": lambda: HFEngine(policy, dtype, "none"),
         "hf-dynamic": lambda: HFEngine(policy, dtype, "dynamic"),
         "hf-static": lambda: HFEngine(policy, dtype, "static", compile=False),
         "hf-static-compiled": lambda: HFEngine(policy, dtype, "static"),
-        "graph-eager": lambda: graph(""),
-        "graph-compiled": lambda: graph("", compile=True),
-        "graph-triton": lambda: graph("triton"),
-        "graph": lambda: graph("cute"),
+        "graph-eager": lambda: fast(""),
+        "graph-compiled": lambda: fast("", compile=True),
+        "graph-triton": lambda: fast("triton"),
+        "graph": lambda: fast("cute"),
+        "fast": lambda: fast(""),
     }
     on_gpu = policy.device.type == "cuda"
-    left_out = [] if on_gpu else ["hf-static-compiled", "graph-eager", "graph-compiled"]  # which differ on a GPU alone
+    captured = ["graph-eager", "graph-compiled", "graph-triton", "graph"]  # our step, as a CUDA graph
+    left_out = ["fast"] if on_gpu else ["hf-static-compiled", *captured]
     left_out += [] if cute_wins(policy.device) else ["graph-triton"]
     left_out += [] if kept == "all" else ["hf-none"]
     if kept == "fast":
@@ -122,7 +123,7 @@ def _one_size(
     results: Rows = []
     for variant, make in ladder(policy, dtype, rows, kept).items():
         engine = make()
-        ours, batch = variant.startswith("graph"), rows // GROUP
+        ours, batch = isinstance(engine, FastEngine), rows // GROUP
         some = prompts if ours else prompts[: 2 * batch]  # `generate` does one batch like the other
         row = {"variant": variant, "rows": rows, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
         draws = DRAWS if ours and lengths == "skewed" else 1
@@ -153,7 +154,8 @@ def _measure_rung(
         for seed in range(draws):
             torch.manual_seed(seed)
             for first in range(0, len(prompts), batch):
-                done.append(engine.generate(prompts[first : first + batch], GROUP, limit, Sampling()).lengths)
+                rollout = engine.generate(prompts[first : first + batch], GROUP, limit, Sampling())
+                done.append(rollout.completion_lengths)
 
     def run(limit: int) -> float:
         done.clear()

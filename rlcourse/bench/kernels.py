@@ -1,4 +1,4 @@
-"""The kernels of a fused decode step, one by one, beside PyTorch doing the same: over all layers, in a CUDA graph."""
+"""The kernels of a decode step, one by one, beside PyTorch doing the same: over all layers, in a CUDA graph."""
 
 import tempfile
 from collections.abc import Callable
@@ -9,13 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlcourse.bench import measure, median_and_spread, seconds
 from rlcourse.bench.models import write_random_model
+from rlcourse.measure.timing import measure, median_and_spread, seconds
 from rlcourse.policy import load_policy
-from rlcourse.rollout import fused
 from rlcourse.rollout.decoder import Decoder
-from rlcourse.rollout.slots import Slots
-from rlcourse.sampling import Sampling, draw
+from rlcourse.rollout.slots import Room, Slots
+from rlcourse.rollout.tiles import tiles_for
+from rlcourse.rollout.triton_step import TritonStep, supported
+from rlcourse.sampling import Sampling, sample_tokens
 from rlcourse.tasks import load_task
 
 Rows = list[dict[str, Any]]
@@ -34,7 +35,7 @@ def kernels(shape: str, rows: list[int], repeats: int = 5) -> tuple[dict[str, An
         write_random_model(shape, load_task("minigsm"), Path(folder))
         model = load_policy(folder, "cuda").model
     decoder = Decoder(model, torch.bfloat16, compile=False)
-    if not fused.supported(decoder):
+    if not supported(decoder):
         raise ValueError(f"The kernels cannot do {shape}: sizes must be multiples of 128, heads 64 or 128 wide.")
     results: Rows = []
     for count in rows:
@@ -58,30 +59,30 @@ def _one_size(decoder: Decoder, rows: int, repeats: int) -> Rows:
     return found
 
 
-def _step(decoder: Decoder, rows: int) -> fused.FusedStep:
-    """A fused step whose buffers hold numbers of the usual size."""
-    slots = Slots.empty(decoder, rows, LENGTH, rows, 8, 1, 1)
+def _step(decoder: Decoder, rows: int) -> TritonStep:
+    """A step whose buffers hold numbers of the usual size."""
+    slots = Slots.empty(decoder, Room(rows, LENGTH, 1, 1, rows, 8))
     slots.cache.normal_()
     slots.position.fill_(CONTEXT)
-    step = fused.FusedStep(decoder, slots, torch.tensor([0], device="cuda"))
+    step = TritonStep(decoder, slots, torch.tensor([0], device="cuda"))
     _fill(step)
     return step
 
 
-def _fill(step: fused.FusedStep) -> None:
+def _fill(step: TritonStep) -> None:
     """Random numbers of the usual size, with an rms of 1."""
     for buffer in (step.y, step.mixed, step.q, step.h, step.x, step.logits):
         buffer.normal_()
     step.squares.fill_(step.hidden / step.squares.shape[1])
 
 
-def _pieces(decoder: Decoder, step: fused.FusedStep, rows: int) -> dict[str, tuple]:
+def _pieces(decoder: Decoder, step: TritonStep, rows: int) -> dict[str, tuple]:
     """By name: our kernel, PyTorch's way, bytes that must be moved, the error, and how often a run calls the kernel."""
     from rlcourse.rollout import triton_kernels  # only where there is a GPU
 
-    cut = fused.tiles_for(rows, step.shared, decoder.head_dim)
+    tiles = tiles_for(rows, step.shared, decoder.head_dim)
     layers, caches = decoder.layers, list(step.slots.cache)
-    down_parts, out_parts = (step.hidden // p.columns for p in (cut.down, cut.out))
+    down_parts, out_parts = (step.hidden // p.columns for p in (tiles.down, tiles.out))
     x, y, h, mixed = (buffer[:rows] for buffer in (step.x, step.y, step.h, step.mixed))
     first, cache = layers[0], caches[0]
     used = rows * 2 * decoder.kv_heads * decoder.head_dim * (CONTEXT + 1) * 2
@@ -97,18 +98,18 @@ def _pieces(decoder: Decoder, step: fused.FusedStep, rows: int) -> dict[str, tup
         return F.silu(gate) * up
 
     def attention_error() -> float:
-        step._attention(cache, rows, cut)
+        step._attention(cache, rows, tiles)
         exact = F.scaled_dot_product_attention(query.float(), seen[0].float(), seen[1].float(), enable_gqa=True)
         return _error(mixed, exact.reshape(rows, -1))
 
     def gate_up_error() -> float:
-        step._gate_up(triton_kernels, first, rows, cut, out_parts)
+        step._gate_up(triton_kernels, first, rows, tiles, out_parts)
         gate, up = F.linear(y.float(), first.gate_up.float()).chunk(2, -1)
         return _error(h, F.silu(gate) * up)
 
     def down_error() -> float:
         before = x.clone()
-        step._add(triton_kernels, step.h, first.down, first.mlp_norm, rows, cut.down)
+        step._add(triton_kernels, step.h, first.down, first.mlp_norm, rows, tiles.down)
         return _error(x, before + F.linear(h.float(), first.down.float()))
 
     def each(run: Callable) -> Callable[[], None]:
@@ -122,32 +123,33 @@ def _pieces(decoder: Decoder, step: fused.FusedStep, rows: int) -> dict[str, tup
     logits = step.logits[:rows]
     return {
         "attention": (
-            each(lambda layer, c: step._attention(c, rows, cut)),
+            each(lambda layer, c: step._attention(c, rows, tiles)),
             each(lambda layer, c: attend(c)),
             used, attention_error, count,
         ),
         "qkv": (
-            each(lambda layer, c: step._qkv(triton_kernels, layer, c, rows, cut, down_parts)),
+            each(lambda layer, c: step._qkv(triton_kernels, layer, c, rows, tiles, down_parts)),
             each(lambda layer, c: F.linear(y, layer.qkv, layer.qkv_bias)),
             first.qkv.nbytes, lambda: None, count,
         ),
         "out": (
-            each(lambda layer, c: step._add(triton_kernels, step.mixed, layer.out, layer.mlp_norm, rows, cut.out)),
+            each(lambda layer, c: step._add(triton_kernels, step.mixed, layer.out, layer.mlp_norm, rows, tiles.out)),
             each(lambda layer, c: F.linear(mixed, layer.out)),
             first.out.nbytes, lambda: None, count,
         ),
         "gate_up": (
-            each(lambda layer, c: step._gate_up(triton_kernels, layer, rows, cut, out_parts)),
+            each(lambda layer, c: step._gate_up(triton_kernels, layer, rows, tiles, out_parts)),
             each(lambda layer, c: swiglu(layer)),
             first.gate_up.nbytes, gate_up_error, count,
         ),
         "down": (
-            each(lambda layer, c: step._add(triton_kernels, step.h, layer.down, layer.mlp_norm, rows, cut.down)),
+            each(lambda layer, c: step._add(triton_kernels, step.h, layer.down, layer.mlp_norm, rows, tiles.down)),
             each(lambda layer, c: F.linear(h, layer.down)),
             first.down.nbytes, down_error, count,
         ),
-        "draw": (
-            lambda: step._draw(rows, Sampling()), lambda: draw(logits, Sampling()), logits.nbytes, lambda: None, 1,
+        "draw": (  # the name that records bear
+            lambda: step._sample(rows, Sampling()), lambda: sample_tokens(logits, Sampling()), logits.nbytes,
+            lambda: None, 1,
         ),
     }  # fmt: skip
 

@@ -1,46 +1,82 @@
 """How exact and how lean: sampling against training log-probs, and the memory of log-probs in chunks."""
 
+import itertools
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from rlcourse.batch import Rollout
 from rlcourse.config import TrainConfig
-from rlcourse.experience import PromptOrder
+from rlcourse.device import autocast, find_device
 from rlcourse.logprobs import chunked_logprobs, token_logprobs
-from rlcourse.policy import autocast, find_device, load_policy
+from rlcourse.policy import Policy, load_policy
 from rlcourse.rollout import make_engine
 from rlcourse.sampling import Sampling
 from rlcourse.tasks import load_task
+from rlcourse.tasks.prompts import PromptSampler
 
 Rows = list[dict[str, Any]]
 
 
 def mismatch(config: TrainConfig) -> tuple[dict[str, Any], Rows]:
-    """Mean and maximum of |log-prob when sampled - log-prob in training| for each engine, with the config's model."""
-    device = find_device(config)
+    """Mean and maximum of |log-prob when sampled - log-prob in training|, with the config's model: of each engine, then
+    of the fast engine by what may make it large: the token's probability, its place, padding, digits.
+
+    `sampler_error_mean` and `trainer_error_mean` are the distances to the same model in float32.
+    """
+    device, dtype = find_device(config), getattr(torch, config.dtype)
     task = load_task(config.task, config.data_dir)
     policy = load_policy(config.model, device)
-    problems = PromptOrder(task.problems("train"), config.seed).take(config.num_prompts)
+    problems = PromptSampler(task.problems("train"), config.seed).sample(config.num_prompts)
     prompts = [policy.prompt(problem.question, task.instruction) for problem in problems]
     rows = []
-    for name in ("hf-dynamic", "hf-static", "graph"):
-        engine = make_engine(policy, name, getattr(torch, config.dtype), False)
+    for name in ("hf-dynamic", "hf-static", "fast"):
+        engine = make_engine(policy, name, dtype, False)
         torch.manual_seed(config.seed)
         rollout = engine.generate(prompts, config.num_generations, config.max_new_tokens, config.sampling)
-        with torch.no_grad(), autocast(config.dtype, device):
-            logprobs, _, _ = token_logprobs(policy.model, rollout, config.sampling, config.logprob_chunk)
-        gap = (logprobs - rollout.logprobs)[rollout.completion_mask].abs()
-        rows.append(
-            {
-                "variant": name,
-                "rows": config.rows,
-                "tokens": len(gap),
-                "mismatch_mean": gap.mean().item(),
-                "mismatch_max": gap.max().item(),
-            }
-        )
+        trained, exact = (_trainer_logprobs(policy, rollout, config, dtype) for dtype in (config.dtype, "float32"))
+        rows.append({"variant": name} | _gap(rollout, trained, exact, rollout.completion_mask))
+    for group, chosen in token_groups(policy, rollout, exact).items():
+        rows.append({"variant": f"fast, {group}"} | _gap(rollout, trained, exact, chosen & rollout.completion_mask))
     setup = {"model": config.model, "task": config.task, "dtype": config.dtype, "temperature": config.temperature}
-    return setup, rows
+    return setup | {"rows": config.rows}, [row for row in rows if row["tokens"]]
+
+
+@torch.no_grad()
+def _trainer_logprobs(policy: Policy, rollout: Rollout, config: TrainConfig, dtype: str) -> Tensor:
+    with autocast(dtype, policy.device):
+        return token_logprobs(policy.model, rollout, config.sampling, config.logprob_chunk)[0]
+
+
+def _gap(rollout: Rollout, trained: Tensor, exact: Tensor, chosen: Tensor) -> dict[str, float]:
+    """Means and maximum over the tokens that are `chosen` [rows, T]."""
+    gap = (trained - rollout.logprobs)[chosen].abs()
+    if not len(gap):
+        return {"tokens": 0}
+    return {
+        "tokens": len(gap),
+        "mismatch_mean": gap.mean().item(),
+        "mismatch_max": gap.max().item(),
+        "sampler_error_mean": (rollout.logprobs - exact)[chosen].abs().mean().item(),
+        "trainer_error_mean": (trained - exact)[chosen].abs().mean().item(),
+    }
+
+
+def token_groups(policy: Policy, rollout: Rollout, exact: Tensor) -> dict[str, Tensor]:
+    """Groups of tokens, each a mask [rows, T]; exact: their log-probs in float32."""
+    p, place = exact.exp(), torch.arange(exact.shape[1], device=exact.device).expand_as(exact)
+    edges = (0.0, 0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 1.01)
+    groups = {f"p {low:g} to {min(high, 1):g}": (p >= low) & (p < high) for low, high in itertools.pairwise(edges)}
+    for low, high in ((0, 10), (10, 30), (30, exact.shape[1])):
+        groups[f"tokens {low + 1} to {high}"] = (place >= low) & (place < high)
+    lengths = rollout.prompt_lengths + rollout.completion_lengths
+    padded = (lengths <= lengths.float().median()).expand(exact.shape[1], -1).T
+    groups |= {"more padding than most": padded, "less padding than most": ~padded}
+    vocabulary = policy.tokenizer.convert_ids_to_tokens(range(len(policy.tokenizer)))
+    digits = torch.tensor([i for i, token in enumerate(vocabulary) if token.strip("Ġ ").isdigit()])
+    is_digit = torch.isin(rollout.completion_ids, digits.to(exact.device))
+    return groups | {"digits": is_digit, "no digits": ~is_digit}
 
 
 def logprobs(rows: int = 64, length: int = 512, vocabulary: int = 151936, hidden_size: int = 896) -> tuple[dict, Rows]:
@@ -65,7 +101,7 @@ def logprobs(rows: int = 64, length: int = 512, vocabulary: int = 151936, hidden
         try:
             start.record()
             with autocast("bfloat16", hidden.device):
-                values, _ = chunked_logprobs(hidden, head, targets, Sampling(), chunk)
+                values = chunked_logprobs(hidden, head, targets, Sampling(), chunk)
             values.mean().backward()
             end.record()
             torch.cuda.synchronize()

@@ -1,5 +1,6 @@
 """Peers on the same model folder, prompts and shapes: TRL's GRPO step, vLLM's decoding."""
 
+import contextlib
 import random
 import tempfile
 import time
@@ -7,7 +8,8 @@ from typing import Any
 
 import torch
 
-from rlcourse.bench import cudnn_attention, measure, median_and_spread, seconds
+from rlcourse.device import without_cudnn_attention
+from rlcourse.measure.timing import measure, median_and_spread, seconds
 from rlcourse.policy import load_policy
 from rlcourse.tasks import Task
 
@@ -25,7 +27,8 @@ def trl_steps(model: str, task: Task, completions: int, new_tokens: int, repeats
         return []
     rows = []
     for variant, static in (("trl-default", False), ("trl-static-compiled", True)):
-        with cudnn_attention(allowed=static):  # it plans anew for each length of a growing cache
+        # Of a growing cache, cuDNN would plan anew for each length.
+        with contextlib.nullcontext() if static else without_cudnn_attention():
             timed = run_trl(model, task, completions, new_tokens, WARMUP + repeats, static)[WARMUP:]
         step_s, spread = median_and_spread([t["step_s"] for t in timed])
         rollout_s = median_and_spread([t["rollout_s"] for t in timed])[0]

@@ -6,16 +6,18 @@ from typing import Any
 
 import torch
 
-from rlcourse.bench import measure, median_and_spread, seconds
 from rlcourse.bench.models import write_random_model
 from rlcourse.config import TrainConfig, make_config
-from rlcourse.experience import Experience, PromptOrder, add_advantages, collect
+from rlcourse.device import find_device
 from rlcourse.measure import roofline
 from rlcourse.measure.memory import ModelShape
-from rlcourse.policy import find_device, load_policy
+from rlcourse.measure.timing import measure, median_and_spread, seconds
+from rlcourse.policy import load_policy
 from rlcourse.rollout import make_engine
-from rlcourse.runs import open_run
-from rlcourse.tasks import load_task
+from rlcourse.runs import new_run
+from rlcourse.step import train_step
+from rlcourse.tasks import Answer, load_task
+from rlcourse.tasks.prompts import PromptSampler
 from rlcourse.trainer import Trainer
 
 Rows = list[dict[str, Any]]
@@ -30,12 +32,12 @@ def rollout(config: TrainConfig, repeats: int = 5) -> tuple[dict[str, Any], Rows
     device = find_device(config)
     task = load_task(config.task, config.data_dir)
     policy = load_policy(config.model, device)
-    problems = PromptOrder(task.problems("train"), config.seed).take(config.num_prompts)
+    problems = PromptSampler(task.problems("train"), config.seed).sample(config.num_prompts)
     prompts = [policy.prompt(problem.question, task.instruction) for problem in problems]
     dtype = getattr(torch, config.dtype)
-    variants = {name: (name, False) for name in ("hf-dynamic", "hf-static", "graph")}
+    variants = {name: (name, False) for name in ("hf-dynamic", "hf-static", "fast")}
     if device.type == "cuda":
-        variants["graph-compiled"] = ("graph", True)
+        variants["fast-compiled"] = ("fast", True)
     rows = []
     for variant, (name, compiled) in variants.items():
         engine = make_engine(policy, name, dtype, compiled)
@@ -49,7 +51,7 @@ def rollout(config: TrainConfig, repeats: int = 5) -> tuple[dict[str, Any], Rows
                 ),
                 device,
             )
-            return int(done[0].lengths.sum()) / took
+            return int(done[0].completion_lengths.sum()) / took
 
         tokens_per_s, spread = median_and_spread(measure(run, repeats))
         rows.append({"variant": variant, "rows": config.rows, "tokens_per_s": tokens_per_s, "spread": spread})
@@ -106,12 +108,10 @@ def time_steps(trainer: Trainer, repeats: int, warmup: int = WARMUP) -> dict[str
     measured = []
 
     def run() -> float:
-        trainer.timer.take()
-        with trainer.timer("step"):
-            experience = step_experience(trainer)
-            with trainer.timer("update"):
-                updated = trainer.update(experience, step=1)
-        measured.append(trainer.timer.take() | updated)
+        metrics, _ = train_step(
+            trainer.learner, trainer.engine, trainer.task, trainer.prompts, trainer.config, 1, coin_flips
+        )
+        measured.append(metrics | metrics["timing"])
         return measured[-1]["step_s"]
 
     step_s, spread = median_and_spread(measure(run, repeats, warmup))
@@ -140,27 +140,18 @@ def step_trainer(model: str, task: str, completions: int, new_tokens: int, folde
         name=f"step-{completions}",
         warmup_steps=1,
     )
-    return Trainer(config, open_run(config, resume=False), find_device(config), checkpoint=None)
+    return Trainer(new_run(config), find_device(config))
 
 
-def step_experience(trainer: Trainer) -> Experience:
-    """One step's rollout with rewards by coin flips, and advantages."""
-    config = trainer.config
-    experience = collect(trainer.policy, trainer.engine, trainer.task, trainer.order, config, trainer.timer)
-    experience.rewards = coin_flips(config.num_prompts, config.num_generations).to(trainer.policy.device)
-    add_advantages(experience, trainer.policy, None, None, config)
-    return experience
-
-
-def coin_flips(groups: int, size: int) -> torch.Tensor:
-    """Rewards [groups * size]: half of each group right, in random places."""
-    order = torch.rand(groups, size).argsort(1)
-    return (order < size // 2).float().flatten()
+def coin_flips(answers: list[Answer], config: TrainConfig) -> list[float]:
+    """Rewards, one a row: half of each group right, in random places."""
+    order = torch.rand(config.num_prompts, config.num_generations).argsort(1)
+    return (order < config.num_generations // 2).float().flatten().tolist()
 
 
 def update(shape: str, completions: list[int], new_tokens: int = 256, repeats: int = 5) -> tuple[dict[str, Any], Rows]:
-    """Seconds of the update phase on random weights of `shape`, and what the operations it needs would take at the rate
-    of a large matrix product on this machine."""
+    """Seconds of the update phase of a step on random weights of `shape`, and what the operations it needs would take
+    at the rate of a large matrix product on this machine."""
     task = load_task("gsm8k" if shape != "tiny" else "minigsm")
     rows: Rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -168,16 +159,11 @@ def update(shape: str, completions: list[int], new_tokens: int = 256, repeats: i
         for count in completions:
             trainer = step_trainer(str(Path(folder) / "model"), task.name, count, new_tokens, folder)
             machine = roofline.measure_machine(trainer.policy.device)
-            experience = step_experience(trainer)
-            took, spread = median_and_spread(
-                measure(
-                    lambda t=trainer, e=experience: seconds(lambda: t.update(e, step=1), t.policy.device), repeats, 2
-                )
-            )
-            rollout, config = experience.rollout, trainer.config
-            length = rollout.prompt_ids.shape[1] + rollout.completion_ids.shape[1]
+            took = time_steps(trainer, repeats)
+            config = trainer.config
+            length = mean_length(trainer, count) + new_tokens
             work = roofline.update(
-                ModelShape.from_config(trainer.policy.model.config), count, length, rollout.completion_ids.shape[1],
+                ModelShape.from_config(trainer.policy.model.config), count, length, new_tokens,
                 config.gradient_checkpointing,
             )  # fmt: skip
             rows.append(
@@ -185,11 +171,17 @@ def update(shape: str, completions: list[int], new_tokens: int = 256, repeats: i
                     "variant": "rlcourse",
                     "rows": count,
                     "tokens": count * length,
-                    "update_s": took,
-                    "spread": spread,
+                    "update_s": took["update_s"],
+                    "spread": took["spread"],
                     "floor_s": work.total_flops / machine.flops_per_s + work.total_bytes / machine.bytes_per_s,
-                    "tflops": work.total_flops / took / 1e12,
+                    "tflops": work.total_flops / took["update_s"] / 1e12,
                     "peak_tflops": machine.flops_per_s / 1e12,
                 }
             )
     return {"shape": shape, "task": task.name, "new_tokens": new_tokens, "repeats": repeats}, rows
+
+
+def mean_length(trainer: Trainer, count: int) -> int:
+    """Mean tokens of the prompts that the trainer samples."""
+    problems = PromptSampler(trainer.prompts.problems, seed=0).sample(count)
+    return round(sum(len(trainer.policy.prompt(p.question, trainer.task.instruction)) for p in problems) / count)

@@ -2,20 +2,38 @@
 
 import dataclasses
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rlcourse.bench import cudnn_attention, cute
+from rlcourse.bench import cute
 from rlcourse.bench.decode import _look_inside, _measure_rung, random_prompts
 from rlcourse.bench.models import write_random_model
 from rlcourse.bench.speed import WARMUP, step_trainer, time_steps
-from rlcourse.rollout import make_engine
+from rlcourse.policy import Policy
+from rlcourse.rollout import RolloutEngine
+from rlcourse.rollout.fast import FastEngine
+from rlcourse.rollout.hf import HFEngine
 from rlcourse.tasks import load_task
 
 Rows = list[dict[str, Any]]
-ENGINES = ("hf-static", "hf-static-breaks", "hf-static-operation", "graph")
+
+
+def engines(policy: Policy, longest: int) -> dict[str, Callable[[], RolloutEngine]]:
+    """How to make each engine. longest: tokens that a static cache has room for."""
+    from rlcourse.course.lessons import generate_attention  # registers its attention with transformers
+
+    def static(attention: str) -> RolloutEngine:
+        return HFEngine(policy, torch.bfloat16, "static", attention=attention, longest=longest)
+
+    return {
+        "hf-static": lambda: static("sdpa"),
+        "hf-static-breaks": lambda: static(generate_attention.BREAKS),
+        "hf-static-operation": lambda: static(generate_attention.OPERATION),
+        "graph": lambda: FastEngine(policy, torch.bfloat16),
+    }
 
 
 def story(
@@ -38,7 +56,7 @@ def story(
         for count in rows:
             trainer = step_trainer(str(model), task.name, count, new_tokens, folder)
             longest = trainer.config.max_prompt_tokens + new_tokens  # room in the cache, as the trainer gives it
-            with torch.no_grad(), cudnn_attention():
+            with torch.no_grad():
                 micro = cute.measure_case(cute.attention(count, longest, prompt_tokens + new_tokens // 2), repeats)
             results += [{**row, "variant": f"micro-{row['variant']}", "rows": count} for row in micro]
             vocabulary = trainer.policy.model.config.vocab_size
@@ -46,13 +64,12 @@ def story(
             prompts = random_prompts(count, prompt_tokens, vocabulary)
             time_steps(trainer, 1)  # compiles the update, which is the same for all
             trainer.engine.sleep()
-            for name in ENGINES:
+            for name, make in engines(policy, longest).items():
                 torch._dynamo.reset()  # what one engine had compiled must not count for the next
-                trainer.engine = make_engine(policy, name, torch.bfloat16, longest=longest)
+                trainer.engine = make()
                 row = {"variant": name, "rows": count, "cache_tokens": longest}
-                with cudnn_attention():
-                    row |= _measure_rung(trainer.engine, prompts, len(prompts), new_tokens, repeats, device)
-                    row |= _look_inside(trainer.engine, prompts, new_tokens, device)
+                row |= _measure_rung(trainer.engine, prompts, len(prompts), new_tokens, repeats, device)
+                row |= _look_inside(trainer.engine, prompts, new_tokens, device)
                 step = time_steps(trainer, repeats, WARMUP if name == "graph" else 1)
                 results.append(row | {key: step[key] for key in ("step_s", "rollout_s", "update_s")})
                 trainer.engine.sleep()

@@ -144,8 +144,9 @@ def optional_checks() -> list[dict[str, Any]]:
 
 
 def preset_facts(facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """What each preset needs at most, beside the memory of the device that it runs on; [] if torch is broken."""
-    if facts["torch_error"]:
+    """What each preset needs at most, beside the memory of the device that it runs on; [] without torch and
+    transformers."""
+    if facts["torch_error"] or facts["versions"]["transformers"] is None:
         return []
     from rlcourse.config import PRESETS, make_config
     from rlcourse.measure import memory

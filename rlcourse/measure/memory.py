@@ -11,15 +11,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from rlcourse.config import TrainConfig
-from rlcourse.measure import machine
+from rlcourse.evaluation import BATCH_ROWS
 from rlcourse.paths import data_folder
+from rlcourse.rollout.fast import MAX_SLOTS, PREFILL_TOKENS
 
 LIBRARIES = 600_000_000  # bytes of Python, torch, transformers and datasets, or of a CUDA context
 HEADROOM = 1.1  # what the allocator takes for what is counted
 LOGIT_COPIES = 4  # float32 copies of a chunk's logits at the peak of its backward pass: logits, softmax, two gradients
-MAX_SLOTS = 256  # as rlcourse.rollout.graph.MAX_SLOTS
-PREFILL_TOKENS = 16384  # as rlcourse.rollout.graph.PREFILL_TOKENS
-EVALUATION_ROWS = 256  # as rlcourse.evaluation.BATCH_ROWS
 
 
 @dataclass(frozen=True)
@@ -60,13 +58,6 @@ QWEN25 = {
     "Qwen/Qwen2.5-3B": ModelShape(36, 2048, 16, 2, 128, 11008, 151936, tied=True),
     "Qwen/Qwen2.5-7B": ModelShape(28, 3584, 28, 4, 128, 18944, 152064, tied=False),
 }
-
-
-def resolve_device(config: TrainConfig) -> str:
-    """'cpu' or 'cuda': 'auto' is a GPU where torch has one, and for bfloat16, which asks for one."""
-    if config.device != "auto":
-        return config.device
-    return "cuda" if config.dtype == "bfloat16" or machine.gpus() else "cpu"
 
 
 def model_shape(name: str) -> ModelShape:
@@ -154,10 +145,10 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstim
 
     - weights 4 n, gradients 4 n, AdamW's two moments 8 n, all float32; a frozen reference 4 n where there is one
     - rollout weights: b n for the engine's own copy; the hf engines need none in float32
-    - KV cache: tokens x layers x 2 x kv_heads x head_dim x b, of rows x L tokens; on a GPU the graph engine has
+    - KV cache: tokens x layers x 2 x kv_heads x head_dim x b, of rows x L tokens; on a GPU the fast engine has
       MAX_SLOTS rows at most, and the prompts' own cache beside them; kept is what of it stands in the update, too:
-      that of hf-static, and on a GPU that of the graph engine
-    - prefill: of t tokens, with the graph engine PREFILL_TOKENS at most, one layer at a time: t x heads x
+      that of hf-static, and on a GPU that of the fast engine
+    - prefill: of t tokens, with the fast engine PREFILL_TOKENS at most, one layer at a time: t x heads x
       max_prompt_tokens x 3 x 4 for the scores of attention, their softmax and a bias, or t x 4 x intermediate x b for
       SwiGLU, whichever is more
     - sampling: 3 x rows x vocabulary x 4: the logits of one position, their noise, and their sum
@@ -166,17 +157,17 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstim
     - logits: LOGIT_COPIES x chunk x vocabulary x 4, chunk = min(logprob_chunk, m x max_new_tokens)
     """
     n = parameters(shape)
-    own_weights = config.engine == "graph" or config.dtype == "bfloat16"
+    own_weights = config.engine == "fast" or config.dtype == "bfloat16"
     b = 2 if config.dtype == "bfloat16" else 4
     length = config.max_prompt_tokens + config.max_new_tokens
-    rows = max(config.rows, min(EVALUATION_ROWS, config.eval_problems))
+    rows = max(config.rows, min(BATCH_ROWS, config.eval_problems))
     micro_rows = min(config.micro_batch_rows, -(-config.rows // config.minibatches))
     chunk = min(config.logprob_chunk, micro_rows * config.max_new_tokens)
-    captured = config.engine == "graph" and device == "cuda"
-    prompts = max(config.num_prompts, min(EVALUATION_ROWS, config.eval_problems))
+    captured = config.engine == "fast" and device == "cuda"
+    prompts = max(config.num_prompts, min(BATCH_ROWS, config.eval_problems))
     cached = min(rows, MAX_SLOTS) * length + prompts * config.max_prompt_tokens if captured else rows * length
     cache = cached * shape.layers * 2 * shape.kv_heads * shape.head_dim * b
-    at_once = PREFILL_TOKENS if config.engine == "graph" else math.inf
+    at_once = PREFILL_TOKENS if config.engine == "fast" else math.inf
     prefill_tokens = min(at_once, rows * config.max_prompt_tokens)
     return MemoryEstimate(
         weights=4 * n,

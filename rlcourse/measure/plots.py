@@ -67,25 +67,25 @@ def plot_run(metrics: list[dict[str, Any]], evals: list[dict[str, Any]], path: s
     figure.savefig(path, dpi=150)
 
 
-def plot_curves(curves: list[dict[str, Any]], path: str | Path) -> None:
+def plot_curves(records: list[dict[str, Any]], path: str | Path) -> None:
     """Held-out accuracy of several algorithms over training steps: the mean over seeds, and a band from least to most.
 
-    curves: one record a line, {"algorithm", "seeds": [{"seed", "evals": [{"step", "accuracy"}, ...]}, ...]}. Steps at
-    which not every seed was evaluated are left out. path: the PNG to write. Raises ValueError without curves.
+    records: one a line, named after its algorithm, see `seed_band`. path: the PNG to write. Raises ValueError without
+    records.
     """
-    if not curves:
+    if not records:
         raise ValueError("There are no curves to draw: train at least one algorithm first.")
     figure = Figure(figsize=(9, 5.5), layout="constrained")
     axes = figure.subplots()
-    for curve in curves:
-        algorithm = curve["algorithm"]
+    for record in records:
+        algorithm = record["name"]
         color, linestyle, marker = STYLES.get(algorithm, (BLACK, "-", "o"))
-        steps, low, mean, high = seed_band(curve["seeds"])
+        steps, low, mean, high = seed_band(record["results"])
         low, mean, high = ([100 * value for value in values] for values in (low, mean, high))
         axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
         label = LABELS.get(algorithm, algorithm.upper())
         axes.plot(steps, mean, color=color, linestyle=linestyle, marker=marker, markersize=5, linewidth=2, label=label)
-    seeds = sorted({len(curve["seeds"]) for curve in curves})
+    seeds = sorted({len(record["results"]) for record in records})
     _finish(axes, "Accuracy on held-out problems during training", "greedy, % right")
     axes.set_ylim(0, 100)
     axes.set_xlabel("training step")
@@ -95,7 +95,10 @@ def plot_curves(curves: list[dict[str, Any]], path: str | Path) -> None:
 
 
 def seed_band(seeds: list[dict[str, Any]]) -> tuple[list[int], list[float], list[float], list[float]]:
-    """Steps at which every seed was evaluated, and the least, mean and greatest accuracy there."""
+    """Steps at which every seed was evaluated, and the least, mean and greatest accuracy there.
+
+    seeds: the results of a learning curve's record, each with evals: [{"step", "accuracy"}, ...].
+    """
     by_seed = [{row["step"]: row["accuracy"] for row in seed["evals"]} for seed in seeds]
     steps = sorted(set.intersection(*map(set, by_seed)))
     columns = [[accuracy[step] for accuracy in by_seed] for step in steps]

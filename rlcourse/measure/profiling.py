@@ -1,4 +1,4 @@
-"""Where time and memory go: seconds by phase, what the GPU did in a call, memory over time."""
+"""Where time and memory go: what the GPU did in a call, memory over time."""
 
 import os
 import sys
@@ -6,7 +6,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,32 +14,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
-
-class PhaseTimer:
-    """Adds up wall seconds by phase: `with timer("rollout"): ...`. Waits for the GPU at both ends of a phase."""
-
-    def __init__(self, device: torch.device):
-        self.on_gpu = device.type == "cuda"
-        self.seconds: dict[str, float] = defaultdict(float)
-
-    @contextmanager
-    def __call__(self, phase: str):
-        start = self._now()
-        try:
-            yield
-        finally:
-            self.seconds[phase] += self._now() - start
-
-    def _now(self) -> float:
-        if self.on_gpu:
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
-    def take(self) -> dict[str, float]:
-        """The seconds by phase since the last call, as `{phase}_s`."""
-        taken = {f"{phase}_s": seconds for phase, seconds in self.seconds.items()}
-        self.seconds.clear()
-        return taken
+from rlcourse.measure.timing import seconds
 
 
 def peak_memory_bytes(device: torch.device) -> int | None:
@@ -84,7 +58,7 @@ def profile(
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler writes notes of its own on stderr
     run()
-    seconds = _seconds(run, device, repeats)
+    elapsed = seconds(lambda: [run() for _ in range(repeats)], device) / repeats
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
     with torch_profile(activities=activities, acc_events=True) as recorded:
         for _ in range(repeats):
@@ -98,12 +72,12 @@ def profile(
     if device.type != "cuda":
         outer = [event for event in events if event.cpu_parent is None]
         rows = [(event.name, event.time_range.elapsed_us()) for event in outer]
-        return Profile(seconds, None, len(rows) / repeats, launches, _longest(rows, repeats, top))
+        return Profile(elapsed, None, len(rows) / repeats, launches, _longest(rows, repeats, top))
     kernels = [event for event in events if event.device_type == DeviceType.CUDA and not event.is_user_annotation]
     spans = [(event.time_range.start, event.time_range.end) for event in kernels]
     rows = [(event.name, event.time_range.elapsed_us()) for event in kernels]
-    busy = min(1.0, covered(spans) / 1e6 / repeats / seconds)
-    return Profile(seconds, busy, len(kernels) / repeats, launches, _longest(rows, repeats, top))
+    busy = min(1.0, covered(spans) / 1e6 / repeats / elapsed)
+    return Profile(elapsed, busy, len(kernels) / repeats, launches, _longest(rows, repeats, top))
 
 
 def covered(spans: list[tuple[float, float]]) -> float:
@@ -124,18 +98,6 @@ def _longest(rows: list[tuple[str, float]], repeats: int, top: int) -> list[tupl
         microseconds[name] += elapsed
     names = sorted(microseconds, key=lambda name: -microseconds[name])[:top]
     return [(name, calls[name] / repeats, microseconds[name] / 1e6 / repeats) for name in names]
-
-
-def _seconds(run: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Mean wall seconds of a call, the GPU's work included."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(repeats):
-        run()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return (time.perf_counter() - start) / repeats
 
 
 class MemoryTimeline:

@@ -1,6 +1,7 @@
 """Measurement records: what a GPU (or a CPU) measured once, kept as data, shown where it cannot be measured again.
 
-One record is one file, `data/measurements/<device>/<name>.json`. Host names and folders are never stored.
+One record is one file, `<device>/<name>.json` in a folder of records: `data/measurements` of what `rlcourse bench`
+measures, `data/curves` of learning curves. Host names and folders are never stored.
 """
 
 import datetime
@@ -67,14 +68,17 @@ def write_record(
     return path
 
 
-def load_record(name: str, device: str | None = None, folder: Path | None = None) -> dict[str, Any]:
+def load_record(
+    name: str, device: str | None = None, folder: Path | None = None, command: str | None = None
+) -> dict[str, Any]:
     """The record `name` of `device`, a device's name or folder name; of the only device that has one if not given.
 
+    folder: data/measurements if not given. command: what makes the record, `rlcourse bench NAME --record` if not given.
     Raises FileNotFoundError if there is none, ValueError if there are several to choose from or the file is malformed.
     """
     folder = folder or data_folder() / "measurements"
     found = sorted(folder.glob(f"{slug(device) if device else '*'}/{name}.json"))
-    remedy = f"measure it with `rlcourse bench {name} --record`."
+    remedy = f"measure it with `{command or f'rlcourse bench {name} --record'}`."
     if not found:
         raise FileNotFoundError(f"{name!r} has not been recorded{f' on {device}' if device else ''}: {remedy}")
     if len(found) > 1:

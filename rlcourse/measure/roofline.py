@@ -5,14 +5,12 @@ Counts are those that no implementation can avoid: each weight read once a step,
 multiplication and one addition for each weight and row. What a program does beyond them is what there is to gain.
 """
 
-import statistics
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from rlcourse.measure.memory import ModelShape, parameters
+from rlcourse.measure.timing import median_seconds
 
 ADAMW_BYTES = 28  # a parameter in float32: weight, gradient and two moments read, weight and moments written
 
@@ -122,19 +120,3 @@ def measure_machine(device: torch.device, dtype: torch.dtype | None = None, repe
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     product_s = median_seconds(lambda: a @ b, device, repeats)
     return Machine(device_name(), str(dtype).split(".")[1], 2 * source.numel() / copy_s, 2 * size**3 / product_s)
-
-
-def median_seconds(run: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """The median time of a call, the GPU's work included; two calls before it do not count."""
-    times = []
-    for i in range(repeats + 2):
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        run()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-        if i < 2:
-            times.clear()
-    return statistics.median(times)

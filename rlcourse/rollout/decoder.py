@@ -1,9 +1,9 @@
-"""Qwen2's and Qwen3's forward pass over fused copies of the weights and a static cache: what the graph engine runs.
+"""Qwen2's and Qwen3's forward pass over fused copies of the weights and a static cache: what the fast engine runs.
 
 The arithmetic is that of transformers with three changes: the query, key and value projections are one matrix,
 so are gate and up; the query heads that share a key-value head are folded into one batched matrix product, so the cache
 is never repeated; the residual stream is float32. Shapes: R rows, H query heads, K key-value heads, D head size, S
-cache slots.
+tokens that a row's cache has room for.
 """
 
 from dataclasses import dataclass, fields
@@ -57,7 +57,7 @@ class Decoder:
         rope = config.rope_parameters.get("rope_type", "default")
         if config.model_type not in ("qwen2", "qwen3") or rope != "default" or config.use_sliding_window:
             raise ValueError(
-                "The graph engine knows Qwen2 and Qwen3 models with plain RoPE and without a sliding window, not "
+                "The fast engine knows Qwen2 and Qwen3 models with plain RoPE and without a sliding window, not "
                 f"{config.model_type}: use --engine hf-dynamic."
             )
         self.model, self.dtype, self.config = model, dtype, config
@@ -66,11 +66,12 @@ class Decoder:
         self.eps = config.rms_norm_eps
         self.layers: list[Layer] = []
         self.sync()
-        # A captured step always has the same shapes; on a CPU rows and attended length change.
-        self.decode_layer, self.decode_layer_rows = self._decode_layer, self._decode_layer_rows
+        self.decode_layer = self._decode_layer
         if compile:
-            self.decode_layer = torch.compile(self._decode_layer, fullgraph=True, dynamic=True)
-            self.decode_layer_rows = torch.compile(self._decode_layer_rows, fullgraph=True, dynamic=False)
+            # One program for all numbers of rows and tokens; only the weights' sizes are built in.
+            for weight in (weight for layer in self.layers for weight in vars(layer).values() if weight is not None):
+                torch._dynamo.mark_static(weight)
+            self.decode_layer = torch.compile(self._decode_layer, dynamic=True)
 
     @torch.no_grad()
     def sync(self) -> None:
@@ -107,60 +108,52 @@ class Decoder:
                 self.targets += target.split([len(p) for p in parts]) if parts else []
         self.targets += [self.embedding, self.norm] + ([] if tied else [self.head])
 
-    def new_cache(self, rows: int, slots: int) -> Tensor:
+    def new_cache(self, rows: int, tokens: int) -> Tensor:
         """An empty cache [layers, 2, R, K, S, D]: keys and values. Zeros, as 0 x garbage could be nan."""
-        shape = (len(self.layers), 2, rows, self.kv_heads, slots, self.head_dim)
+        shape = (len(self.layers), 2, rows, self.kv_heads, tokens, self.head_dim)
         return torch.zeros(shape, dtype=self.dtype, device=self.embedding.device)
 
-    def prefill(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits [prompts, vocabulary] after the last token and keys and values [layers, 2, prompts, K, P, D].
+    def prefill(self, ids: Tensor, lengths: Tensor, cache: Tensor) -> Tensor:
+        """Logits [prompts, vocabulary] after the last token of each prompt; keys and values go to the front of `cache`.
 
-        ids [prompts, P] padded on the right, where causal attention does not see it; mask [prompts, P] bool. What the
-        cache has for padding is junk that nobody reads.
+        ids [prompts, P] padded on the right, where causal attention does not see it; lengths [prompts]; cache [layers,
+        2, prompts, K, P or more, D]. What the cache has for padding is junk that nobody reads.
         """
         prompts, width = ids.shape
-        cache = self.new_cache(prompts, width)
         x = self.embedding[ids].float()
         rope = self.rope(torch.arange(width, device=ids.device)[None])
-        for layer, layer_cache in zip(self.layers, cache, strict=True):
+        for layer, (keys, values) in zip(self.layers, cache, strict=True):
             q, k, v = self._heads(x, layer, rope)
-            layer_cache[0], layer_cache[1] = k, v
+            keys[:, :, :width], values[:, :, :width] = k, v
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
             x = self._add(x, mixed, layer)
-        return self.logits(x[torch.arange(prompts, device=ids.device), mask.sum(1) - 1]), cache
+        return self.logits(x[torch.arange(prompts, device=ids.device), lengths - 1])
 
-    def decode(self, tokens: Tensor, positions: Tensor, slot: Tensor, cache: Tensor, bias: Tensor) -> Tensor:
-        """Logits [R, vocabulary] after one more token a row; its keys and values are written to `slot`.
-
-        tokens, positions [R]; slot [1] int64; cache [layers, 2, R, K, S, D]; bias [R, 1, 1, length]: 0 on the slots
-        that are attended to, -inf on the others; slots from `length` on are not read.
-        """
-        x = self.embedding[tokens[:, None]].float()
-        rope = self.rope(positions[:, None])
-        for layer, (keys, values) in zip(self.layers, cache, strict=True):
-            x = self.decode_layer(x, layer, keys, values, rope, slot, bias)
-        return self.logits(x[:, 0])
-
-    def decode_rows(self, tokens: Tensor, positions: Tensor, cache: Tensor) -> Tensor:
+    def decode(self, tokens: Tensor, positions: Tensor, cache: Tensor, length: int) -> Tensor:
         """Logits [R, vocabulary] after one more token of each row, which has `positions` tokens in its own cache.
 
-        tokens, positions [R] int64; cache [layers, 2, R, K, S, D], filled from slot 0 on. The new keys and values go to
-        slot `positions`.
+        tokens, positions [R] int64; cache [layers, 2, R, K, S, D], filled from the front. The new keys and values go to
+        place `positions`. length: so many tokens of the cache are read; the logits of a row with more mean nothing.
         """
+        rows, room = cache.shape[2], cache.shape[4]
+        heads = torch.arange(rows * self.kv_heads, device=tokens.device).view(rows, -1)
+        places = (heads * room + positions[:, None]).flatten()  # of each row and head in a layer's keys, one a token
         x = self.embedding[tokens[:, None]].float()
         rope = self.rope(positions[:, None])
-        seen = torch.arange(cache.shape[4], device=tokens.device) <= positions[:, None]
-        bias = torch.zeros(seen.shape, device=tokens.device).masked_fill(~seen, float("-inf"))[:, None, None]
-        for layer, (keys, values) in zip(self.layers, cache, strict=True):
-            x = self.decode_layer_rows(x, layer, keys, values, rope, positions, bias)
+        unseen = torch.arange(length, device=tokens.device) > positions[:, None]
+        bias = torch.zeros(unseen.shape, device=tokens.device).masked_fill_(unseen, float("-inf"))[:, None, None]
+        for layer, layer_cache in zip(self.layers, cache, strict=True):
+            keys, values = (part.view(-1, self.head_dim) for part in layer_cache)
+            x = self.decode_layer(x, layer, keys, values, rope, places, bias, room)
         return self.logits(x[:, 0])
 
-    def _decode_layer_rows(self, x, layer: Layer, keys, values, rope, positions, bias) -> Tensor:
-        """One layer of `decode_rows`."""
-        rows = torch.arange(len(x), device=x.device)
+    def _decode_layer(self, x, layer: Layer, keys, values, rope, places, bias, room: int) -> Tensor:
+        """One layer of `decode`. keys, values [R * K * room, D] come apart and flat, so that one indexed copy writes
+        the new ones, and in place where it is compiled."""
         q, k, v = self._heads(x, layer, rope)
-        keys[rows, :, positions] = k[:, :, 0]
-        values[rows, :, positions] = v[:, :, 0]
+        keys.index_copy_(0, places, k.reshape(-1, self.head_dim))
+        values.index_copy_(0, places, v.reshape(-1, self.head_dim))
+        keys, values = (part.view(len(x), self.kv_heads, room, self.head_dim) for part in (keys, values))
         return self._add(x, self._attend(q, keys, values, bias), layer)
 
     def _attend(self, q, keys, values, bias) -> Tensor:
@@ -170,13 +163,6 @@ class Decoder:
         scores = torch.matmul(folded, keys[:, :, :length].transpose(2, 3)).float() + bias
         mixed = torch.matmul(scores.softmax(-1).to(values.dtype), values[:, :, :length])
         return mixed.view(rows, self.heads, 1, self.head_dim)
-
-    def _decode_layer(self, x, layer: Layer, keys, values, rope, slot, bias) -> Tensor:
-        """One layer of `decode`. keys and values come apart, so that a compiled layer writes them in place."""
-        q, k, v = self._heads(x, layer, rope)
-        keys.index_copy_(2, slot, k)
-        values.index_copy_(2, slot, v)
-        return self._add(x, self._attend(q, keys, values, bias), layer)
 
     def logits(self, x: Tensor) -> Tensor:
         """Final norm and head: x [R, d] → [R, vocabulary]."""

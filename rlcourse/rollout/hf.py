@@ -6,12 +6,27 @@ share one definition; the same processor keeps the log-prob of each drawn token.
 
 import torch
 from torch import Tensor
-from transformers import CompileConfig, GenerationConfig, LogitsProcessor, LogitsProcessorList, StaticCache
+from transformers import (
+    AttentionInterface,
+    CompileConfig,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StaticCache,
+)
 
-from rlcourse.logprobs import completion_mask
+from rlcourse.batch import Rollout, completion_lengths, completion_mask, join_rows
 from rlcourse.policy import Policy, low_precision_copy
-from rlcourse.rollout import Rollout, left_pad
 from rlcourse.sampling import Sampling, sampling_logits
+
+
+def left_pad(prompts: list[list[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Token ids [prompts, P] int64 with padding on the left, as `generate` wants them, and the mask [prompts, P] int64,
+    0 on padding."""
+    width = max(map(len, prompts))
+    ids = torch.tensor([[pad_id] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=device)
+    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+    return ids, (torch.arange(width, device=device) >= width - lengths[:, None]).long()
 
 
 class KeepLogprobs(LogitsProcessor):
@@ -42,9 +57,10 @@ class HFEngine:
     cache: "dynamic", "static", or "none", which computes the whole sequence anew for each token. With a static cache on
     a GPU, transformers compiles the decode step by itself, unless `compile` is False; a CompileConfig says how. That
     cache is kept from one call to the next: with a new one the compiled step would be captured anew at each call.
-    attention: "sdpa", or with a static cache a name of `rlcourse.course.lessons.generate_attention`, which has our kernel. longest:
-    tokens of prompt and completion that a static cache has room for from the start, so that no longer prompt has the
-    step compiled again.
+    attention: "sdpa", or with a static cache a name that the caller has registered in transformers'
+    `AttentionInterface`. longest: tokens of prompt and completion that a static cache has room for from the start, so
+    that no longer prompt has the step compiled again. Raises ValueError for an unknown attention, or one that has no
+    static cache.
     """
 
     def __init__(
@@ -56,18 +72,16 @@ class HFEngine:
         attention: str = "sdpa",
         longest: int | None = None,
     ):
+        if attention not in AttentionInterface():
+            raise ValueError(f"Unknown attention {attention!r}: register it in transformers' AttentionInterface first.")
+        if attention != "sdpa" and cache != "static":
+            raise ValueError(f"Attention {attention!r} reads a static cache: use cache='static', not {cache!r}.")
         self.policy, self.cache, self.compile, self.longest = policy, cache, compile, longest
         self.kept: tuple[int, int, StaticCache] | None = None  # rows, tokens and the cache
         own = dtype != torch.float32 or attention != "sdpa"
         self.model = low_precision_copy(policy.model, dtype) if own else policy.model
         if attention != "sdpa":
-            if cache != "static":
-                raise ValueError(f"Attention {attention!r} reads a static cache: use cache='static', not {cache!r}.")
-            from rlcourse.course.lessons.generate_attention import (
-                use,  # imports the kernels, which others need not have
-            )
-
-            use(self.model, attention)
+            self.model.set_attn_implementation(attention)
 
     @torch.no_grad()
     def generate(
@@ -94,7 +108,7 @@ class HFEngine:
         self.model.eval()
         output = self.model.generate(
             input_ids=ids,
-            attention_mask=mask.long(),
+            attention_mask=mask,
             generation_config=settings,
             logits_processor=LogitsProcessorList([keep]),
             past_key_values=self._static_cache(len(ids), ids.shape[1] + max_new_tokens) if static else None,
@@ -102,15 +116,16 @@ class HFEngine:
         self.model.train(training)
         keep.finish(output)
         completion_ids = output[:, ids.shape[1] :]
-        completion = completion_mask(completion_ids, self.policy.eos_ids)
-        is_eos = torch.isin(completion_ids, torch.tensor(self.policy.eos_ids, device=ids.device))
+        lengths = completion_lengths(completion_ids, self.policy.eos_ids)
+        joined, prompt_lengths = join_rows(prompts, completion_ids, lengths, self.policy.pad_id)
+        outside = ~completion_mask(lengths, completion_ids.shape[1])
+        last = completion_ids.gather(1, lengths[:, None] - 1)
         return Rollout(
-            prompt_ids=ids,
-            prompt_mask=mask,
-            completion_ids=completion_ids.masked_fill(~completion, self.policy.pad_id),
-            completion_mask=completion,
-            logprobs=torch.cat(keep.logprobs, dim=1).masked_fill(~completion, 0.0),
-            finished=is_eos.any(1),
+            ids=joined,
+            prompt_lengths=prompt_lengths,
+            completion_lengths=lengths,
+            logprobs=torch.cat(keep.logprobs, dim=1).masked_fill(outside, 0.0),
+            finished=torch.isin(last[:, 0], torch.tensor(self.policy.eos_ids, device=ids.device)),
         )
 
     def sleep(self) -> None:

@@ -1,4 +1,4 @@
-"""Decode attention in Triton: one query token of a row against its cache. `rlcourse.rollout.fused` launches it."""
+"""Decode attention in Triton: one query token of a row against its cache. `triton_step.py` launches it."""
 
 import triton
 import triton.language as tl
@@ -7,21 +7,21 @@ from rlcourse.rollout.triton_kernels import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def attend(query, keys, values, seen, scale, top, mass, mixed):
-    """Joins a block of tokens: keys [D, BS], values [BS, D]. Softmax stays correct by the largest score so far, `top`,
-    and the sum of exponentials above it, `mass`."""
+def attend(query, keys, values, seen, scale, m, l, acc):
+    """Joins a block of tokens: keys [D, BS], values [BS, D]. Online softmax: m is the largest score so far, l the
+    sum of exponentials relative to it, acc the values weighted by them."""
     scores = tl.dot(query, keys, input_precision="ieee") * scale
     scores = tl.where(seen[None, :], scores, float("-inf"))
-    higher = tl.maximum(top, tl.max(scores, 1))
-    p = tl.exp(scores - higher[:, None])
-    shrink = tl.exp(top - higher)
-    mixed = mixed * shrink[:, None] + tl.dot(p.to(values.dtype), values, input_precision="ieee")
-    return higher, mass * shrink + tl.sum(p, 1), mixed
+    m_new = tl.maximum(m, tl.max(scores, 1))
+    p = tl.exp(scores - m_new[:, None])
+    alpha = tl.exp(m - m_new)
+    acc = acc * alpha[:, None] + tl.dot(p.to(values.dtype), values, input_precision="ieee")
+    return m_new, l * alpha + tl.sum(p, 1), acc
 
 
 @triton.jit
 def attention_kernel(
-    q, cache, position, part, part_ml, arrived, out, scale,
+    q, cache, position, partial_acc, partial_ml, arrived, out, scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, stride_kv, stride_row, stride_head,
     SPLITS: tl.constexpr, BS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -46,45 +46,45 @@ def attention_kernel(
         gdc_wait()
     heads = row * (H * D) + (kv_head * G + g)[:, None] * D + ds[None, :]
     query = tl.load(q + heads, mask=(g < G)[:, None], other=0.0)
-    top = tl.full((G16,), -1e30, tl.float32)
-    mass = tl.zeros((G16,), tl.float32)
-    mixed = tl.zeros((G16, D), tl.float32)
-    top, mass, mixed = attend(query, keys, values, at < end, scale, top, mass, mixed)
+    m = tl.full((G16,), -1e30, tl.float32)
+    l = tl.zeros((G16,), tl.float32)
+    acc = tl.zeros((G16, D), tl.float32)
+    m, l, acc = attend(query, keys, values, at < end, scale, m, l, acc)
     for s in range(split * share + BS, end, BS):
         at = s + tl.arange(0, BS)
         keys = tl.load(base + at[None, :] * D + ds[:, None], mask=(at < end)[None, :], other=0.0)
         values = tl.load(base + stride_kv + at[:, None] * D + ds[None, :], mask=(at < end)[:, None], other=0.0)
-        top, mass, mixed = attend(query, keys, values, at < end, scale, top, mass, mixed)
+        m, l, acc = attend(query, keys, values, at < end, scale, m, l, acc)
     if split == SPLITS - 1:
         key = tl.load(base + old * D + ds).to(tl.float32)
         score = tl.sum(query.to(tl.float32) * key[None, :], 1) * scale
-        higher = tl.maximum(top, score)
-        p = tl.exp(score - higher)
-        shrink = tl.exp(top - higher)
-        mass = mass * shrink + p
+        m_new = tl.maximum(m, score)
+        p = tl.exp(score - m_new)
+        alpha = tl.exp(m - m_new)
+        l = l * alpha + p
         value = tl.load(base + stride_kv + old * D + ds).to(tl.float32)
-        mixed = mixed * shrink[:, None] + p[:, None] * value[None, :]
-        top = higher
+        acc = acc * alpha[:, None] + p[:, None] * value[None, :]
+        m = m_new
     if SPLITS > 1:
         place = row * K + kv_head
         mine = (place * SPLITS + split) * G16
-        tl.store(part + (mine + g)[:, None] * D + ds[None, :], mixed)
-        tl.store(part_ml + 2 * mine + g, top)
-        tl.store(part_ml + 2 * mine + G16 + g, mass)
+        tl.store(partial_acc + (mine + g)[:, None] * D + ds[None, :], acc)
+        tl.store(partial_ml + 2 * mine + g, m)
+        tl.store(partial_ml + 2 * mine + G16 + g, l)
         tl.debug_barrier()
         if tl.atomic_add(arrived + place, 1, sem="acq_rel") == SPLITS - 1:
-            top = tl.full((G16,), -1e30, tl.float32)
+            m = tl.full((G16,), -1e30, tl.float32)
             for s in range(SPLITS):
-                top = tl.maximum(top, tl.load(part_ml + 2 * (place * SPLITS + s) * G16 + g, cache_modifier=".cg"))
-            mass = tl.zeros((G16,), tl.float32)
-            mixed = tl.zeros((G16, D), tl.float32)
+                m = tl.maximum(m, tl.load(partial_ml + 2 * (place * SPLITS + s) * G16 + g, cache_modifier=".cg"))
+            l = tl.zeros((G16,), tl.float32)
+            acc = tl.zeros((G16, D), tl.float32)
             for s in range(SPLITS):
                 its = (place * SPLITS + s) * G16
-                weight = tl.exp(tl.load(part_ml + 2 * its + g, cache_modifier=".cg") - top)
-                mass += weight * tl.load(part_ml + 2 * its + G16 + g, cache_modifier=".cg")
-                piece = tl.load(part + (its + g)[:, None] * D + ds[None, :], cache_modifier=".cg")
-                mixed += weight[:, None] * piece
-            tl.store(out + heads, (mixed / mass[:, None]).to(out.dtype.element_ty), mask=(g < G)[:, None])
+                weight = tl.exp(tl.load(partial_ml + 2 * its + g, cache_modifier=".cg") - m)
+                l += weight * tl.load(partial_ml + 2 * its + G16 + g, cache_modifier=".cg")
+                piece = tl.load(partial_acc + (its + g)[:, None] * D + ds[None, :], cache_modifier=".cg")
+                acc += weight[:, None] * piece
+            tl.store(out + heads, (acc / l[:, None]).to(out.dtype.element_ty), mask=(g < G)[:, None])
             tl.store(arrived + place, 0)
     else:
-        tl.store(out + heads, (mixed / mass[:, None]).to(out.dtype.element_ty), mask=(g < G)[:, None])
+        tl.store(out + heads, (acc / l[:, None]).to(out.dtype.element_ty), mask=(g < G)[:, None])

@@ -1,4 +1,4 @@
-"""The kernels of a decode step in Triton: all but attention and drawing. `rlcourse.rollout.fused` launches them.
+"""The kernels of a decode step in Triton: all but attention and sampling. `rlcourse.rollout.triton_step` launches them.
 
 R rows of d features, H query and K key-value heads of size D. The residual stream x [R, d] is float32. A norm is split
 in two: whoever writes x also writes y = x * weight in the weights' dtype and the tile's sum of squares `ss` [R, tiles];
@@ -50,32 +50,32 @@ def inverse_rms(ss, rows, R, eps, d: tl.constexpr, T: tl.constexpr):
 
 
 @triton.jit
-def hold(w, begin, end, BK: tl.constexpr, HELD: tl.constexpr):
-    """The first HELD blocks [BN, BK] of the weights at pointers `w`, from depth begin on."""
-    held = ()
-    for b in tl.static_range(HELD):
+def preload(w, begin, end, BK: tl.constexpr, PRELOADED: tl.constexpr):
+    """The first PRELOADED blocks [BN, BK] of the weights at pointers `w`, from depth begin on."""
+    preloaded = ()
+    for b in tl.static_range(PRELOADED):
         seen = begin + b * BK + tl.arange(0, BK) < end
-        held = held + (tl.load(w + begin + b * BK, mask=seen[None, :], other=0.0),)  # noqa: RUF005
-    return held
+        preloaded = preloaded + (tl.load(w + begin + b * BK, mask=seen[None, :], other=0.0),)  # noqa: RUF005
+    return preloaded
 
 
 @triton.jit
 def product(
-    a, w, held, rows, R, begin, end,
-    width: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, HELD: tl.constexpr,
+    a, w, preloaded, rows, R, begin, end,
+    width: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRELOADED: tl.constexpr,
 ):  # fmt: skip
     """Rows of a [R, width] times a tile of weights at pointers `w` [BN, BK], over the depth from begin to end.
 
-    The weights of the first HELD blocks are there already.
+    The weights of the first PRELOADED blocks are there already.
     """
     ks = begin + tl.arange(0, BK)
     m = (rows < R)[:, None]
     acc = tl.zeros((BM, BN), tl.float32)
     ap = a + rows[:, None] * width + ks[None, :]
-    for b in tl.static_range(HELD):
+    for b in tl.static_range(PRELOADED):
         piece = tl.load(ap + b * BK, mask=m & (b * BK + ks < end)[None, :], other=0.0)
-        acc = tl.dot(piece, tl.trans(held[b]), acc, input_precision="ieee")
-    for k in range(HELD * BK, end - begin, BK):
+        acc = tl.dot(piece, tl.trans(preloaded[b]), acc, input_precision="ieee")
+    for k in range(PRELOADED * BK, end - begin, BK):
         piece = tl.load(ap + k, mask=m, other=0.0)
         acc = tl.dot(piece, tl.trans(tl.load(w + begin + k)), acc, input_precision="ieee")
     return acc
@@ -107,7 +107,7 @@ def qkv_kernel(
     y, ss, w, bias, q_norm, k_norm, cos, sin, position, q_out, cache, R, eps,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, d: tl.constexpr, stride_kv, stride_row, stride_head,
     HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr,
-    BM: tl.constexpr, BK: tl.constexpr, T: tl.constexpr, HELD: tl.constexpr, PDL: tl.constexpr,
+    BM: tl.constexpr, BK: tl.constexpr, T: tl.constexpr, PRELOADED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A head: its projection, rotated; queries go to q_out [R, H * D], keys and values into the cache at `position`."""
     half: tl.constexpr = D // 2
@@ -118,14 +118,14 @@ def qkv_kernel(
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     m = (rows < R)[:, None]
     wp = pair_of_tiles(w + head * D * d, half, d, half, BK)
-    held = hold(wp, 0, d, BK, HELD)
+    preloaded = preload(wp, 0, d, BK, PRELOADED)
     if PDL:
         gdc_wait()
     scale = inverse_rms(ss, rows, R, eps, d, T)  # what is needed after the product is asked for before it
     c = tl.load(cos + rows[:, None] * half + cols[None, :], mask=m, other=0.0)
     s = tl.load(sin + rows[:, None] * half + cols[None, :], mask=m, other=0.0)
     at = tl.load(position + rows, mask=rows < R, other=0)
-    v1, v2 = pair(product(y, wp, held, rows, R, 0, d, d, BM, D, BK, HELD), BM, half)
+    v1, v2 = pair(product(y, wp, preloaded, rows, R, 0, d, d, BM, D, BK, PRELOADED), BM, half)
     v1 = v1 * scale
     v2 = v2 * scale
     if HAS_BIAS:
@@ -149,9 +149,9 @@ def qkv_kernel(
 
 @triton.jit
 def add_kernel(
-    a, w, x, norm, y, ss, part, arrived, R,
+    a, w, x, norm, y, ss, partial, arrived, R,
     N: tl.constexpr, KD: tl.constexpr, SPLITS: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, HELD: tl.constexpr, PDL: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRELOADED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """x += a @ w.T for a tile of columns, then y and ss of the next norm. KD is split between programs; the last one
     that arrives adds the pieces up in a fixed order, so that the sum is the same each time."""
@@ -165,17 +165,17 @@ def add_kernel(
         gdc_launch_dependents()
     wp = w + cols[:, None] * KD + tl.arange(0, BK)[None, :]
     end = tl.minimum(begin + per, KD)
-    held = hold(wp, begin, end, BK, HELD)
+    preloaded = preload(wp, begin, end, BK, PRELOADED)
     scale = tl.load(norm + cols)[None, :]
     if PDL:
         gdc_wait()
     xp = x + rows[:, None] * N + cols[None, :]
     before = tl.load(xp, mask=m, other=0.0)
-    acc = product(a, wp, held, rows, R, begin, end, KD, BM, BN, BK, HELD)
+    acc = product(a, wp, preloaded, rows, R, begin, end, KD, BM, BN, BK, PRELOADED)
     done = True
     if SPLITS > 1:
         place = block * (N // BN) + tile
-        pieces = part + place * SPLITS * BM * BN + tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
+        pieces = partial + place * SPLITS * BM * BN + tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
         tl.store(pieces + split * BM * BN, acc)
         tl.debug_barrier()
         done = tl.atomic_add(arrived + place, 1, sem="acq_rel") == SPLITS - 1
@@ -194,7 +194,7 @@ def add_kernel(
 @triton.jit
 def gate_up_kernel(
     y, ss, w, h, R, eps, inner: tl.constexpr, d: tl.constexpr, T: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, HELD: tl.constexpr, PDL: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRELOADED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """silu(gate) * up for a tile of columns: h [R, inner]."""
     cols = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -202,11 +202,11 @@ def gate_up_kernel(
     if PDL:
         gdc_launch_dependents()
     wp = pair_of_tiles(w + tl.program_id(0) * BN * d, inner, d, BN, BK)
-    held = hold(wp, 0, d, BK, HELD)
+    preloaded = preload(wp, 0, d, BK, PRELOADED)
     if PDL:
         gdc_wait()
     scale = inverse_rms(ss, rows, R, eps, d, T)
-    gate, up = pair(product(y, wp, held, rows, R, 0, d, d, BM, 2 * BN, BK, HELD), BM, BN)
+    gate, up = pair(product(y, wp, preloaded, rows, R, 0, d, d, BM, 2 * BN, BK, PRELOADED), BM, BN)
     gate = gate * scale
     up = up * scale
     value = (gate * tl.sigmoid(gate) * up).to(h.dtype.element_ty)

@@ -7,37 +7,38 @@ from rlcourse.rollout.triton_kernels import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def take_kernel(
-    row, token, position, count, done, taken, plan, tokens, over, prompt_lengths, R, T,
-    B: tl.constexpr, PDL: tl.constexpr,
+def refill_kernel(
+    completion, token, position, num_tokens, done, num_refilled, refilled, next_completion, num_completions,
+    num_generations, tokens, ends_at_once, prompt_lengths, R, T, B: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The free slots in their order take the next completions in theirs. One program for all, so that a run can be
-    repeated: who gets what does not depend on who came first. taken [1 + R]: how many slots took one, then which."""
+    repeated: who gets what does not depend on who came first. num_refilled [1]: how many slots took one;
+    refilled [R]: which."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     slot = tl.arange(0, B)
     here = slot < R
     free = here & (tl.load(done + slot, mask=here, other=0) != 0)
-    started = tl.load(plan)
+    started = tl.load(next_completion)
     takes = started + tl.cumsum(free.to(tl.int64), 0) - 1
-    take = free & (takes < tl.load(plan + 1))
-    its_prompt = takes // tl.load(plan + 2)
-    tl.store(row + slot, takes, mask=take)
+    take = free & (takes < tl.load(num_completions))
+    its_prompt = takes // tl.load(num_generations)
+    tl.store(completion + slot, takes, mask=take)
     tl.store(token + slot, tl.load(tokens + takes * T, mask=take, other=0), mask=take)
     tl.store(position + slot, tl.load(prompt_lengths + its_prompt, mask=take, other=0), mask=take)
-    tl.store(count + slot, tl.full((B,), 1, tl.int64), mask=take)
-    tl.store(done + slot, tl.load(over + takes, mask=take, other=0), mask=take)
-    tl.store(taken + 1 + takes - started, slot.to(tl.int64), mask=take)
+    tl.store(num_tokens + slot, tl.full((B,), 1, tl.int64), mask=take)
+    tl.store(done + slot, tl.load(ends_at_once + takes, mask=take, other=0), mask=take)
+    tl.store(refilled + takes - started, slot.to(tl.int64), mask=take)
     how_many = tl.sum(take.to(tl.int64), 0)
-    tl.store(taken, how_many)
-    tl.store(plan, started + how_many)
+    tl.store(num_refilled, how_many)
+    tl.store(next_completion, started + how_many)
 
 
 @triton.jit
 def copy_kernel(
-    row, taken, plan, source, target, source_kv, source_row, source_head, target_kv, target_row, target_head, length,
-    BLOCK: tl.constexpr, PDL: tl.constexpr,
+    completion, num_refilled, refilled, num_generations, source, target, source_kv, source_row, source_head, target_kv,
+    target_row, target_head, length, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The cache of its prompt to each slot that has just taken a completion: a head's keys or values of a layer.
     The programs of the first axis share the slots. Layer and kind lie at the same distance from each other, so they
@@ -47,9 +48,9 @@ def copy_kernel(
     share, kind, head = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     source += kind * source_kv + head * source_head
     target += kind * target_kv + head * target_head
-    for i in range(share, tl.load(taken), tl.num_programs(0)):
-        slot = tl.load(taken + 1 + i)
-        prompt = tl.load(row + slot) // tl.load(plan + 2)
+    for i in range(share, tl.load(num_refilled), tl.num_programs(0)):
+        slot = tl.load(refilled + i)
+        prompt = tl.load(completion + slot) // tl.load(num_generations)
         for at in range(0, length, BLOCK):
             o = at + tl.arange(0, BLOCK)
             values = tl.load(source + prompt * source_row + o, mask=o < length)

@@ -22,6 +22,33 @@ class Problem:
     level: int | None = None
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What the policy wrote for a problem and what the verifier says. An unfinished answer is never right: 12 may have
+    been on its way to 125. tokens: with the one that ends it."""
+
+    problem: Problem
+    text: str
+    tokens: int
+    finished: bool
+    verdict: Verdict
+
+    @property
+    def strict(self) -> bool:
+        """Right, in the form that was asked for."""
+        return self.finished and self.verdict.strict
+
+    @property
+    def lenient(self) -> bool:
+        """Right, in whatever form."""
+        return self.finished and self.verdict.lenient
+
+    @property
+    def formatted(self) -> bool:
+        """In the form that was asked for, right or wrong."""
+        return self.finished and self.verdict.formatted
+
+
 class Task(Protocol):
     """What the trainer needs of a task."""
 

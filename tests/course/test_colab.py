@@ -92,4 +92,4 @@ def test_one_file_alone_holds_the_address_of_the_repository():
             and address.search(path.read_text())
         ):
             found.append(name)
-    assert found == ["rlcourse/course.py"]
+    assert found == ["rlcourse/course/start.py"]

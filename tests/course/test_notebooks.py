@@ -1,5 +1,6 @@
 """The notebooks that ship: made from the masters as they are, complete, small, and without traces of a failed run."""
 
+import functools
 import re
 
 import nbformat
@@ -14,6 +15,7 @@ NOTEBOOKS = sorted(path for kind in KINDS for path in (build.ROOT / kind).glob("
 pytestmark = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 
 
+@functools.cache
 def read(path):
     return nbformat.read(path, as_version=4)
 

@@ -49,7 +49,7 @@ def test_a_notebook_of_another_version_says_what_to_install():
 
 
 def test_start_names_machine_and_profile(monkeypatch, capsys):
-    monkeypatch.setattr(course, "device_name", lambda: "CPU Test")
+    monkeypatch.setattr(sys.modules["rlcourse.course.start"], "device_name", lambda: "CPU Test")
     monkeypatch.setenv("RLCOURSE_PROFILE", "smoke")
     course.start(__version__)
     assert capsys.readouterr().out == f"rlcourse {__version__} on CPU Test, profile smoke\n"

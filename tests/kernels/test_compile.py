@@ -1,11 +1,13 @@
 """All kernels compile for GPUs that are not here, and keep what they hold in registers."""
 
+import itertools
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from thorough import thinned
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
@@ -13,11 +15,11 @@ from rlcourse.kernels import cubin, examples
 from rlcourse.kernels.toolchain import ARCHITECTURES, compiled
 from rlcourse.ptx import parse
 
+KERNELS = examples() + examples("rlcourse.course.kernels")
 SHARED = {"sm_80": 163, "sm_86": 99, "sm_90a": 227, "sm_100a": 227, "sm_120a": 99}  # kB that a block can have
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("kernel", examples() + examples("rlcourse.course.kernels"), ids=repr)
+@pytest.mark.parametrize(("kernel", "arch"), thinned(itertools.product(KERNELS, ARCHITECTURES), every=22), ids=str)
 def test_kernels_compile_and_stay_in_registers(kernel, arch):
     code = compiled(kernel, arch)
     assert f".target {arch}" in code.ptx and code.cubin.startswith(b"\x7fELF")
@@ -31,14 +33,14 @@ def test_kernels_compile_and_stay_in_registers(kernel, arch):
     assert len(entry.params) == len(taken), "the kernel must take all of its arguments"
 
 
-def test_the_numbers_are_those_of_cuobjdump(tmp_path):
+@pytest.mark.parametrize("kernel", thinned(examples()[:3], every=3), ids=str)
+def test_the_numbers_are_those_of_cuobjdump(kernel, tmp_path):
     nvidia = pytest.importorskip("triton.backends.nvidia")
     tool = shutil.which("cuobjdump", path=Path(nvidia.__file__).parent / "bin")
     if tool is None:
         pytest.skip("there is no cuobjdump here")
-    for kernel in examples()[:3]:
-        code = compiled(kernel, "sm_90a")
-        (tmp_path / "kernel.cubin").write_bytes(code.cubin)
-        text = subprocess.run([tool, "-res-usage", tmp_path / "kernel.cubin"], capture_output=True, text=True).stdout
-        registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", text).groups()
-        assert cubin.resources(code.cubin) == {"registers": int(registers), "stack_bytes": int(stack)}
+    code = compiled(kernel, "sm_90a")
+    (tmp_path / "kernel.cubin").write_bytes(code.cubin)
+    text = subprocess.run([tool, "-res-usage", tmp_path / "kernel.cubin"], capture_output=True, text=True).stdout
+    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", text).groups()
+    assert cubin.resources(code.cubin) == {"registers": int(registers), "stack_bytes": int(stack)}

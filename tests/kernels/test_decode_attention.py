@@ -9,6 +9,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 from decode_cases import EXAMPLES, assert_near, check, exact, make, seen
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import thinned, thorough
 
 from rlcourse.course.kernels.decode_simple import SimpleDecode
 from rlcourse.course.kernels.decode_split import SplitDecode
@@ -40,7 +41,7 @@ def name(kernel) -> str:
     return "-".join(str(part) for part in parts.values() if part)
 
 
-each = pytest.mark.parametrize("kernel", ALL, ids=name)
+each = pytest.mark.parametrize("kernel", thinned(ALL, every=3), ids=name)
 
 
 @each
@@ -62,19 +63,20 @@ def test_idle_rows_and_rows_that_begin_after_their_end_give_no_nan(kernel):
         assert (case.out[[1, 4]] == 0).all()
 
 
-@each
+@pytest.mark.parametrize("kernel", thinned(ALL, every=5), ids=name)
 def test_lengths_around_those_of_tiles(kernel):
     tokens = [2, 15, 16, 17, 63, 64, 65, 127, 129]
     check(make(kernel, SLOTS, [n + 1 for n in tokens], start=[2] * len(tokens)))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("group", [1, 3, 8])
 def test_query_heads_for_each_key_value_head(group):
     check(make(SplitDecode(2 * group, 2, 64, splits=2), 40, [33]))
     check(make(DecodeAttention(2 * group, 2, 64, splits=2, angles="bfloat16"), 40, [33]))
 
 
-@pytest.mark.parametrize("kernel", PLAIN[::2], ids=name)
+@pytest.mark.parametrize("kernel", thinned(PLAIN[::2], every=2), ids=name)
 def test_large_scores_stay_finite(kernel):
     check(make(kernel, 70, [69, 40], start=[0, 39], spread=60.0))
 
@@ -128,13 +130,17 @@ def test_the_fused_reference_turns_as_transformers_does():
 lengths = st.lists(st.tuples(st.integers(-1, 95), st.integers(0, 95)), min_size=1, max_size=4)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(data=st.data(), rows=lengths, seed=st.integers(0, 999), slots=st.integers(1, 96))
-def test_any_rows_lengths_pads_heads_and_dtypes(data, rows, seed, slots):
+def any_rows_lengths_pads_heads_and_dtypes(data, rows, seed, slots):
     kernel = data.draw(st.sampled_from(ALL))
     positions = [min(at, slots - 1) for at, _ in rows]
     starts = [min(start, slots - 1) for _, start in rows]
     check(make(kernel, slots, positions, start=starts, seed=seed))
+
+
+@pytest.mark.parametrize("examples", [4, thorough(EXAMPLES)])
+def test_any_rows_lengths_pads_heads_and_dtypes(examples):
+    settings(max_examples=examples, deadline=None)(any_rows_lengths_pads_heads_and_dtypes)()
 
 
 @pytest.mark.parametrize("heads", [(9, 1, 64), (6, 4, 64), (4, 2, 96)])

@@ -13,6 +13,7 @@ from decode_cases import assert_near
 from hypothesis import given
 from hypothesis import strategies as st
 from launching import DEVICE
+from thorough import thorough
 from transformers import Qwen2Config
 from transformers.cache_utils import StaticCache
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention, Qwen2RotaryEmbedding
@@ -63,7 +64,7 @@ def plain(tensors: dict) -> dict:
     return {name: tensors[name] for name in ("q", "k_cache", "v_cache", "position", "start") if name in tensors}
 
 
-@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("norm", [thorough(False), True])
 def test_operations_are_what_they_say(norm):
     tensors = inputs(norm=norm)
     torch.library.opcheck(fused_decode_attention, (), tensors)
@@ -86,7 +87,7 @@ def test_no_rows():
     assert decode_attention(**plain(tensors)).shape == fused_decode_attention(**tensors).shape == (0, 4, 64)
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("architecture", [thorough("qwen2"), "qwen3"])
 def test_the_layer_of_the_engine(architecture):
     """Some of the slots of the graph engine, each row at a position of its own, against the engine's own attention."""
     policy = make_policy(architecture=architecture, head_dim=64, num_attention_heads=4, num_key_value_heads=2)
@@ -203,6 +204,7 @@ def test_splits_fit_the_workspace_and_leave_each_block_work(pairs, slots, multip
         assert pairs * splits <= min(MOST_PIECES, 2 * multiprocessors) and slots // splits >= 512
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("angles", [None, "float32"])
 @pytest.mark.parametrize("shape", [(14, 2, 64), (12, 2, 128), (16, 8, 128)])
 def test_what_is_chosen_stays_in_registers(shape, angles, monkeypatch):

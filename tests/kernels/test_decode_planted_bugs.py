@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
 from decode_cases import check, make
+from thorough import thinned
 
 from rlcourse.course.kernels import decode_simple
 from rlcourse.kernels import toolchain
@@ -86,12 +87,15 @@ PTX = [  # (what finds it, a regular expression in the PTX, what its first match
 ]
 
 
+@pytest.mark.thorough  # as the tests of these kernels are
 @pytest.mark.parametrize("name", CHECKS)
 def test_sound_kernels_pass(name):
     CHECKS[name](importlib.import_module(f"rlcourse.{FOLDER.get(name, 'kernels')}.decode_{name}"))
 
 
-@pytest.mark.parametrize(("name", "file", "old", "new"), SOURCE, ids=[f"{file}: {old}" for _, file, old, _ in SOURCE])
+@pytest.mark.parametrize(
+    ("name", "file", "old", "new"), thinned(SOURCE, every=8), ids=[f"{file}: {old}" for _, file, old, _ in SOURCE]
+)
 def test_mistakes_in_the_source_are_found(name, file, old, new, tmp_path, monkeypatch):
     folder = tmp_path / tmp_path.name
     folder.mkdir()
@@ -111,7 +115,9 @@ def test_mistakes_in_the_source_are_found(name, file, old, new, tmp_path, monkey
         CHECKS[name](importlib.import_module(f"{folder.name}.decode_{name}"))
 
 
-@pytest.mark.parametrize(("name", "pattern", "new"), PTX, ids=[f"{name}: {pattern}" for name, pattern, _ in PTX])
+@pytest.mark.parametrize(
+    ("name", "pattern", "new"), thinned(PTX, every=3), ids=[f"{name}: {pattern}" for name, pattern, _ in PTX]
+)
 def test_mistakes_in_the_code_are_found(name, pattern, new, monkeypatch):
     plain = toolchain.compiled
 

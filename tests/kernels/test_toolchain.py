@@ -60,7 +60,7 @@ def test_what_was_compiled_is_read_from_disk_by_the_next_process(cache, monkeypa
 def test_other_fields_architectures_and_sources_are_compiled_anew(cache, monkeypatch):
     folders = {compiled(VectorAdd(threads), arch).folder for threads in (64, 128) for arch in ("sm_80", "sm_86")}
     forget()
-    monkeypatch.setattr(toolchain, "_source", lambda: b"another source")
+    monkeypatch.setattr(toolchain, "_source", lambda _: b"another source")
     folders.add(compiled(VectorAdd(64), "sm_80").folder)
     assert len(folders) == 5 and {path.parent for path in folders} == {cache}
 

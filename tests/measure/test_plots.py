@@ -10,10 +10,10 @@ from rlcourse.measure.roofline import Machine, Work
 
 def curve(algorithm, *accuracies):
     seeds = [
-        {"seed": seed, "evals": [{"step": 5 * i, "accuracy": a} for i, a in enumerate(values)]}
+        {"variant": f"seed {seed}", "evals": [{"step": 5 * i, "accuracy": a} for i, a in enumerate(values)]}
         for seed, values in enumerate(accuracies)
     ]
-    return {"algorithm": algorithm, "seeds": seeds}
+    return {"name": algorithm, "results": seeds}
 
 
 @pytest.fixture
@@ -25,14 +25,14 @@ def drawn(monkeypatch):
 
 
 def test_band_runs_from_the_worst_to_the_best_seed_around_their_mean():
-    seeds = curve("grpo", [0.4, 0.6], [0.1, 0.9], [0.4, 0.75])["seeds"]
+    seeds = curve("grpo", [0.4, 0.6], [0.1, 0.9], [0.4, 0.75])["results"]
     steps, low, mean, high = seed_band(seeds)
     assert (steps, low, high) == ([0, 5], [0.1, 0.6], [0.4, 0.9])
     assert mean == pytest.approx([0.3, 0.75])
 
 
 def test_band_leaves_out_steps_that_a_seed_lacks():
-    assert seed_band(curve("grpo", [0.4, 0.6, 0.7], [0.1, 0.9])["seeds"])[0] == [0, 5]
+    assert seed_band(curve("grpo", [0.4, 0.6, 0.7], [0.1, 0.9])["results"])[0] == [0, 5]
 
 
 def test_curves_are_drawn_in_percent_with_a_legend(tmp_path, drawn):

@@ -75,6 +75,8 @@ def test_a_missing_record_says_how_to_measure_it(tmp_path):
     write(tmp_path)
     with pytest.raises(FileNotFoundError, match="on NVIDIA A10G"):
         load_record("decode", "NVIDIA A10G", folder=tmp_path)
+    with pytest.raises(FileNotFoundError, match="measure it with `python -m other`"):
+        load_record("other", folder=tmp_path, command="python -m other")
 
 
 def test_two_devices_need_a_choice(tmp_path):

@@ -1,6 +1,6 @@
 """Compiles the kernels of a decode step for a GPU that need not be there, and prints what each needs, as JSON.
 
-`python compile_kernels.py CAPABILITY ROWS`, for example 86 64. test_fused_compile.py runs it in a process of its own,
+`python compile_kernels.py CAPABILITY ROWS`, for example 86 64. test_kernels_compile.py runs it in a process of its own,
 since in the tests kernels are those of Triton's interpreter.
 """
 
@@ -16,16 +16,17 @@ from triton.backends import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from rlcourse.rollout import fused, triton_attention, triton_draw, triton_kernels, triton_refill
+from rlcourse.rollout import tiles, triton_attention, triton_kernels, triton_refill, triton_sample, triton_step
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD, VOCABULARY = 896, 4864, 14, 2, 64, 151936  # Qwen2.5-0.5B
 SHARED = {80: 163, 86: 99, 90: 227, 100: 227, 120: 99}  # kB a block can have
 POINTERS = {
     "token": "i64", "position": "i64", "tick": "i64", "x": "fp32", "ss": "fp32", "cos": "fp32", "sin": "fp32",
-    "norm": "fp32", "inv_freq": "fp32", "q_norm": "fp32", "k_norm": "fp32", "part": "fp32", "part_ml": "fp32",
-    "arrived": "i32", "seed": "i64", "eos": "i64", "limit": "i64", "row": "i64", "count": "i64", "done": "i1",
-    "tokens": "i64", "logprobs": "fp32", "top": "fp32", "mass": "fp32",
-    "lengths": "i64", "plan": "i64", "taken": "i64", "prompt_lengths": "i64", "over": "i1",
+    "norm": "fp32", "inv_freq": "fp32", "q_norm": "fp32", "k_norm": "fp32", "partial": "fp32", "partial_acc": "fp32",
+    "partial_ml": "fp32", "arrived": "i32", "seed": "i64", "eos": "i64", "max_new_tokens": "i64", "completion": "i64",
+    "num_tokens": "i64", "done": "i1", "tokens": "i64", "logprobs": "fp32", "tile_max": "fp32", "tile_sum": "fp32",
+    "lengths": "i64", "next_completion": "i64", "num_completions": "i64", "num_generations": "i64",
+    "num_refilled": "i64", "refilled": "i64", "prompt_lengths": "i64", "ends_at_once": "i1",
 }  # fmt: skip
 SCALARS = {"R": "i32", "V": "i32", "width": "i32", "eos_ids": "i32", "eps": "fp32", "scale": "fp32"}
 SCALARS |= {
@@ -63,36 +64,36 @@ def needs(program) -> dict[str, int]:
 
 
 def main(capability: int, rows: int) -> None:
-    cut = fused.tiles_for(rows, SHARED[capability] * 1024, HEAD)
+    config = tiles.tiles_for(rows, SHARED[capability] * 1024, HEAD)
     pdl = {"PDL": capability >= 90}
 
-    def product(p: fused.Product, depth: int, pair: bool = False) -> tuple[dict, dict]:
-        options = fused.launch_options(p, depth, pair)
-        return options, {"BM": p.rows, "BK": p.depth, "HELD": options.pop("HELD")} | pdl
+    def product(p: tiles.MatmulTile, depth: int, pair: bool = False) -> tuple[dict, dict]:
+        options = tiles.launch_options(p, depth, pair)
+        return options, {"BM": p.rows, "BK": p.depth, "PRELOADED": options.pop("PRELOADED")} | pdl
 
-    parts, model = HIDDEN // cut.down.columns, {"H": HEADS, "K": KV_HEADS, "D": HEAD}
+    parts, model = HIDDEN // config.down.columns, {"H": HEADS, "K": KV_HEADS, "D": HEAD}
     found = {}
-    options, constants = product(cut.qkv, HIDDEN, pair=True)
+    options, constants = product(config.qkv, HIDDEN, pair=True)
     kind = {"HAS_BIAS": True, "HAS_NORM": False, "T": parts, "d": HIDDEN}
     found["qkv"] = compiled(triton_kernels.qkv_kernel, capability, options, **constants, **kind, **model)
-    shares = {"SPLITS": cut.splits, "BS": cut.block} | pdl
-    options = {"num_warps": cut.attention_warps, "num_stages": cut.attention_stages}
+    shares = {"SPLITS": config.attention_splits, "BS": config.attention_block} | pdl
+    options = {"num_warps": config.attention_warps, "num_stages": config.attention_stages}
     found["attention"] = compiled(triton_attention.attention_kernel, capability, options, **shares, **model)
-    for name, p, depth in (("out", cut.out, HEADS * HEAD), ("down", cut.down, INNER)):
+    for name, p, depth in (("out", config.out, HEADS * HEAD), ("down", config.down, INNER)):
         share = -(-depth // p.depth // p.splits) * p.depth
         options, constants = product(p, share)
         sizes = {"N": HIDDEN, "KD": depth, "SPLITS": p.splits, "BN": p.columns}
         found[name] = compiled(triton_kernels.add_kernel, capability, options, **constants, **sizes)
-    p = cut.gate_up
+    p = config.gate_up
     options, constants = product(p, HIDDEN, pair=True)
-    sizes = {"inner": INNER, "d": HIDDEN, "T": HIDDEN // cut.out.columns, "BN": p.columns}
+    sizes = {"inner": INNER, "d": HIDDEN, "T": HIDDEN // config.out.columns, "BN": p.columns}
     found["gate_up"] = compiled(triton_kernels.gate_up_kernel, capability, options, **constants, **sizes)
-    tiles = -(-VOCABULARY // fused.TILE)
-    draw = {"BN": fused.TILE, "TILES": tiles, "d": HIDDEN, "T": parts} | pdl
-    found["tile"] = compiled(triton_draw.tile_kernel, capability, {}, **draw)
-    ends = {"B": triton.next_power_of_2(tiles), "E": 2, "GREEDY": False}
-    found["pick"] = compiled(triton_draw.pick_kernel, capability, {}, **draw, **ends)
-    found["take"] = compiled(triton_refill.take_kernel, capability, {}, B=rows, **pdl)
+    count = -(-VOCABULARY // triton_step.VOCABULARY_TILE)
+    sample = {"BN": triton_step.VOCABULARY_TILE, "TILES": count, "d": HIDDEN, "T": parts} | pdl
+    found["tile"] = compiled(triton_sample.tile_kernel, capability, {}, **sample)
+    ends = {"B": triton.next_power_of_2(count), "E": 2, "GREEDY": False}
+    found["pick"] = compiled(triton_sample.pick_kernel, capability, {}, **sample, **ends)
+    found["refill"] = compiled(triton_refill.refill_kernel, capability, {}, B=rows, **pdl)
     found["copy"] = compiled(triton_refill.copy_kernel, capability, {}, BLOCK=2048, **pdl)
     print(json.dumps({name: needs(program) for name, program in found.items()}))
 

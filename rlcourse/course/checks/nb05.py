@@ -1,13 +1,12 @@
 """Checks of exercises 05: intervals, mismatch, a schedule, and naming a failure."""
 
-import json
 import math
 
 import torch
 from torch import Tensor
 
 from rlcourse.course.checks import Question, compare
-from rlcourse.paths import data_folder
+from rlcourse.course.lessons.curve_records import load_curve
 
 q1 = Question("q1", "accuracy_interval", hint="Mean, standard error, and the mean less and plus z standard errors.")
 q2 = Question("q2", "paired_interval", hint="Subtract problem by problem first, then take the mean and the deviation.")
@@ -249,9 +248,8 @@ METRICS = ("reward", "accuracy", "truncated", "kl")
 
 def recorded(name: str) -> list[tuple[Tensor, ...]]:
     """The four metrics of each seed of a recorded run of the lesson."""
-    path = data_folder() / "curves" / f"lesson05_{name}.json"
     none = float("nan")
-    runs = json.loads(path.read_text(encoding="utf-8"))["seeds"]
+    runs = load_curve(f"lesson05_{name}")["results"]
     return [tuple(torch.tensor([none if v is None else v for v in run["metrics"][m]]) for m in METRICS) for run in runs]
 
 

@@ -7,12 +7,10 @@ A table stands between `<!-- record nvidia-h200 step: column, column -->`, `<!--
 import re
 from pathlib import Path
 
-from rlcourse.config import ALGORITHMS
 from rlcourse.course.dev.headers import COURSE
+from rlcourse.course.lessons.curves import recorded_algorithms
 from rlcourse.measure.plots import LABELS
 from rlcourse.measure.records import load_record, record_markdown
-from rlcourse.paths import data_folder
-from rlcourse.runs import read_json
 
 ROOT = Path(__file__).resolve().parents[3]
 MARKER = re.compile(r"(<!-- (record|curves|course)([^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -36,13 +34,11 @@ def _table(kind: str, arguments: str) -> str:
 def curves_markdown() -> str:
     """One line an algorithm: test accuracy before and after, least to most over the seeds."""
     lines = ["| algorithm | seeds | accuracy before | accuracy after |", "| --- | --- | --- | --- |"]
-    for name in ALGORITHMS:
-        path = data_folder() / "curves" / f"{name}.json"
-        if path.exists():
-            runs = [seed["summary"] for seed in read_json(path)["seeds"]]
-            before, after = ([run[f"accuracy_{when}"] for run in runs] for when in ("before", "after"))
-            cells = (LABELS.get(name, name.upper()), str(len(runs)), _range(before), _range(after))
-            lines.append("| " + " | ".join(cells) + " |")
+    for record in recorded_algorithms():
+        runs = [seed["summary"] for seed in record["results"]]
+        before, after = ([run[f"accuracy_{when}"] for run in runs] for when in ("before", "after"))
+        name = LABELS.get(record["name"], record["name"].upper())
+        lines.append("| " + " | ".join((name, str(len(runs)), _range(before), _range(after))) + " |")
     return "\n".join(lines) + "\n\n"
 
 

@@ -1,41 +1,38 @@
-"""The records behind the lessons' figures: `data/curves/lessonNN_<names>.json`, several seeds each, made by
-`python -m rlcourse.course.lessons.lessonNN <names>`."""
+"""Learning curves as records: `data/curves/<device>/<name>.json`, one row of results a seed.
 
-import datetime
+`name` is that of an algorithm, recorded by `rlcourse.course.lessons.curves`, or `lessonNN_...`, recorded by
+`rlcourse.course.lessons.lessonNN`.
+"""
+
+from pathlib import Path
 from typing import Any
 
-from rlcourse.measure.records import device_name
+from rlcourse.measure.records import load_record, write_record
 from rlcourse.paths import data_folder
-from rlcourse.runs import read_json, write_json
 
 
-def save(lesson: str, names: list[str], settings: dict[str, Any], seeds: list[dict[str, Any]]) -> None:
-    """Write a record. lesson: "lesson02"; names: what the command is told; seeds: what each measured."""
-    head = {
-        "names": names,
-        "settings": settings,
-        "device": device_name(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": " ".join(["python -m", f"rlcourse.bench.{lesson}", *names]),
-    }
-    path = data_folder() / "curves" / f"{'_'.join([lesson, *names])}.json"
-    path.parent.mkdir(exist_ok=True)
-    write_json(path, head | {"seeds": short(seeds)})
+def write_curve(name: str, arguments: list[str], setup: dict[str, Any], seeds: dict[int, dict[str, Any]]) -> Path:
+    """Write a record and return its path. arguments: what the module's command was told; setup: the settings that the
+    seeds share; seeds: what each measured, its numbers written to five significant digits."""
+    results = [{"variant": f"seed {seed}"} | significant(measured) for seed, measured in seeds.items()]
+    command = " ".join([_command(name), *arguments])
+    return write_record(name, setup, results, command=command, folder=data_folder() / "curves")
 
 
-def load(lesson: str, names: list[str]) -> dict[str, Any]:
-    """A record. Raises FileNotFoundError in one sentence if it has not been made."""
-    path = data_folder() / "curves" / f"{'_'.join([lesson, *names])}.json"
-    if not path.exists():
-        command = " ".join(["python -m", f"rlcourse.bench.{lesson}", *names])
-        raise FileNotFoundError(f"{path.name} is missing: make it with `{command}`.")
-    return read_json(path)
+def load_curve(name: str, device: str | None = None) -> dict[str, Any]:
+    """The record called `name`; see `rlcourse.measure.records.load_record`."""
+    return load_record(name, device, data_folder() / "curves", _command(name))
 
 
-def short(value: Any) -> Any:
+def _command(name: str) -> str:
+    module = name.split("_")[0] if name.startswith("lesson") else "curves"
+    return f"python -m rlcourse.course.lessons.{module}"
+
+
+def significant(value: Any) -> Any:
     """The same value with its numbers to five significant digits."""
     if isinstance(value, float):
         return float(f"{value:.5g}")
     if isinstance(value, list):
-        return [short(v) for v in value]
-    return {k: short(v) for k, v in value.items()} if isinstance(value, dict) else value
+        return [significant(v) for v in value]
+    return {k: significant(v) for k, v in value.items()} if isinstance(value, dict) else value

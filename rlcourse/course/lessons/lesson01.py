@@ -1,20 +1,14 @@
-"""The run of lesson 01: what a constant added to every reward does, with and without a baseline, five seeds each.
+"""The runs of lesson 01: what a constant added to every reward does, with and without a baseline, five seeds each.
 
-`python -m rlcourse.course.lessons.lesson01 [LABELS...]` trains on the embedded task with few completions a step, writes
-`data/curves/lesson01_offset.json`; with labels of `VARIANTS` it makes these anew and keeps the others that are there.
+`python -m rlcourse.course.lessons.lesson01 [VARIANTS...]` trains on the embedded task with few completions a step and
+writes the record `lesson01_<variant>` of each.
 """
 
-import datetime
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
-from rlcourse.config import make_config
-from rlcourse.measure.records import device_name
-from rlcourse.paths import data_folder
-from rlcourse.runs import read_json, read_lines, write_json
-from rlcourse.trainer import train
+from rlcourse.course.lessons.curve_records import write_curve
+from rlcourse.course.lessons.curves import train_and_read
 
 SEEDS = (0, 1, 2, 3, 4)
 FEW = {
@@ -27,13 +21,6 @@ FEW = {
     "pass_k": 0,
     "save_every": 0,
 }
-VARIANTS = {
-    "reinforce": ("reinforce", 0.0),
-    "reinforce, every reward + 1": ("reinforce", 1.0),
-    "reinforce, every reward - 1": ("reinforce", -1.0),
-    "reinforce_baseline, every reward + 1": ("reinforce_baseline", 1.0),
-    "rloo, every reward + 1": ("rloo", 1.0),
-}
 
 
 def offset_settings(offset: float) -> dict[str, float]:
@@ -41,33 +28,25 @@ def offset_settings(offset: float) -> dict[str, float]:
     return {"reward_correct": 1 + offset, "reward_format": offset, "reward_neither": offset}
 
 
-def measure(label: str) -> dict[str, Any]:
-    """Train the variant with every seed: validation accuracy, and the mean reward of each step."""
-    algorithm, offset = VARIANTS[label]
-    runs = []
+VARIANTS: dict[str, dict[str, Any]] = {
+    "reinforce": {"algorithm": "reinforce"} | offset_settings(0.0),
+    "reinforce_plus": {"algorithm": "reinforce"} | offset_settings(1.0),
+    "reinforce_minus": {"algorithm": "reinforce"} | offset_settings(-1.0),
+    "baseline_plus": {"algorithm": "reinforce_baseline"} | offset_settings(1.0),
+    "rloo_plus": {"algorithm": "rloo"} | offset_settings(1.0),
+}
+
+
+def record(variant: str) -> None:
+    """Train with every seed: validation accuracy, and the mean reward of each step."""
+    seeds = {}
     for seed in SEEDS:
-        with tempfile.TemporaryDirectory() as folder:
-            train(make_config(algorithm=algorithm, seed=seed, output=folder, **FEW, **offset_settings(offset)))
-            [run] = Path(folder).iterdir()
-            evals = [{"step": e["step"], "accuracy": e["accuracy"]} for e in read_lines(run / "evals.jsonl")]
-            rewards = [round(step["reward"], 4) for step in read_lines(run / "metrics.jsonl")]
-        runs.append({"seed": seed, "evals": evals, "rewards": rewards})
-        print(label, seed, evals[-1], flush=True)
-    date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    return {"label": label, "algorithm": algorithm, "offset": offset, "date": date, "seeds": runs}
-
-
-def record(labels: list[str]) -> None:
-    """Measure the variants called `labels` and write the record."""
-    path = data_folder() / "curves" / "lesson01_offset.json"
-    curves = {curve["label"]: curve for curve in read_json(path)["curves"]} if path.exists() else {}
-    for label in labels:
-        curves[label] = measure(label)
-        ordered = [curves[known] for known in VARIANTS if known in curves]
-        config = make_config(algorithm="reinforce", **FEW).to_dict()
-        command = "python -m rlcourse.course.lessons.lesson01"
-        write_json(path, {"device": device_name(), "command": command, "config": config, "curves": ordered})
+        measured = train_and_read(**FEW, **VARIANTS[variant], seed=seed)
+        seeds[seed] = {key: measured[key] for key in ("evals", "rewards")}
+        print(variant, seed, measured["evals"][-1], flush=True)
+    write_curve(f"lesson01_{variant}", [variant], FEW | VARIANTS[variant], seeds)
 
 
 if __name__ == "__main__":
-    record(sys.argv[1:] or list(VARIANTS))
+    for name in sys.argv[1:] or VARIANTS:
+        record(name)

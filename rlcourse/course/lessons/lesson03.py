@@ -2,7 +2,7 @@
 
 `64x2` to `2x64` train GRPO with 128 rows a step, split into prompts x answers in different ways; `dynamic` is 16x8 with
 dynamic sampling. `noise` measures how much of a gradient is signal at each split, before and after some training.
-Writes `data/curves/lesson03_<name>.json`. A seed takes about a minute on one CPU core.
+Writes the record `lesson03_<name>` of each. A seed takes about a minute on one CPU core.
 """
 
 import sys
@@ -10,16 +10,14 @@ from typing import Any
 
 import torch
 
+from rlcourse.batch import Batch
+from rlcourse.collect import collect, rollout_metrics
 from rlcourse.config import TrainConfig, make_config
-from rlcourse.course.lessons import curve_records as lessons
-from rlcourse.evaluation import answer_problems, load_all, summarize
-from rlcourse.experience import Experience, PromptOrder, add_advantages, collect, trim
-from rlcourse.logprobs import token_logprobs
+from rlcourse.course.lessons.curve_records import write_curve
+from rlcourse.course.lessons.experiment import Experiment
+from rlcourse.learner import Learner
 from rlcourse.losses import aggregate, token_loss
-from rlcourse.measure.profiling import PhaseTimer
-from rlcourse.policy import Policy
-from rlcourse.trainer import rollout_metrics
-from rlcourse.update import Update
+from rlcourse.step import make_batch, rows_that_train
 
 SEEDS = (0, 1, 2)
 SHAPES = {"64x2": (64, 2), "32x4": (32, 4), "16x8": (16, 8), "8x16": (8, 16), "2x64": (2, 64)}
@@ -37,43 +35,35 @@ def settings_of(name: str) -> dict[str, Any]:
 
 def training_run(name: str, seed: int, **overrides) -> dict[str, Any]:
     """Train one variant: validation accuracy, what each step says, and the rows it sampled."""
-    config = make_config(**(SETTINGS | settings_of(name) | {"seed": seed} | overrides))
-    torch.manual_seed(seed)
-    policy, engine, task = load_all(config)
-    update, order, timer = (
-        Update(policy, None, config),
-        PromptOrder(task.problems("train"), seed),
-        PhaseTimer(policy.device),
+    experiment = Experiment(make_config(**(SETTINGS | settings_of(name) | {"seed": seed} | overrides)))
+    validation, prompts = experiment.task.problems("validation")[:VALIDATION], experiment.prompts
+    positions = [0]
+
+    def rows_sampled(_) -> dict[str, int]:
+        positions.append(prompts.position)
+        return {"rows_sampled": (positions[-1] - positions[-2]) * experiment.config.num_generations}
+
+    return experiment.run(
+        EVAL_EVERY,
+        evaluate=lambda: {"accuracy": experiment.evaluate(validation)["accuracy"]},
+        kept=KEPT,
+        measure=rows_sampled,
     )
-    validation, steps, evals = task.problems("validation")[:VALIDATION], [], []
-    for step in range(config.steps + 1):
-        if step % EVAL_EVERY == 0:
-            answers = answer_problems(policy, engine, task, validation, config.max_new_tokens)
-            evals.append({"step": step, "accuracy": summarize(answers)["accuracy"]})
-        if step < config.steps:
-            before = order.position
-            experience = collect(policy, engine, task, order, config, timer)
-            add_advantages(experience, policy, None, None, config)
-            metrics = rollout_metrics(experience) | update(experience, step)
-            metrics["rows_sampled"] = (order.position - before) * config.num_generations
-            steps.append({key: metrics[key] for key in (*KEPT, "rows_sampled")})
-    return {"evals": evals, "steps": {key: [row[key] for row in steps] for key in steps[0]}}
 
 
-def gradient(policy: Policy, batch: Experience, config: TrainConfig) -> torch.Tensor:
+def gradient(learner: Learner, batch: Batch, config: TrainConfig) -> torch.Tensor:
     """The gradient of GRPO's loss on a batch, at the policy that sampled it, as one vector.
 
     Rows of advantage 0 add nothing and are not computed; they count as rows.
     """
-    rows = batch.advantages.ne(0).any(1).nonzero()[:, 0]
-    rollout = trim(batch.rollout[rows])
-    mask, advantages = rollout.completion_mask, batch.advantages[rows, : rollout.completion_ids.shape[1]]
-    logprobs, _, _ = token_logprobs(policy.model, rollout, config.sampling, config.logprob_chunk)
+    part = batch[rows_that_train(batch, config).nonzero()[:, 0]]
+    mask = part.loss_mask
+    logprobs, _ = learner.logprobs_and_values(part.rollout)
     switches = {"surrogate": "clip", "ratio": "token", "clip_low": 0.2, "clip_high": 0.2}
-    loss, _ = token_loss(logprobs, rollout.logprobs, advantages, mask, **switches)
+    loss, _ = token_loss(logprobs, part.rollout.logprobs, part.advantages, mask, **switches)
     counts = {"rows": config.rows, "tokens": int(mask.sum()), "max_new_tokens": config.max_new_tokens}
     total = aggregate(loss, mask, "sequence_mean", **counts)
-    return torch.cat([g.flatten() for g in torch.autograd.grad(total, list(policy.model.parameters()))])
+    return torch.cat([g.flatten() for g in torch.autograd.grad(total, list(learner.policy.model.parameters()))])
 
 
 def signal_share(gradients: torch.Tensor) -> float:
@@ -89,46 +79,34 @@ def signal_share(gradients: torch.Tensor) -> float:
 
 def noise(seed: int) -> list[dict[str, Any]]:
     """Train 16x8 for the steps of `TRAINED`; at each, the signal share at every split, and of silent groups."""
-    config = make_config(**(SETTINGS | settings_of("16x8") | {"seed": seed}))
-    torch.manual_seed(seed)
-    policy, engine, task = load_all(config)
-    update, order, timer = (
-        Update(policy, None, config),
-        PromptOrder(task.problems("train"), seed),
-        PhaseTimer(policy.device),
-    )
+    experiment = Experiment(make_config(**(SETTINGS | settings_of("16x8") | {"seed": seed})))
     found = []
     for step in range(max(TRAINED) + 1):
         for shape in SHAPES if step in TRAINED else ():
-            split, gradients, silent = make_config(**(SETTINGS | settings_of(shape))), [], []
-            for _ in range(BATCHES):
-                batch = collect(policy, engine, task, order, split, timer)
-                add_advantages(batch, policy, None, None, split)
-                gradients.append(gradient(policy, batch, split))
-                silent.append(1 - batch.groups_with_signal)
-            share = signal_share(torch.stack(gradients))
-            found.append({"step": step, "shape": shape, "signal": share, "silent": sum(silent) / BATCHES})
+            found.append({"step": step, "shape": shape} | noise_of(shape, experiment))
             print("noise", seed, found[-1], flush=True)
-        experience = collect(policy, engine, task, order, config, timer)
-        add_advantages(experience, policy, None, None, config)
-        update(experience, step)
+        experiment.train(step)
     return found
 
 
+def noise_of(shape: str, experiment: Experiment) -> dict[str, float]:
+    """The signal share of `BATCHES` gradients at one split, and their mean share of silent groups."""
+    config, learner, gradients, silent = make_config(**(SETTINGS | settings_of(shape))), experiment.learner, [], []
+    for _ in range(BATCHES):
+        completions, _ = collect(learner.policy, experiment.engine, experiment.task, experiment.prompts, config)
+        gradients.append(gradient(learner, make_batch(learner, completions, config), config))
+        silent.append(rollout_metrics(completions, config)["groups_without_signal"])
+    return {"signal": signal_share(torch.stack(gradients)), "silent": sum(silent) / BATCHES}
+
+
 def record(name: str) -> None:
-    """Run every seed and write `data/curves/lesson03_<name>.json`."""
-    seeds = []
+    """Run every seed and write the record."""
+    seeds = {}
     for seed in SEEDS:
-        run = {"shapes": noise(seed)} if name == "noise" else training_run(name, seed)
-        seeds.append({"seed": seed} | run)
-        print(name, seed, run.get("evals", "")[-1:], flush=True)
+        seeds[seed] = {"shapes": noise(seed)} if name == "noise" else training_run(name, seed)
+        print(name, seed, seeds[seed].get("evals", "")[-1:], flush=True)
     settings = SETTINGS | ({"batches": BATCHES} if name == "noise" else settings_of(name))
-    lessons.save("lesson03", [name], settings, seeds)
-
-
-def load(name: str) -> dict[str, Any]:
-    """The record of a variant; see `lessons.load`."""
-    return lessons.load("lesson03", [name])
+    write_curve(f"lesson03_{name}", [name], settings, seeds)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 `isolated` shows the length bias of GRPO alone: training in which nothing but the opening of an answer decides what it
 earns. `default` and `slow` are ordinary training, at the default settings and with small steps, with neither, one or
-both of the deletions that make GRPO Dr. GRPO. Writes `data/curves/lesson04_<kind>_<variant>.json`. A seed takes less
+both of the deletions that make GRPO Dr. GRPO. Writes the record `lesson04_<kind>_<variant>` of each. A seed takes less
 than a minute on a GPU and one to six minutes on one CPU core.
 """
 
@@ -11,18 +11,16 @@ from typing import Any
 
 import torch
 
-from rlcourse import advantages as adv
+from rlcourse.batch import Rollout
+from rlcourse.collect import RewardFunction
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.course.embedded.demonstrations import THINK
-from rlcourse.course.lessons import curve_records as lessons
-from rlcourse.evaluation import answer_problems, summarize
-from rlcourse.experience import Experience, PromptOrder, add_advantages, collect
-from rlcourse.measure.profiling import PhaseTimer
-from rlcourse.policy import Policy, find_device, load_policy
-from rlcourse.rollout import RolloutEngine, make_engine
-from rlcourse.tasks import Problem, load_task
-from rlcourse.trainer import rollout_metrics
-from rlcourse.update import Update
+from rlcourse.course.lessons.curve_records import write_curve
+from rlcourse.course.lessons.experiment import Experiment
+from rlcourse.policy import Policy
+from rlcourse.rollout import RolloutEngine
+from rlcourse.sampling import Sampling
+from rlcourse.tasks import Answer, Problem
 
 SEEDS = (0, 1, 2, 3, 4)
 NORMALIZED, CENTERED = {"advantage": "group_normalized"}, {"advantage": "group_centered"}
@@ -62,25 +60,34 @@ def forced_prompts(policy: Policy, problems: list[Problem]) -> list[list[int]]:
     return prompts
 
 
-def fated_rewards(fate: str, problems: int, each: int) -> torch.Tensor:
-    """Rewards [problems * 2 * each] that nothing but the opening decides, or a coin; the two openings in turn."""
-    worked = torch.arange(2).repeat_interleave(each).repeat(problems).float()
-    if fate == "a coin":
-        return torch.rand(len(worked)).argsort().lt(len(worked) // 2).float()
-    return worked if fate == "worked earns 1" else 1 - worked
+class ForcedOpenings:
+    """An engine whose answers have already begun: half of each group with filler, half with working.
+
+    The opening belongs to the prompt, so nothing of it is trained or counted. problems: those it may be asked about.
+    """
+
+    def __init__(self, policy: Policy, engine: RolloutEngine, problems: list[Problem]):
+        self.engine = engine
+        self.begun = {tuple(policy.prompt(problem.question)): forced_prompts(policy, [problem]) for problem in problems}
+
+    def generate(
+        self, prompts: list[list[int]], num_generations: int, max_new_tokens: int, sampling: Sampling
+    ) -> Rollout:
+        begun = [forced for prompt in prompts for forced in self.begun[tuple(prompt)]]
+        return self.engine.generate(begun, num_generations // 2, max_new_tokens, sampling)
 
 
-def forced_experience(
-    policy: Policy, engine: RolloutEngine, problems: list[Problem], fate: str, config: TrainConfig
-) -> Experience:
-    """One step's training data: half of each group begins with filler, half with working, the rest is sampled."""
-    each = config.num_generations // 2
-    rollout = engine.generate(forced_prompts(policy, problems), each, config.max_new_tokens, config.sampling)
-    rewards = fated_rewards(fate, len(problems), each).to(policy.device)
-    of = adv.group_normalized if config.advantage == "group_normalized" else adv.group_centered
-    mask = rollout.completion_mask
-    advantages = of(rewards, config.num_generations)[:, None] * mask
-    return Experience(rollout, problems, [], [], rewards, 1.0, advantages, mask)
+def fated_rewards(fate: str) -> RewardFunction:
+    """Rewards that nothing but the opening decides, or a coin that falls on each side equally often."""
+
+    def rewards(answers: list[Answer], config: TrainConfig) -> list[float]:
+        if fate == "a coin":
+            return torch.rand(len(answers)).argsort().lt(len(answers) // 2).float().tolist()
+        half, groups = config.num_generations // 2, len(answers) // config.num_generations
+        filler, worked = (0.0, 1.0) if fate == "worked earns 1" else (1.0, 0.0)
+        return ([filler] * half + [worked] * half) * groups
+
+    return rewards
 
 
 @torch.no_grad()
@@ -89,7 +96,7 @@ def forced_lengths(policy: Policy, engine: RolloutEngine, problems: list[Problem
     with torch.random.fork_rng([policy.device] if policy.device.type == "cuda" else []):
         torch.manual_seed(0)
         rollout = engine.generate(forced_prompts(policy, problems), 4, limit, make_config().sampling)
-    lengths, finished = rollout.lengths.view(-1, 2, 4).float(), rollout.finished.view(-1, 2, 4).float()
+    lengths, finished = rollout.completion_lengths.view(-1, 2, 4).float(), rollout.finished.view(-1, 2, 4).float()
     found = {}
     for i, name in enumerate(("filler", "worked")):
         found[name] = lengths[:, i].mean().item()
@@ -97,45 +104,33 @@ def forced_lengths(policy: Policy, engine: RolloutEngine, problems: list[Problem
     return found
 
 
-def isolated_run(variant: str, seed: int, **overrides) -> list[dict[str, float]]:
+def isolated_run(variant: str, seed: int, **overrides) -> dict[str, Any]:
     """Train with fated rewards; the lengths after each opening, measured every `PROBE_EVERY` steps."""
     switches, fate = FATES[variant]
-    config = make_config(**(ISOLATED | switches | {"seed": seed} | overrides))
-    torch.manual_seed(seed)
-    policy, task = load_policy("embedded", find_device(config)), load_task("minigsm")
-    engine, update = make_engine(policy, "graph", torch.float32), Update(policy, None, config)
-    order, probes = PromptOrder(task.problems("train"), seed), task.problems("validation")[:PROBES]
-    rows = []
-    for step in range(config.steps + 1):
-        if step % PROBE_EVERY == 0:
-            rows.append({"step": step} | forced_lengths(policy, engine, probes, config.max_new_tokens))
-        if step < config.steps:
-            experience = forced_experience(policy, engine, order.take(config.num_prompts), fate, config)
-            metrics = update(experience, step)
-            rows[-1].setdefault("grad_norm", metrics["grad_norm"])
-    return rows
+    experiment = Experiment(make_config(**(ISOLATED | switches | {"seed": seed} | overrides)))
+    policy, engine, task = experiment.policy, experiment.engine, experiment.task
+    experiment.engine = ForcedOpenings(policy, engine, task.problems("train"))
+    probes, limit = task.problems("validation")[:PROBES], experiment.config.max_new_tokens
+    return experiment.run(
+        PROBE_EVERY,
+        evaluate=lambda: forced_lengths(policy, engine, probes, limit),
+        kept=("grad_norm",),
+        reward_function=fated_rewards(fate),
+    )
 
 
 def ordinary_run(variant: str, seed: int, **settings) -> dict[str, Any]:
     """Train with the switches of `variant`: what the rollouts and evaluations say, and test accuracy by level."""
-    config = make_config(**(SWITCHES[variant] | {"seed": seed} | settings))
-    torch.manual_seed(seed)
-    policy, task = load_policy("embedded", find_device(config)), load_task("minigsm")
-    engine, update = make_engine(policy, "graph", torch.float32), Update(policy, None, config)
-    order, timer = PromptOrder(task.problems("train"), seed), PhaseTimer(policy.device)
-    steps, evals = [], []
-    for step in range(config.steps + 1):
-        if step % EVAL_EVERY == 0:
-            answers = answer_problems(policy, engine, task, task.problems("validation")[:200], config.max_new_tokens)
-            forced = forced_lengths(policy, engine, task.problems("validation")[:PROBES], config.max_new_tokens)
-            evals.append({"step": step, "accuracy": summarize(answers)["accuracy"]} | forced)
-        if step < config.steps:
-            experience = collect(policy, engine, task, order, config, timer)
-            add_advantages(experience, policy, None, None, config)
-            metrics = rollout_metrics(experience) | update(experience, step)
-            steps.append({name: metrics[name] for name in KEPT})
-    test = summarize(answer_problems(policy, engine, task, task.problems("test"), config.max_new_tokens))
-    return {"evals": evals, "test": test, "steps": {name: [row[name] for row in steps] for name in steps[0]}}
+    experiment = Experiment(make_config(**(SWITCHES[variant] | {"seed": seed} | settings)))
+    policy, engine, task = experiment.policy, experiment.engine, experiment.task
+    validation, limit = task.problems("validation"), experiment.config.max_new_tokens
+
+    def evaluate() -> dict[str, float]:
+        accuracy = experiment.evaluate(validation[:200])["accuracy"]
+        return {"accuracy": accuracy} | forced_lengths(policy, engine, validation[:PROBES], limit)
+
+    curves = experiment.run(EVAL_EVERY, evaluate, KEPT)
+    return curves | {"test": experiment.evaluate(task.problems("test"))}
 
 
 SETTINGS = {"isolated": ISOLATED, "default": DEFAULT, "slow": SLOW}
@@ -143,24 +138,17 @@ SETTINGS = {"isolated": ISOLATED, "default": DEFAULT, "slow": SLOW}
 
 def run(kind: str, variant: str, seed: int) -> dict[str, Any]:
     """One seed of a record."""
-    if kind == "isolated":
-        return {"evals": isolated_run(variant, seed)}
-    return ordinary_run(variant, seed, **SETTINGS[kind])
+    return isolated_run(variant, seed) if kind == "isolated" else ordinary_run(variant, seed, **SETTINGS[kind])
 
 
 def record(kind: str, variant: str) -> None:
-    """Train with every seed and write `data/curves/lesson04_<kind>_<variant>.json`."""
-    seeds = []
+    """Train with every seed and write the record."""
+    seeds = {}
     for seed in SEEDS:
-        seeds.append({"seed": seed} | run(kind, variant, seed))
-        print(kind, variant, seed, [round(row["filler"], 1) for row in seeds[-1]["evals"]], flush=True)
+        seeds[seed] = run(kind, variant, seed)
+        print(kind, variant, seed, [round(row["filler"], 1) for row in seeds[seed]["evals"]], flush=True)
     switches = FATES[variant][0] if kind == "isolated" else SWITCHES[variant]
-    lessons.save("lesson04", [kind, variant], SETTINGS[kind] | switches, seeds)
-
-
-def load(kind: str, variant: str) -> dict[str, Any]:
-    """The record of a variant; see `lessons.load`."""
-    return lessons.load("lesson04", [kind, variant])
+    write_curve(f"lesson04_{kind}_{variant}", [kind, variant], SETTINGS[kind] | switches, seeds)
 
 
 if __name__ == "__main__":

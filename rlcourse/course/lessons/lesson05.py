@@ -1,7 +1,7 @@
 """The recorded runs of lesson 05, three seeds each: one that goes well, those that fail on purpose, and two that start
 from a model that answers in words: `python -m rlcourse.course.lessons.lesson05`.
 
-Takes names of `RUNS`, or does them all. Writes `data/curves/lesson05_<name>.json` for each.
+Takes names of `RUNS`, or does them all. Writes the record `lesson05_<name>` of each.
 """
 
 import random
@@ -13,7 +13,7 @@ from typing import Any
 from rlcourse.config import make_config
 from rlcourse.course.embedded.demonstrations import Mix
 from rlcourse.course.embedded.sft import Stage, run_stage, save_model
-from rlcourse.course.lessons import curve_records as lessons
+from rlcourse.course.lessons.curve_records import write_curve
 from rlcourse.policy import load_policy
 from rlcourse.runs import read_lines
 from rlcourse.trainer import train
@@ -35,19 +35,19 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-def record(name: str, seeds: tuple[int, ...] = SEEDS) -> None:
+def record(name: str) -> None:
     """Train the run called `name` with each seed and write its record."""
     settings = COMMON | RUNS[name]
-    runs = []
+    seeds = {}
     with tempfile.TemporaryDirectory() as scratch:
         used = settings
         if settings.get("model") == IN_WORDS:
             write_model_in_words(Path(scratch) / "model")
             used = settings | {"model": str(Path(scratch) / "model")}
-        for seed in seeds:
-            runs.append(one_run(used, seed, Path(scratch)))
-            print(name, seed, runs[-1]["summary"], flush=True)
-    lessons.save("lesson05", [name], settings, runs)
+        for seed in SEEDS:
+            seeds[seed] = one_run(used, seed, Path(scratch))
+            print(name, seed, seeds[seed]["summary"], flush=True)
+    write_curve(f"lesson05_{name}", [name], settings, seeds)
 
 
 def one_run(settings: dict[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
@@ -59,7 +59,6 @@ def one_run(settings: dict[str, Any], seed: int, scratch: Path) -> dict[str, Any
     when = ("before", "after")
     kept = ("problems", "accuracy", "accuracy_lenient", "formatted", "finished")
     return {
-        "seed": seed,
         "metrics": {name: [line.get(name) for line in lines["metrics"]] for name in names},
         "evals": lines["evals"],
         "summary": {w: {key: summary[w][key] for key in kept} for w in when},
@@ -73,11 +72,6 @@ def write_model_in_words(folder: Path) -> None:
     policy = load_policy("embedded")
     run_stage(policy, Stage("in words", 40, lr=4e-4, warmup_steps=5, mix_of=lambda _: mix), 64, random.Random(5))
     save_model(policy, folder)
-
-
-def load(name: str) -> dict[str, Any]:
-    """The record of a variant; see `lessons.load`."""
-    return lessons.load("lesson05", [name])
 
 
 if __name__ == "__main__":

@@ -249,5 +249,5 @@ NAMED = {
 }
 
 test_right_answers_pass, test_wrong_answers_are_killed, test_the_mistake_is_named, test_a_hole_shows_the_hint = (
-    common_tests(QUESTIONS, RIGHT, WRONG, NAMED, first=True)
+    common_tests(QUESTIONS, RIGHT, WRONG, NAMED, first=True, slow=["q3"])
 )

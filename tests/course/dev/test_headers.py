@@ -45,7 +45,9 @@ def test_a_notebook_that_has_not_run_says_so_and_claims_nothing():
 
 
 def test_a_notebook_that_is_not_listed_is_refused():
-    with pytest.raises(ValueError, match=r"99_more is not part of the course yet: add it to COURSE in rlcourse/course/dev"):
+    with pytest.raises(
+        ValueError, match=r"99_more is not part of the course yet: add it to COURSE in rlcourse/course/dev"
+    ):
         header("99_more", "notebooks", RUN)
 
 

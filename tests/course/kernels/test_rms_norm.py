@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import thinned
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
@@ -13,6 +14,7 @@ from rlcourse.course.kernels.rms_norm import RMSNorm, add_rms_norm, add_rms_norm
 from rlcourse.kernels import KernelError
 
 EPS = 1e-6
+SHAPES = [(5, 1024), (1, 896), (9, 896), (2, 3584), (2, 8), (3, 64)]
 
 
 def case(rows, hidden, dtype, scale=1.0):
@@ -22,7 +24,7 @@ def case(rows, hidden, dtype, scale=1.0):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(("rows", "hidden"), [(1, 896), (9, 896), (5, 1024), (3, 64), (2, 3584), (2, 8)])
+@pytest.mark.parametrize(("rows", "hidden"), thinned(SHAPES, every=2))
 def test_rows_are_divided_by_their_root_mean_square(rows, hidden, dtype):
     x, _, weight = case(rows, hidden, dtype)
     y = torch.full_like(x, torch.nan)
@@ -30,7 +32,7 @@ def test_rows_are_divided_by_their_root_mean_square(rows, hidden, dtype):
     assert_close(y, rms_norm_reference(x, weight, EPS))
 
 
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=4, deadline=None, derandomize=True)
 @given(rows=st.integers(1, 20), hidden=st.sampled_from([24, 64, 160, 448, 768, 896]), gap=st.integers(0, 3))
 def test_the_sum_goes_to_the_residual_stream_and_its_norm_is_taken(rows, hidden, gap):
     x, residual, weight = case(rows, hidden, torch.bfloat16)

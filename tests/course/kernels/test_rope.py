@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from thorough import thinned, thorough
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
@@ -12,6 +13,7 @@ from rlcourse.course.kernels.rope import Rope, rope, rope_reference
 from rlcourse.kernels import KernelError
 
 LENGTH = 12
+HEADS = [(14, 2, 64), (4, 4, 128), (3, 1, 16), (8, 1, 64)]
 
 
 def case(rows, heads, kv_heads, head, dtype, gap=0):
@@ -31,8 +33,8 @@ def assert_same_cache(found, expected):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(("heads", "kv_heads", "head"), [(14, 2, 64), (4, 4, 128), (8, 1, 64), (3, 1, 16)])
-@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize(("heads", "kv_heads", "head"), thinned(HEADS, every=2))
+@pytest.mark.parametrize("rows", [thorough(1), 5])
 def test_rows_turn_by_their_positions_into_their_slots(rows, heads, kv_heads, head, dtype):
     *inputs, k_cache, v_cache = case(rows, heads, kv_heads, head, dtype, gap=24)
     expected_k, expected_v = k_cache.clone(), v_cache.clone()

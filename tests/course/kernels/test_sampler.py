@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import thorough
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
@@ -67,8 +68,8 @@ def test_philox_gives_the_published_numbers():
         assert [f"{int(word):08x}" for word in found] == words.split()
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@settings(max_examples=5, deadline=None, derandomize=True)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, thorough(torch.float16), torch.float32], ids=str)
+@settings(max_examples=4, deadline=None, derandomize=True)
 @given(
     rows=st.integers(1, 4),
     vocabulary=st.integers(1, 3000),
@@ -82,7 +83,7 @@ def test_draws_are_those_of_float64(dtype, rows, vocabulary, splits, temperature
     assert_same(draw(logits, temperature, counter, splits=splits), logits, temperature, counter)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, thorough(1.0)])
 def test_the_vocabulary_of_qwen(temperature):
     torch.manual_seed(0)
     logits = (3 * torch.randn(2, 151936)).to(torch.bfloat16)
@@ -99,7 +100,7 @@ def test_blocks_and_warps_may_take_turns_in_any_way(order):
 
 def test_frequencies_are_those_of_the_softmax():
     torch.manual_seed(0)
-    draws, temperature = 100_000 if DEVICE == "cuda" else 3000, 0.8
+    draws, temperature = 100_000 if DEVICE == "cuda" else 1000, 0.8
     row = 1.5 * torch.randn(24)
     counter = torch.arange(draws) + (torch.arange(draws) % 3 << 32)  # both words of the counter count
     token, logprob, _ = draw(row.expand(draws, 24).contiguous(), temperature, counter, splits=1)

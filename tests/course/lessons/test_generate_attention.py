@@ -20,7 +20,7 @@ on_cpu = pytest.mark.skipif(DEVICE == "cuda", reason="on a GPU the kernel takes 
 def test_greedy_tokens_and_logprobs_are_those_of_sdpa_with_left_padding(policy, way):
     expected = HFEngine(policy, torch.float32, "static").generate(PROMPTS, 2, 9, GREEDY)
     found = HFEngine(policy, torch.float32, "static", attention=way).generate(PROMPTS, 2, 9, GREEDY)
-    assert torch.equal(found.completion_ids, expected.completion_ids)
+    assert torch.equal(found.ids, expected.ids)
     torch.testing.assert_close(found.logprobs, expected.logprobs, atol=1e-5, rtol=0)
     assert policy.model.config._attn_implementation == "sdpa"  # training goes on as before
 
@@ -83,7 +83,7 @@ def test_another_cache_is_refused(policy):
 
 
 def test_an_unknown_name_is_refused(policy):
-    with pytest.raises(ValueError, match="Unknown attention 'fast': use sdpa, rlcourse-breaks or rlcourse-operation"):
+    with pytest.raises(ValueError, match="Unknown attention 'fast': register it in transformers' AttentionInterface"):
         HFEngine(policy, torch.float32, "static", attention="fast")
 
 

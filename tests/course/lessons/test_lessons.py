@@ -1,48 +1,118 @@
-"""Records behind the lessons: saved with what made them, loaded by name, and every one that ships has several seeds."""
+"""What lies behind the lessons' figures: records with several seeds and a command, made by the package's own step."""
 
 import json
 
 import pytest
+import torch
 
-from rlcourse.course.lessons import curve_records as lessons
-from rlcourse.course.lessons import lesson02, lesson03, lesson04, lesson05
+from rlcourse.config import ALGORITHMS, make_config
+from rlcourse.course.lessons import curve_records, lesson01, lesson02, lesson03, lesson04, lesson05
+from rlcourse.course.lessons.curve_records import load_curve, write_curve
+from rlcourse.measure.records import KEYS, load_record
 from rlcourse.paths import data_folder
+from rlcourse.policy import load_policy
+from rlcourse.tasks import load_task
 
-RECORDS = sorted((data_folder() / "curves").glob("lesson0[2-5]_*.json"))
-
-
-def test_a_record_says_how_it_was_made_and_comes_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(lessons, "data_folder", lambda: tmp_path)
-    lessons.save("lesson04", ["slow", "grpo"], {"lr": 1e-5}, [{"seed": 0, "evals": [{"accuracy": 1 / 3}]}])
-    found = lessons.load("lesson04", ["slow", "grpo"])
-    assert found["command"] == "python -m rlcourse.course.lessons.lesson04 slow grpo" and found["settings"] == {
-        "lr": 1e-5
-    }
-    assert found["seeds"] == [{"seed": 0, "evals": [{"accuracy": 0.33333}]}]
-    assert (tmp_path / "curves" / "lesson04_slow_grpo.json").exists()
+CURVES = sorted((data_folder() / "curves").glob("*/*.json"))
+RECORDS = [path for path in CURVES if path.stem.startswith("lesson") or path.stem in ALGORITHMS]
+SMALL = {"num_prompts": 2, "num_generations": 4, "max_new_tokens": 12, "steps": 1, "micro_batch_rows": 8}
 
 
-def test_a_record_that_is_not_there_is_asked_for_by_its_command():
-    with pytest.raises(FileNotFoundError, match=r"lesson02_all_of_it\.json is missing: make it with `python -m"):
-        lessons.load("lesson02", ["all_of_it"])
+@pytest.fixture
+def few_problems(monkeypatch):
+    """Evaluations that a test can wait for."""
+    monkeypatch.setattr(lesson02, "EVAL_PROBLEMS", 2)
+    monkeypatch.setattr(lesson03, "VALIDATION", 2)
+    monkeypatch.setattr(lesson04, "PROBES", 2)
+
+
+def test_a_curve_says_how_it_was_made_and_comes_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(curve_records, "data_folder", lambda: tmp_path)
+    seeds = {0: {"evals": [{"step": 0, "accuracy": 1 / 3}]}, 3: {"evals": []}}
+    path = write_curve("lesson04_slow_grpo", ["slow", "grpo"], {"lr": 1e-5}, seeds)
+    assert path.parent.parent == tmp_path / "curves" and path.name == "lesson04_slow_grpo.json"
+    found = load_curve("lesson04_slow_grpo")
+    assert found == load_record("lesson04_slow_grpo", folder=tmp_path / "curves")
+    assert found["command"] == "python -m rlcourse.course.lessons.lesson04 slow grpo"
+    assert found["setup"] == {"lr": 1e-5} and found["versions"]["torch"]
+    rows = [{"variant": "seed 0", "evals": [{"step": 0, "accuracy": 0.33333}]}, {"variant": "seed 3", "evals": []}]
+    assert found["results"] == rows
+
+
+@pytest.mark.parametrize(("name", "module"), [("lesson02_all_of_it", "lesson02"), ("no_algorithm", "curves")])
+def test_a_curve_that_is_not_there_is_asked_for_by_its_command(name, module):
+    with pytest.raises(FileNotFoundError, match=f"{name}.*python -m rlcourse.course.lessons.{module}`"):
+        load_curve(name)
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
-def test_a_record_that_ships_has_three_seeds_and_its_command(path):
-    record = json.loads(path.read_text())
-    seeds = [seed["seed"] for seed in record["seeds"]]
-    assert len(seeds) >= 3 and len(set(seeds)) == len(seeds)
-    module, *names = record["command"].removeprefix("python -m rlcourse.bench.").split()
-    assert "_".join([module, *names]) == path.stem and record["date"] and record["device"]
+def test_a_curve_that_ships_has_three_seeds_and_its_command(path):
+    record = load_curve(path.stem)
+    assert record == json.loads(path.read_text()) and record.keys() == set(KEYS)
+    seeds = [row["variant"] for row in record["results"]]
+    assert len(seeds) >= 3 and len(set(seeds)) == len(seeds) and all(seed.startswith("seed ") for seed in seeds)
+    module, *names = record["command"].removeprefix("python -m rlcourse.course.lessons.").split()
+    assert record["name"] == path.stem == "_".join(names if module == "curves" else [module, *names])
 
 
 def test_every_variant_of_a_lesson_has_been_recorded():
-    for load, names in (
-        (lesson02.load, lesson02.VARIANTS),
-        (lesson03.load, [*lesson03.SHAPES, "dynamic", "noise"]),
-        (lesson05.load, lesson05.RUNS),
-    ):
-        assert all(load(name)["seeds"] for name in names)
-    for kind in lesson04.SETTINGS:
-        for variant in lesson04.FATES if kind == "isolated" else lesson04.SWITCHES:
-            assert lesson04.load(kind, variant)["seeds"]
+    of_lesson04 = [
+        f"{kind}_{variant}"
+        for kind in lesson04.SETTINGS
+        for variant in (lesson04.FATES if kind == "isolated" else lesson04.SWITCHES)
+    ]
+    for lesson, names in {
+        "lesson01": lesson01.VARIANTS,
+        "lesson02": lesson02.VARIANTS,
+        "lesson03": [*lesson03.SHAPES, "dynamic", "noise"],
+        "lesson04": of_lesson04,
+        "lesson05": lesson05.RUNS,
+    }.items():
+        names = {f"{lesson}_{name}" for name in names}
+        assert names == {path.stem for path in RECORDS if path.stem.startswith(lesson)}
+
+
+def test_a_run_leaves_what_its_record_holds(few_problems):
+    for name, found in {
+        "lesson02_all": lesson02.run("all", 0, **SMALL),
+        "lesson03_16x8": lesson03.training_run("16x8", 0, **SMALL),
+        "lesson04_isolated_grpo": lesson04.isolated_run("grpo", 0, **SMALL),
+    }.items():
+        recorded = load_curve(name)["results"][0]
+        assert found["evals"][0].keys() <= recorded["evals"][0].keys()
+        assert found["steps"].keys() <= recorded.get("steps", {"grad_norm": []}).keys()
+        assert all(len(values) == 1 for values in found["steps"].values())
+
+
+def test_forced_answers_begin_as_told_and_the_opening_is_not_trained():
+    policy, problems = load_policy("embedded"), load_task("minigsm").problems("train")[:3]
+    asked = []
+
+    class Engine:
+        def generate(self, prompts, num_generations, max_new_tokens, sampling):
+            asked.extend(prompts)
+            return num_generations
+
+    engine = lesson04.ForcedOpenings(policy, Engine(), problems)
+    prompts = [policy.prompt(problem.question) for problem in problems[1:]]
+    assert engine.generate(prompts, 8, 96, None) == 4
+    texts = [policy.tokenizer.decode(ids[len(prompts[i // 2]) :]) for i, ids in enumerate(asked)]
+    working = [problem.answer.split("\n")[0] + "\n" for problem in problems[1:]]
+    assert texts == ["Let me think.\n", working[0], "Let me think.\n", working[1]]
+
+
+def test_fate_is_decided_by_the_opening_alone():
+    config, answers = make_config(num_generations=4), [None] * 8
+    worked = torch.tensor([0.0, 0.0, 1.0, 1.0] * 2)
+    assert torch.equal(torch.tensor(lesson04.fated_rewards("worked earns 1")(answers, config)), worked)
+    assert torch.equal(torch.tensor(lesson04.fated_rewards("filler earns 1")(answers, config)), 1 - worked)
+    coins = [lesson04.fated_rewards("a coin")(answers, config) for _ in range(9)]
+    assert {sum(coin) for coin in coins} == {4.0} and len({*map(tuple, coins)}) > 1
+
+
+def test_signal_share_is_1_without_noise_and_0_for_noise_alone():
+    torch.manual_seed(0)
+    common, noise = torch.randn(1, 20_000), torch.randn(8, 20_000)
+    assert lesson03.signal_share(common.expand(8, -1)) == pytest.approx(1)
+    assert lesson03.signal_share(noise) == pytest.approx(0, abs=0.01)
+    assert lesson03.signal_share(common + noise) == pytest.approx(0.5, abs=0.02)

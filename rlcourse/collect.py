@@ -1,0 +1,117 @@
+"""The first half of a training step: sample problems, let the policy answer them, judge and reward the answers."""
+
+from collections.abc import Callable
+
+import torch
+
+from rlcourse.advantages import has_signal
+from rlcourse.batch import Completions, join_completions
+from rlcourse.config import TrainConfig
+from rlcourse.measure.timing import PhaseTimer
+from rlcourse.policy import Policy
+from rlcourse.rollout import RolloutEngine
+from rlcourse.tasks import Answer, Problem, Task
+from rlcourse.tasks.prompts import PromptSampler
+from rlcourse.tasks.verify import reward
+
+DYNAMIC_ROUNDS = 4  # rollouts of dynamic sampling in one step at most
+
+RewardFunction = Callable[[list[Answer], TrainConfig], list[float]]
+
+
+def answer_rewards(answers: list[Answer], config: TrainConfig) -> list[float]:
+    """The reward of each answer by the config's scheme; see `rlcourse.tasks.verify.reward`."""
+    scheme = {
+        "parser": config.reward_parser,
+        "correct": config.reward_correct,
+        "format": config.reward_format,
+        "neither": config.reward_neither,
+    }
+    return [reward(answer.verdict, answer.finished, **scheme) for answer in answers]
+
+
+def collect(
+    policy: Policy,
+    engine: RolloutEngine,
+    task: Task,
+    prompts: PromptSampler,
+    config: TrainConfig,
+    reward_function: RewardFunction = answer_rewards,
+    timer: PhaseTimer | None = None,
+) -> tuple[Completions, Completions]:
+    """Roll out and judge `num_prompts` groups. Returns (those that train, all that were sampled): mostly the same.
+
+    With dynamic sampling (DAPO, arXiv:2503.14476, section 3.2) groups whose rewards are all the same are replaced by
+    fresh ones, for a few rounds; what is still missing then is filled with groups without signal.
+    """
+    timer = timer or PhaseTimer(policy.device)
+
+    def round_of_groups() -> Completions:
+        problems = prompts.sample(config.num_prompts)
+        return roll_out(policy, engine, task, problems, config, reward_function, timer)
+
+    rounds = [round_of_groups()]
+    if not config.dynamic_sampling:
+        return rounds[0], rounds[0]
+    while _groups_with_signal(rounds, config) < config.num_prompts and len(rounds) < DYNAMIC_ROUNDS:
+        rounds.append(round_of_groups())
+    sampled = join_completions(rounds)
+    return sampled[_rows_with_signal_first(sampled, config)], sampled
+
+
+def roll_out(
+    policy: Policy,
+    engine: RolloutEngine,
+    task: Task,
+    problems: list[Problem],
+    config: TrainConfig,
+    reward_function: RewardFunction,
+    timer: PhaseTimer,
+) -> Completions:
+    """`num_generations` completions of each problem, judged and rewarded."""
+    with timer("rollout"):
+        prompts = [policy.prompt(problem.question, task.instruction) for problem in problems]
+        rollout = engine.generate(prompts, config.num_generations, config.max_new_tokens, config.sampling)
+    with timer("reward"):
+        texts = policy.texts(rollout.completion_ids, rollout.completion_mask)
+        lengths, finished = rollout.completion_lengths.tolist(), rollout.finished.tolist()
+        answers = []
+        for row, text in enumerate(texts):
+            problem = problems[row // config.num_generations]
+            answers.append(Answer(problem, text, lengths[row], finished[row], task.verify(text, problem.gold)))
+        rewards = torch.tensor(reward_function(answers, config), device=rollout.ids.device)
+    return Completions(rollout, answers, rewards)
+
+
+def _groups_with_signal(rounds: list[Completions], config: TrainConfig) -> int:
+    return sum(int(has_signal(r.rewards, config.num_generations).sum()) for r in rounds)
+
+
+def _rows_with_signal_first(sampled: Completions, config: TrainConfig) -> torch.Tensor:
+    """The rows of the first `num_prompts` groups, those with signal before the others."""
+    signal = has_signal(sampled.rewards, config.num_generations)
+    groups = torch.argsort(~signal, stable=True)[: config.num_prompts]
+    members = torch.arange(config.num_generations, device=groups.device)
+    return (groups[:, None] * config.num_generations + members).flatten()
+
+
+def rollout_metrics(sampled: Completions, config: TrainConfig) -> dict[str, float | None]:
+    """What all sampled completions of a step say: rewards, accuracy by both readings, lengths of right and wrong
+    answers, and the policy's entropy in nats a token, estimated by -log p of the tokens it sampled."""
+    answers = sampled.answers
+
+    def mean(values: list) -> float | None:
+        return sum(values) / len(values) if values else None
+
+    return {
+        "reward": sampled.rewards.mean().item(),
+        "accuracy": mean([a.strict for a in answers]),
+        "accuracy_lenient": mean([a.lenient for a in answers]),
+        "formatted": mean([a.formatted for a in answers]),
+        "truncated": mean([not a.finished for a in answers]),
+        "length": mean([a.tokens for a in answers]),
+        "length_right": mean([a.tokens for a in answers if a.strict]),
+        "length_wrong": mean([a.tokens for a in answers if not a.strict]),
+        "groups_without_signal": 1.0 - has_signal(sampled.rewards, config.num_generations).float().mean().item(),
+        "entropy": -sampled.rollout.logprobs[sampled.rollout.completion_mask].mean().item(),
+    }

@@ -1,0 +1,104 @@
+"""What learns: the policy, what an algorithm needs beside it, and the optimizer."""
+
+import math
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rlcourse.batch import Rollout
+from rlcourse.config import TrainConfig
+from rlcourse.device import autocast
+from rlcourse.logprobs import hidden_states, token_logprobs
+from rlcourse.policy import Policy, ValueHead, frozen_copy
+
+
+class Learner:
+    """The policy, PPO's value head and the frozen reference where the config asks for them, and AdamW over the first
+    two. Weights and moments are float32.
+
+    start: the model that the reference is a copy of; the policy as it is now if not given.
+    """
+
+    def __init__(self, policy: Policy, config: TrainConfig, start: PreTrainedModel | None = None):
+        self.policy, self.config = policy, config
+        self.reference = frozen_copy(start or policy.model) if config.needs_reference else None
+        hidden_size = policy.model.config.hidden_size
+        self.value_head = ValueHead(hidden_size).to(policy.device) if config.advantage == "gae" else None
+        groups = [{"params": list(policy.model.parameters()), "peak_lr": config.lr}]
+        if self.value_head is not None:
+            groups.append({"params": list(self.value_head.parameters()), "peak_lr": config.value_lr})
+        self.optimizer = torch.optim.AdamW(
+            groups, lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True
+        )
+
+    def logprobs_and_values(self, rollout: Rollout) -> tuple[Tensor, Tensor | None]:
+        """Of each completion token its log-prob, and with a value head the value of the state before it: [rows, T]."""
+        config = self.config
+        with autocast(config.dtype, self.policy.device):
+            logprobs, hidden = token_logprobs(
+                self.policy.model, rollout, config.sampling, config.logprob_chunk, config.compile
+            )
+        return logprobs, None if self.value_head is None else self.value_head(hidden)
+
+    @property
+    def lr(self) -> float:
+        """The policy's learning rate in the last update."""
+        return self.optimizer.param_groups[0]["lr"]
+
+    @torch.no_grad()
+    def values(self, rollout: Rollout) -> Tensor:
+        """The value of the state before each completion token, [rows, T], 0 beyond a completion."""
+        values = torch.zeros_like(rollout.logprobs)
+        for rows in _micro_batches(rollout, self.config):
+            part = rollout[rows]
+            with autocast(self.config.dtype, self.policy.device):
+                hidden = hidden_states(self.policy.model, part)
+            values[rows, : hidden.shape[1]] = self.value_head(hidden) * part.completion_mask
+        return values
+
+    @torch.no_grad()
+    def reference_logprobs(self, rollout: Rollout) -> Tensor:
+        """The frozen reference's log-prob of each completion token, [rows, T]."""
+        config, logprobs = self.config, torch.zeros_like(rollout.logprobs)
+        for rows in _micro_batches(rollout, config):
+            part = rollout[rows]
+            with autocast(config.dtype, self.policy.device):
+                found, _ = token_logprobs(self.reference, part, config.sampling, config.logprob_chunk)
+            logprobs[rows, : found.shape[1]] = found
+        return logprobs
+
+    def update(self, step: int) -> float:
+        """One optimizer step with the gradients that there are, at the learning rate of training step `step` (from 0).
+        Returns the norm of the gradient before it was clipped.
+
+        Raises RuntimeError, and leaves the weights alone, if the gradient is not finite.
+        """
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        grad_norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm).item()
+        if not math.isfinite(grad_norm):
+            raise RuntimeError("The gradient is not finite, so the weights were left alone: try a lower --lr.")
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["peak_lr"] * lr_factor(step, self.config)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return grad_norm
+
+
+def _micro_batches(rollout: Rollout, config: TrainConfig) -> tuple[Tensor, ...]:
+    """All rows, those of like length together."""
+    lengths = rollout.prompt_lengths + rollout.completion_lengths
+    return lengths.argsort(stable=True).split(config.micro_batch_rows)
+
+
+def lr_factor(step: int, config: TrainConfig) -> float:
+    """Learning rate of training step `step` (from 0) as a share of its peak: linear warm-up, then the schedule."""
+    if step < config.warmup_steps:
+        return (step + 1) / config.warmup_steps
+    progress = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
+    match config.schedule:
+        case "linear":
+            return 1.0 - progress
+        case "cosine":
+            return 0.5 * (1.0 + math.cos(math.pi * progress))
+    return 1.0

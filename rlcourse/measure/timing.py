@@ -1,0 +1,66 @@
+"""How long something takes: seconds of a call, of several, of the phases of a step."""
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import contextmanager
+
+import torch
+
+
+def now(device: torch.device) -> float:
+    """Seconds of a clock, once the GPU has done what it was told."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def seconds(run: Callable[[], object], device: torch.device) -> float:
+    """Wall seconds of one call, the GPU's work included."""
+    start = now(device)
+    run()
+    return now(device) - start
+
+
+def measure(run: Callable[[], float], repeats: int, warmup: int = 1) -> list[float]:
+    """What `run` returns, `repeats` times, after `warmup` calls that do not count."""
+    for _ in range(warmup):
+        run()
+    return [run() for _ in range(repeats)]
+
+
+def median_seconds(run: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Median wall seconds of a call, after one that does not count."""
+    return statistics.median(measure(lambda: seconds(run, device), repeats))
+
+
+def median_and_spread(values: list[float]) -> tuple[float, float]:
+    """The median, and the interquartile range as a share of it (0 for fewer than three values)."""
+    median = statistics.median(values)
+    if len(values) < 3:
+        return median, 0.0
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return median, (high - low) / median
+
+
+class PhaseTimer:
+    """Adds up wall seconds by phase: `with timer("rollout"): ...`. Waits for the GPU at both ends of a phase."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def __call__(self, phase: str):
+        start = now(self.device)
+        try:
+            yield
+        finally:
+            self.seconds[phase] += now(self.device) - start
+
+    def take(self) -> dict[str, float]:
+        """The seconds by phase since the last call, as `{phase}_s`."""
+        taken = {f"{phase}_s": seconds for phase, seconds in self.seconds.items()}
+        self.seconds.clear()
+        return taken

@@ -1,0 +1,33 @@
+"""Work on a GPU recorded once and replayed: the host starts one graph instead of hundreds of kernels."""
+
+from collections.abc import Callable, Hashable
+
+import torch
+from torch import Tensor
+
+EAGER_RUNS = 1  # before a graph is captured: what is loaded and compiled then must not happen under capture
+CAPTURED_GRAPHS = 32  # graphs kept; the one used longest ago goes first
+
+
+class CudaGraphs:
+    """Functions that read and write the same memory at each call, by key: run eagerly at first, then captured."""
+
+    def __init__(self):
+        self.graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Tensor | None]] = {}  # and what the function returned
+        self.eager_runs: dict[Hashable, int] = {}
+
+    def run(self, key: Hashable, function: Callable[[], Tensor | None]) -> Tensor | None:
+        """Call `function`, or replay it. A tensor that it returns is the same one each time, with new numbers."""
+        if key not in self.graphs:
+            self.eager_runs[key] = self.eager_runs.get(key, 0) + 1
+            if self.eager_runs[key] <= EAGER_RUNS:
+                return function()
+            while len(self.graphs) >= CAPTURED_GRAPHS:
+                del self.graphs[next(iter(self.graphs))]
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                output = function()
+            self.graphs[key] = graph, output
+        self.graphs[key] = graph, output = self.graphs.pop(key)  # moved to the end: used last
+        graph.replay()
+        return output

@@ -1,0 +1,95 @@
+"""How the kernels of a decode step cut their work into tiles, by the number of rows and the GPU's shared memory."""
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class MatmulTile:
+    """How a matrix product is cut: rows, columns and depth of a tile, shares of the depth, warps, pipeline stages.
+
+    The weights of the first `preloaded` tiles are loaded before the input is there, where a thread can hold them.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    splits: int = 1
+    warps: int = 4
+    stages: int = 4
+    preloaded: int = 0
+
+
+@dataclass(frozen=True)
+class TileConfig:
+    """The tiles of a step, measured on an H200 at the shape of Qwen2.5-0.5B."""
+
+    qkv: MatmulTile
+    out: MatmulTile
+    gate_up: MatmulTile
+    down: MatmulTile
+    attention_splits: int  # of a row's cache in attention
+    attention_block: int  # tokens of it at a time
+    attention_warps: int
+    attention_stages: int
+
+
+TILES_UP_TO_16_ROWS = TileConfig(
+    qkv=MatmulTile(16, 32, 128, stages=2, preloaded=7),
+    out=MatmulTile(16, 32, 128, stages=2, preloaded=7),
+    gate_up=MatmulTile(16, 32, 128, stages=2, preloaded=7),
+    down=MatmulTile(16, 64, 128, splits=8, stages=2, preloaded=5),
+    attention_splits=2,
+    attention_block=128,
+    attention_warps=4,
+    attention_stages=1,
+)
+TILES_UP_TO_96_ROWS = TileConfig(
+    qkv=MatmulTile(16, 32, 128, stages=2, preloaded=7),
+    out=MatmulTile(16, 32, 128, stages=2, preloaded=7),
+    gate_up=MatmulTile(64, 64, 128, warps=8, stages=4),
+    down=MatmulTile(64, 32, 128, splits=4, stages=5),
+    attention_splits=1,
+    attention_block=128,
+    attention_warps=4,
+    attention_stages=4,
+)
+TILES_FOR_MORE_ROWS = TileConfig(
+    qkv=MatmulTile(64, 32, 128, stages=4),
+    out=MatmulTile(64, 32, 128, stages=5),
+    gate_up=MatmulTile(128, 32, 64, warps=8, stages=3),
+    down=MatmulTile(64, 64, 128, splits=2, stages=5),
+    attention_splits=1,
+    attention_block=128,
+    attention_warps=4,
+    attention_stages=2,
+)
+REGISTERS = 900  # bytes of weights that a thread can hold
+LEAST_SHARED = 99 * 1024  # bytes of shared memory that a block can have on an A10G, an L4 or a GeForce
+
+
+def tiles_for(rows: int, shared: int, head_dim: int) -> TileConfig:
+    """The tiles for so many rows on a GPU whose blocks can have `shared` bytes of shared memory."""
+    tiles = TILES_UP_TO_16_ROWS if rows <= 16 else TILES_UP_TO_96_ROWS if rows <= 96 else TILES_FOR_MORE_ROWS
+    tiles = replace(tiles, qkv=replace(tiles.qkv, columns=head_dim // 2))
+    pairs = {"qkv": 2, "out": 1, "gate_up": 2, "down": 1}  # weight tiles that a program multiplies with
+    return replace(tiles, **{name: _fit(getattr(tiles, name), n, 0.9 * shared) for name, n in pairs.items()})
+
+
+def _fit(tile: MatmulTile, weights: int, shared: float) -> MatmulTile:
+    """The tile with as many stages, and as deep, as there is room for."""
+
+    def stage_bytes(t: MatmulTile) -> int:
+        return 2 * t.depth * (t.rows + weights * t.columns)
+
+    while tile.stages > 2 and tile.stages * stage_bytes(tile) > shared:
+        tile = replace(tile, stages=tile.stages - 1)
+    while tile.stages * stage_bytes(tile) > shared:
+        tile = replace(tile, depth=tile.depth // 2)
+    return tile
+
+
+def launch_options(tile: MatmulTile, depth: int, pair: bool) -> dict:
+    """PRELOADED, warps and stages of a product of 16-bit numbers that is `depth` deep for each share."""
+    weight_bytes = 2 * tile.columns * tile.depth * (2 if pair else 1)
+    preloaded = min(tile.preloaded, -(-depth // tile.depth), 32 * tile.warps * REGISTERS // weight_bytes)
+    return {"PRELOADED": preloaded, "num_warps": tile.warps, "num_stages": tile.stages}

@@ -1,0 +1,94 @@
+"""Sampling tokens in Triton: one random number a row, however large the vocabulary.
+
+Gumbel noise would need a random number for each entry. Here the vocabulary is cut into tiles: a first kernel adds up
+each tile's mass, a second one looks up in which tile a uniform number falls, then where in that tile (inversion of the
+cumulative distribution). The logits are read once; the log-prob of the sampled token comes along. The last norm is
+split like all others (`triton_kernels.py`): the logits here still lack its 1 / rms.
+"""
+
+import triton
+import triton.language as tl
+
+from rlcourse.rollout.triton_kernels import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def logit_scale(ss, slot, inverse_temperature, eps, d: tl.constexpr, T: tl.constexpr):
+    """What a slot's logits are multiplied with: 1 / rms and 1 / temperature."""
+    t = tl.arange(0, 32 if T <= 32 else 256)
+    return tl.rsqrt(tl.sum(tl.load(ss + slot * T + t, mask=t < T, other=0.0), 0) / d + eps) * inverse_temperature
+
+
+@triton.jit
+def tile_kernel(
+    logits, ss, tile_max, tile_sum, V, inverse_temperature, eps,
+    d: tl.constexpr, T: tl.constexpr, BN: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A tile's largest logit, and its sum of exp(logit - largest)."""
+    tile, slot = tl.program_id(0), tl.program_id(1)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    cols = tile * BN + tl.arange(0, BN)
+    values = tl.load(logits + slot.to(tl.int64) * V + cols, mask=cols < V, other=float("-inf")).to(tl.float32)
+    values = values * logit_scale(ss, slot, inverse_temperature, eps, d, T)
+    largest = tl.max(values, 0)
+    tl.store(tile_max + slot * TILES + tile, largest)
+    tl.store(tile_sum + slot * TILES + tile, tl.sum(tl.exp(values - largest), 0))
+
+
+@triton.jit
+def first_above(mass, goal, B: tl.constexpr):
+    """The first place where the running sum of `mass` [B] exceeds `goal`, and the sum before it. Where rounding leaves
+    none, the last place with mass."""
+    o = tl.arange(0, B)
+    above = (tl.cumsum(mass, 0) > goal) & (mass > 0)
+    place = tl.minimum(tl.min(tl.where(above, o, B), 0), tl.max(tl.where(mass > 0, o, 0), 0))
+    return place, tl.sum(tl.where(o < place, mass, 0.0), 0)
+
+
+@triton.jit
+def pick_kernel(
+    logits, ss, tile_max, tile_sum, seed, tick, eos, max_new_tokens, completion, token, position, num_tokens, done,
+    tokens, logprobs, lengths, V, width, inverse_temperature, eps, eos_ids, d: tl.constexpr, T: tl.constexpr,
+    BN: tl.constexpr, TILES: tl.constexpr, B: tl.constexpr, E: tl.constexpr, GREEDY: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Sample a slot's token, write it and its log-prob down if the slot is alive, and see whether it is done."""
+    slot = tl.program_id(0)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    o = tl.arange(0, B)
+    largest = tl.load(tile_max + slot * TILES + o, mask=o < TILES, other=float("-inf"))
+    highest = tl.max(largest, 0)
+    by_tile = tl.load(tile_sum + slot * TILES + o, mask=o < TILES, other=0.0) * tl.exp(largest - highest)
+    total = tl.sum(by_tile, 0)
+    goal = tl.rand(tl.load(seed) + tl.load(tick), slot) * total
+    if GREEDY:
+        tile = tl.min(tl.where(largest == highest, o, B), 0)
+        before = 0.0
+    else:
+        tile, before = first_above(by_tile, goal, B)
+    c = tl.arange(0, BN)
+    cols = tile * BN + c
+    values = tl.load(logits + slot.to(tl.int64) * V + cols, mask=cols < V, other=float("-inf")).to(tl.float32)
+    values = values * logit_scale(ss, slot, inverse_temperature, eps, d, T)
+    if GREEDY:
+        i = tl.min(tl.where(values == tl.max(values, 0), c, BN), 0)
+    else:
+        i, _ = first_above(tl.exp(values - highest), goal - before, BN)
+    sampled = (tile * BN + i).to(tl.int64)
+    logprob = tl.sum(tl.where(c == i, values, 0.0), 0) - highest - tl.log(total)
+    if tl.load(done + slot) == 0:
+        so_far = tl.load(num_tokens + slot)
+        number = tl.load(completion + slot)
+        at = number * width + so_far
+        tl.store(tokens + at, sampled)
+        tl.store(logprobs + at, logprob)
+        tl.store(token + slot, sampled)
+        tl.store(position + slot, tl.load(position + slot) + 1)
+        tl.store(num_tokens + slot, so_far + 1)
+        tl.store(lengths + number, so_far + 1)
+        e = tl.arange(0, E)
+        ends = tl.sum((tl.load(eos + e, mask=e < eos_ids, other=-1) == sampled).to(tl.int32), 0) > 0
+        tl.store(done + slot, (ends | (so_far + 1 >= tl.load(max_new_tokens))).to(tl.int8))

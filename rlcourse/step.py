@@ -1,0 +1,207 @@
+"""One training step: rollout → reward → advantages → loss → optimizer."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcourse import advantages as adv
+from rlcourse.batch import Batch, Completions
+from rlcourse.collect import RewardFunction, answer_rewards, collect, rollout_metrics
+from rlcourse.config import TrainConfig
+from rlcourse.device import without_cudnn_attention
+from rlcourse.learner import Learner
+from rlcourse.losses import aggregate, kl_estimate, sampler_correction, token_loss, value_loss
+from rlcourse.measure.profiling import peak_memory_bytes
+from rlcourse.measure.timing import PhaseTimer
+from rlcourse.rollout import RolloutEngine
+from rlcourse.tasks import Task
+from rlcourse.tasks.prompts import PromptSampler
+
+
+def train_step(
+    learner: Learner,
+    engine: RolloutEngine,
+    task: Task,
+    prompts: PromptSampler,
+    config: TrainConfig,
+    step: int,
+    reward_function: RewardFunction = answer_rewards,
+) -> tuple[dict[str, Any], Completions]:
+    """Training step number `step` (from 0). Returns what was measured, and the completions that it trained on.
+
+    Measured are means over tokens or rows: of all that was sampled (`rollout_metrics`, `kl`), and of the rows that
+    train (`policy_loss`, `clip_fraction`, `value_loss`, and `mismatch`, the distance between the log-prob of a token in
+    the sampler and in the trainer). A mean over nothing is None. `timing` has the seconds of each phase.
+    """
+    timer, means, grad_norms = PhaseTimer(learner.policy.device), Means(), []
+    with without_cudnn_attention(), timer("step"):
+        completions, sampled = collect(learner.policy, engine, task, prompts, config, reward_function, timer)
+        if config.sleep:
+            engine.sleep()
+        with timer("advantages"):
+            batch = make_batch(learner, completions, config)
+        with timer("update"):
+            minibatches = plan_minibatches(batch, config)
+            old = old_logprobs(learner, batch, minibatches, config)
+            for number, minibatch in enumerate(minibatches):
+                for rows in minibatch.micro_batches:
+                    part = batch[rows]
+                    mask, share = part.loss_mask, minibatch.share
+                    logprobs, values = learner.logprobs_and_values(part.rollout)
+                    before = logprobs.detach() if old is None else old[rows, : mask.shape[1]]
+                    losses, clipped = token_loss(
+                        logprobs, before, part.advantages, mask, surrogate=config.surrogate, ratio=config.ratio,
+                        clip_low=config.clip_low, clip_high=config.clip_high,
+                    )  # fmt: skip
+                    sampler = part.rollout.logprobs
+                    weights = sampler_correction(
+                        before, sampler, mask, config.sampler_correction, config.sampler_correction_cap
+                    )
+                    loss = aggregate(weights * losses, mask, config.aggregation, **share)
+                    if config.kl_coef and config.kl_in == "loss":
+                        kl = kl_estimate(logprobs, part.ref_logprobs, config.kl_estimator)
+                        loss = loss + config.kl_coef * aggregate(kl, mask, config.aggregation, **share)
+                    if values is not None:
+                        errors = value_loss(values, part.values, part.returns, mask, config.value_clip)
+                        loss = loss + config.value_coef * aggregate(errors, mask, "token_mean", **share)
+                        means.add("value_loss", errors, mask)
+                    loss.backward()
+                    means.add("policy_loss", losses, mask)
+                    means.add("clip_fraction", clipped, mask)
+                    if number < config.minibatches:  # later epochs would count the same tokens again
+                        means.add("mismatch", (before - sampler).abs(), part.rollout.completion_mask)
+                grad_norms.append(learner.update(step))
+    metrics = {"step": step + 1} | step_metrics(batch, sampled, config, means)
+    metrics |= {"grad_norm": sum(grad_norms) / len(grad_norms), "lr": learner.lr, "timing": step_timing(timer, sampled)}
+    return metrics, completions
+
+
+@torch.no_grad()
+def make_batch(learner: Learner, completions: Completions, config: TrainConfig) -> Batch:
+    """Rewards as advantages, with the reference's log-probs, values and returns where the config asks for them."""
+    rollout, rewards = completions.rollout, completions.rewards
+    mask = rollout.completion_mask
+    loss_mask = mask & rollout.finished[:, None] if config.mask_truncated else mask
+    ref_logprobs = None if learner.reference is None else learner.reference_logprobs(rollout)
+    kl = torch.zeros_like(rollout.logprobs)
+    if config.kl_coef and config.kl_in == "reward":
+        kl = config.kl_coef * kl_estimate(rollout.logprobs, ref_logprobs, "k1")
+    if config.advantage == "gae":
+        values = learner.values(rollout)
+        token_rewards = adv.token_rewards(rewards, mask) - kl
+        estimated, returns = adv.gae(token_rewards, values, mask, config.gamma, config.gae_lambda)
+        return Batch(rollout, adv.whiten(estimated, mask), loss_mask, ref_logprobs, values, returns)
+    advantages = completion_advantages(rewards - kl.sum(1), config)[:, None] * mask
+    return Batch(rollout, advantages, loss_mask, ref_logprobs)
+
+
+def completion_advantages(rewards: Tensor, config: TrainConfig) -> Tensor:
+    """One advantage a completion from one reward a completion: [rows] → [rows]."""
+    match config.advantage:
+        case "reward":
+            return rewards
+        case "batch_centered":
+            return adv.batch_centered(rewards)
+        case "leave_one_out":
+            return adv.leave_one_out(rewards, config.num_generations)
+        case "group_centered":
+            return adv.group_centered(rewards, config.num_generations)
+        case "group_normalized":
+            return adv.group_normalized(rewards, config.num_generations)
+    raise ValueError(f"Advantage {config.advantage!r} is not one a completion.")
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """The rows of one optimizer step, as micro-batches of row indices. share: what `aggregate` counts in all of it."""
+
+    micro_batches: list[Tensor]
+    share: dict[str, int]
+
+
+def plan_minibatches(batch: Batch, config: TrainConfig) -> list[Minibatch]:
+    """The mini-batches of all epochs: the rows in a new random order each time. Micro-batches hold rows of like length,
+    so that little padding is computed, and only rows that train; those that don't still count as rows."""
+    train = rows_that_train(batch, config)
+    lengths = batch.rollout.prompt_lengths + batch.rollout.completion_lengths
+    planned = []
+    for _ in range(config.inner_epochs):
+        order = torch.randperm(len(lengths)).to(lengths.device)
+        for rows in order.tensor_split(config.minibatches):
+            tokens = int(batch.loss_mask[rows].sum())
+            share = {"rows": len(rows), "tokens": tokens, "max_new_tokens": config.max_new_tokens}
+            training = rows[train[rows]]
+            by_length = training[lengths[training].argsort(stable=True)]
+            pieces = [piece for piece in by_length.split(config.micro_batch_rows) if len(piece)]
+            planned.append(Minibatch(pieces, share))
+    return planned
+
+
+def rows_that_train(batch: Batch, config: TrainConfig) -> Tensor:
+    """Rows whose loss has a gradient, bool [rows]: without KL and value loss, one of zero advantage adds exactly 0."""
+    if batch.values is not None or (config.kl_coef and config.kl_in == "loss"):
+        return torch.ones_like(batch.rollout.finished)
+    return (batch.advantages * batch.loss_mask).ne(0).any(1)
+
+
+@torch.no_grad()
+def old_logprobs(learner: Learner, batch: Batch, minibatches: list[Minibatch], config: TrainConfig) -> Tensor | None:
+    """The trainer's own log-probs [rows, T] of the rows that train, before the first of several updates: the old policy
+    of the importance ratio. None for one update alone, whose forward pass has them.
+
+    They are not the sampler's: in bfloat16 those differ by more than GSPO's clip range. Micro-batches are those of the
+    first epoch, so that the same kernels round alike.
+    """
+    if len(minibatches) == 1:
+        return None
+    old = torch.zeros_like(batch.rollout.logprobs)
+    for minibatch in minibatches[: config.minibatches]:
+        for rows in minibatch.micro_batches:
+            logprobs, _ = learner.logprobs_and_values(batch.rollout[rows])
+            old[rows, : logprobs.shape[1]] = logprobs
+    return old
+
+
+class Means:
+    """Means over tokens that come in parts. Nothing waits for the GPU before `mean` or `max`."""
+
+    def __init__(self):
+        self.sums: dict[str, Tensor] = {}
+        self.counts: dict[str, Tensor] = {}
+        self.largest: dict[str, Tensor] = {}
+
+    def add(self, name: str, values: Tensor, mask: Tensor) -> None:
+        """Count the values [rows, T] where `mask` is True."""
+        values = values.detach().double().masked_fill(~mask, 0.0)
+        zero = values.new_zeros(())
+        self.sums[name] = self.sums.get(name, zero) + values.sum()
+        self.counts[name] = self.counts.get(name, zero) + mask.sum()
+        self.largest[name] = torch.maximum(self.largest.get(name, zero), values.max())
+
+    def mean(self, name: str) -> float | None:
+        return (self.sums[name] / self.counts[name]).item() if self.max(name) is not None else None
+
+    def max(self, name: str) -> float | None:
+        """The largest value, 0 if all are negative; None of nothing."""
+        return self.largest[name].item() if name in self.counts and self.counts[name] > 0 else None
+
+
+def step_metrics(batch: Batch, sampled: Completions, config: TrainConfig, means: Means) -> dict[str, float | None]:
+    """What was measured, by name; the names are the same in every step."""
+    metrics = rollout_metrics(sampled, config)
+    if batch.ref_logprobs is not None:
+        kl = kl_estimate(batch.rollout.logprobs, batch.ref_logprobs, "k3")
+        metrics["kl"] = kl[batch.rollout.completion_mask].mean().item()
+    names = ["policy_loss", "clip_fraction"] + ([] if batch.values is None else ["value_loss"])
+    metrics |= {name: means.mean(name) for name in names}
+    return metrics | {"mismatch_mean": means.mean("mismatch"), "mismatch_max": means.max("mismatch")}
+
+
+def step_timing(timer: PhaseTimer, sampled: Completions) -> dict[str, float]:
+    """Seconds of each phase, `{phase}_s`; sampled tokens a second of rollout; the most memory held so far."""
+    timing = timer.take()
+    tokens = int(sampled.rollout.completion_lengths.sum())
+    memory = peak_memory_bytes(sampled.rollout.ids.device)
+    return timing | {"tokens_per_s": tokens / timing["rollout_s"], "peak_memory_bytes": memory}

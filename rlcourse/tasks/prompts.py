@@ -1,0 +1,28 @@
+"""The order in which training goes through the problems."""
+
+from functools import lru_cache
+
+import torch
+
+from rlcourse.tasks import Problem
+
+
+class PromptSampler:
+    """Goes through the problems in a new random order each epoch; its whole state is `position`: problems sampled."""
+
+    def __init__(self, problems: list[Problem], seed: int):
+        self.problems, self.seed, self.position = problems, seed, 0
+
+    def sample(self, count: int) -> list[Problem]:
+        """The next `count` problems."""
+        sampled = []
+        for position in range(self.position, self.position + count):
+            epoch, index = divmod(position, len(self.problems))
+            sampled.append(self.problems[self._permutation(epoch)[index]])
+        self.position += count
+        return sampled
+
+    @lru_cache(maxsize=2)  # noqa: B019 (the object lives as long as the run)
+    def _permutation(self, epoch: int) -> list[int]:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+        return torch.randperm(len(self.problems), generator=generator).tolist()

@@ -1,0 +1,82 @@
+"""Do the fast tests of training find mistakes? One mistake a test, planted in a copy of the package by `runner.py`;
+`mistakes.py` lists them. RUNTIME
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mistakes import MISTAKES
+
+import rlcourse
+
+pytestmark = pytest.mark.thorough
+PACKAGE = Path(rlcourse.__file__).parent
+FOUND, SURVIVED = 1, 0  # exit codes of pytest
+SOUND = sorted({name for *_, tests in MISTAKES for name in tests})
+
+
+def occurrences(file: str, old: str) -> int:
+    path = PACKAGE / file
+    return path.read_text().count(old) if path.exists() else 0
+
+
+class Results:
+    """What became of each job, as the runner says it."""
+
+    def __init__(self, jobs: list[dict]):
+        runner = Path(__file__).with_name("runner.py")
+        self.found: dict[str, dict] = {}
+        self.process = subprocess.Popen(
+            [sys.executable, str(runner)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.process.stdin.write(json.dumps(jobs))
+        self.process.stdin.close()
+
+    def __getitem__(self, name: str) -> dict:
+        while name not in self.found:
+            line = self.process.stdout.readline()
+            assert line, "the runner ended early"
+            result = json.loads(line)
+            self.found[result["id"]] = result
+        return self.found[name]
+
+
+@pytest.fixture(scope="module")
+def results(request):
+    """The jobs of the tests that were selected, started at once."""
+    jobs = []
+    for item in request.session.items:
+        if item.fspath == request.fspath and hasattr(item, "callspec"):
+            values = item.callspec.params
+            if "sound" in values:
+                jobs.append({"id": f"sound {values['sound']}", "tests": [values["sound"]]})
+            else:
+                file, old, new, tests = MISTAKES[values["number"]]
+                if occurrences(file, old) == 1:
+                    jobs.append(
+                        {"id": f"mistake {values['number']}", "file": file, "old": old, "new": new, "tests": tests}
+                    )
+    found = Results(jobs)
+    yield found
+    found.process.terminate()
+    found.process.wait()
+
+
+@pytest.mark.parametrize("sound", SOUND)
+def test_the_sound_package_passes(sound, results):
+    result = results[f"sound {sound}"]
+    assert result["code"] == SURVIVED, result["said"]
+
+
+@pytest.mark.parametrize(
+    "number", range(len(MISTAKES)), ids=[f"{file}: {new.strip() or old.strip()}"[:90] for file, old, new, _ in MISTAKES]
+)
+def test_a_mistake_is_found(number, results):
+    file, old, _, tests = MISTAKES[number]
+    assert occurrences(file, old) == 1, "this mistake can no longer be made: write another one"
+    result = results[f"mistake {number}"]
+    assert result["code"] != SURVIVED, f"nothing in {', '.join(tests)} finds it"
+    assert result["code"] == FOUND, f"the copy cannot be tested, exit code {result['code']}: {result['said']}"

@@ -1,0 +1,86 @@
+"""The step in PyTorch, compiled: a few programs serve all numbers of rows, cache lengths and samplings.
+
+Dynamo traces and guards as for a GPU; what it traced is run as it is, since compiling for a CPU takes minutes.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import DEVICE, make_policy
+from reference import assert_logprobs_are_the_models
+from torch._dynamo.utils import counters
+
+from rlcourse.rollout.decoder import Decoder
+from rlcourse.rollout.fast import FastEngine
+from rlcourse.rollout.slots import sample_at
+from rlcourse.sampling import GREEDY, Sampling, sampling_logits
+
+SIZES = [(4, 5, 20), (7, 20, 20), (1, 3, 20), (16, 16, 16), (32, 18, 40), (3, 40, 40)]  # rows, length, room
+SIZES += [(2, 9, 64), (5, 64, 64), (1, 60, 64), (20, 20, 21), (8, 7, 9), (64, 31, 33)]
+SAMPLINGS = [Sampling(), GREEDY, Sampling(temperature=0.7), Sampling(temperature=1.3, top_k=9)]
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """`torch.compile` that only traces, fails at a graph break, and at more programs than a test allows."""
+    compile = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **k: compile(f, backend="aot_eager", fullgraph=True, **k))
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def programs() -> int:
+    return counters["stats"]["unique_graphs"]
+
+
+@torch.no_grad()
+def test_a_compiled_layer_serves_more_sizes_than_may_be_recompiled(policy, traced):
+    compiled, eager = (Decoder(policy.model, torch.float32, compile) for compile in (True, False))
+    assert len(SIZES) > torch._dynamo.config.recompile_limit
+    with torch._dynamo.config.patch(recompile_limit=4):  # one row, a cache that is full, and all others
+        for rows, length, room in SIZES:
+            torch.manual_seed(rows)
+            cache = torch.randn(2, 2, rows, 2, room, 8, device=DEVICE)
+            tokens, positions = torch.randint(200, (rows,)).to(DEVICE), torch.randint(length, (rows,)).to(DEVICE)
+            written = cache.clone()
+            found = compiled.decode(tokens, positions, written, length)
+            torch.testing.assert_close(found, eager.decode(tokens, positions, cache, length), atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(written, cache, atol=1e-4, rtol=1e-4)
+    assert programs() <= 4
+
+
+@torch.no_grad()
+def test_a_compiled_sampling_function_serves_all_temperatures_and_sizes(traced):
+    compiled = torch.compile(sample_at, dynamic=True)
+    temperature = torch.ones(1, device=DEVICE)
+    for sampling in SAMPLINGS:
+        temperature.fill_(sampling.temperature or 1.0)
+        at_one = sampling if sampling.greedy else replace(sampling, temperature=1.0)
+        for rows, *_ in SIZES:
+            logits = 3 * torch.randn(rows, 300, device=DEVICE)
+            tokens, logprobs = compiled(logits, temperature, at_one)
+            distribution = sampling_logits(logits, sampling).log_softmax(-1)
+            torch.testing.assert_close(logprobs, distribution.gather(1, tokens[:, None])[:, 0])
+            assert logprobs.isfinite().all()
+            if sampling.greedy:
+                assert torch.equal(tokens, logits.argmax(-1))
+    assert programs() <= 6  # free, greedy, top-k, each for one row and for more
+
+
+def test_a_compiled_engine_answers_calls_of_all_sizes_and_samplings(traced):
+    """As a run does: training with rows that end one after another, evaluation of other sizes, greedily."""
+    policy = make_policy()
+    policy.eos_ids = list(range(0, len(policy.tokenizer), 12))
+    engine = FastEngine(policy, compile=True)
+    for prompts, group, sampling in (
+        ([[5, 9, 40, 7], [11]], 20, Sampling()),
+        ([[8, 8], [30, 31, 32], [4]], 1, GREEDY),
+        ([[50, 51, 52]], 1, Sampling(temperature=0.8)),
+        ([[8, 8], [30, 31, 32], [4]], 16, Sampling(top_p=0.9)),
+        ([[5, 9, 40, 7]], 50, Sampling(temperature=0.6)),
+    ):
+        rollout = engine.generate(prompts, group, 12, sampling)
+        assert_logprobs_are_the_models(policy, rollout, sampling)

@@ -1,0 +1,30 @@
+"""The kernels compile for GPUs that are not here, fit their shared memory, and keep what they hold in registers."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is there on Linux alone")
+
+SHARED = {86: 99 * 1024, 90: 227 * 1024}  # bytes a block can have: A10G, H100 and H200
+NAMES = {"qkv", "attention", "out", "down", "gate_up", "tile", "pick", "refill", "copy"}
+
+
+@pytest.mark.parametrize("rows", [16, 64, 256])
+@pytest.mark.parametrize("capability", SHARED)
+def test_kernels_compile_and_fit(capability, rows):
+    script = Path(__file__).with_name("compile_kernels.py")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    run = [sys.executable, str(script), str(capability), str(rows)]
+    done = subprocess.run(run, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found.keys() == NAMES
+    for name, needs in found.items():
+        assert needs["shared"] <= SHARED[capability], name
+        assert needs["spilled"] <= 128, name  # of the up to 900 bytes of weights that a thread holds
+        assert needs["waits"] == (capability >= 90), name  # a kernel may begin before its turn

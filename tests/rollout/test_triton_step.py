@@ -1,0 +1,255 @@
+"""The Triton kernels of a decode step against the step in PyTorch: on a GPU, or in Triton's interpreter on a CPU."""
+
+import contextlib
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is there on Linux alone")
+
+from conftest import DEVICE, make_policy
+from reference import recomputed_logprobs
+
+from rlcourse.rollout import fast, make_engine, scheduler, tiles, triton_step
+from rlcourse.rollout.decoder import Decoder
+from rlcourse.rollout.fast import FastEngine
+from rlcourse.rollout.slots import Room, Slots
+from rlcourse.sampling import GREEDY, Sampling
+
+PROMPTS = [[5, 9, 40, 7], [11], [30, 31, 32, 33, 34, 35, 36]]
+SHAPES = {
+    "qwen2": {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64},
+    "qwen2, one query a head": {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64},
+    "qwen3, wide heads": {"architecture": "qwen3", "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 128},
+}
+DRAWS = 20_000 if DEVICE == "cuda" else 400  # the interpreter takes many milliseconds for each
+DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
+# Cuts in which every other path is taken: pipelines, shares, several blocks of rows.
+SMALL = tiles.MatmulTile(16, 32, 64, splits=2, stages=2)
+LATE = tiles.TileConfig(
+    tiles.MatmulTile(16, 32, 64, stages=2), SMALL, SMALL, SMALL, 2, 16, attention_warps=2, attention_stages=3
+)
+
+
+def model(shape, seed=0):
+    return make_policy(seed, hidden_size=128, intermediate_size=256, tied=seed % 2 == 0, **SHAPES[shape])
+
+
+def triton_engine(policy, monkeypatch, slots: int | None = None) -> FastEngine:
+    monkeypatch.setattr(triton_step, "supported", triton_step.fits)  # also float32 on a CPU
+    monkeypatch.setitem(fast.STEPS_BETWEEN_LOOKS, DEVICE, 2)
+    return FastEngine(policy, DTYPE, max_slots=slots)
+
+
+def rollout(engine, num_generations, max_new_tokens, sampling):
+    """A rollout whose steps are those of the kernels, where they can sample so."""
+    steps, original = [], triton_step.TritonStep.__call__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton_step.TritonStep, "__call__", lambda *a: steps.append(a) or original(*a))
+        found = engine.generate(PROMPTS, num_generations, max_new_tokens, sampling)
+    if triton_step.can_sample(sampling) and DEVICE == "cpu":  # a graph replays without the call
+        assert steps
+    return found
+
+
+def last_scale(step, rows):
+    """1 / rms of the last norm [rows, 1], which the kernels that sample multiply the logits with."""
+    squares = step.squares.flatten()[: rows * step.parts(rows)].view(rows, -1).sum(1, keepdim=True)
+    return (squares / step.hidden + step.decoder.eps).rsqrt()
+
+
+def assert_as_good(found, plain, exact):
+    """On a CPU in float32, equal. In bfloat16, no further from float32 than the step in PyTorch is."""
+    if DEVICE == "cpu":
+        torch.testing.assert_close(found, exact, atol=1e-4, rtol=0)
+        return
+    errors, others = ((x.float() - exact).abs() for x in (found, plain))
+    assert errors.mean() <= 1.2 * others.mean() + 1e-3 and errors.max() <= 1.5 * others.max() + 0.05
+
+
+def assert_same_logprobs(found, policy, sampling):
+    """Log-probs kept from sampling and recomputed in float32; in bfloat16 they may differ by rounding."""
+    gap = (found.logprobs - recomputed_logprobs(policy, found, sampling))[found.completion_mask].abs()
+    assert gap.max() < 1e-4 if DEVICE == "cpu" else gap.mean() < 0.1
+
+
+@pytest.mark.parametrize("cut", [tiles.TILES_UP_TO_16_ROWS, LATE], ids=["early", "late"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("rows", [1, 19])
+def test_a_step_writes_the_cache_and_the_logits_of_the_step_in_pytorch(shape, cut, rows, monkeypatch):
+    monkeypatch.setattr(triton_step, "tiles_for", lambda *_: cut)
+    policy = model(shape)
+    decoder, exact = Decoder(policy.model, DTYPE, False), Decoder(policy.model, torch.float32, False)
+    slots = Slots.empty(decoder, Room(24, 40, 1, 1, 24, 4))
+    torch.manual_seed(0)
+    slots.cache.normal_()
+    slots.completion.copy_(torch.arange(24))
+    slots.token.random_(3, 200)
+    slots.position.random_(0, 39)
+    slots.position[0] = 0  # one token, and a cache that is full
+    slots.position[rows - 1] = 39 if rows > 1 else 0
+    slots.done[:rows] = False
+    slots.max_new_tokens.fill_(4)
+    caches = {d: slots.cache.to(d.dtype, copy=True) for d in (decoder, exact)}
+    token, position = slots.token[:rows].clone(), slots.position[:rows].clone()
+    with torch.no_grad():
+        plain, wanted = (d.decode(token, position, caches[d][:, :, :rows], 40).float() for d in (decoder, exact))
+        step = triton_step.TritonStep(decoder, slots, torch.tensor([2], device=DEVICE))
+        step(rows, False, GREEDY)
+    assert_as_good(slots.cache, caches[decoder], caches[exact])
+    logits = step.logits[:rows].float() * last_scale(step, rows)
+    assert_as_good(logits, plain, wanted)
+    assert slots.token[:rows].tolist() == logits.argmax(-1).tolist() == slots.tokens[:rows, 0].tolist()
+    chosen = logits.log_softmax(-1).amax(-1)
+    torch.testing.assert_close(slots.logprobs[:rows, 0], chosen, atol=1e-4, rtol=0)
+    assert torch.equal(slots.position[:rows], position + 1) and slots.num_tokens[:rows].tolist() == [1] * rows
+    assert not step.arrived.any()  # counters are ready for the next step
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("rows", [3, 19])
+def test_attention_in_cute_dsl_takes_the_place_of_that_in_triton(shape, rows):
+    pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
+    from rlcourse.kernels.decode_common import decode_attention_reference
+    from rlcourse.kernels.toolchain import interpreted
+
+    decoder = Decoder(model(shape).model, torch.bfloat16, False)
+    slots = Slots.empty(decoder, Room(24, 40, 1, 1, 24, 4))
+    torch.manual_seed(0)
+    slots.cache.normal_()
+    slots.position.random_(0, 39)
+    slots.position[0], slots.position[rows - 1] = 0, 39
+    step = triton_step.TritonStep(decoder, slots, torch.tensor([2], device=DEVICE))
+    assert step.cute == (DEVICE == "cuda")
+    step.cute = True
+    step.q.normal_()
+    with interpreted() if DEVICE == "cpu" else contextlib.nullcontext():
+        step._attention(slots.cache[1], rows, tiles.TILES_UP_TO_16_ROWS)
+    q = step.q[:rows].float().unflatten(1, (-1, decoder.head_dim))
+    expected = decode_attention_reference(q, *slots.cache[1, :, :rows], slots.position[:rows]).flatten(1)
+    torch.testing.assert_close(step.mixed[:rows].float(), expected.float(), rtol=0.02, atol=0.01)
+    rest = step.mixed[rows:]  # not written: the interpreter gives nan where nobody wrote
+    assert (rest.isnan() | (rest == 0)).all()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_greedy_tokens_are_those_of_generate(shape, monkeypatch):
+    policy = model(shape, seed=3)
+    found = rollout(triton_engine(policy, monkeypatch), 1, 6, GREEDY)
+    if DEVICE == "cpu":
+        expected = make_engine(policy, "hf-dynamic", torch.float32).generate(PROMPTS, 1, 6, GREEDY)
+        assert torch.equal(found.ids, expected.ids)
+    assert_same_logprobs(found, policy, GREEDY)
+
+
+@pytest.mark.parametrize("available", [1, 3])
+def test_slots_are_taken_over_within_the_step(available, monkeypatch):
+    """The host starts the first completions alone, and who continues does not change what is said."""
+    policy = model("qwen2", seed=3)
+    policy.eos_ids = list(range(0, len(policy.tokenizer), 7))
+    everyone = rollout(triton_engine(policy, monkeypatch), 3, 6, GREEDY)
+    started, original = [], Slots.start
+    monkeypatch.setattr(
+        Slots, "start", lambda self, starts, n: started.append(len(starts)) or original(self, starts, n)
+    )
+    monkeypatch.setattr(triton_step, "COPIERS", 2)  # fewer than slots that become free in one step
+    found = rollout(triton_engine(policy, monkeypatch, available), 3, 6, GREEDY)
+    assert started == [available]
+    if DEVICE == "cpu":  # in bfloat16 the best two tokens can be as good
+        assert torch.equal(found.ids, everyone.ids)
+        assert torch.equal(found.completion_lengths, everyone.completion_lengths)
+    assert_same_logprobs(found, policy, GREEDY)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_sampling_logprobs_equal_recomputed_ones(temperature, monkeypatch):
+    sampling, policy = Sampling(temperature=temperature), model("qwen2")
+    policy.eos_ids = list(range(0, len(policy.tokenizer), 8))
+    monkeypatch.setattr(scheduler, "SMALLEST", 1)
+    torch.manual_seed(1)
+    found = rollout(triton_engine(policy, monkeypatch, 5), 3, 7, sampling)
+    assert_same_logprobs(found, policy, sampling)
+    ends = torch.isin(found.completion_ids, torch.tensor(policy.eos_ids, device=DEVICE))
+    for row, length in enumerate(found.completion_lengths.tolist()):
+        assert not ends[row, : length - 1].any() and (ends[row, length - 1] or length == 7)
+    assert len(found.completion_lengths.unique()) > 2
+
+
+@pytest.mark.parametrize("available", [2, 256])
+def test_the_same_seed_draws_the_same_and_another_does_not(available, monkeypatch):
+    engine = triton_engine(model("qwen2"), monkeypatch, available)
+    found = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        found.append(rollout(engine, 2, 4, Sampling()).completion_ids.tolist())
+    assert found[0] == found[1] != found[2]
+
+
+def sample(logits, draws, temperature=1.0, tile=64, monkeypatch=None):
+    """`draws` tokens and log-probs from one row of logits, by the two sampling kernels."""
+    monkeypatch.setattr(triton_step, "VOCABULARY_TILE", tile)
+    decoder = make_engine(model("qwen2"), "fast", DTYPE).decoder
+    slots = Slots.empty(decoder, Room(draws, 8, 1, 1, draws, 1))
+    slots.completion.copy_(torch.arange(draws))
+    slots.done.fill_(False)
+    slots.max_new_tokens.fill_(1)
+    step = triton_step.TritonStep(decoder, slots, torch.tensor([2], device=DEVICE))
+    step.squares.fill_(step.hidden / step.parts(draws))  # an rms of 1
+    step.vocabulary, step.vocabulary_tiles = len(logits), -(-len(logits) // tile)
+    step.logits = logits.to(DEVICE).repeat(draws, 1).contiguous()
+    step.tile_max, step.tile_sum = (torch.zeros(draws, step.vocabulary_tiles, device=DEVICE) for _ in range(2))
+    torch.manual_seed(5)
+    step.new_seed()
+    step._sample(draws, Sampling(temperature=temperature))
+    return slots.tokens[:, 0].cpu(), slots.logprobs[:, 0].cpu()
+
+
+@pytest.mark.parametrize(("vocabulary", "tile", "temperature"), [(40, 64, 1.0), (150, 64, 0.7)])
+def test_frequencies_match_the_softmax(vocabulary, tile, temperature, monkeypatch):
+    torch.manual_seed(0)
+    logits = 1.5 * torch.randn(vocabulary)
+    tokens, logprobs = sample(logits, DRAWS, temperature, tile, monkeypatch)
+    pi = (logits / temperature).softmax(0)
+    torch.testing.assert_close(logprobs, pi.log()[tokens], atol=1e-4, rtol=0)
+    expected = DRAWS * pi
+    counts = torch.bincount(tokens, minlength=vocabulary)
+    likely = expected > 5
+    chi = ((counts - expected).square() / expected)[likely].sum()
+    freedom = int(likely.sum())
+    assert chi < freedom + 4 * (2 * freedom) ** 0.5
+
+
+def test_a_token_without_mass_is_never_drawn_and_one_with_all_of_it_always(monkeypatch):
+    logits = torch.full((130,), float("-inf"))
+    logits[[3, 70, 129]] = torch.tensor([0.0, 1.0, 0.5])
+    tokens, _ = sample(logits, DRAWS // 4, 1.0, 64, monkeypatch)
+    assert set(tokens.tolist()) == {3, 70, 129}
+    tokens, logprobs = sample(torch.tensor([0.0] * 99 + [80.0]), 20, 1.0, 64, monkeypatch)
+    assert set(tokens.tolist()) == {99} and logprobs.abs().max() < 2e-5  # 80 has so many digits in float32
+
+
+def test_what_the_kernels_cannot_do_is_left_to_pytorch(monkeypatch):
+    assert (
+        not triton_step.can_sample(Sampling(top_k=5))
+        and not triton_step.can_sample(Sampling(top_p=0.9))
+        and triton_step.can_sample(GREEDY)
+    )
+    assert not triton_step.fits(make_engine(make_policy(), "fast", torch.float32).decoder)  # heads of 8
+    assert triton_step.fits(make_engine(model("qwen2"), "fast", torch.float32).decoder)
+    if DEVICE == "cpu":
+        assert not triton_step.supported(make_engine(model("qwen2"), "fast", torch.float32).decoder)
+    policy = model("qwen2")
+    torch.manual_seed(0)
+    found = rollout(triton_engine(policy, monkeypatch), 1, 4, Sampling(top_k=3))
+    assert_same_logprobs(found, policy, Sampling(top_k=3))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("rows", [1, 16, 17, 96, 97, 256])
+def test_tiles_fit_the_shared_memory_of_a_small_gpu(rows, head_dim):
+    for shared in (227 * 1024, tiles.LEAST_SHARED):
+        config = tiles.tiles_for(rows, shared, head_dim)
+        assert config.qkv.columns == head_dim // 2
+        for p, weights in ((config.qkv, 2), (config.out, 1), (config.gate_up, 2), (config.down, 1)):
+            assert p.stages * 2 * p.depth * (p.rows + weights * p.columns) < shared
+            assert p.stages >= 2 and p.depth >= 32

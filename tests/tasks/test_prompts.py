@@ -1,0 +1,58 @@
+"""The order of the problems: each once an epoch, the same from any position on."""
+
+import pytest
+import torch
+
+from rlcourse.tasks import Problem
+from rlcourse.tasks.prompts import PromptSampler
+
+NUMBERS = [Problem(str(n), "", str(n)) for n in range(10)]
+
+
+def numbers(sampler: PromptSampler, count: int) -> list[int]:
+    return [int(problem.gold) for problem in sampler.sample(count)]
+
+
+def test_every_problem_comes_once_an_epoch_in_another_order():
+    sampler = PromptSampler(NUMBERS, seed=3)
+    epochs = [[n for _ in range(5) for n in numbers(sampler, 2)] for _ in range(4)]
+    assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
+    assert len({*map(tuple, [*epochs, list(range(10))])}) == 5
+
+
+def test_steps_that_straddle_an_epoch_lose_and_repeat_nothing():
+    sampler = PromptSampler(NUMBERS, seed=3)
+    sampled = [n for _ in range(10) for n in numbers(sampler, 3)]  # three epochs
+    assert all(sorted(sampled[start : start + 10]) == list(range(10)) for start in (0, 10, 20))
+
+
+def test_a_step_may_take_more_problems_than_there_are():
+    sampled = numbers(PromptSampler(NUMBERS[:3], seed=0), 7)
+    assert sorted(sampled[:3]) == sorted(sampled[3:6]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("position", [0, 4, 9, 10, 17])
+def test_the_order_goes_on_from_a_position_as_if_it_had_never_stopped(position):
+    sampler = PromptSampler(NUMBERS, seed=3)
+    sampled = sampler.sample(position + 12)
+    resumed = PromptSampler(NUMBERS, seed=3)
+    resumed.position = position
+    assert resumed.sample(12) == sampled[position:] and resumed.position == position + 12
+
+
+def test_the_seed_makes_the_order_and_torchs_random_state_does_not():
+    torch.manual_seed(1)
+    first = PromptSampler(NUMBERS, seed=3).sample(10)
+    torch.manual_seed(2)
+    expected = torch.rand(3)
+    torch.manual_seed(2)
+    assert PromptSampler(NUMBERS, seed=3).sample(10) == first
+    assert torch.equal(torch.rand(3), expected)
+    assert len({tuple(numbers(PromptSampler(NUMBERS, seed), 10)) for seed in range(5)}) == 5
+
+
+def test_an_epoch_of_one_seed_is_not_another_epoch_of_the_next_seed():
+    """Seeds that are added to the epoch would make seed 4 the run of seed 3, an epoch late."""
+    first, second = (numbers(PromptSampler(NUMBERS, seed), 40) for seed in (3, 4))
+    epochs = [{tuple(sampled[start : start + 10]) for start in range(0, 40, 10)} for sampled in (first, second)]
+    assert not epochs[0] & epochs[1]

@@ -1,0 +1,211 @@
+"""The first half of a step: whose reward reaches which row, what is sampled anew, and what is said of all of it."""
+
+import time
+
+import pytest
+import torch
+from conftest import DEVICE, FixedEngine, rollout_of
+
+from rlcourse.batch import Completions
+from rlcourse.collect import answer_rewards, collect, rollout_metrics
+from rlcourse.config import make_config
+from rlcourse.measure.timing import PhaseTimer
+from rlcourse.sampling import Sampling
+from rlcourse.tasks import Answer, MathTask, Problem
+from rlcourse.tasks.verify import verify
+
+NUMBERS = [Problem(f"question {n}", "", str(n)) for n in range(12)]
+TASK = MathTask("numbers", "Reason.", NUMBERS, [], [])
+
+
+class NumberPolicy:
+    """The prompt of question n is n + 1; token 50 + n reads `#### n`, token 200 + n only `n`."""
+
+    device = torch.device(DEVICE)
+
+    def __init__(self):
+        self.asked = []
+
+    def prompt(self, question, instruction=""):
+        self.asked.append((question, instruction))
+        return [int(question.split()[1]) + 1]
+
+    def texts(self, completion_ids, completion_mask):
+        assert completion_mask[:, 0].all() and completion_mask.shape == completion_ids.shape
+        return [f"#### {row[0] - 50}" if row[0] < 200 else f"{row[0] - 200}" for row in completion_ids.tolist()]
+
+
+class InOrder:
+    """Problems one after the other."""
+
+    def __init__(self):
+        self.position = 0
+
+    def sample(self, count):
+        self.position += count
+        return NUMBERS[self.position - count : self.position]
+
+
+def engine(right: dict[int, list[int]], unfinished=()) -> FixedEngine:
+    """Problem n is answered rightly in the rows `right[n]` of its group; -(4n + row) / 10 is the first log-prob; the
+    row that is k-th in its group has k + 1 tokens."""
+    completions = {}
+    for n in range(12):
+        rows = []
+        for row in range(4):
+            first = 50 + (n if row in right.get(n, ()) else 11 - n + 40)
+            logprobs = [-(4 * n + row) / 10] + [-1.0] * row
+            rows.append(([first] + [3] * row, logprobs, (n, row) not in unfinished))
+        completions[n + 1,] = rows
+    return FixedEngine(completions)
+
+
+def collected(right, unfinished=(), **overrides):
+    """(those that train, all that were sampled, the engine, the policy)."""
+    config = make_config(num_prompts=3, num_generations=4, max_new_tokens=9, **overrides)
+    policy, source = NumberPolicy(), engine(right, unfinished)
+    return *collect(policy, source, TASK, InOrder(), config), source, policy
+
+
+def test_each_reward_reaches_the_row_that_earned_it():
+    completions, sampled, _, _ = collected({0: [1], 1: [0, 3], 2: []})
+    assert completions is sampled
+    assert completions.rewards.tolist() == [0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0]
+    assert completions.rewards.dtype == torch.float32 and completions.rewards.device.type == DEVICE
+    assert [a.problem.gold for a in completions.answers] == list("000011112222")
+    assert [a.strict for a in completions.answers] == [r == 1 for r in completions.rewards.tolist()]
+    assert completions.answers[1].text == "#### 0" and completions.answers[7].text == "#### 1"
+    assert [a.tokens for a in completions.answers] == [1, 2, 3, 4] * 3
+    assert completions.rollout.logprobs[:, 0].tolist() == pytest.approx([-i / 10 for i in range(12)])
+
+
+def test_the_engine_is_asked_for_what_the_config_says_and_the_policy_gets_the_instruction():
+    _, _, source, policy = collected({}, temperature=0.7, top_k=5, top_p=0.9)
+    assert source.calls == [(3, 4, 9, Sampling(0.7, 5, 0.9))]
+    assert policy.asked == [(f"question {n}", "Reason.") for n in range(3)]
+
+
+def test_an_unfinished_answer_earns_nothing():
+    completions, _, _, _ = collected({0: [1, 2]}, unfinished=[(0, 1)], reward_neither=-0.5)
+    assert completions.rewards.tolist()[:3] == [0, -0.5, 1]
+    assert [a.finished for a in completions.answers] == [True, False] + [True] * 10
+    assert not completions.answers[1].strict
+
+
+def test_the_reward_scheme_of_the_config_is_used():
+    problem = Problem("", "", "7")
+    texts = {"#### 7": True, "the answer is 7": True, "#### 8": True, "no idea": True, "#### 7 ": False}
+    answers = [Answer(problem, text, 1, finished, verify(text, "7")) for text, finished in texts.items()]
+    scheme = {"reward_correct": 2.0, "reward_format": 0.25, "reward_neither": -1.0}
+    assert answer_rewards(answers, make_config(**scheme)) == [2.0, -1.0, 0.25, -1.0, -1.0]
+    assert answer_rewards(answers, make_config(reward_parser="lenient", **scheme)) == [2.0, 2.0, 0.25, -1.0, -1.0]
+
+
+def test_a_reward_function_of_ones_own_gets_the_answers_and_the_config():
+    config, seen = make_config(num_prompts=3, num_generations=4), []
+
+    def rewards(answers, config):
+        seen.append((len(answers), config))
+        return [float(a.tokens) for a in answers]
+
+    completions, _ = collect(NumberPolicy(), engine({}), TASK, InOrder(), config, rewards)
+    assert seen == [(12, config)] and completions.rewards.tolist() == [1, 2, 3, 4] * 3
+
+
+SIGNAL = {0: [0, 1, 2, 3], 1: [2], 2: [], 3: [], 4: [0, 1], 5: [1, 2, 3]}
+
+
+def test_dynamic_sampling_trains_on_groups_with_signal_when_there_are_enough():
+    completions, sampled, source, _ = collected(SIGNAL, dynamic_sampling=True)
+    assert len(source.calls) == 2
+    assert [a.problem.gold for a in completions.answers] == list("111144445555")
+    assert completions.rewards.tolist() == [0, 0, 1, 0, 1, 1, 0, 0, 0, 1, 1, 1]
+    expected = [-(4 * n + row) / 10 for n in (1, 4, 5) for row in range(4)]
+    assert completions.rollout.logprobs[:, 0].tolist() == pytest.approx(expected)
+    assert [a.problem.gold for a in sampled.answers] == [str(n) for n in range(6) for _ in range(4)]
+    assert len(sampled.rewards) == len(sampled.rollout.finished) == 24
+
+
+def test_of_more_groups_with_signal_than_needed_the_first_train():
+    completions, _, _, _ = collected({0: [0], 3: [1], 4: [2], 5: [3]}, dynamic_sampling=True)
+    assert [a.problem.gold for a in completions.answers] == list("000033334444")
+
+
+def test_dynamic_sampling_gives_up_after_four_rounds_and_fills_up_with_what_it_found():
+    completions, sampled, source, _ = collected({7: [3]}, dynamic_sampling=True)
+    assert len(source.calls) == 4 and len(sampled.answers) == 48
+    assert [a.problem.gold for a in completions.answers] == list("777700001111")
+
+
+def test_dynamic_sampling_samples_once_where_every_group_has_signal():
+    completions, sampled, source, _ = collected({n: [0] for n in range(12)}, dynamic_sampling=True)
+    assert len(source.calls) == 1
+    assert completions.rewards.tolist() == sampled.rewards.tolist() == [1, 0, 0, 0] * 3
+
+
+def test_without_dynamic_sampling_groups_without_signal_stay():
+    completions, _, source, _ = collected(SIGNAL)
+    assert len(source.calls) == 1 and [a.problem.gold for a in completions.answers] == list("000011112222")
+
+
+def test_both_phases_are_timed_in_every_round():
+    class Slow(FixedEngine):
+        def generate(self, *arguments):
+            time.sleep(0.02)
+            return super().generate(*arguments)
+
+    def slowly(answers, config):
+        time.sleep(0.01)
+        return answer_rewards(answers, config)
+
+    timer, config = PhaseTimer(torch.device(DEVICE)), make_config(num_prompts=3, num_generations=4, algorithm="dapo")
+    collect(NumberPolicy(), Slow(engine({}).completions), TASK, InOrder(), config, slowly, timer)
+    seconds = timer.take()
+    assert seconds.keys() == {"rollout_s", "reward_s"}
+    assert 0.08 <= seconds["rollout_s"] < 0.8 and 0.04 <= seconds["reward_s"] < 0.4
+
+
+def answer(text: str, tokens: int, finished: bool = True) -> Answer:
+    return Answer(Problem("", "", "7"), text, tokens, finished, verify(text, "7"))
+
+
+def sampled(answers, rewards, logprobs) -> Completions:
+    rollout = rollout_of([([5], [3] * len(x)) for x in logprobs], logprobs, [a.finished for a in answers])
+    return Completions(rollout, answers, torch.tensor(rewards, device=DEVICE))
+
+
+def test_metrics_are_means_over_all_that_was_sampled():
+    answers = [
+        answer("#### 7", 3),
+        answer("is 7", 5),
+        answer("#### 8", 4),
+        answer("#### 7", 10, finished=False),
+        answer("#### 7", 1),
+        answer("x", 7),
+    ]
+    logprobs = [[-1.0, -2.0, -4.0], [-8.0], [-0.5], [-0.25, -16.0], [0.0], [-32.0]]
+    metrics = rollout_metrics(
+        sampled(answers, [1.0, 0.0, 0.5, 0.5, 0.25, 0.25], logprobs), make_config(num_generations=2)
+    )
+    assert metrics == pytest.approx(
+        {
+            "reward": 2.5 / 6,
+            "accuracy": 2 / 6,
+            "accuracy_lenient": 3 / 6,
+            "formatted": 3 / 6,
+            "truncated": 1 / 6,
+            "length": 30 / 6,
+            "length_right": (3 + 1) / 2,
+            "length_wrong": (5 + 4 + 10 + 7) / 4,
+            "groups_without_signal": 2 / 3,
+            "entropy": 63.75 / 9,
+        }
+    )
+
+
+@pytest.mark.parametrize(("text", "missing"), [("#### 7", "length_wrong"), ("#### 8", "length_right")])
+def test_the_length_of_nothing_is_none(text, missing):
+    answers = [answer(text, 3), answer(text, 4)]
+    metrics = rollout_metrics(sampled(answers, [1.0, 1.0], [[-1.0], [-2.0]]), make_config(num_generations=2))
+    assert metrics[missing] is None and metrics["length"] == 3.5
+    assert sum(value is None for value in metrics.values()) == 1

@@ -1,0 +1,58 @@
+"""Which device computes, and settings of torch that are given back."""
+
+import pytest
+import torch
+
+from rlcourse.config import make_config
+from rlcourse.device import autocast, find_device, wanted_device, without_cudnn_attention
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_auto_is_a_gpu_where_there_is_one(gpu, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    assert find_device(make_config()).type == ("cuda" if gpu else "cpu")
+    assert find_device(make_config(device="cpu")).type == "cpu"
+
+
+def test_bfloat16_asks_for_a_gpu_by_itself(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert wanted_device(make_config(dtype="bfloat16")) == "cuda"
+    assert wanted_device(make_config(device="cuda")) == "cuda" and wanted_device(make_config()) == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"preset": "h200"}, r"No CUDA GPU was found, which bfloat16 \(preset 'h200'\) needs: `rlcourse doctor`"),
+        ({"device": "cuda"}, r"No CUDA GPU was found, which device 'cuda' needs: `rlcourse doctor`"),
+    ],
+)
+def test_a_gpu_that_is_not_there_is_asked_for_in_one_sentence(settings, sentence, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=sentence) as caught:
+        find_device(make_config(**settings))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_cudnn_attention_is_off_inside_and_as_it_was_afterwards(before):
+    flag = torch.backends.cuda.cudnn_sdp_enabled
+    kept = flag()
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+        with without_cudnn_attention():
+            assert not flag()
+        assert flag() == before
+        with pytest.raises(ZeroDivisionError), without_cudnn_attention():
+            _ = 1 / 0
+        assert flag() == before
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(kept)
+
+
+def test_autocast_is_for_bfloat16_alone():
+    a = torch.ones(2, 2)
+    for dtype in ("float32", "bfloat16"):
+        with autocast(dtype, torch.device("cpu")):
+            assert (a @ a).dtype == getattr(torch, dtype)
+            assert dtype == "float32" or not torch.is_autocast_cache_enabled()

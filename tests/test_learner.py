@@ -1,0 +1,293 @@
+"""What learns: its passes over a rollout row by row in float64, and its optimizer step written out."""
+
+import copy
+import math
+
+import pytest
+import torch
+from conftest import DEVICE, logprobs_alone, make_policy, rollout_of, rows_of
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rlcourse import learner as module
+from rlcourse.config import make_config
+from rlcourse.learner import Learner, lr_factor
+from rlcourse.sampling import Sampling
+
+ROWS = [
+    ([5, 9, 40, 7], [12, 30, 31, 44, 9]),
+    ([11], [1]),
+    (list(range(30, 50)), [7, 8]),
+    ([3, 4], [60, 61, 62, 63, 64, 65, 66]),
+    ([90, 91, 92], [5]),
+]
+ROLLOUT = rollout_of(ROWS, finished=[True, True, True, False, True], pad=2)
+
+
+def learner(algorithm="ppo", seed=0, **settings) -> Learner:
+    """With a value head at a random point, if it has one."""
+    result = Learner(make_policy(seed), make_config(algorithm=algorithm, warmup_steps=0, **settings))
+    if result.value_head is not None:
+        torch.manual_seed(1)
+        torch.nn.init.normal_(result.value_head.output.weight, std=0.5)
+        torch.nn.init.normal_(result.value_head.output.bias)
+    return result
+
+
+def padded(rows: list[torch.Tensor]) -> torch.Tensor:
+    return torch.nn.utils.rnn.pad_sequence([row.detach() for row in rows], batch_first=True)
+
+
+def values_alone(learner: Learner) -> torch.Tensor:
+    """The value of the state before each completion token in float64, one row after the other, 0 beyond."""
+    model, head = copy.deepcopy(learner.policy.model).double(), copy.deepcopy(learner.value_head).double()
+    rows = []
+    for prompt, completion, *_ in rows_of(ROLLOUT):
+        hidden = model.model(torch.tensor([prompt + completion], device=DEVICE)).last_hidden_state[0]
+        states = hidden[len(prompt) - 1 :][: len(completion)]
+        hidden_layer = torch.tanh(states @ head.hidden.weight.T + head.hidden.bias)
+        rows.append(hidden_layer @ head.output.weight[0] + head.output.bias)
+    return padded(rows)
+
+
+def reference_alone(model, sampling=None) -> torch.Tensor:
+    model = copy.deepcopy(model).double()
+    return padded([logprobs_alone(model, prompt, completion, sampling) for prompt, completion, *_ in rows_of(ROLLOUT)])
+
+
+class Shapes(TorchDispatchMode):
+    """The shapes of all products of matrices."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):
+            self.seen.append(tuple(result.shape))
+        return result
+
+    def head_rows(self, learner: Learner) -> list[int]:
+        """The rows of each product with the head."""
+        vocabulary = learner.policy.model.config.vocab_size
+        return [rows for rows, columns in self.seen if columns == vocabulary]
+
+
+def forward_shapes(model) -> list[tuple[int, int]]:
+    """A list to which each forward pass of the model adds (rows, width)."""
+    seen = []
+    model.model.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    return seen
+
+
+def test_logprobs_and_values_are_those_of_each_row_alone():
+    sampling = Sampling(0.7, top_k=60)
+    one = learner(temperature=0.7, top_k=60)
+    logprobs, values = one.logprobs_and_values(ROLLOUT)
+    torch.testing.assert_close(
+        logprobs.double(), reference_alone(one.policy.model, sampling), atol=2e-5, rtol=0, check_dtype=False
+    )
+    mask = ROLLOUT.completion_mask
+    torch.testing.assert_close(values[mask].double(), values_alone(one)[mask], atol=2e-5, rtol=0)
+    assert logprobs.requires_grad and values.requires_grad
+    bare_logprobs, nothing = learner("grpo", temperature=0.7, top_k=60).logprobs_and_values(ROLLOUT)
+    assert nothing is None and torch.equal(bare_logprobs, logprobs)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 128])
+def test_the_value_pass_of_any_micro_batch_gives_the_values_of_each_row_alone(rows):
+    one = learner(micro_batch_rows=rows)
+    expected, seen = values_alone(one), forward_shapes(one.policy.model)
+    values = one.values(ROLLOUT)
+    torch.testing.assert_close(values.double(), expected, atol=2e-5, rtol=0)
+    assert not values.requires_grad and values[~ROLLOUT.completion_mask].eq(0).all()
+    widths = sorted(len(prompt) + len(completion) for prompt, completion in ROWS)
+    parts = [widths[i : i + rows] for i in range(0, 5, rows)]
+    assert seen == [(len(part), part[-1]) for part in parts]  # rows of like length together
+
+
+def test_the_value_pass_computes_no_logprobs():
+    one = learner()
+    with Shapes() as shapes:
+        one.values(ROLLOUT)
+    assert shapes.head_rows(one) == []
+    with Shapes() as shapes, torch.no_grad():
+        one.logprobs_and_values(ROLLOUT)
+    assert shapes.head_rows(one)
+
+
+def test_logits_stand_in_memory_for_a_chunk_of_tokens():
+    one = learner(kl_coef=0.1, logprob_chunk=3)
+    for run in (lambda: one.logprobs_and_values(ROLLOUT), lambda: one.reference_logprobs(ROLLOUT)):
+        with Shapes() as shapes, torch.no_grad():
+            run()
+        assert max(shapes.head_rows(one)) == 3
+
+
+@pytest.mark.parametrize("rows", [2, 128])
+def test_the_reference_is_the_start_whatever_is_learned_after_it(rows):
+    start = make_policy(seed=5).model
+    one = Learner(
+        make_policy(), make_config(kl_coef=0.1, micro_batch_rows=rows, temperature=0.7, top_k=60), copy.deepcopy(start)
+    )
+    with torch.no_grad():
+        for parameter in one.policy.model.parameters():
+            parameter.add_(1.0)
+    seen = forward_shapes(one.reference)
+    found = one.reference_logprobs(ROLLOUT)
+    torch.testing.assert_close(found.double(), reference_alone(start, Sampling(0.7, top_k=60)), atol=2e-5, rtol=0)
+    assert not found.requires_grad and len(seen) == (3 if rows == 2 else 1)
+    assert not any(p.requires_grad for p in one.reference.parameters())
+
+
+def test_without_a_start_the_reference_is_the_policy_as_it_was():
+    one = learner("grpo", reference=True)
+    before = copy.deepcopy(one.policy.model)
+    with torch.no_grad():
+        one.policy.model.get_input_embeddings().weight.add_(torch.randn(32, device=DEVICE))
+    torch.testing.assert_close(one.reference_logprobs(ROLLOUT).double(), reference_alone(before), atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reference", "head"),
+    [
+        ({}, False, False),
+        ({"algorithm": "ppo"}, False, True),
+        ({"kl_coef": 0.1}, True, False),
+        ({"reference": True}, True, False),
+    ],
+)
+def test_only_what_the_algorithm_needs_is_made(settings, reference, head):
+    one = Learner(make_policy(), make_config(**settings))
+    assert (one.reference is not None, one.value_head is not None) == (reference, head)
+    assert one.value_head is None or one.values(ROLLOUT).eq(0).all()  # a new head starts at zero
+    parameters = sum(len(group["params"]) for group in one.optimizer.param_groups)
+    assert parameters == len(list(one.policy.model.parameters())) + 4 * head
+
+
+def test_bfloat16_rounds_every_pass_a_little():
+    """By autocast: weights stay float32."""
+    exact, rounded = (learner(dtype=dtype, kl_coef=0.1, device="auto") for dtype in ("float32", "bfloat16"))
+    passes = {
+        "logprobs": lambda one: one.logprobs_and_values(ROLLOUT)[0],
+        "values": lambda one: one.values(ROLLOUT),
+        "reference": lambda one: one.reference_logprobs(ROLLOUT),
+    }
+    for name, run in passes.items():
+        difference = (run(exact) - run(rounded)).abs().max().item()
+        assert 1e-4 < difference < 0.5, name
+    assert {p.dtype for p in rounded.policy.model.parameters()} == {torch.float32}
+
+
+def test_compile_is_for_the_passes_that_train_alone(monkeypatch):
+    asked = []
+
+    def compiled(*arguments):
+        asked.append(torch.is_grad_enabled())
+        return original(*arguments)
+
+    original = module.token_logprobs.__globals__["_logprobs"]
+    monkeypatch.setitem(module.token_logprobs.__globals__, "_compiled", compiled)
+    one = learner("grpo", kl_coef=0.1, compile=True)
+    one.reference_logprobs(ROLLOUT)
+    assert not asked
+    one.logprobs_and_values(ROLLOUT)
+    assert asked
+
+
+def set_gradients(one: Learner, seed: int, scale: float = 1.0) -> list[torch.Tensor]:
+    """Random gradients of every parameter; returns them in float64, in the order of `parameters`."""
+    generator = torch.Generator().manual_seed(seed)
+    for p in parameters(one):
+        p.grad = scale * torch.randn(p.shape, generator=generator).to(p)
+    return [p.grad.double() for p in parameters(one)]
+
+
+def parameters(one: Learner) -> list[torch.nn.Parameter]:
+    return [*one.policy.model.parameters(), *(one.value_head.parameters() if one.value_head else [])]
+
+
+@pytest.mark.parametrize("max_grad_norm", [1e9, 0.3])
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_updates_are_those_of_adamw(algorithm, max_grad_norm):
+    """Loshchilov and Hutter 2019, algorithm 2, with clipping by the norm of all gradients together; three steps."""
+    settings = {"lr": 2e-3, "value_lr": 3e-2, "weight_decay": 0.4, "steps": 8, "schedule": "linear"}
+    one = learner(algorithm, max_grad_norm=max_grad_norm, **settings)
+    weights = [p.detach().double() for p in parameters(one)]
+    policy_parameters = len(list(one.policy.model.parameters()))
+    first, second = ([torch.zeros_like(w) for w in weights] for _ in range(2))
+    for step in range(3):
+        gradients = set_gradients(one, step)
+        norm = math.sqrt(sum(g.square().sum().item() for g in gradients))
+        assert one.update(step) == pytest.approx(norm, rel=1e-5)  # before it was clipped
+        assert all(p.grad is None for p in parameters(one))
+        shrink = min(1.0, max_grad_norm / norm)
+        for i, g in enumerate(gradients):
+            lr = (2e-3 if i < policy_parameters else 3e-2) * (1 - step / 8)
+            g = g * shrink
+            first[i] = 0.9 * first[i] + 0.1 * g
+            second[i] = 0.95 * second[i] + 0.05 * g * g
+            corrected = first[i] / (1 - 0.9 ** (step + 1)), second[i] / (1 - 0.95 ** (step + 1))
+            weights[i] = weights[i] * (1 - lr * 0.4) - lr * corrected[0] / (corrected[1].sqrt() + 1e-8)
+        assert one.lr == pytest.approx(2e-3 * (1 - step / 8))
+    for ours, expected in zip(parameters(one), weights, strict=True):
+        torch.testing.assert_close(ours.detach().double(), expected, atol=2e-6, rtol=2e-6)
+    assert {p.dtype for p in parameters(one)} == {torch.float32}
+
+
+def test_the_norm_is_scaled_down_and_never_up(monkeypatch):
+    seen = []
+    one = learner("grpo", max_grad_norm=0.5)
+    monkeypatch.setattr(
+        one.optimizer,
+        "step",
+        lambda: seen.append(math.sqrt(sum(p.grad.double().square().sum().item() for p in parameters(one)))),
+    )
+    for scale in (1.0, 1e-6):
+        gradients = set_gradients(one, 0, scale)
+        norm = math.sqrt(sum(g.square().sum().item() for g in gradients))
+        one.update(0)
+        assert seen.pop() == pytest.approx(min(0.5, norm), rel=1e-4)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(bad):
+    one = learner()
+    set_gradients(one, 0)
+    one.update(0)  # so that there are moments that could move the weights
+    before = [p.detach().clone() for p in parameters(one)]
+    set_gradients(one, 1)
+    parameters(one)[-1].grad.view(-1)[0] = bad
+    with pytest.raises(RuntimeError, match=r"^The gradient is not finite, so the weights were left alone: try a lower"):
+        one.update(1)
+    assert all(torch.equal(p, b) for p, b in zip(parameters(one), before, strict=True))
+
+
+def test_without_a_gradient_nothing_moves():
+    one = learner("grpo", weight_decay=0.5)
+    before = [p.detach().clone() for p in parameters(one)]
+    assert one.update(0) == 0.0
+    assert all(torch.equal(p, b) for p, b in zip(parameters(one), before, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", [0.25, 0.5, 0.75, 1, 1, 1, 1, 1, 1, 1]),
+        ("linear", [0.25, 0.5, 0.75, 1, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6]),
+        ("cosine", [0.25, 0.5, 0.75, 1, 1, 0.9330127, 0.75, 0.5, 0.25, 0.0669873]),
+    ],
+)
+def test_the_learning_rate_warms_up_and_follows_its_schedule(schedule, expected):
+    config = make_config(steps=10, warmup_steps=4, schedule=schedule)
+    assert [lr_factor(step, config) for step in range(10)] == pytest.approx(expected)
+
+
+def test_a_schedule_without_warm_up_begins_at_the_peak_and_one_of_warm_up_alone_ends_there():
+    assert lr_factor(0, make_config(steps=3, warmup_steps=0, schedule="linear")) == 1
+    config = make_config(steps=2, warmup_steps=2, schedule="cosine")
+    assert [lr_factor(step, config) for step in range(2)] == [0.5, 1]
+    short = make_config(steps=2, warmup_steps=5, schedule="linear")
+    assert [lr_factor(step, short) for step in range(2)] == pytest.approx([0.2, 0.4])

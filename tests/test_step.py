@@ -1,0 +1,750 @@
+"""The training step as a whole: every gradient that reaches the optimizer against the formulas of the papers, written
+out row by row in float64, and every metric against a mean in plain Python."""
+
+import copy
+import math
+import time
+from functools import lru_cache
+
+import pytest
+import torch
+from conftest import DEVICE, BruteForce, FixedEngine, logprobs_alone, make_policy, rollout_of
+
+from rlcourse import step as module
+from rlcourse.batch import Batch, Completions
+from rlcourse.collect import answer_rewards
+from rlcourse.config import ALGORITHMS, make_config
+from rlcourse.learner import Learner
+from rlcourse.policy import checkpoint_activations
+from rlcourse.sampling import Sampling
+from rlcourse.step import Means, completion_advantages, make_batch, plan_minibatches, rows_that_train, train_step
+from rlcourse.tasks import Problem
+from rlcourse.tasks.verify import verify
+
+GROUP, LIMIT = 4, 7  # completions of a prompt, tokens of a completion
+PROMPTS = [[5, 9, 40, 7], [11], list(range(30, 49))]
+LENGTHS = [7, 1, 3, 2, 5, 7, 4, 6, 2, 3, 1, 7]  # EOS at once, and no EOS within the limit
+FINISHED = [n < LIMIT for n in LENGTHS]
+REWARDS = [1.0, 0, 0, 1, 0, 1, 0.5, 0, 1, 1, 1, 1]  # the last group has no signal
+ROWS = len(LENGTHS)
+
+
+def _completions() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(4)
+    return [[*torch.randint(50, 200, (n - 1,), generator=generator).tolist(), 1] for n in LENGTHS]
+
+
+COMPLETIONS = _completions()
+
+
+def prompt_of(row: int) -> list[int]:
+    return PROMPTS[row // GROUP]
+
+
+class Prompts:
+    """The same problems at each step, or those of the given rounds, one after the other."""
+
+    def __init__(self, problems=range(3)):
+        self.left = list(problems)
+
+    def sample(self, count):
+        taken, self.left = self.left[:count], self.left[count:]
+        return [Problem(str(n), "", "1") for n in taken]
+
+
+class Task:
+    name, instruction = "numbers", ""
+
+    def verify(self, text, gold):
+        return verify("#### 1" if len(text) % 2 else "#### 2", gold)
+
+
+def config_for(algorithm: str = "dr_grpo", **overrides):
+    sizes = {
+        "num_prompts": 3,
+        "num_generations": GROUP,
+        "max_new_tokens": LIMIT,
+        "max_grad_norm": 1e9,
+        "steps": 10,
+        "minibatches": 1,
+    }
+    dynamic = {"dynamic_sampling": False} if algorithm == "dapo" else {}  # the last group is to stay
+    return make_config(algorithm=algorithm, warmup_steps=0, **(sizes | dynamic | overrides))
+
+
+@lru_cache
+def exact_logprobs(seed: int, sampling: Sampling) -> list[torch.Tensor]:
+    """Of all rows under the policy with this seed, in float64."""
+    model = make_policy(seed).model.double()
+    with torch.no_grad():
+        return [logprobs_alone(model, prompt_of(i), COMPLETIONS[i], sampling) for i in range(ROWS)]
+
+
+def sampler_logprobs(sampling: Sampling, noise: float = 0.0) -> list[list[float]]:
+    """Those of the policy, plus a fixed noise: a sampler that rounds otherwise than the trainer."""
+    generator = torch.Generator().manual_seed(9)
+    rows = exact_logprobs(0, sampling)
+    return [(row.cpu() + noise * torch.randn(len(row), generator=generator)).tolist() for row in rows]
+
+
+class Run:
+    """One training step with all that can be seen of it.
+
+    steps: for each optimizer step the weights before it and the gradients it was given; orders: the order of the rows
+    in each epoch; plus the metrics, the completions that trained, the learner and the engine.
+    """
+
+    def __init__(
+        self, config, noise=0.0, rewards=REWARDS, step=0, change=lambda learner: None, engine_class=FixedEngine
+    ):
+        policy = make_policy()
+        policy.prompt = lambda question, instruction="": PROMPTS[int(question)]
+        policy.texts = lambda ids, mask: ["x"] * len(ids)
+        self.config, self.steps, self.orders = config, [], []
+        torch.manual_seed(3)
+        self.learner = Learner(policy, config, make_policy(seed=5).model)
+        if self.learner.value_head is not None:
+            torch.nn.init.normal_(self.learner.value_head.output.weight, std=0.5)
+        change(self.learner)
+        self.sampler = sampler_logprobs(config.sampling, noise)
+        rows = list(zip(COMPLETIONS, self.sampler, FINISHED, strict=True))
+        self.engine = engine_class({tuple(p): rows[i * GROUP :][:GROUP] for i, p in enumerate(PROMPTS)})
+        self.before = self._modules()
+        optimizer_step, randperm = self.learner.optimizer.step, torch.randperm
+
+        def stepped():
+            self.steps.append((self._modules(), self.gradient()))
+            optimizer_step()
+
+        def ordered(*arguments, **settings):
+            self.orders.append(randperm(*arguments, **settings))
+            return self.orders[-1]
+
+        self.learner.optimizer.step = stepped
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "randperm", ordered)
+            self.metrics, self.completions = train_step(
+                self.learner, self.engine, Task(), Prompts(), config, step, lambda answers, config: list(rewards)
+            )
+
+    def _modules(self) -> dict[str, torch.nn.Module]:
+        """Copies in float64 of all that learns."""
+        named = {"policy": self.learner.policy.model, "value": self.learner.value_head}
+        return {name: copy.deepcopy(m).double() for name, m in named.items() if m is not None}
+
+    def gradient(self) -> dict[str, torch.Tensor]:
+        modules = {"policy": self.learner.policy.model, "value": self.learner.value_head}
+        return {
+            f"{name}.{n}": p.grad.clone()
+            for name, m in modules.items()
+            if m is not None
+            for n, p in m.named_parameters()
+            if p.grad is not None
+        }
+
+    def minibatches(self) -> list[list[int]]:
+        """The rows of each optimizer step: every epoch's order cut into parts as even as they can be."""
+        return [
+            part.tolist() for order in self.orders for part in order.chunk(self.config.minibatches)
+        ]  # 12 rows divide evenly into the mini-batches used here
+
+
+def per_row(modules, config, rows=range(ROWS)) -> dict[int, torch.Tensor]:
+    return {i: logprobs_alone(modules["policy"], prompt_of(i), COMPLETIONS[i], config.sampling) for i in rows}
+
+
+def row_values(modules, i: int) -> torch.Tensor:
+    head, ids = modules["value"], torch.tensor([prompt_of(i) + COMPLETIONS[i]], device=DEVICE)
+    hidden = modules["policy"].model(ids).last_hidden_state[0, len(prompt_of(i)) - 1 : -1]
+    return head.output(torch.tanh(head.hidden(hidden)))[:, 0]
+
+
+class Paper:
+    """What the papers say, in float64 and row by row, of a run that has been seen: its losses and metrics."""
+
+    def __init__(self, run: Run, algorithm: str):
+        self.run, self.config, self.algorithm = run, run.config, algorithm
+        with torch.no_grad():
+            self.old = dict(enumerate(exact_logprobs(0, run.config.sampling)))
+            self.ref = dict(enumerate(exact_logprobs(5, run.config.sampling)))
+            self.sampler = {i: torch.tensor(x, dtype=torch.float64, device=DEVICE) for i, x in enumerate(run.sampler)}
+            self.kl_reward = run.config.kl_coef if run.config.kl_in == "reward" else 0.0
+            self.rewards = list(REWARDS)
+            self.advantages = self._of_tokens() if algorithm == "ppo" else self._of_rows()
+        self.policy_losses, self.value_losses, self.clipped = [], [], []
+
+    def _of_rows(self) -> dict[int, torch.Tensor]:
+        kl = {i: (self.sampler[i] - self.ref[i]).sum().item() for i in range(ROWS)}
+        rewards = [r - self.kl_reward * kl[i] for i, r in enumerate(self.rewards)]
+        result = {}
+        for i, r in enumerate(rewards):
+            group = rewards[i // GROUP * GROUP :][:GROUP]
+            mean, others = sum(group) / GROUP, [x for j, x in enumerate(group) if j != i % GROUP]
+            std = math.sqrt(sum((x - mean) ** 2 for x in group) / (GROUP - 1))
+            advantage = {
+                "reinforce": r,
+                "reinforce_baseline": r - sum(rewards) / ROWS,
+                "rloo": r - sum(others) / (GROUP - 1),
+                "dr_grpo": r - mean,
+            }.get(self.algorithm, (r - mean) / (std + 1e-4))
+            result[i] = torch.full_like(self.old[i], advantage)
+        return result
+
+    def _of_tokens(self) -> dict[int, torch.Tensor]:
+        """GAE (Schulman et al. 2015, equation 16), whitened over all tokens."""
+        self.values = {i: row_values(self.run.before, i) for i in range(ROWS)}
+        gamma, decay = self.config.gamma, self.config.gamma * self.config.gae_lambda
+        advantages, self.returns = {}, {}
+        for i in range(ROWS):
+            reward = -self.kl_reward * (self.sampler[i] - self.ref[i])
+            reward[-1] += self.rewards[i]
+            after = torch.cat([self.values[i][1:], torch.zeros(1, device=DEVICE)])
+            delta = reward + gamma * after - self.values[i]
+            n = len(delta)
+            advantages[i] = torch.stack([sum(decay ** (u - t) * delta[u] for u in range(t, n)) for t in range(n)])
+            self.returns[i] = advantages[i] + self.values[i]
+        every = torch.cat(list(advantages.values()))
+        return {i: (a - every.mean()) / (every.var(unbiased=False) + 1e-8).sqrt() for i, a in advantages.items()}
+
+    def weights(self, i: int) -> torch.Tensor:
+        """Truncated importance weights for the sampler."""
+        ratio = self.old[i] - self.sampler[i]
+        level, cap = self.config.sampler_correction, self.config.sampler_correction_cap
+        if level == "off":
+            return torch.ones_like(ratio)
+        return (ratio if level == "token" else torch.full_like(ratio, ratio.sum().item())).exp().clamp(max=cap)
+
+    def gradient(self, modules, rows: list[int]) -> dict[str, torch.Tensor]:
+        """The gradient of the loss of a mini-batch at the weights of `modules`."""
+        a, config, loss = self.algorithm, self.config, 0.0
+        counted = {i: config.mask_truncated is False or FINISHED[i] for i in rows}
+        tokens = sum(LENGTHS[i] for i in rows if counted[i])
+        for i, logprobs in per_row(modules, config, rows).items():
+            if not counted[i]:
+                continue
+            n, advantage, log_ratio = LENGTHS[i], self.advantages[i], logprobs - self.old[i]
+            low, high = 1 - config.clip_low, 1 + config.clip_high
+            weight = {"grpo": 1 / (len(rows) * n), "gspo": 1 / (len(rows) * n)}.get(a, 1 / (len(rows) * LIMIT))
+            weight = 1 / tokens if a in ("dapo", "cispo", "ppo") else weight
+            ratio = log_ratio.mean().exp().expand(n) if a == "gspo" else log_ratio.exp()
+            if a in ("reinforce", "reinforce_baseline", "rloo"):
+                losses, clipped = -advantage * logprobs, torch.zeros(n)
+            elif a == "cispo":
+                losses, clipped = -ratio.detach().clamp(max=high) * advantage * logprobs, ratio > high
+            else:
+                free, bound = ratio * advantage, ratio.clamp(low, high) * advantage
+                losses, clipped = -torch.minimum(free, bound), bound < free
+            if not self._without_gradient(i):
+                self.policy_losses += losses.tolist()
+                self.clipped += clipped.tolist()
+            loss = loss + weight * (self.weights(i) * losses).sum()
+            if config.kl_coef and config.kl_in == "loss":
+                d = logprobs - self.ref[i]
+                kl = {"k1": d, "k2": d * d / 2, "k3": (-d).exp() - 1 + d}[config.kl_estimator]
+                loss = loss + config.kl_coef * weight * kl.sum()
+            if a == "ppo":
+                values, old = row_values(modules, i), self.values[i]
+                near = torch.minimum(torch.maximum(values, old - config.value_clip), old + config.value_clip)
+                errors = torch.maximum((values - self.returns[i]) ** 2, (near - self.returns[i]) ** 2) / 2
+                self.value_losses += errors.tolist()
+                loss = loss + config.value_coef * errors.sum() / tokens
+        for learning in modules.values():
+            learning.zero_grad()
+        loss.backward()
+        return {f"{name}.{n}": p.grad for name, m in modules.items() for n, p in m.named_parameters()}
+
+    def _without_gradient(self, i: int) -> bool:
+        computed = self.algorithm == "ppo" or (self.config.kl_coef and self.config.kl_in == "loss")
+        return not computed and not self.advantages[i].any()
+
+    def metrics(self) -> dict[str, float]:
+        """After `gradient` of every step."""
+
+        def mean(values):
+            values = list(values)
+            return sum(values) / len(values)
+
+        sampler = torch.cat(list(self.sampler.values()))
+        training = [i for i in range(ROWS) if not self._without_gradient(i)]
+        if self.config.mask_truncated and self.algorithm != "ppo":  # whose values are computed all the same
+            training = [i for i in training if FINISHED[i]]
+        gap = torch.cat([(self.old[i] - self.sampler[i]).abs() for i in training])
+        found = {
+            "entropy": -sampler.mean().item(),
+            "policy_loss": mean(self.policy_losses),
+            "clip_fraction": mean(self.clipped),
+            "mismatch_mean": gap.mean().item(),
+            "mismatch_max": gap.max().item(),
+        }
+        if self.algorithm == "ppo":
+            found["value_loss"] = mean(self.value_losses)
+        if self.config.kl_coef or self.config.reference:
+            d = sampler - torch.cat(list(self.ref.values()))
+            found["kl"] = ((-d).exp() - 1 + d).mean().item()
+        return found
+
+
+def assert_same_gradient(actual, expected, tolerance=2e-4):
+    assert actual.keys() == expected.keys()
+    for part in ("policy", "value"):
+        mine = {name: g for name, g in expected.items() if name.startswith(part)}
+        scale = max((g.abs().max().item() for g in mine.values()), default=1.0)
+        assert scale > 1e-5
+        for name, value in mine.items():
+            torch.testing.assert_close(actual[name].double(), value.double(), atol=tolerance * scale, rtol=0, msg=name)
+
+
+def assert_follows_the_paper(config, algorithm: str, noise: float = 0.0) -> Run:
+    """Every gradient of the step, the mean of their norms, and every metric."""
+    run = Run(config, noise)
+    paper, norms = Paper(run, algorithm), []
+    minibatches = run.minibatches()
+    assert len(run.steps) == len(minibatches) == config.inner_epochs * config.minibatches
+    for (modules, gradient), rows in zip(run.steps, minibatches, strict=True):
+        expected = paper.gradient(modules, rows)
+        assert_same_gradient(gradient, expected)
+        norms.append(math.sqrt(sum(g.square().sum().item() for g in expected.values())))
+    assert run.metrics["grad_norm"] == pytest.approx(sum(norms) / len(norms), rel=1e-3)
+    for name, value in paper.metrics().items():
+        assert run.metrics[name] == pytest.approx(value, rel=1e-3, abs=2e-5), name
+    return run
+
+
+# What trains, and what is only measured
+
+
+def test_groups_without_signal_leave_the_weights_alone_and_are_measured_all_the_same():
+    run = Run(config_for("dr_grpo", reference=True, weight_decay=0.5), rewards=[1.0] * ROWS)
+    assert run.metrics["grad_norm"] == 0 and run.metrics["groups_without_signal"] == 1
+    assert [run.metrics[n] for n in ("policy_loss", "clip_fraction", "mismatch_mean", "mismatch_max")] == [None] * 4
+    whole = Run(config_for("dr_grpo", reference=True))
+    for name in ("entropy", "kl"):
+        assert run.metrics[name] == whole.metrics[name] > 0
+    before = run.before["policy"].state_dict()
+    after = run.learner.policy.model.state_dict()
+    assert all(torch.equal(before[name].float(), value.float()) for name, value in after.items())
+
+
+def test_the_names_of_the_metrics_are_the_same_in_every_step():
+    for algorithm, options in [("grpo", {}), ("ppo", {"kl_coef": 0.1})]:
+        config = config_for(algorithm, **options)
+        one, other = Run(config), Run(config, rewards=[0.0] * ROWS)
+        assert one.metrics.keys() == other.metrics.keys()
+        assert one.metrics["timing"].keys() == other.metrics["timing"].keys()
+        assert ("value_loss" in one.metrics, "kl" in one.metrics) == ((algorithm == "ppo"),) * 2
+
+
+@pytest.mark.parametrize(("truncated_count", "moved"), [(False, True), (True, False)])
+def test_rows_that_were_cut_off_move_nothing_where_they_are_masked(truncated_count, moved):
+    """Rewards differ in a group for rows that were cut off alone: without the mask they and their group train."""
+    config = config_for("dr_grpo", mask_truncated=truncated_count, advantage="reward")
+    run = Run(config, rewards=[float(not finished) for finished in FINISHED])
+    assert (run.metrics["grad_norm"] > 0) == moved
+
+
+def batch_of(config, **changes) -> Batch:
+    rows = [(prompt_of(i), COMPLETIONS[i]) for i in range(ROWS)]
+    rollout = rollout_of(rows, finished=FINISHED)
+    advantages = torch.ones_like(rollout.logprobs) * rollout.completion_mask
+    return Batch(rollout, advantages, changes.pop("loss_mask", rollout.completion_mask), **changes)
+
+
+def binary_batch() -> Batch:
+    """Row i has 2^i tokens, so that a number of tokens says which rows they are of; even rows train."""
+    rollout = rollout_of([([3] * (9 - i), [7] * 2**i) for i in range(7)])
+    advantages = torch.tensor([[1.0], [0.0]], device=DEVICE).repeat(4, 1)[:7] * rollout.completion_mask
+    return Batch(rollout, advantages, rollout.completion_mask)
+
+
+@pytest.mark.parametrize("minibatches", [1, 3])
+@pytest.mark.parametrize("micro_batch_rows", [1, 2, 128])
+def test_a_share_counts_the_whole_minibatch_of_which_only_rows_that_train_are_computed(minibatches, micro_batch_rows):
+    batch = binary_batch()
+    config = make_config(
+        minibatches=minibatches, inner_epochs=4, micro_batch_rows=micro_batch_rows, max_new_tokens=99, num_prompts=7
+    )
+    torch.manual_seed(0)
+    plan = plan_minibatches(batch, config)
+    assert len(plan) == 4 * minibatches
+    splits = set()
+    for epoch in range(4):
+        found = []
+        for minibatch in plan[epoch * minibatches :][:minibatches]:
+            rows = [i for i in range(7) if minibatch.share["tokens"] >> i & 1]
+            assert minibatch.share == {"rows": len(rows), "tokens": sum(2**i for i in rows), "max_new_tokens": 99}
+            assert abs(len(rows) - 7 / minibatches) < 1
+            computed = [piece.tolist() for piece in minibatch.micro_batches]
+            flat = [i for piece in computed for i in piece]
+            assert sorted(flat) == [i for i in rows if i % 2 == 0]
+            lengths = [int(batch.rollout.prompt_lengths[i]) + 2**i for i in flat]
+            assert lengths == sorted(lengths)  # rows of like length together
+            assert all(0 < len(piece) <= micro_batch_rows for piece in computed)
+            assert len(computed) == math.ceil(len(flat) / micro_batch_rows)
+            found += rows
+            splits.add((epoch, tuple(sorted(rows))))
+        assert sorted(found) == list(range(7))
+    if minibatches > 1:
+        assert len({rows for _, rows in splits}) > minibatches  # every epoch is cut up anew
+
+
+def test_the_order_of_the_rows_comes_from_torchs_random_state():
+    plans = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        plan = plan_minibatches(binary_batch(), make_config(minibatches=3, inner_epochs=2))
+        plans.append([minibatch.share["tokens"] for minibatch in plan])
+    assert plans[0] == plans[1] != plans[2]
+
+
+def test_masked_rows_count_as_rows_and_not_as_tokens():
+    batch = batch_of(config_for())
+    loss_mask = batch.loss_mask & torch.tensor(FINISHED, device=DEVICE)[:, None]
+    [minibatch] = plan_minibatches(batch_of(config_for(), loss_mask=loss_mask), config_for())
+    kept = [i for i in range(ROWS) if FINISHED[i]]
+    assert minibatch.share == {"rows": 12, "tokens": sum(LENGTHS[i] for i in kept), "max_new_tokens": LIMIT}
+    assert sorted(torch.cat(minibatch.micro_batches).tolist()) == kept
+
+
+def test_the_rows_that_train_are_those_with_a_gradient():
+    batch = binary_batch()
+    even = [i % 2 == 0 for i in range(7)]
+    assert rows_that_train(batch, make_config()).tolist() == even
+    assert rows_that_train(batch, make_config(kl_coef=0.1)).all()
+    assert rows_that_train(batch, make_config(kl_coef=0.1, kl_in="reward")).tolist() == even
+    assert rows_that_train(batch, make_config(reference=True)).tolist() == even
+    valued = Batch(batch.rollout, batch.advantages, batch.loss_mask, None, batch.advantages, batch.advantages)
+    assert rows_that_train(valued, make_config()).all()
+    masked = Batch(batch.rollout, batch.advantages, batch.loss_mask & (torch.arange(7, device=DEVICE) > 3)[:, None])
+    assert rows_that_train(masked, make_config()).tolist() == [i in (4, 6) for i in range(7)]
+
+
+@pytest.mark.parametrize(("options", "rows"), [({}, 8), ({"minibatches": 3}, 8 + 8), ({"kl_coef": 0.1}, 12)])
+def test_rows_without_a_gradient_are_not_computed(options, rows, monkeypatch):
+    """With several updates there is a pass for the old log-probs; it leaves them out too."""
+    seen, original = [], Learner.logprobs_and_values
+
+    def counting(self, rollout):
+        seen.append(len(rollout.finished))
+        return original(self, rollout)
+
+    monkeypatch.setattr(Learner, "logprobs_and_values", counting)
+    Run(config_for("grpo", **options))
+    assert sum(seen) == rows
+
+
+# The batch
+
+
+def completions_of(rewards=REWARDS, logprobs=None) -> Completions:
+    rollout = rollout_of([(prompt_of(i), COMPLETIONS[i]) for i in range(ROWS)], logprobs, FINISHED)
+    return Completions(rollout, [None] * ROWS, torch.tensor(rewards, device=DEVICE))
+
+
+@pytest.mark.parametrize(
+    ("advantage", "expected"),
+    [
+        ("reward", [1, 0, 0, 0, 1, 1, 1, 1]),
+        ("batch_centered", [0.375, -0.625, -0.625, -0.625, 0.375, 0.375, 0.375, 0.375]),
+        ("leave_one_out", [1, -1 / 3, -1 / 3, -1 / 3, 0, 0, 0, 0]),
+        ("group_centered", [0.75, -0.25, -0.25, -0.25, 0, 0, 0, 0]),
+        ("group_normalized", [1.5, -0.5, -0.5, -0.5, 0, 0, 0, 0]),
+    ],
+)
+def test_the_config_names_the_advantage(advantage, expected):
+    rewards = torch.tensor([1.0, 0, 0, 0, 1, 1, 1, 1])
+    config = make_config(num_generations=4, advantage=advantage)
+    assert completion_advantages(rewards, config).tolist() == pytest.approx(expected, abs=1e-3)
+
+
+def test_an_advantage_by_token_is_not_one_by_completion():
+    with pytest.raises(ValueError, match="Advantage 'gae' is not one a completion"):
+        completion_advantages(torch.ones(4), make_config(algorithm="ppo"))
+
+
+@pytest.mark.parametrize("mask_truncated", [False, True])
+def test_a_batch_has_the_advantage_at_every_token_and_trains_whole_completions_or_none(mask_truncated):
+    config = config_for("dr_grpo", mask_truncated=mask_truncated)
+    completions = completions_of()
+    batch = make_batch(Learner(make_policy(), config), completions, config)
+    assert batch.rollout is completions.rollout
+    for i, n in enumerate(LENGTHS):
+        group = REWARDS[i // GROUP * GROUP :][:GROUP]
+        assert batch.advantages[i, :n].tolist() == pytest.approx([REWARDS[i] - sum(group) / GROUP] * n)
+        assert batch.advantages[i, n:].eq(0).all()
+        kept = FINISHED[i] or not mask_truncated
+        assert batch.loss_mask[i].tolist() == [kept and t < n for t in range(LIMIT)]
+    assert batch.ref_logprobs is None and batch.values is None and batch.returns is None
+
+
+def test_everything_in_a_batch_is_a_constant():
+    config = config_for("ppo", kl_coef=0.1)
+    batch = make_batch(Learner(make_policy(), config), completions_of(), config)
+    tensors = [batch.advantages, batch.ref_logprobs, batch.values, batch.returns]
+    assert not any(x.requires_grad for x in tensors) and all(x.shape == (ROWS, LIMIT) for x in tensors)
+    assert all(x[~batch.rollout.completion_mask].eq(0).all() for x in tensors)
+
+
+# What a step reports
+
+
+def test_a_mean_over_parts_is_that_of_all_their_tokens():
+    means, mask = Means(), torch.tensor([[True, True], [True, False]])
+    means.add("a", torch.tensor([[1.0, 2.0], [6.0, math.nan]]), mask)
+    means.add("a", torch.tensor([[11.0]]), torch.tensor([[True]]))
+    means.add("b", torch.tensor([[-3.0]]), torch.tensor([[True]]))
+    means.add("c", torch.tensor([[5.0]]), torch.tensor([[False]]))
+    means.add("d", torch.tensor([[True, False]]), torch.tensor([[True, True]]))
+    assert (means.mean("a"), means.max("a")) == (5.0, 11.0)
+    assert (means.mean("b"), means.max("b")) == (-3.0, 0.0)
+    assert means.mean("c") is None and means.max("c") is None and means.mean("e") is None
+    assert means.mean("d") == 0.5
+
+
+def test_means_of_many_small_numbers_do_not_round():
+    means = Means()
+    for value in [1e8] + [1.0] * 64:
+        means.add("a", torch.tensor([[value]]), torch.tensor([[True]]))
+    assert means.mean("a") == pytest.approx((1e8 + 64) / 65, rel=1e-12)
+
+
+def test_a_step_reports_its_number_its_learning_rate_and_what_trained():
+    run = Run(config_for("grpo", schedule="linear", lr=1e-3), step=4)
+    assert run.metrics["step"] == 5 and run.metrics["lr"] == pytest.approx(1e-3 * (1 - 4 / 10))
+    assert run.completions.rewards.tolist() == REWARDS
+    assert run.metrics["reward"] == pytest.approx(sum(REWARDS) / ROWS)
+    assert run.metrics["truncated"] == pytest.approx(FINISHED.count(False) / ROWS)
+    assert run.metrics["length"] == pytest.approx(sum(LENGTHS) / ROWS)
+
+
+def test_the_gradient_is_scaled_down_to_the_largest_norm_and_reported_as_it_was():
+    whole, small = (Run(config_for("grpo", max_grad_norm=norm)) for norm in (1e9, 1e-3))
+    assert small.metrics["grad_norm"] == pytest.approx(whole.metrics["grad_norm"], rel=1e-5)
+    assert whole.metrics["grad_norm"] > 0.01
+    norm = math.sqrt(sum(g.double().square().sum().item() for g in small.steps[0][1].values()))
+    assert norm == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_the_phases_of_a_step_are_timed_and_the_rate_counts_all_sampled_tokens():
+    class Slow(FixedEngine):
+        def generate(self, *arguments):
+            time.sleep(0.05)
+            return super().generate(*arguments)
+
+    timing = Run(config_for("grpo"), engine_class=Slow).metrics["timing"]
+    names = ("rollout", "reward", "advantages", "update")
+    assert timing.keys() == {f"{name}_s" for name in (*names, "step")} | {"tokens_per_s", "peak_memory_bytes"}
+    phases = sum(timing[f"{name}_s"] for name in names)
+    assert 0.8 * timing["step_s"] < phases <= timing["step_s"]
+    assert timing["tokens_per_s"] * timing["rollout_s"] == pytest.approx(sum(LENGTHS))
+    assert timing["peak_memory_bytes"] > 0
+
+
+@pytest.mark.parametrize("sleep", [False, True])
+def test_the_engine_sleeps_during_the_update_where_it_should(sleep, monkeypatch):
+    done, original = [], module.make_batch
+
+    class Watched(FixedEngine):
+        def generate(self, *arguments):
+            done.append("rollout")
+            return super().generate(*arguments)
+
+        def sleep(self):
+            done.append("sleep")
+
+    def batching(*arguments):
+        done.append("batch")
+        return original(*arguments)
+
+    monkeypatch.setattr(module, "make_batch", batching)
+    Run(config_for(sleep=sleep), engine_class=Watched)
+    assert done == (["rollout", "sleep", "batch"] if sleep else ["rollout", "batch"])
+
+
+def test_cudnn_attention_is_off_within_a_step_alone():
+    flag = torch.backends.cuda.cudnn_sdp_enabled
+    kept, inside = flag(), []
+    try:
+        for before in (True, False):
+            torch.backends.cuda.enable_cudnn_sdp(before)
+
+            def look(learner):
+                learner.policy.model.model.register_forward_hook(lambda *_: inside.append(flag()))
+
+            run = Run(config_for(), change=look)
+            assert flag() == before and run.engine.cudnn == [False]
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(kept)
+    # logprobs_alone runs the hooked copies as well, outside of the step
+    assert not inside[-1]
+
+
+def test_dapo_reports_all_that_was_sampled_and_trains_on_groups_with_signal():
+    """Accuracy after filtering is near one half whatever the policy can do."""
+    policy = make_policy()
+    prompts = {tuple([7 + n]): n for n in range(6)}
+    policy.prompt = lambda question, instruction="": [7 + int(question)]
+    policy.texts = lambda ids, mask: ["x" * int(row[0]) for row in ids]
+    right = {0: [1, 1, 1, 1], 1: [1, 1, 1, 1], 2: [1, 0, 0, 0], 3: [1, 1, 1, 1], 4: [0, 1, 0, 0], 5: [0, 0, 1, 1]}
+    rows = {
+        prompt: [([51 if yes else 50] + [60] * (n % 3) + [1], [-0.1 * (n + 1)] * (n % 3 + 2), True) for yes in right[n]]
+        for prompt, n in prompts.items()
+    }
+    config, start = config_for("dapo", dynamic_sampling=True), copy.deepcopy(policy.model.state_dict())
+    learner, engine = Learner(policy, config), FixedEngine(rows)
+    metrics, completions = train_step(learner, engine, Task(), Prompts(range(6)), config, 0)
+    assert len(engine.calls) == 2
+    assert completions.rewards.tolist() == [1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 1]
+    assert [metrics["accuracy"], metrics["reward"]] == pytest.approx([16 / 24] * 2)
+    assert metrics["groups_without_signal"] == pytest.approx(3 / 6)
+    tokens = sum(4 * (n % 3 + 2) for n in range(6))
+    assert metrics["length"] == pytest.approx(tokens / 24)
+    assert metrics["timing"]["tokens_per_s"] * metrics["timing"]["rollout_s"] == pytest.approx(tokens)
+    assert metrics["entropy"] == pytest.approx(sum(4 * (n % 3 + 2) * 0.1 * (n + 1) for n in range(6)) / tokens)
+    policy.model.load_state_dict(start)
+    alone, _ = train_step(Learner(policy, config), engine, Task(), Prompts([2, 4, 5]), config, 0)
+    for name in ("grad_norm", "policy_loss", "mismatch_mean", "mismatch_max"):  # the others leave no trace
+        assert metrics[name] == pytest.approx(alone[name], rel=1e-4), name
+
+
+def test_the_reward_is_that_of_the_config_unless_another_is_given():
+    config = config_for("grpo", reward_correct=3.0)
+    policy = make_policy()
+    policy.prompt = lambda question, instruction="": PROMPTS[int(question)]
+    policy.texts = lambda ids, mask: ["x" * (i % 2) for i in range(len(ids))]
+    rows = [(completion, [-1.0] * len(completion), True) for completion in COMPLETIONS]
+    engine = FixedEngine({tuple(p): rows[i * GROUP :][:GROUP] for i, p in enumerate(PROMPTS)})
+    metrics, completions = train_step(Learner(policy, config), engine, Task(), Prompts(), config, 0)
+    assert completions.rewards.tolist() == [0.0, 3.0] * 6
+    assert answer_rewards(completions.answers, config) == completions.rewards.tolist()
+    assert metrics["accuracy"] == 0.5
+
+
+# The gradients, against the formulas
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_gradient_on_fresh_samples_is_that_of_the_algorithms_formula(algorithm):
+    run = assert_follows_the_paper(config_for(algorithm), algorithm)
+    assert run.metrics["clip_fraction"] == 0
+
+
+SEVERAL = {
+    "ppo": {"lr": 1e-2, "value_lr": 0.1, "gamma": 0.97, "gae_lambda": 0.9},
+    "grpo": {"lr": 1e-2},
+    "dr_grpo": {"lr": 1e-2, "clip_low": 0.1, "clip_high": 0.3},
+    "dapo": {"lr": 1e-2},
+    "gspo": {"lr": 1e-4, "clip_low": 6e-2, "clip_high": 4e-2},
+    "cispo": {"lr": 3e-2},
+}
+
+
+@pytest.mark.parametrize("algorithm", SEVERAL)
+def test_every_gradient_of_several_epochs_and_minibatches_is_that_of_the_formula(algorithm):
+    """The ratio is to the policy before the first update, and the clip comes into play."""
+    config = config_for(algorithm, inner_epochs=2, minibatches=3, **SEVERAL[algorithm])
+    run = assert_follows_the_paper(config, algorithm, noise=0.3)
+    assert 0 < run.metrics["clip_fraction"] < 1
+
+
+VARIANTS = {
+    "kl k1": ("grpo", {"kl_coef": 0.2, "kl_estimator": "k1"}),
+    "kl k2": ("dr_grpo", {"kl_coef": 0.2, "kl_estimator": "k2"}),
+    "kl k3": ("grpo", {"kl_coef": 0.2}),
+    "kl of ppo": ("ppo", {"kl_coef": 0.2}),
+    "kl in the reward of ppo": ("ppo", {"kl_coef": 0.2, "kl_in": "reward", "value_coef": 2.0}),
+    "kl in the reward of a group": ("dr_grpo", {"kl_coef": 0.2, "kl_in": "reward"}),
+    "truncated": ("grpo", {"mask_truncated": True}),
+    "truncated, ppo": ("ppo", {"mask_truncated": True}),
+    "measured alone": ("dr_grpo", {"reference": True}),
+    "temperature and top-k": ("dr_grpo", {"temperature": 0.6, "top_k": 60}),
+    "top-p": ("rloo", {"top_p": 0.9}),
+    "correction by token": ("grpo", {"sampler_correction": "token", "sampler_correction_cap": 1.1}),
+    "correction by sequence": ("rloo", {"sampler_correction": "sequence", "sampler_correction_cap": 1.2}),
+}
+
+
+@pytest.mark.parametrize(("algorithm", "options"), VARIANTS.values(), ids=VARIANTS)
+def test_the_gradient_of_each_option_is_that_of_its_formula(algorithm, options):
+    assert_follows_the_paper(config_for(algorithm, **options), algorithm, noise=0.2)
+
+
+@pytest.mark.parametrize("options", [{"sampler_correction": "token"}, {"kl_coef": 0.2, "value_clip": 0.02}])
+def test_options_hold_in_several_epochs_too(options):
+    """The sampler is corrected for by the trainer's old policy, the values are clipped around the old ones."""
+    config = config_for("ppo", inner_epochs=2, minibatches=2, lr=5e-3, value_lr=0.05, **options)
+    assert_follows_the_paper(config, "ppo", noise=0.3)
+
+
+@pytest.mark.parametrize("micro_batch_rows", [1, 5])
+@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "dapo", "ppo"])
+def test_gradient_accumulation_changes_nothing(algorithm, micro_batch_rows):
+    options = {"kl_coef": 0.1, "inner_epochs": 2, "minibatches": 2, "lr": 0.0, "value_lr": 0.0}
+    whole = Run(config_for(algorithm, **options))
+    parts = Run(config_for(algorithm, micro_batch_rows=micro_batch_rows, **options))
+    for (_, one), (_, other) in zip(whole.steps, parts.steps, strict=True):
+        assert_same_gradient(other, one)
+    for name, value in whole.metrics.items():
+        if name != "timing":
+            assert parts.metrics[name] == pytest.approx(value, rel=1e-3, abs=2e-5), name
+
+
+def test_gradient_checkpointing_changes_nothing():
+    plain, again = Run(config_for()), Run(config_for(), change=lambda one: checkpoint_activations(one.policy.model))
+    assert again.learner.policy.model.model.layers[0].gradient_checkpointing
+    assert_same_gradient(again.steps[0][1], plain.steps[0][1])
+
+
+# With one update a rollout the ratio is exactly 1, whatever the sampler rounds
+
+
+@pytest.mark.parametrize("algorithm", ["gspo", "ppo", "grpo", "dapo", "cispo"])
+def test_one_update_has_a_ratio_of_exactly_1_even_if_the_sampler_differs(algorithm):
+    exact, noisy = (Run(config_for(algorithm), noise) for noise in (0.0, 0.01))
+    assert noisy.metrics["clip_fraction"] == 0.0
+    assert noisy.metrics["mismatch_max"] > 0.005
+    for name, gradient in exact.steps[0][1].items():
+        assert torch.equal(noisy.steps[0][1][name], gradient), name
+
+
+@pytest.mark.parametrize("algorithm", ["gspo", "ppo"])
+def test_the_first_of_several_updates_has_a_ratio_of_exactly_1(algorithm):
+    """lr 0 makes every update the first one. Nothing is clipped even if the clip leaves no room at all."""
+    options = {"minibatches": 3, "lr": 0.0, "value_lr": 0.0, "clip_low": 0.0, "clip_high": 0.0, "micro_batch_rows": 2}
+    exact, noisy = (Run(config_for(algorithm, **options), noise) for noise in (0.0, 0.01))
+    assert noisy.metrics["clip_fraction"] == exact.metrics["clip_fraction"] == 0.0
+    for (_, one), (_, other) in zip(exact.steps, noisy.steps, strict=True):
+        assert all(torch.equal(other[name], gradient) for name, gradient in one.items())
+
+
+def test_the_mismatch_counts_each_token_once_and_before_the_first_update():
+    run = Run(config_for("grpo", inner_epochs=3, minibatches=2, lr=1e-2))
+    assert run.metrics["mismatch_max"] < 1e-4  # the policy that sampled
+    noisy = Run(config_for("grpo", inner_epochs=3, minibatches=2, lr=1e-2), noise=0.5)
+    once = Run(config_for("grpo"), noise=0.5)
+    for name in ("mismatch_mean", "mismatch_max"):
+        assert noisy.metrics[name] == pytest.approx(once.metrics[name], rel=1e-4)
+
+
+def test_a_correction_that_is_off_changes_no_bit():
+    plain, off = Run(config_for("grpo"), 0.3), Run(config_for("grpo", sampler_correction_cap=0.5), 0.3)
+    assert all(torch.equal(off.steps[0][1][name], gradient) for name, gradient in plain.steps[0][1].items())
+
+
+@pytest.mark.parametrize("algorithm", ["dr_grpo", "ppo"])
+def test_steps_on_ones_own_samples_raise_the_reward(algorithm):
+    """The reward is for a token that the policy can choose at once: after some steps it does."""
+    policy = make_policy()
+    policy.prompt = lambda question, instruction="": PROMPTS[int(question)]
+    config = config_for(algorithm, lr=1e-2, value_lr=1e-2, max_new_tokens=3, num_generations=12, max_grad_norm=1.0)
+    torch.manual_seed(0)
+    learner, engine = Learner(policy, config), BruteForce(policy)
+
+    def rewards(answers, config):
+        return [float(len(a.text)) for a in answers]
+
+    reward = []
+    for step in range(8):
+        metrics, _ = train_step(learner, engine, Task(), Prompts(), config, step, rewards)
+        reward.append(metrics["reward"])
+        assert metrics["mismatch_max"] < 1e-4
+    assert sum(reward[-2:]) > 1.1 * sum(reward[:2])
