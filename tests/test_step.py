@@ -266,7 +266,8 @@ class Paper:
 
         sampler = torch.cat(list(self.sampler.values()))
         training = [i for i in range(ROWS) if not self._without_gradient(i)]
-        if self.config.mask_truncated and self.algorithm != "ppo":  # whose values are computed all the same
+        if self.config.mask_truncated and self.algorithm != "ppo" and not self.config.kl_coef:
+            # With values or a KL all rows are computed.
             training = [i for i in training if FINISHED[i]]
         gap = torch.cat([(self.old[i] - self.sampler[i]).abs() for i in training])
         found = {
@@ -310,36 +311,7 @@ def assert_follows_the_paper(config, algorithm: str, noise: float = 0.0) -> Run:
     return run
 
 
-# What trains, and what is only measured
-
-
-def test_groups_without_signal_leave_the_weights_alone_and_are_measured_all_the_same():
-    run = Run(config_for("dr_grpo", reference=True, weight_decay=0.5), rewards=[1.0] * ROWS)
-    assert run.metrics["grad_norm"] == 0 and run.metrics["groups_without_signal"] == 1
-    assert [run.metrics[n] for n in ("policy_loss", "clip_fraction", "mismatch_mean", "mismatch_max")] == [None] * 4
-    whole = Run(config_for("dr_grpo", reference=True))
-    for name in ("entropy", "kl"):
-        assert run.metrics[name] == whole.metrics[name] > 0
-    before = run.before["policy"].state_dict()
-    after = run.learner.policy.model.state_dict()
-    assert all(torch.equal(before[name].float(), value.float()) for name, value in after.items())
-
-
-def test_the_names_of_the_metrics_are_the_same_in_every_step():
-    for algorithm, options in [("grpo", {}), ("ppo", {"kl_coef": 0.1})]:
-        config = config_for(algorithm, **options)
-        one, other = Run(config), Run(config, rewards=[0.0] * ROWS)
-        assert one.metrics.keys() == other.metrics.keys()
-        assert one.metrics["timing"].keys() == other.metrics["timing"].keys()
-        assert ("value_loss" in one.metrics, "kl" in one.metrics) == ((algorithm == "ppo"),) * 2
-
-
-@pytest.mark.parametrize(("truncated_count", "moved"), [(False, True), (True, False)])
-def test_rows_that_were_cut_off_move_nothing_where_they_are_masked(truncated_count, moved):
-    """Rewards differ in a group for rows that were cut off alone: without the mask they and their group train."""
-    config = config_for("dr_grpo", mask_truncated=truncated_count, advantage="reward")
-    run = Run(config, rewards=[float(not finished) for finished in FINISHED])
-    assert (run.metrics["grad_norm"] > 0) == moved
+# Mini-batches, and the rows that train
 
 
 def batch_of(config, **changes) -> Batch:
@@ -418,20 +390,6 @@ def test_the_rows_that_train_are_those_with_a_gradient():
     assert rows_that_train(masked, make_config()).tolist() == [i in (4, 6) for i in range(7)]
 
 
-@pytest.mark.parametrize(("options", "rows"), [({}, 8), ({"minibatches": 3}, 8 + 8), ({"kl_coef": 0.1}, 12)])
-def test_rows_without_a_gradient_are_not_computed(options, rows, monkeypatch):
-    """With several updates there is a pass for the old log-probs; it leaves them out too."""
-    seen, original = [], Learner.logprobs_and_values
-
-    def counting(self, rollout):
-        seen.append(len(rollout.finished))
-        return original(self, rollout)
-
-    monkeypatch.setattr(Learner, "logprobs_and_values", counting)
-    Run(config_for("grpo", **options))
-    assert sum(seen) == rows
-
-
 # The batch
 
 
@@ -484,7 +442,7 @@ def test_everything_in_a_batch_is_a_constant():
     assert all(x[~batch.rollout.completion_mask].eq(0).all() for x in tensors)
 
 
-# What a step reports
+# Means
 
 
 def test_a_mean_over_parts_is_that_of_all_their_tokens():
@@ -505,6 +463,170 @@ def test_means_of_many_small_numbers_do_not_round():
     for value in [1e8] + [1.0] * 64:
         means.add("a", torch.tensor([[value]]), torch.tensor([[True]]))
     assert means.mean("a") == pytest.approx((1e8 + 64) / 65, rel=1e-12)
+
+
+# The gradients, against the formulas
+
+
+VARIANTS = {
+    "kl k1": ("grpo", {"kl_coef": 0.2, "kl_estimator": "k1"}),
+    "kl k2": ("dr_grpo", {"kl_coef": 0.2, "kl_estimator": "k2"}),
+    "kl k3": ("grpo", {"kl_coef": 0.2}),
+    "kl of ppo": ("ppo", {"kl_coef": 0.2}),
+    "kl in the reward of ppo": ("ppo", {"kl_coef": 0.2, "kl_in": "reward", "value_coef": 2.0}),
+    "kl in the reward of a group": ("dr_grpo", {"kl_coef": 0.2, "kl_in": "reward"}),
+    "truncated": ("grpo", {"mask_truncated": True}),
+    "truncated, kl": ("dr_grpo", {"mask_truncated": True, "kl_coef": 0.2}),
+    "truncated, ppo": ("ppo", {"mask_truncated": True}),
+    "measured alone": ("dr_grpo", {"reference": True}),
+    "temperature and top-k": ("dr_grpo", {"temperature": 0.6, "top_k": 60}),
+    "top-p": ("rloo", {"top_p": 0.9}),
+    "correction by token": ("grpo", {"sampler_correction": "token", "sampler_correction_cap": 1.1}),
+    "correction by sequence": ("rloo", {"sampler_correction": "sequence", "sampler_correction_cap": 1.2}),
+}
+
+
+@pytest.mark.parametrize(("algorithm", "options"), VARIANTS.values(), ids=VARIANTS)
+def test_the_gradient_of_each_option_is_that_of_its_formula(algorithm, options):
+    assert_follows_the_paper(config_for(algorithm, **options), algorithm, noise=0.2)
+
+
+SEVERAL = {
+    "ppo": {"lr": 1e-2, "value_lr": 0.1, "gamma": 0.97, "gae_lambda": 0.9},
+    "grpo": {"lr": 1e-2},
+    "dr_grpo": {"lr": 1e-2, "clip_low": 0.1, "clip_high": 0.3},
+    "dapo": {"lr": 1e-2},
+    "gspo": {"lr": 1e-4, "clip_low": 6e-2, "clip_high": 4e-2},
+    "cispo": {"lr": 3e-2},
+}
+
+
+@pytest.mark.parametrize("algorithm", SEVERAL)
+def test_every_gradient_of_several_epochs_and_minibatches_is_that_of_the_formula(algorithm):
+    """The ratio is to the policy before the first update, and the clip comes into play."""
+    config = config_for(algorithm, inner_epochs=2, minibatches=3, **SEVERAL[algorithm])
+    run = assert_follows_the_paper(config, algorithm, noise=0.3)
+    assert 0 < run.metrics["clip_fraction"] < 1
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_gradient_on_fresh_samples_is_that_of_the_algorithms_formula(algorithm):
+    run = assert_follows_the_paper(config_for(algorithm), algorithm)
+    assert run.metrics["clip_fraction"] == 0
+
+
+@pytest.mark.parametrize(
+    "options", [{"sampler_correction": "token"}, {"kl_coef": 0.2, "value_clip": 0.02}, {"minibatches": 1}]
+)
+def test_options_hold_in_several_epochs_too(options):
+    """The sampler is corrected for by the trainer's old policy, the values are clipped around the old ones."""
+    options = {"inner_epochs": 2, "minibatches": 2, "lr": 5e-3, "value_lr": 0.05} | options
+    config = config_for("ppo", **options)
+    assert_follows_the_paper(config, "ppo", noise=0.3)
+
+
+@pytest.mark.parametrize("micro_batch_rows", [1, 5])
+@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "dapo", "ppo"])
+def test_gradient_accumulation_changes_nothing(algorithm, micro_batch_rows):
+    options = {"kl_coef": 0.1, "inner_epochs": 2, "minibatches": 2, "lr": 0.0, "value_lr": 0.0}
+    whole = Run(config_for(algorithm, **options))
+    parts = Run(config_for(algorithm, micro_batch_rows=micro_batch_rows, **options))
+    for (_, one), (_, other) in zip(whole.steps, parts.steps, strict=True):
+        assert_same_gradient(other, one)
+    for name, value in whole.metrics.items():
+        if name != "timing":
+            assert parts.metrics[name] == pytest.approx(value, rel=1e-3, abs=2e-5), name
+
+
+def test_gradient_checkpointing_changes_nothing():
+    plain, again = Run(config_for()), Run(config_for(), change=lambda one: checkpoint_activations(one.policy.model))
+    assert again.learner.policy.model.model.layers[0].gradient_checkpointing
+    assert_same_gradient(again.steps[0][1], plain.steps[0][1])
+
+
+# With one update a rollout the ratio is exactly 1, whatever the sampler rounds
+
+
+@pytest.mark.parametrize("algorithm", ["gspo", "ppo", "grpo", "dapo", "cispo"])
+def test_one_update_has_a_ratio_of_exactly_1_even_if_the_sampler_differs(algorithm):
+    exact, noisy = (Run(config_for(algorithm), noise) for noise in (0.0, 0.01))
+    assert noisy.metrics["clip_fraction"] == 0.0
+    assert noisy.metrics["mismatch_max"] > 0.005
+    for name, gradient in exact.steps[0][1].items():
+        assert torch.equal(noisy.steps[0][1][name], gradient), name
+
+
+@pytest.mark.parametrize("algorithm", ["gspo", "ppo"])
+def test_the_first_of_several_updates_has_a_ratio_of_exactly_1(algorithm):
+    """lr 0 makes every update the first one. Nothing is clipped even if the clip leaves no room at all."""
+    options = {"minibatches": 3, "lr": 0.0, "value_lr": 0.0, "clip_low": 0.0, "clip_high": 0.0, "micro_batch_rows": 2}
+    exact, noisy = (Run(config_for(algorithm, **options), noise) for noise in (0.0, 0.01))
+    assert noisy.metrics["clip_fraction"] == exact.metrics["clip_fraction"] == 0.0
+    for (_, one), (_, other) in zip(exact.steps, noisy.steps, strict=True):
+        assert all(torch.equal(other[name], gradient) for name, gradient in one.items())
+
+
+def test_the_mismatch_counts_each_token_once_and_before_the_first_update():
+    run = Run(config_for("grpo", inner_epochs=3, minibatches=2, lr=1e-2))
+    assert run.metrics["mismatch_max"] < 1e-4  # the policy that sampled
+    noisy = Run(config_for("grpo", inner_epochs=3, minibatches=2, lr=1e-2), noise=0.5)
+    once = Run(config_for("grpo"), noise=0.5)
+    for name in ("mismatch_mean", "mismatch_max"):
+        assert noisy.metrics[name] == pytest.approx(once.metrics[name], rel=1e-4)
+
+
+def test_a_correction_that_is_off_changes_no_bit():
+    plain, off = Run(config_for("grpo"), 0.3), Run(config_for("grpo", sampler_correction_cap=0.5), 0.3)
+    assert all(torch.equal(off.steps[0][1][name], gradient) for name, gradient in plain.steps[0][1].items())
+
+
+# What is only measured
+
+
+def test_groups_without_signal_leave_the_weights_alone_and_are_measured_all_the_same():
+    run = Run(config_for("dr_grpo", reference=True, weight_decay=0.5), rewards=[1.0] * ROWS)
+    assert run.metrics["grad_norm"] == 0 and run.metrics["groups_without_signal"] == 1
+    assert [run.metrics[n] for n in ("policy_loss", "clip_fraction", "mismatch_mean", "mismatch_max")] == [None] * 4
+    whole = Run(config_for("dr_grpo", reference=True))
+    for name in ("entropy", "kl"):
+        assert run.metrics[name] == whole.metrics[name] > 0
+    before = run.before["policy"].state_dict()
+    after = run.learner.policy.model.state_dict()
+    assert all(torch.equal(before[name].float(), value.float()) for name, value in after.items())
+
+
+def test_the_names_of_the_metrics_are_the_same_in_every_step():
+    for algorithm, options in [("grpo", {}), ("ppo", {"kl_coef": 0.1})]:
+        config = config_for(algorithm, **options)
+        one, other = Run(config), Run(config, rewards=[0.0] * ROWS)
+        assert one.metrics.keys() == other.metrics.keys()
+        assert one.metrics["timing"].keys() == other.metrics["timing"].keys()
+        assert ("value_loss" in one.metrics, "kl" in one.metrics) == ((algorithm == "ppo"),) * 2
+
+
+@pytest.mark.parametrize(("truncated_count", "moved"), [(False, True), (True, False)])
+def test_rows_that_were_cut_off_move_nothing_where_they_are_masked(truncated_count, moved):
+    """Rewards differ in a group for rows that were cut off alone: without the mask they and their group train."""
+    config = config_for("dr_grpo", mask_truncated=truncated_count, advantage="reward")
+    run = Run(config, rewards=[float(not finished) for finished in FINISHED])
+    assert (run.metrics["grad_norm"] > 0) == moved
+
+
+@pytest.mark.parametrize(("options", "rows"), [({}, 8), ({"minibatches": 3}, 8 + 8), ({"kl_coef": 0.1}, 12)])
+def test_rows_without_a_gradient_are_not_computed(options, rows, monkeypatch):
+    """With several updates there is a pass for the old log-probs; it leaves them out too."""
+    seen, original = [], Learner.logprobs_and_values
+
+    def counting(self, rollout):
+        seen.append(len(rollout.finished))
+        return original(self, rollout)
+
+    monkeypatch.setattr(Learner, "logprobs_and_values", counting)
+    Run(config_for("grpo", **options))
+    assert sum(seen) == rows
+
+
+# What a step reports
 
 
 def test_a_step_reports_its_number_its_learning_rate_and_what_trained():
@@ -617,117 +739,6 @@ def test_the_reward_is_that_of_the_config_unless_another_is_given():
     assert completions.rewards.tolist() == [0.0, 3.0] * 6
     assert answer_rewards(completions.answers, config) == completions.rewards.tolist()
     assert metrics["accuracy"] == 0.5
-
-
-# The gradients, against the formulas
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_the_gradient_on_fresh_samples_is_that_of_the_algorithms_formula(algorithm):
-    run = assert_follows_the_paper(config_for(algorithm), algorithm)
-    assert run.metrics["clip_fraction"] == 0
-
-
-SEVERAL = {
-    "ppo": {"lr": 1e-2, "value_lr": 0.1, "gamma": 0.97, "gae_lambda": 0.9},
-    "grpo": {"lr": 1e-2},
-    "dr_grpo": {"lr": 1e-2, "clip_low": 0.1, "clip_high": 0.3},
-    "dapo": {"lr": 1e-2},
-    "gspo": {"lr": 1e-4, "clip_low": 6e-2, "clip_high": 4e-2},
-    "cispo": {"lr": 3e-2},
-}
-
-
-@pytest.mark.parametrize("algorithm", SEVERAL)
-def test_every_gradient_of_several_epochs_and_minibatches_is_that_of_the_formula(algorithm):
-    """The ratio is to the policy before the first update, and the clip comes into play."""
-    config = config_for(algorithm, inner_epochs=2, minibatches=3, **SEVERAL[algorithm])
-    run = assert_follows_the_paper(config, algorithm, noise=0.3)
-    assert 0 < run.metrics["clip_fraction"] < 1
-
-
-VARIANTS = {
-    "kl k1": ("grpo", {"kl_coef": 0.2, "kl_estimator": "k1"}),
-    "kl k2": ("dr_grpo", {"kl_coef": 0.2, "kl_estimator": "k2"}),
-    "kl k3": ("grpo", {"kl_coef": 0.2}),
-    "kl of ppo": ("ppo", {"kl_coef": 0.2}),
-    "kl in the reward of ppo": ("ppo", {"kl_coef": 0.2, "kl_in": "reward", "value_coef": 2.0}),
-    "kl in the reward of a group": ("dr_grpo", {"kl_coef": 0.2, "kl_in": "reward"}),
-    "truncated": ("grpo", {"mask_truncated": True}),
-    "truncated, ppo": ("ppo", {"mask_truncated": True}),
-    "measured alone": ("dr_grpo", {"reference": True}),
-    "temperature and top-k": ("dr_grpo", {"temperature": 0.6, "top_k": 60}),
-    "top-p": ("rloo", {"top_p": 0.9}),
-    "correction by token": ("grpo", {"sampler_correction": "token", "sampler_correction_cap": 1.1}),
-    "correction by sequence": ("rloo", {"sampler_correction": "sequence", "sampler_correction_cap": 1.2}),
-}
-
-
-@pytest.mark.parametrize(("algorithm", "options"), VARIANTS.values(), ids=VARIANTS)
-def test_the_gradient_of_each_option_is_that_of_its_formula(algorithm, options):
-    assert_follows_the_paper(config_for(algorithm, **options), algorithm, noise=0.2)
-
-
-@pytest.mark.parametrize("options", [{"sampler_correction": "token"}, {"kl_coef": 0.2, "value_clip": 0.02}])
-def test_options_hold_in_several_epochs_too(options):
-    """The sampler is corrected for by the trainer's old policy, the values are clipped around the old ones."""
-    config = config_for("ppo", inner_epochs=2, minibatches=2, lr=5e-3, value_lr=0.05, **options)
-    assert_follows_the_paper(config, "ppo", noise=0.3)
-
-
-@pytest.mark.parametrize("micro_batch_rows", [1, 5])
-@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "dapo", "ppo"])
-def test_gradient_accumulation_changes_nothing(algorithm, micro_batch_rows):
-    options = {"kl_coef": 0.1, "inner_epochs": 2, "minibatches": 2, "lr": 0.0, "value_lr": 0.0}
-    whole = Run(config_for(algorithm, **options))
-    parts = Run(config_for(algorithm, micro_batch_rows=micro_batch_rows, **options))
-    for (_, one), (_, other) in zip(whole.steps, parts.steps, strict=True):
-        assert_same_gradient(other, one)
-    for name, value in whole.metrics.items():
-        if name != "timing":
-            assert parts.metrics[name] == pytest.approx(value, rel=1e-3, abs=2e-5), name
-
-
-def test_gradient_checkpointing_changes_nothing():
-    plain, again = Run(config_for()), Run(config_for(), change=lambda one: checkpoint_activations(one.policy.model))
-    assert again.learner.policy.model.model.layers[0].gradient_checkpointing
-    assert_same_gradient(again.steps[0][1], plain.steps[0][1])
-
-
-# With one update a rollout the ratio is exactly 1, whatever the sampler rounds
-
-
-@pytest.mark.parametrize("algorithm", ["gspo", "ppo", "grpo", "dapo", "cispo"])
-def test_one_update_has_a_ratio_of_exactly_1_even_if_the_sampler_differs(algorithm):
-    exact, noisy = (Run(config_for(algorithm), noise) for noise in (0.0, 0.01))
-    assert noisy.metrics["clip_fraction"] == 0.0
-    assert noisy.metrics["mismatch_max"] > 0.005
-    for name, gradient in exact.steps[0][1].items():
-        assert torch.equal(noisy.steps[0][1][name], gradient), name
-
-
-@pytest.mark.parametrize("algorithm", ["gspo", "ppo"])
-def test_the_first_of_several_updates_has_a_ratio_of_exactly_1(algorithm):
-    """lr 0 makes every update the first one. Nothing is clipped even if the clip leaves no room at all."""
-    options = {"minibatches": 3, "lr": 0.0, "value_lr": 0.0, "clip_low": 0.0, "clip_high": 0.0, "micro_batch_rows": 2}
-    exact, noisy = (Run(config_for(algorithm, **options), noise) for noise in (0.0, 0.01))
-    assert noisy.metrics["clip_fraction"] == exact.metrics["clip_fraction"] == 0.0
-    for (_, one), (_, other) in zip(exact.steps, noisy.steps, strict=True):
-        assert all(torch.equal(other[name], gradient) for name, gradient in one.items())
-
-
-def test_the_mismatch_counts_each_token_once_and_before_the_first_update():
-    run = Run(config_for("grpo", inner_epochs=3, minibatches=2, lr=1e-2))
-    assert run.metrics["mismatch_max"] < 1e-4  # the policy that sampled
-    noisy = Run(config_for("grpo", inner_epochs=3, minibatches=2, lr=1e-2), noise=0.5)
-    once = Run(config_for("grpo"), noise=0.5)
-    for name in ("mismatch_mean", "mismatch_max"):
-        assert noisy.metrics[name] == pytest.approx(once.metrics[name], rel=1e-4)
-
-
-def test_a_correction_that_is_off_changes_no_bit():
-    plain, off = Run(config_for("grpo"), 0.3), Run(config_for("grpo", sampler_correction_cap=0.5), 0.3)
-    assert all(torch.equal(off.steps[0][1][name], gradient) for name, gradient in plain.steps[0][1].items())
 
 
 @pytest.mark.parametrize("algorithm", ["dr_grpo", "ppo"])

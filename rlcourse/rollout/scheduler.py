@@ -86,9 +86,12 @@ class Scheduler:
 
     def report(self, done: list[bool], next_completion: int) -> None:
         """What the device says after the plan: which of its slots are done, and which completion starts next."""
-        for slot, is_done in enumerate(done):
-            age = 0 if self.plan.refill else (self.ages[slot] or 0) + self.plan.steps
-            self.ages[slot] = None if is_done or age >= self.max_steps else age
+        steps, last = self.plan.steps, self.max_steps - self.plan.steps  # from age `last` on, all its steps are done
+        if self.plan.refill:  # whoever is in a slot may have started just now
+            self.ages = [None if is_done else 0 for is_done in done]
+        else:
+            pairs = zip(self.ages, done, strict=True)
+            self.ages = [None if is_done or age is None or age >= last else age + steps for age, is_done in pairs]
         self.next_completion = next_completion
 
     def _start(self) -> list[tuple[int, int]]:
@@ -102,8 +105,10 @@ class Scheduler:
 
     def _move_together(self) -> list[tuple[int, int]]:
         """A smaller batch, if `resize` wants one: the live slots behind its end go into free ones before it."""
-        live = sum(age is not None for age in self.ages)
+        live = len(self.ages) - self.ages.count(None)
         size = self.resize(len(self.ages), live) if live else 0
+        if size == len(self.ages):
+            return []
         sources = [slot for slot in range(size, len(self.ages)) if self.ages[slot] is not None]
         targets = [slot for slot in range(size) if self.ages[slot] is None]
         moves = list(zip(sources, targets, strict=False))

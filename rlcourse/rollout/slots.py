@@ -47,8 +47,9 @@ class Slots:
     For all [1]: max_new_tokens; next_completion, the first that has not started; num_completions; num_generations, how
     many share a prompt.
     Of each prompt: prompt_ids [prompts, P], prompt_lengths [prompts], prompt_cache [layers, 2, prompts, K, P, D].
-    Of each completion: tokens [completions, T], logprobs [completions, T] float32, lengths [completions], and
-    ends_at_once [completions] bool, those whose first token is their last.
+    Of each completion: tokens [completions, T + 1], logprobs [completions, T + 1] float32, lengths [completions], and
+    ends_at_once [completions] bool, those whose first token is their last. Column T takes what slots write that are
+    done.
     """
 
     completion: Tensor
@@ -72,7 +73,7 @@ class Slots:
     @classmethod
     def empty(cls, decoder: Decoder, room: Room) -> "Slots":
         """Free slots and no completions."""
-        device, outputs = decoder.embedding.device, (room.completions, room.new_tokens)
+        device, outputs = decoder.embedding.device, (room.completions, room.new_tokens + 1)
 
         def zeros(*shape, dtype=torch.long):
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -99,6 +100,8 @@ class Slots:
 
     def first(self, size: int) -> "Slots":
         """The first `size` slots: views of the same memory."""
+        if size == len(self.done):
+            return self
         views = {name: getattr(self, name)[:size] for name in OF_A_SLOT}
         return replace(self, cache=self.cache[:, :, :size], **views)
 
@@ -116,7 +119,11 @@ class Slots:
         """Give slots to completions, (slot, completion) each: the prompt's cache and the first token."""
         slot, completion = torch.tensor(starts, device=self.token.device).unbind(1)
         prompt, width = completion // num_generations, self.prompt_cache.shape[4]
-        self.cache[:, :, :, :, :width].index_copy_(2, slot, self.prompt_cache.index_select(2, prompt))
+        cache, first, last = self.cache[:, :, :, :, :width], starts[0][0], starts[-1][0]
+        if last - first + 1 == len(starts):  # neighbours, as at the beginning: one copy does it
+            torch.index_select(self.prompt_cache, 2, prompt, out=cache[:, :, first : last + 1])
+        else:
+            cache.index_copy_(2, slot, self.prompt_cache.index_select(2, prompt))
         self.completion[slot], self.num_tokens[slot] = completion, 1
         self.token[slot], self.done[slot] = self.tokens[completion, 0], self.ends_at_once[completion]
         self.position[slot] = self.prompt_lengths[prompt]
@@ -166,10 +173,9 @@ def decode_step(slots: Slots, decoder: Decoder, sample: Callable, eos: Tensor, l
     cache.
     """
     tokens, logprobs = sample(decoder.decode(slots.token, slots.position, slots.cache, length))
-    place = (slots.completion, slots.num_tokens.clamp(max=slots.tokens.shape[1] - 1))
     alive = ~slots.done
-    slots.tokens[place] = torch.where(alive, tokens, slots.tokens[place])
-    slots.logprobs[place] = torch.where(alive, logprobs, slots.logprobs[place])
+    place = (slots.completion, slots.num_tokens.masked_fill(slots.done, slots.tokens.shape[1] - 1))
+    slots.tokens[place], slots.logprobs[place] = tokens, logprobs
     slots.token.copy_(tokens)
     slots.position += alive
     slots.num_tokens += alive
