@@ -65,6 +65,13 @@ def test_completion_ids_and_mask_are_aligned_with_the_logprobs():
     assert rollout.completion_ids.shape == rollout.logprobs.shape
 
 
+def test_a_long_prompt_with_a_short_completion_stands_beside_a_short_one_with_a_long_completion():
+    """The longest completion would reach beyond the row of the longest prompt."""
+    rollout = rollout_of([([3] * 20, [4]), ([5], [6, 7, 8, 9])], pad=99)
+    assert rollout.ids.shape == (2, 21)
+    assert rollout.completion_ids.tolist() == [[4, 0, 0, 0], [6, 7, 8, 9]]
+
+
 SELECTIONS = {"slice": slice(1, 3), "indices": [3, 0], "mask": [True, True, False, True], "one": [1]}
 
 

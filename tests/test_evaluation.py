@@ -66,12 +66,13 @@ def test_answers_come_in_the_order_of_the_problems_whatever_the_batches(batch_ro
         assert all(a.problem is problem and a.tokens == number + 1 for a in group)
 
 
-def test_every_batch_has_the_same_rows(monkeypatch):
-    monkeypatch.setattr(evaluation, "BATCH_ROWS", 6)
+@pytest.mark.parametrize(("batch_rows", "size", "batches"), [(6, 3, 3), (10, 5, 2), (256, 7, 1)])
+def test_every_batch_has_the_same_rows(batch_rows, size, batches, monkeypatch):
+    monkeypatch.setattr(evaluation, "BATCH_ROWS", batch_rows)
     engine = NumberEngine()
     answer_problems(NumberPolicy(), engine, TASK, PROBLEMS, 10, Sampling(), num_generations=2)
-    assert engine.calls == [(3, Sampling())] * 3  # 7 problems, 3 at a time
-    assert engine.limits == [(2, 10)] * 3
+    assert engine.calls == [(size, Sampling())] * batches  # of 7 problems; the last batch is filled up
+    assert engine.limits == [(2, 10)] * batches
 
 
 def test_prompts_of_like_length_are_answered_together(monkeypatch):
@@ -193,6 +194,12 @@ def test_the_test_evaluation_takes_the_problems_and_samples_that_were_asked_for(
     assert [s["right"] for s in result["samples"]] == [True, False, True, True, True]
     assert [s["gold"] for s in result["samples"]] == list("01234")
     assert result["samples"][2] == {"question": PROBLEMS[2].question, "gold": "2", "text": "#### 2", "right": True}
+
+
+def test_up_to_eight_answers_are_kept_as_samples():
+    task = MathTask("numbers", "Count.", [], [], PROBLEMS * 2)
+    result = evaluate_test(NumberPolicy(), NumberEngine(), task, make_config(eval_problems=12, pass_k=0))
+    assert result["problems"] == 12 and len(result["samples"]) == 8
 
 
 def test_pass_k_of_zero_samples_nothing():

@@ -241,6 +241,32 @@ def test_the_clip_takes_the_gradient_away_where_it_says_so():
     assert logprobs.grad.eq(0).equal(clipped)
 
 
+@pytest.mark.parametrize(
+    ("surrogate", "advantages", "expected"),
+    [
+        ("clip", 1.0, [False, False, False, True, True]),
+        ("clip", -1.0, [True, False, False, False, False]),
+        ("clip", 0.0, [False] * 5),  # there is no gradient that the clip could take away
+        ("cispo", 1.0, [False, False, False, True, True]),
+        ("cispo", 0.0, [False, False, False, True, True]),  # the weight is capped whatever it weighs
+    ],
+)
+def test_a_token_is_clipped_beyond_the_bound_and_not_on_it(surrogate, advantages, expected):
+    ratios = torch.tensor([[0.25, 0.5, 1.0, 1.75, 4.0]], dtype=torch.float64)
+    switches = {"surrogate": surrogate, "ratio": "token", "clip_low": 0.5, "clip_high": 0.5}
+    everywhere, zero = torch.ones(1, 5, dtype=torch.bool), torch.zeros(1, 5, dtype=torch.float64)
+    _, clipped = losses.token_loss(ratios.log(), zero, torch.tensor([advantages]), everywhere, **switches)
+    assert clipped.tolist() == [expected]
+    nothing = switches | {"clip_low": 0.0, "clip_high": 0.0}
+    assert not losses.token_loss(zero, zero, torch.tensor([advantages]), everywhere, **nothing)[1].any()
+
+
+@pytest.mark.parametrize("how", ["sequence_mean", "token_mean", "constant"])
+def test_the_mean_over_one_token_is_the_token(how):
+    value, mask = torch.tensor([[3.0]]), torch.ones(1, 1, dtype=torch.bool)
+    assert losses.aggregate(value, mask, how, rows=1, tokens=1, max_new_tokens=1).item() == 3
+
+
 GARBAGE = [NAN, float("inf"), float("-inf")]
 
 

@@ -146,7 +146,7 @@ def optional_checks() -> list[dict[str, Any]]:
 def preset_facts(facts: dict[str, Any]) -> list[dict[str, Any]]:
     """What each preset needs at most, beside the memory of the device that it runs on; [] without torch and
     transformers."""
-    if facts["torch_error"] or facts["versions"]["transformers"] is None:
+    if facts["torch_error"] or facts["versions"].get("transformers", "") is None:
         return []
     from rlcourse.config import PRESETS, make_config
     from rlcourse.measure import memory

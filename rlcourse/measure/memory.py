@@ -17,7 +17,7 @@ from rlcourse.rollout.fast import MAX_SLOTS, PREFILL_TOKENS
 
 LIBRARIES = 600_000_000  # bytes of Python, torch, transformers and datasets, or of a CUDA context
 HEADROOM = 1.1  # what the allocator takes for what is counted
-LOGIT_COPIES = 4  # float32 copies of a chunk's logits at the peak of its backward pass: logits, softmax, two gradients
+LOGIT_COPIES = 3  # float32 copies of a chunk's logits at the peak of its backward pass: logits, softmax, gradient
 
 
 @dataclass(frozen=True)
@@ -145,9 +145,9 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstim
 
     - weights 4 n, gradients 4 n, AdamW's two moments 8 n, all float32; a frozen reference 4 n where there is one
     - rollout weights: b n for the engine's own copy; the hf engines need none in float32
-    - KV cache: tokens x layers x 2 x kv_heads x head_dim x b, of rows x L tokens; on a GPU the fast engine has
-      MAX_SLOTS rows at most, and the prompts' own cache beside them; kept is what of it stands in the update, too:
-      that of hf-static, and on a GPU that of the fast engine
+    - KV cache: tokens x layers x 2 x kv_heads x head_dim x b, of rows x L tokens; the fast engine has the prompts' own
+      cache beside them, and on a GPU MAX_SLOTS rows at most; kept is what of it stands in the update, too: that of
+      hf-static, and on a GPU that of the fast engine
     - prefill: of t tokens, with the fast engine PREFILL_TOKENS at most, one layer at a time: t x heads x
       max_prompt_tokens x 3 x 4 for the scores of attention, their softmax and a bias, or t x 4 x intermediate x b for
       SwiGLU, whichever is more
@@ -163,11 +163,13 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstim
     rows = max(config.rows, min(BATCH_ROWS, config.eval_problems))
     micro_rows = min(config.micro_batch_rows, -(-config.rows // config.minibatches))
     chunk = min(config.logprob_chunk, micro_rows * config.max_new_tokens)
-    captured = config.engine == "fast" and device == "cuda"
-    prompts = max(config.num_prompts, min(BATCH_ROWS, config.eval_problems))
-    cached = min(rows, MAX_SLOTS) * length + prompts * config.max_prompt_tokens if captured else rows * length
-    cache = cached * shape.layers * 2 * shape.kv_heads * shape.head_dim * b
-    at_once = PREFILL_TOKENS if config.engine == "fast" else math.inf
+    fast, on_gpu = config.engine == "fast", device == "cuda"
+    prompts = max(config.num_prompts, min(BATCH_ROWS, config.eval_problems)) if fast else 0
+    slots = min(rows, MAX_SLOTS) if fast and on_gpu else rows
+    cache = (
+        (slots * length + prompts * config.max_prompt_tokens) * shape.layers * 2 * shape.kv_heads * shape.head_dim * b
+    )
+    at_once = PREFILL_TOKENS if fast else math.inf
     prefill_tokens = min(at_once, rows * config.max_prompt_tokens)
     return MemoryEstimate(
         weights=4 * n,
@@ -176,7 +178,7 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstim
         reference=4 * n if config.needs_reference else 0,
         rollout_weights=b * n if own_weights else 0,
         kv_cache=cache,
-        kept_cache=cache if (captured or config.engine.startswith("hf-static")) and not config.sleep else 0,
+        kept_cache=cache if ((fast and on_gpu) or config.engine == "hf-static") and not config.sleep else 0,
         prefill=prefill_tokens * max(12 * shape.heads * config.max_prompt_tokens, 4 * shape.intermediate * b),
         sampling=3 * rows * shape.vocabulary * 4,
         autocast=2 * n if b == 2 else 0,

@@ -4,79 +4,9 @@ A task is anything with the attributes of `Task`. Two ship: `minigsm`, generated
 `gsm8k`, the public data set. Both are `MathTask`s: lists of problems judged by `rlcourse.tasks.verify`.
 """
 
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from rlcourse.tasks.task import Answer, MathTask, Problem, Split, Task
 
-from rlcourse.tasks.verify import Verdict, verify
-
-Split = Literal["train", "validation", "test"]
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One question, a worked answer that ends in a line `#### NUMBER`, and that number as text."""
-
-    question: str
-    answer: str
-    gold: str
-    level: int | None = None
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What the policy wrote for a problem and what the verifier says. An unfinished answer is never right: 12 may have
-    been on its way to 125. tokens: with the one that ends it."""
-
-    problem: Problem
-    text: str
-    tokens: int
-    finished: bool
-    verdict: Verdict
-
-    @property
-    def strict(self) -> bool:
-        """Right, in the form that was asked for."""
-        return self.finished and self.verdict.strict
-
-    @property
-    def lenient(self) -> bool:
-        """Right, in whatever form."""
-        return self.finished and self.verdict.lenient
-
-    @property
-    def formatted(self) -> bool:
-        """In the form that was asked for, right or wrong."""
-        return self.finished and self.verdict.formatted
-
-
-class Task(Protocol):
-    """What the trainer needs of a task."""
-
-    name: str
-    instruction: str  # stands in the system turn; "" for none
-
-    def problems(self, split: Split) -> list[Problem]: ...
-
-    def verify(self, text: str, gold: str) -> Verdict: ...
-
-
-@dataclass(frozen=True)
-class MathTask:
-    """A task whose answers are numbers: three lists of problems and the verifier of `rlcourse.tasks.verify`."""
-
-    name: str
-    instruction: str
-    train: list[Problem]
-    validation: list[Problem]
-    test: list[Problem]
-
-    def problems(self, split: Split) -> list[Problem]:
-        if split not in ("train", "validation", "test"):
-            raise ValueError(f"Unknown split {split!r}: use train, validation or test.")
-        return getattr(self, split)
-
-    def verify(self, text: str, gold: str) -> Verdict:
-        return verify(text, gold)
+__all__ = ["Answer", "MathTask", "Problem", "Split", "Task", "load_task"]
 
 
 def load_task(name: str, data_dir: str | None = None) -> Task:

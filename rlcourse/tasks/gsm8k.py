@@ -5,8 +5,8 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from rlcourse.tasks import MathTask, Problem
 from rlcourse.tasks.jsonl import gold_of, read_problems
+from rlcourse.tasks.task import MathTask, Problem
 
 DIR_VARIABLE = "RLCOURSE_GSM8K_DIR"
 VALIDATION = 512  # the last problems of the train file, held out from training

@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from rlcourse.tasks import Problem
+from rlcourse.tasks.task import Problem
 
 NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]+)?|\.[0-9]+)")
 

@@ -4,7 +4,7 @@ from functools import lru_cache
 
 import torch
 
-from rlcourse.tasks import Problem
+from rlcourse.tasks.task import Problem
 
 
 class PromptSampler:

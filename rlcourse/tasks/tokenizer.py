@@ -1,14 +1,10 @@
 """Train a small tokenizer of Qwen2's kind: byte-level BPE, each digit a token, ChatML turns."""
 
 import json
-import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from tokenizers import pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
-
-from rlcourse.course.embedded.demonstrations import ANSWER, CHECK, THINK
-from rlcourse.tasks.minigsm import sample
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SMALLEST = 3 + 256  # the special tokens and every byte, so that any text can be encoded
@@ -51,17 +47,3 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 576) -> PreTrainedTo
         padding_side="left",
         chat_template=CHAT_TEMPLATE,
     )
-
-
-def minigsm_texts(n: int = 20_000, seed: int = 7) -> Iterator[str]:
-    """What the tokenizer of the embedded model is trained on: questions and answers of n problems, words around them.
-
-    The problems are of the sft split alone. The words are the names of the roles and the phrases of `demonstrations`.
-    """
-    rng = random.Random(seed)
-    for i in range(n):
-        problem = sample(rng, "sft").to_problem()
-        yield problem.question
-        yield problem.answer
-        if i % 10 == 0:  # often enough to become tokens
-            yield f"system\nuser\nassistant\n{THINK}\n{CHECK} {ANSWER} "

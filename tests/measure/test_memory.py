@@ -7,12 +7,10 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from rlcourse import evaluation
 from rlcourse.config import make_config
 from rlcourse.logprobs import chunked_logprobs
-from rlcourse.measure import machine, memory
+from rlcourse.measure import memory
 from rlcourse.measure.memory import QWEN25, ModelShape, activation_bytes, estimate, model_shape, parameters
-from rlcourse.rollout import graph
 from rlcourse.sampling import Sampling
 
 TINY = ModelShape(2, 32, 4, 2, 8, 96, 160, tied=True)
@@ -102,7 +100,7 @@ def test_every_part_equals_the_sum_done_by_hand():
         "autocast": 988_065_536,
         # 1,600 tokens: 24 layer inputs of 896 float32, and one layer's norms, attention with its mask, feed-forward.
         "activations": 1_600 * (24 * 4 * 896 + 26 * 896 + 2 * (4 * 896 + 400) + 8 * 4864),
-        "logits": 4 * 1000 * 151_936 * 4,
+        "logits": 3 * 1000 * 151_936 * 4,
     }
 
 
@@ -115,8 +113,8 @@ def test_phases_hold_what_stands_in_them():
     on_gpu, asleep = (estimate(make_config(sleep=sleep), TINY, "cuda") for sleep in (False, True))
     assert on_gpu.kept_cache == on_gpu.kv_cache == asleep.kv_cache and asleep.kept_cache == 0
     assert on_gpu.update - asleep.update == on_gpu.kv_cache
-    kept = {name: estimate(make_config(engine=name), TINY, "cpu").kept_cache for name in ("hf-dynamic", "hf-static")}
-    assert kept == {"hf-dynamic": 0, "hf-static": whole.kv_cache}
+    dynamic, static = (estimate(make_config(engine=name), TINY, "cpu") for name in ("hf-dynamic", "hf-static"))
+    assert dynamic.kept_cache == 0 and static.kept_cache == static.kv_cache == dynamic.kv_cache
     assert whole.peak == pytest.approx(1.1 * max(whole.rollout, whole.update))
     assert whole.fits(whole.peak) and not whole.fits(whole.peak - 1)
 
@@ -130,16 +128,21 @@ def test_parts_that_a_config_does_not_need_are_zero():
 
 
 def test_rows_are_those_of_the_larger_of_step_and_evaluation():
-    small_eval = estimate(make_config(num_prompts=4, num_generations=2, eval_problems=2), TINY, "cpu")
-    large_eval = estimate(make_config(num_prompts=4, num_generations=2, eval_problems=1000), TINY, "cpu")
+    step = {"engine": "hf-dynamic", "num_prompts": 4, "num_generations": 2}
+    small_eval = estimate(make_config(**step, eval_problems=2), TINY, "cpu")
+    large_eval = estimate(make_config(**step, eval_problems=1000), TINY, "cpu")
     assert large_eval.kv_cache == small_eval.kv_cache * 256 // 8
 
 
-def test_the_graph_engine_prefills_so_many_tokens_at_a_time():
+def test_the_fast_engine_caches_prompts_beside_their_completions():
+    sizes = {"num_prompts": 4, "num_generations": 2, "eval_problems": 2, "max_prompt_tokens": 30, "max_new_tokens": 20}
+    fast, hf = (estimate(make_config(engine=e, **sizes), TINY, "cpu").kv_cache for e in ("fast", "hf-dynamic"))
+    assert fast / hf == (8 * 50 + 4 * 30) / (8 * 50)
+
+
+def test_the_fast_engine_prefills_so_many_tokens_at_a_time():
     long = {"num_prompts": 32, "num_generations": 8, "max_prompt_tokens": 400}  # 256 rows
-    at_once, all_at_once = (
-        estimate(make_config(engine=e, **long), TINY, "cpu").prefill for e in ("graph", "hf-static")
-    )
+    at_once, all_at_once = (estimate(make_config(engine=e, **long), TINY, "cpu").prefill for e in ("fast", "hf-static"))
     assert all_at_once / at_once == pytest.approx(256 * 400 / memory.PREFILL_TOKENS)
 
 
@@ -147,12 +150,6 @@ def test_a_minibatch_limits_the_rows_of_a_micro_batch():
     whole = make_config(num_prompts=4, num_generations=4, micro_batch_rows=128)
     half = make_config(num_prompts=4, num_generations=4, micro_batch_rows=128, minibatches=2)
     assert estimate(half, TINY, "cpu").activations * 2 == estimate(whole, TINY, "cpu").activations
-
-
-def test_constants_are_those_of_the_engine_and_the_evaluation():
-    assert memory.MAX_SLOTS == graph.MAX_SLOTS
-    assert memory.PREFILL_TOKENS == graph.PREFILL_TOKENS
-    assert memory.EVALUATION_ROWS == evaluation.BATCH_ROWS
 
 
 def saved_for_backward(shape: ModelShape, rows: int, length: int, dtype: str, checkpointing: bool) -> int:
@@ -199,26 +196,10 @@ def test_logit_copies_are_what_a_chunk_really_takes():
     hidden, head = torch.randn(2 * chunk, 8, requires_grad=True), torch.randn(vocabulary, 8, requires_grad=True)
     targets = torch.randint(0, vocabulary, (2 * chunk,))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        chunked_logprobs(hidden, head, targets, Sampling(), chunk)[0].sum().backward()
+        chunked_logprobs(hidden, head, targets, Sampling(), chunk).sum().backward()
     copy, now, peak = chunk * vocabulary * 4, 0, 0
     for event in profile.profiler.kineto_results.events():
         if event.name() == "[memory]":
             now += event.nbytes()
             peak = max(peak, now)
     assert peak / copy == pytest.approx(memory.LOGIT_COPIES, abs=0.5)
-
-
-def test_auto_device_is_a_gpu_where_there_is_one_or_bfloat16_asks_for_it(monkeypatch):
-    monkeypatch.setattr(machine, "gpus", list)
-    assert memory.resolve_device(make_config()) == "cpu"
-    assert memory.resolve_device(make_config("a10g")) == "cuda"
-    monkeypatch.setattr(machine, "gpus", lambda: [{"name": "x"}])
-    assert memory.resolve_device(make_config()) == "cuda"
-    assert memory.resolve_device(make_config(device="cpu")) == "cpu"
-
-
-@pytest.mark.parametrize(
-    ("count", "text"), [(7, "7 B"), (3_500_000, "3.5 MB"), (3_404_000_000, "3.4 GB"), (1_234_000_000_000, "1,234 GB")]
-)
-def test_bytes_are_printed_in_powers_of_ten(count, text):
-    assert machine.format_bytes(count) == text

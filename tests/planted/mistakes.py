@@ -212,6 +212,9 @@ MISTAKES = [
     ("losses.py", "difference = logprobs - ref_logprobs", "difference = ref_logprobs - logprobs", LOSSES),
     ("losses.py", "return 0.5 * difference.square()", "return difference.square()", LOSSES),
     ("losses.py", "torch.expm1(-difference) + difference", "torch.expm1(difference) - difference", LOSSES),
+    ("losses.py", "(r > 1 + clip_high) & (advantages > 0)", "(r > 1 + clip_high) & (advantages >= 0)", LOSSES),
+    ("losses.py", "(r < 1 - clip_low) & (advantages < 0)", "(r <= 1 - clip_low) & (advantages < 0)", LOSSES),
+    ("losses.py", "max(tokens, 1)", "max(tokens, 2)", LOSSES),
     # advantages.py
     ("advantages.py", "* num_generations / (num_generations - 1)", "* (num_generations - 1) / num_generations", ADVANTAGES),
     ("advantages.py", "(shifted - shifted.mean(1, keepdim=True))", "(shifted - shifted.mean())", ADVANTAGES),
@@ -249,6 +252,7 @@ MISTAKES = [
     ("batch.py", "[self.answers[i] for i in rows.tolist()]", "[self.answers[i] for i in range(len(rows))]", BATCH),
     ("batch.py", "for part in parts for answer in part.answers", "for part in reversed(parts) for answer in part.answers", BATCH),
     ("batch.py", "else value[rows, :width]", "else value[: len(rows), :width]", BATCH),
+    ("batch.py", "columns.clamp(max=self.ids.shape[1] - 1)", "columns", BATCH),
     # logprobs.py
     ("logprobs.py", "rollout.prompt_lengths[:, None] - 1 + columns", "rollout.prompt_lengths[:, None] + columns", LOGPROBS),
     ("logprobs.py", "states.gather(1, before[:, :, None].expand(-1, -1, states.shape[2]))", "states[:, -before.shape[1] :]", LOGPROBS),
@@ -319,9 +323,9 @@ MISTAKES = [
     ("evaluation.py", "if a.problem.level == level)", ")", EVALUATION),
     ("evaluation.py", '"text": a.text, "right": a.strict', '"text": a.text, "right": a.verdict.strict', EVALUATION),
     ("evaluation.py", "sampling = GREEDY if greedy else config.sampling", "sampling = GREEDY", EVALUATION),
-    ("tasks/__init__.py", "return self.finished and self.verdict.strict", "return self.verdict.strict", EVALUATION),
-    ("tasks/__init__.py", "return self.finished and self.verdict.lenient", "return self.verdict.lenient", EVALUATION),
-    ("tasks/__init__.py", "return self.finished and self.verdict.formatted", "return self.verdict.formatted", EVALUATION),
+    ("tasks/task.py", "return self.finished and self.verdict.strict", "return self.verdict.strict", EVALUATION),
+    ("tasks/task.py", "return self.finished and self.verdict.lenient", "return self.verdict.lenient", EVALUATION),
+    ("tasks/task.py", "return self.finished and self.verdict.formatted", "return self.verdict.formatted", EVALUATION),
     # tasks/prompts.py
     ("tasks/prompts.py", "divmod(position, len(self.problems))", "(0, position % len(self.problems))", PROMPTS),
     ("tasks/prompts.py", "self.position += count", "pass", PROMPTS),

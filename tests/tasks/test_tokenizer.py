@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, Qwen2Config
 
-from rlcourse.course.embedded.demonstrations import Mix, demonstration
+from rlcourse.course.embedded import demonstrations as module
+from rlcourse.course.embedded.demonstrations import Mix, demonstration, minigsm_texts
 from rlcourse.tasks import load_task
-from rlcourse.tasks import tokenizer as module
 from rlcourse.tasks.minigsm import SHIPPED, generate
-from rlcourse.tasks.tokenizer import minigsm_texts, train_tokenizer
+from rlcourse.tasks.tokenizer import train_tokenizer
 
 
 @pytest.fixture(scope="module")

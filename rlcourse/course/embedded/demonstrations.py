@@ -6,9 +6,10 @@ learning has something to choose from.
 """
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rlcourse.tasks.minigsm import GeneratedProblem, solve, work
+from rlcourse.tasks.minigsm import GeneratedProblem, sample, solve, work
 
 THINK = "Let me think."
 CHECK = "Let me check:"
@@ -80,3 +81,17 @@ def draw_slip(problem: GeneratedProblem, rng: random.Random, probability: float)
         return {}
     slips = [{place: error} for place in range(1, problem.level + 1) for error in SLIPS]
     return rng.choice([slip for slip in slips if solve(problem.steps, problem.numbers, slip) is not None])
+
+
+def minigsm_texts(n: int = 20_000, seed: int = 7) -> Iterator[str]:
+    """What the tokenizer of the embedded model is trained on: questions and answers of n problems, words around them.
+
+    The problems are of the sft split alone. The words are the names of the roles and the phrases of the demonstrations.
+    """
+    rng = random.Random(seed)
+    for i in range(n):
+        problem = sample(rng, "sft").to_problem()
+        yield problem.question
+        yield problem.answer
+        if i % 10 == 0:  # often enough to become tokens
+            yield f"system\nuser\nassistant\n{THINK}\n{CHECK} {ANSWER} "

@@ -17,10 +17,10 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
-from rlcourse.course.embedded.demonstrations import WORKED, Mix, demonstration, uneven_mix
+from rlcourse.course.embedded.demonstrations import WORKED, Mix, demonstration, minigsm_texts, uneven_mix
 from rlcourse.policy import Policy
 from rlcourse.tasks.minigsm import GeneratedProblem, sample
-from rlcourse.tasks.tokenizer import minigsm_texts, train_tokenizer
+from rlcourse.tasks.tokenizer import train_tokenizer
 
 MICRO_BATCH_ROWS = 32
 IGNORED = -100  # label of positions that are not learned: the question and padding

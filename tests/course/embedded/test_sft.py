@@ -8,10 +8,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlcourse.course.embedded import sft as module
-from rlcourse.course.embedded.demonstrations import WORKED
+from rlcourse.course.embedded.demonstrations import WORKED, minigsm_texts
 from rlcourse.course.embedded.sft import SFTConfig, batch, demonstrations, new_policy, sft, train_on
 from rlcourse.policy import load_policy
-from rlcourse.tasks.tokenizer import minigsm_texts
 
 SMALL = {"rows": 8, "vocab_size": 300, "hidden_size": 32, "layers": 1, "heads": 2, "kv_heads": 1}
 
