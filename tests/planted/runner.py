@@ -76,8 +76,7 @@ def main() -> None:
         while jobs or running:
             while jobs and len(running) < AT_ONCE:
                 job = jobs.pop(0)
-                folder = root / str(job["id"])
-                folder.mkdir()
+                folder = Path(tempfile.mkdtemp(dir=root))
                 pid = os.fork()
                 if pid == 0:
                     os.setpgid(0, 0)

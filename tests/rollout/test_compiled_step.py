@@ -36,7 +36,16 @@ def programs() -> int:
     return counters["stats"]["unique_graphs"]
 
 
+def test_nothing_is_compiled_for_one_shape_alone_or_dies_at_the_recompile_limit(policy, monkeypatch):
+    """The two that follow show what this is for, in two minutes."""
+    options, compile = [], torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **k: options.append(k) or compile(f, **k))
+    FastEngine(policy, compile=True)
+    assert len(options) == 2 and all(o.get("dynamic") is True and not o.get("fullgraph") for o in options)
+
+
 @torch.no_grad()
+@pytest.mark.thorough
 def test_a_compiled_layer_serves_more_sizes_than_may_be_recompiled(policy, traced):
     compiled, eager = (Decoder(policy.model, torch.float32, compile) for compile in (True, False))
     assert len(SIZES) > torch._dynamo.config.recompile_limit
@@ -70,6 +79,7 @@ def test_a_compiled_sampling_function_serves_all_temperatures_and_sizes(traced):
     assert programs() <= 6  # free, greedy, top-k, each for one row and for more
 
 
+@pytest.mark.thorough
 def test_a_compiled_engine_answers_calls_of_all_sizes_and_samplings(traced):
     """As a run does: training with rows that end one after another, evaluation of other sizes, greedily."""
     policy = make_policy()

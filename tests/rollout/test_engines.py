@@ -48,6 +48,7 @@ def test_greedy_tokens_are_those_of_the_model_without_cache_or_padding(name, tie
         assert answers(rollout)[row] == greedy_by_hand(policy, prompt, 12)
 
 
+@pytest.mark.thorough
 def test_the_compiled_step_samples_the_same_greedy_tokens(policy):
     """On a GPU the other tests run it too; compiling for a CPU takes a minute."""
     compiled = engine(policy, "fast-compiled").generate(PROMPTS, 1, 6, GREEDY)

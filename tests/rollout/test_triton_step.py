@@ -9,6 +9,7 @@ pytest.importorskip("triton", reason="Triton is there on Linux alone")
 
 from conftest import DEVICE, make_policy
 from reference import recomputed_logprobs
+from thorough import thinned, thorough
 
 from rlcourse.rollout import fast, make_engine, scheduler, tiles, triton_step
 from rlcourse.rollout.decoder import Decoder
@@ -75,7 +76,7 @@ def assert_same_logprobs(found, policy, sampling):
 
 @pytest.mark.parametrize("cut", [tiles.TILES_UP_TO_16_ROWS, LATE], ids=["early", "late"])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("rows", [1, 19])
+@pytest.mark.parametrize("rows", [1, thorough(19)])
 def test_a_step_writes_the_cache_and_the_logits_of_the_step_in_pytorch(shape, cut, rows, monkeypatch):
     monkeypatch.setattr(triton_step, "tiles_for", lambda *_: cut)
     policy = model(shape)
@@ -107,7 +108,7 @@ def test_a_step_writes_the_cache_and_the_logits_of_the_step_in_pytorch(shape, cu
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("rows", [3, 19])
+@pytest.mark.parametrize("rows", [3, thorough(19)])
 def test_attention_in_cute_dsl_takes_the_place_of_that_in_triton(shape, rows):
     pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
     from rlcourse.kernels.decode_common import decode_attention_reference
@@ -132,7 +133,7 @@ def test_attention_in_cute_dsl_takes_the_place_of_that_in_triton(shape, rows):
     assert (rest.isnan() | (rest == 0)).all()
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", thinned(SHAPES, 3))
 def test_greedy_tokens_are_those_of_generate(shape, monkeypatch):
     policy = model(shape, seed=3)
     found = rollout(triton_engine(policy, monkeypatch), 1, 6, GREEDY)
@@ -142,7 +143,7 @@ def test_greedy_tokens_are_those_of_generate(shape, monkeypatch):
     assert_same_logprobs(found, policy, GREEDY)
 
 
-@pytest.mark.parametrize("available", [1, 3])
+@pytest.mark.parametrize("available", [thorough(1), 3])
 def test_slots_are_taken_over_within_the_step(available, monkeypatch):
     """The host starts the first completions alone, and who continues does not change what is said."""
     policy = model("qwen2", seed=3)
@@ -161,7 +162,7 @@ def test_slots_are_taken_over_within_the_step(available, monkeypatch):
     assert_same_logprobs(found, policy, GREEDY)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("temperature", [thorough(1.0), 0.6])
 def test_sampling_logprobs_equal_recomputed_ones(temperature, monkeypatch):
     sampling, policy = Sampling(temperature=temperature), model("qwen2")
     policy.eos_ids = list(range(0, len(policy.tokenizer), 8))
@@ -175,7 +176,7 @@ def test_sampling_logprobs_equal_recomputed_ones(temperature, monkeypatch):
     assert len(found.completion_lengths.unique()) > 2
 
 
-@pytest.mark.parametrize("available", [2, 256])
+@pytest.mark.parametrize("available", [2, thorough(256)])
 def test_the_same_seed_draws_the_same_and_another_does_not(available, monkeypatch):
     engine = triton_engine(model("qwen2"), monkeypatch, available)
     found = []

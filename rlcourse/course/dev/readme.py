@@ -8,12 +8,13 @@ import re
 from pathlib import Path
 
 from rlcourse.course.dev.headers import COURSE
+from rlcourse.course.lessons.curve_records import load_curve
 from rlcourse.course.lessons.curves import recorded_algorithms
 from rlcourse.measure.plots import LABELS
-from rlcourse.measure.records import load_record, record_markdown
+from rlcourse.measure.records import load_record, provenance, record_markdown
 
 ROOT = Path(__file__).resolve().parents[3]
-MARKER = re.compile(r"(<!-- (record|curves|course)([^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARKER = re.compile(r"(<!-- (record|curves|sampler_gap|course)([^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def fill(text: str) -> str:
@@ -26,6 +27,8 @@ def _table(kind: str, arguments: str) -> str:
         return curves_markdown()
     if kind == "course":
         return course_markdown()
+    if kind == "sampler_gap":
+        return sampler_gap_markdown()
     source, columns = arguments.split(":")
     device, name = source.split()
     return record_markdown(load_record(name, device), [column.strip() for column in columns.split(",")])
@@ -40,6 +43,18 @@ def curves_markdown() -> str:
         name = LABELS.get(record["name"], record["name"].upper())
         lines.append("| " + " | ".join((name, str(len(runs)), _range(before), _range(after))) + " |")
     return "\n".join(lines) + "\n\n"
+
+
+def sampler_gap_markdown() -> str:
+    """One line a variant: validation accuracy at the end (a mean of four evaluations), least to most over the seeds."""
+    record = load_curve("sampler_gap")
+    by_variant: dict[str, list[float]] = {}
+    for row in record["results"]:
+        last = [evaluation["accuracy"] for evaluation in row["evals"][-4:]]
+        by_variant.setdefault(row["variant"], []).append(sum(last) / len(last))
+    lines = ["| sampler, correction | seeds | accuracy after |", "| --- | --- | --- |"]
+    lines += [f"| {variant} | {len(found)} | {_range(found)} |" for variant, found in by_variant.items()]
+    return "\n".join(lines) + f"\n\n{provenance(record)}\n"
 
 
 def course_markdown() -> str:
