@@ -16,7 +16,6 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from rlcourse.device import without_cudnn_attention  # noqa: F401
 from rlcourse.paths import data_folder
 
 transformers_logging.disable_progress_bar()  # loading and saving would draw bars among ours

@@ -162,7 +162,7 @@ def test_both_phases_are_timed_in_every_round():
     collect(NumberPolicy(), Slow(engine({}).completions), TASK, InOrder(), config, slowly, timer)
     seconds = timer.take()
     assert seconds.keys() == {"rollout_s", "reward_s"}
-    assert 0.08 <= seconds["rollout_s"] < 0.8 and 0.04 <= seconds["reward_s"] < 0.4
+    assert seconds["rollout_s"] >= 0.08 and seconds["reward_s"] >= 0.04
 
 
 def answer(text: str, tokens: int, finished: bool = True) -> Answer:

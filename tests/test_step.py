@@ -656,7 +656,7 @@ def test_the_phases_of_a_step_are_timed_and_the_rate_counts_all_sampled_tokens()
     names = ("rollout", "reward", "advantages", "update")
     assert timing.keys() == {f"{name}_s" for name in (*names, "step")} | {"tokens_per_s", "peak_memory_bytes"}
     phases = sum(timing[f"{name}_s"] for name in names)
-    assert 0.8 * timing["step_s"] < phases <= timing["step_s"]
+    assert 0.5 * timing["step_s"] < phases <= timing["step_s"] and timing["rollout_s"] >= 0.05
     assert timing["tokens_per_s"] * timing["rollout_s"] == pytest.approx(sum(LENGTHS))
     assert timing["peak_memory_bytes"] > 0
 

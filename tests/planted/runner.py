@@ -55,6 +55,7 @@ def run(job: dict, folder: Path, output: Path) -> None:
         os.chdir(REPOSITORY)
         sys.path.insert(0, str(folder))
         os.environ["PYTHONPATH"] = str(folder)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background starts without it
         tests = [str(REPOSITORY / "tests" / name) for name in job["tests"]]
         options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:unraisableexception", "-m", "not thorough"]
         options += ["--assert=plain", "--tb=line", "-W", "ignore"]
