@@ -15,9 +15,9 @@ from rlcourse import bench, cli, evaluation, trainer
 from rlcourse.config import ALGORITHMS, TrainConfig, field_type, make_config
 from rlcourse.course.embedded import sft
 from rlcourse.course.embedded.sft import SFTConfig
-from rlcourse.evaluation import Answer
 from rlcourse.measure import doctor, memory
-from rlcourse.tasks import Problem
+from rlcourse.tasks import Answer, Problem
+from rlcourse.tasks.verify import Verdict
 
 RESULT = {"accuracy": 0.4, "accuracy_lenient": 0.5, "pass@8": 0.75, "tokens": 20.0}
 SUMMARY = {
@@ -37,14 +37,15 @@ def invoke(*arguments, width=200):
 
 @pytest.fixture
 def trained(monkeypatch):
-    """The configs and resume flags that reach the trainer."""
+    """What reaches the trainer: the config of a new run, the settings of one to resume."""
     calls = []
-    monkeypatch.setattr(trainer, "train", lambda config, resume: calls.append((config, resume)) or SUMMARY)
+    monkeypatch.setattr(trainer, "train", lambda config: calls.append(config) or SUMMARY)
+    monkeypatch.setattr(trainer, "resume", lambda **settings: calls.append(settings) or SUMMARY)
     return calls
 
 
 def raising(monkeypatch, error):
-    def train(config, resume):
+    def train(config):
         raise error
 
     monkeypatch.setattr(trainer, "train", train)
@@ -69,21 +70,26 @@ def test_every_setting_can_be_set(f, trained):
         arguments = [flag if value else "--no-" + flag[2:]]
     result = invoke("train", *arguments)
     assert result.exit_code == 0, result.output
-    [(config, resume)] = trained
-    assert getattr(config, f.name) == value and resume is False
+    [config] = trained
+    assert getattr(config, f.name) == value
     assert config == make_config(**{f.name: value})  # and nothing else has changed
 
 
 def test_train_alone_is_the_laptop_preset(trained):
     assert invoke("train").exit_code == 0
-    assert trained == [(make_config("laptop"), False)]
+    assert trained == [make_config("laptop")]
 
 
 def test_what_is_set_by_hand_wins_over_algorithm_and_preset(trained):
-    invoke("train", "--preset", "h200", "--algorithm", "gspo", "--clip-low", "0.1", "--no-compile", "--resume")
-    [(config, resume)] = trained
-    assert config == make_config("h200", algorithm="gspo", clip_low=0.1, compile=False) and resume
-    assert config.num_prompts == 32 and config.ratio == "sequence"
+    invoke("train", "--preset", "h200", "--algorithm", "gspo", "--clip-low", "0.1", "--no-compile")
+    assert trained == [make_config("h200", algorithm="gspo", clip_low=0.1, compile=False)]
+    assert trained[0].num_prompts == 32 and trained[0].ratio == "sequence"
+
+
+def test_resume_gets_what_was_said_and_nothing_else(trained):
+    invoke("train", "--steps", "90", "--no-compile", "--resume")
+    invoke("train", "--resume")
+    assert trained == [{"steps": 90, "compile": False}, {}]
 
 
 def test_help_shows_every_option_with_help_choices_and_the_default_of_the_laptop_preset():
@@ -246,7 +252,9 @@ def test_an_evaluation_without_problems_is_refused(setting, tmp_path):
     ],
 )
 def test_sample_shows_question_answer_verdict_and_gold_in_that_order(finished, strict, lenient, verdict, monkeypatch):
-    answer = Answer(Problem("What is [1]?", "", "1,234"), "It is [/x].", 3, finished, strict, lenient, True)
+    answer = Answer(
+        Problem("What is [1]?", "", "1,234"), "It is [/x].", 3, finished, Verdict(strict, lenient, True, "1")
+    )
     calls = []
     monkeypatch.setattr(evaluation, "sample", lambda *call: calls.append(call) or [answer, answer])
     done = invoke("sample", "--count", "2", "--greedy", "--temperature", "0.5")
@@ -257,7 +265,7 @@ def test_sample_shows_question_answer_verdict_and_gold_in_that_order(finished, s
 
 
 def test_sample_shows_an_empty_answer_as_nothing(monkeypatch):
-    answer = Answer(Problem("Why?", "", "1"), "", 1, True, False, False, False)
+    answer = Answer(Problem("Why?", "", "1"), "", 1, True, Verdict(False, False, False, None))
     monkeypatch.setattr(evaluation, "sample", lambda *call: [answer])
     assert "(nothing)" in invoke("sample").output
 

@@ -143,7 +143,8 @@ def test_greedy_tokens_are_those_of_generate(shape, monkeypatch):
     assert_same_logprobs(found, policy, GREEDY)
 
 
-@pytest.mark.parametrize("available", [thorough(1), 3])
+@pytest.mark.thorough
+@pytest.mark.parametrize("available", [1, 3])
 def test_slots_are_taken_over_within_the_step(available, monkeypatch):
     """The host starts the first completions alone, and who continues does not change what is said."""
     policy = model("qwen2", seed=3)
@@ -176,7 +177,8 @@ def test_sampling_logprobs_equal_recomputed_ones(temperature, monkeypatch):
     assert len(found.completion_lengths.unique()) > 2
 
 
-@pytest.mark.parametrize("available", [2, thorough(256)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("available", [2, 256])
 def test_the_same_seed_draws_the_same_and_another_does_not(available, monkeypatch):
     engine = triton_engine(model("qwen2"), monkeypatch, available)
     found = []
@@ -205,6 +207,7 @@ def sample(logits, draws, temperature=1.0, tile=64, monkeypatch=None):
     return slots.tokens[:, 0].cpu(), slots.logprobs[:, 0].cpu()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("vocabulary", "tile", "temperature"), [(40, 64, 1.0), (150, 64, 0.7)])
 def test_frequencies_match_the_softmax(vocabulary, tile, temperature, monkeypatch):
     torch.manual_seed(0)
