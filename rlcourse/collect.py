@@ -79,7 +79,7 @@ def roll_out(
         for row, text in enumerate(texts):
             problem = problems[row // config.num_generations]
             answers.append(Answer(problem, text, lengths[row], finished[row], task.verify(text, problem.gold)))
-        rewards = torch.tensor(reward_function(answers, config), device=rollout.ids.device)
+        rewards = torch.tensor(reward_function(answers, config), dtype=torch.float32, device=rollout.ids.device)
     return Completions(rollout, answers, rewards)
 
 

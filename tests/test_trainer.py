@@ -12,12 +12,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import BruteForce, make_policy
+from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
@@ -134,6 +136,7 @@ def fork(work) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.dup2(1, 2)
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        tqdm.set_lock(threading.RLock())  # its own is shared with forks, and one that is killed never gives it back
         work()
         code = 0
     finally:
@@ -182,7 +185,9 @@ def test_a_run_killed_and_resumed_equals_an_uninterrupted_one_to_the_last_bit(wh
 @pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(20))
 def test_a_run_killed_at_random_moments_and_resumed_equals_an_uninterrupted_one(seed, whole_run, tiny, tmp_path):
-    """Twice or more each, whatever it is doing; a run that was killed before its first checkpoint starts anew."""
+    """Twice or more each, whatever it is doing; killed before its first checkpoint it starts anew. There is a
+    checkpoint after each step, so that many are killed while they are saved."""
+    tiny = tiny | {"save_every": 1}
     chance, run, kills = random.Random(seed), tmp_path / "run", 0
     seconds = json.loads((whole_run / "summary.json").read_text())["wall_seconds"]
     for _ in range(2 + seed % 2):
@@ -192,7 +197,7 @@ def test_a_run_killed_at_random_moments_and_resumed_equals_an_uninterrupted_one(
         pid = fork(
             lambda begun=begun: resume(name="run", output=str(tmp_path)) if begun else train(make_config(**tiny))
         )
-        time.sleep(chance.uniform(0.05, 0.8) * seconds)
+        time.sleep(chance.uniform(0.3, 1.1) * seconds)
         os.kill(pid, signal.SIGKILL)
         kills += end_of(pid) == -signal.SIGKILL
     begun = (run / "config.json").is_file() and any((run / "checkpoints").glob("step-*"))
