@@ -76,11 +76,11 @@ def join_rows(prompts: list[list[int]], completion_ids: Tensor, lengths: Tensor,
     group = rows // len(prompts)
     padded, prompt_lengths = padded.repeat_interleave(group, dim=0), prompt_lengths.repeat_interleave(group)
     width = int((prompt_lengths + lengths).max())
-    ids = F.pad(padded, (0, max(0, width - longest)), value=pad_id)
+    ids = F.pad(padded, (0, width - longest), value=pad_id)  # every completion has a token, so width is the larger
     mask = completion_mask(lengths, completion_ids.shape[1])
     row, column = mask.nonzero(as_tuple=True)
     ids[row, prompt_lengths[row] + column] = completion_ids[mask]
-    return ids[:, :width], prompt_lengths
+    return ids, prompt_lengths
 
 
 def concatenate(rollouts: list[Rollout]) -> Rollout:

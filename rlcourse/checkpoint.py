@@ -2,29 +2,46 @@
 there."""
 
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rlcourse.policy import Policy
+from rlcourse.files import reason
+from rlcourse.policy import Policy, load_policy
 
 KEPT = 2  # checkpoints of a run that stay on disk
+FULL = 1_000_000  # bytes: with less, a disk is full
 
 
 def save_checkpoint(run_folder: Path, step: int, policy: Policy, state: dict[str, Any]) -> Path:
-    """Write `checkpoints/step-000020` with the model, its tokenizer and `state`, then drop all but the newest two."""
+    """Write `checkpoints/step-000020` with the model, its tokenizer and `state`, then drop all but the newest two.
+
+    Raises RuntimeError for numbers that are not finite, OSError where it cannot be written; the checkpoints that there
+    are then stay as they are.
+    """
+    check_finite(policy, state)
     checkpoints = run_folder / "checkpoints"
     final = checkpoints / f"step-{step:06d}"
     aside = checkpoints / f".writing-step-{step:06d}"
     replaced = checkpoints / f".replaced-step-{step:06d}"
     for leftover in (aside, replaced):
         shutil.rmtree(leftover, ignore_errors=True)
-    aside.mkdir(parents=True)
-    policy.model.save_pretrained(aside)
-    policy.tokenizer.save_pretrained(aside)
-    torch.save(state, aside / "trainer.pt")
+    try:
+        aside.mkdir(parents=True)
+        policy.model.save_pretrained(aside)
+        policy.tokenizer.save_pretrained(aside)
+        torch.save(state, aside / "trainer.pt")
+    except Exception as error:  # of safetensors and torch, which say nothing of a full disk
+        why = reason(error) if isinstance(error, OSError) else str(error).split("\n")[0]
+        why = "the disk is full" if shutil.disk_usage(run_folder).free < FULL else why
+        shutil.rmtree(aside, ignore_errors=True)
+        raise OSError(
+            f"The checkpoint of step {step} cannot be written to {checkpoints} ({why}): make room there, and go on "
+            "from the last one, if there is one, with --resume."
+        ) from error
     if final.exists():  # moved, not deleted here: a kill would leave half of it, under the name of the latest
         os.replace(final, replaced)
     os.replace(aside, final)
@@ -32,6 +49,17 @@ def save_checkpoint(run_folder: Path, step: int, policy: Policy, state: dict[str
     for old in _checkpoints(run_folder)[:-KEPT]:
         shutil.rmtree(old)
     return final
+
+
+def check_finite(policy: Policy, state: dict[str, Any]) -> None:
+    """Raise RuntimeError unless every weight of the policy and every number of the training state is finite."""
+    optimizer, value_head = state.get("optimizer") or {"state": {}}, state.get("value_head") or {}
+    moments = [tensor for of_one in optimizer["state"].values() for tensor in of_one.values()]
+    if not all(tensor.isfinite().all() for tensor in [*policy.model.parameters(), *value_head.values(), *moments]):
+        raise RuntimeError(
+            "The weights are no longer finite, so they were not saved, and earlier checkpoints stay as they are: start "
+            "a new run with a lower --lr."
+        )
 
 
 def latest_checkpoint(run_folder: Path) -> Path:
@@ -44,13 +72,40 @@ def latest_checkpoint(run_folder: Path) -> Path:
     return found[-1]
 
 
+def step_of(checkpoint: Path) -> int:
+    """The training step after which a checkpoint was saved."""
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def load_saved_policy(checkpoint: Path, device: torch.device) -> Policy:
+    """The policy that was saved. Raises ValueError if it cannot be read."""
+    try:
+        return load_policy(str(checkpoint), device)
+    except (ValueError, FileNotFoundError) as error:
+        raise damaged(checkpoint, str(error).rpartition(": ")[0]) from error
+
+
 def load_state(checkpoint: Path) -> dict[str, Any]:
-    """The `state` that `save_checkpoint` was given, tensors on the CPU."""
-    return torch.load(checkpoint / "trainer.pt", map_location="cpu", weights_only=True)
+    """The `state` that `save_checkpoint` was given, tensors on the CPU. Raises ValueError if it cannot be read."""
+    try:
+        state = torch.load(checkpoint / "trainer.pt", map_location="cpu", weights_only=True)
+    except Exception:  # not there, cut short, another format, or a pickle of something else: each fails in its own way
+        raise damaged(checkpoint, "trainer.pt cannot be read") from None
+    if not isinstance(state, dict):
+        raise damaged(checkpoint, "trainer.pt holds no state of a run")
+    return state
+
+
+def damaged(checkpoint: Path, why: str) -> ValueError:
+    """The error of a checkpoint that cannot be used, with what to do."""
+    others = [path.name for path in _checkpoints(checkpoint.parent.parent) if path != checkpoint]
+    remedy = f"delete that folder to go on from {others[-1]}" if others else "start a new run"
+    return ValueError(f"The checkpoint {checkpoint} is damaged ({why}): {remedy}.")
 
 
 def _checkpoints(run_folder: Path) -> list[Path]:
-    return sorted((run_folder / "checkpoints").glob("step-*"))
+    found = [path for path in (run_folder / "checkpoints").glob("step-*") if re.fullmatch(r"step-\d{6,}", path.name)]
+    return sorted(found, key=step_of)
 
 
 def random_state(device: torch.device) -> dict[str, torch.Tensor]:

@@ -3,12 +3,7 @@
 Only light modules are imported here, so that `--help` answers at once; each command imports what it runs.
 """
 
-import inspect
-import os
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import Field, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,18 +14,11 @@ from rich.panel import Panel
 from rich.table import Table
 
 from rlcourse import __version__
-from rlcourse.config import ALGORITHMS, TrainConfig, field_type, make_config
-
-# The groups of `rlcourse train --help`: each begins at this field of TrainConfig.
-PANELS = {
-    "preset": "What is trained, and on what",
-    "advantage": "Algorithm switches",
-    "reward_parser": "Reward",
-    "engine": "Rollout",
-    "steps": "Optimisation",
-    "eval_every": "Evaluation",
-    "seed": "The run",
-}
+from rlcourse.cli_errors import user_errors
+from rlcourse.cli_options import PANELS, parse_rows, takes_settings, within
+from rlcourse.config import TrainConfig, check_settings, make_config
+from rlcourse.files import try_empty_folder, try_file, try_folder
+from rlcourse.settings import COUNT, MEMORY_GB, SEED, Range
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -38,74 +26,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Reinforcement learning for language models, from the policy gradient to a GPU kernel.",
 )
-
-
-@contextmanager
-def user_errors() -> Iterator[None]:
-    """End in one red sentence instead of a traceback: exit code 2 for wrong input, 1 for the rest, 130 after Ctrl-C.
-
-    RLCOURSE_TRACEBACK=1 lets the error through.
-    """
-    try:
-        yield
-    except (typer.Exit, typer.Abort):  # RuntimeErrors, but typer's own
-        raise
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-    except (ValueError, OSError, RuntimeError, ImportError) as error:
-        if os.environ.get("RLCOURSE_TRACEBACK"):
-            raise
-        sentence = next(iter(str(error).splitlines()), "") or type(error).__name__
-        if type(error).__name__ == "OutOfMemoryError":
-            sentence += " Lower --micro-batch-rows, --num-prompts or --max-new-tokens, or add --gradient-checkpointing."
-        elif isinstance(error, ImportError):
-            sentence += " `rlcourse doctor` says what is missing."
-        elif isinstance(error, RuntimeError):
-            sentence += " (RLCOURSE_TRACEBACK=1 shows where.)"
-        Console(stderr=True).print(f"[red]{escape(sentence)}[/red]", soft_wrap=True, highlight=False)
-        raise typer.Exit(2 if isinstance(error, (ValueError, FileNotFoundError)) else 1) from None
-
-
-def setting_options() -> list[inspect.Parameter]:
-    """One keyword parameter for each field of TrainConfig, None by default so that preset and algorithm can fill it."""
-    options, panel = [], ""
-    for f in fields(TrainConfig):
-        panel = PANELS.get(f.name, panel)
-        annotation = Annotated[field_type(f) | None, _option(f, panel)]
-        options.append(inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
-    return options
-
-
-def _option(f: Field, panel: str):
-    flag = "--" + f.name.replace("_", "-")
-    if field_type(f) is bool:
-        flag += "/--no-" + f.name.replace("_", "-")
-    choices = tuple(ALGORITHMS) if f.name == "algorithm" else f.metadata["choices"]
-    text = f.metadata["help"] + (": " + ", ".join(choices) if choices else "")
-    if f.default is not None:
-        default = {True: "on", False: "off"}[f.default] if field_type(f) is bool else f.default
-        text += f" (default: {default})"
-    return typer.Option(flag, help=text, show_default=False, rich_help_panel=panel)
-
-
-def takes_settings(command):
-    """Give a command `command(settings, ...)` an option for every field of TrainConfig, collected in `settings`.
-
-    `settings` holds the options that were set. The command's other parameters stay options of their own.
-    """
-
-    def with_options(**values):
-        names = {f.name for f in fields(TrainConfig)}
-        settings = {name: value for name, value in values.items() if name in names and value is not None}
-        command(settings, **{name: value for name, value in values.items() if name not in names})
-
-    own = list(inspect.signature(command).parameters.values())[1:]
-    parameters = setting_options() + [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
-    with_options.__signature__ = inspect.Signature(parameters)
-    with_options.__annotations__ = {p.name: p.annotation for p in parameters}
-    with_options.__doc__ = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(command))  # typer keeps line breaks
-    with_options.__name__ = command.__name__
-    return with_options
 
 
 @app.callback(invoke_without_command=True)
@@ -132,11 +52,16 @@ def train(
     laptop preset with Dr. GRPO; `--preset a10g --dry-run` prints those of another.
     """
     with user_errors():
-        config = make_config(**settings)
         if dry_run:
+            config = make_config(**settings)
             print_config(config)
             print_memory(config)
             return
+        if resume:
+            check_settings(settings)  # before anything is loaded; the rest is in the run's folder
+        else:
+            config = make_config(**settings)
+            try_folder(Path(config.output).expanduser(), "choose another --output")
         from rlcourse import trainer
 
         print_summary(trainer.resume(**settings) if resume else trainer.train(config))
@@ -155,7 +80,7 @@ def evaluate(settings: dict[str, Any]):
 
         result = evaluation.evaluate(config)
         table = Table(
-            "measure", "value", title=f"{config.model} on {result['problems']} test problems of {config.task}"
+            "measure", "value", title=f"{escape(config.model)} on {result['problems']} test problems of {config.task}"
         )
         for name, value in result.items():
             if name not in ("problems", "samples"):
@@ -167,7 +92,7 @@ def evaluate(settings: dict[str, Any]):
 @takes_settings
 def sample(
     settings: dict[str, Any],
-    count: Annotated[int, typer.Option("--count", help="Problems to solve.", min=1)] = 5,
+    count: Annotated[int, typer.Option("--count", help="Problems to solve.", callback=within(COUNT))] = 5,
     greedy: Annotated[bool, typer.Option("--greedy", help="Take the most probable token each time.")] = False,
 ):
     """Watch a model solve problems of the test set, and see how each answer is judged."""
@@ -190,12 +115,13 @@ def sample(
 @app.command()
 def sft(
     output: Annotated[str, typer.Option("--output", help="Folder to write the model to.")] = "runs/embedded",
-    worked_steps: Annotated[int, typer.Option(help="Steps on worked answers.", min=1)] = 1000,
-    uneven_steps: Annotated[int, typer.Option(help="Steps on uneven demonstrations.", min=1)] = 100,
-    seed: Annotated[int, typer.Option(help="Seed of weights and demonstrations.")] = 1,
+    worked_steps: Annotated[int, typer.Option(help="Steps on worked answers.", callback=within(COUNT))] = 1000,
+    uneven_steps: Annotated[int, typer.Option(help="Steps on uneven demonstrations.", callback=within(COUNT))] = 100,
+    seed: Annotated[int, typer.Option(help="Seed of weights and demonstrations.", callback=within(SEED))] = 1,
 ):
     """Make the embedded model again, from scratch on a CPU: a small Qwen2, about 12 minutes on two cores."""
     with user_errors():
+        try_empty_folder(Path(output).expanduser(), "choose another --output")  # before torch is loaded
         from rlcourse.course.embedded.sft import SFTConfig
         from rlcourse.course.embedded.sft import sft as train_from_scratch
 
@@ -214,10 +140,14 @@ def bench(
         "qwen2.5-0.5b"
     ),
     rows: Annotated[str, typer.Option("--rows", help="decode, kernels, step, update: rows, by commas")] = "16,64",
-    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", help="decode: tokens of a prompt", min=1)] = 128,
-    new_tokens: Annotated[int, typer.Option("--new-tokens", help="decode, step, update: of an answer", min=2)] = 256,
+    prompt_tokens: Annotated[
+        int, typer.Option("--prompt-tokens", help="decode: tokens of a prompt", callback=within(COUNT))
+    ] = 128,
+    new_tokens: Annotated[
+        int, typer.Option("--new-tokens", help="decode, step, update: of an answer", callback=within(Range(2, 10**9)))
+    ] = 256,
     lengths: Annotated[str, typer.Option("--lengths", help="decode: equal, or skewed (median 120)")] = "equal",
-    repeats: Annotated[int, typer.Option("--repeats", help="Timed repetitions", min=1)] = 5,
+    repeats: Annotated[int, typer.Option("--repeats", help="Timed repetitions", callback=within(COUNT))] = 5,
     record: Annotated[bool, typer.Option("--record", help="Keep the result in data/measurements/.")] = False,
 ):
     """Measure this machine: whether every engine and algorithm can `learn`, the ladder of `decode`, `rollout` engines
@@ -239,19 +169,29 @@ def grade(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report as JSON.")] = None,
     junit: Annotated[Path | None, typer.Option("--junit", help="Write it as JUnit's XML.")] = None,
     csv: Annotated[Path | None, typer.Option("--csv", help="Write the scores (a folder: to grades.csv).")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Of the random inputs; new each time if left out.")] = None,
-    memory: Annotated[float, typer.Option("--memory", help="GB that a notebook's code may take.", min=0.1)] = 2.0,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", help="Of the random inputs; new each time if left out.", callback=within(SEED)),
+    ] = None,
+    memory: Annotated[
+        float, typer.Option("--memory", help="GB that a notebook's code may take.", callback=within(MEMORY_GB))
+    ] = 2.0,
 ):
-    """Grade the exercises of a notebook, or of a class. Cells run in a process of their own, with limits, but that is
-    no sandbox: put code that you do not trust in a container."""
+    """Grade the exercises of a notebook, or of a class. On Linux a notebook's code runs isolated, without the answers,
+    your files and the network; elsewhere the report says what is not isolated."""
     with user_errors():
+        for file in (json_file, junit, csv):
+            if file is not None:
+                try_file(file, "name another file")
         from rlcourse.course.grading.report import run_grade
 
         run_grade(submission, json_file, junit, csv, hidden=hidden, seed=seed, memory_gb=memory)
 
 
 @app.command()
-def lab(port: Annotated[int, typer.Option("--port", help="Port of the server.")] = 8888):
+def lab(
+    port: Annotated[int, typer.Option("--port", help="Port of the server.", callback=within(Range(1, 65535)))] = 8888,
+):
     """Open the course's notebooks in JupyterLab."""
     with user_errors():
         from rlcourse.course.lab import lab
@@ -270,17 +210,9 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the facts
         raise typer.Exit(0 if doctor.healthy(facts) else 1)
 
 
-def parse_rows(text: str) -> list[int]:
-    """The numbers of `--rows`. Raises ValueError unless each is a multiple of the group of 8."""
-    numbers = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
-    if any(number < 8 or number % 8 for number in numbers):
-        raise ValueError(f"--rows takes multiples of 8, the group, set apart by commas, not {text!r}.")
-    return numbers
-
-
 def print_config(config: TrainConfig) -> None:
     """The resolved config; what differs from the laptop preset is in bold."""
-    table = Table("setting", "value", title=f"Config of {config.run_name}")
+    table = Table("setting", "value", title=f"Config of {escape(config.run_name)}")
     for f in fields(TrainConfig):
         if f.name in PANELS:
             table.add_section()
@@ -324,7 +256,7 @@ def print_summary(summary: dict[str, Any]) -> None:
     console.print(samples, table)
     console.print(
         f"{summary['steps']} steps in {summary['wall_seconds']:.0f} s. Curve, metrics, samples and checkpoints are in "
-        f"{summary['folder']}.",
+        f"{escape(summary['folder'])}.",
         highlight=False,
         soft_wrap=True,
     )

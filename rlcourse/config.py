@@ -7,21 +7,32 @@ With one update a rollout the importance ratio is exactly 1: clips and sequence 
 and CISPO is DAPO without its sampling. So PPO, GSPO and CISPO make two updates; `minibatches 1` turns that off.
 """
 
-import types
-import typing
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
 
-if typing.TYPE_CHECKING:
+from rlcourse.settings import (
+    COUNT,
+    COUNT_OR_NONE,
+    LIMIT,
+    REWARD,
+    SEED,
+    SHARE,
+    TEMPERATURE,
+    TOP_P,
+    WEIGHT,
+    Range,
+    check_name,
+    check_setting,
+    setting,
+    shown,
+)
+
+if TYPE_CHECKING:
     from rlcourse.sampling import Sampling
 
 
 ENGINES = ("hf-dynamic", "hf-static", "fast")
-
-
-def setting(default, help: str, choices: tuple[str, ...] | None = None):
-    """A config field with the sentence that `rlcourse train --help` prints and, where it has them, its choices."""
-    return field(default=default, metadata={"help": help, "choices": choices})
+MOST_ROWS = 1_000_000  # of a step
 
 
 @dataclass
@@ -52,71 +63,79 @@ class TrainConfig:
         "mean over sequences of their token means, mean over all tokens, or sum over rows x max_new_tokens",
         ("sequence_mean", "token_mean", "constant"),
     )
-    clip_low: float = setting(0.2, "the ratio is clipped below 1 - clip_low")
-    clip_high: float = setting(0.2, "the ratio is clipped above 1 + clip_high")
+    clip_low: float = setting(0.2, "the ratio is clipped below 1 - clip_low", within=SHARE)
+    clip_high: float = setting(0.2, "the ratio is clipped above 1 + clip_high", within=WEIGHT)
     sampler_correction: str = setting(
         "off",
         "weigh losses by how much more probable the trainer makes a token, or a completion, than the sampler did",
         ("off", "token", "sequence"),
     )
-    sampler_correction_cap: float = setting(2.0, "the largest such weight (truncated importance sampling)")
-    kl_coef: float = setting(0.0, "weight of the KL divergence to the frozen reference; 0 for none")
+    sampler_correction_cap: float = setting(
+        2.0, "the largest such weight (truncated importance sampling)", within=LIMIT
+    )
+    kl_coef: float = setting(0.0, "weight of the KL divergence to the frozen reference; 0 for none", within=WEIGHT)
     kl_estimator: str = setting("k3", "estimator of that KL as a loss term; in the reward it is k1", ("k1", "k2", "k3"))
     kl_in: str = setting("loss", "whether the KL is a loss term or taken from the reward", ("loss", "reward"))
     reference: bool = setting(False, "keep the frozen reference to measure the KL even if it has no weight")
     mask_truncated: bool = setting(False, "leave completions that hit the token limit out of the loss (DAPO)")
     dynamic_sampling: bool = setting(False, "sample again until every group has signal, 4 rounds at most (DAPO)")
-    gamma: float = setting(1.0, "discount of GAE")
-    gae_lambda: float = setting(0.95, "lambda of GAE")
-    value_coef: float = setting(0.5, "weight of the value loss (PPO)")
-    value_clip: float = setting(0.2, "clip range of the value update (PPO)")
-    value_lr: float = setting(1e-3, "learning rate of the value head (PPO)")
+    gamma: float = setting(1.0, "discount of GAE", within=SHARE)
+    gae_lambda: float = setting(0.95, "lambda of GAE", within=SHARE)
+    value_coef: float = setting(0.5, "weight of the value loss (PPO)", within=WEIGHT)
+    value_clip: float = setting(0.2, "clip range of the value update (PPO)", within=LIMIT)
+    value_lr: float = setting(1e-3, "learning rate of the value head (PPO)", within=SHARE)
 
     # Reward
     reward_parser: str = setting("strict", "which reading of an answer earns the reward", ("strict", "lenient"))
-    reward_correct: float = setting(1.0, "reward of a right answer")
-    reward_format: float = setting(0.0, "reward of a wrong answer that can be read")
-    reward_neither: float = setting(0.0, "reward of everything else")
+    reward_correct: float = setting(1.0, "reward of a right answer", within=REWARD)
+    reward_format: float = setting(0.0, "reward of a wrong answer that can be read", within=REWARD)
+    reward_neither: float = setting(0.0, "reward of everything else", within=REWARD)
 
     # Rollout
     engine: str = setting("fast", "rollout engine", ENGINES)
     sleep: bool = setting(False, "give the memory of the rollout's cache and graphs back for the update")
-    num_prompts: int = setting(16, "prompts a step")
-    num_generations: int = setting(8, "completions of each prompt: the group")
-    max_prompt_tokens: int = setting(64, "longer prompts are left out of the data")
-    max_new_tokens: int = setting(80, "tokens of a completion at most")
-    temperature: float = setting(1.0, "sampling temperature, applied in training too")
-    top_k: int = setting(0, "sample from the k most probable tokens, in training too; 0 for all")
-    top_p: float = setting(1.0, "sample from the smallest set with this mass, in training too; 1 for all")
+    num_prompts: int = setting(16, "prompts a step", within=COUNT)
+    num_generations: int = setting(8, "completions of each prompt: the group", within=COUNT)
+    max_prompt_tokens: int = setting(64, "longer prompts are left out of the data", within=COUNT)
+    max_new_tokens: int = setting(80, "tokens of a completion at most", within=COUNT)
+    temperature: float = setting(1.0, "sampling temperature, applied in training too", within=TEMPERATURE)
+    top_k: int = setting(0, "sample from the k most probable tokens, in training too; 0 for all", within=COUNT_OR_NONE)
+    top_p: float = setting(1.0, "sample from the smallest set with this mass, in training too; 1 for all", within=TOP_P)
 
     # Optimisation
-    steps: int = setting(60, "training steps: rollout, then update")
-    lr: float = setting(4e-5, "peak learning rate (AdamW)")
+    steps: int = setting(40, "training steps: rollout, then update", within=COUNT)
+    lr: float = setting(4e-5, "peak learning rate (AdamW)", within=SHARE)
     schedule: str = setting("constant", "what the learning rate does after warm-up", ("constant", "linear", "cosine"))
-    warmup_steps: int = setting(5, "steps over which the learning rate rises from 0")
-    weight_decay: float = setting(0.0, "weight decay (AdamW)")
-    max_grad_norm: float = setting(1.0, "gradients are scaled down to this norm")
-    inner_epochs: int = setting(1, "passes over each rollout")
-    minibatches: int = setting(1, "optimizer steps in each pass; old log-probs are the trainer's own before the first")
-    micro_batch_rows: int = setting(32, "rows in one forward and backward; gradients accumulate over a mini-batch")
+    warmup_steps: int = setting(5, "steps over which the learning rate rises from 0", within=COUNT_OR_NONE)
+    weight_decay: float = setting(0.0, "weight decay (AdamW)", within=WEIGHT)
+    max_grad_norm: float = setting(1.0, "gradients are scaled down to this norm", within=LIMIT)
+    inner_epochs: int = setting(1, "passes over each rollout", within=Range(1, 1000))
+    minibatches: int = setting(
+        1, "optimizer steps in each pass; old log-probs are the trainer's own before the first", within=COUNT
+    )
+    micro_batch_rows: int = setting(
+        32, "rows in one forward and backward; gradients accumulate over a mini-batch", within=COUNT
+    )
     gradient_checkpointing: bool = setting(False, "recompute activations in the backward pass to save memory")
-    logprob_chunk: int = setting(4096, "tokens whose logits stand in memory at once")
+    logprob_chunk: int = setting(4096, "tokens whose logits stand in memory at once", within=COUNT)
     dtype: str = setting("float32", "arithmetic of forward passes; weights stay float32", ("float32", "bfloat16"))
     compile: bool = setting(False, "torch.compile the fast engine's decode step and the layers in training")
     device: str = setting("auto", "'auto' takes a GPU where there is one", ("auto", "cpu", "cuda"))
 
     # Evaluation
-    eval_every: int = setting(5, "steps between greedy evaluations on validation problems; 0 for none")
-    eval_validation: int = setting(200, "validation problems in each of them")
-    eval_problems: int = setting(1000, "test problems of the greedy evaluation before and after training")
-    pass_k: int = setting(8, "samples a problem for pass@k before and after; 0 for none")
-    pass_k_problems: int = setting(100, "test problems for pass@k")
+    eval_every: int = setting(
+        5, "steps between greedy evaluations on validation problems; 0 for none", within=COUNT_OR_NONE
+    )
+    eval_validation: int = setting(200, "validation problems in each of them", within=COUNT)
+    eval_problems: int = setting(1000, "test problems of the greedy evaluation before and after training", within=COUNT)
+    pass_k: int = setting(8, "samples a problem for pass@k before and after; 0 for none", within=Range(0, 1024))
+    pass_k_problems: int = setting(100, "test problems for pass@k", within=COUNT)
 
     # The run
-    seed: int = setting(0, "seed of prompts, sampling and the value head")
+    seed: int = setting(0, "seed of prompts, sampling and the value head", within=SEED)
     output: str = setting("runs", "folder of runs")
     name: str | None = setting(None, "name of the run; made of preset, algorithm and seed if not given")
-    save_every: int = setting(20, "steps between checkpoints; 0 for one at the end alone")
+    save_every: int = setting(20, "steps between checkpoints; 0 for one at the end alone", within=COUNT_OR_NONE)
     log_to: str = setting("none", "also log to", ("none", "tensorboard", "wandb"))
 
     @property
@@ -212,61 +231,38 @@ def make_config(preset: str = "laptop", **overrides: Any) -> TrainConfig:
 
     Raises ValueError with one sentence for an unknown preset, algorithm, field or choice, or a value out of range.
     """
-    if preset not in PRESETS:
-        raise ValueError(f"Unknown preset {preset!r}: use one of {', '.join(PRESETS)}.")
-    values = {"preset": preset} | PRESETS[preset]
-    algorithm = overrides.get("algorithm", values.get("algorithm", "dr_grpo"))
-    if algorithm not in ALGORITHMS:
-        raise ValueError(f"Unknown algorithm {algorithm!r}: use one of {', '.join(ALGORITHMS)}.")
-    known = {f.name for f in fields(TrainConfig)}
-    for name in overrides:
-        if name not in known:
-            raise ValueError(f"Unknown setting {name!r}: `rlcourse train --help` lists them all.")
-    config = TrainConfig(**(values | {"algorithm": algorithm} | ALGORITHMS[algorithm] | overrides))
+    settings = check_settings({"preset": preset} | overrides)
+    values = PRESETS[preset] | settings
+    algorithm = values.get("algorithm", "dr_grpo")
+    config = TrainConfig(**(PRESETS[preset] | {"algorithm": algorithm} | ALGORITHMS[algorithm] | settings))
     check_config(config)
     return config
 
 
-def field_type(f) -> type:
-    """The plain type of a field: `str` for `str | None`."""
-    if isinstance(f.type, types.UnionType):
-        return next(t for t in typing.get_args(f.type) if t is not type(None))
-    return f.type
+def check_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings, each checked by itself and as its field holds it. Raises ValueError for an unknown one too."""
+    known = {f.name: f for f in fields(TrainConfig)}
+    for name in settings:
+        if name not in known:
+            raise ValueError(f"Unknown setting {shown(name)}: `rlcourse train --help` lists them all.")
+    checked = {name: check_setting(known[name], value) for name, value in settings.items()}
+    for name, choices in (("preset", PRESETS), ("algorithm", ALGORITHMS)):
+        if checked.get(name, next(iter(choices))) not in choices:
+            raise ValueError(f"Unknown {name} {shown(checked[name])}: use one of {', '.join(choices)}.")
+    if checked.get("name") is not None:
+        check_name(checked["name"])
+    return checked
 
 
 def check_config(config: TrainConfig) -> None:
-    """Raise ValueError for a type, choice or value that cannot work, before anything is loaded."""
-    for f in fields(config):
-        value = getattr(config, f.name)
-        expected = field_type(f)
-        if value is None and isinstance(f.type, types.UnionType):
-            continue
-        if expected is float and type(value) is int:
-            setattr(config, f.name, float(value))
-        elif type(value) is not expected:
-            raise ValueError(f"{f.name} must be {expected.__name__}, not {value!r}.")
-        choices = f.metadata["choices"]
-        if choices and value not in choices:
-            raise ValueError(f"{f.name} must be one of {', '.join(choices)}, not {value!r}.")
-    _ = config.sampling  # its own checks of temperature, top_k and top_p
-    if config.temperature == 0:
-        raise ValueError("temperature must be positive: greedy completions of a prompt are all the same.")
-    for name in [
-        "num_prompts",
-        "num_generations",
-        "max_prompt_tokens",
-        "max_new_tokens",
-        "steps",
-        "inner_epochs",
-        "minibatches",
-        "micro_batch_rows",
-        "logprob_chunk",
-        "eval_problems",
-    ]:
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name} must be at least 1, not {getattr(config, name)}.")
-    if config.kl_coef < 0:
-        raise ValueError(f"kl_coef must be 0 or positive, not {config.kl_coef}: it keeps the policy near its start.")
+    """Raise ValueError for a setting that cannot be, or for settings that cannot work together, before anything is
+    loaded."""
+    for name, value in check_settings(config.to_dict()).items():
+        setattr(config, name, value)
+    if config.rows > MOST_ROWS:
+        raise ValueError(
+            f"num_prompts x num_generations are {config.rows:,} rows a step, more than {MOST_ROWS:,}: lower one."
+        )
     if config.num_generations < 2 and config.advantage in ("leave_one_out", "group_centered", "group_normalized"):
         raise ValueError(f"advantage {config.advantage!r} compares the completions of a prompt: num_generations >= 2.")
     if config.surrogate == "reinforce" and config.inner_epochs * config.minibatches > 1:

@@ -32,7 +32,7 @@ def answer_problems(
     `progress` names a progress bar. Raises ValueError without problems.
     """
     if not problems:
-        raise ValueError("There are no problems to answer: eval_validation and pass_k_problems must be at least 1.")
+        raise ValueError("There are no problems to answer.")
     prompts = [policy.prompt(problem.question, task.instruction) for problem in problems]
     order = sorted(range(len(problems)), key=lambda i: len(prompts[i]))  # prompts of a length pad each other least
     size = min(max(1, BATCH_ROWS // num_generations), len(problems))
@@ -46,6 +46,8 @@ def answer_problems(
             # Every batch has the same rows: one CUDA graph serves all.
             filled = batch + batch[-1:] * (size - len(batch))
             rollout = engine.generate([prompts[i] for i in filled], num_generations, max_new_tokens, sampling)
+            if not rollout.logprobs.isfinite().all():
+                raise RuntimeError("The model's probabilities are not finite: use an earlier checkpoint.")
             rollout = rollout[: len(batch) * num_generations]
             texts = policy.texts(rollout.completion_ids, rollout.completion_mask)
             lengths, finished = rollout.completion_lengths.tolist(), rollout.finished.tolist()

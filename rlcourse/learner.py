@@ -72,11 +72,12 @@ class Learner:
         """One optimizer step with the gradients that there are, at the learning rate of training step `step` (from 0).
         Returns the norm of the gradient before it was clipped.
 
-        Raises RuntimeError, and leaves the weights alone, if the gradient is not finite.
+        Raises RuntimeError, drops the gradients and leaves the weights alone if the gradient is not finite.
         """
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         grad_norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm).item()
         if not math.isfinite(grad_norm):
+            self.optimizer.zero_grad(set_to_none=True)  # or a caller who goes on would add to them
             raise RuntimeError("The gradient is not finite, so the weights were left alone: try a lower --lr.")
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak_lr"] * lr_factor(step, self.config)

@@ -4,6 +4,8 @@ The logits of a batch, [tokens, vocabulary] in float32, are by far its largest t
 of 151,936 take 20 GB. Here they stand in memory for `chunk` tokens at once; the backward pass computes them again.
 """
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -56,7 +58,7 @@ def chunked_logprobs(
     both passes: each chunk is checkpointed, so the backward pass repeats its head product. `compile` fuses a chunk's
     passes over its logits.
     """
-    of_chunk = _compiled if compile else _logprobs
+    of_chunk = _compiled() if compile else _logprobs
     pieces = list(zip(hidden.split(chunk), targets.split(chunk), strict=True))
     if len(pieces) == 1 or not torch.is_grad_enabled():
         return torch.cat([of_chunk(h, head, t, sampling) for h, t in pieces])
@@ -70,4 +72,7 @@ def _logprobs(hidden: Tensor, head: Tensor, targets: Tensor, sampling: Sampling)
     return -F.nll_loss(logits.log_softmax(-1), targets, reduction="none")
 
 
-_compiled = torch.compile(_logprobs, dynamic=True)
+@functools.cache
+def _compiled():
+    """`_logprobs`, compiled. Only where it is asked for: importing the compiler takes over a second."""
+    return torch.compile(_logprobs, dynamic=True)

@@ -2,10 +2,13 @@
 
 import copy
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
@@ -16,7 +19,12 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from rlcourse.files import read_json
+from rlcourse.hub import hub_or_cache
 from rlcourse.paths import data_folder
+
+WIDTHS = ("vocab_size", "hidden_size", "intermediate_size", "head_dim", "num_attention_heads", "num_key_value_heads")
+COPY_AGAIN = "copy the model's files again"  # the remedy for broken ones
 
 transformers_logging.disable_progress_bar()  # loading and saving would draw bars among ours
 
@@ -51,47 +59,119 @@ class Policy:
 def load_policy(name: str, device: torch.device | str = "cpu") -> Policy:
     """Load `name` in float32: 'embedded', a folder, or a name on the Hugging Face hub.
 
-    Raises FileNotFoundError or ValueError in one sentence when the model or its tokenizer is not there, or has no chat
-    template.
+    Raises FileNotFoundError or ValueError in one sentence when the model or its tokenizer is not there, cannot be read,
+    do not fit each other, or have no chat template.
     """
-    path = str(data_folder() / "minigsm" / "model") if name == "embedded" else name
-    is_folder = Path(path).exists() or path.startswith((".", "/", "~"))
-    if is_folder and not (Path(path) / "config.json").is_file():
-        raise FileNotFoundError(f"No model in {path}: a model folder holds config.json and its weights.")
-    try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    except OSError as error:
-        raise FileNotFoundError(_unreachable(path, is_folder, "model")) from error
-    tokenizer = load_tokenizer(path, is_folder)
+    folder = model_folder(name)
+    path = name if folder is None else str(folder)
+    if folder is not None:
+        check_model_files(folder)
+    options = {"dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    model, found = _loaded(AutoModelForCausalLM, path, folder, **options)
+    tokenizer = load_tokenizer(path, folder)
+    for kind in ("missing", "unexpected", "mismatched"):  # of which transformers only warns
+        for key in found[f"{kind}_keys"]:
+            name = key if isinstance(key, str) else key[0]
+            raise ValueError(f"The weights in {path} do not fit its config.json ({kind}: {name}): {COPY_AGAIN}.")
+    if not all(parameter.isfinite().all() for parameter in model.parameters()):
+        raise ValueError(f"The weights in {path} are not finite: use an earlier checkpoint or another model.")
+    rows = model.get_input_embeddings().num_embeddings
+    if max(tokenizer.get_vocab().values()) >= rows:
+        raise ValueError(f"The tokenizer in {path} has more tokens than its model's {rows}: {COPY_AGAIN}.")
     eos = model.generation_config.eos_token_id
     eos_ids = [eos] if isinstance(eos, int) else list(eos or [tokenizer.eos_token_id])
+    if not all(type(token) is int and 0 <= token < rows for token in eos_ids):
+        raise ValueError(f"eos_token_id in {path} is not a token of the model, but {eos!r}: {COPY_AGAIN}.")
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos_ids[0]
     # Qwen2.5-Instruct ships top-k, top-p and a repetition penalty here, which `generate` would mix into any settings.
     model.generation_config = GenerationConfig(eos_token_id=eos_ids, pad_token_id=pad_id)
     return Policy(model.to(device).eval(), tokenizer, eos_ids, pad_id)
 
 
-def load_tokenizer(path: str, is_folder: bool) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder or hub name, with a chat template; errors as in `load_policy`."""
-    if is_folder and not (Path(path) / "tokenizer.json").is_file():
+def model_folder(name: str) -> Path | None:
+    """The folder that `name` means, there or not; None for a name on the hub."""
+    if name == "embedded":
+        return data_folder() / "minigsm" / "model"
+    return Path(name).expanduser() if Path(name).exists() or name.startswith((".", "/", "~")) else None
+
+
+def check_model_files(folder: Path) -> None:
+    """Raise FileNotFoundError or ValueError, naming the file, for one that is missing or broken."""
+    if not (folder / "config.json").exists():
+        raise FileNotFoundError(f"No model in {folder}: a model folder holds config.json and its weights.")
+    if not (folder / "tokenizer.json").exists():
         raise FileNotFoundError(
-            f"No tokenizer in {path}: copy the model's tokenizer.json and tokenizer_config.json there."
+            f"No tokenizer in {folder}: copy the model's tokenizer.json and tokenizer_config.json there."
         )
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-    except OSError as error:
-        raise FileNotFoundError(_unreachable(path, is_folder, "tokenizer")) from error
-    if tokenizer.chat_template is None:
+    sizes = read_json(folder / "config.json", COPY_AGAIN)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        if (folder / name).exists():
+            read_json(folder / name, COPY_AGAIN)
+    files, shapes = sorted(folder.glob("*.safetensors")), []
+    if not files and not any(folder.glob("*.bin")):
+        raise FileNotFoundError(f"No weights in {folder}: copy the model's model.safetensors there.")
+    for file in files:
+        try:
+            with safe_open(file, "pt") as weights:
+                shapes += [weights.get_slice(name).get_shape() for name in weights.keys()]  # noqa: SIM118
+        except Exception:  # safetensors has an error of its own
+            raise ValueError(f"{file} cannot be read, is cut short or holds no weights: {COPY_AGAIN}.") from None
+    widest = max((size for shape in shapes for size in shape), default=0)
+    largest = {"num_hidden_layers": len(shapes)} | dict.fromkeys(WIDTHS, widest)
+    for name, most in largest.items():  # what is larger than the weights would be made before it is compared
+        size = 0 if sizes.get(name) is None else sizes[name]
+        if files and not (type(size) is int and size <= most):
+            raise ValueError(f"{folder / 'config.json'} has {name} {size!r}, its weights have less: {COPY_AGAIN}.")
+
+
+def load_tokenizer(path: str, folder: Path | None) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model folder or hub name, with a chat template; errors as in `load_policy`."""
+    tokenizer = _loaded(AutoTokenizer, path, folder)
+    if not tokenizer.chat_template:
         raise ValueError(f"The tokenizer of {path} has no chat template: use an instruction-tuned model.")
     if tokenizer.eos_token_id is None:
         raise ValueError(f"The tokenizer of {path} has no end-of-sequence token: set eos_token in its config.")
+    try:
+        text = tokenizer.apply_chat_template([{"role": "user", "content": "1+1?"}], tokenize=False)
+    except Exception as error:  # whatever a template does
+        raise ValueError(f"The chat template of {path} fails ({_first_line(error)}): {COPY_AGAIN}.") from None
+    if "1+1?" not in text or not tokenizer("1+1?", add_special_tokens=False)["input_ids"]:
+        raise ValueError(f"The chat template of {path} leaves the question out: {COPY_AGAIN}.")
     return tokenizer
 
 
-def _unreachable(path: str, is_folder: bool, what: str) -> str:
-    if is_folder:
-        return f"The {what} in {path} cannot be read: check that its files are complete."
-    return f"{path} is no folder here and its {what} cannot be fetched from the hub: check the name and the network."
+def _loaded(kind: type, path: str, folder: Path | None, **options) -> Any:
+    """What `kind.from_pretrained` makes of a folder or hub name; one sentence for all the ways in which it fails."""
+    what = "tokenizer" if kind is AutoTokenizer else "model"
+    try:
+        with hub_or_cache() if folder is None else nullcontext():
+            return kind.from_pretrained(path, trust_remote_code=False, **options)
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:
+        if folder is None and isinstance(error, OSError):
+            raise FileNotFoundError(
+                f"{path} is no folder here and its {what} cannot be fetched from the hub: check the name and the "
+                "network."
+            ) from error
+        raise ValueError(f"The {what} in {path} cannot be read ({_first_line(error)}): {COPY_AGAIN}.") from error
+
+
+def _first_line(error: Exception) -> str:
+    """What the error says, in one line that fits a sentence."""
+    lines = str(error).strip().split("\n")
+    line = " ".join(part.strip() for part in lines[: 2 if lines[0].endswith(":") else 1]).rstrip(".")
+    return line if len(line) <= 150 else f"{line[:150]}…"
+
+
+def check_positions(model: PreTrainedModel, tokens: int) -> None:
+    """Raise ValueError for a row of more tokens, prompt and completion together, than the model has positions."""
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if positions is not None and tokens > positions:
+        raise ValueError(
+            f"A prompt and its completion of {tokens:,} tokens exceed the model's {positions:,} positions: lower "
+            "max_prompt_tokens or max_new_tokens."
+        )
 
 
 def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:

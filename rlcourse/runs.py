@@ -2,16 +2,18 @@
 
 import importlib.util
 import json
-import os
 import shlex
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rlcourse.batch import Completions
-from rlcourse.config import TrainConfig, check_config, make_config
+from rlcourse.config import TrainConfig, check_config, check_settings
+from rlcourse.files import append_json, read_json, read_lines, try_folder, write_json, write_text
 
+FIND_A_RUN = ("preset", "algorithm", "seed", "output", "name")  # settings that say which run --resume means
 MAY_DIFFER = ("steps", "output", "name", "device", "save_every", "log_to")  # settings that --resume may change
 SAMPLES_A_STEP = 4
 
@@ -19,10 +21,12 @@ SAMPLES_A_STEP = 4
 def new_run(config: TrainConfig) -> "RunFolder":
     """A new folder for a run of `config`. A default name that is taken gets a number.
 
-    Raises ValueError for a name given by hand that is taken, or a missing tracker.
+    Raises ValueError for a name given by hand that is taken, or a missing tracker; OSError for an output that cannot be
+    written to.
     """
     check_tracker(config)
     root = Path(config.output).expanduser()
+    try_folder(root, "choose another --output")
     taken = _numbered(root, config.run_name)
     if config.name and taken:
         raise ValueError(f"{taken[0]} exists: go on with --resume, or choose another --name.")
@@ -36,28 +40,34 @@ def run_to_resume(settings: dict[str, Any]) -> "RunFolder":
     """The folder of a run to go on with, and its settings as they were saved, but for those in `settings`.
 
     settings: what the user says explicitly. `output` and `name` find the run; without a name it is the last one with
-    the default name that preset, algorithm and seed make. Raises ValueError for a setting that differs and may not,
-    FileNotFoundError for no such run.
+    the default name that preset, algorithm and seed make. Raises ValueError for a setting that differs and may not and
+    for a config.json that cannot be used, FileNotFoundError for no such run. Changes nothing: `RunFolder.keep_config`
+    writes the settings down.
     """
-    asked = make_config(**settings)
-    root = Path(asked.output).expanduser()
-    taken = _numbered(root, asked.run_name)[: 1 if asked.name else None]
+    settings = check_settings(settings)
+    wanted = replace(TrainConfig(), **{name: settings[name] for name in FIND_A_RUN if name in settings})
+    root = Path(wanted.output).expanduser()
+    taken = _numbered(root, wanted.run_name)[: 1 if wanted.name else None]
     if not taken:
-        raise FileNotFoundError(f"No run to resume at {root / asked.run_name}: start it without --resume.")
+        raise FileNotFoundError(f"No run to resume at {root / wanted.run_name}: start it without --resume.")
     path = taken[-1]
-    if not (path / "config.json").is_file():
+    if not (path / "config.json").exists():
         raise FileNotFoundError(f"{path} is not the folder of a run: it has no config.json.")
-    saved = read_json(path / "config.json")
-    fixed = [name for name in settings if name not in MAY_DIFFER and saved.get(name) != getattr(asked, name)]
-    if fixed:
-        changes = "; ".join(f"{name} was {saved.get(name)!r}, is {getattr(asked, name)!r}" for name in fixed)
-        raise ValueError(f"{path} was started with other settings ({changes}): resume with the same ones.")
-    if set(saved) != set(asked.to_dict()):
+    saved = read_json(path / "config.json", "start a new run")
+    if set(saved) != set(wanted.to_dict()):
         raise ValueError(f"{path} was made by another version of rlcourse: start a new run.")
-    config = TrainConfig(**(saved | {name: getattr(asked, name) for name in settings if name in MAY_DIFFER}))
-    check_config(config)
+    fixed = [name for name in settings if name not in MAY_DIFFER and saved.get(name) != settings[name]]
+    if fixed:
+        changes = "; ".join(f"{name} was {saved.get(name)!r}, is {settings[name]!r}" for name in fixed)
+        raise ValueError(f"{path} was started with other settings ({changes}): resume with the same ones.")
+    config = TrainConfig(**(saved | settings))
+    try:
+        check_config(config)
+    except ValueError as error:
+        sentence = str(error).rstrip(".")
+        raise ValueError(f"{path / 'config.json'} cannot be used ({sentence}): start a new run.") from None
     check_tracker(config)
-    write_json(path / "config.json", config.to_dict())
+    try_folder(path, "choose another --output")
     return RunFolder(path, config)
 
 
@@ -83,6 +93,10 @@ class RunFolder:
         self.path, self.config = path, config
         self.tracker = make_tracker(path, config)
 
+    def keep_config(self) -> None:
+        """Write the settings down, as they are from now on."""
+        write_json(self.path / "config.json", self.config.to_dict())
+
     def log_step(self, metrics: dict[str, Any], completions: Completions) -> None:
         """One line of metrics, and some of the step's completions."""
         append_json(self.path / "metrics.jsonl", metrics)
@@ -106,7 +120,17 @@ class RunFolder:
 
     def has_eval(self, step: int) -> bool:
         """Whether the validation of a step has been written down."""
-        return any(line["step"] == step for line in read_lines(self.path / "evals.jsonl"))
+        return any(line["step"] == step for line in self.lines("evals.jsonl"))
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """The lines of one of the run's JSON-lines files; ValueError for one without the number of its step."""
+        lines = read_lines(self.path / name)
+        for number, line in enumerate(lines, start=1):
+            if type(line.get("step")) is not int:
+                raise ValueError(
+                    f"{self.path / name}, line {number} has no step: take that line out, or start a new run."
+                )
+        return lines
 
     def remove_unless_begun(self) -> None:
         """Delete a folder without a step or a checkpoint, so that its name is free for the next try."""
@@ -115,20 +139,18 @@ class RunFolder:
 
     def forget_after(self, step: int) -> None:
         """Drop the lines of steps that a checkpoint at `step` has not seen; they will be written again."""
-        for name in ("metrics.jsonl", "evals.jsonl", "samples.jsonl"):
-            path = self.path / name
-            if path.exists():
-                kept = [line for line in read_lines(path) if line["step"] <= step]
-                write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+        kept = {name: self.lines(name) for name in ("metrics.jsonl", "evals.jsonl", "samples.jsonl")}
+        for name, lines in kept.items():  # all of them are read before one is written
+            text = "".join(json.dumps(line) + "\n" for line in lines if line["step"] <= step)
+            if (self.path / name).exists():
+                write_text(self.path / name, text)
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Write summary.json and curve.png."""
         from rlcourse.measure.plots import plot_run
 
         write_json(self.path / "summary.json", summary)
-        plot_run(
-            read_lines(self.path / "metrics.jsonl"), read_lines(self.path / "evals.jsonl"), self.path / "curve.png"
-        )
+        plot_run(self.lines("metrics.jsonl"), self.lines("evals.jsonl"), self.path / "curve.png")
 
     def resume_command(self) -> str:
         """The command line of this process with --resume."""
@@ -158,34 +180,3 @@ def make_tracker(path: Path, config: TrainConfig):
         run = wandb.init(project="rlcourse", name=path.name, config=config.to_dict(), dir=str(path))
         return lambda step, group, metrics: run.log({f"{group}/{k}": v for k, v in numbers(metrics).items()}, step=step)
     return lambda step, group, metrics: None
-
-
-def append_json(path: Path, value: dict[str, Any]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(value) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write aside and rename, so that the file is never half there."""
-    aside = path.with_name(path.name + ".writing")
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, path)
-
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    write_text(path, json.dumps(value, indent=1) + "\n")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The values of a JSON-lines file; a last line that a kill cut short is left out."""
-    values = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        try:
-            values.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return values

@@ -1,4 +1,4 @@
-"""How a token is drawn from logits, and the log-probability it is drawn with.
+"""How a token is sampled from logits, and the log-probability it is sampled with.
 
 Sampling and training both call `sampling_logits`, so the policy that samples is the policy whose log-probs are used.
 """
@@ -8,12 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlcourse.settings import COUNT_OR_NONE, TEMPERATURE, TOP_P
+
 
 @dataclass(frozen=True)
 class Sampling:
     """The sampling distribution: softmax of logits / temperature, restricted to top-k and top-p where asked for.
 
-    temperature 0 means greedy; top_k 0 and top_p 1 mean no restriction.
+    temperature 0 means greedy; top_k 0 and top_p 1 mean no restriction. Raises ValueError for a number out of range.
     """
 
     temperature: float = 1.0
@@ -21,12 +23,10 @@ class Sampling:
     top_p: float = 1.0
 
     def __post_init__(self):
-        if self.temperature < 0:
-            raise ValueError(f"temperature must be 0 (greedy) or positive, not {self.temperature}.")
-        if self.top_k < 0:
-            raise ValueError(f"top_k must be 0 (off) or positive, not {self.top_k}.")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be in (0, 1], not {self.top_p}.")
+        if self.temperature != 0:
+            TEMPERATURE.check("temperature", self.temperature)
+        COUNT_OR_NONE.check("top_k", self.top_k)
+        TOP_P.check("top_p", self.top_p)
 
     @property
     def greedy(self) -> bool:

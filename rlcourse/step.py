@@ -25,27 +25,29 @@ def train_step(
     engine: RolloutEngine,
     task: Task,
     prompts: PromptSampler,
-    config: TrainConfig,
     step: int,
     reward_function: RewardFunction = answer_rewards,
 ) -> tuple[dict[str, Any], Completions]:
-    """Training step number `step` (from 0). Returns what was measured, and the completions that it trained on.
+    """Training step number `step` (from 0), with the settings of `learner.config`. Returns what was measured, and the
+    completions that it trained on.
 
-    Measured are means over tokens or rows: of all that was sampled (`rollout_metrics`, `kl`), and of the rows that
-    train (`policy_loss`, `clip_fraction`, `value_loss`, and `mismatch`, the distance between the log-prob of a token in
-    the sampler and in the trainer). A mean over nothing is None. `timing` has the seconds of each phase.
+    Measured are means over tokens or rows: of all that was sampled (`rollout_metrics`), of the batch (`kl`, by the
+    sampler's log-probs, whose rounding in bfloat16 it holds too), and of the rows that train (`policy_loss`,
+    `clip_fraction`, `value_loss`, and `mismatch`, the distance between the log-prob of a token in the sampler and in
+    the trainer before it updates). A mean over nothing is None. `timing` has the seconds of each phase.
     """
+    config = learner.config
     timer, means, grad_norms = PhaseTimer(learner.policy.device), Means(), []
     with without_cudnn_attention(), timer("step"):
         completions, sampled = collect(learner.policy, engine, task, prompts, config, reward_function, timer)
         if config.sleep:
             engine.sleep()
         with timer("advantages"):
-            batch = make_batch(learner, completions, config)
+            batch = make_batch(learner, completions)
         with timer("update"):
             minibatches = plan_minibatches(batch, config)
-            old = old_logprobs(learner, batch, minibatches, config)
-            for number, minibatch in enumerate(minibatches):
+            old = old_logprobs(learner, batch, minibatches)
+            for minibatch in minibatches:
                 for rows in minibatch.micro_batches:
                     part = batch[rows]
                     mask, share = part.loss_mask, minibatch.share
@@ -70,8 +72,7 @@ def train_step(
                     loss.backward()
                     means.add("policy_loss", losses, mask)
                     means.add("clip_fraction", clipped, mask)
-                    if number < config.minibatches:  # later epochs would count the same tokens again
-                        means.add("mismatch", (before - sampler).abs(), part.rollout.completion_mask)
+                    means.add("mismatch", (before - sampler).abs(), part.rollout.completion_mask)
                 grad_norms.append(learner.update(step))
     metrics = {"step": step + 1} | step_metrics(batch, sampled, config, means)
     metrics |= {"grad_norm": sum(grad_norms) / len(grad_norms), "lr": learner.lr, "timing": step_timing(timer, sampled)}
@@ -79,9 +80,9 @@ def train_step(
 
 
 @torch.no_grad()
-def make_batch(learner: Learner, completions: Completions, config: TrainConfig) -> Batch:
+def make_batch(learner: Learner, completions: Completions) -> Batch:
     """Rewards as advantages, with the reference's log-probs, values and returns where the config asks for them."""
-    rollout, rewards = completions.rollout, completions.rewards
+    config, rollout, rewards = learner.config, completions.rollout, completions.rewards
     mask = rollout.completion_mask
     loss_mask = mask & rollout.finished[:, None] if config.mask_truncated else mask
     ref_logprobs = None if learner.reference is None else learner.reference_logprobs(rollout)
@@ -147,7 +148,7 @@ def rows_that_train(batch: Batch, config: TrainConfig) -> Tensor:
 
 
 @torch.no_grad()
-def old_logprobs(learner: Learner, batch: Batch, minibatches: list[Minibatch], config: TrainConfig) -> Tensor | None:
+def old_logprobs(learner: Learner, batch: Batch, minibatches: list[Minibatch]) -> Tensor | None:
     """The trainer's own log-probs [rows, T] of the rows that train, before the first of several updates: the old policy
     of the importance ratio. None for one update alone, whose forward pass has them.
 
@@ -157,7 +158,7 @@ def old_logprobs(learner: Learner, batch: Batch, minibatches: list[Minibatch], c
     if len(minibatches) == 1:
         return None
     old = torch.zeros_like(batch.rollout.logprobs)
-    for minibatch in minibatches[: config.minibatches]:
+    for minibatch in minibatches[: learner.config.minibatches]:
         for rows in minibatch.micro_batches:
             logprobs, _ = learner.logprobs_and_values(batch.rollout[rows])
             old[rows, : logprobs.shape[1]] = logprobs

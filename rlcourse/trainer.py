@@ -1,19 +1,31 @@
 """The training loop: step after step, validated, saved, and its curve drawn at the end."""
 
-import signal
+import math
 import time
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from rlcourse.checkpoint import latest_checkpoint, load_state, random_state, save_checkpoint, set_random_state
+from rlcourse.checkpoint import (
+    check_finite,
+    damaged,
+    latest_checkpoint,
+    load_saved_policy,
+    load_state,
+    random_state,
+    save_checkpoint,
+    set_random_state,
+    step_of,
+)
 from rlcourse.config import TrainConfig
 from rlcourse.device import find_device
 from rlcourse.evaluation import answer_problems, evaluate_test, summarize
+from rlcourse.files import try_folder
+from rlcourse.interrupts import StopAfterStep
 from rlcourse.learner import Learner
+from rlcourse.measure.memory import check_memory
 from rlcourse.measure.profiling import peak_memory_bytes
 from rlcourse.policy import checkpoint_activations, compile_layers, load_policy
 from rlcourse.rollout import make_engine
@@ -26,8 +38,9 @@ from rlcourse.tasks.prompts import PromptSampler
 def train(config: TrainConfig) -> dict[str, Any]:
     """Train as `config` says and return what `summary.json` holds.
 
-    Raises ValueError or FileNotFoundError in one sentence for what cannot work. Ctrl-C ends the run after the step that
-    is under way, with a checkpoint, and raises KeyboardInterrupt.
+    Raises ValueError or OSError in one sentence for what cannot work, RuntimeError where weights or losses stop being
+    finite. Ctrl-C or SIGTERM end the run after the step that is under way, with a checkpoint, and raise
+    KeyboardInterrupt.
     """
     device = find_device(config)
     run = new_run(config)
@@ -44,7 +57,14 @@ def resume(**settings: Any) -> dict[str, Any]:
     from now on. Raises ValueError for one that may not.
     """
     run = run_to_resume(settings)
-    return Trainer(run, find_device(run.config), latest_checkpoint(run.path)).run_all()
+    device, checkpoint = find_device(run.config), latest_checkpoint(run.path)
+    if run.config.steps < step_of(checkpoint):
+        raise ValueError(
+            f"{run.path} has done {step_of(checkpoint)} steps, more than --steps {run.config.steps}: ask for more."
+        )
+    trainer = Trainer(run, device, checkpoint)
+    run.keep_config()
+    return trainer.run_all()
 
 
 class Trainer:
@@ -56,7 +76,11 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.task = load_task(config.task, config.data_dir)
         start = load_policy(config.model, device) if checkpoint is None or config.needs_reference else None
-        self.policy = start if checkpoint is None else load_policy(str(checkpoint), device)
+        self.policy = start if checkpoint is None else load_saved_policy(checkpoint, device)
+        check_memory(config, self.policy.model.config, device)
+        # Weights and two moments: without room for one checkpoint a run would end with nothing.
+        checkpoint_bytes = 12 * sum(p.numel() for p in self.policy.model.parameters())
+        try_folder(run.path, "choose another --output", checkpoint_bytes)
         self.learner = Learner(self.policy, config, start and start.model)
         if config.gradient_checkpointing:
             checkpoint_activations(self.policy.model)
@@ -71,13 +95,15 @@ class Trainer:
         self.clock = time.perf_counter() - self.seconds
 
     def _short_enough(self, problems: list[Problem]) -> list[Problem]:
-        """Problems whose prompt fits `max_prompt_tokens`."""
-        limit = self.config.max_prompt_tokens
+        """Problems whose prompt fits `max_prompt_tokens`. Raises ValueError if a step needs more than there are."""
+        limit, needed = self.config.max_prompt_tokens, self.config.num_prompts
+        if len(problems) < needed:
+            raise ValueError(f"There are {len(problems)} training problems, fewer than num_prompts {needed}: lower it.")
         kept = [p for p in problems if len(self.policy.prompt(p.question, self.task.instruction)) <= limit]
-        if len(kept) < self.config.num_prompts:
+        if len(kept) < needed:
             raise ValueError(
-                f"Only {len(kept)} of {len(problems)} training problems have at most {limit} prompt tokens: "
-                "raise max_prompt_tokens."
+                f"Only {len(kept)} of {len(problems)} training problems have at most {limit} prompt tokens, fewer than "
+                f"num_prompts {needed}: raise max_prompt_tokens."
             )
         return kept
 
@@ -109,9 +135,8 @@ class Trainer:
             self._validate(bar)  # at the start, and where a run was stopped before it came to that
             while self.step < config.steps:
                 with stop.delayed():
-                    metrics, completions = train_step(
-                        self.learner, self.engine, self.task, self.prompts, config, self.step
-                    )
+                    metrics, completions = train_step(self.learner, self.engine, self.task, self.prompts, self.step)
+                    check_metrics(metrics)
                     self.step += 1
                     self.run.log_step(metrics, completions)
                 bar.update()
@@ -169,41 +194,36 @@ class Trainer:
 
     def _load(self, checkpoint: Path) -> None:
         state = load_state(checkpoint)
-        self.step, self.seconds, self.before = state["step"], state["seconds"], state["before"]
-        self.learner.optimizer.load_state_dict(state["optimizer"])
-        if self.learner.value_head is not None:
-            self.learner.value_head.load_state_dict(state["value_head"])
-        self.prompts.position = state["prompts_sampled"]
-        set_random_state(state["random"], self.device)
+        try:
+            self.step, self.seconds, self.before = state["step"], state["seconds"], state["before"]
+            self.learner.optimizer.load_state_dict(state["optimizer"])
+            if self.learner.value_head is not None:
+                self.learner.value_head.load_state_dict(state["value_head"])
+            self.prompts.position = state["prompts_sampled"]
+            set_random_state(state["random"], self.device)
+            self._check_loaded(step_of(checkpoint))
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError):
+            raise damaged(checkpoint, "trainer.pt does not fit the model and the run") from None
         self.run.forget_after(self.step)
 
+    def _check_loaded(self, step: int) -> None:
+        """Raise ValueError unless what was loaded is what a run of this config has after `step` steps."""
+        numbers = (self.step, int), (self.prompts.position, int), (self.seconds, float)
+        if self.step != step or not all(type(number) is kind and number >= 0 for number, kind in numbers):
+            raise ValueError("another step, or no numbers")
+        for parameter, moments in self.learner.optimizer.state.items():
+            if any(moments[name].shape != parameter.shape for name in ("exp_avg", "exp_avg_sq")):
+                raise ValueError("moments of another model")
+        check_finite(self.policy, {"optimizer": self.learner.optimizer.state_dict()})
+        if self.before is not None and "accuracy" not in self.before:
+            raise ValueError("no evaluation")
 
-class StopAfterStep:
-    """Holds Ctrl-C back while a step is under way, so that what is saved is never half a step."""
 
-    def __enter__(self) -> "StopAfterStep":
-        self.inside, self.asked = False, False
-        try:
-            self.previous = signal.signal(signal.SIGINT, self._asked)
-        except ValueError:  # not the main thread: a notebook's worker; Ctrl-C goes elsewhere
-            self.previous = None
-        return self
-
-    def __exit__(self, *_) -> None:
-        if self.previous is not None:
-            signal.signal(signal.SIGINT, self.previous)
-
-    def _asked(self, *_) -> None:
-        if not self.inside or self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
-        tqdm.write("Finishing this step, then saving. Press Ctrl-C again to stop at once.")
-
-    @contextmanager
-    def delayed(self):
-        """While inside, Ctrl-C waits for the end; a second one does not."""
-        self.inside = True
-        yield
-        self.inside = False  # an interrupted step leaves it True
-        if self.asked:
-            raise KeyboardInterrupt
+def check_metrics(metrics: dict[str, Any]) -> None:
+    """Raise RuntimeError if a number that a step measured is not finite. What was saved before stays as it is."""
+    bad = [name for name, value in metrics.items() if isinstance(value, float) and not math.isfinite(value)]
+    if bad:
+        raise RuntimeError(
+            f"Step {metrics['step']} ended the run: {', '.join(bad)} stopped being finite. Checkpoints stay as they "
+            "are: start a new run with a lower --lr."
+        )

@@ -5,7 +5,7 @@ from dataclasses import FrozenInstanceError, fields
 
 import pytest
 import torch
-from conftest import DEVICE, rollout_of, rows_of
+from policies import DEVICE, rollout_of, rows_of
 
 from rlcourse.batch import (
     Batch,

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import DEVICE, make_policy
+from policies import DEVICE, make_policy
 
 from rlcourse import checkpoint
 from rlcourse.checkpoint import (

@@ -11,11 +11,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from rlcourse import bench, cli, evaluation, trainer
-from rlcourse.config import ALGORITHMS, TrainConfig, field_type, make_config
+from rlcourse import bench, cli, cli_errors, cli_options, evaluation, trainer
+from rlcourse.config import ALGORITHMS, TrainConfig, make_config
 from rlcourse.course.embedded import sft
 from rlcourse.course.embedded.sft import SFTConfig
 from rlcourse.measure import doctor, memory
+from rlcourse.settings import field_type
 from rlcourse.tasks import Answer, Problem
 from rlcourse.tasks.verify import Verdict
 
@@ -33,6 +34,12 @@ SUMMARY = {
 
 def invoke(*arguments, width=200):
     return CliRunner().invoke(cli.app, list(arguments), env={"COLUMNS": str(width), "TERMINAL_WIDTH": str(width)})
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch, tmp_path):
+    """Outputs are tried before anything is trained: in a folder of their own."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
@@ -55,11 +62,11 @@ def other_value(f):
     """A valid value of a field that differs from its default, as typed and as Python."""
     if f.metadata["choices"]:
         return next(choice for choice in f.metadata["choices"] if choice != f.default)
-    special = {"preset": "h200", "algorithm": "ppo", "top_p": 0.5, "num_generations": 4, "surrogate": "cispo"}
+    special = {"preset": "h200", "algorithm": "ppo", "num_generations": 4, "surrogate": "cispo"}
     if f.name in special:
         return special[f.name]
     kind = field_type(f)
-    return "text" if kind is str else not f.default if kind is bool else f.default + kind(1)
+    return "text" if kind is str else not f.default if kind is bool else f.default + 1 if kind is int else 0.25
 
 
 @pytest.mark.parametrize("f", fields(TrainConfig), ids=lambda f: f.name)
@@ -108,7 +115,7 @@ def test_help_shows_every_option_with_help_choices_and_the_default_of_the_laptop
 def test_help_panels_follow_the_sections_of_the_config():
     text = (Path(cli.__file__).parent / "config.py").read_text()
     sections = re.findall(r"^    # (.+)\n    (\w+): ", text, flags=re.MULTILINE)
-    assert {name: title for title, name in sections} == cli.PANELS
+    assert {name: title for title, name in sections} == cli_options.PANELS
 
 
 def test_dry_run_prints_config_and_memory_and_trains_nothing(trained):
@@ -134,7 +141,7 @@ def test_summary_shows_before_and_after_and_a_sample(trained):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--steps", "0"], "steps must be at least 1, not 0."),
+        (["--steps", "0"], "steps must be from 1 to 1,000,000,000, not 0."),
         (["--preset", "b200"], "Unknown preset 'b200': use one of laptop, a10g, h200."),
         (["--algorithm", "magic"], "Unknown algorithm 'magic'"),
         (["--task", "poetry"], "task must be one of minigsm, gsm8k, not 'poetry'."),
@@ -190,7 +197,7 @@ def test_ctrl_c_exits_with_130_and_adds_nothing(monkeypatch):
 
 
 def test_a_commands_own_exit_code_passes_through():
-    with pytest.raises(typer.Exit), cli.user_errors():
+    with pytest.raises(typer.Exit), cli_errors.user_errors():
         raise typer.Exit(3)
 
 
@@ -237,9 +244,9 @@ def test_eval_of_a_model_that_is_not_there_is_one_sentence(tmp_path):
 @pytest.mark.parametrize("setting", ["--pass-k-problems", "--eval-validation"])
 def test_an_evaluation_without_problems_is_refused(setting, tmp_path):
     command = "train" if "validation" in setting else "eval"
-    done = invoke(command, setting, "0", "--eval-problems", "1", "--output", str(tmp_path), "--device", "cpu")
-    assert done.exit_code == 2
-    assert done.stderr.splitlines()[-1].endswith("eval_validation and pass_k_problems must be at least 1.")
+    done = invoke(command, setting, "0", "--output", str(tmp_path / "runs"))
+    assert done.exit_code == 2 and done.stderr.endswith(" must be from 1 to 1,000,000,000, not 0.\n")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -292,7 +299,7 @@ def test_sft_alone_is_the_recipe_of_the_embedded_model(monkeypatch):
 def test_sft_into_a_folder_in_use_is_one_sentence(tmp_path):
     (tmp_path / "file").touch()
     done = invoke("sft", "--output", str(tmp_path))
-    assert done.exit_code == 2 and done.stderr == f"{tmp_path} is not empty: choose another --output.\n"
+    assert done.exit_code == 2 and done.stderr == f"{tmp_path} is not an empty folder: choose another --output.\n"
 
 
 def test_bench_passes_its_options_on(monkeypatch):

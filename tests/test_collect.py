@@ -4,7 +4,7 @@ import time
 
 import pytest
 import torch
-from conftest import DEVICE, FixedEngine, rollout_of
+from policies import DEVICE, FixedEngine, rollout_of
 
 from rlcourse.batch import Completions
 from rlcourse.collect import answer_rewards, collect, rollout_metrics

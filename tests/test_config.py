@@ -41,11 +41,14 @@ def test_the_default_is_dr_grpo_on_a_laptop():
         ({"compile": 1}, r"compile must be bool, not 1\."),
         ({"name": 7}, r"name must be str, not 7\."),
         ({"model": None}, r"model must be str, not None\."),
-        ({"temperature": 0.0}, r"temperature must be positive: greedy completions of a prompt are all the same\."),
-        ({"temperature": -1.0}, r"temperature must be 0 \(greedy\) or positive, not -1\.0\."),
-        ({"top_k": -1}, r"top_k must be 0 \(off\) or positive, not -1\."),
-        ({"top_p": 0.0}, r"top_p must be in \(0, 1\], not 0\.0\."),
-        ({"kl_coef": -0.1}, r"kl_coef must be 0 or positive, not -0\.1: it keeps the policy near its start\."),
+        ({"temperature": 0.0}, r"temperature must be from 0\.01 to 100, not 0\.0\."),
+        ({"top_k": -1}, r"top_k must be from 0 to 1,000,000,000, not -1\."),
+        ({"top_p": 0.0}, r"top_p must be above 0 and at most 1, not 0\.0\."),
+        ({"kl_coef": -0.1}, r"kl_coef must be from 0 to 1,000, not -0\.1\."),
+        (
+            {"num_prompts": 2000, "num_generations": 2000},
+            r"num_prompts x num_generations are 4,000,000 rows a step, mo",
+        ),
         ({"num_generations": 1}, r"advantage 'group_centered' compares the completions of a prompt: num_gen"),
         ({"algorithm": "rloo", "inner_epochs": 2}, r"surrogate 'reinforce' has no importance ratio: it needs inner_"),
         ({"algorithm": "rloo", "minibatches": 2}, r"surrogate 'reinforce' has no importance ratio: it needs inner_"),
@@ -64,26 +67,6 @@ def test_a_choice_that_does_not_exist_is_refused_with_those_that_do(f):
     with pytest.raises(ValueError, match=f"{f.name} must be one of {', '.join(f.metadata['choices'])}, not 'else'"):
         check_config(replace(TrainConfig(), **{f.name: "else"}))
     assert TrainConfig.__dataclass_fields__[f.name].default in f.metadata["choices"]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "num_prompts",
-        "num_generations",
-        "max_prompt_tokens",
-        "max_new_tokens",
-        "steps",
-        "inner_epochs",
-        "minibatches",
-        "micro_batch_rows",
-        "logprob_chunk",
-        "eval_problems",
-    ],
-)
-def test_counts_are_at_least_one(name):
-    with pytest.raises(ValueError, match=f"{name} must be at least 1, not 0"):
-        make_config(**{name: 0})
 
 
 def test_as_many_minibatches_as_rows_and_no_more():

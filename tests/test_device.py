@@ -1,5 +1,10 @@
 """Which device computes, and settings of torch that are given back."""
 
+import os
+import platform
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -56,3 +61,19 @@ def test_autocast_is_for_bfloat16_alone():
         with autocast(dtype, torch.device("cpu")):
             assert (a @ a).dtype == getattr(torch, dtype)
             assert dtype == "float32" or not torch.is_autocast_cache_enabled()
+
+
+def openmp(**environment: str) -> str:
+    """What OpenMP says of its settings in a process that imports the package, then torch."""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | environment
+    code = "import rlcourse, torch; torch.ones(2) + 1"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment | {"OMP_DISPLAY_ENV": "true"})
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="OpenMP of another compiler")
+def test_threads_that_wait_leave_their_core_to_others_unless_the_user_says_otherwise():
+    assert "OMP_WAIT_POLICY = 'PASSIVE'" in openmp()
+    assert "OMP_WAIT_POLICY = 'ACTIVE'" in openmp(OMP_WAIT_POLICY="active")

@@ -5,11 +5,12 @@ from statistics import mean
 
 import pytest
 import torch
-from conftest import DEVICE, BruteForce, rollout_of
+from policies import DEVICE, BruteForce, rollout_of
 
 from rlcourse import evaluation
 from rlcourse.config import make_config
 from rlcourse.evaluation import answer_problems, evaluate_test, mean_pass_at_k, pass_at_k, sample, summarize
+from rlcourse.rollout.fast import FastEngine
 from rlcourse.sampling import GREEDY, Sampling
 from rlcourse.tasks import Answer, MathTask, Problem
 from rlcourse.tasks.verify import Verdict
@@ -88,8 +89,16 @@ def test_prompts_of_like_length_are_answered_together(monkeypatch):
     assert [set(widths) for widths in seen] == [{1, 2, 3}, {5, 7}, {9}]
 
 
+def test_probabilities_that_are_not_finite_are_no_answers(policy):
+    with torch.no_grad():
+        policy.model.get_input_embeddings().weight.fill_(torch.nan)
+    engine = FastEngine(policy)
+    with pytest.raises(RuntimeError, match="The model's probabilities are not finite"):
+        answer_problems(policy, engine, TASK, [Problem("What?", "", "1")], 3)
+
+
 def test_without_problems_there_is_nothing_to_answer():
-    with pytest.raises(ValueError, match="no problems to answer: eval_validation and pass_k_problems must be at least"):
+    with pytest.raises(ValueError, match="There are no problems to answer"):
         answer_problems(NumberPolicy(), NumberEngine(), TASK, [], 10)
 
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from conftest import DEVICE, logprobs_alone, make_policy, rollout_of, rows_of
+from policies import DEVICE, logprobs_alone, make_policy, rollout_of, rows_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlcourse import learner as module
@@ -189,7 +189,7 @@ def test_compile_is_for_the_passes_that_train_alone(monkeypatch):
         return original(*arguments)
 
     original = module.token_logprobs.__globals__["_logprobs"]
-    monkeypatch.setitem(module.token_logprobs.__globals__, "_compiled", compiled)
+    monkeypatch.setitem(module.token_logprobs.__globals__, "_compiled", lambda: compiled)
     one = learner("grpo", kl_coef=0.1, compile=True)
     one.reference_logprobs(ROLLOUT)
     assert not asked
@@ -263,6 +263,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(bad):
     with pytest.raises(RuntimeError, match=r"^The gradient is not finite, so the weights were left alone: try a lower"):
         one.update(1)
     assert all(torch.equal(p, b) for p, b in zip(parameters(one), before, strict=True))
+    assert all(p.grad is None for p in parameters(one))  # nothing for a caller to add to who goes on
 
 
 def test_without_a_gradient_nothing_moves():

@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from conftest import rollout_of
+from policies import rollout_of
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -247,7 +247,7 @@ def test_compile_uses_the_compiled_function(monkeypatch):
     def compiled(hidden, head, targets, sampling):
         return torch.full((len(targets),), 7.0)
 
-    monkeypatch.setattr(module, "_compiled", compiled)
+    monkeypatch.setattr(module, "_compiled", lambda: compiled)
     arguments = torch.randn(5, 16), torch.randn(50, 16), torch.arange(5), Sampling(), 2
     with torch.no_grad():
         assert chunked_logprobs(*arguments, True).eq(7).all() and not chunked_logprobs(*arguments).eq(7).any()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import make_policy
+from policies import make_policy
 from transformers import AutoTokenizer
 
 from rlcourse.policy import (
@@ -54,12 +54,90 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path):
     [
         ("config.json", "a model folder holds config.json and its weights"),
         ("tokenizer.json", "copy the model's tokenizer.json and tokenizer_config.json there"),
-        ("model.safetensors", "cannot be read: check that its files are complete"),
+        ("model.safetensors", "copy the model's model.safetensors there"),
     ],
 )
 def test_a_folder_without_a_file_says_what_to_do(file, sentence, folder):
     (folder / file).unlink()
     assert sentence in refusal(folder, FileNotFoundError)
+
+
+JSON_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+BROKEN = {  # what a copy that went wrong leaves
+    "empty": lambda content: b"",
+    "cut": lambda content: content[: len(content) // 2],
+    "binary": lambda content: bytes(range(256)) * 9,
+    "a list": lambda content: b"[]",
+    "a folder": None,
+}
+
+
+def broken(path: Path, how: str) -> None:
+    """Break a file in the way that is asked for."""
+    content = path.read_bytes()
+    path.unlink()
+    path.mkdir() if BROKEN[how] is None else path.write_bytes(BROKEN[how](content))
+
+
+@pytest.mark.parametrize("how", BROKEN)
+@pytest.mark.parametrize("file", [*JSON_FILES, "model.safetensors", "chat_template.jinja"])
+def test_every_broken_file_of_a_model_is_refused(file, how, folder):
+    broken(folder / file, how)
+    sentence = refusal(folder, ValueError)
+    assert file in sentence or file == "chat_template.jinja"
+    assert sentence.endswith(("copy the model's files again.", "use an instruction-tuned model."))
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "sentence"),
+    [
+        ("config.json", {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}, "missing: model.layers.2"),
+        ("config.json", {"num_hidden_layers": 1, "layer_types": ["full_attention"]}, "unexpected: model.layers.1"),
+        ("config.json", {"num_hidden_layers": 10**9}, "has num_hidden_layers 1000000000, its weights have less"),
+        ("config.json", {"num_hidden_layers": "two"}, "has num_hidden_layers 'two', its weights have less"),
+        ("config.json", {"hidden_size": 10**9}, "has hidden_size 1000000000, its weights have less"),
+        ("config.json", {"head_dim": 10**9}, "has head_dim 1000000000, its weights have less"),
+        ("config.json", {"intermediate_size": 96}, "do not fit its config.json (mismatched: model.layers."),
+        ("config.json", {"num_attention_heads": 0}, "The model in "),
+        ("config.json", {"model_type": "unheard-of"}, "The model in "),
+        ("config.json", {"tie_word_embeddings": False}, "missing: lm_head.weight"),
+        ("generation_config.json", {"eos_token_id": "end"}, "eos_token_id in "),
+        ("generation_config.json", {"eos_token_id": 10**6}, "eos_token_id in "),
+        ("generation_config.json", {"eos_token_id": -1}, "eos_token_id in "),
+        ("tokenizer_config.json", {"eos_token": "new"}, "has more tokens than its model's 300"),
+        ("tokenizer_config.json", {"eos_token": 3}, "The tokenizer in "),
+        ("tokenizer.json", {"model": None}, "The tokenizer in "),
+        ("tokenizer.json", {"model": {"type": "BPE", "vocab": {}, "merges": []}}, "leaves the question out"),
+    ],
+)
+def test_model_files_that_do_not_fit_each_other_are_refused(file, change, sentence, folder):
+    edit(folder / file, **change)
+    assert sentence in refusal(folder, ValueError)
+
+
+@pytest.mark.parametrize("template", ["{{ open", "{% for m in messages %}", "{{ messages[5].content }}", "{{ 1 / 0 }}"])
+def test_a_chat_template_that_fails_is_refused(template, folder):
+    (folder / "chat_template.jinja").write_text(template)
+    assert "The chat template of " in refusal(folder, ValueError)
+
+
+def test_a_chat_template_that_leaves_the_question_out_is_refused(folder):
+    (folder / "chat_template.jinja").write_text("hello")
+    assert "leaves the question out" in refusal(folder, ValueError)
+
+
+def test_weights_that_are_not_finite_are_refused(folder):
+    model = make_policy().model
+    with torch.no_grad():
+        model.model.norm.weight[3] = torch.nan
+    model.save_pretrained(folder)
+    assert "are not finite: use an earlier checkpoint" in refusal(folder, ValueError)
+
+
+def test_what_a_model_folder_need_not_hold_may_be_missing(folder):
+    for file in ("generation_config.json", "tokenizer_config.json"):
+        (folder / file).unlink()
+    assert load_policy(str(folder)).prompt("What?")
 
 
 def test_a_tokenizer_without_a_chat_template_is_refused(folder):

@@ -9,7 +9,8 @@ import torch
 
 from rlcourse.batch import Completions
 from rlcourse.config import make_config
-from rlcourse.runs import RunFolder, make_tracker, new_run, read_lines, run_to_resume, write_json, write_text
+from rlcourse.files import read_lines, write_json
+from rlcourse.runs import RunFolder, make_tracker, new_run, run_to_resume
 from rlcourse.tasks import Answer, Problem
 from rlcourse.tasks.verify import verify
 
@@ -86,11 +87,23 @@ def test_resume_keeps_every_setting_that_is_not_said(tmp_path):
     assert run_to_resume(settings_of(tmp_path, name="x", lr=0.1, num_prompts=3)).config == make_config(**settings)
 
 
+def test_what_is_said_on_resuming_is_held_against_the_run_and_not_against_the_defaults(tmp_path):
+    """PPO may have one completion a prompt, the default algorithm may not."""
+    settings = settings_of(tmp_path, name="x", algorithm="ppo", num_generations=1)
+    new_run(make_config(**settings))
+    said = settings_of(tmp_path, name="x", num_generations=1, steps=90)
+    assert run_to_resume(said).config == make_config(**settings | {"steps": 90})
+    with pytest.raises(ValueError, match="steps must be from 1"):
+        run_to_resume(said | {"steps": 0})
+
+
 @pytest.mark.parametrize("change", [{"steps": 90}, {"save_every": 5}, {"device": "cpu"}])
 def test_settings_that_do_not_change_the_metrics_may_change(change, tmp_path):
     path = new_run(make_config(**settings_of(tmp_path, lr=0.25))).path
     run = run_to_resume(settings_of(tmp_path, **change))
     assert run.path == path and run.config == make_config(**settings_of(tmp_path, lr=0.25, **change))
+    assert saved(path) == make_config(**settings_of(tmp_path, lr=0.25)).to_dict()  # nothing has been loaded yet
+    run.keep_config()
     assert saved(path) == run.config.to_dict()
 
 
@@ -180,24 +193,6 @@ def test_a_last_line_that_a_kill_cut_short_is_left_out_and_lost_on_resume(run):
     assert read_lines(path) == [{"step": 1}, {"step": 2}]
     run.forget_after(3)
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
-
-
-def test_lines_of_a_file_that_is_not_there_are_none(tmp_path):
-    assert read_lines(tmp_path / "metrics.jsonl") == []
-
-
-def test_numbers_come_back_to_the_last_digit(tmp_path):
-    value = {"a": 0.1 + 0.2, "b": 1e-300, "c": None}
-    write_json(tmp_path / "x.json", value)
-    assert json.loads((tmp_path / "x.json").read_text()) == value
-
-
-def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
-    write_text(tmp_path / "x.json", "old")
-    monkeypatch.setattr("os.replace", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        write_text(tmp_path / "x.json", "new")
-    assert (tmp_path / "x.json").read_text() == "old"
 
 
 def test_a_folder_is_removed_only_if_its_run_never_began(run):

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import pytest
 import torch
-from conftest import DEVICE, BruteForce, FixedEngine, logprobs_alone, make_policy, rollout_of
+from policies import DEVICE, BruteForce, FixedEngine, logprobs_alone, make_policy, rollout_of
 
 from rlcourse import step as module
 from rlcourse.batch import Batch, Completions
@@ -124,7 +124,7 @@ class Run:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch, "randperm", ordered)
             self.metrics, self.completions = train_step(
-                self.learner, self.engine, Task(), Prompts(), config, step, lambda answers, config: list(rewards)
+                self.learner, self.engine, Task(), Prompts(), step, lambda answers, config: list(rewards)
             )
 
     def _modules(self) -> dict[str, torch.nn.Module]:
@@ -423,7 +423,7 @@ def test_an_advantage_by_token_is_not_one_by_completion():
 def test_a_batch_has_the_advantage_at_every_token_and_trains_whole_completions_or_none(mask_truncated):
     config = config_for("dr_grpo", mask_truncated=mask_truncated)
     completions = completions_of()
-    batch = make_batch(Learner(make_policy(), config), completions, config)
+    batch = make_batch(Learner(make_policy(), config), completions)
     assert batch.rollout is completions.rollout
     for i, n in enumerate(LENGTHS):
         group = REWARDS[i // GROUP * GROUP :][:GROUP]
@@ -436,7 +436,7 @@ def test_a_batch_has_the_advantage_at_every_token_and_trains_whole_completions_o
 
 def test_everything_in_a_batch_is_a_constant():
     config = config_for("ppo", kl_coef=0.1)
-    batch = make_batch(Learner(make_policy(), config), completions_of(), config)
+    batch = make_batch(Learner(make_policy(), config), completions_of())
     tensors = [batch.advantages, batch.ref_logprobs, batch.values, batch.returns]
     assert not any(x.requires_grad for x in tensors) and all(x.shape == (ROWS, LIMIT) for x in tensors)
     assert all(x[~batch.rollout.completion_mask].eq(0).all() for x in tensors)
@@ -713,7 +713,7 @@ def test_dapo_reports_all_that_was_sampled_and_trains_on_groups_with_signal():
     }
     config, start = config_for("dapo", dynamic_sampling=True), copy.deepcopy(policy.model.state_dict())
     learner, engine = Learner(policy, config), FixedEngine(rows)
-    metrics, completions = train_step(learner, engine, Task(), Prompts(range(6)), config, 0)
+    metrics, completions = train_step(learner, engine, Task(), Prompts(range(6)), 0)
     assert len(engine.calls) == 2
     assert completions.rewards.tolist() == [1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 1]
     assert [metrics["accuracy"], metrics["reward"]] == pytest.approx([16 / 24] * 2)
@@ -723,7 +723,7 @@ def test_dapo_reports_all_that_was_sampled_and_trains_on_groups_with_signal():
     assert metrics["timing"]["tokens_per_s"] * metrics["timing"]["rollout_s"] == pytest.approx(tokens)
     assert metrics["entropy"] == pytest.approx(sum(4 * (n % 3 + 2) * 0.1 * (n + 1) for n in range(6)) / tokens)
     policy.model.load_state_dict(start)
-    alone, _ = train_step(Learner(policy, config), engine, Task(), Prompts([2, 4, 5]), config, 0)
+    alone, _ = train_step(Learner(policy, config), engine, Task(), Prompts([2, 4, 5]), 0)
     for name in ("grad_norm", "policy_loss", "mismatch_mean", "mismatch_max"):  # the others leave no trace
         assert metrics[name] == pytest.approx(alone[name], rel=1e-4), name
 
@@ -735,7 +735,7 @@ def test_the_reward_is_that_of_the_config_unless_another_is_given():
     policy.texts = lambda ids, mask: ["x" * (i % 2) for i in range(len(ids))]
     rows = [(completion, [-1.0] * len(completion), True) for completion in COMPLETIONS]
     engine = FixedEngine({tuple(p): rows[i * GROUP :][:GROUP] for i, p in enumerate(PROMPTS)})
-    metrics, completions = train_step(Learner(policy, config), engine, Task(), Prompts(), config, 0)
+    metrics, completions = train_step(Learner(policy, config), engine, Task(), Prompts(), 0)
     assert completions.rewards.tolist() == [0.0, 3.0] * 6
     assert answer_rewards(completions.answers, config) == completions.rewards.tolist()
     assert metrics["accuracy"] == 0.5
@@ -755,7 +755,7 @@ def test_steps_on_ones_own_samples_raise_the_reward(algorithm):
 
     reward = []
     for step in range(8):
-        metrics, _ = train_step(learner, engine, Task(), Prompts(), config, step, rewards)
+        metrics, _ = train_step(learner, engine, Task(), Prompts(), step, rewards)
         reward.append(metrics["reward"])
         assert metrics["mismatch_max"] < 1e-4
     assert sum(reward[-2:]) > 1.1 * sum(reward[:2])

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import BruteForce, make_policy
+from policies import BruteForce, make_policy
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
@@ -530,8 +530,10 @@ def test_long_prompts_are_left_out(tiny, tmp_path):
 
 
 def test_prompts_that_are_all_too_long_are_counted(tiny, tmp_path):
-    with pytest.raises(ValueError, match="Only 0 of 9 training problems have at most 5 prompt tokens: raise"):
+    with pytest.raises(ValueError, match=r"Only 0 of 9 training problems have at most 5 prompt tokens, .*: raise"):
         train(make_config(**tiny | {"max_prompt_tokens": 5}))
+    with pytest.raises(ValueError, match="There are 9 training problems, fewer than num_prompts 10: lower it"):
+        train(make_config(**tiny | {"num_prompts": 10}))
     assert not (tmp_path / "run").exists()
 
 

@@ -7,10 +7,11 @@
 # ---
 
 # %% [markdown]
-# Two short exercises for [lesson 00](../notebooks/00_start_here.ipynb). Write your code where it says
+# Three short exercises for [lesson 00](../notebooks/00_start_here.ipynb). Write your code where it says
 # `# YOUR CODE HERE`, then run the cell below it: a card says what is right and what is not yet.
 #
-# Hints come in three steps. Open one, try, and open the next only if you are still stuck.
+# Of the three hints the first asks a question, the second has the idea, the third the shape of the answer. Open one,
+# try, and open the next only if you are still stuck.
 
 # %%
 import itertools
@@ -39,19 +40,21 @@ print("ready")
 #   `1,234` is 1234. Nothing else is a number: not `1,23`, not `twelve`.
 # - A line that cannot be read is passed over. An earlier one that can be read counts then.
 #
-# <details><summary>Hint 1: direction</summary>
-# Go through the lines, from the last to the first, and return at the first one that fits a pattern. A regular
-# expression says the pattern best.
+# <details><summary>Hint 1: a question</summary>
+# Which of the lines of `#### 4⏎#### 5⏎#### 6 or 7` is the one to return, and in which order would you look at them to
+# find it soonest?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# `re.fullmatch(pattern, line)` must match the whole line, so nothing can follow the number. Write the integer part as
-# two cases: one to three digits with groups `,ddd` after them, or plain digits.
+# Judge each line as a whole: a regular expression that must match **all** of it leaves no room for anything behind the
+# number. The difficult part of the number is the commas: either there are none, or every group after the first has
+# three digits.
 # </details>
-# <details><summary>Hint 3: nearly the code</summary>
+# <details><summary>Hint 3: the shape of the answer</summary>
 #
-# The pattern is `r"#### +(-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?) *"`. For a match, take group 1, remove the commas and
-# call `float`. After the loop, return `math.nan`.
+# A loop over the lines, from the last to the first, with one `re.fullmatch` in it. The pattern has four pieces: the
+# announcement, an optional sign, the two ways to write an integer as alternatives, an optional decimal part. What is
+# matched loses its commas and becomes a float.
 # </details>
 
 
@@ -97,19 +100,19 @@ if check.q1.passed:
 #
 # where $c$ is the number of right samples of the problem. Return a float.
 #
-# <details><summary>Hint 1: direction</summary>
-# First the number of right samples of each problem, then the formula for each problem, and only then the mean. The
-# order matters: the formula is not linear.
+# <details><summary>Hint 1: a question</summary>
+# One problem is always solved, another never. What is pass@8 of the two, and what would the formula say of their mean
+# number of right samples?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# `math.comb(n, k)` takes Python integers and is 0 where `k > n`. That is just what the formula needs when fewer than
-# `k` samples are wrong.
+# The formula is not linear in $c$, so it has to be applied to each problem by itself. Binomial coefficients of Python
+# integers are exact however large they are; as floats they overflow.
 # </details>
-# <details><summary>Hint 3: nearly the code</summary>
+# <details><summary>Hint 3: the shape of the answer</summary>
 #
-# `counts = right.sum(1).tolist()`, then a list of `1 - math.comb(n - c, k) / math.comb(n, k)` over the counts, then its
-# sum divided by its length.
+# Three steps: a count for each problem, the formula for each count, the mean of the results. One function of the module
+# `math` does all the counting of ways, and is 0 where there are none.
 # </details>
 
 
@@ -152,3 +155,67 @@ if check.q2.passed:
 flags = torch.tensor([[True, False, False, True, False]])
 ways = [flags[0, list(chosen)].any().item() for chosen in itertools.combinations(range(5), 2)]
 print(f"{sum(ways)} of {len(ways)} ways = {sum(ways) / len(ways)}; pass_at_k: {pass_at_k(flags, 2)}")
+
+# %% [markdown]
+# ## q3 · Who gets the credit?
+#
+# ●●●○○ · 20 minutes
+#
+# Lesson 00 takes a gain apart whose factors multiply. Here is the smallest case: an answer is right if it is clean (50
+# % before training, 90 % after) and works (20 %, then 100 %). So 10 % were right before, and 90 % after. How many of
+# the 80 points did each of the two bring? You can tell it two ways:
+#
+# - clean first: 0.5 → 0.9 at 20 % working brings 8 points; then working, at 90 % clean, brings 72;
+# - working first: 0.2 → 1.0 at 50 % clean brings 40 points; then clean brings 40.
+#
+# Neither order is better than the other, so take the **mean over all orders**. Write it for any number of factors:
+# `before` and `after` hold the factors, `[k]`, with `k` up to 5; return what each brings, `[k]`, as a share of all
+# answers (0.24 for clean and 0.56 for working, here).
+#
+# <details><summary>Hint 1: a question</summary>
+# When a factor's turn comes in some order, what are the other factors worth at that moment: those before it in the
+# order, and those after it?
+# </details>
+# <details><summary>Hint 2: the idea</summary>
+#
+# Walk through an order and change one factor at a time, from its old value to its new one. What a factor brings in this
+# order is by how much the product changes at its step. Do so for all orders and average.
+# </details>
+# <details><summary>Hint 3: the shape of the answer</summary>
+#
+# Two loops, over `itertools.permutations` of the places and over the places of one order. Inside, a copy of `before` in
+# which one more entry becomes that of `after`, and the difference of two products. A test: the parts add up to the
+# gain.
+# </details>
+
+
+# %% tags=["exercise"]
+def credit(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    """What each factor brings of the change of the product, as a mean over all orders: [k]. before, after: [k]."""
+    # BEGIN SOLUTION
+    orders = list(itertools.permutations(range(len(before))))
+    brings = torch.zeros_like(before)
+    for order in orders:
+        now = before.clone()
+        for place in order:
+            was = now.prod()
+            now[place] = after[place]
+            brings[place] += (now.prod() - was) / len(orders)
+    return brings
+    # END SOLUTION
+
+
+# %%
+check.q3(credit)
+
+# %%
+if check.q3.passed:
+    names = ("clean", "works", "right numbers")
+    brings = credit(torch.tensor([0.55, 0.28, 0.58]), torch.tensor([0.90, 1.00, 0.75]))
+    print("  ".join(f"{name} {100 * points:.1f} points" for name, points in zip(names, brings.tolist(), strict=True)))
+
+# %% [markdown] tags=["solution"]
+# This is the *Shapley value* of game theory: the only way to share that adds up to the whole, treats equals alike, and
+# gives nothing to a factor that did not change. It is a convention all the same. "Choice brought 29 points" does not
+# mean that choice alone would have brought 29, or that without it 29 would be missing: the lesson's table has all three
+# numbers. When somebody tells you how much of an improvement is due to what, ask which of the three it is.

@@ -303,7 +303,7 @@ if check.q4.passed:
 
     compiled = torch.compile(lambda *x: 2 * attend(*x)[0] + 1, backend=backend, fullgraph=True)
     torch.testing.assert_close(compiled(*inputs), 2 * attend(*inputs)[0] + 1)
-    print(f"graphs: {len(graphs)}, operations in it: {graphs[0]}")
+    print(f"graphs: {len(graphs)}, operations in each: {graphs}")
 
 # %% [markdown] tags=["solution"]
 # **Why strides.** The compiler makes code for what comes after from the fake alone. With wrong strides that code reads

@@ -11,14 +11,20 @@
 #
 # - what this machine can run, and the command that brings what is missing;
 # - the parts of one training step, in order, and the file that holds each;
-# - the task and the small model that ship with the course, and exactly how the model fails;
+# - the task and the small model that come with the course, and exactly how the model fails;
 # - to tell apart greedy answers, samples and pass@k, and to estimate pass@k without bias;
-# - what reinforcement learning has to work with here, and what it will change.
+# - what reinforcement learning changes here: three things at once, and how much each of them brings.
 #
 # You need Python and some PyTorch. You need no GPU, no network and no reinforcement learning.
 #
+# **This course** teaches a language model to reason, with reinforcement learning, and makes the training fast: from a
+# loop of 25 lines (lesson 01) through PPO, GRPO and Dr. GRPO to a hand-written GPU kernel (lessons 08 to 10). It runs
+# on a laptop, on a task and a model that are in the box; a GPU makes it bigger, not different.
+#
 # Each lesson builds its functions in front of you, checks them against the package `rlcourse`, and then uses the
-# package's. Run the cells from top to bottom. A change of the numbers in a cell breaks nothing: try it.
+# package's. Run the cells from top to bottom; a change of the numbers in a cell breaks nothing. Where a lesson asks for
+# **a bet**, place one before you go on: you will remember what surprised you. Code that only draws is folded away; a
+# click on its title or on the three dots opens it. The symbols of the whole course are listed at the end.
 
 # %%
 import itertools
@@ -27,12 +33,16 @@ import re
 import tempfile
 from collections import Counter
 from pathlib import Path
+from statistics import fmean
 
 import matplotlib.pyplot as plt
 import torch
 from IPython.display import Markdown, display
 
+from rlcourse.config import make_config
 from rlcourse.course import pick
+from rlcourse.course.widgets import bet
+from rlcourse.evaluation import load_all
 from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 
 torch.manual_seed(0)
@@ -44,7 +54,8 @@ print("problems asked below:", pick(smoke=80, full=1000))
 # `rlcourse doctor`, typed in a terminal, says what is here and what is missing. The same facts as tables: first the
 # machine, then each thing looked for. Only what is marked *required* is needed for the course on a CPU.
 
-# %%
+# %% tags=["hide-input"]
+# @title Table: this machine
 from rlcourse.measure.doctor import gather
 from rlcourse.measure.machine import format_bytes
 
@@ -58,7 +69,8 @@ rows = {
 }
 display(Markdown("| | |\n| --- | --- |\n" + "\n".join(f"| {name} | {value} |" for name, value in rows.items())))
 
-# %%
+# %% tags=["hide-input"]
+# @title Table: what is here and what is missing
 lines = ["| | what | | found | to get it |", "| --- | --- | --- | --- | --- |"]
 for check in facts["checks"]:
     mark, need = "✅" if check["ok"] else "—", "required" if check["required"] else ""
@@ -71,7 +83,8 @@ assert all(check["ok"] for check in facts["checks"] if check["required"]), "run 
 # A *preset* is a named set of training settings. `laptop` trains the model that ships on the task that ships. The other
 # two train Qwen2.5-0.5B-Instruct on GSM8K, and lesson 05 comes to them.
 
-# %%
+# %% tags=["hide-input"]
+# @title Table: presets
 lines = ["| preset | runs on | needs at most | fits here |", "| --- | --- | --- | --- |"]
 for row in facts["presets"]:
     needs = "unknown" if row["needs_bytes"] is None else format_bytes(row["needs_bytes"])
@@ -88,7 +101,8 @@ display(Markdown("\n".join(lines)))
 #
 # Each arrow below is a function call, and each box is one file of `rlcourse`.
 
-# %%
+# %% tags=["hide-input"]
+# @title Figure: the map
 STAGES = ["problems", "answers", "rewards", "advantages", "loss", "new weights"]
 FILES = ["tasks/", "rollout/", "tasks/verify.py", "advantages.py", "logprobs.py\nlosses.py", "learner.py"]
 fig, ax = plt.subplots(figsize=(12, 2.4))
@@ -107,10 +121,11 @@ ax.axis("off")
 plt.show()
 
 # %% [markdown]
-# The lessons go through the boxes again and again. What changes from lesson to lesson is mostly one box: how rewards
-# become advantages.
+# Lesson 01 writes this as a loop that fits on a screen. Most of the lessons after it change one box, the one in which
+# rewards become advantages; the later ones make the box "answers" fast.
 
-# %%
+# %% tags=["hide-input"]
+# @title Table: the lessons
 from rlcourse.course.dev.headers import COURSE
 
 lines = ["| | lesson | difficulty | what you hold at the end |", "| --- | --- | --- | --- |"]
@@ -157,14 +172,12 @@ for text in ("2+3=5\n#### 5", "The answer is 5.", "2+3=6\n#### 6", "#### five"):
 # %% [markdown]
 # ## 4 · The model
 #
-# The model that ships is a Qwen2, the architecture of Qwen2.5, made very small. It saw demonstrations of uneven
-# quality: some worked the problem out, some guessed, some ended in words that the strict reading does not accept. It
-# imitates all of them.
+# The model that comes with the course is a Qwen2, the architecture of Qwen2.5, made very small. It was trained on
+# demonstrations of uneven quality, as text found on the web is. Some worked the problem out. Some guessed. Some ended
+# in words that the strict reading does not accept. And some had **filler** in them, lines that say nothing: "Let me
+# think.", or "Let me check: 3+4=7." where nothing was in doubt. The model imitates all of them.
 
 # %%
-from rlcourse.config import make_config
-from rlcourse.evaluation import load_all
-
 config = make_config("laptop")
 policy, engine, task = load_all(config)
 shape = policy.model.config
@@ -176,7 +189,7 @@ print("\nthe prompt as tokens:\n" + " ".join(repr(policy.tokenizer.decode([token
 # %% [markdown]
 # A number is read digit by digit: the model has to do arithmetic the way you do on paper.
 #
-# The first token of the answer decides nearly everything. `####` means that the model guesses: the number comes next. A
+# The first token of an answer is a choice. `####` means that the model guesses: the number comes next. A
 # name means that it starts to work. **Look for** how the mass on `####` grows with the level, because that is how the
 # demonstrations were: the longer the working, the more people skipped it.
 
@@ -193,11 +206,13 @@ def first_token(problem) -> torch.Tensor:
 by_level = {level: [p for p in test if p.level == level][: pick(5, 50)] for level in (1, 2, 3, 4)}
 first = {level: torch.stack([first_token(p) for p in problems]) for level, problems in by_level.items()}
 guess = [first[level][:, GUESS].mean().item() for level in first]
+
+# %% tags=["hide-input"]
+# @title Figure: guesses by level
 fig, ax = plt.subplots(figsize=(6, 3))
 bars = ax.bar([f"level {level}" for level in first], [100 * g for g in guess], color=ORANGE, width=0.6)
 ax.bar_label(bars, fmt="%.0f %%", padding=2)
 ax.set(ylim=(0, 100), ylabel="probability of ####, %", title="How likely the model is to guess without working")
-ax.spines[["top", "right"]].set_visible(False)
 plt.show()
 
 # %% [markdown]
@@ -217,7 +232,7 @@ for answer in greedy[:5]:
     print(f"{answer.problem.question}  (gold {answer.problem.gold})\n{answer.text}\n{'✓' if answer.strict else '✗'}\n")
 
 # %% [markdown]
-# One number hides why. We sort the answers into five kinds. A calculation such as `155/5=33` can be checked by itself,
+# One number hides why. Sort the answers into five kinds. A calculation such as `155/5=33` can be checked by itself,
 # so wrong arithmetic can be told from a wrong plan.
 
 # %%
@@ -264,7 +279,10 @@ for wanted in KINDS:
         print(f"{wanted.upper()} (gold {example.problem.gold}): {example.text!r}")
 
 
-# %%
+# %% tags=["hide-input"]
+# @title Figure: kinds of greedy answers
+
+
 def stacked(ax, answers, title: str) -> None:
     """Kinds of answers by level, as shares that add up to 100 %."""
     for level in (1, 2, 3, 4):
@@ -278,23 +296,23 @@ def stacked(ax, answers, title: str) -> None:
             left += share
     ax.invert_yaxis()
     ax.set(xlim=(0, 100), xlabel="share of answers, %", title=title)
-    ax.spines[["top", "right"]].set_visible(False)
 
 
-fig, ax = plt.subplots(figsize=(8, 3.4))
+fig, ax = plt.subplots(figsize=(8, 3.4), layout="constrained")
 stacked(ax, greedy, f"Greedy answers to {len(greedy)} test problems")
-fig.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-fig.set_layout_engine("constrained")
+right_if_working = fmean(a.strict for a in greedy if calculations(a.text))
+fig.legend(loc="outside lower center", ncols=3, fontsize=9)
 plt.show()
 
 # %% [markdown]
-# Two different weaknesses. On hard problems the model **guesses**. Where it works, its **arithmetic** slips. The first
-# is a matter of choice: the model can work, and often does not. Remember this picture.
+# Greedy answers have one weakness above all: on hard problems the model **guesses**. Where it works, it is right in {{
+# 100 * right_if_working:.0f }} of 100 cases. {{ assert right_if_working > 0.7 }} So it looks as if it only had to
+# choose to work. Remember this picture, and don't believe it yet: training never sees a greedy answer.
 #
 # ## 6 · Samples
 #
-# Training does not use greedy answers. It *samples*: each token is drawn with the probability that the model gives it.
-# So one problem gets many different answers, and only where answers differ can one be better than another.
+# Training *samples*: each token is drawn with the probability that the model gives it. So one problem gets many
+# different answers, and only where answers differ can one be better than another.
 
 # %%
 torch.manual_seed(1)
@@ -305,28 +323,52 @@ for answer in sixteen:
     print("✓" if answer.strict else "✗", answer.text.replace("\n", " ⏎ "))
 
 # %% [markdown]
-# Some are nonsense. A small model spreads a little probability over tokens that make no sense; over twenty tokens that
-# adds up. So samples are right less often than greedy answers, as the next cell counts.
+# Some of that is **garbage**: text that no demonstration has, with words that don't belong together or a token that is
+# no letter at all (�). A small model leaves a little probability on tokens that make no sense. It is little for each
+# token, but an answer has twenty, and one slip spoils the rest. Greedy answers hardly ever show it.
 #
-# Now the fact on which this whole course rests. Sort the samples by whether they contain any working, and ask how often
-# each sort is right.
+# So there are three ways for a sample to go wrong, and they can be told apart by its text. It is not **clean**: one of
+# its lines is garbage, or it never ends. It makes the wrong **choice**: it is clean, and guesses. Its **arithmetic** is
+# wrong: it is clean, it works, and a number is off.
+
+# %%
+from rlcourse.course.lessons.gain import count
+from rlcourse.course.lessons.gain import kind as kind_of_sample
+from rlcourse.course.lessons.gain import levels as factors_by_level
+
+for answer in sixteen[:8]:
+    print(f"{kind_of_sample(answer):8}", "✓" if answer.strict else "✗", answer.text.replace("\n", " ⏎ "))
+
+# %% [markdown]
+# Count that over many problems. A sample is right if all three hold, one after the other, so their shares multiply:
+#
+# $$P(\text{right}) = P(\text{clean}) \cdot P(\text{works} \mid \text{clean}) \cdot P(\text{right} \mid \text{works})
+#   + \text{luck} ,$$
+#
+# where luck is what guesses and garbage get right all the same. **Look for** the smallest factor at each level.
 
 # %%
 few = test[: pick(16, 240)]
 samples = answer_problems(policy, engine, task, few, 80, config.sampling, num_generations=16)
 flat = [answer for answers in samples for answer in answers]
-print(f"{len(few)} problems: greedy {summarize([greedy[: len(few)]])['accuracy']:.1%} right", end=", ")
-print(f"{len(flat)} samples {summarize(samples)['accuracy']:.1%} right")
+garbage_right = fmean(a.strict for a in flat if kind_of_sample(a) == "garbage")
+worked_right = fmean(a.strict for a in flat if kind_of_sample(a) == "worked")
+greedy_share, sampled_share = summarize([greedy[: len(few)]])["accuracy"], summarize(samples)["accuracy"]
+print(f"{len(few)} problems: greedy answers {greedy_share:.1%} right, {len(flat)} samples {sampled_share:.1%} right")
+for level, found in enumerate(factors_by_level(count(flat)), start=1):
+    clean, choice, arithmetic = found.factors
+    product = f"{clean:.2f} x {choice:.2f} x {arithmetic:.2f} + luck {found.luck:.3f}"
+    print(f"level {level}: clean x choice x arithmetic = {product} = {found.accuracy:.3f}")
+
+# %% tags=["hide-input"]
+# @title Figure: working pays
 accuracy = {}
 for level in (1, 2, 3, 4):
-    for name, works in (("guessed", False), ("worked", True)):
-        chosen = [a.strict for a in flat if a.problem.level == level and bool(calculations(a.text)) == works]
+    for name, kinds in (("guess", ("guess",)), ("work, and are clean", ("worked",))):
+        chosen = [a.strict for a in flat if a.problem.level == level and kind_of_sample(a) in kinds]
         accuracy[name, level] = sum(chosen) / max(1, len(chosen))
-        print(f"level {level}: {name} {len(chosen):4}, right {accuracy[name, level]:6.1%}")
-
-# %%
 fig, ax = plt.subplots(figsize=(7, 3.2))
-for offset, (name, color, hatch) in enumerate((("guessed", ORANGE, "//"), ("worked", BLUE, ""))):
+for offset, (name, color, hatch) in enumerate((("guess", ORANGE, "//"), ("work, and are clean", BLUE, ""))):
     heights = [100 * accuracy[name, level] for level in (1, 2, 3, 4)]
     places = [level + (offset - 0.5) * 0.38 for level in (1, 2, 3, 4)]
     bars = ax.bar(
@@ -336,15 +378,14 @@ for offset, (name, color, hatch) in enumerate((("guessed", ORANGE, "//"), ("work
 ax.set_xticks((1, 2, 3, 4), [f"level {level}" for level in (1, 2, 3, 4)])
 ax.set(ylabel="right, %", title=f"Working pays: {len(flat)} samples at temperature 1")
 ax.margins(y=0.12)
-ax.spines[["top", "right"]].set_visible(False)
-ax.legend(frameon=False)
+ax.legend()
 plt.show()
 
 # %% [markdown]
-# Nobody told the model that working pays. But whoever rewards right answers, and makes what was rewarded more probable,
-# will make working more probable. The reward never mentions working.
-#
-# It pays much less where problems are long: a slip in one of four calculations is enough to be wrong.
+# Here is the fact on which the course rests: **working pays**. {{ assert all(accuracy["work, and are clean", l] >
+# accuracy["guess", l] for l in (1, 2, 3)) }} Nobody told the model so. But whoever rewards right answers, and makes
+# what was rewarded more probable, will make working more probable, and garbage less, although the reward mentions
+# neither.
 #
 # ## 7 · pass@k: what is within reach
 #
@@ -388,13 +429,15 @@ n, p, ks = 16, 0.1, range(1, 17)
 truth = [1 - (1 - p) ** k for k in ks]
 formula = [mean_over_c(lambda c, k=k: pass_at_k(n, c, k), n, p) for k in ks]
 shortcut = [mean_over_c(lambda c, k=k: 1 - (1 - c / n) ** k, n, p) for k in ks]
+
+# %% tags=["hide-input"]
+# @title Figure: two estimates of pass@k
 fig, ax = plt.subplots(figsize=(6, 3.2))
 ax.plot(ks, truth, color=BLACK, linewidth=5, alpha=0.25, label="truth, $1-(1-p)^k$")
 ax.plot(ks, formula, color=BLUE, marker="o", markersize=4, label="mean of the formula")
 ax.plot(ks, shortcut, color=VERMILION, linestyle="--", marker="s", markersize=4, label="mean of the shortcut")
 ax.set(xlabel="k", ylabel="pass@k", ylim=(0, 1), title=f"A problem solved with p = {p}, from n = {n} samples")
-ax.spines[["top", "right"]].set_visible(False)
-ax.legend(frameon=False)
+ax.legend()
 plt.show()
 assert torch.allclose(torch.tensor(formula), torch.tensor(truth))
 
@@ -406,6 +449,10 @@ from rlcourse.evaluation import mean_pass_at_k
 from rlcourse.evaluation import pass_at_k as package_pass_at_k
 
 assert all(package_pass_at_k(16, c, k) == pass_at_k(16, c, k) for c in range(17) for k in ks)
+print({k: f"{v:.1%}" for k, v in mean_pass_at_k(samples).items()})
+
+# %% tags=["hide-input"]
+# @title Figure: pass@k by level
 fig, ax = plt.subplots(figsize=(6.5, 3.4))
 for level, color, marker in zip((1, 2, 3, 4), (BLUE, GREEN, ORANGE, VERMILION), "osD^", strict=True):
     curve = mean_pass_at_k([answers for answers in samples if answers[0].problem.level == level])
@@ -413,10 +460,8 @@ for level, color, marker in zip((1, 2, 3, 4), (BLUE, GREEN, ORANGE, VERMILION), 
 ax.set_xscale("log", base=2)
 ax.set_xticks([1, 2, 4, 8, 16], [1, 2, 4, 8, 16])
 ax.set(xlabel="k, samples of a problem", ylabel="pass@k, %", ylim=(0, 100), title="At least one of k samples is right")
-ax.spines[["top", "right"]].set_visible(False)
-ax.legend(frameon=False)
+ax.legend()
 plt.show()
-print({k: f"{v:.1%}" for k, v in mean_pass_at_k(samples).items()})
 
 # %% [markdown]
 # Read it with care: a lucky guess counts, too. Among answers below 100, sixteen different guesses hit the right one now
@@ -462,121 +507,214 @@ print(f"log-probs  {list(logprobs.shape)}\nloss       {loss.item():.4f}\ngradien
 model.zero_grad(set_to_none=True)  # the optimizer's step would come here; this was only a look
 
 # %% [markdown]
-# ## 9 · What RL will change
+# ## 9 · What RL changes
 #
-# Now the loop for real: `rlcourse.trainer.train` with the settings of the `laptop` preset, for a short run, in
-# slices: it stops, answers some test problems, and goes on from its checkpoint. This is **one run with one seed**: an
-# illustration. The record at the end has three seeds and is the evidence.
+# Now the loop for real: `rlcourse.trainer.train` with the settings of the preset `laptop`, for {{ make_config().steps
+# // 2 }} steps. This is **one run with one seed**: an illustration.
 
 # %%
 from rlcourse.checkpoint import latest_checkpoint
-from rlcourse.trainer import resume, train
+from rlcourse.trainer import train
 
-least = {"eval_every": 0, "eval_problems": 1, "pass_k": 0, "save_every": 0}  # we ask our own questions
-short = {"output": tempfile.mkdtemp(), "name": "short", "num_prompts": pick(4, 16)} | least
-watched = problems[: pick(20, 200)]
-points = [(0, greedy[: len(watched)])]
-stops = pick([1, 2], [5, 10, 15, 20, 25, 30])
-for steps in stops:
-    result = train(make_config(steps=steps, **short)) if steps == stops[0] else resume(steps=steps, **short)
-    checkpoint = latest_checkpoint(Path(result["folder"]))
-    trained, trained_engine, _ = load_all(make_config("laptop", model=str(checkpoint)))
-    answers = answer_problems(trained, trained_engine, task, watched, max_new_tokens=80)
-    points.append((steps, [answer for (answer,) in answers]))
-for steps, answers in points:
-    print(f"step {steps:2}: {sum(a.strict for a in answers) / len(answers):.1%} of {len(answers)} problems right")
+quiet = {"eval_every": 0, "eval_problems": 1, "pass_k": 0, "save_every": 0}  # we ask our own questions
+run = {"steps": pick(2, 30), "num_prompts": pick(4, 16), "output": tempfile.mkdtemp(), "name": "short"}
+result = train(make_config(**run, **quiet))
+checkpoint = latest_checkpoint(Path(result["folder"]))
+trained, trained_engine, _ = load_all(make_config("laptop", model=str(checkpoint)))
+after = [answers[0] for answers in answer_problems(trained, trained_engine, task, problems, max_new_tokens=80)]
+share = {
+    name: sum(a.strict for a in answers) / len(answers) for name, answers in (("before", greedy), ("after", after))
+}
+print(f"greedy answers right: {share['before']:.1%} before, {share['after']:.1%} after {run['steps']} steps")
 
 # %% [markdown]
-# The same problems as before, answered by the model before and after. **Look for** what became of the guesses, and of
-# the wrong arithmetic.
+# The same test problems as before, answered greedily before and after. **Look for** what became of the guesses.
 
-# %%
-after = [answers[0] for answers in answer_problems(trained, trained_engine, task, problems, max_new_tokens=80)]
-fig, axes = plt.subplots(1, 2, figsize=(11, 3.6), sharey=True)
+# %% tags=["hide-input"]
+# @title Figure: kinds of greedy answers, before and after
+fig, axes = plt.subplots(1, 2, figsize=(11, 3.6), sharey=True, layout="constrained")
 stacked(axes[0], greedy, "Before")
-stacked(axes[1], after, f"After {points[-1][0]} steps")
+stacked(axes[1], after, f"After {run['steps']} steps")
 axes[0].invert_yaxis()  # the axes share it, and it was turned twice
 handles, labels = axes[0].get_legend_handles_labels()
-fig.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
-fig.set_layout_engine("constrained")
+fig.legend(handles, labels, loc="outside lower center", ncols=5)
 plt.show()
-for when, answers in (("before", greedy), ("after", after)):
-    print(f"{when}: {sum(bool(calculations(a.text)) for a in answers) / len(answers):.0%} of the greedy answers work")
+guessed = {name: sum(kind(a) == "guess, no working" for a in found) for name, found in (("b", greedy), ("a", after))}
 
 # %% [markdown]
-# The guesses are gone. What is left is mostly wrong arithmetic, on every level. Which of the two went first? Take the
-# slices apart: the share of greedy answers that work, and how often those that work are right.
+# {{ assert guessed["a"] < guessed["b"] / 5 }} The guesses are gone. It is tempting to conclude that this is the whole
+# story: the model could do it all along and has learned to choose. But these are greedy answers. Training rewards
+# **samples**, and of those only about one in {{ 1 / sampled_share:.0f }} was right.
 
-# %%
-at = [step for step, _ in points]
-working = [[a for a in answers if calculations(a.text)] for _, answers in points]
-share = [100 * len(w) / len(answers) for w, (_, answers) in zip(working, points, strict=True)]
-right = [100 * sum(a.strict for a in w) / max(1, len(w)) for w in working]
-fig, ax = plt.subplots(figsize=(6.5, 3.2))
-ax.plot(at, share, color=BLUE, marker="o", label="answers that work, of all")
-ax.plot(at, right, color=GREEN, linestyle="--", marker="s", label="answers that are right, of those that work")
-ax.set(xlabel="training step", ylabel="%", ylim=(0, 105), title="Choice and arithmetic, one run")
-ax.legend(frameon=False, loc="lower right")
-ax.spines[["top", "right"]].set_visible(False)
-plt.show()
+# %% tags=["hide-input"]
+# @title Your bet
+PARTS = {"arithmetic": "better numbers", "choice": "working instead of guessing", "clean": "less garbage"}
+most = bet(
+    "In a full run the share of samples that are right rises by some 60 points. Which of the three brings most of it?",
+    list(PARTS.values()),
+)
+half = bet("And how many of the 60 points does working instead of guessing bring?", (50, 0, 60, 1), unit="points")
 
 # %% [markdown]
-# The choice went first, and fast. The arithmetic moved much less. (The second line even flatters the start: at first
-# mostly the easy problems were worked.)
+# The answer is on record: full runs of the preset with three seeds, made with
+# `python -m rlcourse.course.lessons.lesson00 gain`. At several steps the model answered all validation problems at
+# temperature 1, and every answer was sorted as above. Left, the three factors along training. Right, what each has
+# brought by then. Since they multiply, what one brings depends on the others; it is counted as the mean over the six
+# orders in which three things can change (the *Shapley value*), level by level, and the parts add up to the gain
+# exactly. **Look for** which comes first.
+
+# %% tags=["hide-input"]
+# @title Figure: where the gain comes from
+from rlcourse.course.lessons.curve_records import load_curve
+from rlcourse.course.lessons.gain import FACTORS, exchanged, factors, split
+from rlcourse.course.lessons.lesson00 import summary
+from rlcourse.measure.records import provenance
+
+gains = load_curve("lesson00_gain")
+seeds = [[(e["step"], e["counts"]) for e in seed["evals"]] for seed in gains["results"]]
+steps = [step for step, _ in seeds[0]]
+styles = {"choice": (BLUE, "o"), "clean": (GREEN, "s"), "arithmetic": (VERMILION, "^")}
+names = {"choice": "choice: works, if clean", "clean": "clean", "arithmetic": "arithmetic: right, if it works"}
+fig, axes = plt.subplots(1, 2, figsize=(11, 3.8), layout="constrained")
+for name, (color, marker) in styles.items():
+    lines = [[100 * factors(counts)[name] for _, counts in seed] for seed in seeds]
+    low, mean, high = ([f(values) for values in zip(*lines, strict=True)] for f in (min, fmean, max))
+    axes[0].fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)
+    axes[0].plot(steps, mean, color=color, marker=marker, label=names[name])
+right = [fmean(100 * seed["evals"][i]["accuracy"] for seed in gains["results"]) for i in range(len(steps))]
+axes[0].plot(steps, right, color=BLACK, linestyle=":", linewidth=2.5, label="samples that are right")
+axes[0].set(title="The three factors", xlabel="training step", ylabel="%", ylim=(0, 102))
+axes[0].legend(loc="lower right")
+parts = {
+    n: [fmean(100 * split(s[0][1], s[i][1])[n] for s in seeds) for i in range(len(steps))] for n in (*styles, "luck")
+}
+areas = axes[1].stackplot(steps, [parts[n] for n in parts], colors=[BLUE, GREEN, VERMILION, PURPLE], alpha=0.75)
+half.line(axes[1])
+axes[1].set(title="What they have brought", xlabel="training step", ylabel="points", xlim=(0, steps[-1]), ylim=(0, 80))
+axes[1].legend(
+    [*areas[::-1], *axes[1].lines], ["luck", "arithmetic", "clean", "choice", str(half)], loc="upper left", ncols=2
+)
+plt.show()
+print(f"mean of {len(seeds)} seeds, {provenance(gains)}")
+told = summary(gains)
+at_20 = {name: fmean(100 * factors(seed[steps.index(20)][1])[name] for seed in seeds) for name in FACTORS}
+most.result(PARTS[max(FACTORS, key=lambda name: told[name]["points"])])
+half.result(told["choice"]["points"])
+
+# %% tags=["hide-input"]
+# @title Table: one alone, and all but one
+ends = [(seed[0][1], seed[-1][1]) for seed in seeds]
+
+
+def work_alone(taken) -> float:
+    """Right by work, in percent, if only these factors had changed: mean of the seeds."""
+    return fmean(100 * exchanged(before, after, taken) for before, after in ends)
+
+
+lines = ["| | before | after | brings | alone it would lead to | without it |", "| --- | --- | --- | --- | --- | --- |"]
+for name in styles:
+    f, others = told[name], [n for n in FACTORS if n != name]
+    cells = f"{f['before']:.0%} | {f['after']:.0%} | {f['points']:.1f}"
+    lines.append(f"| {name} | {cells} points | {work_alone([name]):.1f} % right | {work_alone(others):.1f} % |")
+lines.append(f"| luck | | | {told['luck']['points']:.1f} points | | |")
+total = told["accuracy"]
+cells = f"{total['before']:.1%} | {total['after']:.1%} | {total['points']:.1f}"
+lines.append(f"| **samples that are right** | {cells} points | {work_alone(()):.1f} % at the start | |")
+display(Markdown("\n".join(lines)))
+
+# %% [markdown]
+# So the true story has three parts.
 #
-# And the samples: what the model does at temperature 1, before and after the same short run. If training only made the
-# model pick better among what it could do already, pass@1 would rise and pass@16 would not. If it learned something
-# new, both would.
+# 1. **Choice** comes first and brings most, {{ told["choice"]["points"]:.0f }} of {{ told["accuracy"]["points"]:.0f }}
+#    points. {{ assert max(FACTORS, key=lambda n: told[n]["points"]) == "choice" }} At step 20 nearly all of it is made:
+#    {{ at_20["choice"]:.0f }} % of clean answers work. {{ assert at_20["choice"] > 85 > at_20["clean"] }}
+# 2. **Garbage** disappears, more slowly, which brings {{ told["clean"]["points"]:.0f }} points. At the start a sample
+#    with garbage in it is right in {{ 100 * garbage_right:.0f }} of 100 cases, and a clean one that works in {{ 100 *
+#    worked_right:.0f }}, so improbable tokens become less probable still. {{ assert garbage_right < worked_right / 3 }}
+#    You will see it as a falling entropy in every run.
+# 3. **Arithmetic** improves as well, by {{ told["arithmetic"]["points"]:.0f }} points.
+#
+# And they need each other. Choice alone would have led to {{ work_alone(["choice"]):.0f }} %, and everything else
+# without it to {{ work_alone(["clean", "arithmetic"]):.0f }} %. Greedy answers hardly have garbage to lose, and show
+# mostly the first part: that is why the picture above looked like a story about choice.
+#
+# ### New skill, or better picking?
+#
+# If training only made the model pick better among what it could do already, pass@1 would rise and pass@16 would not.
 
-# %%
+# %% tags=["hide-input"]
+# @title Figure: pass@k before and after
 sampled_after = answer_problems(trained, trained_engine, task, few, 80, config.sampling, num_generations=16)
 fig, ax = plt.subplots(figsize=(6, 3.2))
+at_16 = {}
 for answers, label, color, style in ((samples, "before", BLACK, ":"), (sampled_after, "after", BLUE, "-")):
     curve = mean_pass_at_k(answers)
+    at_16[label] = curve["pass@16"]
     ax.plot([1, 2, 4, 8, 16], [100 * v for v in curve.values()], color=color, linestyle=style, marker="o", label=label)
-    print(label, {k: f"{v:.1%}" for k, v in curve.items()})
 ax.set_xscale("log", base=2)
 ax.set_xticks([1, 2, 4, 8, 16], [1, 2, 4, 8, 16])
-ax.set(
-    xlabel="k, samples of a problem", ylabel="pass@k, %", ylim=(0, 100), title=f"{len(few)} test problems, all levels"
-)
-ax.spines[["top", "right"]].set_visible(False)
-ax.legend(frameon=False)
+ax.set(xlabel="k, samples of a problem", ylabel="pass@k, %", ylim=(0, 100))
+ax.set_title(f"{len(few)} test problems, {run['steps']} steps apart")
+ax.legend()
 plt.show()
 
 # %% [markdown]
-# Both rose. That alone is no proof of a new skill: a chance of one in a hundred, made one in two, looks the same at 16
-# samples.
+# Both rose. {{ assert at_16["after"] > at_16["before"] + 0.1 }} That alone is no proof of a new skill: a chance of one
+# in a hundred, made one in two, looks the same at 16 samples.
 #
-# Finally the record: full runs of the same preset with three seeds, made with
-# `python -m rlcourse.course.lessons.curves dr_grpo`. The line is the mean, the band reaches from the worst seed to the
-# best.
+# ### The record
+#
+# Finally the learning curve as most papers show it, greedy accuracy, for full runs of the preset with {{
+# len(load_curve("dr_grpo")["results"]) }} seeds (`python -m rlcourse.course.lessons.curves dr_grpo`). The line is the
+# mean, the band reaches from the worst seed to the best.
 
-# %%
-from rlcourse.course.lessons.curve_records import load_curve
+# %% tags=["hide-input"]
+# @title Figure: the recorded curve
 from rlcourse.measure.plots import LABELS, seed_band
 
 record = load_curve("dr_grpo")
 steps, low, mean, high = ([*values] for values in seed_band(record["results"]))
-fig, ax = plt.subplots(figsize=(6.5, 3.4))
+asked = record["setup"]["eval_validation"]
+fig, ax = plt.subplots()
 ax.fill_between(steps, [100 * v for v in low], [100 * v for v in high], color=BLUE, alpha=0.2, linewidth=0)
-ax.plot(steps, [100 * v for v in mean], color=BLUE, marker="o", markersize=4)
+ax.plot(steps, [100 * v for v in mean], color=BLUE, marker="o")
 ax.set(xlabel="training step", ylabel="greedy, % right", ylim=(0, 100))
-ax.set_title(
-    f"{LABELS['dr_grpo']}, {len(record['results'])} seeds, {record['setup']['eval_validation']} validation problems"
-)
-ax.grid(alpha=0.25)
-ax.spines[["top", "right"]].set_visible(False)
+ax.set_title(f"{LABELS['dr_grpo']}, {len(record['results'])} seeds, {asked} validation problems")
+ax.grid()
 plt.show()
 for seed in record["results"]:
-    summary = seed["summary"]
-    print(f"{seed['variant']}: {summary['accuracy_before']:.1%} → {summary['accuracy_after']:.1%} of", end=" ")
-    print(f"{summary['eval_problems']} test problems, {summary['wall_seconds']:.0f} s")
+    found = seed["summary"]
+    print(f"{seed['variant']}: {found['accuracy_before']:.1%} → {found['accuracy_after']:.1%} of", end=" ")
+    print(f"{found['eval_problems']} test problems, {found['wall_seconds']:.0f} s")
+error = 100 * (mean[0] * (1 - mean[0]) / asked) ** 0.5
+tested = [100 * record["results"][0]["summary"][f"accuracy_{when}"] for when in ("before", "after")]
 
 # %% [markdown]
-# A steep part, then a flat one, for every seed. By the picture above the steep part is mostly the choice to work; the
-# flat one is fewer slips in the arithmetic. That shape is worth knowing before you compare algorithms: most of the rise
-# is easy, and the lessons that follow show that every algorithm finds it.
+# The curve starts at {{ 100 * mean[0]:.1f }} % and the printed line at {{ tested[0]:.1f }} %. Both are right. The curve
+# asks {{ asked }} validation problems, the line all {{ record["results"][0]["summary"]["eval_problems"] }} test
+# problems, and {{ asked }} problems have a standard error of {{ error:.1f }} points: these happen to be easier. A
+# difference of two or three points on such a curve is nothing.
+#
+# ## 10 · Notation
+#
+# One letter, one meaning, from lesson 01 to the end.
+#
+# | symbol | meaning |
+# | --- | --- |
+# | $x$, $y$, $y_t$ | prompt, answer, its token number $t$ |
+# | $s_t = (x, y_{<t})$ | state: prompt and the tokens so far |
+# | $\pi_\theta$, $\pi_\text{old}$, $\pi_\text{ref}$ | policy: in training, as it sampled, frozen (the reference) |
+# | $J$, $\mathcal{L}$ | expected reward, which grows; loss, which is minimised |
+# | $N$, $G$, $i$ | answers in a batch, answers to one prompt (the group), number of an answer |
+# | $R_i$ | reward of answer $i$, one number |
+# | $r_t$ | reward of a token (PPO): $R$ at the last token, 0 before, less KL where it is taken from the reward |
+# | $b$, $A$ | baseline; advantage, $R - b$ or what takes its place |
+# | $m_{i,t}$ | mask: 1 on tokens of the answer, its end token included, else 0 |
+# | $V(s_t)$, $\delta_t$, $\gamma$, $\lambda$ | value, TD error, discount, GAE's parameter |
+# | $\rho_t$ | importance ratio $\pi_\theta(y_t \mid s_t) / \pi_\text{old}(y_t \mid s_t)$ |
+# | $\varepsilon$ | clip range of $\rho$ |
+# | $\beta$ | weight of the KL divergence to the reference |
+# | $k$, $n$, $c$ | pass@k: samples asked for, samples there are, right ones among them |
 #
 # ## Check yourself
 #

@@ -9,168 +9,589 @@
 # %% [markdown]
 # **You will learn**
 #
-# - to see the writing of a text as a chain of decisions: state, action, policy, return;
-# - why a program that checks answers can be the reward, although nobody can differentiate it;
-# - the REINFORCE estimator: derived, compared with an exact gradient, and written as a loss;
-# - what a baseline does to its variance, and why it does not change its mean;
-# - RLOO, the baseline that the other answers give for free, and when any of this matters.
+# - the training loop of this course, whole: sample, verify, weigh, step, in 25 lines that you can hold in your head;
+# - why it is nothing but cross-entropy on your own samples, weighted by how good each was;
+# - why it works although nobody can differentiate the reward, checked against an exact gradient;
+# - what a baseline is for, by watching a run die without one and mending it with one line;
+# - RLOO, the baseline that the other answers give you for free, and when any of this matters.
 #
-# You need [lesson 00](00_start_here.ipynb): the task, the model, and what a sample is.
+# You need [lesson 00](00_start_here.ipynb): the task, the model, what a sample is. Its last section lists the symbols.
 
 # %%
 import itertools
 import math
-import tempfile
-from pathlib import Path
+from statistics import fmean
 
 import matplotlib.pyplot as plt
 import torch
+import torch.nn.functional as F
 from IPython.display import Markdown, display
 
-from rlcourse.config import make_config
 from rlcourse.course import pick
-from rlcourse.evaluation import load_all
-from rlcourse.measure.plots import BLACK, BLUE, GREEN, LABELS, ORANGE, PURPLE, SKY, STYLES, VERMILION
+from rlcourse.course.lessons.curve_records import load_curve
+from rlcourse.course.widgets import bet
+from rlcourse.evaluation import answer_problems, summarize
+from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, seed_band
+from rlcourse.policy import load_policy
+from rlcourse.rollout import make_engine
+from rlcourse.sampling import Sampling
+from rlcourse.tasks import load_task
+from rlcourse.tasks.prompts import PromptSampler
 
-config = make_config("laptop")
-policy, engine, task = load_all(config)
-print(f"{sum(p.numel() for p in policy.model.parameters()):,} parameters")
+PROMPTS, GROUP, LIMIT = 4, 8, 80  # problems a step, answers to each, tokens of an answer at most
+task = load_task("minigsm")
+policy = load_policy("embedded")
+engine = make_engine(policy, "fast", torch.float32)
 
 # %% [markdown]
-# ## 1 · A text is a chain of decisions
+# ## 1 · Be your own teacher
 #
-# A model answers a prompt $x$ token by token: $y = (y_1, \dots, y_T)$. In the words of reinforcement learning:
+# You know how to fine-tune a language model: take good answers and lower the cross-entropy of their tokens. Now suppose
+# there are no good answers to learn from, only a program that can tell whether an answer is right.
+#
+# Then let the model write its own. Sample a few answers, keep those that the program accepts, and train on them as you
+# would on anyone's. That already is reinforcement learning. **REINFORCE** (Williams 1992) is *cross-entropy on your own
+# samples, weighted by how good each was*. The rest of this course is about doing it well: later lessons change one or
+# two lines of the loop that you are about to see.
+#
+# ### Sampling
+#
+# Start with the answers. Sampling, as plainly as it can be written: ask for the distribution of the next token, draw
+# one, append it, ask again.
+
+# %%
+problem = [p for p in task.problems("train") if p.level == 1][1]
+prompt = policy.prompt(problem.question)
+
+
+@torch.no_grad()
+def sample_slowly(n: int, tokens: int) -> torch.Tensor:
+    """n answers to the prompt, all of so many tokens: ids [n, prompt + tokens]."""
+    ids = torch.tensor([prompt] * n)
+    for _ in range(tokens):
+        probabilities = policy.model(ids).logits[:, -1].softmax(-1)  # [n, vocabulary]
+        ids = torch.cat([ids, torch.multinomial(probabilities, 1)], dim=1)
+    return ids
+
+
+torch.manual_seed(3)
+print(f"{problem.question}  (gold {problem.gold})\n")
+for row in sample_slowly(4, tokens=32):
+    print(repr(policy.tokenizer.decode(row[len(prompt) :])))
+
+# %% [markdown]
+# `<|im_end|>` is the token that ends a turn. What comes after it is meaningless: the model had stopped, and we kept
+# asking. So an answer is its tokens up to **and including** the first end token. Stopping is a decision like any other,
+# and a model that is never taught it never learns to stop.
+#
+# `engine.generate` of the package does the same thing faster: it remembers what it has computed and drops an answer
+# that has ended. It returns a `Rollout`, in which each row is a prompt, its answer, and padding, with both lengths
+# beside it.
+
+# %%
+torch.manual_seed(28)
+rollout = engine.generate([prompt], 4, LIMIT, Sampling())
+for row, (start, length) in enumerate(zip(rollout.prompt_lengths, rollout.completion_lengths, strict=True)):
+    print(f"{length:2} tokens: {policy.tokenizer.decode(rollout.ids[row, start : start + length])!r}")
+
+# %% [markdown]
+# ### Log-probs are cross-entropies
+#
+# One pass over prompt and answer gives the probability of every token that was drawn. Two things to mind, and most
+# home-made implementations get one of them wrong:
+#
+# - **the shift**: the output at place $t$ predicts the token at place $t + 1$;
+# - **the mask**: only tokens of the answer count, from its first to its end token.
+
+
+# %%
+def log_probs(model, rollout) -> torch.Tensor:
+    """log pi of every token of every answer, 0 on the prompt and behind the end: [rows, width - 1]."""
+    logits = model(rollout.ids).logits[:, :-1]  # the last output predicts nothing that is there
+    targets = rollout.ids[:, 1:]
+    place = torch.arange(1, rollout.ids.shape[1])
+    start = rollout.prompt_lengths[:, None]
+    of_answer = (place >= start) & (place < start + rollout.completion_lengths[:, None])
+    return -F.cross_entropy(logits.transpose(1, 2), targets, reduction="none") * of_answer
+
+
+with torch.no_grad():
+    found = log_probs(policy.model, rollout)
+for row, text in enumerate(policy.texts(rollout.completion_ids, rollout.completion_mask)):
+    print(f"log pi = {found[row].sum():6.2f}  {text!r}")
+assert torch.allclose(found.sum(1), rollout.logprobs.sum(1), atol=1e-3)  # the sampler kept what it drew with: the same
+
+# %% [markdown]
+# The log-probability of an answer is the **sum** over its tokens, because the probability is their product. Here is
+# the first of the four, token by token. Most are near certain: there is only one way to go on. A few are real
+# decisions. **Look for** them.
+
+# %% tags=["hide-input"]
+# @title Figure: the tokens of one answer
+start, length = int(rollout.prompt_lengths[0]), int(rollout.completion_lengths[0])
+tokens = [policy.tokenizer.decode([i]) for i in rollout.ids[0, start : start + length]]
+probability = found[0, start - 1 : start - 1 + length].exp()
+fig, ax = plt.subplots(figsize=(9, 2.8))
+ax.bar(range(length), probability, color=[VERMILION if p < 0.9 else SKY for p in probability])
+ax.set_xticks(range(length), [repr(token)[1:-1] for token in tokens], rotation=60, ha="right")
+ax.set(ylabel="probability", title="The tokens of one answer; in red those below 0.9", ylim=(0, 1.02))
+plt.show()
+
+# %% [markdown]
+# ## 2 · The loop, whole
+#
+# Two more functions. `verify` is the reward: 1 for an answer that ended and is right, 0 for any other. It looks at text
+# and returns a number; no gradient will pass through it. `weigh` turns rewards into the weights of the answers, and
+# for now it does nothing.
+
+
+# %%
+def verify(problems, rollout, policy) -> torch.Tensor:
+    """The reward of each answer, group after group: [rows]."""
+    texts = policy.texts(rollout.completion_ids, rollout.completion_mask)
+    ended = rollout.finished.tolist()  # an answer that was cut off earns nothing: 12 may have been on its way to 125
+    golds = [problem.gold for problem in problems for _ in range(len(texts) // len(problems))]
+    right = [task.verify(text, gold).strict for text, gold in zip(texts, golds, strict=True)]
+    return torch.tensor([float(a and b) for a, b in zip(right, ended, strict=True)])
+
+
+def as_it_is(rewards: torch.Tensor) -> torch.Tensor:
+    """The weight of each answer is its reward: [rows]."""
+    return rewards
+
+
+def greedy_accuracy(policy, engine) -> float:
+    """Greedy answers to validation problems: the share that is right. Training never looks at it."""
+    asked = task.problems("validation")[: pick(8, 200)]
+    return summarize(answer_problems(policy, engine, task, asked, LIMIT))["accuracy"]
+
+
+start_accuracy = greedy_accuracy(policy, engine)
+print(f"rewards of the four answers above: {verify([problem], rollout, policy).tolist()}")
+print(f"greedy accuracy before training: {start_accuracy:.1%}")
+
+# %% [markdown]
+# And here is everything. Read it slowly once: four lines do the work, and each is marked.
+
+
+# %%
+def train(weigh, steps: int, seed: int = 0):
+    """Train the embedded model for so many steps. Returns the policy and a row of numbers for each step."""
+    torch.manual_seed(seed)
+    policy = load_policy("embedded")
+    engine = make_engine(policy, "fast", torch.float32)
+    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=4e-5, betas=(0.9, 0.95), weight_decay=0.0)
+    warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.2, total_iters=4)
+    order, log = PromptSampler(task.problems("train"), seed), []
+    for step in range(steps + 1):
+        accuracy = greedy_accuracy(policy, engine) if step % 5 == 0 else None
+        problems = order.sample(PROMPTS)
+        prompts = [policy.prompt(problem.question) for problem in problems]
+        rollout = engine.generate(prompts, GROUP, LIMIT, Sampling())  # 1 sample
+        rewards = verify(problems, rollout, policy)  # 2 verify
+        log.append({"step": step, "right": rewards.mean().item(), "accuracy": accuracy})
+        if step == steps:
+            return policy, log
+        weights = weigh(rewards)  # 3 weigh
+        log_pi = log_probs(policy.model, rollout).sum(1)
+        loss = -(weights * log_pi).sum() / (len(rewards) * LIMIT)  # 4 step
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
+        optimizer.step()
+        warm_up.step()
+
+
+# %% [markdown]
+# Take the weights away and line 4 is fine-tuning: minus the log-probs, which is cross-entropy. With rewards 0 and 1 the
+# weights say which answers to train on at all. The division by a constant only sets the scale, and the constant is one
+# that later lessons will want (Dr. GRPO's); the warm-up and the clip of the gradient are routine.
+#
+# The model starts at a greedy accuracy of about {{ 100 * start_accuracy:.0f }} %. Before you run the loop:
+
+# %% tags=["hide-input"]
+# @title Your bet
+STEPS = pick(2, 30)
+first_bet = bet(
+    f"After {STEPS} steps ({STEPS * PROMPTS * GROUP} answers written, about a minute), what is the greedy accuracy?",
+    (45, 0, 100, 1),
+    unit="%",
+)
+
+# %%
+_, plain = train(as_it_is, STEPS)
+
+# %% tags=["hide-input"]
+# @title Figure: the first run
+
+
+def validation(log) -> tuple[list[int], list[float]]:
+    """Steps and greedy accuracy in percent."""
+    rows = [row for row in log if row["accuracy"] is not None]
+    return [row["step"] for row in rows], [100 * row["accuracy"] for row in rows]
+
+
+def draw_runs(ax, runs: dict) -> None:
+    """Greedy accuracy of runs, {label: (log, colour, marker)}."""
+    for label, (log, color, marker) in runs.items():
+        ax.plot(*validation(log), color=color, marker=marker, label=label)
+    ax.set(xlabel="training step", ylabel="% right", ylim=(0, 100))
+    ax.grid()
+
+
+fig, ax = plt.subplots()
+ax.plot([r["step"] for r in plain], [100 * r["right"] for r in plain], color=SKY, label="samples of the step")
+draw_runs(ax, {"greedy, on validation problems": (plain, BLUE, "o")})
+first_bet.line(ax)
+ax.set_title("25 lines, rewards 0 and 1, one run")
+ax.legend()
+plt.show()
+reached = validation(plain)[1][-1]
+first_bet.result(reached)
+
+# %% [markdown]
+# From {{ validation(plain)[1][0]:.3g }} % to {{ reached:.3g }} %, {{ assert reached > 70 }} on nothing but the model's
+# own answers and a program that reads their last line. Not one worked example was shown to it on the way.
+#
+# ## 3 · Break it
+#
+# Now the same loop with a more generous judge: everyone gets 5 points for taking part. A right answer earns 6, a wrong
+# one 5, and the difference between them is what it was. In the loop it is one function:
+
+
+# %%
+def generous(rewards: torch.Tensor) -> torch.Tensor:
+    """Rewards 5 and 6 in place of 0 and 1."""
+    return rewards + 5
+
+
+# %% tags=["hide-input"]
+# @title Your bet
+FATES = ["nothing: only differences count", "it learns more slowly", "it gets worse than it was", "it learns faster"]
+second_bet = bet("Every reward is 5 higher. What becomes of the run?", FATES)
+
+# %%
+_, shifted = train(generous, STEPS)
+
+# %% tags=["hide-input"]
+# @title Figure: rewards 5 and 6
+fig, ax = plt.subplots()
+draw_runs(ax, {"rewards 0 and 1": (plain, BLUE, "o"), "rewards 5 and 6": (shifted, VERMILION, "s")})
+ax.set_title("The same loop, the same seed, every reward 5 higher")
+ax.legend(loc="lower left")
+plt.show()
+before, after = validation(shifted)[1][0], validation(shifted)[1][-1]
+second_bet.result(FATES[2] if after < before else FATES[1] if after < reached else FATES[0])
+
+# %% [markdown]
+# {{ assert after < before }} It ends at {{ after:.3g }} %, below where it began. Nothing is wrong with the code, and in
+# a sense that the next two sections make exact nothing is wrong with the mathematics either: **in expectation** both
+# runs take the same steps. To see what went wrong, we need to know what the loop estimates.
+#
+# ## 4 · What the loop estimates
+#
+# In the words of reinforcement learning:
 #
 # | word | here | symbol |
 # | --- | --- | --- |
 # | state | the prompt and the tokens so far | $s_t = (x, y_{<t})$ |
 # | action | the next token | $y_t$ |
 # | policy | the model's distribution over the next token | $\pi_\theta(y_t \mid s_t)$ |
-# | transition | append the token; nothing else happens | $s_{t+1} = (x, y_{\le t})$ |
-# | end | the token that ends the turn, or the limit | $T$ |
 # | reward | one number, once the answer is complete | $R(x, y)$ |
-# | return | the sum of the rewards still to come: the same $R$ at every token | $R(x, y)$ |
+# | goal | the expected reward | $J(\theta) = \mathbb{E}_{y \sim \pi_\theta}[R(x, y)]$ |
 #
-# The letter $\theta$ stands for all parameters. Here is one answer as such a chain.
+# Leave out the prompt for a moment. $J = \sum_y \pi_\theta(y)\, R(y)$, a sum over all texts, and only $\pi_\theta$
+# depends on the parameters $\theta$. So $\nabla J = \sum_y \nabla\pi_\theta(y)\, R(y)$, and the reward itself is never
+# differentiated. We cannot sum over all texts, but we can sample. The bridge is one line, since
+# $\nabla \log \pi = \nabla \pi / \pi$:
+#
+# $$\nabla J = \sum_y \pi_\theta(y)\, R(y)\, \nabla \log \pi_\theta(y)
+#            = \mathbb{E}_{y \sim \pi_\theta}\big[R(y)\, \nabla \log \pi_\theta(y)\big] .$$
+#
+# That is what the loop computes: draw $y$, look up $R(y)$, take $R(y)\,\nabla\log\pi_\theta(y)$. The vector
+# $\nabla\log\pi_\theta(y)$ is called the **score** of $y$: the direction that makes $y$ more probable.
+#
+# ### A language small enough to check it
+#
+# Three tokens, `a`, `b` and the end `■`; at most three of them; a policy that sees only the previous token, so that it
+# is a table of 3 × 3 logits. The verifier pays 1 for a text that ends and has exactly one `b`. There are 15 texts, and
+# over 15 texts we can sum.
 
 # %%
-torch.manual_seed(28)
-problem = [p for p in task.problems("train") if p.level == 1][1]
-rollout = engine.generate([policy.prompt(problem.question)], 4, 80, config.sampling)
-print(f"{problem.question}  (gold {problem.gold})\n")
-row = 0
-chain = [policy.tokenizer.decode([token]) for token in rollout.completion_ids[row][rollout.completion_mask[row]]]
-lines = ["| t | state: prompt + | action | π(action) |", "| --- | --- | --- | --- |"]
-for t, token in enumerate(chain):
-    state, probability = "".join(chain[:t])[-30:], rollout.logprobs[row, t].exp().item()
-    lines.append(f"| {t + 1} | `{state!r}` | `{token!r}` | {probability:.3f} |")
-display(Markdown("\n".join(lines)))
+TOKENS, LONGEST = "ab■", 3
+
+
+def all_texts(prefix: str = "") -> list[str]:
+    """Every text that the policy can write."""
+    if prefix.endswith("■") or len(prefix) == LONGEST:
+        return [prefix]
+    return [text for token in TOKENS for text in all_texts(prefix + token)]
+
+
+def log_pi_of(table: torch.Tensor, text: str, end_counts: bool = True) -> torch.Tensor:
+    """log pi of a text. table: logits [3 previous (none, a, b), 3 tokens]. end_counts False forgets the token ■."""
+    previous = [0] + [1 + TOKENS.index(token) for token in text[:-1]]
+    of_tokens = table.log_softmax(-1)[previous, [TOKENS.index(token) for token in text]]
+    return sum(p for p, token in zip(of_tokens, text, strict=True) if end_counts or token != "■")
+
+
+Y = all_texts()
+R = torch.tensor([float(y.endswith("■") and y.count("b") == 1) for y in Y])
+table = torch.tensor([[0.5, -0.3, 0.1], [0.2, 0.0, -0.4], [-0.5, 0.3, 0.6]], requires_grad=True)
+pi = torch.stack([log_pi_of(table, y) for y in Y]).exp()  # [15], with gradient
+J = (pi * R).sum()
+print("  ".join(f"{y} {p:.3f}{'*' if r else ''}" for y, p, r in zip(Y, pi, R, strict=True)), "  (* earns 1)")
+print(f"the probabilities add up to {pi.sum():.4f}; expected reward J = {J:.4f}")
 
 # %% [markdown]
-# Most steps are near certain: there is only one way to go on. A few are real decisions. **Look for** the low bars:
-# how to begin, and, when the work is done, whether to come to the answer or to write on.
+# The gradient of $J$ two ways: autograd through the sum over all texts, and the formula with scores.
 
 # %%
-fig, ax = plt.subplots(figsize=(9, 2.8))
-probability = rollout.logprobs[row, : len(chain)].exp()
-ax.bar(range(len(chain)), probability, color=[VERMILION if p < 0.9 else SKY for p in probability])
-ax.set_xticks(range(len(chain)), [repr(token)[1:-1] for token in chain], rotation=60, ha="right", fontsize=9)
-ax.set(ylabel="probability", title="The tokens of one answer; in red those below 0.9", ylim=(0, 1.02))
-ax.spines[["top", "right"]].set_visible(False)
+[exact] = torch.autograd.grad(J, table, retain_graph=True)
+
+
+def scores_of(table: torch.Tensor, end_counts: bool = True) -> torch.Tensor:
+    """grad log pi of every text: [15, 9]."""
+    return torch.stack([torch.autograd.grad(log_pi_of(table, y, end_counts) + 0 * table.sum(), table)[0] for y in Y])
+
+
+scores, pi, exact = scores_of(table).flatten(1), pi.detach(), exact.flatten()
+trick = ((pi * R)[:, None] * scores).sum(0)
+print("autograd", [round(v, 4) for v in exact.tolist()])
+print("scores  ", [round(v, 4) for v in trick.tolist()])
+assert torch.allclose(exact, trick, atol=1e-6)
+
+# %% [markdown]
+# So the estimator is right **on average**. A single sample is a wild guess, and averaging tames it like
+# $1/\sqrt{N}$, a straight line below. An estimator that is wrong on average bends and levels off. The red one forgets
+# the end token, the mistake of section 1. **Look for** the bend.
+
+# %% tags=["hide-input"]
+# @title Figure: unbiased, and not
+torch.manual_seed(0)
+N = [2**i for i in range(2, pick(12, 17))]
+many = torch.multinomial(pi, 20 * N[-1], replacement=True).view(20, -1)
+fig, ax = plt.subplots()
+forgetful = scores_of(table, end_counts=False).flatten(1)
+estimators = {"without the end token": (forgetful, VERMILION, "s"), "REINFORCE": (scores, BLUE, "o")}
+for label, (vectors, color, marker) in estimators.items():
+    errors = []
+    for n in N:
+        means = (R[many[:, :n], None] * vectors[many[:, :n]]).mean(1)  # [20, 9]
+        errors.append((means - exact).norm(dim=1).mean().item())
+    ax.loglog(N, errors, color=color, marker=marker, label=label)
+ax.loglog(N, [errors[0] * math.sqrt(N[0] / n) for n in N], color=BLACK, linestyle=":", label="slope of $1/\\sqrt{N}$")
+ax.set(xlabel="samples averaged, N", ylabel="distance to the exact gradient")
+ax.set_title("Right on average: the error is chance alone")
+ax.legend()
+ax.grid()
 plt.show()
 
 # %% [markdown]
-# ### The probability of an answer
+# ## 5 · Why the generous judge killed the run
 #
-# The probability of the whole answer is the product over its tokens, so its logarithm is a sum:
+# Add a constant to every reward. Does the average change? A score has expectation zero, because probabilities always
+# add up to one:
 #
-# $$\log \pi_\theta(y \mid x) = \sum_{t=1}^{T} \log \pi_\theta(y_t \mid s_t) .$$
+# $$\mathbb{E}_{y}\big[\nabla \log \pi_\theta(y)\big] = \sum_y \nabla \pi_\theta(y) = \nabla \sum_y \pi_\theta(y)
+#   = \nabla 1 = 0 .$$
 #
-# Answers have different lengths, but a batch is a rectangle. So rows are padded after the end, and a *mask* says which
-# tokens count: all **up to and including** the first end token. To end is a decision, so the end token is part of the
-# answer. What stands behind it was never decided by anyone.
+# So any constant may be added to the reward, or any **baseline** $b$ taken off, and the average stays: $\nabla J =
+# \mathbb{E}_y[(R(y) - b)\,\nabla\log\pi_\theta(y)]$. What is left, $A = R - b$, is called the **advantage**: how much
+# better than expected. The average does not care about $b$. The **noise** does. With rewards 5 and 6 every sample is
+# pushed up, nonsense as much as sense, with a weight of 5 at least. Averaged over all texts those pushes cancel. Over
+# {{ PROMPTS * GROUP }} of them they don't.
+#
+# On the toy language, exactly:
+
 
 # %%
-ids = rollout.completion_ids[:, :8]  # the first columns are enough to see it
-is_end = torch.isin(ids, torch.tensor(policy.eos_ids))
-ended_before = is_end.cumsum(1) - is_end.long()  # ends strictly before this token
-mask = ended_before == 0
-for row_ids, row_mask in zip(ids, mask, strict=True):
-    print(" ".join(f"{policy.tokenizer.decode([token])!r:>12}" for token in row_ids))
-    print(" ".join(f"{bool(keep)!s:>12}" for keep in row_mask))
-assert torch.equal(mask, rollout.completion_mask[:, :8])
+def mean_and_variance(rewards: torch.Tensor, b: float, pi=pi, scores=scores) -> tuple[torch.Tensor, float]:
+    """Mean [9] and variance, all coordinates together, of the estimate from one sample, (R - b) score."""
+    estimate = (rewards - b)[:, None] * scores
+    mean = (pi[:, None] * estimate).sum(0)
+    return mean, (pi * (estimate - mean).square().sum(1)).sum().item()
+
+
+lines = ["| rewards | baseline | mean off by | variance |", "| --- | --- | --- | --- |"]
+for shift in (0, 5):
+    for name, b in (("none", 0.0), ("mean reward", (pi * (R + shift)).sum().item())):
+        mean, variance = mean_and_variance(R + shift, b)
+        lines.append(f"| {shift} and {shift + 1} | {name} | {(mean - exact).abs().max():.0e} | {variance:.3f} |")
+display(Markdown("\n".join(lines)))
+noise_ratio = mean_and_variance(R + 5, 0.0)[1] / mean_and_variance(R, 0.0)[1]
 
 # %% [markdown]
-# The log-probs of the tokens come out of one forward pass over prompt and answer. Mind the shift by one: the output at
-# position $t-1$ predicts the token at position $t$.
+# The same expected step with {{ noise_ratio:.0f }} times the variance: that was the red curve.
+#
+# The variance is a parabola in $b$. Setting its derivative to zero gives its lowest point, a mean of the rewards in
+# which texts with long scores count more:
+#
+# $$b^* = \mathbb{E}\big[\lVert\nabla\log\pi\rVert^2 R\big] \Big/ \mathbb{E}\big[\lVert\nabla\log\pi\rVert^2\big] .$$
+#
+# In practice one takes the plain mean reward, which needs no scores. In a notebook of your own, move the sliders:
+# *shift* is added to every reward, *training* is how far the policy has come, in exact gradient steps. **Look for**
+# where the red square, no baseline, lies on the curve; the scale is logarithmic and the same everywhere.
 
-# %%
-with torch.no_grad():
-    logits = policy.model(rollout.ids).logits  # [rows, prompt + completion, vocabulary]
-before_first = int(rollout.prompt_lengths[0]) - 1  # one prompt, so the same in every row
-predictions = logits[:, before_first:-1].log_softmax(-1)
-by_hand = predictions.gather(-1, rollout.completion_ids[..., None])[..., 0] * rollout.completion_mask
-print("log-prob of each answer:", [round(v, 2) for v in by_hand.sum(1).tolist()])
-print("as probability:         ", [f"{v:.1e}" for v in by_hand.sum(1).exp().tolist()])
+# %% tags=["hide-input"]
+# @title Explorer: the variance over the baseline
+from rlcourse.course.widgets import explorer
+
+tables = [table.detach()]
+for _ in range(80):  # gradient ascent on the exact J
+    leaf = tables[-1].clone().requires_grad_()
+    goal = (torch.stack([log_pi_of(leaf, y) for y in Y]).exp() * R).sum()
+    tables.append(tables[-1] + torch.autograd.grad(goal, leaf)[0])
+
+
+def draw(ax, shift: float, training: int) -> None:
+    """Variance over baselines, as a multiple of the smallest, and the three baselines that have a name."""
+    leaf = tables[training].clone().requires_grad_()
+    pi, scores = torch.stack([log_pi_of(leaf, y) for y in Y]).exp().detach(), scores_of(leaf).flatten(1)
+    rewards, weights = R + shift, pi * scores.square().sum(1)
+    named = {"none": 0.0, "mean reward": (pi * rewards).sum().item()}
+    named["best"] = ((weights * rewards).sum() / weights.sum()).item()
+    smallest = mean_and_variance(rewards, named["best"], pi, scores)[1]
+    grid = torch.linspace(-1, 3, 81).tolist()
+    ax.plot(grid, [mean_and_variance(rewards, b, pi, scores)[1] / smallest for b in grid], color=BLACK)
+    for (name, b), (color, marker) in zip(named.items(), ((VERMILION, "s"), (BLUE, "o"), (GREEN, "^")), strict=True):
+        times = mean_and_variance(rewards, b, pi, scores)[1] / smallest
+        ax.plot(b, times, color=color, marker=marker, markersize=9, linestyle="", label=f"{name}: {times:.1f}")
+    ax.set(xlabel="baseline b", ylabel="variance, smallest = 1", yscale="log", ylim=(0.8, 200), xlim=(-1, 3))
+    ax.set_title(f"rewards {shift:g} and {1 + shift:g}, {training} steps of training", fontsize=11)
+    ax.legend(loc="upper center")
+
+
+static = [{"shift": 0.0, "training": 0}, {"shift": 1.0, "training": 0}, {"shift": 0.0, "training": 60}]
+explorer(draw, static=static, shift=(0.0, -1.0, 2.0, 0.5), training=(0, 0, 80, 10))
 
 # %% [markdown]
-# `rlcourse.logprobs.token_logprobs` computes the same without holding all logits at once, and the sampler has kept the
-# log-probs it drew with. All three agree. From now on we use the package's.
+# Left: with rewards 0 and 1 and few successes, no baseline is nearly as good as the best, since 0 **is** close to the
+# mean reward. Middle: add 1, and it sits far up the wall. Right: once nearly every text earns 1, the mean reward is no
+# better than none. The few failures have long scores, and they pull $b^*$ away from the mean. How much a baseline buys
+# depends on where the rewards happen to lie.
+#
+# ## 6 · Mend it with one line
+#
+# The generous judge stays, 5 and 6. Only `weigh` changes: take the mean reward of the batch off.
+
 
 # %%
-from rlcourse.logprobs import token_logprobs
+def less_the_mean(rewards: torch.Tensor) -> torch.Tensor:
+    """The generous judge's rewards, less their mean over the batch."""
+    rewards = generous(rewards)
+    return rewards - rewards.mean()
 
-with torch.no_grad():
-    package, _ = token_logprobs(policy.model, rollout, config.sampling, chunk=4096)
-print("largest gap by hand - package:", (by_hand - package).abs().max().item())
-print("largest gap sampler - package:", (rollout.logprobs - package).abs().max().item())
-assert torch.allclose(by_hand, package, atol=1e-4) and torch.allclose(rollout.logprobs, package, atol=1e-4)
+
+_, mended = train(less_the_mean, STEPS)
+
+# %% tags=["hide-input"]
+# @title Figure: mended
+fig, ax = plt.subplots()
+runs = {"rewards 0 and 1": (plain, BLUE, "o"), "rewards 5 and 6": (shifted, VERMILION, "s")}
+draw_runs(ax, runs | {"rewards 5 and 6, less their mean": (mended, GREEN, "^")})
+ax.set_title("One line, one run each")
+ax.legend(loc="lower left")
+plt.show()
+back = validation(mended)[1][-1]
 
 # %% [markdown]
-# ## 2 · One prompt, sixteen answers
+# Back to {{ back:.3g }} %. {{ assert back > before + 20 }} A baseline is insurance against how rewards happen to be
+# scaled, and it costs nothing.
 #
-# What the policy can do at a prompt shows in many samples of it. Sixteen answers to the problem above, each with the
-# verdict of the verifier in its two readings.
+# ### The others' mean
+#
+# The batch mean has two flaws. Easy problems and hard ones share it, so an average answer to an easy problem looks like
+# an achievement. And it contains the reward that it is taken from: a success pays part of its own price. But we have
+# several answers to each prompt anyway, so compare an answer with the **others of its group**. That is RLOO, *REINFORCE
+# leave-one-out* (Kool et al. 2019; Ahmadian et al. 2024). With $G$ answers to a prompt,
+#
+# $$A_i = R_i - \frac{1}{G-1} \sum_{j \ne i} R_j .$$
+#
+# What happens if your own reward stays in? On the toy we can go through **all** groups of two and of three texts.
 
 # %%
-torch.manual_seed(4)
-prompt = policy.prompt(problem.question)
-sixteen = engine.generate([prompt], 16, 80, config.sampling)
-texts = policy.texts(sixteen.completion_ids, sixteen.completion_mask)
-verdicts = [task.verify(text, problem.gold) for text in texts]
-print(f"{problem.question}  (gold {problem.gold})\n\nstrict lenient")
-for text, verdict in zip(texts, verdicts, strict=True):
-    print(f"{verdict.strict:^6} {verdict.lenient:^7} {text.replace(chr(10), ' ⏎ ')}")
-rewards = torch.tensor([float(v.strict) for v in verdicts])
-print(f"\nmean reward, strict: {rewards.mean():.3f}")
+for G in (2, 3):
+    groups = torch.tensor(list(itertools.product(range(len(Y)), repeat=G)))  # [15^G, G]
+    probability, r = pi[groups].prod(1), R[groups]
+    others = (r.sum(1, keepdim=True) - r) / (G - 1)
+    for name, advantage in (("own reward in", r - r.mean(1, keepdim=True)), ("left out", r - others)):
+        mean = (probability[:, None] * (advantage[..., None] * scores[groups]).mean(1)).sum(0)
+        print(f"G = {G}, {name:13}: {(mean @ exact / exact.square().sum()).item():.4f} x the exact gradient")
 
 # %% [markdown]
-# ## 3 · A program as the reward
-#
-# We want answers that are right. For problems with one number as the answer, a short program can say whether they
-# are. Is that allowed as a reward? It is a step function of text: no gradient flows through it. It turns out that
-# none is needed. The estimator below asks for the **value** of the reward of what was sampled, and for nothing else.
-# Any function of the finished answer will do: a program, a test suite, a person.
-#
-# A verifier has two advantages over a learned judge. It does not drift, and it cannot be talked into anything. But it
-# pays for what it measures, not for what you meant. Two readings of the same text differ:
-#
-# - **strict**: the last line `#### NUMBER`, as GSM8K writes it;
-# - **lenient**: failing that, "the answer is NUMBER", or the last number in the text.
+# With your own reward in, the step is too short by the factor $1 - 1/G$ and points the right way. A factor that is the
+# same everywhere does no harm, since Adam divides by the size of the gradient anyway. So the two baselines are the same
+# up to a constant, and it is the first of them that GRPO will build on. In the loop RLOO is, once more, one function:
+
 
 # %%
-TEXTS = [
-    "3+4=7\n#### 7",
-    "The answer is 7.",
-    "3+4=7, so 7 apples",
-    "#### 7 apples",
-    "####7",
-    "It is 5 or 6 or 7",
-    "#### 6\nNo, wait.\n#### 7",
-    "#### 7 or #### 8",
-    "9+9=18\n#### 7",
-]
-lines = ["| completion (gold: 7) | strict | lenient |", "| --- | --- | --- |"]
+def leave_one_out(rewards: torch.Tensor) -> torch.Tensor:
+    """Each reward less the mean of the others of its group: [rows]."""
+    groups = rewards.view(-1, GROUP)
+    return (groups - (groups.sum(1, keepdim=True) - groups) / (GROUP - 1)).flatten()
+
+
+from rlcourse import advantages
+
+r = torch.randint(0, 2, (PROMPTS * GROUP,)).float()
+assert torch.allclose(leave_one_out(r), advantages.leave_one_out(r, GROUP), atol=1e-6)
+assert torch.allclose(leave_one_out(generous(r)), leave_one_out(r), atol=1e-5)  # no judge can spoil it
+
+# %% [markdown]
+# ## 7 · Why did it do so well without?
+#
+# A puzzle is left. With rewards 0 and 1 the first run had no baseline and did well, and not because its mean reward was
+# near 0: it passed one half on the way. Formula $b^*$ says where to look: at the length of the scores. For one prompt,
+# answer by answer:
+
+# %%
+torch.manual_seed(2)
+pool = engine.generate([prompt], pick(16, 128), LIMIT, Sampling())
+texts, ended = policy.texts(pool.completion_ids, pool.completion_mask), pool.finished.tolist()
+r = torch.tensor([float(e and task.verify(t, problem.gold).strict) for t, e in zip(texts, ended, strict=True)])
+squared = []  # the squared length of each answer's score
+for row in range(len(r)):
+    grads = torch.autograd.grad(log_probs(policy.model, pool[[row]]).sum(), list(policy.model.parameters()))
+    squared.append(sum(g.square().sum().item() for g in grads))
+squared = torch.tensor(squared)
+best, mean_reward = ((squared * r).sum() / squared.sum()).item(), r.mean().item()
+right, wrong = squared[r == 1].mean().item(), squared[r == 0].mean().item()
+print(f"{len(r)} answers, {mean_reward:.0%} of them right; mean squared score: right {right:,.0f}, wrong {wrong:,.0f}")
+print(f"mean reward {mean_reward:.2f}, best baseline {best:.2f}")
+
+# %% tags=["hide-input"]
+# @title Figure: how long the scores are
+fig, ax = plt.subplots(figsize=(6.5, 2.8))
+for flag, color, label in ((0, VERMILION, "wrong"), (1, BLUE, "right")):
+    chosen = squared[r == flag].sqrt().tolist()
+    ax.hist(chosen, bins=torch.logspace(0.5, 3, 31).tolist(), color=color, alpha=0.7, label=f"{label} ({len(chosen)})")
+ax.set(xscale="log", xlabel="length of the score", ylabel="answers", title=f"{len(r)} answers to one prompt")
+ax.legend()
+plt.show()
+
+# %% [markdown]
+# Wrong answers have scores {{ wrong / right:.0f }} times as long, squared. {{ assert wrong > 3 * right }} A wrong
+# answer here is often the garbage of lesson 00, and each improbable token in it adds a long piece to the score. Without
+# a baseline and with rewards 0 and 1 all of that is multiplied by exactly 0. Take the mean reward off, and it comes in
+# with a weight of {{ -mean_reward:.2f }}. So the best constant here is {{ best:.2f }}, far below the mean reward of {{
+# mean_reward:.2f }}. {{ assert best < mean_reward / 2 }}
+#
+# Take this with a grain of salt: it is a fact about a 0.9 M model that writes garbage, not about language models. What
+# holds everywhere is this. "Subtract the mean, it reduces the variance" is a rule of thumb, and can be wrong. But a
+# baseline that moves **with** the rewards protects you from their scale, whatever it is.
+#
+# ## 8 · What is being paid
+#
+# The loop pays for whatever `verify` says, not for what you meant. Two readings of the same text: the **strict** one
+# wants a number announced by `####` and a space, with at most a unit behind it, and takes the last such line. The
+# **lenient** one takes, failing that, "the answer is NUMBER" or the last number in the text.
+
+# %% tags=["hide-input"]
+# @title Table: two readings
+TEXTS = ["3+4=7\n#### 7", "#### 7 apples", "####7", "The answer is 7.", "3+4=7, so 7 apples", "It is 5 or 6 or 7"]
+TEXTS += ["#### 6\nNo, wait.\n#### 7", "#### 7 or #### 8", "9+9=18\n#### 7"]
+lines = ["| answer (gold: 7) | strict | lenient |", "| --- | --- | --- |"]
 for text in TEXTS:
     verdict = task.verify(text, "7")
     marks = ["✓" if ok else "✗" for ok in (verdict.strict, verdict.lenient)]
@@ -178,617 +599,121 @@ for text in TEXTS:
 display(Markdown("\n".join(lines)))
 
 # %% [markdown]
-# Three things to take from the table. "The answer is 7." is right and earns nothing under the strict reading, so a
-# policy paid strictly will learn the format too. "It is 5 or 6 or 7" earns the lenient reward with luck: a loose
-# reading can be played. And the last line is right by accident, with working that is nonsense: **both** readings pay
-# for it. No reading of the final number sees the working.
+# `####7` has no space, so the strict reading refuses it; a unit behind the number is fine. "The answer is 7." is right
+# and earns nothing strictly, so a policy that is paid strictly learns the format, too: report both numbers, or a reader
+# will take format for mathematics. "It is 5 or 6 or 7" earns the lenient reward by hedging. And the last line is right
+# by accident, with nonsense for working: **both** pay for it. No reading of the final number sees the working. The
+# exercises let you cheat a verifier and then close it.
 #
-# In `rlcourse` the readings and the amounts are settings. An answer that was cut off at the limit earns nothing,
-# whatever it says: `12` may have been on its way to `125`.
-
-# %%
-from rlcourse.tasks.verify import reward
-
-amounts = {"correct": 1.0, "format": 0.0, "neither": 0.0}
-for text in ("3+4=7\n#### 7", "The answer is 7."):
-    for parser in ("strict", "lenient"):
-        earned = [reward(task.verify(text, "7"), finished, parser=parser, **amounts) for finished in (True, False)]
-        print(f"{text!r:20} {parser:8} finished: {earned[0]}   cut off: {earned[1]}")
-
-# %% [markdown]
-# How far apart are the two readings for the model that ships? **Look for** the gap between the bars of a pair. It is
-# the share that a strict score can gain by format alone. If you report one score, report the other beside it.
-
-# %%
-from rlcourse.evaluation import answer_problems, summarize
-
-asked = task.problems("test")[: pick(24, 400)]
-money = [p for p in asked if "dollars" in p.question]
-other = [p for p in asked if "dollars" not in p.question]
-fig, ax = plt.subplots(figsize=(6.5, 3))
-for place, chosen in enumerate((asked, money, other)):
-    summary = summarize(answer_problems(policy, engine, task, chosen, max_new_tokens=80))
-    pair = (("accuracy", BLUE, "strict", ""), ("accuracy_lenient", ORANGE, "lenient", "//"))
-    for side, (key, color, label, hatch) in enumerate(pair):
-        style = {"color": color, "hatch": hatch, "edgecolor": "white", "label": label if place == 0 else None}
-        bar = ax.bar(place + 0.38 * side - 0.19, 100 * summary[key], width=0.36, **style)
-        ax.bar_label(bar, fmt="%.1f", padding=2, fontsize=9)
-ax.set_xticks(range(3), [f"all {len(asked)}", f"about money ({len(money)})", f"other ({len(other)})"])
-ax.set(ylabel="greedy, % right", title="The same greedy answers under two readings")
-ax.margins(y=0.15)
-ax.legend(frameon=False)
-ax.spines[["top", "right"]].set_visible(False)
-plt.show()
-
-# %% [markdown]
-# ## 4 · The gradient of something nobody can differentiate
+# ## 9 · On record
 #
-# The goal is the expected reward,
-#
-# $$J(\theta) = \mathbb{E}_{y \sim \pi_\theta}\big[R(y)\big] = \sum_y \pi_\theta(y)\, R(y) ,$$
-#
-# with the prompt $x$ left out of the notation. Only $\pi_\theta$ depends on $\theta$, so
-# $\nabla J = \sum_y \nabla \pi_\theta(y)\, R(y)$. This is a sum over **all** texts, and we can only sample. The way out
-# is one line, the *log-derivative trick*: since $\nabla \log \pi = \nabla \pi / \pi$,
-#
-# $$\nabla J = \sum_y \pi_\theta(y)\, R(y)\, \nabla \log \pi_\theta(y)
-#            = \mathbb{E}_{y \sim \pi_\theta}\big[R(y)\, \nabla \log \pi_\theta(y)\big] .$$
-#
-# That is an expectation again, so a sample estimates it: draw $y$, look up its reward, and take
-# $R(y)\, \nabla \log \pi_\theta(y)$. This is **REINFORCE** (Williams 1992). $R$ appears as a plain number. The vector
-# $\nabla \log \pi_\theta(y)$ is called the *score* of $y$.
-#
-# ### A language small enough to write down
-#
-# To check the claim we need a case in which the sum over all texts can be done. Take three tokens, `a`, `b` and the
-# end `■`, at most three of them, and a policy that sees the previous token only: a table of 3 × 3 logits. The
-# verifier pays 1 for a finished text with exactly one `b`.
+# One run proves little. Here is the loop at the same size, {{ PROMPTS }} × {{ GROUP }} answers a step, with
+# {{ len(load_curve("lesson01_reinforce")["results"]) }} seeds for each line; the shift is 1 or −1, milder than our
+# judge's. The line is the mean of the seeds, the band reaches from the worst to the best.
 
-# %%
-TOKENS, LIMIT = "ab■", 3
+# %% tags=["hide-input"]
+# @title Figure: five seeds each
+from rlcourse.measure.records import provenance
 
-
-def all_texts(prefix: str = "") -> list[str]:
-    """Every text that the policy can write."""
-    if prefix.endswith("■") or len(prefix) == LIMIT:
-        return [prefix]
-    return [text for token in TOKENS for text in all_texts(prefix + token)]
-
-
-def token_log_probs(text: str, table: torch.Tensor) -> torch.Tensor:
-    """log pi of each token of a text: [length]. table: [3 previous (none, a, b), 3 tokens] logits."""
-    previous = [0] + [1 + TOKENS.index(token) for token in text[:-1]]
-    return table.log_softmax(-1)[previous, [TOKENS.index(token) for token in text]]
-
-
-def probabilities(table: torch.Tensor) -> torch.Tensor:
-    """pi of every text: [texts]."""
-    return torch.stack([token_log_probs(y, table).sum() for y in Y]).exp()
-
-
-Y = all_texts()
-R = torch.tensor([float(y.endswith("■") and y.count("b") == 1) for y in Y])
-table = torch.tensor([[0.5, -0.3, 0.1], [0.2, 0.0, -0.4], [-0.5, 0.3, 0.6]])
-pi = probabilities(table)
-print("  ".join(f"{y} {p:.3f}{'*' if r else ''}" for y, p, r in zip(Y, pi, R, strict=True)))
-print(f"{len(Y)} texts, probabilities add up to {pi.sum():.6f}; * earns 1; expected reward J = {(pi * R).sum():.4f}")
-
-# %% [markdown]
-# Now the gradient of $J$ in the 9 logits, in two ways. First directly: let autograd differentiate the sum over all
-# texts. Then by the trick: weigh each text's score by its probability and its reward.
-
-
-# %%
-def scores_of(table: torch.Tensor, end_counts: bool = True) -> torch.Tensor:
-    """The score of every text, grad log pi(y): [texts, 9]. With end_counts False the token ■ is left out, wrongly."""
-    leaf = table.clone().requires_grad_()
-    kept = [torch.tensor([end_counts or token != "■" for token in y]) for y in Y]
-    sums = [(token_log_probs(y, leaf) * keep).sum() for y, keep in zip(Y, kept, strict=True)]
-    return torch.stack([torch.autograd.grad(log_pi, leaf)[0].flatten() for log_pi in sums])
-
-
-leaf = table.clone().requires_grad_()
-J = (probabilities(leaf) * R).sum()
-exact = torch.autograd.grad(J, leaf)[0].flatten()
-scores = scores_of(table)
-trick = (pi[:, None] * R[:, None] * scores).sum(0)
-print("direct", [round(v, 4) for v in exact.tolist()])
-print("trick ", [round(v, 4) for v in trick.tolist()])
-assert torch.allclose(exact, trick, atol=1e-6)
-
-# %% [markdown]
-# ### One sample at a time
-#
-# A single sample is a wild estimate. Most texts earn 0 and then the estimate is the zero vector; a lucky text gives its
-# whole score. Below are single-sample estimates, then the mean of many.
-
-# %%
-torch.manual_seed(0)
-draws = torch.multinomial(pi, 100_000, replacement=True)
-estimates = R[draws, None] * scores[draws]  # [draws, 9]
-for i in range(4):
-    print(Y[draws[i]].ljust(4), [round(v, 2) for v in estimates[i].tolist()])
-print("mean of 100,000:", [round(v, 3) for v in estimates.mean(0).tolist()])
-print("exact:          ", [round(v, 3) for v in exact.tolist()])
-
-# %% [markdown]
-# *Unbiased* means: the mean over many draws has no error left but chance, and chance shrinks like $1/\sqrt{N}$.
-# **Look for** a straight line with the slope of the dotted one. A biased estimator bends and levels off. The red one is
-# biased: its mask leaves the end token out, a mistake that is easily made. It never learns when to stop.
-
-# %%
-N = [2**i for i in range(2, 17)]
-fig, ax = plt.subplots(figsize=(6.5, 3.6))
-curves = (("without the end token", scores_of(table, False), VERMILION), ("REINFORCE", scores, BLUE))
-for label, vectors, color in curves:
-    many = torch.multinomial(pi, 20 * N[-1], replacement=True).view(20, -1)
-    errors = []
-    for n in N:
-        means = (R[many[:, :n], None] * vectors[many[:, :n]]).mean(1)  # [20, 9]
-        errors.append((means - exact).norm(dim=1).mean().item())
-    ax.loglog(N, errors, color=color, marker="o", markersize=4, label=label)
-slope = [errors[0] * math.sqrt(N[0] / n) for n in N]
-ax.loglog(N, slope, color=BLACK, linestyle=":", label="slope of $1/\\sqrt{N}$")
-ax.set(xlabel="samples averaged, N", ylabel="distance to the exact gradient")
-ax.set_title("Unbiased: the error is chance alone")
-ax.legend(frameon=False)
-ax.grid(alpha=0.25)
-plt.show()
-
-# %% [markdown]
-# ## 5 · Baselines
-#
-# REINFORCE with rewards 0 and 1 learns from successes alone. With rewards 1 and 2 it pushes **every** sample up, the
-# right ones just harder. The mean of the estimator does not care about that constant. Its spread does.
-#
-# Why the mean does not care: a score has expectation zero, because probabilities always add up to one:
-#
-# $$\mathbb{E}_{y}\big[\nabla \log \pi_\theta(y)\big] = \sum_y \nabla \pi_\theta(y) = \nabla \sum_y \pi_\theta(y)
-#   = \nabla 1 = 0 .$$
-#
-# So any number $b$ that does not depend on the sample $y$ can be taken off the reward:
-#
-# $$\nabla J = \mathbb{E}_y\big[(R(y) - b)\, \nabla \log \pi_\theta(y)\big] .$$
-#
-# $b$ is called a **baseline**, and $A = R - b$ the **advantage**: how much better than expected. Checked on our 15
-# texts, where the expectation is a sum: the mean stays, the variance moves.
-
-
-# %%
-def mean_and_variance(pi, scores, rewards, b: float) -> tuple[torch.Tensor, float]:
-    """Mean [9] and total variance of the single-sample estimate (R - b) score, by enumeration."""
-    estimate = (rewards - b)[:, None] * scores
-    mean = (pi[:, None] * estimate).sum(0)
-    return mean, (pi * (estimate - mean).square().sum(1)).sum().item()
-
-
-for offset in (0.0, 1.0):
-    for b in (0.0, (pi * (R + offset)).sum().item()):
-        mean, variance = mean_and_variance(pi, scores, R + offset, b)
-        print(f"rewards {offset:.0f} and {1 + offset:.0f}, b = {b:.3f}: variance {variance:.3f}", end=", ")
-        print(f"mean off by {(mean - exact).abs().max().item():.0e}")
-        assert torch.allclose(mean, exact, atol=1e-6)
-
-# %% [markdown]
-# The variance is a parabola in $b$. Its lowest point is a weighted mean of the rewards, with the squared length of the
-# scores as weights (set the derivative by $b$ to zero):
-#
-# $$b^* = \mathbb{E}\big[\lVert\nabla\log\pi\rVert^2 R\big] \Big/ \mathbb{E}\big[\lVert\nabla\log\pi\rVert^2\big] .$$
-#
-# In practice one takes the plain mean reward, which needs no scores. Whether it is near $b^*$ has to be measured. Turn
-# the sliders: *offset* is added to every reward, *training* is how far the policy has been trained (by exact gradient
-# steps). **Look for** where $b = 0$, no baseline, lies on the curve.
-
-# %%
-trained = [table]
-for step in range(81):  # gradient ascent on the exact J
-    leaf = trained[-1].clone().requires_grad_()
-    J = (probabilities(leaf) * R).sum()
-    trained.append(trained[-1] + 1.0 * torch.autograd.grad(J, leaf)[0])
-    if step % 20 == 0:
-        print(f"after {step:2} exact gradient steps J = {J.item():.3f}")
-
-# %%
-from rlcourse.course.widgets import explorer
-
-
-def draw(ax, offset: float, training: int) -> None:
-    """Variance over baselines, and the three that have a name."""
-    pi = probabilities(trained[training])
-    scores, rewards = scores_of(trained[training]), R + offset
-    weights = pi * scores.square().sum(1)
-    named = {"none": 0.0, "mean reward": (pi * rewards).sum().item()}
-    named["best"] = ((weights * rewards).sum() / weights.sum()).item()
-    grid = torch.linspace(-2, 3, 101).tolist()
-    ax.plot(grid, [mean_and_variance(pi, scores, rewards, b)[1] for b in grid], color=BLACK)
-    styles = ((VERMILION, "s"), (BLUE, "o"), (GREEN, "^"))
-    for (name, b), (color, marker) in zip(named.items(), styles, strict=True):
-        variance = mean_and_variance(pi, scores, rewards, b)[1]
-        ax.plot(b, variance, color=color, marker=marker, markersize=9, linestyle="", label=f"{name}: {variance:.3f}")
-    ax.set(xlabel="baseline b", ylabel="variance", ylim=(0, None), xlim=(-2, 3))
-    ax.set_title(f"offset {offset:g}, mean reward {named['mean reward']:.2f}", fontsize=11)
-    ax.legend(frameon=False, fontsize=9)
-
-
-static = [{"offset": 0.0, "training": 0}, {"offset": 1.0, "training": 0}, {"offset": 0.0, "training": 60}]
-explorer(draw, static=static, offset=(0.0, -2.0, 2.0, 0.5), training=(0, 0, 80, 10))
-
-# %% [markdown]
-# With rewards 0 and 1 and few successes (left), "no baseline" sits close to the bottom already: 0 **is** close to the
-# mean reward. Add 1 to every reward (middle), and it is far up the wall. This is why the effect of a baseline depends
-# so much on how the reward happens to be scaled. And once nearly every text earns 1 (right), the mean reward is no
-# better than no baseline: the few failures have the long scores, and pull $b^*$ away from the mean.
-#
-# The same as a histogram. Each entry is the estimate from a **batch of 16**, projected on the exact gradient and
-# divided by its length: 1 is perfect, below 0 is a step in the wrong direction. The middle picture is rewards 1 and 2
-# without a baseline; the right one the same rewards, each less the mean of the other fifteen. That baseline has a name,
-# and section 7 comes to it.
-
-# %%
-torch.manual_seed(1)
-batches = torch.multinomial(pi, 4000 * 16, replacement=True).view(4000, 16)
-r = R[batches]
-others = (r.sum(1, keepdim=True) - r) / 15  # mean reward of the other samples in the batch
-ADVANTAGES = {
-    "rewards 0 and 1, no baseline": (r, ORANGE),
-    "rewards 1 and 2, no baseline": (r + 1, VERMILION),
-    "rewards 1 and 2, less the others' mean": ((r + 1) - (others + 1), BLUE),
+LINES = {  # record: label, colour, line style, marker
+    "reinforce": ("rewards 0, 1", BLUE, "-", "o"),
+    "reinforce_plus": ("rewards 1, 2", VERMILION, "--", "s"),
+    "reinforce_minus": ("rewards −1, 0", PURPLE, "-.", "^"),
+    "baseline_plus": ("rewards 1, 2, less the batch mean", GREEN, "--", "s"),
+    "rloo_plus": ("rewards 1, 2, RLOO", ORANGE, "-", "o"),
 }
-fig, axes = plt.subplots(1, 3, figsize=(12, 3), sharex=True, sharey=True, layout="constrained")
-for ax, (name, (advantage, color)) in zip(axes, ADVANTAGES.items(), strict=True):
-    gradients = (advantage[..., None] * scores[batches]).mean(1)  # [batches, 9]
-    along = gradients @ exact / exact.square().sum()
-    ax.hist(along.clamp(-4, 6).tolist(), bins=50, range=(-4, 6), color=color)
-    ax.axvline(1, color=BLACK, linestyle="--", linewidth=1)
-    ax.set(title=name, xlabel="estimate along the exact gradient")
-    print(f"{name:40} mean {along.mean():.2f}, std {along.std():.2f}, wrong way {(along < 0).float().mean():.1%}")
-axes[0].set_ylabel("batches of 16")
-plt.show()
-
-# %% [markdown]
-# ## 6 · The same on the embedded model
-#
-# Now hundreds of thousands of parameters instead of 9, and no exact gradient to compare with. We do what can be done:
-# draw many batches of 16 answers to **one** prompt, take each batch's gradient as training would, and look at the
-# spread.
-#
-# As the direction to project on we take the mean gradient of separate batches, so that no batch is compared with
-# itself. The three kinds of advantages see the same answers.
-
-
-# %%
-def gradients(rollout, advantages) -> list[torch.Tensor]:
-    """The REINFORCE gradient of one batch for each [rows] of advantages: tensors [parameters]."""
-    parameters = list(policy.model.parameters())
-    logprobs, _ = token_logprobs(policy.model, rollout, config.sampling, chunk=4096)
-    of_answers = logprobs.sum(1)  # masked tokens are 0: log pi of each answer
-    found = []
-    for advantage in advantages:
-        goal = (advantage * of_answers).mean()
-        pieces = torch.autograd.grad(goal, parameters, retain_graph=True)
-        found.append(torch.cat([piece.flatten() for piece in pieces]))
-    return found
-
-
-[example] = gradients(sixteen, [rewards])
-print(f"gradient of our sixteen answers: shape {list(example.shape)}, norm {example.norm():.2f}")
-
-# %%
-KINDS = ["rewards 0 and 1, no baseline", "rewards 1 and 2, no baseline", "less the others' mean"]
-
-
-def batch_gradients() -> list[torch.Tensor]:
-    """Sixteen new answers to the prompt, and their gradient by each kind of advantage."""
-    batch = engine.generate([prompt], 16, 80, config.sampling)
-    answers = policy.texts(batch.completion_ids, batch.completion_mask)
-    done = batch.finished.tolist()
-    r = [float(ok and task.verify(text, problem.gold).strict) for text, ok in zip(answers, done, strict=True)]
-    r = torch.tensor(r)
-    others = (r.sum() - r) / 15
-    return gradients(batch, [r, r + 1, r - others])
-
-
-torch.manual_seed(0)
-direction = sum(batch_gradients()[2] for _ in range(pick(3, 60)))
-direction /= direction.norm()
-print(f"direction from {pick(3, 60)} batches")
-
-# %%
-along, squares, sums = {k: [] for k in KINDS}, dict.fromkeys(KINDS, 0.0), dict.fromkeys(KINDS, 0)
-count = pick(8, 150)
-for _ in range(count):
-    for kind, gradient in zip(KINDS, batch_gradients(), strict=True):
-        along[kind].append((gradient @ direction).item())
-        squares[kind] += gradient.square().sum().item() / count
-        sums[kind] = sums[kind] + gradient / count
-variances = {kind: (squares[kind] - sums[kind].square().sum().item()) * count / (count - 1) for kind in KINDS}
-for kind in KINDS:
-    values = torch.tensor(along[kind])
-    standard_error = values.std() / math.sqrt(count)
-    print(
-        f"{kind:30} along the direction: mean {values.mean():.2f} ± {standard_error:.2f}, std {values.std():.2f}",
-        end="; ",
-    )
-    print(f"variance in all directions {variances[kind] / variances[KINDS[0]]:.2f} of the first")
-
-# %%
-fig, axes = plt.subplots(1, 3, figsize=(12, 3), sharex=True, sharey=True, layout="constrained")
-everything = [v for values in along.values() for v in values]
-limits = (min(everything), max(everything))
-for ax, kind, color in zip(axes, KINDS, (ORANGE, VERMILION, BLUE), strict=True):
-    ax.hist(along[kind], bins=30, range=limits, color=color)
-    ax.axvline(sum(along[kind]) / count, color=BLACK, linestyle="--", linewidth=1)
-    ax.set(title=kind, xlabel="gradient along the mean direction")
-axes[0].set_ylabel(f"of {count} batches of 16")
-plt.show()
-
-# %% [markdown]
-# The dashed lines, the means, agree within about two standard errors: no kind is biased. The shift by 1 costs dearly,
-# in the spread along the direction and in all directions together. Between the first and the third the numbers say
-# two things at once. **Along** the useful direction the baseline takes noise away. In **all directions together** it
-# adds some. So the mean reward is a poor choice of $b$ here? $b^*$ can tell. It needs the length of each answer's
-# score.
-
-# %%
-torch.manual_seed(2)
-pool = engine.generate([prompt], pick(24, 256), 80, config.sampling)
-answers = policy.texts(pool.completion_ids, pool.completion_mask)
-done = pool.finished.tolist()
-r = torch.tensor([float(ok and task.verify(a, problem.gold).strict) for a, ok in zip(answers, done, strict=True)])
-squared = []
-for row in range(len(r)):
-    [score] = gradients(pool[[row]], [torch.ones(1)])
-    squared.append(score.square().sum().item())
-squared = torch.tensor(squared)
-print(f"{len(r)} answers, mean reward {r.mean():.2f}")
-print(f"mean squared score of the right answers {squared[r == 1].mean():8,.0f}")
-print(f"                  of the wrong answers {squared[r == 0].mean():8,.0f}")
-print(f"best baseline {(squared * r).sum() / squared.sum():.2f}")
-
-# %%
-grid = torch.linspace(-0.5, 1, 61)
-second_moment = torch.stack([((r - b).square() * squared).mean() for b in grid])
-fig, ax = plt.subplots(figsize=(6, 3.2))
-ax.plot(grid, second_moment / second_moment.min(), color=BLACK)
-named = {"none": 0.0, "mean reward": r.mean().item(), "best": ((squared * r).sum() / squared.sum()).item()}
-for (name, b), (color, marker) in zip(named.items(), ((VERMILION, "s"), (BLUE, "o"), (GREEN, "^")), strict=True):
-    height = ((r - b).square() * squared).mean() / second_moment.min()
-    ax.plot(b, height, color=color, marker=marker, markersize=9, linestyle="", label=f"{name}: b = {b:.2f}")
-ax.set(xlabel="baseline b", ylabel="mean squared length\n(lowest = 1)", title="One answer's estimate, embedded model")
-ax.set_ylim(0, 1.1 * max(1.0, (second_moment[0] / second_moment.min()).item()))
-ax.legend(frameon=False)
-plt.show()
-
-# %% [markdown]
-# The best constant is close to 0, not to the mean reward. The reason is in the printed lengths: wrong answers are
-# often wanderings of improbable tokens, and improbable tokens have long scores. With rewards 0 and 1 and no baseline
-# they are multiplied by exactly 0. Any other $b$ lets them in. So "subtract the mean, it reduces the variance" is a
-# rule of thumb, not a theorem. What always helps is that the baseline moves **with** the rewards when these are
-# shifted.
-#
-# ## 7 · Where the baseline comes from
-#
-# The expected reward of a prompt is not known. Three usual substitutes:
-#
-# 1. the **mean reward of the batch**. Simple, but hard prompts and easy ones share it;
-# 2. a **value head** that learns to predict it: PPO, lesson 02;
-# 3. the **other answers to the same prompt**. They are there anyway. This is RLOO, for *REINFORCE leave-one-out*
-#    (Kool et al. 2019; Ahmadian et al. 2024): with $n$ answers to a prompt,
-#
-# $$A_i = R_i - \frac{1}{n-1} \sum_{j \ne i} R_j .$$
-#
-# Why leave one's own reward out? Because a baseline must not depend on the sample it is taken from. If it contains
-# $R_i$, a success pays part of its own price. With the mean of all $n$ the gradient becomes $(1 - 1/n)\, \nabla J$:
-# the right direction, too short. On the toy we can go through **all** groups of two and of three texts.
-
-# %%
-for n in (2, 3):
-    groups = torch.tensor(list(itertools.product(range(len(Y)), repeat=n)))  # [15^n, n]
-    weight = pi[groups].prod(1)
-    r = R[groups]
-    kinds = {"own reward in": r - r.mean(1, keepdim=True), "left out": r - (r.sum(1, keepdim=True) - r) / (n - 1)}
-    for name, advantage in kinds.items():
-        mean = (weight[:, None] * (advantage[..., None] * scores[groups]).mean(1)).sum(0)
-        ratio = (mean @ exact / exact.square().sum()).item()
-        print(f"n = {n}, {len(groups)} groups, {name:14} mean = {ratio:.4f} x the exact gradient", end=", ")
-        print(f"farthest from it {(mean - ratio * exact).abs().max().item():.0e}")
-
-# %% [markdown]
-# One half, two thirds, and one, one. A factor that is the same for all prompts is no harm: an optimizer such as Adam
-# divides by the size of the gradient anyway. So the two are the same up to a constant,
-# $A^{\text{RLOO}}_i = \frac{n}{n-1}\,(R_i - \bar R)$, which is also how the package computes it.
-
-# %%
-from rlcourse.advantages import batch_centered, group_centered, leave_one_out
-
-r = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0])  # two prompts, four answers each, prompt after prompt
-by_hand = torch.stack([r[i] - (r[i // 4 * 4 : i // 4 * 4 + 4].sum() - r[i]) / 3 for i in range(8)])
-print("rewards        ", r.tolist())
-print("leave one out  ", [round(v, 3) for v in leave_one_out(r, 4).tolist()])
-print("less batch mean", [round(v, 3) for v in batch_centered(r).tolist()])
-assert torch.allclose(by_hand, leave_one_out(r, 4)) and torch.allclose(by_hand, group_centered(r, 4) * 4 / 3)
-assert torch.equal(leave_one_out(r + 1, 4), leave_one_out(r, 4))
-print("a constant added to every reward changes nothing:", torch.equal(leave_one_out(r + 1, 4), leave_one_out(r, 4)))
-
-# %% [markdown]
-# ## 8 · As a loss
-#
-# Optimizers minimise, and autograd wants a scalar. So we write down a number whose gradient is minus the estimate:
-#
-# $$\mathcal{L}(\theta) = -\frac{1}{N} \sum_{i=1}^{N} A_i \sum_{t} m_{i,t}\, \log \pi_\theta(y_{i,t} \mid s_{i,t}) ,$$
-#
-# with the mask $m$ and the advantages $A_i$ as constants. Its **value** means little: it need not fall while the policy
-# gets better. Only its gradient counts. `rlcourse` splits it into two functions: the loss of each token, and the
-# aggregation to a number. Its aggregation `constant` divides by $N$ and by the token limit as well, a constant.
-
-# %%
-from rlcourse.losses import aggregate, token_loss
-
-mask = sixteen.completion_mask
-advantage = leave_one_out(rewards, 16)
-logprobs, _ = token_logprobs(policy.model, sixteen, config.sampling, chunk=4096)
-ours = -(advantage[:, None] * logprobs * mask).sum() / 16
-switches = {"surrogate": "reinforce", "ratio": "token", "clip_low": 0.2, "clip_high": 0.2}
-per_token, _ = token_loss(logprobs, sixteen.logprobs, advantage, mask, **switches)
-theirs = aggregate(per_token, mask, "constant", rows=16, tokens=int(mask.sum()), max_new_tokens=80)
-print(f"by hand {ours.item():.5f}   package x 80 {80 * theirs.item():.5f}")
-assert torch.allclose(ours, 80 * theirs, atol=1e-4)
-parameters = list(policy.model.parameters())
-[a, b] = [torch.autograd.grad(loss, parameters, retain_graph=True) for loss in (ours, theirs)]
-gap = max((x - 80 * y).abs().max().item() for x, y in zip(a, b, strict=True))
-print(f"largest difference of their gradients: {gap:.1e}")
-
-# %% [markdown]
-# ## 9 · A short training run
-#
-# All the pieces stand: sample, verify, compare, lose, step. The trainer of the package strings them together. Here is
-# RLOO on few prompts a step, live. It is **one** run: it shows that the thing learns, not how well.
-
-# %%
-from rlcourse.runs import read_lines
-from rlcourse.trainer import train
-
-folder = tempfile.mkdtemp()
-few = {"num_prompts": 4, "num_generations": 8, "steps": pick(4, 40), "eval_every": pick(2, 5)}
-least = {"eval_validation": pick(20, 200), "eval_problems": 1, "pass_k": 0}  # the curve is enough here
-result = train(make_config(algorithm="rloo", output=folder, **few, **least))
-metrics = read_lines(Path(result["folder"]) / "metrics.jsonl")
-evals = read_lines(Path(result["folder"]) / "evals.jsonl")
-print(f"{result['steps']} steps of 4 x 8 answers in {result['wall_seconds']:.0f} s", end="; ")
-print("validation", " → ".join(f"{e['accuracy']:.1%}" for e in (evals[0], evals[-1])))
-
-# %%
-fig, ax = plt.subplots(figsize=(7, 3.4))
-ax.plot([m["step"] for m in metrics], [100 * m["accuracy"] for m in metrics], color=SKY, label="samples of the step")
-both = [(e["step"], 100 * e[key]) for key in ("accuracy", "accuracy_lenient") for e in evals]
-ax.plot(*zip(*both[: len(evals)], strict=True), color=BLUE, marker="o", label="validation, greedy, strict")
-ax.plot(*zip(*both[len(evals) :], strict=True), color=ORANGE, linestyle="--", marker="s", label="the same, lenient")
-ax.set(xlabel="training step", ylabel="% right", ylim=(0, 100), title="RLOO, one run")
-ax.legend(frameon=False)
-ax.grid(alpha=0.25)
-ax.spines[["top", "right"]].set_visible(False)
-plt.show()
-
-# %% [markdown]
-# The two readings rise together: here the gain is mathematics and choice, hardly format.
-#
-# ## 10 · When the baseline matters, and when it does not
-#
-# The same small setting, now recorded with five seeds for each line. Left: REINFORCE without a baseline, with rewards
-# (wrong, right) of (0, 1), then (1, 2), then (−1, 0). All three have the same expected gradient. Right: the rewards
-# (1, 2) again, with a baseline. **Look for** the gap between bands.
-
-# %%
-from rlcourse.course.lessons.curve_records import load_curve
-from rlcourse.course.lessons.lesson01 import VARIANTS
-from rlcourse.measure.plots import seed_band
-
-curves = {name: load_curve(f"lesson01_{name}") for name in VARIANTS}
-PLAIN, PLUS, MINUS = "reinforce", "reinforce_plus", "reinforce_minus"
-MEAN, RLOO = "baseline_plus", "rloo_plus"
-
-
-def band(ax, seeds, label: str, color: str, linestyle="-", marker="o") -> None:
-    """Mean over seeds, and a band from the worst to the best."""
-    steps, low, mean, high = seed_band(seeds)
+curves = {name: load_curve(f"lesson01_{name}") for name in LINES}
+fig, axes = plt.subplots(1, 2, figsize=(11, 3.8), sharey=True, layout="constrained")
+for name, (label, color, style, marker) in LINES.items():
+    ax = axes[int(name in ("baseline_plus", "rloo_plus"))]
+    steps, low, mean, high = ([*v] for v in seed_band(curves[name]["results"]))
     ax.fill_between(steps, [100 * v for v in low], [100 * v for v in high], color=color, alpha=0.18, linewidth=0)
-    ax.plot(steps, [100 * v for v in mean], color=color, linestyle=linestyle, marker=marker, markersize=4, label=label)
-
-
-for name, record in curves.items():
-    print(f"{name:16} {len(record['results'])} seeds, recorded on {record['device']}, {record['date']}")
-
-# %%
-fig, axes = plt.subplots(1, 2, figsize=(11, 3.8), sharey=True)
-band(axes[0], curves[PLAIN]["results"], "rewards 0, 1", ORANGE)
-band(axes[0], curves[PLUS]["results"], "rewards 1, 2", VERMILION, "--", "s")
-band(axes[0], curves[MINUS]["results"], "rewards −1, 0", PURPLE, "-.", "^")
-band(axes[1], curves[MEAN]["results"], "rewards 1, 2, batch mean off", GREEN, "--", "s")
-band(axes[1], curves[RLOO]["results"], "rewards 1, 2, RLOO", BLUE)
-for ax, title in zip(axes, ("REINFORCE, no baseline", "with a baseline"), strict=True):
+    ax.plot(steps, [100 * v for v in mean], color=color, linestyle=style, marker=marker, label=label)
+for ax, title in zip(axes, ("no baseline", "with a baseline"), strict=True):
     ax.set(title=title, xlabel="training step", ylim=(0, 100))
-    ax.legend(frameon=False, loc="lower right")
-    ax.grid(alpha=0.25)
+    ax.legend(loc="lower right")
+    ax.grid()
 axes[0].set_ylabel("greedy, % right")
 plt.show()
-print(f"4 prompts x 8 answers a step, band from worst to best; recorded on {record['device']},", end=" ")
-print(f"{max(c['date'] for c in curves.values())}, with `python -m rlcourse.course.lessons.lesson01`")
-
-# %%
-final = {name: [seed["evals"][-1]["accuracy"] for seed in curve["results"]] for name, curve in curves.items()}
-for name, values in final.items():
-    print(f"{name:16} after {record['setup']['steps']} steps: {min(values):.1%} to {max(values):.1%}")
-assert max(final[PLUS] + final[MINUS]) < min(final[PLAIN] + final[MEAN] + final[RLOO])  # the bands do not touch
+final = {name: [100 * seed["evals"][-1]["accuracy"] for seed in curve["results"]] for name, curve in curves.items()}
+ends = [[seed["summary"]["accuracy_after"] for seed in load_curve(n)["results"]] for n in ("reinforce", "rloo")]
+ends.append([seed["summary"]["accuracy_after"] for seed in load_curve("reinforce_baseline")["results"]])
+lost = {n: fmean(final["reinforce"]) - fmean(final[n]) for n in ("reinforce_plus", "reinforce_minus")}
+default_overlaps = max(map(min, ends)) <= min(map(max, ends))
+print(provenance(curves["reinforce"]), "with `python -m rlcourse.course.lessons.lesson01`")
 
 # %% [markdown]
-# A constant that changes nothing in expectation costs REINFORCE a large part of its progress, whichever its sign. A
-# baseline gives it back: both lines on the right do what rewards 0 and 1 did without one. Note what is **not** there,
-# too. On the right, batch mean and RLOO cannot be told apart, and neither beats plain REINFORCE with rewards 0 and 1.
+# A shift that changes nothing in expectation costs {{ lost["reinforce_plus"]:.0f }} points on average when it is up and
+# {{ lost["reinforce_minus"]:.0f }} when it is down, and the bands do not touch. {{ assert max(final["reinforce_plus"] +
+# final["reinforce_minus"]) < min(final["reinforce"]) }} Either baseline gives it back. {{ assert
+# min(final["baseline_plus"] + final["rloo_plus"]) > max(final["reinforce_plus"] + final["reinforce_minus"]) }}
 #
-# And at the default setting, 16 prompts × 8 answers with rewards 0 and 1? **Look for** a difference.
+# Where nothing differs: at the default setting of the course, 16 × 8 answers with rewards 0 and 1, plain REINFORCE, the
+# batch mean and RLOO end with ranges over their seeds that overlap. {{ assert default_overlaps }} If somebody shows you
+# that one of them wins, ask for the setting, the seeds and the spread.
+#
+# ## 10 · Nothing else is hidden
+#
+# The package's step, `rlcourse.step.train_step`, is this loop with more choices in it. The same seed, one step of each:
 
 # %%
-fig, ax = plt.subplots(figsize=(7, 3.6))
-finals = {}
-for name in ("reinforce", "reinforce_baseline", "rloo"):
-    default = load_curve(name)["results"]
-    band(ax, default, LABELS.get(name, name.upper()), *STYLES[name])
-    finals[name] = [seed["summary"]["accuracy_after"] for seed in default]
-ax.set(xlabel="training step", ylabel="greedy, % right", ylim=(0, 100), title="The default setting, rewards 0 and 1")
-ax.legend(frameon=False, loc="lower right")
-ax.grid(alpha=0.25)
-plt.show()
-for name, values in finals.items():
-    print(f"{name:20} {len(values)} seeds, test accuracy {min(values):.1%} to {max(values):.1%}")
-overlap = max(min(values) for values in finals.values()) <= min(max(values) for values in finals.values())
-print("do the ranges overlap?", overlap)
+from rlcourse.config import make_config
+from rlcourse.course.lessons.experiment import Experiment
+
+theirs = Experiment(make_config(algorithm="reinforce", num_prompts=PROMPTS, num_generations=GROUP, seed=0))
+theirs.train(step=0)
+ours, _ = train(as_it_is, steps=1)
+trios = zip(policy.model.parameters(), ours.model.parameters(), theirs.policy.model.parameters(), strict=True)
+trios = [(start.detach(), a.detach(), b.detach()) for start, a, b in trios]
+moved = sum((a - start).abs().sum().item() for start, a, _ in trios)
+apart = sum((a - b).abs().sum().item() for _, a, b in trios)
+print(f"the step moved the weights by {moved:.4f} in all; theirs and ours are {apart / moved:.2%} of that apart")
+assert apart < 0.02 * moved
 
 # %% [markdown]
-# There is none to be seen. With rewards 0 and 1, **REINFORCE without a baseline does as well here as RLOO**. Section
-# 6 said why that is no surprise: a wrong answer counts 0, so its long score does no harm. Take two things along. A
-# baseline protects you from the accident of how rewards are scaled, and it costs nothing. And an algorithm that wins
-# on one setting may win nothing on another: ask for the setting, the seeds and the spread.
-#
 # ## Check yourself
 #
 # 1. Which token of the answer `#### 7■` gets the reward, if the reward comes at the end?
 #
 # <details><summary>Answer</summary>
-# All of them, the end token too. The return of every step is the same R, and the loss multiplies each token's log-prob
-# by the same advantage. REINFORCE does not know which token deserved it; averaging over many answers sorts that out.
+# All of them, the end token too: the loss multiplies each token's log-prob by the same weight. REINFORCE does not know
+# which token deserved it; averaging over many answers sorts that out.
 # </details>
 #
-# 2. The reward is 1 for every one of your sixteen answers. What is the gradient without a baseline, and with RLOO?
+# 2. The reward is 1 for all of your sixteen answers. What is the gradient without a baseline, and with RLOO?
 #
 # <details><summary>Answer</summary>
-# Without: the mean score of the sixteen, not zero, although there is nothing to learn. Its expectation is zero, so it
-# is noise. With RLOO: exactly zero.
+# Without: the mean score of the sixteen. It is not zero although there is nothing to learn; its expectation is zero, so
+# it is noise. With RLOO: exactly zero.
 # </details>
 #
 # 3. May a baseline depend on the prompt? On the length of the answer?
 #
 # <details><summary>Answer</summary>
 # On the prompt: yes, it is known before anything is sampled. On the length of the answer: no. The length is part of the
-# sample, the proof with the sum of probabilities breaks, and the gradient is biased.
+# sample, so the proof of section 5 breaks and the gradient is biased.
 # </details>
 #
 # 4. Your loss went up during training. Is something broken?
 #
 # <details><summary>Answer</summary>
-# Not by that alone. The value of the policy-gradient loss is no measure of progress; look at reward and accuracy.
+# Not by that alone. The value of this loss is no measure of progress, only its gradient means something. Look at reward
+# and accuracy.
 # </details>
 #
-# 5. Strict accuracy rose from 2 % to 48 % and lenient accuracy from 38 % to 55 %. What did the training mostly teach?
+# 5. A colleague trains on the right samples only and calls it rejection sampling. What is the difference to our first
+#    run?
 #
 # <details><summary>Answer</summary>
-# The format. The gap between the readings shrank from 36 points to 7, which is 29 of the 46 points that the strict
-# score gained. (The numbers are made up for this question.)
+# With fresh samples at every step there is none but the scale: rewards 0 and 1 as weights **are** the choice of the
+# right samples. The difference begins when wrong answers get a negative weight, which is what a baseline does.
 # </details>
 #
 # ## Exercises
 #
-# [exercises/01_policy_gradient.ipynb](../exercises/01_policy_gradient.ipynb): the log-prob of an answer, the loss, the
-# mean and variance of the estimator under a baseline, and leave-one-out. Then go on to [02 · PPO](02_ppo.ipynb).
+# [exercises/01_policy_gradient.ipynb](../exercises/01_policy_gradient.ipynb): find the mistakes in a colleague's loss
+# from its curves, cheat a verifier and close it, and find out what a baseline may know. Then go on to
+# [02 · PPO](02_ppo.ipynb).
 #
 # ## Further reading
 #

@@ -41,6 +41,18 @@ print(f"advantage: {config.advantage}, surrogate: {config.surrogate}, clip: {con
 # %% [markdown]
 # ## 1 · Where we stand
 #
+# Lesson 01 left you with a loop. These are the lines of it that change here:
+#
+# ```python
+# weights = weigh(rewards)                                     # 01: one number for an answer
+# loss = -(weights * log_pi).sum() / (len(rewards) * LIMIT)    # 01: one step on a rollout
+#
+# advantages = gae(token_rewards, values)                      # 02: one number for a token, from a learned critic
+# for _ in range(updates):                                     # 02: several steps on a rollout
+#     ratio = (log_probs(policy.model, rollout) - old).exp()   # 02: the policy moves away from the one that sampled
+#     loss = -torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages).sum() / tokens
+# ```
+#
 # REINFORCE with a baseline gives every token of an answer the same advantage $A = R - b$. And each rollout serves a
 # single step: after it the samples come from an old policy, and the estimator no longer holds. **PPO**, *proximal
 # policy optimisation* (Schulman et al. 2017), changes both: a learned baseline **for each token**, and **several
@@ -765,7 +777,7 @@ trainer.value_head.load_state_dict(head.state_dict())
 torch.manual_seed(0)
 completions, _ = collect(learner, make_engine(learner, small.engine, torch.float32), task, order, small)
 rollout, mask = completions.rollout, completions.rollout.completion_mask
-batch = make_batch(trainer, completions, small)
+batch = make_batch(trainer, completions)
 
 with torch.no_grad():
     start, _ = token_logprobs(policy.model, rollout, small.sampling, chunk=4096)
@@ -819,7 +831,7 @@ for name in ours[0]:
 from rlcourse.course.lessons.experiment import Replay
 
 earned = completions.rewards.tolist()
-theirs, _ = train_step(trainer, Replay(rollout), task, order, small, step=0, reward_function=lambda *_: earned)
+theirs, _ = train_step(trainer, Replay(rollout), task, order, step=0, reward_function=lambda *_: earned)
 for name in ours[0]:
     mean = sum(parts[name] for parts in ours) / len(ours)
     print(f"{name:13} by hand {mean:8.5f}   package {theirs[name]:8.5f}")

@@ -86,7 +86,7 @@ def update_seconds(algorithm: str, rewards: torch.Tensor) -> tuple[float, float]
     settings = make_config(algorithm=algorithm, num_prompts=config.num_prompts, **one)
     learner, again, seconds = Learner(copy.deepcopy(policy), settings), Replay(batch.rollout), []
     for _ in range(pick(1, 5)):
-        metrics, _ = train_step(learner, again, task, order, settings, 0, reward_function=lambda *_: rewards.tolist())
+        metrics, _ = train_step(learner, again, task, order, 0, reward_function=lambda *_: rewards.tolist())
         seconds.append((metrics["timing"]["advantages_s"], metrics["timing"]["update_s"]))
     return tuple(statistics.median(column) for column in zip(*seconds, strict=True))
 
@@ -525,15 +525,13 @@ def updated(times: int) -> tuple[Learner, dict]:
     with_kl = make_config(algorithm="grpo", num_prompts=config.num_prompts, inner_epochs=times, **settings)
     learner, earned = Learner(copy.deepcopy(policy), with_kl), batch.rewards.tolist()
     torch.manual_seed(0)
-    metrics, _ = train_step(
-        learner, Replay(batch.rollout), task, order, with_kl, step=0, reward_function=lambda *_: earned
-    )
+    metrics, _ = train_step(learner, Replay(batch.rollout), task, order, step=0, reward_function=lambda *_: earned)
     return learner, metrics
 
 
 (learner, once), (_, twice) = updated(1), updated(2)
 logprobs, _ = learner.logprobs_and_values(batch.rollout)
-ref_logprobs, mask = make_batch(learner, batch, learner.config).ref_logprobs, batch.rollout.completion_mask
+ref_logprobs, mask = make_batch(learner, batch).ref_logprobs, batch.rollout.completion_mask
 A = group_normalized(batch.rewards, config.num_generations)
 loss = grpo_loss(logprobs, batch.rollout.logprobs, ref_logprobs, A, mask, 0.2, 0.04)
 ours = torch.autograd.grad(loss, list(learner.policy.model.parameters()))

@@ -301,7 +301,7 @@ def train_forced(algorithm, steps, seed=7):
     for step in range(steps + 1):
         if step % 2 == 0:
             lengths.append({"step": step} | lesson04.forced_lengths(policy, engine, probes, config.max_new_tokens))
-        train_step(learner, forced, task, order, config, step, reward_function=lesson04.fated_rewards("worked earns 1"))
+        train_step(learner, forced, task, order, step, reward_function=lesson04.fated_rewards("worked earns 1"))
     return policy, lengths
 
 
@@ -775,7 +775,7 @@ answered, _ = collect(policy, engine, task, PromptSampler(task.problems("train")
 def gradient(model, name):
     """The gradient of an algorithm's loss on the batch, as one long vector."""
     config, rollout = make_config(algorithm=name), answered.rollout
-    batch = make_batch(Learner(policy, config), answered, config)
+    batch = make_batch(Learner(policy, config), answered)
     logprobs, _ = token_logprobs(model, rollout, config.sampling, chunk=4096)
     loss, _ = token_loss(logprobs, rollout.logprobs, batch.advantages, batch.loss_mask, surrogate=config.surrogate,
                          ratio=config.ratio, clip_low=config.clip_low, clip_high=config.clip_high)  # fmt: skip
@@ -798,7 +798,7 @@ print(f"RLOO over Dr. GRPO, first update: {(rloo @ dr_grpo / dr_grpo.square().su
 moved, rollout, earned = copy.deepcopy(policy), answered.rollout, answered.rewards.tolist()
 config = make_config(num_prompts=config.num_prompts, inner_epochs=6, lr=1e-4, warmup_steps=0, micro_batch_rows=32)
 order = PromptSampler(task.problems("train"), 0)
-train_step(Learner(moved, config), Replay(rollout), task, order, config, step=0, reward_function=lambda *_: earned)
+train_step(Learner(moved, config), Replay(rollout), task, order, step=0, reward_function=lambda *_: earned)
 later = cosines(moved.model)
 with torch.no_grad():
     new, _ = token_logprobs(moved.model, rollout, config.sampling, chunk=4096)

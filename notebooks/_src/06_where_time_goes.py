@@ -65,7 +65,7 @@ from rlcourse.tasks.prompts import PromptSampler
 PHASES = {"rollout": BLUE, "reward": ORANGE, "advantages": GREEN, "update": VERMILION}
 learner, order = Learner(policy, config), PromptSampler(task.problems("train"), config.seed)
 torch.manual_seed(0)
-steps = [train_step(learner, engine, task, order, config, step=0)[0]["timing"] for _ in range(pick(3, 9))]
+steps = [train_step(learner, engine, task, order, step=0)[0]["timing"] for _ in range(pick(3, 9))]
 for row in steps:
     print("  ".join(f"{phase} {1e3 * row[f'{phase}_s']:7.1f} ms" for phase in (*PHASES, "step")))
 

@@ -11,8 +11,12 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from rlcourse.config import TrainConfig
+from rlcourse.files import try_folder
 from rlcourse.measure.records import device_name, format_cell, write_record
+from rlcourse.paths import data_folder
 
+POSITIONS = {"qwen2.5-0.5b": 32768, "tiny": 32768, "embedded": 512}  # shapes, and the tokens of their longest row
+LENGTHS = ("equal", "skewed")
 BENCHMARKS = ("learn", "decode", "kernels", "cute", "story", "rollout", "step", "update", "mismatch", "logprobs")
 WIDEST_SPREAD = 0.2  # a measurement whose interquartile range is a larger share of its median is not recorded
 
@@ -28,12 +32,32 @@ class Options:
     lengths: str = "equal"
     repeats: int = 5
 
+    def check(self, what: str) -> None:
+        """Raise ValueError for what the benchmark `what` cannot do, before anything is loaded."""
+        if what not in BENCHMARKS:
+            raise ValueError(f"Unknown benchmark {what!r}: use {', '.join(BENCHMARKS[:-1])} or {BENCHMARKS[-1]}.")
+        shapes = [shape for shape in POSITIONS if shape != "embedded" or what == "decode"]
+        if self.shape not in shapes:
+            raise ValueError(f"Unknown shape {self.shape!r}: use one of {', '.join(shapes)}.")
+        if self.lengths not in LENGTHS:
+            raise ValueError(f"Unknown lengths {self.lengths!r}: use {' or '.join(LENGTHS)}.")
+        tokens, positions = self.prompt_tokens + self.new_tokens, POSITIONS[self.shape]
+        if tokens > positions:
+            raise ValueError(
+                f"--prompt-tokens and --new-tokens are {tokens:,} together, and {self.shape} has {positions:,} "
+                "positions: lower one."
+            )
+
 
 def run_bench(what: str, config: TrainConfig, options: Options, record: bool) -> None:
     """Run the benchmark `what`, print its table and, with `record`, write the measurement record.
 
-    Raises ValueError for an unknown name, or a spread too wide to be recorded.
+    Raises ValueError for options that cannot be, or a spread too wide to be recorded; OSError where a record cannot be
+    written.
     """
+    options.check(what)
+    if record:
+        try_folder(data_folder() / "measurements", "install the package where you may write")
     from rlcourse.bench import numerics, speed
     from rlcourse.bench.decode import decode
 
@@ -67,8 +91,6 @@ def run_bench(what: str, config: TrainConfig, options: Options, record: bool) ->
             setup, rows = numerics.mismatch(config)
         case "logprobs":
             setup, rows = numerics.logprobs()
-        case _:
-            raise ValueError(f"Unknown benchmark {what!r}: use {', '.join(BENCHMARKS[:-1])} or {BENCHMARKS[-1]}.")
     columns = list(dict.fromkeys(key for row in rows for key in row))
     table = Table(*(Column(column, no_wrap=True) for column in columns), title=f"{what} on {device_name()}")
     for row in rows:

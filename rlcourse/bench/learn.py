@@ -13,7 +13,8 @@ from rich.console import Console
 from rlcourse.bench.models import write_wide_heads
 from rlcourse.config import ALGORITHMS, TrainConfig, make_config
 from rlcourse.device import find_device
-from rlcourse.runs import new_run, read_lines
+from rlcourse.files import read_lines
+from rlcourse.runs import new_run
 from rlcourse.trainer import Trainer
 
 Rows = list[dict[str, Any]]

@@ -33,6 +33,9 @@ SHAPES = {
 }
 
 
+POSITIONS = 32768  # of every shape
+
+
 def task_texts(task: Task, count: int = 2000) -> Iterable[str]:
     """Questions and answers to train a tokenizer on, so that prompts have about as many tokens as with a real one."""
     for problem in task.problems("train")[:count]:
@@ -51,7 +54,7 @@ def write_random_model(shape: str, task: Task, folder: Path) -> None:
     tokenizer = train_tokenizer(task_texts(task), vocab_size=2000)
     config = Qwen2Config(
         **SHAPES[shape],
-        max_position_embeddings=32768,
+        max_position_embeddings=POSITIONS,
         rms_norm_eps=1e-6,
         rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
         tie_word_embeddings=True,

@@ -1,6 +1,7 @@
 """`rlcourse lab`: JupyterLab in the folder of the course."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def command(port: int, root: Path = ROOT) -> list[str]:
-    """The command that starts JupyterLab in `root`. Raises one sentence without JupyterLab or the notebooks."""
+    """The command that starts JupyterLab in `root`, for this machine alone. Raises one sentence without JupyterLab or
+    the notebooks."""
     if not (root / "notebooks").is_dir():
         raise FileNotFoundError(
             "The notebooks are not part of an installed package: clone the repository, install it with "
@@ -17,7 +19,10 @@ def command(port: int, root: Path = ROOT) -> list[str]:
         )
     if importlib.util.find_spec("jupyterlab") is None:
         raise ValueError("JupyterLab is not installed: run `python -m pip install -e '.[notebooks]'`.")
-    return [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={root}", f"--port={port}"]
+    options = [f"--ServerApp.root_dir={root}", "--ip=127.0.0.1", f"--port={port}"]
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        options.append("--allow-root")  # in a container everybody is root, and nobody else reaches this address
+    return [sys.executable, "-m", "jupyterlab", *options]
 
 
 def lab(port: int) -> int:

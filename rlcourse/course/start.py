@@ -6,6 +6,7 @@ Imports nothing heavy. The repository's address and the tag that notebooks insta
 import os
 
 from rlcourse import __version__
+from rlcourse.course.figures import use_style
 from rlcourse.measure.records import device_name
 
 REPOSITORY = "rlcourse/rlcourse"  # on GitHub
@@ -26,7 +27,7 @@ def colab_url(path: str) -> str:
 
 
 def start(version: str) -> None:
-    """Check the package against the notebook's `version` and print the machine and the profile.
+    """Check the package against the notebook's `version`, set the look of figures, print the machine and the profile.
 
     Raises RuntimeError in one sentence if they do not belong together.
     """
@@ -35,6 +36,7 @@ def start(version: str) -> None:
             f"This notebook belongs to rlcourse {version}, but {__version__} is installed: "
             f'run `%pip install --no-deps "rlcourse @ git+https://github.com/{REPOSITORY}@v{version}"` and restart.'
         )
+    use_style()
     print(f"rlcourse {__version__} on {device_name()}, profile {profile()}")
 
 

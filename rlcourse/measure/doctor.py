@@ -160,7 +160,7 @@ def preset_facts(facts: dict[str, Any]) -> list[dict[str, Any]]:
         try:
             estimate = memory.estimate(config, memory.model_shape(config.model), device)
             needs, fits = estimate.peak, None if has is None else estimate.fits(has)
-        except FileNotFoundError:  # the embedded model is missing, which has a check of its own
+        except (FileNotFoundError, ValueError):  # the embedded model is missing or broken
             needs, fits = None, None
         rows.append({"preset": preset, "device": device, "needs_bytes": needs, "has_bytes": has, "fits": fits})
     return rows

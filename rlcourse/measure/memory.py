@@ -4,19 +4,25 @@ The estimate is made of what can be counted: tensors that must stand in memory, 
 bound on those, plus a fixed sum for the libraries; the allocator's fragments come on top, hence `HEADROOM`.
 """
 
-import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import torch
+
 from rlcourse.config import TrainConfig
 from rlcourse.evaluation import BATCH_ROWS
+from rlcourse.files import read_json
+from rlcourse.hub import hub_or_cache
+from rlcourse.measure import machine
+from rlcourse.measure.machine import format_bytes
 from rlcourse.paths import data_folder
 from rlcourse.rollout.fast import MAX_SLOTS, PREFILL_TOKENS
 
 LIBRARIES = 600_000_000  # bytes of Python, torch, transformers and datasets, or of a CUDA context
 HEADROOM = 1.1  # what the allocator takes for what is counted
+FAR_TOO_MUCH = 2  # times the memory of the machine: as much is needed only where every row is at its longest
 LOGIT_COPIES = 3  # float32 copies of a chunk's logits at the peak of its backward pass: logits, softmax, gradient
 
 
@@ -35,9 +41,10 @@ class ModelShape:
 
     @classmethod
     def from_config(cls, config) -> "ModelShape":
-        """The shape in a `transformers` config, or anything with its attributes; ValueError if one is missing."""
+        """The shape in a `transformers` config, or anything with its attributes; ValueError if one is missing or is no
+        size."""
         try:
-            return cls(
+            shape = cls(
                 layers=config.num_hidden_layers,
                 hidden=config.hidden_size,
                 heads=config.num_attention_heads,
@@ -47,8 +54,12 @@ class ModelShape:
                 vocabulary=config.vocab_size,
                 tied=getattr(config, "tie_word_embeddings", False),
             )
-        except AttributeError as error:
+        except (AttributeError, TypeError, ZeroDivisionError) as error:
             raise ValueError(f"The model's config is not that of a Qwen2-like decoder: {error}.") from None
+        for name, size in vars(shape).items():
+            if name != "tied" and (type(size) is not int or size < 1):
+                raise ValueError(f"The model's config is not that of a Qwen2-like decoder: {name} is {size!r}.")
+        return shape
 
 
 # The config.json of each model on the hub, https://huggingface.co/Qwen
@@ -74,11 +85,12 @@ def model_shape(name: str) -> ModelShape:
         file = folder / "config.json"
         if not file.is_file():
             raise FileNotFoundError(f"There is no model in {folder}: it has no config.json.")
-        return ModelShape.from_config(SimpleNamespace(**json.loads(file.read_text())))
+        return ModelShape.from_config(SimpleNamespace(**read_json(file, "copy the model's folder again")))
     from transformers import AutoConfig
 
     try:
-        return ModelShape.from_config(AutoConfig.from_pretrained(name))
+        with hub_or_cache():
+            return ModelShape.from_config(AutoConfig.from_pretrained(name))
     except OSError:
         raise FileNotFoundError(
             f"No folder {name!r}, and no such model in the Hugging Face cache or within reach on the hub: check the "
@@ -185,6 +197,26 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstim
         activations=activation_bytes(shape, micro_rows, length, config.dtype, config.gradient_checkpointing),
         logits=LOGIT_COPIES * chunk * shape.vocabulary * 4,
     )
+
+
+def check_memory(config: TrainConfig, model_config, device: torch.device) -> None:
+    """Raise ValueError for a run that needs far more memory than the device has: it would be killed without a word.
+
+    model_config: transformers' config of the model; models that are not Qwen2-like pass, as their needs are not known.
+    """
+    try:
+        shape = ModelShape.from_config(model_config)
+    except ValueError:
+        return
+    longest = min(config.max_prompt_tokens, model_config.max_position_embeddings)
+    needs = estimate(replace(config, max_prompt_tokens=longest), shape, device.type).peak
+    on_gpu = device.type == "cuda"
+    has = torch.cuda.get_device_properties(device).total_memory if on_gpu else machine.memory_bytes()
+    if has is not None and needs > FAR_TOO_MUCH * has:
+        raise ValueError(
+            f"This run needs up to {format_bytes(needs)} of memory, and there are {format_bytes(has)}: lower "
+            "--num-prompts, --num-generations, --max-new-tokens, --max-prompt-tokens or --micro-batch-rows."
+        )
 
 
 def activation_bytes(shape: ModelShape, rows: int, length: int, dtype: str, gradient_checkpointing: bool) -> int:

@@ -5,7 +5,6 @@ measures, `data/curves` of learning curves. Host names and folders are never sto
 """
 
 import datetime
-import json
 import re
 import shlex
 import sys
@@ -14,10 +13,13 @@ from typing import Any
 
 from rich.table import Table
 
+from rlcourse.files import read_json, write_json
 from rlcourse.measure import machine
 from rlcourse.paths import data_folder
 
 KEYS = ("name", "device", "driver", "versions", "date", "command", "setup", "results")
+
+loaded: set[Path] = set()  # the files that `load_record` has read, by which a notebook knows when it is stale
 
 PATH = re.compile(r"(?<![\w.)\]/])(?:~|[A-Za-z]:)?[/\\][\w.][^\s'\"]*")  # absolute, or in somebody's home
 
@@ -64,7 +66,7 @@ def write_record(
     check_record(record, f"record {name!r}")
     path = (folder or data_folder() / "measurements") / slug(device) / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_json(path, record)
     return path
 
 
@@ -78,25 +80,21 @@ def load_record(
     """
     folder = folder or data_folder() / "measurements"
     found = sorted(folder.glob(f"{slug(device) if device else '*'}/{name}.json"))
-    remedy = f"measure it with `{command or f'rlcourse bench {name} --record'}`."
+    remedy = f"measure it with `{command or f'rlcourse bench {name} --record'}`"
     if not found:
-        raise FileNotFoundError(f"{name!r} has not been recorded{f' on {device}' if device else ''}: {remedy}")
+        raise FileNotFoundError(f"{name!r} has not been recorded{f' on {device}' if device else ''}: {remedy}.")
     if len(found) > 1:
         devices = ", ".join(path.parent.name for path in found)
         raise ValueError(f"{name!r} has been recorded on {devices}: say which device.")
     label = f"{found[0].parent.name}/{found[0].name}"
-    try:
-        record = json.loads(found[0].read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{label} is not JSON ({error}): {remedy}") from None
+    record = read_json(found[0], remedy)
     check_record(record, label)
+    loaded.add(found[0])
     return record
 
 
-def check_record(record: Any, label: str) -> None:
+def check_record(record: dict[str, Any], label: str) -> None:
     """Raise ValueError, naming `label`, unless the record has every key and each of its results a variant."""
-    if not isinstance(record, dict):
-        raise ValueError(f"{label} must be one JSON object.")
     missing = [key for key in KEYS if key not in record]
     if missing:
         raise ValueError(f"{label} lacks {', '.join(missing)}: a record has {', '.join(KEYS)}.")

@@ -54,8 +54,9 @@ class Decoder:
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, compile: bool):
         config = model.config
-        rope = config.rope_parameters.get("rope_type", "default")
-        if config.model_type not in ("qwen2", "qwen3") or rope != "default" or config.use_sliding_window:
+        rope = getattr(config, "rope_parameters", None) or {}  # which other architectures may lack
+        plain = rope.get("rope_type", "default") == "default"
+        if config.model_type not in ("qwen2", "qwen3") or not plain or config.use_sliding_window:
             raise ValueError(
                 "The fast engine knows Qwen2 and Qwen3 models with plain RoPE and without a sliding window, not "
                 f"{config.model_type}: use --engine hf-dynamic."

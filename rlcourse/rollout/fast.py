@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlcourse.batch import Rollout, completion_mask, join_rows
 from rlcourse.device import without_cudnn_attention
-from rlcourse.policy import Policy
+from rlcourse.policy import Policy, check_positions
 from rlcourse.rollout import triton_step
 from rlcourse.rollout.cuda_graphs import CudaGraphs
 from rlcourse.rollout.decoder import Decoder
@@ -70,12 +70,8 @@ class FastEngine:
         self, prompts: list[list[int]], num_generations: int, max_new_tokens: int, sampling: Sampling
     ) -> Rollout:
         """See `RolloutEngine`. Raises ValueError when prompt and completion do not fit the model's positions."""
-        width, limit = max(map(len, prompts)), self.decoder.config.max_position_embeddings
-        if width + max_new_tokens > limit:
-            raise ValueError(
-                f"A prompt of {width} tokens and {max_new_tokens} new ones exceed the model's {limit} "
-                "positions: lower max_prompt_tokens or max_new_tokens."
-            )
+        width = max(map(len, prompts))
+        check_positions(self.policy.model, width + max_new_tokens)
         self.decoder.sync()
         width = _round_up(width, PROMPT_BUCKET if self.on_gpu else 1)
         completions = len(prompts) * num_generations

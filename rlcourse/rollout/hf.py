@@ -1,7 +1,7 @@
 """The engine that everybody starts from: transformers' `generate`, with a dynamic or a static cache.
 
 Temperature, top-k and top-p are applied by our own logits processor, not by `generate`'s, so that sampling and training
-share one definition; the same processor keeps the log-prob of each drawn token.
+share one definition; the same processor keeps the log-prob of each sampled token.
 """
 
 import torch
@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from rlcourse.batch import Rollout, completion_lengths, completion_mask, join_rows
-from rlcourse.policy import Policy, low_precision_copy
+from rlcourse.policy import Policy, check_positions, low_precision_copy
 from rlcourse.sampling import Sampling, sampling_logits
 
 
@@ -30,9 +30,9 @@ def left_pad(prompts: list[list[int]], pad_id: int, device: torch.device) -> tup
 
 
 class KeepLogprobs(LogitsProcessor):
-    """Turn logits into the sampling distribution, and keep the log-prob of the token that was drawn from it.
+    """Turn logits into the sampling distribution, and keep the log-prob of the token sampled from it.
 
-    `generate` draws after the processor has returned, so the token of step t is seen at step t + 1 as the last input,
+    `generate` samples after the processor has returned, so the token of step t is seen at step t + 1 as the last input,
     and the last one by `finish`.
     """
 
@@ -87,7 +87,8 @@ class HFEngine:
     def generate(
         self, prompts: list[list[int]], num_generations: int, max_new_tokens: int, sampling: Sampling
     ) -> Rollout:
-        """See `RolloutEngine`."""
+        """See `RolloutEngine`. Raises ValueError when prompt and completion do not fit the model's positions."""
+        check_positions(self.policy.model, max(map(len, prompts)) + max_new_tokens)
         self._sync()
         ids, mask = left_pad(prompts, self.policy.pad_id, self.policy.device)
         ids, mask = ids.repeat_interleave(num_generations, dim=0), mask.repeat_interleave(num_generations, dim=0)

@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from rlcourse.hub import hub_or_cache
 from rlcourse.tasks.jsonl import gold_of, read_problems
 from rlcourse.tasks.task import MathTask, Problem
 
@@ -53,7 +54,8 @@ def _from_hub() -> tuple[list[Problem], list[Problem]]:
     import datasets
 
     try:
-        splits = datasets.load_dataset("openai/gsm8k", "main")
+        with hub_or_cache():
+            splits = datasets.load_dataset("openai/gsm8k", "main")
     except Exception as error:  # without a network it may be any of a dozen, from three libraries
         raise ConnectionError(
             f"GSM8K could not be loaded from the Hugging Face hub ({type(error).__name__}): check the network, or put "

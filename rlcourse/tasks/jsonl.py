@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+from rlcourse.files import read_bytes
 from rlcourse.tasks.task import Problem
 
 NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]+)?|\.[0-9]+)")
@@ -13,15 +14,13 @@ def read_problems(path: str | Path) -> list[Problem]:
     """The problems of a UTF-8 file with one JSON object a line; blank lines are skipped.
 
     Each object has the texts `question` and `answer`, and the answer ends in `#### NUMBER`; a `level` that is a whole
-    number is kept. Raises FileNotFoundError if there is no such file, and ValueError for a file without problems or a
-    line that cannot be used, which it names.
+    number is kept. Raises FileNotFoundError if there is no such file, and ValueError for one that cannot be read, one
+    without problems, or a line that cannot be used, which it names.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no file {path}: a file of problems in JSON lines is needed there.")
-    problems = []
+    path, problems = Path(path), []
+    content = read_bytes(path, "a file of problems in JSON lines is needed there")
     # Bytes are split, not text: a file that is not UTF-8 then still has a line to name.
-    for number, line in enumerate(path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+    for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         if line.strip():
             try:
                 problems.append(parse_problem(line))

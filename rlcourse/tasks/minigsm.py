@@ -208,7 +208,7 @@ def load(data_dir: str | Path | None = None) -> MathTask:
 
     Raises FileNotFoundError if the folder or a file is missing, ValueError for a line that cannot be used.
     """
-    folder = data_folder() / "minigsm" if data_dir is None else Path(data_dir)
+    folder = data_folder() / "minigsm" if data_dir is None else Path(data_dir).expanduser()
     return MathTask("minigsm", "", **{split: read_problems(folder / f"{split}.jsonl") for split in SHIPPED})
 
 

@@ -5,7 +5,7 @@ import types
 
 import pytest
 import torch
-from conftest import DEVICE
+from policies import DEVICE
 from transformers import AutoModelForCausalLM
 
 from rlcourse import bench
@@ -234,7 +234,7 @@ def test_learn_trains_every_combination_and_says_what_failed(monkeypatch):
     assert rows[0]["variant"] == "gspo, fast, float32, minibatches 1" and setup["steps"] == 2
     for row in rows[:2]:
         assert 0 <= row["accuracy_after"] <= 1 and row["mismatch_max"] < 1e-4 and row["clip_fraction"] == 0
-    assert rows[2]["error"] == "ValueError: top_p must be in (0, 1], not 2.0." and "seconds" not in rows[2]
+    assert rows[2]["error"] == "ValueError: top_p must be above 0 and at most 1, not 2.0." and "seconds" not in rows[2]
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])

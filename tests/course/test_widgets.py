@@ -1,5 +1,5 @@
 """Explorers: one picture for paper, the same on every machine; live ones redraw when a control moves, and in ipywidgets
-7 as in 8."""
+7 as in 8. Bets: kept until the result, and sensible where nobody can place one."""
 
 import ast
 import io
@@ -10,6 +10,7 @@ import ipywidgets
 import numpy as np
 import pytest
 from IPython.display import Image
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from rlcourse.course import widgets
@@ -56,7 +57,7 @@ def test_the_static_picture_has_the_same_bytes_each_time():
 @pytest.mark.parametrize(("count", "columns", "rows"), [(1, 1, 1), (2, 2, 1), (3, 3, 1), (4, 3, 2), (7, 3, 3)])
 def test_pictures_stand_three_in_a_row(count, columns, rows):
     height, width, _ = pixels(widgets.pictures(draw, [{"height": 1.0 + i / 10} for i in range(count)])).shape
-    assert (width, height) == (columns * 450, rows * 306)  # 5 x 3.4 inches at 90 dots
+    assert (width, height) == (columns * 600, rows * 408)  # 5 x 3.4 inches at 120 dots
 
 
 def test_each_of_several_pictures_says_its_values_unless_it_has_a_title():
@@ -123,6 +124,8 @@ def test_true_and_false_are_a_box_and_a_list_is_a_menu_that_starts_with_its_firs
 IN_7_7 = {
     "Checkbox": {"value", "indent", "description", "style", "layout"},
     "Dropdown": {"options", "value", "description", "style", "layout"},
+    "HTML": {"value"},
+    "RadioButtons": {"options", "value"},
     "FloatSlider": {"value", "min", "max", "step", "continuous_update", "description", "style", "layout"},
     "Image": {"value", "format", "layout"},
     "IntSlider": {"value", "min", "max", "step", "continuous_update", "description", "style", "layout"},
@@ -153,5 +156,65 @@ def test_nothing_is_used_that_ipywidgets_7_lacks(shown, monkeypatch):
     monkeypatch.setitem(sys.modules, "ipywidgets", Recorder())
     controls, _ = explore(shown, height=(1, 0, 3, 1), grid=True, sign=["plus", "minus"])
     assert isinstance(controls["height"], ipywidgets.IntSlider)
+    for values in ((25, 0, 50, 5), (0.5, 0.0, 1.0, 0.1), ["yes", "no"]):
+        widgets.bet(f"how {values}?", values)
     shown.clear()
     explore(shown)
+
+
+# Bets ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bets(monkeypatch):
+    monkeypatch.setattr(widgets, "bets", {})
+
+
+def text(shown) -> str:
+    return shown[-1].data
+
+
+def test_a_bet_is_kept_and_stands_on_the_result_and_in_the_figure(bets, shown):
+    placed = widgets.bet("How many points?", (25, 0, 50, 5), unit="points")
+    question, slider = shown[0].children
+    assert "How many points?" in question.value and slider.value == 25 and str(placed) == "a common bet: 25 points"
+    slider.value = 40
+    placed.result(8.26)
+    assert "your bet: 40 points" in text(shown) and "the result: 8.26 points" in text(shown)
+    ax = Figure().subplots()
+    placed.line(ax)
+    assert ax.lines[0].get_label() == "your bet: 40 points" and list(ax.lines[0].get_ydata()) == [40, 40]
+    placed.line(ax, vertical=True)
+    assert list(ax.lines[1].get_xdata()) == [40, 40]
+
+
+def test_a_choice_is_open_until_it_is_made_and_right_or_wrong_in_the_end(bets, shown):
+    placed = widgets.bet("What happens?", ["nothing", "it falls"])
+    menu = shown[0].children[1]
+    assert menu.value is None and placed.value == "nothing" and not placed.placed
+    menu.value = "it falls"
+    placed.result("it falls")
+    assert "your bet: it falls ✔" in text(shown)
+    placed.result("nothing")
+    assert "your bet: it falls ✘" in text(shown) and "the result: nothing" in text(shown)
+
+
+def test_a_cell_that_runs_again_finds_the_bet_that_was_placed(bets, shown):
+    widgets.bet("How many?", (25, 0, 50, 5))
+    widgets.bet("Which?", ["a", "b"])
+    shown[0].children[1].value, shown[1].children[1].value = 40, "b"
+    assert widgets.bet("How many?", (25, 0, 50, 5)).value == 40 and shown[2].children[1].value == 40
+    assert widgets.bet("Which?", ["a", "b"]).value == "b" and shown[3].children[1].value == "b"
+
+
+def test_where_nobody_can_bet_the_question_is_text_and_the_usual_bet_stands(bets, shown, monkeypatch):
+    monkeypatch.setenv("RLCOURSE_STATIC", "1")
+    placed = widgets.bet("How many points?", (25, 0, 50, 5), unit="points")
+    assert "Place your bet.** How many points?" in text(shown) and "a common bet: 25 points" in text(shown)
+    widgets.bet("What happens?", ["nothing", "it falls"])
+    assert "> - nothing\n> - it falls" in text(shown) and "a common bet: nothing" in text(shown)
+    placed.result(8)
+    assert "a common bet: 25 points<br>the result: 8 points" in text(shown)
+    monkeypatch.delenv("RLCOURSE_STATIC")
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    assert widgets.bet("And now?", ["a", "b"]).value == "a" and "And now?" in text(shown)

@@ -8,11 +8,11 @@ import torch.nn.functional as F
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
-from conftest import make_policy
 from decode_cases import assert_near
 from hypothesis import given
 from hypothesis import strategies as st
 from launching import DEVICE
+from policies import make_policy
 from thorough import thorough
 from transformers import Qwen2Config
 from transformers.cache_utils import StaticCache

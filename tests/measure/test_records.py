@@ -98,7 +98,8 @@ def test_a_record_without_a_key_is_refused(tmp_path, key):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("{", "is not JSON"), ("[]", "must be one JSON object"), ("3", "must be one JSON object")]
+    ("text", "message"),
+    [("{", "is not JSON"), ("", "is empty"), ("[]", "holds a JSON list"), ("3", "holds a JSON int")],
 )
 def test_a_file_that_is_no_record_is_refused(tmp_path, text, message):
     write(tmp_path).write_text(text)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import DEVICE, make_policy
+from policies import DEVICE, make_policy
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 

@@ -38,7 +38,8 @@ assert matplotlib and hypothesis and typer and "rlcourse" not in sys.modules
 def plant(job: dict, folder: Path) -> None:
     """A copy of the package in `folder`, with the job's mistake."""
     shutil.copytree(REPOSITORY / "rlcourse", folder / "rlcourse")  # with its compiled files: what is unchanged loads
-    (folder / "data").symlink_to(REPOSITORY / "data")
+    for name in ("data", "notebooks", "exercises", "solutions"):
+        (folder / name).symlink_to(REPOSITORY / name)
     if job.get("file"):
         path = folder / "rlcourse" / job["file"]
         path.write_text(path.read_text().replace(job["old"], job["new"], 1))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import DEVICE, make_policy
+from policies import DEVICE, make_policy
 from reference import assert_logprobs_are_the_models
 from torch._dynamo.utils import counters
 

@@ -4,10 +4,12 @@ from itertools import pairwise
 
 import pytest
 import torch
-from conftest import DEVICE, make_policy
+from policies import DEVICE, make_policy
 from reference import answers, assert_logprobs_are_the_models
+from transformers import BertConfig, BertLMHeadModel
 
 from rlcourse.rollout import fast, make_engine
+from rlcourse.rollout.decoder import Decoder
 from rlcourse.rollout.hf import left_pad
 from rlcourse.sampling import GREEDY, Sampling
 
@@ -192,6 +194,12 @@ def test_the_fast_engine_says_which_models_it_knows(policy):
         engine(sliding, "fast")
 
 
+def test_an_architecture_without_rope_is_refused_by_name():
+    model = BertLMHeadModel(BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
+    with pytest.raises(ValueError, match=r"knows Qwen2 and Qwen3 models .*, not bert: use --engine hf-dynamic"):
+        Decoder(model, torch.float32, False)
+
+
 @pytest.mark.parametrize("head_dim", [8, 16])  # 16: queries wider than the hidden state, as in Qwen3
 @pytest.mark.parametrize("name", ["fast"] + (["fast-compiled"] if DEVICE == "cuda" else []))
 def test_qwen3_is_sampled_from_as_it_is(name, head_dim):
@@ -203,9 +211,10 @@ def test_qwen3_is_sampled_from_as_it_is(name, head_dim):
     assert_logprobs_are_the_models(policy, rollout, Sampling(temperature=0.7))
 
 
-def test_a_prompt_longer_than_the_cache_is_refused_in_one_sentence(policy):
-    with pytest.raises(ValueError, match=r"250 tokens and 20 new ones exceed the model's 256 positions"):
-        engine(policy, "fast").generate([[5] * 250], 1, 20, Sampling())
+@pytest.mark.parametrize("name", ["fast", "hf-dynamic", "hf-static"])
+def test_a_prompt_longer_than_the_cache_is_refused_in_one_sentence(name, policy):
+    with pytest.raises(ValueError, match=r"270 tokens exceed the model's 256 positions"):
+        engine(policy, name).generate([[5] * 250], 1, 20, Sampling())
 
 
 def test_an_unknown_engine_is_named():

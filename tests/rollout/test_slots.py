@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import DEVICE, make_policy
+from policies import DEVICE, make_policy
 from reference import assert_logprobs_are_the_models
 
 from rlcourse.rollout import fast, make_engine, scheduler

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is there on Linux alone")
 
-from conftest import DEVICE, make_policy
+from policies import DEVICE, make_policy
 from reference import recomputed_logprobs
 from thorough import thinned, thorough
 

@@ -84,6 +84,10 @@ def test_a_line_that_cannot_be_used_is_named_by_file_and_number(tmp_path, line, 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=re.escape(f"There is no file {tmp_path / 'test.jsonl'}")):
         read_problems(tmp_path / "test.jsonl")
+    with pytest.raises(
+        ValueError, match=r"cannot be read \(Is a directory\): a file of problems in JSON lines is needed"
+    ):
+        read_problems(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["", "\n \n"])

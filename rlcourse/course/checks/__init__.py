@@ -7,25 +7,19 @@ a usual one. A check never raises, so that Run All always completes, unless RLCO
 
 import html
 import os
-import re
-import signal
-import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from rlcourse.course.calls import OutOfTime, gradient, time_limit, where
+from rlcourse.course.wire import Unreadable, plain
+
 
 class CheckFailed(AssertionError):
     """A check that did not pass, under RLCOURSE_STRICT=1."""
-
-
-class OutOfTime(BaseException):
-    """A case took too long. No Exception, which a loop that never ends may catch and go on."""
 
 
 @dataclass(frozen=True)
@@ -94,36 +88,29 @@ class Result:
 
 
 class Local:
-    """The reader's function in this process."""
+    """The reader's function in this process. What it returns is taken as the grader takes it from another."""
 
     def __init__(self, function: Callable):
         self.function = function
         self.limited = time_limit  # a context in which a case may take so many seconds
 
     def __call__(self, *arguments, **options):
-        return self.function(*copied(arguments), **copied(options))
+        found = self.function(*copied(arguments), **copied(options))
+        try:
+            return plain(found)
+        except Unreadable as refused:
+            raise AssertionError(str(refused)) from None
 
     def gradient(self, *arguments, wrt: int = 0, **options) -> Tensor:
         """Gradient of the sum of the function's result with respect to argument number `wrt`, of its shape."""
         return gradient(self.function, *copied(arguments), wrt=wrt, **copied(options))
 
 
-def gradient(function: Callable, *arguments, wrt: int = 0, **options) -> Tensor:
-    """Gradient of the sum of `function`'s result with respect to argument number `wrt`.
+class Maker(Local):
+    """A reader's class or function that makes an object, such as a kernel: what it returns is left as it is."""
 
-    Raises AssertionError where there is no result, or no gradient flows.
-    """
-    arguments = list(arguments)
-    arguments[wrt] = arguments[wrt].detach().clone().requires_grad_()
-    with torch.enable_grad():
-        result = function(*arguments, **options)
-        if result is None:
-            raise AssertionError("the result is None: is there a `return`?")
-        result = torch.as_tensor(result).sum()
-    if not result.requires_grad:
-        raise AssertionError("no gradient flows through the result: did you detach it, or leave torch with .item()?")
-    (found,) = torch.autograd.grad(result, arguments[wrt], allow_unused=True)
-    return torch.zeros_like(arguments[wrt]) if found is None else found
+    def __call__(self, *arguments, **options):
+        return self.function(*arguments, **options)
 
 
 def copied(value):
@@ -140,11 +127,13 @@ def copied(value):
 class Question:
     """One exercise. name: as in `check.q1`; function: what the reader writes; hint: shown while nothing is written.
 
-    seconds: how long one case may take.
+    seconds: how long one case may take; all of them together may take three times that. caller: how the function is
+    called in a notebook.
     """
 
-    def __init__(self, name: str, function: str, hint: str, seconds: float = 10):
+    def __init__(self, name: str, function: str, hint: str, seconds: float = 10, caller: type | None = None):
         self.name, self.function, self.hint, self.seconds = name, function, hint, seconds
+        self.caller = caller or Local
         self.cases: list[Case] = []
         self.passed = False  # at the last call: `if check.q1.passed:` guards a cell that uses the reader's function
 
@@ -159,7 +148,7 @@ class Question:
 
     def __call__(self, function: Callable) -> Result:
         """Check `function` and return the card. Raises CheckFailed only under RLCOURSE_STRICT=1."""
-        result = self.run(Local(function), seed=0)
+        result = self.run(self.caller(function), seed=0)
         self.passed = result.passed
         if os.environ.get("RLCOURSE_STRICT") == "1" and not result.passed:
             raise CheckFailed(repr(result))
@@ -168,10 +157,11 @@ class Question:
     def run(self, function, seed: int) -> Result:
         """Try every case. Random inputs come from `seed`; the random numbers of the caller stay what they were."""
         result = Result(self.name, self.function)
+        deadline = time.monotonic() + 3 * self.seconds
         for case in self.cases:
             start = time.perf_counter()
             with torch.random.fork_rng(devices=[]):
-                message = self._message(case, function, seed)
+                message = self._message(case, function, seed, deadline - time.monotonic())
             passed = message is None
             seconds = time.perf_counter() - start
             result.cases.append(CaseResult(case.name, passed, message or "", case.points, case.hidden, seconds))
@@ -179,51 +169,31 @@ class Question:
                 result.hint = self.hint
         return result
 
-    def _message(self, case: Case, function, seed: int) -> str | None:
-        """What went wrong in a case, None for nothing."""
+    def _message(self, case: Case, function, seed: int, left: float) -> str | None:
+        """What went wrong in a case, None for nothing. left: the seconds that are left for the question."""
         torch.manual_seed(seed)
+        if left <= 0:
+            return "not tried: the cases before it took too long"
         try:
-            with function.limited(self.seconds):
+            with function.limited(min(self.seconds, left)):
                 case.test(function)
         except NotImplementedError:
             return NOT_IMPLEMENTED
         except AssertionError as error:
             return str(error).strip() or "wrong result"
         except OutOfTime:
-            return f"took longer than {self.seconds:g} seconds: is there a loop that never ends?"
+            return f"took longer than {min(self.seconds, left):.3g} seconds: is there a loop that never ends?"
         except (Exception, SystemExit) as error:
             return f"{type(error).__name__}: {error}{where(error)}"
         return None
 
 
 NOT_IMPLEMENTED = "not implemented yet"
-CELL = re.compile(r"ipykernel_|ipython-input|<cell")  # in the file names that Jupyter, Colab and others give to cells
 
 
-def where(error: BaseException) -> str:
-    """The line of the reader's function in which an error arose, in brackets; nothing if it arose elsewhere."""
-    frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]  # opens no source file
-    found = [(code, line) for code, line in frames if CELL.search(code.co_filename)]
-    return f" (line {found[-1][1]} of the cell, in {found[-1][0].co_name})" if found else ""
-
-
-@contextmanager
-def time_limit(seconds: float):
-    """Raise OutOfTime after `seconds`. There is no limit without SIGALRM: on Windows, or in another thread."""
-    if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(*_):
-        raise OutOfTime
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+def draw(low: int, high: int) -> int:
+    """A whole number from `low` to `high`, both included, drawn from the seed of the check."""
+    return int(torch.randint(low, high + 1, ()))
 
 
 def compare(
@@ -243,6 +213,8 @@ def compare(
     for sentence, wrong in (mistakes or {}).items():
         if not same(wrong, expected, atol) and same(found, wrong, atol):
             raise AssertionError(sentence)
+    if not expected.dtype.is_floating_point and expected.dtype != torch.bool and found.dtype.is_floating_point:
+        raise AssertionError(f"{what} has dtype {found.dtype}, expected whole numbers: {expected.dtype}")
     if found.shape != expected.shape:
         raise AssertionError(f"{what} has shape {list(found.shape)}, expected {list(expected.shape)}")
     if not same(found, expected, atol):

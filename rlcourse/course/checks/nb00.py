@@ -1,4 +1,4 @@
-"""Checks of the exercises of lesson 00: the strict reading of a number, and pass@k."""
+"""Checks of the exercises of lesson 00: the strict reading of a number, pass@k, and the credit of factors."""
 
 import itertools
 import math
@@ -29,58 +29,69 @@ def read(f, text: str, expected: float, mistakes: dict[str, float] | None = None
     raise AssertionError(f"{text!r} gives {found:g}, expected {expected:g}")
 
 
+def draw(count: int) -> list[int]:
+    """Different numbers of two digits."""
+    return (torch.randperm(89)[:count] + 11).tolist()
+
+
 @q1.case("a single line `#### NUMBER`")
 def _(f):
-    for number in torch.randint(0, 1000, (5,)).tolist():
+    for number in draw(5):
         read(f, f"Tom has 3+{number}={number + 3} apples.\n#### {number + 3}", number + 3)
-    read(f, "####   12  ", 12)
+        read(f, f"####   {number}  ", number)
     read(f, "#### 0", 0)
 
 
 @q1.case("the last line counts, and no other text")
 def _(f):
+    a, b = draw(2)
     first, last = "You took the first line: the last one counts.", "You took a number that no `####` announces."
-    read(f, "#### 4\nNo, wait.\n#### 5", 5, {first: 4})
-    read(f, "#### 5\nThat is 7 less than 12.", 5, {last: 12})
-    read(f, "#### 5\n", 5)
+    read(f, f"#### {a}\nNo, wait.\n#### {b}", b, {first: a})
+    read(f, f"#### {a}\nThat is 7 less than {b}.", a, {last: b})
+    read(f, f"#### {b}\n", b)
 
 
-@q1.case("no such line gives nan")
+@q1.case("without such a line there is no number")
 def _(f):
+    a, b = draw(2)
     lenient = "You read a number that no `####` announces: that is the lenient reading."
-    read(f, "The answer is 7.", NAN, {lenient: 7})
-    read(f, "", NAN)
-    read(f, "####", NAN)
-    read(f, "#### twelve", NAN)
+    for text in (f"The answer is {a}.", "", "####", "#### twelve"):
+        read(f, text, NAN, {lenient: a})
+        read(f, f"{text}\n#### {b}", b)
 
 
 @q1.case("signs, decimals and commas")
 def _(f):
-    read(f, "#### -3", -3, {"You lost the minus sign.": 3, "You do not read negative numbers.": NAN})
-    cut = {"You lost the decimal part.": 3, "You do not read decimals.": NAN}
-    read(f, "#### 3.50", 3.5, cut)
-    comma = {"You stopped at the comma: 1,234 is one number.": 1, "You do not read commas: 1,234 is one number.": NAN}
-    read(f, "#### 1,234", 1234, comma)
-    read(f, "#### 12,345,678.5", 12345678.5)
+    a, b = draw(2)
+    read(f, f"#### -{a}", -a, {"You lost the minus sign.": a, "You do not read negative numbers.": NAN})
+    cut = {"You lost the decimal part.": a, "You do not read decimals.": NAN}
+    read(f, f"#### {a}.50", a + 0.5, cut)
+    comma = {"You stopped at the comma: 1,234 is one number.": a, "You do not read commas: 1,234 is one number.": NAN}
+    read(f, f"#### {a},2{b}", 1000 * a + 200 + b, comma)
+    read(f, f"#### {a},3{b},678.5", 1_000_000 * a + 300_678.5 + 1000 * b)
 
 
 @q1.case("what follows the number, or the wrong number of #, makes a line unreadable")
 def _(f):
-    rest = "You read a number with something behind it: `#### 5 or 6` must not count."
-    read(f, "#### 5 or 6", NAN, {rest: 5, "You took the last number of the line: `#### 5 or 6` must not count.": 6})
-    read(f, "#### 1,23", NAN, {"A comma groups by threes: 1,23 is no number.": 123, rest: 1})
+    a, b = draw(2)
+    rest = f"You read a number with something behind it: `#### {a} or {b}` must not count."
+    last = f"You took the last number of the line: `#### {a} or {b}` must not count."
+    read(f, f"#### {a} or {b}", NAN, {rest: a, last: b})
+    read(f, f"#### {a},{b}", NAN, {f"A comma groups by threes: {a},{b} is no number.": 100 * a + b, rest: a})
     inside = "A line begins with ####: you read one that has something before it."
-    read(f, "so #### 5", NAN, {inside: 5})
+    read(f, f"so #### {a}", NAN, {inside: a})
     hashes = "Exactly four #, then at least one space."
-    for text in ("##### 5", "### 5", "####5"):
-        read(f, text, NAN, {hashes: 5})
+    for text in (f"##### {a}", f"### {a}", f"####{a}"):
+        read(f, text, NAN, {hashes: a})
+    read(f, f"#### {b}", b)
 
 
 @q1.case("an unreadable line is passed over")
 def _(f):
+    a, b = draw(2)
     gave_up = "You gave up at the last line that begins with ####: an earlier one that can be read counts."
-    read(f, "#### 5\n#### five", 5, {gave_up: NAN})
-    read(f, "#### 4\n#### 5\n#### 6 or 7\n##### 8", 5, {gave_up: NAN})
+    read(f, f"#### {a}\n#### five", a, {gave_up: NAN})
+    read(f, f"#### {a}\n#### {b}\n#### 6 or 7\n##### 8", b, {gave_up: NAN})
 
 
 q2 = Question("q2", "pass_at_k", hint="Count the right samples of each problem, then the formula, then the mean.")
@@ -123,14 +134,16 @@ def _(f):
 @q2.case("k = 1 is the share of right samples")
 def _(f):
     right = torch.rand(4, 9) < 0.5
+    right[0, :2] = torch.tensor([True, False])
     compare(f(right, 1), right.double().mean())
 
 
-@q2.case("fewer than k wrong samples: surely one is right")
+@q2.case("fewer than k wrong samples of a problem: surely one is right")
 def _(f):
-    right = torch.tensor([[True, True, True, False], [False, True, True, True]])
-    compare(f(right, 2), torch.tensor(1.0, dtype=torch.float64), usual_mistakes(right, 2))
-    compare(f(right, 4), torch.tensor(1.0, dtype=torch.float64), usual_mistakes(right, 4))
+    right = torch.rand(2, 6) < 0.5
+    right[0] = torch.arange(6) != int(torch.randint(6, (1,)))  # one wrong sample
+    for k in (2, 4, 6):
+        compare(f(right, k), by_counting(right, k), usual_mistakes(right, k))
 
 
 @q2.case("nothing right gives 0, everything right gives 1")
@@ -138,13 +151,93 @@ def _(f):
     for flag in (False, True):
         for k in (1, 3, 5):
             compare(f(torch.full((3, 5), flag), k), torch.tensor(float(flag), dtype=torch.float64))
+    right = torch.rand(4, 9) < 0.35
+    compare(f(right, 2), by_counting(right, 2), usual_mistakes(right, 2))
 
 
 @q2.case("many samples do not overflow")
 def _(f):
     right = torch.zeros(2, 4000, dtype=torch.bool)
     right[0, 7] = True  # of 4000, one is right: it is among k with probability k / 4000
-    compare(f(right, 2000), torch.tensor(0.25, dtype=torch.float64))
+    k = int(torch.randint(1000, 3000, (1,)))
+    compare(f(right, k), torch.tensor(k / 8000, dtype=torch.float64))
 
 
-QUESTIONS = {"q1": q1, "q2": q2}
+q3 = Question(
+    "q3", "credit", hint="One order first: change one factor after the other, and note how the product changes."
+)
+
+
+def shares(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    """What each factor brings, by subsets: those that changed before it, weighed by how many orders have them there.
+    [k] float64"""
+    k, old, new = len(before), before.double(), after.double()
+    found = torch.zeros(k, dtype=torch.float64)
+    for i in range(k):
+        others = [j for j in range(k) if j != i]
+        for count in range(k):
+            weight = math.factorial(count) * math.factorial(k - count - 1) / math.factorial(k)
+            for changed in itertools.combinations(others, count):
+                rest = math.prod((new if j in changed else old)[j].item() for j in others)
+                found[i] += weight * rest * (new[i] - old[i])
+    return found
+
+
+def credit_mistakes(before: torch.Tensor, after: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What usual mistakes give: [k]."""
+    old, new, k = before.double(), after.double(), len(before)
+    alone = torch.stack([old.prod() / old[i] * (new[i] - old[i]) for i in range(k)])
+    last = torch.stack([new.prod() / new[i] * (new[i] - old[i]) for i in range(k)])
+    forth = torch.stack([new[:i].prod() * old[i + 1 :].prod() * (new[i] - old[i]) for i in range(k)])
+    back = torch.stack([old[:i].prod() * new[i + 1 :].prod() * (new[i] - old[i]) for i in range(k)])
+    logs = (new / old).log() / (new.prod() / old.prod()).log() * (new.prod() - old.prod())
+    one = "That is a single order: take the mean over all."
+    return {
+        "That is what each brings alone, the others as they were: it does not add up to the gain.": alone,
+        "That is what would be missing without each: it does not add up to the gain.": last,
+        one: forth,
+        one + " ": back,
+        "You took the mean of being first and being last: with three factors one can be in between.": (alone + last)
+        / 2,
+        "You shared by logarithms: that adds up, but it is not the mean over the orders.": logs,
+        "You added up the orders: take their mean.": shares(before, after) * math.factorial(k),
+        "The sign is wrong: what grew brings something.": -shares(before, after),
+        "That is how much each factor changed; what it brings depends on the others.": new - old,
+    }
+
+
+def check_credit(f, before: torch.Tensor, after: torch.Tensor) -> None:
+    compare(f(before, after), shares(before, after), credit_mistakes(before, after), what="the credit", atol=1e-6)
+
+
+def grown(k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Factors before and after, each larger after."""
+    before = 0.1 + 0.5 * torch.rand(k)
+    return before, before + (1 - before) * (0.2 + 0.7 * torch.rand(k))
+
+
+@q3.case("two factors")
+def _(f):
+    check_credit(f, *grown(2))
+
+
+@q3.case("three, four and five factors")
+def _(f):
+    for k in (3, 4, 5):
+        check_credit(f, *grown(k))
+
+
+@q3.case("a factor that fell, and one that stayed")
+def _(f):
+    before, after = grown(4)
+    after[1], after[2] = before[1] / 2, before[2]
+    check_credit(f, before, after)
+
+
+@q3.case("a single factor gets it all")
+def _(f):
+    check_credit(f, *grown(1))
+    check_credit(f, *grown(3))
+
+
+QUESTIONS = {"q1": q1, "q2": q2, "q3": q3}

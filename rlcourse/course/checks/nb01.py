@@ -1,326 +1,286 @@
-"""Checks of the exercises of lesson 01: log-prob of an answer, REINFORCE loss, its moments, leave-one-out."""
+"""Checks of the exercises of lesson 01: a loss to mend, a verifier to cheat and to close, what a baseline costs."""
+
+import itertools
+import re
 
 import torch
 from torch import Tensor
 
 from rlcourse.course.checks import Question, compare
+from rlcourse.tasks.minigsm import generate
 
 EOS = 2
 
-q1 = Question("q1", "sequence_logprobs", hint="log_softmax, gather the tokens that are there, sum up to the first end.")
+q1 = Question("q1", "mended_loss", hint="Which of the curves goes down? Begin with the mistake that explains it.")
+
+# The planted mistakes, in the order in which a card names those that are left.
+PLANTED = {
+    "sign": "its sign: optimizers minimise, so what earned more must lower the loss",
+    "end": "its mask: it drops the end token, which is a decision too, and lets what comes after it count",
+    "mean": "its mean over tokens: the log-prob of an answer is the sum over its tokens",
+    "groups": "its groups: row i answers prompt i // num_generations, and only that prompt's rewards are its baseline",
+}
 
 
-def answer_logprobs(logits: Tensor, ids: Tensor, eos_id: int) -> Tensor:
-    """Log-prob of each answer by a loop over its tokens: [rows], float64."""
-    sums = []
-    for row, tokens in enumerate(ids.tolist()):
-        length = tokens.index(eos_id) + 1 if eos_id in tokens else len(tokens)
-        chosen = [logits[row, t, tokens[t]].double() - logits[row, t].double().logsumexp(0) for t in range(length)]
-        sums.append(sum(chosen))
-    return torch.stack(sums)
+def advantages(rewards: Tensor, n: int) -> list[float]:
+    """Each reward less the mean of its prompt's, by a loop."""
+    means = [rewards[start : start + n].double().mean().item() for start in range(0, len(rewards), n)]
+    return [rewards[i].item() - means[i // n] for i in range(len(rewards))]
 
 
-def logprob_mistakes(logits: Tensor, ids: Tensor, eos_id: int) -> dict[str, Tensor]:
-    """What usual mistakes give: [rows]."""
-    token = logits.double().log_softmax(-1).gather(-1, ids[..., None])[..., 0]
-    is_eos = ids == eos_id
-    seen = is_eos.cumsum(1)
-    mask = seen - is_eos.long() == 0
-    raw = logits.double().gather(-1, ids[..., None])[..., 0]
-    early = torch.cat([logits.new_zeros(len(ids), 1).double(), _predicted_next(logits, ids)], dim=1)
-    return {
-        "You left the end token out: to stop is a decision of the policy, too.": (token * (seen == 0)).sum(1),
-        "You let tokens behind the end count.": token.sum(1),
-        "Your mask leaves out every end token and lets what is behind count.": (token * ~is_eos).sum(1),
-        "You took the mean over tokens: the log-prob of an answer is the sum.": (token * mask).sum(1) / mask.sum(1),
-        "You added up probabilities: take their logarithms.": (token.exp() * mask).sum(1),
-        "You added up logits: they are no log-probs before log_softmax.": (raw * mask).sum(1),
-        "You shifted by one, but logits[:, t] predict ids[:, t] already.": (early * mask).sum(1),
-        "You took the most probable token, not the one that is there.": (
-            logits.double().log_softmax(-1).amax(-1) * mask
-        ).sum(1),
+def true_weights(ids: Tensor, rewards: Tensor, n: int) -> Tensor:
+    """What the log-prob of each token is multiplied with in minus the loss, by loops: [rows, length]."""
+    weights = torch.zeros(ids.shape, dtype=torch.float64)
+    for i, advantage in enumerate(advantages(rewards, n)):
+        for t in range(ids.shape[1]):
+            weights[i, t] = advantage / len(ids)
+            if ids[i, t] == EOS:
+                break
+    return weights
+
+
+def wrong_weights(ids: Tensor, rewards: Tensor, n: int, wrong: tuple[str, ...]) -> Tensor:
+    """The same with some of the mistakes in it."""
+    mask = ids != EOS
+    if "end" not in wrong:
+        is_end = (ids == EOS).long()
+        mask = is_end.cumsum(1) - is_end == 0
+    groups = rewards.double().view(n, -1) if "groups" in wrong else rewards.double().view(-1, n)
+    mean = groups.mean(0).repeat(n) if "groups" in wrong else groups.mean(1).repeat_interleave(n)
+    weights = (rewards.double() - mean)[:, None] * mask / len(ids)
+    if "mean" in wrong:
+        weights = weights / mask.sum(1, keepdim=True).clamp(min=1)
+    return -weights if "sign" in wrong else weights
+
+
+def loss_mistakes(ids: Tensor, rewards: Tensor, n: int) -> dict[str, Tensor]:
+    """Weights with every choice of the planted mistakes, and with others, by the sentence that names what is left."""
+    found = {}
+    for count in range(1, len(PLANTED) + 1):
+        for wrong in itertools.combinations(PLANTED, count):
+            left = "One mistake is left" if count == 1 else f"{count} mistakes are left, one of them"
+            found[f"{left}: {PLANTED[wrong[0]]} ({', '.join(wrong)})."] = wrong_weights(ids, rewards, n, wrong)
+    right = true_weights(ids, rewards, n)
+    mask, groups = right != 0, rewards.double().view(-1, n)
+    others = (groups - (groups.sum(1, keepdim=True) - groups) / (n - 1)).flatten()
+    deviation = (groups.std(1, keepdim=True) + 1e-4).expand_as(groups).flatten()
+    return found | {
+        "You left the row's own reward out of the baseline: the mean of all of the group is asked for.": (
+            others[:, None] * mask / len(ids)
+        ),
+        "You divided by the deviation of the group: that is GRPO, two lessons on.": right / deviation[:, None],
+        "You added up the rows: take their mean.": right * len(ids),
+        "There is no baseline left: take the group's mean reward off.": rewards.double()[:, None] * mask / len(ids),
     }
 
 
-def _predicted_next(logits: Tensor, ids: Tensor) -> Tensor:
-    """Log-probs of ids[:, 1:] under logits[:, :-1]."""
-    return logits[:, :-1].double().log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+def check_loss(f, ids: Tensor, rewards: Tensor, n: int, vocabulary: int = 6) -> None:
+    """Compare gradient and value with those that the weights give."""
+    logits = torch.randn(*ids.shape, vocabulary)
+    log_pi = logits.double().log_softmax(-1)
+    score = torch.nn.functional.one_hot(ids, vocabulary) - log_pi.exp()
+    right, mistakes = true_weights(ids, rewards, n), loss_mistakes(ids, rewards, n)
+    gradients = {sentence: -weights[..., None] * score for sentence, weights in mistakes.items()}
+    found = f.gradient(logits, ids, rewards, n, EOS, wrt=0)
+    compare(found, -right[..., None] * score, gradients, what="the gradient", atol=1e-6)
+    token = log_pi.gather(-1, ids[..., None])[..., 0]
+    values = {sentence: -(weights * token).sum() for sentence, weights in mistakes.items()}
+    compare(f(logits, ids, rewards, n, EOS), -(right * token).sum(), values, what="the loss", atol=1e-5)
 
 
-def check_logprobs(f, logits: Tensor, ids: Tensor) -> None:
-    expected = answer_logprobs(logits, ids, EOS)
-    compare(f(logits, ids, EOS), expected, logprob_mistakes(logits, ids, EOS), atol=1e-4)
+def answers(rows: int, length: int) -> Tensor:
+    """Random tokens without an end."""
+    return torch.tensor([0, 1, 3, 4, 5])[torch.randint(0, 5, (rows, length))]
 
 
-@q1.case("answers that end, and padding behind them")
+@q1.case("one prompt, answers that never end")
 def _(f):
-    ids = torch.randint(3, 9, (5, 7))
-    ids[range(5), [1, 2, 3, 4, 5]] = EOS
-    check_logprobs(f, torch.randn(5, 7, 9), ids)
+    check_loss(f, answers(6, 5), torch.rand(6), 6)
 
 
-@q1.case("no end token: every place counts")
+@q1.case("answers that end at different places, with tokens behind the end")
 def _(f):
-    check_logprobs(f, torch.randn(3, 6, 9), torch.randint(3, 9, (3, 6)))
-
-
-@q1.case("the end token at once, and one row of one token")
-def _(f):
-    ids = torch.randint(3, 9, (2, 5))
-    ids[:, 0] = EOS
-    check_logprobs(f, torch.randn(2, 5, 9), ids)
-    check_logprobs(f, torch.randn(1, 1, 9), torch.tensor([[EOS]]))
+    ids = answers(6, 7)
+    ids[range(5), [0, 1, 3, 4, 6]] = EOS
+    check_loss(f, ids, torch.rand(6), 6)
 
 
 @q1.case("the end token again behind the end, as padding")
 def _(f):
-    ids = torch.randint(3, 9, (3, 6))
+    ids = answers(4, 6)
     ids[0, 2:] = EOS
     ids[1, 1], ids[1, 4] = EOS, EOS
-    check_logprobs(f, torch.randn(3, 6, 9), ids)
+    check_loss(f, ids, torch.rand(4), 2)
 
 
-@q1.case("tokens behind the end get no gradient")
+@q1.case("an easy prompt and hard ones")
 def _(f):
-    logits, ids = torch.randn(2, 5, 9), torch.randint(3, 9, (2, 5))
-    ids[0, 2] = EOS
-    found = f.gradient(logits, ids, EOS, wrt=0)
-    onehot = torch.nn.functional.one_hot(ids, 9).float()
-    expected = onehot - logits.softmax(-1)  # of log_softmax at the token that is there
-    expected[0, 3:] = 0
-    behind = "Tokens behind the end get a gradient: nobody chose them."
-    compare(found, expected, {behind: onehot - logits.softmax(-1)}, what="the gradient")
+    ids = answers(12, 5)
+    ids[:, 3] = EOS
+    check_loss(f, ids, torch.rand(12) + torch.tensor([2.0] * 4 + [0.0] * 8), 4)
+    check_loss(f, ids, torch.rand(12) + torch.tensor([0.0] * 9 + [3.0] * 3), 3)
 
 
-@q1.case("very improbable tokens")
+q2 = Question("q2", "cheat", hint="The right number is made of the numbers in the question. How many ways are there?")
+
+LIMIT = 120  # characters
+
+
+def sloppy(text: str, gold: str) -> bool:
+    """The verifier that is cheated."""
+    return gold in re.findall(r"[0-9]+", text)
+
+
+def check_cheat(f, level: int, goal: float) -> None:
+    """Fail unless the text earns on so large a share of fresh problems, without knowing their answers."""
+    problems = [p.to_problem() for p in generate(40, int(torch.randint(0, 2**31, (1,))), "test", (level,))]
+    earned, missed = 0, None
+    for problem in problems:
+        text = f(problem.question)
+        if not isinstance(text, str):
+            raise AssertionError(f"the result is {text!r:.40}: return the text of an answer")
+        if len(text) > LIMIT:
+            raise AssertionError(f"your answer has {len(text)} characters, and what is over {LIMIT} is never generated")
+        if sloppy(text, problem.gold):
+            earned += 1
+        else:
+            missed = missed or (problem, text)
+    share = earned / len(problems)
+    if share < goal:
+        problem, text = missed
+        raise AssertionError(
+            f"it earns on {share:.0%} of the problems, asked for are {goal:.0%}: to {problem.question!r} it says "
+            f"{text!r:.80}, and {problem.gold} is right"
+        )
+
+
+@q2.case("earns on three of four problems with one step")
 def _(f):
-    logits = torch.zeros(1, 2, 9)
-    logits[0, 0, 4] = 300.0
-    check_logprobs(f, logits, torch.tensor([[3, EOS]]))
+    check_cheat(f, 1, 0.75)
 
 
-q2 = Question("q2", "reinforce_loss", hint="One sum a row over its real tokens, weighed with reward less baseline.")
+@q2.case("earns on four of five problems with two steps")
+def _(f):
+    check_cheat(f, 2, 0.8)
 
 
-def loss_gradient(mask: Tensor, rewards: Tensor, baseline: float) -> Tensor:
-    """The gradient of the loss in the log-probs: -(R - b) / rows on real tokens. [rows, length]"""
-    expected = torch.zeros(mask.shape)
-    for i in range(mask.shape[0]):
-        for t in range(mask.shape[1]):
-            if mask[i, t]:
-                expected[i, t] = -(rewards[i].item() - baseline) / mask.shape[0]
-    return expected
+q3 = Question("q3", "pays", hint="What does an honest answer look like that a list of numbers does not?")
 
 
-def loss_mistakes(mask: Tensor, rewards: Tensor, baseline: float) -> dict[str, Tensor]:
-    """Gradients of usual mistakes: [rows, length]."""
-    right, rows = loss_gradient(mask, rewards, baseline), mask.shape[0]
-    lengths = mask.sum(1, keepdim=True)
-    advantage = (rewards - baseline)[:, None]
-    divided = "You divided each row by its length: the log-prob of an answer is the sum over its tokens."
-    return {
-        "The sign is wrong: optimizers minimise, and right answers must become more probable.": -right,
-        divided: right / lengths,
-        "You took the mean over all tokens: take the sum over tokens, then the mean over rows.": right
-        * rows
-        / mask.sum(),
-        "You added up the rows: take their mean.": right * rows,
-        "The mask is not used: tokens behind the end get a gradient.": (-advantage / rows).expand(mask.shape),
-        "The baseline is not taken off.": loss_gradient(mask, rewards, 0.0),
-        "You added the baseline: take it off.": loss_gradient(mask, rewards, -baseline),
+def check_pays(f, gold: int, texts: list[tuple[str, bool, str]]) -> None:
+    """Fail with the sentence of the first text whose payment is not as it should be. The gold is given as text."""
+    for text, honest, sentence in texts:
+        found = f(text, str(gold))
+        if found is None:
+            raise AssertionError("the result is None: is there a `return`?")
+        try:
+            paid = float(found)
+        except (TypeError, ValueError):
+            raise AssertionError(f"the result is {found!r:.40}: return 1.0 or 0.0") from None
+        if paid != float(honest):
+            verb = "must be paid" if honest else "must not be paid"
+            raise AssertionError(f"{sentence} {text!r:.100} {verb} where {gold} is right; it gets {paid:g}.")
+
+
+def numbers() -> tuple[int, int, int]:
+    """A gold answer of two digits, a wrong one, and what is to be added to get from one number to the gold."""
+    gold, wrong = (torch.randperm(80)[:2] + 11).tolist()
+    return gold, wrong, int(torch.randint(2, 10, (1,)))
+
+
+@q3.case("an honest answer, whatever its last words, and a list of numbers")
+def _(f):
+    gold, wrong, part = numbers()
+    work = f"Tom has {gold - part}+{part}={gold} beads.\n"
+    ends = (f"#### {gold}", f"The answer is {gold}.", f"So he has {gold} beads.", f"{gold}", f"It costs ${gold}!")
+    honest = [(work + end, True, "You refuse an honest answer.") for end in ends]
+    all_of_them = " ".join(str(i) for i in range(2, 101))
+    lists = (all_of_them, all_of_them.replace(" ", ", "), f"{gold} {wrong}", f"#### {wrong} {gold}")
+    listed = [(text, False, "You pay for a list.") for text in lists]
+    check_pays(f, gold, [*honest, *listed])
+
+
+@q3.case("hedging, and changing one's mind")
+def _(f):
+    gold, wrong, _ = numbers()
+    hedges = (f"#### {wrong} or {gold}", f"#### {gold} or {wrong}", f"It is {gold}, or maybe {wrong}.")
+    hedged = [(text, False, "You pay an answer that hedges.") for text in hedges]
+    mended = (f"#### {wrong}\nNo, wait.\n#### {gold}", True, "You refuse an answer that corrects itself.")
+    spoiled = (f"#### {gold}\nNo, wait.\n#### {wrong}", False, "You pay an answer that took it back.")
+    check_pays(f, gold, [*hedged, mended, spoiled])
+
+
+@q3.case("the right number in the working of a wrong answer")
+def _(f):
+    gold, wrong, part = numbers()
+    work = f"Tom has {gold - part}+{part}={gold} beads.\n"
+    texts = [(work + f"#### {wrong}", False, "You pay for a number in the working.")]
+    texts += [(work + "That is all.", False, "You pay for an answer without a final number.")]
+    check_pays(f, gold, [*texts, (work + f"#### {gold}", True, "You refuse an honest answer.")])
+
+
+@q3.case("the right digits in another number")
+def _(f):
+    gold, _, _ = numbers()
+    others = (f"#### {gold}7", f"#### 3{gold}", f"#### {gold}.5", f"#### -{gold}", f"#### {gold},{gold}1")
+    texts = [(text, False, "You pay for digits inside another number.") for text in others]
+    texts += [(f"#### {gold}.0", True, "You refuse the same number with a decimal."), (f"#### {gold}\n\n", True, "")]
+    check_pays(f, gold, texts)
+    large = 1000 * gold + 234
+    texts = [(f"#### {large:,}", True, "You refuse a number with a comma in its thousands.")]
+    check_pays(f, large, [*texts, (f"#### {gold}", False, "You stop reading at a comma.")])
+
+
+q4 = Question(
+    "q4", "shrinkage", hint="Take the sum apart: what is the mean of R_j times the score of y_i, for j = i and not?"
+)
+
+
+def by_enumeration(weights: Tensor) -> Tensor:
+    """The factor, by going through all groups of answers of a small policy: a scalar, float64."""
+    n, actions = len(weights), 3
+    pi, rewards = torch.randn(actions).double().softmax(0), torch.rand(actions).double()
+    scores = torch.eye(actions, dtype=torch.float64) - pi
+    exact = (pi * rewards) @ scores
+    groups = torch.tensor(list(itertools.product(range(actions), repeat=n)))
+    r = rewards[groups]
+    estimates = ((r - r @ weights.double().T)[..., None] * scores[groups]).mean(1)
+    mean = (pi[groups].prod(1)[:, None] * estimates).sum(0)
+    return mean @ exact / exact.square().sum()
+
+
+def check_factor(f, weights: Tensor) -> None:
+    n = len(weights)
+    mistakes = {
+        "You counted the weights of the other answers: their rewards do not depend on what answer i is.": 1
+        - weights.double().sum() / n,
+        "That is what is lost: the factor is 1 less it.": weights.double().trace() / n,
+        "Each of the answers loses its own weight, and the estimate is their mean.": 1 - weights.double().trace(),
+        "You counted the others and left an answer's own weight out: it is the other way round.": 1
+        - (weights.double().sum() - weights.double().trace()) / n,
     }
+    compare(f(weights), by_enumeration(weights), mistakes, what="the factor")
 
 
-def sample_batch(rows: int, length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probs, a mask with answers of different lengths, rewards."""
-    lengths = torch.randint(1, length, (rows,))
-    lengths[0], lengths[1] = 1, length
-    mask = torch.arange(length) < lengths[:, None]
-    rewards = torch.rand(rows) + torch.tensor([1.0, *[0.0] * (rows - 1)])
-    return -torch.rand(rows, length) - 0.1, mask, rewards
-
-
-@q2.case("its gradient is minus the estimate")
+@q4.case("random weights")
 def _(f):
-    for baseline in (0.3, 0.0, -1.5):
-        logprobs, mask, rewards = sample_batch(5, 6)
-        found = f.gradient(logprobs, mask, rewards, baseline, wrt=0)
-        mistakes = loss_mistakes(mask, rewards, baseline)
-        compare(found, loss_gradient(mask, rewards, baseline), mistakes, what="the gradient")
+    for n in (2, 3, 4):
+        check_factor(f, torch.rand(n, n) - 0.3)
 
 
-@q2.case("its value")
+@q4.case("weights on the others alone, and on one's own alone")
 def _(f):
-    logprobs, mask, rewards = sample_batch(4, 5)
-    expected = (logprobs * loss_gradient(mask, rewards, 0.4)).sum()
-    wrong = {k: (logprobs * v).sum() for k, v in loss_mistakes(mask, rewards, 0.4).items()}
-    compare(f(logprobs, mask, rewards, 0.4), expected, wrong, what="the loss")
+    n = int(torch.randint(3, 5, (1,)))
+    check_factor(f, (torch.ones(n, n) - torch.eye(n)) / (n - 1))
+    check_factor(f, torch.diag(torch.rand(n) + 0.1))
 
 
-@q2.case("a reward equal to the baseline teaches nothing")
+@q4.case("the mean of the group, and no baseline")
 def _(f):
-    logprobs, mask, _ = sample_batch(3, 4)
-    found = f.gradient(logprobs, mask, torch.full((3,), 0.5), 0.5, wrt=0)
-    compare(found, torch.zeros(3, 4), what="the gradient")
-
-
-@q2.case("-inf behind the end does no harm")
-def _(f):
-    logprobs, mask, rewards = sample_batch(4, 5)
-    expected = loss_gradient(mask, rewards, 0.2)
-    logprobs = logprobs.masked_fill(~mask, -torch.inf)
-    value = (logprobs.masked_fill(~mask, 0.0) * expected).sum()
-    for found, right in (
-        (f(logprobs, mask, rewards, 0.2), value),
-        (f.gradient(logprobs, mask, rewards, 0.2), expected),
-    ):
-        if found is not None and torch.as_tensor(found).isnan().any():
-            raise AssertionError("The result is nan: 0 * -inf is nan, so fill the masked places before you multiply.")
-        compare(found, right, what="the loss or its gradient")
-
-
-q3 = Question("q3", "estimator_moments", hint="A table of the estimates of all actions; then means weighed with pi.")
-
-
-def moments(logits: Tensor, rewards: Tensor, baseline: float) -> Tensor:
-    """Mean and variance of the estimate from moments: E[g] and E[g^2] - E[g]^2 by loops, float64. [2, actions]"""
-    pi = (logits.double() - logits.double().logsumexp(0)).exp()
-    first, second = torch.zeros_like(pi), torch.zeros_like(pi)
-    for a in range(len(pi)):
-        for j in range(len(pi)):
-            g = (rewards[a].double() - baseline) * (float(a == j) - pi[j])
-            first[j] += pi[a] * g
-            second[j] += pi[a] * g * g
-    return torch.stack([first, second - first**2])
-
-
-def moments_mistakes(logits: Tensor, rewards: Tensor, baseline: float) -> dict[str, Tensor]:
-    """What usual mistakes give: [2, actions]."""
-    right = moments(logits, rewards, baseline)
-    pi, count = logits.double().softmax(0), len(logits)
-    advantage = (rewards.double() - baseline)[:, None]
-    table = advantage * (torch.eye(count, dtype=torch.float64) - pi)
-    no_pi = advantage * torch.eye(count, dtype=torch.float64)
-    unnormalised = "The scores lack the - pi_j: the derivative of log softmax is [a = j] - pi_j."
-    weighed = "You weighed all actions alike: action a comes with probability pi_a."
-    return {
-        "The second row is the mean of the squares: take the square of the mean off.": torch.stack(
-            [right[0], right[1] + right[0] ** 2]
-        ),
-        "The second row is the standard deviation: its square was asked for.": torch.stack(
-            [right[0], right[1].clamp(min=0).sqrt()]
-        ),
-        "The rows are the wrong way round: first the mean, then the variance.": right.flip(0),
-        weighed: torch.stack([table.mean(0), table.var(0, correction=0)]),
-        weighed + " ": torch.stack([table.mean(0), table.var(0)]),
-        unnormalised: _weighted_moments(pi, no_pi),
-        "The baseline is not taken off.": moments(logits, rewards, 0.0),
-        "You gave the transpose of the table its weights: rows are actions.": _weighted_moments(pi, table.T),
-    }
-
-
-def _weighted_moments(pi: Tensor, table: Tensor) -> Tensor:
-    mean = (pi[:, None] * table).sum(0)
-    return torch.stack([mean, (pi[:, None] * (table - mean) ** 2).sum(0)])
-
-
-def check_moments(f, logits: Tensor, rewards: Tensor, baseline: float) -> None:
-    compare(
-        f(logits, rewards, baseline), moments(logits, rewards, baseline), moments_mistakes(logits, rewards, baseline)
-    )
-
-
-@q3.case("random policies, rewards and baselines")
-def _(f):
-    for actions in (2, 3, 6):
-        check_moments(f, torch.randn(actions), torch.rand(actions) + 0.2, 0.35)
-
-
-@q3.case("rewards 0 and 1 without a baseline")
-def _(f):
-    check_moments(f, torch.tensor([0.5, -1.0, 0.2]), torch.tensor([0.0, 1.0, 0.0]), 0.0)
-
-
-@q3.case("baselines below, among and above the rewards: the mean is the same")
-def _(f):
-    logits, rewards = torch.randn(4), torch.rand(4)
-    for baseline in (-1.0, 0.5, 2.0):
-        check_moments(f, logits, rewards, baseline)
-
-
-@q3.case("a policy without doubt, and rewards all alike")
-def _(f):
-    check_moments(f, torch.tensor([80.0, 0.0, 0.0]), torch.tensor([1.0, 0.0, 0.0]), 0.5)
-    check_moments(f, torch.randn(3), torch.full((3,), 0.7), 0.7)
-
-
-q4 = Question("q4", "leave_one_out", hint="Groups as rows of a matrix; the others are the sum of all less one's own.")
-
-
-def others_off(rewards: Tensor, num_generations: int) -> Tensor:
-    """Each reward less the mean of the others of its group, by a loop: [rows], float64."""
-    found = []
-    for i in range(len(rewards)):
-        start = i // num_generations * num_generations
-        others = [rewards[j].item() for j in range(start, start + num_generations) if j != i]
-        found.append(rewards[i].item() - sum(others) / len(others))
-    return torch.tensor(found, dtype=torch.float64)
-
-
-def advantage_mistakes(rewards: Tensor, n: int) -> dict[str, Tensor]:
-    """What usual mistakes give: [rows]."""
-    groups = rewards.double().view(-1, n)
-    centered = groups - groups.mean(1, keepdim=True)
-    total = groups.sum(1, keepdim=True)
-    strided = rewards.double().view(n, -1)
-    strided = strided - (strided.sum(0) - strided) / (n - 1)
-    deviation = groups.std(1, keepdim=True) + 1e-4
-    normalised = "You divided by the standard deviation of the group: that is GRPO."
-    return {
-        "Your baseline contains the row's own reward: leave it out.": centered.flatten(),
-        normalised: (centered / deviation).flatten(),
-        normalised + " ": ((groups - (total - groups) / (n - 1)) / deviation).flatten(),
-        "You divided the sum of the others by n: there are n - 1 of them.": (groups - (total - groups) / n).flatten(),
-        "You took the sum of the others: take their mean.": (groups - (total - groups)).flatten(),
-        "You took the baseline over the whole batch: only the same prompt's answers count.": others_off(
-            rewards, groups.numel()
-        ),
-        "Your groups are not the right rows: row i belongs to prompt i // num_generations.": strided.flatten(),
-        "That is the baseline: take it off the reward.": ((total - groups) / (n - 1)).flatten(),
-        "The sign is wrong: better than the others must be positive.": -others_off(rewards, n),
-    }
-
-
-def check_advantages(f, rewards: Tensor, n: int) -> None:
-    compare(f(rewards, n), others_off(rewards, n), advantage_mistakes(rewards, n))
-
-
-@q4.case("random rewards in groups of 2, 3 and 8")
-def _(f):
-    for n in (3, 2, 8):
-        check_advantages(f, torch.rand(4 * n), n)
-
-
-@q4.case("right and wrong: rewards 1 and 0")
-def _(f):
-    check_advantages(f, torch.tensor([1.0, 0, 0, 0, 1, 1, 1, 0]), 4)
-
-
-@q4.case("one prompt alone")
-def _(f):
-    check_advantages(f, torch.rand(5), 5)
-
-
-@q4.case("a group of equal rewards gets 0")
-def _(f):
-    found = f(torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0]), 3)
-    compare(found, torch.zeros(6))
-
-
-@q4.case("a constant added to every reward changes nothing")
-def _(f):
-    rewards = torch.rand(12)
-    compare(f(rewards + 3, 4), others_off(rewards, 4), atol=1e-4)
+    for n in (2, 3):
+        check_factor(f, torch.full((n, n), 1 / n))
+        check_factor(f, torch.zeros(n, n))
+        check_factor(f, torch.full((n, n), 1 / n) * torch.rand(1))  # a part of it
 
 
 QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4}

@@ -59,7 +59,9 @@ def _(f):
 
 @q1.case("right and wrong: rewards 1 and 0")
 def _(f):
-    check_advantages(f, torch.tensor([1.0, 0, 0, 0, 1, 1, 1, 0]), 4)
+    rewards = (torch.rand(24) < 0.5).float()
+    rewards[:8] = torch.tensor([1.0, 0, 0, 0, 1, 1, 1, 0])
+    check_advantages(f, rewards, 4)
     check_advantages(f, torch.tensor([0.0, 1, 0, 0, 0]), 5)
 
 
@@ -72,7 +74,7 @@ def _(f):
 @q1.case("a group of identical rewards gets exactly 0, beside one that does not")
 def _(f):
     for value, n in ((1.0, 4), (0.1, 3), (0.7, 6), (0.3, 7), (-0.9, 6)):
-        rewards = torch.cat([torch.full((n,), value), torch.arange(n).float()])
+        rewards = torch.cat([torch.full((n,), value), torch.rand(n)])
         found = torch.as_tensor(f(rewards, n, 1e-8))
         if found.shape == rewards.shape:
             if found.isnan().any():
@@ -140,7 +142,7 @@ def _(f):
 
 @q2.case("problems that are never or always solved are always silent")
 def _(f):
-    success = torch.tensor([0.0, 1.0, 1.0, 0.5])
+    success = torch.cat([torch.tensor([0.0, 1.0, 1.0]), torch.rand(1)])
     check_silent(f, success, torch.tensor([0.0] * 4 + [1.0] * 8 + [1.0, 0, 0, 1]), 4)
 
 
@@ -149,7 +151,7 @@ def _(f):
     rewards = torch.tensor(
         [0.0, 0.0, 0.0, 0.1, 0.1, 0.1, 0.1, 0.1, 0.0, 1.0, 1.0, 1.0, 0.1, 0.0, 0.1, -1.0, -1.0, -1.0]
     )
-    check_silent(f, torch.tensor([0.2, 0.9]), rewards, 3)
+    check_silent(f, torch.rand(2), rewards, 3)
 
 
 q3 = Question("q3", "grpo_loss", hint="min(r A, clip(r) A) less beta k3 by token; mean of each row, mean of the rows.")
@@ -308,6 +310,11 @@ def check_gradients(f, logits: Tensor, rewards: Tensor, n: int) -> None:
     compare(f(logits, rewards, n), group_gradients(logits, rewards, n), gradient_mistakes(logits, rewards, n))
 
 
+def apart(actions: int) -> Tensor:
+    """Rewards that differ, all of them eighths: the mean of equal ones does not round."""
+    return torch.randperm(33)[:actions] / 8
+
+
 @q4.case("two actions in groups of 2, 3 and 6")
 def _(f):
     for n in (3, 2, 6):
@@ -316,13 +323,14 @@ def _(f):
 
 @q4.case("three and four actions, any rewards")
 def _(f):
-    check_gradients(f, torch.randn(3), torch.rand(3), 4)
-    check_gradients(f, torch.randn(4), torch.rand(4) - 0.5, 3)
+    check_gradients(f, torch.randn(3), apart(3), 4)
+    check_gradients(f, torch.randn(4), apart(4) - 0.5, 3)
 
 
 @q4.case("rewards all alike: no gradient at all")
 def _(f):
     compare(f(torch.randn(3), torch.ones(3), 3), torch.zeros(2, 3), what="the gradient")
+    check_gradients(f, torch.randn(3), apart(3), 3)
 
 
 QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4}

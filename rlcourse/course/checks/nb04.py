@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from rlcourse.course.checks import Question, compare
+from rlcourse.course.checks import Question, compare, draw
 
 HOWS = ("sequence_mean", "token_mean", "constant")
 
@@ -129,7 +129,7 @@ def weights_by_gradient(mask: Tensor, how: str, max_new_tokens: int) -> Tensor:
 
 @q2.case("one short and one long answer: what each aggregation gives a token")
 def _(f):
-    mask, limit = lengths_mask([1, 4], 4), 10
+    mask, limit = lengths_mask([1, 4], 4), draw(10, 10**6)
     for how in HOWS:
         expected = weights_by_gradient(mask, how, limit)
         mistakes = {
@@ -150,9 +150,10 @@ def _(f):
 
 @q2.case("an answer without a token has no weight anywhere, and no nan")
 def _(f):
-    mask = lengths_mask([0, 3], 5)
+    lengths = [0, *torch.randint(1, 12, (6,)).tolist()]
+    mask = lengths_mask(lengths, 12)
     for how in HOWS:
-        compare(f(mask, how, 5), weights_by_gradient(mask, how, 5), what=f"{how}: the weight")
+        compare(f(mask, how, 12), weights_by_gradient(mask, how, 12), what=f"{how}: the weight")
 
 
 # q3 --------------------------------------------------------------------------------------------------------------
@@ -172,7 +173,7 @@ def weights_by_group(successes: list[int], n: int, ddof: int = 1) -> Tensor:
 
 @q3.case("a group of eight: every number of right answers from 1 to 7")
 def _(f):
-    k = list(range(1, 8))
+    k = (1 + torch.randperm(7)).tolist()
     expected = weights_by_group(k, 8)
     p = torch.tensor(k) / 8
     mistakes = {
@@ -188,13 +189,15 @@ def _(f):
 
 @q3.case("groups that are all wrong or all right weigh 0 in both")
 def _(f):
-    compare(f(torch.tensor([0, 4, 1]), 4), weights_by_group([0, 4, 1], 4))
+    n = draw(4, 400)
+    k = [0, n, draw(1, n - 1)]
+    compare(f(torch.tensor(k), n), weights_by_group(k, n))
 
 
 @q3.case("other sizes of group")
 def _(f):
-    for n in (2, 5, 64):
-        k = [1, n // 2, n - 1]
+    for n in (2, 5, draw(64, 400)):
+        k = [1, draw(1, n - 1), n - 1]
         compare(f(torch.tensor(k), n), weights_by_group(k, n), what=f"the weight for n = {n}", atol=1e-4)
 
 
@@ -295,7 +298,7 @@ def _(f):
 @q4.case("clipped tokens have no gradient, by the clip that is asked for")
 def _(f):
     old = torch.zeros(2, 4)
-    logprobs = torch.tensor([[0.5, 0.15, -0.5, -0.05], [0.5, 0.15, -0.5, -0.05]])
+    logprobs = torch.tensor([0.5, 0.15, -0.5, -0.05]) * (1 + 0.15 * torch.rand(2, 4))
     mask, rewards = torch.ones(2, 4, dtype=torch.bool), torch.tensor([1.0, 0.0])
     ratio = logprobs.exp()
     live = torch.tensor([[0, 0, 1, 1], [1, 1, 0, 1]])  # up from 1 + clip for A > 0, down from 1 - clip for A < 0
@@ -315,6 +318,8 @@ def _(f):
 def _(f):
     logprobs, old, _, mask, n, limit = drawn(0.4)
     compare(f(logprobs, old, torch.full((6,), 0.25), mask, n, limit), torch.tensor(0.0), atol=1e-9)
+    arguments = drawn(0.4)
+    compare(f(*arguments), loss_by_loop(*arguments), loss_mistakes(arguments), atol=1e-6)
 
 
 # q5 --------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rlcourse.course.checks import Question, compare
+from rlcourse.course.checks import Question, compare, draw
 
 q1 = Question(
     "q1", "busy_fraction", hint="Cut the intervals to the window, sort them by start, add what is new of each."
@@ -45,25 +45,33 @@ def check_busy(f, starts: list[float] | Tensor, ends: list[float] | Tensor, begi
     compare(f(starts, ends, begin, end), busy(starts, ends, begin, end), mistakes, atol=1e-6)
 
 
+def check_random(f, begin: float = 105.0, end: float = 127.0) -> None:
+    """Twelve random intervals around a window."""
+    starts = begin - 5 + 30 * torch.rand(12, dtype=torch.float64)
+    check_busy(f, starts, starts + 3 * torch.rand(12, dtype=torch.float64), begin, end)
+
+
 @q1.case("some overlap, with a gap, not in order")
 def _(f):
     check_busy(f, [6.0, 1.0, 2.5], [8.0, 3.0, 4.5], 0.0, 10.0)
+    check_random(f)
 
 
 @q1.case("two lie within another, the first of them ends earlier")
 def _(f):
     check_busy(f, [1.0, 2.0, 4.0, 7.0], [6.0, 3.0, 5.5, 9.0], 0.0, 12.0)
+    check_busy(f, [1.0, *(2 + 3 * torch.rand(5)).tolist()], [6.0] * 6, 0.0, 12.0 + torch.rand(()).item())
 
 
 @q1.case("intervals over the edges of the window, and outside it")
 def _(f):
     check_busy(f, [-3.0, -1.0, 4.0, 8.0, 12.0], [-2.0, 1.5, 6.0, 11.0, 14.0], 0.0, 10.0)
+    check_random(f, begin=0.0, end=10.0)
 
 
 @q1.case("a window that does not begin at 0, random intervals")
 def _(f):
-    starts = 100 + 30 * torch.rand(12, dtype=torch.float64)
-    check_busy(f, starts, starts + 3 * torch.rand(12, dtype=torch.float64), 105.0, 127.0)
+    check_random(f)
 
 
 @q1.case("all idle, all busy, touching")
@@ -71,6 +79,8 @@ def _(f):
     check_busy(f, [20.0], [30.0], 0.0, 10.0)
     check_busy(f, [-1.0], [30.0], 0.0, 10.0)
     check_busy(f, [0.0, 5.0], [5.0, 7.5], 0.0, 10.0)
+    middle = 8 * torch.rand(()).item()
+    check_busy(f, [0.0, middle], [middle, middle + 1], 0.0, 10.0)
 
 
 q2 = Question("q2", "decode_bytes", hint="Count the numbers of one layer, of the head, and of the cache of one token.")
@@ -127,18 +137,19 @@ def check_bytes(f, shape: tuple, rows: int, context: int, element: int) -> None:
 
 @q2.case("a head of its own, heads x head_dim other than hidden, bfloat16")
 def _(f):
-    check_bytes(f, WIDE, rows=5, context=33, element=2)
+    check_bytes(f, WIDE, rows=draw(2, 90), context=draw(30, 900), element=2)
 
 
 @q2.case("the embedded model, float32")
 def _(f):
-    check_bytes(f, TINY, rows=7, context=60, element=4)
+    check_bytes(f, TINY, rows=draw(2, 90), context=draw(30, 900), element=4)
 
 
 @q2.case("one row without context, and a large model with many rows")
 def _(f):
     check_bytes(f, TINY, rows=1, context=0, element=2)
-    check_bytes(f, (24, 896, 14, 2, 64, 4864, 151936, True), rows=256, context=384, element=2)
+    large = (24, 896, 14, 2, 64, 4864, 151936, True)
+    check_bytes(f, large, rows=draw(200, 300), context=draw(300, 400), element=2)
 
 
 q3 = Question("q3", "amdahl", hint="The new time is the sum of share / speed-up, plus the share that nothing sped up.")
@@ -181,7 +192,7 @@ def check_amdahl(f, shares: Tensor | list[float], speedups: Tensor | list[float]
 
 @q3.case("three parts and a rest; one part")
 def _(f):
-    check_amdahl(f, [0.6, 0.1, 0.2], [3.0, 2.0, 5.0])
+    check_amdahl(f, [0.6, 0.1, 0.2], torch.tensor([3.0, 2.0, 5.0]) + torch.rand(3))
     check_amdahl(f, [0.9], [10.0])
 
 
@@ -193,7 +204,7 @@ def _(f):
 
 @q3.case("a part that takes no time any more: speed-up infinity")
 def _(f):
-    check_amdahl(f, [0.75, 0.2], [float("inf"), 2.0])
+    check_amdahl(f, [0.75, 0.2], [float("inf"), 2.0 + torch.rand(()).item()])
 
 
 q4 = Question("q4", "decode_bound", hint="Seconds for the bytes, seconds for the operations, the larger of the two.")
@@ -247,13 +258,14 @@ def check_bound(f, rows: list[int], *numbers) -> None:
 
 @q4.case("from bytes to operations, on a slow machine in float32")
 def _(f):
-    check_bound(f, [1, 2, 8, 32, 128], 9e5, 3e4, 4, 2e10, 1e11)
+    check_bound(f, [1, 2, 8, 32, 128], 9e5 + draw(0, 10**5), 3e4, 4, 2e10, 1e11)
 
 
 @q4.case("few rows on a fast machine: bytes; many: operations")
 def _(f):
-    check_bound(f, [1, 4, 16], 5e8, 5e6, 2, 4e12, 8e14)
-    check_bound(f, [512, 2048, 8192], 5e8, 1e3, 2, 4e12, 8e14)
+    weights = 5e8 + draw(0, 10**8)
+    check_bound(f, [1, 4, 16], weights, 5e6, 2, 4e12, 8e14)
+    check_bound(f, [512, 2048, 8192], weights, 1e3, 2, 4e12, 8e14)
 
 
 q5 = Question(
@@ -310,8 +322,9 @@ def events(pairs: list[tuple[float, float]], shuffled: bool = False) -> tuple[Te
 
 @q5.case("a grandchild; siblings that touch; a child that begins or ends with its parent")
 def _(f):
-    check_own(f, *events([(0.0, 100.0), (10.0, 40.0), (15.0, 25.0), (50.0, 90.0)]))
-    check_own(f, *events([(0.0, 10.0), (0.0, 4.0), (4.0, 10.0), (4.0, 6.0), (10.0, 12.0)]))
+    a, b = (4 * torch.rand(2)).tolist()
+    check_own(f, *events([(0.0, 100.0), (10.0, 40.0 + a), (15.0, 25.0 + b), (50.0, 90.0)]))
+    check_own(f, *events([(0.0, 10.0), (0.0, 4.0), (4.0, 10.0), (4.0, 5.0 + a), (10.0, 12.0)]))
 
 
 @q5.case("a deep random tree, shuffled: events come in any order")

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from rlcourse.course.checks import Question, compare
+from rlcourse.course.checks import Question, compare, draw
 
 q1 = Question("q1", "attend_with_cache", hint="Write k and v at [row, position], then hide the slots behind position.")
 
@@ -282,27 +282,33 @@ def check_schedule(f, lengths: list[int], slots: int) -> None:
     compare(f(torch.tensor(lengths), slots), both(steps), mistakes, atol=1e-4)
 
 
+def random_lengths(count: int) -> list[int]:
+    return (1 + torch.distributions.Geometric(0.1).sample((count,)).long()).tolist()
+
+
 @q4.case("two slots")
 def _(f):
     check_schedule(f, [1, 2, 9, 7, 9], 2)
     check_schedule(f, [5, 1, 2, 4], 2)
+    check_schedule(f, random_lengths(12), 2)
 
 
 @q4.case("many completions of differing lengths")
 def _(f):
     for slots in (3, 7):
-        check_schedule(f, (1 + torch.distributions.Geometric(0.1).sample((40,)).long()).tolist(), slots)
+        check_schedule(f, random_lengths(40), slots)
 
 
 @q4.case("fewer completions than slots")
 def _(f):
     check_schedule(f, [4, 7, 2], 5)
+    check_schedule(f, random_lengths(6), 9)
 
 
 @q4.case("one slot, one completion, equal lengths")
 def _(f):
     check_schedule(f, [3, 1, 4], 1)
-    check_schedule(f, [6], 1)
+    check_schedule(f, [draw(3, 900)], 1)
     check_schedule(f, [5, 5, 5, 5, 5], 2)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlcourse import ptx
-from rlcourse.course.checks import Question, compare
+from rlcourse.course.checks import Maker, Question, compare, draw
 from rlcourse.kernels.toolchain import compiled, simulate
 
 q1 = Question("q1", "offsets", hint="Cut the number k into coordinates, the first mode fastest, then sum i * stride.")
@@ -38,20 +38,21 @@ def check_offsets(f, shape: list[int], stride: list[int]) -> None:
 
 @q1.case("column-major and row-major")
 def _(f):
-    check_offsets(f, [4, 8], [1, 4])
-    check_offsets(f, [4, 8], [8, 1])
+    rows, columns = draw(3, 40), draw(3, 40)
+    check_offsets(f, [rows, columns], [1, rows])
+    check_offsets(f, [rows, columns], [columns, 1])
     check_offsets(f, [3, 5], [5, 1])
 
 
 @q1.case("padded rows, and a stride of 0")
 def _(f):
-    check_offsets(f, [4, 6], [8, 1])
+    check_offsets(f, [4, 6], [6 + draw(1, 200), 1])
     check_offsets(f, [5, 3], [0, 2])
 
 
 @q1.case("one mode, and the four of a tiled matrix")
 def _(f):
-    check_offsets(f, [7], [3])
+    check_offsets(f, [draw(5, 40)], [draw(2, 90)])
     check_offsets(f, [2, 4, 2, 2], [8, 1, 16, 4])
     check_offsets(f, [2, 3, 4], [100, 10, 1])
 
@@ -88,32 +89,34 @@ def check_sectors(f, addresses: Tensor, size: int, active: Tensor | None = None)
     compare(f(addresses, size, active), loop_sectors(addresses, active), mistakes)
 
 
-LANES = 4096 + torch.arange(32)[None]
+def base() -> int:
+    """An address at which a line of 128 bytes begins."""
+    return 128 * draw(1, 10**6)
 
 
 @q2.case("neighbours: 4 bytes a lane, and 16")
 def _(f):
-    check_sectors(f, 4096 + 4 * torch.arange(64).view(2, 32), 4)
-    check_sectors(f, 4096 + 16 * torch.arange(96).view(3, 32), 16)
+    check_sectors(f, base() + 4 * torch.arange(64).view(2, 32), 4)
+    check_sectors(f, base() + 16 * torch.arange(96).view(3, 32), 16)
 
 
 @q2.case("with a stride, from an odd beginning, and in any order")
 def _(f):
     for step in (8, 20, 64, 128, 1000):
-        check_sectors(f, 4096 + step * torch.arange(64).view(2, 32), 4)
-    check_sectors(f, 4096 + 16 + 4 * torch.arange(32)[None], 4)
-    check_sectors(f, 4096 + 4 * torch.randperm(256)[:64].view(2, 32), 4)
+        check_sectors(f, base() + step * torch.arange(64).view(2, 32), 4)
+    check_sectors(f, base() + 16 + 4 * torch.arange(32)[None], 4)
+    check_sectors(f, base() + 4 * torch.randperm(256)[:64].view(2, 32), 4)
 
 
 @q2.case("all lanes at one address; two warps at the same addresses")
 def _(f):
-    check_sectors(f, torch.full((1, 32), 4096), 4)
-    check_sectors(f, (4096 + 4 * torch.arange(32)).expand(3, 32).clone(), 4)
+    check_sectors(f, torch.full((1, 32), base()), 4)
+    check_sectors(f, (base() + 4 * torch.arange(32)).expand(3, 32).clone(), 4)
 
 
 @q2.case("lanes that are not active, down to none")
 def _(f):
-    addresses = 4096 + 32 * torch.arange(96).view(3, 32)
+    addresses = base() + 32 * torch.arange(96).view(3, 32)
     active = torch.rand(3, 32) < 0.5
     active[2] = False
     check_sectors(f, addresses, 16, active)
@@ -156,6 +159,7 @@ def _(f):
     check_thread_values(f, 64, 4, 8)
     check_thread_values(f, 1024, 32, 8)
     check_thread_values(f, 16, 8, 2)
+    check_thread_values(f, 6 * draw(2, 60), 6, 1)
 
 
 @q3.case("a row whose end leaves lanes without work")
@@ -164,16 +168,21 @@ def _(f):
     check_thread_values(f, 40, 4, 8)
     check_thread_values(f, 5, 4, 1)
     check_thread_values(f, 21, 4, 4)
+    check_thread_values(f, draw(50, 900), draw(3, 30), draw(2, 8))
 
 
 @q3.case("one lane, and one value a piece")
 def _(f):
-    check_thread_values(f, 24, 1, 8)
-    check_thread_values(f, 12, 4, 1)
+    check_thread_values(f, 8 * draw(2, 200), 1, 8)
+    check_thread_values(f, 4 * draw(2, 200), 4, 1)
 
 
 q4 = Question(
-    "q4", "ReluSquared", hint="WideAdd of the lesson, with 8 values a thread and other arithmetic.", seconds=90
+    "q4",
+    "ReluSquared",
+    hint="WideAdd of the lesson, with 8 values a thread and other arithmetic.",
+    seconds=90,
+    caller=Maker,
 )
 MEANING = {
     ptx.OutOfBounds: "A thread went beyond a tensor: what is not there must not be touched.",
@@ -263,7 +272,11 @@ def _(f):
 
 
 q5 = Question(
-    "q5", "RowNorm", hint="Shuffle within a warp, shares[warp] = sum, barrier, add up; and one more.", seconds=90
+    "q5",
+    "RowNorm",
+    hint="Shuffle within a warp, shares[warp] = sum, barrier, add up; and one more.",
+    seconds=90,
+    caller=Maker,
 )
 HIDDEN = 512
 

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from rlcourse.course.checks import Question, compare
+from rlcourse.course.checks import Maker, Question, compare, draw
 
 q1 = Question("q1", "merge_pieces", hint="Bring all pieces to one top: each counts exp(its top - the highest).")
 
@@ -71,6 +71,7 @@ def _(f):
 @q1.case("a row in which nobody saw anything gives zeros")
 def _(f):
     check_merge(f, *pieces(2, 4, [0, 0]))
+    check_merge(f, *pieces(2, 4, [3, 5]))
 
 
 q2 = Question("q2", "best_splits", hint="Write down the tiles of every CTA in order, cut the list into waves.")
@@ -117,27 +118,35 @@ def check_splits(f, tokens: list[int], at_once: int, most: int, fixed: int) -> N
     compare(f(torch.tensor(tokens), at_once, most, fixed), best(), mistakes)
 
 
+def check_random(f, pairs: int, at_once: int) -> None:
+    check_splits(f, torch.randint(1, 900, (pairs,)).tolist(), at_once, draw(8, 12), draw(1, 4))
+
+
 @q2.case("few rows on a large card")
 def _(f):
     check_splits(f, [450] * 8, 132, 16, 2)
     check_splits(f, [512] * 4, 40, 16, 8)
+    check_random(f, 4, 60)
 
 
 @q2.case("as many pairs as the card holds, or more")
 def _(f):
     check_splits(f, [300] * 20, 20, 8, 3)
     check_splits(f, [1000] * 21, 20, 12, 1)
+    check_random(f, 25, 20)
 
 
 @q2.case("rows of different lengths")
 def _(f):
     check_splits(f, [16, 1000, 40, 40, 500, 1], 8, 12, 2)
     check_splits(f, [700, 33, 120, 900, 15, 16, 17], 5, 10, 1)
+    check_random(f, 9, 7)
 
 
 @q2.case("one token a row: nothing to split")
 def _(f):
     check_splits(f, [1, 1, 1], 10, 8, 2)
+    check_splits(f, [1] * draw(4, 60), draw(3, 12), 8, draw(1, 40))
 
 
 q3 = Question("q3", "value_registers", hint="Registers and lanes say the row and column; the row says the dimension.")
@@ -180,6 +189,7 @@ def check_registers(f, values: Tensor) -> None:
 @q3.case("numbered values: token + dimension / 100")
 def _(f):
     check_registers(f, torch.arange(16.0)[:, None] + torch.arange(64.0) / 100)
+    check_registers(f, torch.randn(16, 64))
 
 
 @q3.case("random values")
@@ -189,11 +199,13 @@ def _(f):
 
 @q3.case("every value is held once")
 def _(f):
-    found = torch.as_tensor(f(torch.arange(1024.0).view(16, 64)))
+    values = torch.randperm(1024).float().view(16, 64)
+    found = torch.as_tensor(f(values))
     held = torch.bincount(found.flatten().long().clamp(0, 1023), minlength=1024)
     assert (held == 1).all(), (
         f"{int((held == 0).sum())} values are held by no lane, {int((held > 1).sum())} several times"
     )
+    check_registers(f, values)
 
 
 q4 = Question(
@@ -232,18 +244,18 @@ def check_bytes(f, lengths: list[int], heads: int, kv_heads: int, size: int, spl
 
 @q4.case("rows of different lengths, four splits")
 def _(f):
-    check_bytes(f, [100, 30, 7], 14, 2, 64, 4)
-    check_bytes(f, [456] * 16, 16, 8, 128, 2)
+    check_bytes(f, [draw(80, 999), 30, 7], 14, 2, 64, 4)
+    check_bytes(f, [draw(80, 999)] * 16, 16, 8, 128, 2)
 
 
 @q4.case("one split")
 def _(f):
-    check_bytes(f, [20, 5], 12, 2, 128, 1)
+    check_bytes(f, [draw(20, 999), 5], 12, 2, 128, 1)
 
 
 @q4.case("an empty cache: the first token")
 def _(f):
-    check_bytes(f, [0, 0, 3], 14, 2, 64, 2)
+    check_bytes(f, [0, 0, draw(1, 999)], 14, 2, 64, 2)
     check_bytes(f, [0], 4, 4, 64, 1)
 
 
@@ -252,6 +264,7 @@ q5 = Question(
     "WarpAttention",
     hint="Begin with the score of one slot: products of a lane, then a sum over lanes.",
     seconds=60,
+    caller=Maker,
 )
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rlcourse.course.checks import Question, compare
+from rlcourse.course.checks import Question, compare, draw
 
 q1 = Question(
     "q1", "rollout_gain", hint="Add up milliseconds over all steps, before and after; divide at the very end."
@@ -54,19 +54,20 @@ def _(f):
 
 @q1.case("nothing added, and attention that stays as it is")
 def _(f):
-    check_gain(f, torch.linspace(0.5, 3.0, 5), 2.0, 4.0, 0.0)
-    check_gain(f, torch.linspace(0.5, 3.0, 5), 2.0, 1.0, 0.0)
+    attention = torch.linspace(0.5, 3.0, 5) + torch.rand(5)
+    check_gain(f, attention, 2.0, 4.0, 0.0)
+    check_gain(f, attention, 2.0, 1.0, 0.0)
 
 
 @q1.case("a faster kernel and a slower rollout")
 def _(f):
-    check_gain(f, torch.linspace(0.1, 0.3, 6), 2.0, 2.2, 5.0)
+    check_gain(f, torch.linspace(0.1, 0.3, 6) + 0.1 * torch.rand(6), 2.0, 2.2, 5.0)
 
 
 @q1.case("one step, and a kernel that is slower")
 def _(f):
-    check_gain(f, torch.tensor([1.25]), 0.5, 2.0, 0.1)
-    check_gain(f, torch.linspace(1.0, 2.0, 4), 1.0, 0.5, 0.2)
+    check_gain(f, 1.0 + torch.rand(1), 0.5, 2.0, 0.1)
+    check_gain(f, 1.0 + torch.rand(4), 1.0, 0.5, 0.2)
 
 
 q2 = Question("q2", "pieces_a_step", hint="Keep for each function the values it was compiled for, at most `limit`.")
@@ -111,29 +112,35 @@ def check_pieces(f, codes: list[int], guards: list[int], limit: int) -> None:
     compare(torch.as_tensor(found).double() if found is not None else None, right.double(), mistakes)
 
 
+def check_random(f, limit: int) -> None:
+    check_pieces(f, torch.randint(0, 3, (40,)).tolist(), torch.randint(0, 6, (40,)).tolist(), limit)
+
+
 @q2.case("twelve layers, one function that looks at its layer's number and one that does not")
 def _(f):
     codes, guards = [0, 1] * 12, [n for layer in range(12) for n in (layer, 0)]
     check_pieces(f, codes, guards, 8)
     check_pieces(f, codes, guards, 3)
+    check_random(f, 3)
 
 
 @q2.case("below the limit, and exactly at it")
 def _(f):
     check_pieces(f, [5] * 8, list(range(8)), 8)
     check_pieces(f, [5, 7] * 3, [0, 0, 1, 1, 2, 2], 8)
+    check_random(f, 6)
 
 
 @q2.case("values that come again in the same step")
 def _(f):
     check_pieces(f, [1, 1, 1, 1, 1, 1, 1], [0, 1, 2, 3, 0, 1, 3], 2)
+    check_random(f, 2)
 
 
 @q2.case("random functions and values, a limit of one")
 def _(f):
-    codes, guards = torch.randint(0, 3, (40,)).tolist(), torch.randint(0, 6, (40,)).tolist()
-    check_pieces(f, codes, guards, 4)
-    check_pieces(f, codes, guards, 1)
+    check_random(f, 4)
+    check_random(f, 1)
 
 
 q3 = Question("q3", "first_and_last_slot", hint="`argmax` finds the first True; how many there are tells the last.")
@@ -172,25 +179,32 @@ def check_slots(f, starts: list[int], counts: list[int], slots: int, additive: b
     compare(found.double(), pair(first, last), mistakes)
 
 
+def check_random_slots(f, additive: bool = False) -> None:
+    check_slots(f, torch.randint(0, 4, (8,)).tolist(), torch.randint(1, 6, (8,)).tolist(), 12, additive)
+
+
 @q3.case("rows padded on the left, a cache that is not full")
 def _(f):
     check_slots(f, [2, 0, 5], [4, 6, 1], 9)
-    check_slots(f, torch.randint(0, 4, (8,)).tolist(), torch.randint(1, 6, (8,)).tolist(), 12)
+    check_random_slots(f)
 
 
 @q3.case("no padding, a full cache, one slot")
 def _(f):
     check_slots(f, [0, 0], [3, 7], 7)
     check_slots(f, [0], [1], 1)
+    check_random_slots(f)
 
 
 @q3.case("a mask of numbers: 0 for seen, -inf for hidden")
 def _(f):
     check_slots(f, [1, 3, 0], [5, 2, 8], 8, additive=True)
+    check_random_slots(f, additive=True)
 
 
 @q3.case("no mask: ValueError, and no guess")
 def _(f):
+    check_random_slots(f)
     try:
         f(None)
     except NotImplementedError:
@@ -294,6 +308,12 @@ def check_table(f, rows: list[tuple[float, ...]], us: float = 1.25) -> None:
     compare(torch.as_tensor(found).double() if found is not None else None, all_of(), mistakes)
 
 
+def shuffled(rows: list[tuple[float, ...]]) -> list[tuple[float, ...]]:
+    """The rows in another order, milliseconds up to a tenth more or less."""
+    speed = 0.9 + 0.2 * torch.rand(()).item()
+    return [(speed * rows[i][0], speed * rows[i][1], *rows[i][2:]) for i in torch.randperm(len(rows)).tolist()]
+
+
 ONE_OF_EACH = [
     (0.40, 0.25, 0.30, 400.0, 400.0),  # at the floor, whatever else
     (24.0, 0.25, 0.08, 760.0, 700.0),  # in pieces
@@ -305,26 +325,32 @@ ONE_OF_EACH = [
 
 @q5.case("one of each")
 def _(f):
-    check_table(f, ONE_OF_EACH)
+    check_table(f, shuffled(ONE_OF_EACH))
 
 
 @q5.case("one row, and other costs of a kernel")
 def _(f):
     for row in ONE_OF_EACH:
         check_table(f, [row], us=2.0)
+    check_table(f, random_table(), us=2.0)
     check_table(f, [(3.0, 0.3, 0.75, 700.0, 5.0), (3.0, 0.3, 0.75, 1000.0, 5.0)], us=1.5)
 
 
 @q5.case("few kernels, each launched by itself; many kernels, of which some hundred are")
 def _(f):
-    check_table(f, [(5.0, 0.5, 0.2, 60.0, 55.0), (5.0, 0.5, 0.2, 900.0, 300.0)])
+    few, many = (5.0, 0.5, 0.2, 60.0, 55.0), (5.0, 0.5, 0.2, 900.0, 300.0)
+    check_table(f, shuffled([few] * draw(1, 4) + [many] * draw(1, 4)))
+
+
+def random_table() -> list:
+    kernels = torch.randint(20, 1500, (60,)).double()
+    columns = [0.3 + 6 * torch.rand(60), 0.2 + torch.rand(60) * 0.6, torch.rand(60), kernels, kernels * torch.rand(60)]
+    return torch.stack([c.double() for c in columns], dim=1).tolist()
 
 
 @q5.case("random tables")
 def _(f):
-    kernels = torch.randint(20, 1500, (60,)).double()
-    columns = [0.3 + 6 * torch.rand(60), 0.2 + torch.rand(60) * 0.6, torch.rand(60), kernels, kernels * torch.rand(60)]
-    check_table(f, torch.stack([c.double() for c in columns], dim=1).tolist())
+    check_table(f, random_table())
 
 
 QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4, "q5": q5}

@@ -1,56 +1,60 @@
 """Masters to notebooks: `python -m rlcourse.course.dev.build [NAMES...] [--force]`.
 
 `notebooks/_src/NN_topic.py` becomes `notebooks/NN_topic.ipynb`, executed. `exercises/_src/NN_topic.py` becomes
-`exercises/NN_topic.ipynb`, with holes and no outputs, and `solutions/NN_topic.ipynb`, executed. A notebook whose code
-did not change keeps the outputs it has, so that a rebuild without a change is byte-identical; `--force` runs it anyway.
-Notebooks run in the Python that runs the build. Those built under RLCOURSE_PROFILE=smoke are run again in full.
+`exercises/NN_topic.ipynb`, with holes and no outputs, and `solutions/NN_topic.ipynb`, executed. A notebook whose code,
+references and records did not change keeps the outputs it has, so that a rebuild without a change is byte-identical;
+`--force` runs it anyway. Notebooks run in the Python that runs the build. Those built under RLCOURSE_PROFILE=smoke are
+run again in full.
 
 Masters are jupytext py:percent files. What stands between `# BEGIN SOLUTION` and `# END SOLUTION` becomes a hole in
-exercises; cells tagged `solution` or `exercise-only` are for one kind alone. Cells tagged `gpu` run where there is a
-GPU; elsewhere they keep the outputs of their last run, and are listed if their source changed since.
+exercises; cells tagged `solution` or `exercise-only` are for one kind alone. The code of a cell tagged `hide-input` is
+folded away: its first line is a title, `# @title WORDS`, which is what Colab shows of it. Cells tagged `gpu` run where
+there is a GPU; elsewhere they keep the outputs of their last run, and are listed if their source changed since. Numbers
+in the prose: see `rlcourse.course.dev.references`.
 """
 
 import argparse
-import copy
-import datetime
 import hashlib
-import os
 import re
-import time
 from pathlib import Path
 
 import jupytext
 import nbformat
 import torch
-from nbclient import NotebookClient
 
+from rlcourse.config import make_config
 from rlcourse.course import BOOTSTRAP, profile
+from rlcourse.course.dev.execution import data_digests, execute
 from rlcourse.course.dev.headers import header
-from rlcourse.measure.records import device_name
+from rlcourse.course.dev.references import fill, outdated, references
+from rlcourse.course.lessons.curve_records import load_curve
+from rlcourse.measure.records import load_record
 
 ROOT = Path(__file__).resolve().parents[3]
 SOLUTION = re.compile(r"^([ \t]*)# BEGIN SOLUTION[^\n]*\n(.*?)^[ \t]*# END SOLUTION[^\n]*\n?", re.M | re.S)
 MARK = re.compile(r"^[ \t]*# (BEGIN|END) SOLUTION", re.M)
+FOLDED = "hide-input"  # the site folds cells of this tag by itself
 MAX_BYTES = 1_000_000
-CELL_SECONDS = 3600
+# What references use that need no kernel: they are evaluated again at each build and each test.
+WITHOUT_KERNEL = {"load_curve": load_curve, "load_record": load_record, "make_config": make_config}
 
 
 def build(master: Path, force: bool = False) -> list[str]:
     """Make the notebooks of one master. Returns a sentence for each thing that somebody should look at."""
     if master.parent.parent.name == "notebooks":
         notebook, notes = executed(master, "notebooks", force)
-        write(notebook, notebook.metadata["rlcourse"]["run"])
+        write(notebook, notebook.metadata["rlcourse"])
         return notes
     solution, notes = executed(master, "solutions", force)
-    write(solution, solution.metadata["rlcourse"]["run"])
-    write(assemble(master, "exercises"), solution.metadata["rlcourse"]["run"])
+    write(solution, solution.metadata["rlcourse"])
+    write(assemble(master, "exercises"), solution.metadata["rlcourse"])
     return notes
 
 
 def assemble(master: Path, kind: str) -> nbformat.NotebookNode:
     """The notebook of one kind without outputs: place for the header, bootstrap cell, then the master's cells.
 
-    Raises ValueError for a solution that begins and does not end.
+    Raises ValueError for a solution that begins and does not end, and for a folded cell without a title.
     """
     cells = [nbformat.v4.new_markdown_cell(""), nbformat.v4.new_code_cell(BOOTSTRAP)]
     for cell in jupytext.read(master).cells:
@@ -61,6 +65,10 @@ def assemble(master: Path, kind: str) -> nbformat.NotebookNode:
         if MARK.search(cell.source):
             raise ValueError(f"{master.name}: BEGIN SOLUTION and END SOLUTION must come in pairs: {cell.source[:60]!r}")
         cell.metadata = nbformat.NotebookNode({"tags": tags} if tags else {})
+        if FOLDED in tags:
+            if not cell.source.startswith("# @title "):
+                raise ValueError(f"{master.name}: a folded cell begins with `# @title WORDS`: {cell.source[:60]!r}")
+            cell.metadata |= {"jupyter": {"source_hidden": True}, "cellView": "form"}  # JupyterLab, Colab
         cells.append(cell)
     notebook = nbformat.v4.new_notebook(cells=cells)
     notebook.metadata["kernelspec"] = {"display_name": "Python 3", "language": "python", "name": "python3"}
@@ -69,10 +77,14 @@ def assemble(master: Path, kind: str) -> nbformat.NotebookNode:
     return notebook
 
 
-def write(notebook: nbformat.NotebookNode, run: dict) -> None:
-    """Add the header and the cell ids, and write the file. Raises ValueError for a notebook of over 1 MB."""
+def write(notebook: nbformat.NotebookNode, made: dict) -> None:
+    """Fill in the numbers of the prose, add the header and the cell ids, and write the file.
+
+    made: what is known of the run: run and values. Raises ValueError for a notebook of over 1 MB.
+    """
     name, kind = notebook.metadata["rlcourse"]["name"], notebook.metadata["rlcourse"]["kind"]
-    notebook.cells[0].source = header(name, kind, run)
+    fill_in(notebook, made.get("values", {}))
+    notebook.cells[0].source = header(notebook, made["run"])
     set_ids(notebook, f"{kind}/{name}")
     text = nbformat.writes(notebook) + "\n"
     if len(text.encode()) > MAX_BYTES:
@@ -80,6 +92,13 @@ def write(notebook: nbformat.NotebookNode, run: dict) -> None:
     path = ROOT / kind / f"{name}.ipynb"
     path.parent.mkdir(exist_ok=True)
     path.write_text(text, encoding="utf-8")
+
+
+def fill_in(notebook: nbformat.NotebookNode, values: dict[str, str]) -> None:
+    """Put the values of the references into the prose."""
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = fill(cell.source, values)
 
 
 def hole(match: re.Match) -> str:
@@ -109,19 +128,22 @@ def executed(master: Path, kind: str, force: bool) -> tuple[nbformat.NotebookNod
     path = ROOT / kind / f"{master.stem}.ipynb"
     old = nbformat.read(path, as_version=4) if path.exists() else None
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    digest = source_hash("\n\0".join(cell.source for cell in code))
+    digest = what_runs(notebook)
     known = {} if old is None else old.metadata.get("rlcourse", {})
     on_gpu = [c for c in code if "gpu" in c.metadata.get("tags", [])]
-    if known.get("code") == digest and known["run"].get("profile", "full") == profile() and not force:
+    same = known.get("code") == digest and known.get("data", {}) == data_digests(known.get("data", {}))
+    same = same and not outdated(known.get("values", {}), WITHOUT_KERNEL)
+    if same and known["run"].get("profile", "full") == profile() and not force:
         for cell, before in zip(code, [c for c in old.cells if c.cell_type == "code"], strict=True):
             cell.outputs, cell.execution_count = before.outputs, before.execution_count
-        run = known["run"]
+        made = {name: known[name] for name in ("run", "values", "data") if name in known}
     else:
         left_out = [] if torch.cuda.is_available() else on_gpu
-        run = execute(notebook, left_out)
+        made = execute(notebook, left_out, ROOT)
+        run = made["run"]
         print(f"{kind}/{master.stem}: {run['seconds']:.0f} s, {run['peak_memory_bytes'] / 1e9:.1f} GB", flush=True)
         carry_forward(left_out, old)
-    notebook.metadata["rlcourse"] |= {"code": digest, "run": run}
+    notebook.metadata["rlcourse"] |= {"code": digest} | made
     return notebook, [
         f"{kind}/{path.name}: no output of a GPU for the cell that begins {cell.source.splitlines()[0]!r}"
         for cell in on_gpu
@@ -129,69 +151,11 @@ def executed(master: Path, kind: str, force: bool) -> tuple[nbformat.NotebookNod
     ]
 
 
-# The kernel's own peak, in kB. ru_maxrss would count this process, from which the kernel was forked.
-PEAK_MEMORY = """\
-import pathlib, re, resource
-status = pathlib.Path("/proc/self/status")
-peak = re.search(r"VmHWM:\\s+(\\d+)", status.read_text()) if status.exists() else None
-print(peak[1] if peak else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"""
-
-
-def execute(notebook: nbformat.NotebookNode, left_out: list) -> dict:
-    """Run all cells but those left out, in the repository's root, and tidy their outputs.
-
-    Returns seconds, peak memory of the kernel, device, date and profile. Raises CellExecutionError where a cell does.
-    """
-    running = copy.copy(notebook)
-    running.cells = [c for c in notebook.cells if not any(c is other for other in left_out)]
-    memory = nbformat.v4.new_code_cell(PEAK_MEMORY)
-    running.cells.append(memory)
-    # Pictures in place of widgets; a solution that fails its own check stops the build.
-    environment = os.environ | {"RLCOURSE_STATIC": "1", "RLCOURSE_STRICT": "1"}
-    resources = {"metadata": {"path": str(ROOT)}}
-    client = NotebookClient(running, timeout=CELL_SECONDS, kernel_name="python3", resources=resources)
-    # Without installed kernels, one of which may be called python3 and be another Python, only this Python is left.
-    client.create_kernel_manager().kernel_spec_manager.kernel_dirs = []
-    start = time.perf_counter()
-    client.execute(env=environment)
-    seconds = time.perf_counter() - start
-    notebook.metadata.pop("widgets", None)
-    notebook.metadata["language_info"] = {"name": "python"}  # the kernel adds its version
-    for cell in running.cells[:-1]:
-        cell.metadata.pop("execution", None)
-        if cell.cell_type == "code":
-            cell.outputs = [output for output in map(tidy, joined(cell.outputs)) if output is not None]
-    return {
-        "seconds": round(seconds),
-        "peak_memory_bytes": 1024 * int(memory.outputs[0].text),
-        "device": device_name(),
-        "date": datetime.date.today().isoformat(),
-        "profile": profile(),
-    }
-
-
-def joined(outputs: list) -> list:
-    """The outputs with text that arrived in pieces in one piece."""
-    whole: list = []
-    for output in outputs:
-        before = whole[-1] if whole else {}
-        if output.output_type == "stream" and output.name == before.get("name"):
-            before.text += output.text
-        else:
-            whole.append(output)
-    return whole
-
-
-PROGRESS_BAR = re.compile(r"\d+%\|.*\||\b\d+it \[\d\d:\d\d")
-
-
-def tidy(output):
-    """An output without progress bars; None if nothing is left of it, or for a widget: on paper it shows nothing."""
-    if output.output_type != "stream":
-        return None if "application/vnd.jupyter.widget-view+json" in output.get("data", {}) else output
-    lines = [line.rsplit("\r", 1)[-1] for line in output.text.split("\n")]
-    output.text = "\n".join(line for line in lines if not PROGRESS_BAR.search(line))
-    return output if output.text.strip() else None
+def what_runs(notebook: nbformat.NotebookNode) -> str:
+    """A digest of the code cells and the references: while it is the same, outputs and numbers are."""
+    sources = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    asked = [r for cell in notebook.cells if cell.cell_type == "markdown" for r in references(cell.source)]
+    return source_hash("\n\0".join(sources + asked))
 
 
 def carry_forward(left_out: list, old: nbformat.NotebookNode | None) -> None:

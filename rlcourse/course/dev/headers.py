@@ -1,11 +1,18 @@
-"""The first cell of every notebook: its title, the badge that opens it in Colab, its difficulty, and what a run takes.
+"""The first cell of every notebook: its title, the badge that opens it in Colab, its difficulty, what it takes to read
+and to run.
 
-Minutes and memory are those of the run that made the notebook's outputs; `rlcourse.course.dev.build` measures them.
+Run time and memory are those of the run that made the notebook's outputs; `rlcourse.course.dev.build` measures them.
 """
 
+import math
+import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rlcourse.course import REPOSITORY, colab_url
+
+if TYPE_CHECKING:  # a lesson shows COURSE where nbformat is not installed
+    from nbformat import NotebookNode
 
 
 @dataclass(frozen=True)
@@ -19,10 +26,12 @@ class Lesson:
 
 COURSE = {
     "00_start_here": Lesson(
-        "Start here", 1, "a working machine, the map, the embedded task solved badly by the model that ships"
+        "Start here", 1, "a working machine, the map, a small model that fails, and what training changes in it"
     ),
     "01_policy_gradient": Lesson(
-        "The policy gradient", 2, "a verifier as reward; REINFORCE with and without a baseline; its variance measured"
+        "The policy gradient",
+        2,
+        "the whole training loop in 25 lines: run, derived, broken, and mended with a baseline",
     ),
     "02_ppo": Lesson("PPO", 3, "value head, GAE, ratio, clip, KL to a reference: each built, then imported"),
     "03_grpo": Lesson("GRPO", 3, "the critic deleted; the group as a baseline; groups without signal"),
@@ -58,32 +67,53 @@ COURSE = {
 BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
 
 
-def header(name: str, kind: str, run: dict | None) -> str:
-    """Markdown of the first cell. kind: notebooks, exercises or solutions. run: as in `measured`.
+WORDS_A_MINUTE, LINES_A_MINUTE = 150, 12  # of technical prose, and of code that is not folded away
+
+
+def header(notebook: "NotebookNode", run: dict) -> str:
+    """Markdown of the first cell. run: as in `measured`.
 
     Raises ValueError for a notebook that `COURSE` does not list.
     """
+    name, kind = notebook.metadata["rlcourse"]["name"], notebook.metadata["rlcourse"]["kind"]
     if name not in COURSE:
         raise ValueError(f"{name} is not part of the course yet: add it to COURSE in rlcourse/course/dev/headers.py.")
     lesson = COURSE[name]
     path = f"{kind}/{name}.ipynb"
     title = f"# {name[:2]} · {lesson.title}" + ("" if kind == "notebooks" else f": {kind}")
     badge = f"[![Open in Colab]({BADGE})]({colab_url(path)}) [`{path}`](https://github.com/{REPOSITORY})"
-    return f"{title}\n\n{badge}\n\n{measured(lesson, run)}"
+    minutes = stated_minutes(notebook) if kind == "exercises" else reading_minutes(notebook)
+    return f"{title}\n\n{badge}\n\n{measured(lesson, run, minutes, 'solve' if kind == 'exercises' else 'read')}"
 
 
-def measured(lesson: Lesson, run: dict | None) -> str:
-    """A table of difficulty, minutes and peak memory.
+def reading_minutes(notebook: "NotebookNode") -> int:
+    """Minutes that a reader needs for the words and for the code that is in view, to the next five."""
+    words = lines = 0
+    for cell in notebook.cells[2:]:  # behind the header and the cell that installs the package
+        if cell.cell_type == "markdown":
+            words += len(re.findall(r"\w+", cell.source))
+        elif "source_hidden" not in cell.metadata.get("jupyter", {}):
+            lines += sum(bool(line.strip()) for line in cell.source.splitlines())
+    return 5 * math.ceil((words / WORDS_A_MINUTE + lines / LINES_A_MINUTE) / 5)
 
-    run: {seconds, peak_memory_bytes, device, date} of the run that made the outputs; None before one.
+
+def stated_minutes(notebook: "NotebookNode") -> int:
+    """Minutes of all exercises, as each says: `●●○○○ · 10 minutes`."""
+    text = "\n".join(cell.source for cell in notebook.cells[1:] if cell.cell_type == "markdown")
+    return sum(map(int, re.findall(r"○* · (\d+) minutes", text)))
+
+
+def measured(lesson: Lesson, run: dict, minutes: int, what: str) -> str:
+    """A table of difficulty, the reader's minutes, and minutes and peak memory of a run.
+
+    run: {seconds, peak_memory_bytes, device, date} of the run that made the outputs. what: what the reader does.
     """
-    minutes = memory = "not run yet"
-    note = ""
-    if run is not None:
-        minutes = "under 1" if run["seconds"] < 60 else f"{run['seconds'] / 60:.0f}"
-        memory = f"{run['peak_memory_bytes'] / 1e9:.1f} GB"
-        note = f"\n\nMinutes and memory: one run of all cells on {run['device']}, {run['date']}."
+    running = "under 1" if run["seconds"] < 60 else f"{run['seconds'] / 60:.0f}"
+    memory = f"{run['peak_memory_bytes'] / 1e9:.1f} GB"
+    dots = "●" * lesson.difficulty + "○" * (5 - lesson.difficulty)
     return (
-        "| difficulty | minutes on 2 CPU cores | on a T4 or an A10G | peak memory |\n| --- | --- | --- | --- |\n"
-        f"| {'●' * lesson.difficulty}{'○' * (5 - lesson.difficulty)} | {minutes} | not measured | {memory} |{note}"
+        f"| difficulty | minutes to {what} | minutes to run on 2 CPU cores | on a T4 or an A10G | peak memory |\n"
+        "| --- | --- | --- | --- | --- |\n"
+        f"| {dots} | {minutes} | {running} | not measured | {memory} |\n\n"
+        f"Run time and memory: one run of all cells on {run['device']}, {run['date']}."
     )

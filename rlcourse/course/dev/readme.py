@@ -1,7 +1,7 @@
 """Fill the README's tables from the records: `python -m rlcourse.course.dev.readme`. No figure in them is typed.
 
-A table stands between `<!-- record nvidia-h200 step: column, column -->`, `<!-- curves -->` or `<!-- course -->` and
-`<!-- end -->`.
+A table stands between `<!-- record nvidia-h200 step: column, column -->`, `<!-- curves -->`, `<!-- gain -->`,
+`<!-- sampler_gap -->` or `<!-- course -->` and `<!-- end -->`.
 """
 
 import re
@@ -10,11 +10,12 @@ from pathlib import Path
 from rlcourse.course.dev.headers import COURSE
 from rlcourse.course.lessons.curve_records import load_curve
 from rlcourse.course.lessons.curves import recorded_algorithms
+from rlcourse.course.lessons.lesson00 import summary
 from rlcourse.measure.plots import LABELS
 from rlcourse.measure.records import load_record, provenance, record_markdown
 
 ROOT = Path(__file__).resolve().parents[3]
-MARKER = re.compile(r"(<!-- (record|curves|sampler_gap|course)([^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARKER = re.compile(r"(<!-- (record|curves|gain|sampler_gap|course)([^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def fill(text: str) -> str:
@@ -27,6 +28,8 @@ def _table(kind: str, arguments: str) -> str:
         return curves_markdown()
     if kind == "course":
         return course_markdown()
+    if kind == "gain":
+        return gain_markdown()
     if kind == "sampler_gap":
         return sampler_gap_markdown()
     source, columns = arguments.split(":")
@@ -43,6 +46,25 @@ def curves_markdown() -> str:
         name = LABELS.get(record["name"], record["name"].upper())
         lines.append("| " + " | ".join((name, str(len(runs)), _range(before), _range(after))) + " |")
     return "\n".join(lines) + "\n\n"
+
+
+def gain_markdown() -> str:
+    """What makes a sampled answer right, before and after training, and what each part of it brings."""
+    record = load_curve("lesson00_gain")
+    found = summary(record)
+    holds = {
+        "clean": "it makes sense from beginning to end",
+        "choice": "it works the problem out, and does not guess",
+        "arithmetic": "all of its numbers are right",
+    }
+    lines = ["| a sampled answer is right if | before | after | brings, in points |", "| --- | --- | --- | --- |"]
+    for name, text in holds.items():
+        f = found[name]
+        lines.append(f"| {text} | {f['before']:.0%} | {f['after']:.0%} | {f['points']:.1f} |")
+    total = found["accuracy"]
+    lines.append(f"| or by luck | | | {found['luck']['points']:.1f} |")
+    lines.append(f"| **together** | {total['before']:.1%} | {total['after']:.1%} | {total['points']:.1f} |")
+    return "\n".join(lines) + f"\n\n{provenance(record)}, {len(record['results'])} seeds, validation problems\n"
 
 
 def sampler_gap_markdown() -> str:

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 # The modules of the API pages, grouped along the road of one training step.
 API = {
-    "Settings": ["config", "device"],
+    "Settings": ["config", "settings", "device"],
     "The step": ["step", "collect", "batch"],
     "Tasks": ["tasks", "tasks.prompts", "tasks.minigsm", "tasks.gsm8k", "tasks.jsonl", "tasks.tokenizer"],
     "Policy": ["policy", "sampling"],
@@ -37,7 +37,7 @@ API = {
     ],
     "Reward": ["tasks.verify"],
     "Advantages and loss": ["advantages", "logprobs", "losses", "learner"],
-    "Trainer": ["trainer", "evaluation", "checkpoint", "runs"],
+    "Trainer": ["trainer", "evaluation", "checkpoint", "runs", "files", "interrupts"],
     "Kernels": ["kernels", "kernels.toolchain", "kernels.decode_attention", "kernels.decode_ops", "ptx"],
     "Measuring": [
         "measure.timing",
@@ -52,11 +52,13 @@ API = {
         "course",
         "course.checks",
         "course.grading",
+        "course.grading.grade",
         "course.widgets",
         "course.embedded.demonstrations",
         "course.embedded.sft",
         "course.kernels",
         "course.lessons.experiment",
+        "course.lessons.gain",
         "course.lessons.generate_attention",
     ],
 }

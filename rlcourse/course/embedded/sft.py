@@ -4,6 +4,7 @@ A small Qwen2 learns to continue a question with a demonstration: first worked a
 uneven ones (`demonstrations.py`). So it knows how to work a problem out, and often does not: what RL starts from.
 """
 
+import math
 import os
 import random
 import shutil
@@ -18,11 +19,13 @@ from tqdm import tqdm
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from rlcourse.course.embedded.demonstrations import WORKED, Mix, demonstration, minigsm_texts, uneven_mix
+from rlcourse.files import try_empty_folder, try_folder
 from rlcourse.policy import Policy
 from rlcourse.tasks.minigsm import GeneratedProblem, sample
 from rlcourse.tasks.tokenizer import train_tokenizer
 
 MICRO_BATCH_ROWS = 32
+TOKENIZER_BYTES = 1_000_000  # more than a tokenizer of this size has
 IGNORED = -100  # label of positions that are not learned: the question and padding
 
 
@@ -128,12 +131,14 @@ def train_on(policy: Policy, pairs: list[tuple[list[int], list[int]]]) -> float:
 def sft(config: SFTConfig, output: str | Path) -> float:
     """Train the embedded model by the recipe and write it to `output` in bfloat16; returns the last loss, nats a token.
 
-    Raises ValueError when `output` holds something already. Ctrl-C writes what there is.
+    Raises ValueError when `output` holds something already, OSError when it cannot be written to, RuntimeError when the
+    loss stops being finite. Ctrl-C writes what there is.
     """
-    output = Path(output)
-    if output.exists() and any(output.iterdir()):
-        raise ValueError(f"{output} is not empty: choose another --output.")
+    output = Path(output).expanduser()
+    try_empty_folder(output, "choose another --output")
     policy = new_policy(config)
+    model_bytes = 2 * sum(parameter.numel() for parameter in policy.model.parameters())
+    try_folder(output, "choose another --output", model_bytes + TOKENIZER_BYTES)
     try:
         for number, stage in enumerate(config.stages):
             loss = run_stage(policy, stage, config.rows, random.Random(config.seed + number))
@@ -156,6 +161,8 @@ def run_stage(policy: Policy, stage: Stage, rows: int, rng: random.Random) -> fl
         for group in optimizer.param_groups:
             group["lr"] = stage.lr * rate
         loss = train_on(policy, demonstrations(policy, rows, rng, stage.mix_of))
+        if not math.isfinite(loss):
+            raise RuntimeError(f"The loss of step {step + 1} is not finite: nothing was saved.")
         torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()

@@ -13,11 +13,10 @@ MAX_BYTES = 50_000_000  # of a notebook
 
 
 class Cell(NamedTuple):
-    """A code cell. number: its place among the code cells, from 1; whole: whether it is an exercise."""
+    """A code cell. number: its place among the code cells, from 1."""
 
     number: int
     source: str
-    whole: bool
 
 
 def read_notebook(path: Path) -> dict:
@@ -27,7 +26,7 @@ def read_notebook(path: Path) -> dict:
     if path.stat().st_size > MAX_BYTES:
         raise ValueError(f"{path} is over {MAX_BYTES // 1_000_000} MB: clear its outputs.")
     try:
-        notebook = json.loads(path.read_text(encoding="utf-8"))
+        notebook = json.loads(path.read_text(encoding="utf-8-sig"))
         student_cells(notebook)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"{path} is not a Jupyter notebook.") from None
@@ -35,38 +34,40 @@ def read_notebook(path: Path) -> dict:
 
 
 def student_cells(notebook: dict) -> list[Cell]:
-    """The code cells. Those tagged `exercise` are run whole, of the others only imports and definitions."""
-    found = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    return [Cell(number, source(cell), "exercise" in tags(cell)) for number, cell in enumerate(found, 1)]
+    """The code cells, in order, of format 4 or of 3, which had them in worksheets."""
+    sheets = notebook.get("worksheets", [notebook])
+    found = [cell for sheet in sheets for cell in sheet["cells"] if cell["cell_type"] == "code"]
+    return [Cell(number, source(cell)) for number, cell in enumerate(found, 1)]
 
 
 def source(cell: dict) -> str:
     """The text of a cell, which a notebook may keep as lines."""
-    return cell["source"] if isinstance(cell["source"], str) else "".join(cell["source"])
+    text = cell["source"] if "source" in cell else cell["input"]
+    return text if isinstance(text, str) else "".join(text)
 
 
-def tags(cell: dict) -> list:
-    found = cell.get("metadata", {}).get("tags", [])
-    return found if isinstance(found, list) else []
-
-
-def checks_module(notebook: dict, path: Path) -> str:
-    """The module of `rlcourse.course.checks` that belongs to a notebook, such as "nb02".
+def checks_module(notebook: dict, path: Path) -> tuple[str, list[str]]:
+    """The module of `rlcourse.course.checks` that belongs to a notebook, such as "nb02", and what to say about that.
 
     Found by the notebook's metadata, else by its import of the checks, else by its file name. Raises ValueError.
     """
     metadata = notebook.get("metadata")
     named = metadata.get("rlcourse") if isinstance(metadata, dict) else None
-    name = str(named.get("name", "")) if isinstance(named, dict) else ""
+    named = named if isinstance(named, dict) else {}
+    if named.get("kind") == "notebooks":
+        raise ValueError(f"{path} is a lesson: its exercises are in exercises/{path.name}.")
     text = "\n".join(cell.source for cell in student_cells(notebook))
     found = [
-        re.match(r"([0-9]{2})_", name),
-        re.search(r"^from rlcourse\.course\.checks import nb([0-9]{2})\b", text, re.MULTILINE),
+        re.match(r"([0-9]{2})_", str(named.get("name", ""))),
+        re.search(r"^\s*from rlcourse\.course\.checks import nb([0-9]{2})\b", text, re.MULTILINE),
         re.match(r"([0-9]{2})_", path.name),
     ]
-    for module in [f"nb{match[1]}" for match in found if match]:
-        if importlib.util.find_spec(f"rlcourse.course.checks.{module}") is not None:
-            return module
+    numbers = [match[1] for match in found if match]
+    for number in numbers:
+        if importlib.util.find_spec(f"rlcourse.course.checks.nb{number}") is not None:
+            others = sorted({other for other in numbers if other != number})
+            notes = [f"Graded as notebook {number}, though the file's name or import says {o}." for o in others]
+            return f"nb{number}", notes
     raise ValueError(
         f"{path} is not an exercise notebook of the course: neither its metadata, nor an import of "
         "rlcourse.course.checks, nor its name says which."

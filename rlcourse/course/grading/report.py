@@ -1,14 +1,18 @@
 """Graded notebooks on paper: text, JSON, JUnit, and a CSV for a class."""
 
 import csv
+import io
 import json
+import signal
+import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 from rlcourse import __version__
 from rlcourse.course.checks import CaseResult
-from rlcourse.course.grading import Report, grade, grade_folder, printable
+from rlcourse.course.grading.grade import Report, grade, grade_folder, printable
 
 
 def run_grade(
@@ -20,25 +24,56 @@ def run_grade(
 ) -> None:
     """`rlcourse grade`: print what a notebook, or each notebook of a folder, earned, and write what is asked for.
 
-    csv_file: grades.csv for a folder if not given. options: as `grade` has them.
+    csv_file: grades.csv for a folder if not given. options: as `grade` has them. What is graded of a class is written
+    after each notebook, as a class takes long.
     """
-    if not submission.is_dir():
-        reports = [grade(submission, **options)]
-        print(as_text(reports[0]))
-    else:
-        csv_file = csv_file or Path("grades.csv")
-        reports = []
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without a sign that a reader used
+    with ended_by_signals():
+        if not submission.is_dir():
+            reports = [grade(submission, **options)]
+            print(as_text(reports[0]))
+            write(reports, reports[0], json_file, junit, csv_file)
+            return
+        csv_file, reports, notes = csv_file or Path("grades.csv"), [], []
         for report in grade_folder(submission, **options):
             reports.append(report)
+            notes += [note for note in report.notes if note not in notes]
             print(as_line(report), flush=True)
-            write_csv(reports, csv_file)  # a class takes long: what is graded is kept
-        print(f"{len(reports)} notebooks, seed {report.seed}: {csv_file}")
+            write(reports, reports, json_file, junit, csv_file)
+        print("\n".join([*notes, f"{len(reports)} notebooks, seed {report.seed}: {csv_file}"]))
+
+
+@contextmanager
+def ended_by_signals():
+    """Let SIGTERM and SIGHUP end this process as an error does, so that no process of a notebook is left behind."""
+
+    def end(number, _):
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def write(reports: list[Report], graded: Report | list[Report], json_file, junit, csv_file) -> None:
+    """Write the files that are asked for."""
     if csv_file:
         write_csv(reports, csv_file)
     if json_file:
-        write_json(reports if submission.is_dir() else reports[0], json_file)
+        write_json(graded, json_file)
     if junit:
         write_junit(reports, junit)
+
+
+def save(path: Path, text: str) -> None:
+    """Write a file. Raises OSError for a link, which may lead to a file of somebody else's."""
+    if path.is_symlink() and not str(path).startswith("/dev/"):
+        raise OSError(f"{path} is a link: remove it, or name another file.")
+    path.write_bytes(text.encode("utf-8"))
 
 
 def message(case: CaseResult) -> str:
@@ -54,7 +89,7 @@ def as_text(report: Report) -> str:
         for case in result.cases:
             why = message(case)
             lines.append(f"  {'ok' if case.passed else 'no'}  {case.name}{': ' + why if why else ''}")
-    lines += report.errors
+    lines += [*report.errors, *report.notes]
     lines.append(f"{as_line(report)}, seed {report.seed}")
     return "\n".join(lines)
 
@@ -97,6 +132,7 @@ def as_dict(report: Report) -> dict[str, Any]:
         "possible": report.possible,
         "seconds": round(report.seconds, 1),
         "errors": report.errors,
+        "notes": report.notes,
         "questions": questions,
     }
 
@@ -104,7 +140,7 @@ def as_dict(report: Report) -> dict[str, Any]:
 def write_json(graded: Report | list[Report], path: Path) -> None:
     """An object for a submission, a list of them for a class."""
     data = as_dict(graded) if isinstance(graded, Report) else [as_dict(report) for report in graded]
-    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    save(path, json.dumps(data, indent=1) + "\n")
 
 
 def write_junit(reports: list[Report], path: Path) -> None:
@@ -125,17 +161,19 @@ def write_junit(reports: list[Report], path: Path) -> None:
         for error in errors:
             element = ElementTree.SubElement(suite, "testcase", classname="notebook", name="can be graded")
             ElementTree.SubElement(element, "error").text = error
-    ElementTree.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
+    save(path, ElementTree.tostring(root, encoding="unicode", xml_declaration=True))
 
 
 def write_csv(reports: list[Report], path: Path) -> None:
     """One row a submission, one column a question."""
     questions = sorted({f"{r.notebook} {result.question}" for r in reports for result in r.results})
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["submission", *questions, "total", "possible", "seed", "errors"])
-        for report in reports:
-            scores = {f"{report.notebook} {result.question}": f"{result.score:g}" for result in report.results}
-            row = [scores.get(question, "") for question in questions]
-            errors = "; ".join(report.errors)
-            writer.writerow([report.submission, *row, f"{report.score:g}", f"{report.possible:g}", report.seed, errors])
+    file = io.StringIO()
+    writer = csv.writer(file)
+    writer.writerow(["submission", *questions, "total", "possible", "seed", "errors"])
+    for report in reports:
+        scores = {f"{report.notebook} {result.question}": f"{result.score:g}" for result in report.results}
+        row = [scores.get(question, "") for question in questions]
+        name = report.submission if report.submission[:1].isalnum() else f"'{report.submission}"  # no formula
+        errors = "; ".join(report.errors)
+        writer.writerow([name, *row, f"{report.score:g}", f"{report.possible:g}", report.seed, errors])
+    save(path, file.getvalue())

@@ -1,27 +1,35 @@
-"""The functions of a notebook, called in a process of their own as `rlcourse.course.checks.Local` calls one in this."""
+"""A notebook's run, seen from the grader: cells go to the worker one by one, and questions are judged as it gets there.
 
-import os
+Whatever comes back is data. A worker that ends, hangs or writes nonsense is replaced by a new one, which runs the cells
+again without the one that was to blame; what was judged stays judged.
+"""
+
 import pickle
-import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlcourse.course.checks import OutOfTime, time_limit
+from rlcourse.course.calls import OutOfTime, time_limit
+from rlcourse.course.checks import Question, Result
+from rlcourse.course.grading import isolation
 from rlcourse.course.grading.notebook import Cell
-from rlcourse.course.grading.wire import MAX_BYTES, Unreadable, decode, receive, send
+from rlcourse.course.wire import MAX_BYTES, Unreadable, decode, receive, send
 
 START_SECONDS = 120  # for the libraries to load
-CELL_SECONDS = 10  # for one statement of a cell; a whole cell may take twice that
-MAX_DEADLY_CELLS = 8  # so many may end or hang the process before the rest are left out
-KEPT = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH")  # of the environment, in which there may be secrets
-ROOT = str(Path(__file__).resolve().parents[3])
+CELL_SECONDS = 20  # for one statement of a cell; a whole cell may take twice that
+AGAIN_SECONDS = 2  # for one of a cell that took too long before, where the notebook runs again
+NOTEBOOK_SECONDS = 180  # for all cells and questions
+GRACE_SECONDS = 2  # a call that ends by itself when its time is up needs so long to say so
+MAX_WORKERS = 12  # so many may be started for a notebook
+MAX_CHECKS = 10  # of one question in a run of the notebook
+DECODE_SECONDS = 5  # for one reply
 
 
 class Died(Exception):
@@ -29,35 +37,26 @@ class Died(Exception):
 
 
 class Worker:
-    """A process that runs cells and calls functions. memory_bytes: what they may take beyond the libraries."""
+    """A process that runs cells and calls functions. setup: as `worker.prepare` and `worker.Notebook` take it."""
 
-    def __init__(self, seed: int, memory_bytes: int):
+    def __init__(self, way: str, setup: dict):
+        self.staged = Path(tempfile.mkdtemp(prefix="rlcourse-"))
         self.connection, theirs = socket.socketpair()
-        self.folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        code = (
-            f"import sys; sys.path.insert(0, {ROOT!r})\nfrom rlcourse.course.grading.worker import main\n"
-            f"sys.path.remove({ROOT!r}); main({theirs.fileno()})"
-        )
-        environment = {name: os.environ[name] for name in KEPT if name in os.environ}
-        environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "agg"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-I", "-c", code],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            cwd=self.folder.name,
-            env=environment,
-        )
-        theirs.close()
+        self.process: subprocess.Popen | None = None
+        self.last_words = ""
         try:
-            self.ask([seed, memory_bytes], START_SECONDS)
+            isolation.stage(self.staged, way != isolation.GUARD)
+            self.process = isolation.start(way, self.staged, theirs.fileno(), setup["memory_bytes"])
+            theirs.close()
+            self.ask(setup, START_SECONDS)
         except (Died, TimeoutError):
-            raise RuntimeError("The process for the notebook's code did not start: is torch installed?") from None
+            raise RuntimeError(f"The process for the notebook's code did not start. {self.last_words}") from None
+        except BaseException:
+            self.close()
+            raise
 
-    def ask(self, request: list, seconds: float) -> Any:
-        """The answer to a request. Where there is none, the process is killed: what it writes later is lost.
+    def ask(self, request: Any, seconds: float) -> Any:
+        """The answer to a request. Where there is none, the process is ended: what it writes later is lost.
 
         Raises TimeoutError after `seconds`, Died with a sentence where the process ended or cannot be understood.
         """
@@ -66,97 +65,174 @@ class Worker:
             if seconds <= 0:
                 raise TimeoutError
             send(self.connection, message, seconds)
-            return decode(receive(self.connection, deadline - time.monotonic(), MAX_BYTES))
+            data = receive(self.connection, deadline - time.monotonic(), MAX_BYTES)
+            with time_limit(DECODE_SECONDS):
+                return decode(data)
         except BaseException as error:
             self.close()
             if isinstance(error, TimeoutError):
                 raise
             if isinstance(error, EOFError | OSError):
                 raise Died("ended the process") from None
-            if isinstance(error, Unreadable):
-                raise Died(str(error)) from None
+            if isinstance(error, Unreadable | OutOfTime):
+                raise Died(str(error) or "the result takes too long to read") from None
             raise
 
     @property
     def alive(self) -> bool:
-        return self.process.poll() is None
+        return self.connection.fileno() != -1
 
     def close(self) -> None:
-        """Kill the process and what it started. Nothing happens the second time."""
-        if self.connection.fileno() == -1:
-            return
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        """End the process and what it started, and remove what it left. Nothing happens the second time."""
         self.connection.close()
-        self.folder.cleanup()
+        if self.process is not None:
+            self.last_words = isolation.end(self.process)
+            self.process = None
+        if self.staged.exists():  # not by Python, whose recursion a deep folder ends
+            for command in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
+                subprocess.run([*command, "--", str(self.staged)], check=False, capture_output=True)
 
 
-class Student:
-    """A notebook's cells in a worker that `start` replaces where it died. errors: by cell, why it failed."""
+class Run:
+    """A notebook, run for its questions. results: by question, as they are judged; said: by cell, what is to be told.
 
-    def __init__(self, cells: list[Cell], seed: int, memory_bytes: int):
-        self.cells, self.seed, self.memory_bytes = cells, seed, memory_bytes
-        self.worker: Worker | None = None
+    setup: what every worker is told. A question that is checked several times has the last verdict.
+    """
+
+    def __init__(self, cells: list[Cell], questions: list[Question], way: str, setup: dict):
+        self.cells, self.questions, self.way, self.setup = cells, {q.name: q for q in questions}, way, setup
+        self.deadline = time.monotonic() + NOTEBOOK_SECONDS
+        self.results: dict[str, Result] = {}
+        self.verdicts: dict[tuple[str, int], bool] = {}  # of the question, how many times it was reached before
         self.deadly: dict[int, str] = {}
-        self.failed: dict[int, str] = {}
+        self.slow: set[int] = set()
+        self.said: dict[int, list[str]] = {}
+        self.worker: Worker | None = None
 
-    def start(self) -> None:
-        """See to it that a worker lives and has run the cells, but for those that end or hang it."""
-        if self.worker is None or not self.worker.alive:
-            while not self._run_cells():
-                pass
-
-    def _run_cells(self) -> bool:
-        """Run all cells in a new worker; False if one, which is left out from now on, ended or hung it."""
-        self.close()
-        self.worker, self.failed = Worker(self.seed, self.memory_bytes), {}
-        for cell in self.cells:
-            if cell.number in self.deadly:
-                continue
-            if len(self.deadly) >= MAX_DEADLY_CELLS:
-                self.failed[cell.number] = "not run: too many cells ended or hung the process"
-                continue
-            try:
-                request = ["cell", cell.number, cell.source, cell.whole, CELL_SECONDS]
-                error = str(value(self.worker.ask(request, 2 * CELL_SECONDS)))
-            except AssertionError as refused:
-                error = str(refused)
-            except (TimeoutError, Died) as death:
-                self.deadly[cell.number] = str(death) or "took too long: is there a loop that never ends?"
-                return False
-            if error:
-                self.failed[cell.number] = error
-        return True
-
-    @property
-    def errors(self) -> list[str]:
-        """A sentence for each cell that failed."""
-        return [f"code cell {number}: {error}" for number, error in sorted((self.deadly | self.failed).items())]
+    def run(self) -> None:
+        """Judge every question."""
+        try:
+            for _ in range(MAX_WORKERS):
+                if self._from_the_top():
+                    break
+        finally:
+            self.close()
+        for name, question in self.questions.items():
+            if name not in self.results:
+                self.results[name] = question.run(Unreached(self), self.setup["seed"])
 
     def close(self) -> None:
         if self.worker is not None:
             self.worker.close()
 
+    @property
+    def left(self) -> float:
+        return self.deadline - time.monotonic()
+
+    def why_unreached(self) -> str:
+        return f"the notebook took longer than {NOTEBOOK_SECONDS} s" if self.left <= 0 else "its code ended the process"
+
+    def errors(self) -> list[str]:
+        """A sentence for each thing to say of a cell."""
+        found = {**self.said, **{number: [why] for number, why in self.deadly.items()}}
+        return [f"code cell {number}: {text}" for number, texts in sorted(found.items()) for text in texts]
+
+    def _from_the_top(self) -> bool:
+        """Run all cells in a new worker, then judge what no cell asked to check. False if the worker was lost."""
+        self.close()
+        if self.left <= 0:
+            return True
+        self.worker, self.said, reached = Worker(self.way, self.setup), {}, Counter()
+        try:
+            for cell in self.cells:
+                if cell.number not in self.deadly:
+                    self._run_cell(cell, reached)
+            for name, question in self.questions.items():
+                if name not in self.results:
+                    self._follow(["judge", name, question.function], reached)
+        except (TimeoutError, Died):
+            return False
+        return True
+
+    def _run_cell(self, cell: Cell, reached: Counter) -> None:
+        """Run a cell and keep what is to be said of it. Raises what `_follow` raises."""
+        try:
+            seconds = AGAIN_SECONDS if cell.number in self.slow else CELL_SECONDS
+            said = self._follow(["cell", cell.number, cell.source, seconds], reached)
+            self.said[cell.number] = [str(line) for line in said] if isinstance(said, list) else []
+            if any(line.startswith("took longer") for line in self.said[cell.number]):
+                self.slow.add(cell.number)
+        except AssertionError as error:
+            self.said[cell.number] = [str(error)]
+        except JudgedToDeath:  # a question is to blame, which is judged; the cell runs again
+            raise
+        except (TimeoutError, Died) as death:
+            self.deadly[cell.number] = str(death) or "took too long: is there a loop that never ends?"
+            raise
+
+    def _follow(self, request: list, reached: Counter) -> Any:
+        """Send a request, judge the questions that are reached on the way, and return what it gave.
+
+        Raises Died or TimeoutError where the worker is lost, AssertionError for an error.
+        """
+        seconds = 2 * CELL_SECONDS
+        answer = self.worker.ask(request, min(seconds, self.left))
+        while isinstance(answer, dict) and answer.get("check") in self.questions:
+            name = answer["check"]
+            passed = self._judge(name, reached[name], answer.get("defined") is True)
+            reached[name] += 1
+            if not self.worker.alive:
+                raise JudgedToDeath
+            answer = self.worker.ask(["verdict", passed], min(seconds, self.left))
+        return value(answer)
+
+    def _judge(self, name: str, times: int, defined: bool) -> bool:
+        """Whether a question passes that is reached for the time `times`."""
+        if times >= MAX_CHECKS:
+            return self.results[name].passed
+        if (name, times) not in self.verdicts:
+            remote = Remote(self, name) if defined else Undefined(self, name)
+            result = self.questions[name].run(remote, self.setup["seed"])
+            self.results[name] = self._own(result)
+            self.verdicts[name, times] = result.passed
+        return self.verdicts[name, times]
+
+    def _own(self, result: Result) -> Result:
+        """A result as it is, or without points where the course's own code ran that the notebook does not hold."""
+        if self.way != isolation.GUARD or not self.worker.alive or not result.score:
+            return result
+        try:
+            found = value(self.worker.ask(["running"], CELL_SECONDS))
+        except (Died, TimeoutError, AssertionError):
+            return result
+        if not isinstance(found, list) or not found:
+            return result
+        why = f"the course's own code ran ({str(found[0])[:50]}), which is not in the notebook"
+        return replace(result, cases=[replace(case, passed=False, message=why) for case in result.cases])
+
+
+class JudgedToDeath(Died):
+    """The worker was lost while a question was judged."""
+
 
 class Remote:
-    """One function of the notebook, for the cases of one question.
+    """The function that a notebook checks, for the cases of one question.
 
     A call raises NotImplementedError for a hole, AssertionError with a sentence for everything else that goes wrong.
-    A case that ends or hangs the process takes the rest of the question with it.
+    A case that ends the process, or hangs so that nothing stops it, takes the rest of the question with it.
     """
 
-    def __init__(self, student: Student, name: str):
-        self.student, self.name = student, name
+    def __init__(self, run: Run, name: str):
+        self.run, self.name = run, name
         self.deadline = 0.0
 
     @contextmanager
     def limited(self, seconds: float) -> Iterator[None]:
         """The time that a case may take."""
-        if not self.student.worker.alive:
+        if not self.run.worker.alive:
             raise AssertionError("not tried: a case before it ended or hung the process")
-        self.deadline = time.monotonic() + seconds
-        with time_limit(seconds):
+        self.deadline = time.monotonic() + min(seconds, self.run.left)
+        with time_limit(seconds + 2 * GRACE_SECONDS):
             yield
 
     def __call__(self, *arguments, **options) -> Any:
@@ -167,24 +243,47 @@ class Remote:
         return self._ask("gradient", arguments, options | {"wrt": wrt})
 
     def _ask(self, kind: str, arguments: tuple, options: dict) -> Any:
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise OutOfTime
         try:
-            answer = self.student.worker.ask([kind, self.name, arguments, options], self.deadline - time.monotonic())
+            answer = self.run.worker.ask([kind, left, arguments, options], left + GRACE_SECONDS)
         except TimeoutError:
             raise OutOfTime from None
         except Died as death:
             raise AssertionError(str(death)) from None
-        if isinstance(answer, dict) and "undefined" in answer:
-            raise AssertionError("; ".join([f"`{self.name}` is not defined", *self.student.errors]))
         return value(answer)
 
 
+class Undefined(Remote):
+    """A function that the notebook does not define."""
+
+    def _ask(self, kind: str, arguments: tuple, options: dict) -> Any:
+        function = self.run.questions[self.name].function
+        raise AssertionError("; ".join([f"`{function}` is not defined", *self.run.errors()]))
+
+
+class Unreached(Remote):
+    """A function that the run of the notebook did not get to."""
+
+    def __init__(self, run: Run):
+        super().__init__(run, "")
+
+    @contextmanager
+    def limited(self, seconds: float) -> Iterator[None]:
+        raise AssertionError(f"not reached: {self.run.why_unreached()}")
+        yield
+
+
 def value(answer: Any) -> Any:
-    """What a call returned. Raises NotImplementedError for a hole, AssertionError for everything else it raised."""
+    """What a call returned. Raises NotImplementedError for a hole, OutOfTime, AssertionError for all else it raised."""
     match answer:
         case {"value": found}:
             return found
         case {"error": ["NotImplementedError", *_]}:
             raise NotImplementedError
+        case {"error": ["OutOfTime", *_]}:
+            raise OutOfTime
         case {"error": ["AssertionError" | "Unreadable", str(message)]}:
             raise AssertionError(message)
         case {"error": [str(kind), str(message)]}:

@@ -1,90 +1,76 @@
-"""The process in which a reader's cells run. It answers calls of their functions until its connection ends.
+"""The process in which a notebook's cells run, one after another, and their functions are called for the grader.
 
-Started by `student.py`. It can neither import nor open `rlcourse`, where the solutions are, nor start or end other
-processes. It is no sandbox: code that is hostile, not merely wrong, belongs in a container.
+A cell that reaches `check.q1(function)` stops there: the grader is told, and calls `function` through the wire for the
+cases of q1, as the card does in a notebook. Then the cell goes on. Nothing that decides on points is in here.
 """
 
 import ast
+import asyncio
+import builtins
+import codeop
+import importlib.util
+import inspect
+import linecache
 import os
 import pickle
-import re
 import resource
+import shutil
+import signal
 import socket
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from rlcourse.course.checks import OutOfTime, gradient, time_limit, where
-from rlcourse.course.grading.wire import encode, receive, send
+from rlcourse.course.calls import OutOfTime, gradient, time_limit, where
+from rlcourse.course.grading import cells, guard, namespaces
+from rlcourse.course.wire import encode, receive, send
 
-PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
-FILE_BYTES = 1 << 26  # that a reader's code may write to a file
-DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-PROCESSES = {"subprocess.Popen", "os.system", "os.kill", "os.killpg"}  # audit events, as are those of the next line
-PROCESSES |= {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn"}
+CHECKS = "rlcourse.course.checks"
 
 
-def main(file_descriptor: int) -> None:
-    """Answer requests, each a pickled list, until the grader is gone. The first is the arguments of `prepare`."""
+def main(file_descriptor: int, course: str) -> None:
+    """Answer requests, each a pickled list, until the grader is gone. course: the folder of what the process sees."""
     connection = socket.socket(fileno=file_descriptor)
-    prepare(*pickle.loads(receive(connection)))
-    module = types.ModuleType("__main__")
-    sys.modules["__main__"] = module
+    setup = pickle.loads(receive(connection))
+    prepare(setup, course)
+    notebook = Notebook(connection, setup)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what is wrong until here the grader reads, and nothing from here on
     send(connection, encode("ready"))
     while True:
         try:
-            request = receive(connection)
+            kind, *details = pickle.loads(receive(connection))
         except EOFError:
             return
-        send(connection, answer(module.__dict__, request))
+        send(connection, reply({"cell": notebook.run_cell, "judge": notebook.judge_by_name}[kind], *details))
 
 
-def prepare(seed: int, memory_bytes: int) -> None:
-    """Seed, limit and guard this process. memory_bytes: what may be taken beyond what the libraries take."""
+def prepare(setup: dict, course: str) -> None:
+    """Limit this process, and guard it where nothing else does. setup: `seed`, `memory_bytes`, `limits`, `kept`."""
     torch.set_num_threads(1)
-    torch.manual_seed(seed)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    torch.manual_seed(setup["seed"])
+    fonts, place = Path(course, "matplotlib"), Path(os.environ["MPLCONFIGDIR"])
+    shutil.copytree(fonts, place, dirs_exist_ok=True)
     taken = Path("/proc/self/statm")
     if taken.exists():  # elsewhere the system does not keep the limit
-        limit = int(taken.read_text().split()[0]) * resource.getpagesize() + memory_bytes
+        limit = int(taken.read_text().split()[0]) * resource.getpagesize() + setup["memory_bytes"]
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    for name in [name for name in sys.modules if name.split(".")[0] == "rlcourse"]:
-        del sys.modules[name]
-    sys.addaudithook(guard)  # which nothing can remove
+    if setup["kept"] is not None:
+        namespaces.set_limits(setup["limits"])
+        if sys.platform == "linux":
+            namespaces.call("prctl", namespaces.SET_PDEATHSIG, 9, 0, 0, 0)
+        guard.close(setup["kept"])
 
 
-def guard(event: str, arguments: tuple) -> None:
-    """Audit hook: raise where the reference is imported or opened, or another process started or ended."""
-    if event == "import":
-        refused = arguments[0].partition(".")[0] == "rlcourse"
-    elif event == "open":
-        path = arguments[0]
-        refused = isinstance(path, str | bytes) and os.path.abspath(os.fsdecode(path)).startswith(PACKAGE)
-    else:
-        if event in PROCESSES:
-            raise PermissionError(f"{event} is not allowed here")
-        return
-    if refused:
-        raise ImportError("rlcourse cannot be imported here: write the function yourself")
-
-
-def answer(namespace: dict, request: bytes) -> bytes:
-    """Do what is asked for. {"value": ...}, {"error": [kind, message]}, or {"undefined": name}, encoded."""
+def reply(function: Callable, *arguments, **options) -> bytes:
+    """What a call gives: {"value": ...} or {"error": [kind, message]}, encoded."""
     try:
-        kind, *details = pickle.loads(request)
-        if kind == "cell":
-            return encode({"value": run_cell(*details, namespace)})
-        name, arguments, options = details
-        if not callable(namespace.get(name)):
-            return encode({"undefined": name})
-        if kind == "gradient":
-            return encode({"value": gradient(namespace[name], *arguments, **options)})
-        return encode({"value": namespace[name](*arguments, **options)})
+        return encode({"value": function(*arguments, **options)})
     except BaseException as error:  # SystemExit and KeyboardInterrupt are the reader's as well
-        return encode({"error": [type(error).__name__, sentence(error)]})
+        return encode({"error": [type(error).__name__[:100], sentence(error)]})
 
 
 def sentence(error: BaseException) -> str:
@@ -95,48 +81,147 @@ def sentence(error: BaseException) -> str:
         return ""
 
 
-def run_cell(number: int, source: str, whole: bool, seconds: float, namespace: dict) -> str:
-    """Run a cell, each statement by itself: one that fails does not take the next with it. The first error, or ''.
+class Card:
+    """What `check.q1(...)` gives back here: whether the question passed, and no more."""
 
-    whole: all of it; else imports, definitions and constants alone. seconds: how long one statement may take.
+    def __init__(self, passed: bool):
+        self.passed = passed
+
+
+class Check:
+    """`check.q1` while grading. passed: at the last call, as in a notebook."""
+
+    def __init__(self, judge: Callable[[Any], bool]):
+        self.judge, self.passed = judge, False
+
+    def __call__(self, function: Any = None) -> Card:
+        self.passed = self.judge(function)
+        return Card(self.passed)
+
+
+class Notebook:
+    """The names of a notebook and what its cells do.
+
+    setup: `checks`, {question: function's name} of the questions that are graded; `ungraded`, likewise of those that
+    only the notebook checks; `module`, that of the checks; `known`, digests of the answers that the course has.
     """
-    try:
-        statements = parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        return f"{type(error).__name__}: {error}"
-    first = ""
-    for statement in statements if whole else filter(is_definition, statements):
+
+    def __init__(self, connection: socket.socket, setup: dict):
+        self.connection, self.setup, self.judging = connection, setup, False
+        self.compiler = codeop.Compile()  # which remembers `from __future__ import ...`, as a notebook does
+        self.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        self.left_out: set[str] = set()
+        module = types.ModuleType("__main__")
+        sys.modules["__main__"] = module
+        self.names = module.__dict__
+        nothing = {name: lambda *_, **__: None for name in ("run_line_magic", "run_cell_magic", "system", "getoutput")}
+        builtins.display, builtins.get_ipython = (lambda *_, **__: None), (lambda: types.SimpleNamespace(**nothing))
+        self._make_checks()
+        sys.meta_path.append(Absent)
+
+    def _make_checks(self) -> None:
+        package = types.ModuleType(CHECKS)
+        package.__path__ = []
+        module = types.ModuleType(f"{CHECKS}.{self.setup['module']}")
+        for question in self.setup["checks"]:
+            setattr(module, question, Check(lambda function, question=question: self.judge(question, function)))
+        for question in self.setup["ungraded"]:
+            setattr(module, question, Check(lambda function: False))
+        setattr(package, self.setup["module"], module)
+        for made in (package, module):
+            made.__spec__ = importlib.util.spec_from_loader(made.__name__, loader=None)
+            sys.modules[made.__name__] = made
+
+    def judge_by_name(self, question: str, name: str) -> str:
+        """Have a question judged that no cell asked to check, by the function of its name."""
+        self.judge(question, self.names.get(name))
+        return ""
+
+    def judge(self, question: str, function: Any) -> bool:
+        """Tell the grader that a question is reached, and answer its calls until it has judged. Whether it passed."""
+        if self.judging:  # a function that checks itself
+            return False
+        self.judging = True
+        left, _ = signal.setitimer(signal.ITIMER_REAL, 0)  # the cell's time stands still
+        try:
+            send(self.connection, encode({"check": question, "defined": callable(function)}))
+            while True:
+                kind, *details = pickle.loads(receive(self.connection))
+                if kind == "verdict":
+                    return details[0]
+                if kind == "running":
+                    send(self.connection, reply(guard.running, self.setup["known"]))
+                    continue
+                seconds, arguments, options = details
+                target, arguments = (gradient, (function, *arguments)) if kind == "gradient" else (function, arguments)
+                send(self.connection, within(seconds, target, *arguments, **options))
+        finally:
+            self.judging = False
+            signal.setitimer(signal.ITIMER_REAL, left)
+
+    def run_cell(self, number: int, source: str, seconds: float) -> list[str]:
+        """Run a cell, each statement by itself: one that fails does not take the next with it.
+
+        seconds: how long one statement may take. What is to be said of the cell: nothing, or its first error, and
+        what was left out.
+        """
+        name = f"<cell {number}>"
+        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+        try:
+            found, skipped = cells.statements(source)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            return [f"{type(error).__name__}: {error}"]
+        said = [f"not run: {line[:80]}" for line in skipped if not line.startswith(("%pip", "!pip", "%matplotlib"))]
+        errors = [error for statement in found if (error := self._run(statement, name, seconds))]
+        return said[:3] + errors[:1]
+
+    def _run(self, statement: ast.stmt, cell: str, seconds: float) -> str:
+        """Run one statement. What went wrong, '' for nothing."""
+        if self._is_ungraded(statement):
+            return ""
         try:
             with time_limit(seconds):
-                exec(compile(ast.Module([statement], []), f"<cell {number}>", "exec"), namespace)
+                found = eval(self.compiler(ast.Module([statement], []), cell, "exec"), self.names)
+                if inspect.iscoroutine(found):
+                    asyncio.run(found)
         except OutOfTime:
-            first = first or f"took longer than {seconds:g} seconds: is there a loop that never ends?"
+            return f"took longer than {seconds:g} seconds: is there a loop that never ends?"
+        except NameError as error:
+            if error.name in self.setup["ungraded"].values():
+                return ""
+            if error.name in self.left_out:
+                return f"not run: `{error.name}` belongs to kernels, which are not graded here"
+            return f"NameError: {sentence(error)}"
         except BaseException as error:
-            first = first or f"{type(error).__name__}: {sentence(error)}"
-    return first
+            return f"{type(error).__name__}: {sentence(error)}"
+        return ""
+
+    def _is_ungraded(self, statement: ast.stmt) -> bool:
+        """Whether a statement belongs to exercises that are not graded: their functions, and the imports for them."""
+        ungraded = self.setup["ungraded"]
+        if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith("rlcourse.kernels"):
+            self.left_out |= {alias.asname or alias.name for alias in statement.names} if ungraded else set()
+            return bool(ungraded)
+        names = getattr(statement, "name", None), *(getattr(t, "id", None) for t in getattr(statement, "targets", []))
+        found = set(names) & set(ungraded.values())
+        self.left_out |= found
+        return bool(found)
 
 
-def parse(source: str) -> list[ast.stmt]:
-    """The statements of a cell. Where it is no Python, lines of IPython's own (`%pip`, `!ls`) are left out."""
+def within(seconds: float, function: Callable, *arguments, **options) -> bytes:
+    """What a call gives within its time, encoded. A call that swallows the signal is ended by the grader."""
     try:
-        return ast.parse(source).body
-    except SyntaxError:
-        return ast.parse(re.sub(r"^([ \t]*)[%!].*", r"\1pass", source, flags=re.MULTILINE)).body
+        with time_limit(seconds):
+            return reply(function, *arguments, **options)
+    except OutOfTime:
+        return encode({"error": ["OutOfTime", ""]})
 
 
-def is_definition(node: ast.stmt) -> bool:
-    """Whether a statement imports, defines, or names a number, a text or a list of those.
+class Absent:
+    """The last to be asked for a module: those of the course that are not there say why."""
 
-    Imports of `rlcourse`, which fails here, are not counted: every notebook has one, for its checks.
-    """
-    if isinstance(node, ast.Import):
-        return not any(alias.name.split(".")[0] == "rlcourse" for alias in node.names)
-    if isinstance(node, ast.ImportFrom):
-        return (node.module or "").split(".")[0] != "rlcourse"
-    if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-        try:
-            ast.literal_eval(node.value)
-        except (ValueError, TypeError, RecursionError, MemoryError):
-            return False
-        return True
-    return isinstance(node, DEFINITIONS)
+    @staticmethod
+    def find_spec(name: str, path=None, target=None) -> None:
+        if name.partition(".")[0] == "rlcourse":
+            message = f"{name} is not there while grading: use torch alone, or write it yourself"
+            raise ModuleNotFoundError(message, name=name)

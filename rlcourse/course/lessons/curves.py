@@ -18,6 +18,7 @@ from rlcourse.runs import read_lines
 from rlcourse.trainer import train
 
 SEEDS = (0, 1, 2)
+STEPS = 60  # more than the preset's, to show where the curves flatten
 DEFAULT = ("dr_grpo", "grpo", "rloo", "ppo", "reinforce_baseline", "reinforce")
 SUMMARY = ("accuracy_before", "accuracy_after", "eval_problems", "wall_seconds", "peak_memory_bytes")
 
@@ -33,12 +34,12 @@ def train_and_read(**settings: Any) -> dict[str, Any]:
 
 
 def record(algorithm: str) -> None:
-    """Train with each seed at the laptop preset's settings and write the algorithm's record."""
+    """Train with each seed at the laptop preset's settings, for `STEPS` steps, and write the algorithm's record."""
     seeds = {}
     for seed in SEEDS:
-        seeds[seed] = train_and_read(algorithm=algorithm, seed=seed)
+        seeds[seed] = train_and_read(algorithm=algorithm, seed=seed, steps=STEPS)
         print(algorithm, seed, json.dumps(seeds[seed]["summary"]), flush=True)
-    write_curve(algorithm, [algorithm], make_config(algorithm=algorithm).to_dict(), seeds)
+    write_curve(algorithm, [algorithm], make_config(algorithm=algorithm, steps=STEPS).to_dict(), seeds)
 
 
 def recorded_algorithms() -> list[dict[str, Any]]:

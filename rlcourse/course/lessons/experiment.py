@@ -28,7 +28,7 @@ class Experiment:
 
     def train(self, step: int, reward_function: RewardFunction = answer_rewards) -> tuple[dict[str, Any], Completions]:
         """Training step number `step` (from 0); see `train_step`."""
-        return train_step(self.learner, self.engine, self.task, self.prompts, self.config, step, reward_function)
+        return train_step(self.learner, self.engine, self.task, self.prompts, step, reward_function)
 
     def evaluate(self, problems: list[Problem]) -> dict[str, float]:
         """What greedy answers to the problems say; see `summarize`."""

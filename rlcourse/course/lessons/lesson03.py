@@ -94,7 +94,7 @@ def noise_of(shape: str, experiment: Experiment) -> dict[str, float]:
     config, learner, gradients, silent = make_config(**(SETTINGS | settings_of(shape))), experiment.learner, [], []
     for _ in range(BATCHES):
         completions, _ = collect(learner.policy, experiment.engine, experiment.task, experiment.prompts, config)
-        gradients.append(gradient(learner, make_batch(learner, completions, config), config))
+        gradients.append(gradient(learner, make_batch(learner, completions), config))
         silent.append(rollout_metrics(completions, config)["groups_without_signal"])
     return {"signal": signal_share(torch.stack(gradients)), "silent": sum(silent) / BATCHES}
 

@@ -88,8 +88,67 @@ def mean_count(right, k):
     return 1 - math.comb(round(n - right.sum(1).double().mean().item()), k) / math.comb(n, k)
 
 
-RIGHT = {"q1": [by_lines, by_hand], "q2": [binomial, stable]}
+def over_orders(before, after):
+    total, orders = torch.zeros(len(before)), list(itertools.permutations(range(len(before))))
+    for order in orders:
+        for place, i in enumerate(order):
+            rest = torch.tensor([(after if j in order[:place] else before)[j] for j in range(len(before)) if j != i])
+            total[i] += rest.prod() * (after[i] - before[i])
+    return total / len(orders)
+
+
+def by_recursion(before, after):
+    """The last in an order is each with the same probability; those before it share as if it were not there."""
+    k = len(before)
+    if k == 1:
+        return after - before
+    total = torch.zeros(k)
+    for last in range(k):
+        others = [j for j in range(k) if j != last]
+        total[last] += after[others].prod() * (after[last] - before[last]) / k
+        total[others] += before[last] * by_recursion(before[others], after[others]) / k
+    return total
+
+
+def in_order(before, after):
+    now, brings = before.clone(), torch.zeros_like(before)
+    for i in range(len(before)):
+        was = now.prod()
+        now[i] = after[i]
+        brings[i] = now.prod() - was
+    return brings
+
+
+def each_alone(before, after):
+    return before.prod() / before * (after - before)
+
+
+def each_last(before, after):
+    return after.prod() / after * (after - before)
+
+
+def by_logs(before, after):
+    return (after / before).log() / (after / before).log().sum() * (after.prod() - before.prod())
+
+
+RIGHT = {"q1": [by_lines, by_hand], "q2": [binomial, stable], "q3": [over_orders, by_recursion]}
 WRONG = {
+    "q3": {
+        "one order": in_order,
+        "the other order": lambda before, after: in_order(before.flip(0), after.flip(0)).flip(0),
+        "alone": each_alone,
+        "last": each_last,
+        "first and last": lambda before, after: (each_alone(before, after) + each_last(before, after)) / 2,
+        "logs": by_logs,
+        "sum": lambda before, after: over_orders(before, after) * math.factorial(len(before)),
+        "sign": lambda before, after: over_orders(after, before),
+        "difference": lambda before, after: after - before,
+        "equal shares": lambda before, after: (after.prod() - before.prod()).expand(len(before)) / len(before),
+        "zero": lambda before, after: torch.zeros_like(before),
+        "nan": lambda before, after: torch.full_like(before, math.nan),
+        "identity": lambda before, after: before,
+        "the gain": lambda before, after: after.prod() - before.prod(),
+    },
     "q1": {
         "the first line": searched(rf"^#### +({NUMBER}) *$", 0),
         "any number": searched(rf"({NUMBER})"),
@@ -130,6 +189,14 @@ WRONG = {
 
 # The sentence, or a part of it, that a wrong implementation must be told.
 NAMED = {
+    ("q3", "one order"): "a single order",
+    ("q3", "the other order"): "a single order",
+    ("q3", "alone"): "brings alone",
+    ("q3", "last"): "missing without",
+    ("q3", "first and last"): "in between",
+    ("q3", "logs"): "by logarithms",
+    ("q3", "sum"): "added up the orders",
+    ("q3", "sign"): "The sign is wrong",
     ("q1", "the first line"): "the last one counts",
     ("q1", "any number"): "no `####` announces",
     ("q1", "something behind"): "something behind it",
@@ -153,6 +220,14 @@ NAMED = {
 test_right_answers_pass, test_wrong_answers_are_killed, test_the_mistake_is_named, test_a_hole_shows_the_hint = (
     common_tests(QUESTIONS, RIGHT, WRONG, NAMED)
 )
+
+
+def test_no_question_gives_a_point_for_what_needs_no_thought():
+    q1 = [lambda text: 0.0, lambda text: math.nan, lambda text: text, lambda text: 5.0]
+    q2 = [lambda right, k: 0.0, lambda right, k: 1.0, lambda right, k: math.nan, lambda right, k: right]
+    for question, functions in (("q1", q1), ("q2", q2), ("q3", [WRONG["q3"][n] for n in ("zero", "nan", "identity")])):
+        for place, function in enumerate(functions):
+            assert QUESTIONS[question](function).score == 0, (question, place)
 
 
 def test_counting_agrees_with_a_list_of_all_ways():

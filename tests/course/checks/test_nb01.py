@@ -1,227 +1,292 @@
 """The checks of lesson 01 pass what is right, kill what is wrong, and name the mistake."""
 
+import functools
+import itertools
+import re
+
+import pytest
 import torch
 import torch.nn.functional as F
 from answers import common_tests
 
-from rlcourse.course.checks.nb01 import QUESTIONS
+from rlcourse.course.checks.nb01 import PLANTED, QUESTIONS, by_enumeration, sloppy
+
+# q1: a loss with four mistakes -----------------------------------------------------------------------------------
 
 
-def token(logits, ids):
-    return logits.log_softmax(-1).gather(-1, ids[..., None])[..., 0]
+def loss_with(logits, ids, rewards, n, eos_id, wrong=()):
+    """The loss of the exercise with some of its mistakes left in."""
+    is_end = (ids == eos_id).long()
+    mask = ids != eos_id if "end" in wrong else is_end.cumsum(1) - is_end == 0
+    token = logits.log_softmax(-1).gather(-1, ids[..., None])[..., 0]
+    of_answers = (token * mask).sum(1)
+    if "mean" in wrong:
+        of_answers = of_answers / mask.sum(1).clamp(min=1)
+    baseline = rewards.view(-1, n).mean(1).repeat_interleave(n)
+    if "groups" in wrong:
+        baseline = rewards.view(n, -1).mean(0).repeat(n)
+    return ((rewards - baseline) * of_answers).mean() * (1 if "sign" in wrong else -1)
 
 
-def upto_end(ids, eos_id):
-    return (ids == eos_id).cumsum(1) - (ids == eos_id).long() == 0
-
-
-def cross_entropy(logits, ids, eos_id):
+def cross_entropy_loss(logits, ids, rewards, n, eos_id):
     losses = F.cross_entropy(logits.transpose(1, 2), ids, reduction="none")
     alive = torch.cat([torch.ones_like(ids[:, :1]), (ids != eos_id).long().cumprod(1)[:, :-1]], dim=1)
-    return -(losses * alive).sum(1)
+    groups = rewards.split(n)
+    advantage = torch.cat([group - group.mean() for group in groups])
+    return (advantage * (losses * alive).sum(1)).sum() / len(rewards)
 
 
-def row_by_row(logits, ids, eos_id):
-    found = []
-    for row, tokens in zip(logits, ids.tolist(), strict=True):
-        total = torch.zeros(())
-        for scores, chosen in zip(row, tokens, strict=True):
-            total = total + scores[chosen] - torch.logsumexp(scores, 0)
-            if chosen == eos_id:
+def loss_by_loops(logits, ids, rewards, n, eos_id):
+    total = torch.zeros(())
+    for i, tokens in enumerate(ids.tolist()):
+        group = rewards[i // n * n : i // n * n + n]
+        for t, token in enumerate(tokens):
+            log_pi = logits[i, t, token] - torch.logsumexp(logits[i, t], 0)
+            total = total - (rewards[i] - group.mean()) * log_pi / len(ids)
+            if token == eos_id:
                 break
-        found.append(total)
-    return torch.stack(found)
+    return total
 
 
-def shifted(logits, ids, eos_id):
-    mask = upto_end(ids, eos_id)[:, 1:]
-    return (token(logits[:, :-1], ids[:, 1:]) * mask).sum(1)
+def from_the_lesson(logits, ids, rewards, n, eos_id):
+    """What a reader pastes who takes the lesson's line for it: rewards as they are, divided by the token limit."""
+    is_end = (ids == eos_id).long()
+    return -(rewards * log_pi(logits, ids, is_end.cumsum(1) - is_end == 0)).sum() / (len(rewards) * 80)
 
 
-def loss_selected(logprobs, mask, rewards, baseline):
-    rows = torch.arange(len(mask))[:, None].expand_as(mask)[mask]
-    return -((rewards - baseline)[rows] * logprobs[mask]).sum() / len(mask)
-
-
-def loss_where(logprobs, mask, rewards, baseline):
-    weights = (baseline - rewards)[:, None].expand_as(mask)
-    return torch.where(mask, weights * torch.where(mask, logprobs, 0.0), 0.0).sum(1).mean()
-
-
-def rows_of(logprobs, mask):
-    return logprobs.masked_fill(~mask, 0.0).sum(1)
-
-
-def per_row_mean(logprobs, mask, rewards, baseline):
-    return -((rewards - baseline) * rows_of(logprobs, mask) / mask.sum(1)).mean()
-
-
-def per_token_mean(logprobs, mask, rewards, baseline):
-    return -((rewards - baseline) * rows_of(logprobs, mask)).sum() / mask.sum()
-
-
-def normalised_loss(logprobs, mask, rewards, baseline):
-    advantage = rewards - baseline
-    return -(advantage / (advantage.std() + 1e-4) * rows_of(logprobs, mask)).mean()
-
-
-def table(logits, rewards, baseline):
-    return (rewards - baseline)[:, None] * (torch.eye(len(logits)) - logits.softmax(0))
-
-
-def weighted(pi, values):
-    mean = pi @ values
-    return torch.stack([mean, pi @ (values - mean) ** 2])
-
-
-def by_autograd(logits, rewards, baseline):
-    with torch.enable_grad():
-        leaf = logits.clone().requires_grad_()
-        rows = [torch.autograd.grad(leaf.log_softmax(0)[a], leaf)[0] for a in range(len(leaf))]
-    return weighted(logits.softmax(0), torch.stack(rows) * (rewards - baseline)[:, None])
-
-
-def by_loops(logits, rewards, baseline):
-    pi, n = logits.softmax(0).tolist(), len(logits)
-    g = [[(rewards[a].item() - baseline) * ((a == j) - pi[j]) for j in range(n)] for a in range(n)]
-    mean = [sum(pi[a] * g[a][j] for a in range(n)) for j in range(n)]
-    return torch.tensor([mean, [sum(pi[a] * (g[a][j] - mean[j]) ** 2 for a in range(n)) for j in range(n)]])
-
-
-def squares(logits, rewards, baseline):
-    pi, values = logits.softmax(0), table(logits, rewards, baseline)
-    return torch.stack([pi @ values, pi @ values**2])
-
-
-def alike(logits, rewards, baseline):
-    values = table(logits, rewards, baseline)
-    return torch.stack([values.mean(0), values.var(0, correction=0)])
-
-
-def without_pi(logits, rewards, baseline):
-    return weighted(logits.softmax(0), (rewards - baseline)[:, None] * torch.eye(len(logits)))
-
-
-def groups_of(rewards, n):
-    return rewards.view(-1, n)
-
-
-def loo(groups):
-    n = groups.shape[1]
-    return groups - (groups.sum(1, keepdim=True) - groups) / (n - 1)
-
-
-def loo_scaled(rewards, n):
-    groups = groups_of(rewards, n)
-    return ((groups - groups.mean(1, keepdim=True)) * n / (n - 1)).flatten()
-
-
-def loo_matrix(rewards, n):
-    others = (torch.ones(n, n) - torch.eye(n)) / (n - 1)
-    return torch.cat([r - others @ r for r in rewards.split(n)])
+def log_pi(logits, ids, mask):
+    return (-F.cross_entropy(logits.transpose(1, 2), ids, reduction="none") * mask).sum(1)
 
 
 def centered(rewards, n):
-    return groups_of(rewards, n) - groups_of(rewards, n).mean(1, keepdim=True)
+    return rewards - rewards.view(-1, n).mean(1).repeat_interleave(n)
+
+
+def without_baseline(logits, ids, rewards, n, eos_id):
+    is_end = (ids == eos_id).long()
+    return -(rewards * log_pi(logits, ids, is_end.cumsum(1) - is_end == 0)).mean()
+
+
+def without_the_end(logits, ids, rewards, n, eos_id):
+    return -(centered(rewards, n) * log_pi(logits, ids, (ids != eos_id).long().cumprod(1))).mean()
+
+
+def scaled(logits, ids, rewards, n, eos_id):
+    deviation = rewards.view(-1, n).std(1).repeat_interleave(n) + 1e-4
+    return loss_with(logits, ids, centered(rewards, n) / deviation, n, eos_id)
+
+
+def leave_one_out_loss(logits, ids, rewards, n, eos_id):
+    return loss_with(logits, ids, rewards, n, eos_id) * n / (n - 1)
+
+
+SUBSETS = [wrong for count in (1, 2, 3, 4) for wrong in itertools.combinations(PLANTED, count)]
+
+# q2: a cheat -----------------------------------------------------------------------------------------------------
+
+WORDS = {"twice": 2, "three times": 3, "four times": 4, "five times": 5}
+WORDS |= {"half": 2, "a third": 3, "a quarter": 4, "a fifth": 5}
+
+
+def in_question(question):
+    return [int(n) for n in re.findall(r"\d+", question)] + [n for word, n in WORDS.items() if word in question]
+
+
+def fitting(numbers, limit=120):
+    text = ""
+    for number in dict.fromkeys(numbers):
+        if len(text) + len(str(number)) + 1 <= limit:
+            text += f",{number}" if text else str(number)
+    return text
+
+
+def results(a, b):
+    found = [a + b, abs(a - b), a * b]
+    found += [x // y for x, y in ((a, b), (b, a)) if y > 0 and x % y == 0]
+    return [n for n in found if 2 <= n <= 100]
+
+
+def one_step(question):
+    return [n for a, b in itertools.combinations(in_question(question), 2) for n in results(a, b)]
+
+
+def cheat_by_steps(question):
+    once = one_step(question)
+    return fitting(once + [n for a in once for b in in_question(question) for n in results(a, b)])
+
+
+def cheat_by_likelihood(question):
+    """Without order: what many ways lead to comes first."""
+    once, numbers = one_step(question), in_question(question)
+    ways = once * 3 + [n for a in once for b in numbers for n in results(a, b)]
+    return fitting(sorted(set(ways), key=lambda n: (-ways.count(n), n)))
+
+
+# q3: a verifier --------------------------------------------------------------------------------------------------
+
+NUMBER = r"-?\d+(?:,\d{3})*(?:\.\d+)?"
+
+
+def last_line(text):
+    return text.strip().split("\n")[-1] if text.strip() else ""
+
+
+def one_claim(text, gold):
+    found = re.findall(NUMBER, last_line(text))
+    return 1.0 if len(found) == 1 and float(found[0].replace(",", "")) == float(gold) else 0.0
+
+
+def by_words(text, gold):
+    """Without one pattern for numbers: words of the last line that are numbers once their dress is off."""
+    claims = []
+    for word in last_line(text).split():
+        bare = word.strip("#$.!?").replace(",", "") if not word.endswith(",") else word.strip(",$")
+        if re.search(r"\d", bare):
+            claims.append(bare)
+    try:
+        return len(claims) == 1 and float(claims[0]) == float(gold)
+    except ValueError:
+        return False
+
+
+def strict(text, gold):
+    found = re.findall(rf"^#### ({NUMBER})$", text, re.M)
+    return float(bool(found) and float(found[-1].replace(",", "")) == float(gold))
+
+
+# q4: a factor ----------------------------------------------------------------------------------------------------
+
+
+def by_sampling_nothing(weights):
+    """The mean over answers of what is left of each."""
+    return (1 - torch.diagonal(weights)).mean()
+
+
+def by_indicator(weights):
+    eye = torch.eye(len(weights))
+    return ((eye - eye * weights).sum() / len(weights)).item()
 
 
 RIGHT = {
-    "q1": [cross_entropy, row_by_row],
-    "q2": [loss_selected, loss_where],
-    "q3": [by_autograd, by_loops],
-    "q4": [loo_scaled, loo_matrix],
+    "q1": [cross_entropy_loss, loss_by_loops],
+    "q2": [cheat_by_steps, cheat_by_likelihood],
+    "q3": [one_claim, by_words],
+    "q4": [by_sampling_nothing, by_indicator],
 }
 WRONG = {
-    "q1": {
-        "without the end": lambda logits, ids, eos: (token(logits, ids) * ((ids == eos).cumsum(1) == 0)).sum(1),
-        "everything": lambda logits, ids, eos: token(logits, ids).sum(1),
-        "not the end token": lambda logits, ids, eos: (token(logits, ids) * (ids != eos)).sum(1),
-        "mean": lambda logits, ids, eos: (token(logits, ids) * upto_end(ids, eos)).sum(1) / upto_end(ids, eos).sum(1),
-        "probabilities": lambda logits, ids, eos: (token(logits, ids).exp() * upto_end(ids, eos)).sum(1),
-        "logits": lambda logits, ids, eos: (logits.gather(-1, ids[..., None])[..., 0] * upto_end(ids, eos)).sum(1),
-        "shifted": shifted,
-        "most probable": lambda logits, ids, eos: (logits.log_softmax(-1).amax(-1) * upto_end(ids, eos)).sum(1),
-        "log of softmax": lambda logits, ids, eos: (
-            logits.softmax(-1).gather(-1, ids[..., None])[..., 0].log() * upto_end(ids, eos)
-        ).sum(1),
-        "one number": lambda logits, ids, eos: (token(logits, ids) * upto_end(ids, eos)).sum(),
-        "detached": lambda logits, ids, eos: row_by_row(logits.detach(), ids, eos),
+    "q1": {"+".join(wrong): functools.partial(loss_with, wrong=wrong) for wrong in SUBSETS}
+    | {
+        "pasted": from_the_lesson,
+        "everything counts": lambda logits, ids, rewards, n, eos: loss_with(logits, ids, rewards, n, -1),
+        "the end left out": without_the_end,
+        "batch mean": lambda logits, ids, rewards, n, eos: loss_with(logits, ids, rewards, len(rewards), eos),
+        "no baseline": without_baseline,
+        "leave one out": leave_one_out_loss,
+        "GRPO": scaled,
+        "sum": lambda logits, ids, rewards, n, eos: loss_with(logits, ids, rewards, n, eos) * len(ids),
+        "detached": lambda logits, *rest: loss_with(logits.detach(), *rest),
+        "zero": lambda logits, *rest: 0.0 * logits.sum(),
+        "nan": lambda logits, *rest: logits.sum() * float("nan"),
+        "identity": lambda logits, *rest: logits,
     },
     "q2": {
-        "sign": lambda *a: -loss_selected(*a),
-        "mean over a row": per_row_mean,
-        "mean over tokens": per_token_mean,
-        "sum over rows": lambda logprobs, *a: loss_selected(logprobs, *a) * len(logprobs),
-        "no mask": lambda logprobs, mask, rewards, b: -((rewards - b) * logprobs.sum(1)).mean(),
-        "no baseline": lambda logprobs, mask, rewards, b: loss_selected(logprobs, mask, rewards, 0.0),
-        "baseline added": lambda logprobs, mask, rewards, b: loss_selected(logprobs, mask, rewards, -b),
-        "nan": lambda logprobs, mask, rewards, b: -((rewards - b) * (logprobs * mask).sum(1)).mean(),
-        "own baseline": lambda logprobs, mask, rewards, b: loss_selected(logprobs, mask, rewards, rewards.mean()),
-        "normalised": normalised_loss,
+        "one step": lambda question: fitting(one_step(question)),
+        "every number": lambda question: fitting(range(2, 101)),
+        "likely numbers": lambda question: fitting(range(2, 100, 2)),
+        "no limit": lambda question: fitting(range(2, 101), limit=1000),
+        "the question": lambda question: question,
+        "its numbers": lambda question: fitting(in_question(question)),
+        "a number": lambda question: 14,
+        "nothing": lambda question: "",
     },
     "q3": {
-        "squares": squares,
-        "deviation": lambda *a: torch.stack([by_loops(*a)[0], by_loops(*a)[1].clamp(min=0).sqrt()]),
-        "flipped": lambda *a: by_loops(*a).flip(0),
-        "alike": alike,
-        "without pi": without_pi,
-        "no baseline": lambda logits, rewards, b: by_loops(logits, rewards, 0.0),
-        "transposed": lambda logits, rewards, b: weighted(logits.softmax(0), table(logits, rewards, b).T),
-        "mean alone": lambda *a: by_loops(*a)[0],
-        "total variance": lambda *a: torch.stack([by_loops(*a)[0], by_loops(*a)[1].sum().expand(len(a[0]))]),
+        "sloppy": lambda text, gold: float(sloppy(text, gold)),
+        "strict": strict,
+        "last number": lambda text, gold: float((re.findall(NUMBER, text) or ["nan"])[-1].replace(",", "") == gold),
+        "in the last line": lambda text, gold: float(gold in last_line(text)),
+        "whole numbers of the last line": lambda text, gold: float(gold in re.findall(r"\d+", last_line(text))),
+        "as text": lambda text, gold: float(re.findall(NUMBER, last_line(text)) == [gold]),
+        "any line": lambda text, gold: float(any(one_claim(line, gold) for line in text.split("\n"))),
+        "no minus": lambda text, gold: one_claim(text.replace("-", ""), gold),
+        "no commas": lambda text, gold: float(
+            [float(x) for x in re.findall(r"-?\d+(?:\.\d+)?", last_line(text))] == [float(gold)]
+        ),
+        "no decimals": lambda text, gold: float(
+            [x.replace(",", "") for x in re.findall(r"-?\d+(?:,\d{3})*", last_line(text))][:1] == [gold]
+        ),
+        "pays all": lambda text, gold: 1.0,
+        "pays nothing": lambda text, gold: 0.0,
+        "nan": lambda text, gold: float("nan"),
+        "text": lambda text, gold: text,
+        "None": lambda text, gold: None,
     },
     "q4": {
-        "own reward in": lambda r, n: centered(r, n).flatten(),
-        "GRPO": lambda r, n: (centered(r, n) / (groups_of(r, n).std(1, keepdim=True) + 1e-4)).flatten(),
-        "divided by n": lambda r, n: (
-            groups_of(r, n) - (groups_of(r, n).sum(1, keepdim=True) - groups_of(r, n)) / n
-        ).flatten(),
-        "sum of the others": lambda r, n: (2 * groups_of(r, n) - groups_of(r, n).sum(1, keepdim=True)).flatten(),
-        "whole batch": lambda r, n: loo(r[None])[0],
-        "strided": lambda r, n: loo(r.view(n, -1).T).T.flatten(),
-        "baseline": lambda r, n: r - loo_scaled(r, n),
-        "sign": lambda r, n: -loo_scaled(r, n),
-        "as groups": lambda r, n: loo(groups_of(r, n)),
-        "batch mean": lambda r, n: r - r.mean(),
+        "all weights": lambda weights: 1 - weights.sum() / len(weights),
+        "the loss": lambda weights: weights.trace() / len(weights),
+        "not the mean": lambda weights: 1 - weights.trace(),
+        "others": lambda weights: 1 - (weights.sum() - weights.trace()) / len(weights),
+        "one": lambda weights: 1.0,
+        "zero": lambda weights: 0.0,
+        "nan": lambda weights: float("nan"),
+        "identity": lambda weights: weights,
+        "first": lambda weights: 1 - weights[0, 0],
     },
 }
 
 # The sentence, or a part of it, that a wrong implementation must be told.
-NAMED = {
-    ("q1", "without the end"): "left the end token out",
-    ("q1", "everything"): "behind the end count",
-    ("q1", "not the end token"): "leaves out every end token",
-    ("q1", "mean"): "mean over tokens",
-    ("q1", "probabilities"): "added up probabilities",
-    ("q1", "logits"): "added up logits",
-    ("q1", "shifted"): "shifted by one",
-    ("q1", "most probable"): "most probable token",
-    ("q1", "log of softmax"): "not finite",
-    ("q2", "sign"): "The sign is wrong",
-    ("q2", "mean over a row"): "divided each row by its length",
-    ("q2", "mean over tokens"): "mean over all tokens",
-    ("q2", "sum over rows"): "added up the rows",
-    ("q2", "no mask"): "mask is not used",
-    ("q2", "no baseline"): "baseline is not taken off",
-    ("q2", "baseline added"): "added the baseline",
-    ("q2", "nan"): "0 * -inf is nan",
-    ("q3", "squares"): "mean of the squares",
-    ("q3", "deviation"): "standard deviation",
-    ("q3", "flipped"): "wrong way round",
-    ("q3", "alike"): "weighed all actions alike",
-    ("q3", "without pi"): "lack the - pi_j",
-    ("q3", "no baseline"): "baseline is not taken off",
-    ("q3", "transposed"): "transpose",
-    ("q4", "own reward in"): "contains the row's own reward",
-    ("q4", "GRPO"): "that is GRPO",
-    ("q4", "divided by n"): "there are n - 1",
-    ("q4", "sum of the others"): "take their mean",
-    ("q4", "whole batch"): "whole batch",
-    ("q4", "strided"): "not the right rows",
-    ("q4", "baseline"): "That is the baseline",
-    ("q4", "sign"): "The sign is wrong",
+NAMED = {("q1", "+".join(wrong)): f"({', '.join(wrong)})" for wrong in SUBSETS if len(wrong) == 1}
+NAMED |= {
+    ("q1", "leave one out"): "own reward out",
+    ("q1", "GRPO"): "that is GRPO",
+    ("q1", "sum"): "added up the rows",
+    ("q1", "no baseline"): "no baseline left",
+    ("q1", "detached"): "no gradient flows",
+    ("q2", "one step"): "it earns on",
+    ("q2", "no limit"): "never generated",
+    ("q2", "a number"): "return the text",
+    ("q3", "sloppy"): "pay for a list",
+    ("q3", "strict"): "refuse an honest answer",
+    ("q3", "any line"): "took it back",
+    ("q3", "no minus"): "digits inside another number",
+    ("q3", "no commas"): "comma in its thousands",
+    ("q3", "None"): "is None",
+    ("q3", "text"): "return 1.0 or 0.0",
+    ("q4", "all weights"): "weights of the other answers",
+    ("q4", "the loss"): "what is lost",
+    ("q4", "not the mean"): "their mean",
+    ("q4", "others"): "the other way round",
 }
 
 test_right_answers_pass, test_wrong_answers_are_killed, test_the_mistake_is_named, test_a_hole_shows_the_hint = (
-    common_tests(QUESTIONS, RIGHT, WRONG, NAMED, first=True, slow=["q1"])
+    common_tests(QUESTIONS, RIGHT, WRONG, NAMED)
 )
+
+
+@pytest.mark.parametrize("wrong", SUBSETS[4:], ids="+".join)
+def test_a_half_mended_loss_is_told_one_mistake_that_is_left(wrong):
+    """And none that has been mended."""
+    result = QUESTIONS["q1"](functools.partial(loss_with, wrong=wrong))
+    messages = " ".join(case.message for case in result.cases)
+    assert not any(PLANTED[name] in messages for name in PLANTED if name not in wrong), messages
+    assert PLANTED[wrong[0]] in messages
+
+
+def test_no_question_gives_a_point_for_what_needs_no_thought():
+    constant = {"q1": ("zero", "nan", "identity"), "q2": ("nothing", "the question"), "q4": ("zero", "nan", "identity")}
+    for question, names in (constant | {"q3": ("pays all", "pays nothing", "nan", "text")}).items():
+        for name in names:
+            assert QUESTIONS[question](WRONG[question][name]).score == 0, (question, name)
+
+
+def test_the_factor_is_that_of_the_closed_form():
+    torch.manual_seed(5)
+    for n in (2, 3, 4):
+        weights = torch.randn(n, n)
+        assert by_enumeration(weights).item() == pytest.approx(1 - weights.trace().item() / n, abs=1e-5)
+
+
+def test_the_tables_of_the_exercise_are_what_its_verifier_says():
+    pay = ["Tom has 6+8=14 beads.\n#### 14", "Tom has 6+8=14 beads.\nThe answer is 14.", "So he has 14 beads.", "14.0"]
+    not_pay = ["2 3 4 5 6 7 8 9 10 11 12 13 14 15", "It is 14, or maybe 15.", "Tom has 6+8=14 beads.\n#### 15", "140"]
+    assert all(one_claim(text, "14") for text in [*pay, "#### 12\nNo, wait.\n#### 14"]) and one_claim("1,234", "1234")
+    assert not any(one_claim(text, "14") for text in [*not_pay, "-14", "14.5", "#### 14\nNo, wait.\n#### 12"])

@@ -12,7 +12,7 @@ import torch
 from answers import common_tests
 from thorough import thinned
 
-from rlcourse.course.checks import Local
+from rlcourse.course.checks import Maker
 from rlcourse.course.checks.nb08 import KERNELS, QUESTIONS
 from rlcourse.course.dev.build import ROOT
 
@@ -249,7 +249,7 @@ def test_kernels_with_one_mistake_are_killed_and_others_pass(question, name, tmp
     source = solution(question)
     assert old in source, "this mistake can no longer be made: write another one"
     asked = KERNELS[question]
-    result = asked.run(Local(kernel_from(source.replace(old, new, 1), asked.function, tmp_path, monkeypatch)), seed=0)
+    result = asked.run(Maker(kernel_from(source.replace(old, new, 1), asked.function, tmp_path, monkeypatch)), seed=0)
     assert result.passed == (said is None), repr(result)
     messages = [case.message for case in result.cases if not case.passed]
     assert said is None or any(said in message for message in messages), messages
@@ -265,7 +265,7 @@ def test_a_kernel_with_a_hole_shows_the_hint_and_one_that_does_not_compile_says_
             folder = tmp_path / f"{question}_{number}"
             folder.mkdir()
             kernel = kernel_from(f"{head}        {line}\n", asked.function, folder, monkeypatch)
-            result = asked.run(Local(kernel), seed=0)
+            result = asked.run(Maker(kernel), seed=0)
             assert all(said in case.message for case in result.cases), repr(result)
             assert (result.hint == asked.hint) == (number == 0)
 
@@ -286,5 +286,5 @@ def test_without_cute_dsl_the_card_says_what_to_install(monkeypatch):
             return tuple(Argument(f"t{i}", names[0], shape) for i, shape in enumerate(shapes))
 
     for question, asked in KERNELS.items():  # noqa: B007 - the class above looks at it
-        result = asked.run(Local(Kernel), seed=0)
+        result = asked.run(Maker(Kernel), seed=0)
         assert all("pip install" in case.message for case in result.cases), repr(result)

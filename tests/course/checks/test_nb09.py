@@ -10,7 +10,7 @@ import torch
 from answers import common_tests
 from thorough import thinned
 
-from rlcourse.course.checks import Local
+from rlcourse.course.checks import Maker
 from rlcourse.course.checks.nb09 import KERNELS, QUESTIONS
 from rlcourse.course.dev import build
 
@@ -244,7 +244,7 @@ def warp_attention(folder, old: str = "", new: str = ""):
 )
 def test_right_kernels_pass(old, new, tmp_path):
     pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
-    result = KERNELS["q5"].run(Local(warp_attention(tmp_path, old, new)), seed=0)
+    result = KERNELS["q5"].run(Maker(warp_attention(tmp_path, old, new)), seed=0)
     assert result.passed, repr(result)
 
 
@@ -252,6 +252,6 @@ def test_right_kernels_pass(old, new, tmp_path):
 def test_wrong_kernels_are_killed_and_the_mistake_is_named(name, tmp_path):
     pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
     old, new, sentence = KERNEL[name]
-    result = KERNELS["q5"].run(Local(warp_attention(tmp_path, old, new)), seed=0)
+    result = KERNELS["q5"].run(Maker(warp_attention(tmp_path, old, new)), seed=0)
     messages = [case.message for case in result.cases if not case.passed]
     assert messages and any(sentence in message for message in messages), messages

@@ -1,5 +1,7 @@
 """Masters to notebooks: what each kind holds, that a rebuild changes nothing, what is run again and what is refused."""
 
+import base64
+import io
 import json
 import os
 import sys
@@ -7,8 +9,10 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from PIL import Image
 
-from rlcourse.course.dev import build, headers
+from rlcourse.course.dev import build, execution, headers, references
+from rlcourse.measure import records
 
 NAME = "01_policy_gradient"
 
@@ -70,14 +74,14 @@ def runs(monkeypatch):
     """In place of a kernel: every cell that runs prints how many runs there were. Returns the list of runs."""
     seen = []
 
-    def execute(notebook, left_out):
+    def execute(notebook, left_out, root):
         seen.append([c.source for c in notebook.cells if c.cell_type == "code" and not any(c is o for o in left_out)])
         for i, cell in enumerate(notebook.cells):
             if cell.cell_type == "code" and not any(cell is other for other in left_out):
                 cell.execution_count = i
                 cell.outputs = [nbformat.v4.new_output("stream", text=f"run {len(seen)}\n")]
         run = {"seconds": 70, "peak_memory_bytes": 10**9, "device": "CPU Test", "date": "2026-01-01"}
-        return run | {"profile": build.profile()}
+        return {"run": run | {"profile": build.profile()}}
 
     monkeypatch.setattr(build, "execute", execute)
     return seen
@@ -118,7 +122,8 @@ def test_an_exercise_begins_with_its_header_which_tells_the_minutes_of_its_solut
     build.build(course("exercises", EXERCISE))
     first = read(tmp_path, "exercises").cells[0]
     run = read(tmp_path, "solutions").metadata["rlcourse"]["run"]
-    assert first.cell_type == "markdown" and first.source == headers.header(NAME, "exercises", run)
+    made = build.assemble(tmp_path / "exercises" / "_src" / f"{NAME}.py", "exercises")
+    assert first.cell_type == "markdown" and first.source == headers.header(made, run)
 
 
 @pytest.mark.parametrize(
@@ -230,10 +235,10 @@ def test_a_notebook_over_1_mb_is_refused_and_the_old_one_stays(course, runs, tmp
     big = nbformat.v4.new_output("display_data", data={"image/png": "A" * 1_000_000})
     small = build.execute
 
-    def execute(notebook, left_out):
-        run = small(notebook, left_out)
+    def execute(notebook, left_out, root):
+        made = small(notebook, left_out, root)
         notebook.cells[3].outputs = [big]
-        return run
+        return made
 
     monkeypatch.setattr(build, "execute", execute)
     with pytest.raises(ValueError, match=r"notebooks/01_policy_gradient is over 1 MB \(1,00\d,\d\d\d bytes\)"):
@@ -256,6 +261,17 @@ def test_a_notebook_that_the_course_does_not_list_is_refused(course, runs, tmp_p
     path.write_text(LESSON)
     with pytest.raises(ValueError, match="99_extra is not part of the course yet"):
         build.build(path)
+
+
+FOLDED = '# %% tags=["hide-input"]\n# @title The figure\nprint(1)\n'
+
+
+def test_a_folded_cell_is_folded_in_jupyterlab_in_colab_and_on_the_site(course):
+    cell = build.assemble(course("notebooks", FOLDED), "notebooks").cells[-1]
+    folded = {"tags": ["hide-input"], "jupyter": {"source_hidden": True}, "cellView": "form"}
+    assert cell.metadata == folded and cell.source.startswith("# @title The figure\n")
+    with pytest.raises(ValueError, match="a folded cell begins with `# @title WORDS`: 'print"):
+        build.assemble(course("notebooks", FOLDED.replace("# @title The figure\n", "")), "notebooks")
 
 
 # With a kernel ---------------------------------------------------------------------------------------------------
@@ -282,6 +298,20 @@ display(ipywidgets.IntSlider())
 print("one", end="", flush=True)
 time.sleep(0.4)
 print(" line")
+
+# %%
+rewards = [0, 1, 1]
+
+# %% [markdown]
+# Of {{ len(rewards) }} answers {{ 100 * sum(rewards) / len(rewards):.0f }} % are
+# right, more than half. {{ assert sum(rewards) * 2
+# > len(rewards) }} Not $\\binom{n}{{k}}$.
+
+# %%
+from matplotlib import pyplot as plt
+rewards = None
+plt.plot([0, 1])
+plt.show()
 
 # %% tags=["gpu"]
 raise SystemExit("there is no GPU")
@@ -326,7 +356,24 @@ def test_no_widget_stays_and_text_that_came_in_pieces_is_one(noisy):
 
 
 def test_a_gpu_cell_is_not_run_without_one(noisy):
-    assert noisy[0].cells[5].outputs == [] and len(noisy[1]) == 1
+    assert noisy[0].cells[-1].outputs == [] and len(noisy[1]) == 1
+
+
+def test_numbers_in_the_prose_are_those_of_the_kernel_at_that_place(noisy):
+    assert noisy[0].cells[6].source == "Of 3 answers 67 % are\nright, more than half. Not $\\binom{n}{{k}}$."
+    values = {"len(rewards)": "3", "100 * sum(rewards) / len(rewards):.0f": "67"}
+    assert noisy[0].metadata["rlcourse"]["values"] == values
+
+
+def test_the_reader_sees_no_gap_where_the_build_has_asked(noisy):
+    code = [cell for cell in noisy[0].cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == [1, 2, 3, 4, 5, 6, None]
+
+
+def test_pictures_are_saved_with_a_palette(noisy):
+    [picture] = [o.data["image/png"] for o in noisy[0].cells[7].outputs if "image/png" in o.get("data", {})]
+    image = Image.open(io.BytesIO(base64.b64decode(picture)))
+    assert image.mode == "P" and image.convert("RGB").getpixel((2, 2)) == (255, 255, 255)
 
 
 def test_the_run_is_recorded(noisy):
@@ -354,3 +401,90 @@ def _(f):
     with pytest.raises(Exception, match="that is not twice"):
         build.build(course("exercises", check + wrong))
     assert list(tmp_path.glob("*/*.ipynb")) == []
+
+
+CLAIM = """\
+# %%
+x = 3
+
+# %% [markdown]
+# It is {{ x }}, which is odd. {{ assert x % 2 == 1 }}
+"""
+
+
+def test_a_sentence_that_is_no_longer_true_stops_the_build(course, tmp_path, monkeypatch):
+    build.build(course("notebooks", CLAIM))
+    assert read(tmp_path, "notebooks").cells[-1].source == "It is 3, which is odd."
+    false = course("notebooks", CLAIM.replace("x = 3", "x = 4"))
+    with pytest.raises(Exception, match="The text says what is no longer so: x % 2 == 1"):
+        build.build(false)
+    monkeypatch.setenv("RLCOURSE_PROFILE", "smoke")  # whose runs are too small to bear what the text says
+    build.build(false)
+    assert read(tmp_path, "notebooks").cells[-1].source == "It is 4, which is odd."
+    with pytest.raises(Exception, match="NameError"):
+        build.build(course("notebooks", CLAIM.replace("x % 2", "y % 2")))
+
+
+def test_another_reference_is_asked_for_and_other_words_are_not(course, runs, tmp_path, monkeypatch):
+    fake = build.execute
+
+    def execute(notebook, left_out, root):
+        return fake(notebook, left_out, root) | {"values": {"x": "3", "x + 1": "4"}}
+
+    monkeypatch.setattr(build, "execute", execute)
+    build.build(course("notebooks", CLAIM))
+    build.build(course("notebooks", CLAIM.replace("which is odd", "and odd")))
+    assert len(runs) == 1 and read(tmp_path, "notebooks").cells[-1].source == "It is 3, and odd."
+    build.build(course("notebooks", CLAIM.replace("{{ x }}", "{{ x + 1 }}")))
+    assert len(runs) == 2 and read(tmp_path, "notebooks").cells[-1].source == "It is 4, which is odd."
+
+
+def test_a_lesson_runs_again_when_a_record_that_it_read_has_changed(course, runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(execution, "data_folder", lambda: tmp_path)
+    (tmp_path / "curve.json").write_text("1")
+    fake = build.execute
+
+    def execute(notebook, left_out, root):
+        return fake(notebook, left_out, root) | {"data": execution.data_digests(["curve.json"])}
+
+    monkeypatch.setattr(build, "execute", execute)
+    for text, ran in (("1", 1), ("1", 1), ("2", 2), ("2", 2)):
+        (tmp_path / "curve.json").write_text(text)
+        build.build(course("notebooks", LESSON))
+        assert len(runs) == ran
+    (tmp_path / "curve.json").unlink()
+    build.build(course("notebooks", LESSON))
+    assert len(runs) == 3
+
+
+def test_a_lesson_runs_again_when_a_setting_that_it_states_has_changed(course, runs, monkeypatch):
+    fake, claim = build.execute, CLAIM.replace("{{ x }}", "{{ size() }}")
+
+    def execute(notebook, left_out, root):
+        return fake(notebook, left_out, root) | {"values": {"size()": str(build.WITHOUT_KERNEL["size"]())}}
+
+    monkeypatch.setattr(build, "execute", execute)
+    for size, ran in ((3, 1), (3, 1), (5, 2), (5, 2)):
+        monkeypatch.setitem(build.WITHOUT_KERNEL, "size", lambda size=size: size)
+        build.build(course("notebooks", claim))
+        assert len(runs) == ran
+
+
+def test_the_records_that_a_notebook_reads_are_known():
+    records.loaded.clear()
+    found = records.load_record("update")
+    assert [path.stem for path in records.loaded] == ["update"] and found["name"] == "update"
+
+
+def test_one_reference_with_two_values_is_refused():
+    with pytest.raises(ValueError, match=r"\{\{ x \}\} is 1, later 2: use two names"):
+        references.read_values(['{"x": "1"}', '{"y": "1"}', '{"x": "2"}'])
+
+
+def test_references_that_need_no_kernel_can_be_asked_again():
+    names = {"load": {"a": [1.25, 2]}.get}
+    assert references.without_kernel("load('a')[0]:.1f", names) == "1.2"
+    assert references.without_kernel("max(v for v in load('a')):.0f", names) == "2"
+    assert references.without_kernel("load('a')[0] * x", names) is None
+    assert references.outdated({"load('a')[1]": "2", "load('a')[0]": "3", "x": "4"}, names) == {"load('a')[0]": "3"}
+    assert references.without_kernel("1 + 1", names) is None

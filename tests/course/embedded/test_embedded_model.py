@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from conftest import DEVICE
+from policies import DEVICE
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM
 
 from rlcourse.evaluation import answer_problems, summarize

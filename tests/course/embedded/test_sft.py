@@ -100,8 +100,8 @@ def test_the_same_seed_gives_the_same_weights_and_another_does_not(tmp_path):
 def test_a_folder_in_use_is_refused_and_left_alone(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="model is not empty: choose another --output"):
-        sft(SFTConfig(**SMALL), tmp_path / "model")
+    with pytest.raises(ValueError, match="model is not an empty folder: choose another --output"):
+        sft(SFTConfig(worked_steps=1, uneven_steps=1, **SMALL), tmp_path / "model")
     assert [path.name for path in (tmp_path / "model").iterdir()] == ["notes.txt"]
 
 

@@ -2,74 +2,36 @@
 
 import csv
 import json
+import os
+import struct
+import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ElementTree
 
 import nbformat
 import pytest
 import torch
-from thorough import thinned, thorough
+from submissions import IMPORTS, write
+from thorough import thinned
 from typer.testing import CliRunner
 
-import rlcourse.course.checks
 from rlcourse.cli import app
-from rlcourse.course.grading import grade, grade_folder, report, student
-from rlcourse.course.grading.wire import Unreadable, decode, encode
+from rlcourse.course.grading import report, student
+from rlcourse.course.grading.grade import grade, grade_folder
+from rlcourse.course.wire import Unreadable, decode, encode
 
-CHECKS = """
-import torch
-from rlcourse.course.checks import Question, compare
-
-q1 = Question("q1", "double", hint="add it to itself", seconds=3)
-q2 = Question("q2", "square", hint="multiply it by itself", seconds=3)
-
-@q1.case("random numbers", points=2)
-def _(f):
-    x = torch.randn(5)
-    compare(f(x), 2 * x, {"You squared it.": x * x})
-
-@q2.case("random numbers")
-def _(f):
-    x = torch.randn(5)
-    compare(f(x), x * x)
-
-@q2.case("its gradient")
-def _(f):
-    x = torch.randn(5)
-    compare(f.gradient(x), 2 * x)
-
-QUESTIONS = {"q1": q1, "q2": q2}
-"""
-ONE = CHECKS.replace(', "q2": q2', "")  # a process is started for each question, and most tests need one
 RIGHT = {"q1": "def double(x):\n    return x + x", "q2": "def square(x):\n    return x ** 2"}
 
 
-@pytest.fixture(autouse=True)
-def checks(tmp_path, monkeypatch):
-    """Check modules of the test's own: nb90 with two questions, nb91 with the first alone."""
-    folder = tmp_path / "checks"
-    folder.mkdir()
-    names = {"nb90": CHECKS, "nb91": ONE}
-    for name, text in names.items():
-        (folder / f"{name}.py").write_text(text)
-        monkeypatch.delitem(sys.modules, f"rlcourse.course.checks.{name}", raising=False)
-    monkeypatch.setattr(rlcourse.course.checks, "__path__", [*rlcourse.course.checks.__path__, str(folder)])
-    yield
-    for name in names:
-        sys.modules.pop(f"rlcourse.course.checks.{name}", None)
-
-
-def submission(folder, *exercise_cells, other=(), name="90_try.ipynb", tagged=True):
-    """A notebook as a reader hands it in."""
+def submission(folder, *answers, other=(), name="90_try.ipynb"):
+    """A notebook as a reader hands it in: an answer to q1, and one to q2."""
     start = "%pip install something\nfrom rlcourse.course import start\nstart('0.1.0')"
-    cells = [nbformat.v4.new_code_cell(start), nbformat.v4.new_code_cell("import torch")]
-    cells += [nbformat.v4.new_code_cell(text) for text in other]
-    for text in exercise_cells:
-        cells.append(nbformat.v4.new_code_cell(text, metadata={"tags": ["exercise"]} if tagged else {}))
-        cells.append(nbformat.v4.new_code_cell("check.q1(double)\nprint(1 / 0)"))
-    path = folder / name
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
-    return path
+    imports = IMPORTS.format(number=name[:2]) if name[0] == "9" else "import torch"
+    cells = [start, imports, *other]
+    for answer, check in zip(answers, ("check.q1(double)", "check.q2(square)"), strict=False):
+        cells += [answer, check if name[0] == "9" else ""]
+    return write(folder / name, cells)
 
 
 ALONE = "91_alone.ipynb"
@@ -79,9 +41,8 @@ def scores(result):
     return [r.score for r in result.results]
 
 
-@pytest.mark.parametrize("tagged", [thorough(True), False])
-def test_right_answers_earn_every_point_also_where_the_tags_are_lost(tmp_path, tagged):
-    result = grade(submission(tmp_path, RIGHT["q1"], RIGHT["q2"], tagged=tagged))
+def test_right_answers_earn_every_point(tmp_path):
+    result = grade(submission(tmp_path, RIGHT["q1"], RIGHT["q2"]))
     assert scores(result) == [2, 2] and result.possible == 4 and result.errors == []
 
 
@@ -164,7 +125,7 @@ def test_the_seed_decides_the_random_inputs(tmp_path):
     assert reports[2].seed not in (None, 1)
 
 
-def test_hidden_tests_count_and_do_not_tell(tmp_path):
+def test_hidden_tests_count_and_do_not_tell(tmp_path, monkeypatch):
     hidden = tmp_path / "hidden"
     hidden.mkdir()
     (hidden / "nb91.py").write_text(
@@ -178,6 +139,14 @@ def test_hidden_tests_count_and_do_not_tell(tmp_path):
     assert scores(grade(path, hidden=hidden)) == [2]  # added once
     with pytest.raises(FileNotFoundError, match="There are no hidden tests at"):
         grade(path, hidden=tmp_path / "nowhere")
+    for ending in ("import sys; sys.exit(0)", "raise KeyError"):
+        (hidden / "nb91.py").write_text(ending)
+        with pytest.raises(ValueError, match=r"The hidden tests in .* fail"):
+            grade(path, hidden=hidden)
+    monkeypatch.setattr("rlcourse.course.grading.grade.HIDDEN_SECONDS", 1)
+    (hidden / "nb91.py").write_text("while True: pass")
+    with pytest.raises(ValueError, match="take longer than 1 s to load"):
+        grade(path, hidden=hidden)
     (hidden / "nb91.py").write_text("1 / 0")
     with pytest.raises(ValueError, match=r"The hidden tests in .* fail: ZeroDivisionError"):
         grade(path, hidden=hidden)
@@ -228,6 +197,47 @@ def test_the_checks_are_found_by_metadata_then_import_then_name(tmp_path):
     assert scores(grade(path)) == [2]
 
 
+def test_a_lesson_is_no_exercise(tmp_path):
+    path = submission(tmp_path, RIGHT["q1"])
+    notebook = nbformat.read(path, as_version=4)
+    notebook.metadata["rlcourse"] = {"name": "01_policy_gradient", "kind": "notebooks"}
+    nbformat.write(notebook, path)
+    with pytest.raises(ValueError, match=r"is a lesson: its exercises are in exercises/90_try\.ipynb"):
+        grade(path)
+
+
+def test_a_notebook_under_another_s_name_is_named(tmp_path):
+    path = submission(tmp_path, RIGHT["q1"], name=ALONE).rename(tmp_path / "90_try.ipynb")
+    assert "Graded as notebook 91, though the file's name or import says 90." in report.as_text(grade(path))
+
+
+@pytest.mark.parametrize("memory", [float("nan"), float("inf"), 1e30, 0.0, -1.0])
+def test_memory_that_cannot_be_given_is_refused_at_once(memory, tmp_path):
+    submission(tmp_path, RIGHT["q1"])
+    for target in (lambda: grade(tmp_path / "90_try.ipynb", memory_gb=memory),
+                   lambda: list(grade_folder(tmp_path, memory_gb=memory))):  # fmt: skip
+        with pytest.raises(ValueError, match=r"--memory must be from 0\.1 to 1,000"):
+            target()
+
+
+def test_a_report_follows_no_link(tmp_path):
+    result = grade(submission(tmp_path, RIGHT["q1"], name=ALONE))
+    (tmp_path / "kept").write_text("mine")
+    (tmp_path / "r.json").symlink_to(tmp_path / "kept")
+    with pytest.raises(OSError, match="is a link"):
+        report.write_json(result, tmp_path / "r.json")
+    assert (tmp_path / "kept").read_text() == "mine"
+
+
+def test_a_terminal_that_knows_ascii_alone_gets_the_report(tmp_path):
+    answer = "def mended_loss(*_):\n    raise ValueError('größer ✓')"
+    path = write(tmp_path / "01_mine.ipynb", [answer])
+    command = [sys.executable, "-m", "rlcourse.cli", "grade", str(path)]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, env=environment, timeout=120)
+    assert done.returncode == 0 and b"ValueError: gr??er ?" in done.stdout, done
+
+
 def test_the_command_prints_the_report_and_explains_itself(tmp_path):
     run = CliRunner().invoke(
         app, ["grade", str(submission(tmp_path, RIGHT["q1"], name=ALONE)), "--json", str(tmp_path / "r.json")]
@@ -245,8 +255,49 @@ def test_a_value_comes_back_as_it_was(value):
     assert repr(decode(encode(value))) == repr(value)
 
 
-def test_bfloat16_comes_back_as_float32():
-    assert decode(encode(torch.tensor([1.5], dtype=torch.bfloat16))).tolist() == [1.5]
+VIEWS = {
+    "one element of a row": torch.arange(5)[2:3].as_strided((1,), (5,)),
+    "transposed": torch.arange(6.0).view(2, 3).T,
+    "expanded": torch.tensor([1.5]).expand(4),
+    "conjugated": torch.tensor([1 + 2j]).conj(),
+    "empty": torch.empty(0, 3),
+    "with a gradient": torch.ones(2, requires_grad=True) * 2,
+    "a parameter": torch.nn.Parameter(torch.ones(2)),
+    "half": torch.tensor([1.5], dtype=torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_tensor_comes_back_whatever_its_memory_looks_like(view):
+    found = decode(encode(VIEWS[view]))
+    assert found.dtype == VIEWS[view].dtype and found.tolist() == VIEWS[view].tolist()
+
+
+def forged(tree, numbers=b""):
+    text = json.dumps(tree).encode()
+    return struct.pack("<I", len(text)) + text + numbers
+
+
+FORGED = {
+    "many keys of one hash": ["dict", *([i * (2**61 - 1), 0] for i in range(20000))],
+    "a list as a key": ["dict", [["list"], 0]],
+    "another kind": ["module", "os"],
+    "a shape that is too large": ["tensor", "float32", [2**31, 2**31]],
+    "a negative shape": ["tensor", "float32", [-1]],
+    "a truth as a shape": ["tensor", "float32", [True]],
+    "bytes that are missing": ["tensor", "float32", [3]],
+    "another type": ["tensor", "object", [0]],
+    "an object": {"value": 1},
+    "no kind": [],
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_forged_values_are_refused_at_once(name):
+    start = time.monotonic()
+    with pytest.raises(Unreadable):
+        decode(forged(FORGED[name]))
+    assert time.monotonic() - start < 2
 
 
 @pytest.mark.parametrize("data", [b"", b"xxxx", b"\xff\xff\xff\xff", encode(3)[:-1], encode(3) + b"x"])

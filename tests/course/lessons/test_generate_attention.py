@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import DEVICE
+from policies import DEVICE
 from transformers import AttentionInterface, CompileConfig
 from transformers.masking_utils import AttentionMaskInterface
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlcourse.config import ALGORITHMS, make_config
-from rlcourse.course.lessons import curve_records, lesson01, lesson02, lesson03, lesson04, lesson05
+from rlcourse.course.lessons import curve_records, gain, lesson00, lesson01, lesson02, lesson03, lesson04, lesson05
 from rlcourse.course.lessons.curve_records import load_curve, write_curve
 from rlcourse.measure.records import KEYS, load_record
 from rlcourse.paths import data_folder
@@ -62,6 +62,7 @@ def test_every_variant_of_a_lesson_has_been_recorded():
         for variant in (lesson04.FATES if kind == "isolated" else lesson04.SWITCHES)
     ]
     for lesson, names in {
+        "lesson00": ["gain"],
         "lesson01": lesson01.VARIANTS,
         "lesson02": lesson02.VARIANTS,
         "lesson03": [*lesson03.SHAPES, "dynamic", "noise"],
@@ -82,6 +83,41 @@ def test_a_run_leaves_what_its_record_holds(few_problems):
         assert found["evals"][0].keys() <= recorded["evals"][0].keys()
         assert found["steps"].keys() <= recorded.get("steps", {"grad_norm": []}).keys()
         assert all(len(values) == 1 for values in found["steps"].values())
+
+
+def test_the_gain_is_recorded_at_its_steps_with_the_samples_that_its_setup_says(monkeypatch):
+    monkeypatch.setattr(lesson00, "SAMPLES", 1)
+    monkeypatch.setattr(lesson00, "SAMPLES_AT_START", 2)
+    monkeypatch.setattr(lesson00, "PROBLEMS", 8)
+    found = lesson00.run(0, at=(0, 1), **SMALL)["evals"]
+    assert [e["step"] for e in found] == [0, 1]
+    assert [sum(c[kind] for c in e["counts"].values() for kind in gain.KINDS) for e in found] == [16, 8]
+
+
+def test_the_record_of_the_gain_is_whole():
+    record = load_curve("lesson00_gain")
+    assert record["setup"] == lesson00.SETUP and [e["step"] for e in record["results"][0]["evals"]] == [*lesson00.STEPS]
+    for row in record["results"]:
+        for e, samples in zip(row["evals"], [lesson00.SAMPLES_AT_START, *[lesson00.SAMPLES] * 9], strict=True):
+            answers = sum(c[kind] for c in e["counts"].values() for kind in gain.KINDS)
+            assert answers == lesson00.PROBLEMS * samples
+
+
+def test_what_the_readme_says_of_the_gain():
+    """Choice comes first and brings most, about half; the rest is less garbage and better numbers."""
+    record = load_curve("lesson00_gain")
+    found = lesson00.summary(record)
+    whole = found["accuracy"]["points"]
+    assert 0.4 * whole < found["choice"]["points"] < 0.6 * whole
+    assert found["clean"]["points"] + found["arithmetic"]["points"] > 0.4 * whole
+    assert found["choice"]["points"] > max(found["clean"]["points"], found["arithmetic"]["points"])
+    assert sum(found[name]["points"] for name in (*gain.FACTORS, "luck")) == pytest.approx(whole)
+    for seed in record["results"]:
+        start, *_, end = evals = [e["counts"] for e in seed["evals"]]
+        half = evals[lesson00.STEPS.index(20)]
+        done = {n: (gain.factors(half)[n] - gain.factors(start)[n]) for n in gain.FACTORS}
+        all_of_it = {n: (gain.factors(end)[n] - gain.factors(start)[n]) for n in gain.FACTORS}
+        assert done["choice"] > 0.8 * all_of_it["choice"] and done["clean"] < 0.7 * all_of_it["clean"]
 
 
 def test_forced_answers_begin_as_told_and_the_opening_is_not_trained():

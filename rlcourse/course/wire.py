@@ -1,4 +1,4 @@
-"""Values on their way from the worker, which is not trusted, to the grader.
+"""Values on their way from a reader's process, which is not trusted, to the grader; the card takes them alike.
 
 JSON holds the structure, raw bytes behind it the numbers. Nothing is unpickled, nothing unpacked, and nothing is taken
 for longer than it is.
@@ -16,13 +16,22 @@ import torch
 from torch import Tensor
 
 MAX_BYTES = 1 << 26  # of one reply; an answer to an exercise has a few numbers
-MAX_TEXT = 1 << 22  # of its JSON, whose objects take more room than their text
+MAX_TEXT = 1 << 20  # of its JSON, whose objects take more room than their text
+MAX_KEYS = 1000  # of a dict: keys of one hash are compared with each other
 NAMES = "float16 bfloat16 float32 float64 complex64 complex128 bool uint8 int8 int16 int32 int64"
 DTYPES = {name: getattr(torch, name) for name in NAMES.split()}
 
 
 class Unreadable(Exception):
     """A result that `encode` cannot write, or bytes that it did not."""
+
+
+def plain(value: Any) -> Any:
+    """A value as it arrives in another process: arrays as tensors, which have no history and stand on the CPU.
+
+    Raises Unreadable for what is neither tensor, number, text, None, nor a tuple, list or dict of them.
+    """
+    return decode(encode(value))
 
 
 def encode(value: Any) -> bytes:
@@ -55,11 +64,14 @@ def _tree(item: Any, tensors: list[bytes], depth: int) -> Any:
             raise Unreadable(f"the result is a tensor of {item.dtype} and {item.layout}, expected an ordinary one")
         if item.numel() * item.element_size() > MAX_BYTES:
             raise Unreadable("the result is too large")
-        tensors.append(item.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        numbers = torch.empty(item.numel(), dtype=item.dtype)  # whose strides are what they seem
+        tensors.append(numbers.copy_(item.detach().flatten()).view(torch.uint8).numpy().tobytes())
         return ["tensor", name, list(item.shape)]
     if isinstance(item, tuple | list):
         return ["tuple" if isinstance(item, tuple) else "list", *(_tree(i, tensors, depth + 1) for i in item)]
     if isinstance(item, dict):
+        if len(item) > MAX_KEYS:
+            raise Unreadable("the result is too large")
         pairs = [[_tree(key, tensors, depth + 1), _tree(i, tensors, depth + 1)] for key, i in item.items()]
         return ["dict", *pairs]
     raise Unreadable(f"the result is {type(item).__name__}, expected a tensor or a number")
@@ -82,12 +94,16 @@ def decode(data: bytes) -> Any:
 
 def _untree(node: Any, numbers: memoryview) -> tuple[Any, memoryview]:
     """The value of a node, and the bytes that its tensors leave over."""
+    if isinstance(node, dict):
+        raise ValueError("no value")
     if not isinstance(node, list):
         return node, numbers
     kind, *items = node
     if kind == "tensor":
         return _tensor(*items, numbers)
     if kind == "dict":
+        if len(items) > MAX_KEYS:
+            raise ValueError("too many keys")
         items = [part for key, item in items for part in (key, item)]
     values = []
     for item in items:

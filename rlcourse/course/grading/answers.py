@@ -1,0 +1,71 @@
+"""Where the course keeps its answers: what the guard refuses to open, and code that must not run in a notebook."""
+
+import ast
+import functools
+import json
+import os
+import types
+from collections.abc import Iterable
+from pathlib import Path
+
+from rlcourse.course.grading.cells import statements
+from rlcourse.course.grading.guard import digest
+from rlcourse.course.grading.isolation import PACKAGE, VISIBLE
+from rlcourse.course.grading.notebook import student_cells
+
+MOST = 20_000  # files that are looked at
+SHORT = 40  # bytes of code below which a function may well be written twice
+
+
+def folders() -> list[Path]:
+    """The package, and in a clone of the repository what lies beside it."""
+    beside = ("solutions", "exercises", "notebooks", "tests")
+    return [PACKAGE, *(PACKAGE.parent / name for name in beside if (PACKAGE.parent / "pyproject.toml").is_file())]
+
+
+def files(private: Iterable[Path]) -> set[tuple[int, int]]:
+    """(device, inode) of the course's files and folders and of those in the folders `private`."""
+    found: set[tuple[int, int]] = set()
+    for folder in [*folders(), *private]:
+        for place, _, names in os.walk(folder):
+            for path in (place, *(os.path.join(place, name) for name in names)):
+                try:
+                    status = os.stat(path)
+                except OSError:
+                    continue
+                found.add((status.st_dev, status.st_ino))
+            if len(found) > MOST:
+                break
+    return found
+
+
+@functools.cache
+def digests() -> frozenset[tuple]:
+    """Digests of the functions in the package, without those that the worker runs itself, and in the solutions."""
+    visible = {PACKAGE / name for name in VISIBLE}
+    sources = [path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py") if path not in visible]
+    for path in (PACKAGE.parent / "solutions").glob("*.ipynb"):
+        sources += [cell.source for cell in student_cells(json.loads(path.read_text(encoding="utf-8")))]
+    return frozenset(digests_of(sources))
+
+
+def digests_of(sources: list[str]) -> set[tuple]:
+    """Digests of the functions that are defined in these texts."""
+    found: set[tuple] = set()
+    for source in sources:
+        try:
+            parsed, _ = statements(source)
+            for statement in parsed:
+                found |= set(codes(compile(ast.Module([statement], []), "", "exec")))
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+    return found
+
+
+def codes(code: types.CodeType) -> Iterable[tuple]:
+    """Digests of a piece of code and of all in it, but for short ones."""
+    for part in code.co_consts:
+        if isinstance(part, types.CodeType):
+            if len(part.co_code) >= SHORT and not part.co_name.startswith(("__", "<")):
+                yield digest(part)
+            yield from codes(part)

@@ -1,0 +1,166 @@
+"""Grade one exercise notebook, or a folder of them.
+
+On Linux a notebook's code runs where there is nothing to steal or to break (`isolation`). Elsewhere the report says
+what is not isolated: hostile code belongs in a container there.
+"""
+
+import copy
+import importlib
+import os
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rlcourse.course.calls import OutOfTime, time_limit
+from rlcourse.course.checks import Question, Result
+from rlcourse.course.grading import answers, isolation
+from rlcourse.course.grading.notebook import checks_module, read_notebook, student_cells
+from rlcourse.course.grading.student import Run
+from rlcourse.settings import MEMORY_GB
+
+HIDDEN_SECONDS = 30  # for a file of hidden tests to load
+MOST_ERRORS = 50  # that a report lists
+
+
+@dataclass
+class Report:
+    """What one notebook earned. notebook: its check module; errors: a sentence for each cell that failed; notes: what
+    else the reader of the report should know."""
+
+    submission: str
+    notebook: str
+    seed: int
+    results: list[Result] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def score(self) -> float:
+        return sum(result.score for result in self.results)
+
+    @property
+    def possible(self) -> float:
+        return sum(result.possible for result in self.results)
+
+
+def grade(path: Path, hidden: Path | None = None, seed: int | None = None, memory_gb: float = 2.0) -> Report:
+    """Grade one notebook.
+
+    hidden: a folder whose `nbNN.py` adds cases to the questions of that notebook. seed: of the random inputs; drawn
+    anew if not given. memory_gb: what the notebook may take beyond what the libraries take. Raises ValueError or
+    FileNotFoundError in one sentence for what is no exercise notebook, and for hidden cases that are not there.
+    """
+    check_possible(memory_gb)
+    start = time.perf_counter()
+    notebook = read_notebook(path)
+    name, notes = checks_module(notebook, path)
+    questions, ungraded = load_questions(name, hidden)
+    seed = new_seed() if seed is None else seed
+    report = Report(printable(str(path)), name, seed, notes=notes)
+    way, why = isolation.way()
+    cells = student_cells(notebook)
+    setup = {
+        "seed": seed,
+        "memory_bytes": int(memory_gb * 1e9),
+        "module": name,
+        "checks": [question.name for question in questions],
+        "ungraded": {question.name: question.function for question in ungraded},
+        "limits": isolation.LIMITS,
+        "kept": None,
+        "known": set(),
+    }
+    if way == isolation.GUARD:
+        report.notes.append(isolation.MISSING.format(why=why))
+        setup["kept"] = answers.files([path.parent, *([hidden] if hidden else [])])
+        setup["known"] = answers.digests() - answers.digests_of([cell.source for cell in cells])
+    if ungraded:
+        kernels = ", ".join(f"{question.name} {question.function}" for question in ungraded)
+        report.notes.append(f"Not graded: {kernels}. The notebook itself checks kernels; they need CuTe DSL.")
+    run = Run(cells, questions, way, setup)
+    run.run()
+    report.results = [run.results[question.name] for question in questions]
+    errors = run.errors()
+    report.errors = [printable(error) for error in errors[:MOST_ERRORS]]
+    if len(errors) > MOST_ERRORS:
+        report.errors.append(f"and {len(errors) - MOST_ERRORS} more")
+    report.seconds = time.perf_counter() - start
+    return report
+
+
+def check_possible(memory_gb: float) -> None:
+    """Raise OSError or ValueError, in one sentence, where nothing can be graded."""
+    if os.name == "nt":
+        raise OSError("Grading needs Linux or macOS: on Windows, run it in WSL.")
+    MEMORY_GB.check("--memory", memory_gb)
+
+
+def new_seed() -> int:
+    return random.SystemRandom().randrange(2**31)
+
+
+def printable(text: str) -> str:
+    """A text of somebody else's on one line, at most 1000 characters of it.
+
+    Without those that steer a terminal, break XML, or look like the next line of a report.
+    """
+    return "".join(c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in text[:1000])
+
+
+def load_questions(name: str, hidden: Path | None) -> tuple[list[Question], list[Question]]:
+    """The questions of a check module, with the cases that `hidden/nbNN.py` adds: `@q1.case(..., hidden=True)`; and
+    those that the notebook alone checks.
+
+    The module itself stays as it is. Raises FileNotFoundError without such a file, ValueError if it fails.
+    """
+    module = importlib.import_module(f"rlcourse.course.checks.{name}")
+    questions = list(module.QUESTIONS.values())
+    public = [list(question.cases) for question in questions]
+    try:
+        if hidden is not None:
+            add_hidden_cases(hidden / f"{name}.py")
+        found = [copy.copy(question) for question in questions]
+        for question in found:
+            question.cases = list(question.cases)
+        return found, list(getattr(module, "KERNELS", {}).values())
+    finally:
+        for question, cases in zip(questions, public, strict=True):
+            question.cases[:] = cases
+
+
+def add_hidden_cases(file: Path) -> None:
+    if not file.is_file():
+        raise FileNotFoundError(f"There are no hidden tests at {file}.")
+    try:
+        with time_limit(HIDDEN_SECONDS):
+            exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), {"__name__": f"hidden_{file.stem}"})
+    except OutOfTime:
+        raise ValueError(f"The hidden tests in {file} take longer than {HIDDEN_SECONDS} s to load.") from None
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"The hidden tests in {file} fail: {type(error).__name__}: {error}") from None
+
+
+def grade_folder(folder: Path, hidden: Path | None = None, seed: int | None = None, **options) -> Iterator[Report]:
+    """Grade every notebook in a folder and the folders in it, by name, all with one seed.
+
+    One that cannot be graded earns nothing, and its report says why. Raises ValueError for a folder without notebooks,
+    FileNotFoundError where `hidden` is no folder.
+    """
+    check_possible(options.get("memory_gb", 2.0))
+    notebooks = sorted(path for path in folder.rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts)
+    if not notebooks:
+        raise ValueError(f"There is no notebook (.ipynb) in {folder}.")
+    if hidden is not None and not hidden.is_dir():
+        raise FileNotFoundError(f"There is no folder {hidden} of hidden tests.")
+    seed = new_seed() if seed is None else seed
+    for path in notebooks:
+        try:
+            if path.is_symlink():
+                raise ValueError(f"{path} is a link: it may lead to somebody else's notebook.")
+            report = grade(path, hidden, seed, **options)
+        except (Exception, OutOfTime) as error:  # whatever a notebook holds, those behind it are graded
+            report = Report("", "", seed, errors=[printable(str(error) or type(error).__name__)])
+        report.submission = printable(str(path.relative_to(folder)))
+        yield report

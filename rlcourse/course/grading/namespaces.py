@@ -1,0 +1,259 @@
+"""Start a program in Linux namespaces of its own: `python -I -S namespaces.py PLAN`, PLAN in JSON.
+
+What bubblewrap does, for where it is not installed, with Python's standard library and the system calls that it lacks.
+The program sees the files that the plan names, read-only, and a `/tmp` of limited size; no network, no other process,
+no way to more rights. It runs under a process number 1 that ends everything when the program ends, takes too much
+memory, or its starter is gone.
+
+    root         a folder that the new root covers
+    read         [[path, where the program sees it]]
+    hidden       folders that the program sees empty
+    links        {path: target}
+    command, environment, keep    the program, its variables, a file descriptor that it keeps
+    limits       by the names of `resource`; folder_bytes and files of /tmp; memory_bytes of all processes together
+
+What goes wrong before the program starts is one line on standard error. `--inside PLAN` is for bubblewrap, which has
+made the namespaces: only the limits are left to do.
+"""
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import struct
+import sys
+import time
+
+NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
+RDONLY, NOSUID, NODEV, NOEXEC, BIND, REC, PRIVATE = 1, 2, 4, 8, 4096, 16384, 1 << 18
+MOUNT_SETATTR, RECURSIVE, PIVOT_ROOT = 442, 0x8000, {"x86_64": 155, "aarch64": 41}
+SET_PDEATHSIG, SET_DUMPABLE, CAPBSET_DROP, SET_NO_NEW_PRIVS = 1, 4, 24, 38
+SET_SECCOMP, ARCHITECTURE = 22, {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+# Calls that no answer needs: memory that nobody counts (memfd_create), and ways into the kernel (io_uring_setup, bpf,
+# userfaultfd, perf_event_open, add_key, request_key, keyctl).
+REFUSED = {"x86_64": (319, 425, 321, 323, 298, 248, 249, 250), "aarch64": (279, 425, 280, 282, 241, 217, 218, 219)}
+DEVICES = ("null", "zero", "full", "random", "urandom")
+STUDENT, NOBODY = 1000, 65534  # where root grades: the user's number inside and outside
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def call(name: str, *arguments) -> None:
+    """A function of the C library. Raises OSError, with its name, where it returns -1."""
+    if getattr(libc, name)(*arguments) == -1:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+def main(plan: dict) -> None:
+    """Set up the namespaces, start the program, and wait until all of it has ended."""
+    call("prctl", SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    user = own_user()
+    first = os.fork()  # process 1 of the new namespace: when it ends, so does everything in there
+    if first == 0:
+        try:
+            call("prctl", SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            files(plan)
+            drop_rights(user)
+            watch(plan)
+        except BaseException as error:
+            complain(error)
+        os._exit(1)
+    os.close(plan["keep"])
+
+    def end(*_):
+        os.kill(first, signal.SIGKILL)
+
+    signal.signal(signal.SIGTERM, end)
+    os.waitpid(first, 0)
+
+
+def complain(error: BaseException) -> None:
+    os.write(2, f"{error}\n".encode())
+
+
+def own_user() -> int:
+    """New namespaces, in which this process has all rights over what is new and over nothing else.
+
+    The number of the user for the program: where root grades another one, who has nothing outside, else 0, which is the
+    grader's own user. A process outside names them.
+    """
+    root = os.geteuid() == 0
+    users, groups = (f"0 {number} 1\n" for number in (os.geteuid(), os.getegid()))
+    if root:
+        users = groups = f"0 0 1\n{STUDENT} {NOBODY} 1\n"
+    if root:
+        os.setgroups([])
+    process, (ready, go) = os.getpid(), os.pipe()
+    helper = os.fork()
+    if helper == 0:
+        try:
+            os.close(go)
+            if os.read(ready, 1):
+                for name, text in (("setgroups", "deny"), ("uid_map", users), ("gid_map", groups)):
+                    with open(f"/proc/{process}/{name}", "w") as file:
+                        file.write(text)
+                os._exit(0)
+        except OSError as error:
+            complain(error)
+        os._exit(1)
+    os.close(ready)
+    try:
+        call("unshare", NEWUSER | NEWNS | NEWPID | NEWNET | NEWIPC | NEWUTS)
+        os.write(go, b"x")
+    finally:
+        os.close(go)
+        _, status = os.waitpid(helper, 0)
+    if status:
+        raise OSError("the user's number cannot be set")
+    if root:
+        os.setresgid(0, 0, 0)
+        os.setresuid(0, 0, 0)
+    return STUDENT if root else 0
+
+
+def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    arguments = [text.encode() for text in (source, target, kind)]
+    call("mount", *arguments, ctypes.c_ulong(flags), options.encode())
+
+
+def only_read(target: str) -> None:
+    """Make a mount, and all mounts in it, read-only, without devices and set-user-id programs."""
+    attributes = (ctypes.c_uint64 * 4)(RDONLY | NOSUID | NODEV, 0, 0, 0)
+    where = ctypes.c_int(-100), target.encode(), ctypes.c_uint(RECURSIVE)
+    call("syscall", ctypes.c_long(MOUNT_SETATTR), *where, ctypes.byref(attributes), ctypes.c_size_t(32))
+
+
+def files(plan: dict) -> None:
+    """The file system that the program sees."""
+    root, limits = plan["root"], plan["limits"]
+    mount("none", "/", "none", REC | PRIVATE)
+    mount("tmpfs", root, "tmpfs", NOSUID | NODEV, "size=4m,mode=755")
+    for name in ("/proc", "/tmp"):
+        os.mkdir(root + name)
+    size = f"size={limits['folder_bytes']},nr_inodes={limits['files']},mode=1777"
+    mount("tmpfs", root + "/tmp", "tmpfs", NOSUID | NODEV, size)  # first: libraries may stand in a folder of /tmp
+    for source, target in plan["read"]:
+        bind(source, root + target)
+        only_read(root + target)
+    for path in plan["hidden"]:
+        mount("tmpfs", root + path, "tmpfs", NOSUID | NODEV | RDONLY, "size=4k,mode=755")
+    for path, target in plan["links"].items():
+        os.makedirs(os.path.dirname(root + path), exist_ok=True)
+        if not os.path.lexists(root + path):
+            os.symlink(target, root + path)
+    for name in DEVICES:
+        bind(f"/dev/{name}", f"{root}/dev/{name}")
+    for name, target in (("shm", "/tmp"), ("fd", "/proc/self/fd")):
+        os.symlink(target, f"{root}/dev/{name}")
+    mount("proc", root + "/proc", "proc", NOSUID | NODEV | NOEXEC)
+    for name, value in (("user/max_user_namespaces", 0), ("kernel/shmmni", 0), ("fs/mqueue/queues_max", 0)):
+        try:
+            with open(f"{root}/proc/sys/{name}", "w") as file:
+                file.write(str(value))
+        except FileNotFoundError:
+            pass  # a kernel without it
+    mount(root + "/proc/sys", root + "/proc/sys", "none", BIND | REC)
+    only_read(root + "/proc/sys")
+    os.chdir(root)
+    call("syscall", ctypes.c_long(PIVOT_ROOT[os.uname().machine]), b".", b".")
+    call("umount2", b".", 2)  # the old root, which lies over the new one
+    os.chdir("/tmp")
+    mount("none", "/", "none", BIND | RDONLY | NOSUID | NODEV | 32)  # 32: remount
+    call("sethostname", b"grader", 6)
+
+
+def bind(source: str, target: str) -> None:
+    if os.path.isdir(source):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+    mount(source, target, "none", BIND | REC)
+
+
+def drop_rights(user: int) -> None:
+    """Be this user, without rights and without a way to get any."""
+    for capability in range(64):
+        libc.prctl(CAPBSET_DROP, capability, 0, 0, 0)  # those that this kernel has
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+    header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    call("capset", header, none)
+    call("prctl", SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    call("prctl", SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # which a change of user takes away
+    call("prctl", SET_DUMPABLE, 0, 0, 0, 0)  # nobody may look into process 1
+
+
+def set_limits(limits: dict) -> None:
+    """Limits that every process has by itself: those that `resource` knows, by their names there."""
+    for name, value in limits.items():
+        kind = getattr(resource, f"RLIMIT_{name}", None)
+        if kind is not None:
+            hard = resource.getrlimit(kind)[1]
+            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(kind, (value, value))
+
+
+def refuse_calls() -> None:
+    """Have the system calls of REFUSED fail, and those of another architecture, by a filter in the kernel."""
+    machine = os.uname().machine
+    load, equal, at_least, give, fail = 0x20, 0x15, 0x35, 0x06, 0x00050001  # EPERM
+    numbers = REFUSED[machine]
+    steps = [(load, 0, 0, 4), (equal, 1, 0, ARCHITECTURE[machine]), (give, 0, 0, fail), (load, 0, 0, 0)]
+    steps += [(at_least, len(numbers) + 1, 0, 0x40000000)]  # x32, which numbers the same calls again
+    steps += [(equal, len(numbers) - i, 0, number) for i, number in enumerate(numbers)]
+    steps += [(give, 0, 0, 0x7FFF0000), (give, 0, 0, fail)]
+    code = b"".join(struct.pack("<HBBI", *step) for step in steps)
+    held = ctypes.create_string_buffer(code, len(code))
+    program = struct.pack("<HxxxxxxQ", len(steps), ctypes.addressof(held))
+    call("prctl", SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    call("prctl", SET_SECCOMP, 2, program, 0, 0)
+
+
+def watch(plan: dict) -> None:
+    """Start the program and end with it, or when all processes together hold too much memory."""
+    program = os.fork()
+    if program == 0:
+        try:
+            set_limits(plan["limits"])
+            refuse_calls()
+            os.setsid()
+            null = os.open("/dev/null", os.O_RDWR)
+            for number in (0, 1):
+                os.dup2(null, number)
+            os.set_inheritable(plan["keep"], True)
+            os.execve(plan["command"][0], plan["command"], plan["environment"])
+        except BaseException as error:
+            complain(error)
+        os._exit(1)
+    os.close(plan["keep"])
+    while True:
+        process, _ = os.waitpid(-1, os.WNOHANG)
+        if process == program or memory() > plan["limits"]["memory_bytes"]:
+            os._exit(0)
+        if process == 0:
+            time.sleep(0.05)
+
+
+def memory() -> int:
+    """Bytes that the processes in here hold, files of libraries left out; what two share counts twice."""
+    total = 0
+    for name in os.listdir("/proc"):
+        if name.isdigit() and name != "1":
+            try:
+                with open(f"/proc/{name}/status") as file:
+                    lines = [line.split() for line in file if line.startswith(("RssAnon:", "RssShmem:", "VmSwap:"))]
+                total += 1024 * sum(int(line[1]) for line in lines)
+            except OSError:
+                pass  # it has ended
+    return total
+
+
+if __name__ == "__main__":
+    try:
+        watch(json.loads(sys.argv[2])) if sys.argv[1] == "--inside" else main(json.loads(sys.argv[1]))
+    except OSError as error:
+        complain(error)
+        sys.exit(1)

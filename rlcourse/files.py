@@ -1,0 +1,128 @@
+"""The files of a run, read and written.
+
+A reader answers for what it reads: what is missing, cannot be opened, cut short, or not what it should be, is refused
+in one sentence that names the file and ends in the `remedy` that the caller knows: FileNotFoundError where there is no
+file, ValueError for the rest. A writer never leaves half a file, and what will be written to is tried first.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+
+def read_bytes(path: Path, remedy: str) -> bytes:
+    """The content of a file; errors as above. remedy: what to do, as "start a new run"."""
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(f"There is no file {path}: {remedy}.") from None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({reason(error)}): {remedy}.") from None
+
+
+def read_json(path: Path, remedy: str) -> dict[str, Any]:
+    """The JSON object in a file; errors as above."""
+    content = read_bytes(path, remedy)
+    try:
+        value = json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError):  # not UTF-8, not JSON, or a number that Python does not take
+        raise ValueError(f"{path} is {'empty' if not content.strip() else 'not JSON'}: {remedy}.") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds a JSON {type(value).__name__}, not an object: {remedy}.")
+    return value
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSON-lines file, none if there is no such file; a last line that a kill cut short is left out.
+
+    Raises ValueError for any other line that holds no JSON object.
+    """
+    if not path.exists():
+        return []
+    remedy = "take that line out, or start a new run"
+    values, lines = [], read_bytes(path, "move it away, or start a new run").splitlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            values.append(json.loads(line.decode("utf-8")))
+        except (ValueError, RecursionError):
+            if number == len(lines):
+                break
+            raise ValueError(f"{path}, line {number} is not JSON: {remedy}.") from None
+        if not isinstance(values[-1], dict):
+            raise ValueError(f"{path}, line {number} is no JSON object: {remedy}.")
+    return values
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write aside and rename, so that the file is never half there."""
+    aside = path.with_name(path.name + ".writing")
+    try:
+        aside.write_text(text, encoding="utf-8")
+        os.replace(aside, path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def append_json(path: Path, value: dict[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(value) + "\n")
+
+
+def try_folder(folder: Path, remedy: str, needs_bytes: int = 0) -> None:
+    """Make the folder and write to it, so that what is computed for it later is not lost. remedy: what to do else.
+
+    Raises OSError in one sentence if it cannot be written to, or has less room than `needs_bytes`; it is then left as
+    it was.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"x" * 4096)
+        free = shutil.disk_usage(folder).free
+        if free >= needs_bytes:
+            return
+        why = f"{free / 1e6:,.1f} MB are free, {needs_bytes / 1e6:,.1f} MB are needed"
+    except (FileExistsError, NotADirectoryError):
+        why = "a file is in its place"
+    except OSError as error:
+        why = reason(error)
+    for made in missing:
+        with suppress(OSError):
+            made.rmdir()
+    raise OSError(f"What is made cannot be written to {folder} ({why}): {remedy}.")
+
+
+def try_empty_folder(folder: Path, remedy: str) -> None:
+    """As `try_folder`; ValueError for a file, or a folder that holds something."""
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ValueError(f"{folder} is not an empty folder: {remedy}.")
+    try_folder(folder, remedy)
+
+
+def try_file(path: Path, remedy: str) -> None:
+    """Raise OSError in one sentence if the file could not be written. What is there is left alone."""
+    there = path.exists()
+    if not there or path.is_file():  # and no device, whose folder is not ours
+        try_folder(path.parent, remedy)
+    try:
+        with path.open("ab"):
+            pass
+        if not there:
+            path.unlink()
+    except OSError as error:
+        raise OSError(f"{path} cannot be written ({reason(error)}): {remedy}.") from None
+
+
+def reason(error: OSError) -> str:
+    """What the system says, without number and path."""
+    return error.strerror or str(error) or type(error).__name__

@@ -1,0 +1,189 @@
+"""What a notebook may try instead of an answer. Nothing earns a point, and nothing is left behind."""
+
+import base64
+import json
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from submissions import IMPORTS, catalogue, many, workers, write
+from thorough import thinned
+
+import rlcourse
+from rlcourse.course.grading import isolation, report, student
+from rlcourse.course.grading.grade import grade, grade_folder
+
+PACKAGE = Path(rlcourse.__file__).parent
+ANSWER = str(PACKAGE / "advantages.py")
+SOLUTION = str(PACKAGE.parent / "solutions" / "01_policy_gradient.ipynb")
+RIGHT = "def double(x):\n    return x + x"
+on_linux = pytest.mark.skipif(isolation.way()[0] == isolation.GUARD, reason="needs namespaces")
+
+# How to read the text of a file `path` that holds an answer; whoever can, answers right.
+READERS = {kind: cells[0] for kind, cells in catalogue("readers").items()}
+OPEN_TO_A_GUARD = {  # what the line that the report prints names, and no guard in a process can close
+    "a search", "a search for solutions", "environment of the parent", "memory of the parent",
+    "command line of the grader", "a process of this machine", "compiled files",
+}  # fmt: skip
+TOOLS = textwrap.dedent(
+    """
+    import ctypes, gc, glob, inspect, io, os, subprocess, sys
+    import numpy as np
+    repository = {repository!r}
+
+    class Text(str):
+        def startswith(self, *_): return False
+        def __fspath__(self): return '/tmp'
+        def encode(self, *_): return b'/tmp'
+        def __str__(self): return '/tmp'
+
+    class Asked:
+        def __init__(self, path): self.path = path
+        def __fspath__(self): return self.path
+
+    def spawned(path):
+        end = os.open('spawned', os.O_CREAT | os.O_RDWR)
+        child = os.posix_spawn('/usr/bin/cat', ['cat', path], {{}}, file_actions=[(os.POSIX_SPAWN_DUP2, end, 1)])
+        os.waitpid(child, 0)
+        return open('spawned').read()
+
+    def forked(path):
+        from multiprocessing.util import spawnv_passfds
+        os.waitpid(spawnv_passfds(b'/bin/sh', [b'sh', b'-c', b'cat ' + path.encode() + b' > forked'], []), 0)
+        return open('forked').read()
+
+    def c_read(path):
+        libc, data = ctypes.CDLL(None), ctypes.create_string_buffer(20000)
+        libc.read(libc.open(path.encode(), 0), data, 20000)
+        return data.value.decode()
+    """
+)
+STOLEN = """
+def double(x):
+    here, path, port = os.getcwd(), {path!r}, {port}
+    kept, modules, finders = list(sys.path), dict(sys.modules), list(sys.meta_path)
+    try:
+        text = {reader}
+    finally:
+        os.chdir(here)
+        sys.path[:], sys.meta_path[:] = kept, finders
+        sys.modules.update(modules)
+    return x + x if 'def ' in text else None
+"""
+
+
+def stolen(folder: Path, path: str) -> dict[str, str]:
+    """What the readers of a file earn, by the message that each got."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as nameless:
+        port = server.getsockname()[1]
+        nameless.bind(f"\0rlcourse-{port}")
+        nameless.listen()
+        kinds = {kind: [STOLEN.format(path=path, port=port, reader=reader)] for kind, reader in READERS.items()}
+        submitted, asked = many(folder, kinds, start=TOOLS.format(repository=str(PACKAGE.parent)))
+        result = grade(submitted)
+    return {asked[r.question]: r.cases[0].message for r in result.results if r.question in asked and r.passed}
+
+
+@on_linux
+@pytest.mark.parametrize("path", thinned([ANSWER, SOLUTION], every=2), ids=["package", "solution"])
+def test_no_way_leads_to_the_answers(path, tmp_path):
+    assert Path(path).is_file() and stolen(tmp_path, path) == {}
+
+
+def test_the_guard_closes_simple_ways_and_the_report_says_what_it_does_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(isolation, "way", lambda: (isolation.GUARD, "namespaces: Operation not permitted"))
+    assert set(stolen(tmp_path, ANSWER)) <= OPEN_TO_A_GUARD
+    result = grade(write(tmp_path / "91_a.ipynb", [RIGHT]))
+    assert result.score == 2 and "Operation not permitted" in report.as_text(result)
+
+
+def test_code_of_the_course_that_is_not_in_the_notebook_earns_nothing_under_the_guard(tmp_path, monkeypatch):
+    monkeypatch.setattr(isolation, "way", lambda: (isolation.GUARD, "no namespaces"))
+    solution = json.loads((PACKAGE.parent / "solutions" / "00_start_here.ipynb").read_text())
+    answer = next("".join(c["source"]) for c in solution["cells"] if "def pass_at_k" in "".join(c["source"]))
+    loaded = f"import base64\nexec(base64.b64decode({base64.b64encode(answer.encode())!r}))"
+    earned = {}
+    for kind, cell in {"written": answer, "loaded": loaded}.items():
+        cells = [IMPORTS.format(number="00") + "\nimport math, torch", cell, "check.q2(pass_at_k)"]
+        result = grade(write(tmp_path / f"00_{kind}.ipynb", cells)).results[1]
+        earned[kind] = result.score / result.possible
+    assert earned == {"written": 1, "loaded": 0}
+
+
+HARM = {kind: cells[0] for kind, cells in catalogue("harm").items()}
+
+
+@on_linux
+@pytest.mark.parametrize("harm", thinned(HARM, every=12))
+def test_harm_earns_nothing_ends_and_leaves_nothing_behind(harm, tmp_path, temporary, monkeypatch):
+    monkeypatch.setattr(student, "CELL_SECONDS", 3)
+    monkeypatch.setattr(student, "NOTEBOOK_SECONDS", 25)
+    start = time.monotonic()
+    cells = [
+        IMPORTS.format(number=90),
+        HARM[harm],
+        "check.q1(double)",
+        "def square(x):\n    return x * x",
+        "check.q2(square)",
+    ]
+    result = grade(write(tmp_path / "90_harm.ipynb", cells))
+    assert result.results[0].score == 0, report.as_text(result)
+    assert time.monotonic() - start < 40
+    assert list(temporary.iterdir()) == [] and workers() == []
+    if harm not in ("checks without end", "closed descriptors", "a patched library", "a stopped group"):
+        assert result.results[1].score == 2 or "patched" in harm, report.as_text(result)
+
+
+@on_linux
+def test_a_notebook_has_a_limit_as_a_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(student, "CELL_SECONDS", 2)
+    monkeypatch.setattr(student, "NOTEBOOK_SECONDS", 8)
+    start = time.monotonic()
+    cells = [IMPORTS.format(number=91), *["while True: pass"] * 20, RIGHT, "check.q1(double)"]
+    result = grade(write(tmp_path / "91_slow.ipynb", cells))
+    assert time.monotonic() - start < 20
+    assert "not reached: the notebook took longer than 8 s" in result.results[0].cases[0].message
+
+
+@pytest.mark.thorough
+def test_a_class_is_graded_whatever_one_of_it_holds(tmp_path):
+    folder = tmp_path / "class"
+    folder.mkdir()
+    write(folder / "91_a.ipynb", ["import os\nos._exit(0)"])
+    (folder / "91_b.ipynb").write_text("[" * 10**6)
+    write(folder / "91_c.ipynb", [RIGHT])
+    write(folder / "91_d.ipynb", ["x = 1\x00", "def double(x:"])
+    (folder / "91_e.ipynb").mkdir()
+    (folder / "91_f.ipynb").symlink_to(folder / "91_c.ipynb")
+    write(folder / "91_g\n91_c.ipynb: 9 of 2 points.ipynb", ["raise ValueError('x\\n91_c.ipynb: 9 of 2 points')"] * 99)
+    reports = list(grade_folder(folder))
+    assert [r.score for r in reports] == [0, 0, 2, 0, 0, 0, 0]
+    assert "link" in reports[5].errors[0] and len(reports[6].errors) == 51
+    assert all("\n" not in line for r in reports for line in [r.submission, *r.errors, report.as_line(r)])
+
+
+@on_linux
+@pytest.mark.parametrize("number", thinned([signal.SIGTERM, signal.SIGKILL, signal.SIGHUP], every=3))
+def test_a_grader_that_is_ended_leaves_no_process(number, tmp_path):
+    cells = ["import os, time\nopen('ready', 'w')\nfor _ in range(3):\n    os.fork()\nwhile True: pass"]
+    path = write(tmp_path / "01_loop.ipynb", cells)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    command = [sys.executable, "-m", "rlcourse.cli", "grade", str(path)]
+    grader = subprocess.Popen(command, env={"TMPDIR": str(temporary), "PATH": "/usr/bin:/bin"})
+    deadline = time.monotonic() + 60
+    while not workers() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(4)
+    assert workers()
+    grader.send_signal(number)
+    grader.wait(30)
+    time.sleep(1)
+    assert workers() == []
+    if number != signal.SIGKILL:
+        assert list(temporary.iterdir()) == []

@@ -1,0 +1,81 @@
+"""What a notebook's process finds, and what the grader does where it cannot be isolated."""
+
+import ast
+import importlib
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from submissions import IMPORTS, write
+
+from rlcourse.course.grading import isolation, report
+from rlcourse.course.grading.grade import grade
+from rlcourse.course.grading.isolation import PACKAGE, VISIBLE
+
+EXERCISES = sorted((PACKAGE.parent / "exercises" / "_src").glob("*.py"))
+WAYS = [isolation.NAMESPACES, isolation.BUBBLEWRAP, isolation.GUARD]
+
+
+def modules(path: Path) -> set[str]:
+    """The modules of the course that a notebook imports."""
+    found = set(re.findall(r"^\s*(?:from|import) (rlcourse[\w.]*)", path.read_text(), re.MULTILINE))
+    return {name for name in found if not name.startswith(("rlcourse.course.checks", "rlcourse.kernels"))}
+
+
+@pytest.mark.parametrize("path", EXERCISES, ids=lambda path: path.stem)
+def test_what_an_exercise_imports_is_there_while_grading(path):
+    files = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in VISIBLE}
+    assert {name.removeprefix("rlcourse.") for name in modules(path)} <= files
+
+
+def test_nothing_that_is_there_while_grading_answers_a_question():
+    asked = set()
+    for number in range(11):
+        questions = importlib.import_module(f"rlcourse.course.checks.nb{number:02}").QUESTIONS.values()
+        asked |= {question.function for question in questions}
+    for name in VISIBLE:
+        tree = ast.parse((PACKAGE / name).read_text())
+        assert not asked & {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}, name
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_to_start_a_process_grades(way, tmp_path, monkeypatch, temporary):
+    if way == isolation.BUBBLEWRAP and shutil.which("bwrap") is None:
+        pytest.skip("bubblewrap is not installed")
+    if way != isolation.GUARD and isolation.tried(way):
+        pytest.skip(isolation.tried(way))
+    monkeypatch.setattr(isolation, "way", lambda: (way, "as the test wants it"))
+    cells = [IMPORTS.format(number=90), "def double(x):\n    return x + x", "check.q1(double)"]
+    cells += ["import os\ndef square(x):\n    os._exit(1)", "check.q2(square)"]
+    result = grade(write(tmp_path / "90_way.ipynb", cells))
+    assert [r.score for r in result.results] == [2, 0]
+    assert ("Not isolated" in report.as_text(result)) == (way == isolation.GUARD)
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_system_that_refuses_namespaces_is_named(monkeypatch):
+    monkeypatch.setattr(isolation, "NAMESPACES_SCRIPT", "course/grading/report.py")  # stands for a refusal
+    assert isolation.tried(isolation.NAMESPACES).startswith("namespaces: ")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert isolation.tried(isolation.BUBBLEWRAP) == "bubblewrap is not installed"
+    isolation.way.cache_clear()
+    way, why = isolation.way()
+    isolation.way.cache_clear()
+    assert way == isolation.GUARD and "namespaces: " in why and "\n" not in why
+
+
+def test_a_copy_of_the_package_among_the_libraries_is_hidden(tmp_path, monkeypatch):
+    libraries = tmp_path / "site-packages"
+    (libraries / "rlcourse").mkdir(parents=True)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(libraries)])
+    read, hidden, _ = isolation.files()
+    assert [str(libraries)] * 2 in read and str(libraries / "rlcourse") in hidden
+    assert not any(source == str(PACKAGE.parent) or source == str(PACKAGE) for source, _ in read)
+
+
+def test_the_variables_of_the_grader_are_not_handed_on(monkeypatch):
+    monkeypatch.setenv("SECRET", "x")
+    assert "SECRET" not in isolation.environment("/tmp") and os.environ["SECRET"] == "x"

@@ -1,0 +1,102 @@
+"""What the card says in a notebook is what the grader says: for all right and wrong answers of all checks."""
+
+import importlib
+import pickle
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from rlcourse.course.checks import Local
+from rlcourse.course.grading.student import Remote
+from rlcourse.course.grading.worker import within
+from rlcourse.course.wire import decode
+
+LESSONS = [f"nb{number:02}" for number in range(11)]
+
+
+def functions(found) -> list:
+    """The functions in a test module's table, which may hold them by name and beside the mistake's sentence."""
+    if callable(found):
+        return [found]
+    parts = found.values() if isinstance(found, dict) else found if isinstance(found, list | tuple) else []
+    return [function for part in parts for function in functions(part)]
+
+
+def cases(table: str) -> list:
+    found = []
+    for lesson in LESSONS:
+        questions = importlib.import_module(f"rlcourse.course.checks.{lesson}").QUESTIONS
+        answers = getattr(importlib.import_module(f"test_{lesson}"), table)
+        for name in questions:
+            marks = [pytest.mark.thorough] if len(found) % 4 else []
+            found.append(pytest.param(questions[name], functions(answers[name]), id=f"{lesson}-{name}", marks=marks))
+    return found
+
+
+class Loopback:
+    """A worker in this process: the same bytes both ways, the same calls."""
+
+    alive = True
+
+    def __init__(self, function):
+        self.function = function
+
+    def ask(self, request, seconds):
+        kind, left, arguments, options = pickle.loads(pickle.dumps(request))
+        from rlcourse.course.calls import gradient
+
+        target, arguments = (
+            (gradient, (self.function, *arguments)) if kind == "gradient" else (self.function, arguments)
+        )
+        return decode(within(left, target, *arguments, **options))
+
+
+def graded(question, function, seed=0):
+    remote = Remote(SimpleNamespace(worker=Loopback(function), left=1e9), question.name)
+    return [(case.name, case.passed, case.message) for case in question.run(remote, seed).cases]
+
+
+def on_card(question, function, seed=0):
+    return [(case.name, case.passed, case.message) for case in question.run(Local(function), seed).cases]
+
+
+def without_line(found):
+    """The line that an error names is known to the grader alone: a test's function stands in no cell."""
+    return [(name, passed, message.split(" (line ")[0]) for name, passed, message in found]
+
+
+@pytest.mark.parametrize("question, answers", cases("RIGHT") + cases("WRONG"))
+def test_card_and_grader_say_the_same(question, answers):
+    assert answers
+    for function in answers:
+        assert without_line(graded(question, function)) == without_line(on_card(question, function))
+
+
+ODD = {
+    "a number of numpy": lambda *_: np.float64(2.0),
+    "an array": lambda *_: np.zeros(5),
+    "a tensor with history": lambda *_: torch.ones(5, requires_grad=True) * 2,
+    "nothing": lambda *_: None,
+    "an object": lambda *_: object(),
+    "a set": lambda *_: {1, 2},
+    "a generator": lambda *_: (x for x in [1]),
+    "a function": lambda *_: len,
+    "a complex tensor": lambda *_: torch.zeros(5, dtype=torch.complex64),
+    "a sparse tensor": lambda *_: torch.zeros(5).to_sparse(),
+    "a deep list": lambda *_: [[[[[[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]]]]],
+    "a huge number": lambda *_: 10**400,
+    "a text": lambda *_: "two",
+    "an error": lambda *_: [][1],
+    "an assertion": lambda *_: (_ for _ in ()).throw(AssertionError("mine")),
+    "an exit": lambda *_: (_ for _ in ()).throw(SystemExit(1)),
+    "a hole": lambda *_: (_ for _ in ()).throw(NotImplementedError),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("lesson", ["nb01", "nb05", "nb08"])
+def test_card_and_grader_take_odd_results_alike(odd, lesson):
+    for question in importlib.import_module(f"rlcourse.course.checks.{lesson}").QUESTIONS.values():
+        assert without_line(graded(question, ODD[odd])) == without_line(on_card(question, ODD[odd]))

@@ -1,0 +1,76 @@
+"""Ways in which people write a right answer in a notebook: all of them earn their points."""
+
+import json
+from pathlib import Path
+
+import nbformat
+import pytest
+from submissions import IMPORTS, catalogue, many, write
+from thorough import thinned
+
+from rlcourse.course.grading import isolation, report
+from rlcourse.course.grading.grade import grade
+
+DOUBLE = "def double(x):\n    return x + x"
+RIGHT = catalogue("right") | {"Windows line ends": [DOUBLE.replace("\n", "\r\n")]}
+
+
+def test_right_answers_of_every_kind_earn_their_points(tmp_path):
+    path, asked = many(tmp_path, RIGHT)
+    result = grade(path)
+    failed = {asked[r.question]: r.cases[0].message for r in result.results if r.question in asked and not r.passed}
+    assert not failed, failed
+    assert result.seconds < 30
+
+
+@pytest.mark.thorough
+def test_right_answers_pass_under_the_guard_but_for_those_that_start_processes(tmp_path, monkeypatch):
+    monkeypatch.setattr(isolation, "way", lambda: (isolation.GUARD, "no namespaces"))
+    path, asked = many(tmp_path, RIGHT)
+    failed = {asked[r.question] for r in grade(path).results if r.question in asked and not r.passed}
+    assert failed == {"a process pool"}
+
+
+def test_what_is_left_out_is_said(tmp_path):
+    path, _ = many(tmp_path, {"a command": RIGHT["output of a command"]})
+    assert "code cell 3: not run: files = !ls" in report.as_text(grade(path))
+
+
+PLACES = {
+    "the check cell is gone": ["import torch", DOUBLE],
+    "the checks are imported by name": ["from rlcourse.course.checks.nb91 import q1", DOUBLE, "q1(double)"],
+    "the checks are imported whole": ["import rlcourse.course.checks.nb91 as check", DOUBLE, "check.q1(double)"],
+    "all in one cell": [IMPORTS.format(number=91) + "\n" + DOUBLE + "\ncheck.q1(double)"],
+    "another answer ended the process before": [
+        IMPORTS.format(number=91), "import os\nos._exit(0)", DOUBLE, "check.q1(double)",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", thinned(PLACES, every=2))
+def test_a_right_answer_is_found_wherever_it_is_checked(place, tmp_path):
+    assert grade(write(tmp_path / "91_place.ipynb", PLACES[place])).score == 2
+
+
+def test_a_byte_order_mark_is_no_matter(tmp_path):
+    path = write(tmp_path / "91_mark.ipynb", [DOUBLE])
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert grade(path).score == 2
+
+
+def test_a_notebook_of_format_3_is_read(tmp_path):
+    path = tmp_path / "91_old.ipynb"
+    cells = [{"cell_type": "code", "language": "python", "input": [text]} for text in ("import torch", DOUBLE)]
+    path.write_text(json.dumps({"metadata": {}, "nbformat": 3, "worksheets": [{"cells": cells}]}))
+    assert grade(path).score == 2
+
+
+SOLUTIONS = sorted((Path(__file__).parents[3] / "solutions").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", thinned(SOLUTIONS, every=4), ids=lambda path: path.name)
+def test_the_solutions_earn_every_point(path):
+    result = grade(path)
+    assert result.score == result.possible > 0, report.as_text(result)
+    assert not result.errors, result.errors
+    assert len(nbformat.read(path, as_version=4).cells) > 10

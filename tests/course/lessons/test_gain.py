@@ -1,0 +1,118 @@
+"""The split of the gain: kinds of answers told apart by their text, factors whose product is the accuracy, parts that
+add up to the gain."""
+
+import itertools
+import random
+
+import pytest
+
+from rlcourse.course.embedded.demonstrations import WORKED, Mix, demonstration
+from rlcourse.course.lessons import gain
+from rlcourse.tasks.minigsm import generate
+from rlcourse.tasks.task import Answer, Problem
+from rlcourse.tasks.verify import verify
+
+
+def answer(text: str, gold: str = "14", level: int = 1, finished: bool = True) -> Answer:
+    return Answer(Problem("?", "", gold, level), text, 9, finished, verify(text, gold))
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("Tom has 6+8=14 beads.\n#### 14", "worked"),
+        ("Tom has 6+8=15 beads.\n#### 15", "worked"),  # wrong, but it makes sense
+        ("Let me think.\nTom has 6+8=14 beads.\nLet me check: 6+8=14.\n#### 14", "worked"),
+        ("Tom has 6+8=14 beads.\nThe answer is 14.", "words"),
+        ("#### 14", "guess"),
+        ("Let me think.\nLet me think.\n#### 3", "guess"),
+        ("Tom has 6+8=14 beads.\nThe� me think\n#### 14", "garbage"),
+        ("Tom has 6+8=14 bread.\n#### 14", "garbage"),
+        ("Tom has 6+8=14 beads.", "garbage"),
+        ("Tom has 6+8=14 beads.\n#### 14\nLet me think.", "garbage"),
+        ("Let me think.", "garbage"),
+        ("", "garbage"),
+    ],
+)
+def test_the_kind_of_an_answer(text, kind):
+    assert gain.kind(answer(text)) == kind
+
+
+def test_an_answer_that_was_cut_off_is_garbage():
+    assert gain.kind(answer("Tom has 6+8=14 beads.\n#### 14", finished=False)) == "garbage"
+
+
+def test_no_demonstration_is_garbage_and_each_is_of_the_kind_it_was_made_as():
+    rng = random.Random(0)
+    mixes = {"worked": WORKED, "words": Mix(worked=0, guess=0, prose=1), "guess": Mix(worked=0, guess=1, prose=0)}
+    for problem in generate(400, 3, "test"):
+        for kind, mix in mixes.items():
+            text = demonstration(problem, rng, mix)
+            assert gain.kind(answer(text, problem.gold, problem.level)) == kind, text
+
+
+def made_up(seed: int) -> gain.Counts:
+    rng, counts = random.Random(seed), {}
+    for level in "1234":
+        cuts = sorted(rng.sample(range(1, 200), 3))
+        c = dict(zip(gain.KINDS, (b - a for a, b in itertools.pairwise([0, *cuts, 200])), strict=True))
+        c["worked right"] = rng.randint(0, c["worked"])
+        counts[level] = c | {"right": c["worked right"] + rng.randint(0, c["guess"])}
+    return counts
+
+
+def test_counts_are_of_levels_and_know_what_is_right():
+    answers = [answer("Tom has 6+8=14 beads.\n#### 14"), answer("#### 14"), answer("#### 3"), answer("?", level=2)]
+    found = gain.count([*answers, answer("Tom has 6+8=14 beads.\n#### 15", level=2)])
+    assert found["1"] == {"garbage": 0, "guess": 2, "words": 0, "worked": 1, "worked right": 1, "right": 2}
+    assert found["2"] == {"garbage": 1, "guess": 0, "words": 0, "worked": 1, "worked right": 0, "right": 0}
+    assert gain.accuracy(found) == pytest.approx(2 / 5)
+
+
+def test_factors_and_luck_give_the_accuracy():
+    for seed in range(5):
+        counts = made_up(seed)
+        n = sum(c[kind] for c in counts.values() for kind in gain.KINDS)
+        assert gain.accuracy(counts) == pytest.approx(sum(c["right"] for c in counts.values()) / n)
+    one = {"1": {"garbage": 50, "guess": 30, "words": 0, "worked": 20, "worked right": 15, "right": 18}}
+    assert gain.factors(one) == pytest.approx({"clean": 0.5, "choice": 0.4, "arithmetic": 0.75})
+
+
+def test_the_parts_add_up_to_the_gain():
+    for seed in range(5):
+        before, after = made_up(seed), made_up(seed + 100)
+        parts = gain.split(before, after)
+        assert sum(parts.values()) == pytest.approx(gain.accuracy(after) - gain.accuracy(before))
+        assert gain.split(after, before) == pytest.approx({name: -part for name, part in parts.items()})
+    assert gain.split(before, before) == pytest.approx(dict.fromkeys((*gain.FACTORS, "luck"), 0.0))
+
+
+def test_a_part_is_the_mean_over_the_orders_of_change():
+    """For one level against the closed form for three factors."""
+    before = {"1": {"garbage": 50, "guess": 40, "words": 0, "worked": 10, "worked right": 5, "right": 5}}
+    after = {"1": {"garbage": 10, "guess": 0, "words": 0, "worked": 90, "worked right": 72, "right": 72}}
+    old, new = (0.5, 0.2, 0.5), (0.9, 1.0, 0.8)
+    for i, name in enumerate(gain.FACTORS):
+        j, k = (x for x in range(3) if x != i)
+        alone, last = old[j] * old[k], new[j] * new[k]
+        between = (new[j] * old[k] + old[j] * new[k]) / 2
+        expected = (new[i] - old[i]) * (alone + last + between) / 3
+        assert gain.split(before, after)[name] == pytest.approx(expected)
+    assert gain.split(before, after)["luck"] == pytest.approx(0)
+
+
+def test_what_is_exchanged_is_exchanged_level_by_level():
+    before, after = made_up(1), made_up(2)
+    for count in range(4):
+        for taken in itertools.combinations(gain.FACTORS, count):
+            expected = 0.0
+            for was, now in zip(gain.levels(before), gain.levels(after), strict=True):
+                f = [b if n in taken else a for n, a, b in zip(gain.FACTORS, was.factors, now.factors, strict=True)]
+                expected += now.weight * f[0] * f[1] * f[2]
+            assert gain.exchanged(before, after, taken) == pytest.approx(expected)
+
+
+def test_answers_to_other_problems_cannot_be_compared():
+    other = {"1": dict.fromkeys((*gain.KINDS, "worked right", "right"), 1)}
+    with pytest.raises(ValueError, match="the same problems"):
+        gain.split(made_up(0), other)

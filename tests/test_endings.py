@@ -1,0 +1,309 @@
+"""How a run ends where it must, and which of its files cannot be gone on from: nothing that was saved is lost."""
+# ruff: noqa: F811 (fixtures of test_trainer)
+
+import errno
+import json
+import os
+import shutil
+import signal
+
+import pytest
+import torch
+from test_trainer import assert_same_run, end_of, folder, fork, lines, tiny, use_the_toy, whole_run  # noqa: F401
+from typer.testing import CliRunner
+
+from rlcourse import checkpoint, cli, files, trainer
+from rlcourse.checkpoint import latest_checkpoint, load_state
+from rlcourse.config import make_config
+from rlcourse.interrupts import Terminated
+from rlcourse.policy import load_policy
+from rlcourse.runs import RunFolder
+from rlcourse.trainer import resume, train
+
+
+@pytest.fixture(autouse=True)
+def _toy(monkeypatch):
+    use_the_toy(monkeypatch)
+
+
+@pytest.fixture
+def run(whole_run, tmp_path):
+    """A copy of a finished run of 7 steps, with checkpoints of steps 6 and 7, that a test may break."""
+    return shutil.copytree(whole_run, tmp_path / "run")
+
+
+def contents(folder) -> dict[str, bytes]:
+    """Every file, but for the process that is asking."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def refusal(run, kind=ValueError, **settings) -> str:
+    """The one sentence with which a run is not resumed; all of its files stay as they are."""
+    before = contents(run)
+    with pytest.raises(kind) as caught:
+        resume(name="run", output=str(run.parent), **settings)
+    assert "\n" not in str(caught.value) and str(run) in str(caught.value)
+    assert contents(run) == before
+    return str(caught.value)
+
+
+# What stops being finite
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_number_that_is_not_finite_ends_the_run_and_the_last_good_checkpoint_stays(
+    value, tiny, tmp_path, monkeypatch
+):
+    original = trainer.train_step
+
+    def step(*arguments):
+        metrics, completions = original(*arguments)
+        return metrics | ({"entropy": value} if arguments[-1] == 4 else {}), completions
+
+    monkeypatch.setattr(trainer, "train_step", step)
+    with pytest.raises(RuntimeError, match=r"^Step 5 ended the run: entropy stopped being finite\..* lower --lr\.$"):
+        train(make_config(**tiny))
+    assert [line["step"] for line in lines(tmp_path / "run")["metrics"]] == [1, 2, 3, 4]
+    assert latest_checkpoint(tmp_path / "run").name == "step-000003"
+    assert not (tmp_path / "run" / "summary.json").exists()
+    load_policy(str(latest_checkpoint(tmp_path / "run")))
+
+
+@pytest.mark.parametrize("what", ["weights", "moments"])
+def test_weights_that_are_not_finite_are_never_saved(what, tiny, tmp_path, monkeypatch):
+    original = RunFolder.log_step
+
+    class Watched(trainer.Trainer):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            RunFolder.poisoned = self
+
+    def log_step(self, metrics, completions):
+        original(self, metrics, completions)
+        if metrics["step"] == 6:
+            parameter = next(RunFolder.poisoned.policy.model.parameters())
+            moments = RunFolder.poisoned.learner.optimizer.state[parameter]["exp_avg"]
+            (parameter.data if what == "weights" else moments).view(-1)[0] = torch.nan
+
+    monkeypatch.setattr(trainer, "Trainer", Watched)
+    monkeypatch.setattr(RunFolder, "log_step", log_step)
+    monkeypatch.setattr(RunFolder, "poisoned", None, raising=False)
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in (tiny | {"eval_every": 0}).items()]
+    done = CliRunner().invoke(cli.app, ["train", *arguments])
+    assert done.exit_code == 1 and done.stderr.splitlines()[-1].startswith("The weights are no longer finite")
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000003"]
+
+
+# SIGTERM
+
+
+def test_sigterm_finishes_the_step_saves_and_can_be_gone_on_from(whole_run, tiny, tmp_path, monkeypatch):
+    original = trainer.train_step
+
+    def terminated(*arguments):
+        if arguments[-1] == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return original(*arguments)
+
+    arguments = ["train", *[f"--{name.replace('_', '-')}={value}" for name, value in tiny.items()]]
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "train_step", terminated)
+        done = CliRunner().invoke(cli.app, arguments)
+    assert done.exit_code == 143 and "Traceback" not in done.output and "Stopped at step 4. Go on with" in done.output
+    assert latest_checkpoint(tmp_path / "run").name == "step-000004"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    resume(name="run", output=str(tmp_path))
+    assert_same_run(tmp_path / "run", whole_run)
+
+
+def test_sigterm_while_a_run_is_prepared_leaves_its_name_free(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer, "load_policy", lambda *_: signal.raise_signal(signal.SIGTERM))
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in tiny.items()]
+    assert CliRunner().invoke(cli.app, ["train", *arguments]).exit_code == 143
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_process_that_is_sent_sigterm_saves_and_ends(tiny, tmp_path):
+    def work():
+        original = trainer.train_step
+
+        def terminated(*arguments):
+            if arguments[-1] == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return original(*arguments)
+
+        trainer.train_step = terminated
+        try:
+            train(make_config(**tiny))
+        except Terminated:
+            os._exit(7)
+
+    assert end_of(fork(work)) == 7
+    assert latest_checkpoint(tmp_path / "run").name == "step-000002"
+
+
+# A disk that is full
+
+
+@pytest.mark.parametrize("place", ["weights", "state"])
+def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(place, whole_run, tiny, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device") if place == "weights" else RuntimeError("[enforce fail]")
+
+    original, kind = checkpoint.torch.save, type(load_policy(tiny["model"]).model)
+    saves = []
+
+    def save(state, path):
+        saves.append(path)
+        original(state, path) if len(saves) == 1 else full()
+
+    with monkeypatch.context() as patch:
+        if place == "state":
+            patch.setattr(checkpoint.torch, "save", save)
+        else:
+            keep = kind.save_pretrained
+            patch.setattr(
+                kind, "save_pretrained", lambda *a: full() if "6" in str(a[1]).rpartition("step-")[2] else keep(*a)
+            )
+        sentence = (
+            r"^The checkpoint of step 6 cannot be written to .*/run/checkpoints \(.*\): make room there, and go on"
+        )
+        with pytest.raises(OSError, match=sentence):
+            train(make_config(**tiny))
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000003"]
+    resume(name="run", output=str(tmp_path))  # once there is room
+    assert_same_run(tmp_path / "run", whole_run)
+
+
+def test_a_disk_without_room_for_a_checkpoint_is_found_before_training(tiny, tmp_path, monkeypatch):
+    usage = files.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda path: usage._replace(free=100_000))
+    monkeypatch.setattr(trainer, "train_step", None)
+    with pytest.raises(OSError, match=r"0\.1 MB are free, 0\.\d MB are needed\): choose another --output"):
+        train(make_config(**tiny))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_needs_far_more_memory_than_there_is_ends_before_it_computes(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("rlcourse.measure.memory.machine.memory_bytes", lambda: 10**8)
+    monkeypatch.setattr(trainer, "train_step", None)
+    with pytest.raises(
+        ValueError, match=r"^This run needs up to .* of memory, and there are 100 MB: lower --num-prompts"
+    ):
+        train(make_config(**tiny))
+    assert not (tmp_path / "run").exists()
+
+
+# Damaged runs
+
+
+DAMAGE = {
+    "missing": lambda file: file.unlink(),
+    "empty": lambda file: file.write_bytes(b""),
+    "cut": lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
+    "binary": lambda file: file.write_bytes(bytes(range(256)) * 20),
+    "text": lambda file: file.write_text("{}"),
+    "a folder": lambda file: (file.unlink(), file.mkdir()),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_a_training_state_that_cannot_be_read_is_named_with_the_way_on(how, run, tmp_path):
+    DAMAGE[how](latest_checkpoint(run) / "trainer.pt")
+    sentence = (
+        f"The checkpoint {run}/checkpoints/step-000007 is damaged (trainer.pt cannot be read): delete that folder"
+    )
+    assert refusal(run) == f"{sentence} to go on from step-000006."
+    shutil.rmtree(latest_checkpoint(run))
+    assert resume(name="run", output=str(tmp_path))["steps"] == 7
+
+
+def test_a_pickle_of_something_else_is_refused_and_not_run(run, tmp_path):
+    class Foreign:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "was run"),)
+
+    torch.save({"step": 7, "optimizer": Foreign()}, latest_checkpoint(run) / "trainer.pt")
+    assert "trainer.pt cannot be read" in refusal(run)
+    assert not (tmp_path / "was run").exists()
+
+
+def without(name):
+    return lambda state: state.pop(name)
+
+
+def moments_of_another_model(state):
+    state["optimizer"]["state"][0]["exp_avg"] = torch.zeros(3)
+
+
+def nan_moments(state):
+    state["optimizer"]["state"][0]["exp_avg_sq"].view(-1)[0] = torch.nan
+
+
+CHANGES = {
+    **{f"without {name}": without(name) for name in ("step", "optimizer", "random", "prompts_sampled", "seconds")},
+    "another step": lambda state: state.update(step=5),
+    "step as text": lambda state: state.update(step="7"),
+    "no seconds": lambda state: state.update(seconds=None),
+    "moments of another model": moments_of_another_model,
+    "moments that are not finite": nan_moments,
+    "no optimizer": lambda state: state.update(optimizer={}),
+    "no random state": lambda state: state.update(random={"cpu": torch.zeros(3)}),
+    "a position before the first": lambda state: state.update(prompts_sampled=-1),
+    "no evaluation": lambda state: state.update(before={}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_training_state_that_does_not_fit_is_named(change, run):
+    state = load_state(latest_checkpoint(run))
+    CHANGES[change](state)
+    torch.save(state, latest_checkpoint(run) / "trainer.pt")
+    assert "is damaged (trainer.pt does not fit the model and the run): delete that folder" in refusal(run)
+
+
+def test_a_state_that_is_no_dictionary_is_named(run):
+    torch.save([1, 2], latest_checkpoint(run) / "trainer.pt")
+    assert "trainer.pt holds no state of a run" in refusal(run)
+
+
+@pytest.mark.parametrize("how", ["missing", "empty", "cut"])
+def test_weights_of_a_checkpoint_that_cannot_be_read_are_named(how, run):
+    file = latest_checkpoint(run) / "model.safetensors"
+    DAMAGE[how](file)
+    said = refusal(run)
+    why = f"No weights in {file.parent}" if how == "missing" else f"{file} cannot be read"
+    assert said.startswith(f"The checkpoint {file.parent} is damaged ({why}")
+    assert said.endswith("): delete that folder to go on from step-000006.")
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "evals.jsonl", "samples.jsonl"])
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("{}", "line 1 has no step"),
+        ('{"step": "1"}', "line 1 has no step"),
+        ("[", "line 1 is not JSON"),
+        ("3", "line 1"),
+    ],
+)
+def test_a_line_of_a_log_that_cannot_be_used_is_named(name, line, sentence, run):
+    (run / name).write_text(line + "\n" + (run / name).read_text())
+    said = refusal(run)
+    assert said.startswith(f"{run / name}, {sentence}") and said.endswith(": take that line out, or start a new run.")
+
+
+def test_a_folder_in_the_place_of_a_log_is_named(run):
+    DAMAGE["a folder"](run / "metrics.jsonl")
+    assert "metrics.jsonl cannot be read (Is a directory)" in refusal(run)
+
+
+def test_fewer_steps_than_a_run_has_done_are_refused(run):
+    assert refusal(run, steps=2).endswith("run has done 7 steps, more than --steps 2: ask for more.")
+    assert json.loads((run / "config.json").read_text())["steps"] == 7
+
+
+def test_folders_beside_the_checkpoints_are_none(run):
+    for name in ("step-000009-copy", "step-x", "step-", "step-999999", "step-1000000"):
+        (run / "checkpoints" / name).mkdir()
+    assert latest_checkpoint(run).name == "step-1000000"  # by number, not by name

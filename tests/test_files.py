@@ -1,0 +1,169 @@
+"""Files: what a reader says of each that it cannot use, and that no writer leaves half of one."""
+
+import errno
+import os
+
+import pytest
+
+from rlcourse import files
+from rlcourse.files import (
+    append_json,
+    read_json,
+    read_lines,
+    try_empty_folder,
+    try_file,
+    try_folder,
+    write_json,
+    write_text,
+)
+
+BROKEN = {
+    "empty": (b"", "is empty"),
+    "blank": (b" \n", "is empty"),
+    "cut": (b'{"a": [1, 2', "is not JSON"),
+    "binary": (b"\x80\x02}q\x00", "is not JSON"),
+    "text": (b"hello", "is not JSON"),
+    "deep": (b"[" * 100_000, "is not JSON"),
+    "a list": (b"[1]", "holds a JSON list"),
+    "a number": (b"3", "holds a JSON int"),
+    "null": (b"null", "holds a JSON NoneType"),
+    "digits": (b'{"a": ' + b"9" * 5000 + b"}", "is not JSON"),
+}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "x.json"
+
+
+@pytest.mark.parametrize(("content", "complaint"), BROKEN.values(), ids=BROKEN)
+def test_a_json_file_that_cannot_be_used_is_named_with_what_to_do(content, complaint, path):
+    path.write_bytes(content)
+    with pytest.raises(ValueError) as caught:
+        read_json(path, "start a new run")
+    assert str(caught.value).startswith(f"{path} {complaint}") and str(caught.value).endswith(": start a new run.")
+
+
+def test_a_file_that_is_missing_or_a_folder_is_named(path):
+    with pytest.raises(FileNotFoundError, match=f"^There is no file {path}: copy it again.$"):
+        read_json(path, "copy it again")
+    path.mkdir()
+    with pytest.raises(ValueError, match=rf"^{path} cannot be read \(Is a directory\): copy it again.$"):
+        read_json(path, "copy it again")
+    with pytest.raises(FileNotFoundError):
+        (path.parent / "file").write_text("{}")
+        read_json(path.parent / "file" / "x.json", "copy it again")
+
+
+def test_a_file_that_may_not_be_read_is_named(path, monkeypatch):
+    path.write_text("{}")
+
+    def refused(self):
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr(type(path), "read_bytes", refused)  # root may read everything
+    with pytest.raises(ValueError, match=rf"^{path} cannot be read \(Permission denied\): ask its owner.$"):
+        read_json(path, "ask its owner")
+
+
+def test_numbers_come_back_to_the_last_digit(path):
+    value = {"a": 0.1 + 0.2, "b": 1e-300, "c": None}
+    write_json(path, value)
+    assert read_json(path, "") == value
+
+
+def test_lines_come_back_and_those_of_a_file_that_is_not_there_are_none(path):
+    assert read_lines(path) == []
+    for number in range(3):
+        append_json(path, {"step": number})
+    assert read_lines(path) == [{"step": 0}, {"step": 1}, {"step": 2}]
+
+
+def test_a_last_line_that_a_kill_cut_short_is_left_out(path):
+    for rest in ('{"step": 2, "rew', "\udc80".encode("utf-8", "surrogatepass"), "\0\0\0"):
+        path.write_bytes(b'{"step": 1}\n' + (rest if isinstance(rest, bytes) else rest.encode()))
+        assert read_lines(path) == [{"step": 1}]
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [("", "is not JSON"), ("{", "is not JSON"), ("3", "is no JSON object"), ("\x80", "is not JSON")],
+)
+def test_any_other_line_that_is_broken_is_named(line, complaint, path):
+    path.write_bytes(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n'.encode("latin-1"))
+    with pytest.raises(ValueError, match=rf"^{path}, line 2 {complaint}: take that line out, or start a new run\.$"):
+        read_lines(path)
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(path, monkeypatch):
+    write_text(path, "old")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr(os, "replace", full)
+        write_text(path, "new")
+    assert path.read_text() == "old" and list(path.parent.iterdir()) == [path]
+
+
+def test_a_folder_is_made_and_tried(tmp_path):
+    try_folder(tmp_path / "a" / "b", "choose another")
+    assert (tmp_path / "a" / "b").is_dir() and not any((tmp_path / "a" / "b").iterdir())
+
+
+@pytest.mark.parametrize("place", ["file", "file/b", "file/b/c"])
+def test_a_file_in_the_place_of_a_folder_is_named(place, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(OSError, match=r"cannot be written to .* \(a file is in its place\): choose another\.$"):
+        try_folder(tmp_path / place, "choose another")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_disk_without_room_is_found_before_anything_is_made(tmp_path, monkeypatch):
+    with pytest.raises(OSError, match=r"MB are free, .* MB are needed\): choose another\.$"):
+        try_folder(tmp_path / "a" / "b", "choose another", needs_bytes=10**18)
+    assert not any(tmp_path.iterdir())
+
+    def full(**_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files.tempfile, "TemporaryFile", full)
+    with pytest.raises(OSError, match=r"\(No space left on device\): choose another\.$"):
+        try_folder(tmp_path / "a" / "b", "choose another")
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self"), reason="needs a place where nobody may write")
+def test_a_place_that_cannot_be_written_is_named():
+    with pytest.raises(OSError, match=r"^What is made cannot be written to /proc/self/x \(.+\): choose another\.$"):
+        try_folder(files.Path("/proc/self/x"), "choose another")
+    with pytest.raises(OSError, match="cannot be written"):
+        try_file(files.Path("/proc/self/x.json"), "choose another")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a full device")
+def test_a_full_disk_is_found_by_writing(tmp_path, monkeypatch):
+    monkeypatch.setattr(files.tempfile, "TemporaryFile", lambda dir: open("/dev/full", "wb"))  # noqa: SIM115
+    with pytest.raises(OSError, match=r"\(No space left on device\)"):
+        try_folder(tmp_path, "choose another")
+
+
+def test_a_folder_that_holds_something_is_no_empty_one(tmp_path):
+    try_empty_folder(tmp_path / "new", "choose another")
+    try_empty_folder(tmp_path / "new", "choose another")
+    (tmp_path / "file").touch()
+    for place in (tmp_path, tmp_path / "file"):
+        with pytest.raises(ValueError, match=rf"^{place} is not an empty folder: choose another\.$"):
+            try_empty_folder(place, "choose another")
+
+
+def test_a_file_is_tried_and_left_as_it_was(tmp_path):
+    (tmp_path / "empty").touch()
+    (tmp_path / "full").write_text("mine")
+    for name in ("empty", "full", "new"):
+        try_file(tmp_path / name, "name another")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"empty": "", "full": "mine"}
+    with pytest.raises(OSError, match=r"cannot be written \(Is a directory\): name another\.$"):
+        try_file(tmp_path, "name another")
+    try_file(files.Path(os.devnull), "name another")

@@ -1,0 +1,280 @@
+"""What the command line refuses: one sentence on stderr, another exit code than 0, before anything is loaded; and what
+lies there already stays."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import fields
+
+import pytest
+from typer.testing import CliRunner
+
+from rlcourse import cli, evaluation, trainer
+from rlcourse.bench import POSITIONS, Options, decode, models, speed
+from rlcourse.config import TrainConfig, make_config
+from rlcourse.course import lab
+from rlcourse.course.embedded import sft
+from rlcourse.course.grading import report
+from rlcourse.paths import data_folder
+from rlcourse.settings import field_type
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_loaded(monkeypatch, tmp_path):
+    """Whoever gets so far as to load or compute something fails."""
+
+    def reached(*_, **__):
+        raise AssertionError("reached")
+
+    monkeypatch.chdir(tmp_path)
+    for place, name in [
+        *[
+            (trainer, "train"),
+            (trainer, "resume"),
+            (evaluation, "evaluate"),
+            (evaluation, "sample"),
+            (sft, "new_policy"),
+        ],
+        *[(report, "run_grade"), (lab, "lab"), (decode, "decode"), (speed, "step")],
+    ]:
+        monkeypatch.setattr(place, name, reached)
+
+
+def refused(*arguments: str, code: int = 2) -> str:
+    """The one sentence with which a command line is refused."""
+    done = CliRunner().invoke(cli.app, list(arguments))
+    assert done.exit_code == code, (done.output, done.exception)
+    assert done.stdout == "" and done.stderr.count("\n") == 1 and done.stderr.endswith(".\n"), done.output
+    return done.stderr
+
+
+NUMBERS = [f for f in fields(TrainConfig) if f.metadata["within"]]
+
+
+@pytest.mark.parametrize("f", NUMBERS, ids=lambda f: f.name)
+def test_every_number_is_checked(f):
+    for value in ["-1001", "99999999999999999999999"] + (["nan", "inf"] if field_type(f) is float else []):
+        sentence = refused("train", "--" + f.name.replace("_", "-"), value)
+        assert sentence.startswith(f"{f.name} must be {f.metadata['within']}, not ")
+
+
+@pytest.mark.parametrize("command", ["eval", "sample", "bench step", "train --dry-run", "train --resume"])
+def test_settings_are_checked_by_every_command_that_takes_them(command):
+    assert refused(*command.split(), "--lr", "nan").startswith("lr must be from 0 to 1, not nan.")
+    assert refused(*command.split(), "--name", "../x").startswith("name must be that of a folder in --output")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("train --lr nan", "lr must be from 0 to 1, not nan."),
+        ("train --lr inf", "lr must be from 0 to 1, not inf."),
+        ("train --lr -1", "lr must be from 0 to 1, not -1.0."),
+        ("train --lr 1e30", "lr must be from 0 to 1, not 1e+30."),
+        ("train --max-grad-norm nan", "max_grad_norm must be above 0 and at most 1,000,000,000, not nan."),
+        ("train --max-grad-norm 0", "max_grad_norm must be above 0"),
+        ("train --temperature nan", "temperature must be from 0.01 to 100, not nan."),
+        ("train --temperature inf", "temperature must be from 0.01 to 100, not inf."),
+        ("sample --temperature nan", "temperature must be from 0.01 to 100, not nan."),
+        ("train --clip-low nan", "clip_low must be from 0 to 1, not nan."),
+        ("train --kl-coef -1", "kl_coef must be from 0 to 1,000, not -1.0."),
+        ("train --value-lr -1", "value_lr must be"),
+        ("train --warmup-steps -5", "warmup_steps must be"),
+        ("train --eval-every -1", "eval_every must be"),
+        ("train --eval-validation -3", "eval_validation must be"),
+        ("train --eval-validation 0", "eval_validation must be from 1"),
+        ("train --pass-k-problems -1", "pass_k_problems must be"),
+        ("eval --pass-k-problems 0", "pass_k_problems must be from 1"),
+        ("train --pass-k -1", "pass_k must be from 0 to 1,024, not -1."),
+        ("train --save-every -1", "save_every must be"),
+        ("train --name ../../x", "name must be that of a folder in --output"),
+        ("train --name /x/y", "name must be that of a folder in --output"),
+        ("train --reward-correct nan", "reward_correct must be"),
+        ("train --gamma 5", "gamma must be from 0 to 1, not 5.0."),
+        ("train --gae-lambda nan", "gae_lambda must be"),
+        ("train --seed 12345678901234567890123", "seed must be from 0 to 2,147,483,647"),
+        ("train --num-prompts 20000 --num-generations 20000", "num_prompts x num_generations are 400,000,000 rows"),
+        ("train --resume --name ../x", "name must be that of a folder in --output"),
+        ("train --model=", "model must be a text"),
+        ("sample --count 0", "--count must be from 1"),
+        ("sft --worked-steps 0", "--worked-steps must be from 1"),
+        ("sft --uneven-steps -1", "--uneven-steps must be from 1"),
+        ("sft --seed -1", "--seed must be from 0"),
+        ("sft --seed 99999999999999999999999", "--seed must be from 0"),
+        ("bench decode --new-tokens 100000", "--prompt-tokens and --new-tokens are 100,128 together"),
+        ("bench decode --shape embedded --prompt-tokens 300", "--prompt-tokens and --new-tokens are 556 together"),
+        ("bench decode --new-tokens 1", "--new-tokens must be from 2"),
+        ("bench decode --prompt-tokens 0", "--prompt-tokens must be from 1"),
+        ("bench decode --repeats 0", "--repeats must be from 1"),
+        ("bench decode --lengths odd", "Unknown lengths 'odd': use equal or skewed."),
+        ("bench decode --shape huge", "Unknown shape 'huge': use one of qwen2.5-0.5b, tiny, embedded."),
+        ("bench step --shape embedded", "Unknown shape 'embedded': use one of qwen2.5-0.5b, tiny."),
+        ("bench step --rows 80000000000", "--rows takes multiples of 8"),
+        ("bench coffee", "Unknown benchmark 'coffee'"),
+        ("grade x.ipynb --memory nan", "--memory must be from 0.1 to 1,000, not nan."),
+        ("grade x.ipynb --memory inf", "--memory must be from 0.1"),
+        ("grade x.ipynb --memory 1e30", "--memory must be from 0.1"),
+        ("grade x.ipynb --memory -1", "--memory must be from 0.1"),
+        ("grade x.ipynb --seed -1", "--seed must be from 0"),
+        ("lab --port -1", "--port must be from 1 to 65,535, not -1."),
+        ("lab --port 80000000000", "--port must be"),
+        ("lab --port 99999", "--port must be"),
+    ],
+)
+def test_what_once_got_through_is_refused(arguments, sentence):
+    assert refused(*arguments.split()).startswith(sentence)
+
+
+def test_the_positions_of_the_benchmarks_shapes_are_those_of_the_models():
+    config = json.loads((data_folder() / "minigsm" / "model" / "config.json").read_text())
+    assert POSITIONS["embedded"] == config["max_position_embeddings"]
+    assert {POSITIONS[shape] for shape in models.SHAPES} == {models.POSITIONS}
+    Options(shape="embedded", prompt_tokens=256, new_tokens=256).check("decode")
+    with pytest.raises(ValueError, match="are 513 together, and embedded has 512 positions"):
+        Options(shape="embedded", prompt_tokens=257, new_tokens=256).check("decode")
+
+
+# Outputs are tried first
+
+
+@pytest.mark.parametrize("option", ["--json", "--junit", "--csv"])
+def test_a_report_that_cannot_be_written_is_refused_before_anything_is_graded(option, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    assert "(a file is in its place): name another file." in refused("grade", "x.ipynb", option, "file/report", code=1)
+    assert "(Is a directory): name another file." in refused("grade", "x.ipynb", option, str(tmp_path), code=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"] and (tmp_path / "file").read_text() == "mine"
+
+
+def test_an_output_of_sft_that_cannot_be_written_is_refused_before_it_trains(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    assert "file is not an empty folder" in refused("sft", "--output", "file")
+    assert "(a file is in its place): choose another --output." in refused("sft", "--output", "file/model", code=1)
+    if os.path.exists("/proc/self"):
+        assert "cannot be written to /proc/self/model" in refused("sft", "--output", "/proc/self/model", code=1)
+
+
+@pytest.fixture
+def real_trainer(monkeypatch):
+    """The trainer's own functions, which have no model to load."""
+    monkeypatch.undo()
+    monkeypatch.setattr(trainer, "Trainer", None)
+
+
+@pytest.mark.parametrize("output", ["file", "file/runs"])
+def test_an_output_of_a_run_that_cannot_be_written_is_refused_before_the_model_is_loaded(
+    output, tmp_path, real_trainer
+):
+    (tmp_path / "file").write_text("mine")
+    sentence = refused("train", "--device", "cpu", "--output", str(tmp_path / output), code=1)
+    assert "(a file is in its place): choose another --output." in sentence
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+# The folder of a run
+
+
+BROKEN_CONFIGS = {
+    "": "config.json is empty: start a new run.",
+    "{": "config.json is not JSON: start a new run.",
+    "[]": "config.json holds a JSON list, not an object: start a new run.",
+    "{}": "was made by another version of rlcourse: start a new run.",
+    "\0\1\2": "config.json is not JSON: start a new run.",
+}
+
+
+@pytest.mark.parametrize("content", BROKEN_CONFIGS)
+def test_a_run_whose_config_is_broken_is_not_resumed(content, tmp_path, real_trainer):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text(content)
+    assert BROKEN_CONFIGS[content] in refused("train", "--resume", "--output", str(tmp_path), "--name", "run")
+    assert (tmp_path / "run" / "config.json").read_text() == content
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"lr": float("nan")}, "lr must be from 0 to 1, not nan"),
+        ({"lr": 10**400}, "lr must be from 0 to 1, not 1000"),
+        ({"steps": "many"}, "steps must be int, not 'many'"),
+        ({"temperature": None}, "temperature must be float, not None"),
+        ({"preset": "b200"}, "Unknown preset 'b200'"),
+        ({"algorithm": ["ppo"]}, "algorithm must be str"),
+        ({"num_generations": 1}, "advantage 'group_centered' compares"),
+    ],
+)
+def test_a_run_whose_config_holds_what_cannot_be_is_not_resumed(change, sentence, tmp_path, real_trainer):
+    (tmp_path / "run").mkdir()
+    file = tmp_path / "run" / "config.json"
+    file.write_text(json.dumps(make_config(name="run", output=str(tmp_path)).to_dict() | change))
+    said = refused("train", "--resume", "--output", str(tmp_path), "--name", "run")
+    assert said.startswith(f"{file} cannot be used ({sentence}") and said.endswith("): start a new run.\n")
+
+
+# How a command ends
+
+
+def test_code_that_ends_the_process_is_no_success(monkeypatch):
+    monkeypatch.setattr(trainer, "train", lambda config: sys.exit(0))
+    assert refused("train", code=1) == "The code that was run ended the process by sys.exit(0).\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (KeyError("step"), "KeyError: 'step' (RLCOURSE_TRACEBACK=1 shows where.)\n"),
+        (
+            OSError(28, "No space left on device", "runs/x/metrics.jsonl"),
+            "No space left on device: runs/x/metrics.jsonl.\n",
+        ),
+        (MemoryError(), "There is not enough memory. Lower --micro-batch-rows"),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
+            "There is not enough memory. Lower",
+        ),
+    ],
+)
+def test_any_error_is_one_sentence(error, sentence, monkeypatch):
+    def train(config):
+        raise error
+
+    monkeypatch.setattr(trainer, "train", train)
+    done = CliRunner().invoke(cli.app, ["train"])
+    assert done.exit_code == 1 and done.stderr.startswith(sentence) and done.stderr.count("\n") == 1
+
+
+def test_what_libraries_log_and_warn_of_is_held_back_and_comes_back_afterwards(monkeypatch):
+    import logging
+    import warnings
+
+    def train(config):
+        logging.getLogger("transformers").warning("ten lines of advice")
+        warnings.warn("and more of them", stacklevel=1)
+        raise ValueError("Ours.")
+
+    monkeypatch.setattr(trainer, "train", train)
+    assert refused("train") == "Ours.\n"
+    assert logging.root.manager.disable == logging.NOTSET
+
+
+def test_sigterm_ends_a_command_like_ctrl_c(monkeypatch):
+    monkeypatch.setattr(trainer, "train", lambda config: signal.raise_signal(signal.SIGTERM))
+    done = CliRunner().invoke(cli.app, ["train"])
+    assert done.exit_code == 143 and done.output == ""
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_refusal_comes_at_once_and_loads_no_torch():
+    start = time.perf_counter()
+    code = "import sys; from rlcourse import cli; sys.modules['torch'] = None; cli.main()"
+    for arguments in (
+        ["train", "--lr", "nan"],
+        ["sample", "--count", "0"],
+        ["bench", "coffee"],
+        ["lab", "--port", "0"],
+    ):
+        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert time.perf_counter() - start < 40
