@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import subprocess
 import sys
 
@@ -63,17 +64,30 @@ def test_autocast_is_for_bfloat16_alone():
             assert dtype == "float32" or not torch.is_autocast_cache_enabled()
 
 
-def openmp(**environment: str) -> str:
-    """What OpenMP says of its settings in a process that imports the package, then torch."""
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | environment
-    code = "import rlcourse, torch; torch.ones(2) + 1"
+def spins(loadavg: str, **environment: str) -> int:
+    """How often a waiting thread of OpenMP looks before it sleeps, in a process that imports the package, then torch.
+
+    loadavg: what the system says of its load (see man 5 proc): the fourth field counts what runs now.
+    """
+    ours = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS")
+    environment = {name: value for name, value in os.environ.items() if name not in ours} | environment
+    code = f"""
+import builtins, io, os
+kept, os.cpu_count = builtins.open, lambda: 2
+builtins.open = lambda path, *rest: io.StringIO({loadavg!r}) if path == "/proc/loadavg" else kept(path, *rest)
+import rlcourse
+builtins.open = kept
+import torch
+torch.ones(2) + 1
+"""
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment | {"OMP_DISPLAY_ENV": "true"})
+    done = subprocess.run(command, capture_output=True, text=True, env=environment | {"OMP_DISPLAY_ENV": "verbose"})
     assert done.returncode == 0, done.stderr
-    return done.stderr
+    return int(re.search(r"GOMP_SPINCOUNT = '(\d+)'", done.stderr)[1])
 
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="OpenMP of another compiler")
-def test_threads_that_wait_leave_their_core_to_others_unless_the_user_says_otherwise():
-    assert "OMP_WAIT_POLICY = 'PASSIVE'" in openmp()
-    assert "OMP_WAIT_POLICY = 'ACTIVE'" in openmp(OMP_WAIT_POLICY="active")
+def test_threads_that_wait_sleep_where_another_program_runs_unless_the_user_says_otherwise():
+    idle, busy = "1.90 2.00 2.00 1/80 7", "0.00 0.00 0.00 2/80 7"
+    assert spins(busy) == 0 < spins(idle) == spins("nonsense")
+    assert spins(busy, OMP_WAIT_POLICY="active") > 0 == spins(idle, OMP_WAIT_POLICY="passive")
