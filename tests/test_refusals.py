@@ -2,11 +2,13 @@
 lies there already stays."""
 
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from dataclasses import fields
 
 import pytest
@@ -170,6 +172,8 @@ def test_an_output_of_a_run_that_cannot_be_written_is_refused_before_the_model_i
     (tmp_path / "file").write_text("mine")
     sentence = refused("train", "--device", "cpu", "--output", str(tmp_path / output), code=1)
     assert "(a file is in its place): choose another --output." in sentence
+    with pytest.raises(OSError, match=r"\(a file is in its place\): choose another --output"):
+        trainer.train(make_config(output=str(tmp_path / output), device="cpu"))
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -245,10 +249,7 @@ def test_any_error_is_one_sentence(error, sentence, monkeypatch):
     assert done.exit_code == 1 and done.stderr.startswith(sentence) and done.stderr.count("\n") == 1
 
 
-def test_what_libraries_log_and_warn_of_is_held_back_and_comes_back_afterwards(monkeypatch):
-    import logging
-    import warnings
-
+def test_what_libraries_log_and_warn_of_is_held_back_and_comes_back_afterwards(monkeypatch, caplog, recwarn):
     def train(config):
         logging.getLogger("transformers").warning("ten lines of advice")
         warnings.warn("and more of them", stacklevel=1)
@@ -256,6 +257,7 @@ def test_what_libraries_log_and_warn_of_is_held_back_and_comes_back_afterwards(m
 
     monkeypatch.setattr(trainer, "train", train)
     assert refused("train") == "Ours.\n"
+    assert caplog.records == [] and len(recwarn) == 0
     assert logging.root.manager.disable == logging.NOTSET
 
 
