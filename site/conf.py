@@ -5,11 +5,11 @@ from rlcourse.course import REPOSITORY
 
 project = "rlcourse"
 version = release = __version__
-extensions = ["myst_nb", "sphinx-mathjax-offline"]  # formulas need no network either
+extensions = ["myst_nb", "sphinx_design", "sphinx-mathjax-offline"]  # formulas need no network either
 exclude_patterns = ["README.md"]
 nb_execution_mode = "off"
 nb_merge_streams = True
-myst_enable_extensions = ["dollarmath", "amsmath"]
+myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]
 myst_heading_anchors = 3
 html_theme = "sphinx_book_theme"
 html_title = "rlcourse"

@@ -1,12 +1,14 @@
-"""Fill the README's tables from the records: `python -m rlcourse.course.dev.readme`. No figure in them is typed.
+"""Fill README.md and RECORDS.md from the records, and draw the picture that README opens with:
+`python -m rlcourse.course.dev.readme`. No figure in them is typed.
 
 A table stands between `<!-- record nvidia-h200 step: column, column -->`, `<!-- curves -->`, `<!-- gain -->`,
-`<!-- sampler_gap -->` or `<!-- course -->` and `<!-- end -->`.
+`<!-- sampler_gap -->`, `<!-- headline -->` or `<!-- course -->` and `<!-- end -->`.
 """
 
 import re
 from pathlib import Path
 
+from rlcourse.course.dev import front
 from rlcourse.course.dev.headers import COURSE
 from rlcourse.course.lessons.curve_records import load_curve
 from rlcourse.course.lessons.curves import recorded_algorithms
@@ -15,7 +17,10 @@ from rlcourse.measure.plots import LABELS
 from rlcourse.measure.records import load_record, provenance, record_markdown
 
 ROOT = Path(__file__).resolve().parents[3]
-MARKER = re.compile(r"(<!-- (record|curves|gain|sampler_gap|course)([^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+FILLED = ("README.md", "RECORDS.md")
+MARKER = re.compile(
+    r"(<!-- (record|headline|curves|gain|sampler_gap|course)([^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL
+)
 
 
 def fill(text: str) -> str:
@@ -24,6 +29,8 @@ def fill(text: str) -> str:
 
 
 def _table(kind: str, arguments: str) -> str:
+    if kind == "headline":
+        return front.headline()
     if kind == "curves":
         return curves_markdown()
     if kind == "course":
@@ -95,6 +102,14 @@ def _range(values: list[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
+def main() -> None:
+    for name in FILLED:
+        path = ROOT / name
+        path.write_text(fill(path.read_text(encoding="utf-8")), encoding="utf-8")
+    picture = ROOT / "data" / "headline.png"
+    if front.shown(picture) != front.digest():
+        front.draw(picture)
+
+
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    readme.write_text(fill(readme.read_text(encoding="utf-8")), encoding="utf-8")
+    main()

@@ -15,6 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from rlcourse.course.dev.front import headline
 from rlcourse.course.dev.headers import COURSE
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -67,8 +68,12 @@ API = {
 def write_sources(folder: Path) -> None:
     """Everything that Sphinx reads: configuration, start page, notebooks, API pages."""
     shutil.copytree(ROOT / "site", folder, dirs_exist_ok=True)
-    (folder / "data").mkdir()
-    shutil.copy(ROOT / "data" / "curves" / "curves.png", folder / "data")
+    (folder / "data" / "curves").mkdir(parents=True)
+    for picture in ("headline.png", "curves/curves.png"):
+        shutil.copy(ROOT / "data" / picture, folder / "data" / picture)
+    start = (ROOT / "site" / "index.md").read_text(encoding="utf-8")
+    (folder / "index.md").write_text(start.replace("HEADLINE", headline()).replace("CARDS", cards()), encoding="utf-8")
+    shutil.copy(ROOT / "RECORDS.md", folder / "records.md")
     for kind in ("notebooks", "exercises", "solutions"):
         (folder / kind).mkdir()
         names = [name for name in COURSE if (ROOT / kind / f"{name}.ipynb").exists()]
@@ -82,6 +87,16 @@ def write_sources(folder: Path) -> None:
         (folder / "api" / f"{slug(group)}.md").write_text(text, encoding="utf-8")
     listing = page("The package", "In the order in which one training step uses it.", [slug(group) for group in API])
     (folder / "api" / "index.md").write_text(listing, encoding="utf-8")
+
+
+def cards() -> str:
+    """The lessons, a card each: what one holds at the end, and how hard it is."""
+    parts = []
+    for name, lesson in COURSE.items():
+        dots = "●" * lesson.difficulty + "○" * (5 - lesson.difficulty)
+        head = f":::{{grid-item-card}} {name[:2]} · {lesson.title}\n:link: notebooks/{name}\n:link-type: doc"
+        parts.append(f"{head}\n\n{lesson.holds}\n\n{dots}\n:::")
+    return "::::{grid} 1 2 2 3\n:gutter: 3\n\n" + "\n\n".join(parts) + "\n::::"
 
 
 def page(title: str, text: str, names: list[str]) -> str:

@@ -250,7 +250,7 @@ def test_the_command_prints_the_report_and_explains_itself(tmp_path):
 VALUES = [None, True, 3, 0.5, "text", [1, 2.0], (torch.arange(3), [torch.rand(2, 2)]), {"a": torch.tensor(1.5)}]
 
 
-@pytest.mark.parametrize("value", VALUES, ids=str)
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
 def test_a_value_comes_back_as_it_was(value):
     assert repr(decode(encode(value))) == repr(value)
 
