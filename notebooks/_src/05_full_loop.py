@@ -27,7 +27,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -41,7 +41,8 @@ from rlcourse.course.lessons.curve_records import load_curve
 from rlcourse.course.loop import GROUP, LIMIT, PROMPTS, greedy_accuracy, log_probs, task, verify
 from rlcourse.course.widgets import bet
 from rlcourse.learner import Learner
-from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, SKY, VERMILION
+from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, VERMILION
+from rlcourse.measure.records import load_record
 from rlcourse.policy import load_policy
 from rlcourse.rollout import make_engine
 from rlcourse.sampling import Sampling
@@ -93,11 +94,11 @@ def by_hand(steps: int, seed: int = 0) -> list[tuple[float, float]]:
 
 
 # %%
-def with_package(steps: int, reward_function=answer_rewards, **settings):
+def with_package(steps: int, reward_function=answer_rewards, policy=None):
     """Train the embedded model. Returns the policy, what each step measured, and the answers of the last step."""
-    config = make_config("laptop", num_prompts=PROMPTS, device="cpu", **settings)
+    config = make_config("laptop", num_prompts=PROMPTS, device="cpu")
     torch.manual_seed(config.seed)
-    policy = load_policy("embedded")
+    policy = policy or load_policy("embedded")
     engine = make_engine(policy, config.engine, torch.float32)
     learner, order = Learner(policy, config), PromptSampler(task.problems("train"), config.seed)
     log = []
@@ -198,36 +199,762 @@ for text in ("She has 6+8=14 beads.\n#### 14", "She has 6+8=15 beads.\n#### 15")
 RUN = pick(6, 26)
 start = 100 * load_curve("lesson05_healthy")["results"][0]["evals"][0]["accuracy"]
 hole = bet(
-    f"The model starts at {start:.0f} % (greedy, validation) and is paid for sound work. Where is it after {RUN - 1} steps?",
+    f"The model starts at {start:.0f} % (greedy, validation problems) and is paid for sound work. Where is it after "
+    f"{RUN - 1} steps?",
     (60, 0, 100, 1),
     unit="%",
 )
 
 # %%
-_, farmed, answers = with_package(RUN, sound)
+farmed_policy, farmed, answers = with_package(RUN, sound)
 
 # %% tags=["hide-input"]
 # @title Figure: what is paid, and what you want
 
 
-def draw_paid(axes, log, title: str) -> None:
-    """Reward on the left, greedy accuracy on the right, of one run."""
-    steps = [m["step"] - 1 for m in log]
-    axes[0].plot(steps, [100 * m["reward"] for m in log], color=ORANGE)
-    known = [(m["step"] - 1, 100 * m["greedy"]) for m in log if m["greedy"] is not None]
-    axes[1].plot(*zip(*known, strict=True), color=BLUE, marker="o")
-    axes[0].set(title=f"{title}: the reward", xlabel="training step", ylabel="%", ylim=(0, 102))
-    axes[1].set(title="greedy accuracy on validation problems", xlabel="training step", ylim=(0, 102))
-    for ax in axes:
-        ax.grid()
+def greedy_points(log) -> tuple[list[int], list[float]]:
+    """Steps at which greedy answers were judged, and the percentage that was right."""
+    known = [m for m in log if m["greedy"] is not None]
+    return [m["step"] - 1 for m in known], [100 * m["greedy"] for m in known]
 
 
 fig, axes = plt.subplots(1, 2, figsize=(10, 3), layout="constrained", sharey=True)
-draw_paid(axes, farmed, "Paid for sound work")
+axes[0].plot(range(RUN), [100 * m["reward"] for m in farmed], color=ORANGE)
+axes[1].plot(*greedy_points(farmed), color=BLUE, marker="o")
 hole.line(axes[1])
+axes[0].set(title="the reward, mean of a step", xlabel="training step", ylabel="%", ylim=(-2, 102))
+axes[1].set(title="greedy accuracy on validation problems", xlabel="training step")
+for ax in axes:
+    ax.grid()
 axes[1].legend()
 plt.show()
-fell = 100 * [m["greedy"] for m in farmed if m["greedy"] is not None][-1]
+fell = greedy_points(farmed)[1][-1]
 hole.result(fell)
 for answer in answers[:: len(answers) // 4]:
     print(f"gold {answer.problem.gold:>3s}   {answer.text!r}")
+
+# %% [markdown]
+# The reward climbs to its maximum, and the greedy accuracy falls from {{ start:.0f }} to {{ fell:.0f }} %. {{ assert
+# fell < start / 4 }} The answers say how. Where no calculation is, none is wrong: `all([])` is `True`. Our colleague
+# pays a guess like a proof, and a guess is shorter and safer. The policy did not look for a bug. Guesses were among its
+# samples from the start, they earned more often than work, and so they became more probable.
+#
+# The curve on the left is all you see if the verifier is your only judge. So judge by two things that cannot be fooled
+# in the same way, and read samples. `train_step` measures `accuracy` with the task's own verifier, whatever you pay
+# for.
+#
+# ### One line closes it
+#
+# At least one calculation, and the number that is announced must be the result of the last. Gold answers still play no
+# part in the reward.
+
+
+# %%
+def sound_and_used(answers, config) -> list[float]:
+    """As `sound`, and there is a calculation, and the last one gives the number that is announced."""
+    rewards = []
+    for answer, right in zip(answers, sound(answers, config), strict=True):
+        done = CALCULATION.findall(answer.text)
+        rewards.append(right * float(bool(done) and done[-1][3] == answer.verdict.answer))
+    return rewards
+
+
+# %% tags=["hide-input"]
+# @title Your bet
+closed = bet(
+    f"The same run, the hole closed, and still no gold answer. Where is it after {RUN - 1} steps?",
+    (40, 0, 100, 1),
+    unit="%",
+)
+
+# %%
+sound_policy, mended, sound_answers = with_package(RUN, sound_and_used)
+gold_policy, gold, _ = with_package(RUN)  # for comparison: paid for the right number, as ever
+
+# %% tags=["hide-input"]
+# @title Figure: the hole closed, and gold answers for comparison
+fig, axes = plt.subplots(1, 2, figsize=(10, 3), layout="constrained", sharey=True)
+for log, color, marker, label in (
+    (farmed, VERMILION, "s", "sound work"),
+    (mended, GREEN, "^", "sound work, hole closed"),
+    (gold, BLUE, "o", "the right number"),
+):
+    axes[0].plot(range(RUN), [100 * (m["reward"] - m["accuracy"]) for m in log], color=color, label=label)
+    axes[1].plot(*greedy_points(log), color=color, marker=marker, label=label)
+closed.line(axes[1])
+axes[0].set(title="paid and wrong, share of the samples", xlabel="training step", ylabel="%", ylim=(-2, 102))
+axes[1].set(title="greedy accuracy on validation problems", xlabel="training step")
+for ax in axes:
+    ax.grid()
+axes[1].legend(loc="lower left", fontsize=8)
+plt.show()
+reached, with_gold = greedy_points(mended)[1][-1], greedy_points(gold)[1][-1]
+closed.result(reached)
+fooled = [a for a in sound_answers if sound_and_used([a], None)[0] and not a.strict]
+for answer in fooled[:2]:
+    print(f"paid and wrong, gold {answer.problem.gold}: {answer.problem.question}\n    {answer.text!r}")
+
+# %% [markdown]
+# {{ reached:.0f }} %, without one gold answer, against {{ with_gold:.0f }} % with them. {{ assert start + 20 < reached
+# }} Not because sound work is right: on the left, a part of what is paid is wrong all the same, sound calculations that
+# answer another question. It worked because the two go together **in what this policy writes**, and a policy is free to
+# part them as it learns. A verifier is a contract; this one holds for {{ RUN - 1 }} steps, and you would have to watch
+# it.
+#
+# One more thing about holes. Take the policy that farmed, and pay it by the mended verifier:
+
+# %%
+_, [again], _ = with_package(1, sound_and_used, policy=farmed_policy)
+print(f"share of the samples that earn: {again['reward']:.0%}", end="; ")
+print(f"groups without signal: {again['groups_without_signal']:.0%}")
+
+# %% [markdown]
+# It has nothing left to be rewarded for. {{ assert again["reward"] < 0.2 }} Closing a hole does not undo the farming:
+# go back to a checkpoint from before it.
+
+# %% [markdown]
+# ## 3 · Reading a run
+#
+# Each line of `metrics.jsonl` is one step, each line of `evals.jsonl` one greedy evaluation on validation problems.
+#
+# | metric | what it is | a good run | look closer when |
+# | --- | --- | --- | --- |
+# | `reward` | mean over the answers of a step | rises, then levels off | it rises and `accuracy` does not |
+# | `accuracy`, `accuracy_lenient` | right, by the strict and the lenient reading | rise together | they part |
+# | `truncated` | share that was cut off | falls to 0 | it stays above 0.05 |
+# | `groups_without_signal` | share of groups with equal rewards | falls, rises at the end | it is 1 |
+# | `entropy` | nats a token | falls slowly | it is 0 and the reward still low |
+# | `kl` | k3 estimate to the start, nats a token | grows slowly | it jumps, or never leaves rounding |
+# | `clip_fraction` | share of tokens that the clip stopped | below 0.05 | it is large |
+# | `grad_norm` | before it is clipped | of one size | it spikes, or is exactly 0 |
+# | `mismatch_mean` | next section | as on the first day | it grows |
+#
+# A group whose answers all earn the same has no advantage and no gradient: at first because all are wrong, at the end
+# because all are right. One metric is missing on purpose, the loss. Advantages of a group add up to 0, so its value is
+# a small number of either sign and says nothing.
+#
+# ### Four patients
+#
+# On the left a healthy run, recorded with three seeds (line: mean, band: least to greatest). Each of the others has
+# **one** setting changed. One is paid for the wrong thing, one has a learning rate a hundred times too large, one a
+# thousand times too small, and one may write no more than 24 tokens. A line with a gap had nothing to measure: no row
+# trained. **Look for** which is which.
+
+# %% tags=["hide-input"]
+# @title Figure: a healthy run and four patients
+
+
+def by_seed(record, key: str) -> torch.Tensor:
+    """A metric [seeds, steps], nan where there was nothing to measure."""
+    rows = [[math.nan if v is None else v for v in seed["metrics"][key]] for seed in record["results"]]
+    return torch.tensor(rows)
+
+
+def band(ax, record, key: str, color: str, width: float = 1.6) -> None:
+    """The mean of the seeds as a line, a band from the least to the greatest."""
+    values = by_seed(record, key)
+    steps = torch.arange(1, values.shape[1] + 1)
+    low, high = values.nan_to_num(math.inf).amin(0), values.nan_to_num(-math.inf).amax(0)
+    ax.fill_between(steps, low, high, where=low <= high, color=color, alpha=0.25, linewidth=0)
+    ax.plot(steps, values.nanmean(0), color=color, linewidth=width, label=key)
+
+
+PATIENTS = {"A": "truncation", "B": "still", "C": "format", "D": "collapse"}
+healthy = load_curve("lesson05_healthy")
+runs = {"healthy": healthy} | {letter: load_curve(f"lesson05_{name}") for letter, name in PATIENTS.items()}
+fig, axes = plt.subplots(2, 5, figsize=(13, 4.8), layout="constrained", sharex=True, sharey="row")
+for column, (name, record) in zip(axes.T, runs.items(), strict=True):
+    band(column[0], record, "reward", ORANGE, 4)
+    band(column[0], record, "accuracy", BLUE)
+    band(column[0], record, "truncated", BLACK)
+    band(column[1], record, "kl", VERMILION)
+    column[0].set_title(name)
+    column[1].set(xlabel="training step", yscale="log", ylim=(1e-9, 1e5))
+axes[0, 0].set(ylabel="share", ylim=(0, 1.02))
+axes[1, 0].set_ylabel("KL to the start, nats a token")
+axes[0, 1].legend(loc="upper right")
+plt.show()
+print(f"recorded on {healthy['device']}, {healthy['date']}, with `python -m rlcourse.course.lessons.lesson05`")
+
+# %% tags=["hide-input"]
+# @title Your bet
+patient = bet("Which of the four has a learning rate a hundred times too large?", ["C", "A", "B", "D"])
+
+# %% tags=["hide-input"]
+# @title Table: what they ended with
+WHAT = {
+    "healthy": "nothing",
+    "A": "`max_new_tokens` 24",
+    "B": "lr 4e-8",
+    "C": "readable wrong answers earn 1",
+    "D": "lr 4e-3",
+}
+patient.result("D")
+lines = [
+    "| run | changed | reward at the end | right before, greedy | right after |",
+    "| --- | --- | --- | --- | --- |",
+]
+after = {}
+for name, record in runs.items():
+    ends = [seed["summary"] for seed in record["results"]]
+    after[name] = [100 * e["after"]["accuracy"] for e in ends]
+    reward = by_seed(record, "reward")[:, -5:].mean()
+    before = 100 * ends[0]["before"]["accuracy"]
+    lines.append(
+        f"| {name} | {WHAT[name]} | {reward:.2f} | {before:.1f} % | "
+        f"{min(after[name]):.1f} to {max(after[name]):.1f} % |"
+    )
+display(Markdown("\n".join(lines)))
+cut = by_seed(runs["A"], "truncated")[:, -5:].mean().item()
+still_kl = by_seed(runs["B"], "kl").nan_to_num(0).max().item()
+
+# %% [markdown]
+# **A, too few tokens.** Reward, entropy and KL look merely slow. `truncated` gives it away: {{ 100 * cut:.0f }} % of
+# the answers end in the middle of a line {{ assert cut > 0.25 }}, longer problems cannot be solved at all, and no
+# setting of the optimizer will change that. Raise `max_new_tokens`.
+#
+# **B, nothing happens.** The reward jitters because the problems change, which looks like life. KL tells jitter from
+# learning: it never exceeds {{ still_kl:.0e }} nats {{ assert still_kl < 1e-4 }}. Raise the learning rate; look
+# whether the weights change at all.
+#
+# **C, paid for the wrong thing.** Any number in the right form earns as much as the right number, and the shortest way
+# to a number is a guess. It is section 2 once more, with a "kind" verifier: reward up, accuracy down to {{
+# max(after["C"]):.0f }} % {{ assert max(after["C"]) < 5 }}. How kind a verifier may be before this happens is an
+# exercise.
+#
+# **D, the learning rate.** KL explodes within a few steps (k3 has an exponential in it), hardly an answer ends any
+# more, all rewards are 0, every group agrees, and the gradient is exactly 0. The run cannot come back by itself, and
+# clipping the gradient would not have helped: AdamW divides by the size of the gradient anyway. Go back to the last
+# good checkpoint and divide the learning rate by ten.
+#
+# Others, from other lessons: no signal at the start means problems too hard or too easy (03); only wrong answers
+# growing longer means a loss divided by the length (04); a large `clip_fraction` means too many updates a rollout (02).
+#
+# ## 4 · Is the program that samples the policy that trains?
+#
+# The fifth failure shows in none of these curves. The policy gradient averages over answers **drawn from the policy
+# that it differentiates**. In practice two programs are at work, an engine that samples and a forward pass that trains,
+# and they may disagree: by rounding, or by a setting that only one of them knows, such as a top-k that a serving
+# library has switched on by default.
+#
+# The test costs nothing. The engine keeps the log-prob of each token that it drew, and training computes it again.
+# Before any update the two must be equal. Their difference is the **mismatch**, and `exp` of it is the ratio with which
+# training begins, where it should be 1.
+
+# %% tags=["hide-input"]
+# @title Your bet
+outside_bet = bet(
+    "The engine samples with top-k 5, training knows nothing of it. Before the first update: which share of the tokens "
+    "has a ratio outside the clip range of 0.8 to 1.2?",
+    (1, 0, 100, 1),
+    unit="%",
+)
+
+# %%
+from rlcourse.logprobs import token_logprobs
+
+
+def gaps(sampled_with: Sampling, trained_with: Sampling, dtype=torch.float32) -> torch.Tensor:
+    """Recomputed less sampling log-prob of every token of a rollout of the starting policy."""
+    policy = load_policy("embedded")
+    engine = make_engine(policy, "fast", dtype)
+    torch.manual_seed(0)
+    prompts = [policy.prompt(p.question) for p in task.problems("train")[: pick(8, 32)]]
+    rollout = engine.generate(prompts, 8, LIMIT, sampled_with)
+    with torch.no_grad():
+        logprobs, _ = token_logprobs(policy.model, rollout, trained_with, 4096)
+    return (logprobs - rollout.logprobs)[rollout.completion_mask]
+
+
+full, top5 = Sampling(), Sampling(top_k=5)
+found = {
+    "both the same": gaps(full, full),
+    "engine in bfloat16": gaps(full, full, torch.bfloat16),
+    "top-k 5 in sampling alone": gaps(top5, full),
+    "top-k 5 in both": gaps(top5, top5),
+    "temperature 0.8 in sampling alone": gaps(Sampling(temperature=0.8), full),
+}
+lines = ["| | mean gap | mean size | largest above 0 | ratio outside 0.8 to 1.2 |", "| --- " * 5 + "|"]
+for name, gap in found.items():
+    outside = 100 * ((gap.exp() - 1).abs() > 0.2).float().mean().item()
+    if name == "top-k 5 in sampling alone":
+        outside_topk = outside
+    lines.append(f"| {name} | {gap.mean():+.0e} | {gap.abs().mean():.0e} | {gap.max():.0e} | {outside:.1f} % |")
+outside_bet.result(outside_topk)
+display(Markdown("\n".join(lines)))
+assert found["both the same"].abs().max() < 1e-3 and found["top-k 5 in both"].abs().max() < 1e-3
+
+# %% [markdown]
+# bfloat16 in the engine is off by a little, to both sides: that is what a GPU run looks like, and it does no harm. On
+# an H200 the mean size is {{ load_record("mismatch", "NVIDIA H200")["results"][2]["mismatch_mean"]:.4f }} nats.
+#
+# Top-k is another matter. It throws the tail away and shares its mass among the tokens that stay, so the engine's
+# log-prob is too high by $-\log(\text{mass kept})$ and the gap is **never above 0**. {{ assert found["top-k 5 in
+# sampling alone"].max() < 1e-3 }} A ratio below 1 looks to the clip like a policy that has moved already: where it
+# starts below $1 - \varepsilon$, wrong answers are no longer made less likely. And the gradient is biased, since the
+# answers come from another distribution than the one that is differentiated. (A reward of 1 for everything would push
+# plain REINFORCE towards the top-k tokens; with advantages centred in the group that part is 0, and the bias of
+# everything else stays.)
+#
+# The remedy is one distribution for both. `rlcourse` has one function of the logits, `sampling_logits`, from which the
+# engine draws and training takes its log-probs; the fourth row of the table shows it. `mismatch_mean` and
+# `mismatch_max` are in every line of the metrics. Look there first when an engine, a precision or a library is new.
+#
+# ## 5 · The form and the number
+#
+# The strict reading wants the right number, and the form `#### NUMBER`. The lenient one wants the number. A public
+# instruct model can calculate and does not know your form. To see what that does to a curve, a copy of the embedded
+# model was taught to end most of its answers in words ("The answer is 12."), and trained with either reading as its
+# reward. Hide the orange line on the left with your hand and **look for** a miracle. Then take the hand away.
+
+# %% tags=["hide-input"]
+# @title Figure: two readings, two rewards
+words = {"strict": load_curve("lesson05_words_strict"), "lenient": load_curve("lesson05_words_lenient")}
+fig, axes = plt.subplots(1, 2, figsize=(10, 3.3), layout="constrained", sharey=True)
+for ax, (parser, record) in zip(axes, words.items(), strict=True):
+    for key, color, label, width in (("accuracy_lenient", ORANGE, "lenient", 4), ("accuracy", BLUE, "strict", 1.6)):
+        values = 100 * torch.tensor([[e[key] for e in seed["evals"]] for seed in record["results"]])
+        steps = [e["step"] for e in record["results"][0]["evals"]]
+        ax.fill_between(steps, values.amin(0), values.amax(0), color=color, alpha=0.2, linewidth=0)
+        ax.plot(steps, values.mean(0), color=color, marker="o", linewidth=width, label=label)
+    ax.set(title=f"the {parser} reading is the reward", xlabel="training step", ylim=(-3, 100))
+    ax.grid()
+axes[0].set_ylabel("greedy, % right")
+axes[1].legend(title="read as", loc="center right")
+plt.show()
+first = 100 * words["strict"]["results"][0]["summary"]["before"]["accuracy_lenient"]
+last = [100 * seed["summary"]["after"]["accuracy_lenient"] for seed in words["strict"]["results"]]
+print(f"three seeds, recorded on {words['strict']['device']}, {words['strict']['date']}")
+
+# %% [markdown]
+# Strictly read, it rises from 0 to {{ sum(last) / 3:.0f }} %. Leniently read, on the same test problems, it rises from
+# {{ first:.0f }} %: most of the miracle is the form, learned in ten steps, and {{ sum(last) / 3 - first:.0f }} points
+# are arithmetic. On the right the arithmetic improves as well and the strict score says that nothing happened. Plot
+# both, always, and say which one is paid.
+#
+# ## 6 · Which difference is noise?
+#
+# A test asks $n$ problems and counts. If each is solved with probability $p$, the measured accuracy has the standard
+# error $\sqrt{p(1-p)/n}$, and 95 % of measurements fall within 1.96 of it. The difference of two accuracies, each
+# measured on problems of its own, has the root of the sum of the squares.
+
+# %% tags=["hide-input"]
+# @title Your bet
+noise_bet = bet(
+    "GSM8K's test has 1,319 problems. Two models near 50 %: by how many points must the measured accuracies differ "
+    "before chance is a poor explanation?",
+    (1.0, 0.0, 10.0, 0.1),
+    unit="points",
+)
+
+
+# %%
+def standard_error(p: float, n: int) -> float:
+    """Of an accuracy p measured on n problems."""
+    return math.sqrt(p * (1 - p) / n)
+
+
+PROBLEMS = 1319
+needed = 100 * 1.96 * math.sqrt(2) * standard_error(0.5, PROBLEMS)
+noise_bet.result(round(needed, 1))
+
+# %% [markdown]
+# Hold that against what others report of the very model that section 8 trains. **Look for** pairs of bars that do not
+# overlap.
+
+# %% tags=["hide-input"]
+# @title Figure: published results with their error bars
+PUBLISHED = {"as released": 49.6, "GRPO with LoRA": 54.3, "PPO": 56.7, "PRIME": 58.7}
+fig, ax = plt.subplots(figsize=(7, 2.8))
+for row, percent in enumerate(PUBLISHED.values()):
+    bar = 100 * 1.96 * standard_error(percent / 100, PROBLEMS)
+    ax.errorbar(percent, row, xerr=bar, color=BLUE if row else BLACK, marker="o", capsize=4)
+    ax.annotate(f"{percent}", (percent, row), xytext=(0, 6), textcoords="offset points", ha="center", fontsize=9)
+ax.set_yticks(range(4), list(PUBLISHED))
+ax.set(ylim=(3.6, -0.6), xlabel="accuracy on GSM8K's 1,319 test problems, %", title="Qwen2.5-0.5B-Instruct, ± 1.96 se")
+ax.grid(axis="x")
+plt.show()
+gain = PUBLISHED["GRPO with LoRA"] - PUBLISHED["as released"]
+between = PUBLISHED["PRIME"] - PUBLISHED["GRPO with LoRA"]
+
+# %% [markdown]
+# (The first is Qwen's own, arXiv:2412.15115; the others are from verl's documentation, "Algorithm Baselines". Each has
+# its own prompt, reading and harness, so differences of some points may come from there alone.)
+#
+# Training helps: even the smallest gain, {{ gain:.1f }} points, exceeds the {{ needed:.1f }} that chance explains. {{
+# assert gain > needed }} Which of the three methods is best, two neighbours at a time, the test cannot say: 2.4 and 2.0
+# points are noise. {{ assert max(58.7 - 56.7, 56.7 - 54.3) < needed < between }} And this is the noise of the
+# **problems** alone. Another seed is another run: the three seeds of the healthy run above end at {{ ",
+# ".join(f"{a:.1f}" for a in after["healthy"]) }} % on the same 1,000 problems.
+#
+# **Ask both models the same problems** and you can do better. Most are solved by both or by neither and say nothing
+# about which is better, so take the difference problem by problem, $d_i \in \{-1, 0, 1\}$, with the standard error
+# $\mathrm{std}(d)/\sqrt n$. Here are two policies of section 2, paid for sound work and paid
+# for the right number, on the same test problems.
+
+# %%
+from rlcourse.evaluation import answer_problems
+
+
+def right_of(policy) -> torch.Tensor:
+    """Which test problems the policy solves, greedily: 0 or 1 [problems]."""
+    asked = task.problems("test")[: pick(16, 1000)]
+    answers = answer_problems(policy, make_engine(policy, "fast", torch.float32), task, asked, LIMIT)
+    return torch.tensor([float(answer.strict) for (answer,) in answers])
+
+
+a, b = right_of(sound_policy), right_of(gold_policy)
+n, d = len(a), b - a
+apart = 196 * math.sqrt(standard_error(a.mean(), n) ** 2 + standard_error(b.mean(), n) ** 2)
+paired = 196 * d.std(correction=0).item() / math.sqrt(n)
+both, neither = int((a * b).sum()), int(((1 - a) * (1 - b)).sum())
+print(f"right: {a.mean():.1%} and {b.mean():.1%} of {n}; by both {both}, by neither {neither}")
+print(f"difference {100 * d.mean():+.1f} points, ± {apart:.1f} if the problems differed, ± {paired:.1f} paired")
+
+# %% [markdown]
+# ## 7 · Stop it, kill it, go on
+#
+# A rented GPU goes away without a word, so a run must survive being killed. A checkpoint holds the model, the
+# optimizer's moments, the state of the random numbers and how many prompts were drawn. It is written beside its place
+# and renamed, so that none is ever half there. We start a small run as a process of its own, and kill it, hard, once it
+# has a checkpoint or two.
+
+# %%
+tiny = {"num_prompts": 4, "num_generations": 4, "eval_every": 0, "eval_problems": 1, "pass_k": 0, "save_every": 2}
+flags = [word for k, v in tiny.items() for word in (f"--{k.replace('_', '-')}", str(v))]
+command = [sys.executable, "-m", "rlcourse.cli", "train", *flags, "--device", "cpu", "--steps", "500"]
+log = SCRATCH / "killed.log"
+with log.open("w") as file:
+    process = subprocess.Popen([*command, "--output", str(SCRATCH), "--name", "killed"], stdout=file, stderr=file)
+patience = time.time() + 240
+while not (SCRATCH / "killed" / "checkpoints" / "step-000004").exists():
+    assert process.poll() is None and time.time() < patience, log.read_text()[-500:]
+    time.sleep(0.02)
+process.kill()
+process.wait()
+checkpoints = sorted(path.name for path in (SCRATCH / "killed" / "checkpoints").glob("step-*"))
+print("checkpoints:", *checkpoints)
+
+# %% [markdown]
+# One function serves the first start and every start after a disconnection: it goes on from the last checkpoint where
+# there is one. Steps after it are forgotten and done again. (On the command line: `rlcourse train --resume`.)
+
+# %%
+from rlcourse.runs import read_lines
+from rlcourse.trainer import resume, train
+
+
+def begin_or_go_on(config):
+    """Train as the config says, from the last checkpoint of the run of that name if there is one."""
+    folder = Path(config.output, config.name)
+    if any(folder.glob("checkpoints/step-*")):
+        return resume(output=config.output, name=config.name, steps=config.steps)
+    shutil.rmtree(folder, ignore_errors=True)  # killed before its first checkpoint: nothing to lose
+    return train(config)
+
+
+until = int(checkpoints[-1][-6:]) + 4
+settings = make_config("laptop", **tiny, device="cpu", steps=until, output=str(SCRATCH))
+for name in ("killed", "unharmed"):
+    begin_or_go_on(replace(settings, name=name))
+killed, whole = (read_lines(SCRATCH / name / "metrics.jsonl") for name in ("killed", "unharmed"))
+for a, b in list(zip(killed, whole, strict=True))[-5:]:
+    print(f"step {a['step']}: reward {a['reward']:.4f} and {b['reward']:.4f},", end=" ")
+    print(f"gradient {a['grad_norm']:.6f} and {b['grad_norm']:.6f}")
+assert [m["step"] for m in killed] == list(range(1, until + 1))
+torch.testing.assert_close(*(torch.tensor([[m["reward"], m["grad_norm"]] for m in run]) for run in (killed, whole)))
+
+# %% [markdown]
+# The killed run and one that nobody touched agree in every step. (On a GPU the two may part in the last digits, since
+# not every kernel adds in the same order; they stay two runs of the same training.) Ctrl-C is gentler: the step that is
+# under way is finished and a checkpoint written.
+#
+# ## 8 · Before you rent
+#
+# The same loop trains Qwen2.5-0.5B-Instruct on GSM8K. Only settings change, and a preset is a dictionary of them: the
+# learning rate falls to {{ make_config("a10g").lr:.0e }}, since a pretrained model has more to lose, the arithmetic
+# becomes bfloat16, answers may have {{ make_config("a10g").max_new_tokens }} tokens. Three questions before you pay for
+# a GPU: does it fit, how long will it take, and what will you be able to see?
+#
+# ### Does it fit?
+#
+# The estimate counts what stands in memory at once, every row at its longest. A T4 has 16 GB and no bfloat16, so for it
+# we compute in float32 with shorter answers, and let `generate` of transformers sample, which needs no second copy of
+# the weights.
+
+# %%
+from rlcourse.measure import memory
+
+CARDS = {  # memory by the data sheet, in bytes; a card reports a little less
+    "T4": (16e9, {"preset": "a10g", "dtype": "float32", "engine": "hf-static", "compile": False, "num_prompts": 4}),
+    "A10G": (24e9, {"preset": "a10g"}),
+    "H200": (141e9, {"preset": "h200"}),
+}
+CARDS["T4"][1].update(max_prompt_tokens=200, max_new_tokens=200, micro_batch_rows=4)
+configs = {card: make_config(**settings) for card, (_, settings) in CARDS.items()}
+shape = memory.model_shape(configs["A10G"].model)
+estimates = {card: memory.estimate(config, shape, "cuda") for card, config in configs.items()}
+assert all(estimates[card].fits(size) for card, (size, _) in CARDS.items())
+
+# %% tags=["hide-input"]
+# @title Table: what stands in memory, and the settings behind it
+PARTS = {
+    "weights, gradients, AdamW's two moments (float32)": ("weights", "gradients", "optimizer"),
+    "the engine's own copy of the weights": ("rollout_weights",),
+    "keys and values while sampling": ("kv_cache",),
+    "bfloat16 copies of the weights in the update": ("autocast",),
+    "activations kept for the backward pass": ("activations",),
+    "logits of one chunk of tokens, three times": ("logits",),
+}
+
+
+def gigabytes(words: str, values) -> str:
+    return f"| {words} | " + " | ".join(f"{value / 1e9:.1f}" for value in values) + " |"
+
+
+lines = [f"| GB, {memory.parameters(shape):,} parameters | " + " | ".join(CARDS) + " |", "| --- | --- | --- | --- |"]
+for text, parts in PARTS.items():
+    lines.append(gigabytes(text, [sum(getattr(e, part) for part in parts) for e in estimates.values()]))
+lines.append(gigabytes("**the most that is needed, with headroom**", [e.peak for e in estimates.values()]))
+lines.append(gigabytes("**the card has**", [size for size, _ in CARDS.values()]))
+for name in (
+    "num_prompts",
+    "num_generations",
+    "max_new_tokens",
+    "micro_batch_rows",
+    "logprob_chunk",
+    "gradient_checkpointing",
+):
+    lines.append(f"| `{name}` | " + " | ".join(str(getattr(c, name)) for c in configs.values()) + " |")
+display(Markdown("\n".join(lines)))
+
+# %% [markdown]
+# The first line is the same everywhere and cannot be bargained with: 16 bytes a parameter. What one can choose stands
+# in the last ones. Checkpointing recomputes activations instead of keeping them, at the price of one more forward pass;
+# small micro-batches and chunks keep little at once. `rlcourse train --preset a10g --dry-run` prints such an estimate,
+# and `rlcourse doctor` holds it against your machine.
+#
+# ### How long will it take?
+
+# %% tags=["hide-input"]
+# @title Your bet
+PRICE = 1.0  # dollars an hour: put your provider's here
+a10g = configs["A10G"]
+cost_bet = bet(
+    f"{a10g.steps} steps of {a10g.rows} answers on a rented A10G, with all evaluations, at {PRICE:.0f} dollar an hour: "
+    "what will the run cost?",
+    (20.0, 0.0, 50.0, 0.5),
+    unit="dollars",
+)
+
+# %% [markdown]
+# Nobody has run this on an A10G for this page. But a step has been measured on an H200, and we can count what a step
+# must do. Sampling has to read all weights for every token, so it is bound by **bytes**. The update multiplies large
+# matrices and is bound by **operations**. Both divided by what the data sheet promises give a floor in seconds, and
+# measured over floor says how far real code stays above it. Assume that it stays as far above on another card. That is
+# the whole method:
+#
+# $$\text{seconds there} = \text{seconds here} \cdot \frac{\text{floor there}}{\text{floor here}} .$$
+
+# %%
+from rlcourse.measure import roofline
+
+# Data sheets of NVIDIA: bytes a second of the memory, dense bfloat16 operations a second. (The A10, without G, has
+# 125e12.)
+SHEETS = {"H200": (4.8e12, 989e12), "A10G": (0.6e12, 70e12)}
+
+
+def floors(card: str, rows: int, prompt: int, new: int, checkpointing: bool = False) -> torch.Tensor:
+    """Seconds that the rollout and the update of a step take at least: [2]."""
+    sheet = roofline.Machine(card, "bfloat16", *SHEETS[card])
+    decode = roofline.decode_step(shape, rows, prompt + new / 2)
+    work = roofline.update(shape, rows, prompt + new, new, checkpointing)
+    update = work.total_flops / sheet.flops_per_s + work.total_bytes / sheet.bytes_per_s
+    return torch.tensor([new * sheet.floor_seconds(decode), update])
+
+
+step, update = load_record("step", "NVIDIA H200"), load_record("update", "NVIDIA H200")
+NEW = step["setup"]["new_tokens"]
+prompt = {row["rows"]: row["tokens"] // row["rows"] - NEW for row in update["results"]}  # mean tokens of a prompt
+here = {
+    row["rows"]: torch.tensor([row["rollout_s"], row["update_s"]])
+    for row in step["results"]
+    if row["variant"] == "rlcourse"
+}
+above = {rows: here[rows] / floors("H200", rows, prompt[rows], NEW) for rows in here}
+tried = above[16] * floors("H200", 64, prompt[64], NEW)  # the method on the H200 itself: from 16 rows to 64
+there = above[64] * floors("A10G", a10g.rows, prompt[64], a10g.max_new_tokens, a10g.gradient_checkpointing)
+
+# %% tags=["hide-input"]
+# @title Table: measured and predicted
+lines = ["| seconds | rollout | update | both |", "| --- | --- | --- | --- |"]
+for name, pair in {
+    "H200, 16 rows, measured": here[16],
+    "H200, 64 rows, **predicted** from 16 rows": tried,
+    "H200, 64 rows, measured": here[64],
+    f"A10G, {a10g.rows} rows, **predicted** from the H200": there,
+}.items():
+    lines.append(f"| {name} | {pair[0]:.2f} | {pair[1]:.2f} | {pair.sum():.2f} |")
+display(Markdown("\n".join(lines)))
+off = 100 * (tried / here[64] - 1)
+rows = min(256, a10g.eval_problems)
+batches = 2 * math.ceil(a10g.eval_problems / rows) + 2 * a10g.pass_k * a10g.pass_k_problems / rows
+batches += (a10g.steps // a10g.eval_every + 1) * a10g.eval_validation / rows
+evaluation = above[64][0] * floors("A10G", rows, prompt[64], a10g.max_new_tokens)[0] * batches
+hours = ((a10g.steps * there.sum() + evaluation) / 3600).item()
+cost_bet.result(round(PRICE * hours, 2))
+print(f"{a10g.steps} steps: {a10g.steps * there.sum() / 60:.0f} minutes", end="; ")
+print(f"evaluations: {evaluation / 60:.0f} minutes; {hours:.1f} hours in all")
+
+# %% [markdown]
+# How good is it? On the H200 itself, from {{ min(here) }} rows to {{ max(here) }}, the method is off by {{ off[0]:+.0f
+# }} % for the rollout and {{ off[1]:+.0f }} % for the update, so trust the A10G to a factor of two. {{ assert
+# off.abs().max() < 60 }} It assumes more for the A10G than for the H200: small micro-batches and chunks cost something
+# (on the H200 log-probs in chunks of 1,024 take {{ [r["seconds"] for r in load_record("logprobs", "NVIDIA
+# H200")["results"]][0] / [r["seconds"] for r in load_record("logprobs", "NVIDIA H200")["results"]][2]:.1f }} times as
+# long as all at once), and the first steps compile for minutes. It leaves out that real answers are shorter than {{
+# a10g.max_new_tokens }} tokens: the records are of random weights, which never stop. Even so: it is a coffee, not a
+# month's salary. {{ assert hours * PRICE < 3 }}
+#
+# ### What will you see?
+
+# %%
+from rlcourse.tasks.gsm8k import VALIDATION
+
+GSM8K = 7473  # problems of its train file, of which the last VALIDATION are held out
+drawn = {card: config.steps * config.num_prompts for card, config in configs.items()}
+for card, problems in drawn.items():
+    print(f"{card:5s} draws {problems:5,} of {GSM8K - VALIDATION:,} training problems")
+
+# %% [markdown]
+# The A10G's {{ a10g.steps }} steps of {{ a10g.num_prompts }} prompts see {{ 100 * drawn["A10G"] / GSM8K:.0f }} % of
+# GSM8K's train file: no problem twice, and most of them never. {{ assert drawn["A10G"] < 0.5 * (GSM8K - VALIDATION) }}
+# Validation asks {{ a10g.eval_validation }} problems, which is good to ± {{ 196 * standard_error(0.5,
+# a10g.eval_validation):.0f }} points: a trend, not a result. The result is the test before and after, on all {{
+# a10g.eval_problems:, }} problems, and by section 6 a gain under {{ needed:.1f }} points is not one. Others gained {{
+# gain:.0f }} to {{ gain + between:.0f }} points, with methods and budgets of their own. We have no curve to show:
+# Qwen's weights were not trained for this page. And the strict score may begin far below {{ PUBLISHED["as released"] }}
+# %, for the reason in section 5.
+#
+# ## 9 · Run it, and then
+#
+# This cell trains where there is a GPU. It takes the largest settings that fit and goes on by itself when you run it
+# again after a disconnection. On Colab set `ON_DRIVE = True` first, so that checkpoints outlive the machine; `TRACKER`
+# may be `"tensorboard"` or `"wandb"`. The first run downloads 1 GB of model and 5 MB of data. Settings for the T4 were
+# never started on one: if you run them, you know more than this page.
+
+# %%
+ON_DRIVE = False  # Colab: keep runs on your Google Drive
+TRACKER = "none"
+
+if ON_DRIVE:
+    from google.colab import drive
+
+    drive.mount("/content/drive")
+RUNS = Path("/content/drive/MyDrive/rlcourse" if ON_DRIVE else "runs")
+
+# %% tags=["gpu"]
+if not torch.cuda.is_available():
+    print("No CUDA GPU here, so nothing is trained: open this notebook on a machine with one, or on Colab with a T4.")
+else:
+    has = torch.cuda.get_device_properties(0).total_memory
+    bfloat16 = torch.cuda.get_device_capability() >= (8, 0)  # a V100 or T4 has none: float32 for them
+    fitting = [c for c in ("H200", "A10G", "T4") if estimates[c].fits(has) and (bfloat16 or c == "T4")]
+    assert fitting, "Even the settings for a T4 need more memory than this GPU has: lower num_prompts, max_new_tokens."
+    chosen = replace(configs[fitting[0]], save_every=10, output=str(RUNS), name=f"gsm8k-{fitting[0]}", log_to=TRACKER)
+    chosen = replace(chosen, steps=pick(2, chosen.steps))
+    result = begin_or_go_on(chosen)
+    for when in ("before", "after"):
+        n, p, lenient = (result[when][key] for key in ("problems", "accuracy", "accuracy_lenient"))
+        print(f"{when}: strict {p:.1%} ± {1.96 * standard_error(p, n):.1%}, lenient {lenient:.1%}")
+
+# %% [markdown]
+# **What you have then** is an ordinary model folder. Any checkpoint loads in transformers, without this package. Two
+# things must be as they were in training: the chat template, and the instruction in the system turn
+# (`task.instruction`; empty for the embedded task). Here is the checkpoint of the killed run:
+
+# %%
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+folder = sorted((SCRATCH / "killed" / "checkpoints").glob("step-*"))[-1]
+tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+problem = task.problems("test")[1]
+turns = [{"role": "system", "content": task.instruction}] if task.instruction else []
+text = tokenizer.apply_chat_template(
+    [*turns, {"role": "user", "content": problem.question}], tokenize=False, add_generation_prompt=True
+)
+inputs = tokenizer(text, return_tensors="pt", add_special_tokens=False)
+torch.manual_seed(0)
+answers = model.generate(**inputs, max_new_tokens=LIMIT, do_sample=True, top_k=0, num_return_sequences=3)
+print(problem.question, f"(gold {problem.gold})")
+for answer in answers:
+    print(repr(tokenizer.decode(answer[inputs["input_ids"].shape[1] :], skip_special_tokens=True)))
+
+# %% [markdown]
+# `top_k=0` is not decoration: `generate` takes the 50 most probable tokens by default, and Qwen's own
+# `generation_config.json` sets a top-k, a top-p and a repetition penalty. Section 4 again: you would measure another
+# policy than the one that you trained.
+#
+# To share it, log in once (`hf auth login`) and set a name. Model and tokenizer go up; `trainer.pt`, the optimizer's
+# state, is twice the size of the weights and stays at home.
+
+# %%
+PUSH_TO = ""  # "your-name/qwen2.5-0.5b-gsm8k"
+
+if PUSH_TO:
+    model.push_to_hub(PUSH_TO)
+    tokenizer.push_to_hub(PUSH_TO)
+
+# %% [markdown]
+# ## Check yourself
+#
+# 1. The reward of your run went from 0.5 to 0.9 and you are pleased. What do you look at before you tell anybody?
+#
+# <details><summary>Answer</summary>
+# Accuracy in both readings, judged by something that is not the reward, on problems held out. Then some samples, with
+# your own eyes.
+# </details>
+#
+# 2. You find the hole in your verifier at step 300 and close it. Why not simply go on?
+#
+# <details><summary>Answer</summary>
+# Go on from a checkpoint of before the farming. The policy has unlearned what the mended verifier pays for: hardly a
+# sample earns anything, so hardly a group has a signal.
+# </details>
+#
+# 3. `clip_fraction` is exactly 0 in every step. Is something broken?
+#
+# <details><summary>Answer</summary>
+# Not with one update a rollout: the ratio is 1 then. With several, a clip that never acts means that the updates are
+# small, or that the old log-probs are recomputed after each update by mistake.
+# </details>
+#
+# 4. Your engine samples with top-p 0.95, training takes log-probs of the full softmax. What is the sign of the gap, and
+#    how large can it get?
+#
+# <details><summary>Answer</summary>
+# Never above 0, as with top-k. The mass kept is at least 0.95, so it is at most $-\log 0.95 \approx 0.05$ nats: inside
+# the clip range, and a bias all the same.
+# </details>
+#
+# 5. `groups_without_signal` is 0.9 at step 1 and 0.9 at step 100. What are the two explanations, and which metric
+#    decides?
+#
+# <details><summary>Answer</summary>
+# The problems are too hard (all wrong) or too easy (all right); `accuracy` is near 0 or near 1.
+# </details>
+#
+# ## Exercises
+#
+# [exercises/05_full_loop.ipynb](../exercises/05_full_loop.ipynb): how kind a verifier may be, what the best of ten
+# checkpoints is worth, which of five engines lied, and a program that reads the curves and names the failure. Then go
+# on to [06 · Where the time goes](06_where_time_goes.ipynb).
+#
+# ## Further reading
+#
+# - Amodei et al. 2016, *Concrete Problems in AI Safety*, arXiv:1606.06565, section 4: reward hacking.
+# - Yu et al. 2025, *DAPO: An Open-Source LLM Reinforcement Learning System at Scale*, arXiv:2503.14476: entropy,
+#   truncation and groups without signal as practical problems, each with its remedy.
+# - Miller 2024, *Adding Error Bars to Evals: A Statistical Approach to Language Model Evaluations*, arXiv:2411.00640.
+# - Huang et al. 2022, *The 37 Implementation Details of Proximal Policy Optimization*, ICLR blog track.
+# - Cobbe et al. 2021, *Training Verifiers to Solve Math Word Problems* (GSM8K), arXiv:2110.14168.
