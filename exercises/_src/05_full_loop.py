@@ -24,7 +24,7 @@ from rlcourse.course.checks import nb05 as check
 from rlcourse.course.lessons.curve_records import load_curve
 from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, VERMILION
 
-torch.manual_seed(0)
+print("ready")
 
 # %% [markdown]
 # ## q1 · How kind may a verifier be?
@@ -79,14 +79,13 @@ if check.q1.passed:
     ax.set(xlabel="training step", ylabel="greedy, % right", ylim=(0, 100), title="Three credits, three seeds each")
     ax.legend()
     plt.show()
-    print(f"38 % right and 55 % readable against 5 % and 98 %: credit up to {credit:.2f}")
+    print(f"an example: 38 % right and 55 % readable against 5 % and 98 %: credit up to {credit:.2f}")
 
 # %% [markdown] tags=["solution"]
-# Working earns $p_w + c\,(f_w - p_w)$, guessing $p_g + c\,(f_g - p_g)$, and the lines cross at
-# $c = (p_w - p_g) / \big((f_g - p_g) - (f_w - p_w)\big)$. The figure shows both sides of such a threshold. At credit 1
-# the work is driven out for good. At 0.5 the run first goes **down**, and then the policy's working becomes more
-# reliable faster than guessing can drive it out; from there on 0.5 is a safe credit. A shaped reward is a race, and you
-# choose who has the head start.
+# Working earns $p_w + c\,(f_w - p_w)$, guessing $p_g + c\,(f_g - p_g)$, and the lines cross at $c = (p_w - p_g) /
+# \big((f_g - p_g) - (f_w - p_w)\big)$. The figure shows both sides of such a threshold. At credit 1 the work is driven
+# out for good. At 0.5 the run first goes **down** and then turns: working has become more reliable in the meantime,
+# which lifts the threshold over 0.5. A shaped reward is a race, and you choose who has the head start.
 
 # %% [markdown]
 # ## q2 · The best of ten
@@ -133,12 +132,13 @@ if check.q2.passed:
     for n, color in ((100, VERMILION), (200, ORANGE), (1000, BLUE)):
         ax.plot(range(1, 21), [100 * overstated(0.6, n, k) for k in range(1, 21)], color=color, label=f"{n:,} problems")
     ax.set(xlabel="checkpoints to choose from", ylabel="points", title="What choosing the best adds, at 60 %")
+    ax.set_xticks(range(2, 21, 2))
     ax.legend()
     ax.grid()
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# Ten checkpoints on 200 problems: five points out of nothing, more than most papers claim. That is why a run is
+# Ten checkpoints on 200 problems: {{ 100 * overstated(0.6, 200, 10):.1f }} points out of nothing. That is why a run is
 # *chosen* on validation problems and *reported* on test problems, and why the same holds for seeds, prompts and
 # learning rates. Checkpoints that are asked the **same** problems have correlated luck, and the best of them gains
 # less; the direction is the same.
@@ -325,6 +325,7 @@ if check.q4.passed:
         print(f"{name:14s}", *found)
 
 # %% [markdown] tags=["solution"]
-# Look at `words_lenient`: its reward is the lenient reading, and the strict accuracy hardly moves. By our definition
-# that is a hacked reward, and a person who looks at the samples would disagree: the model learned arithmetic, in a form
-# that the strict reading cannot see. A program can say where to look. It cannot say what you wanted.
+# Look at `words_lenient`: its reward is the lenient reading, and the strict accuracy hardly moves, by more or less than
+# our threshold depending on the seed. By our definition that is a hacked reward, and a person who looks at the samples
+# would disagree: the model learned arithmetic, in a form that the strict reading cannot see. A program can say where to
+# look. It cannot say what you wanted.

@@ -54,10 +54,10 @@ SCRATCH = Path(tempfile.mkdtemp())  # runs of this notebook go here
 # %% [markdown]
 # ## 1 · You have written this already
 #
-# Here is the loop of lesson 01 once more. The third line is Dr. GRPO's advantage, the reward less the mean of its
-# group; with one update a rollout the ratio is 1 and the clip has nothing to do (lesson 02). Two things are new: it
-# keeps the norm of the gradient, and it draws a permutation that it throws away. The package shuffles its rows at that
-# point, and we want both to throw the same dice.
+# Here is the loop of lesson 01 once more. The line marked 3 is Dr. GRPO's advantage, the reward less the mean of its
+# group. With one update a rollout the ratio is 1, so there is nothing to clip (lesson 02). Two things are new: the loop
+# keeps the norm of the gradient, and it draws a permutation that it throws away, because the package shuffles its rows
+# at that point and both should roll the same dice.
 
 
 # %%
@@ -130,7 +130,7 @@ MARKS = {
     "= old_logprobs(": "lesson 02",
     "logprobs_and_values(": "log_probs",
     "= token_loss(": "4 step: the loss",
-    "sampler_correction(": "lesson 03",
+    "sampler_correction(": "section 4, below",
     "aggregate(weights": "its mean",
     "= kl_estimate(": "lesson 02",
     "= value_loss(": "lesson 02",
@@ -151,9 +151,9 @@ print("\n".join(marked))
 assert all(words in body for words in MARKS)
 
 # %% [markdown]
-# Nothing else is there but choices, nearly all of them switched off here: several mini-batches and what they need (the
-# old log-probs of the ratio), a KL term, a value head. A micro-batch is a part of the rows that fits the memory; their
-# gradients add up.
+# Nothing is there but your four lines and choices, nearly all of them switched off here: several mini-batches with the
+# old log-probs that their ratio needs, a KL term, a value head. A micro-batch is as many rows as fit into memory; the
+# gradients of all of them add up.
 #
 # | in your loop | in the package |
 # | --- | --- |
@@ -165,9 +165,9 @@ assert all(words in body for words in MARKS)
 #
 # ## 2 · A verifier with a hole
 #
-# Now put the last argument to use. Gold answers are expensive, but here much can be checked without them: an answer
-# shows its working, and a machine can recompute it. So a colleague proposes to pay for sound work. An answer earns 1 if
-# it ended, announces a number, and **every calculation in it holds**.
+# Now put the last argument to use. Gold answers are expensive, and much can be checked without them: an answer shows
+# its working, and a machine can redo the sums. So a colleague proposes to pay for sound work. An answer earns 1 if it
+# ended, announces a number, and **every calculation in it holds**.
 
 # %%
 CALCULATION = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)")
@@ -234,19 +234,18 @@ for answer in answers[:: len(answers) // 4]:
     print(f"gold {answer.problem.gold:>3s}   {answer.text!r}")
 
 # %% [markdown]
-# The reward climbs to its maximum, and the greedy accuracy falls from {{ start:.0f }} to {{ fell:.0f }} %. {{ assert
-# fell < start / 4 }} The answers say how. Where no calculation is, none is wrong: `all([])` is `True`. Our colleague
-# pays a guess like a proof, and a guess is shorter and safer. The policy did not look for a bug. Guesses were among its
+# The reward climbs to its maximum, and greedy accuracy falls from {{ start:.0f }} to {{ fell:.0f }} %. {{ assert
+# fell < start / 4 }} The answers say how. Where there is no calculation, none is wrong: `all([])` is `True`. So a guess
+# is paid like a proof, and a guess is shorter and safer. The policy did not look for a bug. Guesses were among its
 # samples from the start, they earned more often than work, and so they became more probable.
 #
-# The curve on the left is all you see if the verifier is your only judge. So judge by two things that cannot be fooled
-# in the same way, and read samples. `train_step` measures `accuracy` with the task's own verifier, whatever you pay
-# for.
+# The curve on the left is all you see if the verifier is your only judge. Keep a second judge that cannot be fooled in
+# the same way, and read samples. `train_step` reports `accuracy` by the task's own verifier, whatever you pay for.
 #
 # ### One line closes it
 #
-# At least one calculation, and the number that is announced must be the result of the last. Gold answers still play no
-# part in the reward.
+# There must be a calculation, and the number that is announced must be the result of the last one. Gold answers still
+# play no part in the reward.
 
 
 # %%
@@ -295,13 +294,12 @@ for answer in fooled[:2]:
     print(f"paid and wrong, gold {answer.problem.gold}: {answer.problem.question}\n    {answer.text!r}")
 
 # %% [markdown]
-# {{ reached:.0f }} %, without one gold answer, against {{ with_gold:.0f }} % with them. {{ assert start + 20 < reached
-# }} Not because sound work is right: on the left, a part of what is paid is wrong all the same, sound calculations that
-# answer another question. It worked because the two go together **in what this policy writes**, and a policy is free to
-# part them as it learns. A verifier is a contract; this one holds for {{ RUN - 1 }} steps, and you would have to watch
-# it.
+# {{ reached:.0f }} % without a single gold answer, and {{ with_gold:.0f }} % with them. {{ assert start + 20 < reached
+# }} Not because sound work is right: the green line on the left is work that is sound and answers another question, and
+# it is paid. The verifier does its job because soundness and truth go together **in what this policy writes**, and
+# nothing obliges a policy to keep it so. It held for {{ RUN - 1 }} steps; in a longer run you would watch that line.
 #
-# One more thing about holes. Take the policy that farmed, and pay it by the mended verifier:
+# One more thing about holes. Take the policy that farmed the first one, and pay it by the mended verifier:
 
 # %%
 _, [again], _ = with_package(1, sound_and_used, policy=farmed_policy)
@@ -329,9 +327,9 @@ print(f"groups without signal: {again['groups_without_signal']:.0%}")
 # | `grad_norm` | before it is clipped | of one size | it spikes, or is exactly 0 |
 # | `mismatch_mean` | next section | as on the first day | it grows |
 #
-# A group whose answers all earn the same has no advantage and no gradient: at first because all are wrong, at the end
-# because all are right. One metric is missing on purpose, the loss. Advantages of a group add up to 0, so its value is
-# a small number of either sign and says nothing.
+# A group whose answers all earn the same has no gradient: at first because all are wrong, at the end because all are
+# right. The loss is missing on purpose. The advantages of a group add up to 0, so its value is a small number of either
+# sign and says nothing.
 #
 # ### Four patients
 #
@@ -372,7 +370,7 @@ for column, (name, record) in zip(axes.T, runs.items(), strict=True):
     column[1].set(xlabel="training step", yscale="log", ylim=(1e-9, 1e5))
 axes[0, 0].set(ylabel="share", ylim=(0, 1.02))
 axes[1, 0].set_ylabel("KL to the start, nats a token")
-axes[0, 1].legend(loc="upper right")
+axes[0, 2].legend(loc="upper right")
 plt.show()
 print(f"recorded on {healthy['device']}, {healthy['date']}, with `python -m rlcourse.course.lessons.lesson05`")
 
@@ -438,8 +436,8 @@ still_kl = by_seed(runs["B"], "kl").nan_to_num(0).max().item()
 # library has switched on by default.
 #
 # The test costs nothing. The engine keeps the log-prob of each token that it drew, and training computes it again.
-# Before any update the two must be equal. Their difference is the **mismatch**, and `exp` of it is the ratio with which
-# training begins, where it should be 1.
+# Before any update the two must be equal. Their difference is the **mismatch**; `exp` of it is the importance ratio of
+# a loop that takes the engine's word, and should be 1.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -490,15 +488,15 @@ assert found["both the same"].abs().max() < 1e-3 and found["top-k 5 in both"].ab
 #
 # Top-k is another matter. It throws the tail away and shares its mass among the tokens that stay, so the engine's
 # log-prob is too high by $-\log(\text{mass kept})$ and the gap is **never above 0**. {{ assert found["top-k 5 in
-# sampling alone"].max() < 1e-3 }} A ratio below 1 looks to the clip like a policy that has moved already: where it
-# starts below $1 - \varepsilon$, wrong answers are no longer made less likely. And the gradient is biased, since the
-# answers come from another distribution than the one that is differentiated. (A reward of 1 for everything would push
-# plain REINFORCE towards the top-k tokens; with advantages centred in the group that part is 0, and the bias of
-# everything else stays.)
+# sampling alone"].max() < 1e-3 }} A loop that takes the engine's log-probs for the old ones begins below 1: to the clip
+# that looks like a policy that has moved already, and below $1 - \varepsilon$ wrong answers are no longer made less
+# likely. (`rlcourse` takes the trainer's own, so this cannot happen.) And any loop has a biased gradient, since the
+# answers come from another distribution than the one that it differentiates. (Plain REINFORCE would sharpen the policy
+# even on a constant reward; with advantages centred in the group that part is 0, and the rest of the bias stays.)
 #
-# The remedy is one distribution for both. `rlcourse` has one function of the logits, `sampling_logits`, from which the
-# engine draws and training takes its log-probs; the fourth row of the table shows it. `mismatch_mean` and
-# `mismatch_max` are in every line of the metrics. Look there first when an engine, a precision or a library is new.
+# The remedy is one distribution for both: here `sampling_logits` makes the logits for engine and training alike, as the
+# fourth row shows. Where two programs cannot be made to agree, `sampler_correction` weighs the loss by the ratio
+# between them. Look at `mismatch_mean` first whenever an engine, a precision or a library is new.
 #
 # ## 5 · The form and the number
 #
@@ -559,8 +557,8 @@ needed = 100 * 1.96 * math.sqrt(2) * standard_error(0.5, PROBLEMS)
 noise_bet.result(round(needed, 1))
 
 # %% [markdown]
-# Hold that against what others report of the very model that section 8 trains. **Look for** pairs of bars that do not
-# overlap.
+# Now look at what others report of the very model that section 8 trains. **Look for** pairs that are further apart than
+# that. (Not for bars that do not overlap: two bars can overlap a little and the difference be too large for chance.)
 
 # %% tags=["hide-input"]
 # @title Figure: published results with their error bars
@@ -578,8 +576,8 @@ gain = PUBLISHED["GRPO with LoRA"] - PUBLISHED["as released"]
 between = PUBLISHED["PRIME"] - PUBLISHED["GRPO with LoRA"]
 
 # %% [markdown]
-# (The first is Qwen's own, arXiv:2412.15115; the others are from verl's documentation, "Algorithm Baselines". Each has
-# its own prompt, reading and harness, so differences of some points may come from there alone.)
+# (The first is Qwen's own, arXiv:2412.15115, the others are from verl's documentation, "Algorithm Baselines". Prompts,
+# readings and harnesses differ, which alone can make some points.)
 #
 # Training helps: even the smallest gain, {{ gain:.1f }} points, exceeds the {{ needed:.1f }} that chance explains. {{
 # assert gain > needed }} Which of the three methods is best, two neighbours at a time, the test cannot say: 2.4 and 2.0

@@ -226,6 +226,7 @@ WRONG = {
     },
     "q3": {
         "no mask": engine_with(mask_first=False),
+        "times mask": lambda a, b, mask: engine_with()(a * mask, b * mask, torch.ones_like(mask)),
         "sign of the mean": engine_with(truncated="mean"),
         "temperature before shift": engine_with(order="rths"),
         "truncated first": engine_with(order="trsh"),
