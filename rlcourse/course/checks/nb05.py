@@ -184,6 +184,17 @@ def sample_with(what: int, rows: int, length: int, strength: float, hot: bool) -
     return sampled.masked_fill(~mask, math.nan), recomputed.masked_fill(~mask, math.nan), mask
 
 
+def one_of_five(found) -> int:
+    """What a function returned, as a number from 0 to 4. Raises AssertionError for anything else."""
+    if found is None:
+        raise AssertionError("the result is None: does every path return one of the five numbers?")
+    if isinstance(found, Tensor) and found.numel() == 1:
+        found = found.item()
+    if not isinstance(found, int | float) or found not in range(5):
+        raise AssertionError(f"the result is {found!r:.40}: return one of the five numbers")
+    return int(found)
+
+
 def seen(sampled: Tensor, recomputed: Tensor, mask: Tensor) -> str:
     """What the gaps look like, in a sentence."""
     a, b = sampled[mask], recomputed[mask]
@@ -198,13 +209,9 @@ def seen(sampled: Tensor, recomputed: Tensor, mask: Tensor) -> str:
 
 def check_engine(f, what: int, hot: bool) -> None:
     inputs = sample_with(what, 12, 24, torch.rand(()).item(), hot)
-    found = f(*inputs)
-    if found is None:
-        raise AssertionError("the result is None: does every path return one of the five numbers?")
-    if not isinstance(found, int | float | Tensor) or float(found) not in range(5):
-        raise AssertionError(f"the result is {found!r:.40}: return one of the five numbers")
-    if int(found) != what:
-        raise AssertionError(f"this engine is {ENGINES[what]}, not {ENGINES[int(found)]}: {seen(*inputs)}")
+    found = one_of_five(f(*inputs))
+    if found != what:
+        raise AssertionError(f"this engine is {ENGINES[what]}, not {ENGINES[found]}: {seen(*inputs)}")
 
 
 def engine_case(what: int, name: str) -> None:
@@ -237,18 +244,14 @@ def recorded(name: str) -> list[tuple[Tensor, ...]]:
 
 def expect(f, run: tuple[Tensor, ...], right: int, what: str) -> None:
     """Raise AssertionError, with what the metrics did, unless f gives the run its right name."""
-    found = f(*run)
-    if found is None:
-        raise AssertionError("the result is None: does every path return one of the five numbers?")
-    if not isinstance(found, int | float | Tensor) or float(found) not in range(5):
-        raise AssertionError(f"the result is {found!r:.40}: return one of the five numbers")
-    if int(found) == right:
+    found = one_of_five(f(*run))
+    if found == right:
         return
     reward, accuracy, truncated = ((m[:5].mean().item(), m[-5:].mean().item()) for m in run[:3])
     kl = run[3][~run[3].isnan()]
     largest = f"largest KL {kl.max():.2g}" if len(kl) else "no KL"
     raise AssertionError(
-        f"{what} is {NAMES[right]}, not {NAMES[int(found)]}: reward {reward[0]:.2f} to {reward[1]:.2f}, "
+        f"{what} is {NAMES[right]}, not {NAMES[found]}: reward {reward[0]:.2f} to {reward[1]:.2f}, "
         f"accuracy {accuracy[0]:.2f} to {accuracy[1]:.2f}, truncated {truncated[0]:.2f} to {truncated[1]:.2f} "
         f"(means of the first and the last five steps), {largest} in {len(kl)} of {len(run[3])} steps that have one"
     )
