@@ -323,7 +323,7 @@ print(f"groups without signal: {again['groups_without_signal']:.0%}")
 # | `truncated` | share that was cut off | falls to 0 | it stays above 0.05 |
 # | `groups_without_signal` | share of groups with equal rewards | falls, rises at the end | it is 1 |
 # | `entropy` | nats a token | falls slowly | it is 0 and the reward still low |
-# | `kl` (with `reference`) | k3 estimate to the start, nats a token | grows slowly | it jumps, or stays at 1e-7 |
+# | `kl` (with `reference`) | k3 estimate to the start, nats a token | grows slowly | it jumps, or stays below 1e-5 |
 # | `clip_fraction` | share of tokens that the clip stopped | below 0.05 | it is large |
 # | `grad_norm` | before it is clipped | of one size | it spikes, or is exactly 0 |
 # | `mismatch_mean` | next section | as on the first day | it grows |
@@ -403,13 +403,13 @@ cut = by_seed(runs["A"], "truncated")[:, -5:].mean().item()
 still_kl = by_seed(runs["B"], "kl").nan_to_num(0).max().item()
 
 # %% [markdown]
-# **A, too few tokens.** Reward, entropy and KL look merely slow. `truncated` gives it away: {{ 100 * cut:.0f }} % of
-# the answers end in the middle of a line {{ assert cut > 0.25 }}, longer problems cannot be solved at all, and no
-# setting of the optimizer will change that. Raise `max_new_tokens`.
+# **A, too few tokens.** Reward and KL look merely slow. `truncated` gives it away: {{ 100 * cut:.0f }} % of the answers
+# are cut off. {{ assert cut > 0.25 }} Longer problems cannot be solved at all, and no setting of the optimizer will
+# change that. Raise `max_new_tokens`.
 #
 # **B, nothing happens.** The reward jitters because the problems change, which looks like life. KL tells jitter from
-# learning: it never exceeds {{ still_kl:.0e }} nats {{ assert still_kl < 1e-4 }}. Raise the learning rate; look
-# whether the weights change at all.
+# learning: it never exceeds {{ still_kl:.0e }} nats. {{ assert still_kl < 1e-4 }} Raise the learning rate, and check
+# that the weights change at all.
 #
 # **C, paid for the wrong thing.** Any number in the right form earns as much as the right number, and the shortest way
 # to a number is a guess. It is section 2 once more, with a "kind" verifier: reward up, accuracy down to {{
@@ -522,15 +522,16 @@ print(f"three seeds, recorded on {words['strict']['device']}, {words['strict']['
 
 # %% [markdown]
 # Strictly read, it rises from 0 to {{ sum(last) / 3:.0f }} %. Leniently read, on the same test problems, it rises from
-# {{ first:.0f }} %: most of the miracle is the form, learned in ten steps, and {{ sum(last) / 3 - first:.0f }} points
-# are arithmetic. On the right the arithmetic improves as well and the strict score says that nothing happened. Plot
-# both, always, and say which one is paid.
+# {{ first:.0f }} %: most of the miracle is the form, learned in ten steps {{ assert all(seed["evals"][2]["accuracy"] >
+# 0.6 for seed in words["strict"]["results"]) }}, and {{ sum(last) / 3 - first:.0f }} points are arithmetic. On the
+# right the arithmetic improves as well and the strict score says that nothing happened. Plot both, always, and say
+# which one is paid.
 #
 # ## 6 · Which difference is noise?
 #
-# A test asks $n$ problems and counts. If each is solved with probability $p$, the measured accuracy has the standard
-# error $\sqrt{p(1-p)/n}$, and 95 % of measurements fall within 1.96 of it. The difference of two accuracies, each
-# measured on problems of its own, has the root of the sum of the squares.
+# A test asks some problems and counts. If each is solved with probability $p$, the measured accuracy has the standard
+# error $\sqrt{p\,(1-p)/\text{problems}}$, and 95 % of measurements fall within 1.96 standard errors of the truth. For
+# the difference of two accuracies, each measured on problems of its own, take the root of the sum of the two squares.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -583,9 +584,9 @@ steps_apart = [PUBLISHED["PPO"] - PUBLISHED["GRPO with LoRA"], PUBLISHED["PRIME"
 # ".join(f"{a:.1f}" for a in after["healthy"]) }} % on the same 1,000 problems.
 #
 # **Ask both models the same problems** and you can do better. Most are solved by both or by neither and say nothing
-# about which is better, so take the difference problem by problem, $d_i \in \{-1, 0, 1\}$, with the standard error
-# $\mathrm{std}(d)/\sqrt n$. Here are two policies of section 2, paid for sound work and paid
-# for the right number, on the same test problems.
+# about which is better. So take the difference problem by problem, $d = -1$, 0 or 1, with the standard error
+# $\mathrm{std}(d) / \sqrt{\text{problems}}$. Here are two policies of section 2 on the same test problems: one was paid
+# for sound work, the other for the right number.
 
 # %%
 from rlcourse.evaluation import answer_problems
