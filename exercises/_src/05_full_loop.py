@@ -82,7 +82,8 @@ if check.q1.passed:
     print(f"an example: 38 % right and 55 % readable against 5 % and 98 %: credit up to {credit:.2f}")
 
 # %% [markdown] tags=["solution"]
-# Working earns $p_w + c\,(f_w - p_w)$, guessing $p_g + c\,(f_g - p_g)$, and the lines cross at $c = (p_w - p_g) /
+# With $p$ for the share that is right and $f$ for the share that can be read, working earns $p_w + \text{credit} \cdot
+# (f_w - p_w)$, guessing $p_g + \text{credit} \cdot (f_g - p_g)$. The lines cross at $\text{credit} = (p_w - p_g) /
 # \big((f_g - p_g) - (f_w - p_w)\big)$. The figure shows both sides of such a threshold. At credit 1 the work is driven
 # out for good. At 0.5 the run first goes **down** and then turns: working has become more reliable in the meantime,
 # which lifts the threshold over 0.5. A shaped reward is a race, and you choose who has the head start.
@@ -93,18 +94,19 @@ if check.q1.passed:
 # ●●●○○ · 20 minutes
 #
 # A colleague saves ten checkpoints late in a run, when it has long levelled off: all ten solve a problem with the same
-# probability $p$. She measures each on $n$ problems of its own and reports the best of the ten numbers. By how much
-# does that number exceed $p$ on average?
+# probability $p$. She measures each on problems of its own and reports the best of the ten numbers. By how much does
+# that number exceed $p$ on average?
 #
-# Return it exactly, for $k$ checkpoints: no simulation, no bell curve.
+# Return it exactly, for any number of checkpoints and of problems: no simulation, no bell curve.
 #
 # <details><summary>Hint 1: a question</summary>
 # What is the probability that the best of the ten counts is at most 60?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# The best is at most $c$ exactly when each of them is, and they are independent. So you know the distribution function
-# of the best count. Its mean follows from it, for instance by summing $P(\text{best} > c)$ over $c = 0, 1, \dots$
+# The best is at most 60 exactly when each of them is, and they are independent. So you know the distribution function
+# of the best count. Its mean follows from it, for instance by summing the probabilities that it exceeds 0, 1, 2 and so
+# on.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
@@ -114,12 +116,12 @@ if check.q1.passed:
 
 
 # %% tags=["exercise"]
-def overstated(p: float, n: int, k: int) -> float:
-    """Mean of the best of k measured accuracies, less p: each of n problems solved with probability p."""
+def overstated(p: float, problems: int, checkpoints: int) -> float:
+    """Mean of the best measured accuracy of all checkpoints, less p: each problem is solved with probability p."""
     # BEGIN SOLUTION
-    chances = [math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)]
+    chances = [math.comb(problems, c) * p**c * (1 - p) ** (problems - c) for c in range(problems + 1)]
     at_most = torch.tensor(chances, dtype=torch.float64).cumsum(0).clamp(max=1)
-    return ((1 - at_most**k).sum() / n).item() - p
+    return ((1 - at_most**checkpoints).sum() / problems).item() - p
     # END SOLUTION
 
 

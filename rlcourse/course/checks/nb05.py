@@ -116,12 +116,12 @@ def check_best(f, p: float, n: int, k: int) -> None:
     lowest = n - best_by_pairs(1 - p, n, k)
     mistakes = {
         "That is the best measured accuracy itself: take the true one off.": mean / n,
-        "That is a number of problems: divide by n.": mean - n * p,
-        "That is one standard error of one accuracy: how far the best of k lies out depends on k.": se,
-        "That is the worst of the k: none is above c, not each is above c.": lowest / n - p,
-        "That is how far the worst of the k lies below.": p - lowest / n,
-        "That is k standard errors: the best of k does not lie k times as far out.": k * se,
-        "That is half an interval of 95 %, whatever k is.": 1.96 * se,
+        "That is a number of problems: divide by how many there are.": mean - n * p,
+        "That is one standard error of one accuracy: how far the best lies out depends on how many there are.": se,
+        "That is the worst of them: the best is at most 60 when each is at most 60.": lowest / n - p,
+        "That is how far the worst of them lies below.": p - lowest / n,
+        "That is a standard error for each checkpoint: the best of ten does not lie ten times as far out.": k * se,
+        "That is half an interval of 95 %, however many there are to choose from.": 1.96 * se,
     }
     tensors = {sentence: torch.tensor(value, dtype=torch.float64) for sentence, value in mistakes.items()}
     found = f(p, n, k)
