@@ -235,7 +235,7 @@ for answer in answers[:: len(answers) // 4]:
     print(f"gold {answer.problem.gold:>3s}   {answer.text!r}")
 
 # %% [markdown]
-# The reward climbs to its maximum, and greedy accuracy falls from {{ start:.0f }} to {{ fell:.0f }} %. {{ assert
+# The reward climbs to its maximum, and greedy accuracy falls from {{ start:.0f }} to {{ fell:.1f }} %. {{ assert
 # fell < start / 4 }} The answers say how. Where there is no calculation, none is wrong: `all([])` is `True`. So a guess
 # is paid like a proof, and a guess is shorter and safer. The policy did not look for a bug. Guesses were among its
 # samples from the start, they earned more often than work, and so they became more probable.
@@ -286,32 +286,41 @@ axes[0].set(title="paid and wrong, share of the samples", xlabel="training step"
 axes[1].set(title="greedy accuracy on validation problems", xlabel="training step")
 for ax in axes:
     ax.grid()
-axes[1].legend(loc="lower left", fontsize=8)
+axes[0].legend(loc="center right", bbox_to_anchor=(1, 0.56))
+axes[1].legend(axes[1].lines[-1:], [str(closed)], loc="lower right", bbox_to_anchor=(1, 0.12))
 plt.show()
 reached, with_gold = greedy_points(mended)[1][-1], greedy_points(gold)[1][-1]
 closed.result(reached)
-fooled = [a for a in sound_answers if sound_and_used([a], None)[0] and not a.strict]
-for answer in fooled[:2]:
+early, late = (100 * sum(m["reward"] - m["accuracy"] for m in part) / 5 for part in (mended[:5], mended[-5:]))
+fooled = {a.text: a for a in sound_answers if sound_and_used([a], None)[0] and not a.strict}
+for answer in list(fooled.values())[:2]:
     print(f"paid and wrong, gold {answer.problem.gold}: {answer.problem.question}\n    {answer.text!r}")
 
 # %% [markdown]
 # {{ reached:.0f }} % without a single gold answer, and {{ with_gold:.0f }} % with them. {{ assert start + 20 < reached
-# }} Not because sound work is right: the green line on the left is work that is sound and answers another question, and
-# it is paid. The verifier does its job because soundness and truth go together **in what this policy writes**, and
-# nothing obliges a policy to keep it so. It held for {{ RUN - 1 }} steps; in a longer run you would watch that line.
+# }} Not because sound work is right: the green line on the left is work that is sound, answers another question, and is
+# paid. The verifier does its job because soundness and truth go together **in what this policy writes**, and nothing
+# obliges a policy to keep it so. In the first five steps {{ early:.0f }} % of the samples were paid and wrong, in the
+# last five {{ late:.0f }} %. {{ assert late > early }} That is how the next hole announces itself, and you can see it
+# only with a judge that is not the reward.
 #
-# One more thing about holes. Take the policy that farmed the first one, and pay it by the mended verifier:
+# One more thing about holes. The hole is closed now; must you throw the farmed policy away? Go on from it, paid by the
+# mended verifier:
 
 # %%
-_, [again], _ = with_package(1, sound_and_used, policy=farmed_policy)
-print(f"share of the samples that earn: {again['reward']:.0%}", end="; ")
-print(f"groups without signal: {again['groups_without_signal']:.0%}")
+_, again, _ = with_package(RUN, sound_and_used, policy=farmed_policy)
+back = greedy_points(again)
+print(
+    "training step, greedy accuracy in %:",
+    *(f"{step}: {value:.1f}" for step, value in zip(*back, strict=True)),
+    sep="  ",
+)
 
 # %% [markdown]
-# It has nothing left to be rewarded for. {{ assert again["reward"] < 0.2 }} Closing a hole does not undo the farming:
-# go back to a checkpoint from before it.
-
-# %% [markdown]
+# In its first step {{ 100 * again[0]["reward"]:.0f }} % of the samples earn anything. After {{ RUN - 1 }} steps it is
+# at {{ back[1][-1]:.0f }} %, where the fresh start was at {{ reached:.0f }} %. Closing a hole does not undo the
+# farming: go back to a checkpoint from before it.
+#
 # ## 3 · Reading a run
 #
 # Each line of `metrics.jsonl` is one step, each line of `evals.jsonl` one greedy evaluation on validation problems.
@@ -608,6 +617,9 @@ print(f"right: {a.mean():.1%} and {b.mean():.1%} of {n}; by both {both}, by neit
 print(f"difference {100 * d.mean():+.1f} points, ± {apart:.1f} if the problems differed, ± {paired:.1f} paired")
 
 # %% [markdown]
+# Pairing shrinks the interval from ± {{ apart:.1f }} to ± {{ paired:.1f }} points; for as much one would need {{ (apart
+# / paired) ** 2:.1f }} times the problems. {{ assert paired < 0.8 * apart }}
+#
 # ## 7 · Stop it, kill it, go on
 #
 # A rented GPU goes away without a word, so a run must survive being killed. A checkpoint holds the model, the
@@ -913,8 +925,8 @@ if PUSH_TO:
 # 2. You find the hole in your verifier at step 300 and close it. Why not simply go on?
 #
 # <details><summary>Answer</summary>
-# Go on from a checkpoint of before the farming. The policy has unlearned what the mended verifier pays for: hardly a
-# sample earns anything, so hardly a group has a signal.
+# The policy has unlearned what the mended verifier pays for: few samples earn anything, so it has to learn the work
+# anew. A checkpoint from before the farming is cheaper.
 # </details>
 #
 # 3. `clip_fraction` is exactly 0 in every step. Is something broken?
