@@ -317,9 +317,11 @@ print(
 )
 
 # %% [markdown]
-# In its first step {{ 100 * again[0]["reward"]:.0f }} % of the samples earn anything. After {{ RUN - 1 }} steps it is
-# at {{ back[1][-1]:.0f }} %, where the fresh start was at {{ reached:.0f }} %. Closing a hole does not undo the
-# farming: go back to a checkpoint from before it.
+# In its first step {{ 100 * again[0]["reward"]:.0f }} % of the samples earn anything, and that little is enough: after
+# {{ RUN
+# - 1 }} steps it is at {{ back[1][-1]:.0f }} %, where the fresh start was at {{ reached:.0f }} %. Training grows what
+#   is still in the samples. A policy with no work left in them would not have come back at all, so go back to a
+#   checkpoint from before the farming if you have one.
 #
 # ## 3 · Reading a run
 #
@@ -426,9 +428,8 @@ still_kl = by_seed(runs["B"], "kl").nan_to_num(0).max().item()
 # exercise.
 #
 # **D, the learning rate.** KL explodes within a few steps (k3 has an exponential in it), hardly an answer ends any
-# more, all rewards are 0, every group agrees, and the gradient is exactly 0. The run cannot come back by itself, and
-# clipping the gradient would not have helped: AdamW divides by the size of the gradient anyway. Go back to the last
-# good checkpoint and divide the learning rate by ten.
+# more, all rewards are 0, every group agrees, and the gradient is exactly 0. The run cannot come back by itself. Go
+# back to the last good checkpoint and divide the learning rate by ten.
 #
 # Others, from other lessons: no signal at the start means problems too hard or too easy (03); only wrong answers
 # growing longer means a loss divided by the length (04); a large `clip_fraction` means too many updates a rollout (02).
@@ -436,9 +437,9 @@ still_kl = by_seed(runs["B"], "kl").nan_to_num(0).max().item()
 # ## 4 · Is the program that samples the policy that trains?
 #
 # The fifth failure shows in none of these curves. The policy gradient averages over answers **drawn from the policy
-# that it differentiates**. In practice two programs are at work, an engine that samples and a forward pass that trains,
-# and they may disagree: by rounding, or by a setting that only one of them knows, such as a top-k that a serving
-# library has switched on by default.
+# that it differentiates**. But two programs are at work, an engine that samples and a forward pass that trains. They
+# may disagree, by rounding, or by a setting that only one of them knows, such as a top-k that a serving library
+# switches on by default.
 #
 # The test costs nothing. The engine keeps the log-prob of each token that it drew, and training computes it again.
 # Before any update the two must be equal. Their difference is the **mismatch**; `exp` of it is the importance ratio of
@@ -496,8 +497,7 @@ assert found["both the same"].abs().max() < 1e-3 and found["top-k 5 in both"].ab
 # sampling alone"].max() < 1e-3 }} A loop that takes the engine's log-probs for the old ones begins below 1: to the clip
 # that looks like a policy that has moved already, and below $1 - \varepsilon$ wrong answers are no longer made less
 # likely. (`rlcourse` takes the trainer's own, so this cannot happen.) And any loop has a biased gradient, since the
-# answers come from another distribution than the one that it differentiates. (Plain REINFORCE would sharpen the policy
-# even on a constant reward; with advantages centred in the group that part is 0, and the rest of the bias stays.)
+# answers come from another distribution than the one that it differentiates.
 #
 # The remedy is one distribution for both: here `sampling_logits` makes the logits for engine and training alike, as the
 # fourth row shows. Where two programs cannot be made to agree, `sampler_correction` weighs the loss by the ratio
@@ -508,7 +508,7 @@ assert found["both the same"].abs().max() < 1e-3 and found["top-k 5 in both"].ab
 # The strict reading wants the right number, and the form `#### NUMBER`. The lenient one wants the number. A public
 # instruct model can calculate and does not know your form. To see what that does to a curve, a copy of the embedded
 # model was taught to end most of its answers in words ("The answer is 12."), and trained with either reading as its
-# reward. Hide the orange line on the left with your hand and **look for** a miracle. Then take the hand away.
+# reward. Hide the orange line on the left and **look for** a miracle. Then take your hand away.
 
 # %% tags=["hide-input"]
 # @title Figure: two readings, two rewards
@@ -564,7 +564,7 @@ noise_bet.result(round(needed, 1))
 
 # %% [markdown]
 # Now look at what others report of the very model that section 8 trains. **Look for** pairs that are further apart than
-# that. (Not for bars that do not overlap: two bars can overlap a little and the difference be too large for chance.)
+# that. (Not for bars that do not overlap: two bars may overlap a little and still differ by more than chance.)
 
 # %% tags=["hide-input"]
 # @title Figure: published results with their error bars
@@ -586,11 +586,11 @@ steps_apart = [PUBLISHED["PPO"] - PUBLISHED["GRPO with LoRA"], PUBLISHED["PRIME"
 # (The first is Qwen's own, arXiv:2412.15115, the others are from verl's documentation, "Algorithm Baselines". Prompts,
 # readings and harnesses differ, which alone can make some points.)
 #
-# Training helps: even the smallest gain, {{ gain:.1f }} points, exceeds the {{ needed:.1f }} that chance explains. {{
-# assert gain > needed }} Which of the three methods is better than the next, the test cannot say: {{ steps_apart[0]:.1f
-# }} and {{ steps_apart[1]:.1f }} points are noise. {{ assert max(steps_apart) < needed < between }} And that is the
-# noise of the **problems** alone. Another seed is another run: the three seeds of the healthy run above end at {{ ",
-# ".join(f"{a:.1f}" for a in after["healthy"]) }} % on the same 1,000 problems.
+# Taken at face value, training helps: even the smallest gain, {{ gain:.1f }} points, exceeds the {{ needed:.1f }} that
+# chance explains. {{ assert gain > needed }} Which of the three methods is better than the next, the test cannot say:
+# {{ steps_apart[0]:.1f }} and {{ steps_apart[1]:.1f }} points are noise. {{ assert max(steps_apart) < needed < between
+# }} And that is the noise of the **problems** alone. Another seed is another run: the three seeds of the healthy run
+# above end at {{ ", ".join(f"{a:.1f}" for a in after["healthy"]) }} % on the same 1,000 problems.
 #
 # **Ask both models the same problems** and you can do better. Most are solved by both or by neither and say nothing
 # about which is better. So take the difference problem by problem, $d = -1$, 0 or 1, with the standard error
@@ -674,8 +674,7 @@ torch.testing.assert_close(*(torch.tensor([[m["reward"], m["grad_norm"]] for m i
 
 # %% [markdown]
 # The killed run and one that nobody touched agree in every step. (On a GPU the two may part in the last digits, since
-# not every kernel adds in the same order; they stay two runs of the same training.) Ctrl-C is gentler: the step that is
-# under way is finished and a checkpoint written.
+# not every kernel adds in the same order.) Ctrl-C is gentler: the step under way is finished and a checkpoint written.
 #
 # ## 8 · Before you rent
 #
@@ -925,8 +924,8 @@ if PUSH_TO:
 # 2. You find the hole in your verifier at step 300 and close it. Why not simply go on?
 #
 # <details><summary>Answer</summary>
-# The policy has unlearned what the mended verifier pays for: few samples earn anything, so it has to learn the work
-# anew. A checkpoint from before the farming is cheaper.
+# The policy has unlearned what the mended verifier pays for. It comes back only if some samples still earn, and late. A
+# checkpoint from before the farming is cheaper.
 # </details>
 #
 # 3. `clip_fraction` is exactly 0 in every step. Is something broken?
