@@ -318,10 +318,9 @@ print(
 
 # %% [markdown]
 # In its first step {{ 100 * again[0]["reward"]:.0f }} % of the samples earn anything, and that little is enough: after
-# {{ RUN
-# - 1 }} steps it is at {{ back[1][-1]:.0f }} %, where the fresh start was at {{ reached:.0f }} %. Training grows what
-#   is still in the samples. A policy with no work left in them would not have come back at all, so go back to a
-#   checkpoint from before the farming if you have one.
+# {{ RUN - 1 }} steps it is at {{ back[1][-1]:.0f }} %, where the fresh start was at {{ reached:.0f }} %. Training grows
+# what is still in the samples. A policy with no work left in them would not have come back at all, so go back to a
+# checkpoint from before the farming if you have one.
 #
 # ## 3 · Reading a run
 #
