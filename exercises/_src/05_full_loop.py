@@ -7,222 +7,243 @@
 # ---
 
 # %% [markdown]
-# **You will write**
+# Four puzzles for [lesson 05](../notebooks/05_full_loop.ipynb): how kind a verifier may be before it is farmed, how far
+# the best of ten checkpoints flatters itself, which of five engines lied about its log-probs, and a program that reads
+# the curves of a run and names what went wrong. Write your code where it says `# YOUR CODE HERE`, then run the cell
+# below it. Use `torch` and Python's own modules: the functions must stand by themselves.
 #
-# - the interval of an accuracy, and of the difference of two models on the same problems;
-# - the test that finds an engine which samples from another policy than the one that trains;
-# - a learning-rate schedule with warm-up;
-# - a program that reads the metrics of a run and names what went wrong.
-#
-# Replace `raise NotImplementedError` and run the cell below each exercise. The lesson is
-# [notebooks/05_full_loop.ipynb](../notebooks/05_full_loop.ipynb).
+# Of the three hints the first asks a question, the second has the idea, the third the shape of the answer.
 
 # %%
+import math
+
 import matplotlib.pyplot as plt
 import torch
 
 from rlcourse.course.checks import nb05 as check
-from rlcourse.measure.plots import BLACK, BLUE, ORANGE, VERMILION
+from rlcourse.course.lessons.curve_records import load_curve
+from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, VERMILION
 
 print("ready")
 
 # %% [markdown]
-# ## 1 · The interval of an accuracy
+# ## q1 · How kind may a verifier be?
 #
-# ●○○○○ · 5 minutes
+# ●●○○○ · 15 minutes
 #
-# `right` is a bool tensor `[problems]`. Return a tensor `[3]`: the accuracy $p$, and the ends of its interval
-# $p \pm z\sqrt{p(1-p)/n}$. An accuracy is never below 0 or above 1, so cut the ends there.
+# Somebody wants to encourage answers that at least have the right form. A right answer earns 1, a wrong one that can be
+# read earns a *credit* between 0 and 1, and what cannot be read earns 0. Your policy knows two ways to answer. It can
+# **work** the problem out, which is right more often but long, so that something goes wrong now and then and nothing
+# can be read at the end. Or it can **guess**: `#### 12`. That is hardly ever right, and can nearly always be read.
 #
-# <details><summary>Hint 1</summary>
-# Three numbers: the mean, the standard error, and the two sums. `bool` has no mean.
+# You have measured, for each way, the share of its answers that is right and the share that can be read (a right answer
+# can be read, too). Return the largest credit, 1 at most, at which an answer that works still earns at least as much on
+# average as one that guesses. Above it, training will drive the work out.
+#
+# <details><summary>Hint 1: a question</summary>
+# Of a hundred answers that work, how many earn 1, how many earn the credit, and how many nothing?
 # </details>
-# <details><summary>Hint 2</summary>
-# `p = right.float().mean()`; n is `len(right)`; `clamp(0, 1)` cuts.
+# <details><summary>Hint 2: the idea</summary>
+#
+# What a way of answering earns is a straight line in the credit. Working starts higher, guessing rises more steeply,
+# and you are asked where the two lines meet. Do they always?
 # </details>
-# <details><summary>Hint 3</summary>
-# `torch.stack([p, p - z * se, p + z * se]).clamp(0, 1)` with `se = (p * (1 - p) / len(right)).sqrt()`.
+# <details><summary>Hint 3: the shape of the answer</summary>
+#
+# A quotient. Above stands what working is ahead in right answers, below what guessing is ahead in answers that are
+# **wrong** and can be read. One case has no such crossing between 0 and 1.
 # </details>
 
 
 # %% tags=["exercise"]
-def accuracy_interval(right, z=1.96):
-    """Accuracy and the ends of its interval: right [problems] bool → [3] float."""
+def largest_credit(right_worked: float, readable_worked: float, right_guessed: float, readable_guessed: float) -> float:
+    """The largest credit for a readable wrong answer at which working pays. All four are shares from 0 to 1."""
     # BEGIN SOLUTION
-    p = right.float().mean()
-    se = (p * (1 - p) / len(right)).sqrt()
-    return torch.stack([p, p - z * se, p + z * se]).clamp(0, 1)
+    ahead = right_worked - right_guessed
+    steeper = (readable_guessed - right_guessed) - (readable_worked - right_worked)
+    return 1.0 if steeper <= ahead else ahead / steeper
     # END SOLUTION
 
 
 # %%
-check.q1(accuracy_interval)
+check.q1(largest_credit)
 
 # %%
 if check.q1.passed:
-    fig, ax = plt.subplots(figsize=(6.5, 3), layout="constrained")
-    sizes = torch.tensor([50, 100, 200, 500, 1000, 2000, 5000, 10_000])
-    ends = torch.stack([accuracy_interval(torch.arange(n) < 0.85 * n) for n in sizes.tolist()])
-    ax.fill_between(sizes, 100 * ends[:, 1], 100 * ends[:, 2], color=BLUE, alpha=0.25)
-    ax.plot(sizes, 100 * ends[:, 0], color=BLUE, marker="o")
-    ax.axhline(87, color=ORANGE, linestyle="--", label="another model, 87 %")
-    ax.set(xscale="log", title="85 % measured on n problems", xlabel="problems", ylabel="accuracy, %")
-    ax.legend(loc="lower right")
+    credit = largest_credit(0.38, 0.55, 0.05, 0.98)
+    fig, ax = plt.subplots()
+    for name, color, worth in (("healthy", BLUE, 0), ("half_format", GREEN, 0.5), ("format", VERMILION, 1)):
+        seeds = [[100 * e["accuracy"] for e in seed["evals"]] for seed in load_curve(f"lesson05_{name}")["results"]]
+        steps = [e["step"] for e in load_curve(f"lesson05_{name}")["results"][0]["evals"]]
+        ax.plot(steps, torch.tensor(seeds).mean(0), color=color, marker="o", label=f"credit {worth}")
+    ax.set(xlabel="training step", ylabel="greedy, % right", ylim=(0, 100), title="Three credits, three seeds each")
+    ax.legend()
     plt.show()
+    print(f"an example: 38 % right and 55 % readable against 5 % and 98 %: credit up to {credit:.2f}")
 
 # %% [markdown] tags=["solution"]
-# The interval reaches 87 % until there are more than a thousand problems, and the other model has an interval of its
-# own. A weakness of this formula: with all answers right it has no width at all. Wilson's interval mends that; for
-# accuracies between 10 and 90 % on hundreds of problems the two agree.
+# With $p$ for the share that is right and $f$ for the share that can be read, working earns $p_w + \text{credit} \cdot
+# (f_w - p_w)$, guessing $p_g + \text{credit} \cdot (f_g - p_g)$. The lines cross at $\text{credit} = (p_w - p_g) /
+# \big((f_g - p_g) - (f_w - p_w)\big)$. The figure shows both sides of such a threshold. At credit 1 the work is driven
+# out for good. At 0.5 the run first goes **down** and then turns: working has become more reliable in the meantime,
+# which lifts the threshold over 0.5. A shaped reward is a race, and you choose who has the head start.
 
 # %% [markdown]
-# ## 2 · Two models, the same problems
+# ## q2 · The best of ten
 #
-# ●●○○○ · 10 minutes
+# ●●●○○ · 20 minutes
 #
-# `first` and `second` are bool tensors `[problems]`: which problems each model solved. Return a tensor `[3]`: the mean
-# difference $\bar d$ (`second` less `first`) and the ends of its interval $\bar d \pm z\,\mathrm{std}(d)/\sqrt n$,
-# where $d_i\in\{-1, 0, 1\}$ is the difference at problem $i$ and std divides by $n$.
+# A colleague saves ten checkpoints late in a run, when it has long levelled off: all ten solve a problem with the same
+# probability $p$. She measures each on problems of its own and reports the best of the ten numbers. By how much does
+# that number exceed $p$ on average?
 #
-# <details><summary>Hint 1</summary>
-# Subtract first, then take mean and deviation: what both models did alike drops out.
+# Return it exactly, for any number of checkpoints and of problems: no simulation, no bell curve.
+#
+# <details><summary>Hint 1: a question</summary>
+# What is the probability that the best of the ten counts is at most 60?
 # </details>
-# <details><summary>Hint 2</summary>
-# bool tensors cannot be subtracted; floats can. torch's `std` divides by n - 1 unless you say otherwise.
+# <details><summary>Hint 2: the idea</summary>
+#
+# The best is at most 60 exactly when each of them is, and they are independent. So you know the distribution function
+# of the best count. Its mean follows from it, for instance by summing the probabilities that it exceeds 0, 1, 2 and so
+# on.
 # </details>
-# <details><summary>Hint 3</summary>
-# `d = second.float() - first.float()`, `se = d.std(correction=0) / len(d) ** 0.5`.
+# <details><summary>Hint 3: the shape of the answer</summary>
+#
+# A table of the binomial probabilities of all counts, in float64 (`math.comb` or `torch.lgamma` help). Its running sum.
+# A power. A mean count, made a share, and $p$ taken off.
 # </details>
 
 
 # %% tags=["exercise"]
-def paired_interval(first, second, z=1.96):
-    """Mean difference and the ends of its interval: first, second [problems] bool → [3] float."""
+def overstated(p: float, problems: int, checkpoints: int) -> float:
+    """Mean of the best measured accuracy of all checkpoints, less p: each problem is solved with probability p."""
     # BEGIN SOLUTION
-    d = second.float() - first.float()
-    se = d.std(correction=0) / len(d) ** 0.5
-    return torch.stack([d.mean(), d.mean() - z * se, d.mean() + z * se])
+    chances = [math.comb(problems, c) * p**c * (1 - p) ** (problems - c) for c in range(problems + 1)]
+    at_most = torch.tensor(chances, dtype=torch.float64).cumsum(0).clamp(max=1)
+    return ((1 - at_most**checkpoints).sum() / problems).item() - p
     # END SOLUTION
 
 
 # %%
-check.q2(paired_interval)
+check.q2(overstated)
 
 # %%
 if check.q2.passed:
-    torch.manual_seed(0)
-    first = torch.rand(1000) < 0.85
-    for name, changes in [("independent models", torch.rand(1000) < 0.87), ("30 answers mended", first.clone())]:
-        if name != "independent models":
-            changes[(~first).nonzero()[:30, 0]] = True
-        print(f"{name:20s}", [f"{100 * v:+.1f} points" for v in paired_interval(first, changes)])
-
-# %% [markdown] tags=["solution"]
-# Two checkpoints of one run agree on most problems, so their difference is known far better than either accuracy. For
-# models that have nothing to do with each other the pairing gains nothing, and costs nothing.
-
-# %% [markdown]
-# ## 3 · Is the engine the policy?
-#
-# ●●○○○ · 10 minutes
-#
-# `sampled` `[rows, length]` are the log-probs with which an engine drew its tokens, `recomputed` `[rows, length]` what
-# training computes for them, `mask` `[rows, length]` is true on real tokens. Return a tensor `[3]`, over **real
-# tokens**: the mean of the absolute gap, the largest absolute gap, and the share of tokens whose ratio
-# $\exp(\text{recomputed} - \text{sampled})$ lies outside $[1-\epsilon, 1+\epsilon]$. Where the mask is false there may
-# be anything, nan and infinity too.
-#
-# <details><summary>Hint 1</summary>
-# Choose the real tokens before you compute anything with them: 0 · nan is nan.
-# </details>
-# <details><summary>Hint 2</summary>
-# `(recomputed - sampled)[mask]` is a flat tensor of the gaps that count.
-# </details>
-# <details><summary>Hint 3</summary>
-# The share is the mean of `(gap.exp() - 1).abs() > epsilon` as floats.
-# </details>
-
-
-# %% tags=["exercise"]
-def mismatch(recomputed, sampled, mask, epsilon=0.2):
-    """Mean gap, largest gap, share of ratios outside the clip range: [rows, length] three times → [3]."""
-    # BEGIN SOLUTION
-    gap = (recomputed - sampled)[mask]
-    outside = (gap.exp() - 1).abs() > epsilon
-    return torch.stack([gap.abs().mean(), gap.abs().max(), outside.float().mean()])
-    # END SOLUTION
-
-
-# %%
-check.q3(mismatch)
-
-# %%
-if check.q3.passed:
-    torch.manual_seed(0)
-    logits = 2 * torch.randn(16, 20, 100)
-    names = {0: "no top-k", 50: "top-k 50", 20: "top-k 20", 5: "top-k 5"}
-    for k, name in names.items():
-        lowest = logits.topk(k).values[..., -1:] if k else torch.tensor(float("-inf"))
-        engine = logits.masked_fill(logits < lowest, float("-inf")).log_softmax(-1)
-        tokens = torch.distributions.Categorical(logits=engine).sample()[..., None]
-        pair = [x.gather(-1, tokens)[..., 0] for x in (logits.log_softmax(-1), engine)]
-        mean, largest, outside = mismatch(*pair, torch.ones(16, 20, dtype=torch.bool))
-        print(f"{name:9s} mean gap {mean:.3f}, largest {largest:.3f}, ratio outside 0.8 to 1.2: {outside:.0%}")
-
-# %% [markdown] tags=["solution"]
-# The ratios leave the clip range before anything was learned. `nan` is why the mask comes first: multiplying by a mask
-# of zeros keeps it, and `nanmean` would hide a real one.
-
-# %% [markdown]
-# ## 4 · A schedule with warm-up
-#
-# ●●○○○ · 10 minutes
-#
-# Return the learning rate of training step `step`, counted from 0, of `steps` in all. In the first `warmup` steps it
-# rises in equal parts so that step `warmup - 1` has `peak`; the very first step already learns. Then it follows half a
-# cosine from `peak` at step `warmup` to 0 at step `steps`. `warmup` may be 0.
-#
-# <details><summary>Hint 1</summary>
-# Two cases. In the second, ask which share of the steps after warm-up is over.
-# </details>
-# <details><summary>Hint 2</summary>
-# Rising: `(step + 1) / warmup`. Falling: half of `1 + cos(pi * share)`.
-# </details>
-# <details><summary>Hint 3</summary>
-# `share = (step - warmup) / max(1, steps - warmup)`; the `max` is for a run that is all warm-up.
-# </details>
-
-
-# %% tags=["exercise"]
-def learning_rate(step, steps, warmup, peak):
-    """Learning rate of a step (from 0): linear warm-up, then half a cosine to 0. A number."""
-    # BEGIN SOLUTION
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    share = (step - warmup) / max(1, steps - warmup)
-    return peak * 0.5 * (1 + torch.cos(torch.tensor(torch.pi * share)).item())
-    # END SOLUTION
-
-
-# %%
-check.q4(learning_rate)
-
-# %%
-if check.q4.passed:
-    fig, ax = plt.subplots(figsize=(6.5, 2.8), layout="constrained")
-    for warmup, color in [(0, BLACK), (10, BLUE), (40, ORANGE)]:
-        ax.plot([learning_rate(s, 100, warmup, 4e-5) for s in range(100)], color=color, label=f"warm-up {warmup}")
-    ax.set(title="Learning rate, peak 4e-5", xlabel="training step", ylabel="learning rate")
+    fig, ax = plt.subplots()
+    for n, color in ((100, VERMILION), (200, ORANGE), (1000, BLUE)):
+        ax.plot(range(1, 21), [100 * overstated(0.6, n, k) for k in range(1, 21)], color=color, label=f"{n:,} problems")
+    ax.set(xlabel="checkpoints to choose from", ylabel="points", title="What choosing the best adds, at 60 %")
+    ax.set_xticks(range(2, 21, 2))
     ax.legend()
+    ax.grid()
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# Warm-up matters with AdamW because its second moments are estimates of one or two gradients in the first steps. A
-# resumed run must get the same number at the same step: a schedule is a function of the step, not of how often it was
-# called.
+# Ten checkpoints on 200 problems: {{ 100 * overstated(0.6, 200, 10):.1f }} points out of nothing. That is why a run is
+# *chosen* on validation problems and *reported* on test problems, and why the same holds for seeds, prompts and
+# learning rates. Checkpoints that are asked the **same** problems have correlated luck, and the best of them gains
+# less; the direction is the same.
 
 # %% [markdown]
-# ## 5 · Name the failure
+# ## q3 · Which engine lied?
+#
+# ●●●●○ · 25 minutes
+#
+# Five teams plugged an engine of their own into the loop. `sampled` holds the log-prob with which the engine says that
+# it drew each token, `recomputed` what training computes for it before the first update, both `[rows, length]`. `mask`
+# is true on real tokens; behind the end stands nan. Return which of the five this is:
+#
+# - `ROUNDED`: bfloat16 and nothing else. Nobody is better than that;
+# - `TRUNCATED`: the engine samples with a top-k that training does not know;
+# - `TEMPERATURE`: the engine has a temperature, below 1 or above, that training does not know;
+# - `STALE`: the engine still has the weights of some steps ago;
+# - `SHIFTED`: training looks up the log-probs one place too far, those of the next token.
+#
+# All of them round. Here is one rollout of each. **Look for** what makes each picture different from all others.
+
+# %% tags=["hide-input"]
+# @title Figure: five engines
+ENGINES = ("ROUNDED", "TRUNCATED", "TEMPERATURE", "STALE", "SHIFTED")
+
+
+def rollout_of(engine: str, rows: int = 12, length: int = 24):
+    """sampled, recomputed and mask of one rollout, for a policy of random logits."""
+    logits = 2.5 * torch.randn(rows, length + 1, 60)
+    of_engine = {
+        "TRUNCATED": logits.masked_fill(logits < logits.topk(10).values[..., -1:], -math.inf),
+        "TEMPERATURE": logits / 0.7,
+        "STALE": logits + 0.4 * torch.randn_like(logits),
+    }.get(engine, logits)
+    tokens = torch.distributions.Categorical(logits=of_engine).sample()[..., None]
+    sampled, recomputed = (x.log_softmax(-1).gather(-1, tokens)[..., 0] for x in (of_engine, logits))
+    recomputed = recomputed + 0.005 * torch.randn_like(recomputed).clamp(-3, 3)
+    recomputed = recomputed[:, 1:] if engine == "SHIFTED" else recomputed[:, :-1]
+    mask = torch.arange(length) < torch.randint(length // 2, length + 1, (rows,))[:, None]
+    return sampled[:, :-1].masked_fill(~mask, math.nan), recomputed.masked_fill(~mask, math.nan), mask
+
+
+torch.manual_seed(1)
+fig, axes = plt.subplots(1, 5, figsize=(13, 3), sharex=True, sharey=True, layout="constrained")
+for ax, engine in zip(axes, ENGINES, strict=True):
+    sampled, recomputed, mask = rollout_of(engine)
+    ax.plot([-8, 0], [-8, 0], color=BLACK, linewidth=0.8)
+    ax.plot(sampled[mask], recomputed[mask], ".", color=BLUE, markersize=4, alpha=0.6)
+    ax.set(title=engine, xlabel="sampled, nats", xlim=(-8, 0.3), ylim=(-8, 0.3))
+axes[0].set_ylabel("recomputed, nats")
+plt.show()
+
+# %% [markdown]
+# Any sensible thresholds work. The engines of the check differ in strength, and the temperature may be above 1.
+#
+# <details><summary>Hint 1: a question</summary>
+# Which of the five can never have a recomputed log-prob above the sampled one (but for rounding), and why?
+# </details>
+# <details><summary>Hint 2: the idea</summary>
+#
+# Take the real tokens first. Four questions, each with a number for an answer: how large are the gaps; is there one of
+# the other sign; do the two log-probs have anything to do with each other; does the gap grow with the log-prob? The
+# last has a trap: if the two log-probs are unrelated, their gap goes with both.
+# </details>
+# <details><summary>Hint 3: the shape of the answer</summary>
+#
+# Four `if`s in the order of the questions of hint 2, with what is left over at the end. The last two need a correlation
+# each (`torch.corrcoef`). A gap of bfloat16 stays below 0.02 here.
+# </details>
+
+# %% tags=["exercise"]
+ROUNDED, TRUNCATED, TEMPERATURE, STALE, SHIFTED = range(5)
+
+
+def which_engine(sampled: torch.Tensor, recomputed: torch.Tensor, mask: torch.Tensor) -> int:
+    """What the engine does: log-probs [rows, length], nan where the mask [rows, length] is false."""
+    # BEGIN SOLUTION
+    drawn, trained = sampled[mask], recomputed[mask]
+    gap = trained - drawn
+    if gap.abs().max() < 0.03:
+        return ROUNDED
+    if gap.max() < 0.03:
+        return TRUNCATED
+    if torch.corrcoef(torch.stack([drawn, trained]))[0, 1] < 0.5:
+        return SHIFTED
+    if torch.corrcoef(torch.stack([drawn, gap]))[0, 1].abs() > 0.5:
+        return TEMPERATURE
+    return STALE
+    # END SOLUTION
+
+
+# %%
+check.q3(which_engine)
+
+# %% [markdown] tags=["solution"]
+# **Truncated**: the engine shares the mass of the tail among the tokens that it keeps, so its log-probs are too high by
+# minus the logarithm of the mass kept, at every token. **Temperature**: the engine's log-prob is that of training over
+# $T$, less a constant of the place, so the gap is a line in it. **Stale**: logits have moved in no direction that the
+# log-prob knows of. **Shifted**: the two numbers belong to different tokens. The mean of the gap tells nothing: it is
+# below zero for each of the first four, since it is minus a KL divergence.
+
+# %% [markdown]
+# ## q4 · Name the failure
 #
 # ●●●●○ · 25 minutes
 #
@@ -236,44 +257,47 @@ if check.q4.passed:
 # - `HEALTHY`: none of these.
 #
 # Single steps are noisy: compare the mean of the first five steps with that of the last five. The check uses the
-# recorded runs of the lesson, which look like this, and some that it makes up. Any sensible threshold works.
+# recorded runs of the lesson, all seeds of them, and some that it makes up. Any sensible threshold works.
 
-# %%
-from rlcourse.course.lessons.curve_records import load_curve
-
-fig, axes = plt.subplots(2, 5, figsize=(15, 5), layout="constrained", sharex=True, sharey="row")
-for column, name in zip(axes.T, ["healthy", "format", "collapse", "truncation", "still"], strict=True):
+# %% tags=["hide-input"]
+# @title Figure: one seed of each recorded run
+names = {"healthy": "HEALTHY", "format": "HACKED", "collapse": "COLLAPSED", "truncation": "CUT_OFF", "still": "STILL"}
+fig, axes = plt.subplots(2, 5, figsize=(13, 4.6), layout="constrained", sharex=True, sharey="row")
+for column, (name, verdict) in zip(axes.T, names.items(), strict=True):
     recorded = load_curve(f"lesson05_{name}")["results"][0]["metrics"]
-    for key, color in [("reward", ORANGE), ("accuracy", BLUE), ("truncated", BLACK)]:
-        column[0].plot(recorded[key], color=color, label=key)
-    column[1].plot([float("nan") if v is None else max(v, 1e-9) for v in recorded["kl"]], color=VERMILION)
-    column[0].set_title(name)
+    for key, color in (("reward", ORANGE), ("accuracy", BLUE), ("truncated", BLACK)):
+        column[0].plot(recorded[key], color=color, linewidth=3 if key == "reward" else 1.4, label=key)
+    column[1].plot([math.nan if v is None else max(v, 1e-9) for v in recorded["kl"]], color=VERMILION)
+    column[0].set_title(verdict)
     column[1].set(yscale="log", xlabel="training step")
 axes[0, 0].set_ylabel("share")
 axes[1, 0].set_ylabel("KL, nats a token")
-axes[0, 0].legend(fontsize=9)
+axes[0, 1].legend(loc="center right")
 plt.show()
 
 # %% [markdown]
-# <details><summary>Hint 1</summary>
-# The order of the questions matters: a collapsed run has most of its answers cut off as well, and a run that stands
-# still has no rise of the accuracy either. Ask for the most special thing first.
+# <details><summary>Hint 1: a question</summary>
+# A collapsed run has most of its answers cut off as well, and a run that stands still has no rise of the accuracy
+# either. In which order must you ask?
 # </details>
-# <details><summary>Hint 2</summary>
-# `kl[~kl.isnan()]` are the steps that were measured; there may be none. Thresholds that work: 1e-4 nats for KL at
-# rounding level, half the starting reward for a collapse, 0.03 for a rise, 0.25 for a large share.
+# <details><summary>Hint 2: the idea</summary>
+#
+# From the most special to the most general. And the KL may be missing in any step, even in all of them: look only at
+# those that were measured.
 # </details>
-# <details><summary>Hint 3</summary>
-# `start = accuracy[:5].mean()`, `end = accuracy[-5:].mean()`, likewise for the reward; then four `if`s in the order
-# STILL, COLLAPSED, CUT_OFF, HACKED.
+# <details><summary>Hint 3: the shape of the answer</summary>
+#
+# Four `if`s. The first looks at the largest KL, on a scale of nats where learning shows from a thousandth on; the
+# second compares two means of the reward, as a ratio; the third one mean of `truncated` with a number; the last two
+# means of the accuracy, with room for noise.
 # </details>
 
 # %% tags=["exercise"]
-HEALTHY, STILL, COLLAPSED, CUT_OFF, HACKED = 0, 1, 2, 3, 4
+HEALTHY, STILL, COLLAPSED, CUT_OFF, HACKED = range(5)
 
 
-def diagnose(reward, accuracy, truncated, kl):
-    """What is wrong with a run: reward, accuracy, truncated, kl [steps] float → one of the numbers above."""
+def diagnose(reward: torch.Tensor, accuracy: torch.Tensor, truncated: torch.Tensor, kl: torch.Tensor) -> int:
+    """What is wrong with a run, one of the numbers above. Each argument: [steps]."""
     # BEGIN SOLUTION
     measured = kl[~kl.isnan()]
     if len(measured) and measured.max() < 1e-4:
@@ -289,29 +313,21 @@ def diagnose(reward, accuracy, truncated, kl):
 
 
 # %%
-check.q5(diagnose)
+check.q4(diagnose)
 
 # %%
-if check.q5.passed:
-    named = ["healthy", "still", "collapsed", "cut off", "hacked"]
-    for name in [
-        "healthy",
-        "format",
-        "half_format",
-        "collapse",
-        "truncation",
-        "still",
-        "words_strict",
-        "words_lenient",
-    ]:
-        verdicts = []
+if check.q4.passed:
+    verdicts = ["HEALTHY", "STILL", "COLLAPSED", "CUT_OFF", "HACKED"]
+    for name in (*names, "half_format", "words_strict", "words_lenient"):
+        found = []
         for seed in load_curve(f"lesson05_{name}")["results"]:
-            keys = ("reward", "accuracy", "truncated", "kl")
-            columns = ([float("nan") if v is None else v for v in seed["metrics"][key]] for key in keys)
-            verdicts.append(named[diagnose(*map(torch.tensor, columns))])
-        print(f"{name:14s}", *verdicts)
+            columns = (seed["metrics"][key] for key in ("reward", "accuracy", "truncated", "kl"))
+            run = (torch.tensor([math.nan if v is None else v for v in column]) for column in columns)
+            found.append(verdicts[int(diagnose(*run))])
+        print(f"{name:14s}", *found)
 
 # %% [markdown] tags=["solution"]
-# Look at `words_lenient`: its reward is the lenient reading, and the strict accuracy hardly moves. By our definition
-# that is a hacked reward, and a person who looks at the samples would disagree: the model learned arithmetic, in a form
-# that the strict reading cannot see. A program can say where to look. It cannot say what you wanted.
+# Look at `words_lenient`: its reward is the lenient reading, and the strict accuracy hardly moves, by more or less than
+# our threshold depending on the seed. By our definition that is a hacked reward, and a person who looks at the samples
+# would disagree: the model learned arithmetic, in a form that the strict reading cannot see. A program can say where to
+# look. It cannot say what you wanted.

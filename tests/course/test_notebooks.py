@@ -17,7 +17,6 @@ FIRST_EDITION = {  # lessons whose hints have other names
     "02",
     "03",
     "04",
-    "05",
     "06",
     "07",
     "08",
