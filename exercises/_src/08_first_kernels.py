@@ -48,8 +48,8 @@ class Puzzle:
 
     def arguments(self) -> tuple:
         *read, out = [(name, shape) for name, shape in zip("abc", self.shapes, strict=False)]
-        described = [Argument(name, "float32", shape, free=len(shape) - 1) for name, shape in read]
-        return *described, Argument("out", "float32", out[1], free=len(out[1]) - 1, output=True)
+        described = [Argument(name, "float32", shape, free=len(shape) - 1, align=4) for name, shape in read]
+        return *described, Argument("out", "float32", out[1], free=len(out[1]) - 1, align=4, output=True)
 
     def grid(self, *tensors):
         return self.blocks(*tensors)

@@ -184,7 +184,7 @@ EDITS = {  # question: name: (what stands in the solution, what is put there, wh
         "four steps": ("range_constexpr(5)", "range_constexpr(4)", "Only 16 lanes"),
         "no steps": ("range_constexpr(5)", "range_constexpr(0)", "never compared"),
         "inside": (STEPS, INSIDE, "never come"),
-        "a sum": (LARGER, "value = value + other", "expected"),
+        "a sum": (LARGER, "value = value + other", "This is the sum"),
         "the smallest": ("other > value", "other < value", "the smallest"),
     },
     "q6": {
