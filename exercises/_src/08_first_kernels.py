@@ -426,7 +426,7 @@ if check.q7.passed:
     bytes_moved = [
         32 * int(sectors(4 * s * torch.arange(32)[None], 4, torch.ones(1, 32, dtype=torch.bool))) for s in strides
     ]
-    fig, ax = plt.subplots(figsize=(6.5, 2.8))
+    fig, ax = plt.subplots(figsize=(6.5, 2.8), layout="constrained")
     ax.plot(strides, bytes_moved, color="#0072B2", marker="o")
     ax.axhline(128, color="black", linestyle=":", label="what the 32 lanes use: 128 bytes")
     ax.set(xlabel="stride in elements of 4 bytes", ylabel="bytes moved", title="One load of a warp", ylim=(0, None))
@@ -491,7 +491,8 @@ if check.q8.passed:
     shown = ax.imshow((place(element // 32, element % 32) % 32).view(32, 32), cmap="twilight")
     ax.set_xticks([q * 8 - 0.5 for q in range(5)], [q * 8 for q in range(5)])
     ax.set_yticks([p * 4 - 0.5 for p in range(9)], [p * 4 for p in range(9)])
-    ax.grid(color="white", alpha=1)
+    ax.hlines([p * 4 - 0.5 for p in range(9)], -0.5, 31.5, color="white", linewidth=2)
+    ax.vlines([q * 8 - 0.5 for q in range(5)], -0.5, 31.5, color="white", linewidth=2)
     ax.set(xlabel="column", ylabel="row", title="Each row, column and sub-tile has every bank once")
     fig.colorbar(shown, label="bank")
     plt.show()

@@ -95,8 +95,8 @@ if device == "cuda":
 # - `cute.kernel` marks what each thread does. `thread_idx` and `block_idx` have three coordinates, of which we use one.
 #
 # (The launch waits its turn in a queue of the GPU, a *stream*; unless told otherwise, in the default one.) The outputs
-# in this notebook were made without a GPU, where the last two lines do nothing: the launch is untested, the rest is
-# not, because the compiled code can be interpreted.
+# that ship with this notebook were made without a GPU, where the last two lines do nothing: this launch is untested.
+# The rest is not, because the compiled code can be interpreted:
 
 # %% tags=["hide-input"]
 # @title The program's code in the interpreter
@@ -115,8 +115,8 @@ print(f"c = a + b, in the interpreter; read {dict(report.read)} bytes, wrote {di
 # From here on a kernel is a small class with the same two functions, and with a description of its arguments, so that
 # it can be compiled without tensors and placed in the interpreter's memory. An `Argument` has a name, a dtype and a
 # shape, in which `"n"` is a size that is known only at launch. `output=True` says that the kernel writes it and reads
-# nothing of what was there. The `stream` is handed over by the package. Only `kernel` will change from here on, and
-# the rest is folded away.
+# nothing of what was there. The `stream` is handed over by the package. `const_expr` is decided by the compiler, once,
+# so that the code contains one branch or the other; a plain `if` is decided by each thread.
 
 
 # %%
@@ -143,13 +143,16 @@ class Add:
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         i = block * self.threads + thread
-        if const_expr(not self.guard) or i < a.shape[0]:
+        if const_expr(self.guard):
+            if i < a.shape[0]:
+                c[i] = a[i] + b[i]
+        else:
             c[i] = a[i] + b[i]
 
 
 # %% [markdown]
-# `const_expr` is decided by the compiler, once: the code contains one branch or the other. The plain `if` is decided by
-# each thread. `run` executes a kernel in the interpreter, which changes the tensors in place and returns a *report*.
+# `run` executes a kernel in the interpreter, which changes the tensors in place and returns a *report*. (Later kernels
+# differ in what each thread does. Where the rest is as here, it is folded away.)
 
 
 # %%
@@ -248,7 +251,7 @@ divergence.result(more)
 #
 # What if nobody asks whether the element exists? On a GPU this is often quiet: there is nearly always something behind
 # a tensor, another tensor for example, and the last threads write into it. The interpreter puts *guards* around each
-# tensor, bytes that nobody may touch, and names your line.
+# tensor, bytes that nobody may touch, and names your line, counted within its cell.
 
 
 # %%
@@ -390,7 +393,7 @@ plt.show()
 # %% tags=["hide-input"]
 # @title Figure: two ways to share a row
 SHARES = {"stretches": ((4, 16), (16, 1)), "dealt out": ((4, (4, 4)), (4, (1, 16)))}
-fig, axes = plt.subplots(2, 1, figsize=(9.5, 3.4), layout="constrained")
+fig, axes = plt.subplots(2, 1, figsize=(9.5, 2.4), layout="constrained")
 for ax, (name, (shape, stride)) in zip(axes, SHARES.items(), strict=True):
     thread, load = [0] * 64, [0] * 64
     for t in range(4):
@@ -470,7 +473,7 @@ for step in steps:
 
 # %% tags=["hide-input"]
 # @title Figure: what is used of what is moved
-fig, ax = plt.subplots(figsize=(6.5, 2.8))
+fig, ax = plt.subplots(figsize=(6.5, 2.8), layout="constrained")
 ax.plot(steps, used, color=BLUE, marker="o")
 ax.axhline(12.5, color=BLACK, linestyle=":", label="4 of 32 bytes")
 waste.line(ax)
@@ -767,11 +770,11 @@ plt.show()
 
 # %% tags=["hide-input"]
 # @title Your bet
-running = bet("Add 1 to a bfloat16 that starts at 0, 2,048 times. Where does it end?", (2048, 0, 4096, 64))
+running = bet("Add 1 to a bfloat16 that starts at 0, 900 times. Where does it end?", (900, 0, 1000, 1))
 
 # %%
 total = torch.zeros((), dtype=torch.bfloat16)
-for _ in range(2048):
+for _ in range(900):
     total = total + torch.ones((), dtype=torch.bfloat16)
 running.result(float(total))
 
@@ -887,7 +890,7 @@ fig, axes = plt.subplots(1, 2, figsize=(9.5, 2.6), layout="constrained")
 for ax, (name, title) in zip(axes, (("add_rms_norm", "residual + RMSNorm"), ("swiglu", "SwiGLU")), strict=True):
     found = [us[f"{name}-{way}"] for way in ("eager", "compiled", "cute")]
     bars = ax.barh(["eager", "torch.compile", "ours"], found, color=[ORANGE, SKY, BLUE])
-    ax.bar_label(bars, fmt="%.1f", padding=3)
+    ax.bar_label(bars, fmt="%.1f", padding=12)
     ax.axvline(floor[name], color=BLACK, linestyle=":", label=f"bytes at the speed of a copy: {floor[name]:.1f}")
     ax.invert_yaxis()
     ax.set(xlabel="µs", title=f"{title}, {timed[f'{name}-cute']['shape'][0]:,} × {timed[f'{name}-cute']['shape'][1]:,}")
@@ -926,7 +929,7 @@ fastest.result(FATES[0] if lead > 1.5 else FATES[1] if lead > 1.05 else FATES[2]
 #   }} times smaller than that of the compiled one, which keeps eager's roundings. {{ assert errors["compiled"] > 2 *
 #   errors["cute"] }}
 #
-# If it is elementwise and a row long, let the compiler do it.
+# If it is elementwise, or a sum along a row, let the compiler do it.
 
 # %% [markdown]
 # ## 9 · Bytes in flight
