@@ -732,5 +732,5 @@ if check.q10.passed:
 # the second row, and write its share of it. Without the barrier the result depends on who is faster: a race. It would
 # be right nearly always, since warp 3 must first wait for its loads, and that is what makes such a mistake expensive.
 # The interpreter needs no luck to find it, because it asks who is **ordered** before whom. One barrier can be saved by
-# using two sets of shares in turn. **And a warp a row** needs neither shared memory nor barriers, which is why the
+# using two sets of shares in turn. **And one warp per row** needs neither shared memory nor barriers, which is why the
 # lesson's RMSNorm does that for all rows that fit in a warp's registers.

@@ -91,7 +91,7 @@ if device == "cuda":
 #   that did into machine code. Shapes and dtypes are constants of the code; `from_dlpack(t).mark_layout_dynamic()`
 #   leaves a length open. `sm_86` is a GPU architecture, Ampere. A call of `program` is cheap. A call of `launch_add`
 #   itself would trace all over again.
-# - `cute.jit` marks what the host does: it launches, with so many blocks of so many threads.
+# - `cute.jit` marks what the host does: it launches so many blocks of so many threads.
 # - `cute.kernel` marks what each thread does. `thread_idx` and `block_idx` have three coordinates, of which we use one.
 #
 # (The launch waits its turn in a queue of the GPU, a *stream*; unless told otherwise, in the default one.) The outputs
@@ -110,7 +110,7 @@ assert torch.equal(torch.from_numpy(memory.read("c")), (a + b).cpu())
 print(f"c = a + b, in the interpreter; read {dict(report.read)} bytes, wrote {dict(report.written)}")
 
 # %% [markdown]
-# ### In this course's dress
+# ### The course's form of it
 #
 # From here on a kernel is a small class with the same two functions, and with a description of its arguments, so that
 # it can be compiled without tensors and placed in the interpreter's memory. An `Argument` has a name, a dtype and a
@@ -152,7 +152,7 @@ class Add:
 
 # %% [markdown]
 # `run` executes a kernel in the interpreter, which changes the tensors in place and returns a *report*. (Later kernels
-# differ in what each thread does. Where the rest is as here, it is folded away.)
+# differ in what each thread does. Where the rest is the same, it is folded away.)
 
 
 # %%
@@ -182,8 +182,8 @@ for name in ("ld.global.b32", "add.f32", "st.global.b32"):
 # threads, of which 28 have nothing to do. So the addition was executed {{ report.instructions["add.f32"] }} times, not
 # 100 times. {{ assert report.instructions["add.f32"] == 4 }} A warp costs the same whether 32 lanes work or 4.
 #
-# But the condition is asked lane by lane. If the lanes of a warp disagree, the warp executes **both** sides, one after
-# the other, each with the other lanes switched off. That is *divergence*. Below, half of the threads add and half
+# But the condition is evaluated lane by lane. If the lanes of a warp disagree, the warp executes **both** sides, one
+# after the other, each with the other lanes switched off. That is *divergence*. Below, half of the threads add and half
 # multiply. In one version odd and even lanes part ways, in the other odd and even warps.
 
 
@@ -191,7 +191,7 @@ for name in ("ld.global.b32", "add.f32", "st.global.b32"):
 # @title The frame of a kernel that changes one tensor
 @dataclass(frozen=True)
 class InPlace:
-    """A kernel on one tensor, int32 [n, 4], a thread a row."""
+    """A kernel on one tensor, int32 [n, 4], one thread per row."""
 
     threads: int = 64
 
@@ -230,7 +230,7 @@ class TwoWays(InPlace):
 # %% tags=["hide-input"]
 # @title Your bet
 divergence = bet(
-    "Parting by lane instead of by warp: how many percent more instructions do the warps execute?",
+    "Splitting by lane rather than by warp: how many percent more instructions do the warps execute?",
     (0, 0, 120, 5),
     unit="%",
 )
@@ -419,7 +419,7 @@ plt.show()
 
 @dataclass(frozen=True)
 class FromTo:
-    """A kernel that reads float32 x [m] and writes y [n], a thread an element of y."""
+    """A kernel that reads float32 x [m] and writes y [n], one thread per element of y."""
 
     threads: int = 64
 
@@ -485,15 +485,16 @@ plt.show()
 waste.result(used[steps.index(16)])
 
 # %% [markdown]
-# From step 8 on each lane has a sector of its own, and it gets no worse. A kernel that is bound by memory may run eight
-# times as long for that. A matrix read by columns, one field of many records: these are the steps one meets.
+# From step 8 on, each lane has a sector of its own, and it gets no worse. A kernel that is bound by memory may run
+# eight times as long for that. A matrix read by columns, one field of many records: these are the steps one meets.
 #
 # ### Sixteen bytes at once
 #
 # A thread can load 16 bytes with one instruction. So let it have `vector` neighbouring elements. `tiled_divide` cuts
 # the vector into pieces, and `[None, piece]` takes all of piece number `piece`. A *register tensor*
 # (`make_rmem_tensor`) is the thread's own place for its numbers, and `autovec_copy` moves them with the widest
-# instruction that size and alignment allow. Behind the last whole piece stand up to `vector - 1` elements: the `else`.
+# instruction that size and alignment allow. After the last whole piece there are up to `vector - 1` elements left, for
+# the `else`.
 
 
 # %%
@@ -548,7 +549,7 @@ fewer, twice = wide[1].total / wide[4].total, wide[8].sectors / wide[4].sectors
 # %% [markdown]
 # Up to four, the bytes stay what they are and {{ fewer:.1f }} times fewer instructions move them. With 8 a thread there
 # are two loads, and a lane has 32 bytes in a row: **one** load takes every other 16 bytes, half of each sector, and the
-# second load the other half. Sectors are touched {{ twice:.0f }} times as often. {{ assert twice == 2 }} (A GPU's cache
+# second load the other half. Sectors are touched twice as often. {{ assert twice == 2 }} (A GPU's cache
 # usually saves the second trip, but work for it doubles.) Dealing out in rounds, as in the figure above, avoids the
 # question: that is what thread-value layouts are for.
 #
@@ -556,7 +557,7 @@ fewer, twice = wide[1].total / wide[4].total, wide[8].sectors / wide[4].sectors
 #
 # RMSNorm of a row $x$ of $H$ numbers with weights $w$ (Zhang and Sennrich 2019):
 #
-# $$y_j = w_j\, \frac{x_j}{\sqrt{\frac{1}{H}\sum_k x_k^2 + \varepsilon}} .$$
+# $$y_j = w_j\, \frac{x_j}{\sqrt{\frac{1}{H}\sum_k x_k^2 + 10^{-6}}} .$$
 #
 # The sum needs all of the row, so threads must talk. Within a warp they do by *shuffles*: an instruction by which each
 # lane reads a register of another lane, no memory involved. In a *butterfly*, lane $l$ adds the value of lane $l \oplus
@@ -576,16 +577,16 @@ ax.set_xticks(range(8), [f"lane {i}" for i in range(8)])
 plt.show()
 
 # %% [markdown]
-# A row a warp: each lane holds its part of the row in registers, dealt out 16 bytes at a time (8 numbers of 16 bits),
-# so the row is read from memory **once**. Then each lane adds up its own squares (`reduce`), the butterfly adds up the
-# lanes (`warp_reduction_sum`), and every lane scales and writes what it holds. The package's `RMSNorm` is this with
-# some extras.
+# One row per warp: each lane holds its part of the row in registers, dealt out 16 bytes at a time (8 numbers of 16
+# bits), so the row is read from memory **once**. Then each lane adds up its own squares (`reduce`), the butterfly adds
+# up the lanes (`warp_reduction_sum`), and every lane scales and writes what it holds. The package's `RMSNorm` is this
+# with some extras.
 
 
 # %%
 @dataclass(frozen=True)
 class WarpNorm:
-    """y = RMSNorm(x) * weight, a row a warp; bfloat16 x, y [rows, hidden], hidden a multiple of 256."""
+    """y = RMSNorm(x) * weight, one row per warp; bfloat16 x, y [rows, hidden], hidden a multiple of 256."""
 
     hidden: int
     eps: float = 1e-6
@@ -677,7 +678,7 @@ print("outside:", caught(HalfWarp(inside=False), *three_rows))
 # %%
 @dataclass(frozen=True)
 class BlockSum(FromTo):
-    """y[row] = the sum of a row of 1024, a block a row; float32 x [rows * 1024], y [rows]."""
+    """y[row] = the sum of a row of 1024, one block per row; float32 x [rows * 1024], y [rows]."""
 
     barrier: bool = True
     threads: int = 128
@@ -712,8 +713,8 @@ print(f"{report.barriers} barriers for {len(y)} blocks, sums {[round(v, 2) for v
 
 # %% [markdown]
 # Now leave the barrier out. On a GPU the answer then depends on which warp is faster: a *race*. It could be right a
-# million times. The interpreter lets warps take turns in several orders, but it need not be lucky: it keeps book of who
-# is **ordered** before whom. A barrier orders. The accident of being first does not.
+# million times. The interpreter lets warps take turns in several orders, but it need not be lucky: it keeps track of
+# who is **ordered** before whom. A barrier orders. The accident of being first does not.
 
 # %%
 for order in ("lockstep", "warp", "random"):
@@ -761,8 +762,8 @@ for ax, (name, place) in zip(axes, WAYS.items(), strict=True):
 plt.show()
 
 # %% [markdown]
-# {{ assert conflicts == {"row-major": (1, 32), "padded": (1, 1), "swizzled": (1, 1)} }} The exercises have a harder
-# one, rows, columns and sub-tiles at once.
+# The exercises have a harder one: rows, columns and sub-tiles at once. {{ assert conflicts == {"row-major": (1, 32),
+# "padded": (1, 1), "swizzled": (1, 1)} }}
 #
 # ### Sums in float32
 #
@@ -891,7 +892,7 @@ for ax, (name, title) in zip(axes, (("add_rms_norm", "residual + RMSNorm"), ("sw
     found = [us[f"{name}-{way}"] for way in ("eager", "compiled", "cute")]
     bars = ax.barh(["eager", "torch.compile", "ours"], found, color=[ORANGE, SKY, BLUE])
     ax.bar_label(bars, fmt="%.1f", padding=12)
-    ax.axvline(floor[name], color=BLACK, linestyle=":", label=f"bytes at the speed of a copy: {floor[name]:.1f}")
+    ax.axvline(floor[name], color=BLACK, linestyle=":", label=f"at the speed of a copy: {floor[name]:.1f}")
     ax.invert_yaxis()
     ax.set(xlabel="µs", title=f"{title}, {timed[f'{name}-cute']['shape'][0]:,} × {timed[f'{name}-cute']['shape'][1]:,}")
     ax.set_xlim(0, 1.15 * max(found))
@@ -923,8 +924,8 @@ fastest.result(FATES[0] if lead > 1.5 else FATES[1] if lead > 1.05 else FATES[2]
 #   attention["fused-compiled"] / attention["fused-cute"]:.0f }} times less. {{ assert attention["fused-compiled"] > 10
 #   * attention["fused-cute"] }} Calling PyTorch's own attention for grouped heads closes much of that gap, to {{
 #   attention["fused-sdpa-gqa"]:.0f }} µs. Lesson 09 closes the rest.
-# - **To know when to stop.** Whoever can work out the floor sees that {{ us["add_rms_norm-compiled"]:.0f }} µs is done,
-#   and doesn't spend a week on it.
+# - **To know when to stop.** If you can work out the floor you see that {{ us["add_rms_norm-compiled"]:.0f }} µs is
+#   done, and don't spend a week on it.
 # - **For the numbers.** Our norm rounds once. Its error against float32 is {{ errors["compiled"] / errors["cute"]:.1f
 #   }} times smaller than that of the compiled one, which keeps eager's roundings. {{ assert errors["compiled"] > 2 *
 #   errors["cute"] }}
@@ -1020,9 +1021,10 @@ for name, (kernel, loads) in rows_of.items():
 display(Markdown("\n".join(lines)))
 
 # %% [markdown]
-# At 700 ns the model asks for {{ needed:.0f }} KB an SM. `WarpNorm` with rows of 8,192 shows where a row a warp ends: a
-# thread can't hold its part in 255 registers, so the assembler *spills* to a stack of {{ spilled["WarpNorm 8192"] }}
-# bytes, which lies in local memory. {{ assert spilled["WarpNorm 8192"] > 0 }} From there on a block takes the row.
+# At 700 ns the model asks for {{ needed:.0f }} KB an SM. `WarpNorm` with rows of 8,192 shows where one row per warp
+# ends: a thread can't hold its part in 255 registers, so the assembler *spills* to a stack of {{ spilled["WarpNorm
+# 8192"] }} bytes, which lies in local memory. {{ assert spilled["WarpNorm 8192"] > 0 }} From there on a block takes the
+# row.
 #
 # ## 10 · An operation of PyTorch
 #
@@ -1052,9 +1054,9 @@ print(torch.ops.rlcourse.add_rms_norm.default._schema)
 
 # %% [markdown]
 # `fullgraph=True` would have raised at a break. `opcheck` asks whether schema and fake are true: a fake that says
-# another dtype, or an operation that changes an argument without saying so in `mutates_args`, makes wrong code later,
-# far from here. The package's `add_rms_norm` changes the residual stream in place, and its schema marks what it writes
-# with `!`. What happens to a fast kernel without all this is lesson 10.
+# another dtype, or an operation that changes an argument without saying so in `mutates_args`, produces wrong code
+# later, far from here. The package's `add_rms_norm` changes the residual stream in place, and its schema marks what it
+# writes with `!`. What happens to a fast kernel without all this is lesson 10.
 #
 # ## Check yourself
 #
@@ -1077,7 +1079,7 @@ print(torch.ops.rlcourse.add_rms_norm.default._schema)
 # tail, in a block that is otherwise full and in one that is nearly empty.
 # </details>
 #
-# 4. All results of a kernel are right, and the interpreter reports a race. Who errs?
+# 4. All results of a kernel are right, and the interpreter reports a race. Who is wrong?
 #
 # <details><summary>Answer</summary>
 # The kernel. The result was right in this order of events, and nothing makes another order impossible.
