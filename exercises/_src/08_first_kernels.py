@@ -7,13 +7,17 @@
 # ---
 
 # %% [markdown]
-# Five exercises for [lesson 08](../notebooks/08_first_kernels.ipynb). Three are functions on plain numbers: the offsets
-# of a layout, the sectors of a warp, the elements of a lane. They need `torch` alone. Two are **kernels**: the checks
-# compile them and run them in the interpreter, which finds what is out of bounds, unordered or never written; then on
-# your GPU, if there is one. Kernels need CuTe DSL (Linux: `pip install "rlcourse[kernels]"`; in Colab `%pip install
-# "nvidia-cutlass-dsl>=4.8.1,<4.9" "apache-tvm-ffi>=0.1.15,<0.2"`). `rlcourse grade` grades the first three.
+# Ten puzzles for [lesson 08](../notebooks/08_first_kernels.ipynb). The first six are **kernels of five minutes**, one
+# idea each. Then two functions in plain `torch`: what a load moves, and a layout without bank conflicts. Then a
+# colleague's kernel to mend, and one with shared memory to write.
 #
-# Write your code where it says `# YOUR CODE HERE`, then run the cell below it.
+# The checks compile your kernel and run it in the interpreter, which finds what is out of bounds, unordered or never
+# written and names your line; then on your GPU, if there is one. Kernels need CuTe DSL (Linux: `pip install
+# "rlcourse[kernels]"`; in Colab `%pip install "nvidia-cutlass-dsl>=4.8.1,<4.9" "apache-tvm-ffi>=0.1.15,<0.2"`).
+# `rlcourse grade` grades q7 and q8, which need no compiler.
+#
+# Write your code where it says `# YOUR CODE HERE`, then run the cell below it. Of the three hints the first asks a
+# question, the second has the idea, the third the shape of the answer.
 
 # %%
 from dataclasses import dataclass
@@ -29,96 +33,363 @@ torch.manual_seed(0)
 print("ready")
 
 # %% [markdown]
-# ## q1 · The offsets of a layout
+# A puzzle says what shapes its tensors have and how many blocks are launched; you write what one thread does. The rest
+# is the same for all and stands in the cell below, folded. What you may need: `a[i]`, `out[i] = ...`, `a[r,
+# c]`, `a.shape[0]`, `if`, and `for k in range_constexpr(5)` for a loop that the compiler unrolls. Numbers are float32.
+
+# %% tags=["hide-input"]
+# @title The frame of the puzzles
+
+
+def puzzle(threads: int = 64, **shapes):
+    """Decorator: completes a class that has `grid` and `kernel`. shapes: of a, of b if there is one, and of out."""
+
+    def arguments(self) -> tuple:
+        return tuple(
+            Argument(name, "float32", shape, free=len(shape) - 1, align=4, output=name == "out")
+            for name, shape in shapes.items()
+        )
+
+    def complete(kernel: type) -> type:
+        @cute.jit
+        def one(self, a: cute.Tensor, out: cute.Tensor, stream):
+            self.kernel(a, out).launch(grid=self.grid(a, out), block=[self.threads, 1, 1], stream=stream)
+
+        @cute.jit
+        def two(self, a: cute.Tensor, b: cute.Tensor, out: cute.Tensor, stream):
+            self.kernel(a, b, out).launch(grid=self.grid(a, b, out), block=[self.threads, 1, 1], stream=stream)
+
+        kernel.threads, kernel.arguments = threads, arguments
+        kernel.__call__ = two if "b" in shapes else one
+        return kernel
+
+    return complete
+
+
+def moved(kernel, *tensors) -> None:
+    """Run a kernel in the interpreter and say what it moved."""
+    report = simulate(kernel, *tensors)
+    print(f"read {dict(report.read)} bytes, wrote {dict(report.written)}, {report.total} instructions of warps")
+
+
+# %% [markdown]
+# ## q1 · Map
 #
-# ●●○○○ · 10 minutes
+# ●○○○○ · 5 minutes
 #
-# A layout is written `shape:stride`. It takes coordinates $(i_0, i_1, \dots)$ to the offset $\sum_m i_m\, d_m$. It also
-# takes a single number $k$: the coordinates are then counted with the **first mode fastest**, so in a layout of shape
-# $(4, 8)$ the number 5 is the coordinate $(1, 1)$. List the offsets of $k = 0, 1, 2, \dots$ up to the last.
+# `out[i] = a[i] + 10` for 64 numbers: one block, 64 threads.
 #
-# Shapes: `shape`, `stride` lists of as many ints; result `[product of shape]` int64.
-#
-# <details><summary>Hint 1: direction</summary>
-# First turn k into coordinates, then the coordinates into an offset. The shape is needed for the first step alone, the
-# stride for the second alone.
+# <details><summary>Hint 1: a question</summary>
+# Which element is yours, if you are thread number 17?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# $i_0 = k \bmod n_0$. What is left is $\lfloor k / n_0 \rfloor$, from which $i_1$ is taken in the same way.
+# There is no loop. All 64 threads run your lines, each with another value of `thread`.
 # </details>
-# <details><summary>Hint 3: nearly the code</summary>
+# <details><summary>Hint 3: the shape of the answer</summary>
 #
-# `k = torch.arange(math.prod(shape))`, `total = torch.zeros_like(k)`; for each `size, step`: `total += k % size *
-# step`, then `k = k // size`.
+# One line: an element of `out` on the left, the same element of `a` on the right.
 # </details>
 
 
 # %% tags=["exercise"]
-def offsets(shape: list[int], stride: list[int]) -> torch.Tensor:
-    """Offsets of the coordinates number 0, 1, 2, ..., first mode fastest: [product of shape] int64."""
-    # BEGIN SOLUTION
-    k = torch.arange(torch.tensor(shape).prod())
-    total = torch.zeros_like(k)
-    for size, step in zip(shape, stride, strict=True):
-        total += k % size * step
-        k = k // size
-    return total
-    # END SOLUTION
+@puzzle(a=(64,), out=(64,))
+class AddTen:
+    """out = a + 10 for 64 numbers."""
+
+    def grid(self, a, out):
+        return 1, 1, 1
+
+    @cute.kernel
+    def kernel(self, a: cute.Tensor, out: cute.Tensor):
+        thread, _, _ = cute.arch.thread_idx()
+        # BEGIN SOLUTION
+        out[thread] = a[thread] + 10.0
+        # END SOLUTION
 
 
 # %%
-check.q1(offsets)
+check.q1(AddTen)
 
 # %% [markdown]
-# Your function draws three layouts of a matrix of 4 × 8. The number in a cell is its offset. **Look for** where 0, 1, 2
-# and 3 lie: these stand side by side in memory.
-
-# %%
-if check.q1.passed:
-    drawn = {
-        "row-major": ([4, 8], [8, 1]),
-        "column-major": ([4, 8], [1, 4]),
-        "tiles of 2 x 4": ([2, 2, 4, 2], [4, 16, 1, 8]),  # row in a tile, tile's row, column in a tile, tile's column
-    }
-    fig, axes = plt.subplots(1, 3, figsize=(11, 2.3))
-    for ax, (name, layout) in zip(axes, drawn.items(), strict=True):
-        found = offsets(*layout).view(8, 4).T
-        ax.imshow(found, cmap="Blues", vmax=45)
-        for i in range(4):
-            for j in range(8):
-                ax.text(j, i, int(found[i, j]), ha="center", va="center", fontsize=9)
-        ax.set(title=name, xticks=[], yticks=[])
-    plt.show()
-
-# %% [markdown] tags=["solution"]
-# **One function, all layouts.** Row-major, column-major, padded, broadcast (stride 0), transposed, tiled: they differ
-# in numbers, never in code. The tiled one has four modes where the matrix has two. CuTe writes them as nested pairs,
-# `((2,2),(4,2)):((4,16),(1,8))`, so that it still has two modes and can be indexed with `(row, column)`.
-
-# %% [markdown]
-# ## q2 · How many sectors?
+# ## q2 · Guard
 #
-# ●●○○○ · 10 minutes
+# ●○○○○ · 5 minutes
 #
-# A warp executes one load. Lane $l$ asks for `size` bytes from `addresses[w, l]` on. The memory moves whole *sectors*
-# of 32 bytes, and each sector that somebody in the warp asks for is moved once for this load. Count them, warp by
-# warp. Lanes that are not `active` ask for nothing. `size` is at most 32 and divides each address, so no access
-# reaches into two sectors.
+# The same for any number of elements, in blocks of 64 threads: as many blocks as it takes, rounded up.
 #
-# Shapes: `addresses` `[W, 32]` int64, `size` an int, `active` `[W, 32]` bool; result `[W]` int64.
-#
-# <details><summary>Hint 1: direction</summary>
-# The number of a sector is the address divided by 32. How many **different** numbers has a warp?
+# <details><summary>Hint 1: a question</summary>
+# Block 2, thread 5: which element? And what if there are only 130?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Different numbers are easily counted in a sorted list: each place that differs from the one before it begins a new
-# one. Or use a loop over the warps and `torch.unique`.
+# The blocks before you have done `block * self.threads` elements. The last block has more threads than there are
+# elements left, and those threads must not touch anything.
 # </details>
-# <details><summary>Hint 3: nearly the code</summary>
+# <details><summary>Hint 3: the shape of the answer</summary>
 #
-# `[len(torch.unique(warp[on] // 32)) for warp, on in zip(addresses, active)]`, made a tensor.
+# Three lines: the number of your element, a condition on it, and q1's line inside the condition.
+# </details>
+
+
+# %% tags=["exercise"]
+@puzzle(a=("n",), out=("n",))
+class AddTenAnyLength:
+    """out = a + 10 for any number of elements."""
+
+    def grid(self, a, out):
+        return -(-a.shape[0] // self.threads), 1, 1
+
+    @cute.kernel
+    def kernel(self, a: cute.Tensor, out: cute.Tensor):
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        # BEGIN SOLUTION
+        i = block * self.threads + thread
+        if i < a.shape[0]:
+            out[i] = a[i] + 10.0
+        # END SOLUTION
+
+
+# %%
+check.q2(AddTenAnyLength)
+
+# %% [markdown]
+# ## q3 · Two dimensions
+#
+# ●●○○○ · 5 minutes
+#
+# `out[c, r] = a[r, c]`, for matrices of any height and width. The grid covers `a` with tiles of 8 × 8: the block
+# (`across`, `down`) has the tile that begins at row `8 * down` and column `8 * across`, and its 64 threads have an
+# element each. Lanes that are neighbours should read neighbours.
+#
+# <details><summary>Hint 1: a question</summary>
+# Thread 19 of a tile of 8 × 8, counted row by row: where is it in its tile?
+# </details>
+# <details><summary>Hint 2: the idea</summary>
+#
+# A number is turned into two coordinates by a division and its remainder. The remainder runs fastest, so it belongs to
+# the coordinate along which `a` lies in memory: the column.
+# </details>
+# <details><summary>Hint 3: the shape of the answer</summary>
+#
+# Two lines for row and column, each with the tile's beginning and the place in the tile; a condition on **both**
+# (`and` works); one assignment.
+# </details>
+
+
+# %% tags=["exercise"]
+@puzzle(a=("rows", "columns"), out=("columns", "rows"))
+class Transpose:
+    """out = the transpose of a."""
+
+    def grid(self, a, out):
+        return -(-a.shape[1] // 8), -(-a.shape[0] // 8), 1
+
+    @cute.kernel
+    def kernel(self, a: cute.Tensor, out: cute.Tensor):
+        thread, _, _ = cute.arch.thread_idx()
+        across, down, _ = cute.arch.block_idx()
+        # BEGIN SOLUTION
+        r = 8 * down + thread // 8
+        c = 8 * across + thread % 8
+        if r < a.shape[0] and c < a.shape[1]:
+            out[c, r] = a[r, c]
+        # END SOLUTION
+
+
+# %%
+check.q3(Transpose)
+
+# %% [markdown] tags=["solution"]
+# The reads use all of what they move, 8 floats in a row being one sector. The writes can't at the same time: a warp
+# writes down a column. The remedy is the next puzzle's: turn the tile around in shared memory.
+
+# %% [markdown]
+# ## q4 · Shared memory
+#
+# ●●○○○ · 5 minutes
+#
+# `out[i] = a[i] + a[i-1] + a[i-2]` for 64 numbers, in one block of 64 threads; in front of `a[0]` there is nothing to
+# add. The catch: of `a` each number may be read **once**. `shared` has room for 64 numbers that all threads of the
+# block see.
+#
+# <details><summary>Hint 1: a question</summary>
+# Every number is needed by three threads, and only one may fetch it. How do the other two come by it, and when?
+# </details>
+# <details><summary>Hint 2: the idea</summary>
+#
+# Each thread brings its own number to `shared`. The block has two warps: thread 32 needs what thread 31 has brought,
+# and nothing says that the first warp is ahead of the second. `cute.arch.sync_threads()` does.
+# </details>
+# <details><summary>Hint 3: the shape of the answer</summary>
+#
+# Write to `shared`; barrier; a sum that begins with one's own number; two conditions that each add one more, for the
+# threads that have such a neighbour; write to `out`.
+# </details>
+
+
+# %% tags=["exercise"]
+@puzzle(a=(64,), out=(64,))
+class SumOfThree:
+    """out[i] = a[i] + a[i - 1] + a[i - 2], those that exist; 64 numbers, each read once."""
+
+    def grid(self, a, out):
+        return 1, 1, 1
+
+    @cute.kernel
+    def kernel(self, a: cute.Tensor, out: cute.Tensor):
+        thread, _, _ = cute.arch.thread_idx()
+        shared = cute.make_tensor(cute.arch.alloc_smem(Float32, 64), cute.make_layout(64))
+        # BEGIN SOLUTION
+        shared[thread] = a[thread]
+        cute.arch.sync_threads()
+        total = shared[thread]
+        if thread >= 1:
+            total += shared[thread - 1]
+        if thread >= 2:
+            total += shared[thread - 2]
+        out[thread] = total
+        # END SOLUTION
+
+
+# %%
+check.q4(SumOfThree)
+
+# %% [markdown]
+# ## q5 · Reduction
+#
+# ●●○○○ · 5 minutes
+#
+# The largest number of each row, for rows of at most 32 numbers of any sign. A block is one warp and has one row: lane
+# number `lane` has the number in column `lane`, if there is one. `cute.arch.shuffle_sync_bfly(value, offset=d)` gives
+# each lane the `value` of lane `lane ^ d`; all 32 lanes must come to it.
+#
+# <details><summary>Hint 1: a question</summary>
+# A row has 20 numbers. What should lane 25 hold, so that it never wins?
+# </details>
+# <details><summary>Hint 2: the idea</summary>
+#
+# The butterfly of the lesson, with the larger of two in place of their sum: distances 1, 2, 4, 8, 16. The shuffles
+# stand outside of any condition; what a condition decides is only what a lane begins with.
+# </details>
+# <details><summary>Hint 3: the shape of the answer</summary>
+#
+# A value that loses against everything; one condition that replaces it; a loop of five with a shuffle and a choice
+# (`x if x > y else y` works); a condition for the one lane that writes.
+# </details>
+
+
+# %% tags=["exercise"]
+@puzzle(threads=32, a=("rows", "columns"), out=("rows",))
+class RowMax:
+    """out[row] = the largest number of a's row."""
+
+    def grid(self, a, out):
+        return a.shape[0], 1, 1
+
+    @cute.kernel
+    def kernel(self, a: cute.Tensor, out: cute.Tensor):
+        lane, _, _ = cute.arch.thread_idx()
+        row, _, _ = cute.arch.block_idx()
+        # BEGIN SOLUTION
+        value = Float32(-1e38)
+        if lane < a.shape[1]:
+            value = a[row, lane]
+        for step in range_constexpr(5):
+            other = cute.arch.shuffle_sync_bfly(value, offset=1 << step)
+            value = other if other > value else value
+        if lane == 0:
+            out[row] = value
+        # END SOLUTION
+
+
+# %%
+check.q5(RowMax)
+
+# %% [markdown]
+# ## q6 · A matrix product
+#
+# ●●○○○ · 5 minutes
+#
+# `out = a @ b` for any sizes, tiled as in q3: a thread has one element of `out`. Loops over a size that is not known to
+# the compiler are written `for k in range(a.shape[1])`.
+#
+# <details><summary>Hint 1: a question</summary>
+# Which numbers of `a` and of `b` does one element of the product need?
+# </details>
+# <details><summary>Hint 2: the idea</summary>
+#
+# A row of `a` and a column of `b`, walked along together. Add up in a `Float32` that begins at 0.
+# </details>
+# <details><summary>Hint 3: the shape of the answer</summary>
+#
+# q3's first three lines, with the condition on `out`; in it a total, a loop with one line, and one assignment.
+# </details>
+
+
+# %% tags=["exercise"]
+@puzzle(a=("m", "k"), b=("k", "n"), out=("m", "n"))
+class Product:
+    """out = a @ b."""
+
+    def grid(self, a, b, out):
+        return -(-b.shape[1] // 8), -(-a.shape[0] // 8), 1
+
+    @cute.kernel
+    def kernel(self, a: cute.Tensor, b: cute.Tensor, out: cute.Tensor):
+        thread, _, _ = cute.arch.thread_idx()
+        across, down, _ = cute.arch.block_idx()
+        # BEGIN SOLUTION
+        r = 8 * down + thread // 8
+        c = 8 * across + thread % 8
+        if r < out.shape[0] and c < out.shape[1]:
+            total = Float32(0.0)
+            for k in range(a.shape[1]):
+                total += a[r, k] * b[k, c]
+            out[r, c] = total
+        # END SOLUTION
+
+
+# %%
+check.q6(Product)
+
+# %% [markdown]
+# It is right. Is it good? A product of 32 × 32 matrices needs 4,096 bytes of `a` and as many of `b`. **Look for** what
+# your threads ask for instead.
+
+# %%
+if check.q6.passed:
+    moved(Product(), torch.randn(32, 32), torch.randn(32, 32), torch.empty(32, 32))
+
+# %% [markdown] tags=["solution"]
+# Each number is asked for 32 times, once for each element of `out` that needs it. A good product brings tiles of `a`
+# and `b` to shared memory, as in q4, and takes each number from there many times. That is what tensor cores and
+# libraries build on, and it is why nobody writes products one thread an element.
+
+# %% [markdown]
+# ## q7 · How many sectors?
+#
+# ●●○○○ · 10 minutes
+#
+# A warp executes one load. Lane $l$ asks for `size` bytes from `addresses[w, l]` on. Memory moves whole *sectors* of 32
+# bytes, and each sector that somebody in the warp asks for is moved once for this load. Count them, warp by warp. Lanes
+# that are not `active` ask for nothing. `size` is at most 32 and divides each address, so no access reaches into two
+# sectors.
+#
+# Shapes: `addresses` `[W, 32]` int64, `size` an int, `active` `[W, 32]` bool; result `[W]` int64.
+#
+# <details><summary>Hint 1: a question</summary>
+# All 32 lanes read the same float. How many sectors, and which of the obvious formulas says 4?
+# </details>
+# <details><summary>Hint 2: the idea</summary>
+#
+# An address determines its sector. What counts is how many **different** sectors a warp's active lanes name.
+# </details>
+# <details><summary>Hint 3: the shape of the answer</summary>
+#
+# Warp by warp: the active addresses, turned into numbers of sectors; the number of distinct ones; all counts in a
+# tensor.
 # </details>
 
 
@@ -134,125 +405,181 @@ def sectors(addresses: torch.Tensor, size: int, active: torch.Tensor) -> torch.T
 
 
 # %%
-check.q2(sectors)
+check.q7(sectors)
 
 # %% [markdown]
 # What your function says of a load of 4 bytes a lane, with more and more distance between neighbours. **Look for** the
 # stride from which on it gets no worse.
 
-# %%
-if check.q2.passed:
+# %% tags=["hide-input"]
+# @title Figure: bytes moved over the stride
+if check.q7.passed:
     strides = torch.arange(33)  # in elements of 4 bytes
-    moved = [32 * int(sectors(4 * s * torch.arange(32)[None], 4, torch.ones(1, 32, dtype=torch.bool))) for s in strides]
-    fig, ax = plt.subplots(figsize=(6.5, 2.8))
-    ax.plot(strides, moved, color="#0072B2", marker="o", markersize=4)
+    bytes_moved = [
+        32 * int(sectors(4 * s * torch.arange(32)[None], 4, torch.ones(1, 32, dtype=torch.bool))) for s in strides
+    ]
+    fig, ax = plt.subplots(figsize=(6.5, 2.8), layout="constrained")
+    ax.plot(strides, bytes_moved, color="#0072B2", marker="o")
     ax.axhline(128, color="black", linestyle=":", label="what the 32 lanes use: 128 bytes")
     ax.set(xlabel="stride in elements of 4 bytes", ylabel="bytes moved", title="One load of a warp", ylim=(0, None))
-    ax.legend(frameon=False)
+    ax.legend()
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# **Why `unique` and not a division.** Bytes / 32 is right for neighbours that begin at a multiple of 32. The same 128
-# bytes from an address 16 bytes further on touch five sectors, not four. With stride 0 all lanes share one sector: a
-# *broadcast*, which is cheap. From stride 8 on every lane has a sector of its own, and 7 of 8 bytes are moved for
-# nothing. The size of an access does not enter at all: aligned, it never leaves its sector.
+# Bytes / 32 is right for neighbours that begin at a multiple of 32. The same 128 bytes from an address 16 bytes further
+# on touch five sectors, not four. With stride 0 all lanes share one sector: a *broadcast*, which is cheap. From stride
+# 8 on every lane has a sector of its own. The size of an access does not enter at all: aligned, it never leaves its
+# sector.
 
 # %% [markdown]
-# ## q3 · Which lane holds what
+# ## q8 · No bank conflicts, three ways
 #
-# ●●●○○ · 15 minutes
+# ●●●●○ · 20 minutes
 #
-# A row of `hidden` elements is shared by `lanes` threads. A piece is `vector` elements in a row, what a lane loads at
-# once. Neighbouring lanes take neighbouring pieces; when all have one, the next round begins. So lane $l$'s piece
-# number $i$ begins at element $(i \cdot \text{lanes} + l) \cdot \text{vector}$. List the elements that each lane
-# holds, in the order in which it holds them: a *thread-value layout* as a table. Each lane takes part in as many
-# rounds as are needed for the whole row. What lies behind the end is -1.
+# A tile of 32 × 32 floats lies in shared memory: 1,024 words of 4 bytes, and word $w$ is in bank $w \bmod 32$. A warp
+# takes 32 words in one turn if they lie in 32 different banks. Lay the tile out so that this holds for **every row**,
+# **every column**, and **every sub-tile of 4 × 8** (rows $4p$ to $4p + 3$, columns $8q$ to $8q + 7$), which is what a
+# warp loads for a matrix product on tensor cores. There is no room for padding.
 #
-# Shapes: three ints; result `[lanes, rounds * vector]` int64.
+# Shapes: `row`, `column` `[n]` int64, of some elements; result: the word of each, `[n]` int64 from 0 to 1023, no two
+# elements in one word. `^` on integer tensors is the exclusive or.
 #
-# <details><summary>Hint 1: direction</summary>
-# Three coordinates: lane, piece, and place in the piece. Each has its own stride.
+# <details><summary>Hint 1: a question</summary>
+# The lesson's swizzle, `32 * row + (column ^ row)`, does rows and columns. Which banks do the four rows of one sub-tile
+# get under it, and why are they the same eight?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# A sum of three `arange`s of shapes `[lanes, 1, 1]`, `[1, rounds, 1]` and `[1, 1, vector]`; `rounds` is
-# $\lceil \text{hidden} / (\text{lanes} \cdot \text{vector}) \rceil$.
+# Look at the five bits of the bank. Within a sub-tile the column changes the lower three, and the row changes its own
+# lower two. So the row's lower two bits must reach the bits of the bank that the column leaves alone. And the other
+# three bits of the row? Down a column all five must count.
 # </details>
-# <details><summary>Hint 3: nearly the code</summary>
+# <details><summary>Hint 3: the shape of the answer</summary>
 #
-# `rounds = -(-hidden // (lanes * vector))`; `lane = torch.arange(lanes)[:, None, None] * vector`; `piece =
-# torch.arange(rounds)[:, None] * lanes * vector`; add `torch.arange(vector)`, flatten the last two dimensions, then
-# `torch.where(held < hidden, held, -1)`.
+# `32 * row + (column ^ f(row))`, where `f` goes through all of 0 to 31 as the row does, in another order: four
+# neighbouring rows must differ in its upper two bits. It takes one product, one remainder and one quotient.
 # </details>
 
 
 # %% tags=["exercise"]
-def thread_values(hidden: int, lanes: int, vector: int) -> torch.Tensor:
-    """The elements that each lane holds, -1 behind the end: [lanes, rounds * vector] int64."""
+def place(row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+    """The word of shared memory in which each element of a tile of 32 x 32 lies: [n] int64."""
     # BEGIN SOLUTION
-    rounds = -(-hidden // (lanes * vector))
-    lane = torch.arange(lanes)[:, None, None] * vector
-    piece = torch.arange(rounds)[:, None] * lanes * vector
-    held = (lane + piece + torch.arange(vector)).flatten(1)
-    return torch.where(held < hidden, held, -1)
+    return 32 * row + (column ^ (row % 4 * 8 + row // 4))
     # END SOLUTION
 
 
 # %%
-check.q3(thread_values)
+check.q8(place)
 
 # %% [markdown]
-# Your table as a picture: a row of 48 elements, 4 lanes, pieces of 8. The colour is the lane. The second line is the
-# other way to share, a long stretch for each lane. **Look for** what the four lanes ask for in their first load.
+# Your layout: the colour is the bank. **Look for** one column, and for one sub-tile (between the lines).
 
-# %%
-if check.q3.passed:
-    owner = torch.full((2, 64), -1)
-    for lane, held in enumerate(thread_values(48, 4, 8)):
-        owner[0, held[held >= 0]] = lane
-    owner[1, :48] = torch.arange(48) // 12
-    fig, ax = plt.subplots(figsize=(9, 1.6))
-    ax.imshow(owner[:, :48], cmap="viridis", aspect="auto")
-    ax.set(yticks=[0, 1], yticklabels=["dealt out", "stretches"], xticks=range(0, 48, 8), xlabel="element")
+# %% tags=["hide-input"]
+# @title Figure: banks of the tile
+if check.q8.passed:
+    element = torch.arange(1024)
+    fig, ax = plt.subplots(figsize=(6, 5), layout="constrained")
+    shown = ax.imshow((place(element // 32, element % 32) % 32).view(32, 32), cmap="twilight")
+    ax.set_xticks([q * 8 - 0.5 for q in range(5)], [q * 8 for q in range(5)])
+    ax.set_yticks([p * 4 - 0.5 for p in range(9)], [p * 4 for p in range(9)])
+    ax.hlines([p * 4 - 0.5 for p in range(9)], -0.5, 31.5, color="white", linewidth=2)
+    ax.vlines([q * 8 - 0.5 for q in range(5)], -0.5, 31.5, color="white", linewidth=2)
+    ax.set(xlabel="column", ylabel="row", title="Each row, column and sub-tile has every bank once")
+    fig.colorbar(shown, label="bank")
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# **Dealt out** is the coalesced way: in each round the warp loads one unbroken stretch. With stretches, each lane's
-# piece lies far from its neighbour's, and one load touches one sector a lane. **Behind the end**: a row of 896
-# elements has 112 pieces of 8; 32 lanes need four rounds, and in the last only half of them have work. The lesson's
-# RMSNorm takes 16 lanes a row instead, where the rounds come out even.
+# **It is a sudoku.** Rows, columns and boxes that have each of 32 numbers once. In a sub-tile, `column` runs through
+# the lower three bits of the bank, and `row % 4 * 8` puts the four rows on four values of the upper two. Down a column,
+# `row % 4 * 8 + row // 4` takes each of 32 values once, and an exclusive or with a constant keeps them different. A sum
+# modulo 32 does as well as `^`. CuTe writes the exclusive or as `Swizzle`: bits of the row, moved onto bits of the
+# column.
 
 # %% [markdown]
-# ## q4 · A kernel: the squared relu
+# ## q9 · Mend it: the squared relu
 #
-# ●●●●○ · 25 minutes · needs CuTe DSL
+# ●●●○○ · 20 minutes
 #
-# $\text{out} = \text{relu}(\text{gate})^2 \cdot \text{up}$, for bfloat16 vectors of any length $n$ (So et al. 2021,
-# arXiv:2109.08668, use the squared relu). The host's part is given. Write the kernel, what each thread does:
+# $\text{out} = \text{relu}(\text{gate})^2 \cdot \text{up}$ for bfloat16 vectors of any length $n$ (So et al. 2021,
+# arXiv:2109.08668). A thread has 8 neighbouring elements, 16 bytes. A colleague has written it and tested it: "2,048
+# numbers, all within one percent".
+
+
+# %%
+@dataclass(frozen=True)
+class ReluSquared:
+    """Hers: out = relu(gate)^2 * up; bfloat16 [n], any n (so she says)."""
+
+    threads: int = 128
+
+    def arguments(self) -> tuple:
+        gate, up = (Argument(name, "bfloat16", ("n",)) for name in ("gate", "up"))
+        return gate, up, Argument("out", "bfloat16", ("n",), output=True)
+
+    def grid(self, gate, up, out):
+        return -(-gate.shape[0] // (8 * self.threads)), 1, 1
+
+    @cute.jit
+    def __call__(self, gate: cute.Tensor, up: cute.Tensor, out: cute.Tensor, stream):
+        self.kernel(gate, up, out).launch(grid=self.grid(gate, up, out), block=[self.threads, 1, 1], stream=stream)
+
+    @cute.kernel
+    def kernel(self, gate: cute.Tensor, up: cute.Tensor, out: cute.Tensor):
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        first = (block * self.threads + thread) * 8
+        if first < gate.shape[0]:
+            g = cute.make_rmem_tensor(8, out.element_type)
+            cute.autovec_copy(cute.tiled_divide(gate, (8,))[None, first // 8], g)
+            for i in range_constexpr(8):
+                wide = g[i].to(Float32)
+                wide = wide if wide > 0.0 else Float32(0.0)
+                square = (wide * wide).to(out.element_type)
+                g[i] = (square.to(Float32) * up[first + i].to(Float32)).to(out.element_type)
+            cute.autovec_copy(g, cute.tiled_divide(out, (8,))[None, first // 8])
+        else:
+            for i in range_constexpr(8):
+                if first + i < gate.shape[0]:
+                    one = gate[first + i].to(Float32)
+                    out[first + i] = (one * one * up[first + i].to(Float32)).to(out.element_type)
+
+
+# %% [markdown]
+# Her test, with numbers on how the data moves.
+
+# %%
+gate, up = (torch.randn(2048).to(torch.bfloat16) for _ in range(2))
+out = torch.empty_like(gate)
+try:
+    report = simulate(ReluSquared(), gate, up, out)
+    exact = gate.double().clamp(min=0) ** 2 * up.double()
+    print(f"largest relative error {((out - exact).abs() / exact.abs().clamp(min=1e-9)).max():.2%}")
+    for _, access in sorted(report.accesses.items()):
+        if access.warps:
+            print(f"  {access.text.split()[0]:20} {access.warps:3} warps, {access.efficiency:4.0%} of the sectors used")
+except Exception as error:
+    print(error)
+
+# %% [markdown]
+# There are **four** mistakes: in which numbers are wrong, in what happens for other $n$, and in how data moves. One of
+# them hides behind another. What is asked for: `gate` and `up` are loaded 16 bytes a thread, `out` stored likewise;
+# arithmetic in `Float32`, rounded **once**, at the end; and for any $n$ nothing beyond the end is touched.
 #
-# - a thread has 8 neighbouring elements: 16 bytes, in **one** load of `gate` and one of `up`, and one store;
-# - arithmetic in `Float32`, rounded to bfloat16 once, at the end;
-# - $n$ need not be a multiple of 8. No thread may touch anything behind the end, not even to read it.
-#
-# Shapes: `gate`, `up`, `out` `[n]` bfloat16.
-#
-# <details><summary>Hint 1: direction</summary>
-# It is `WideAdd` of the lesson with other arithmetic and 8 values of 16 bits. One branch for threads whose 8 elements
-# are all there, one for the rest.
+# <details><summary>Hint 1: a question</summary>
+# Half a unit in the last place of a bfloat16 is 0.4 %. Where does "within one percent" come from, then? And which
+# threads ever get to the `else`?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# `held = cute.make_rmem_tensor(8, out.element_type)` is a thread's own place for 8 values;
-# `cute.tiled_divide(gate, (8,))[None, piece]` is piece number `piece` of a tensor; `cute.autovec_copy(source, target)`
-# copies 16 bytes at once. `gate[i].to(Float32)` converts, `.to(out.element_type)` converts back. Loops over a constant
-# number of values are `for i in range_constexpr(8)`.
+# Look at the list of accesses: 16 bytes a lane would be a `v4.b32`. Then run the colleague's kernel with n = 2,050 and
+# see which line the interpreter names. Once that is mended, the branch for the rest runs for the first time in its
+# life: read it as if it were new.
 # </details>
-# <details><summary>Hint 3: nearly the code</summary>
+# <details><summary>Hint 3: the shape of the answer</summary>
 #
-# `first = (block * self.threads + thread) * 8`; `if first + 8 <= gate.shape[0]:` two `autovec_copy`s into `g` and `u`,
-# then for each `i`: `wide = g[i].to(Float32)`, `wide = wide if wide > 0.0 else Float32(0.0)`, `g[i] = (wide * wide *
-# u[i].to(Float32)).to(out.element_type)`, then `autovec_copy(g, ...)` to `out`. `else:` the same for `gate[first + i]`
-# under `if first + i < gate.shape[0]`.
+# Her code with four changes: another condition in front of the pieces (a whole piece must exist), a second register
+# tensor with its own copy, one conversion less, and one line more in the `else`.
 # </details>
 
 
@@ -299,58 +626,46 @@ class ReluSquared:
 
 
 # %%
-check.q4(ReluSquared)
-
-# %% [markdown]
-# What your kernel moves for a vector of 4096 elements, as the interpreter counted it.
-
-# %%
-if check.q4.passed:
-    gate, up = (torch.randn(4096).to(torch.bfloat16) for _ in range(2))
-    report = simulate(ReluSquared(), gate, up, torch.empty_like(gate))
-    print(f"read {dict(report.read)}, written {dict(report.written)}, {report.total} instructions of warps")
-    for access in report.accesses.values():
-        if access.warps:
-            lane = access.bytes / access.warps / 32
-            print(f"{lane:3.0f} bytes a lane, {access.efficiency:4.0%} of what the sectors hold is used")
+check.q9(ReluSquared)
 
 # %% [markdown] tags=["solution"]
-# **Two branches for one sum.** Nearly all threads take the first; the second is for the thread at the end, which has up
-# to 7 elements. Its loads are of 2 bytes, and there are at most 14 of them, which nobody notices. **Rounding once**: a
-# bfloat16 has 8 bits of precision, its square needs 16, the product with `up` 24, which a float32 just holds. So the
-# arithmetic here is exact, and the one rounding is the store.
+# **The condition** asked whether the first of 8 elements exists, and not the last. With 2,048 it makes no difference.
+# **The rest** had no relu, and nobody could know: no thread ever went there. **Rounding twice** costs an error of up to
+# twice the unavoidable one: a bfloat16 has 8 bits of precision, its square needs 16, the product with `up` 24, which a
+# float32 just holds. So the arithmetic is exact, and the one rounding is the store. **`up`** was fetched two bytes at a
+# time, eight times: the same sectors, asked for over and over.
+#
+# A test with one round size found none of the four.
 
 # %% [markdown]
-# ## q5 · A kernel with shared memory
+# ## q10 · A kernel with shared memory
 #
-# ●●●●● · 35 minutes · needs CuTe DSL
+# ●●●●● · 35 minutes
 #
 # The norm of each row, $y_r = \sqrt{\sum_j x_{r,j}^2}$, for rows of 512 float32 numbers. A block has 128 threads, four
 # warps, and does **two rows, one after the other**: $2b$ and $2b + 1$. All threads work on one row. Loads may be single
 # floats here.
 #
 # A sum over a warp is one call, `cute.arch.warp_reduction_sum(value)`: every lane gets it. From warp to warp it goes
-# through shared memory: `shares` has a place for each warp. `cute.arch.sync_threads()` is the barrier: nobody passes it
-# before all threads of the block are there. The number of rows may be odd.
+# through shared memory: `shares` has a place for each warp. `cute.arch.sync_threads()` is the barrier. The number of
+# rows may be odd.
 #
 # Shapes: `x` `[rows, 512]`, `y` `[rows]` float32.
 #
-# <details><summary>Hint 1: direction</summary>
-# A row: sum over the thread's own elements, sum over the warp, one lane of each warp writes its share, barrier, one
-# thread adds the four shares and writes y. What could go wrong if the fast warps begin the second row at once?
+# <details><summary>Hint 1: a question</summary>
+# Three warps have nothing to do while one thread adds up the shares. What will they do next, and whose numbers do they
+# overwrite?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
 # Thread $t$ takes the elements $t, t + 128, \dots$. Two barriers a row: one between writing and reading the shares, and
 # one between reading them and the next row, which writes them again. Every thread must come to both, so neither may
-# stand within `if thread == 0`. `if row < x.shape[0]` is no danger: all threads of a block have the same row.
+# stand within `if thread == 0`. A condition on the row is no danger: all threads of a block have the same row.
 # </details>
-# <details><summary>Hint 3: nearly the code</summary>
+# <details><summary>Hint 3: the shape of the answer</summary>
 #
-# `for turn in range_constexpr(2):` `row = 2 * block + turn`, `if row < x.shape[0]:` `total = Float32(0.0)`, `for i in
-# range_constexpr(4):` `value = x[row, i * 128 + thread]`, `total += value * value`; `total =
-# cute.arch.warp_reduction_sum(total)`; `if thread % 32 == 0: shares[thread // 32] = total`; barrier; `if thread == 0:`
-# add the four in a `Float32`, `y[row] = cute.math.sqrt(all)`; barrier.
+# A loop of two. In it: the row and whether it exists; a sum of four squares; the sum over the warp; one lane of each
+# warp writes; barrier; one thread adds four numbers and writes the root; barrier.
 # </details>
 
 
@@ -398,13 +713,13 @@ class RowNorm:
 
 
 # %%
-check.q5(RowNorm)
+check.q10(RowNorm)
 
 # %% [markdown]
 # Your kernel at work: barriers, shuffles, and bytes for six rows.
 
 # %%
-if check.q5.passed:
+if check.q10.passed:
     x = torch.randn(6, 512)
     y = torch.empty(6)
     report = simulate(RowNorm(), x, y)
@@ -415,7 +730,7 @@ if check.q5.passed:
 # %% [markdown] tags=["solution"]
 # **Why a second barrier.** Thread 0 is still adding up the first row's shares while warp 3 has nothing to do but begin
 # the second row, and write its share of it. Without the barrier the result depends on who is faster: a race. It would
-# be right nearly always, since warp 3 must first wait for its loads. That is what makes such a mistake expensive; the
-# interpreter needs no luck to find it, since it asks who is **ordered** before whom. One barrier can be saved by using
-# two sets of shares in turn. **And a warp a row** needs neither shared memory nor barriers, which is why the lesson's
-# RMSNorm does that for all rows that fit in a warp's registers.
+# be right nearly always, since warp 3 must first wait for its loads, and that is what makes such a mistake expensive.
+# The interpreter needs no luck to find it, because it asks who is **ordered** before whom. One barrier can be saved by
+# using two sets of shares in turn. **And one warp per row** needs neither shared memory nor barriers, which is why the
+# lesson's RMSNorm does that for all rows that fit in a warp's registers.

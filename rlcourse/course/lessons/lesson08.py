@@ -1,0 +1,57 @@
+"""Runs a reader's kernel in the interpreter and says in which line of Python a mistake of it is."""
+
+import contextlib
+import linecache
+import re
+
+from rlcourse.kernels import toolchain
+from rlcourse.ptx import PTXError, Report
+
+PLACE = re.compile(r"\s*\.loc\s+(\d+)\s+(\d+)\b")
+FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]+)"', re.M)
+
+
+@contextlib.contextmanager
+def python_lines():
+    """Within it, a compiled kernel's PTX says from which line of Python each instruction comes."""
+    try:
+        from cutlass.cutlass_dsl import CuTeDSL
+
+        settings = CuTeDSL._get_dsl().envar
+        before, settings.lineinfo = settings.lineinfo, True
+    except (ImportError, AttributeError):  # without them errors name the line of the PTX
+        yield
+        return
+    try:
+        yield
+    finally:
+        settings.lineinfo = before
+
+
+def run(kernel, *tensors, **order) -> Report:
+    """`toolchain.simulate`. Where the PTX knows the line of Python from which a mistake of a reader's kernel comes, the
+    error names that line in place of the PTX's."""
+    if type(kernel).__module__.startswith("rlcourse."):  # kept on disk, as it is
+        return toolchain.simulate(kernel, *tensors, **order)
+    with python_lines():
+        code = toolchain.compiled(kernel, "sm_86")
+    try:
+        return toolchain.simulate(kernel, *tensors, **order)
+    except PTXError as error:
+        found = python_line(code.ptx, error.line)
+        if found:
+            error.message += f"\n  Python line {found[0]}: {found[1]}"
+            error.line = None
+        raise
+
+
+def python_line(ptx: str, line: int | None) -> tuple[int, str] | None:
+    """Number and text of the line of Python behind a line of PTX, None if the PTX does not say."""
+    files = dict(FILE.findall(ptx))
+    for text in reversed(ptx.splitlines()[:line] if line else []):
+        place = PLACE.match(text)
+        file = files.get(place[1], "") if place else ""
+        source = linecache.getline(file, int(place[2])).strip() if file and "cutlass" not in file else ""
+        if source:
+            return int(place[2]), source
+    return None
