@@ -31,6 +31,12 @@ from rlcourse.course import pick
 from rlcourse.course.lessons.curve_records import load_curve
 from rlcourse.course.loop import GROUP, LIMIT, PROMPTS, answer_mask, greedy_accuracy, log_probs, task, verify
 from rlcourse.course.widgets import bet
+from rlcourse.measure.memory import QWEN25, parameters
+from rlcourse.measure.plots import BLACK, BLUE, GREEN, LABELS, ORANGE, PURPLE, SKY, STYLES, VERMILION
+from rlcourse.policy import load_policy
+from rlcourse.rollout import make_engine
+from rlcourse.sampling import Sampling
+from rlcourse.tasks.prompts import PromptSampler
 
 # %% [markdown]
 # ## 1 · What the critic costs
@@ -41,15 +47,9 @@ from rlcourse.course.widgets import bet
 #
 # In float32 a parameter that is trained with AdamW takes 4 bytes for itself, 4 for its gradient and 8 for the two
 # moments. One that is only read, as in the frozen reference, takes 4.
+
 # %% tags=["hide-input"]
 # @title Your bet
-from rlcourse.measure.memory import QWEN25, parameters
-from rlcourse.measure.plots import BLACK, BLUE, GREEN, LABELS, ORANGE, PURPLE, SKY, STYLES, VERMILION
-from rlcourse.policy import load_policy
-from rlcourse.rollout import make_engine
-from rlcourse.sampling import Sampling
-from rlcourse.tasks.prompts import PromptSampler
-
 TRAINED, FROZEN = 16, 4  # bytes of a parameter
 count = {name.split("/")[1]: parameters(shape) for name, shape in QWEN25.items()}
 largest = list(count)[-1]
@@ -428,9 +428,8 @@ curve = each.mean(0)
 # **Dynamic sampling** (DAPO, Yu et al. 2025) throws silent groups away and samples other prompts until the batch is
 # full. Is that worth its price?
 
+
 # %%
-
-
 def runs_of(name: str) -> tuple[list[int], torch.Tensor]:
     """Steps and greedy accuracy in percent, [seeds, evaluations], of a recorded run."""
     seeds = load_curve(name)["results"]
@@ -544,14 +543,17 @@ plt.show()
 grpo, others = runs_of("grpo")[1], {name: runs_of(name)[1] for name in ("rloo", "dr_grpo")}
 lead_bet.result(grpo[:, 1].mean().item())
 ppo_at_10 = runs_of("ppo")[1][:, 2]
+slow = {name: runs_of(f"lesson04_slow_{name}")[1] for name in ("grpo", "dr_grpo")}
 
 # %% [markdown]
 # GRPO has a head start: its worst seed is at {{ grpo[:, 1].min():.1f }} %, the best of RLOO and Dr. GRPO at {{
 # max(runs[:, 1].max() for runs in others.values()):.1f }} %. {{ assert grpo[:, 1].min() > max(runs[:, 1].max() for runs
 # in others.values()) }} By step 10 it has melted into the spread. {{ assert all(grpo[:, 2].mean() < runs[:, 2].mean()
 # for runs in others.values()) }} Hold on to that observation. GRPO differs from RLOO in two divisions, by the deviation
-# of the group and by the length of the answer. One of the two makes the lead, and with smaller steps the same one
-# turns it into a deficit. [Lesson 04](04_dr_grpo.ipynb) finds out which. Place your bet now.
+# of the group and by the length of the answer. One of the two makes the lead. With smaller steps, a longer race, GRPO
+# leads again and is overtaken, by the same division's doing. {{ assert slow["grpo"][:, 1].min() >
+# slow["dr_grpo"][:, 1].max() and slow["grpo"][:, 4].max() < slow["dr_grpo"][:, 4].min() }}
+# [Lesson 04](04_dr_grpo.ipynb) finds out which it is. Place your bet now.
 #
 # PPO is ahead at step 10, {{ assert ppo_at_10.min() > max(runs[:, 2].max() for runs in (grpo, *others.values())) }}
 # which need not be the critic's doing: PPO takes {{ make_config(algorithm="ppo").minibatches }} optimizer steps on each
@@ -589,9 +591,9 @@ assert apart < 0.02 * moved
 # 2. Would a larger constant than $10^{-4}$ beside the deviation have saved the run with the bonus?
 #
 # <details><summary>Answer</summary>
-# Yes. With 0.1 the group of wrong answers gets advantages of about a thousandth, since its deviation is some
-# ten-thousandths, while a group with rewards of 0 and 1 hardly notices. The constant says from which difference on
-# somebody means it.
+# Yes. With 0.1 the group of wrong answers gets advantages of a few thousandths, since its deviation is a few
+# ten-thousandths, while a group with rewards of 0 and 1 keeps most of its own. The constant says how large a difference
+# must be to mean something.
 # </details>
 #
 # 3. The share of silent groups rises from 30 to 70 % during training. Is that bad news?

@@ -263,8 +263,8 @@ WRONG = {
 
 # The sentence, or a part of it, that a wrong implementation must be told.
 NAMED = {
-    ("q1", "known factor"): "the factor is unknown",
-    ("q1", "by sums"): "you say 3",
+    ("q1", "known factor"): "you say",
+    ("q1", "by sums"): "a log of trainer",
     ("q1", "no deviation"): "a log of trainer 3",
     ("q1", "groups are rows"): "a log of trainer 4",
     ("q1", "no batch mean"): "a log of trainer 1",
