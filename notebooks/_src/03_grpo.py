@@ -211,7 +211,7 @@ def train(weigh, steps: int, judge=as_it_is, beta: float = 0.0, seed: int = 0):
         warm_up.step()
 
 
-STEPS = pick(2, 25)
+STEPS = pick(5, 25)
 plain_policy, plain = train(normalized, STEPS)
 print("greedy accuracy:", " → ".join(f"{row['accuracy']:.1%}" for row in plain if row["accuracy"] is not None))
 
@@ -562,21 +562,27 @@ slow = {name: runs_of(f"lesson04_slow_{name}")[1] for name in ("grpo", "dr_grpo"
 #
 # ## 7 · Nothing else is hidden
 #
-# The package's GRPO, two steps with the KL in the loss, against ours:
+# The package's loss against ours, on log-probs of three policies that are far apart, and then a whole step of each:
 
 # %%
 from rlcourse.course.lessons.experiment import Experiment
+from rlcourse.losses import aggregate, kl_estimate, token_loss
 
-settings = {"num_prompts": PROMPTS, "num_generations": GROUP, "kl_coef": 0.04, "seed": 0}
-theirs = Experiment(make_config(algorithm="grpo", **settings))
-for step in range(2):
-    theirs.train(step)
-ours, _ = train(normalized, steps=2, beta=0.04)
+new, old, ref = -torch.rand(3, 8, 5)
+A, mask = torch.randn(8), torch.arange(5) < torch.randint(1, 6, (8, 1))
+loss, _ = token_loss(new, old, A, mask, surrogate="clip", ratio="token", clip_low=0.2, clip_high=0.2)
+sizes = {"rows": 8, "tokens": int(mask.sum()), "max_new_tokens": 5}
+package = aggregate(loss + 0.04 * kl_estimate(new, ref, "k3"), mask, "sequence_mean", **sizes)
+assert torch.allclose(grpo_loss(new, old, ref, A, mask, beta=0.04), package)
+
+theirs = Experiment(make_config(algorithm="grpo", num_prompts=PROMPTS, num_generations=GROUP, seed=0))
+theirs.train(step=0)
+ours, _ = train(normalized, steps=1)
 trios = zip(start.model.parameters(), ours.model.parameters(), theirs.policy.model.parameters(), strict=True)
 trios = [(before.detach(), a.detach(), b.detach()) for before, a, b in trios]
 moved = sum((a - before).abs().sum().item() for before, a, _ in trios)
 apart = sum((a - b).abs().sum().item() for _, a, b in trios)
-print(f"the steps moved the weights by {moved:.3f} in all; theirs and ours are {apart / moved:.2%} of that apart")
+print(f"the step moved the weights by {moved:.3f} in all; theirs and ours are {apart / moved:.2%} of that apart")
 assert apart < 0.02 * moved
 
 # %% [markdown]

@@ -69,11 +69,10 @@ def told_apart(trainer: int, number: int) -> str:
 
 @q1.case("rewards of 0 and 1")
 def _(f):
-    for prompts, n in ((6, 4), (4, 8)):
-        rewards = (torch.rand(prompts, n) < torch.linspace(0.15, 0.85, prompts)[:, None]).float()
-        rewards[:, 0], rewards[0, 1:], rewards[1, 1:] = 0.0, 1.0, 0.0
-        rewards[1, 1], rewards[2, : n // 2], rewards[3:, 1] = 1.0, 1.0, 1.0
-        check_log(f, rewards.flatten(), n, (0.5, 2.0))
+    for n in (4, 8):
+        counts = torch.tensor([1, n // 2, n // 2, n - 1, n, draw(0, n)])[torch.randperm(6)]  # right answers of a group
+        order = torch.rand(6, n).argsort(1)
+        check_log(f, (order < counts[:, None]).float().flatten(), n, (0.5, 2.0))
 
 
 @q1.case("partial credit, spread differently from prompt to prompt")
@@ -114,9 +113,7 @@ def check_data(f, mean: float, n: int, share: float) -> None:
     except (TypeError, ValueError, RuntimeError):
         raise AssertionError(f"the result should be a tensor, not {type(found).__name__}") from None
     if found.dim() != 1 or not 1 <= len(found) <= MOST:
-        raise AssertionError(
-            f"the result has shape {list(found.shape)}: a row of 1 to {MOST} success rates is asked for"
-        )
+        raise AssertionError(f"the result has shape {list(found.shape)}: return 1 to {MOST} success rates")
     if not ((found >= 0) & (found <= 1)).all():
         raise AssertionError("a success rate is a probability: all must lie between 0 and 1")
     wanted = f"asked for are mean {mean:.3f} and {share:.1%} silent groups of {n}"
@@ -327,7 +324,9 @@ def gradients_off(logits: Tensor, rewards: Tensor, n: int, wrong: str) -> Tensor
     pi, rewards = logits.double().softmax(0), rewards.double()
     choose = {"combinations": itertools.combinations, "repeats": itertools.combinations_with_replacement}.get(wrong)
     every = list(choose(range(len(pi)), n) if choose else itertools.product(range(len(pi)), repeat=n))
-    groups = torch.tensor(every, dtype=torch.long).reshape(len(every), n)
+    if not every:
+        return torch.zeros(2, len(pi), dtype=torch.float64)
+    groups = torch.tensor(every)
     chance = torch.ones(len(groups)).double() / len(groups) if wrong == "alike" else pi[groups].prod(1)
     a = rewards[groups] - rewards[groups].mean(1, keepdim=True)
     if wrong == "no baseline":
