@@ -103,8 +103,8 @@ if check.q1.passed:
 #
 # ●●●○○ · 20 minutes
 #
-# "Our model solves 40 % of the problems, so with groups of eight hardly any group will be silent." Show that this
-# follows from nothing: make a data set with a given mean success rate **and** a given share of silent groups.
+# "Our model solves 40 % of the problems, so with groups of eight hardly any group will be silent." Show that this does
+# not follow: make a data set with a given mean success rate **and** a given share of silent groups.
 #
 # A group of $G$ answers to a problem that is solved with probability $p$ is silent with probability $p^G + (1-p)^G$.
 # You get the `mean` of the success rates, the expected `share` of silent groups (between what is possible with that
