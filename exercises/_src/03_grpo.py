@@ -203,7 +203,7 @@ def bench(loss) -> None:
     for advantage, color, style in ((1.0, BLUE, "-"), (-1.0, VERMILION, "--")):
         axes[0].plot(apart, [pull(d, advantage, 0.0) for d in apart], style, color=color, label=f"A = {advantage:+.0f}")
     axes[0].set(title="pull of one token, no KL", xlabel="log-prob, new less old")
-    axes[1].plot(apart, [pull(d, 0.0, 1.0) for d in apart], color=GREEN, label="KL alone")
+    axes[1].plot(apart, [pull(d, 0.0, 1.0) for d in apart], color=GREEN)
     axes[1].set(title="pull of the KL, advantage 0", xlabel="log-prob, new less reference")
     lengths = torch.tensor([2, 4, 8, 16])
     mask = torch.arange(16) < lengths[:, None]
@@ -211,11 +211,11 @@ def bench(loss) -> None:
     [slope] = torch.autograd.grad(
         loss(leaf, torch.zeros(4, 16), torch.zeros(4, 16), torch.ones(4), mask, 0.2, 0.0), leaf
     )
-    axes[2].bar([str(n) for n in lengths.tolist()], -slope.sum(1), color=PURPLE, label="A = +1 for all")
-    axes[2].set(title="pull of a whole answer", xlabel="its tokens")
+    axes[2].bar([str(n) for n in lengths.tolist()], -slope.sum(1), color=PURPLE)
+    axes[2].set(title="pull of a whole answer, A = +1", xlabel="its tokens")
     for ax in axes:
         ax.axhline(0, color="black", linewidth=0.8)
-        ax.legend()
+    axes[0].legend()
     plt.show()
     padding = torch.zeros(4, 16).masked_fill(~mask, -torch.inf)
     print(f"with padding of log-prob -inf the loss is {loss(padding, padding, padding, torch.ones(4), mask, 0.2, 0.1)}")

@@ -112,7 +112,6 @@ def centered(rewards: torch.Tensor) -> torch.Tensor:
 r = torch.randint(0, 2, (PROMPTS * GROUP,)).float()
 assert torch.allclose(normalized(r), advantages.group_normalized(r, GROUP), atol=1e-5)
 assert torch.allclose(normalized(10 * r + 5), normalized(r), atol=1e-2)  # the scale of the rewards is gone
-print([round(a, 2) for a in normalized(torch.eye(GROUP)[0].repeat(PROMPTS))[:GROUP].tolist()])
 
 # %% [markdown]
 # What does the division do? Below is every group of {{ GROUP }} that rewards of 0 and 1 allow. **Look for** the rare
@@ -254,7 +253,7 @@ def draw_runs(runs: dict) -> None:
         near = [lengths[max(0, i - 2) : i + 3].mean() for i in range(len(log))]
         axes[1].plot(near, color=color, linestyle={"o": "-", "s": "--", "^": "-.", "D": ":"}[marker])
     axes[0].set(xlabel="training step", ylabel="greedy, % right", ylim=(0, 100))
-    axes[1].set(xlabel="training step", ylabel="tokens of an answer", ylim=(0, None), title="mean of five steps")
+    axes[1].set(xlabel="training step", ylabel="tokens of an answer, five steps", ylim=(0, None))
     for ax in axes:
         ax.grid()
     axes[0].legend(loc="lower right")
@@ -294,12 +293,17 @@ lines = ["| " + " | " * GROUP + " |", "| --- " * (GROUP + 1) + "|"]
 lines += [f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items()]
 display(Markdown("\n".join(lines)))
 all_wrong = verify(hard, group, start).sum().item() == 0
+bare = int(group.completion_lengths.min())
+silent_seeds = [seed["steps"]["groups_without_signal"] for seed in load_curve("lesson03_16x8")["results"]]
+silent_at_first = sum(sum(steps[:5]) / 5 for steps in silent_seeds) / len(silent_seeds)
 
 # %% [markdown]
-# {{ assert all_wrong and loud.abs().max() > 0.5 }} The division that makes hard prompts speak up makes **every** group
-# speak up, about equally loudly. It does not know that in this one nothing was at stake. At the start about half of all
-# groups have only wrong answers, so half of the batch now shouts "shorter!". Any reward that breaks ties without
-# meaning does the same: the noise of a reward model, a score for format, a rounding error.
+# {{ assert all_wrong and loud.abs().max() > 0.5 }} Nothing was at stake in this group, and yet its advantages are as
+# large as those of any other. What they push up is the bare guess of {{ bare }} tokens; what they push down is the
+# attempt to work it out. The division that makes hard prompts speak up makes **every** group speak up. At the start of
+# training {{ 100 * silent_at_first:.0f }} % of the groups agree, and with the bonus all of them shout "shorter!". Any
+# reward that breaks ties without meaning does the same: the noise of a reward model, a score for format, a rounding
+# error.
 #
 # ### Does the leash help?
 #
@@ -326,10 +330,10 @@ records = {name: load_curve(f"lesson03_bonus_{name}") for name in ("normalized",
 final = {n: [100 * seed["evals"][-1]["accuracy"] for seed in record["results"]] for n, record in records.items()}
 
 # %% [markdown]
-# The KL hardly helps. {{ assert saved < 0.25 }} It is zero at the reference, and its gradient there is zero, too: it
-# grows with the distance. It bounds how **far** a policy goes, not **where** it goes, and here a short way in the wrong
-# direction was enough. For that it keeps a frozen copy in memory and costs a forward pass of every answer. DAPO and Dr.
-# GRPO leave it out.
+# It does not help. {{ assert saved < 0.25 }} The KL is zero at the reference, and so is its gradient. It begins to pull
+# only once the policy has moved, and then it pulls back from everything that was learned, good and bad alike: it bounds
+# how **far** a policy goes, not **where**. For that it keeps a frozen copy in memory and costs a forward pass of every
+# answer. DAPO and Dr. GRPO leave it out.
 #
 # Without the division the run ends at {{ back:.3g }} %: a thousandth of a point has a thousandth of the weight.
 # {{ assert back > reached - 5 }} If you want the division and the bonus, pay the bonus only in groups that have both
@@ -417,13 +421,12 @@ curve = each.mean(0)
 # %% [markdown]
 # {{ counted:.0f }} %, where the formula of the mean says {{ from_mean[sizes.index(GROUP)]:.0f }} %. {{ assert counted >
 # 5 + from_mean[sizes.index(GROUP)] }} The formula is right for **one** problem. But no problem is the mean problem:
-# many sit near one of the ends, where groups agree. So your accuracy does not tell how many groups teach something; the
-# spread of the problems does. Exercise 2 takes this to its limit.
+# those near an end nearly always agree, and those in the middle cannot make up for it. So your accuracy does not tell
+# how many groups teach something; the spread of the problems does. Exercise 2 takes this to its limit.
 #
 # On the right, {{ len(record["results"]) }} seeds with {{ make_config().num_prompts }} prompts a step. The silent share
-# starts at {{ curve[0]:.0f }} %, when silence means failure, falls as hard problems come within reach, to {{
-# curve.min():.0f }} %, and turns: at the end silence means that all answers were right. {{ assert curve.argmin() not in
-# (0, len(curve) - 1) }}
+# starts at {{ curve[0]:.0f }} %, falls to {{ curve.min():.0f }} % as hard problems come within reach, and rises again
+# as easy ones reach the other end. {{ assert curve.argmin() not in (0, len(curve) - 1) }}
 #
 # **Dynamic sampling** (DAPO, Yu et al. 2025) throws silent groups away and samples other prompts until the batch is
 # full. Is that worth its price?
