@@ -169,9 +169,9 @@ def grpo_loss(log_pi, old, ref, A, mask, clip: float = 0.2, beta: float = 0.0) -
 
 
 # %% [markdown]
-# And the loop. It is lesson 01's, with `verify` and `log_probs` imported; what is new is marked. There is a `judge` now
-# who may add something to the verdict. We take one step on each rollout, as GRPO does by default in this course: the
-# policy that samples is the one that learns, the ratio is 1, and the clip has nothing to do.
+# Here is the loop. It is lesson 01's, with `verify` and `log_probs` imported; what is new is marked. There is a `judge`
+# now who may add something to the verdict. We take one step on each rollout, as GRPO does by default in this course:
+# the policy that samples is the one that learns, the ratio is 1, and the clip has nothing to do.
 
 
 # %%
@@ -551,10 +551,10 @@ slow = {name: runs_of(f"lesson04_slow_{name}")[1] for name in ("grpo", "dr_grpo"
 # %% [markdown]
 # GRPO has a head start: its worst seed is at {{ grpo[:, 1].min():.1f }} %, the best of RLOO and Dr. GRPO at {{
 # max(runs[:, 1].max() for runs in others.values()):.1f }} %. {{ assert grpo[:, 1].min() > max(runs[:, 1].max() for runs
-# in others.values()) }} By step 10 it has melted into the spread. {{ assert all(grpo[:, 2].mean() < runs[:, 2].mean()
+# in others.values()) }} By step 10 the lead is gone. {{ assert all(grpo[:, 2].mean() < runs[:, 2].mean()
 # for runs in others.values()) }} Hold on to that observation. GRPO differs from RLOO in two divisions, by the deviation
 # of the group and by the length of the answer. One of the two makes the lead. With smaller steps, a longer race, GRPO
-# leads again and is overtaken, by the same division's doing. {{ assert slow["grpo"][:, 1].min() >
+# leads again and is overtaken, and the same division is behind both. {{ assert slow["grpo"][:, 1].min() >
 # slow["dr_grpo"][:, 1].max() and slow["grpo"][:, 4].max() < slow["dr_grpo"][:, 4].min() }}
 # [Lesson 04](04_dr_grpo.ipynb) finds out which it is. Place your bet now.
 #
