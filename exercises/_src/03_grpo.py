@@ -7,9 +7,12 @@
 # ---
 
 # %% [markdown]
-# Four exercises for [lesson 03](../notebooks/03_grpo.ipynb): the advantages of GRPO, the groups that say nothing, the
-# whole loss, and what the estimator points at. Write your code where it says `# YOUR CODE HERE`, then run the cell
-# below it. Use `torch` alone: the functions must stand by themselves.
+# Four puzzles for [lesson 03](../notebooks/03_grpo.ipynb): tell from a log which trainer wrote it, make a data set as
+# silent as you are asked to, find four mistakes in a loss, and compute what GRPO's estimate points at. Write your code
+# where it says `# YOUR CODE HERE`, then run the cell below it. Use `torch` and Python's own modules: the functions must
+# stand by themselves.
+#
+# Of the three hints the first asks a question, the second has the idea, the third the shape of the answer.
 
 # %%
 import matplotlib.pyplot as plt
@@ -18,178 +21,232 @@ import torch
 from rlcourse.course.checks import nb03 as check
 
 torch.manual_seed(0)
-BLUE, GREEN, VERMILION, PURPLE = "#0072B2", "#009E73", "#D55E00", "#CC79A7"
+BLUE, GREEN, VERMILION, PURPLE, SKY = "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
 print("ready")
 
 # %% [markdown]
-# ## q1 · Advantages of a group
+# ## q1 · Whose log is it?
 #
-# ●●○○○ · 10 minutes
+# ●●○○○ · 15 minutes
 #
-# Each prompt has $G$ answers. The advantage of an answer is its reward less the mean of its group, over the deviation
-# of its group:
+# Libraries that all say "GRPO" do not compute the same thing. You are given a log: the reward of each answer, and the
+# number by which its log-prob was multiplied in the loss. Five trainers may have written it. Row `i` answers prompt
+# `i // num_generations`.
 #
-# $$\hat A_i = \frac{R_i - \bar R}{\mathrm{std}(R) + \varepsilon} , \qquad
-# \mathrm{std}(R) = \sqrt{\frac{1}{G-1} \sum_{j=1}^{G} (R_j - \bar R)^2} .$$
+# | number | the weight of an answer |
+# | --- | --- |
+# | 0 | its reward |
+# | 1 | its reward less the mean of the batch |
+# | 2 | its reward less the mean of its group |
+# | 3 | GRPO: the same, over the deviation of the group plus 0.0001 |
+# | 4 | GRPO with the wrong groups: it takes every `rows / num_generations`-th row for one |
 #
-# `rewards` is `[rows]` in float32, group after group: the first `num_generations` rows belong to the first prompt.
-# Return `[rows]`. A group of identical rewards must get **exactly** 0, whatever the rewards are: the mean of seven
-# times 0.3 is not quite 0.3 in float32, and a tiny difference over a tiny deviation is not tiny.
-#
-# <details><summary>Hint 1: direction</summary>
-# Make groups the rows of a matrix, work along the second dimension, flatten at the end.
+# Two difficulties. Everybody scales the loss in a way of their own, so the weights are multiplied by an **unknown
+# positive factor**. And the log was written to three digits. Return the number of the trainer.
+
+# %%
+rewards = torch.tensor([1.0, 0, 0, 0, 1, 1, 0, 1, 0.5, 0, 0, 1])
+weights = torch.tensor([1.29, -0.43, -0.43, -0.43, 0.43, 0.43, -1.29, 0.43, 0.225, -0.674, -0.674, 1.12])
+print(torch.stack([rewards, weights]).view(2, 3, 4))
+
+# %% [markdown]
+# <details><summary>Hint 1: a question</summary>
+# If you did not know the factor and had to say by hand which of 2 and 3 wrote the log above: which two numbers would
+# you compare?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Advantages do not change if a constant is taken off all rewards of a group. Take the first reward of each group off
-# all of it: identical rewards are now 0, and the mean of zeros does not round. `std` of torch divides by $G-1$ already.
+# You can compute what each of the five would have written for these rewards. What remains is to say which of five
+# vectors points in the same direction as the log, nearly.
 # </details>
-# <details><summary>Hint 3: nearly the code</summary>
+# <details><summary>Hint 3: the shape of the answer</summary>
 #
-# `groups = rewards.view(-1, num_generations)`, `groups = groups - groups[:, :1]`,
-# `centered = groups - groups.mean(1, keepdim=True)`, then `centered / (centered.std(1, keepdim=True) + eps)`, and
-# `flatten()`.
+# A list of five vectors `[rows]`, each made to have length 1, and a number that says how well each agrees with the log.
+# No threshold is needed: take the best.
 # </details>
 
 
 # %% tags=["exercise"]
-def group_normalized(rewards: torch.Tensor, num_generations: int, eps: float) -> torch.Tensor:
-    """GRPO's advantages, [rows]; exactly 0 in a group of identical rewards. rewards: [rows], group after group."""
+def whose_log(rewards: torch.Tensor, weights: torch.Tensor, num_generations: int) -> int:
+    """The number of the trainer that wrote the log, 0 to 4. rewards, weights: [rows]."""
     # BEGIN SOLUTION
-    groups = rewards.view(-1, num_generations)
-    groups = groups - groups[:, :1]
+    groups, wrong = rewards.view(-1, num_generations), rewards.view(num_generations, -1)
     centered = groups - groups.mean(1, keepdim=True)
-    return (centered / (centered.std(1, keepdim=True) + eps)).flatten()
+    mixed = wrong - wrong.mean(0)
+    candidates = [
+        rewards,
+        rewards - rewards.mean(),
+        centered.flatten(),
+        (centered / (groups.std(1, keepdim=True) + 1e-4)).flatten(),
+        (mixed / (wrong.std(0) + 1e-4)).flatten(),
+    ]
+    agreement = [torch.cosine_similarity(weights, candidate, dim=0) for candidate in candidates]
+    return int(torch.stack(agreement).argmax())
     # END SOLUTION
 
 
 # %%
-check.q1(group_normalized)
-
-# %% [markdown]
-# Your function on a group of eight, with 0 to 8 right answers. **Look for** the largest advantage, and for the two
-# ends.
+check.q1(whose_log)
 
 # %%
 if check.q1.passed:
-    found = [group_normalized((torch.arange(8) < right).float(), 8, 1e-4) for right in range(9)]
-    fig, ax = plt.subplots(figsize=(6, 3.2))
-    ax.plot(range(1, 9), [a[0] for a in found[1:]], color=BLUE, marker="o", label="a right answer")
-    ax.plot(range(8), [a[-1] for a in found[:-1]], color=VERMILION, linestyle="--", marker="s", label="a wrong answer")
-    ax.axhline(0, color="black", linewidth=0.8)
-    ax.set(xlabel="right answers in the group of 8", ylabel="advantage", title="GRPO in one group")
-    ax.legend(frameon=False, loc="upper right")
-    plt.show()
+    print(f"the log above was written by trainer {whose_log(rewards, weights, 4)}")
 
 # %% [markdown] tags=["solution"]
-# **Why the shift.** The mean of seven rewards of 0.3 comes out as 0.29999998 or so. With rewards of 0 and 1 this never
-# shows, and with an $\varepsilon$ of $10^{-4}$ it is small. But it is a gradient where there should be none, and code
-# that skips rows of advantage 0 does not skip them. **Why $G - 1$.** It is the convention of torch and of the usual
-# implementations; with `correction=0` all advantages would be larger by $\sqrt{G/(G-1)}$, a constant.
+# **Two trainers that differ by a factor are one trainer**, for AdamW at least, which divides by the size of the
+# gradient. That is why RLOO and a constant divisor are not in the table: no log could tell them from number 2. What can
+# be told is what changes the **direction**: a baseline that is shared by prompts, groups that are not groups, and the
+# deviation, which gives each group a scale of its own. In real code look at these three places first.
 
 # %% [markdown]
-# ## q2 · Groups that say nothing
+# ## q2 · As silent as you like
 #
-# ●●○○○ · 10 minutes
+# ●●●○○ · 20 minutes
 #
-# Two numbers that should agree. `success` `[problems]` holds the probability that one answer to each problem is right.
-# `rewards` `[rows]` are those of real groups, group after group. Return a tensor `[2]`:
+# "Our model solves 40 % of the problems, so with groups of eight hardly any group will be silent." Show that this does
+# not follow: make a data set with a given mean success rate **and** a given share of silent groups.
 #
-# 1. the **expected** share of groups without signal. A group of $G$ answers to a problem that is solved with
-#    probability $p$ is all right or all wrong with probability $p^G + (1-p)^G$; take the mean over the problems;
-# 2. the **measured** share: of the groups in `rewards`, those whose rewards are all the same. Rewards may take any
-#    values, for instance 0.1 for an answer that can be read.
+# A group of $G$ answers to a problem that is solved with probability $p$ is silent with probability $p^G + (1-p)^G$.
+# You get the `mean` of the success rates, the expected `share` of silent groups (between what is possible with that
+# mean and 1), and $G$. Return success rates `[problems]`, at most 1000 of them, that have both, each to within 0.01.
 #
-# <details><summary>Hint 1: direction</summary>
-# The two numbers have nothing to do with each other in code. Compute each on its own line, then `torch.stack`.
+# <details><summary>Hint 1: a question</summary>
+# With this mean, which data set has the fewest silent groups? And which has nothing else?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Power first, mean second: the mean of a power is not the power of the mean. For the second, a group is silent if every
-# reward equals its first one.
+# Mix the two extremes. Mean and expected share are both averages over problems, so they mix like paint: the mean of
+# both parts is the same, and the share lies in between, wherever you want it.
 # </details>
-# <details><summary>Hint 3: nearly the code</summary>
+# <details><summary>Hint 3: the shape of the answer</summary>
 #
-# `expected = (success**G + (1 - success) ** G).mean()`; `groups = rewards.view(-1, G)`;
-# `measured = (groups == groups[:, :1]).all(1).float().mean()`.
+# Three kinds of problems in one tensor: some of rate 0, some of rate 1, the rest alike. One line for the share of the
+# extreme problems in it, which solves a linear equation; one for how many of those are solved; one to join.
 # </details>
 
 
 # %% tags=["exercise"]
-def silent_share(success: torch.Tensor, rewards: torch.Tensor, num_generations: int) -> torch.Tensor:
-    """Expected and measured share of groups without signal: [2]. success: [problems]; rewards: [rows]."""
+def data_set(mean: float, share: float, num_generations: int) -> torch.Tensor:
+    """Success rates with this mean and this expected share of silent groups: [problems], at most 1000."""
     # BEGIN SOLUTION
-    expected = (success**num_generations + (1 - success) ** num_generations).mean()
-    groups = rewards.view(-1, num_generations)
-    measured = (groups == groups[:, :1]).all(1).float().mean()
-    return torch.stack([expected, measured])
+    problems = 1000
+    least = mean**num_generations + (1 - mean) ** num_generations  # when all problems are alike
+    extreme = round(problems * (share - least) / (1 - least))
+    solved = round(extreme * mean)
+    alike = torch.full((problems - extreme,), mean)
+    return torch.cat([torch.ones(solved), torch.zeros(extreme - solved), alike])
     # END SOLUTION
 
 
 # %%
-check.q2(silent_share)
+check.q2(data_set)
 
 # %% [markdown]
-# Your function on simulated problems: half of them hard (solved once in ten tries), half of them easy (nine times in
-# ten). **Look for** how far the dotted line is off, which first takes the mean success rate, one half.
+# Three data sets of yours that a report on accuracy could not tell apart.
 
 # %%
 if check.q2.passed:
-    success, sizes = torch.tensor([0.1, 0.9]).repeat(200), [2, 4, 8, 16, 32]
-    both = []
-    for G in sizes:
-        rewards = (torch.rand(len(success), G) < success[:, None]).float().flatten()
-        both.append(silent_share(success, rewards, G).tolist())
-    fig, ax = plt.subplots(figsize=(6, 3.2))
-    ax.plot(sizes, [100 * e for e, _ in both], color=BLUE, label="expected")
-    ax.plot(sizes, [100 * m for _, m in both], color=VERMILION, marker="o", linestyle="", label="measured, 400 groups")
-    ax.plot(sizes, [200 * 0.5**G for G in sizes], color=PURPLE, linestyle=":", label="from the mean success rate")
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(sizes, sizes)
-    ax.set(xlabel="group size G", ylabel="groups without signal, %", ylim=(0, 100), title="Half hard, half easy")
-    ax.legend(frameon=False)
+    _, axes = plt.subplots(1, 3, figsize=(10, 2.6), sharey=True, layout="constrained")
+    for ax, share in zip(axes, (0.1, 0.5, 0.9), strict=True):
+        success = data_set(0.4, share, 8)
+        rewards = torch.rand(len(success), 8) < success[:, None]
+        silent = (rewards == rewards[:, :1]).all(1).float().mean()
+        ax.hist(success, bins=20, range=(0, 1), color=SKY, edgecolor="white")
+        ax.set(xlabel="success rate", title=f"mean {success.mean():.2f}, drawn: {silent:.0%} silent")
+    axes[0].set_ylabel("problems")
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# **Why power first.** $p^G + (1-p)^G$ is convex in $p$, so by Jensen's inequality its mean is at least its value at the
-# mean. A data set of half hard and half easy problems has mean one half and few useful groups. So look at the
-# distribution of the success rates, not at the accuracy.
+# The lowest share comes from problems that are all alike, because $p^G + (1-p)^G$ is convex in $p$: spreading the
+# success rates around the same mean can only raise its average (Jensen's inequality). The highest comes from problems
+# that are all solved always or never. So ask for the distribution of the success rates, never for the mean alone.
 
 # %% [markdown]
-# ## q3 · The loss
+# ## q3 · Four mistakes in a loss
 #
-# ●●●○○ · 20 minutes
+# ●●●○○ · 25 minutes
 #
-# With the ratio $r_{i,t} = \exp(\log \pi - \log \pi_{\text{old}})$ of each token, the advantage $A_i$ of each row, and
-# $d_{i,t} = \log \pi - \log \pi_{\text{ref}}$:
+# A colleague has written the loss of GRPO. Log-probs and `mask` are `[rows, length]`, `advantages` is `[rows]`.
+
+
+# %%
+def colleague(logprobs, old_logprobs, ref_logprobs, advantages, mask, clip, beta):
+    ratio = (logprobs - old_logprobs).exp()
+    surrogate = ratio.clamp(1 - clip, 1 + clip) * advantages[:, None]
+    apart = logprobs - ref_logprobs
+    kl = apart.exp() - 1 - apart
+    return ((beta * kl - surrogate) * mask).sum() / mask.sum()
+
+
+# %% [markdown]
+# Training with it does not crash; it is only worse than it should be, and now and then all weights are nan. So she has
+# built a bench: it pulls at one token at a time. **Look for** places that are flat and should not be, for the side on
+# which the KL is steep, and for who pulls hardest.
+
+# %% tags=["hide-input"]
+# @title The bench: `bench(function)`
+
+
+def bench(loss) -> None:
+    """Draw how a loss pulls at tokens, and try padding."""
+    one = torch.ones(1, 1, dtype=torch.bool)
+
+    def pull(new: float, advantage: float, beta: float) -> float:
+        """Minus the gradient in the log-prob of a single token; the old and the reference log-prob are 0."""
+        leaf = torch.full((1, 1), new, requires_grad=True)
+        zero = torch.zeros(1, 1)
+        [slope] = torch.autograd.grad(loss(leaf, zero, zero, torch.tensor([advantage]), one, 0.2, beta), leaf)
+        return -slope.item()
+
+    _, axes = plt.subplots(1, 3, figsize=(12, 3), layout="constrained")
+    apart = torch.linspace(-0.8, 0.8, 161).tolist()
+    for advantage, color, style in ((1.0, BLUE, "-"), (-1.0, VERMILION, "--")):
+        axes[0].plot(apart, [pull(d, advantage, 0.0) for d in apart], style, color=color, label=f"A = {advantage:+.0f}")
+    axes[0].set(title="pull of one token, no KL", xlabel="log-prob, new less old")
+    axes[1].plot(apart, [pull(d, 0.0, 1.0) for d in apart], color=GREEN)
+    axes[1].set(title="pull of the KL, advantage 0", xlabel="log-prob, new less reference")
+    lengths = torch.tensor([2, 4, 8, 16])
+    mask = torch.arange(16) < lengths[:, None]
+    leaf = torch.zeros(4, 16, requires_grad=True)
+    [slope] = torch.autograd.grad(
+        loss(leaf, torch.zeros(4, 16), torch.zeros(4, 16), torch.ones(4), mask, 0.2, 0.0), leaf
+    )
+    axes[2].bar([str(n) for n in lengths.tolist()], -slope.sum(1), color=PURPLE)
+    axes[2].set(title="pull of a whole answer, A = +1", xlabel="its tokens")
+    for ax in axes:
+        ax.axhline(0, color="black", linewidth=0.8)
+    axes[0].legend()
+    plt.show()
+    padding = torch.zeros(4, 16).masked_fill(~mask, -torch.inf)
+    print(f"with padding of log-prob -inf the loss is {loss(padding, padding, padding, torch.ones(4), mask, 0.2, 0.1)}")
+
+
+bench(colleague)
+
+# %% [markdown]
+# Write the loss without the four mistakes. What GRPO wants is in section 3 of the lesson. Two things the lesson's loop
+# never met: where `mask` is false the log-probs may hold anything, `inf` and `nan` included; and a row without any real
+# token adds 0 and **still counts** in the number of rows.
 #
-# $$\mathcal{L} = \frac{1}{N} \sum_{i=1}^{N} \frac{1}{|o_i|} \sum_{t} \Bigl[
-# -\min\bigl(r_{i,t} A_i,\ \mathrm{clip}(r_{i,t}, 1 - c, 1 + c)\, A_i\bigr)
-# + \beta \bigl(e^{-d_{i,t}} - 1 + d_{i,t}\bigr) \Bigr] .$$
-#
-# $N$ is the number of rows and $|o_i|$ the number of real tokens of row $i$, those where `mask` is true. Shapes:
-# `logprobs` (with gradient), `old_logprobs`, `ref_logprobs`, `mask` are `[rows, length]`, `advantages` is `[rows]`,
-# `clip` and `beta` are numbers. Return a scalar. Two things to guard against: a row without any real token adds 0 and
-# **still counts** in $N$; and where `mask` is false, the log-probs may hold anything, `inf` and `nan` included.
-#
-# <details><summary>Hint 1: direction</summary>
-# Clean the three inputs first. Then a matrix of losses by token, then a mean along each row, then a mean over rows.
+# <details><summary>Hint 1: a question</summary>
+# A token with a positive advantage has become much less probable. Which way should the loss pull it, and does hers?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# `masked_fill(~mask, 0.0)` on every input, before any arithmetic: then the ratio is 1 and the KL is 0 there, and the
-# gradient is cut. But $-\min(\dots)$ is $-A_i$ there, not 0, so fill the losses as well.
+# One mistake for each picture and one for the line below. The first: what is taken the minimum of? The second: put a
+# token into her KL that the new policy hardly ever writes, and one that the reference hardly ever writes. The third: in
+# which order are the means taken? The last: 0 times inf is not 0, and neither is its gradient.
 # </details>
-# <details><summary>Hint 3: nearly the code</summary>
+# <details><summary>Hint 3: the shape of the answer</summary>
 #
-# `new, old, ref = (x.masked_fill(~mask, 0.0) for x in (...))`, `r = (new - old).exp()`, `A = advantages[:, None]`,
-# `loss = -torch.minimum(r * A, r.clamp(1 - clip, 1 + clip) * A) + beta * ((-d).exp() - 1 + d)`, then
-# `loss.masked_fill(~mask, 0.0).sum(1) / mask.sum(1).clamp(min=1)`, and the mean.
+# The three inputs are cleaned before any arithmetic, so that masked places can do no harm in the backward pass either.
+# Then a matrix of losses by token, 0 where masked; a mean along each row that survives a row of no tokens; a mean over
+# rows.
 # </details>
 
 
 # %% tags=["exercise"]
-def grpo_loss(
+def mended_loss(
     logprobs: torch.Tensor,
     old_logprobs: torch.Tensor,
     ref_logprobs: torch.Tensor,
@@ -203,70 +260,65 @@ def grpo_loss(
     new, old, ref = (x.masked_fill(~mask, 0.0) for x in (logprobs, old_logprobs, ref_logprobs))
     ratio, advantage = (new - old).exp(), advantages[:, None]
     surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
-    d = new - ref
-    per_token = -surrogate + beta * ((-d).exp() - 1 + d)
-    of_rows = per_token.masked_fill(~mask, 0.0).sum(1) / mask.sum(1).clamp(min=1)
-    return of_rows.mean()
+    kl = (ref - new).exp() - 1 - (ref - new)
+    by_token = (beta * kl - surrogate).masked_fill(~mask, 0.0)
+    return (by_token.sum(1) / mask.sum(1).clamp(min=1)).mean()
     # END SOLUTION
 
 
 # %%
-check.q3(grpo_loss)
+check.q3(mended_loss)
 
 # %% [markdown]
-# Your loss of a single token, as the new policy moves away from the old one, which is the reference, too. **Look for**
-# where each curve is flat, that is, where it pulls no more.
+# The bench with your own version, finished or not.
 
 # %%
-if check.q3.passed:
-    ratio, zero, one = torch.linspace(0.4, 1.8, 141), torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool)
-    fig, ax = plt.subplots(figsize=(6, 3.4))
-    for A, beta, style, color in ((1, 0, "-", BLUE), (-1, 0, "--", VERMILION), (1, 1, "-.", GREEN)):
-        curve = [grpo_loss(r.log().view(1, 1), zero, zero, torch.tensor([float(A)]), one, 0.2, beta) for r in ratio]
-        ax.plot(ratio, torch.stack(curve), style, color=color, label=f"A = {A:+d}, β = {beta}")
-    ax.set(xlabel="ratio π / π_old of the token", ylabel="loss", title="Your loss of one token, clip 0.2")
-    ax.legend(frameon=False)
-    plt.show()
+try:
+    bench(mended_loss)
+except NotImplementedError:
+    print("nothing to show yet")
 
 # %% [markdown] tags=["solution"]
-# **Why the clip holds on one side only.** The smaller of the two is taken, so a token of positive advantage loses its
-# gradient above $1 + c$ and keeps it below $1 - c$: there it has moved the wrong way and should come back. **Why fill
-# before.** `exp(inf) * 0` is `nan`, and the gradient of `torch.where` carries a `nan` of the branch that was not taken.
-# **What the KL does.** Without it the first curve is flat above 1.2. With it the curve has a lowest point: the token
-# has somewhere to stop.
+# **The clip alone** is flat on both sides. A token that has moved the wrong way, down at a positive advantage, gets no
+# gradient and is never called back. The minimum keeps that side open. **The KL** was mirrored: hers is steep where the
+# new policy writes a token more often than the reference and flat where it has given one up. k3 is the other way round.
+# (Its mean over samples of the new policy is the KL; that of hers is not.) **The mean over all tokens** is DAPO's: long
+# answers pull in proportion to their length. In GRPO each answer has the same share. **The padding** is multiplied by 0
+# too late: `exp(inf - inf)` is nan already, and 0 times nan is nan. `torch.where` at the end would mend the value and
+# leave the nan in the gradient.
 
 # %% [markdown]
-# ## q4 · What the estimator points at
+# ## q4 · What the estimate points at
 #
 # ●●●●○ · 20 minutes
 #
-# A policy with one decision: action $a$ has the probability $\pi_a = \mathrm{softmax}(\text{logits})_a$ and earns
-# $R_a$. A group is $G$ actions $a_1, \dots, a_G$, drawn independently. Its estimate of the gradient is
+# A policy with one decision: action $y$ has the probability $\pi_y = \mathrm{softmax}(\text{logits})_y$ and earns
+# $R_y$. A group is $G$ actions $y_1, \dots, y_G$, drawn independently. Its estimate of the gradient is
 #
-# $$g = \frac{1}{G} \sum_{i=1}^{G} A_i\, \nabla_{\text{logits}} \log \pi_{a_i} , \qquad
-# \frac{\partial \log \pi_a}{\partial \text{logit}_j} = [a = j] - \pi_j .$$
+# $$\hat g = \frac{1}{G} \sum_{i=1}^{G} A_i\, \nabla_{\text{logits}} \log \pi_{y_i} , \qquad
+# \frac{\partial \log \pi_y}{\partial \text{logit}_j} = [y = j] - \pi_j .$$
 #
-# Compute the **expectation** of $g$ exactly, by going through all `actions ** G` groups with their probabilities, for
-# two kinds of advantages. Return `[2, actions]`: in the first row with $A_i = R_{a_i} - \bar R$, the mean being that of
-# the whole group; in the second with the same divided by `std + 1e-4` of the group, as in q1.
+# Compute the **expectation** of $\hat g$ exactly, by going through all groups with their probabilities, for two kinds
+# of advantages. Return `[2, actions]`: in the first row with $A_i = R_{y_i} - \bar R$, the mean being that of the whole
+# group; in the second with the same divided by the deviation of the group (with $G - 1$, as `torch.std` has it) plus
+# `1e-4`.
 #
 # Shapes: `logits` `[actions]`, `rewards` `[actions]`, `num_generations` a number. At most some thousand groups.
 #
-# <details><summary>Hint 1: direction</summary>
-# A table of groups, `[groups, G]` of action numbers. All else is indexing with it: rewards of groups, scores of groups,
-# probabilities of groups.
+# <details><summary>Hint 1: a question</summary>
+# How many different groups are there, if the order of the draws counts and an action may come twice? And what is the
+# probability of one of them?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# `torch.cartesian_prod(*[torch.arange(actions)] * G)` is the table. The probability of a group is the product of its
-# `pi[groups]`. The scores are `torch.eye(actions) - pi`, one row for each action, so `scores[groups]` is
-# `[groups, G, actions]`.
+# Make a table of all groups, a row for each, of action numbers. All else is indexing with that table: the rewards of
+# the groups, their scores, their probabilities.
 # </details>
-# <details><summary>Hint 3: nearly the code</summary>
+# <details><summary>Hint 3: the shape of the answer</summary>
 #
-# `weight = pi[groups].prod(1)`, `r = rewards[groups]`, `A = r - r.mean(1, keepdim=True)`,
-# `estimate = (A[..., None] * scores[groups]).mean(1)`, `(weight[:, None] * estimate).sum(0)`. The same with
-# `A / (A.std(1, keepdim=True) + 1e-4)`.
+# The table is `[groups, G]`. A matrix of scores has one row for each action; indexed with the table it is `[groups, G,
+# actions]`. Average over the group, then add up over the groups with their probabilities as weights. Only the
+# advantages differ between the two rows of the result.
 # </details>
 
 
@@ -295,23 +347,23 @@ check.q4(expected_gradients)
 # %%
 if check.q4.passed:
     grid = torch.linspace(0.03, 0.97, 48)
-    fig, ax = plt.subplots(figsize=(6.5, 3.4))
+    fig, ax = plt.subplots()
     found = {}  # expected over exact gradient, by group size: [48, 2]
     for G in (2, 4, 8):
         pairs = [expected_gradients(torch.stack([p.logit(), 0 * p]), torch.tensor([1.0, 0]), G)[:, 0] for p in grid]
         found[G] = torch.stack(pairs) / (grid * (1 - grid))[:, None]
     for i, (kind, color) in enumerate((("centred", BLUE), ("normalised", GREEN))):
         for G, style in ((2, ":"), (4, "--"), (8, "-")):
-            ax.plot(grid, found[G][:, i], style, color=color, linewidth=2 - i / 2, label=f"{kind}, G = {G}")
+            ax.plot(grid, found[G][:, i], style, color=color, label=f"{kind}, G = {G}")
     ax.set(xlabel="probability of the right answer", ylabel="expected / exact gradient", ylim=(0, 3.6))
     ax.set_title("How long the expected gradient is")
-    ax.legend(frameon=False, ncols=2, fontsize=9, loc="upper center")
+    ax.legend(ncols=2, loc="upper center")
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# **The centred one is too short, by the same factor everywhere.** $\mathbb{E}[R_i \nabla \log \pi_{a_i}]$ is the
-# gradient, and of the baseline only the term with the own reward is left, $\frac{1}{G}$ of it. So the expectation is
-# $(1 - 1/G)\,\nabla J$, and RLOO multiplies by $G / (G-1)$. **The normalised one has another factor at
+# **The centred one is too short, by the same factor everywhere.** $\mathbb{E}[R_i \nabla \log \pi_{y_i}]$ is the
+# gradient, and of the baseline only the term with an answer's own reward is left, $\frac{1}{G}$ of it. So the
+# expectation is $(1 - 1/G)\,\nabla J$, and RLOO multiplies by $G / (G-1)$. **The normalised one has another factor at
 # each $p$**, as soon as a group is larger than a pair. It lifts hard and easy problems over those in the middle, the
 # more the larger the group. No constant repairs that: it is another objective, and a topic of lesson 04. (In pairs it
 # is a constant still: every pair that differs has the same deviation.)

@@ -1,198 +1,216 @@
-"""Checks of the exercises of lesson 03: group advantages, groups without signal, the GRPO loss, its mean gradient."""
+"""Checks of the exercises of lesson 03: whose log it is, a silent data set, a loss to mend, the mean of an estimate."""
 
 import itertools
 
 import torch
 from torch import Tensor
 
-from rlcourse.course.checks import Question, compare
+from rlcourse.course.checks import Question, compare, draw
 
 EPS = 1e-4
 
-q1 = Question("q1", "group_normalized", hint="Groups as rows of a matrix; less their mean, over their deviation + eps.")
+q1 = Question("q1", "whose_log", hint="Which numbers does each trainer make of these rewards, up to a factor?")
+
+TRAINERS = ("rewards as they are", "less the batch mean", "less the group mean", "GRPO", "GRPO on the wrong groups")
 
 
-def by_group(rewards: Tensor, n: int, eps: float) -> Tensor:
-    """GRPO's advantages by a loop: [rows], float64."""
-    found = []
-    for start in range(0, len(rewards), n):
-        group = rewards[start : start + n].double().tolist()
+def weights_of(trainer: int, rewards: Tensor, n: int) -> Tensor:
+    """What a trainer multiplies the log-probs with, by loops over groups: [rows], float64."""
+    rows = rewards.double().tolist()
+    if trainer == 0:
+        return torch.tensor(rows, dtype=torch.float64)
+    if trainer == 1:
+        return torch.tensor([r - sum(rows) / len(rows) for r in rows], dtype=torch.float64)
+    prompts, found = len(rows) // n, [0.0] * len(rows)
+    for k in range(prompts):
+        members = range(k, len(rows), prompts) if trainer == 4 else range(k * n, k * n + n)
+        group = [rows[i] for i in members]
         mean = sum(group) / n
         deviation = (sum((r - mean) ** 2 for r in group) / (n - 1)) ** 0.5
-        same_all = all(r == group[0] for r in group)
-        found += [0.0 if same_all else (r - mean) / (deviation + eps) for r in group]
+        for i in members:
+            found[i] = (rows[i] - mean) / (1.0 if trainer == 2 else deviation + EPS)
     return torch.tensor(found, dtype=torch.float64)
 
 
-def advantage_mistakes(rewards: Tensor, n: int, eps: float) -> dict[str, Tensor]:
-    """What usual mistakes give: [rows]."""
-    groups, batch = rewards.double().view(-1, n), rewards.double()
-    centered, std = groups - groups.mean(1, keepdim=True), groups.std(1, keepdim=True)
-    strided = by_group(rewards.view(n, -1).T.flatten(), n, eps).view(-1, n).T.flatten()
-    return {
-        "You did not divide by the deviation: that is Dr. GRPO.": centered.flatten(),
-        "You divided by n inside the deviation: GRPO here takes that of a sample, n - 1.": (
-            centered / (groups.std(1, correction=0, keepdim=True) + eps)
-        ).flatten(),
-        "You took mean and deviation of the whole batch: a group is one prompt.": (batch - batch.mean())
-        / (batch.std() + eps),
-        "You divided by the variance: take its square root.": (centered / (std**2 + eps)).flatten(),
-        "You added eps under the root: add it to the deviation.": (centered / (std**2 + eps).sqrt()).flatten(),
-        "eps is not added to the deviation.": (centered / std).nan_to_num(0.0).flatten(),
-        "You divided the rewards by the deviation, but did not take their mean off.": (groups / (std + eps)).flatten(),
-        "Your groups are not the right rows: row i belongs to prompt i // num_generations.": strided,
-        "You left the own reward out of the mean.": (centered * n / (n - 1) / (std + eps)).flatten(),
-        "The sign is wrong: better than the group must be positive.": -by_group(rewards, n, eps),
-        "The result is [prompts, num_generations]: flatten it to [rows].": by_group(rewards, n, eps).view(-1, n),
-    }
+def check_log(f, rewards: Tensor, n: int, factors: tuple[float, float]) -> None:
+    """Write a log of each trainer, each with its own unknown factor, and ask whose it is; in drawn order."""
+    low, high = factors
+    for trainer in torch.randperm(len(TRAINERS)).tolist():
+        factor = low * (high / low) ** torch.rand(()).item()
+        exact = factor * weights_of(trainer, rewards, n)
+        step = 10.0 ** torch.floor(torch.log10(exact.abs().max()) - 2)  # three digits of the largest
+        log = ((exact / step).round() * step).float()
+        found = f(rewards, log, n)
+        if found is None:
+            raise AssertionError("the result is None: is there a `return`?")
+        try:
+            number = torch.as_tensor(found)
+            number = int(number) if number.numel() == 1 and number == number.round() else -1
+        except (TypeError, ValueError, RuntimeError):
+            number = -1
+        if not 0 <= number < len(TRAINERS):
+            raise AssertionError(f"the result is {found!r:.40}: return a number from 0 to {len(TRAINERS) - 1}")
+        if number != trainer:
+            said = f"a log of trainer {trainer} ({TRAINERS[trainer]}), you say {number} ({TRAINERS[number]})"
+            raise AssertionError(f"{said}. {told_apart(trainer, number)}")
 
 
-def check_advantages(f, rewards: Tensor, n: int, eps: float = EPS) -> None:
-    compare(f(rewards, n, eps), by_group(rewards, n, eps), advantage_mistakes(rewards, n, eps))
+def told_apart(trainer: int, number: int) -> str:
+    """A sentence on what tells two trainers apart."""
+    pair = {trainer, number}
+    if pair == {0, 1}:
+        return "Both keep the order of all rewards; look at what the weights add up to."
+    if pair <= {0, 1, 2}:
+        return "Look at the sum of the weights in each group."
+    if pair == {2, 3}:
+        return "The weights of every group add up to 0 in both; compare the sizes of the groups."
+    return "Remember that the factor is unknown and the digits are few: compare directions, and take the nearest."
 
 
-@q1.case("random rewards in groups of 3, 2 and 8")
+@q1.case("rewards of 0 and 1")
 def _(f):
-    for n in (3, 2, 8):
-        check_advantages(f, torch.rand(4 * n), n)
+    for n in (4, 8):
+        counts = torch.tensor([1, n // 2, n // 2, n - 1, n, draw(0, n)])[torch.randperm(6)]  # right answers of a group
+        order = torch.rand(6, n).argsort(1)
+        check_log(f, (order < counts[:, None]).float().flatten(), n, (0.5, 2.0))
 
 
-@q1.case("right and wrong: rewards 1 and 0")
+@q1.case("partial credit, spread differently from prompt to prompt")
 def _(f):
-    rewards = (torch.rand(24) < 0.5).float()
-    rewards[:8] = torch.tensor([1.0, 0, 0, 0, 1, 1, 1, 0])
-    check_advantages(f, rewards, 4)
-    check_advantages(f, torch.tensor([0.0, 1, 0, 0, 0]), 5)
+    for prompts, n in ((3, 5), (8, 4)):
+        spread = torch.linspace(0.1, 1.0, prompts)[torch.randperm(prompts), None]
+        rewards = torch.rand(prompts, 1) + spread * torch.rand(prompts, n)
+        check_log(f, rewards.flatten(), n, (0.5, 2.0))
 
 
-@q1.case("a large eps, and none")
+@q1.case("a factor from a thousandth to a thousand")
 def _(f):
-    check_advantages(f, torch.rand(8), 4, eps=0.5)
-    check_advantages(f, torch.rand(8), 4, eps=0.0)
+    for prompts in (4, 6):
+        n = draw(3, 7)
+        spread = torch.linspace(0.1, 1.0, prompts)[torch.randperm(prompts), None]
+        check_log(f, (torch.rand(prompts, 1) + spread * torch.rand(prompts, n)).flatten(), n, (1e-3, 1e3))
 
 
-@q1.case("a group of identical rewards gets exactly 0, beside one that does not")
+q2 = Question(
+    "q2", "data_set", hint="Which problems are silent whatever the group size? And which as rarely as can be?"
+)
+
+MOST, CLOSE = 1000, 0.01
+
+
+def silence(success: Tensor, n: int) -> float:
+    """Expected share of silent groups, by a loop over problems."""
+    found = [p**n + (1 - p) ** n for p in success.double().tolist()]
+    return sum(found) / len(found)
+
+
+def check_data(f, mean: float, n: int, share: float) -> None:
+    found = f(mean, share, n)
+    if found is None:
+        raise AssertionError("the result is None: is there a `return`?")
+    try:
+        found = torch.as_tensor(found).double()
+    except (TypeError, ValueError, RuntimeError):
+        raise AssertionError(f"the result should be a tensor, not {type(found).__name__}") from None
+    if found.dim() != 1 or not 1 <= len(found) <= MOST:
+        raise AssertionError(f"the result has shape {list(found.shape)}: return 1 to {MOST} success rates")
+    if not ((found >= 0) & (found <= 1)).all():
+        raise AssertionError("a success rate is a probability: all must lie between 0 and 1")
+    wanted = f"asked for are mean {mean:.3f} and {share:.1%} silent groups of {n}"
+    got_mean, got = found.mean().item(), silence(found, n)
+    if abs(got_mean - mean) > CLOSE:
+        swapped = " That is the share that was asked for." if abs(got_mean - share) < CLOSE else ""
+        mirrored = " That is 1 less the mean." if abs(got_mean - (1 - mean)) < CLOSE else ""
+        raise AssertionError(f"your problems have a mean success rate of {got_mean:.3f}; {wanted}.{swapped}{mirrored}")
+    if abs(got - share) > CLOSE:
+        least = mean**n + (1 - mean) ** n
+        why = ""
+        if abs(got - least) < 1e-3:
+            why = " Problems that are all alike are as rarely silent as a data set of this mean can be."
+        elif got > 1 - 1e-3:
+            why = " Problems that are always or never solved are always silent: you need others, too."
+        elif abs(got - (share + (1 - share) * least)) < CLOSE:
+            why = " The problems in between are silent sometimes, too: you counted only those at the ends."
+        raise AssertionError(f"{got:.1%} of your groups are silent; {wanted}.{why}")
+
+
+def a_mean() -> float:
+    """Between 0.25 and 0.42 or between 0.58 and 0.75."""
+    mean = 0.25 + 0.17 * torch.rand(()).item()
+    return mean if torch.rand(()) < 0.5 else 1 - mean
+
+
+def a_share(mean: float, n: int, low: float, high: float) -> float:
+    """Between what is possible: a part `low` to `high` of the way from the least share to 1."""
+    least = mean**n + (1 - mean) ** n
+    return least + (1 - least) * (low + (high - low) * torch.rand(()).item())
+
+
+@q2.case("half of the way from the fewest silent groups to all")
 def _(f):
-    for value, n in ((1.0, 4), (0.1, 3), (0.7, 6), (0.3, 7), (-0.9, 6)):
-        rewards = torch.cat([torch.full((n,), value), torch.rand(n)])
-        found = torch.as_tensor(f(rewards, n, 1e-8))
-        if found.shape == rewards.shape:
-            if found.isnan().any():
-                raise AssertionError("A group of identical rewards gives nan: 0 / 0. Is eps added before you divide?")
-            if found[:n].any():
-                raise AssertionError(
-                    f"{n} rewards of {value} give {found[0].item():.1e}, not 0: the mean of equal floats may round. "
-                    "Subtract the first reward of the group from all of it before the mean."
-                )
-        check_advantages(f, rewards, n, 1e-8)
+    for n in (8, 4):
+        mean = a_mean()
+        check_data(f, mean, n, a_share(mean, n, 0.35, 0.65))
 
 
-q2 = Question("q2", "silent_share", hint="p^G + (1 - p)^G by problem, then the mean; and groups whose rewards agree.")
-
-
-def silent(success: Tensor, rewards: Tensor, n: int) -> Tensor:
-    """Expected and measured share of groups without signal, by loops: [2], float64."""
-    expected = [p**n + (1 - p) ** n for p in success.double().tolist()]
-    groups = [rewards[i : i + n].tolist() for i in range(0, len(rewards), n)]
-    measured = [float(len(set(group)) == 1) for group in groups]
-    return torch.tensor([sum(expected) / len(expected), sum(measured) / len(measured)], dtype=torch.float64)
-
-
-def silent_mistakes(success: Tensor, rewards: Tensor, n: int) -> dict[str, Tensor]:
-    """What usual mistakes give: [2]. Each is wrong in one of the two numbers."""
-    p, right, groups = success.double(), silent(success, rewards, n), rewards.view(-1, n)
-    strided = (rewards.view(n, -1) == rewards.view(n, -1)[:1]).all(0)
-    expected = {
-        "expected: you took the mean of p first: powers first.": p.mean() ** n + (1 - p.mean()) ** n,
-        "expected: you counted groups that are all right alone: all wrong are silent, too.": (p**n).mean(),
-        "expected: you counted groups that are all wrong alone: all right are silent, too.": ((1 - p) ** n).mean(),
-        "expected: that is the share of groups WITH signal.": 1 - right[0],
-    }
-    measured = {
-        "measured: you counted groups that are all wrong alone.": (groups == 0).all(1).double().mean(),
-        "measured: you counted groups that are all right alone.": (groups == 1).all(1).double().mean(),
-        "measured: rewards may be other numbers than 0 and 1.": (groups == 0).all(1).double().mean()
-        + (groups == 1).all(1).double().mean(),
-        "measured: that is the share of groups WITH signal.": 1 - right[1],
-        "measured: row i belongs to prompt i // num_generations.": strided.double().mean(),
-        "measured: that is a number of groups: divide by how many there are.": right[1] * len(groups),
-    }
-    both = {"Both are the share of groups WITH signal.": 1 - right, "The two numbers are swapped.": right.flip(0)}
-    named = both | {sentence: torch.stack([torch.as_tensor(v).double(), right[1]]) for sentence, v in expected.items()}
-    return named | {sentence: torch.stack([right[0], torch.as_tensor(v)]) for sentence, v in measured.items()}
-
-
-def check_silent(f, success: Tensor, rewards: Tensor, n: int) -> None:
-    compare(f(success, rewards, n), silent(success, rewards, n), silent_mistakes(success, rewards, n))
-
-
-@q2.case("some silent groups among others, groups of 2, 3 and 4")
+@q2.case("pairs, where even the middle is often silent")
 def _(f):
-    rewards = torch.tensor([0.0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1])
-    for n in (2, 3, 4):
-        check_silent(f, torch.rand(6), rewards, n)
+    for _ in range(2):
+        mean = a_mean()
+        check_data(f, mean, 2, a_share(mean, 2, 0.3, 0.7))
 
 
-@q2.case("random rewards at given success rates")
+@q2.case("nearly all groups silent, and few of them")
 def _(f):
-    for n in (2, 4, 8):
-        success = torch.rand(30)
-        check_silent(f, success, (torch.rand(30, n) < success[:, None]).float().flatten(), n)
+    for low, high in ((0.9, 0.96), (0.08, 0.15)):
+        mean = a_mean()
+        check_data(f, mean, 8, a_share(mean, 8, low, high))
 
 
-@q2.case("problems that are never or always solved are always silent")
-def _(f):
-    success = torch.cat([torch.tensor([0.0, 1.0, 1.0]), torch.rand(1)])
-    check_silent(f, success, torch.tensor([0.0] * 4 + [1.0] * 8 + [1.0, 0, 0, 1]), 4)
-
-
-@q2.case("rewards with other values: 0.1 for the format")
-def _(f):
-    rewards = torch.tensor(
-        [0.0, 0.0, 0.0, 0.1, 0.1, 0.1, 0.1, 0.1, 0.0, 1.0, 1.0, 1.0, 0.1, 0.0, 0.1, -1.0, -1.0, -1.0]
-    )
-    check_silent(f, torch.rand(2), rewards, 3)
-
-
-q3 = Question("q3", "grpo_loss", hint="min(r A, clip(r) A) less beta k3 by token; mean of each row, mean of the rows.")
+q3 = Question("q3", "mended_loss", hint="Begin with the nan: what stands behind the end of an answer?")
 
 
 def loss_off(logprobs, old, ref, advantages, mask, clip, beta, wrong: str = "") -> Tensor:
-    """The GRPO loss in float64, a differentiable scalar; with a mistake if one is named. What is masked is left out."""
-    rows, tokens = [], 0
+    """The GRPO loss in float64, a differentiable scalar, without what is masked; with mistakes, named "one+another"."""
+    rows, tokens, names = [], 0, wrong.split("+")
+
+    def chosen(options: dict, right):
+        return next((options[name] for name in names if name in options), right)
+
     for i in range(mask.shape[0]):
         keep = mask[i]
         new, was, start = logprobs[i][keep].double(), old[i][keep].double(), ref[i][keep].double()
         a = advantages[i].double()
-        apart = new - (start if wrong == "ref in ratio" else was)
-        apart = {"inverse": -apart, "one": new - new.detach(), "sequence": apart.sum()}.get(wrong, apart)
-        ratio = apart if wrong == "log" else apart.exp()
+        apart = new - chosen({"ref in ratio": start}, was)
+        apart = chosen({"inverse": -apart, "one": new - new.detach(), "sequence": apart.sum()}, apart)
+        ratio = chosen({"log": apart}, apart.exp())
         free, near = ratio * a, ratio.clamp(1 - clip, 1 + clip) * a
-        surrogate = torch.minimum(free, near)
-        surrogate = {"no clip": free, "clip alone": near, "max": torch.maximum(free, near)}.get(wrong, surrogate)
-        d = new - (was if wrong == "old in kl" else start)
-        kl = {"k1": d, "k2": d**2 / 2, "mirrored": d.exp() - 1 - d}.get(wrong, (-d).exp() - 1 + d)
-        kl = -kl if wrong == "kl sign" else 0 * kl if wrong == "no kl" else kl
-        per_token = (-surrogate + beta * kl) * torch.ones_like(new)
-        rows.append(per_token.sum() if wrong in ("tokens", "sum") else per_token.sum() / max(1, len(new)))
+        gain = torch.minimum(free, near)
+        gain = chosen({"no clip": free, "clip alone": near, "max": torch.maximum(free, near)}, gain)
+        d = new - chosen({"old in kl": was}, start)
+        kl = (-d).exp() - 1 + d
+        options = {"k1": d, "k2": d**2 / 2, "mirrored": d.exp() - 1 - d, "kl sign": -kl, "no kl": 0 * kl}
+        by_token = (beta * chosen(options, kl) - gain) * torch.ones_like(new)
+        whole = by_token.sum()
+        rows.append(chosen({"tokens": whole, "sum": whole, "constant": whole}, whole / max(1, len(new))))
         tokens += len(new)
-    total = torch.stack(rows).sum()
-    real = int(mask.any(1).sum())
-    total = total / {"tokens": tokens, "rows added": 1, "real rows": real}.get(wrong, len(rows))
-    return -total if wrong == "sign" else total
+    counts = {"tokens": tokens, "rows added": 1, "real rows": int(mask.any(1).sum()), "constant": mask.numel()}
+    total = torch.stack(rows).sum() / chosen(counts, len(rows))
+    return -total if "sign" in names else total
 
 
 LOSS_MISTAKES = {
     "sign": "The sign is wrong: optimizers minimise, and rows of positive advantage must become more probable.",
     "kl sign": "The KL has the wrong sign: it is a price, so it is added to the loss.",
     "no kl": "The KL is missing.",
-    "tokens": "You took the mean over all tokens: that is DAPO. GRPO takes the mean of each row first.",
+    "tokens": "You take the mean over all tokens: that is DAPO. GRPO takes the mean of each row first.",
     "sum": "You added up the tokens of a row: take their mean.",
+    "constant": "You divide by all places of the matrix: GRPO takes the mean over the real tokens of each row.",
     "rows added": "You added up the rows: take their mean.",
     "real rows": "You took the mean over rows that have tokens: an empty row adds 0 and still counts as a row.",
     "no clip": "The clip is missing.",
-    "clip alone": "Take the smaller of r A and clip(r) A, not the clipped one alone.",
-    "max": "You took the larger of r A and clip(r) A: the clip is pessimistic, it takes the smaller.",
+    "clip alone": "A token that has moved far the wrong way has no gradient: take the min of rho A and clip(rho) A.",
+    "max": "You took the larger of rho A and clip(rho) A: the clip is pessimistic, it takes the smaller.",
     "inverse": "Your ratio is upside down: the new policy stands above the old one.",
     "log": "The ratio is exp(logprobs - old_logprobs), not their difference.",
     "sequence": "Your ratio is that of the whole row: each token has its own.",
@@ -200,9 +218,16 @@ LOSS_MISTAKES = {
     "old in kl": "Your KL is taken to old_logprobs: it belongs to the reference.",
     "k1": "That KL is k1, the plain difference: take k3.",
     "k2": "That KL is k2, half the square: take k3.",
-    "mirrored": "Your k3 is mirrored: with d = logprobs - ref_logprobs it is exp(-d) - 1 + d.",
+    "mirrored": "Your k3 is mirrored: it is steep where a token has become less probable than in the reference.",
     "one": "Your ratio is always 1: it lacks old_logprobs.",
 }
+PLANTED = ("clip alone", "mirrored", "tokens")  # by the colleague, beside the padding
+for left in (2, 3):
+    for names in itertools.combinations(PLANTED, left):
+        sentence = f"{left} mistakes are left ({', '.join(names)}). {LOSS_MISTAKES[names[0]]}"
+        LOSS_MISTAKES["+".join(names)] = sentence
+# With advantages of 0 a wrong sign of the whole and of the KL are the same.
+KL_ALONE = LOSS_MISTAKES | {"sign": LOSS_MISTAKES["kl sign"]}
 
 
 def batch(rows: int = 5, length: int = 6, apart: float = 0.4) -> tuple[Tensor, ...]:
@@ -215,11 +240,11 @@ def batch(rows: int = 5, length: int = 6, apart: float = 0.4) -> tuple[Tensor, .
     return new, old, ref, advantages, torch.arange(length) < lengths[:, None]
 
 
-def check_loss(f, tensors: tuple[Tensor, ...], clip: float, beta: float) -> None:
+def check_loss(f, tensors: tuple[Tensor, ...], clip: float, beta: float, sentences=LOSS_MISTAKES) -> None:
     """Value and gradient."""
     new, *rest = tensors
     found = {}
-    for name in ("", *LOSS_MISTAKES):
+    for name in ("", *sentences):
         leaf = new.double().requires_grad_()
         with torch.enable_grad():
             value = loss_off(leaf, *rest, clip, beta, wrong=name)
@@ -229,7 +254,7 @@ def check_loss(f, tensors: tuple[Tensor, ...], clip: float, beta: float) -> None
         result = f(new, *rest, clip, beta) if i == 0 else f.gradient(new, *rest, clip, beta, wrt=0)
         if result is not None and torch.as_tensor(result).isnan().any():
             raise AssertionError(f"{what} is nan: 0 * inf is nan, so fill the masked places before any arithmetic.")
-        compare(result, found[""][i], {LOSS_MISTAKES[k]: v[i] for k, v in found.items() if k}, what=what)
+        compare(result, found[""][i], {sentences[k]: v[i] for k, v in found.items() if k}, what=what)
         found = {k: v for k, v in found.items() if torch.allclose(v[0], found[""][0])}  # the value was right
 
 
@@ -254,7 +279,7 @@ def _(f):
 @q3.case("only the KL: all advantages are 0")
 def _(f):
     new, old, ref, advantages, mask = batch()
-    check_loss(f, (new, old, ref, torch.zeros_like(advantages), mask), 0.2, 0.1)
+    check_loss(f, (new, old, ref, torch.zeros_like(advantages), mask), 0.2, 0.1, KL_ALONE)
 
 
 @q3.case("a row without tokens adds 0 and counts as a row")
@@ -294,16 +319,44 @@ def group_gradients(logits: Tensor, rewards: Tensor, n: int) -> Tensor:
     return torch.stack([first, second])
 
 
+def gradients_off(logits: Tensor, rewards: Tensor, n: int, wrong: str) -> Tensor:
+    """The same by going through groups, with a mistake: [2, actions], float64."""
+    pi, rewards = logits.double().softmax(0), rewards.double()
+    choose = {"combinations": itertools.combinations, "repeats": itertools.combinations_with_replacement}.get(wrong)
+    every = list(choose(range(len(pi)), n) if choose else itertools.product(range(len(pi)), repeat=n))
+    if not every:
+        return torch.zeros(2, len(pi), dtype=torch.float64)
+    groups = torch.tensor(every)
+    chance = torch.ones(len(groups)).double() / len(groups) if wrong == "alike" else pi[groups].prod(1)
+    a = rewards[groups] - rewards[groups].mean(1, keepdim=True)
+    if wrong == "no baseline":
+        a = rewards[groups]
+    std = a.std() if wrong == "all" else a.std(1, correction=int(wrong != "population"), keepdim=True)
+    scores = (torch.eye(len(pi)).double() - pi)[groups]  # [groups, n, actions]
+    estimates = [(x[..., None] * scores).mean(1) for x in (a, a / (std + EPS))]
+    return torch.stack([(chance[:, None] * estimate).sum(0) for estimate in estimates])
+
+
 def gradient_mistakes(logits: Tensor, rewards: Tensor, n: int) -> dict[str, Tensor]:
     """What usual mistakes give: [2, actions]."""
     right = group_gradients(logits, rewards, n)
+    named = {
+        "combinations": "You went through combinations: draws are independent, so the same action may come twice, and "
+        "every order is a group of its own.",
+        "repeats": "You went through each collection of actions once: every order in which it is drawn is a group of "
+        "its own.",
+        "all": "You divided by one deviation over all groups: each group is divided by its own.",
+        "population": "You divided by n inside the deviation: that of a sample has n - 1.",
+        "alike": "You gave all groups the same probability: it is the product of their actions' probabilities.",
+        "no baseline": "You did not take the mean of the group off.",
+    }
     return {
         "The rows are the wrong way round: first centred, then normalised.": right.flip(0),
         "You added up over the group: take the mean of its answers.": right * n,
         "The first row leaves the own reward out of the mean.": torch.stack([right[0] * n / (n - 1), right[1]]),
         "You did not divide by the deviation in the second row.": right[:1].repeat(2, 1),
         "The sign is wrong: this is the gradient of the expected reward, to be climbed.": -right,
-    }
+    } | {sentence: gradients_off(logits, rewards, n, wrong) for wrong, sentence in named.items()}
 
 
 def check_gradients(f, logits: Tensor, rewards: Tensor, n: int) -> None:

@@ -65,7 +65,7 @@ def test_every_variant_of_a_lesson_has_been_recorded():
         "lesson00": ["gain"],
         "lesson01": lesson01.VARIANTS,
         "lesson02": lesson02.VARIANTS,
-        "lesson03": [*lesson03.SHAPES, "dynamic", "noise"],
+        "lesson03": [*lesson03.SHAPES, "dynamic", "noise", *lesson03.BONUS],
         "lesson04": of_lesson04,
         "lesson05": lesson05.RUNS,
     }.items():
