@@ -65,7 +65,7 @@ def test_every_variant_of_a_lesson_has_been_recorded():
         "lesson00": ["gain"],
         "lesson01": lesson01.VARIANTS,
         "lesson02": lesson02.VARIANTS,
-        "lesson03": [*lesson03.SHAPES, "dynamic", "noise", *lesson03.BONUS],
+        "lesson03": [*lesson03.SHAPES, "dynamic", *lesson03.BONUS],
         "lesson04": of_lesson04,
         "lesson05": lesson05.RUNS,
     }.items():
@@ -144,11 +144,3 @@ def test_fate_is_decided_by_the_opening_alone():
     assert torch.equal(torch.tensor(lesson04.fated_rewards("filler earns 1")(answers, config)), 1 - worked)
     coins = [lesson04.fated_rewards("a coin")(answers, config) for _ in range(9)]
     assert {sum(coin) for coin in coins} == {4.0} and len({*map(tuple, coins)}) > 1
-
-
-def test_signal_share_is_1_without_noise_and_0_for_noise_alone():
-    torch.manual_seed(0)
-    common, noise = torch.randn(1, 20_000), torch.randn(8, 20_000)
-    assert lesson03.signal_share(common.expand(8, -1)) == pytest.approx(1)
-    assert lesson03.signal_share(noise) == pytest.approx(0, abs=0.01)
-    assert lesson03.signal_share(common + noise) == pytest.approx(0.5, abs=0.02)
