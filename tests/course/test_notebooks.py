@@ -18,8 +18,6 @@ FIRST_EDITION = {  # lessons whose hints have other names
     "03",
     "04",
     "05",
-    "06",
-    "07",
     "08",
     "09",
     "10",
