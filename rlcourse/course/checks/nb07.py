@@ -155,7 +155,7 @@ TAPE_MISTAKES = {
     "late": "Compare the limit with the position after it has gone up.",
     "past": "It is enough for the position to reach the limit: it need not pass it.",
     "end lost": "The last token of an answer turned into padding: write the flag after the token.",
-    "end not counted": "The last token of an answer takes a place as well: move the position before the flag is written.",
+    "end not counted": "The last token of an answer takes a place as well: the position goes up before the flag.",
 }
 
 
