@@ -241,65 +241,99 @@ def _(f):
 q3 = Question("q3", "best_plan", hint="No change has a worth of its own. How many choices of yes and no are there?")
 
 
-def step_after(plan, seconds: Tensor, phase: Tensor, speedups: Tensor) -> float:
-    """Seconds of a step with the changes of a plan, phase by phase."""
-    total = 0.0
-    for j, before in enumerate(seconds.tolist()):
-        times = [speedups[i].item() for i in range(len(phase)) if plan[i] and phase[i] == j]
-        total += before / math.prod(times)
-    return total
+Plan = tuple[bool, ...]
 
 
-def choices(days: Tensor, budget: int):
+def step_after(plan: Plan, seconds: list, phase: list, speedups: list) -> float:
+    """Seconds of a step with the changes of a plan, change by change."""
+    parts = list(seconds)
+    for chosen, j, speedup in zip(plan, phase, speedups, strict=True):
+        if chosen:
+            parts[j] /= speedup
+    return sum(parts)
+
+
+def spent(plan: Plan, days: list) -> int:
+    return sum(d for d, chosen in zip(days, plan, strict=True) if chosen)
+
+
+def choices(days: list, budget: int) -> list[Plan]:
     """All plans within the budget."""
-    for plan in itertools.product((False, True), repeat=len(days)):
-        if sum(d for d, chosen in zip(days.tolist(), plan, strict=True) if chosen) <= budget:
-            yield plan
+    return [plan for plan in itertools.product((False, True), repeat=len(days)) if spent(plan, days) <= budget]
 
 
-def in_order(worth, days: Tensor, budget: int) -> tuple:
+def in_order(worth: list, days: list, budget: int) -> Plan:
     """The plan that takes changes by falling worth, as long as the days last."""
     plan, left = [False] * len(days), budget
     for i in sorted(range(len(days)), key=lambda i: -worth[i]):
         if days[i] <= left and worth[i] > 0:
-            plan[i], left = True, left - int(days[i])
+            plan[i], left = True, left - days[i]
     return tuple(plan)
 
 
-def plan_mistakes(seconds: Tensor, phase: Tensor, speedups: Tensor, days: Tensor, budget: int) -> dict[str, tuple]:
+def best_next(seconds: list, phase: list, speedups: list, days: list, budget: int) -> Plan:
+    """The plan that takes the change that helps most now, again and again."""
+    plan = (False,) * len(days)
+    while True:
+        more = [(*plan[:i], True, *plan[i + 1 :]) for i in range(len(days)) if not plan[i]]
+        more = [p for p in more if spent(p, days) <= budget]
+        best = min(more, key=lambda p: step_after(p, seconds, phase, speedups), default=plan)
+        if step_after(best, seconds, phase, speedups) >= step_after(plan, seconds, phase, speedups):
+            return plan
+        plan = best
+
+
+def plan_mistakes(seconds: list, phase: list, speedups: list, days: list, budget: int) -> dict[str, Plan]:
     """Plans that usual rules give, by the sentence that names them."""
-    count = range(len(days))
-    alone = [(seconds[phase[i]] * (1 - 1 / speedups[i])).item() for i in count]
-    additive = max(choices(days, budget), key=lambda plan: sum(alone[i] for i in count if plan[i]))
-    products = max(choices(days, budget), key=lambda plan: math.prod(speedups[i].item() for i in count if plan[i]))
-    by_day = in_order([alone[i] / max(days[i].item(), 1e-3) for i in count], days, budget)
-    shares = in_order([seconds[phase[i]].item() + speedups[i].item() * 1e-6 for i in count], days, budget)
-    by_speed = [speedups[i].item() - 1 for i in count]
-    unlimited = max(
-        itertools.product((False, True), repeat=len(days)), key=lambda p: -step_after(p, seconds, phase, speedups)
-    )
+    alone = [seconds[j] * (1 - 1 / speedup) for j, speedup in zip(phase, speedups, strict=True)]
+    within, every = choices(days, budget), choices(days, sum(days))
+
+    def total(plan: Plan) -> float:
+        return sum(saved for saved, chosen in zip(alone, plan, strict=True) if chosen)
+
+    def product(plan: Plan) -> float:
+        return math.prod(speedup for speedup, chosen in zip(speedups, plan, strict=True) if chosen)
+
+    by_day = [saved / max(d, 1e-3) for saved, d in zip(alone, days, strict=True)]
+    by_share = [seconds[j] + 1e-6 * speedup for j, speedup in zip(phase, speedups, strict=True)]
+    unlimited = min(every, key=lambda plan: step_after(plan, seconds, phase, speedups))
     return {
-        "You took the largest speed-up first: it matters of how much time.": in_order(by_speed, days, budget),
-        "You multiplied all speed-ups: each holds for its own phase alone.": products,
-        "You took what saves most a day first: what is left over may not fit, or be worth less by then.": by_day,
+        "You took the largest speed-up first: it matters of how much time.": in_order(
+            [speedup - 1 for speedup in speedups], days, budget
+        ),
+        "You multiplied all speed-ups: each holds for its own phase alone.": max(within, key=product),
+        "You took what saves most a day first: what is left over may not fit, or be worth less by then.": in_order(
+            by_day, days, budget
+        ),
         "You took what saves most first, and the days ran out.": in_order(alone, days, budget),
-        "You added up what each change saves alone: the second change to a phase saves less.": additive,
-        "You went by the share of the phase alone: it matters how much of it goes away.": shares,
+        "You added up what each change saves alone: the second change to a phase saves less.": max(within, key=total),
+        "You went by the share of the phase alone: it matters how much of it goes away.": in_order(
+            by_share, days, budget
+        ),
+        "You took the change that helps most next: two others may fit into its days.": best_next(
+            seconds, phase, speedups, days, budget
+        ),
         "That would be best if you had the days.": unlimited,
     }
+
+
+def as_lists(*tensors: Tensor) -> list[list]:
+    return [tensor.tolist() for tensor in tensors]
 
 
 def check_plan(f, seconds: Tensor, phase: Tensor, speedups: Tensor, days: Tensor, budget: int) -> None:
     found = f(seconds, phase, speedups, days, budget)
     plan = found.tolist() if isinstance(found, Tensor) and found.dtype == torch.bool else found
-    count, given = len(days), (seconds, phase, speedups)
+    *given, days = as_lists(seconds, phase, speedups, days)
+    count = len(days)
     if not isinstance(plan, list | tuple) or len(plan) != count or not all(isinstance(x, bool) for x in plan):
         raise AssertionError(f"return [changes] bool: True or False for each of the {count} changes.")
+    plan = tuple(plan)
     best = min(step_after(p, *given) for p in choices(days, budget))
-    took, needs = step_after(plan, *given), int(days[torch.tensor(plan)].sum())
+    took, needs = step_after(plan, *given), spent(plan, days)
     right = needs <= budget and took <= best * (1 + 1e-5)
     for said, wrong in plan_mistakes(*given, days, budget).items():
-        if not right and tuple(plan) == wrong:
+        if not right and plan == wrong:
             raise AssertionError(said)
     if needs > budget:
         raise AssertionError(f"your plan takes {needs} days, there are {budget}.")
@@ -308,16 +342,16 @@ def check_plan(f, seconds: Tensor, phase: Tensor, speedups: Tensor, days: Tensor
 
 
 def fooled(make, *names: str) -> tuple:
-    """Inputs of `make()` on which the rules whose sentences hold one of the `names` are not best; and a plan is."""
-    for _ in range(500):
+    """Inputs of `make()` on which neither the rules whose sentences hold one of `names` nor all or nothing is best."""
+    for _ in range(300):
         inputs = make()
-        *given, days, budget = inputs
+        *given, days = as_lists(*inputs[:4])
+        budget = inputs[4]
         best = min(step_after(p, *given) for p in choices(days, budget))
-        found = plan_mistakes(*inputs)
+        found = plan_mistakes(*given, days, budget)
         rules = [plan for said, plan in found.items() if any(name in said for name in names)]
         rules += [(False,) * len(days), (True,) * len(days)]
-        in_budget = [p for p in rules if int(days[torch.tensor(p)].sum()) <= budget]
-        if all(step_after(p, *given) > best * 1.001 for p in in_budget) and int(days.sum()) > budget:
+        if all(step_after(p, *given) > best * 1.001 for p in rules if spent(p, days) <= budget) and sum(days) > budget:
             return inputs
     return inputs
 
@@ -354,6 +388,7 @@ def _(f):
 @q3.case("what is best a day does not fit")
 def _(f):
     check_plan(f, *fooled(made(3, 8), "saves most a day", "largest speed-up"))
+    check_plan(f, *fooled(made(3, 8), "helps most next"))
 
 
 @q3.case("a change that makes it slower, and one that costs no day")
@@ -366,7 +401,7 @@ def _(f):
         return seconds, phase, speedups, days, budget
 
     check_plan(f, *fooled(make, "added up", "share of the phase"))
-    check_plan(f, *fooled(make, "multiplied all"))
+    check_plan(f, *fooled(make, "multiplied all", "helps most next"))
 
 
 q4 = Question(

@@ -1,5 +1,6 @@
 """Checks of the exercises of lesson 07: a static cache, a tape without an if, a draw to mend, a number of slots."""
 
+import functools
 import itertools
 import math
 
@@ -363,7 +364,8 @@ def _(f):
 q4 = Question("q4", "best_slots", hint="After how many steps is the last answer through, with so many slots? Try all.")
 
 
-def steps_needed(lengths: list[int], slots: int) -> int:
+@functools.lru_cache(maxsize=10_000)
+def steps_needed(lengths: tuple[int, ...], slots: int) -> int:
     """Steps until all answers have ended, by going through all steps one by one."""
     left, waiting, step = [], list(lengths), 0
     while left or waiting:
@@ -374,19 +376,19 @@ def steps_needed(lengths: list[int], slots: int) -> int:
     return step
 
 
-def in_batches(lengths: list[int], slots: int) -> int:
+def in_batches(lengths: tuple[int, ...], slots: int) -> int:
     return sum(max(lengths[i : i + slots]) for i in range(0, len(lengths), slots))
 
 
-def in_turn(lengths: list[int], slots: int) -> int:
+def in_turn(lengths: tuple[int, ...], slots: int) -> int:
     return max(sum(lengths[s::slots]) for s in range(slots))
 
 
-def sorted_first(lengths: list[int], slots: int) -> int:
-    return steps_needed(sorted(lengths, reverse=True), slots)
+def sorted_first(lengths: tuple[int, ...], slots: int) -> int:
+    return steps_needed(tuple(sorted(lengths, reverse=True)), slots)
 
 
-def evenly(lengths: list[int], slots: int) -> int:
+def evenly(lengths: tuple[int, ...], slots: int) -> int:
     return -(-sum(lengths) // slots)
 
 
@@ -394,12 +396,12 @@ def step_time(slots: int, host: float, fixed: float, row: float) -> float:
     return max(host, fixed + row * slots)
 
 
-def best(lengths: list[int], most: int, steps, time) -> int:
+def best(lengths: tuple[int, ...], most: int, steps, time) -> int:
     """The number of slots with the least steps x time."""
     return min(range(1, most + 1), key=lambda slots: steps(lengths, slots) * time(slots))
 
 
-def slot_mistakes(lengths: list[int], host: float, fixed: float, row: float, most: int) -> dict[str, int]:
+def slot_mistakes(lengths: tuple[int, ...], host: float, fixed: float, row: float, most: int) -> dict[str, int]:
     def time(slots: int) -> float:
         return step_time(slots, host, fixed, row)
 
@@ -432,7 +434,7 @@ def slot_mistakes(lengths: list[int], host: float, fixed: float, row: float, mos
     }
 
 
-def check_slots(f, lengths: list[int], host: float, fixed: float, row: float, most: int) -> None:
+def check_slots(f, lengths: tuple[int, ...], host: float, fixed: float, row: float, most: int) -> None:
     found = f(torch.tensor(lengths), host, fixed, row, most)
     if isinstance(found, Tensor) and found.numel() == 1 and not found.dtype.is_floating_point:
         found = found.item()
@@ -463,8 +465,8 @@ def deceiving(make, *names: str) -> tuple:
     return inputs
 
 
-def some_lengths(count: int, mean: float) -> list[int]:
-    return (1 + torch.distributions.Geometric(1 / mean).sample((count,)).long()).clamp(max=200).tolist()
+def some_lengths(count: int, mean: float) -> tuple[int, ...]:
+    return tuple((1 + torch.distributions.Geometric(1 / mean).sample((count,)).long()).clamp(max=200).tolist())
 
 
 def part(low: float, high: float) -> float:
@@ -502,9 +504,9 @@ def _(f):
 @q4.case("one answer that is much longer than the others")
 def _(f):
     def make() -> tuple:
-        lengths = some_lengths(20, 5)
+        lengths = list(some_lengths(20, 5))
         lengths[draw(8, 19)] = draw(60, 120)
-        return lengths, 0.0, part(0.5, 1.0), part(0.02, 0.1), 20
+        return tuple(lengths), 0.0, part(0.5, 1.0), part(0.02, 0.1), 20
 
     check_slots(f, *deceiving(make, "divided the tokens", "longest of each batch"))
 

@@ -347,6 +347,7 @@ NAMED |= {
     ("q3", "saves most"): "days ran out",
     ("q3", "saves most a day"): "a day first",
     ("q3", "additive"): "the second change to a phase",
+    ("q3", "again"): "helps most next",
     ("q3", "product"): "multiplied all speed-ups",
     ("q3", "no budget"): "if you had the days",
     ("q3", "everything"): "days, there are",
