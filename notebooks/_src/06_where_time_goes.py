@@ -80,9 +80,10 @@ share_bet.result(round(100 * median["rollout"] / step_s))
 # On a GPU there is a trap. The host only **asks** for work and goes on at once, so a clock on the host times the
 # asking. The package's `PhaseTimer` waits for the GPU at both ends of a phase. A processor has nothing to wait for.
 #
-# Here are the same phases on an H200, with the shape of Qwen2.5-0.5B and 64 answers of 256 tokens. TRL is the library
-# that most people start from, here with its usual `generate`; then TRL with a flag flipped that lets `generate` compile
-# its decode step; then this package. **Look for** who has the long blue bar.
+# Here are the same phases on an H200, with the shape of Qwen2.5-0.5B and 64 answers of {{ load_record("step", "NVIDIA
+# H200")["setup"]["new_tokens"] }} tokens. TRL is the library that most people start from, here with its usual
+# `generate`; then TRL with a flag flipped that lets `generate` compile its decode step; then this package. **Look for**
+# who has the long blue bar.
 
 # %% tags=["hide-input"]
 # @title Figure: where a step goes

@@ -165,25 +165,26 @@ def check_tape(f, eos: int, pad: int, limit: int, start: Row, draws: list[int]) 
     if not isinstance(tape, list | tuple) or not tape:
         raise AssertionError("return a list of instructions, (operation, target, sources...).")
     memory = dict(zip(("token", "position", "ended"), start, strict=True))
-    right, others = start, {wrong: start for wrong in TAPE_MISTAKES}
+    right, found = [start], [start]
     for drawn in draws:
         memory["drawn"] = drawn
         played(tape, memory)
-        found = tuple(memory[name] for name in ("token", "position", "ended"))
-        before = right
-        right = next_row(before, drawn, eos, pad, limit)
-        others = {wrong: next_row(row, drawn, eos, pad, limit, wrong) for wrong, row in others.items()}
-        if found == right:
-            others = {wrong: row for wrong, row in others.items() if row == right}
-            continue
-        for wrong, row in others.items():
-            if found == row:
-                raise AssertionError(TAPE_MISTAKES[wrong])
-        names = f"token {before[0]}, position {before[1]}, ended {before[2]}"
-        raise AssertionError(
-            f"with eos {eos}, pad {pad}, limit {limit}: from {names} and drawn {drawn} your tape makes "
-            f"token {found[0]}, position {found[1]}, ended {found[2]}, expected {right[0]}, {right[1]} and {right[2]}."
-        )
+        found.append(tuple(memory[name] for name in ("token", "position", "ended")))
+        right.append(next_row(right[-1], drawn, eos, pad, limit))
+    if found == right:
+        return
+    for wrong, said in TAPE_MISTAKES.items():
+        row, rows = start, [start]
+        for drawn in draws:
+            rows.append(row := next_row(row, drawn, eos, pad, limit, wrong))
+        if found == rows:
+            raise AssertionError(said)
+    at = next(i for i in range(len(right)) if found[i] != right[i])
+    token, position, ended = right[at - 1]
+    raise AssertionError(
+        f"with eos {eos}, pad {pad}, limit {limit}: from token {token}, position {position}, ended {ended} and drawn "
+        f"{draws[at - 1]} your tape makes {found[at]} of them, expected {right[at]}."
+    )
 
 
 def special() -> tuple[int, int]:
@@ -446,9 +447,9 @@ def check_slots(f, lengths: tuple[int, ...], host: float, fixed: float, row: flo
     least = min(times.values())
     if times[found] <= least * (1 + 1e-6):
         return
-    for said, wrong in slot_mistakes(lengths, host, fixed, row, most).items():
-        if found == wrong:
-            raise AssertionError(said)
+    said = [said for said, wrong in slot_mistakes(lengths, host, fixed, row, most).items() if found == wrong]
+    if said:
+        raise AssertionError(" Or: ".join(said))
     raise AssertionError(f"{found} slots take {times[found]:.4g} ms, the best number of them {least:.4g} ms.")
 
 

@@ -111,6 +111,11 @@ def tape_without(*left_out, **changed):
     return function
 
 
+def flag_before_position(eos, pad, limit):
+    tape = [tape_with_choices(eos, pad, limit)[i] for i in (2, 0, 3, 4, 5, 6, 7, 1)]
+    return [("less", "fits", "next", limit) if line[1] == "fits" else line for line in tape]
+
+
 def in_another_order(*order):
     return lambda eos, pad, limit: [tape_with_choices(eos, pad, limit)[i] for i in order]
 
@@ -278,7 +283,7 @@ WRONG = {
         "limit too early": in_another_order(3, 4, 0, 1, 2, 5, 6, 7),
         "limit passed": tape_without(_3=lambda eos, pad, limit: ("less", "fits", "position", limit + 1)),
         "flag before token": in_another_order(0, 1, 3, 4, 5, 6, 7, 2),
-        "flag before position": in_another_order(0, 3, 4, 5, 6, 7, 1, 2),
+        "flag before position": flag_before_position,
         "no end": tape_without(5, 6, _7=lambda eos, pad, limit: ("or", "ended", "ended", "full")),
         "pad for the end": tape_without(_5=lambda eos, pad, limit: ("equal", "end", "drawn", pad)),
         "nothing": lambda eos, pad, limit: [],
@@ -358,7 +363,6 @@ NAMED |= {
     ("q2", "a source too few"): "needs 2 sources",
     ("q2", "a flag"): "neither a name nor a whole number",
     ("q3", "own scale"): "one scale",
-    ("q3", "nothing taken off"): "mass of the tiles before it",
     ("q3", "place"): "place within the tile",
     ("q3", "tile"): "number of the tile",
     ("q3", "greedy"): "most probable token",
