@@ -196,16 +196,16 @@ if check.q2.passed:
     fig, ax = plt.subplots(figsize=(6.5, 3.4))
     for launches, color, style in ((1200, "#D55E00", "--"), (1, "#009E73", "-")):
         found = [free_rows(5e8, 12288 * t, 2, launches, 1e-5, 4e12, 8e14, 1.05) for t in tokens]
-        ax.plot(tokens, found, color=color, linestyle=style, marker="o", label=f"{launches} launches of 10 µs")
+        ax.plot(tokens, found, color=color, linestyle=style, marker="o", label=f"{launches} × 10 µs of launches")
     ax.set(xscale="log", yscale="log", xlabel="tokens in a row's cache", ylabel="free rows", title="Rows that cost 5 %")
     ax.legend()
     plt.show()
 
 # %% [markdown] tags=["solution"]
 # **What a slow host does.** It makes thousands of rows free, by wasting so much time that the GPU would have managed
-# them all. Take the launches away and the step is 40 times as fast, and few rows are free any more: now they cost what
-# they must. Free rows are a sign of waste somewhere else. **What the cache does.** The weights are shared by all rows,
-# keys and values by none. With long texts a row is never free.
+# them all. Take the launches away, and the step is many times as fast, but few rows are free any more: now they cost
+# what they must. Free rows are a sign of waste somewhere else. **What the cache does.** The weights are shared by all
+# rows, keys and values by none. With long texts a row is never free.
 
 # %% [markdown]
 # ## q3 · Two weeks
