@@ -377,8 +377,8 @@ for name, run in (
 # - memory that is needed in between comes from a pool of the graph's own, and random numbers from a state on the
 #   device.
 #
-# On a GPU the four lines are these, and they take the {{ rungs[0]["launches_a_step"]:,.0f }} launches of a step down to
-# {{ top["launches_a_step"]:.1f }}:
+# On a GPU the recording is these lines. They are most of the way from the {{ rungs[0]["launches_a_step"]:,.0f }}
+# launches of the first rung to the {{ top["launches_a_step"]:.1f }} of the last:
 #
 # ```python
 # step()                                # once as it is: nothing may be loaded or compiled while recording
@@ -604,7 +604,7 @@ assert chi["Gumbel-max"] < 9 + 5 * 18**0.5 < chi["wrong: logits + u"]
 # **The host looks every few steps.** Has every row ended? To know, it must read a flag, and to read it, wait until the
 # GPU has caught up. Between two looks, ended rows compute tokens that nobody counts.
 #
-# What these four are worth on the H200, by themselves and one upon the other:
+# What the own step is worth on the H200, and what comes on top of it:
 
 # %% tags=["hide-input"]
 # @title Table: from the compiled step to the floor
@@ -625,7 +625,7 @@ own, own_compiled = RUNGS["graph-eager", 16], RUNGS["graph-compiled", 16]
 # %% [markdown]
 # With launches out of the way, what is left is kernels: {{ own["kernels_a_step"] / top["kernels_a_step"]:.0f }} times
 # fewer of them make the step {{ own["ms_per_step"] / top["ms_per_step"]:.1f }} times as fast. {{ assert
-# top["ms_per_step"] < own_compiled["ms_per_step"] < own["ms_per_step"] < fused["ms_per_step"] }} The next three lessons
+# top["ms_per_step"] < own_compiled["ms_per_step"] < own["ms_per_step"] < fused["ms_per_step"] }} Lessons 08 and 09
 # write them.
 #
 # All of this is worth something only if the answers are the same. The live rungs, on prompts of differing lengths:
@@ -835,7 +835,7 @@ waits, refills = ([s for (name, _), s in kept_rate.items() if (name == "graph") 
 # of equal length the last rung is {{ top["tokens_per_s"] / fused["tokens_per_s"]:.0f }} times as fast as the third,
 # with skewed ones {{ rate["graph"] / rate["hf-static-compiled"]:.0f }} times.
 #
-# And a training step? Its rollout is what TRL's record in lesson 06 says, so is its ceiling. With 16 rows the step goes
+# And a training step? Lesson 06 has the shares of TRL's step and their ceilings. With 16 rows the step goes
 # from {{ trl["trl-default"]["step_s"]:.2f }} s to {{ trl["trl-static-compiled"]["step_s"]:.2f }} s with the third rung,
 # and to {{ trl["rlcourse"]["step_s"]:.2f }} s with the last one, of which {{ trl["rlcourse"]["update_s"]:.2f }} s are
 # the update. What was a few percent is now a third, and the next thing to work on. {{ assert 0.25 <
