@@ -218,10 +218,11 @@ ladder_bet.result(TRIED[3] if whole[64] > 2 else TRIED[2])
 # H200's share is everything outside rollout and update in our own step, copies and rewards included: a generous upper
 # bound. TRL's record does not split it off.) Those guides were written for images.
 #
-# Compiling the model that trains can give TRL {{ 1 / (1 - update_part):.2f }}× at the very most, and gave about {{
-# amdahl(update_part, update_gain):.2f }}×. {{ assert amdahl(update_part, update_gain) < 1.1 }} It is a good idea in our
-# own step, where the update is {{ 100 * ours["update_s"] / ours["step_s"]:.0f }} %. **Ceilings move when something else
-# gets faster**, so divide again after each change.
+# Compiling the model that trains can give TRL {{ 1 / (1 - update_part):.2f }}× at the very most, and {{
+# amdahl(update_part, update_gain):.2f }}× if its update became as fast as our compiled one. {{ assert
+# amdahl(update_part, update_gain) < 1.1 }} It is a good idea in our own step, where the update is {{ 100 *
+# ours["update_s"] / ours["step_s"]:.0f }} %. **Ceilings move when something else gets faster**, so divide again after
+# each change.
 #
 # The last two rows have the same ceiling and opposite results. A static cache alone decodes {{ alone[16]:.2f }} times
 # as fast with 16 rows: slower. {{ assert alone[16] < 1 < whole[64] }} With the decode step compiled, the whole training
@@ -278,10 +279,9 @@ for count in (1, 16, 64):
 # %% [markdown]
 # The number of operators does not depend on the rows. With one row hardly anything is computed, and yet the step has
 # its price, the price of **calling**: Python calls PyTorch, PyTorch looks up the code for these types and makes room
-# for the result, a few microseconds each time. 16 times the rows cost {{ calls[16] / calls[1]:.1f }} times as much.
-# {{ assert calls[16] < 8 * calls[1] }} A program whose time is that of its calls is *host-bound*. On a GPU this is
-# worse, since the GPU does the work so much faster while the host is no faster at all, and has a kernel to launch on
-# top.
+# for the result, every time. 16 times the rows cost {{ calls[16] / calls[1]:.1f }} times as much. {{ assert calls[16] <
+# 8 * calls[1] }} A program whose time is that of its calls is *host-bound*. On a GPU this is worse, since the GPU does
+# the work so much faster while the host is no faster at all, and has a kernel to launch on top.
 #
 # ### A trace
 #
@@ -357,9 +357,9 @@ ax.set(xlim=(0, 12), xlabel="µs", title=f"{summed:.0f} µs of kernels, {covered
 plt.show()
 
 # %% [markdown]
-# Four ways to take one decode step of 16 rows on the H200, slowest first: `generate` with its usual cache, which grows
-# with each token; with a static cache; with a static cache and compiled; and the step of this package, recorded as one
-# *CUDA graph*, which replays hundreds of launches with one call (lesson 07).
+# Four ways to take one decode step of 16 rows on the H200, slowest first: `generate` with a static cache, which has its
+# full size from the start; with its usual cache, which grows with each token; with a static cache and compiled; and the
+# step of this package, recorded as one *CUDA graph*, which replays hundreds of launches with one call (lesson 07).
 
 # %% tags=["hide-input"]
 # @title Table: four decode steps
@@ -472,7 +472,7 @@ plt.show()
 #
 # The floor is the prediction. The measurement is the real step of our engine: two lengths, their difference, divided by
 # the steps between them. We take the **least** of several times, since whatever disturbs a run adds to it. **Look for**
-# the flat beginning of the blue line, and how it comes closer to the floor.
+# how the blue line comes closer to the higher of the other two.
 
 # %%
 from rlcourse.sampling import Sampling
