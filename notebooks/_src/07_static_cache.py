@@ -628,7 +628,9 @@ own, own_compiled = RUNGS["graph-eager", 16], RUNGS["graph-compiled", 16]
 # top["ms_per_step"] < own_compiled["ms_per_step"] < own["ms_per_step"] < fused["ms_per_step"] }} Lessons 08 and 09
 # write them.
 #
-# All of this is worth something only if the answers are the same. The live rungs, on prompts of differing lengths:
+# All of this is worth something only if the answers are the same. The live rungs, on prompts of differing lengths.
+# (`generate` pads the shorter ones **on the left** and masks the padding; the own step has a position for each row
+# instead.)
 
 # %%
 ENGINES = {
