@@ -358,21 +358,21 @@ def best_slots(lengths: torch.Tensor, host_ms: float, fixed_ms: float, row_ms: f
 check.q4(best_slots)
 
 # %% [markdown]
-# The best number of slots for 96 answers of a geometric length, by what a row costs. **Look for** when it pays to have
+# The best number of slots for 48 answers of a geometric length, by what a row costs. **Look for** when it pays to have
 # fewer slots than answers.
 
 # %% tags=["hide-input"]
 # @title Figure: slots, by the price of a row
 if check.q4.passed:
     torch.manual_seed(0)
-    lengths = (1 + torch.distributions.Geometric(1 / 60).sample((96,)).long()).clamp(max=256)
-    prices = [0.0, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1]
+    lengths = (1 + torch.distributions.Geometric(1 / 60).sample((48,)).long()).clamp(max=256)
+    prices = [0.0, 0.005, 0.01, 0.02, 0.05, 0.1]
     fig, ax = plt.subplots()
     for host, color, style in ((0.0, "#009E73", "-"), (2.0, "#D55E00", "--")):
-        found = [best_slots(lengths, host, 0.5, price, 96) for price in prices]
+        found = [best_slots(lengths, host, 0.5, price, 48) for price in prices]
         ax.plot(prices, found, color=color, linestyle=style, marker="o", label=f"host {host:g} ms a step")
     ax.set(
-        xlabel="ms for each row", ylabel="best number of slots", title="96 answers, 0.5 ms a step fixed", ylim=(0, 100)
+        xlabel="ms for each row", ylabel="best number of slots", title="48 answers, 0.5 ms a step fixed", ylim=(0, 50)
     )
     ax.legend()
     plt.show()

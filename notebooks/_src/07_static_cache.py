@@ -51,7 +51,7 @@ prompts = [policy.prompt(p.question) for p in task.problems("train")[:64]]
 #
 # One decode step: every row gets its next token. The model is Qwen2.5-0.5B's shape, the GPU an H200, 16 rows. From the
 # first rung to the last nothing changes in **what** is computed. Every rung draws its tokens from the same
-# distribution.
+# distribution. **Look for** the one that is a step down.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -87,7 +87,7 @@ ladder_bet.result(round(bottom["ms_per_step"] / top["ms_per_step"]))
 trl = {row["variant"]: row for row in load_record("step", "NVIDIA H200")["results"] if row["rows"] == 16}
 
 # %% [markdown]
-# The second rung is a step **down**: {{ static["tokens_per_s"]:.0f }} tokens a second in place of {{
+# It is the second: {{ static["tokens_per_s"]:.0f }} tokens a second in place of {{
 # bottom["tokens_per_s"]:.0f }}. {{ assert static["tokens_per_s"] < bottom["tokens_per_s"] }} The third is the largest
 # of all, and only possible from the second. The GPU is busy {{ 100 * fused["busy"]:.0f }} % of the time in place of {{
 # 100 * static["busy"]:.0f }} %, the number of launches falls {{ static["launches_a_step"] /
@@ -628,9 +628,9 @@ own, own_compiled = RUNGS["graph-eager", 16], RUNGS["graph-compiled", 16]
 # top["ms_per_step"] < own_compiled["ms_per_step"] < own["ms_per_step"] < fused["ms_per_step"] }} Lessons 08 and 09
 # write them.
 #
-# All of this is worth something only if the answers are the same. The live rungs, on prompts of differing lengths.
-# (`generate` pads the shorter ones **on the left** and masks the padding; the own step has a position for each row
-# instead.)
+# All of this is worth something only if the answers are the same. The rungs that run here, on prompts of differing
+# lengths. (`generate` pads the shorter ones **on the left** and masks the padding; the own step has a position for each
+# row instead.) Then their times; **look for** the lowest two.
 
 # %%
 ENGINES = {
@@ -767,13 +767,13 @@ explorer(draw_step, static=[story | machine for story in stories], **controls)
 # - **leave**: rows that have ended leave the batch, and the step becomes smaller;
 # - **refill**: more answers wait than there are slots, and a slot that becomes free takes the next one (*continuous
 #   batching*, Yu et al. 2022).
+#
+# In the figure each is drawn as rows over steps. **Look for** how wide they are.
 
 # %% tags=["hide-input"]
 # @title Your bet
 SAVED = ["about half of them", "a few percent", "none at all"]
-slots_bet = bet(
-    "512 answers, 64 slots. Rows that have ended **leave** at once. How many *steps* does that save?", SAVED
-)
+slots_bet = bet("512 answers, 64 slots. Rows that have ended leave at once. How many steps does that save?", SAVED)
 
 
 # %%
