@@ -52,9 +52,10 @@ def colleague(starts, ends, begin, end):
 
 # %%
 starts, ends = torch.tensor([1.0, 4.0, 9.0]).double(), torch.tensor([3.0, 6.0, 19.0]).double()
-print(f"a kernel reaches over the end:  {colleague(starts, ends, 0.0, 10.0):.0%} busy, by eye 50%")
+print(f"a kernel reaches over the end:   {colleague(starts, ends, 0.0, 10.0):.0%} busy, by eye 50%")
 later = 7.2e9
-print(f"two hours later, cut by hand:   {colleague(starts + later, ends.clamp(max=10) + later, later, later + 10):.0%}")
+found = colleague(starts + later, ends.clamp(max=10) + later, later, later + 10)
+print(f"two hours later, cut by hand:    {found:.0%} busy, by eye 50%")
 starts, ends = torch.tensor([0.0, 1.0, 3.0]).double(), torch.tensor([6.0, 2.0, 4.0]).double()
 print(f"short kernels beside a long one: {colleague(starts, ends, 0.0, 10.0):.0%} busy, by eye 60%")
 
