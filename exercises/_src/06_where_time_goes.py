@@ -285,6 +285,7 @@ if check.q3.passed:
 # survives.** Whatever touches a phase of a thousandth, however large its speed-up. It is bought only when a day is left
 # over and there is nothing else to do with it.
 
+# %% [markdown]
 # ## q4 · Self time
 #
 # ●●●●○ · 25 minutes

@@ -510,9 +510,11 @@ whole, broken, limited = counted.values()
 pieces_bet.result(round(broken["a step"]))
 
 # %% [markdown]
-# One piece became {{ broken["a step"]:.0f }}. {{ assert whole["a step"] == 1 and broken["a step"] > 8 }} The tokens are
-# right and nothing fails; it is only slow. Each piece is guarded (are shapes and types what they were?), each is a
-# graph of its own to launch, and nothing can be fused across a break.
+# One piece became {{ broken["a step"]:.0f }}. {{ assert whole["a step"] == 1 and broken["a step"] == 4 * shape.layers +
+# 3 }} The cut goes through every caller up to the top. Each layer falls into four: what comes before the call of its
+# attention, the attention before the cut, the attention after it, and the rest of the layer. Around them the model
+# itself falls into three. The tokens are right and nothing fails; it is only slow. Each piece is guarded (are shapes
+# and types what they were?), each is a graph of its own to launch, and nothing can be fused across a break.
 #
 # It gets worse with depth. At a break, Dynamo compiles the function with the break in it, here the attention module's
 # `forward`, by itself. That function reads its layer's number, a Python integer, so the compiled code is good for **one

@@ -141,8 +141,6 @@ def next_row(row: Row, drawn: int, eos: int, pad: int, limit: int, wrong: str = 
         ended = 1
     if wrong == "late":
         ended = int(drawn == eos or position >= limit)
-    if wrong == "past":
-        ended = int(drawn == eos or position + 1 > limit)
     token = pad if wrong == "end lost" and ended else drawn
     position += not (wrong == "end not counted" and ended)
     return token, position, ended
@@ -153,8 +151,7 @@ TAPE_MISTAKES = {
     "position": "The position of a row that had ended must stay where it is.",
     "forgets": "A row that had ended stays so: the flag is what it was, or the new end.",
     "no limit": "A row whose position has reached the limit has ended, too.",
-    "late": "Compare the limit with the position after it has gone up.",
-    "past": "It is enough for the position to reach the limit: it need not pass it.",
+    "late": "You were one step late: a row ends when its position, once it has gone up, reaches the limit.",
     "end lost": "The last token of an answer turned into padding: write the flag after the token.",
     "end not counted": "The last token of an answer takes a place as well: the position goes up before the flag.",
 }
