@@ -124,19 +124,19 @@ part = {name: STEPS[name, 64]["rollout_s"] / STEPS[name, 64]["step_s"] for name 
 #
 # ## 2 · What can it give?
 #
-# Suppose a part of the program takes the share $p$ of its time, and you make that part $s$ times as fast. The new time
-# is what you did not touch, $1 - p$, plus $p / s$. So the whole becomes faster by
+# Suppose a part of the program takes the share $f$ of its time, and you make that part $g$ times as fast. The new time
+# is what you did not touch, $1 - f$, plus $f / g$. So the whole becomes faster by
 #
-# $$\frac{1}{1 - p + p / s} \;<\; \frac{1}{1 - p} .$$
+# $$\frac{1}{1 - f + f / g} \;<\; \frac{1}{1 - f} .$$
 #
 # This is Amdahl's law (1967). The bound on the right is a part that takes no time at all. You know it before you write
-# a line. (In this formula alone, $p$ and $s$ are these two numbers.)
+# a line.
 
 
 # %%
-def amdahl(p: float, s: float) -> float:
-    """Speed-up of the whole from a part with share p that becomes s times as fast."""
-    return 1 / (1 - p + p / s)
+def amdahl(share: float, gain: float) -> float:
+    """Speed-up of the whole from a part with this share that becomes `gain` times as fast."""
+    return 1 / (1 - share + share / gain)
 
 
 # %% [markdown]
@@ -216,7 +216,7 @@ ladder_bet.result(TRIED[3] if whole[64] > 2 else TRIED[2])
 # %% [markdown]
 # The first two rows end the discussion. A batch of prompts is a few kilobytes of text; there is nothing to hide. (The
 # H200's share is everything outside rollout and update in our own step, copies and rewards included: a generous upper
-# bound. TRL's record does not split it off.) Those guides were written for images.
+# bound. TRL's record does not split it off.) Those guides were written for training on images.
 #
 # Compiling the model that trains can give TRL {{ 1 / (1 - update_part):.2f }}× at the very most, and {{
 # amdahl(update_part, update_gain):.2f }}× if its update became as fast as our compiled one. {{ assert

@@ -566,11 +566,11 @@ print(f"{heads} heads on {kv_heads}: repeated {repeat_us:,.0f} µs, folded {fold
 
 # %% [markdown]
 # **The token is drawn inside the step.** `torch.multinomial` checks its input, and on a GPU the check ends on the host.
-# A draw of tensor operations alone can be recorded. *Gumbel-max*: add $g = -\log(-\log u)$ to each logit, with $u$
-# uniform on $[0, 1)$, and take the largest. That is a draw from the softmax, with as many random numbers as there are
-# tokens in the vocabulary. One number is enough, by *inversion*: put the probabilities side by side on a line from 0 to
-# 1 and see into which piece $u$ falls. The package's kernels do that, in two levels, so that no long running sum is
-# needed. You will mend a version of it.
+# A draw of tensor operations alone can be recorded. *Gumbel-max*: add $-\log(-\log u)$ to each logit, with $u$ uniform
+# on $[0, 1)$, and take the largest. That is a draw from the softmax, with as many random numbers as there are tokens in
+# the vocabulary. One number is enough, by *inversion*: put the probabilities side by side on a line from 0 to 1 and see
+# into which piece $u$ falls. The package's kernels do that, in two levels, so that no long running sum is needed. You
+# will mend a version of it.
 
 # %% tags=["hide-input"]
 # @title Figure: a draw by inversion
