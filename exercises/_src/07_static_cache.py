@@ -378,7 +378,7 @@ if check.q4.passed:
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# Where the host rules, rows are free: take as many slots as there are answers, and the longest answer alone decides. As
+# Where the host rules, rows are free: take so many slots that the longest answer alone decides. As
 # rows get dearer, slots that stand empty while the last answers run are what you pay for, and fewer slots, refilled,
 # are better. That is why a rollout should hand **all** its prompts to the engine at once and let it take fewer slots.
 # The lengths are unknown before they are written, so an engine decides by their distribution.
