@@ -7,16 +7,16 @@
 # ---
 
 # %% [markdown]
-# Five exercises for [lesson 07](../notebooks/07_static_cache.ipynb). They are the parts of a fast decode step: the
-# write into a static cache, heads that share keys, a draw without the host, a schedule of slots, and a norm that comes
-# after the product it belongs before. Write your code where it says `# YOUR CODE HERE`, then run the cell below it. Use
-# `torch` alone: the functions must stand by themselves.
+# Four puzzles for [lesson 07](../notebooks/07_static_cache.ipynb): a static cache to write and read, a step without an
+# `if`, a draw that is drawn wrongly, and how many slots to take. Write your code where it says `# YOUR CODE HERE`, then
+# run the cell below it. Use `torch` and Python's own modules: the functions must stand by themselves.
+#
+# Of the three hints the first asks a question, the second has the idea, the third the shape of the answer.
 
 # %%
-import time
-
 import matplotlib.pyplot as plt
 import torch
+import torch.nn.functional as F
 
 from rlcourse.course.checks import nb07 as check
 
@@ -26,35 +26,32 @@ print("ready")
 # %% [markdown]
 # ## q1 · Write, hide, attend
 #
-# ●●●○○ · 15 minutes
+# ●●●○○ · 20 minutes
 #
-# One decode step of one group of heads. Row $r$ has `positions[r]` tokens in its part of the cache, in the slots 0 to
-# `positions[r] - 1`. Its new key and value belong into slot `positions[r]`. Write them there, then let each of the $G$
-# queries of the row attend to the slots that are filled, the new one included:
+# One decode step for one key-value head and the queries that share it. Row $i$ has `positions[i]` tokens in its part of
+# the cache, in the slots 0 to `positions[i] - 1`. Its new key and value belong into slot `positions[i]`. Write them
+# there, then let each query of the row attend to the slots that are filled, the new one included. Scores are divided by
+# the square root of the head size.
 #
-# $$o_{r,g} = \sum_{s \le p_r} w_s\, v_{r,s} , \qquad
-#   w = \text{softmax}_{s \le p_r}\big(q_{r,g} \cdot k_{r,s} / \sqrt{D}\big) .$$
+# Behind that, the cache holds what an earlier answer left there. Rows are at **different** positions, as in continuous
+# batching.
 #
-# Behind that, the cache holds what an earlier completion left there. Rows are at **different** positions, as in
-# continuous batching.
+# Shapes: `q` `[rows, queries, head_dim]`; `k`, `v` `[rows, head_dim]`; `keys`, `values` `[rows, slots, head_dim]`;
+# `positions` `[rows]` int64; result `[rows, queries, head_dim]`.
 #
-# Shapes: `q` `[R, G, D]`; `k`, `v` `[R, D]`; `keys`, `values` `[R, S, D]`; `positions` `[R]` int64; result `[R, G, D]`.
-#
-# <details><summary>Hint 1: direction</summary>
-# Three steps: an assignment into the two caches, a mask of shape [R, S], and attention in which masked scores are minus
-# infinity.
+# <details><summary>Hint 1: a question</summary>
+# How do you write to row 0 at position 2 and to row 1 at position 7 without writing to row 0 at position 7?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# An assignment with two index tensors takes them in pairs: `keys[rows, positions]` with `rows = 0, 1, 2, ...` is `[R,
-# D]`. `keys[:, positions]` is something else: every row at every position. A slot is seen if its number is at most
-# `positions[r]`.
+# An assignment with two index tensors of the same length takes them in pairs; with a `:` for one of them it does not.
+# And what must not count has to be gone **before** the softmax, because the softmax shares out everything that it is
+# given.
 # </details>
-# <details><summary>Hint 3: nearly the code</summary>
+# <details><summary>Hint 3: the shape of the answer</summary>
 #
-# `rows = torch.arange(len(k))`, `keys[rows, positions] = k`, the same for the values; `seen = torch.arange(S) <=
-# positions[:, None]`; `scores = q @ keys.transpose(1, 2) / D ** 0.5`, filled with `-torch.inf` where `~seen[:, None]`;
-# then `scores.softmax(-1) @ values`.
+# Two assignments, a mask `[rows, slots]` from a comparison, scores `[rows, queries, slots]` with minus infinity where
+# the mask says no, and a product with the values.
 # </details>
 
 
@@ -67,15 +64,15 @@ def attend_with_cache(
     values: torch.Tensor,
     positions: torch.Tensor,
 ) -> torch.Tensor:
-    """Write k and v at each row's position and attend to the slots up to it: [R, G, D].
+    """Write k and v at each row's position and attend to the slots up to it: [rows, queries, head_dim].
 
-    q: [R, G, D]; k, v: [R, D]; keys, values: [R, S, D]; positions: [R] int64.
+    q: [rows, queries, head_dim]; k, v: [rows, head_dim]; keys, values: [rows, slots, head_dim]; positions: [rows].
     """
     # BEGIN SOLUTION
     rows = torch.arange(len(k))
     keys[rows, positions], values[rows, positions] = k, v
-    seen = torch.arange(keys.shape[1]) <= positions[:, None]  # [R, S]
-    scores = q @ keys.transpose(1, 2) / q.shape[-1] ** 0.5  # [R, G, S]
+    seen = torch.arange(keys.shape[1]) <= positions[:, None]  # [rows, slots]
+    scores = q @ keys.transpose(1, 2) / q.shape[-1] ** 0.5  # [rows, queries, slots]
     return scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1) @ values
     # END SOLUTION
 
@@ -87,307 +84,301 @@ check.q1(attend_with_cache)
 # Your function at work: three rows at positions 2, 7 and 4 of a cache with ten slots. The values are one-hot, so the
 # output **is** the weights. **Look for** where each row stops.
 
-# %%
+# %% tags=["hide-input"]
+# @title Figure: the weights
 if check.q1.passed:
-    S = 10
-    q, k, keys = torch.randn(3, 1, S), torch.randn(3, S), torch.randn(3, S, S)
+    slots = 10
+    q, k, keys = torch.randn(3, 1, slots), torch.randn(3, slots), torch.randn(3, slots, slots)
     positions = torch.tensor([2, 7, 4])
-    values = torch.eye(S).expand(3, S, S).clone()
+    values = torch.eye(slots).expand(3, slots, slots).clone()
     weights = attend_with_cache(q, k, values[torch.arange(3), positions], keys, values, positions)[:, 0]
-    fig, ax = plt.subplots(figsize=(6.5, 2.4))
+    fig, ax = plt.subplots(figsize=(6.5, 2.4), layout="constrained")
     image = ax.imshow(weights, cmap="Blues", vmin=0)
-    ax.set(xlabel="slot", ylabel="row", yticks=range(3), xticks=range(S), title="Attention weights of one query a row")
+    ax.set(xlabel="slot", ylabel="row", yticks=range(3), xticks=range(slots), title="Weights of one query a row")
     fig.colorbar(image, ax=ax)
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# **Why a mask and not a slice.** `keys[r, : p + 1]` has another shape for each row and each step: it can be neither
-# batched nor captured. A mask has the same shape always, and what it hides is data. **Why $s \le p$ and not $s < p$.**
-# A token attends to itself; and without it the first token of an empty cache would see nothing, and the softmax of
-# nothing is `nan`. The package writes in the same way in `Decoder._decode_layer_rows`.
+# **Why a mask and not a slice.** `keys[i, : p + 1]` has another shape for each row and each step: it can be neither
+# batched nor recorded. A mask always has the same shape, and what it hides is data. **Why up to and with the
+# position.** A token attends to itself; and without it the first token of an empty cache would see nothing, and the
+# softmax of nothing is `nan`. **Why before the softmax.** A score of 0 is no weight of 0, and weights set to 0
+# afterwards no longer add up to 1.
 
 # %% [markdown]
-# ## q2 · Fold the heads
+# ## q2 · A step without an if
 #
-# ●●●○○ · 15 minutes
+# ●●●●○ · 30 minutes
 #
-# Grouped-query attention of one query token a row: $H$ query heads, $K$ key-value heads, $H/K$ query heads for each.
-# The query heads 0 to $H/K - 1$ share key-value head 0, the next ones head 1, and so on. Compute the attention of all
-# heads over all $S$ slots (no mask this time) **without repeating** keys and values.
+# A recording has no `if`. What a row does when its answer has ended must be decided by the same operations on the same
+# memory at every replay. Here is a machine that replays. Its memory holds tensors `[rows]` by name; an instruction is
+# `(operation, target, a, b)` or `(operation, target, a, b, c)`, and `a`, `b`, `c` are names, or whole numbers that
+# stay what they were when the tape was written. A target that has no memory yet gets some.
+
+# %%
+OPERATIONS = {
+    "add": lambda a, b: a + b,
+    "equal": lambda a, b: (a == b).long(),
+    "less": lambda a, b: (a < b).long(),
+    "and": lambda a, b: a * b,
+    "or": lambda a, b: torch.maximum(a, b),
+    "choose": lambda a, b, c: torch.where(a > 0, b, c),  # b where a is true, else c
+}
+
+
+def replay(tape: list, memory: dict) -> None:
+    """Go through a tape once. memory: tensors [rows] int64 by name; truth is 1 or 0."""
+    for operation, target, *sources in tape:
+        values = [memory[s] if isinstance(s, str) else torch.tensor(s) for s in sources]
+        memory[target] = OPERATIONS[operation](*values) + torch.zeros_like(memory["drawn"])
+
+
+# %% [markdown]
+# Before each replay the model has written a token for every row into `drawn`, for ended rows as well. Write the tape of
+# what comes after. Memory from the start: `drawn`; `token`, what the model sees next; `position`, where it goes;
+# `ended`, 1 for rows whose answer has ended. After the replay:
 #
-# Shapes: `q` `[R, H, D]`; `keys`, `values` `[R, K, S, D]`; result `[R, H, D]`.
+# - a row that had **not** ended has its drawn token in `token`, its position is one higher, and it has ended if that
+#   token is `eos` or its position has reached `limit`;
+# - a row that had ended has `pad` in `token`, and its position and its flag are as they were.
 #
-# <details><summary>Hint 1: direction</summary>
-# To a key-value head, the query heads that share it are simply several queries.
+# <details><summary>Hint 1: a question</summary>
+# Which of the three is still needed as it was before the replay, by the time the others are written?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# `q.view(R, K, H // K, D)` puts the queries of a group where a matrix product wants its rows. Then `[R, K, H/K, D]`
-# times `[R, K, D, S]` gives all scores.
+# Whatever looks at "had ended" must come before "has ended" is written. And a position that goes up by one only for
+# live rows needs no choice if truth is a number.
 # </details>
-# <details><summary>Hint 3: nearly the code</summary>
+# <details><summary>Hint 3: the shape of the answer</summary>
 #
-# `groups = q.view(rows, keys.shape[1], -1, size)`; `weights = (groups @ keys.transpose(2, 3) / size **
-# 0.5).softmax(-1)`; `weights @ values`, viewed as `[R, H, D]`.
+# About seven tuples: one for the token, two for the position (one of them makes "had not ended" a number), and four for
+# the flag, of which the last writes it. Mind that a drawn `eos` in a row that had ended changes nothing.
 # </details>
 
 
 # %% tags=["exercise"]
-def grouped_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Attention of one query token a row, heads that share keys folded into one product: [R, H, D].
-
-    q: [R, H, D]; keys, values: [R, K, S, D].
-    """
+def tape_of_the_end(eos: int, pad: int, limit: int) -> list:
+    """Instructions (operation, target, sources...) that bring token, position and ended up to date."""
     # BEGIN SOLUTION
-    rows, heads, size = q.shape
-    groups = q.view(rows, keys.shape[1], -1, size)
-    weights = (groups @ keys.transpose(2, 3) / size**0.5).softmax(-1)  # [R, K, H / K, S]
-    return (weights @ values).view(rows, heads, size)
+    return [
+        ("choose", "token", "ended", pad, "drawn"),
+        ("equal", "alive", "ended", 0),
+        ("add", "position", "position", "alive"),
+        ("equal", "stop", "token", eos),
+        ("less", "room", "position", limit),
+        ("equal", "full", "room", 0),
+        ("or", "stop", "stop", "full"),
+        ("and", "stop", "stop", "alive"),
+        ("or", "ended", "ended", "stop"),
+    ]
     # END SOLUTION
 
 
 # %%
-check.q2(grouped_attention)
+check.q2(tape_of_the_end)
 
 # %% [markdown]
-# Your function against the one that repeats the cache, for the heads of Qwen2.5-0.5B: 14 query heads, 2 key-value
-# heads. **Look for** the gap, and whether it grows with the context.
+# Your tape, replayed on made-up draws of four rows, with 1 as the end, 0 as padding and 8 as the limit.
 
-# %%
+# %% tags=["hide-input"]
+# @title Table: eight replays
 if check.q2.passed:
-
-    def repeated(q, keys, values):
-        keys, values = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (keys, values))
-        weights = (q[:, :, None] @ keys.transpose(2, 3) / q.shape[-1] ** 0.5).softmax(-1)
-        return (weights @ values)[:, :, 0]
-
-    def milliseconds(function, *arguments) -> float:
-        times = []
-        for _ in range(9):
-            start = time.perf_counter()
-            function(*arguments)
-            times.append(time.perf_counter() - start)
-        return 1e3 * sorted(times)[4]
-
-    slots = [64, 128, 256, 512, 1024]
-    fig, ax = plt.subplots(figsize=(6, 3.2))
-    styles = {"keys and values repeated": (repeated, "#D55E00", "s"), "yours": (grouped_attention, "#0072B2", "o")}
-    inputs = [(torch.randn(8, 14, 64), *torch.randn(2, 8, 2, s, 64).unbind(0)) for s in slots]
-    for name, (function, color, marker) in styles.items():
-        ax.plot(slots, [milliseconds(function, *x) for x in inputs], color=color, marker=marker, label=name)
-    ax.set(xlabel="slots attended to", ylabel="ms, 8 rows", ylim=(0, None), title="One layer's attention, this CPU")
-    ax.legend(frameon=False)
-    ax.grid(alpha=0.25)
-    plt.show()
+    torch.manual_seed(2)
+    tape, names = tape_of_the_end(1, 0, 8), ("token", "position", "ended")
+    memory = {"token": torch.full((4,), 5), "position": torch.tensor([2, 3, 1, 4]), "ended": torch.zeros(4).long()}
+    for number in range(8):
+        memory["drawn"] = torch.randint(1, 9, (4,))
+        replay(tape, memory)
+        print(f"{number}: drawn {memory['drawn'].tolist()}  ", end="")
+        print("  ".join(f"{name} {memory[name].tolist()}" for name in names))
 
 # %% [markdown] tags=["solution"]
-# **Bytes.** Repeating reads the cache once, writes it $H/K$ times and reads that again. Folded, it is read once. (On a
-# CPU the gap can be larger still: large new tensors get fresh memory from the system at every call.) The results are
-# the same but for rounding. **The order of the heads matters**: `q.view(R, -1, K, D)` would deal the query heads out in
-# turn. Nothing fails then; the model just talks nonsense.
+# **The order is the program.** If the flag is written first, the end token itself turns into padding, and the policy is
+# never trained to stop. **The limit** is a number on the tape: a rollout with another limit needs another recording, or
+# the limit in memory. **What it costs.** Ended rows are computed like all others. That is the price of not asking the
+# host, and the reason why it looks every few steps and lets rows leave.
 
 # %% [markdown]
-# ## q3 · Draw by inversion
+# ## q3 · Four mistakes in a draw
 #
 # ●●●●○ · 25 minutes
 #
-# Draw one token a row from the softmax of `logits`, with **one** uniform number $u_r \in [0, 1)$ a row. Put the
-# probabilities of the tokens side by side, in order, from 0 to 1: the token is the one into whose piece $u_r$ falls,
-# that is the first one whose running sum **exceeds** $u_r$. Work on two levels, as a GPU would: cut the vocabulary into
-# tiles of `tile` tokens (the last may be shorter), add up each tile, find the tile, then the place in it. Return the
-# tokens **and** their log-probs under the softmax of the whole row.
+# Draw one token a row from the softmax of `logits`, with **one** uniform number $u \in [0, 1)$ a row. Put the
+# probabilities of the tokens side by side from 0 to 1, in order: the token is the first one whose running sum
+# **exceeds** $u$. As on a GPU it is done at two levels. The vocabulary is cut into tiles of `tile` tokens (the last may
+# be shorter); first the tile, then the place in it. The log-prob of the token under the softmax of the whole row is
+# returned as well. A colleague has written it:
+
+
+# %%
+def colleague(logits, tile, uniform):
+    rows = torch.arange(len(logits))
+    tiles = F.pad(logits, (0, -logits.shape[1] % tile), value=-torch.inf).unflatten(
+        1, (-1, tile)
+    )  # [rows, tiles, tile]
+    mass = (tiles - tiles.amax(2, keepdim=True)).exp()
+    by_tile = mass.sum(2)
+    goal = uniform * by_tile.sum(1)
+    which = (by_tile.cumsum(1) >= goal[:, None]).long().argmax(1)  # the first tile that gets there
+    place = (mass[rows, which].cumsum(1) >= goal[:, None]).long().argmax(1)
+    return which * tile + place, (mass[rows, which, place] / by_tile[rows, which]).log()
+
+
+# %% tags=["hide-input"]
+# @title Twenty thousand draws: `show(function)`
+
+
+def show(draw) -> None:
+    """Shares of draws beside the softmax, and the log-probs that come with them."""
+    torch.manual_seed(0)
+    logits, draws = 1.2 * torch.randn(1, 14), 20_000
+    logits[:, 0] = -torch.inf
+    tokens, logprobs = draw(logits.expand(draws, -1), 4, torch.rand(draws))
+    pi = logits[0].softmax(0)
+    claimed = torch.zeros(14).index_copy_(0, tokens, logprobs.exp().float())
+    _, ax = plt.subplots(figsize=(7, 3), layout="constrained")
+    ax.bar(range(14), torch.bincount(tokens, minlength=14) / draws, color="#56B4E9", label="share of the draws")
+    ax.plot(range(14), pi, color="black", marker="o", linestyle="", label="softmax")
+    ax.plot(range(14), claimed, color="#D55E00", marker="x", linestyle="", label="exp of the log-prob returned")
+    ax.set(xlabel="token", ylabel="probability", title="Tiles of 4; token 0 is impossible")
+    ax.legend()
+    plt.show()
+    at_zero = draw(logits, 4, torch.zeros(1))[0].item()
+    print(f"u = 0 draws token {at_zero}, whose probability is {pi[at_zero]:.2f}")
+
+
+show(colleague)
+
+# %% [markdown]
+# There are four mistakes. Write the draw without them. Logits can be large (`exp(200)` is infinite in float32), and
+# some can be `-inf`; of each tile at least one is finite.
 #
-# Logits can be large (`exp(200)` is infinite in float32), and some can be `-inf`; of each tile at least one is finite.
+# Shapes: `logits` `[rows, vocabulary]`, `uniform` `[rows]`; result: two tensors `[rows]`, int64 and float.
 #
-# Shapes: `logits` `[R, V]`, `tile` a number, `uniform` `[R]`; result: two tensors `[R]`, int64 and float.
-#
-# <details><summary>Hint 1: direction</summary>
-# A tensor `[R, tiles, tile]`, padded with logits that can never be drawn. Subtract the largest logit of the **row**
-# before you exponentiate; then all tiles have one scale.
+# <details><summary>Hint 1: a question</summary>
+# Two tiles, one of likely tokens and one of hopeless ones: what are their masses in her third line?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# The goal is `u` times the total mass. The tile: the first whose running sum exceeds the goal. Within it, look for the
-# goal less the mass of the tiles before. The first place where something is true: `.long().argmax(-1)`.
+# One scale for the whole row. Then follow $u$ by hand on four tokens in two tiles: what is left of the goal once you
+# know the tile, what happens at $u = 0$, and by which sum is the mass of the token divided?
 # </details>
-# <details><summary>Hint 3: nearly the code</summary>
+# <details><summary>Hint 3: the shape of the answer</summary>
 #
-# `tiles = F.pad(logits, (0, -V % tile), value=-inf).unflatten(1, (-1, tile))`; `mass = (tiles - top).exp()`; `by_tile =
-# mass.sum(2)`; `goal = uniform * by_tile.sum(1)`; `which = (by_tile.cumsum(1) > goal[:, None]).long().argmax(1)`; `left
-# = goal - (by_tile.cumsum(1) - by_tile)[rows, which]`; the same search in `mass[rows, which]`; `token = which * tile +
-# place`; its log-prob is its logit, less `top`, less the log of the total mass.
+# Her lines, of which four change, and one more: it takes from the goal the mass of the tiles before the one that was
+# found.
 # </details>
 
 
 # %% tags=["exercise"]
-def draw_by_inversion(logits: torch.Tensor, tile: int, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids [R] and log-probs [R] of one draw a row, by a running sum over tiles and then within one.
+def mended_draw(logits: torch.Tensor, tile: int, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids [rows] and log-probs [rows] of one draw a row, by a running sum over tiles and then within one.
 
-    logits: [R, V]; tile: tokens in a tile; uniform: [R], in [0, 1).
+    logits: [rows, vocabulary]; tile: tokens in a tile; uniform: [rows], in [0, 1).
     """
     # BEGIN SOLUTION
-    rows, vocabulary = torch.arange(len(logits)), logits.shape[1]
-    tiles = torch.nn.functional.pad(logits, (0, -vocabulary % tile), value=-torch.inf).unflatten(1, (-1, tile))
-    top = logits.amax(1)
-    mass = (tiles - top[:, None, None]).exp()  # [R, tiles, tile], at most 1
+    rows = torch.arange(len(logits))
+    tiles = F.pad(logits, (0, -logits.shape[1] % tile), value=-torch.inf).unflatten(1, (-1, tile))
+    mass = (tiles - logits.amax(1)[:, None, None]).exp()
     by_tile = mass.sum(2)
-    total = by_tile.sum(1)
-    goal = uniform * total
+    goal = uniform * by_tile.sum(1)
     which = (by_tile.cumsum(1) > goal[:, None]).long().argmax(1)
     left = goal - (by_tile.cumsum(1) - by_tile)[rows, which]
     place = (mass[rows, which].cumsum(1) > left[:, None]).long().argmax(1)
     tokens = which * tile + place
-    return tokens, logits[rows, tokens] - top - total.log()
+    return tokens, logits.log_softmax(1)[rows, tokens]
     # END SOLUTION
 
 
 # %%
-check.q3(draw_by_inversion)
-
-# %% [markdown]
-# Twenty thousand draws with your function. **Look for** bars and dots of one height.
+check.q3(mended_draw)
 
 # %%
-if check.q3.passed:
-    torch.manual_seed(0)
-    logits, draws = 1.2 * torch.randn(1, 14), 20_000
-    tokens, _ = draw_by_inversion(logits.expand(draws, -1), 4, torch.rand(draws))
-    fig, ax = plt.subplots(figsize=(6.5, 3))
-    ax.bar(range(14), torch.bincount(tokens, minlength=14) / draws, color="#56B4E9", label="share of the draws")
-    ax.plot(range(14), logits[0].softmax(0), color="black", marker="o", linestyle="", label="softmax")
-    ax.set(xlabel="token", ylabel="probability", title="Drawn by inversion, tiles of 4")
-    ax.legend(frameon=False)
-    plt.show()
+try:
+    show(mended_draw)
+except NotImplementedError:
+    print("nothing to show yet")
 
 # %% [markdown] tags=["solution"]
-# **Why one scale.** With each tile measured by its own largest logit, a tile of hopeless tokens looks as heavy as the
-# best one. The kernel does measure each tile by its own (it cannot know the others yet) and repairs that in the second
-# step: times `exp(largest of the tile - largest of all)`. **Why `>` and not `>=`.** With $u = 0$ and a first token of
-# probability 0, `>=` draws what cannot be drawn. **Rounding.** For $u$ very near to 1 the running sum may end below the
-# goal; `argmax` of no true entry is 0, a wrong token, once in a long while. The kernel takes the last
-# place with mass instead; `torch.where` would do it here.
+# **One scale.** Measured by its own largest logit, a tile of hopeless tokens looks as heavy as the best one. The
+# package's kernel does measure each tile by its own, since it can't know the others yet, and repairs that afterwards.
+# **What is left.** Within a tile the running sum starts again at 0, so the goal must as well. **Exceeds, not reaches.**
+# With $u = 0$ and an impossible first token, `>=` draws what can't be drawn: rare, and fatal, as its log-prob is minus
+# infinity. **Which sum.** The log-prob within the tile is too high, so every importance ratio is wrong, and nothing
+# looks odd. (For $u$ very near to 1, rounding may leave no place whose running sum exceeds the goal, and `argmax` of no
+# true entry is 0. The kernel takes the last place then.)
 
 # %% [markdown]
-# ## q4 · A schedule of slots
+# ## q4 · How many slots?
 #
-# ●●○○○ · 15 minutes
+# ●●●○○ · 25 minutes
 #
-# Completions need `lengths[i]` steps each and wait in this order. There are `slots` slots. As soon as a slot is free,
-# the next completion takes it, and stays until it ends; a slot that becomes free after step 7 works for the next one in
-# step 8. Return two numbers as a tensor `[2]`: the steps until all have ended, and the share of useful slot-steps,
+# Answers wait in a given order and need `lengths[i]` steps each. You choose the number of slots once, from 1 to `most`.
+# As soon as a slot is free, the next answer takes it and stays until it ends; a slot that becomes free after step 7
+# works for the next one in step 8. A recording has a fixed size, so **every** step takes $\max(\text{host ms},\
+# \text{fixed ms} + \text{row ms} \times \text{slots})$, however many slots are in use. Steps go on until all answers
+# have ended.
 #
-# $$\frac{\sum_i \text{lengths}_i}{\text{slots} \times \text{steps}} ,$$
+# Return the number of slots for which everything is done soonest, a whole number. (Here you may know the lengths.)
 #
-# where all slots count, those that nobody ever takes included.
+# Shapes: `lengths` `[answers]` int64; the others numbers.
 #
-# Shapes: `lengths` `[completions]` int64, `slots` a number; result `[2]`.
-#
-# <details><summary>Hint 1: direction</summary>
-# You need not go through the steps. Keep for each slot the step after which it is free.
+# <details><summary>Hint 1: a question</summary>
+# With so many slots, after how many steps is the last answer through? You need not look at every step for that.
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# The next completion takes the slot that is free first, and moves that slot's time on by its length. The answer is the
-# latest time.
+# Keep for each slot the step after which it is free. The next answer takes the slot that is free first. Then try every
+# number of slots: no formula knows where the last long answer begins.
 # </details>
-# <details><summary>Hint 3: nearly the code</summary>
+# <details><summary>Hint 3: the shape of the answer</summary>
 #
-# `free = torch.zeros(slots)`; for each length `free[free.argmin()] += length`; then `free.max()`, and the sum of the
-# lengths divided by `slots * free.max()`.
+# A loop over the number of slots; in it a loop over the lengths that moves one slot's time on; the latest of those
+# times, multiplied by what a step takes; and the number of slots with the least product.
 # </details>
 
 
 # %% tags=["exercise"]
-def refill_schedule(lengths: torch.Tensor, slots: int) -> torch.Tensor:
-    """Steps until all completions have ended, and the share of useful slot-steps: [2]. lengths: [completions]."""
+def best_slots(lengths: torch.Tensor, host_ms: float, fixed_ms: float, row_ms: float, most: int) -> int:
+    """The number of slots, 1 to `most`, for which all answers are done soonest. lengths: [answers]."""
     # BEGIN SOLUTION
-    free = torch.zeros(slots)
-    for length in lengths:
-        free[free.argmin()] += length
-    steps = free.max()
-    return torch.stack([steps, lengths.sum() / (slots * steps)])
+    times = []
+    for slots in range(1, most + 1):
+        free = [0] * slots
+        for length in lengths.tolist():
+            first = free.index(min(free))
+            free[first] += length
+        times.append(max(free) * max(host_ms, fixed_ms + row_ms * slots))
+    return 1 + times.index(min(times))
     # END SOLUTION
 
 
 # %%
-check.q4(refill_schedule)
+check.q4(best_slots)
 
 # %% [markdown]
-# Your schedule beside waiting for the longest of each batch: 64 slots, and more and more completions of a geometric
-# length. **Look for** the share of your schedule when everything fits into the slots at once, and when eight times as
-# many wait.
+# The best number of slots for 48 answers of a geometric length, by what a row costs. **Look for** when it pays to have
+# fewer slots than answers.
 
-# %%
+# %% tags=["hide-input"]
+# @title Figure: slots, by the price of a row
 if check.q4.passed:
     torch.manual_seed(0)
-    counts = [64, 128, 256, 512, 1024]
-    drawn = [(1 + torch.distributions.Geometric(1 / 150).sample((n,)).long()).clamp(max=512) for n in counts]
-    waiting = [n.sum().item() / (64 * sum(part.max().item() for part in n.split(64))) for n in drawn]
-    fig, ax = plt.subplots(figsize=(6, 3.2))
-    yours = [100 * refill_schedule(n, 64)[1].item() for n in drawn]
-    ax.plot([n // 64 for n in counts], yours, color="#009E73", marker="o", label="refill: yours")
-    waited = [100 * share for share in waiting]
-    ax.plot(
-        [n // 64 for n in counts], waited, color="#D55E00", marker="s", linestyle="--", label="wait for the longest"
+    lengths = (1 + torch.distributions.Geometric(1 / 60).sample((48,)).long()).clamp(max=256)
+    prices = [0.0, 0.005, 0.01, 0.02, 0.05, 0.1]
+    fig, ax = plt.subplots()
+    for host, color, style in ((0.0, "#009E73", "-"), (2.0, "#D55E00", "--")):
+        found = [best_slots(lengths, host, 0.5, price, 48) for price in prices]
+        ax.plot(prices, found, color=color, linestyle=style, marker="o", label=f"host {host:g} ms a step")
+    ax.set(
+        xlabel="ms for each row", ylabel="best number of slots", title="48 answers, 0.5 ms a step fixed", ylim=(0, 50)
     )
-    ax.set(xlabel="completions a slot", ylabel="useful slot-steps, %", ylim=(0, 100), title="64 slots")
-    ax.legend(frameon=False)
-    ax.grid(alpha=0.25)
+    ax.legend()
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# With one completion a slot, refill has nobody to take in: it is as bad as waiting. That is why a rollout should hand
-# **all** its prompts to the engine at once, and let the engine have fewer slots than completions. The tail remains: at
-# the end nobody waits, and the last ones run alone. Sorting the longest first would shorten it, but a length is only
-# known when it has been written.
-
-# %% [markdown]
-# ## q5 · The norm after the product
-#
-# ●●●○○ · 15 minutes
-#
-# Before each matrix product of a transformer stands an RMSNorm:
-#
-# $$\text{norm}(x) = \frac{x}{\sqrt{\text{mean}(x^2) + \varepsilon}} \odot w , \qquad z = M\, \text{norm}(x) .$$
-#
-# A kernel that adds to $x$ works on a tile of columns at a time, so it does not know the mean over the whole row. But
-# it can write two things: $y = x \odot w$, and the sum of $x^2$ **of its tile**. The next kernel gets `y` and the sums
-# of all tiles, and must give $z$. Do what it does: the product first, the norm afterwards. You never see $x$.
-#
-# Shapes: `y` `[R, d]`, `squares` `[R, tiles]`, `matrix` `[out, d]`, `eps` a number; result `[R, out]`.
-#
-# <details><summary>Hint 1: direction</summary>
-# The root is one number for each row. A product is linear: a number that scales the whole row can be applied before it
-# or after it.
-# </details>
-# <details><summary>Hint 2: the idea</summary>
-#
-# The mean of the squares is the sum over the tiles, divided by $d$: the number of columns of `y`, not the number of
-# tiles.
-# </details>
-# <details><summary>Hint 3: nearly the code</summary>
-#
-# `inverse = torch.rsqrt(squares.sum(1, keepdim=True) / d + eps)`, and the product `y @ matrix.T` times that.
-# </details>
-
-
-# %% tags=["exercise"]
-def product_of_normed(y: torch.Tensor, squares: torch.Tensor, matrix: torch.Tensor, eps: float) -> torch.Tensor:
-    """matrix @ rmsnorm(x) for each row, from y = x * w and the sums of x^2 by tile: [R, out].
-
-    y: [R, d]; squares: [R, tiles]; matrix: [out, d].
-    """
-    # BEGIN SOLUTION
-    inverse_rms = torch.rsqrt(squares.sum(1, keepdim=True) / y.shape[1] + eps)  # [R, 1]
-    return (y @ matrix.T) * inverse_rms
-    # END SOLUTION
-
-
-# %%
-check.q5(product_of_normed)
-
-# %% [markdown] tags=["solution"]
-# **What it saves.** A norm of its own is a kernel that reads the row, waits for its whole sum, and writes the row
-# again. Here the sum costs a few numbers, and the scaling happens where the product is still in registers. In
-# `rlcourse/rollout/triton_kernels.py` it is `inverse_rms`. **What it costs.** `y` is rounded to 16 bits before it is
-# normalised; since a float carries its own scale, that is no worse than rounding afterwards.
+# Where the host rules, rows are free: take so many slots that the longest answer alone decides. As
+# rows get dearer, slots that stand empty while the last answers run are what you pay for, and fewer slots, refilled,
+# are better. That is why a rollout should hand **all** its prompts to the engine at once and let it take fewer slots.
+# The lengths are unknown before they are written, so an engine decides by their distribution.

@@ -1,13 +1,23 @@
-"""Checks of the exercises of lesson 06: busy fraction, bytes of a decode step, Amdahl's law, a bound, self time."""
+"""Checks of the exercises of lesson 06: busy fraction, free rows, a plan within a budget, self time."""
+
+import itertools
+import math
 
 import torch
 from torch import Tensor
 
 from rlcourse.course.checks import Question, compare, draw
 
-q1 = Question(
-    "q1", "busy_fraction", hint="Cut the intervals to the window, sort them by start, add what is new of each."
-)
+q1 = Question("q1", "busy_fraction", hint="Each of the three examples shows one mistake: begin with the first.")
+
+UPTIME = 7_200_000_000.0  # microseconds
+
+# The planted mistakes, in the order in which a card names those that are left.
+PLANTED = {
+    "window": "an interval counts with the part that lies inside the window, at both edges",
+    "latest": "compare with the latest end so far, not with the end of the interval before",
+    "clock": "float32 can't tell moments apart in a time of billions of microseconds: keep float64",
+}
 
 
 def busy(starts: Tensor, ends: Tensor, begin: float, end: float) -> Tensor:
@@ -21,15 +31,34 @@ def busy(starts: Tensor, ends: Tensor, begin: float, end: float) -> Tensor:
     return torch.tensor(total / (end - begin), dtype=torch.float64)
 
 
+def wrong_busy(starts: Tensor, ends: Tensor, begin: float, end: float, wrong: tuple[str, ...]) -> Tensor:
+    """The share with some of the planted mistakes in it."""
+    if "clock" in wrong:
+        starts, ends = starts.float(), ends.float()
+    if "window" not in wrong:
+        starts, ends = starts.clamp(begin, end), ends.clamp(begin, end)
+    total, until = 0.0, begin
+    for i in starts.argsort().tolist():
+        start, stop = starts[i].item(), ends[i].item()
+        total += max(0.0, stop - max(start, until))
+        until = stop if "latest" in wrong else max(until, stop)
+    return torch.tensor(total / (end - begin), dtype=torch.float64)
+
+
 def busy_mistakes(starts: Tensor, ends: Tensor, begin: float, end: float) -> dict[str, Tensor]:
-    """What usual mistakes give: scalars."""
+    """What planted and other mistakes give: scalars, by the sentence that names them."""
+    found = {}
+    for count in range(1, len(PLANTED) + 1):
+        for wrong in itertools.combinations(PLANTED, count):
+            left = "One mistake is left" if count == 1 else f"{count} mistakes are left, one of them"
+            found[f"{left}: {PLANTED[wrong[0]]} ({', '.join(wrong)})."] = wrong_busy(starts, ends, begin, end, wrong)
     starts, ends, window = starts.double(), ends.double(), end - begin
     right = busy(starts, ends, begin, end)
     cut = (ends.clamp(begin, end) - starts.clamp(begin, end)).sum()
-    everywhere = busy(starts, ends, starts.min().item(), ends.max().item()) * (ends.max() - starts.min())
     inside = (starts >= begin) & (ends <= end)
     held = busy(starts[inside], ends[inside], begin, end) if inside.any() else torch.zeros(())
-    return {
+    everywhere = busy(starts, ends, starts.min().item(), ends.max().item()) * (ends.max() - starts.min())
+    return found | {
         "You added up the durations: where intervals overlap, time counts once.": cut / window,
         "You added up the durations and did not cut them to the window.": (ends - starts).sum() / window,
         "You did not cut the intervals to the window.": everywhere / window,
@@ -41,243 +70,362 @@ def busy_mistakes(starts: Tensor, ends: Tensor, begin: float, end: float) -> dic
 
 def check_busy(f, starts: list[float] | Tensor, ends: list[float] | Tensor, begin: float, end: float) -> None:
     starts, ends = torch.as_tensor(starts, dtype=torch.float64), torch.as_tensor(ends, dtype=torch.float64)
+    order = torch.randperm(len(starts))
+    starts, ends = starts[order], ends[order]
     mistakes = busy_mistakes(starts, ends, begin, end)
-    compare(f(starts, ends, begin, end), busy(starts, ends, begin, end), mistakes, atol=1e-6)
+    compare(f(starts, ends, begin, end), busy(starts, ends, begin, end), mistakes, atol=2e-6)
 
 
 def check_random(f, begin: float = 105.0, end: float = 127.0) -> None:
     """Twelve random intervals around a window."""
     starts = begin - 5 + 30 * torch.rand(12, dtype=torch.float64)
-    check_busy(f, starts, starts + 3 * torch.rand(12, dtype=torch.float64), begin, end)
+    check_busy(f, starts, starts + 0.2 + 3 * torch.rand(12, dtype=torch.float64), begin, end)
 
 
-@q1.case("some overlap, with a gap, not in order")
+@q1.case("some overlap, with a gap")
 def _(f):
-    check_busy(f, [6.0, 1.0, 2.5], [8.0, 3.0, 4.5], 0.0, 10.0)
-    check_random(f)
+    a, b = torch.rand(2).tolist()
+    check_busy(f, [6.0, 1.0, 2.5], [7.0 + a, 3.0, 3.5 + b], 0.0, 10.0)
 
 
-@q1.case("two lie within another, the first of them ends earlier")
+@q1.case("short ones within a long one")
 def _(f):
-    check_busy(f, [1.0, 2.0, 4.0, 7.0], [6.0, 3.0, 5.5, 9.0], 0.0, 12.0)
-    check_busy(f, [1.0, *(2 + 3 * torch.rand(5)).tolist()], [6.0] * 6, 0.0, 12.0 + torch.rand(()).item())
+    a, b = torch.rand(2).tolist()
+    check_busy(f, [1.0, 2.0, 4.0, 7.0], [6.0, 2.5 + a / 2, 4.5 + b, 9.0], 0.0, 12.0)
+    check_busy(f, [1.0, *(2 + 3 * torch.rand(5)).tolist()], [6.0 + a] * 2 + [5.5] * 4, 0.0, 12.0 + b)
 
 
 @q1.case("intervals over the edges of the window, and outside it")
 def _(f):
-    check_busy(f, [-3.0, -1.0, 4.0, 8.0, 12.0], [-2.0, 1.5, 6.0, 11.0, 14.0], 0.0, 10.0)
+    a, b = torch.rand(2).tolist()
+    check_busy(f, [-3.0, -1.0, 4.0, 8.0, 12.0], [-2.0, 1.0 + a, 6.0, 11.0 + b, 14.0], 0.0, 10.0)
     check_random(f, begin=0.0, end=10.0)
+
+
+@q1.case("a machine that has been up for two hours")
+def _(f):
+    starts = 30 * torch.rand(8, dtype=torch.float64)
+    ends = starts + 0.5 + 2 * torch.rand(8, dtype=torch.float64)
+    later = UPTIME + 1e6 * draw(0, 900)
+    check_busy(f, later + starts, later + ends, later - 1.0, later + 40.0)
 
 
 @q1.case("a window that does not begin at 0, random intervals")
 def _(f):
     check_random(f)
+    check_random(f, begin=40.0, end=62.0)
 
 
 @q1.case("all idle, all busy, touching")
 def _(f):
-    check_busy(f, [20.0], [30.0], 0.0, 10.0)
     check_busy(f, [-1.0], [30.0], 0.0, 10.0)
-    check_busy(f, [0.0, 5.0], [5.0, 7.5], 0.0, 10.0)
-    middle = 8 * torch.rand(()).item()
+    middle = 1 + 7 * torch.rand(()).item()
     check_busy(f, [0.0, middle], [middle, middle + 1], 0.0, 10.0)
+    check_busy(f, [20.0], [30.0], 0.0, 10.0)
 
 
-q2 = Question("q2", "decode_bytes", hint="Count the numbers of one layer, of the head, and of the cache of one token.")
-
-TINY: tuple = (4, 128, 4, 2, 32, 384, 576, True)
-WIDE: tuple = (3, 160, 6, 3, 16, 400, 1000, False)  # heads x head_dim is not hidden
+q2 = Question("q2", "free_rows", hint="How long does one row take, how long may the step take, and which times grow?")
 
 
-def step_bytes(shape: tuple, rows: int, context: int, element: int) -> Tensor:
-    """Bytes of layers, head, cache: [3], from a list of the matrices of one layer."""
-    layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary, _ = shape
-    q, kv = heads * head_dim, kv_heads * head_dim
-    matrices = [(q, hidden), (kv, hidden), (kv, hidden), (hidden, q), *[(intermediate, hidden)] * 3]
-    vectors = [q, kv, kv, hidden, hidden]
-    of_layer = sum(rows * columns for rows, columns in matrices) + sum(vectors)
-    cache = rows * (context + 1) * layers * 2 * kv
-    return element * torch.tensor([layers * of_layer, vocabulary * hidden, cache], dtype=torch.float64)
+def three_times(n: int, weights, cache, element, launches, host, copy, compute) -> tuple[float, float, float]:
+    """Seconds of host, bytes and operations of a step of n rows."""
+    return launches * host, (element * weights + cache * n) / copy, 2 * weights * n / compute
 
 
-def bytes_mistakes(shape: tuple, rows: int, context: int, element: int) -> dict[str, Tensor]:
-    """What usual mistakes give: [3]."""
-    layers, hidden, heads, kv_heads, head_dim, intermediate, _, tied = shape
-    q, kv = heads * head_dim, kv_heads * head_dim
-    right = step_bytes(shape, rows, context, element)
+def most_rows(fits) -> float:
+    """The largest n for which `fits(n)`, by doubling and then halving the step; inf if there is none below 2^40."""
+    if not fits(1):
+        return 0.0
+    step = 1
+    while fits(1 + 2 * step):
+        step *= 2
+        if step > 2**40:
+            return math.inf
+    n = 1
+    while step:
+        if fits(n + step):
+            n += step
+        else:
+            step //= 2
+    return float(n)
 
-    def changed(layer: float = 0, head: float = 1, cache: float = 1) -> Tensor:
-        """`layer` numbers more in every layer, the others times a factor."""
-        return torch.stack([right[0] + element * layers * layer, right[1] * head, right[2] * cache])
 
-    biases, norms = q + 2 * kv, 2 * hidden
+def free(numbers: tuple, slack: float, first=max, later=max) -> float:
+    """The most rows whose `later` of the three times is within slack of the `first` of those of one row."""
+    limit = slack * first(three_times(1, *numbers)) * (1 + 1e-12)
+    return most_rows(lambda n: later(three_times(n, *numbers)) <= limit)
+
+
+def free_mistakes(numbers: tuple, slack: float) -> dict[str, float]:
+    weights, cache, element, _, host, copy, compute = numbers
+    right = free(numbers, slack)
+    no_host = (weights, cache, element, 0, host, copy, compute)
+    limit = slack * max(three_times(1, *numbers))
+    by_bytes = (limit * copy - element * weights) / cache if cache else math.inf
+    by_flops = limit * compute / (2 * weights)
     return {
-        "You left out the biases of query, key and value.": changed(-biases),
-        "You left out the two norms of a layer.": changed(-norms),
-        "Key and value projections have kv_heads x head_dim outputs.": changed(2 * (q - kv) * (hidden + 1)),
-        "The MLP has three matrices: gate, up and down.": changed(-hidden * intermediate),
-        "You counted one layer: there are more.": torch.stack([right[0] / layers, right[1], right[2]]),
-        "The cache is that of one layer: every layer has its own.": changed(cache=1 / layers),
-        "The cache holds those of kv_heads, not of all query heads.": changed(cache=heads / kv_heads),
-        "The cache holds keys and values: twice as much.": changed(cache=0.5),
-        "The cache is that of one row: each row has its own.": changed(cache=1 / rows),
-        "The new token is written too: context + 1 tokens a row.": changed(cache=context / (context + 1)),
-        "You multiplied the weights by rows: they are read once for all rows.": right * torch.tensor([rows, rows, 1]),
-        "These are numbers, not bytes: multiply by element_bytes.": right / element,
-        "An embedding of its own is not read: some rows are looked up.": changed(head=1 if tied else 2),
-        "A tied head is read as well: each token needs all its logits.": changed(head=0 if tied else 1),
+        "You left out the host: one row takes as long as its launches, if that is the longest.": free(no_host, slack),
+        "One row needs its operations, too: the longest of three times counts.": free(
+            numbers, slack, first=lambda t: max(t[:2])
+        ),
+        "You looked at bytes alone: operations grow with the rows, two for each weight and row.": most_rows(
+            lambda n: n <= by_bytes
+        ),
+        "You looked at operations alone: each row has a cache of its own to read.": most_rows(lambda n: n <= by_flops),
+        "A weight costs two operations a row: a multiplication and an addition.": most_rows(
+            lambda n: n <= min(by_bytes, 2 * by_flops)
+        ),
+        "Weights are numbers: multiply by element_bytes.": free((weights, cache, 1, *numbers[3:]), slack),
+        "You added the times up: all three go on at once, and the longest counts.": free(numbers, slack, sum, sum),
+        "A step reads the weights once, not once for each row.": most_rows(
+            lambda n: n * (element * weights + cache) / copy <= limit and n <= by_flops
+        ),
+        "The limit is slack times the longest time, not slack times the rows.": float(int(slack)),
+        "Rounded up, the step takes longer than it may: round down.": right + 1,
+        "You left the slack out: the step may take slack times as long.": free(numbers, 1.0),
     }
 
 
-def check_bytes(f, shape: tuple, rows: int, context: int, element: int) -> None:
-    found = f(*shape, rows, context, element)
-    expected = step_bytes(shape, rows, context, element)
-    compare(found, expected, bytes_mistakes(shape, rows, context, element), atol=1e-3)
+def check_free(f, numbers: tuple, slack: float) -> None:
+    found = f(*numbers, slack)
+    if isinstance(found, Tensor) and found.numel() == 1:
+        found = found.item()
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        raise AssertionError(f"return a whole number, not {type(found).__name__}.")
+    mistakes = {said: torch.tensor(v, dtype=torch.float64) for said, v in free_mistakes(numbers, slack).items()}
+    expected = torch.tensor(free(numbers, slack), dtype=torch.float64)
+    found = torch.tensor(float(found), dtype=torch.float64)
+    for said, wrong in mistakes.items():
+        if found == wrong != expected:
+            raise AssertionError(said)
+    if found != expected:
+        raise AssertionError(f"the number of rows is {found.item():,.10g}, expected {expected.item():,.0f}")
 
 
-@q2.case("a head of its own, heads x head_dim other than hidden, bfloat16")
+def some(low: float, high: float) -> float:
+    return low + (high - low) * torch.rand((), dtype=torch.float64).item()
+
+
+def half_a_billion(cache: float, launches: int, host: float) -> tuple:
+    return (some(4e8, 6e8), cache, 2, launches, host, some(3.5e12, 4.5e12), some(7e14, 9e14))
+
+
+@q2.case("a slow host before a fast machine: one row takes as long as its launches")
 def _(f):
-    check_bytes(f, WIDE, rows=draw(2, 90), context=draw(30, 900), element=2)
+    check_free(f, half_a_billion(some(1e6, 2e6), draw(900, 1300), 8e-6), some(1.05, 1.4))
+    check_free(f, half_a_billion(some(9e6, 2e7), draw(900, 1300), 8e-6), some(1.05, 1.4))
 
 
-@q2.case("the embedded model, float32")
+@q2.case("one launch: long caches")
 def _(f):
-    check_bytes(f, TINY, rows=draw(2, 90), context=draw(30, 900), element=4)
+    check_free(f, half_a_billion(some(4e6, 6e6), 1, 2e-5), some(1.2, 1.8))
 
 
-@q2.case("one row without context, and a large model with many rows")
+@q2.case("one launch: no cache yet")
 def _(f):
-    check_bytes(f, TINY, rows=1, context=0, element=2)
-    large = (24, 896, 14, 2, 64, 4864, 151936, True)
-    check_bytes(f, large, rows=draw(200, 300), context=draw(300, 400), element=2)
+    check_free(f, half_a_billion(0.0, 1, 2e-5), some(1.05, 1.5))
 
 
-q3 = Question("q3", "amdahl", hint="The new time is the sum of share / speed-up, plus the share that nothing sped up.")
+@q2.case("a slow processor in float32")
+def _(f):
+    check_free(
+        f, (some(9e5, 1e6), some(2e4, 4e4), 4, 1, 2e-5, some(1.5e10, 2.5e10), some(8e10, 1.2e11)), some(2.5, 4.0)
+    )
 
 
-def sped_up(shares: Tensor, speedups: Tensor) -> Tensor:
-    """Speed-up of the whole, then the most each part alone can give: [1 + parts], by loops."""
-    total = 1.0
-    for share, speedup in zip(shares.tolist(), speedups.tolist(), strict=True):
-        total += share / speedup - share
-    return torch.tensor([1 / total, *(1 / (1 - share) for share in shares.tolist())], dtype=torch.float64)
+@q2.case("a machine whose arithmetic is so slow that one row takes its operations")
+def _(f):
+    check_free(f, (some(1e8, 2e8), some(1e4, 1e5), 2, 1, 1e-5, some(9e11, 1e12), some(4e11, 6e11)), some(3.2, 7.8))
 
 
-def amdahl_mistakes(shares: Tensor, speedups: Tensor) -> dict[str, Tensor]:
-    """What usual mistakes give: [1 + parts]."""
-    right = sped_up(shares, speedups)
-    shares, speedups = shares.double(), speedups.double()
-    rest = 1 - shares.sum()
-    beside = torch.cat([right[:1], 1 / (1 / right[0] - shares / speedups)])
+q3 = Question("q3", "best_plan", hint="No change has a worth of its own. How many choices of yes and no are there?")
 
-    def first(value: Tensor) -> Tensor:
-        return torch.cat([value.reshape(1), right[1:]])
 
+Plan = tuple[bool, ...]
+
+
+def step_after(plan: Plan, seconds: list, phase: list, speedups: list) -> float:
+    """Seconds of a step with the changes of a plan, change by change."""
+    parts = list(seconds)
+    for chosen, j, speedup in zip(plan, phase, speedups, strict=True):
+        if chosen:
+            parts[j] /= speedup
+    return sum(parts)
+
+
+def spent(plan: Plan, days: list) -> int:
+    return sum(d for d, chosen in zip(days, plan, strict=True) if chosen)
+
+
+def choices(days: list, budget: int) -> list[Plan]:
+    """All plans within the budget."""
+    return [plan for plan in itertools.product((False, True), repeat=len(days)) if spent(plan, days) <= budget]
+
+
+def in_order(worth: list, days: list, budget: int) -> Plan:
+    """The plan that takes changes by falling worth, as long as the days last."""
+    plan, left = [False] * len(days), budget
+    for i in sorted(range(len(days)), key=lambda i: -worth[i]):
+        if days[i] <= left and worth[i] > 0:
+            plan[i], left = True, left - days[i]
+    return tuple(plan)
+
+
+def best_next(seconds: list, phase: list, speedups: list, days: list, budget: int) -> Plan:
+    """The plan that takes the change that helps most now, again and again."""
+    plan = (False,) * len(days)
+    while True:
+        more = [(*plan[:i], True, *plan[i + 1 :]) for i in range(len(days)) if not plan[i]]
+        more = [p for p in more if spent(p, days) <= budget]
+        best = min(more, key=lambda p: step_after(p, seconds, phase, speedups), default=plan)
+        if step_after(best, seconds, phase, speedups) >= step_after(plan, seconds, phase, speedups):
+            return plan
+        plan = best
+
+
+def plan_mistakes(seconds: list, phase: list, speedups: list, days: list, budget: int) -> dict[str, Plan]:
+    """Plans that usual rules give, by the sentence that names them."""
+    alone = [seconds[j] * (1 - 1 / speedup) for j, speedup in zip(phase, speedups, strict=True)]
+    within, every = choices(days, budget), choices(days, sum(days))
+
+    def total(plan: Plan) -> float:
+        return sum(saved for saved, chosen in zip(alone, plan, strict=True) if chosen)
+
+    def product(plan: Plan) -> float:
+        return math.prod(speedup for speedup, chosen in zip(speedups, plan, strict=True) if chosen)
+
+    by_day = [saved / max(d, 1e-3) for saved, d in zip(alone, days, strict=True)]
+    by_share = [seconds[j] + 1e-6 * speedup for j, speedup in zip(phase, speedups, strict=True)]
+    unlimited = min(every, key=lambda plan: step_after(plan, seconds, phase, speedups))
     return {
-        "You forgot the share that nothing sped up: it still takes its time.": first(1 / (shares / speedups).sum()),
-        "You took the mean of the speed-ups: times add up, speed-ups do not.": first((shares * speedups).sum() + rest),
-        "You multiplied the speed-ups: each holds for its own share alone.": first(speedups.prod()),
-        "That is the new time: the speed-up is old over new.": first(1 / right[0]),
-        "The limit of a part is 1 / (1 - its share).": torch.cat([right[:1], 1 / shares]),
-        "The limit is asked for each part alone: the others as slow as before.": beside,
-        "You multiplied a part's time by its speed-up: divide.": first(1 / ((shares * speedups).sum() + rest)),
+        "You took the largest speed-up first: it matters of how much time.": in_order(
+            [speedup - 1 for speedup in speedups], days, budget
+        ),
+        "You multiplied all speed-ups: each holds for its own phase alone.": max(within, key=product),
+        "You took what saves most a day first: what is left over may not fit, or be worth less by then.": in_order(
+            by_day, days, budget
+        ),
+        "You took what saves most first, and the days ran out.": in_order(alone, days, budget),
+        "You added up what each change saves alone: the second change to a phase saves less.": max(within, key=total),
+        "You went by the share of the phase alone: it matters how much of it goes away.": in_order(
+            by_share, days, budget
+        ),
+        "You took the change that helps most next: two others may fit into its days.": best_next(
+            seconds, phase, speedups, days, budget
+        ),
+        "That would be best if you had the days.": unlimited,
     }
 
 
-def check_amdahl(f, shares: Tensor | list[float], speedups: Tensor | list[float]) -> None:
-    shares, speedups = torch.as_tensor(shares), torch.as_tensor(speedups)
-    mistakes = amdahl_mistakes(shares, speedups)
-    compare(f(shares, speedups), sped_up(shares, speedups), mistakes, atol=1e-4)
+def as_lists(*tensors: Tensor) -> list[list]:
+    return [tensor.tolist() for tensor in tensors]
 
 
-@q3.case("three parts and a rest; one part")
+def check_plan(f, seconds: Tensor, phase: Tensor, speedups: Tensor, days: Tensor, budget: int) -> None:
+    found = f(seconds, phase, speedups, days, budget)
+    plan = found.tolist() if isinstance(found, Tensor) and found.dtype == torch.bool else found
+    *given, days = as_lists(seconds, phase, speedups, days)
+    count = len(days)
+    if not isinstance(plan, list | tuple) or len(plan) != count or not all(isinstance(x, bool) for x in plan):
+        raise AssertionError(f"return [changes] bool: True or False for each of the {count} changes.")
+    plan = tuple(plan)
+    best = min(step_after(p, *given) for p in choices(days, budget))
+    took, needs = step_after(plan, *given), spent(plan, days)
+    right = needs <= budget and took <= best * (1 + 1e-5)
+    said = [said for said, wrong in plan_mistakes(*given, days, budget).items() if plan == wrong]
+    if said and not right:
+        raise AssertionError(" Or: ".join(said))
+    if needs > budget:
+        raise AssertionError(f"your plan takes {needs} days, there are {budget}.")
+    if not right:
+        raise AssertionError(f"your plan gives a step of {took:.4g} seconds, the best one {best:.4g}.")
+
+
+def fooled(make, *names: str) -> tuple:
+    """Inputs of `make()` on which neither the rules whose sentences hold one of `names` nor all or nothing is best."""
+    for _ in range(300):
+        inputs = make()
+        *given, days = as_lists(*inputs[:4])
+        budget = inputs[4]
+        best = min(step_after(p, *given) for p in choices(days, budget))
+        found = plan_mistakes(*given, days, budget)
+        rules = [plan for said, plan in found.items() if any(name in said for name in names)]
+        rules += [(False,) * len(days), (True,) * len(days)]
+        if all(step_after(p, *given) > best * 1.001 for p in rules if spent(p, days) <= budget) and sum(days) > budget:
+            return inputs
+    return inputs
+
+
+def made(phases: int, changes: int, large: float = 1.0):
+    """A maker of random inputs; large: how much of a step the first phase is, beside the others."""
+
+    def make() -> tuple:
+        seconds = 0.2 + torch.rand(phases)
+        seconds[0] *= large
+        speedups = 1.1 + 3 * torch.rand(changes) ** 2
+        days = torch.randint(1, 6, (changes,))
+        return seconds, torch.randint(0, phases, (changes,)), speedups, days, draw(4, 9)
+
+    return make
+
+
+@q3.case("a large phase, and large speed-ups of small ones")
 def _(f):
-    check_amdahl(f, [0.6, 0.1, 0.2], torch.tensor([3.0, 2.0, 5.0]) + torch.rand(3))
-    check_amdahl(f, [0.9], [10.0])
+    def make() -> tuple:
+        seconds = torch.tensor([5.0, 0.3, 0.02]) * (0.8 + 0.4 * torch.rand(3))
+        speedups = torch.cat([1.3 + torch.rand(2), 3 + 5 * torch.rand(2), 20 + 50 * torch.rand(2)])
+        return seconds, torch.tensor([0, 0, 1, 1, 2, 2]), speedups, torch.randint(1, 4, (6,)), draw(3, 5)
+
+    check_plan(f, *fooled(make, "largest speed-up", "multiplied all", "share of the phase"))
 
 
-@q3.case("random shares; one part becomes slower")
+@q3.case("many changes to one phase: the second saves less")
 def _(f):
-    shares = torch.rand(4)
-    check_amdahl(f, 0.9 * shares / shares.sum(), torch.tensor([0.5, 1.0, 4.0, 30.0]))
+    check_plan(f, *fooled(made(2, 7, large=1.5), "added up", "saves most first"))
+    check_plan(f, *fooled(made(2, 7, large=1.5), "added up"))
 
 
-@q3.case("a part that takes no time any more: speed-up infinity")
+@q3.case("what is best a day does not fit")
 def _(f):
-    check_amdahl(f, [0.75, 0.2], [float("inf"), 2.0 + torch.rand(()).item()])
+    check_plan(f, *fooled(made(3, 8), "saves most a day", "largest speed-up"))
+    check_plan(f, *fooled(made(3, 8), "helps most next"))
 
 
-q4 = Question("q4", "decode_bound", hint="Seconds for the bytes, seconds for the operations, the larger of the two.")
-
-
-def bound(rows: Tensor, weights: float, cache: float, element: int, copy: float, compute: float) -> Tensor:
-    """Floor seconds and tokens/s: [2, sizes], one size after the other."""
-    seconds = []
-    for count in rows.tolist():
-        of_bytes, of_flops = (element * weights + cache * count) / copy, 2 * weights * count / compute
-        seconds.append(of_bytes if of_bytes > of_flops else of_flops)
-    return torch.tensor([seconds, [c / s for c, s in zip(rows.tolist(), seconds, strict=True)]], dtype=torch.float64)
-
-
-def bound_mistakes(rows: Tensor, weights: float, cache: float, element: int, copy: float, compute: float) -> dict:
-    """What usual mistakes give: [2, sizes]."""
-    count = rows.double()
-    of_bytes, of_flops = (element * weights + cache * count) / copy, 2 * weights * count / compute
-    floor = torch.maximum(of_bytes, of_flops)
-
-    def table(seconds: Tensor) -> Tensor:
-        return torch.stack([seconds, count / seconds])
-
-    def moves(bytes_moved) -> Tensor:
-        return table(torch.maximum(bytes_moved / copy + 0 * count, of_flops))
-
-    weighed = "A weight costs two operations a row: a multiplication and an addition."
-    return {
-        "You added both times: bytes move while operations are done, so the larger counts.": table(of_bytes + of_flops),
-        "You took the smaller time: a step waits for the slower of the two.": table(torch.minimum(of_bytes, of_flops)),
-        "You looked at bytes alone: with many rows the operations take longer.": table(of_bytes),
-        weighed: table(torch.maximum(of_bytes, of_flops / 2)),
-        "Every row reads its own keys and values: they grow with rows.": moves(element * weights + cache),
-        "You read the weights once a row: a step reads them once.": moves((element * weights + cache) * count),
-        "Weights are numbers: multiply by element_bytes.": moves(weights + cache * count),
-        "A step gives one token to every row: tokens/s is rows over seconds.": torch.stack([floor, 1 / floor]),
-        "First the seconds, then the tokens a second.": table(floor).flip(0),
-    }
-
-
-def check_bound(f, rows: list[int], *numbers) -> None:
-    sizes = torch.tensor(rows)
-    mistakes = bound_mistakes(sizes, *numbers)
-    found, expected = f(sizes, *numbers), bound(sizes, *numbers)
-    scale = expected.amax(1, keepdim=True)  # so that microseconds are not all alike
-    if isinstance(found, Tensor) and found.shape == expected.shape:
-        found, expected = found / scale, expected / scale
-        mistakes = {said: value / scale for said, value in mistakes.items()}
-    compare(found, expected, mistakes, atol=1e-6, what="the result, each row over its largest value,")
-
-
-@q4.case("from bytes to operations, on a slow machine in float32")
+@q3.case("a change that makes it slower, and one that costs no day")
 def _(f):
-    check_bound(f, [1, 2, 8, 32, 128], 9e5 + draw(0, 10**5), 3e4, 4, 2e10, 1e11)
+    def make() -> tuple:
+        seconds, phase, speedups, days, budget = made(3, 8, large=2.0)()
+        worse, gift = torch.randperm(8)[:2].tolist()
+        speedups[worse], speedups[gift] = 0.3 + 0.5 * torch.rand(()), 1.2 + torch.rand(())
+        days[worse], days[gift] = 1, 0
+        return seconds, phase, speedups, days, budget
+
+    check_plan(f, *fooled(make, "added up", "share of the phase"))
+    check_plan(f, *fooled(make, "multiplied all", "helps most next"))
 
 
-@q4.case("few rows on a fast machine: bytes; many: operations")
-def _(f):
-    weights = 5e8 + draw(0, 10**8)
-    check_bound(f, [1, 4, 16], weights, 5e6, 2, 4e12, 8e14)
-    check_bound(f, [512, 2048, 8192], weights, 1e3, 2, 4e12, 8e14)
-
-
-q5 = Question(
-    "q5", "self_times", hint="The parent of an event is the shortest one that holds it; take its time off there."
+q4 = Question(
+    "q4", "self_times", hint="The parent of an event is the shortest one that holds it; take its time off there."
 )
 
 
 def own_times(starts: Tensor, ends: Tensor) -> Tensor:
-    """Duration less that of the direct children, with a stack over the events in order: [events], float64."""
-    found = (ends - starts).double()
-    stack: list[int] = []
-    for i in sorted(range(len(starts)), key=lambda i: (starts[i].item(), -ends[i].item())):
+    """Duration less that of the direct children; the parent is the shortest event that holds one: [events], float64."""
+    starts, ends = starts.double(), ends.double()
+    found = ends - starts
+    for i in range(len(starts)):
+        holding = (starts <= starts[i]) & (ends[i] <= ends)
+        holding[i] = False
+        if holding.any():
+            parent = torch.where(holding, ends - starts, torch.inf).argmin()
+            found[parent] -= ends[i] - starts[i]
+    return found
+
+
+def child_first(starts: Tensor, ends: Tensor, key) -> Tensor:
+    """By a stack over the events in another order: of those that begin together not the longest first."""
+    found, stack = (ends - starts).double(), []
+    for i in sorted(range(len(starts)), key=key):
         while stack and ends[stack[-1]] <= starts[i]:
             stack.pop()
         if stack:
@@ -288,16 +436,20 @@ def own_times(starts: Tensor, ends: Tensor) -> Tensor:
 
 def own_mistakes(starts: Tensor, ends: Tensor) -> dict[str, Tensor]:
     """What usual mistakes give: [events]."""
+    rounded = own_times(starts.float(), ends.float())
     starts, ends = starts.double(), ends.double()
     duration = ends - starts
     holds = (starts[:, None] <= starts) & (ends <= ends[:, None]) & ~torch.eye(len(starts), dtype=torch.bool)
     right = own_times(starts, ends)
-    children = duration - right
+    ties = "Of events that begin together the longest comes first: a child took its parent for its own child."
     return {
         "That is the whole duration: take the children's off.": duration,
         "You took all descendants off: a grandchild is within a child already.": duration - holds.double() @ duration,
-        "That is the time of the children: take it off the duration.": children,
-        "Times of a trace are large: keep float64, float32 rounds them.": own_times(starts.float(), ends.float()),
+        "That is the time of the children: take it off the duration.": duration - right,
+        ties: child_first(starts, ends, lambda i: (starts[i].item(), ends[i].item())),
+        f"{ties} ": child_first(starts, ends, lambda i: starts[i].item()),
+        "Events come in any order: sort them by their start first.": child_first(starts, ends, lambda i: i),
+        "Times of a trace are large: keep float64, float32 rounds them.": rounded,
     }
 
 
@@ -320,22 +472,34 @@ def events(pairs: list[tuple[float, float]], shuffled: bool = False) -> tuple[Te
     return table[:, 0].clone(), table[:, 1].clone()
 
 
-@q5.case("a grandchild; siblings that touch; a child that begins or ends with its parent")
+@q4.case("a grandchild, and a sibling of its parent")
 def _(f):
     a, b = (4 * torch.rand(2)).tolist()
     check_own(f, *events([(0.0, 100.0), (10.0, 40.0 + a), (15.0, 25.0 + b), (50.0, 90.0)]))
-    check_own(f, *events([(0.0, 10.0), (0.0, 4.0), (4.0, 10.0), (4.0, 5.0 + a), (10.0, 12.0)]))
 
 
-@q5.case("a deep random tree, shuffled: events come in any order")
+@q4.case("children that begin with their parents, and stand before them")
+def _(f):
+    a, b = (1 + torch.rand(2)).tolist()
+    check_own(f, *events([(0.0, 4.0 - a), (0.0, 10.0), (20.0, 20.0 + b), (20.0, 25.0), (20.0, 31.0)]))
+    check_own(f, *events([(5.0, 6.0 + a), (5.0, 9.0 + b), (1.0, 40.0), (1.0, 20.0)]))
+
+
+@q4.case("siblings that touch; a child that ends with its parent")
+def _(f):
+    a = torch.rand(()).item()
+    check_own(f, *events([(0.0, 10.0), (1.0, 4.0), (4.0, 10.0), (4.5, 5.0 + a), (10.0, 12.0)]))
+
+
+@q4.case("a deep random tree, shuffled: events come in any order")
 def _(f):
     check_own(f, *events(tree(3, 0.0, 1000.0) + tree(2, 1000.0, 1500.0), shuffled=True))
 
 
-@q5.case("times as in a trace: microseconds since the machine was started")
+@q4.case("times as in a trace: microseconds since the machine was started")
 def _(f):
     starts, ends = events(tree(2, 0.0, 50.0), shuffled=True)
     check_own(f, starts + 6_839_553_812.0, ends + 6_839_553_812.0)
 
 
-QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4, "q5": q5}
+QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4}

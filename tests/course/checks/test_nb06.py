@@ -1,11 +1,17 @@
 """The checks of lesson 06 pass what is right, kill what is wrong, and name the mistake."""
 
+import functools
+import itertools
+import math
 from itertools import pairwise
 
+import pytest
 import torch
 from answers import common_tests
 
-from rlcourse.course.checks.nb06 import QUESTIONS
+from rlcourse.course.checks.nb06 import PLANTED, QUESTIONS, own_times, wrong_busy
+
+# q1: a busy fraction ---------------------------------------------------------------------------------------------
 
 
 def busy_sweep(starts, ends, begin, end):
@@ -46,76 +52,129 @@ def summed(starts, ends, begin, end):
     return (ends.clamp(begin, end) - starts.clamp(begin, end)).sum() / (end - begin)
 
 
-def decode_by_hand(
-    layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary, tied, rows, context, element_bytes,
-    biases=True, norms=2, kv=None, mlp=3, all_layers=True, cache=2, times=1, head=1, extra=1, cache_heads=None,
-):  # fmt: skip
-    q, kv = heads * head_dim, (kv or kv_heads) * head_dim
-    layer = hidden * (q + 2 * kv) + (q + 2 * kv) * biases + q * hidden + mlp * hidden * intermediate + norms * hidden
-    cached = rows * (context + extra) * layers * cache * (cache_heads or kv_heads) * head_dim
-    layer = layer * (layers if all_layers else 1) * times
-    return torch.tensor([layer, vocabulary * hidden * head * times, cached], dtype=torch.float64) * element_bytes
+def half_mended(starts, ends, begin, end, wrong):
+    return wrong_busy(starts, ends, begin, end, wrong)
 
 
-def decode_shapes(layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary, tied, rows, context, size):
-    matrices = [(heads, hidden + 1), (kv_heads, hidden + 1), (kv_heads, hidden + 1), (heads, hidden)]
-    layer = sum(h * head_dim * n for h, n in matrices) + hidden * (3 * intermediate + 2)
-    cached = sum(rows * kv_heads * head_dim * (context + 1) for _ in range(2 * layers))
-    return size * torch.tensor([float(layers * layer), float(vocabulary * hidden), float(cached)])
+SUBSETS = [wrong for count in (1, 2, 3) for wrong in itertools.combinations(PLANTED, count)]
+
+# q2: free rows ---------------------------------------------------------------------------------------------------
 
 
-def amdahl_right(shares, speedups):
-    whole = 1 / (1 - shares.sum() + (shares / speedups).sum())
-    return torch.cat([whole[None], 1 / (1 - shares)])
+def bound(weights, cache, element, launches, host, copy, compute, n, first=max):
+    return first([launches * host, (element * weights + n * cache) / copy, 2 * weights * n / compute])
 
 
-def amdahl_loop(shares, speedups):
-    time = 1.0 - sum(shares.tolist())
-    for share, speedup in zip(shares.tolist(), speedups.tolist(), strict=True):
-        time += share / speedup
-    return torch.tensor([1 / time] + [1 / (1 - share) for share in shares.tolist()])
+def free_by_search(*numbers, pick=max):
+    *numbers, slack = numbers
+    limit, low, high = slack * bound(*numbers, 1, pick), 1, 1
+    while bound(*numbers, high, pick) <= limit:
+        high *= 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if bound(*numbers, middle, pick) <= limit else (low, middle)
+    return low
 
 
-def with_first(value, shares):
-    return torch.cat([value.reshape(1), 1 / (1 - shares)])
+def free_by_formula(weights, cache, element, launches, host, copy, compute, slack):
+    limit = slack * max(launches * host, (element * weights + cache) / copy, 2 * weights / compute)
+    found = [limit * compute / (2 * weights)]
+    if cache:
+        found.append((limit * copy - element * weights) / cache)
+    return torch.tensor(math.floor(min(found)))
 
 
-def bound_right(rows, weights, cache_bytes, element_bytes, bytes_per_s, flops_per_s):
-    moved = element_bytes * weights + rows.double() * cache_bytes
-    floor = torch.maximum(moved / bytes_per_s, 2 * weights * rows.double() / flops_per_s)
-    return torch.stack([floor, rows / floor])
+def free_with(
+    *numbers, first=None, operations=True, bytes_too=True, per_row=2, rounding=math.floor, weights_a_row=False
+):
+    """By formula, with something done wrongly. first: which of the three times of one row count."""
+    weights, cache, element, launches, host, copy, compute, slack = numbers
+    times = [launches * host, (element * weights + cache) / copy, 2 * weights / compute]
+    limit = slack * max(times[i] for i in first or (0, 1, 2))
+    found = [limit * compute / (per_row * weights)] if operations else []
+    if bytes_too and weights_a_row:
+        found.append(limit * copy / (element * weights + cache))
+    elif bytes_too and cache:
+        found.append((limit * copy - element * weights) / cache)
+    return rounding(min(found, default=2**50))
 
 
-def bound_where(rows, weights, cache_bytes, element_bytes, bytes_per_s, flops_per_s):
-    rows = rows.double()
-    moved = (element_bytes * weights + rows * cache_bytes) / bytes_per_s
-    done = 2 * weights * rows / flops_per_s
-    floor = torch.where(moved > done, moved, done)
-    return torch.cat([floor[None], (rows / floor)[None]])
+def without_element(weights, cache, element, *rest):
+    return free_by_search(weights, cache, 1, *rest)
 
 
-def times_of(combine):
-    """A bound that makes its seconds of (rows, seconds for bytes, seconds for operations)."""
-
-    def found(rows, weights, cache_bytes, element_bytes, bytes_per_s, flops_per_s):
-        rows = rows.double()
-        moved = (element_bytes * weights + rows * cache_bytes) / bytes_per_s
-        seconds = combine(rows, moved, 2 * weights * rows / flops_per_s)
-        return torch.stack([seconds, rows / seconds])
-
-    return found
+# q3: a plan ------------------------------------------------------------------------------------------------------
 
 
-def cache_once(rows, weights, cache_bytes, element_bytes, bytes_per_s, flops_per_s):
-    moved = (element_bytes * weights + cache_bytes) / bytes_per_s
-    seconds = torch.maximum(torch.full((len(rows),), moved), 2 * weights * rows / flops_per_s)
-    return torch.stack([seconds, rows / seconds])
+def time_with(plan, seconds, phase, speedups):
+    return sum(s.item() / math.prod(speedups[i].item() for i in plan if phase[i] == j) for j, s in enumerate(seconds))
 
 
-def weights_a_row(rows, weights, cache_bytes, element_bytes, bytes_per_s, flops_per_s):
-    moved = rows * (element_bytes * weights + cache_bytes) / bytes_per_s
-    seconds = torch.maximum(moved, 2 * weights * rows / flops_per_s)
-    return torch.stack([seconds, rows / seconds])
+def plans(days, budget):
+    for size in range(len(days) + 1):
+        for plan in itertools.combinations(range(len(days)), size):
+            if sum(days[i].item() for i in plan) <= budget:
+                yield plan
+
+
+def as_bools(plan, days):
+    return torch.tensor([i in plan for i in range(len(days))])
+
+
+def plan_by_sets(seconds, phase, speedups, days, budget):
+    return as_bools(min(plans(days, budget), key=lambda p: time_with(p, seconds, phase, speedups)), days)
+
+
+def plan_by_logs(seconds, phase, speedups, days, budget):
+    """With bits of a number for a plan, and logarithms of the speed-ups."""
+    best = (math.inf, 0)
+    one_hot = torch.nn.functional.one_hot(phase, len(seconds)).double()
+    for number in range(2 ** len(days)):
+        chosen = torch.tensor([number >> i & 1 for i in range(len(days))]).double()
+        if (chosen @ days.double()).item() <= budget:
+            best = min(
+                best,
+                ((seconds.double() * (-((chosen * speedups.double().log()) @ one_hot)).exp()).sum().item(), number),
+            )
+    return [bool(best[1] >> i & 1) for i in range(len(days))]
+
+
+def greedy(worth):
+    """Takes changes by falling worth while the days last. worth: (seconds of the phase, speed-up, days) → number."""
+
+    def function(seconds, phase, speedups, days, budget):
+        value = [worth(seconds[phase[i]].item(), speedups[i].item(), days[i].item()) for i in range(len(days))]
+        plan, left = set(), budget
+        for i in sorted(range(len(days)), key=lambda i: -value[i]):
+            if days[i] <= left and value[i] > 0:
+                plan, left = plan | {i}, left - days[i].item()
+        return as_bools(plan, days)
+
+    return function
+
+
+def greedy_again(seconds, phase, speedups, days, budget):
+    """The best next change, with the others as they are by then."""
+    plan = ()
+    while True:
+        now = time_with(plan, seconds, phase, speedups)
+        spent = sum(days[i].item() for i in plan)
+        more = [(*plan, i) for i in range(len(days)) if i not in plan and spent + days[i] <= budget]
+        if not more or min(time_with(p, seconds, phase, speedups) for p in more) >= now:
+            return as_bools(plan, days)
+        plan = min(more, key=lambda p: time_with(p, seconds, phase, speedups))
+
+
+def additive(seconds, phase, speedups, days, budget):
+    saved = [(seconds[phase[i]] * (1 - 1 / speedups[i])).item() for i in range(len(days))]
+    return as_bools(max(plans(days, budget), key=lambda p: sum(saved[i] for i in p)), days)
+
+
+def product(seconds, phase, speedups, days, budget):
+    return as_bools(max(plans(days, budget), key=lambda p: math.prod(speedups[i].item() for i in p)), days)
+
+
+# q4: self times --------------------------------------------------------------------------------------------------
 
 
 def parents(starts, ends):
@@ -176,15 +235,39 @@ def start_alone(starts, ends):
     return own
 
 
+def child_first(starts, ends):
+    """Of events that begin together the shorter first: gives 6 and -10 where the longer lasts 10."""
+    own, stack = ends - starts, []
+    for i in sorted(range(len(starts)), key=lambda i: (starts[i].item(), ends[i].item())):
+        while stack and ends[stack[-1]] <= starts[i]:
+            stack.pop()
+        if stack:
+            own[stack[-1]] -= ends[i] - starts[i]
+        stack.append(i)
+    return own
+
+
+def ties_as_they_come(starts, ends):
+    """Sorted by start alone, and of equal starts whichever stands first."""
+    own, stack = ends - starts, []
+    for i in starts.argsort(stable=True).tolist():
+        while stack and ends[stack[-1]] <= starts[i]:
+            stack.pop()
+        if stack:
+            own[stack[-1]] -= ends[i] - starts[i]
+        stack.append(i)
+    return own
+
+
 RIGHT = {
     "q1": [busy_sweep, busy_count],
-    "q2": [decode_by_hand, decode_shapes],
-    "q3": [amdahl_right, amdahl_loop],
-    "q4": [bound_right, bound_where],
-    "q5": [self_by_parents, self_by_pieces],
+    "q2": [free_by_search, free_by_formula],
+    "q3": [plan_by_sets, plan_by_logs],
+    "q4": [self_by_parents, self_by_pieces],
 }
 WRONG = {
-    "q1": {
+    "q1": {"+".join(wrong): functools.partial(half_mended, wrong=wrong) for wrong in SUBSETS}
+    | {
         "summed": summed,
         "not cut": lambda starts, ends, b, e: busy_sweep(starts, ends, -1e6, 1e6) * 2e6 / (e - b),
         "summed, not cut": lambda starts, ends, b, e: (ends - starts).sum() / (e - b),
@@ -195,104 +278,104 @@ WRONG = {
         ),
         "last end only": busy_last_end_only,
         "unsorted": busy_unsorted,
+        "by ends": lambda starts, ends, b, e: busy_unsorted(starts[ends.argsort()], ends[ends.argsort()], b, e),
         "capped": lambda *a: summed(*a).clamp(max=1.0),
     },
     "q2": {
-        "no biases": lambda *a: decode_by_hand(*a, biases=False),
-        "no norms": lambda *a: decode_by_hand(*a, norms=0),
-        "all heads projected": lambda *a: decode_by_hand(*a, kv=a[2]),
-        "two matrices": lambda *a: decode_by_hand(*a, mlp=2),
-        "one layer": lambda *a: decode_by_hand(*a, all_layers=False),
-        "keys alone": lambda *a: decode_by_hand(*a, cache=1),
-        "all heads cached": lambda *a: decode_by_hand(*a, cache_heads=a[2]),
-        "weights a row": lambda *a: decode_by_hand(*a, times=a[8]),
-        "numbers": lambda *a: decode_by_hand(*a) / a[10],
-        "embedding too": lambda *a: decode_by_hand(*a, head=1 if a[7] else 2),
-        "no tied head": lambda *a: decode_by_hand(*a, head=0 if a[7] else 1),
-        "no new token": lambda *a: decode_by_hand(*a, extra=0),
-        "cache of a row": lambda *a: decode_by_hand(*a) / torch.tensor([1.0, 1.0, a[8]]),
-        "cache of a layer": lambda *a: decode_by_hand(*a) / torch.tensor([1.0, 1.0, a[0]]),
-        "one number": lambda *a: decode_by_hand(*a).sum(),
+        "no host": functools.partial(free_with, first=(1, 2)),
+        "host alone": functools.partial(free_with, first=(0,)),
+        "first row without operations": functools.partial(free_with, first=(0, 1)),
+        "bytes alone": functools.partial(free_with, operations=False),
+        "operations alone": functools.partial(free_with, bytes_too=False),
+        "one operation": functools.partial(free_with, per_row=1),
+        "weights a row": functools.partial(free_with, weights_a_row=True),
+        "rounded up": functools.partial(free_with, rounding=math.ceil),
+        "no element size": without_element,
+        "added": functools.partial(free_by_search, pick=sum),
+        "no slack": lambda *numbers: free_by_search(*numbers[:-1], 1.0),
+        "seconds": lambda *numbers: numbers[-1] * bound(*numbers[:-1], 1),
+        "slack": lambda *numbers: int(numbers[-1]),
+        "no case without a cache": lambda *n: math.floor(free_with(*n) / (1 if n[1] else 0)),
     },
     "q3": {
-        "no rest": lambda s, u: with_first(1 / (s / u).sum(), s),
-        "mean": lambda s, u: with_first((s * u).sum() + 1 - s.sum(), s),
-        "product": lambda s, u: with_first(u.prod(), s),
-        "time": lambda s, u: with_first(1 / amdahl_right(s, u)[0], s),
-        "times": lambda s, u: 1 / amdahl_right(s, u),
-        "limit of the share": lambda s, u: torch.cat([amdahl_right(s, u)[:1], 1 / s]),
-        "limit beside the others": lambda s, u: torch.cat(
-            [amdahl_right(s, u)[:1], 1 / (1 / amdahl_right(s, u)[0] - s / u)]
-        ),
-        "multiplied": lambda s, u: with_first(1 / ((s * u).sum() + 1 - s.sum()), s),
-        "whole alone": lambda s, u: amdahl_right(s, u)[:1],
+        "largest speed-up": greedy(lambda seconds, speedup, days: speedup - 1),
+        "largest share": greedy(lambda seconds, speedup, days: seconds + 1e-6 * speedup),
+        "saves most": greedy(lambda seconds, speedup, days: seconds * (1 - 1 / speedup)),
+        "saves most a day": greedy(lambda seconds, speedup, days: seconds * (1 - 1 / speedup) / max(days, 1e-3)),
+        "again": greedy_again,
+        "additive": additive,
+        "product": product,
+        "everything": lambda seconds, phase, speedups, days, budget: days > -1,
+        "nothing": lambda seconds, phase, speedups, days, budget: days < -1,
+        "cheapest": greedy(lambda seconds, speedup, days: 10 - days),
+        "no budget": lambda seconds, phase, speedups, days, budget: plan_by_sets(seconds, phase, speedups, days, 10**6),
+        "numbers": lambda *a: plan_by_sets(*a).nonzero()[:, 0],
+        "the time": lambda *a: torch.tensor(min(time_with(p, *a[:3]) for p in plans(*a[3:]))),
     },
     "q4": {
-        "added": times_of(lambda rows, moved, done: moved + done),
-        "smaller": times_of(lambda rows, moved, done: torch.minimum(moved, done)),
-        "bytes alone": times_of(lambda rows, moved, done: moved),
-        "operations alone": times_of(lambda rows, moved, done: done),
-        "one operation": times_of(lambda rows, moved, done: torch.maximum(moved, done / 2)),
-        "cache once": cache_once,
-        "weights a row": weights_a_row,
-        "no element size": lambda rows, weights, cache, element, *a: bound_right(rows, weights, cache, 1, *a),
-        "steps a second": lambda *a: torch.stack([bound_right(*a)[0], 1 / bound_right(*a)[0]]),
-        "flipped": lambda *a: bound_right(*a).flip(0),
-        "seconds alone": lambda *a: bound_right(*a)[0],
-    },
-    "q5": {
         "durations": lambda starts, ends: ends - starts,
         "descendants": lambda starts, ends: ends - starts - held_by(starts, ends).double() @ (ends - starts),
         "children": lambda starts, ends: ends - starts - self_by_parents(starts, ends),
         "float32": lambda starts, ends: self_by_parents(starts.float(), ends.float()),
         "not sorted": without_sorting,
+        "child first": child_first,
+        "ties as they come": ties_as_they_come,
         "touching counts as nested": start_alone,
     },
 }
 
 # The sentence, or a part of it, that a wrong implementation must be told.
-NAMED = {
+NAMED = {("q1", "+".join(wrong)): f"({', '.join(wrong)})" for wrong in SUBSETS if len(wrong) == 1}
+NAMED |= {
+    ("q1", "last end only"): "latest end so far",
     ("q1", "summed"): "time counts once",
-    ("q1", "not cut"): "did not cut",
     ("q1", "only inside"): "part inside",
     ("q1", "idle"): "idle share",
     ("q1", "seconds"): "length of the window",
-    ("q2", "no biases"): "biases",
-    ("q2", "no norms"): "norms",
-    ("q2", "all heads projected"): "kv_heads x head_dim outputs",
-    ("q2", "two matrices"): "three matrices",
-    ("q2", "one layer"): "counted one layer",
-    ("q2", "keys alone"): "keys and values: twice",
-    ("q2", "all heads cached"): "not of all query heads",
-    ("q2", "weights a row"): "read once for all rows",
-    ("q2", "numbers"): "multiply by element_bytes",
-    ("q2", "embedding too"): "looked up",
-    ("q2", "no tied head"): "tied head is read",
-    ("q2", "no new token"): "context + 1",
-    ("q2", "cache of a row"): "cache is that of one row",
-    ("q2", "cache of a layer"): "cache is that of one layer",
-    ("q3", "no rest"): "nothing sped up",
-    ("q3", "mean"): "times add up",
-    ("q3", "product"): "multiplied the speed-ups",
-    ("q3", "time"): "old over new",
-    ("q3", "limit of the share"): "1 / (1 - its share)",
-    ("q3", "limit beside the others"): "each part alone",
-    ("q3", "multiplied"): "divide",
-    ("q4", "added"): "added both times",
-    ("q4", "smaller"): "took the smaller",
-    ("q4", "bytes alone"): "bytes alone",
-    ("q4", "one operation"): "two operations a row",
-    ("q4", "cache once"): "grow with rows",
-    ("q4", "weights a row"): "reads them once",
-    ("q4", "no element size"): "multiply by element_bytes",
-    ("q4", "steps a second"): "one token to every row",
-    ("q4", "flipped"): "First the seconds",
-    ("q5", "durations"): "whole duration",
-    ("q5", "descendants"): "all descendants",
-    ("q5", "children"): "time of the children",
-    ("q5", "float32"): "keep float64",
+    ("q2", "no host"): "left out the host",
+    ("q2", "first row without operations"): "longest of three times",
+    ("q2", "bytes alone"): "operations grow with the rows",
+    ("q2", "operations alone"): "cache of its own",
+    ("q2", "one operation"): "two operations a row",
+    ("q2", "weights a row"): "weights once",
+    ("q2", "rounded up"): "round down",
+    ("q2", "no element size"): "element_bytes",
+    ("q2", "added"): "the longest counts",
+    ("q2", "no slack"): "left the slack out",
+    ("q3", "largest speed-up"): "largest speed-up first",
+    ("q3", "largest share"): "share of the phase alone",
+    ("q3", "saves most"): "days ran out",
+    ("q3", "saves most a day"): "a day first",
+    ("q3", "additive"): "the second change to a phase",
+    ("q3", "again"): "helps most next",
+    ("q3", "product"): "multiplied all speed-ups",
+    ("q3", "no budget"): "if you had the days",
+    ("q3", "everything"): "days, there are",
+    ("q3", "numbers"): "True or False for each",
+    ("q4", "durations"): "whole duration",
+    ("q4", "descendants"): "all descendants",
+    ("q4", "children"): "time of the children",
+    ("q4", "float32"): "keep float64",
+    ("q4", "child first"): "longest comes first",
+    ("q4", "ties as they come"): "longest comes first",
+    ("q4", "not sorted"): "any order",
 }
 
 test_right_answers_pass, test_wrong_answers_are_killed, test_the_mistake_is_named, test_a_hole_shows_the_hint = (
-    common_tests(QUESTIONS, RIGHT, WRONG, NAMED, first=True)
+    common_tests(QUESTIONS, RIGHT, WRONG, NAMED)
 )
+
+
+@pytest.mark.parametrize("wrong", SUBSETS[3:], ids="+".join)
+def test_a_half_mended_busy_fraction_is_told_one_mistake_that_is_left(wrong):
+    """And none that has been mended."""
+    result = QUESTIONS["q1"](functools.partial(half_mended, wrong=wrong))
+    messages = " ".join(case.message for case in result.cases)
+    assert not any(PLANTED[name] in messages for name in PLANTED if name not in wrong), messages
+    assert any(PLANTED[name] in messages for name in wrong), messages
+
+
+def test_self_time_of_a_child_that_stands_before_its_parent():
+    starts, ends = torch.tensor([0.0, 0.0]).double(), torch.tensor([4.0, 10.0]).double()
+    assert own_times(starts, ends).tolist() == [4.0, 6.0]
+    assert child_first(starts, ends).tolist() == [-6.0, 10.0]

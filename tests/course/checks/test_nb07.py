@@ -1,12 +1,18 @@
 """The checks of lesson 07 pass what is right, kill what is wrong, and name the mistake."""
 
+import functools
 import heapq
+import itertools
+import random
 
+import pytest
 import torch
 import torch.nn.functional as F
 from answers import common_tests
 
-from rlcourse.course.checks.nb07 import QUESTIONS
+from rlcourse.course.checks.nb07 import PLANTED, QUESTIONS, next_row, played, wrong_draw
+
+# q1: a static cache ----------------------------------------------------------------------------------------------
 
 
 def written(k, v, keys, values, positions):
@@ -51,39 +57,70 @@ def cache_everywhere(q, k, v, keys, values, positions):
     return mixed(q, keys, values, seen(keys, positions))
 
 
-def folded(q, keys, values, scale=None):
-    rows, heads, size = q.shape
-    groups = q.view(rows, keys.shape[1], -1, size) * (size**-0.5 if scale is None else scale)
-    return ((groups @ keys.transpose(2, 3)).softmax(-1) @ values).view(rows, heads, size)
+def masked_scores(q, k, v, keys, values, positions, add=0.0):
+    """The mask as a factor of 0 and 1 on the scores."""
+    keys, values = written(k, v, keys, values, positions)
+    mask = seen(keys, positions)[:, None]
+    scores = q @ keys.transpose(1, 2) / q.shape[-1] ** 0.5
+    return (scores * mask + add * ~mask).softmax(-1) @ values
 
 
-def repeated(q, keys, values):
-    times = q.shape[1] // keys.shape[1]
-    keys, values = keys.repeat_interleave(times, 1), values.repeat_interleave(times, 1)
-    return F.scaled_dot_product_attention(q[:, :, None], keys, values)[:, :, 0]
+def masked_weights(q, k, v, keys, values, positions):
+    keys, values = written(k, v, keys, values, positions)
+    weights = (q @ keys.transpose(1, 2) / q.shape[-1] ** 0.5).softmax(-1)
+    return (weights * seen(keys, positions)[:, None]) @ values
 
 
-def by_einsum(q, keys, values):
-    groups = q.unflatten(1, (keys.shape[1], -1))
-    weights = torch.einsum("rkgd,rksd->rkgs", groups, keys).div(q.shape[-1] ** 0.5).softmax(-1)
-    return torch.einsum("rkgs,rksd->rkgd", weights, values).flatten(1, 2)
+# q2: a tape ------------------------------------------------------------------------------------------------------
 
 
-def dealt_in_turn(q, keys, values):
-    times = q.shape[1] // keys.shape[1]
-    return repeated(q, keys.repeat(1, times, 1, 1), values.repeat(1, times, 1, 1))
+def tape_with_choices(eos, pad, limit):
+    return [
+        ("add", "next", "position", 1),
+        ("choose", "position", "ended", "position", "next"),
+        ("choose", "token", "ended", pad, "drawn"),
+        ("less", "fits", "position", limit),
+        ("choose", "full", "fits", 0, 1),
+        ("equal", "end", "drawn", eos),
+        ("or", "now", "end", "full"),
+        ("choose", "ended", "ended", 1, "now"),
+    ]
 
 
-def wrong_softmax(q, keys, values):
-    rows, heads, size = q.shape
-    groups = q.view(rows, keys.shape[1], -1, size) * size**-0.5
-    return ((groups @ keys.transpose(2, 3)).softmax(-2) @ values).view(rows, heads, size)
+def tape_with_sums(eos, pad, limit):
+    return [
+        ["equal", "alive", "ended", 0],
+        ["add", "position", "alive", "position"],
+        ["choose", "token", "alive", "drawn", pad],
+        ["equal", "a", "token", eos],
+        ["less", "b", limit - 1, "position"],
+        ["or", "c", "a", "b"],
+        ["and", "c", "c", "alive"],
+        ["add", "ended", "ended", "c"],
+    ]
 
 
-def no_softmax(q, keys, values):
-    rows, heads, size = q.shape
-    groups = q.view(rows, keys.shape[1], -1, size) * size**-0.5
-    return (groups @ keys.transpose(2, 3) @ values).view(rows, heads, size)
+def tape_without(*left_out, **changed):
+    """The first tape without some instructions (by number), or with others in their place."""
+
+    def function(eos, pad, limit):
+        tape = tape_with_choices(eos, pad, limit)
+        changes = {int(number[1:]): change(eos, pad, limit) for number, change in changed.items()}
+        return [changes.get(i, line) for i, line in enumerate(tape) if i not in left_out]
+
+    return function
+
+
+def flag_before_position(eos, pad, limit):
+    tape = [tape_with_choices(eos, pad, limit)[i] for i in (2, 0, 3, 4, 5, 6, 7, 1)]
+    return [("less", "fits", "next", limit) if line[1] == "fits" else line for line in tape]
+
+
+def in_another_order(*order):
+    return lambda eos, pad, limit: [tape_with_choices(eos, pad, limit)[i] for i in order]
+
+
+# q3: a draw ------------------------------------------------------------------------------------------------------
 
 
 def logprob(logits, tokens):
@@ -160,55 +197,62 @@ def plain_exp(logits, tile, uniform):
     return tokens, (mass.gather(1, tokens[:, None])[:, 0] / mass.sum(-1)).log()
 
 
-def summary(steps, total, slots):
-    return torch.tensor([steps, total / (slots * steps)])
+def half_mended(logits, tile, uniform, wrong):
+    return wrong_draw(logits, tile, uniform, wrong)
+
+
+SUBSETS = [wrong for count in (1, 2, 3, 4) for wrong in itertools.combinations(PLANTED, count)]
+
+# q4: a number of slots -------------------------------------------------------------------------------------------
 
 
 def with_heap(lengths, slots):
     free = [0] * slots
-    for length in lengths.tolist():
-        heapq.heapreplace(free, free[0] + length)
-    return summary(max(free), int(lengths.sum()), slots)
-
-
-def with_tensor(lengths, slots):
-    free = torch.zeros(slots, dtype=torch.long)
     for length in lengths:
-        free[free.argmin()] += length
-    return torch.stack([free.max().double(), lengths.sum() / (slots * free.max())])
+        heapq.heapreplace(free, free[0] + length)
+    return max(free)
+
+
+def by_steps(lengths, slots):
+    waiting, left, steps = list(lengths), [], 0
+    while waiting or left:
+        while waiting and len(left) < slots:
+            left.append(waiting.pop(0))
+        steps, left = steps + 1, [n - 1 for n in left if n > 1]
+    return steps
 
 
 def in_batches(lengths, slots):
-    steps = sum(int(piece.max()) for piece in lengths.split(slots))
-    return summary(steps, int(lengths.sum()), slots)
+    return sum(max(lengths[i : i + slots]) for i in range(0, len(lengths), slots))
 
 
-def in_turn(lengths, slots):
-    return summary(max(int(lengths[s::slots].sum()) for s in range(slots)), int(lengths.sum()), slots)
+def step_ms(slots, host, fixed, row):
+    return max(host, fixed + row * slots)
 
 
-def rms(x2, eps):
-    return (x2.mean(1, keepdim=True) + eps).sqrt()
+def slots_by(steps, time=step_ms, order=lambda lengths: lengths, result=min):
+    def function(lengths, host, fixed, row, most):
+        queue = order(lengths.tolist())
+        return result(range(1, most + 1), key=lambda slots: steps(queue, slots) * time(slots, host, fixed, row))
+
+    return function
 
 
-def afterwards(y, squares, matrix, eps):
-    return (y @ matrix.T) * torch.rsqrt(squares.sum(1, keepdim=True) / y.shape[1] + eps)
+def slots_in_turn(lengths, slots):
+    return max(sum(lengths[s::slots]) for s in range(slots))
 
 
-def before(y, squares, matrix, eps):
-    return F.linear(y / (squares.sum(1)[:, None] / y.shape[1] + eps) ** 0.5, matrix)
-
-
-def by_rows(y, squares, matrix, eps):
-    return torch.stack([matrix @ r / (s.sum() / len(r) + eps).sqrt() for r, s in zip(y, squares, strict=True)])
+def slots_tensor(lengths, host, fixed, row, most):
+    steps = torch.tensor([with_heap(lengths.tolist(), slots) for slots in range(1, most + 1)]).double()
+    sizes = torch.arange(1, most + 1).double()
+    return (steps * (fixed + row * sizes).clamp(min=host)).argmin() + 1
 
 
 RIGHT = {
     "q1": [cache_sdpa, cache_row_by_row, cache_with],
-    "q2": [folded, repeated, by_einsum],
+    "q2": [tape_with_choices, tape_with_sums],
     "q3": [draw_tiles, draw_flat, draw_row_by_row],
-    "q4": [with_heap, with_tensor],
-    "q5": [afterwards, before, by_rows],
+    "q4": [slots_by(with_heap), slots_by(by_steps), slots_tensor],
 }
 WRONG = {
     "q1": {
@@ -226,19 +270,31 @@ WRONG = {
         "everywhere": cache_everywhere,
         "not scaled": lambda q, k, v, K, V, p: cache_with(q, k, v, K, V, p, scale=1.0),
         "by D": lambda q, k, v, K, V, p: cache_with(q, k, v, K, V, p, scale=1 / q.shape[-1]),
+        "scores times the mask": masked_scores,
+        "mask after the softmax": masked_weights,
+        "a mask of minus one": lambda q, k, v, K, V, p: masked_scores(q, k, v, K, V, p, add=-1.0),
         "longest for all": lambda q, k, v, K, V, p: cache_with(q, k, v, K, V, p, mask=seen(K, p.max().expand_as(p))),
     },
     "q2": {
-        "in turn": dealt_in_turn,
-        "first head": lambda q, K, V: repeated(q, K[:, :1], V[:, :1]),
-        "not scaled": lambda q, K, V: folded(q, K, V, 1.0),
-        "by D": lambda q, K, V: folded(q, K, V, 1 / q.shape[-1]),
-        "keys mixed": lambda q, K, V: folded(q, K, K),
-        "no softmax": no_softmax,
-        "softmax over heads": wrong_softmax,
-        "as groups": lambda q, K, V: folded(q, K, V).view(len(q), K.shape[1], -1, q.shape[-1]),
+        "no padding": tape_without(_2=lambda eos, pad, limit: ("add", "token", "drawn", 0)),
+        "everybody moves": tape_without(_1=lambda eos, pad, limit: ("add", "position", "position", 1)),
+        "forgets": tape_without(_7=lambda eos, pad, limit: ("add", "ended", "now", 0)),
+        "no limit": tape_without(3, 4, 6, _7=lambda eos, pad, limit: ("or", "ended", "ended", "end")),
+        "limit too early": in_another_order(3, 4, 0, 1, 2, 5, 6, 7),
+        "limit passed": tape_without(_3=lambda eos, pad, limit: ("less", "fits", "position", limit + 1)),
+        "flag before token": in_another_order(0, 1, 3, 4, 5, 6, 7, 2),
+        "flag before position": flag_before_position,
+        "no end": tape_without(5, 6, _7=lambda eos, pad, limit: ("or", "ended", "ended", "full")),
+        "pad for the end": tape_without(_5=lambda eos, pad, limit: ("equal", "end", "drawn", pad)),
+        "nothing": lambda eos, pad, limit: [],
+        "unknown": lambda eos, pad, limit: [("if", "ended", 0)],
+        "text": lambda eos, pad, limit: "choose",
+        "unwritten": tape_without(0),
+        "a source too few": lambda eos, pad, limit: [("add", "position", 1)],
+        "a flag": lambda eos, pad, limit: [("add", "ended", "ended", True)],
     },
-    "q3": {
+    "q3": {"+".join(wrong): functools.partial(half_mended, wrong=wrong) for wrong in SUBSETS}
+    | {
         "own scale": lambda *a: draw_tiles(*a, scaled=False),
         "u not scaled": lambda *a: draw_tiles(*a, total=False),
         "nothing taken off": lambda *a: draw_tiles(*a, left=False),
@@ -262,32 +318,27 @@ WRONG = {
         "last tile forgotten": lambda logits, tile, u: draw_tiles(logits[:, : logits.shape[1] // tile * tile], tile, u),
     },
     "q4": {
-        "batches": in_batches,
-        "even": lambda n, s: summary(-(-int(n.sum()) // s), int(n.sum()), s),
-        "longest first": lambda n, s: with_heap(n.sort(descending=True).values, s),
-        "in turn": in_turn,
-        "all at once": lambda n, s: summary(int(n.max()), int(n.sum()), len(n)),
-        "wrong way round": lambda n, s: with_heap(n, s).flip(0),
-        "wasted": lambda n, s: torch.stack([with_heap(n, s)[0], 1 - with_heap(n, s)[1]]),
-        "taken slots": lambda n, s: summary(with_heap(n, s)[0].item(), int(n.sum()), min(s, len(n))),
-        "steps alone": lambda n, s: with_heap(n, s)[0],
-    },
-    "q5": {
-        "mean over tiles": lambda y, s, m, eps: y @ m.T / rms(s, eps),
-        "sum": lambda y, s, m, eps: y @ m.T / (s.sum(1, keepdim=True) + eps).sqrt(),
-        "squares of y": lambda y, s, m, eps: y @ m.T / rms(y.square(), eps),
-        "no eps": lambda y, s, m, eps: afterwards(y, s, m, 0.0),
-        "eps outside": lambda y, s, m, eps: y @ m.T / ((s.sum(1, keepdim=True) / y.shape[1]).sqrt() + eps),
-        "eps to the sum": lambda y, s, m, eps: afterwards(y, s, m, eps / y.shape[1]),
-        "times the root": lambda y, s, m, eps: y @ m.T * (s.sum(1, keepdim=True) / y.shape[1] + eps).sqrt(),
-        "no root": lambda y, s, m, eps: y @ m.T / (s.sum(1, keepdim=True) / y.shape[1] + eps),
-        "no norm": lambda y, s, m, eps: y @ m.T,
-        "not transposed": lambda y, s, m, eps: m @ afterwards(y, s, torch.eye(y.shape[1]), eps).T,
+        "batches": slots_by(in_batches),
+        "even": slots_by(lambda lengths, slots: -(-sum(lengths) // slots)),
+        "longest first": slots_by(with_heap, order=lambda lengths: sorted(lengths, reverse=True)),
+        "shortest first": slots_by(with_heap, order=sorted),
+        "in turn": slots_by(slots_in_turn),
+        "no host": slots_by(with_heap, time=lambda slots, host, fixed, row: fixed + row * slots),
+        "host added": slots_by(with_heap, time=lambda slots, host, fixed, row: host + fixed + row * slots),
+        "nothing fixed": slots_by(with_heap, time=lambda slots, host, fixed, row: max(host, row * slots)),
+        "fewest steps": slots_by(with_heap, time=lambda *_: 1.0),
+        "slowest": slots_by(with_heap, result=max),
+        "most": lambda lengths, host, fixed, row, most: most,
+        "one": lambda lengths, host, fixed, row, most: 1,
+        "one for each answer": lambda lengths, host, fixed, row, most: min(most, len(lengths)),
+        "from nought": lambda *a: slots_by(with_heap)(*a) - 1,
+        "the time": lambda lengths, host, fixed, row, most: 12.5,
     },
 }
 
 # The sentence, or a part of it, that a wrong implementation must be told.
-NAMED = {
+NAMED = {("q3", "+".join(wrong)): f"({', '.join(wrong)})" for wrong in SUBSETS if len(wrong) == 1}
+NAMED |= {
     ("q1", "no mask"): "attend to all slots",
     ("q1", "not itself"): "see itself too",
     ("q1", "not written"): "write them first",
@@ -297,21 +348,27 @@ NAMED = {
     ("q1", "everywhere"): "index rows and positions",
     ("q1", "not scaled"): "not scaled",
     ("q1", "by D"): "square root of D",
-    ("q2", "in turn"): "dealt out in turn",
-    ("q2", "first head"): "first key-value head",
-    ("q2", "not scaled"): "not scaled",
-    ("q2", "by D"): "square root of D",
-    ("q2", "keys mixed"): "mixed the keys",
-    ("q2", "no softmax"): "softmax is missing",
+    ("q1", "scores times the mask"): "a score like any other",
+    ("q1", "mask after the softmax"): "after the softmax",
+    ("q2", "no padding"): "gets padding",
+    ("q2", "everybody moves"): "stay where it is",
+    ("q2", "forgets"): "stays so",
+    ("q2", "no limit"): "reached the limit",
+    ("q2", "limit too early"): "one step late",
+    ("q2", "limit passed"): "one step late",
+    ("q2", "flag before token"): "turned into padding",
+    ("q2", "flag before position"): "takes a place as well",
+    ("q2", "unknown"): "unknown operation",
+    ("q2", "unwritten"): "nothing has written",
+    ("q2", "a source too few"): "needs 2 sources",
+    ("q2", "a flag"): "neither a name nor a whole number",
     ("q3", "own scale"): "one scale",
-    ("q3", "u not scaled"): "with the total mass",
-    ("q3", "nothing taken off"): "mass of the tiles before it",
     ("q3", "place"): "place within the tile",
     ("q3", "tile"): "number of the tile",
     ("q3", "greedy"): "most probable token",
     ("q3", "one too far"): "one token too far",
-    ("q3", "reached"): "must exceed u",
-    ("q3", "within the tile"): "log-prob within the tile",
+    ("q3", "reached"): "must exceed the goal",
+    ("q3", "within the tile"): "that within the tile",
     ("q3", "logit"): "log of the sum",
     ("q3", "probability"): "take its logarithm",
     ("q3", "largest left out"): "take that off as well",
@@ -319,22 +376,34 @@ NAMED = {
     ("q4", "batches"): "longest of each batch",
     ("q4", "even"): "divided the tokens evenly",
     ("q4", "longest first"): "sorted the longest first",
-    ("q4", "in turn"): "dealt the completions out",
-    ("q4", "all at once"): "All completions at once",
-    ("q4", "wrong way round"): "wrong way round",
-    ("q4", "wasted"): "wasted",
-    ("q4", "taken slots"): "nobody takes included",
-    ("q5", "mean over tiles"): "not over the tiles",
-    ("q5", "sum"): "not divided by d",
-    ("q5", "squares of y"): "squares of y",
-    ("q5", "no eps"): "eps is left out",
-    ("q5", "eps outside"): "under the root",
-    ("q5", "eps to the sum"): "not to the sum",
-    ("q5", "times the root"): "multiplied by the root",
-    ("q5", "no root"): "root is missing",
-    ("q5", "no norm"): "norm is missing",
+    ("q4", "in turn"): "dealt the answers out",
+    ("q4", "no host"): "left the host out",
+    ("q4", "host added"): "added the host",
+    ("q4", "nothing fixed"): "fixed in a step",
+    ("q4", "fewest steps"): "made the steps few",
+    ("q4", "most"): "as long as possible",
+    ("q4", "the time"): "whole number",
 }
 
 test_right_answers_pass, test_wrong_answers_are_killed, test_the_mistake_is_named, test_a_hole_shows_the_hint = (
     common_tests(QUESTIONS, RIGHT, WRONG, NAMED, slow=["q3"])
 )
+
+
+@pytest.mark.parametrize("wrong", SUBSETS[4:], ids="+".join)
+def test_a_half_mended_draw_is_told_one_mistake_that_is_left(wrong):
+    """And none that has been mended."""
+    result = QUESTIONS["q3"](functools.partial(half_mended, wrong=wrong))
+    messages = " ".join(case.message for case in result.cases)
+    assert not any(PLANTED[name] in messages for name in PLANTED if name not in wrong), messages
+    assert any(PLANTED[name] in messages for name in wrong), messages
+
+
+def test_the_tape_does_what_a_row_with_an_if_does():
+    generator = random.Random(0)
+    for _ in range(200):
+        row = (5, generator.randrange(1, 9), generator.randrange(2))
+        memory = dict(zip(("token", "position", "ended"), row, strict=True)) | {"drawn": generator.randrange(3)}
+        drawn = memory["drawn"]
+        played(tape_with_sums(1, 0, 8), memory)
+        assert tuple(memory[name] for name in ("token", "position", "ended")) == next_row(row, drawn, 1, 0, 8)
