@@ -21,8 +21,6 @@ FIRST_EDITION = {  # lessons whose hints have other names
     "06",
     "07",
     "08",
-    "09",
-    "10",
 }
 KINDS = ("notebooks", "exercises", "solutions")
 NOTEBOOKS = sorted(path for kind in KINDS for path in (build.ROOT / kind).glob("*.ipynb"))
