@@ -113,7 +113,7 @@ for (name, color), style in zip((("A10", ORANGE), ("H200", BLUE)), ("--", "-"), 
     for tflops, width, kind in ((gpu.tensor_tflops, 2.5, "tensor cores"), (gpu.cuda_tflops, 1, "CUDA cores")):
         roof = [min(gpu.gb_per_s * x / 1e3, tflops) for x in intensity]
         ax.plot(intensity, roof, color=color, linestyle=style, linewidth=width, label=f"{name}, {kind}")
-for ratio, text in ((1, "H/K = 1"), (2, "2"), (7, "7")):
+for ratio, text in ((1, "1"), (2, "2"), (7, "H/K = 7")):
     ax.axvline(ratio, color=BLACK, linestyle=":", linewidth=1)
     ax.text(1.07 * ratio, 0.4, text)
 ax.set(xscale="log", yscale="log", xlabel="operations a byte", ylabel="tera-operations a second")
@@ -177,7 +177,8 @@ for spread in (1.0, 50.0, 1000.0):
 # would compute $-\infty - (-\infty)$, which is nan, and one nan spoils the row. And why not at 0? Because all scores
 # may be far below 0; then every weight underflows, and $0/0$ is left. (Exercise 5 tries both.)
 #
-# **Look for** the places where $l$ drops. There a new maximum is met, and everything before it is rescaled.
+# Red dots are new maxima. **Look for** the one where $l$ drops: everything before it is rescaled. (At the others $l$
+# was small, or the new maximum hardly higher.)
 
 # %% tags=["hide-input"]
 # @title Figure: m and l on the way
@@ -286,12 +287,13 @@ little = asked / (GPUS["H200"].gb_per_s * 1e3 * ANSWER_US)
 # @title `excerpt(module, begin, end)`: from a module's source
 
 
-def excerpt(module, begin: str, end: str) -> None:
-    """Show a module's source from `begin` up to, but without, `end`."""
+def excerpt(module, begin: str, end: str | None = None) -> None:
+    """Show a module's source from `begin` up to, but without, `end`; without an end, all that follows."""
     source = inspect.getsource(module)
     start = source.index(begin)
     start = source.rindex("\n", 0, start) + 1
-    text = inspect.cleandoc("\n" + (source + "\0")[start : (source + "\0").index(end, start + len(begin))])
+    stop = source.index(end, start + len(begin)) if end else None
+    text = inspect.cleandoc("\n" + source[start:stop])
     display(Markdown(f"```python\n{text.rstrip()}\n```"))
 
 
@@ -734,7 +736,7 @@ for (name, (rows, tokens)), (kernel, each, counts) in KERNELS.items():
     ctas = rows * K * kernel.splits
     on_the_way = min(ctas, h200.multiprocessors * resident(kernel)) * each
     on_the_way = min(on_the_way, 4 * D * rows * K * tokens)  # nothing is asked for that is not there
-    allowed = min(1, on_the_way / (COPY * 1e3 * ANSWER_US))
+    allowed = min(1, on_the_way / (h200.gb_per_s * 1e3 * ANSWER_US))
     seconds = us[name, (rows, tokens)] / 1e6
     slots = counts.total() * rows * K * tokens / (4 * h200.ghz * 1e9 * h200.multiprocessors * seconds)
     seen[name, (rows, tokens)] = on_the_way, allowed, slots
@@ -822,8 +824,9 @@ angle = 6 * torch.rand(rows, D // 2)
 cos, sin = (torch.cat([f(angle)] * 2, dim=1).bfloat16() for f in (torch.cos, torch.sin))
 keys, values = torch.randn(2, rows, K, n, D).bfloat16().unbind(0)
 where, mask = torch.full((rows,), n - 1), torch.zeros(rows, 1, 1, n).bfloat16()
+each = torch.arange(rows)
 with CountOperators() as eager:
-    eager_step(*step, cos, sin, keys, values, torch.arange(rows), where, mask)
+    eager_step(*step, cos, sin, keys, values, each, where, mask)
 print(f"{eager.calls.total()} operators: " + ", ".join(f"{count} {name}" for name, count in eager.calls.most_common()))
 cannot_be_avoided = 4 * rows * K * (n - 1) * D + 2 * rows * D * (2 * H + 4 * K + 1)
 print(f"{eager.bytes / 1e6:.1f} MB; reading the cache once and the new token: {cannot_be_avoided / 1e6:.1f} MB")
@@ -833,7 +836,7 @@ print(f"{eager.bytes / 1e6:.1f} MB; reading the cache once and the new token: {c
 #
 # **RoPE stays in a lane.** Dimension $i$ is rotated with dimension $i + D/2$. With the numbers of section 7 lane $c$
 # has chunks $c, c + 4, \dots$ of 8 dimensions of a query or key. Half a head is $D/16$ chunks, a multiple of 4, so both
-# partners are in the same lane:
+# partners are in the same lane. (`scaled` is the query or key in float32.)
 
 # %%
 excerpt(decode_new_token, "    for j in range_constexpr(n // 2):", "@cute.jit\ndef write_to_cache")
@@ -844,7 +847,7 @@ excerpt(decode_new_token, "    for j in range_constexpr(n // 2):", "@cute.jit\nd
 # in registers. It writes it **and** begins its softmax with it; all others end before it.
 
 # %%
-excerpt(decode_new_token, "    product = Float32(0.0)", "\0")
+excerpt(decode_new_token, "    product = Float32(0.0)")
 
 # %% [markdown]
 # The score of the new token is $m$, its value is acc, and $l$ is 1. That also settles the empty row: a first token has
@@ -901,7 +904,10 @@ fig, ax = plt.subplots(figsize=(9, 4.2))
 for size, color, marker in ((SMALL, BLUE, "o"), (LARGE, ORANGE, "s")):
     for y, variant in enumerate(NAMES):
         ax.plot(us[variant, size], y, color=color, marker=marker, markersize=8, linestyle="")
-        ax.annotate(f"{us[variant, size]:.3g}", (us[variant, size], y), (8, 0), textcoords="offset points", va="center")
+        value = us[variant, size]
+        label = f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+        ax.annotate(label, (value, y), (8, 0), textcoords="offset points", va="center", bbox=box)
     floor = 4e-3 * K * D * math.prod(size) / COPY
     label = f"{size[0]} rows × {size[1]:,} tokens; dotted: its bytes at the rate of a copy"
     ax.plot([], [], color=color, marker=marker, linestyle="", label=label)
