@@ -260,9 +260,9 @@ first_bet = bet(
 first_bet.result(100 * rate["attention-simple", SMALL])
 
 # %% [markdown]
-# Far less than a quarter, so idle SMs are not the reason, or not the main one. The reason is **Little's law**. Memory
-# does not answer at once. To have a bandwidth $B$ with an answer time $T$, $B \cdot T$ bytes must be *on their way* at
-# any time. What counts is how many bytes all threads together have asked for and not yet received.
+# Far less than a quarter, so idle SMs are not the main reason. **Little's law** finds a better one. Memory does not
+# answer at once. To have a bandwidth $B$ with an answer time $T$, $B \cdot T$ bytes must be *on their way* at any time.
+# What counts is how many bytes all threads together have asked for and not yet received.
 
 # %%
 ANSWER_US = 0.7  # an assumption for all GPUs here: under load memory answers in about half to one microsecond
@@ -390,8 +390,8 @@ assert error < 2e-2 and touched < 1.05 * cache
 #
 # With $s$ splits, $s$ CTAs share a pair (split-KV, or Flash-Decoding). Each does what the simple kernel does over its
 # share, and leaves a partial. Which share? The number of tokens is known **on the GPU alone**: in a CUDA graph the grid
-# is fixed while the rows grow. So every CTA computes its own, in whole tiles of 16. Short rows leave some CTAs with
-# nothing; they leave a partial of nothing, which the merge does not mind.
+# is fixed while the rows grow. So every CTA computes its own, in whole tiles of 16. Short rows leave some CTAs without
+# work; their partial of nothing does no harm in the merge.
 
 # %%
 excerpt(decode_common, "def share(", "@cute.jit\ndef allocate_partials")
@@ -418,8 +418,8 @@ faster = us["attention-simple", SMALL] / us["attention-split", SMALL]
 excerpt(decode_common, "    thread, _, _ = cute.arch.thread_idx()\n    seen =", "    return seen[0]")
 
 # %% [markdown]
-# One thread counts. The barrier before it makes sure that all of its block's writes came first, the one after it that
-# nobody of its block reads too early. The last one sets the counter back to 0 for the next launch.
+# One thread counts. The barrier before it makes sure that all of its block's writes came first, and the one after it
+# that nobody in its block reads too early.
 #
 # Now take the order away, on purpose, in a kernel small enough to see: every CTA leaves one number, the last adds them
 # up. `order` is what the atomic addition promises.
@@ -548,7 +548,7 @@ for name, gpu in GPUS.items():
 # %% [markdown]
 # On cards with little bandwidth for their arithmetic memory is the higher of the two by far. On the H200 tokens arrive
 # faster than the schedulers could deal with them even if no cycle were lost. **A bound belongs to the pair of kernel
-# and card.** So let us have fewer instructions. How many fewer can it be?
+# and card.** So let us have fewer instructions.
 #
 # ### One instruction for 2,048 multiply-adds
 #
@@ -753,11 +753,11 @@ more = seen["attention-cute", LARGE][0] / on_the_way
 # At the large size step 2 reaches {{ 100 * rate["attention-split", LARGE]:.0f }} % of the bytes' roof with {{ 100 *
 # slots:.0f }} % of its issue slots. **It stood under neither roof.** {{ assert slots < 0.6 and rate["attention-split",
 # LARGE] < 0.6 }} Its loads waited, since it has too little on its way: by Little's law no more than {{ 100 *
-# allowed:.0f }} % was to be had. {{ assert allowed < 0.8 }} Step 3 changed **two** things at the same time. It has {{
-# fewer:.0f }} times fewer instructions, and {{ more:.0f }} times as many bytes on their way, because its lanes need
-# fewer registers for each token and a warp loads whole tiles ahead. {{ assert more > 3 }} The record has no kernel with
-# only one of the two, so it cannot say which of them brought how much. To find out, change one: let step 2 load two
-# tiles ahead, on CUDA cores still, and time it. Exercise 4 does that on paper.
+# allowed:.0f }} % of the published bandwidth was to be had. {{ assert allowed < 0.8 }} Step 3 changed **two** things at
+# the same time. It has {{ fewer:.0f }} times fewer instructions, and {{ more:.0f }} times as many bytes on their way,
+# because its lanes need fewer registers for each token and a warp loads whole tiles ahead. {{ assert more > 3 }} The
+# record has no kernel with only one of the two, so it cannot say which of them brought how much. To find out, change
+# one: let step 2 load two tiles ahead, on CUDA cores still, and time it. Exercise 4 does that on paper.
 #
 # The small size has a lesson of its own. There step 2 starts {{ 16 * K * 8 }} CTAs, and step 3, which is faster,
 # {{ 16 * K }}: as many as the starving kernel of section 4, one for each pair, without a split. They have 16 warps each
@@ -931,11 +931,11 @@ small_floor, large_floor = (4e-3 * K * D * math.prod(size) / COPY for size in (S
 # us["fused-compiled", SMALL] / us["fused-cute", SMALL]:.1f }} times as fast as `torch.compile`'s version, which is
 # several kernels. Measure a kernel at both ends.
 #
-# The record has one more row, `cute-ahead`, with {{ us["attention-cute-ahead", SMALL]:.1f }} µs at the small size.
-# There a kernel may come to the card **before the one before it has ended** (*programmatic dependent launch*, Hopper
-# and later) and ask for its first tile of old tokens, which nobody writes any more, before it waits for the query. The
-# record runs calls back to back in one CUDA graph, so the beginning of each overlaps the end of the one before. It is
-# time saved between kernels and no time of a single call. Our engine calls the kernel so.
+# The record has one more row, `cute-ahead`, with {{ us["attention-cute-ahead", SMALL]:.1f }} µs at the small size. With
+# *programmatic dependent launch* (Hopper and later) a kernel may come to the card **before the one before it has
+# ended** and load old tokens, which nobody writes any longer, before it waits for the query. The record runs calls back
+# to back in one CUDA graph, so each begins during the one before: that is time saved between kernels, and a single call
+# is no faster. Our engine uses it.
 #
 # ## Check yourself
 #

@@ -69,10 +69,10 @@ qwen = model_shape("Qwen/Qwen2.5-0.5B")
 
 # %% [markdown]
 # What only a GPU can tell comes from two records: `story`, with the kernel alone, each way into the loop and whole
-# training steps in one run, and `decode`, lesson 07's ladder, recorded on the same day. Both with
-# {{ load_record("story", "NVIDIA H200")["results"][0]["rows"] }} rows, prompts of
-# {{ load_record("story", "NVIDIA H200")["setup"]["prompt_tokens"] }} tokens and answers of
-# {{ load_record("story", "NVIDIA H200")["setup"]["new_tokens"] }}.
+# training steps in one run, and `decode`, lesson 07's ladder, recorded on the same day (with a shorter cache in its
+# static rungs). Both have {{ load_record("story", "NVIDIA H200")["results"][0]["rows"] }} rows, prompts of {{
+# load_record("story", "NVIDIA H200")["setup"]["prompt_tokens"] }} tokens and answers of {{ load_record("story", "NVIDIA
+# H200")["setup"]["new_tokens"] }}.
 
 # %%
 story, decode = load_record("story", "NVIDIA H200"), load_record("decode", "NVIDIA H200")
@@ -241,7 +241,7 @@ worth = ladder["hf-static"]["ms_per_step"] / ladder["hf-static-compiled"]["ms_pe
 # cache"] < ms["our kernel, breaks"] < ms["eager, static cache"] }} So there is no mysterious overhead to look for. With
 # a static cache on a GPU `generate` compiles the decode step by itself, and that is worth a factor of {{ worth:.1f }}.
 # Our kernel switched it off, without an error and without a warning. **What we lost is whatever compiling was worth.**
-# On a card where compiling is worth a factor of 3, one loses a factor of 3.
+# Where compiling is worth a factor of 3, as it may well have been on the A10G, one loses a factor of 3.
 #
 # Where does compiling get it from? Count what the GPU runs, and what the host has to start for it:
 
@@ -687,7 +687,7 @@ left = amdahl(own["rollout_s"] / own["step_s"] * qwen.layers * alone["cute-ahead
 #
 # ## Further reading
 #
-# - *Making Dr GRPO go brrr*, June 2026, kyrieblunders.bearblog.dev: the story, by whom it happened to.
+# - *Making Dr GRPO go brrr*, June 2026, kyrieblunders.bearblog.dev: the story, told by the one to whom it happened.
 # - Ansel et al. 2024, *PyTorch 2: Faster Machine Learning Through Dynamic Python Bytecode Transformation and Graph
 #   Compilation*, ASPLOS: Dynamo, guards, graph breaks.
 # - PyTorch's documentation: *Custom Operators* (`torch.library.custom_op`, `opcheck`), *Common Graph Breaks* and
