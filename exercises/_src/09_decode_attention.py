@@ -312,7 +312,7 @@ def two_changes(
 check.q4(two_changes)
 
 # %% [markdown]
-# Your model for kernels like those of the lesson (75 and 7 instructions a token and head; 12 and 72 KB on their way in
+# Your model for kernels like those of the lesson (75 and 7 instructions a token and head; 12 and 127 KB on their way in
 # each SM) on two cards, with an answer time of 0.7 µs. **Look for** what each change brings alone.
 
 # %% tags=["hide-input"]
@@ -324,7 +324,7 @@ if check.q4.passed:
     for ax, (card, (gb_s, ghz, sms)) in zip(axes, cards.items(), strict=True):
         counts = pairs_tokens * torch.tensor([75.0, 7.0]).double()
         found = two_changes(
-            256.0 * pairs_tokens, counts, sms * torch.tensor([12e3, 72e3]).double(), gb_s, ghz, sms, 0.7
+            256.0 * pairs_tokens, counts, sms * torch.tensor([12e3, 127e3]).double(), gb_s, ghz, sms, 0.7
         )
         names = ["old", "fewer instructions", "more on the way", "both"]
         bars = ax.barh(names, found[:4], color=["#999999", "#E69F00", "#56B4E9", "#009E73"])

@@ -726,9 +726,7 @@ KERNELS = {  # variant of the record and shape: kernel, bytes that a CTA has on 
     ("attention-split", LARGE): (SplitDecode(H, K, D, splits=2), 128 * 32, on_cuda_cores),
     ("attention-cute", LARGE): (chosen(256, 1024), None, on_tensor_cores),
 }
-lines = [
-    "| kernel | rows × tokens | CTAs | on their way, MB | allow of the bandwidth | of a copy | of the issue slots |"
-]
+lines = ["| kernel | rows × tokens | CTAs | MB on their way | allow, of peak | reached, of a copy | issue slots used |"]
 lines += ["| --- " * 7 + "|"]
 seen = {}
 for (name, (rows, tokens)), (kernel, each, counts) in KERNELS.items():

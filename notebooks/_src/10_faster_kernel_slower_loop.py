@@ -178,7 +178,7 @@ for name, rollout in rollouts.items():
     assert same and gap < 1e-3
 
 # %% [markdown]
-# All right, padding and all. And by the clock, on the H200, with the kernel in the wrapping that breaks:
+# They are, padding included. And by the clock, on the H200, with the kernel in the wrapping that breaks:
 
 # %% tags=["hide-input"]
 # @title What became of the bet
@@ -204,7 +204,7 @@ FATES = [
 second_bet = bet("PyTorch's own attention, nothing compiled. How long is the decode step?", FATES)
 
 # %% [markdown]
-# **Look for** the bar that `our kernel, breaks` belongs to. The left dot is the time in which the GPU works, the right
+# **Look for** the neighbours of `our kernel, breaks`. The left dot is the time in which the GPU works, the right
 # one the whole step, so the line between them is waiting. Twice as long is the same distance everywhere.
 
 # %% tags=["hide-input"]
@@ -238,10 +238,10 @@ worth = ladder["hf-static"]["ms_per_step"] / ladder["hf-static-compiled"]["ms_pe
 
 # %% [markdown]
 # **`breaks` is eager speed.** It lies between the two rungs on which nothing is compiled. {{ assert ms["eager, dynamic
-# cache"] < ms["our kernel, breaks"] < ms["eager, static cache"] }} So there is no mysterious overhead to look for. With
-# a static cache on a GPU `generate` compiles the decode step by itself, and that is worth a factor of {{ worth:.1f }}.
-# Our kernel switched it off, without an error and without a warning. **What we lost is whatever compiling was worth.**
-# Where compiling is worth a factor of 3, as it may well have been on the A10G, one loses a factor of 3.
+# cache"] < ms["our kernel, breaks"] < ms["eager, static cache"] }} With a static cache on a GPU `generate` compiles the
+# decode step by itself, and that is worth a factor of {{ worth:.1f }}. Our kernel undid it, without an error and
+# without a warning. **What we lost is whatever compiling was worth.** Where compiling is worth a factor of 3, as it may
+# well have been on the A10G, one loses a factor of 3.
 #
 # Where does compiling get it from? Count what the GPU runs, and what the host has to start for it:
 
@@ -257,10 +257,10 @@ display(Markdown("\n".join(lines)))
 
 # %% [markdown]
 # Eagerly the host starts every kernel itself. The compiled step packs most of them into CUDA graphs (`generate` asks
-# for `mode="reduce-overhead"`) and starts {{ STEPS["compiled"]["launches_a_step"]:.0f }}. With breaks it is back to
-# {{ STEPS["our kernel, breaks"]["launches_a_step"]:.0f }}, and the GPU waits for
-# {{ waits["our kernel, breaks"]:.1f }} of {{ ms["our kernel, breaks"]:.1f }} ms. No kernel, however fast, gives back
-# time in which the GPU waits.
+# for `mode="reduce-overhead"`) and starts {{ STEPS["compiled"]["launches_a_step"]:.0f }}. With breaks it is back to {{
+# STEPS["our kernel, breaks"]["launches_a_step"]:.0f }}, fewer than eagerly and no faster (pieces cost something, too),
+# and the GPU waits for {{ waits["our kernel, breaks"]:.1f }} of {{ ms["our kernel, breaks"]:.1f }} ms. No kernel,
+# however fast, gives back time in which the GPU waits.
 #
 # ## 4 · Find out why
 #
@@ -628,8 +628,8 @@ left = amdahl(own["rollout_s"] / own["step_s"] * qwen.layers * alone["cute-ahead
 #
 # ## 8 · Before you believe that a kernel is faster
 #
-# 1. **Write down a prediction**, with the share measured in the step, and attention for free as the bound. (The
-#    simplest way to measure that: an attention that returns zeros.)
+# 1. **Write down a prediction**, with the share measured in the step, and attention for free as the bound. (Register an
+#    attention that returns zeros, and time that.)
 # 2. **Compare results**: tokens and log-probs, with padding, rows of different lengths, a cache that is not full. Make
 #    sure that a mask arrives.
 # 3. **Time the loop, not the call**, beside its peer in the same run, and beside the **eager** loop: if you are near
