@@ -59,11 +59,14 @@ def _(f):
     check_worth(f, random_times(n, 8, 12), random_times(n, 1, 5), torch.zeros(n, dtype=torch.bool))
 
 
-@q1.case("everything is launched at once: one graph")
+@q1.case("one graph, launched at once; and two")
 def _(f):
     launch = torch.zeros(draw(4, 8))
     launch[0] = 5 + 5 * torch.rand(())
-    check_worth(f, launch, random_times(len(launch), 1, 20), torch.zeros(len(launch), dtype=torch.bool))
+    kernel, never = random_times(len(launch), 1, 20), torch.zeros(len(launch), dtype=torch.bool)
+    check_worth(f, launch, kernel, never)
+    launch[2] = kernel.sum()  # the second is late: what comes before it is worth nothing
+    check_worth(f, launch, kernel, never)
 
 
 @q1.case("now the one is slower, now the other")
