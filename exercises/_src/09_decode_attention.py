@@ -7,12 +7,14 @@
 # ---
 
 # %% [markdown]
-# Five exercises for [lesson 09](../notebooks/09_decode_attention.ipynb): put pieces of attention together, choose the
-# number of splits, load the operand of a tensor core, count bytes, and write a kernel. Four are functions that need
-# `torch` alone. The fifth is a kernel: the check compiles it and runs it in the interpreter, then on your GPU, if there
-# is one. It needs CuTe DSL (Linux: `pip install "rlcourse[kernels]"`). `rlcourse grade` grades the first four.
+# Five exercises for [lesson 09](../notebooks/09_decode_attention.ipynb): merge what others have normalised already,
+# choose the number of splits, load the operand of a tensor core, separate two causes, and write a kernel. Four are
+# functions that need `torch` alone. The fifth is a kernel: the check compiles it and runs it in the interpreter, then
+# on your GPU, if there is one. It needs CuTe DSL (Linux: `pip install "rlcourse[kernels]"`). `rlcourse grade` grades
+# the first four.
 #
-# Write your code where it says `# YOUR CODE HERE`, then run the cell below it.
+# Write your code where it says `# YOUR CODE HERE`, then run the cell below it. Of the three hints the first asks a
+# question, the second has the idea, the third the shape of the answer.
 
 # %%
 import math
@@ -29,76 +31,83 @@ torch.manual_seed(0)
 print("ready")
 
 # %% [markdown]
-# ## q1 · Put pieces together
+# ## q1 · Merge what is normalised already
 #
-# ●●○○○ · 10 minutes
+# ●●●○○ · 20 minutes
 #
-# The tokens of a row were shared out to $P$ blocks. Each leaves a piece for each of $H$ query heads: its highest
-# score `top` $m_p$, its `mass` $l_p = \sum_s e^{x_s - m_p}$ and its vector `mixed` $a_p = \sum_s e^{x_s - m_p} v_s$,
-# sums over the tokens that it saw. Return the attention over **all** tokens. A piece that saw nothing has top
-# $-\infty$, mass 0 and a vector of zeros. A head of which no piece saw anything gets zeros. Scores can be in the
-# hundreds.
+# The tokens of a row were shared out to $P$ places. You asked each for its partial $(m_p, l_p, \text{acc}_p)$, and this
+# is what you got from a library: the finished output of each place, $o_p = \text{acc}_p / l_p$, and **one** number
+# beside it, $L_p = m_p + \log l_p$, the log of the sum of exponentials of its scores. Is that enough? It is. Return the
+# attention over **all** tokens.
 #
-# Shapes: `tops`, `masses` `[P, H]`; `mixed` `[P, H, D]`; result `[H, D]`.
+# There is also a **sink**: one more score for each head that takes part in the softmax and has no token and no value,
+# so that a head can look away. A sink of $-\infty$ is none.
 #
-# <details><summary>Hint 1: direction</summary>
-# With one top for all pieces, masses and vectors could simply be added up.
+# A place that saw no token has $L_p = -\infty$ and an output of zeros. A head of which nobody saw anything gets zeros.
+# Scores can be in the hundreds, or below minus that.
+#
+# Shapes: `outputs` `[P, H, D]`, `logsums` `[P, H]`, `sink` `[H]`; result `[H, D]`.
+#
+# <details><summary>Hint 1: a question</summary>
+# In the softmax over all tokens, how much of the total weight falls to the tokens of place $p$? And how much to the
+# sink?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Let $m = \max_p m_p$. Then $e^{x - m} = e^{x - m_p} e^{m_p - m}$: multiply the mass and the vector of piece $p$ by
-# $e^{m_p - m}$, which is at most 1. If all tops are $-\infty$, the difference is no number: let $m$ be at least -1e30.
+# $e^{L_p}$ is the sum of the exponentials of one place. What is asked for is a weighted mean of the $P$ outputs, in
+# which the sink takes its share of the weight and brings nothing.
 # </details>
-# <details><summary>Hint 3: nearly the code</summary>
+# <details><summary>Hint 3: the shape of the answer</summary>
 #
-# `factor = (tops - tops.amax(0).clamp(min=-1e30)).exp()`; `mass = (factor * masses).sum(0)`; `total = (factor[...,
-# None] * mixed).sum(0)`; divide by `mass.clamp(min=1e-30)[:, None]`.
+# Stack the sink behind the log-sums, take off the largest of them (of a head without anything, a finite number), make
+# weights, and leave the sink's out where you add up the outputs, but not where you divide.
 # </details>
 
 
 # %% tags=["exercise"]
-def merge_pieces(tops: torch.Tensor, masses: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
-    """Attention over the tokens of all pieces: [H, D]. tops, masses: [P, H]; mixed: [P, H, D]."""
+def merge_outputs(outputs: torch.Tensor, logsums: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
+    """Attention over the tokens of all places: [H, D]. outputs: [P, H, D]; logsums: [P, H]; sink: [H]."""
     # BEGIN SOLUTION
-    factor = (tops - tops.amax(0).clamp(min=-1e30)).exp()  # [P, H], at most 1
-    mass = (factor * masses).sum(0).clamp(min=1e-30)
-    return (factor[..., None] * mixed).sum(0) / mass[:, None]
+    logs = torch.cat([logsums, sink[None]])  # [P + 1, H]
+    weights = (logs - logs.amax(0).clamp(min=-1e30)).exp()
+    weights = weights / weights.sum(0).clamp(min=1e-30)
+    return (weights[:-1, :, None] * outputs).sum(0)
     # END SOLUTION
 
 
 # %%
-check.q1(merge_pieces)
+check.q1(merge_outputs)
 
 # %% [markdown]
-# Your function at work: 256 tokens in 1 to 64 pieces, against a softmax in float64. **Look for** whether the error
-# grows with the number of pieces.
+# Your function at work: 256 tokens in 1 to 64 places, against a softmax in float64. **Look for** whether the error
+# grows with the number of places.
 
-# %%
+# %% tags=["hide-input"]
+# @title Figure: the error of merging
 if check.q1.passed:
     scores, values = 3 * torch.randn(1, 256), torch.randn(256, 8)
     exact = scores.double().softmax(1) @ values.double()
     counts, errors = [2**i for i in range(7)], []
     for count in counts:
         parts = scores.view(count, 1, -1)
-        tops = parts.amax(2)
-        weights = (parts - tops[..., None]).exp()
-        mixed = torch.einsum("phs,psd->phd", weights, values.view(count, -1, 8))
-        errors.append((merge_pieces(tops, weights.sum(2), mixed) - exact).abs().max().item())
+        outputs = torch.einsum("phs,psd->phd", parts.softmax(2), values.view(count, -1, 8))
+        merged = merge_outputs(outputs, parts.logsumexp(2), torch.tensor([-torch.inf]))
+        errors.append((merged - exact).abs().max().item())
     fig, ax = plt.subplots(figsize=(6, 2.8))
     ax.plot(counts, errors, color="#0072B2", marker="o")
     ax.axhline(torch.finfo(torch.float32).eps, color="black", linestyle=":", label="one bit of float32")
-    ax.set(
-        xlabel="pieces", ylabel="largest error", title="256 tokens, put together from pieces", ylim=(0, 2 * max(errors))
-    )
+    ax.set(xlabel="places", ylabel="largest error", ylim=(0, 2 * max(errors)))
+    ax.set_title("256 tokens, put together from several places")
     ax.set_xscale("log", base=2)
     ax.set_xticks(counts, counts)
-    ax.legend(frameon=False)
+    ax.legend()
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# **It does not grow**: no factor exceeds 1, so nothing is made larger than it was. **The order does not matter
-# either**, but for rounding, and the grouping does not: you may put two pieces together, then the result and a third.
-# A warp's lanes, the warps of a block, the blocks of a row, and GPUs that share a long text all use this one rule.
+# **It does not grow**: no weight exceeds 1, so nothing is made larger than it was. **Two numbers become one**, because
+# $m$ and $l$ are never needed apart: only $l\, e^{m}$ counts, and its log is safe to keep. Libraries for serving (and
+# GPUs that share one long text) exchange outputs and log-sums for that reason. **The sink** is one more place with an
+# output of zeros.
 
 # %% [markdown]
 # ## q2 · How many splits?
@@ -116,19 +125,19 @@ if check.q1.passed:
 #
 # Shapes: `tokens` `[pairs]` int64; `at_once`, `most`, `fixed` numbers; result `[2]`.
 #
-# <details><summary>Hint 1: direction</summary>
-# Write a function that gives the time for one number of splits, then take the least.
+# <details><summary>Hint 1: a question</summary>
+# If you had the tiles of every CTA in a list, in the order in which they stand in line, where would you read off the
+# time?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# `tiles` is `[pairs]`, and `part` too. Split number `i` of a pair has `tiles - i * part` tiles left to take, clamped to
-# 0 and `part`. That is a tensor `[pairs, s]`; flattened, it is the line in front of the card.
+# For one number of splits: each pair's tiles are cut into equal parts, the last of which are smaller or empty. Write
+# the parts of all pairs into one line, cut the line into waves, and add up what each wave costs. Then try all numbers.
 # </details>
-# <details><summary>Hint 3: nearly the code</summary>
+# <details><summary>Hint 3: the shape of the answer</summary>
 #
-# `tiles = (tokens + 15) // 16`; `part = (tiles + s - 1) // s`; `left = tiles[:, None] - part[:, None] *
-# torch.arange(s)`; `line = left.clamp(min=0).minimum(part[:, None]).flatten()`; time `sum(fixed + wave.max() for wave
-# in line.split(at_once))`.
+# A loop over numbers of splits. In it a tensor `[pairs, s]` that is clamped at both ends and flattened, and a sum over
+# its pieces of `at_once`. At the end the first of the least times.
 # </details>
 
 
@@ -153,7 +162,8 @@ check.q2(best_splits)
 # What your function chooses for a card that takes 132 CTAs at once, two heads a row, over rows and tokens.
 # **Look for** the row count at which there is nothing left to split for.
 
-# %%
+# %% tags=["hide-input"]
+# @title Figure: the best number of splits
 if check.q2.passed:
     row_counts, lengths = [1, 4, 16, 32, 64, 128, 256], [64, 256, 1024, 4096]
     table = [[int(best_splits(torch.full((2 * r,), n), 132, 64, 4)[0]) for r in row_counts] for n in lengths]
@@ -169,8 +179,10 @@ if check.q2.passed:
 
 # %% [markdown] tags=["solution"]
 # **Waves are steps.** With 133 CTAs on 132 places one of them runs alone. That is why the best number jumps. **The
-# package is coarser**: `choose_splits` takes a power of two from shapes alone, since the lengths are on the device, and
-# a CUDA graph must have one grid for all of them. The penalty is small, and nobody has to wait for a number.
+# package is coarser**: `choose_splits` takes a power of two from shapes alone, and no split with less than 512 slots of
+# the cache. The lengths are on the device, a CUDA graph must have one grid for all of them, and nobody has to wait for
+# a number. **The model is coarse, too**: it knows waves and nothing of bytes on their way. Lesson 09 shows a kernel
+# that wins with few CTAs, because each asks for more.
 
 # %% [markdown]
 # ## q3 · The operand of a tensor core
@@ -189,18 +201,18 @@ if check.q2.passed:
 #
 # Shapes: `values` `[16 tokens, 64 dimensions]`; result `[4 products, 32 lanes, 8 registers]`.
 #
-# <details><summary>Hint 1: direction</summary>
-# For each product, lane and register compute a token and a dimension; then index `values` once with two tensors.
+# <details><summary>Hint 1: a question</summary>
+# For one product, one lane and one register: which token and which dimension is it? Say it for lane 13 and register 6.
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Make index tensors that broadcast: `i` of shape `[4, 1, 1]`, `lane` `[32, 1]`, `register` `[8]`. From `lane` come `g`
-# and `c`, from `register` the three bits.
+# Turn the formulas into index tensors for products, lanes and registers that broadcast against one another, and index
+# `values` once. A lane's number gives $g$ and $c$, a register's number three bits.
 # </details>
-# <details><summary>Hint 3: nearly the code</summary>
+# <details><summary>Hint 3: the shape of the answer</summary>
 #
-# `g, c = lane // 4, lane % 4`; `p, h, f = register % 2, register // 2 % 2, register // 4`; `values[2 * c + p + 8 * f, 8
-# * g + 2 * i + h]`, with shapes that broadcast to `[4, 32, 8]`.
+# Two lines that take numbers apart, with `//` and `%`, and one that indexes `values` with two expressions whose shapes
+# broadcast to `[4, 32, 8]`: tokens from one formula, dimensions from the other.
 # </details>
 
 
@@ -219,10 +231,10 @@ def value_registers(values: torch.Tensor) -> torch.Tensor:
 check.q3(value_registers)
 
 # %% [markdown]
-# Which dimensions does a lane need of one token? In the plain order, and in yours. **Look for** the pieces that lie
-# together.
+# Which dimensions does a lane need of one token? In the plain order, and in yours. **Look for** what lies together.
 
-# %%
+# %% tags=["hide-input"]
+# @title Figure: what a lane needs of a token
 if check.q3.passed:
     where = torch.arange(64.0).expand(16, 64)  # each value is its dimension
     yours = value_registers(where)[:, 4 * 3 + 1].unique().tolist()  # lane 13: g = 3, c = 1
@@ -243,77 +255,91 @@ if check.q3.passed:
 # within a lane it still has to pair up two tokens in a register, which are the only moves in its loop.
 
 # %% [markdown]
-# ## q4 · The bytes of a step
+# ## q4 · Two changes at once
 #
-# ●●○○○ · 15 minutes
+# ●●●○○ · 20 minutes
 #
-# Fused decode attention of one layer in bfloat16: row $r$ has `lengths[r]` tokens in its cache, and the new one is
-# not among them. Count the bytes of three things that cannot be avoided:
+# Lesson 09 has a faster kernel in which **two** things changed, and a record that cannot tell them apart. So take a
+# model. The time of a kernel is the longest of three:
 #
-# - **cache**: keys and values of the cached tokens, read once, however many query heads share them;
-# - **token**: the new token: its queries, key and value are read; cos and sin, D / 2 numbers each and bfloat16 too,
-#   are read once in every row; the key and the value are written to the cache; the output is written. (The kernel has
-#   the new key and value in registers, so nobody reads them from the cache.)
-# - **workspace**: with more than one split, each split of a row leaves for each **query** head a vector of D, a top and
-#   a mass in float32, written once and read once. With one split nothing.
+# - **bytes**: `data` bytes at the card's bandwidth, `gb_s` GB/s;
+# - **issue**: `instructions` of warps in all; each of the `sms` SMs has four schedulers, each of which starts one
+#   instruction in a cycle, `ghz` billion cycles a second;
+# - **waiting**: memory answers after `answer_us` µs, so with `way` bytes on their way on the whole card no more than
+#   `way` bytes arrive in that time.
 #
-# Shapes: `lengths` `[R]` int64, the others numbers; result `[3]`.
+# The old kernel has (`instructions[0]`, `way[0]`), the new one (`instructions[1]`, `way[1]`); both read the same
+# `data`. Return five numbers: the time of the old kernel, of the old one with the **instructions** of the new one, of
+# the old one with the **bytes on their way** of the new one, of the new kernel, all in µs; and then what one should
+# have changed first: 0 for instructions, 1 for bytes on their way, 2 if either change alone brings nothing or both
+# bring the same.
 #
-# <details><summary>Hint 1: direction</summary>
-# Nothing is counted twice here but the workspace. Write each part as elements times bytes.
+# Shapes: `instructions`, `way` `[2]` float64; the others are numbers; result `[5]` float64.
+#
+# <details><summary>Hint 1: a question</summary>
+# What are the units of each of the three times? How many bytes a µs is one GB/s?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Cache: keys **and** values, K heads of size D for each token. Token: H heads in, H heads out; K heads of key and value
-# in, and out to the cache; one D of angles.
+# One function that gives the longest of the three for some number of instructions and some bytes on their way. The four
+# kernels are its four combinations.
 # </details>
-# <details><summary>Hint 3: nearly the code</summary>
+# <details><summary>Hint 3: the shape of the answer</summary>
 #
-# `2 * 2 * K * D * lengths.sum()`; `2 * R * D * (2 * H + 4 * K + 1)`; `2 * 4 * splits * R * H * (D + 2)` or 0.
+# A `max` of three quotients, called four times, and a comparison of the second and third result. In each quotient
+# something of the kernel stands above and something of the card below.
 # </details>
 
 
 # %% tags=["exercise"]
-def step_bytes(lengths: torch.Tensor, heads: int, kv_heads: int, head_size: int, splits: int) -> torch.Tensor:
-    """Bytes of the cache, of the new token and of the workspace: [3]. lengths: [R] int64."""
+def two_changes(
+    data: float, instructions: torch.Tensor, way: torch.Tensor, gb_s: float, ghz: float, sms: int, answer_us: float
+) -> torch.Tensor:
+    """µs: the old kernel, with new instructions, with new bytes on their way, the new one; and what to do first."""
+
     # BEGIN SOLUTION
-    rows, bfloat16, float32 = len(lengths), 2, 4
-    cache = bfloat16 * 2 * kv_heads * head_size * int(lengths.sum())
-    token = bfloat16 * rows * head_size * (2 * heads + 4 * kv_heads + 1)
-    workspace = 2 * float32 * splits * rows * heads * (head_size + 2) if splits > 1 else 0
-    return torch.tensor([cache, token, workspace], dtype=torch.float64)
+    def time(i: int, w: int) -> float:
+        bytes_us, issue_us = data / (1e3 * gb_s), float(instructions[i]) / (4e3 * ghz * sms)
+        return max(bytes_us, issue_us, answer_us * data / float(way[w]))
+
+    times = [time(0, 0), time(1, 0), time(0, 1), time(1, 1)]
+    first = 2 if times[1] == times[2] else 0 if times[1] < times[2] else 1
+    return torch.tensor([*times, first], dtype=torch.float64)
     # END SOLUTION
 
 
 # %%
-check.q4(step_bytes)
+check.q4(two_changes)
 
 # %% [markdown]
-# Shares of the bytes for 16 rows with the heads of Qwen2.5-0.5B. **Look for** where splitting is no longer cheap.
+# Your model for kernels like those of the lesson (75 and 7 instructions a token and head; 12 and 127 KB on their way in
+# each SM) on two cards, with an answer time of 0.7 µs. **Look for** what each change brings alone.
 
-# %%
+# %% tags=["hide-input"]
+# @title Figure: one change at a time
 if check.q4.passed:
-    lengths = [64, 256, 1024]
-    fig, axes = plt.subplots(1, 3, figsize=(10, 2.8), sharey=True)
-    for ax, length in zip(axes, lengths, strict=True):
-        counts = [1, 2, 4, 8, 16]
-        parts = torch.stack([step_bytes(torch.full((16,), length), 14, 2, 64, s) for s in counts])
-        shares, bottom = 100 * parts / parts.sum(1, keepdim=True), torch.zeros(5)
-        for part, name, color in zip(
-            shares.T, ("cache", "token", "workspace"), ("#0072B2", "#E69F00", "#D55E00"), strict=True
-        ):
-            ax.bar([str(s) for s in counts], part, bottom=bottom, color=color, label=name)
-            bottom = bottom + part
-        ax.set(xlabel="splits", title=f"{length} tokens")
-    axes[0].set_ylabel("% of the bytes")
-    axes[-1].legend(loc="lower left", fontsize=8)
+    pairs_tokens = 256 * 2 * 1024
+    cards = {"A10": (600, 1.695, 72), "H200": (4800, 1.98, 132)}
+    fig, axes = plt.subplots(1, 2, figsize=(10, 2.4), layout="constrained", sharey=True)
+    for ax, (card, (gb_s, ghz, sms)) in zip(axes, cards.items(), strict=True):
+        counts = pairs_tokens * torch.tensor([75.0, 7.0]).double()
+        found = two_changes(
+            256.0 * pairs_tokens, counts, sms * torch.tensor([12e3, 127e3]).double(), gb_s, ghz, sms, 0.7
+        )
+        names = ["old", "fewer instructions", "more on the way", "both"]
+        bars = ax.barh(names, found[:4], color=["#999999", "#E69F00", "#56B4E9", "#009E73"])
+        ax.bar_label(bars, fmt="%.0f", padding=3)
+        ax.set(title=card, xlabel="µs, by the model")
+        ax.margins(x=0.15)
+    axes[0].invert_yaxis()
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# A split that gets 16 tokens reads $2 \cdot 2 \cdot 16 \cdot D$ bytes of a key-value head, and leaves $8 \cdot G
-# \cdot D$ bytes and a little for its $G$ query heads, which are read again (counted in the 8). With $G = 7$ the
-# workspace is then as large as the cache. It stays in the GPU's second cache, so it is not as slow as it looks;
-# still, the package gives every split at least 64 tokens.
+# **By this model** fewer instructions alone bring nothing on either card. On the A10 nothing brings anything, since the
+# bytes are what takes the time. On the H200 more bytes on their way bring the kernel down to its next bound, and only
+# then do instructions matter: the second change is worth something *after* the first. That is why "which of the two was
+# it?" has no answer from before and after alone. The model is no measurement either: the order of things is what to
+# take from it, and an experiment with one change is what to do next.
 
 # %% [markdown]
 # ## q5 · A decode-attention kernel
@@ -325,8 +351,9 @@ if check.q4.passed:
 # outside these slots must not be read: it is poison. A pair with no slots gets zeros.
 #
 # Lane number $\ell$ looks after dimensions $\ell$, $\ell + 32$, ... That is `n` elements: `query[e]` is the query's
-# element $\ell + 32 e$ with the factor $\log_2(e)/\sqrt{D}$, already loaded. You write what comes then: for every slot
-# the score (which needs all lanes), one step of the online softmax, and at the end the result into `out`.
+# element $\ell + 32 e$ with the factor $\log_2(e)/\sqrt{D}$, already loaded, and `acc[e]` is 0. You write what comes
+# then: for every slot the score (which needs all lanes), one step of the online softmax, and at the end the result into
+# `out`.
 #
 # What you need: `cutlass.range(a, b)` for a loop whose ends are known at run time, `range_constexpr(n)` for one that is
 # unrolled; `cute.arch.warp_reduction_sum(x)` is the sum of `x` over the lanes, for every lane; `cute.arch.fmax(x, y)`;
@@ -335,22 +362,19 @@ if check.q4.passed:
 #
 # Shapes: `q`, `out` `[pairs, D]`; `keys`, `values` `[pairs, slots, D]`; `first`, `last` `[pairs]` int32.
 #
-# <details><summary>Hint 1: direction</summary>
-# Three numbers are carried from slot to slot: `top`, `mass`, and the `n` elements of `mixed`. Begin with -1e30, 0 and
-# zeros.
+# <details><summary>Hint 1: a question</summary>
+# What must a lane remember from one slot to the next, and what do all lanes have to agree on?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# For each slot: the lane's part of the product, `warp_reduction_sum`, the higher of `top` and the score, `shrink =
-# exp2(top - higher)`, `weight = exp2(score - higher)`. Mass and vector are shrunk before the new slot is added. The
-# result is `mixed / mass`; where the mass may be 0, take the larger of it and 1e-30.
+# Carry $m$, $l$ and the `n` elements of acc. For each slot add up the lane's part of the product and sum it over the
+# lanes, find the new maximum, rescale what there is, add what is new. Where should $m$ begin, if all scores may be far
+# below 0? And what do you divide by in a pair without slots?
 # </details>
-# <details><summary>Hint 3: nearly the code</summary>
+# <details><summary>Hint 3: the shape of the answer</summary>
 #
-# In `for slot in cutlass.range(begin, end):` begin with `score = Float32(0.0)`, and in `for e in range_constexpr(n):`
-# add `query[e] * keys[pair, slot, lane + 32 * e]` to it. Then `score = cute.arch.warp_reduction_sum(score)` and
-# `higher = cute.arch.fmax(top, score)`; `mass = mass * shrink + weight`; the same for each `mixed[e]`, where the
-# weight takes its element of `values` along; at last `top = higher`.
+# Before the loop two numbers with a type. In it seven steps: score, sum over lanes, new maximum, factor, weight, $l$,
+# acc in a loop over elements; then the maximum is replaced. After it one loop that divides and writes.
 # </details>
 
 
@@ -383,25 +407,25 @@ class WarpAttention:
         pair, _, _ = cute.arch.block_idx()
         lane, _, _ = cute.arch.thread_idx()
         begin, end, n = first[pair], last[pair], const_expr(self.size // 32)
-        query, mixed = cute.make_rmem_tensor(n, Float32), cute.make_rmem_tensor(n, Float32)
+        query, acc = cute.make_rmem_tensor(n, Float32), cute.make_rmem_tensor(n, Float32)
         for e in range_constexpr(n):
             query[e] = q[pair, lane + 32 * e] * (math.log2(math.e) / math.sqrt(self.size))
-            mixed[e] = Float32(0.0)
+            acc[e] = Float32(0.0)
         # BEGIN SOLUTION
-        top, mass = Float32(-1e30), Float32(0.0)
+        m, l = Float32(-1e30), Float32(0.0)
         for slot in cutlass.range(begin, end):
             score = Float32(0.0)
             for e in range_constexpr(n):
                 score += query[e] * keys[pair, slot, lane + 32 * e]
             score = cute.arch.warp_reduction_sum(score)
-            higher = cute.arch.fmax(top, score)
-            shrink, weight = cute.math.exp2(top - higher), cute.math.exp2(score - higher)
-            mass = mass * shrink + weight
+            m_new = cute.arch.fmax(m, score)
+            alpha, weight = cute.math.exp2(m - m_new), cute.math.exp2(score - m_new)
+            l = l * alpha + weight
             for e in range_constexpr(n):
-                mixed[e] = mixed[e] * shrink + weight * values[pair, slot, lane + 32 * e]
-            top = higher
+                acc[e] = acc[e] * alpha + weight * values[pair, slot, lane + 32 * e]
+            m = m_new
         for e in range_constexpr(n):
-            out[pair, lane + 32 * e] = mixed[e] / cute.arch.fmax(mass, Float32(1e-30))
+            out[pair, lane + 32 * e] = acc[e] / cute.arch.fmax(l, Float32(1e-30))
         # END SOLUTION
 
 

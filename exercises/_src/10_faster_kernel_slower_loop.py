@@ -7,12 +7,16 @@
 # ---
 
 # %% [markdown]
-# Five exercises for [lesson 10](../notebooks/10_faster_kernel_slower_loop.ipynb). None of them is a kernel. They are
-# what stands around one: what it can gain at most, how many pieces a compiled step falls into, which slots it may read,
-# what the compiler must know of it, and how a table of measurements tells where a step is broken. Write your code where
-# it says `# YOUR CODE HERE`, then run the cell below it. Use `torch` alone: the functions must stand by themselves.
+# Four exercises for [lesson 10](../notebooks/10_faster_kernel_slower_loop.ipynb), none of them a kernel. They are about
+# what stands around one: who waits for whom in a step, a colleague's attention with four mistakes in it, the slots that
+# a row may read, and what the compiler must know. The first two are puzzles. Write your code where it says
+# `# YOUR CODE HERE`, then run the cell below it. Use `torch` alone: the functions must stand by themselves.
+#
+# Of the three hints the first asks a question, the second has the idea, the third the shape of the answer.
 
 # %%
+import math
+
 import matplotlib.pyplot as plt
 import torch
 
@@ -22,151 +26,207 @@ torch.manual_seed(0)
 print("ready")
 
 # %% [markdown]
-# ## q1 · A gain for a whole rollout
-#
-# ●●○○○ · 12 minutes
-#
-# Step $t$ of a rollout spends `attention_ms[t]` in attention, which grows with the context, and `rest_ms` on everything
-# else. A new kernel makes attention `faster` times as fast, and the way in which it is called adds `added_ms` to
-# **each** step. Return three numbers as a tensor `[3]`:
-#
-# 1. time of the whole rollout before, through time after;
-# 2. the same if attention were free and nothing were added: the bound that no kernel can pass;
-# 3. the `added_ms` at which the rollout would be exactly as long as before, in milliseconds a step.
-#
-# Shapes: `attention_ms` `[T]`; the others are numbers; result `[3]`.
-#
-# <details><summary>Hint 1: direction</summary>
-# Do not use Amdahl's formula with one share: the share differs from step to step. Add up times.
-# </details>
-# <details><summary>Hint 2: the idea</summary>
-#
-# Before: the sum of `attention_ms + rest_ms`. After: the sum of `attention_ms / faster + rest_ms + added_ms`. What may
-# be added is what the kernel saves, on average.
-# </details>
-# <details><summary>Hint 3: nearly the code</summary>
-#
-# `before = (attention_ms + rest_ms).sum()`; `after = (attention_ms / faster + rest_ms + added_ms).sum()`; the bound is
-# `before / (len(attention_ms) * rest_ms)`; the third is `(attention_ms - attention_ms / faster).mean()`.
-# </details>
-
-
-# %% tags=["exercise"]
-def rollout_gain(attention_ms: torch.Tensor, rest_ms: float, faster: float, added_ms: float) -> torch.Tensor:
-    """Speed-up of a rollout, its bound, and the addition a step that eats the gain: [3]. attention_ms: [T]."""
-    # BEGIN SOLUTION
-    before = (attention_ms + rest_ms).sum()
-    after = (attention_ms / faster + rest_ms + added_ms).sum()
-    bound = before / (len(attention_ms) * rest_ms)
-    return torch.stack([before / after, bound, (attention_ms - attention_ms / faster).mean()])
-    # END SOLUTION
-
-
-# %%
-check.q1(rollout_gain)
-
-# %% [markdown]
-# Your function for made-up numbers: attention goes from 0.2 to 1 ms in a step of which the rest takes 2 ms. **Look
-# for** the two places where a line meets 1: one kernel is better, and neither may add much.
-
-# %%
-if check.q1.passed:
-    attention = torch.linspace(0.2, 1.0, 64)
-    added = torch.linspace(0, 1, 41)
-    fig, ax = plt.subplots(figsize=(6.5, 3.4))
-    for faster, color, style in ((2.2, "#0072B2", "-"), (100.0, "#D55E00", "--")):
-        results = [rollout_gain(attention, 2.0, faster, a) for a in added.tolist()]
-        ax.plot(added, [r[0] for r in results], color=color, linestyle=style, label=f"kernel {faster:g} x as fast")
-        ax.plot(results[0][2], 1.0, color=color, marker="o", markersize=8)
-    ax.axhline(results[0][1], color="black", linestyle=":", label="bound: attention for free")
-    ax.axhline(1.0, color="gray", linewidth=0.8)
-    ax.set(xlabel="ms added to a step", ylabel="speed-up of the rollout", title="What a faster kernel may cost")
-    ax.legend(frameon=False)
-    ax.grid(alpha=0.25)
-    plt.show()
-
-# %% [markdown] tags=["solution"]
-# **Times add up, speed-ups do not.** The mean of the steps' gains gives a short step as much say as a long one. **The
-# third number is the one to know before you write a kernel.** It does not depend on `rest_ms`: whatever the model, a
-# kernel that saves 20 µs in each of 24 layers saves half a millisecond a step, and one more launch that the host must
-# wait for in each layer can cost that.
-
-# %% [markdown]
-# ## q2 · How many pieces a step
+# ## q1 · What is a kernel worth?
 #
 # ●●●○○ · 20 minutes
 #
-# Dynamo keeps compiled versions of a *function*, each with a guard: the value (say, the number of a layer) that it was
-# compiled for. A step calls functions in order: call $i$ is of function `codes[i]` with value `guards[i]`. At a call
+# A step is $n$ kernels. The host launches them in order, and launching number $i$ takes `launch[i]` µs of its time. It
+# does not wait for kernels: it goes on with the next launch at once. The GPU runs the kernels in the same order, one at
+# a time. Number $i$ takes `kernel[i]` µs, and begins when it has been launched and the one before it has ended. There
+# is one exception: where `reads[i]` is true, the host reads a number that kernel $i$ has computed, and can launch
+# nothing more until kernel $i$ has ended. The step is over when the last kernel has ended.
 #
-# - if there is a version for this function and value, it runs;
-# - else, if the function has fewer than `limit` versions, one is compiled, and runs;
-# - else the call runs eagerly. The versions that there are stay.
+# For each kernel: **how much earlier would the step be over if this kernel alone took no time?** It is still launched,
+# and still read. That is what all of your work on this kernel could bring.
 #
-# The same step runs again and again. Return `[versions, compiled, eager]`: versions there are in all, and how many
-# calls of one **later** step run compiled and eagerly.
+# Shapes: `launch`, `kernel` `[n]` float, `reads` `[n]` bool; result `[n]`, in µs.
 #
-# Shapes: `codes`, `guards` `[calls]` int64, `limit` a number at least 1; result `[3]`.
-#
-# <details><summary>Hint 1: direction</summary>
-# A dictionary from a function to the set of values that it has versions for. Go through the calls once to fill it.
+# <details><summary>Hint 1: a question</summary>
+# Two workers, each with a watch: what does each of them wait for? Where do you read off how long the step took?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# After one step nothing is compiled any more: who has no version now was refused, and will be refused again. A second
-# pass counts.
+# Write a function for the time of a whole step first. Go through the kernels once and keep two numbers, the time on the
+# host's watch and the time on the GPU's. Each of them sometimes has to be set forward to the other.
 # </details>
-# <details><summary>Hint 3: nearly the code</summary>
+# <details><summary>Hint 3: the shape of the answer</summary>
 #
-# `versions = {}`; for each pair: `own = versions.setdefault(code, set())`, and `if len(own) < limit: own.add(guard)`.
-# Then `compiled = sum(guard in versions[code] for ...)`, and the lengths of all sets added up.
+# A loop of three lines over the kernels, in which a `max` stands for one kind of waiting and an `if` for the other.
+# Then a loop around it that sets one kernel at a time to zero and subtracts.
 # </details>
 
 
 # %% tags=["exercise"]
-def pieces_a_step(codes: torch.Tensor, guards: torch.Tensor, limit: int) -> torch.Tensor:
-    """Versions in all, and calls of a later step that run compiled and eagerly: [3]. codes, guards: [calls] int64."""
+def worth(launch: torch.Tensor, kernel: torch.Tensor, reads: torch.Tensor) -> torch.Tensor:
+    """Microseconds that the step would save if kernel i took no time: [n]. launch, kernel: [n]; reads: [n] bool."""
+
     # BEGIN SOLUTION
-    calls = list(zip(codes.tolist(), guards.tolist(), strict=True))
-    versions = {}
-    for code, guard in calls:
-        own = versions.setdefault(code, set())
-        if len(own) < limit:
-            own.add(guard)
-    compiled = sum(guard in versions[code] for code, guard in calls)
-    return torch.tensor([sum(map(len, versions.values())), compiled, len(calls) - compiled])
+    def step(kernel: list[float]) -> float:
+        host = gpu = 0.0
+        for launching, running, read in zip(launch.tolist(), kernel, reads.tolist(), strict=True):
+            host += launching
+            gpu = max(gpu, host) + running
+            host = max(host, gpu) if read else host
+        return gpu
+
+    times = kernel.tolist()
+    whole = step(times)
+    return torch.tensor([whole - step([*times[:i], 0.0, *times[i + 1 :]]) for i in range(len(times))])
     # END SOLUTION
 
 
 # %%
-check.q2(pieces_a_step)
+check.q1(worth)
 
 # %% [markdown]
-# Your function for a model whose attention breaks the graph in each layer: one function that looks at the layer's
-# number, and three that do not. **Look for** the line that stops, and the one that does not.
+# Your function on four ways to run the same sixteen kernels. Number 8 is an attention of 20 µs, the others take 4. The
+# gray bars are the times of the kernels, the blue ones what they are worth. **Look for** the panels in which making
+# attention faster brings nothing, or hardly anything.
 
-# %%
-if check.q2.passed:
-    layers = list(range(1, 33))
-    counts = []
-    for depth in layers:
-        guards = torch.stack([torch.arange(depth), *torch.zeros(3, depth).long()], dim=1).flatten()
-        counts.append(pieces_a_step(torch.arange(4).repeat(depth), guards, 8))
-    fig, ax = plt.subplots(figsize=(6.5, 3.4))
-    styles = (("versions", "#E69F00", ":"), ("compiled calls", "#0072B2", "-"), ("eager calls", "#D55E00", "--"))
-    for (label, color, style), values in zip(styles, zip(*counts, strict=True), strict=True):
-        ax.plot(layers, values, color=color, linestyle=style, label=label)
-    ax.axvline(8, color="gray", linewidth=0.8)
-    ax.set(xlabel="layers", ylabel="count, of one step", title="One break a layer, recompile limit 8")
-    ax.legend(frameon=False)
-    ax.grid(alpha=0.25)
+# %% tags=["hide-input"]
+# @title Figure: what the kernels are worth
+if check.q1.passed:
+    kernel = torch.full((16,), 4.0)
+    kernel[8] = 20.0
+    never, graph = torch.zeros(16, dtype=torch.bool), torch.zeros(16)
+    graph[0] = 10.0
+    pieces = torch.where(torch.arange(16) % 4 == 0, 30.0, 0.0)
+    ways = {
+        "eager: 10 µs a launch": (torch.full((16,), 10.0), never),
+        "four pieces, 30 µs a launch": (pieces, never),
+        "one graph": (graph, never),
+        "eager, 3 µs, a read after each 4": (torch.full((16,), 3.0), torch.arange(16) % 4 == 3),
+    }
+    fig, axes = plt.subplots(1, 4, figsize=(13, 2.8), sharey=True, layout="constrained")
+    for ax, (title, (launch, reads)) in zip(axes, ways.items(), strict=True):
+        ax.bar(range(16), kernel, color="#dddddd", label="time of the kernel")
+        ax.bar(range(16), worth(launch, kernel, reads), 0.5, color="#0072B2", label="what it is worth")
+        ax.set(title=title, xlabel="kernel", xticks=range(0, 16, 4))
+    axes[0].set_ylabel("µs")
+    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# **Why the limit is there.** Without it, a function called with another number each time would be compiled for ever.
-# **Why it hurts here.** The number that differs is not data but *which layer it is*; after the limit the heaviest part
-# of the layer, its projections and its cache write, runs eagerly, and the light parts around it stay compiled. Raising
-# the limit gives more compiled pieces, not fewer: the cure is no break.
+# **Eagerly**, the host is the slower worker, and all kernels but the last are worth nothing: a faster one makes the GPU
+# wait longer. **In one graph** every kernel is worth its time. With **four pieces** attention takes 20 µs and is
+# worth 2: the next piece is late anyway. **A read** ties the two watches together: after it the GPU waits for the next
+# launch. That is why lesson 10 counts launches and reads before
+# it looks at any kernel.
+
+# %% [markdown]
+# ## q2 · Four mistakes in an attention
+#
+# ●●●○○ · 25 minutes
+#
+# A colleague brings an attention for one token a row. Query heads share the heads of the cache: with $H$ query heads
+# and $K$ key-value heads, the first $H/K$ query heads belong to the first key-value head, and so on. Her model for
+# tests has one head and full caches, and there the tokens are nearly right.
+
+
+# %%
+def colleague(query, keys, values, mask):
+    shared = query.shape[1] // keys.shape[1]
+    keys, values = keys.repeat(1, shared, 1, 1), values.repeat(1, shared, 1, 1)
+    scores = query[:, :, None] @ keys.transpose(2, 3) / query.shape[-1]
+    if mask is not None:
+        scores = scores + mask
+    return (scores.softmax(-1) @ values)[:, :, 0]
+
+
+# %% [markdown]
+# There is no reference at hand, and none is needed. Some inputs are so simple that one knows what must come out. Four
+# probes, each of which asks one question.
+
+# %% tags=["hide-input"]
+# @title Four probes: `probe(function)`
+
+
+def probe(attend) -> None:
+    """Ask four questions whose answers need no reference."""
+    torch.manual_seed(0)
+    rows, heads, kv_heads, slots, size = 2, 6, 3, 7, 16
+    query, (keys, values) = torch.randn(rows, heads, size), torch.randn(2, rows, kv_heads, slots, size)
+    seen = torch.arange(slots).expand(rows, slots) < torch.tensor([[4], [6]])
+    truths, numbers = seen[:, None, None], torch.zeros(rows, 1, 1, slots).masked_fill(~seen[:, None, None], -torch.inf)
+    other = torch.where(seen[:, None, :, None], values, values + 100)
+    print("1. What the mask hides changes by 100. The output changes by at most", end=" ")
+    for name, mask in (("truths", truths), ("numbers", numbers)):
+        change = (attend(query, keys, other, mask) - attend(query, keys, values, mask)).abs().max()
+        print(f"{change:.1f} with a mask of {name}", end=", " if name == "truths" else ".\n")
+    named = torch.arange(kv_heads).float()[:, None, None].expand(rows, kv_heads, slots, size)
+    print("2. All values of a key-value head are its number. The query heads give", end=" ")
+    print([round(v, 2) for v in attend(query, keys, named, numbers)[0, :, 0].tolist()])
+    keys = torch.zeros(1, 1, 2, size)
+    keys[..., 0, :] = 1.0
+    values = torch.tensor([1.0, 0.0])[None, None, :, None].expand(1, 1, 2, size)
+    weight = attend(torch.full((1, 1, size), 0.25), keys, values, torch.zeros(1, 1, 1, 2))[0, 0, 0]
+    print(
+        f"3. Two slots: q.k is 4 and 0, heads have size 16. The first has {(weight / (1 - weight)).item():.2f}", end=" "
+    )
+    print("times the weight of the second.")
+    try:
+        attend(query, keys, values, None)
+        print("4. Without a mask it returns something.")
+    except Exception as error:
+        print(f"4. Without a mask: {type(error).__name__}.")
+
+
+probe(colleague)
+
+# %% [markdown]
+# Write the attention without the mistakes: `softmax` of query times key over the root of the head size, over the slots
+# that the mask lets a row see. A mask is of truths (True is seen) or of numbers that are added to the scores (0 is
+# seen, `-inf` hidden). Where it is `None`, raise `ValueError`.
+#
+# Shapes: `query` `[B, H, D]`; `keys`, `values` `[B, K, S, D]`; `mask` `[B, 1, 1, S]` or None; result `[B, H, D]`.
+#
+# <details><summary>Hint 1: a question</summary>
+# For each probe: what would a right attention have printed? Work it out on paper before you look at the code again.
+# </details>
+# <details><summary>Hint 2: the idea</summary>
+#
+# Each probe finds one mistake. What is `True` as a number? Which of `[a, b, a, b]` and `[a, a, b, b]` are neighbours?
+# Of what is $e^{4 x}$ the ratio?
+# </details>
+# <details><summary>Hint 3: the shape of the answer</summary>
+#
+# Her five lines, one word changed in the second, one factor in the third, and in place of her `if` two of your own: one
+# that refuses, and one that tells the two kinds of mask apart by their dtype.
+# </details>
+
+
+# %% tags=["exercise"]
+def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Attention of one token a row: [B, H, D]. query: [B, H, D]; keys, values: [B, K, S, D]; mask: [B, 1, 1, S]."""
+    # BEGIN SOLUTION
+    if mask is None:
+        raise ValueError("A decode step needs its mask: without one nobody knows which slots hold tokens.")
+    shared = query.shape[1] // keys.shape[1]
+    keys, values = keys.repeat_interleave(shared, dim=1), values.repeat_interleave(shared, dim=1)
+    scores = query[:, :, None] @ keys.transpose(2, 3) / math.sqrt(query.shape[-1])
+    scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    return (scores.softmax(-1) @ values)[:, :, 0]
+    # END SOLUTION
+
+
+# %%
+check.q2(attend)
+
+# %% [markdown]
+# The probes of your own version, finished or not. They tell you more than the card does.
+
+# %%
+try:
+    probe(attend)
+except NotImplementedError:
+    print("nothing to probe yet")
+
+# %% [markdown] tags=["solution"]
+# **The mask**: `True` is 1, so what is seen gets a score that is 1 higher and nothing is hidden. **The heads**:
+# `repeat` lays the whole block of heads down again, `repeat_interleave` each head beside its copy; a model with one
+# head cannot tell. **The scale**: 1.28 is $e^{4/16}$, a right attention gives $e^{4/4} = 2.72$. Such a model still
+# writes fluent text. **The missing mask**: the only mistake that ought to be loud. Probes like these need no reference,
+# no GPU and no tolerance to argue about, and each of them is a test that you can leave in place.
 
 # %% [markdown]
 # ## q3 · Which slots a row may read
@@ -178,17 +238,18 @@ if check.q2.passed:
 # `-inf` hidden). Rows are padded on the left, so what a row sees is one run of slots, never empty. Return them as int64
 # `[2, B]`: first slots, last slots. If the mask is `None`, raise `ValueError`: never guess.
 #
-# <details><summary>Hint 1: direction</summary>
-# Make it one kind of mask first, `[B, S]` of truths. Then: where is the first True, and how many are there?
+# <details><summary>Hint 1: a question</summary>
+# If you had the mask of a row as a list of truths in front of you, which two things would you look for in it?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# `argmax` of a tensor of 0 and 1 is the place of the first 1. The last is the first, plus how many, less one.
+# Bring both kinds of mask to one first. What a row sees is one run, so its beginning and its length say everything. Of
+# several equal numbers `argmax` gives the place of the first.
 # </details>
-# <details><summary>Hint 3: nearly the code</summary>
+# <details><summary>Hint 3: the shape of the answer</summary>
 #
-# `seen = mask[:, 0, 0]`; `if seen.dtype != torch.bool: seen = seen == 0`; `first = seen.long().argmax(1)`; `last =
-# first + seen.sum(1) - 1`; `torch.stack([first, last])`.
+# Four steps: refuse; `[B, S]` truths; the place where each row's run begins; from its length, where it ends. Stack the
+# two. No loop, and nothing that asks the device for a number.
 # </details>
 
 
@@ -210,10 +271,11 @@ def first_and_last_slot(mask: torch.Tensor | None) -> torch.Tensor:
 check.q3(first_and_last_slot)
 
 # %% [markdown]
-# Your function on the mask of three rows. **Look for** the first row's padding and the slots behind the newest token,
-# which hold nothing yet.
+# Your function on the mask of three rows. **Look for** the first row's padding, and the slots behind the newest token:
+# they hold nothing yet.
 
-# %%
+# %% tags=["hide-input"]
+# @title Figure: what a row sees
 if check.q3.passed:
     slots = torch.arange(10)
     starts, ends = torch.tensor([3, 0, 1]), torch.tensor([6, 6, 6])
@@ -224,14 +286,14 @@ if check.q3.passed:
     ax.plot(first, range(3), color="#009E73", marker=">", markersize=10, linestyle="", label="first")
     ax.plot(last, range(3), color="#D55E00", marker="<", markersize=10, linestyle="", label="last")
     ax.set(xlabel="slot", ylabel="row", xticks=range(10), yticks=range(3), title="What a row sees")
-    ax.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# **Two numbers instead of a mask.** A mask of $S$ entries a row must be made, moved and read; and the kernel would have
-# to look at all $S$ slots to find out that most are hidden. With two numbers it never touches them. **Everything on the
-# device.** No `.item()`, no `int(...)`: `argmax` and `sum` are operations, and stay in the graph. **Why not guess
-# without a mask.** "All slots" is right in a full cache without padding, and wrong everywhere else, without an error.
+# **Two numbers instead of a mask.** A mask has $S$ entries a row, which must be made, moved and read, and the kernel
+# would have to look at all of them to find out that most slots are hidden. **Everything on the device.** No `.item()`,
+# no `int(...)`: `argmax` and `sum` are operations and stay in the graph. **Why not guess without a mask.** "All slots"
+# is right in a full cache without padding, and wrong everywhere else, without an error.
 
 # %% [markdown]
 # ## q4 · What the compiler must know
@@ -246,17 +308,17 @@ if check.q3.passed:
 #
 # `q` may be a view: its own strides tell nothing about those of the output.
 #
-# <details><summary>Hint 1: direction</summary>
-# Not `empty_like`: it takes over dtype, shape **and** the order of the strides.
+# <details><summary>Hint 1: a question</summary>
+# Which three properties of each result does the code that comes after depend on, and which of them does `q` have?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# `q.new_empty(shape)` has the dtype and the device of `q` and no gaps; `dtype=` changes the dtype.
+# `empty_like` takes over too much: dtype, shape **and** the order of the strides. There is a method of tensors that
+# takes over dtype and device alone.
 # </details>
-# <details><summary>Hint 3: nearly the code</summary>
+# <details><summary>Hint 3: the shape of the answer</summary>
 #
-# `out = q.new_empty(*q.shape[:2], values.shape[-1])`; `logsum = q.new_empty(q.shape[:2], dtype=torch.float32)`; `return
-# out, logsum, list(out.stride())`.
+# Two tensors made from `q` and one list. Sizes come from `q` and from `values`; one dtype is inherited, one is given.
 # </details>
 
 
@@ -309,88 +371,3 @@ if check.q4.passed:
 # **Why strides.** The compiler makes code for what comes after from the fake alone. With wrong strides that code reads
 # the right memory in the wrong order; nothing fails but, at best, an assertion far away. **Why no computing.** A fake
 # is called with tensors that have no data. `q.new_empty(...)` is enough, and is the same on every device.
-
-# %% [markdown]
-# ## q5 · Read the table
-#
-# ●●●○○ · 15 minutes
-#
-# Each row of `table` is a decode step that somebody measured: `ms`, `floor_ms` (the time its bytes take), `busy` (share
-# of the step in which the GPU works), `kernels` and `launches` in it. Name what is wrong, by the **first** rule that
-# holds:
-#
-# | verdict | rule |
-# | --- | --- |
-# | 0, nothing | `ms` is at most twice the floor |
-# | 1, in pieces | busy less than half, and the launches are more than half as many as the kernels |
-# | 2, waits for the host | busy less than half |
-# | 3, too many kernels | `kernels` times `kernel_us` is more than half of the time in which the GPU works |
-# | 4, slow kernels | everything else |
-#
-# `kernel_us` is the least time of any kernel, in **micro**seconds.
-#
-# Shapes: `table` `[steps, 5]`; result int64 `[steps]`.
-#
-# <details><summary>Hint 1: direction</summary>
-# A loop over rows with if and elif is fine. Mind the units.
-# </details>
-# <details><summary>Hint 2: the idea</summary>
-#
-# The time in which the GPU works is `busy * ms`. Launches many or few: beside the kernels of the same step.
-# </details>
-# <details><summary>Hint 3: nearly the code</summary>
-#
-# `if ms <= 2 * floor: 0`; `elif busy < 0.5: 1 if launches > kernels / 2 else 2`; `elif kernels * kernel_us / 1000 >
-# busy * ms / 2: 3`; `else: 4`.
-# </details>
-
-
-# %% tags=["exercise"]
-def diagnose(table: torch.Tensor, kernel_us: float) -> torch.Tensor:
-    """What is wrong with each decode step, 0 to 4: int64 [steps].
-
-    table: [steps, 5], columns ms, floor_ms, busy, kernels, launches; kernel_us: microseconds of the smallest kernel.
-    """
-    # BEGIN SOLUTION
-    found = []
-    for ms, floor, busy, kernels, launches in table.tolist():
-        if ms <= 2 * floor:
-            found.append(0)
-        elif busy < 0.5:
-            found.append(1 if launches > kernels / 2 else 2)
-        elif kernels * kernel_us / 1000 > busy * ms / 2:
-            found.append(3)
-        else:
-            found.append(4)
-    return torch.tensor(found)
-    # END SOLUTION
-
-
-# %%
-check.q5(diagnose)
-
-# %% [markdown]
-# Your diagnosis of steps that were really measured, if the record is there: the ladder of lesson 07. We assume that no
-# kernel takes less than 1.3 µs. **Look for** the rung at which "in pieces" ends, and what is wrong after it.
-
-# %%
-if check.q5.passed:
-    from rlcourse.measure.records import load_record, provenance
-
-    VERDICTS = ("nothing", "in pieces", "waits for the host", "too many kernels", "slow kernels")
-    COLUMNS = ("ms_per_step", "floor_ms", "busy", "kernels_a_step", "launches_a_step")
-    try:
-        record = load_record("decode", "NVIDIA H200")
-        rows = [r for r in record["results"] if all(c in r for c in COLUMNS)]
-        verdicts = diagnose(torch.tensor([[r[c] for c in COLUMNS] for r in rows]), 1.3)
-        for row, verdict in zip(rows, verdicts.tolist(), strict=True):
-            print(f"{row['variant']:20} {row['rows']:4} rows {row['ms_per_step']:8.2f} ms: {VERDICTS[verdict]}")
-        print(provenance(record))
-    except FileNotFoundError:
-        print("Not recorded yet: `rlcourse bench decode --record` makes the record.")
-
-# %% [markdown] tags=["solution"]
-# **The order of the rules is the order of repair.** As long as the GPU waits, no kernel is worth working on: a faster
-# one makes it wait longer. "In pieces" and "waits for the host" look alike in `ms` and in `busy`; the launches tell
-# them apart. In the first case the step must become one graph; in the second it is one, and what stands between two
-# steps must go. **The thresholds are rules of thumb**: near to one, look at the trace.

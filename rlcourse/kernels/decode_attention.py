@@ -4,7 +4,7 @@ A warp takes 16 tokens, or a few times 16, at a time. With the queries of the G 
 two products do the work, both mma.sync m16n8k16, which since Ampere computes [16, 16] times [16, 8]:
 
     scores  [16 heads, 8 tokens]   = q [16 heads, D] times keys^T [D, 8 tokens], twice; heads 8 to 15 are zeros
-    mixed^T [D, 8 heads]          += values^T [D, 16 tokens] times weights^T [16 tokens, 8 heads]
+    acc^T   [D, 8 heads]          += values^T [D, 16 tokens] times weights^T [16 tokens, 8 heads]
 
 An instruction wants certain rows and columns of each lane. But which dimension is "number 3" of a sum over D does not
 matter as long as both factors agree, nor which dimension is "row 3" of a result as long as it is written where it
@@ -14,7 +14,7 @@ belongs. So numbers are given such that each lane's operands are 16 bytes that l
     of q and keys   dimensions 8c..8c+7 of each 32, of head or token g
     of values       dimensions 8g..8g+7 of each 64, of tokens 2c, 2c + 1, 2c + 8, 2c + 9
     of scores       head g, tokens 2c, 2c + 1, 2c + 8, 2c + 9: what the second product wants of the weights
-    of mixed        dimensions 8g..8g+7 of each 64, of heads 2c and 2c + 1
+    of acc          dimensions 8g..8g+7 of each 64, of heads 2c and 2c + 1
 
 There is no shared memory in the loop, and registers are loaded again as soon as a product has used them: the next keys
 travel during the softmax, the next values until the next softmax is done.
@@ -27,7 +27,7 @@ from rlcourse.kernels.arguments import Argument
 from rlcourse.kernels.decode_common import (
     LOG2_E,
     LOWEST,
-    allocate_pieces,
+    allocate_partials,
     attention_arguments,
     check_shape,
     chunks,
@@ -93,17 +93,18 @@ class DecodeAttention:
 
     @cute.jit
     def __call__(
-        self, q, k_cache, v_cache, k, v, cos, sin, q_norm, k_norm, position, start, out, mixed, masses, arrived, stream
-    ):
-        tensors = (q, k_cache, v_cache, k, v, cos, sin, q_norm, k_norm, position, start, out, mixed, masses, arrived)
-        launched = self.kernel(*tensors)
+        self, q, k_cache, v_cache, k, v, cos, sin, q_norm, k_norm, position, start, out, partial_acc, partial_ml,
+        arrived, stream,
+    ):  # fmt: skip
+        new, partials = (k, v, cos, sin, q_norm, k_norm), (partial_acc, partial_ml, arrived)
+        launched = self.kernel(q, k_cache, v_cache, *new, position, start, out, *partials)
         launched.launch(grid=self.grid(q), block=[self.threads, 1, 1], stream=stream, use_pdl=self.early)
 
     @cute.kernel
     def kernel(
         self, q: cute.Tensor, k_cache: cute.Tensor, v_cache: cute.Tensor, k: cute.Tensor, v: cute.Tensor,
         cos: cute.Tensor, sin: cute.Tensor, q_norm: cute.Tensor, k_norm: cute.Tensor, position: cute.Tensor,
-        start: cute.Tensor, out: cute.Tensor, mixed: cute.Tensor, masses: cute.Tensor, arrived: cute.Tensor,
+        start: cute.Tensor, out: cute.Tensor, partial_acc: cute.Tensor, partial_ml: cute.Tensor, arrived: cute.Tensor,
     ):  # fmt: skip
         if const_expr(self.release == "start"):
             cute.arch.griddepcontrol_launch_dependents()
@@ -156,27 +157,27 @@ class DecodeAttention:
             if begin < end:
                 load_values(value, values, begin, end, g, c)
 
-        top, mass, result = Float32(LOWEST), Float32(0.0), registers(Float32, (2, 2), size // 16)
+        m, l, acc = Float32(LOWEST), Float32(0.0), registers(Float32, (2, 2), size // 16)
         if const_expr(apart):  # noqa: SIM102
             if opens:
                 if const_expr(self.angles):
                     rotate(new_key, cosine, sine, k_norm, c, self.eps)
                     write_to_cache(new_key, new_value, keys, values, newest, g, c)
-                top, mass = open_softmax(result, query, new_key, new_value, c, scale)
+                m, l = open_softmax(acc, query, new_key, new_value, c, scale)
         queries, scores = query_operand(query), registers(Float32, (2, 2), 1, 2 * self.tiles)
         for base in cutlass.range(begin, end, step):
             multiply_keys(scores, queries, key)
             load_keys(key, keys, base + step, end, g, c)
-            top, mass = softmax(scores, result, top, mass, base + 2 * c, end, c, scale)
-            multiply_values(result, scores, value)
+            m, l = softmax(scores, acc, m, l, base + 2 * c, end, c, scale)
+            multiply_values(acc, scores, value)
             load_values(value, values, base + step, end, g, c)
 
         if const_expr(self.release == "end"):
             cute.arch.griddepcontrol_launch_dependents()
-        own_masses, own_mixed = allocate_pieces(self.warps, size)
-        leave(own_masses, own_mixed, result, top, sum_of_four(mass), warp, g, c)
-        workspace = (mixed, masses, arrived)
-        finish(own_masses, own_mixed, out, workspace, row, kv_head, split, group, self.splits, self.threads)
+        own_ml, own_acc = allocate_partials(self.warps, size)
+        leave(own_ml, own_acc, acc, m, sum_of_four(l), warp, g, c)
+        workspace = (partial_acc, partial_ml, arrived)
+        finish(own_ml, own_acc, out, workspace, row, kv_head, split, group, self.splits, self.threads)
 
 
 def registers(dtype, *shape) -> cute.Tensor:
@@ -223,41 +224,41 @@ def multiply_keys(scores: cute.Tensor, queries: cute.Tensor, key: cute.Tensor):
 
 
 @cute.jit
-def softmax(scores: cute.Tensor, result: cute.Tensor, top, mass, token, end, c, scale: cutlass.Constexpr):
-    """One step of the online softmax: scores become weights, the result so far shrinks where a higher score is met.
+def softmax(scores: cute.Tensor, acc: cute.Tensor, m, l, token, end, c, scale: cutlass.Constexpr):
+    """One step of the online softmax: scores become weights, acc and l are rescaled where a higher score is met.
 
-    token: that of the lane's first score. top is the same in the four lanes of a head, mass is of the lane alone.
-    result ((head 2c or 2c + 1, dimension 2i or 2i + 1 of the lane), i).
+    token: that of the lane's first score. m is the same in the four lanes of a head, l is of the lane alone.
+    acc ((head 2c or 2c + 1, dimension 2i or 2i + 1 of the lane), i).
     """
-    higher = top
+    m_new = m
     for i in range_constexpr(scores.shape[2]):
         for p in range_constexpr(2):
             x = scores[(p, 0), 0, i] * scale
             scores[(p, 0), 0, i] = x if token + 8 * i + p < end else -Float32.inf
-            higher = cute.arch.fmax(higher, scores[(p, 0), 0, i])
-    higher = cute.arch.fmax(higher, cute.arch.shuffle_sync_bfly(higher, offset=1))
-    higher = cute.arch.fmax(higher, cute.arch.shuffle_sync_bfly(higher, offset=2))
-    shrink = power(top - higher)
-    mass *= shrink
+            m_new = cute.arch.fmax(m_new, scores[(p, 0), 0, i])
+    m_new = cute.arch.fmax(m_new, cute.arch.shuffle_sync_bfly(m_new, offset=1))
+    m_new = cute.arch.fmax(m_new, cute.arch.shuffle_sync_bfly(m_new, offset=2))
+    alpha = power(m - m_new)
+    l *= alpha
     for i in range_constexpr(scores.shape[2]):
         for p in range_constexpr(2):
-            scores[(p, 0), 0, i] = power(scores[(p, 0), 0, i] - higher)
-            mass += scores[(p, 0), 0, i]
+            scores[(p, 0), 0, i] = power(scores[(p, 0), 0, i] - m_new)
+            l += scores[(p, 0), 0, i]
     for p in range_constexpr(2):
-        factor = cute.arch.shuffle_sync(shrink, 8 * c + 4 * p)  # that of head 2c + p
-        for i in range_constexpr(2 * result.shape[1]):
-            result[(p, i % 2), i // 2] = result[(p, i % 2), i // 2] * factor
-    return higher, mass
+        factor = cute.arch.shuffle_sync(alpha, 8 * c + 4 * p)  # that of head 2c + p
+        for i in range_constexpr(2 * acc.shape[1]):
+            acc[(p, i % 2), i // 2] = acc[(p, i % 2), i // 2] * factor
+    return m_new, l
 
 
 @cute.jit
-def multiply_values(result: cute.Tensor, weights: cute.Tensor, value: cute.Tensor):
-    """result += values^T times weights^T. Each register of the operand holds one dimension of two tokens, those that
+def multiply_values(acc: cute.Tensor, weights: cute.Tensor, value: cute.Tensor):
+    """acc += values^T times weights^T. Each register of the operand holds one dimension of two tokens, those that
     came hold two dimensions of one: the only moves of the loop."""
     n = const_expr(4 * value.shape[1])
     layout = cute.make_layout(((2, 2, 2), n), stride=((2 * n, 1, 4 * n), 2))
     operand, rounded = registers(value.element_type, (2, 2, 2), n), registers(value.element_type, (2, 2), 1)
-    sums = cute.make_tensor(result.iterator, cute.make_layout(((2, 2), n, 1)))
+    sums = cute.make_tensor(acc.iterator, cute.make_layout(((2, 2), n, 1)))
     for tile in range_constexpr(value.shape[2] // 4):
         view = cute.make_tensor(value.iterator + 8 * n * tile, layout)
         for i in range_constexpr(8 * n):
@@ -273,16 +274,16 @@ def tensor_cores(operand: cute.Tensor):
 
 
 @cute.jit
-def leave(masses: cute.Tensor, mixed: cute.Tensor, result: cute.Tensor, top, mass, warp, g, c):
-    """A warp's piece, into shared memory."""
+def leave(all_ml: cute.Tensor, all_acc: cute.Tensor, acc: cute.Tensor, m, l, warp, g, c):
+    """A warp's partial, into shared memory."""
     if c == 0:
-        masses[warp, 0, g], masses[warp, 1, g] = top, mass
+        all_ml[warp, 0, g], all_ml[warp, 1, g] = m, l
     chunk = registers(Float32, 8)
     for p in range_constexpr(2):
-        heads = cute.tiled_divide(mixed[warp, 2 * c + p, None], (8,))
-        for j in range_constexpr(result.shape[1] // 4):
+        heads = cute.tiled_divide(all_acc[warp, 2 * c + p, None], (8,))
+        for j in range_constexpr(acc.shape[1] // 4):
             for e in range_constexpr(8):
-                chunk[e] = result[(p, e % 2), 4 * j + e // 2]
+                chunk[e] = acc[(p, e % 2), 4 * j + e // 2]
             cute.autovec_copy(chunk, heads[None, g + 8 * j])
 
 

@@ -1,9 +1,9 @@
 """What the decode-attention kernels share: which tokens a row attends to, and putting partial results together.
 
-Attention over many tokens can be computed in pieces and put together afterwards. A piece keeps, for each query head,
-its highest score `top`, the `mass` sum(2^(score - top)) and the vector `mixed` sum(2^(score - top) * value); scores
-carry the factor log2(e), since a GPU computes powers of 2. Pieces then add up as parts of one softmax (Milakov and
-Gimelshein 2018, arXiv:1805.02867). A piece is what a warp, or a few lanes of it, has seen, and then what a block has
+Attention over many tokens can be computed in parts and put together afterwards. A partial keeps, for each query head,
+its highest score `m`, the sum `l` of 2^(score - m) and the vector `acc`, the sum of 2^(score - m) * value; scores
+carry the factor log2(e), since a GPU computes powers of 2. Partials then add up as parts of one softmax (Milakov and
+Gimelshein 2018, arXiv:1805.02867). A partial is what a warp, or a few lanes of it, has seen, and then what a block has
 seen.
 
 Names: B rows, H query heads, K key-value heads, G = H / K query heads that share one, D head size, S cache slots.
@@ -60,8 +60,8 @@ def attention_arguments(kernel, *new: Argument | None) -> tuple:
     """The arguments of a decode-attention kernel; `new` are those of the new token in the fused form.
 
     q [B, H, D]; k_cache, v_cache [B, K, S, D]; position int64 [B]; start int64 [B] or None; out [B, H, D]; and where
-    several blocks share a row a workspace of zeros: mixed, masses, arrived. Rows may lie apart in all that is read, and
-    heads in the caches; position may be one number, expanded.
+    several blocks share a row a workspace of zeros: partial_acc, partial_ml, arrived. Rows may lie apart in all that is
+    read, and heads in the caches; position may be one number, expanded.
     """
     dtype, size = kernel.dtype, kernel.head_size
     cache = ("rows", kernel.kv_heads, "slots", size)
@@ -78,11 +78,11 @@ def attention_arguments(kernel, *new: Argument | None) -> tuple:
 
 
 def workspace_arguments(size: int) -> tuple[Argument, ...]:
-    """Room for a piece of every block of a launch, and a counter of at least every row and key-value head."""
+    """Room for a partial of every block of a launch, and a counter of at least every row and key-value head."""
     return (
-        Argument("mixed", "float32", ("pieces", MOST_HEADS, size)),
-        Argument("masses", "float32", ("pieces", 2, MOST_HEADS)),
-        Argument("arrived", "int32", ("pieces",)),
+        Argument("partial_acc", "float32", ("partials", MOST_HEADS, size)),
+        Argument("partial_ml", "float32", ("partials", 2, MOST_HEADS)),
+        Argument("arrived", "int32", ("partials",)),
     )
 
 
@@ -118,27 +118,27 @@ def share(first, last, split, splits: cutlass.Constexpr):
 
 
 @cute.jit
-def allocate_pieces(pieces: cutlass.Constexpr, size: cutlass.Constexpr):
-    """Shared memory for pieces: masses [pieces, (top, mass), heads] and mixed [pieces, heads, D], where 4 floats after
+def allocate_partials(partials: cutlass.Constexpr, size: cutlass.Constexpr):
+    """Shared memory for partials: ml [partials, (m, l), heads] and acc [partials, heads, D], where 4 floats after
     each head spread the lanes of a warp over the banks."""
     memory = cutlass.memory.SmemAllocator()
-    masses = memory.allocate_tensor(Float32, cute.make_ordered_layout((pieces, 2, MOST_HEADS), (2, 1, 0)), 16)
+    ml = memory.allocate_tensor(Float32, cute.make_ordered_layout((partials, 2, MOST_HEADS), (2, 1, 0)), 16)
     stride = (MOST_HEADS * (size + 4), size + 4, 1)
-    mixed = memory.allocate_tensor(Float32, cute.make_layout((pieces, MOST_HEADS, size), stride=stride), 16)
-    return masses, mixed
+    acc = memory.allocate_tensor(Float32, cute.make_layout((partials, MOST_HEADS, size), stride=stride), 16)
+    return ml, acc
 
 
 @cute.jit
 def finish(
-    masses: cute.Tensor, mixed: cute.Tensor, out: cute.Tensor, workspace, row, kv_head, split,
+    ml: cute.Tensor, acc: cute.Tensor, out: cute.Tensor, workspace, row, kv_head, split,
     group: cutlass.Constexpr, splits: cutlass.Constexpr, threads: cutlass.Constexpr,
 ):  # fmt: skip
-    """Put a block's pieces in shared memory together, and write the output of its `group` query heads.
+    """Put a block's partials in shared memory together, and write the output of its `group` query heads.
 
-    Where `splits` blocks share a row and head, each leaves its piece in the workspace (mixed, masses, arrived), and the
-    last of them to arrive puts the pieces together: no second launch.
+    Where `splits` blocks share a row and head, each leaves its partial in the workspace (partial_acc, partial_ml,
+    arrived), and the last of them to arrive puts the partials together: no second launch.
     """
-    pieces, heads, size = mixed.shape
+    partials, heads, size = acc.shape
     width = const_expr(heads * size // threads)  # elements of a head's vector that a thread looks after
     thread, _, _ = cute.arch.thread_idx()
     head, place = thread // (size // width), thread % (size // width)
@@ -147,51 +147,51 @@ def finish(
     cute.arch.sync_threads()
     if const_expr(splits == 1):
         if head < group:
-            _, mass = put_together(masses, mixed, 0, pieces, head, place, total)
-            write_out(out, row, query_head, place, total, mass)
+            _, l = put_together(ml, acc, 0, partials, head, place, total)
+            write_out(out, row, query_head, place, total, l)
     else:
-        all_mixed, all_masses, arrived = workspace
+        all_acc, all_ml, arrived = workspace
         pair = row * const_expr(out.shape[1] // group) + kv_head
         if head < group:
-            top, mass = put_together(masses, mixed, 0, pieces, head, place, total)
+            m, l = put_together(ml, acc, 0, partials, head, place, total)
             mine = pair * splits + split
-            cute.autovec_copy(total, cute.tiled_divide(all_mixed[mine, head, None], (width,))[None, place])
+            cute.autovec_copy(total, cute.tiled_divide(all_acc[mine, head, None], (width,))[None, place])
             if place == 0:
-                all_masses[mine, 0, head], all_masses[mine, 1, head] = top, mass
+                all_ml[mine, 0, head], all_ml[mine, 1, head] = m, l
         last = last_to_arrive(arrived, pair, splits)
         if last and head < group:
-            _, mass = put_together(all_masses, all_mixed, pair * splits, splits, head, place, total)
-            write_out(out, row, query_head, place, total, mass)
+            _, l = put_together(all_ml, all_acc, pair * splits, splits, head, place, total)
+            write_out(out, row, query_head, place, total, l)
 
 
 @cute.jit
-def put_together(masses: cute.Tensor, mixed: cute.Tensor, first, pieces: cutlass.Constexpr, head, place, total):
-    """Add up pieces first..first + pieces - 1 of one head, in a fixed order; returns their top and mass.
+def put_together(ml: cute.Tensor, acc: cute.Tensor, first, partials: cutlass.Constexpr, head, place, total):
+    """Add up partials first..first + partials - 1 of one head, in a fixed order; returns their m and l.
 
-    total [V] becomes elements V * place and on of their mixed vector. All reads are on their way before one is used.
+    total [V] becomes elements V * place and on of their acc. All reads are on their way before one is used.
     """
     width = const_expr(cute.size(total))
-    parts = cute.make_rmem_tensor((width, pieces), Float32)
-    tops, sums = cute.make_rmem_tensor(pieces, Float32), cute.make_rmem_tensor(pieces, Float32)
-    for i in range_constexpr(pieces):
-        tops[i], sums[i] = masses[first + i, 0, head], masses[first + i, 1, head]
-        cute.autovec_copy(cute.tiled_divide(mixed[first + i, head, None], (width,))[None, place], parts[None, i])
-    top, mass = Float32(LOWEST), Float32(0.0)
-    for i in range_constexpr(pieces):
-        top = cute.arch.fmax(top, tops[i])
+    parts = cute.make_rmem_tensor((width, partials), Float32)
+    ms, ls = cute.make_rmem_tensor(partials, Float32), cute.make_rmem_tensor(partials, Float32)
+    for i in range_constexpr(partials):
+        ms[i], ls[i] = ml[first + i, 0, head], ml[first + i, 1, head]
+        cute.autovec_copy(cute.tiled_divide(acc[first + i, head, None], (width,))[None, place], parts[None, i])
+    m, l = Float32(LOWEST), Float32(0.0)
+    for i in range_constexpr(partials):
+        m = cute.arch.fmax(m, ms[i])
     total.fill(0.0)
-    for i in range_constexpr(pieces):
-        weight = power(tops[i] - top)
-        mass += sums[i] * weight
+    for i in range_constexpr(partials):
+        weight = power(ms[i] - m)
+        l += ls[i] * weight
         for e in range_constexpr(width):
             total[e] += parts[e, i] * weight
-    return top, mass
+    return m, l
 
 
 @cute.jit
-def write_out(out: cute.Tensor, row, head, place, total, mass):
-    """total / mass in the output's dtype; zeros where nothing was attended to."""
-    inverse = cute.arch.rcp_approx(cute.arch.fmax(mass, Float32(1e-30)))
+def write_out(out: cute.Tensor, row, head, place, total, l):
+    """total / l in the output's dtype; zeros where nothing was attended to."""
+    inverse = cute.arch.rcp_approx(cute.arch.fmax(l, Float32(1e-30)))
     width = const_expr(cute.size(total))
     rounded = cute.make_rmem_tensor(width, out.element_type)
     for e in range_constexpr(width):

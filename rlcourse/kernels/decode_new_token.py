@@ -103,13 +103,13 @@ def write_to_cache(key: cute.Tensor, value: cute.Tensor, keys: cute.Tensor, valu
 
 
 @cute.jit
-def open_softmax(result: cute.Tensor, query: cute.Tensor, key: cute.Tensor, value: cute.Tensor, c, scale):
-    """The new token as the first of the softmax, from registers: its score is the top, its value the result, and nobody
+def open_softmax(acc: cute.Tensor, query: cute.Tensor, key: cute.Tensor, value: cute.Tensor, c, scale):
+    """The new token as the first of the softmax, from registers: its score is m, its value acc, and nobody
     has to read what was written to the cache. On CUDA cores: one token is not worth a tensor core."""
     product = Float32(0.0)
     for i in range_constexpr(cute.size(key)):
         product += query[i].to(Float32) * key[i].to(Float32)
-    for i in range_constexpr(cute.size(result)):
-        result[i] = value[i % 4 // 2 + i // 4 * 2].to(Float32)  # the same for both of the lane's heads
-    mass = Float32(1.0) if c == 0 else Float32(0.0)  # four lanes share a head, one counts
-    return sum_of_four(product) * scale, mass
+    for i in range_constexpr(cute.size(acc)):
+        acc[i] = value[i % 4 // 2 + i // 4 * 2].to(Float32)  # the same for both of the lane's heads
+    l = Float32(1.0) if c == 0 else Float32(0.0)  # four lanes share a head, one counts
+    return sum_of_four(product) * scale, l

@@ -69,9 +69,11 @@ def make(kernel, slots: int, position, start=None, seed: int = 0, gap: int = 8, 
     out = torch.full((rows, heads, size), torch.nan, dtype=dtype)
     workspace = (None,) * 3
     if kernel.splits > 1:
-        pieces = rows * kv_heads * kernel.splits
-        mixed, masses = (torch.full((pieces, *a.shape[1:]), torch.nan) for a in workspace_arguments(size)[:2])
-        workspace = mixed, masses, torch.zeros(pieces, dtype=torch.int32)
+        partials = rows * kv_heads * kernel.splits
+        partial_acc, partial_ml = (
+            torch.full((partials, *a.shape[1:]), torch.nan) for a in workspace_arguments(size)[:2]
+        )
+        workspace = partial_acc, partial_ml, torch.zeros(partials, dtype=torch.int32)
     turn = angle.cos().to(angles), angle.sin().to(angles)
     return Case(kernel, q, k, v, cache[0, :rows], cache[1, :rows], *turn, *weights, at, start, out, workspace)
 

@@ -1,4 +1,4 @@
-"""Checks of the exercises of lesson 09: merging pieces, splits, operands of a tensor core, bytes, and a kernel."""
+"""Checks of the exercises of lesson 09: merging outputs, splits, operands of a tensor core, two causes, a kernel."""
 
 import math
 
@@ -7,71 +7,78 @@ from torch import Tensor
 
 from rlcourse.course.checks import Maker, Question, compare, draw
 
-q1 = Question("q1", "merge_pieces", hint="Bring all pieces to one top: each counts exp(its top - the highest).")
+q1 = Question("q1", "merge_outputs", hint="How much of the weight of all tokens falls to one place? And to the sink?")
 
 
-def pieces(heads: int, size: int, lengths: list[int], spread: float = 1.0) -> tuple[Tensor, ...]:
-    """tops, masses, mixed of pieces with so many random tokens each, and the softmax over all of them in float64."""
-    scores = spread * torch.randn(heads, sum(lengths))
-    values = torch.randn(sum(lengths), size)
-    tops, masses, mixed = [], [], []
-    for part, value in zip(scores.split(lengths, 1), values.split(lengths), strict=True):
-        top = part.amax(1) if part.shape[1] else torch.full((heads,), -torch.inf)
-        weights = (part - top[:, None]).exp() if part.shape[1] else part
-        tops, masses, mixed = [*tops, top], [*masses, weights.sum(1)], [*mixed, weights @ value]
-    whole = scores.double().softmax(1) @ values.double()  # of no token at all: zeros
-    return torch.stack(tops), torch.stack(masses), torch.stack(mixed), whole
+def check_merge(f, heads: int, lengths: list[int], spread: float = 1.0, shift: float = 0.0, sink: bool = True) -> None:
+    """Places with so many random tokens each, against one softmax over all tokens and the sink in float64."""
+    size, n = draw(3, 6), sum(lengths)
+    scores, values = spread * torch.randn(heads, n) + shift, torch.randn(n, size)
+    sinks = spread * torch.randn(heads) + shift if sink else torch.full((heads,), -torch.inf)
+    logs = torch.stack([part.logsumexp(1) for part in scores.split(lengths, 1)])
+    outputs = torch.stack(
+        [
+            part.softmax(1) @ value if len(value) else torch.zeros(heads, size)
+            for part, value in zip(scores.split(lengths, 1), values.split(lengths), strict=True)
+        ]
+    )
+    expected = torch.zeros(heads, size, dtype=torch.float64)
+    for head in range(heads):  # one softmax over all tokens and the sink, whose value is nothing
+        if n:
+            weights = torch.cat([scores[head], sinks[head, None]]).double().softmax(0)
+            expected[head] = weights[:-1] @ values.double()
 
-
-def check_merge(f, tops: Tensor, masses: Tensor, mixed: Tensor, expected: Tensor) -> None:
-    scale = (tops - tops.amax(0).clamp(min=-1e30)).exp()
-    own = mixed / masses.clamp(min=1e-30)[..., None]
-    total = (scale[..., None] * mixed).sum(0)
-    mass = (scale * masses).sum(0)[:, None].clamp(min=1e-30)
+    with_sink = torch.cat([logs, sinks[None]]).double()
+    weights = (with_sink - with_sink.amax(0).clamp(min=-1e30)).exp()
+    parts = weights[:-1, :, None] * outputs
+    shares = weights[:-1].sum(0).clamp(min=1e-30)
     mistakes = {
-        "You took the mean of the pieces: one with more mass counts more.": own.mean(0),
-        "You added the pieces as they are: each has a top of its own.": mixed.sum(0) / masses.sum(0)[:, None],
-        "The vectors are brought to one top, the masses are not.": total / masses.sum(0)[:, None].clamp(min=1e-30),
-        "The masses are brought to one top, the vectors are not.": mixed.sum(0) / mass,
-        "The sum is not divided by the mass of all pieces.": total,
-        "You divided by the sum of the factors: it is the mass that normalises.": total / scale.sum(0)[:, None],
-        "You weighted normalised pieces by exp(top): it is exp(top) times the mass.": (
-            (scale[..., None] * own).sum(0) / scale.sum(0)[:, None]
-        ),
-        "You kept the piece with the highest top: the others count too.": own.gather(
-            0, tops.argmax(0)[None, :, None].expand(1, *own.shape[1:])
+        "You took the mean of the outputs: a place with more weight counts more.": outputs.mean(0),
+        "You added the outputs as they are: each is normalised by itself.": outputs.sum(0),
+        "The sink takes its share of the weight: it belongs into what you divide by.": parts.sum(0) / shares[:, None],
+        "The weights are not divided by their sum.": parts.sum(0),
+        "You kept the place with the largest log-sum: the others count too.": outputs.gather(
+            0, logs.argmax(0)[None, :, None].expand(1, *outputs.shape[1:])
         )[0],
+        "You weighted by the log-sums themselves: the weight of a place is the exponential of its log-sum.": (
+            (logs.double()[..., None] * outputs).sum(0) / with_sink.sum(0)[:, None]
+        ),
+        "The sink is a score like others, not a number of tokens: take its exponential, too.": (
+            parts.sum(0) / (shares + sinks.double())[:, None]
+        ),
     }
-    compare(f(tops, masses, mixed), expected.float(), mistakes, atol=1e-4)
+    compare(f(outputs, logs, sinks), expected.float(), mistakes, atol=1e-4)
 
 
-@q1.case("pieces of different lengths")
+@q1.case("places of different lengths, no sink")
 def _(f):
-    check_merge(f, *pieces(3, 5, [4, 1, 9]))
-    check_merge(f, *pieces(2, 4, [6, 6]))
+    check_merge(f, 3, [draw(2, 5), 1, draw(6, 10)], sink=False)
+    check_merge(f, 2, [draw(3, 9)], sink=False)
 
 
-@q1.case("one piece alone")
+@q1.case("a sink")
 def _(f):
-    check_merge(f, *pieces(2, 3, [5]))
+    check_merge(f, 3, [draw(2, 5), 1, draw(6, 10)])
+    check_merge(f, 2, [6, 6], spread=3.0)
 
 
-@q1.case("scores in the hundreds: exp of a top alone is infinite, or zero")
+@q1.case("scores in the hundreds: exp of a log-sum alone is infinite, or zero")
 def _(f):
-    tops, masses, mixed, expected = pieces(2, 4, [5, 5, 5], spread=3.0)
     for shift in (400.0, -400.0):
-        check_merge(f, tops + shift, masses, mixed, expected)
+        check_merge(f, 2, [draw(3, 6), 5, 5], spread=3.0, shift=shift)
 
 
-@q1.case("a piece that saw nothing (top -inf, mass 0)")
+@q1.case("a place that saw nothing (log-sum -inf)")
 def _(f):
-    check_merge(f, *pieces(3, 4, [0, 5, 3]))
+    check_merge(f, 3, [0, draw(2, 6), 3], sink=False)
+    check_merge(f, 3, [draw(2, 6), 0])
 
 
-@q1.case("a row in which nobody saw anything gives zeros")
+@q1.case("a head of which nobody saw anything gives zeros")
 def _(f):
-    check_merge(f, *pieces(2, 4, [0, 0]))
-    check_merge(f, *pieces(2, 4, [3, 5]))
+    check_merge(f, 2, [0, 0], sink=False)
+    check_merge(f, 2, [0, 0])
+    check_merge(f, 2, [draw(2, 4), 5])
 
 
 q2 = Question("q2", "best_splits", hint="Write down the tiles of every CTA in order, cut the list into waves.")
@@ -209,54 +216,68 @@ def _(f):
 
 
 q4 = Question(
-    "q4", "step_bytes", hint="Cache: keys and values, of key-value heads. Workspace: written once, read once."
+    "q4", "two_changes", hint="Write one function for the longest of the three times, and call it four times."
 )
 
 
-def check_bytes(f, lengths: list[int], heads: int, kv_heads: int, size: int, splits: int) -> None:
-    def count(cached=None, per_head=kv_heads, element=2, write=1, angles=1, work=2, floats=2, pair_heads=heads):
-        rows = len(lengths)
-        cache = element * 2 * per_head * size * sum(lengths if cached is None else cached)
-        token = element * rows * size * (2 * heads + 2 * kv_heads * (1 + write) + angles)
-        workspace = work * 4 * splits * rows * pair_heads * (size + floats) if splits > 1 else 0
-        return torch.tensor([cache, token, workspace], dtype=torch.float64)
+def check_changes(f, bytes_us: float, issue_us: tuple[float, float], waiting_us: tuple[float, float]) -> None:
+    """A card and two kernels of which each of the three times is known, and what the function makes of them."""
+    data, answer = 1e6 * draw(1, 200), 0.4 + torch.rand(()).item()
+    ghz, sms = 1 + torch.rand(()).item(), draw(40, 140)
+    gb_s = data / 1e9 / (bytes_us * 1e-6)
+    issue_a_second = 4 * sms * ghz * 1e9
+    instructions = torch.tensor([t * 1e-6 * issue_a_second for t in issue_us], dtype=torch.float64)
+    way = torch.tensor([data * answer / t for t in waiting_us], dtype=torch.float64)
+
+    def answers(combine=max, of=((0, 0), (1, 0), (0, 1), (1, 1)), swap=False, issue=1.0, memory=1.0, fixed=False):
+        waits = [answer, answer] if fixed else waiting_us
+        times = [combine([memory * bytes_us, issue * issue_us[i], waits[w]]) for i, w in of]
+        verdict = 2 if math.isclose(times[1], times[2]) else int(times[1] > times[2])
+        return torch.tensor([*times, 1 - verdict if swap and verdict < 2 else verdict], dtype=torch.float64)
 
     mistakes = {
-        "The cache holds key-value heads, not query heads.": count(per_head=heads),
-        "Keys and values: the cache is read twice as much as that.": count() * torch.tensor([0.5, 1, 1]),
-        "bfloat16 has 2 bytes an element.": count(element=4),
-        "The new key and value are read, and then written to the cache.": count(write=0),
-        "The new token comes from registers: it is not read from the cache.": count([n + 1 for n in lengths]),
-        "All rows have the length of the longest: each reads only its own.": count([max(lengths)] * len(lengths)),
-        "cos and sin are missing: D / 2 numbers each, in every row.": count(angles=0),
-        "cos and sin have D / 2 numbers each, not D.": count(angles=2),
-        "What is written to the workspace is read again.": count(work=1),
-        "A piece is a vector, its top and its mass: D + 2 numbers.": count(floats=0),
-        "A piece belongs to a query head: H of them in every row and split.": count(pair_heads=kv_heads),
-        "The workspace is float32: 4 bytes a number.": count() * torch.tensor([1, 1, 0.5]),
-        "With one split there is no workspace.": torch.cat(
-            [count()[:2], torch.tensor([8.0 * splits * len(lengths) * heads * (size + 2)]).double()]
+        "The three do not follow one another: the time is the longest of them, not their sum.": answers(sum),
+        "The time is the longest of the three, not the shortest.": answers(min),
+        "An SM has four schedulers.": answers(issue=4.0),
+        "All SMs issue instructions at the same time.": answers(issue=float(sms)),
+        "The units: a GB/s is a thousand bytes a µs.": answers(memory=1e3),
+        "The units: a GHz is a thousand cycles a µs.": answers(issue=1e3),
+        "In each answer time `way` bytes arrive, and `data` are wanted: it is waited for more than once.": answers(
+            fixed=True
         ),
+        "The second number is with the new instructions, the third with the new bytes on their way.": answers(
+            of=((0, 0), (0, 1), (1, 0), (1, 1))
+        ),
+        "The times are right, the verdict is the wrong way round: first what saves more.": answers(swap=True),
     }
-    found = f(torch.tensor(lengths), heads, kv_heads, size, splits)
-    compare(found, count(), mistakes, what="[cache, token, workspace]")
+    arguments = instructions, way, gb_s, ghz, sms, answer
+    compare(f(data, *arguments), answers(), mistakes, atol=1e-3)
 
 
-@q4.case("rows of different lengths, four splits")
+def times(low: float, high: float) -> float:
+    return low + (high - low) * torch.rand(()).item()
+
+
+@q4.case("the old kernel waits for answers")
 def _(f):
-    check_bytes(f, [draw(80, 999), 30, 7], 14, 2, 64, 4)
-    check_bytes(f, [draw(80, 999)] * 16, 16, 8, 128, 2)
+    check_changes(f, times(5, 10), (times(20, 30), times(2, 4)), (times(50, 90), times(5, 10)))
+    check_changes(f, times(5, 10), (times(20, 30), times(11, 14)), (times(50, 90), times(5, 10)))
 
 
-@q4.case("one split")
+@q4.case("the old kernel is bound by its instructions")
 def _(f):
-    check_bytes(f, [draw(20, 999), 5], 12, 2, 128, 1)
+    check_changes(f, times(5, 10), (times(50, 90), times(2, 4)), (times(20, 30), times(5, 10)))
 
 
-@q4.case("an empty cache: the first token")
+@q4.case("the bytes take longest, whatever changes")
 def _(f):
-    check_bytes(f, [0, 0, draw(1, 999)], 14, 2, 64, 2)
-    check_bytes(f, [0], 4, 4, 64, 1)
+    check_changes(f, times(60, 90), (times(20, 40), times(2, 4)), (times(20, 40), times(5, 10)))
+
+
+@q4.case("any card and any kernel")
+def _(f):
+    for _ in range(5):
+        check_changes(f, times(1, 60), (times(30, 90), times(1, 30)), (times(30, 90), times(1, 30)))
 
 
 q5 = Question(
@@ -280,14 +301,19 @@ def run_kernel(kernel, *tensors) -> None:
         compare(on_gpu[-1], tensors[-1], what="the GPU's result, compared with the interpreter's,", atol=1e-4)
 
 
-def check_kernel(f, spans: list[tuple[int, int]], slots: int, size: int = 64, spread: float = 1.0) -> None:
-    """spans: (first, last) of each pair. Slots outside hold nan, so that whoever reads them is found out."""
+def check_kernel(f, spans: list[tuple[int, int]], slots: int, size: int = 64, scores=None) -> None:
+    """spans: (first, last) of each pair. Slots outside hold nan, so that whoever reads them is found out. scores: what
+    the scores shall be, [slots], the same for all pairs; random ones if not given."""
     from rlcourse.ptx import OutOfBounds, Race, Uninitialised
 
     pairs, inside = len(spans), torch.zeros(len(spans), slots, dtype=torch.bool)
     for pair, (first, last) in enumerate(spans):
         inside[pair, first:last] = True
-    q, keys, values = spread * torch.randn(pairs, size), *torch.randn(2, pairs, slots, size).unbind(0)
+    q, keys, values = torch.randn(pairs, size), *torch.randn(2, pairs, slots, size).unbind(0)
+    if scores is not None:  # replace the part of the keys that lies along the query
+        along = q / q.square().sum(1, keepdim=True)
+        wanted = scores * math.sqrt(size) - torch.einsum("pd,psd->ps", q, keys)
+        keys = keys + wanted[..., None] * along[:, None]
     first, last = (torch.tensor(ends, dtype=torch.int32) for ends in zip(*spans, strict=True))
     poisoned = [x.masked_fill(~inside[..., None], torch.nan) for x in (keys, values)]
     out = torch.full((pairs, size), torch.nan)
@@ -302,23 +328,53 @@ def check_kernel(f, spans: list[tuple[int, int]], slots: int, size: int = 64, sp
     except Race as error:
         raise AssertionError(f"Two blocks write the same place: each has its own pair. {error}") from None
 
-    def attend(scale=size**-0.5, spans=spans, divide=True, power=math.e) -> Tensor:
+    def attend(scale=size**-0.5, spans=spans, divide=True, power=math.e, lane=slice(None)) -> Tensor:
         found = torch.zeros(pairs, size, dtype=torch.float64)
         for pair, (a, b) in enumerate(spans):
             if b > a:
-                scores = scale * math.log(power) * (keys[pair, a:b].double() @ q[pair].double())
-                weights = (scores - scores.max()).exp()
+                products = keys[pair, a:b, lane].double() @ q[pair, lane].double()
+                weights = (scale * math.log(power) * (products - products.max())).exp()
                 found[pair] = weights @ values[pair, a:b].double() / (weights.sum() if divide else 1)
         return found.float()
 
+    def online(start=-1e30, rescale_l=True, rescale_acc=True) -> Tensor:
+        """Slot by slot in float32, as the kernel does it, with a mistake in it."""
+        found = torch.zeros(pairs, size)
+        for pair, (a, b) in enumerate(spans):
+            m, total, acc = torch.tensor(start), torch.tensor(0.0), torch.zeros(size)
+            for slot in range(a, b):
+                score = keys[pair, slot] @ q[pair] * (math.log2(math.e) * size**-0.5)
+                m_new = torch.maximum(m, score)
+                alpha, weight = (m - m_new).exp2(), (score - m_new).exp2()
+                total = total * (alpha if rescale_l else 1) + weight
+                acc = acc * (alpha if rescale_acc else 1) + weight * values[pair, slot]
+                m = m_new
+            found[pair] = acc / total.clamp(min=1e-30)
+        return found
+
+    own = torch.cat([attend(lane=slice(d, None, 32))[:, d::32, None] for d in range(32)], dim=2).flatten(1)
     mistakes = {
         "The scores are not scaled: divide by the square root of the head size.": attend(scale=1.0),
         "A power of 2 needs scores times log2(e).": attend(power=2),
-        "The sum is not divided by the mass.": attend(divide=False),
+        "The sum is not divided by l.": attend(divide=False),
         "The last slot, last - 1, is left out.": attend(spans=[(a, max(a, b - 1)) for a, b in spans]),
         "The first slot is left out.": attend(spans=[(min(a + 1, b), b) for a, b in spans]),
+        "A lane's part of the product is not the score: sum it over all lanes of the warp.": own,
+        "m begins at 0, and all scores may be far below it: begin with a number that is lower than any score.": (
+            online(start=0.0)
+        ),
+        "acc is not rescaled where a new maximum is met: what it holds has the old one.": online(rescale_acc=False),
+        "l is not rescaled where a new maximum is met: what it holds has the old one.": online(rescale_l=False),
+        "Neither l nor acc is rescaled where a new maximum is met: what they hold has the old one.": (
+            online(rescale_l=False, rescale_acc=False)
+        ),
     }
     if torch.as_tensor(out).isnan().any():
+        if scores is not None:
+            raise AssertionError(
+                "The result has nan where scores are large: a power of a score is infinite unless the maximum so far "
+                "is taken off first."
+            )
         raise AssertionError(
             "The result has nan: a slot outside first..last - 1 was read (they hold nan here), an element of `out` was "
             "not written, or 0 / 0 in a row without slots."
@@ -341,9 +397,17 @@ def _(f):
     check_kernel(f, [(0, 1), (4, 4), (7, 8)], 8)
 
 
-@q5.case("large scores, in rising and falling order")
+@q5.case("scores that rise, and scores that fall")
 def _(f):
-    check_kernel(f, [(0, 20), (5, 20)], 20, spread=40.0)
+    rising = (6 * torch.rand(14)).cumsum(0) / 8
+    check_kernel(f, [(0, 14)], 14, scores=rising)
+    check_kernel(f, [(0, 14)], 14, scores=-rising)
+
+
+@q5.case("scores far above zero, and all of them far below it")
+def _(f):
+    check_kernel(f, [(0, 10), (2, 9)], 10, scores=300 + 4 * torch.rand(10))
+    check_kernel(f, [(0, 10), (2, 9)], 10, scores=-300 - 4 * torch.rand(10))
 
 
 @q5.case("heads of 128")

@@ -1,146 +1,190 @@
-"""Checks of the exercises of lesson 10: Amdahl's law, Dynamo's cache, slots of a mask, a fake, a diagnosis."""
+"""Checks of the exercises of lesson 10: what a kernel is worth, an attention to mend, slots of a mask, a fake."""
+
+import math
 
 import torch
 from torch import Tensor
 
 from rlcourse.course.checks import Question, compare, draw
 
-q1 = Question(
-    "q1", "rollout_gain", hint="Add up milliseconds over all steps, before and after; divide at the very end."
-)
+q1 = Question("q1", "worth", hint="Write the time of a whole step first: one watch for the host, one for the GPU.")
 
 
-def check_gain(f, attention: Tensor, rest: float, faster: float, added: float) -> None:
-    steps, times = len(attention), attention.double().tolist()
-    before, after = sum(t + rest for t in times), sum(t / faster + rest + added for t in times)
-    saved = sum(t - t / faster for t in times) / steps
-    bound = before / (steps * rest)
+def ends(launch: list[float], kernel: list[float], reads: list[bool], mistake: str = "") -> float:
+    """When the last kernel has ended: the longest chain of things of which each waits for the one before."""
+    launched, ended = [], []  # kernel i is launched, has ended
+    for i, (launching, running) in enumerate(zip(launch, kernel, strict=True)):
+        waits_for = launched[-1:]
+        if i and reads[i - 1] and mistake != "reads":
+            waits_for = waits_for + (ended[i - 2 : i - 1] if mistake == "early" else ended[-1:])
+        launched.append(max(waits_for, default=0.0) + launching)
+        ended.append(max(launched[-1:] + ended[-1:]) + running)
+    if mistake == "longer":
+        return max(sum(launch), sum(kernel))
+    return ended[-1]
 
-    def answer(gain: float = before / after, limit: float = bound, room: float = saved) -> Tensor:
-        return torch.tensor([gain, limit, room], dtype=torch.float64)
 
-    each = [(t + rest) / (t / faster + rest + added) for t in times]
-    last = (times[-1] + rest) / (times[-1] / faster + rest + added)
-    once = before / (after - added * (steps - 1))
+def check_worth(f, launch: Tensor, kernel: Tensor, reads: Tensor) -> None:
+    times = launch.double().tolist(), kernel.double().tolist(), reads.tolist()
+
+    def saved(mistake: str = "", launch_too: bool = False) -> Tensor:
+        found, (launching, running, read) = [], times
+        whole = ends(launching, running, read, mistake)
+        for i in range(len(running)):
+            free = [0.0 if j == i else k for j, k in enumerate(running)]
+            starts = [0.0 if launch_too and j == i else h for j, h in enumerate(launching)]
+            found.append(whole - ends(starts, free, read, mistake))
+        return torch.tensor(found, dtype=torch.float64)
+
+    whole = ends(*times)
     mistakes = {
-        "You averaged the gains of the steps: the slow steps count for more, add up their times.": answer(
-            sum(each) / steps
-        ),
-        "That is the gain of the first step: attention grows with the context.": answer(each[0]),
-        "That is the gain of the last step: earlier ones have a shorter context.": answer(last),
-        "That is the gain of attention alone: the rest of the step stays what it was.": answer(faster),
-        "What is added to a step is left out.": answer(before / (after - added * steps)),
-        "What is added is added in every step, not once.": answer(once),
-        "That is the time after through the time before: turn it round.": answer(after / before, 1 / bound),
-        "Free attention with nothing added leaves `rest_ms` in each step: `added_ms` is no part of the bound.": answer(
-            limit=before / (steps * (rest + added))
-        ),
-        "The bound is for free attention, not for attention that is `faster` times as fast.": answer(
-            limit=before / (after - added * steps)
-        ),
-        "The third number is milliseconds a step, not of the whole rollout.": answer(room=saved * steps),
-        "The third number is what the kernel saves in a step: attention before, less attention after.": answer(
-            room=sum(times) / steps
-        ),
+        "A kernel is not always worth its time: the host does not wait for it, unless it reads.": kernel.double(),
+        "The host must wait where it reads: it launches nothing before that kernel has ended.": saved("reads"),
+        "At a read the host waits for the kernel that computes the number, not for the one before it.": saved("early"),
+        "A kernel that takes no time still has to be launched.": saved(launch_too=True),
+        "A step is not the longer one of two sums: the watches wait for one another on the way.": saved("longer"),
+        "Those are times of whole steps: take them from the time of the step as it is.": whole - saved(),
+        "That is the wrong way round: what is saved is the time before less the time after.": -saved(),
     }
-    compare(f(attention, rest, faster, added), answer(), mistakes, atol=1e-4)
+    compare(f(launch, kernel, reads), saved(), mistakes, atol=1e-3)
 
 
-@q1.case("attention grows with the context, and something is added")
+def random_times(n: int, least: float, most: float) -> Tensor:
+    return least + (most - least) * torch.rand(n)
+
+
+@q1.case("the host is far slower than the GPU")
 def _(f):
-    check_gain(f, torch.linspace(0.2, 2.0, 7), 1.5, 3.0, 0.25)
-    check_gain(f, 0.1 + torch.rand(12), 0.8, 2.2, 0.4)
+    n = draw(5, 9)
+    check_worth(f, random_times(n, 8, 12), random_times(n, 1, 5), torch.zeros(n, dtype=torch.bool))
 
 
-@q1.case("nothing added, and attention that stays as it is")
+@q1.case("one graph, launched at once; and two")
 def _(f):
-    attention = torch.linspace(0.5, 3.0, 5) + torch.rand(5)
-    check_gain(f, attention, 2.0, 4.0, 0.0)
-    check_gain(f, attention, 2.0, 1.0, 0.0)
+    launch = torch.zeros(draw(4, 8))
+    launch[0] = 5 + 5 * torch.rand(())
+    kernel, never = random_times(len(launch), 1, 20), torch.zeros(len(launch), dtype=torch.bool)
+    check_worth(f, launch, kernel, never)
+    launch[2] = kernel.sum()  # the second is late: what comes before it is worth nothing
+    check_worth(f, launch, kernel, never)
 
 
-@q1.case("a faster kernel and a slower rollout")
+@q1.case("now the one is slower, now the other")
 def _(f):
-    check_gain(f, torch.linspace(0.1, 0.3, 6) + 0.1 * torch.rand(6), 2.0, 2.2, 5.0)
+    for _ in range(4):
+        n = draw(6, 12)
+        kernel = torch.where(torch.rand(n) < 0.3, random_times(n, 20, 40), random_times(n, 1, 8))
+        check_worth(f, random_times(n, 2, 12), kernel, torch.zeros(n, dtype=torch.bool))
 
 
-@q1.case("one step, and a kernel that is slower")
+@q1.case("the host reads numbers")
 def _(f):
-    check_gain(f, 1.0 + torch.rand(1), 0.5, 2.0, 0.1)
-    check_gain(f, 1.0 + torch.rand(4), 1.0, 0.5, 0.2)
+    for _ in range(4):
+        n = draw(6, 12)
+        kernel = torch.where(torch.rand(n) < 0.3, random_times(n, 20, 40), random_times(n, 1, 8))
+        reads = torch.rand(n) < 0.4
+        reads[n // 2] = True
+        check_worth(f, random_times(n, 1, 8), kernel, reads)
 
 
-q2 = Question("q2", "pieces_a_step", hint="Keep for each function the values it was compiled for, at most `limit`.")
+q2 = Question("q2", "attend", hint="Work out on paper what a right attention answers to each of the four probes.")
+
+# The planted mistakes, in the order in which a card names those that are left.
+PLANTED = {
+    "guess": "without a mask it must raise ValueError",
+    "truths": "its mask of truths: True is added as a 1 and hides nothing",
+    "heads": "its heads: query heads 0 to H/K - 1 belong to key-value head 0, the next H/K to head 1",
+    "scale": "its scale: the root of the head size, not the head size",
+}
 
 
-def kept(codes: list[int], guards: list[int], limit: int) -> set[tuple[int, int]]:
-    """The pairs that Dynamo has compiled code for, once all were met."""
-    pairs = list(dict.fromkeys(zip(codes, guards, strict=True)))
-    return {pair for i, pair in enumerate(pairs) if sum(p[0] == pair[0] for p in pairs[:i]) < limit}
+def attention_by_loops(
+    query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, wrong: tuple[str, ...] = (), truths: bool = False
+) -> Tensor:
+    """Attention in float64, head by head, with some of the planted mistakes. hidden: bool [B, S]."""
+    (rows, heads, size), kv_heads = query.shape, keys.shape[1]
+    out = torch.zeros(rows, heads, size, dtype=torch.float64)
+    for row in range(rows):
+        for head in range(heads):
+            shared = head % kv_heads if "heads" in wrong else head * kv_heads // heads
+            products = keys[row, shared].double() @ query[row, head].double()
+            scores = products / (size if "scale" in wrong else math.sqrt(size) if "none" not in wrong else 1)
+            if truths and "truths" in wrong:
+                scores = scores + (~hidden[row]).double()
+            elif truths and "inverted" in wrong:
+                scores = scores.masked_fill(~hidden[row], -torch.inf)
+            elif "open" not in wrong:
+                scores = scores.masked_fill(hidden[row], -torch.inf)
+            weights = scores.softmax(0)
+            if "late" in wrong:
+                weights = products.div(math.sqrt(size)).softmax(0) * ~hidden[row]
+            out[row, head] = weights @ values[row, shared].double()
+    return out
 
 
-def counted(pairs: list[tuple[int, int]], there: set) -> Tensor:
-    runs = sum(pair in there for pair in pairs)
-    return torch.tensor([len(there), runs, len(pairs) - runs])
+def check_attend(f, rows: int, heads: int, kv_heads: int, slots: int, truths: bool, full: bool = False) -> None:
+    size = 2 * draw(2, 8)
+    query, (keys, values) = 2 * torch.randn(rows, heads, size), torch.randn(2, rows, kv_heads, slots, size)
+    at, first = torch.arange(slots), torch.randint(0, slots // 2, (rows, 1))
+    last = first + torch.randint(0, slots // 2, (rows, 1))
+    hidden = torch.zeros(rows, slots, dtype=torch.bool) if full else (at < first) | (at > last)
+    mask = ~hidden if truths else torch.zeros(rows, slots).masked_fill(hidden, -torch.inf)
 
+    def answer(*wrong: str) -> Tensor:
+        return attention_by_loops(query, keys, values, hidden, wrong, truths)
 
-def check_pieces(f, codes: list[int], guards: list[int], limit: int) -> None:
-    pairs = list(zip(codes, guards, strict=True))
-    there = kept(codes, guards, limit)
-    right = counted(pairs, there)
-    unique = list(dict.fromkeys(pairs))
-    over = {code for code, _ in pairs if sum(p[0] == code for p in unique) > limit}
-    one_each = counted([(code, 0) for code in codes], kept(codes, [0] * len(codes), limit))
-    mistakes = {
-        "The limit is one too high: `limit` versions are kept, the first one included.": counted(
-            pairs, kept(codes, guards, limit + 1)
-        ),
-        "The limit is one too low: `limit` versions are kept.": counted(pairs, kept(codes, guards, limit - 1)),
-        "The limit holds for each function by itself, not for all together.": counted(pairs, set(unique[:limit])),
-        "A function over the limit keeps the versions it has: only other values run eagerly.": counted(
-            pairs, {pair for pair in unique if pair[0] not in over}
-        ),
-        "A version is good for its own value alone: another value compiles again.": one_each,
-        "Two functions share nothing, even where their values are equal.": counted(
-            [(0, g) for g in guards], kept([0] * len(guards), guards, limit)
-        ),
-        "There is no limit in your count.": counted(pairs, set(unique)),
-        "The second number is of runs in a step, not of versions.": torch.stack([right[0], right[0], right[2]]),
-        "The last two numbers are the wrong way round.": right[[0, 2, 1]],
+    mistakes = {}
+    silent = [name for name in PLANTED if name != "guess"]
+    for wrong in ((a,) for a in silent):
+        mistakes[f"A mistake is left: {PLANTED[wrong[0]]}."] = answer(*wrong)
+    for wrong in ((a, b) for i, a in enumerate(silent) for b in silent[i + 1 :]):
+        mistakes[f"Mistakes are left, one of them: {PLANTED[wrong[0]]} ({', '.join(wrong)})."] = answer(*wrong)
+    mistakes[f"All of its mistakes are left, one of them: {PLANTED['truths']}."] = answer(*silent)
+    mistakes |= {
+        "You hide what is seen: in a mask of truths True is seen.": answer("inverted"),
+        "The mask is not used: what it hides must have no weight.": answer("open"),
+        "You hide after the softmax: what is left does not add up to 1.": answer("late"),
+        "The scores are not divided by anything: the root of the head size is asked for.": answer("none"),
     }
-    found = f(torch.tensor(codes), torch.tensor(guards), limit)
-    compare(torch.as_tensor(found).double() if found is not None else None, right.double(), mistakes)
+    compare(f(query, keys, values, mask[:, None, None]), answer(), mistakes, atol=1e-4)
 
 
-def check_random(f, limit: int) -> None:
-    check_pieces(f, torch.randint(0, 3, (40,)).tolist(), torch.randint(0, 6, (40,)).tolist(), limit)
-
-
-@q2.case("twelve layers, one function that looks at its layer's number and one that does not")
+@q2.case("one head, a full cache")
 def _(f):
-    codes, guards = [0, 1] * 12, [n for layer in range(12) for n in (layer, 0)]
-    check_pieces(f, codes, guards, 8)
-    check_pieces(f, codes, guards, 3)
-    check_random(f, 3)
+    check_attend(f, draw(1, 3), 1, 1, draw(3, 7), truths=False, full=True)
 
 
-@q2.case("below the limit, and exactly at it")
+@q2.case("several heads share one, padding, a mask of numbers")
 def _(f):
-    check_pieces(f, [5] * 8, list(range(8)), 8)
-    check_pieces(f, [5, 7] * 3, [0, 0, 1, 1, 2, 2], 8)
-    check_random(f, 6)
+    for _ in range(2):
+        check_attend(f, draw(2, 4), 6, draw(2, 3), 8, truths=False)
 
 
-@q2.case("values that come again in the same step")
+@q2.case("the same with a mask of truths")
 def _(f):
-    check_pieces(f, [1, 1, 1, 1, 1, 1, 1], [0, 1, 2, 3, 0, 1, 3], 2)
-    check_random(f, 2)
+    check_attend(f, draw(2, 4), 1, 1, 9, truths=True)
+    check_attend(f, draw(2, 4), 8, 4, 9, truths=True)
 
 
-@q2.case("random functions and values, a limit of one")
+@q2.case("no mask: ValueError, and no guess")
 def _(f):
-    check_random(f, 4)
-    check_random(f, 1)
+    check_attend(f, 2, 4, 2, draw(5, 9), truths=True)
+    refuses(f, torch.randn(2, 4, 8), *torch.randn(2, 2, 2, 5, 8).unbind(0), None)
+
+
+def refuses(f, *arguments) -> None:
+    """Fail unless the function raises ValueError."""
+    try:
+        f(*arguments)
+    except NotImplementedError:
+        raise
+    except ValueError:
+        return
+    except Exception as error:  # the grader tells of errors in another process by AssertionError
+        if str(error).startswith("ValueError"):
+            return
+        raise AssertionError(f"without a mask, raise ValueError: there came {type(error).__name__}") from None
+    raise AssertionError("without a mask it must raise ValueError, and you returned something")
 
 
 q3 = Question("q3", "first_and_last_slot", hint="`argmax` finds the first True; how many there are tells the last.")
@@ -205,17 +249,7 @@ def _(f):
 @q3.case("no mask: ValueError, and no guess")
 def _(f):
     check_random_slots(f)
-    try:
-        f(None)
-    except NotImplementedError:
-        raise
-    except ValueError:
-        return
-    except Exception as error:  # the grader tells of errors in another process by AssertionError
-        if str(error).startswith("ValueError"):
-            return
-        raise AssertionError(f"without a mask, raise ValueError: there came {type(error).__name__}") from None
-    raise AssertionError("without a mask you returned something: nobody knows which slots hold tokens")
+    refuses(f, None)
 
 
 q4 = Question(
@@ -279,78 +313,4 @@ def _(f):
     check_fake(f, torch.randn(1, 2, 4), torch.randn(1, 1, 1, 6))
 
 
-q5 = Question("q5", "diagnose", hint="Five rules from top to bottom, the first that holds: busy time is `busy * ms`.")
-
-
-def verdict(ms: float, floor: float, busy: float, kernels: float, launches: float, us: float, **wrong) -> int:
-    if ms <= 2 * floor and not wrong.get("no_floor"):
-        return 0
-    if (busy > 0.5) if wrong.get("busy_is_idle") else (busy < 0.5):
-        many = launches > (wrong.get("many") or kernels / 2)
-        return 1 if many else (4 if wrong.get("no_wait") else 2)
-    whole = ms if wrong.get("of_step") else busy * ms
-    return 3 if kernels * us * (1 if wrong.get("unit") else 1e-3) > whole / 2 else 4
-
-
-def check_table(f, rows: list[tuple[float, ...]], us: float = 1.25) -> None:
-    def all_of(**wrong) -> Tensor:
-        return torch.tensor([verdict(*row, us, **wrong) for row in rows]).double()
-
-    mistakes = {
-        "Microseconds and milliseconds are mixed: `kernel_us` is microseconds.": all_of(unit=True),
-        "Compare the kernels' least time with half of the busy time, not of the step.": all_of(of_step=True),
-        "`busy` is the share in which the GPU works, not the one in which it waits.": all_of(busy_is_idle=True),
-        "Look at the floor first: a step at the floor has nothing to repair.": all_of(no_floor=True),
-        "Many launches are many beside the kernels of the same step, not beside a fixed number.": all_of(many=100),
-        "A GPU that waits though few things are launched waits for the host: that is 2.": all_of(no_wait=True),
-    }
-    found = f(torch.tensor(rows, dtype=torch.float64), us)
-    compare(torch.as_tensor(found).double() if found is not None else None, all_of(), mistakes)
-
-
-def shuffled(rows: list[tuple[float, ...]]) -> list[tuple[float, ...]]:
-    """The rows in another order, milliseconds up to a tenth more or less."""
-    speed = 0.9 + 0.2 * torch.rand(()).item()
-    return [(speed * rows[i][0], speed * rows[i][1], *rows[i][2:]) for i in torch.randperm(len(rows)).tolist()]
-
-
-ONE_OF_EACH = [
-    (0.40, 0.25, 0.30, 400.0, 400.0),  # at the floor, whatever else
-    (24.0, 0.25, 0.08, 760.0, 700.0),  # in pieces
-    (3.00, 0.25, 0.40, 400.0, 3.0),  # waits for the host
-    (2.00, 0.25, 0.90, 1200.0, 4.0),  # many small kernels
-    (4.00, 0.25, 0.80, 120.0, 2.0),  # slow kernels
-]
-
-
-@q5.case("one of each")
-def _(f):
-    check_table(f, shuffled(ONE_OF_EACH))
-
-
-@q5.case("one row, and other costs of a kernel")
-def _(f):
-    for row in ONE_OF_EACH:
-        check_table(f, [row], us=2.0)
-    check_table(f, random_table(), us=2.0)
-    check_table(f, [(3.0, 0.3, 0.75, 700.0, 5.0), (3.0, 0.3, 0.75, 1000.0, 5.0)], us=1.5)
-
-
-@q5.case("few kernels, each launched by itself; many kernels, of which some hundred are")
-def _(f):
-    few, many = (5.0, 0.5, 0.2, 60.0, 55.0), (5.0, 0.5, 0.2, 900.0, 300.0)
-    check_table(f, shuffled([few] * draw(1, 4) + [many] * draw(1, 4)))
-
-
-def random_table() -> list:
-    kernels = torch.randint(20, 1500, (60,)).double()
-    columns = [0.3 + 6 * torch.rand(60), 0.2 + torch.rand(60) * 0.6, torch.rand(60), kernels, kernels * torch.rand(60)]
-    return torch.stack([c.double() for c in columns], dim=1).tolist()
-
-
-@q5.case("random tables")
-def _(f):
-    check_table(f, random_table())
-
-
-QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4, "q5": q5}
+QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from rlcourse.kernels.decode_common import (
     LOG2_E,
     LOWEST,
-    allocate_pieces,
+    allocate_partials,
     attention_arguments,
     check_shape,
     chunks,
@@ -59,21 +59,21 @@ class SimpleDecode:
         newest, first = tokens_of_row(position, start, row, k_cache.shape[2])
         queries = cute.local_tile(q[row, None, None], (group, self.head_size), (kv_head, 0))
         keys, values = k_cache[row, kv_head, None, None], v_cache[row, kv_head, None, None]
-        masses, mixed = attend(queries, keys, values, first, newest + 1, self.threads)
-        finish(masses, mixed, out, None, row, kv_head, 0, group, 1, self.threads)
+        ml, acc = attend(queries, keys, values, first, newest + 1, self.threads)
+        finish(ml, acc, out, None, row, kv_head, 0, group, 1, self.threads)
 
 
 @cute.jit
 def attend(queries: cute.Tensor, keys: cute.Tensor, values: cute.Tensor, first, last, threads: cutlass.Constexpr):
-    """Attention of queries [G, D] over slots first..last - 1 of keys and values [S, D]: pieces in shared memory.
+    """Attention of queries [G, D] over slots first..last - 1 of keys and values [S, D]: partials in shared memory.
 
     D / 8 lanes hold a token, 16 bytes each, so one load of a block brings 16 tokens of size 64. These lanes keep a
-    piece of their own for each query head, and share only the scores, by shuffles.
+    partial of their own for each query head, and share only the scores, by shuffles.
     """
     group, size = queries.shape
     lanes, tokens = const_expr(size // 8), const_expr(threads * 8 // size)
     thread, _, _ = cute.arch.thread_idx()
-    piece, column = thread // lanes, thread % lanes
+    partial, column = thread // lanes, thread % lanes
 
     loaded = cute.make_rmem_tensor((1, 8), queries.element_type)
     query = cute.make_rmem_tensor((8, group), Float32)
@@ -82,14 +82,14 @@ def attend(queries: cute.Tensor, keys: cute.Tensor, values: cute.Tensor, first, 
         for e in range_constexpr(8):
             query[e, h] = loaded[e].to(Float32) * (LOG2_E / math.sqrt(size))
 
-    top, mass = cute.make_rmem_tensor(group, Float32), cute.make_rmem_tensor(group, Float32)
-    mixed = cute.make_rmem_tensor((8, group), Float32)
-    top.fill(LOWEST)
-    mass.fill(0.0)
-    mixed.fill(0.0)
+    m, l = cute.make_rmem_tensor(group, Float32), cute.make_rmem_tensor(group, Float32)
+    acc = cute.make_rmem_tensor((8, group), Float32)
+    m.fill(LOWEST)
+    l.fill(0.0)
+    acc.fill(0.0)
     key, value = cute.make_rmem_tensor((1, 8), keys.element_type), cute.make_rmem_tensor((1, 8), keys.element_type)
     for base in cutlass.range(first, last, tokens):
-        token = base + piece
+        token = base + partial
         slot = cutlass.min(token, last - 1)  # past the end a lane reads the last token again, and does not count it
         cute.autovec_copy(chunks(keys)[None, slot, column], key)
         cute.autovec_copy(chunks(values)[None, slot, column], value)
@@ -99,19 +99,19 @@ def attend(queries: cute.Tensor, keys: cute.Tensor, values: cute.Tensor, first, 
                 score += query[e, h] * key[e].to(Float32)
             score = cute.arch.warp_reduction_sum(score, threads_in_group=lanes)
             score = score if token < last else -Float32.inf
-            higher = cute.arch.fmax(top[h], score)
-            shrink, weight = power(top[h] - higher), power(score - higher)
-            top[h] = higher
-            mass[h] = mass[h] * shrink + weight
+            m_new = cute.arch.fmax(m[h], score)
+            alpha, weight = power(m[h] - m_new), power(score - m_new)
+            m[h] = m_new
+            l[h] = l[h] * alpha + weight
             for e in range_constexpr(8):
-                mixed[e, h] = mixed[e, h] * shrink + weight * value[e].to(Float32)
+                acc[e, h] = acc[e, h] * alpha + weight * value[e].to(Float32)
 
-    all_masses, all_mixed = allocate_pieces(tokens, size)
+    all_ml, all_acc = allocate_partials(tokens, size)
     for h in range_constexpr(group):
-        cute.autovec_copy(mixed[None, h], cute.tiled_divide(all_mixed[piece, h, None], (8,))[None, column])
+        cute.autovec_copy(acc[None, h], cute.tiled_divide(all_acc[partial, h, None], (8,))[None, column])
         if column == 0:
-            all_masses[piece, 0, h], all_masses[piece, 1, h] = top[h], mass[h]
-    return all_masses, all_mixed
+            all_ml[partial, 0, h], all_ml[partial, 1, h] = m[h], l[h]
+    return all_ml, all_acc
 
 
 EXAMPLES = (SimpleDecode(14, 2, 64, padded=True), SimpleDecode(16, 8, 128, "float16"))

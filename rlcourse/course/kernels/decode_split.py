@@ -1,7 +1,7 @@
 """Decode attention, second step: several blocks share a row's tokens (split-KV, also called Flash-Decoding).
 
 With `splits` blocks for each row and key-value head there are enough of them to occupy the card. Each does what the
-block of `decode_simple` does, over its share of the tokens. The last one to arrive puts the pieces together, so one
+block of `decode_simple` does, over its share of the tokens. The last one to arrive puts the partials together, so one
 launch is enough. The lesson of this version: on a small card it is bound by memory, but an H200 brings tokens faster
 than its CUDA cores can take 80 instructions of a warp for each.
 """
@@ -37,14 +37,14 @@ class SplitDecode:
         return self.splits, self.kv_heads, q.shape[0]
 
     @cute.jit
-    def __call__(self, q, k_cache, v_cache, position, start, out, mixed, masses, arrived, stream):
-        launched = self.kernel(q, k_cache, v_cache, position, start, out, mixed, masses, arrived)
+    def __call__(self, q, k_cache, v_cache, position, start, out, partial_acc, partial_ml, arrived, stream):
+        launched = self.kernel(q, k_cache, v_cache, position, start, out, partial_acc, partial_ml, arrived)
         launched.launch(grid=self.grid(q), block=[self.threads, 1, 1], stream=stream)
 
     @cute.kernel
     def kernel(
         self, q: cute.Tensor, k_cache: cute.Tensor, v_cache: cute.Tensor, position: cute.Tensor, start: cute.Tensor,
-        out: cute.Tensor, mixed: cute.Tensor, masses: cute.Tensor, arrived: cute.Tensor,
+        out: cute.Tensor, partial_acc: cute.Tensor, partial_ml: cute.Tensor, arrived: cute.Tensor,
     ):  # fmt: skip
         split, kv_head, row = cute.arch.block_idx()
         group = const_expr(self.heads // self.kv_heads)
@@ -52,8 +52,10 @@ class SplitDecode:
         begin, end = share(first, newest + 1, split, self.splits)
         queries = cute.local_tile(q[row, None, None], (group, self.head_size), (kv_head, 0))
         keys, values = k_cache[row, kv_head, None, None], v_cache[row, kv_head, None, None]
-        pieces = attend(queries, keys, values, begin, end, self.threads)
-        finish(*pieces, out, (mixed, masses, arrived), row, kv_head, split, group, self.splits, self.threads)
+        partials = attend(queries, keys, values, begin, end, self.threads)
+        finish(
+            *partials, out, (partial_acc, partial_ml, arrived), row, kv_head, split, group, self.splits, self.threads
+        )
 
 
 EXAMPLES = (SplitDecode(14, 2, 64, padded=True), SplitDecode(16, 8, 128, "float16", splits=8))

@@ -17,25 +17,39 @@ from rlcourse.course.dev import build
 INF = torch.inf
 
 
-def sequential(tops, masses, mixed):
-    """Two at a time, from left to right."""
-    top, mass, total = torch.full_like(tops[0], -1e30), torch.zeros_like(tops[0]), torch.zeros_like(mixed[0])
-    for t, m, a in zip(tops, masses, mixed, strict=True):
-        higher = torch.maximum(top, t)
-        old, new = (top - higher).exp(), (t - higher).exp()
-        top, mass, total = higher, mass * old + m * new, total * old[:, None] + a * new[:, None]
-    return torch.where(mass[:, None] > 0, total / mass[:, None], 0.0)
+def share_of(logs, sink):
+    """Weights of the places and of the sink, not yet divided by their sum."""
+    every = torch.cat([logs, sink[None]])
+    return (every - every.amax(0).clamp(min=-1e30)).exp()
 
 
-def by_logs(tops, masses, mixed):
-    """Normalised pieces, weighted by a softmax of the logs of their masses."""
-    logs = tops + masses.log()
-    weights = (logs - logs.logsumexp(0).clamp(min=-1e30)).exp()
-    return (weights[..., None] * mixed / masses.clamp(min=1e-30)[..., None]).sum(0)
+def merged(outputs, logs, sink, sinks=True, divide=True):
+    weights = share_of(logs, sink)
+    total = weights.sum(0) if sinks else weights[:-1].sum(0)
+    return (weights[:-1, :, None] * outputs).sum(0) / (total.clamp(min=1e-30)[:, None] if divide else 1)
 
 
-def scaled(tops):
-    return (tops - tops.amax(0).clamp(min=-1e30)).exp()
+def sequential(outputs, logs, sink):
+    """Two at a time, from left to right, beginning with the sink."""
+    log, total = sink.double(), torch.zeros_like(outputs[0]).double()
+    for o, lse in zip(outputs, logs, strict=True):
+        both = torch.logaddexp(log, lse.double())
+        old, new = ((x - both.clamp(min=-1e30)).exp() for x in (log, lse.double()))
+        log, total = both, total * old[:, None] + o * new[:, None]
+    return total.float()
+
+
+def by_softmax(outputs, logs, sink):
+    weights = torch.cat([sink[None], logs]).softmax(0).nan_to_num(0.0)[1:]
+    return torch.einsum("ph,phd->hd", weights, outputs)
+
+
+def lesson_merge(outputs, logs, sink):
+    """The lesson's merge, pasted: takes outputs for acc and log-sums for m, with l = 1."""
+    m, acc = logs.amax(0).clamp(min=-1e30), 0
+    for o, lse in zip(outputs, logs, strict=True):
+        acc = acc + o * (lse - m).exp()[:, None]
+    return acc / (logs - m).exp().sum(0).clamp(min=1e-30)[:, None]
 
 
 def times(tokens, at_once, most, fixed, tile=16, start=1, full=False):
@@ -84,44 +98,54 @@ def reshaped(values):
     return values.view(2, 4, 2, 8, 4, 2).permute(4, 3, 1, 0, 5, 2).reshape(4, 32, 8)
 
 
-def count(lengths, heads, kv_heads, size, splits, cache=1.0, token=1.0, work=1.0, plus=0, per=None, always=False,
-          write=1, angles=1, floats=2, pair=None):  # fmt: skip
-    rows = len(lengths)
-    tokens = int((lengths + plus).sum())
-    new = rows * size * (2 * heads + (2 + 2 * write) * kv_heads + angles)
-    left = rows * splits * (pair or heads) * (size + floats) if splits > 1 or always else 0
-    found = [4 * cache * tokens * (per or kv_heads) * size, 2 * token * new, 8 * work * left]
-    return torch.tensor(found, dtype=torch.float64)
+def changes(data, instructions, way, gb_s, ghz, sms, answer, combine=max, schedulers=4, fixed=False, **wrong):
+    def time(i, w):
+        waits = answer if fixed else data / way[w].item() * answer
+        issue = instructions[i].item() / (schedulers * (1 if wrong.get("one_sm") else sms) * ghz * 1e3)
+        return combine([data / (gb_s * (1 if wrong.get("units") else 1e3)), issue, waits])
+
+    old, fewer, more, new = time(0, 0), time(1, 0), time(0, 1), time(1, 1)
+    if wrong.get("exchanged"):
+        fewer, more = more, fewer
+    first = 2 if fewer == more else int(more < fewer)
+    return torch.tensor([old, fewer, more, new, 1 - first if wrong.get("swap") and first < 2 else first]).double()
 
 
-def summed(lengths, heads, kv_heads, size, splits):
-    """Row by row."""
-    total = torch.zeros(3, dtype=torch.float64)
-    for length in lengths.tolist():
-        total[0] += 2 * kv_heads * length * size * 2
-        total[1] += 2 * (heads * size + 2 * kv_heads * size + size // 2 * 2 + 2 * kv_heads * size + heads * size)
-        total[2] += 0 if splits == 1 else splits * heads * (size * 4 + 4 + 4) * 2
-    return total
+def by_rates(data, instructions, way, gb_s, ghz, sms, answer_us):
+    """The slowest of three rates, in bytes a second, for all four kernels at once."""
+    issue = data / (instructions / (4 * sms * ghz * 1e9))[torch.tensor([0, 1, 0, 1])]
+    waiting = (way / (answer_us * 1e-6))[torch.tensor([0, 0, 1, 1])]
+    rates = torch.stack([torch.full((4,), gb_s * 1e9).double(), issue, waiting]).amin(0)
+    times = 1e6 * data / rates
+    saved = times[0] - times[1:3]
+    first = 2 if saved[0] == saved[1] else int(saved.argmax())
+    return torch.cat([times, torch.tensor([first]).double()])
+
+
+def first_of_both(*arguments):
+    """Takes 0 for what to do first where neither brings anything."""
+    found = changes(*arguments)
+    found[4] = found[4] % 2
+    return found
 
 
 RIGHT = {
-    "q1": [sequential, by_logs],
+    "q1": [merged, sequential, by_softmax],
     "q2": [chosen(longest), chosen(lambda waves, a, f: float(f * len(waves) + sum(map(max, waves))))],
     "q3": [held, reshaped],
-    "q4": [count, summed],
+    "q4": [changes, by_rates],
 }
 WRONG = {
     "q1": {
-        "mean": lambda t, m, a: (a / m.clamp(min=1e-30)[..., None]).mean(0),
-        "as they are": lambda t, m, a: a.sum(0) / m.sum(0)[:, None],
-        "mass not": lambda t, m, a: (scaled(t)[..., None] * a).sum(0) / m.sum(0)[:, None].clamp(min=1e-30),
-        "vector not": lambda t, m, a: a.sum(0) / (scaled(t) * m).sum(0)[:, None].clamp(min=1e-30),
-        "not divided": lambda t, m, a: (scaled(t)[..., None] * a).sum(0),
-        "by factors": lambda t, m, a: (scaled(t)[..., None] * a).sum(0) / scaled(t).sum(0)[:, None],
-        "without top": lambda t, m, a: (t.exp()[..., None] * a).sum(0) / (t.exp() * m).sum(0)[:, None],
-        "nan": lambda t, m, a: (
-            ((t - t.amax(0)).exp()[..., None] * a).sum(0) / ((t - t.amax(0)).exp() * m).sum(0)[:, None]
-        ),
+        "mean": lambda o, s, k: o.mean(0),
+        "added": lambda o, s, k: o.sum(0),
+        "no sink": partial(merged, sinks=False),
+        "not divided": partial(merged, divide=False),
+        "largest": lambda o, s, k: torch.stack([o[p, h] for h, p in enumerate(s.argmax(0).tolist())]),
+        "log-sums": lambda o, s, k: (s[..., None] * o).sum(0) / (s.sum(0) + k)[:, None],
+        "without a maximum": lambda o, s, k: (s.exp()[..., None] * o).sum(0) / (s.exp().sum(0) + k.exp())[:, None],
+        "nan": lambda o, s, k: (torch.cat([s, k[None]]).softmax(0)[:-1, :, None] * o).sum(0),
+        "from the lesson": lesson_merge,
     },
     "q2": {
         "full waves": chosen(lambda w, a, f: longest([x for x in w if len(x) == a] or w[:1], a, f)),
@@ -142,31 +166,29 @@ WRONG = {
         "transposed": lambda values: held(values).transpose(1, 2),
     },
     "q4": {
-        "query heads": lambda n, h, k, d, s: count(n, h, k, d, s, per=h),
-        "keys": partial(count, cache=0.5),
-        "float32": partial(count, cache=2, token=2),
-        "not written": partial(count, write=0),
-        "itself": partial(count, plus=1),
-        "longest": lambda n, *rest: torch.cat([count(n.clone().fill_(n.max()), *rest)[:1], count(n, *rest)[1:]]),
-        "no angles": partial(count, angles=0),
-        "all angles": partial(count, angles=2),
-        "once": partial(count, work=0.5),
-        "vector": partial(count, floats=0),
-        "pairs": lambda n, h, k, d, s: count(n, h, k, d, s, pair=k),
-        "always": partial(count, always=True),
+        "sum": partial(changes, combine=sum),
+        "shortest": partial(changes, combine=min),
+        "one scheduler": partial(changes, schedulers=1),
+        "one SM": partial(changes, one_sm=True),
+        "units": partial(changes, units=True),
+        "answered once": partial(changes, fixed=True),
+        "exchanged": partial(changes, exchanged=True),
+        "swap": partial(changes, swap=True),
+        "no draw": first_of_both,
     },
 }
 
 # The sentence, or a part of it, that a wrong implementation must be told.
 NAMED = {
-    ("q1", "mean"): "mean of the pieces",
-    ("q1", "as they are"): "as they are",
-    ("q1", "mass not"): "the masses are not",
-    ("q1", "vector not"): "the vectors are not",
-    ("q1", "not divided"): "not divided by the mass",
-    ("q1", "by factors"): "sum of the factors",
-    ("q1", "without top"): "not finite",
+    ("q1", "mean"): "mean of the outputs",
+    ("q1", "added"): "as they are",
+    ("q1", "no sink"): "takes its share",
+    ("q1", "not divided"): "not divided by their sum",
+    ("q1", "largest"): "largest log-sum",
+    ("q1", "log-sums"): "log-sums themselves",
+    ("q1", "without a maximum"): "not finite",
     ("q1", "nan"): "not finite",
+    ("q1", "from the lesson"): "takes its share",
     ("q2", "full waves"): "last wave",
     ("q2", "free"): "has to start and to end",
     ("q2", "tokens"): "whole tiles",
@@ -179,18 +201,14 @@ NAMED = {
     ("q3", "exchanged"): "exchanged",
     ("q3", "below"): "side by side",
     ("q3", "lanes"): "lane // 4",
-    ("q4", "query heads"): "not query heads",
-    ("q4", "keys"): "twice as much",
-    ("q4", "float32"): "2 bytes",
-    ("q4", "not written"): "written to the cache",
-    ("q4", "itself"): "from registers",
-    ("q4", "longest"): "only its own",
-    ("q4", "no angles"): "cos and sin are missing",
-    ("q4", "all angles"): "not D",
-    ("q4", "once"): "read again",
-    ("q4", "vector"): "D + 2",
-    ("q4", "pairs"): "belongs to a query head",
-    ("q4", "always"): "With one split",
+    ("q4", "sum"): "not their sum",
+    ("q4", "shortest"): "not the shortest",
+    ("q4", "one scheduler"): "four schedulers",
+    ("q4", "one SM"): "All SMs",
+    ("q4", "units"): "a thousand bytes",
+    ("q4", "answered once"): "more than once",
+    ("q4", "exchanged"): "second number",
+    ("q4", "swap"): "wrong way round",
 }
 
 test_right_answers_pass, test_wrong_answers_are_killed, test_the_mistake_is_named, test_a_hole_shows_the_hint = (
@@ -200,20 +218,21 @@ test_right_answers_pass, test_wrong_answers_are_killed, test_the_mistake_is_name
 
 KERNEL = {  # what is put in place of a piece of the solution's source, and a part of the sentence that says so
     "not scaled": ("(math.log2(math.e) / math.sqrt(self.size))", "math.log2(math.e)", "square root"),
+    "m begins at 0": ("m, l = Float32(-1e30), Float32(0.0)", "m, l = Float32(0.0), Float32(0.0)", "m begins at 0"),
+    "acc not rescaled": ("acc[e] * alpha + weight", "acc[e] + weight", "acc is not rescaled"),
+    "l not rescaled": ("l * alpha + weight", "l + weight", "l is not rescaled"),
+    "lane's own score": ("score = cute.arch.warp_reduction_sum(score)", "pass", "sum it over all lanes"),
+    "no maximum": ("cute.arch.fmax(m, score)", "Float32(0.0)", "taken off first"),
     "power of 2": ("(math.log2(math.e) / math.sqrt(self.size))", "(1 / math.sqrt(self.size))", "log2(e)"),
-    "not divided": ("mixed[e] / cute.arch.fmax(mass, Float32(1e-30))", "mixed[e]", "divided by the mass"),
+    "not divided": ("acc[e] / cute.arch.fmax(l, Float32(1e-30))", "acc[e]", "divided by l"),
     "last slot": ("cutlass.range(begin, end)", "cutlass.range(begin, end - 1)", "last - 1"),
     "first slot": ("cutlass.range(begin, end)", "cutlass.range(begin + 1, end)", "first slot"),
     "padding": ("cutlass.range(begin, end)", "cutlass.range(0, end)", "nan"),
     "one further": ("cutlass.range(begin, end)", "cutlass.range(begin, end + 1)", ""),
-    "empty row": ("cute.arch.fmax(mass, Float32(1e-30))", "mass", "nan"),
-    "vector not shrunk": ("mixed[e] * shrink + weight", "mixed[e] + weight", ""),
-    "mass not shrunk": ("mass * shrink + weight", "mass + weight", ""),
-    "no maximum": ("cute.arch.fmax(top, score)", "Float32(0.0)", ""),
+    "empty row": ("cute.arch.fmax(l, Float32(1e-30))", "l", "nan"),
     "half of it": ("out[pair, lane + 32 * e] =", "out[pair, lane] =", "was not written"),
     "beside": ("out[pair, lane + 32 * e] =", "out[pair, lane + 64 * e] =", ""),
     "first pair": ("out[pair, lane", "out[0, lane", ""),
-    "lane's own score": ("score = cute.arch.warp_reduction_sum(score)", "pass", ""),
 }
 
 
@@ -237,7 +256,7 @@ def warp_attention(folder, old: str = "", new: str = ""):
         [
             ("", ""),
             ("Float32(-1e30)", "-Float32.inf"),  # no score is -inf here
-            ("mixed[e] / cute.arch.fmax(mass, Float32(1e-30))", "mixed[e] / mass if end > begin else Float32(0.0)"),
+            ("acc[e] / cute.arch.fmax(l, Float32(1e-30))", "acc[e] / l if end > begin else Float32(0.0)"),
         ],
         every=3,
     ),

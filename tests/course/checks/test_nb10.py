@@ -1,69 +1,125 @@
 """The checks of lesson 10 pass what is right, kill what is wrong, and name the mistake."""
 
+import itertools
+
 import torch
+import torch.nn.functional as F
 from answers import common_tests
 
-from rlcourse.course.checks.nb10 import QUESTIONS
+from rlcourse.course.checks.nb10 import PLANTED, QUESTIONS
+
+# q1: two watches -------------------------------------------------------------------------------------------------
 
 
-def gain(attention, rest, faster, added, **change):
-    """Right but for what is given: a function of the three numbers, or other inputs."""
-    before, after = (attention + rest).sum(), (attention / faster + rest + added).sum()
-    numbers = [before / after, before / (len(attention) * rest), (attention - attention / faster).mean()]
-    for place, value in change.items():
-        numbers[["gain", "bound", "room"].index(place)] = value
-    return torch.stack([torch.as_tensor(n) for n in numbers])
+def step_time(launch, kernel, reads, early=False, in_turn=False):
+    host = gpu = before = 0.0
+    for launching, running, read in zip(launch.tolist(), kernel.tolist(), reads.tolist(), strict=True):
+        host += launching
+        before, gpu = gpu, max(gpu, host) + running
+        if read or in_turn:
+            host = max(host, before if early else gpu)
+    return gpu
 
 
-def gain_by_means(attention, rest, faster, added):
-    mean = float(attention.mean())
-    old, new = mean + rest, mean / faster + rest + added
-    return torch.tensor([old / new, 1 + mean / rest, mean * (1 - 1 / faster)])
+def worth(launch, kernel, reads, time=step_time, launch_too=False):
+    found = []
+    for i in range(len(kernel)):
+        free = torch.arange(len(kernel)) == i
+        starts = launch.masked_fill(free, 0.0) if launch_too else launch
+        found.append(time(launch, kernel, reads) - time(starts, kernel.masked_fill(free, 0.0), reads))
+    return torch.tensor(found)
 
 
-def each(attention, rest, faster, added):
-    return (attention + rest) / (attention / faster + rest + added)
+def by_chains(launch, kernel, reads):
+    """The step as the longest way through a graph: from `launched` and `ended` of each kernel to the next."""
+
+    def time(launch, kernel, reads):
+        n = len(kernel)
+        longest = torch.zeros(2 * n, dtype=torch.float64)
+        for _ in range(2 * n):  # as often as a way can be long
+            for i in range(n):
+                before = [longest[i - 1]] * (i > 0) + [longest[n + i - 1]] * (i > 0 and bool(reads[i - 1]))
+                longest[i] = launch[i] + max(before, default=0.0)
+                longest[n + i] = kernel[i] + max([longest[i]] + [longest[n + i - 1]] * (i > 0))
+        return longest[-1].item()
+
+    return worth(launch.double(), kernel.double(), reads, time)
 
 
-def inverse(attention, rest, faster, added):
-    right = gain(attention, rest, faster, added)
-    return torch.stack([1 / right[0], 1 / right[1], right[2]])
+def two_sums(launch, kernel, reads):
+    return max(launch.sum().item(), kernel.sum().item())
 
 
-def pieces_loop(codes, guards, limit, **change):
-    """Right but for: `limit` of all together, what is looked at, what happens over the limit."""
-    there = {}
-    for _ in range(2):
-        compiled = eager = 0
-        for code, guard in zip(codes.tolist(), guards.tolist(), strict=True):
-            code, guard = change.get("key", lambda c, g: (c, g))(code, guard)
-            versions = there.setdefault(code, [])
-            if guard not in versions and len(versions) < limit:
-                versions.append(guard)
-            elif guard not in versions and change.get("evict"):
-                versions.pop(0)
-                versions.append(guard)
-            compiled, eager = compiled + (guard in versions), eager + (guard not in versions)
-    return torch.tensor([sum(map(len, there.values())), compiled, eager])
+# q2: an attention with four mistakes -----------------------------------------------------------------------------
 
 
-def pieces_sets(codes, guards, limit):
-    graphs = runs = 0
-    for code in codes.unique():
-        own = guards[codes == code]
-        known = list(dict.fromkeys(own.tolist()))[:limit]
-        graphs, runs = graphs + len(known), runs + int(torch.isin(own, torch.tensor(known)).sum())
-    return torch.tensor([graphs, runs, len(codes) - runs])
+def attend(query, keys, values, mask, wrong=()):
+    """Right but for some of the planted mistakes."""
+    if mask is None and "guess" not in wrong:
+        raise ValueError("no mask")
+    shared = query.shape[1] // keys.shape[1]
+    if "heads" in wrong:
+        keys, values = keys.repeat(1, shared, 1, 1), values.repeat(1, shared, 1, 1)
+    else:
+        keys, values = keys.repeat_interleave(shared, 1), values.repeat_interleave(shared, 1)
+    scores = torch.einsum("bhd,bhsd->bhs", query, keys) / query.shape[-1] ** (1 if "scale" in wrong else 0.5)
+    if mask is not None:
+        numbers = mask.dtype != torch.bool or "truths" in wrong
+        scores = scores + mask[:, 0] if numbers else scores.masked_fill(~mask[:, 0], -torch.inf)
+    return torch.einsum("bhs,bhsd->bhd", scores.softmax(-1), values)
 
 
-def pieces_all_or_nothing(codes, guards, limit):
-    graphs = runs = 0
-    for code in codes.unique():
-        own = guards[codes == code]
-        known = len(own.unique())
-        if known <= limit:
-            graphs, runs = graphs + known, runs + len(own)
-    return torch.tensor([graphs, runs, len(codes) - runs])
+def by_torch(query, keys, values, mask):
+    if mask is None:
+        raise ValueError("no mask")
+    return F.scaled_dot_product_attention(query[:, :, None], keys, values, attn_mask=mask, enable_gqa=True)[:, :, 0]
+
+
+def from_the_lesson(query, keys, values, mask):
+    """Its `naive`, pasted: right but for the guess."""
+    groups = query.shape[1] // keys.shape[1]
+    keys, values = keys.repeat_interleave(groups, dim=1), values.repeat_interleave(groups, dim=1)
+    return F.scaled_dot_product_attention(query[:, :, None], keys, values, attn_mask=mask)[:, :, 0]
+
+
+def folded(query, keys, values, mask):
+    """Query heads as rows of their key-value head, visible scores alone."""
+    if mask is None:
+        raise ValueError("no mask")
+    rows, heads, size = query.shape
+    seen = mask[:, :, 0] if mask.dtype == torch.bool else mask[:, :, 0] > -1
+    scores = query.view(rows, keys.shape[1], -1, size) @ keys.mT * size**-0.5
+    weights = scores.where(seen[:, :, None], torch.tensor(-1e30)).exp2() * 0  # only the shape is used
+    weights = (scores - scores.amax(-1, keepdim=True)).exp().where(seen[:, :, None], torch.zeros(())) + weights
+    return (weights / weights.sum(-1, keepdim=True) @ values).reshape(rows, heads, size)
+
+
+def inverted(query, keys, values, mask):
+    return attend(query, keys, values, ~mask if mask is not None and mask.dtype == torch.bool else mask)
+
+
+def open_mask(query, keys, values, mask):
+    return attend(query, keys, values, None if mask is None else torch.zeros(mask.shape))
+
+
+def late(query, keys, values, mask):
+    """Hidden slots lose their weight after the softmax."""
+    if mask is None:
+        raise ValueError("no mask")
+    seen = mask if mask.dtype == torch.bool else mask == 0
+    shared = query.shape[1] // keys.shape[1]
+    keys, values = keys.repeat_interleave(shared, 1), values.repeat_interleave(shared, 1)
+    weights = (torch.einsum("bhd,bhsd->bhs", query, keys) * query.shape[-1] ** -0.5).softmax(-1) * seen[:, 0]
+    return torch.einsum("bhs,bhsd->bhd", weights, values)
+
+
+def unscaled(query, keys, values, mask):
+    return attend(query * query.shape[-1] ** 0.5, keys, values, mask)
+
+
+SUBSETS = [wrong for count in (1, 2, 3, 4) for wrong in itertools.combinations(PLANTED, count)]
+
+# q3 and q4 -------------------------------------------------------------------------------------------------------
 
 
 def slots(mask, first=None, last=None):
@@ -105,64 +161,32 @@ def fake_zeros(q, keys, values):
     return out, torch.zeros(rows, heads), out.stride()
 
 
-def table(rows, us, **change):
-    ms, floor, busy, kernels, launches = rows.T
-    working = (1 - busy) * ms if change.get("idle") else ms if change.get("step") else busy * ms
-    waits = busy > 0.5 if change.get("idle") else busy < 0.5
-    verdict = torch.full_like(ms, 4)
-    verdict[kernels * us / (1 if change.get("unit") else 1e3) > working / 2] = 3
-    verdict[waits] = 2
-    verdict[waits & (launches > change.get("many", kernels / 2))] = 1
-    if not change.get("no_floor"):
-        verdict[ms <= 2 * floor] = 0
-    return verdict.long()
-
-
-def table_loop(rows, us):
-    found = []
-    for ms, floor, busy, kernels, launches in rows.tolist():
-        if ms <= 2 * floor:
-            found.append(0)
-        elif busy < 0.5:
-            found.append(1 if 2 * launches > kernels else 2)
-        else:
-            found.append(3 if 2 * kernels * us > 1e3 * busy * ms else 4)
-    return torch.tensor(found)
-
-
 RIGHT = {
-    "q1": [gain, gain_by_means],
-    "q2": [pieces_loop, pieces_sets],
+    "q1": [worth, by_chains],
+    "q2": [attend, by_torch, folded],
     "q3": [slots, slots_by_nonzero],
     "q4": [fake, fake_zeros],
-    "q5": [table, table_loop],
 }
 
 WRONG = {
     "q1": {
-        "mean of gains": lambda *x: gain(*x, gain=each(*x).mean()),
-        "first": lambda *x: gain(*x, gain=each(*x)[0]),
-        "last": lambda *x: gain(*x, gain=each(*x)[-1]),
-        "kernel": lambda *x: gain(*x, gain=x[2]),
-        "nothing added": lambda a, r, f, d: gain(a, r, f, d, gain=gain(a, r, f, 0.0)[0]),
-        "added once": lambda a, r, f, d: gain(a, r, f, d, gain=gain(a, r, f, d / len(a))[0]),
-        "inverse": inverse,
-        "bound with added": lambda a, r, f, d: gain(a, r, f, d, bound=gain(a, r + d, f, d)[1] - d / (r + d)),
-        "bound of kernel": lambda a, r, f, d: gain(a, r, f, d, bound=gain(a, r, f, 0.0)[0]),
-        "room of rollout": lambda a, r, f, d: gain(a, r, f, d, room=(a - a / f).sum()),
-        "room of all attention": lambda a, r, f, d: gain(a, r, f, d, room=a.mean()),
+        "its own time": lambda h, k, r: k,
+        "in turn": lambda h, k, r: worth(h, k, r, lambda *x: step_time(*x, in_turn=True)),
+        "reads forgotten": lambda h, k, r: worth(h, k, torch.zeros_like(r)),
+        "reads too early": lambda h, k, r: worth(h, k, r, lambda *x: step_time(*x, early=True)),
+        "launch too": lambda h, k, r: worth(h, k, r, launch_too=True),
+        "two sums": lambda h, k, r: worth(h, k, r, two_sums),
+        "times": lambda h, k, r: step_time(h, k, r) - worth(h, k, r),
+        "turned round": lambda h, k, r: -worth(h, k, r),
+        "nothing": lambda h, k, r: torch.zeros_like(k),
     },
     "q2": {
-        "one too high": lambda c, g, n: pieces_loop(c, g, n + 1),
-        "one too low": lambda c, g, n: pieces_loop(c, g, n - 1),
-        "limit of all": lambda c, g, n: pieces_loop(c, g, n, key=lambda c, g: (0, (c, g))),
-        "all or nothing": pieces_all_or_nothing,
-        "values do not matter": lambda c, g, n: pieces_loop(c, g, n, key=lambda c, g: (c, 0)),
-        "functions do not matter": lambda c, g, n: pieces_loop(c, g, n, key=lambda c, g: (0, g)),
-        "no limit": lambda c, g, n: pieces_loop(c, g, 1000),
-        "versions as runs": lambda c, g, n: pieces_loop(c, g, n)[[0, 0, 2]],
-        "wrong way round": lambda c, g, n: pieces_loop(c, g, n)[[0, 2, 1]],
-        "oldest goes": lambda c, g, n: pieces_loop(c, g, n, evict=True),
+        **{" ".join(wrong): lambda *x, wrong=wrong: attend(*x, wrong=wrong) for wrong in SUBSETS},
+        "from the lesson": from_the_lesson,
+        "inverted": inverted,
+        "mask not used": open_mask,
+        "late": late,
+        "unscaled": unscaled,
     },
     "q3": {
         "count": lambda m: slots(m, last=None if m is None else lambda s: s.sum(1) - 1),
@@ -187,38 +211,26 @@ WRONG = {
         "output alone": lambda q, k, v: fake(q, k, v)[0],
         "no strides": lambda q, k, v: fake(q, k, v)[:2],
     },
-    "q5": {
-        "microseconds": lambda r, us: table(r, us, unit=True),
-        "of the step": lambda r, us: table(r, us, step=True),
-        "idle for busy": lambda r, us: table(r, us, idle=True),
-        "no floor": lambda r, us: table(r, us, no_floor=True),
-        "fixed number": lambda r, us: table(r, us, many=100),
-        "always pieces": lambda r, us: torch.where(table(r, us) == 2, 1, table(r, us)),
-        "never waits": lambda r, us: torch.where(table(r, us) == 2, 4, table(r, us)),
-    },
 }
 
 # The sentence, or a part of it, that a wrong implementation must be told.
 NAMED = {
-    ("q1", "mean of gains"): "averaged the gains",
-    ("q1", "first"): "first step",
-    ("q1", "last"): "last step",
-    ("q1", "kernel"): "attention alone",
-    ("q1", "nothing added"): "left out",
-    ("q1", "added once"): "in every step, not once",
-    ("q1", "inverse"): "turn it round",
-    ("q1", "bound of kernel"): "bound is for free attention",
-    ("q1", "room of rollout"): "milliseconds a step",
-    ("q1", "room of all attention"): "less attention after",
-    ("q2", "one too high"): "one too high",
-    ("q2", "one too low"): "one too low",
-    ("q2", "limit of all"): "by itself",
-    ("q2", "all or nothing"): "keeps the versions it has",
-    ("q2", "values do not matter"): "its own value alone",
-    ("q2", "functions do not matter"): "share nothing",
-    ("q2", "no limit"): "no limit in your count",
-    ("q2", "versions as runs"): "not of versions",
-    ("q2", "wrong way round"): "wrong way round",
+    ("q1", "its own time"): "not always worth its time",
+    ("q1", "in turn"): "not always worth its time",
+    ("q1", "reads forgotten"): "must wait where it reads",
+    ("q1", "reads too early"): "not for the one before",
+    ("q1", "launch too"): "still has to be launched",
+    ("q1", "two sums"): "two sums",
+    ("q1", "times"): "whole steps",
+    ("q1", "turned round"): "wrong way round",
+    **{("q2", " ".join(wrong)): PLANTED[wrong[0]] for wrong in SUBSETS if len(wrong) == 1},
+    ("q2", "truths heads scale"): "All of its mistakes",
+    ("q2", "heads scale"): "heads, scale",
+    ("q2", "from the lesson"): "returned something",
+    ("q2", "inverted"): "You hide what is seen",
+    ("q2", "mask not used"): "not used",
+    ("q2", "late"): "after the softmax",
+    ("q2", "unscaled"): "not divided by anything",
     ("q3", "count"): "padded on the left",
     ("q3", "behind"): "not the one behind",
     ("q3", "end of the cache"): "holds nothing yet",
@@ -235,12 +247,6 @@ NAMED = {
     ("q4", "heads of the cache"): "as many heads",
     ("q4", "shape of the cache"): "one token a row",
     ("q4", "output alone"): "return three things",
-    ("q5", "microseconds"): "microseconds",
-    ("q5", "of the step"): "half of the busy time",
-    ("q5", "idle for busy"): "share in which the GPU works",
-    ("q5", "no floor"): "floor first",
-    ("q5", "fixed number"): "fixed number",
-    ("q5", "never waits"): "that is 2",
 }
 
 test_right_answers_pass, test_wrong_answers_are_killed, test_the_mistake_is_named, test_a_hole_shows_the_hint = (
