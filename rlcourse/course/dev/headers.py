@@ -33,26 +33,36 @@ COURSE = {
         2,
         "the whole training loop in 25 lines: run, derived, broken, and mended with a baseline",
     ),
-    "02_ppo": Lesson("PPO", 3, "value head, GAE, ratio, clip, KL to a reference: each built, then imported"),
-    "03_grpo": Lesson("GRPO", 3, "the critic deleted; the group as a baseline; groups without signal"),
+    "02_ppo": Lesson(
+        "PPO",
+        3,
+        "many steps from one rollout, broken and then mended: ratio, clip, critic, GAE; a KL that can be trusted",
+    ),
+    "03_grpo": Lesson(
+        "GRPO", 3, "the critic deleted, the group in its place; a thousandth of a point that ruins a run, and the cure"
+    ),
     "04_dr_grpo": Lesson(
         "Dr. GRPO: two biases and two deletions",
         4,
-        "the biases of length and difficulty, derived and shown; a map of the family",
+        "why GRPO leads first and loses later; the biases of length and difficulty; a map of the family",
     ),
     "05_full_loop": Lesson(
-        "The full loop", 3, "training end to end; reading the curves; what goes wrong; GSM8K on a GPU"
+        "The full loop",
+        3,
+        "your loop found again in the package; a verifier hacked and closed; curves diagnosed; what a rented GPU costs",
     ),
     "06_where_time_goes": Lesson(
-        "Where the time goes", 4, "phase times, traces, the floor of a step; why decoding is slow and the update is not"
+        "Where the time goes", 4, "what each cure can bring, before you try it: ceilings, traces, the floor of a step"
     ),
     "07_static_cache": Lesson(
-        "From generate to one CUDA graph a step", 4, "the ladder of decoding, every rung measured and explained"
+        "From generate to one CUDA graph a step",
+        4,
+        "the ladder of decoding, every rung explained; a CUDA graph of your own in 20 lines",
     ),
     "08_first_kernels": Lesson(
         "First kernels in CuTe DSL",
         4,
-        "layouts, tiles, threads; RMSNorm and SwiGLU against the bandwidth floor",
+        "a whole CuTe program; warps, layouts, banks; six small kernels and RMSNorm at the speed of memory",
     ),
     "09_decode_attention": Lesson(
         "Decode attention in one kernel",
