@@ -36,7 +36,7 @@ COURSE = {
     "02_ppo": Lesson(
         "PPO",
         3,
-        "many steps from one rollout, broken and then mended: ratio, clip, critic, GAE; a KL that can be trusted",
+        "many steps from one rollout, broken and mended: ratio, clip, critic, GAE; a KL to be trusted",
     ),
     "03_grpo": Lesson(
         "GRPO", 3, "the critic deleted, the group in its place; a thousandth of a point that ruins a run, and the cure"
