@@ -15,7 +15,6 @@
 # Of the three hints the first asks a question, the second has the idea, the third the shape of the answer.
 
 # %%
-import math
 
 import matplotlib.pyplot as plt
 import torch
@@ -181,7 +180,7 @@ def colleague(logprobs, old_logprobs, rewards, mask, num_generations, max_new_to
 def gradient(loss, logprobs, old, rewards, mask, n=2):
     """The gradient by token, [rows, length]."""
     leaf = logprobs.clone().requires_grad_()
-    return torch.autograd.grad(loss(leaf, old, rewards, mask, n, 8), leaf)[0].nan_to_num(math.nan)
+    return torch.autograd.grad(loss(leaf, old, rewards, mask, n, 8), leaf)[0]
 
 
 def complaints(loss) -> None:
@@ -196,14 +195,14 @@ def complaints(loss) -> None:
     risen = old.clone()
     risen[1, 0] += 1.1
     padded = [x.masked_fill(~mask, -torch.inf) for x in (old, old)]
+    clipped, lost = gradient(loss, risen, old, rewards, mask), gradient(loss, *padded, rewards, mask).isnan()
     rows = (
         ("1 a prompt whose answers are all right: largest gradient", same[2:].abs().max(), "0"),
         ("2 rewards ten times as large: gradient times", larger[0, 0] / same[0, 0], "10"),
-        ("3 first half of the batch alone, its gradient times", halves[0][1, 0] / same[1, 0], "2, it has half the rows"),
-        ("4 a token of a wrong answer, now three times as probable: push", gradient(loss, risen, old, rewards, mask)[1, 0],
-         "above 0, to push it down"),
-        ("5 padded with minus infinity: nans in the gradient", gradient(loss, *padded, rewards, mask).isnan().sum(), "0"),
-    )  # fmt: skip
+        ("3 half of the batch alone: gradient times", halves[0][1, 0] / same[1, 0], "2, it has half the rows"),
+        ("4 a token of a wrong answer, now three times as probable: push down", clipped[1, 0], "above 0"),
+        ("5 padded with minus infinity: nans in the gradient", lost.sum(), "0"),
+    )
     for text, value, should in rows:
         print(f"{text} {value:.3g} (should be {should})")
 

@@ -9,7 +9,7 @@ import torch
 from answers import common_tests
 
 from rlcourse.advantages import group_centered, group_normalized
-from rlcourse.course.checks.nb04 import PLANTED, QUESTIONS, drift_by_loop
+from rlcourse.course.checks.nb04 import DRIFTS, PLANTED, QUESTIONS, drift_by_loop
 from rlcourse.losses import aggregate, token_loss
 
 # q1: which divisions a gradient shows -----------------------------------------------------------------------------
@@ -226,7 +226,7 @@ WRONG = {
     },
     "q4": {
         name: functools.partial(lambda name, *a: drift_by_loop(*a, wrong=name), name)
-        for name in ("no cut", "cut as ended", "by q", "one token", "mean of tokens", "not weighed by chance", "one more")
+        for name in DRIFTS
     }
     | {
         "sign": lambda *a: -by_sum(*a),
