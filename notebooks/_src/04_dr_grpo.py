@@ -186,10 +186,10 @@ assert all(abs(bias(1, q) - (-q * math.log(q) / (1 - q) - q)) < 1e-6 for q in (0
 display(Markdown("\n".join(table)))
 
 # %% [markdown]
-# With two answers a batch mean keeps {{ 100 * kept[2][2]:.0f }} to {{ 100 * kept[2][0]:.0f }} % of GRPO's bias, and with
-# 128 next to nothing. {{ assert kept[128][0] < 0.02 }} A constant has none. Now let the coin learn, once with answers that are all wrong and
-# once with answers that are all right, 16 answers a step, from ten tokens and with a limit of 80. **Look for** which
-# bands have a direction and which only spread.
+# With two answers a batch mean keeps {{ 100 * kept[2][2]:.0f }} to {{ 100 * kept[2][0]:.0f }} % of GRPO's bias, and
+# with 128 next to nothing. {{ assert kept[128][0] < 0.02 }} A constant has none. Now let the coin learn, once with
+# answers that are all wrong and once with answers that are all right, 16 answers a step, from ten tokens and with a
+# limit of 80. **Look for** which bands have a direction and which only spread.
 
 # %% tags=["hide-input"]
 # @title Figure: the coin learns
@@ -354,8 +354,8 @@ for name, (trained, _) in live.items():
 #
 # Nobody forces openings in real training. But the embedded model has such states from the start. It **guesses**, with
 # `####` and a number: the shortest wrong answer there is, some five tokens. And it writes **garbage**, which goes on
-# for fifty (lesson 00 has both). Under GRPO one token of a wrong guess is pushed down ten times as hard as one of garbage.
-# Here are the first {{ lesson04.BEGINNING["steps"] }} steps of the race again, {{
+# for fifty (lesson 00 has both). Under GRPO one token of a wrong guess is pushed down ten times as hard as one of
+# garbage. Here are the first {{ lesson04.BEGINNING["steps"] }} steps of the race again, {{
 # len(load_curve("lesson04_kinds_grpo")["results"]) }} seeds, by what the answers are. Right, from the long records, how
 # long the wrong ones are. **Look for** what each method gets rid of first.
 
@@ -431,8 +431,8 @@ ends_of_8 = (prompt_weight(torch.tensor([1e-6, 0.5], dtype=torch.float64), 8)).t
 # %% [markdown]
 # The limit blows up at both ends; a small group cannot, because a success that is never drawn has no weight. In groups
 # of eight the hardest problems count {{ ends_of_8[0] / ends_of_8[1]:.2f }} times as much as one that is solved half of
-# the time, and no more. What does that come to on real samples? Sixteen answers to each of a few problems, with
-# $\sum_i |A_i|$ for the share of a group in the update:
+# the time, and no more. What does that come to on real samples? Sixteen answers to each of a few problems, with $\sum_i
+# |A_i|$ for the share of a group in the update:
 
 # %%
 problems = task.problems("train")[: pick(8, 96)]
@@ -454,11 +454,11 @@ print(f"no gradient at all: {(success == 0).sum()} of {len(problems)} never solv
 
 # %% [markdown]
 # This model finds most problems hard, so it is the hard end that gains, {{ share["GRPO"][0] - share["Dr. GRPO"][0]:.0f
-# }} points, and there is hardly an easy end. {{ assert share["GRPO"][0] > share["Dr. GRPO"][0] + 5 and
-# share["GRPO"][1] < 10 }} In training it made no difference that five seeds could show: with the deviation and without,
-# the ranges of test accuracy overlap at every level of difficulty, in both pairs and at both settings. {{ assert
-# all(max(map(min, pair)) <= min(map(max, pair)) for kind in ("default", "slow") for names in (("grpo", "no_std"),
-# ("no_length", "dr_grpo")) for level in (1, 2, 3, 4) for pair in [[[seed["test"][f"accuracy_level_{level}"] for seed in
+# }} points, and there is hardly an easy end. {{ assert share["GRPO"][0] > share["Dr. GRPO"][0] + 5 and share["GRPO"][1]
+# < 10 }} In training it made no difference that five seeds could show: with the deviation and without, the ranges of
+# test accuracy overlap at every level of difficulty, in both pairs and at both settings. {{ assert all(max(map(min,
+# pair)) <= min(map(max, pair)) for kind in ("default", "slow") for names in (("grpo", "no_std"), ("no_length",
+# "dr_grpo")) for level in (1, 2, 3, 4) for pair in [[[seed["test"][f"accuracy_level_{level}"] for seed in
 # load_curve(f"lesson04_{kind}_{name}")["results"]] for name in names]]) }} It would take large groups, problems that
 # stay near 0 or 1, or rewards of very different sizes.
 #
@@ -479,10 +479,10 @@ print(f"constant:   whole batch {sums.sum() / (2 * 80):.4f}, mean of two micro-b
 
 # %% [markdown]
 # Which constant it is hardly matters. A factor on the loss is a factor on the gradient, and AdamW divides that by its
-# own size. Only the threshold of gradient clipping feels it: in the slow records GRPO's gradient norm is {{
-# fmean(v for seed in load_curve("lesson04_slow_grpo")["results"] for v in seed["steps"]["grad_norm"]):.2f }} on
-# average and Dr. GRPO's {{ fmean(v for seed in load_curve("lesson04_slow_dr_grpo")["results"] for v in
-# seed["steps"]["grad_norm"]):.3f }}, so that a limit of 1 almost never touches it.
+# own size. Only the threshold of gradient clipping feels it: in the slow records GRPO's gradient norm is {{ fmean(v for
+# seed in load_curve("lesson04_slow_grpo")["results"] for v in seed["steps"]["grad_norm"]):.2f }} on average and Dr.
+# GRPO's {{ fmean(v for seed in load_curve("lesson04_slow_dr_grpo")["results"] for v in seed["steps"]["grad_norm"]):.3f
+# }}, so that a limit of 1 almost never touches it.
 #
 # ## 8 · The family
 #
@@ -598,8 +598,8 @@ for a, b in (("rloo", "dr_grpo"), ("grpo", "gspo"), ("dapo", "cispo"), ("grpo", 
 # ## Exercises
 #
 # [exercises/04_dr_grpo.ipynb](../exercises/04_dr_grpo.ipynb): tell from a gradient what a loss divides by, weigh a
-# prompt, mend a loss from five complaints, and find out which recipes make answers longer. Then go on to
-# [05 · The full loop](05_full_loop.ipynb).
+# prompt, mend a loss from five complaints, and find out which recipes make answers longer. Then go on to [05 · The full
+# loop](05_full_loop.ipynb).
 #
 # ## Further reading
 #
