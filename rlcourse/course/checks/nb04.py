@@ -247,22 +247,25 @@ def _(f):
 @q3.case("a token of a wrong answer that has become three times as probable is still pushed down")
 def _(f):
     old = -1.5 - torch.rand(2, 4)
-    logprobs = old + torch.tensor([[1.1, 0.05, -0.6, -0.05]]) * (1 + 0.1 * torch.rand(2, 4))
+    logprobs = old + torch.tensor([[1.1, 0.16, -0.6, -0.16]]) * (1 + 0.1 * torch.rand(2, 4))
     mask, rewards, clip = (
         torch.ones(2, 4, dtype=torch.bool),
         torch.tensor([1.0, 0.0]),
-        0.1 + 0.2 * torch.rand(()).item(),
+        0.1 + 0.04 * torch.rand(()).item(),
     )
     ratio, a = (logprobs - old).exp(), torch.tensor([[0.5], [-0.5]])
-    live = torch.where(a > 0, ratio < 1 + clip, ratio > 1 - clip)
+
+    def gradient_with(clip: float) -> Tensor:
+        return -a * ratio * torch.where(a > 0, ratio < 1 + clip, ratio > 1 - clip) / 8
+
     inside = (ratio < 1 + clip) & (ratio > 1 - clip)
     mistakes = {
         f"One mistake is left: {PLANTED['clip']} (clip).": -a * ratio * inside / 8,
         "No token is clipped: is the minimum taken with the clipped product?": -a * ratio / 8,
+        "You clip at 0.2 whatever is asked for: use the argument `clip`.": gradient_with(0.2),
     }
-    compare(
-        f.gradient(logprobs, old, rewards, mask, 2, 4, clip, wrt=0), -a * ratio * live / 8, mistakes, "the gradient"
-    )
+    found = f.gradient(logprobs, old, rewards, mask, 2, 4, clip, wrt=0)
+    compare(found, gradient_with(clip), mistakes, "the gradient", atol=1e-6)
 
 
 @q3.case("padding of minus infinity: the loss and its gradient are finite, and 0 there")

@@ -264,6 +264,7 @@ NAMED |= {
     ("q3", "sum"): "forgot to divide by max_new_tokens",
     ("q3", "upside down"): "upside down",
     ("q3", "no clip"): "No token is clipped",
+    ("q3", "its own clip"): "whatever is asked for",
     ("q3", "detached"): "no gradient flows",
     ("q3", "nan to 0"): "its padding",
     ("q4", "no cut"): "left out the answers that are cut off",
