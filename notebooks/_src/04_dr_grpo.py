@@ -398,12 +398,13 @@ plt.show()
 # lead.**
 #
 # Dr. GRPO fines the answer as a whole, token after token, and most tokens of wrong answers are in the garbage. Its
-# share of the samples falls from {{ garbage["dr_grpo"][:, 0].mean():.0f }} to {{ garbage["dr_grpo"][:, -1].mean():.0f
-# }} %. Under GRPO it goes from {{ garbage["grpo"][:, 0].mean():.0f }} to {{ garbage["grpo"][:, -1].mean():.0f }} %, and
-# what is wrong gets longer, {{ wrong["grpo"].mean(0).max():.0f }} tokens where Dr. GRPO's wrong answers stay below {{
-# math.ceil(wrong["dr_grpo"].mean(0).max().item()) }}. {{ assert garbage["dr_grpo"][:, -1].max() < garbage["grpo"][:,
-# -1].min() and wrong["grpo"].mean(0).max() > 45 }} But a model learns from its samples. Half of GRPO's teach it nothing
-# about arithmetic, and it has fewer right ones to learn from. **That is the loss.**
+# share of the samples goes from {{ garbage["dr_grpo"][:, 0].mean():.0f }} down to {{ garbage["dr_grpo"][:,
+# -1].mean():.0f }} %. Under GRPO it goes **up**, from {{ garbage["grpo"][:, 0].mean():.0f }} to {{ garbage["grpo"][:,
+# -1].mean():.0f }} %, and what is wrong gets longer, up to {{ wrong["grpo"].mean(0).max():.0f }} tokens, where Dr.
+# GRPO's wrong answers stay below {{ math.ceil(wrong["dr_grpo"].mean(0).max().item()) }}. {{ assert
+# garbage["dr_grpo"][:, -1].max() < garbage["grpo"][:, -1].min() and garbage["dr_grpo"][:, -1].mean() <
+# garbage["dr_grpo"][:, 0].mean() and garbage["grpo"][:, -1].mean() > garbage["grpo"][:, 0].mean() }} But a model learns
+# from its samples, and hardly anything about arithmetic from garbage. **That is the loss.**
 #
 # So the bias is not an imperfection that costs a point at the end. It decides what is learned first. On this task an
 # answer needs some thirty tokens; a model that may write thousands gives it more room. There Liu et al. report what you
