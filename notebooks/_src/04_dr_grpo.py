@@ -141,7 +141,7 @@ race_bet.result(FATES[3] if leads == [True, False] else FATES[2] if all(leads) e
 #
 # $$\mathbb{E}\Big[\frac{A}{|y|} \sum_t \nabla \log \pi(y_t \mid s_t)\Big]
 #   = \mathbb{E}\Big[\frac{A}{|y|}\, \nabla \log \pi(y)\Big]
-#   = \nabla\, \mathbb{E}\Big[\frac{A}{|y|}\Big] \quad \text{(A held fixed).}$$
+#   = \nabla\, \mathbb{E}\Big[\frac{A}{|y|}\Big] \quad (A \text{ a given function of } y).$$
 #
 # So this loss does not maximise what an answer earns but what it earns **per token**. A right answer ($A > 0$) does
 # better if it is short. A wrong one ($A < 0$) pays a fine of $|A|/|y|$, and can make it as small as it likes by talking
@@ -242,7 +242,8 @@ plt.show()
 #
 # We build the coin's situation on purpose: eight answers to a problem, four of which are forced to begin with filler
 # and earn 0, four with the first line of the working and earn 1. The rest is the model's, and **changes nothing**. The
-# openings are part of the prompts, so they are not trained. This is lesson 01's loop with two lines replaced.
+# openings are part of the prompts, so they are not trained. This is lesson 01's loop with two lines replaced, and {{
+# PROMPTS }} × {{ GROUP }} answers a step.
 
 # %%
 probes = task.problems("validation")[: pick(4, 32)]  # the same for all measurements of the length
@@ -330,11 +331,11 @@ ended_at = {name: log[-1]["filler"] for name, (_, log) in live.items()}
 length_bet.result(ended_at["GRPO"])
 
 # %% [markdown]
-# Within twenty steps GRPO has taught these answers to run towards the limit, {{ ended_at["GRPO"]:.0f }} tokens, and in
-# every recorded seed. {{ assert ended_at["GRPO"] > 55 and sealed["grpo"].min() > 70 }} Under the other two they wander,
-# some seeds up and some down. {{ assert sealed["dr_grpo"].min() < 19 < sealed["dr_grpo"].max() }} Where the same
-# answers earn 1 they shrink to {{ sealed["grpo_swapped"].mean():.0f }} tokens. {{ assert sealed["grpo_swapped"].max() <
-# 10 }} What does it look like when a model talks itself out of a fine?
+# Within {{ STEPS }} steps GRPO has taught these answers to run towards the limit, {{ ended_at["GRPO"]:.0f }} tokens,
+# and in every recorded seed. {{ assert ended_at["GRPO"] > 55 and sealed["grpo"].min() > 70 }} Under the other two they
+# wander, some seeds up and some down. {{ assert sealed["dr_grpo"].min() < 19 < sealed["dr_grpo"].max() }} Where the
+# same answers earn 1 they shrink to {{ sealed["grpo_swapped"].mean():.0f }} tokens. {{ assert
+# sealed["grpo_swapped"].max() < 10 }} What does it look like when a model talks itself out of a fine?
 
 # %%
 prompt = lesson04.forced_prompts(policy, [task.problems("train")[2]])[0]
@@ -347,11 +348,11 @@ for name, (trained, _) in live.items():
 
 # %% [markdown]
 # **When is it fair, then?** Section 2 has the answer: GRPO climbs $\mathbb{E}[A / |y|]$. If the advantage is 0 on
-# average whatever has been written so far, $\mathbb{E}[A \mid s_t] = 0$ in every state, then $\mathbb{E}[A/|y|]$ is 0
-# for every policy and there is nothing to climb. That is the coin. It is not enough that the reward is decided late, or
-# at random: a coin that pays too seldom has $\mathbb{E}[A \mid s_t] < 0$, and answers grow. What it takes is a state
-# whose outcome is better or worse than average: an opening that cannot be saved, a derailed line of thought, a problem
-# that is nearly solved.
+# average whatever has been written so far, $\mathbb{E}[A \mid s_t] = 0$ in every state up to the last token, then
+# $\mathbb{E}[A/|y|]$ is 0 for every policy and there is nothing to climb. That is the coin. It is not enough that the
+# reward is decided late, or at random: let the coin pay less often after filler than after working, and answers that
+# begin with filler grow, although every toss comes after the last token. The bias lives in states that do better or
+# worse than average: an opening that cannot be saved, a derailed line of thought, a problem that is nearly solved.
 #
 # ## 5 · Why it led, and why it lost
 #
