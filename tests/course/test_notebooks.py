@@ -16,7 +16,6 @@ HINTS = ["Hint 1: a question", "Hint 2: the idea", "Hint 3: the shape of the ans
 FIRST_EDITION = {  # lessons whose hints have other names
     "02",
     "03",
-    "04",
     "05",
     "06",
     "07",
