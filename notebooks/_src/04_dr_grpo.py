@@ -393,7 +393,7 @@ plt.show()
 
 # %% [markdown]
 # Each gets rid first of what its loss fines most. GRPO fines by the token, so the short guess goes: at step 15 {{
-# greedy_guesses["grpo"][:, 3].mean():.0f} % of greedy answers guess, under Dr. GRPO {{ greedy_guesses["dr_grpo"][:,
+# greedy_guesses["grpo"][:, 3].mean():.0f }} % of greedy answers guess, under Dr. GRPO {{ greedy_guesses["dr_grpo"][:,
 # 3].mean():.0f }} %. {{ assert greedy_guesses["grpo"][:, 3].max() < greedy_guesses["dr_grpo"][:, 3].min() }} Greedy
 # answers hardly have garbage in them, so when you measure greedily, fewer guesses are all that shows. **That is the
 # lead.**
