@@ -341,16 +341,17 @@ if check.q4.passed:
             scale = (chances * torch.cat([weights, torch.tensor([cut])])).sum().item()
             drifts.append(drift(weights / scale, cut / scale, q))
         ax.plot(mean_lengths, drifts, style, color=color, label=name)
-    ax.set(xlabel="mean length without a limit, tokens (1 / q)", ylabel="drift", title="A limit of 40 tokens")
-    ax.legend()
+    ax.set(xlabel="mean length without a limit, tokens (1 / q)", ylabel="drift", ylim=(-0.05, 1.0))
+    ax.set_title("A limit of 40 tokens")
+    ax.legend(loc="upper left", ncols=2)
     plt.show()
 
 # %% [markdown] tags=["solution"]
 # The shorter way: $\mathbb{E}[w\, \frac{d}{d\theta} \log \pi] = \frac{d}{d\theta} \mathbb{E}[w]$. A recipe has no drift
 # for any $q$ only if $\mathbb{E}[w]$ does not depend on $q$, and with `limit` + 1 different answers that means one
-# weight for all. **Fair is constant, and nothing else is.** Leaving out what was cut off looks innocent and is the
-# worst near the limit: nobody tells the policy any more that running on was bad. DAPO does it on purpose, for answers
-# whose reward is unknown, and has a penalty on length to make up for it.
+# weight for all. **Fair is constant, and nothing else is.** Leaving out what was cut off looks innocent, and
+# is the worst of the four once half of the answers are cut off: nobody tells the policy any more that running on was
+# bad. DAPO does it on purpose, for answers whose reward is not known, and has a penalty on length to make up for it.
 
 # %% tags=["solution"]
 weights = torch.rand(5, dtype=torch.float64)
