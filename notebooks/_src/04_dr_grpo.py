@@ -319,7 +319,7 @@ for ax, lines in zip(axes, (LEFT, RIGHT), strict=True):
         runs = torch.tensor([[row["filler"] for row in seed["evals"]] for seed in seeds])
         steps, sealed[variant] = [row["step"] for row in seeds[0]["evals"]], runs[:, -1]
         band(ax, steps, runs, color, label, style)
-    ax.set(xlabel="step", ylim=(0, LIMIT))
+    ax.set(xlabel="step", ylim=(0, 135), yticks=range(0, 101, 20))
 for (name, (_, log)), marker in zip(live.items(), "vo", strict=True):
     x, y = [row["step"] for row in log], [row["filler"] for row in log]
     axes[0].plot(x, y, marker, color=BLACK, label=f"your run: {name}", zorder=3)
@@ -327,7 +327,7 @@ length_bet.line(axes[0])
 axes[0].set(title="answers that begin with filler and earn 0", ylabel="mean length, tokens")
 axes[1].set_title("the same answers under GRPO")
 for ax in axes:
-    ax.legend(loc="upper right", bbox_to_anchor=(1, 0.76), ncols=2, columnspacing=1.0)
+    ax.legend(loc="upper left", ncols=2)
 plt.show()
 ended_at = {name: log[-1]["filler"] for name, (_, log) in live.items()}
 length_bet.result(ended_at["GRPO"])
