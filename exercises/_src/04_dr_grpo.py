@@ -7,140 +7,124 @@
 # ---
 
 # %% [markdown]
-# Five exercises on [lesson 04](../notebooks/04_dr_grpo.ipynb). You will write
+# Four puzzles for [lesson 04](../notebooks/04_dr_grpo.ipynb): tell from a gradient what a loss divides by, weigh a
+# prompt, mend a loss from what users say about it, and find out which recipes make answers longer. Write your code
+# where it says `# YOUR CODE HERE`, then run the cell below it. Use `torch` and Python's own modules: the functions must
+# stand by themselves.
 #
-# - the three ways to make one loss of many tokens, and the weight that each gives to a token;
-# - the weight of a prompt with and without the standard deviation;
-# - the whole loss of Dr. GRPO;
-# - the sequence ratio of GSPO.
-#
-# Each function takes and returns plain tensors and needs nothing but `torch`. Run the cell below your function: a card
-# says what is right and what is not yet. Hints open one by one.
+# Of the three hints the first asks a question, the second has the idea, the third the shape of the answer.
 
 # %%
+
 import matplotlib.pyplot as plt
 import torch
 
 from rlcourse.course.checks import nb04 as check
-from rlcourse.measure.plots import BLUE, GREEN, VERMILION
+from rlcourse.measure.plots import BLUE, GREEN, ORANGE, VERMILION
+
+torch.manual_seed(0)
 
 # %% [markdown]
-# ## q1 · Three aggregations
+# ## q1 · What does this loss divide by?
 #
-# ●●○○○ · 10 minutes
+# ●●●○○ · 15 minutes
 #
-# The losses of single tokens stand in `values`, `[rows, length]`. `mask`, bool `[rows, length]`, is True on the tokens
-# that the policy wrote; what stands elsewhere is arbitrary. Return one number:
+# A trainer that you cannot read calls itself "GRPO-style". You can look at one thing: the gradient of its loss with
+# respect to the log-prob of each token, `[rows, length]`, at the first update after sampling, when every ratio is 1.
+# Both of GRPO's divisions may be there, or one, or none, and the whole is multiplied by a factor that you don't know.
 #
-# - `"sequence_mean"`: the mean of each row over its own tokens, then the mean over rows (GRPO);
-# - `"token_mean"`: the mean over all tokens of the batch (DAPO);
-# - `"constant"`: the sum over all tokens, divided by rows × `max_new_tokens` (Dr. GRPO).
+# Return two numbers, 0 or 1: does it divide by the length of the answer, and does it divide by the standard deviation
+# of the group? `rewards` is `[rows]`, group after group, `mask` bool `[rows, length]`. Groups without signal may be
+# among them, and answers without a token. Here is one of the gradients, the first token of each answer:
+
+# %%
+rewards = torch.tensor([1.0, 0, 0, 0, 1, 1, 0, 0])
+lengths = torch.tensor([6, 3, 12, 4, 10, 5, 8, 2])
+secret = torch.tensor([-0.0250, 0.0167, 0.0042, 0.0125, -0.0100, -0.0200, 0.0125, 0.0500])
+for row in zip(range(8), rewards, lengths, secret, strict=True):
+    print("answer {}: reward {:.0f}, {:2} tokens, gradient of its first token {:+.4f}".format(*row))
+
+# %% [markdown]
+# <details><summary>Hint 1: a question</summary>
+# A factor that you don't know drops out of a quotient. Which two answers would you divide by each other to see the
+# length and nothing else? And which to see the deviation?
+# </details>
+# <details><summary>Hint 2: the idea</summary>
 #
-# A row without a single token adds 0 and still counts as a row.
+# There are only four suspects. You can compute what each of them would have given, up to the factor, and see which one
+# the gradient is proportional to.
+# </details>
+# <details><summary>Hint 3: the shape of the answer</summary>
 #
-# <details><summary>Hint 1</summary>The three have the same sum on top where all rows are equally long. What differs is
-# what it is divided by.</details>
-# <details><summary>Hint 2</summary><code>values.masked_fill(~mask, 0.0)</code> makes the padding add nothing. The
-# length of each row is <code>mask.sum(1)</code>; a length of 0 must not divide.</details>
-# <details><summary>Hint 3</summary>sequence_mean is <code>(values.sum(1) / mask.sum(1).clamp(min=1)).mean()</code>. The
-# other two are <code>values.sum()</code> over <code>mask.sum()</code> and over <code>len(mask) * max_new_tokens</code>.
+# A loop over the four combinations. Each gives one table of the shape of the gradient, 0 on padding and nowhere nan.
+# Compare directions and not sizes: the largest cosine wins. Return its two flags.
 # </details>
 
 
 # %% tags=["exercise"]
-def aggregate(values, mask, how, max_new_tokens):
-    """One number from values by token: values [rows, length], mask bool [rows, length] → scalar."""
+def divisions(gradient: torch.Tensor, rewards: torch.Tensor, mask: torch.Tensor, num_generations: int) -> torch.Tensor:
+    """Whether the loss divides by the length and by the deviation: two whole numbers, 0 or 1."""
     # BEGIN SOLUTION
-    values = values.masked_fill(~mask, 0.0)
-    if how == "sequence_mean":
-        return (values.sum(1) / mask.sum(1).clamp(min=1)).mean()
-    if how == "token_mean":
-        return values.sum() / mask.sum()
-    return values.sum() / (len(mask) * max_new_tokens)
+    groups = rewards.view(-1, num_generations)
+    centered = groups - groups.mean(1, keepdim=True)
+    scaled = centered / groups.std(1, keepdim=True).clamp(min=1e-8)
+    found, best = None, -2.0
+    for by_length in (0, 1):
+        for by_std in (0, 1):
+            advantages = (scaled if by_std else centered).view(-1, 1)
+            expected = -advantages * mask / (mask.sum(1, keepdim=True).clamp(min=1) if by_length else 1)
+            cosine = torch.cosine_similarity(expected.flatten(), gradient.flatten(), dim=0).item()
+            if cosine > best:
+                found, best = torch.tensor([by_length, by_std]), cosine
+    return found
     # END SOLUTION
 
 
 # %%
-check.q1(aggregate)
-
-# %% [markdown] tags=["solution"]
-# `masked_fill` and not `values * mask`: a product keeps a nan or an infinity that stands at the padding. The clamp is
-# for rows without a token, whose sum is 0 already.
-
-# %% [markdown]
-# ## q2 · The weight of one token
-#
-# ●●●○○ · 10 minutes
-#
-# The loss is an aggregation of $-A_i \log \pi(o_{i,t})$. What multiplies $-A_i \nabla \log \pi(o_{i,t})$ in its
-# gradient is the weight of the token. Return it for every token, `[rows, length]`, 0 on the padding, from `mask`,
-# `how` and `max_new_tokens` as in q1.
-#
-# <details><summary>Hint 1</summary>Each aggregation is a weighted sum of the values. Read the weight of one value off
-# the formula; no gradient has to be computed.</details>
-# <details><summary>Hint 2</summary>In sequence_mean a value is divided twice: by the length of its row, and by the
-# number of rows. In the other two all tokens have the same weight.</details>
-# <details><summary>Hint 3</summary>All three are <code>mask / divisor</code>, where the divisor is
-# <code>rows * length of the row</code> as a column, <code>mask.sum()</code>, or
-# <code>rows * max_new_tokens</code>.</details>
-
-
-# %% tags=["exercise"]
-def token_weights(mask, how, max_new_tokens):
-    """The weight of each token in the gradient: mask bool [rows, length] → float [rows, length], 0 where masked."""
-    # BEGIN SOLUTION
-    if how == "sequence_mean":
-        return mask / (len(mask) * mask.sum(1, keepdim=True).clamp(min=1))
-    if how == "token_mean":
-        return mask / mask.sum()
-    return mask / (len(mask) * max_new_tokens)
-    # END SOLUTION
-
+check.q1(divisions)
 
 # %%
-check.q2(token_weights)
-
-# %% [markdown]
-# With your function, three answers of 4, 12 and 40 tokens. Look at what the colour of the longest row does.
-
-# %%
-if check.q2.passed:
-    mask = torch.arange(40) < torch.tensor([4, 12, 40])[:, None]
-    fig, axes = plt.subplots(3, 1, figsize=(8, 4), layout="constrained", sharex=True)
-    for ax, how in zip(axes, ["sequence_mean", "token_mean", "constant"], strict=True):
-        picture = ax.imshow(token_weights(mask, how, 60), aspect="auto", cmap="cividis", vmin=0, vmax=0.085)
-        ax.set_title(how, fontsize=11)
-        ax.set_yticks(range(3), ["4 tokens", "12 tokens", "40 tokens"])
-    axes[-1].set_xlabel("token")
-    fig.colorbar(picture, ax=axes, label="weight in the gradient")
-    plt.show()
+if check.q1.passed:
+    mask = torch.arange(12) < lengths[:, None]
+    by_length, by_std = divisions(secret[:, None] * mask, rewards, mask, 4).tolist()
+    print(f"The eight answers above: by length {bool(by_length)}, by deviation {bool(by_std)}")
 
 # %% [markdown] tags=["solution"]
-# In the first row of the picture the long answer is almost black: each of its tokens weighs a tenth of a token of the
-# short one. In the other two all tokens have one colour. The colours of these two differ because 56 tokens and 3 × 60
-# places are different divisors; that is a factor of the whole step and no preference for anything.
+# Two answers of one group with the same reward have the same advantage: if their gradients differ, it is the length. By
+# hand, for the eight above: answers 1 and 2 have 3 and 12 tokens and 0.0167 against 0.0042, four to one, so the length
+# is in. For the deviation take the length out first: 0.0167 × 3 = 0.05 for a wrong answer where one of four is right,
+# and 0.0125 × 8 = 0.1 where two are. That is 1/4 to 1/2, the rewards less their mean and nothing more. This is GRPO
+# without the deviation. In a library, look for the reduction in its loss, not for its name.
 
 # %% [markdown]
-# ## q3 · The weight of a prompt
+# ## q2 · The weight of a prompt
 #
 # ●●●○○ · 15 minutes
 #
-# A group has `n` answers; `k` of them are right and earn 1, the others earn 0. The total weight of the group in the
-# update is $\sum_i |A_i|$. Return it for each group, without a loop over answers, as `[2, groups]`: first for Dr. GRPO
-# (the reward less the mean of the group), then for GRPO (that divided by the standard deviation of a sample, with $n -
-# 1$). `successes` is `[groups]`, integers from 0 to n. A group of identical rewards weighs 0 in both.
+# A group has `n` answers; `k` of them are right and earn 1, the others earn 0. Take $\sum_i |A_i|$ for the weight of
+# the group in the update. Return it for many groups at once, without a loop and without making the rewards, as
+# `[2, groups]`: first for Dr. GRPO (the reward less the mean of the group), then for GRPO (that, divided by the
+# standard deviation of the group, with $n - 1$). `successes` is `[groups]`, whole numbers from 0 to n. A group of equal
+# rewards weighs 0 in both.
 #
-# <details><summary>Hint 1</summary>With p = k / n, a right answer has the advantage 1 - p and a wrong one -p. How many
-# are there of each?</details>
-# <details><summary>Hint 2</summary>The sum is k (1 - p) + (n - k) p = 2 n p (1 - p). The variance of a sample is
-# p (1 - p) n / (n - 1).</details>
-# <details><summary>Hint 3</summary>Divide the first by the root of the second and simplify before you write it: what is
-# left is 2 times the root of n (n - 1) p (1 - p), and it never divides 0 by 0.</details>
+# <details><summary>Hint 1: a question</summary>
+# With p = k / n, what is the advantage of a right answer, what that of a wrong one, and how many are there of each?
+# </details>
+# <details><summary>Hint 2: the idea</summary>
+#
+# Right and wrong answers weigh the same in sum, so one of the two is enough. For the second row simplify on paper: a
+# variance is in the numerator, squared, and its root in the denominator.
+# </details>
+# <details><summary>Hint 3: the shape of the answer</summary>
+#
+# Two lines. Each is a number times a power of p (1 − p), 1 in the first, ½ in the second, and no line divides by
+# anything that can be 0.
+# </details>
 
 
 # %% tags=["exercise"]
-def group_weights(successes, n):
-    """Sum of |A| by group: successes int [groups], of n answers each → float [2, groups], Dr. GRPO then GRPO."""
+def group_weights(successes: torch.Tensor, n: int) -> torch.Tensor:
+    """Sum of |A| by group: successes [groups], of n answers each; float [2, groups], Dr. GRPO, then GRPO."""
     # BEGIN SOLUTION
     p = successes / n
     centered = 2 * n * p * (1 - p)
@@ -150,20 +134,19 @@ def group_weights(successes, n):
 
 
 # %%
-check.q3(group_weights)
+check.q2(group_weights)
 
 # %%
-if check.q3.passed:
+if check.q2.passed:
     counts = torch.arange(17)
     weights = group_weights(counts, 16)
-    shares = weights / weights.sum(1, keepdim=True)
-    fig, ax = plt.subplots(figsize=(7, 3.2), layout="constrained")
-    ax.plot(counts / 16, shares[0], "o-", color=BLUE, label="Dr. GRPO: p (1 - p)")
-    ax.plot(counts / 16, shares[1], "v--", color=GREEN, label="GRPO: its root")
-    ax.set_xlabel("share of right answers in the group")
-    ax.set_ylabel("share of the update")
+    shares = 100 * weights / weights.sum(1, keepdim=True)
+    fig, ax = plt.subplots()
+    ax.plot(counts / 16, shares[0], "o-", color=BLUE, label="Dr. GRPO")
+    ax.plot(counts / 16, shares[1], "v--", color=GREEN, label="GRPO")
+    ax.set(xlabel="share of right answers in the group", ylabel="share of the update, %")
     ax.set_title("If every success rate were as frequent as any other")
-    ax.legend(frameon=False)
+    ax.legend()
     plt.show()
 
 # %% [markdown] tags=["solution"]
@@ -171,95 +154,209 @@ if check.q3.passed:
 # lose. It cannot give weight to groups at 0 and 1.
 
 # %% [markdown]
-# ## q4 · The loss of Dr. GRPO
+# ## q3 · Five complaints
 #
-# ●●●○○ · 20 minutes
+# ●●●●○ · 20 minutes
 #
-# Put it together. `logprobs` and `old_logprobs` are `[rows, length]`, `rewards` `[rows]`, `mask` bool `[rows, length]`;
-# rows come group after group, `num_generations` to a group.
+# A colleague has released "Dr. GRPO in four lines". `logprobs` and `old_logprobs` are `[rows, length]`, `rewards`
+# `[rows]`, group after group, `mask` bool `[rows, length]`.
+
+
+# %%
+def colleague(logprobs, old_logprobs, rewards, mask, num_generations, max_new_tokens, clip=0.2):
+    advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
+    ratio = (logprobs - old_logprobs).exp()
+    gain = ratio.clamp(1 - clip, 1 + clip) * advantages[:, None]
+    return -(gain * mask).sum() / mask.sum()
+
+
+# %% [markdown]
+# Five users have written in. Each complaint is a number that you can measure:
+
+# %% tags=["hide-input"]
+# @title Five measurements: `complaints(function)`
+
+
+def gradient(loss, logprobs, old, rewards, mask, n=2):
+    """The gradient by token, [rows, length]."""
+    leaf = logprobs.clone().requires_grad_()
+    return torch.autograd.grad(loss(leaf, old, rewards, mask, n, 8), leaf)[0]
+
+
+def complaints(loss) -> None:
+    """Print what each of the five users measured, and what it should be."""
+    g = torch.Generator().manual_seed(4)
+    old = -2 * torch.rand(4, 8, generator=g)
+    mask = torch.arange(8) < torch.tensor([3, 8, 5, 6])[:, None]
+    rewards = torch.tensor([1.0, 0, 1, 1])
+    same = gradient(loss, old, old, rewards, mask)
+    larger = gradient(loss, old, old, 10 * rewards, mask)
+    halves = [gradient(loss, old[i : i + 2], old[i : i + 2], rewards[i : i + 2], mask[i : i + 2]) for i in (0, 2)]
+    risen = old.clone()
+    risen[1, 0] += 1.1
+    padded = [x.masked_fill(~mask, -torch.inf) for x in (old, old)]
+    clipped, lost = gradient(loss, risen, old, rewards, mask), gradient(loss, *padded, rewards, mask).isnan()
+    rows = (
+        ("1 a prompt whose answers are all right: largest gradient", same[2:].abs().max(), "0"),
+        ("2 rewards ten times as large: gradient times", larger[0, 0] / same[0, 0], "10"),
+        ("3 half of the batch alone: gradient times", halves[0][1, 0] / same[1, 0], "2, it has half the rows"),
+        ("4 a token of a wrong answer, now three times as probable: push down", clipped[1, 0], "above 0"),
+        ("5 padded with minus infinity: nans in the gradient", lost.sum(), "0"),
+    )
+    for text, value, should in rows:
+        print(f"{text} {value:.3g} (should be {should})")
+
+
+complaints(colleague)
+
+# %% [markdown]
+# Write the loss that she meant, which is Dr. GRPO's with the clip of lesson 02:
 #
-# $$L = -\frac{1}{\text{rows} \cdot \text{max\_new\_tokens}} \sum_i \sum_t
-# \min\left(r_{i,t} A_i,\ \mathrm{clip}(r_{i,t}, 1 - \epsilon, 1 + \epsilon) A_i\right)$$
+# $$\mathcal{L} = -\frac{1}{\text{rows} \cdot \text{max\_new\_tokens}} \sum_i \sum_t
+# \min\big(\rho_{i,t} A_i,\ \mathrm{clip}(\rho_{i,t}, 1 - \varepsilon, 1 + \varepsilon)\, A_i\big),$$
 #
-# with $r_{i,t} = \pi(o_{i,t}) / \pi_{old}(o_{i,t})$, $\epsilon$ = `clip` and $A_i$ the reward less the mean of its
-# group.
+# with $A_i$ the reward less the mean of its group and $\varepsilon$ = `clip`. Whatever stands at padding, infinity
+# included, must change neither the loss nor its gradient.
 #
-# <details><summary>Hint 1</summary>Four lines: advantages, ratio, the smaller of two products, the sum over a
-# constant.</details>
-# <details><summary>Hint 2</summary><code>rewards.view(-1, num_generations)</code> has a group in each row. The
-# advantages need a last dimension of 1 to multiply <code>[rows, length]</code>.</details>
-# <details><summary>Hint 3</summary><code>gain = torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)</code>,
-# then <code>-gain.masked_fill(~mask, 0.0).sum() / (len(mask) * max_new_tokens)</code>.</details>
+# <details><summary>Hint 1: a question</summary>
+# Which of the four lines can be to blame for each complaint? There is at least one for each, and one line has two.
+# </details>
+# <details><summary>Hint 2: the idea</summary>
+#
+# On the last complaint: minus infinity less minus infinity is nan, and a product with 0 keeps it, in the gradient too.
+# So what is masked has to be gone **before** the first arithmetic, not after the last.
+# </details>
+# <details><summary>Hint 3: the shape of the answer</summary>
+#
+# Six lines: fill both log-probs, view the rewards as a matrix of groups and take each row's mean off, the ratio, the
+# smaller of two products, and a sum over something that is known before anything is sampled.
+# </details>
 
 
 # %% tags=["exercise"]
-def dr_grpo_loss(logprobs, old_logprobs, rewards, mask, num_generations, max_new_tokens, clip=0.2):
+def mended_loss(
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    rewards: torch.Tensor,
+    mask: torch.Tensor,
+    num_generations: int,
+    max_new_tokens: int,
+    clip: float = 0.2,
+) -> torch.Tensor:
     """The loss to be minimised, a scalar with a gradient to `logprobs`."""
     # BEGIN SOLUTION
+    logprobs, old_logprobs = logprobs.masked_fill(~mask, 0.0), old_logprobs.masked_fill(~mask, 0.0)
     groups = rewards.view(-1, num_generations)
     advantages = (groups - groups.mean(1, keepdim=True)).view(-1, 1)
     ratio = (logprobs - old_logprobs).exp()
     gain = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
-    return -gain.masked_fill(~mask, 0.0).sum() / (len(mask) * max_new_tokens)
+    return -(gain * mask).sum() / (len(mask) * max_new_tokens)
     # END SOLUTION
 
 
 # %%
-check.q4(dr_grpo_loss)
-
-# %% [markdown] tags=["solution"]
-# GRPO differs in two places: `/ (groups.std(1, keepdim=True) + 1e-4)` after the second line, and a mean over each row
-# in the last. Both deletions make the code shorter.
+check.q3(mended_loss)
 
 # %% [markdown]
-# ## q5 · The sequence ratio of GSPO
+# The five measurements with your version, finished or not:
+
+# %%
+try:
+    complaints(mended_loss)
+except NotImplementedError:
+    print("nothing to measure yet")
+
+# %% [markdown] tags=["solution"]
+# **1** is the baseline of the batch: a group without signal got one. **2** is the deviation; a trainer that hides the
+# size of rewards also hides a bonus that is too small to matter. **3** is the divisor, drawn with the answers, so that
+# no micro-batch knows what the others will be; a library that accumulates gradients this way trains another loss with
+# every micro-batch size. **4** is the missing minimum: a wrong token whose probability has already risen is the one
+# that most needs to be pushed down. **5** is the order of mask and arithmetic.
+
+# %% [markdown]
+# ## q4 · Which recipes make answers longer?
 #
-# ●●○○○ · 10 minutes
+# ●●●●○ · 20 minutes
 #
-# GSPO gives a whole answer one importance ratio, the geometric mean of those of its tokens:
+# The coin policy of the lesson: after each token an answer ends with probability $q = \sigma(\theta)$, else it goes on.
+# But now there is a limit, as there always is: what has not ended after `limit` tokens is cut off. A recipe multiplies
+# **every** token of an answer by a weight. `weights[L - 1]` is for answers that end with their token number $L$, so
+# `weights` is `[limit]`; `cut` is for those that are cut off. GRPO has `weights` $= 1/L$ and `cut` = 1/limit; Dr. GRPO
+# has the same number everywhere; DAPO leaves out answers that were cut off, `cut` = 0.
 #
-# $$s_i = \left(\frac{\pi(o_i)}{\pi_{old}(o_i)}\right)^{1/|o_i|}
-# = \exp\left(\frac{1}{|o_i|} \sum_t \log \frac{\pi(o_{i,t})}{\pi_{old}(o_{i,t})}\right)$$
+# All answers have $A = 1$. Return the mean of the gradient with respect to $\theta$,
+# $\mathbb{E}\big[w(y)\, \frac{d}{d\theta} \log \pi(y)\big]$, as a number. Where it is positive, answers that all earn
+# the same learn to stop sooner if that is above average, and to run on if it is below.
 #
-# Return it as `[rows]`, with a gradient to `logprobs`. A row without a token has the ratio 1.
+# <details><summary>Hint 1: a question</summary>
+# An answer is cut off after `limit` tokens. Which decisions has it made, and which one that an answer of `limit` tokens
+# with an end has made has it not?
+# </details>
+# <details><summary>Hint 2: the idea</summary>
 #
-# <details><summary>Hint 1</summary>Work with logarithms: the product becomes a sum.</details>
-# <details><summary>Hint 2</summary>The mean is over the tokens of the row, not over the width of the tensor.</details>
-# <details><summary>Hint 3</summary><code>(logprobs - old_logprobs).masked_fill(~mask, 0.0).sum(1)</code>, divided by
-# <code>mask.sum(1).clamp(min=1)</code>, then <code>.exp()</code>.</details>
+# There are only limit + 1 possible answers. Write down the probability and the score of each. With respect to θ a
+# decision to go on scores −q, the one to stop 1 − q.
+# </details>
+# <details><summary>Hint 3: the shape of the answer</summary>
+#
+# A sum of probability × weight × score over the lengths 1 to limit, plus one term for what is cut off. Try it on a
+# constant: then the sum has to be 0, for every q. (There is a shorter way. Can you swap expectation and derivative?)
+# </details>
 
 
 # %% tags=["exercise"]
-def sequence_ratio(logprobs, old_logprobs, mask):
-    """One ratio a row: logprobs, old_logprobs [rows, length], mask bool [rows, length] → [rows]."""
+def drift(weights: torch.Tensor, cut: float, q: float) -> float:
+    """The mean gradient with respect to theta, a number. weights: [limit]; q: between 0 and 1."""
     # BEGIN SOLUTION
-    difference = (logprobs - old_logprobs).masked_fill(~mask, 0.0)
-    return (difference.sum(1) / mask.sum(1).clamp(min=1)).exp()
+    length = torch.arange(1, len(weights) + 1, dtype=torch.float64)
+    ended = ((1 - q) ** (length - 1) * q * weights * (1 - q * length)).sum().item()
+    return ended + (1 - q) ** len(weights) * cut * -q * len(weights)
     # END SOLUTION
 
 
 # %%
-check.q5(sequence_ratio)
+check.q4(drift)
 
 # %% [markdown]
-# With your function: token ratios scatter around 1 by the same amount in every answer. What happens to the ratio of the
-# whole answer as it gets longer, with the root and without?
+# Five recipes through your function, by the mean length that the policy would have without a limit. Zero is fair; above
+# it, wrong answers grow. Each recipe is scaled so that its mean weight is 1.
 
 # %%
-if check.q5.passed:
-    torch.manual_seed(0)
-    lengths = torch.tensor([1, 4, 16, 64, 256]).repeat_interleave(40)
-    mask = torch.arange(256) < lengths[:, None]
-    new, old = 0.1 * torch.randn(200, 256), torch.zeros(200, 256)
-    ratio = sequence_ratio(new, old, mask)
-    fig, ax = plt.subplots(figsize=(7, 3.2), layout="constrained")
-    ax.scatter(lengths * 1.06, ratio**lengths, s=14, color=VERMILION, alpha=0.6, label="product of the token ratios")
-    ax.scatter(lengths / 1.06, ratio, s=14, color=BLUE, alpha=0.6, label="with the root: GSPO")
-    ax.set(xscale="log", yscale="log", xlabel="tokens in the answer", ylabel="ratio of the answer")
-    ax.set_title("Token ratios exp(0.1 × normal), 40 answers of each length")
-    ax.legend(frameon=False)
+if check.q4.passed:
+    limit = 40
+    L = torch.arange(1, limit + 1, dtype=torch.float64)
+    recipes = {
+        "GRPO: 1 / L": (1 / L, 1 / limit, GREEN, "-"),
+        "1 / √L": (1 / L.sqrt(), 1 / limit**0.5, ORANGE, "--"),
+        "Dr. GRPO: 1": (torch.ones(limit), 1.0, BLUE, "-."),
+        "1, those cut off left out": (torch.ones(limit), 0.0, VERMILION, ":"),
+    }
+    fig, ax = plt.subplots()
+    mean_lengths = torch.linspace(2, 60, 59)
+    for name, (weights, cut, color, style) in recipes.items():
+        drifts = []
+        for mean_length in mean_lengths.tolist():
+            q = 1 / mean_length
+            chances = torch.cat([q * (1 - q) ** (L - 1), torch.tensor([(1 - q) ** limit])])
+            scale = (chances * torch.cat([weights, torch.tensor([cut])])).sum().item()
+            drifts.append(drift(weights / scale, cut / scale, q))
+        ax.plot(mean_lengths, drifts, style, color=color, label=name)
+    ax.set(xlabel="mean length without a limit, tokens (1 / q)", ylabel="drift", ylim=(-0.05, 1.0))
+    ax.set_title("A limit of 40 tokens")
+    ax.legend(loc="upper left", ncols=2)
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# The product runs away with the length; no clip range would fit all of them. The root makes it narrower instead, which
-# is why GSPO clips at some 0.0003 where PPO clips at 0.2.
+# The shorter way: $\mathbb{E}[w\, \frac{d}{d\theta} \log \pi] = \frac{d}{d\theta} \mathbb{E}[w]$. A recipe has no drift
+# for any $q$ only if $\mathbb{E}[w]$ does not depend on $q$, and with `limit` + 1 different answers that means one
+# weight for all. **Fair is constant, and nothing else is.** Leaving out what was cut off looks innocent, and
+# is the worst of the four once half of the answers are cut off: nobody tells the policy any more that running on was
+# bad. DAPO does it on purpose, for answers whose reward is not known, and has a penalty on length to make up for it.
+
+# %% tags=["solution"]
+weights = torch.rand(5, dtype=torch.float64)
+theta = torch.tensor(-1.0, dtype=torch.float64, requires_grad=True)
+q, length = theta.sigmoid(), torch.arange(1, 6)
+mean_weight = (q * (1 - q) ** (length - 1) * weights).sum() + (1 - q) ** 5 * 0.3
+[short_way] = torch.autograd.grad(mean_weight, theta)
+print(f"the sum {drift(weights, 0.3, q.item()):.6f}, the derivative of the mean weight {short_way:.6f}")

@@ -706,6 +706,7 @@ tested = [100 * record["results"][0]["summary"][f"accuracy_{when}"] for when in 
 # | $\pi_\theta$, $\pi_\text{old}$, $\pi_\text{ref}$ | policy: in training, as it sampled, frozen (the reference) |
 # | $J$, $\mathcal{L}$ | expected reward, which grows; loss, which is minimised |
 # | $N$, $G$, $i$ | answers in a batch, answers to one prompt (the group), number of an answer |
+# | $\lvert y_i \rvert$, $p$ | tokens of answer $i$; success rate of a prompt |
 # | $R_i$ | reward of answer $i$, one number |
 # | $r_t$ | reward of a token (PPO): $R$ at the last token, 0 before, less KL where it is taken from the reward |
 # | $b$, $A$ | baseline; advantage, $R - b$ or what takes its place |

@@ -13,7 +13,7 @@ from rlcourse.course.dev.references import outdated
 from rlcourse.course.widgets import explorer
 
 HINTS = ["Hint 1: a question", "Hint 2: the idea", "Hint 3: the shape of the answer"]
-FIRST_EDITION = {"02", "04"}  # lessons whose hints have other names
+FIRST_EDITION = {"02"}  # lessons whose hints have other names
 KINDS = ("notebooks", "exercises", "solutions")
 NOTEBOOKS = sorted(path for kind in KINDS for path in (build.ROOT / kind).glob("*.ipynb"))
 pytestmark = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: f"{path.parent.name}/{path.stem}")

@@ -1,19 +1,13 @@
-"""Checks of exercise 04, Dr. GRPO. The references are loops over single tokens, in float64, or closed forms."""
+"""Checks of the exercises of lesson 04: gradients to identify, groups to weigh, a loss to mend, a drift to compute. The
+references are loops over single tokens and answers, in float64."""
 
+import itertools
 import math
 
 import torch
 from torch import Tensor
 
 from rlcourse.course.checks import Question, compare, draw
-
-HOWS = ("sequence_mean", "token_mean", "constant")
-
-q1 = Question("q1", "aggregate", hint="Set what is masked to 0 first; then the three differ in what divides the sum.")
-q2 = Question("q2", "token_weights", hint="How often does a token's log-prob enter the loss, and divided by what?")
-q3 = Question("q3", "group_weights", hint="With p = k / n: k answers have |A| = 1 - p, the other n - k have |A| = p.")
-q4 = Question("q4", "dr_grpo_loss", hint="Advantages by group, ratio, clipped surrogate, then the sum over a constant.")
-q5 = Question("q5", "sequence_ratio", hint="A geometric mean of ratios is exp of the mean of their logarithms.")
 
 
 def lengths_mask(lengths: list[int], width: int) -> Tensor:
@@ -28,135 +22,79 @@ def tokens(mask: Tensor) -> list[tuple[int, int]]:
 
 # q1 --------------------------------------------------------------------------------------------------------------
 
+q1 = Question("q1", "divisions", hint="Take an unknown factor out first. Which two tokens would you compare?")
 
-def aggregate_by_loop(values: Tensor, mask: Tensor, how: str, max_new_tokens: int) -> Tensor:
-    rows, count = len(mask), mask.sum().item()
-    total = 0.0
-    for i, t in tokens(mask):
-        by = {
-            "sequence_mean": rows * mask[i].sum().item(),
-            "token_mean": count,
-            "constant": rows * max_new_tokens,
-        }[how]
-        total += values[i, t].item() / by
-    return torch.tensor(total)
+KINDS = tuple(itertools.product((0, 1), repeat=2))  # divided by the length, by the deviation
 
 
-def check_aggregate(f, how: str, mistakes) -> None:
-    """Three rows of unequal length with numbers at the padding, and a limit beyond the width of the batch."""
-    values, mask, limit = torch.randn(3, 6), lengths_mask([2, 6, 3], 6), 9
-    values[~mask] = 50.0
-    named = {"You counted the padding: what is masked must add 0.": padded(values, mask, how, limit)}
-    compare(f(values, mask, how, limit), aggregate_by_loop(values, mask, how, limit), named | mistakes(values, mask))
+def gradient_of(kind: tuple[int, int], rewards: Tensor, lengths: list[int], n: int, factor: float) -> Tensor:
+    """The gradient by token of a loss with these divisions, by loops: [rows, longest]."""
+    found = torch.zeros(len(rewards), max(lengths), dtype=torch.float64)
+    for i, length in enumerate(lengths):
+        group = rewards[i // n * n : i // n * n + n].double()
+        advantage = (rewards[i].double() - group.mean()).item()
+        if kind[1] and group.std() > 0:
+            advantage /= group.std().item()
+        for t in range(length):
+            found[i, t] = -factor * advantage / (length if kind[0] else 1)
+    return found.float()
 
 
-def padded(values: Tensor, mask: Tensor, how: str, limit: int) -> Tensor:
-    """The aggregation of all columns, padding included."""
-    return aggregate_by_loop(values, torch.ones_like(mask), how, limit)
+def check_kinds(f, rewards: Tensor, lengths: list[int], n: int) -> None:
+    """All four kinds, in an order that is drawn, each with a factor of its own."""
+    mask = lengths_mask(lengths, max(lengths))
+    for place in torch.randperm(4).tolist():
+        kind = KINDS[place]
+        factor = 10 ** (4 * torch.rand(()).item() - 4)
+        expected = torch.tensor(kind)
+        mistakes = {"The two answers are in the wrong order: first the length, then the deviation.": expected.flip(0)}
+        truth = f"{('not ', '')[kind[0]]}divided by the length and {('not ', '')[kind[1]]}by the deviation"
+        found = f(gradient_of(kind, rewards, lengths, n, factor), rewards, mask, n)
+        if isinstance(found, Tensor):
+            found = found.round().long() if found.is_floating_point() and found.isfinite().all() else found.long()
+        elif isinstance(found, list | tuple):
+            found = torch.tensor([int(value) for value in found])
+        compare(found, expected, mistakes, what=f"the answer for a gradient that was {truth}")
 
 
-@q1.case("sequence_mean: the mean of each row over its own tokens, then over rows")
+def unlike(n: int, groups: int) -> Tensor:
+    """Rewards 0 and 1 of groups whose numbers of right answers all differ, none 0 or n, nor mirrored: [groups * n]."""
+    counts = (1 + torch.randperm(n // 2))[:groups]
+    return torch.cat([(torch.randperm(n) < k).float() for k in counts.tolist()])
+
+
+def unlike_lengths(rows: int, high: int = 30) -> list[int]:
+    return (2 + torch.randperm(high - 2)[:rows]).tolist()
+
+
+@q1.case("rewards 0 and 1, three groups of eight")
 def _(f):
-    def mistakes(values, mask):
-        kept = values * mask
-        return {
-            "You divided by the padded width: divide each row by its own number of tokens.": kept.mean(),
-            "You took one mean over all tokens: that is token_mean (DAPO).": kept.sum() / mask.sum(),
-            "You added up the row means: divide by the number of rows.": (kept.sum(1) / mask.sum(1)).sum(),
-        }
-
-    check_aggregate(f, "sequence_mean", mistakes)
+    check_kinds(f, unlike(8, 3), unlike_lengths(24), 8)
 
 
-@q1.case("token_mean: one mean over all tokens of the batch")
+@q1.case("groups without signal among them, the first too")
 def _(f):
-    def mistakes(values, mask):
-        kept = values * mask
-        return {
-            "You took the mean of the row means: that is sequence_mean (GRPO).": (kept.sum(1) / mask.sum(1)).mean(),
-            "You divided by all places, padding included: divide by the number of real tokens.": kept.mean(),
-        }
-
-    check_aggregate(f, "token_mean", mistakes)
+    signal = unlike(6, 2)
+    rewards = torch.cat([torch.ones(6), signal[:6], torch.zeros(6), signal[6:]])
+    check_kinds(f, rewards, unlike_lengths(24), 6)
 
 
-@q1.case("constant: the sum over rows * max_new_tokens, whatever the lengths are")
+@q1.case("rewards of any size, and an answer without a token")
 def _(f):
-    def mistakes(values, mask):
-        kept = values * mask
-        return {
-            "You divided by the width of this batch: the constant is max_new_tokens, the same for every batch.": (
-                kept.mean()
-            ),
-            "You forgot to divide by the number of rows.": kept.sum() / 9,
-            "You forgot to divide by max_new_tokens.": kept.sum() / 3,
-            "You divided by the number of real tokens: that is token_mean (DAPO).": kept.sum() / mask.sum(),
-        }
-
-    check_aggregate(f, "constant", mistakes)
+    rewards = torch.cat([0.1 * torch.rand(4), torch.rand(4), 5 * torch.rand(4) - 2])
+    lengths = unlike_lengths(12)
+    lengths[draw(0, 11)] = 0
+    check_kinds(f, rewards, lengths, 4)
 
 
-@q1.case("a row without a token adds 0 and still counts as a row")
+@q1.case("answers to one prompt that are all of one length")
 def _(f):
-    values, mask = torch.randn(3, 4), lengths_mask([3, 0, 4], 4)
-    for how in HOWS:
-        kept = values * mask
-        full = mask.any(1)
-        dropped = {
-            "A row without a token was left out: it adds 0 and counts as a row.": (
-                (kept[full].sum(1) / mask[full].sum(1)).mean() if how == "sequence_mean" else kept[full].sum() / (2 * 4)
-            )
-        }
-        expected = aggregate_by_loop(values, mask, how, 4)
-        compare(
-            f(values, mask, how, 4), expected, dropped if how != "token_mean" else {}, what=f"{how} with an empty row"
-        )
+    check_kinds(f, unlike(8, 3), [length for length in unlike_lengths(3, 60) for _ in range(8)], 8)
 
 
 # q2 --------------------------------------------------------------------------------------------------------------
 
-
-def weights_by_gradient(mask: Tensor, how: str, max_new_tokens: int) -> Tensor:
-    """The derivative of an aggregation with respect to each value, by moving one value at a time."""
-    zero = torch.zeros(mask.shape, dtype=torch.float64)
-    weights = zero.clone()
-    for i, t in tokens(mask):
-        moved = zero.clone()
-        moved[i, t] = 1.0
-        weights[i, t] = aggregate_by_loop(moved, mask, how, max_new_tokens)
-    return weights.float()
-
-
-@q2.case("one short and one long answer: what each aggregation gives a token")
-def _(f):
-    mask, limit = lengths_mask([1, 4], 4), draw(10, 10**6)
-    for how in HOWS:
-        expected = weights_by_gradient(mask, how, limit)
-        mistakes = {
-            "Padding got a weight: it should be 0 there.": expected.where(mask, expected[mask].max()),
-            "You forgot to divide by the number of rows.": expected * 2,
-            "You gave every token of the batch the same 1 / tokens: only token_mean does.": mask / mask.sum(),
-            "The constant is max_new_tokens, not the width of the batch.": mask / (2 * 4),
-        }
-        compare(f(mask, how, limit), expected, mistakes, what=f"{how}: the weight")
-
-
-@q2.case("lengths drawn at random")
-def _(f):
-    mask, limit = lengths_mask(torch.randint(1, 12, (5,)).tolist(), 12), 20
-    for how in HOWS:
-        compare(f(mask, how, limit), weights_by_gradient(mask, how, limit), what=f"{how}: the weight")
-
-
-@q2.case("an answer without a token has no weight anywhere, and no nan")
-def _(f):
-    lengths = [0, *torch.randint(1, 12, (6,)).tolist()]
-    mask = lengths_mask(lengths, 12)
-    for how in HOWS:
-        compare(f(mask, how, 12), weights_by_gradient(mask, how, 12), what=f"{how}: the weight")
-
-
-# q3 --------------------------------------------------------------------------------------------------------------
+q2 = Question("q2", "group_weights", hint="With p = k / n: k answers have |A| = 1 - p, the other n - k have |A| = p.")
 
 
 def weights_by_group(successes: list[int], n: int, ddof: int = 1) -> Tensor:
@@ -171,205 +109,253 @@ def weights_by_group(successes: list[int], n: int, ddof: int = 1) -> Tensor:
     return torch.tensor(rows).T
 
 
-@q3.case("a group of eight: every number of right answers from 1 to 7")
-def _(f):
-    k = (1 + torch.randperm(7)).tolist()
-    expected = weights_by_group(k, 8)
-    p = torch.tensor(k) / 8
-    mistakes = {
-        "The std is that of a sample: n - 1 in its denominator.": weights_by_group(k, 8, ddof=0),
+def weight_mistakes(successes: list[int], n: int) -> dict[str, Tensor]:
+    expected, p = weights_by_group(successes, n), torch.tensor(successes) / n
+    variance = p * (1 - p)
+    scales = {"p (1 - p)": 1, "n p (1 - p)": n, "2 p (1 - p)": 2}
+    unscaled = {
+        f"You have {name} and a root like it: the right shapes, but not the sums of |A|.": torch.stack(
+            [factor * variance, factor * variance.sqrt()]
+        )
+        for name, factor in scales.items()
+    }
+    return unscaled | {
+        "The std is that of a sample: n - 1 in its denominator.": weights_by_group(successes, n, ddof=0),
         "The two rows are in the wrong order: Dr. GRPO first.": expected.flip(0),
-        "You took the weight of one answer: add up the group.": expected / 8,
+        "You took the weight of one answer: add up the group.": expected / n,
+        "You counted the right answers alone: the wrong ones weigh as much again.": expected / 2,
         "You divided by the variance: GRPO divides by its root.": torch.stack(
-            [expected[0], expected[0] / (p * (1 - p) * 8 / 7)]
+            [expected[0], (expected[0] / (variance * n / (n - 1))).nan_to_num(0.0)]
         ),
     }
-    compare(f(torch.tensor(k), 8), expected, mistakes)
 
 
-@q3.case("groups that are all wrong or all right weigh 0 in both")
+@q2.case("a group of eight: every number of right answers from 1 to 7")
+def _(f):
+    k = (1 + torch.randperm(7)).tolist()
+    compare(f(torch.tensor(k), 8), weights_by_group(k, 8), weight_mistakes(k, 8))
+
+
+@q2.case("groups that are all wrong or all right weigh 0 in both")
 def _(f):
     n = draw(4, 400)
     k = [0, n, draw(1, n - 1)]
-    compare(f(torch.tensor(k), n), weights_by_group(k, n))
+    compare(f(torch.tensor(k), n), weights_by_group(k, n), weight_mistakes(k, n))
 
 
-@q3.case("other sizes of group")
+@q2.case("other sizes of group")
 def _(f):
     for n in (2, 5, draw(64, 400)):
         k = [1, draw(1, n - 1), n - 1]
         compare(f(torch.tensor(k), n), weights_by_group(k, n), what=f"the weight for n = {n}", atol=1e-4)
 
 
-# q4 --------------------------------------------------------------------------------------------------------------
+# q3 --------------------------------------------------------------------------------------------------------------
 
+q3 = Question("q3", "mended_loss", hint="Take the complaints one by one: each points at one line.")
+
+# The planted mistakes, in the order in which a card names those that are left.
+PLANTED = {
+    "padding": "its padding: what stands there is set to 0 only after the exponential, and 0 times infinity is nan",
+    "baseline": "its baseline: the mean reward is that of the batch and not of the prompt's group",
+    "std": "its advantages: they are still divided by a deviation, so the size of the rewards is lost",
+    "clip": "its clip: it takes the clipped product even where the other is smaller, and wrong tokens get away",
+    "divisor": "its divisor: the number of tokens of this batch is drawn with the answers and is no constant",
+}
 LIMIT = 10
 
 
-def loss_by_loop(
-    logprobs, old_logprobs, rewards, mask, n, limit, clip=0.2, std=False, how="constant", low=True, group=True
-) -> Tensor:
-    """The loss token by token in float64. The last four switches turn it into those of usual mistakes."""
-    total = 0.0
-    rewards = rewards.double()
+def loss_by_loop(logprobs, old_logprobs, rewards, mask, n, limit, clip=0.2, wrong=()) -> Tensor:
+    """The loss token by token in float64, with some of the mistakes in it; `wrong` knows others too."""
+    total, rewards = torch.zeros((), dtype=torch.float64), rewards.double()
     for i, t in tokens(mask):
-        peers = rewards[i // n * n : i // n * n + n] if group else rewards
+        peers = rewards if "baseline" in wrong else rewards[i // n * n : i // n * n + n]
         advantage = rewards[i] - peers.mean()
-        if std:
+        if "std" in wrong:
+            advantage = advantage / (rewards.std() + 1e-4)
+        if "group std" in wrong:
             advantage = advantage / (peers.std() + 1e-4)
         ratio = (logprobs[i, t].double() - old_logprobs[i, t].double()).exp()
         clipped = ratio.clamp(1 - clip, 1 + clip) * advantage
-        surrogate = torch.minimum(ratio * advantage, clipped) if low else clipped
-        by = {
-            "constant": len(mask) * limit,
-            "sequence_mean": len(mask) * mask[i].sum(),
-            "token_mean": mask.sum(),
-        }[how]
-        total = total - surrogate / by
-    return torch.as_tensor(total).float()
+        gain = clipped if "clip" in wrong else torch.minimum(ratio * advantage, clipped)
+        by = mask.sum() if "divisor" in wrong else len(mask) * limit
+        if "length" in wrong:
+            by = len(mask) * mask[i].sum()
+        if "width" in wrong:
+            by = len(mask) * mask.shape[1]
+        total = total - gain / by
+    return total
+
+
+NAMED = {  # mistakes of readers, which the colleague did not make
+    "You divided each answer by its own length: that is GRPO's, and the other deletion.": ("length",),
+    "Both of GRPO's divisions are back: the deviation of the group and the length of the answer.": (
+        "group std",
+        "length",
+    ),
+    "You divide by the deviation of the group: that is GRPO's, and to be deleted too.": ("group std",),
+    "You divided by the width of the batch: the constant is max_new_tokens.": ("width",),
+}
+
+
+def loss_mistakes(arguments) -> dict[str, Tensor]:
+    """Losses with every choice of the planted mistakes and with others, by the sentence that names what is left."""
+    found, finite = {}, [name for name in PLANTED if name != "padding"]
+    for count in range(1, len(finite) + 1):
+        for wrong in itertools.combinations(finite, count):
+            left = "One mistake is left" if count == 1 else f"{count} mistakes are left, one of them"
+            found[f"{left}: {PLANTED[wrong[0]]} ({', '.join(wrong)})."] = loss_by_loop(*arguments, wrong=wrong)
+    found |= {sentence: loss_by_loop(*arguments, wrong=wrong) for sentence, wrong in NAMED.items()}
+    logprobs, old, *rest = arguments
+    right = loss_by_loop(*arguments)
+    return found | {
+        "The sign is wrong: the loss is minus what should grow.": -right,
+        "You forgot to divide by the number of rows.": right * len(rest[1]),
+        "You forgot to divide by max_new_tokens.": right * rest[3],
+        "The ratio is upside down: it is new over old.": loss_by_loop(old, logprobs, *rest),
+    }
 
 
 def drawn(moved: float):
     """Six answers in two groups of three; the policy has moved by about `moved` since it sampled."""
     mask = lengths_mask([3, 7, 1, 5, 2, 7], 7)
     old = -torch.rand(6, 7) * 3
-    return (old + moved * torch.randn(6, 7)) * mask, old * mask, torch.tensor([1.0, 1, 0, 0, 1, 0]), mask, 3, LIMIT
+    rewards = torch.tensor([1.0, 1, 0, 0, 1, 0]) + 0.3 * torch.rand(6)
+    return (old + moved * torch.randn(6, 7)) * mask, old * mask, rewards, mask, 3, LIMIT
 
 
-def loss_mistakes(arguments) -> dict[str, Tensor]:
-    logprobs, old, rewards, mask, n, limit = arguments
-    across = rewards.view(n, -1) - rewards.view(n, -1).mean(1, keepdim=True) + 0.0
-    wide = loss_by_loop(logprobs, old, rewards, mask, n, mask.shape[1])
-    return {
-        "You divided the advantages by the std of the group: that is GRPO, and the second deletion.": loss_by_loop(
-            *arguments, std=True
-        ),
-        "You divided each answer by its own length: that is GRPO, and the first deletion.": loss_by_loop(
-            *arguments, how="sequence_mean"
-        ),
-        "Both biases of GRPO are still there: the std of the group and the length of the answer.": loss_by_loop(
-            *arguments, std=True, how="sequence_mean"
-        ),
-        "You divided by the number of tokens: that is DAPO's mean, which changes from batch to batch.": loss_by_loop(
-            *arguments, how="token_mean"
-        ),
-        "You divided by the width of the batch: the constant is max_new_tokens.": wide,
-        "The baseline is the mean of the batch: take the mean of each group.": loss_by_loop(*arguments, group=False),
-        "The clipped ratio is used everywhere: take the minimum of the two products.": loss_by_loop(
-            *arguments, low=False
-        ),
-        "The ratio is upside down: it is new over old.": loss_by_loop(old, logprobs, rewards, mask, n, limit),
-        "The sign is wrong: the loss is minus what should grow.": -loss_by_loop(*arguments),
-        "You forgot to divide by the number of rows.": loss_by_loop(*arguments) * len(mask),
-        "Groups are neighbours: reshape the rewards to [prompts, num_generations].": from_advantages(
-            arguments, across.flatten()
-        ),
-    }
+def check_loss(f, arguments) -> None:
+    """Compare the value, then the gradient, with those of the loop."""
+    compare(f(*arguments), loss_by_loop(*arguments), loss_mistakes(arguments), what="the loss", atol=1e-6)
+    leaf = arguments[0].clone().requires_grad_()
+    [expected] = torch.autograd.grad(loss_by_loop(leaf, *arguments[1:]), leaf)
+    found = f.gradient(*arguments, wrt=0)
+    compare(found, expected, what="the gradient", atol=1e-6)
 
 
-def from_advantages(arguments, advantages: Tensor) -> Tensor:
-    """The loss for given advantages [rows]."""
-    logprobs, old, _, mask, _, limit = arguments
-    ratio, a = (logprobs - old).exp(), advantages[:, None]
-    return -torch.minimum(ratio * a, ratio.clamp(0.8, 1.2) * a)[mask].sum() / (len(mask) * limit)
-
-
-@q4.case("a policy that has moved: the value, some tokens clipped")
+@q3.case("a policy that has moved, some tokens clipped")
 def _(f):
-    arguments = drawn(0.4)
-    compare(f(*arguments), loss_by_loop(*arguments), loss_mistakes(arguments), atol=1e-6)
+    check_loss(f, drawn(0.5))
 
 
-@q4.case("a policy that has not moved: the gradient of each token is -A / (rows * max_new_tokens)")
+@q3.case("an easy prompt and a hard one, rewards of any size")
 def _(f):
-    _, old, rewards, mask, n, limit = drawn(0.0)
-    advantages = rewards - rewards.view(-1, n).mean(1).repeat_interleave(n)
-    expected = -advantages[:, None] * mask / (len(mask) * limit)
+    logprobs, old, rewards, mask, n, limit = drawn(0.3)
+    check_loss(f, (logprobs, old, 4 * rewards + torch.tensor([5.0, 5, 5, 0, 0, 0]), mask, n, limit + draw(1, 80)))
+
+
+@q3.case("a token of a wrong answer that has become three times as probable is still pushed down")
+def _(f):
+    old = -1.5 - torch.rand(2, 4)
+    logprobs = old + torch.tensor([[1.1, 0.16, -0.6, -0.16]]) * (1 + 0.1 * torch.rand(2, 4))
+    mask, rewards, clip = (
+        torch.ones(2, 4, dtype=torch.bool),
+        torch.tensor([1.0, 0.0]),
+        0.1 + 0.04 * torch.rand(()).item(),
+    )
+    ratio, a = (logprobs - old).exp(), torch.tensor([[0.5], [-0.5]])
+
+    def gradient_with(clip: float) -> Tensor:
+        return -a * ratio * torch.where(a > 0, ratio < 1 + clip, ratio > 1 - clip) / 8
+
+    inside = (ratio < 1 + clip) & (ratio > 1 - clip)
     mistakes = {
-        "The gradient is that of GRPO: each token of a long answer still weighs less.": (
-            -advantages[:, None] * mask / (len(mask) * mask.sum(1, keepdim=True))
-        ),
-        "Padding has a gradient: mask it.": (-advantages[:, None] / (len(mask) * limit)).expand(mask.shape),
+        f"One mistake is left: {PLANTED['clip']} (clip).": -a * ratio * inside / 8,
+        "No token is clipped: is the minimum taken with the clipped product?": -a * ratio / 8,
+        "You clip at 0.2 whatever is asked for: use the argument `clip`.": gradient_with(0.2),
     }
-    found = f.gradient(old, old, rewards, mask, n, limit, wrt=0)
-    compare(found, expected, mistakes, what="the gradient", atol=1e-6)
+    found = f.gradient(logprobs, old, rewards, mask, 2, 4, clip, wrt=0)
+    compare(found, gradient_with(clip), mistakes, "the gradient", atol=1e-6)
 
 
-@q4.case("clipped tokens have no gradient, by the clip that is asked for")
+@q3.case("padding of minus infinity: the loss and its gradient are finite, and 0 there")
 def _(f):
-    old = torch.zeros(2, 4)
-    logprobs = torch.tensor([0.5, 0.15, -0.5, -0.05]) * (1 + 0.15 * torch.rand(2, 4))
-    mask, rewards = torch.ones(2, 4, dtype=torch.bool), torch.tensor([1.0, 0.0])
-    ratio = logprobs.exp()
-    live = torch.tensor([[0, 0, 1, 1], [1, 1, 0, 1]])  # up from 1 + clip for A > 0, down from 1 - clip for A < 0
-    expected = -torch.tensor([[0.5], [-0.5]]) * ratio * live / (2 * 4)
-    found = f.gradient(logprobs, old, rewards, mask, 2, 4, 0.1, wrt=0)
-    everywhere = -torch.tensor([[0.5], [-0.5]]) * ratio * torch.tensor([0, 0, 0, 1]) / (2 * 4)
-    mistakes = {
-        "A clipped token lost its gradient where it should keep it: take the minimum of the two products.": everywhere,
-        "No token is clipped: is the minimum taken with the clipped product?": (
-            -torch.tensor([[0.5], [-0.5]]) * ratio / (2 * 4)
-        ),
-    }
-    compare(found, expected, mistakes, what="the gradient", atol=1e-6)
+    logprobs, old, rewards, mask, n, limit = drawn(0.5)
+    filled = [x.masked_fill(~mask, value) for x, value in ((logprobs, -math.inf), (old, -math.inf))]
+    leaf = logprobs.clone().requires_grad_()
+    right = loss_by_loop(leaf, old, rewards, mask, n, limit)
+    [expected] = torch.autograd.grad(right, leaf)
+    for new, before in (filled, (logprobs.masked_fill(~mask, 200.0), old), (logprobs, filled[1])):
+        value = torch.as_tensor(f(new, before, rewards, mask, n, limit))
+        found = f.gradient(new, before, rewards, mask, n, limit, wrt=0)
+        if not (torch.isfinite(value).all() and torch.isfinite(found).all()):
+            raise AssertionError(f"One mistake is left: {PLANTED['padding']} (padding).")
+        arguments = (logprobs, old, rewards, mask, n, limit)
+        compare(value, right.detach(), loss_mistakes(arguments), what="the loss", atol=1e-6)
+        compare(found, expected, what="the gradient", atol=1e-6)
 
 
-@q4.case("a group of identical rewards gives a loss of exactly 0")
+# q4 --------------------------------------------------------------------------------------------------------------
+
+q4 = Question("q4", "drift", hint="How probable is an answer of L tokens, and what is the derivative of its log-prob?")
+
+
+def drift_by_loop(weights: Tensor, cut: float, q: float, wrong: str = "") -> Tensor:
+    """The drift by going through all answers, each token's score by itself; `wrong` names a usual mistake."""
+    limit, total = len(weights), 0.0
+    cases = [(length, True, weights[length - 1].item()) for length in range(1, limit + 1)] + [(limit, False, cut)]
+    for length, ended, weight in cases:
+        if wrong == "no cut" and not ended:
+            continue
+        chance = (1 - q) ** (length - 1) * (q if ended else 1 - q)
+        stops = ended or wrong == "cut as ended"
+        score = sum(1 - q if stops and t == length else -q for t in range(1, length + 1))
+        if wrong == "by q":
+            score = score / (q * (1 - q))
+        if wrong == "one token":
+            score = 1 - q if ended else -q
+        if wrong == "mean of tokens":
+            score = score / length
+        if wrong == "not weighed by chance":
+            chance = 1.0
+        if wrong == "one more":
+            weight = weights[min(length, limit - 1)].item() if ended else cut
+        total += chance * weight * score
+    return torch.tensor(total, dtype=torch.float64)
+
+
+DRIFTS = {
+    "no cut": "You left out the answers that are cut off: they have no end token, but they have a score.",
+    "cut as ended": "An answer that is cut off never stopped: its score is that of going on, limit times.",
+    "by q": "That is the derivative with respect to q. Asked for is theta, with q = sigmoid(theta).",
+    "one token": "Every token of an answer has a score, not only its last.",
+    "mean of tokens": "The weights are those of each token already: don't divide by the length once more.",
+    "not weighed by chance": "You added up the answers as if all were equally likely: weigh each by its probability.",
+    "one more": "weights[0] is for answers of one token: the place of a length is one less than the length.",
+}
+
+
+def check_drift(f, weights: Tensor, cut: float, q: float) -> None:
+    expected = drift_by_loop(weights, cut, q)
+    mistakes = {sentence: drift_by_loop(weights, cut, q, wrong) for wrong, sentence in DRIFTS.items()}
+    mistakes["The sign is wrong: positive means that the policy learns to stop more often."] = -expected
+    compare(f(weights, cut, q), expected, mistakes, what=f"the drift at q = {q:.3f}", atol=1e-6)
+
+
+@q4.case("any weights, a short limit")
 def _(f):
-    logprobs, old, _, mask, n, limit = drawn(0.4)
-    compare(f(logprobs, old, torch.full((6,), 0.25), mask, n, limit), torch.tensor(0.0), atol=1e-9)
-    arguments = drawn(0.4)
-    compare(f(*arguments), loss_by_loop(*arguments), loss_mistakes(arguments), atol=1e-6)
+    for limit in (2, 5):
+        check_drift(f, torch.rand(limit) + 0.1, torch.rand(()).item(), 0.1 + 0.5 * torch.rand(()).item())
 
 
-# q5 --------------------------------------------------------------------------------------------------------------
-
-
-def ratio_by_root(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """The product of the token ratios of each row, to the power of 1 / length; 1 for an empty row."""
-    rows = []
-    for new, old, keep in zip(logprobs.double(), old_logprobs.double(), mask, strict=True):
-        product = math.prod(math.exp(n - o) for n, o in zip(new[keep].tolist(), old[keep].tolist(), strict=True))
-        rows.append(product ** (1 / max(1, int(keep.sum()))))
-    return torch.tensor(rows)
-
-
-def moved_rows(lengths: list[int]):
-    mask = lengths_mask(lengths, 8)
-    old = -torch.rand(len(lengths), 8) * 2
-    return old + 0.3 * torch.randn(len(lengths), 8), old, mask
-
-
-@q5.case("the geometric mean of the token ratios over the tokens of each row")
+@q4.case("GRPO's weights, 1 / length, and a longer limit")
 def _(f):
-    new, old, mask = moved_rows([1, 5, 8, 3])
-    difference = (new - old) * mask
-    mistakes = {
-        "You took the mean over the padded width: divide by the row's own number of tokens.": difference.mean(1).exp(),
-        "You took the product of the ratios without the root: divide the sum of logs by the length.": (
-            difference.sum(1).exp()
-        ),
-        "You took the arithmetic mean of the ratios: the mean goes inside the exponential.": (
-            (difference.exp() * mask).sum(1) / mask.sum(1)
-        ),
-        "You counted the padding: mask the log-ratios before adding them up.": (new - old).mean(1).exp(),
-        "The ratio is upside down: it is new over old.": 1 / ratio_by_root(new, old, mask),
-    }
-    compare(f(new, old, mask), ratio_by_root(new, old, mask), mistakes)
+    limit = draw(20, 60)
+    check_drift(f, 1 / torch.arange(1, limit + 1), 1 / limit, 0.03 + 0.2 * torch.rand(()).item())
 
 
-@q5.case("1 for a policy that has not moved, and for a row without a token")
+@q4.case("answers that are cut off are left out, and an answer of one token at most")
 def _(f):
-    new, old, mask = moved_rows([0, 4])
-    compare(f(old, old, mask), torch.ones(2), what="the ratio of the same policy")
-    compare(f(new, old, mask), ratio_by_root(new, old, mask), what="the ratio with an empty row")
+    check_drift(f, torch.rand(()) * torch.ones(draw(4, 30)), 0.0, 0.05 + 0.1 * torch.rand(()).item())
+    check_drift(f, torch.rand(1), torch.rand(()).item(), 0.2 + 0.6 * torch.rand(()).item())
 
 
-@q5.case("the gradient: ratio / length on each of a row's tokens, 0 on padding")
+@q4.case("a constant, whatever it is: no drift")
 def _(f):
-    new, old, mask = moved_rows([2, 8, 5])
-    expected = ratio_by_root(new, old, mask)[:, None] * mask / mask.sum(1, keepdim=True)
-    compare(f.gradient(new, old, mask, wrt=0), expected, what="the gradient")
+    constant, q = 0.1 + torch.rand(()).item(), 0.05 + 0.5 * torch.rand(()).item()
+    limit = draw(3, 40)
+    check_drift(f, torch.full((limit,), constant), constant, q)
+    check_drift(f, torch.full((limit,), constant), constant / 2, q)
 
 
-QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4, "q5": q5}
+QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4}

@@ -1,9 +1,10 @@
-"""The recorded runs of lesson 04, five seeds each: `python -m rlcourse.course.lessons.lesson04 [KIND [VARIANTS...]]`.
+"""The recorded runs of lesson 04: `python -m rlcourse.course.lessons.lesson04 [KIND [VARIANTS...]]`.
 
 `isolated` shows the length bias of GRPO alone: training in which nothing but the opening of an answer decides what it
 earns. `default` and `slow` are ordinary training, at the default settings and with small steps, with neither, one or
-both of the deletions that make GRPO Dr. GRPO. Writes the record `lesson04_<kind>_<variant>` of each. A seed takes less
-than a minute on a GPU and one to six minutes on one CPU core.
+both of the deletions that make GRPO Dr. GRPO. All of these have five seeds. `kinds` is the beginning of `slow` with
+three, and says what kind of answers the policy writes. Writes the record `lesson04_<kind>_<variant>` of each. A seed
+takes less than a minute on a GPU and one to six minutes on one CPU core.
 """
 
 import sys
@@ -11,12 +12,14 @@ from typing import Any
 
 import torch
 
-from rlcourse.batch import Rollout
+from rlcourse.batch import Completions, Rollout
 from rlcourse.collect import RewardFunction
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.course.embedded.demonstrations import THINK
+from rlcourse.course.lessons import gain
 from rlcourse.course.lessons.curve_records import write_curve
 from rlcourse.course.lessons.experiment import Experiment
+from rlcourse.evaluation import answer_problems
 from rlcourse.policy import Policy
 from rlcourse.rollout import RolloutEngine
 from rlcourse.sampling import Sampling
@@ -47,6 +50,8 @@ SWITCHES: dict[str, dict[str, str]] = {
 DEFAULT: dict[str, Any] = {}
 SLOW = {"lr": 1e-5, "steps": 120, "max_new_tokens": 160}
 KEPT = ("reward", "length", "length_right", "length_wrong", "truncated", "grad_norm", "groups_without_signal")
+BEGINNING = SLOW | {"steps": 30}
+KIND_SEEDS, KINDS_EVERY = (0, 1, 2), 5
 EVAL_EVERY = 10  # steps between two evaluations of ordinary training
 
 
@@ -133,20 +138,48 @@ def ordinary_run(variant: str, seed: int, **settings) -> dict[str, Any]:
     return curves | {"test": experiment.evaluate(task.problems("test"))}
 
 
-SETTINGS = {"isolated": ISOLATED, "default": DEFAULT, "slow": SLOW}
+def kinds_run(variant: str, seed: int, **overrides) -> dict[str, Any]:
+    """The beginning of `slow`: the shares of each kind of answer, greedy and sampled, and how long the samples are."""
+    experiment = Experiment(make_config(**(SWITCHES[variant] | {"seed": seed} | BEGINNING | overrides)))
+    policy, engine, task = experiment.policy, experiment.engine, experiment.task
+
+    def evaluate() -> dict[str, float]:
+        problems, limit = task.problems("validation")[:200], experiment.config.max_new_tokens
+        answers = [answer for [answer] in answer_problems(policy, engine, task, problems, limit)]
+        return {"accuracy": sum(a.strict for a in answers) / len(answers)} | kind_shares(answers)
+
+    def measure(completions: Completions) -> dict[str, float]:
+        lengths = completions.rollout.completion_lengths.tolist()
+        garbage = [n for a, n in zip(completions.answers, lengths, strict=True) if gain.kind(a) == "garbage"]
+        return kind_shares(completions.answers) | {"garbage_length": sum(garbage) / max(len(garbage), 1)}
+
+    return experiment.run(KINDS_EVERY, evaluate, ("reward",), measure)
+
+
+def kind_shares(answers: list[Answer]) -> dict[str, float]:
+    """The share of each of `gain.KINDS` among some answers."""
+    kinds = [gain.kind(answer) for answer in answers]
+    return {name: kinds.count(name) / len(kinds) for name in gain.KINDS}
+
+
+SETTINGS = {"isolated": ISOLATED, "default": DEFAULT, "slow": SLOW, "kinds": BEGINNING}
+VARIANTS = {"isolated": FATES, "default": SWITCHES, "slow": SWITCHES, "kinds": ("dr_grpo", "grpo")}
 
 
 def run(kind: str, variant: str, seed: int) -> dict[str, Any]:
     """One seed of a record."""
+    if kind == "kinds":
+        return kinds_run(variant, seed)
     return isolated_run(variant, seed) if kind == "isolated" else ordinary_run(variant, seed, **SETTINGS[kind])
 
 
 def record(kind: str, variant: str) -> None:
     """Train with every seed and write the record."""
     seeds = {}
-    for seed in SEEDS:
+    for seed in KIND_SEEDS if kind == "kinds" else SEEDS:
         seeds[seed] = run(kind, variant, seed)
-        print(kind, variant, seed, [round(row["filler"], 1) for row in seeds[seed]["evals"]], flush=True)
+        shown = "guess" if kind == "kinds" else "filler"
+        print(kind, variant, seed, [round(row[shown], 2) for row in seeds[seed]["evals"]], flush=True)
     switches = FATES[variant][0] if kind == "isolated" else SWITCHES[variant]
     write_curve(f"lesson04_{kind}_{variant}", [kind, variant], SETTINGS[kind] | switches, seeds)
 
@@ -154,5 +187,5 @@ def record(kind: str, variant: str) -> None:
 if __name__ == "__main__":
     kinds = sys.argv[1:2] or list(SETTINGS)
     for kind in kinds:
-        for variant in sys.argv[2:] or (FATES if kind == "isolated" else SWITCHES):
+        for variant in sys.argv[2:] or VARIANTS[kind]:
             record(kind, variant)
