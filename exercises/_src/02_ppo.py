@@ -35,21 +35,61 @@ print("ready")
 def colleague(logprobs, old_logprobs, values, returns, mask, clip):
     advantages = returns - values
     ratio = (logprobs - old_logprobs).exp()
-    objective = torch.maximum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
+    objective = ratio.clamp(1 - clip, 1 + clip) * advantages
     losses = -objective + (values - returns) ** 2 / 2
     return (losses * mask).mean()
 
 
 # %% [markdown]
 # Her curves, on a language with the tokens `a`, `b` and the end. Policy and critic are tables: a distribution, and a
-# value, for each place of a text. A text is right if it ends and has exactly two `b`. The verifier is unreliable: it
-# pays 1 for {{ TODO }}. Eight steps on each rollout. **Look for** a curve that is where it cannot belong.
+# value, for each place of a text. A text is right if it ends and has exactly two `b`. The verifier errs in one of ten
+# cases, either way. Twenty steps on each rollout. **Look for** a curve that is where it cannot belong.
 
 # %% tags=["hide-input"]
 # @title The curves of a loss: `show(function)`
 END, LENGTH = 2, 8
 
-# %%
+
+def of_ids(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """The log-prob of each token: [rows, length]."""
+    return table.log_softmax(-1).expand(len(ids), -1, -1).gather(-1, ids[..., None])[..., 0]
+
+
+def curves(loss, rollouts: int = 100, updates: int = 20, n: int = 16, rate: float = 3.0) -> torch.Tensor:
+    """Share of right texts, mean reward, and mean value of the tokens, rollout by rollout: [rollouts, 3]."""
+    torch.manual_seed(0)
+    table, critic, rows = torch.zeros(LENGTH, 3), torch.zeros(LENGTH), []  # logits of a, b, end; values, by place
+    table[:, END] = -2.0
+    for _ in range(rollouts):
+        ids = torch.multinomial(table.softmax(-1), n, replacement=True).T
+        is_end = (ids == END).long()
+        mask = is_end.cumsum(1) - is_end == 0
+        right = ((ids == END) & mask).any(1) & (((ids == 1) & mask).sum(1) == 2)
+        rewards = (torch.rand(n) < torch.where(right, 0.9, 0.1)).float()
+        rows.append([right.float().mean(), rewards.mean(), critic.expand(n, -1)[mask].mean()])
+        old, returns = of_ids(table, ids), rewards[:, None].expand(n, LENGTH)
+        for _ in range(updates):
+            leaves = [x.clone().requires_grad_() for x in (table, critic)]
+            found = loss(of_ids(leaves[0], ids), old, leaves[1].expand(n, -1), returns, mask, 0.2)
+            steps = torch.autograd.grad(found, leaves, allow_unused=True, materialize_grads=True)
+            table, critic = (x - rate * step.clamp(-1, 1) for x, step in zip((table, critic), steps, strict=True))
+    return torch.tensor(rows)
+
+
+def show(loss) -> None:
+    """Draw the curves of a loss; a moving mean of ten rollouts."""
+    found = curves(loss).unfold(0, 10, 1).mean(-1)
+    _, axes = plt.subplots(1, 2, figsize=(10, 3), layout="constrained")
+    axes[0].plot(found[:, 0], color="#0072B2", label="right texts")
+    axes[1].plot(found[:, 1], color="#009E73", label="mean reward")
+    axes[1].plot(found[:, 2], color="#D55E00", linestyle="--", label="mean value")
+    axes[0].set(xlabel="rollout", ylabel="share", ylim=(0, 1.05))
+    axes[1].set(xlabel="rollout", ylim=(-1.1, 1.05))
+    for ax in axes:
+        ax.legend()
+    plt.show()
+
+
 show(colleague)
 
 # %% [markdown]
@@ -68,7 +108,7 @@ show(colleague)
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# Five lines like hers. One of them needs a `detach`, one another word, one another denominator.
+# Five lines like hers. One of them lacks a `detach`, one a second candidate, one has the wrong denominator.
 # </details>
 
 
@@ -107,9 +147,9 @@ except NotImplementedError:
 # **The advantage** is a number, not a function. With a gradient in it, the policy's part of the loss, $-\rho (\hat R -
 # V)$, is made small by making $V$ small, whatever the returns. The critic sinks to about one below them, where the two
 # gradients balance. Every advantage is then about one too high: the generous judge of lesson 01, and with the same end.
-# **The larger of the two** turns the clip round. Tokens that have moved too far go on, and those that moved the wrong
-# way are left there. **The mean** over all places makes the step depend on how much padding a batch happens to have:
-# the quiet one. No curve shows it, only printing does.
+# The other two are quiet. **Without the minimum** a token that moved the wrong way stays there. **The mean** over all
+# places makes the step depend on how much padding a batch happens to have. No curve of this small task shows them;
+# printing the gradient of four tokens does.
 
 # %% [markdown]
 # ## q2 · Credit across a tool call

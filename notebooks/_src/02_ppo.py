@@ -31,7 +31,7 @@ from rlcourse.course import pick
 from rlcourse.course.lessons.curve_records import load_curve
 from rlcourse.course.loop import GROUP, LIMIT, PROMPTS, answer_mask, greedy_accuracy, log_probs, task, verify
 from rlcourse.course.widgets import bet, explorer
-from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, seed_band
+from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, SKY, VERMILION, seed_band
 from rlcourse.measure.records import load_record, provenance
 from rlcourse.policy import ValueHead, load_policy
 from rlcourse.rollout import make_engine
@@ -167,7 +167,8 @@ def reuse(objective, steps: int = pick(3, 16)) -> list[torch.Tensor]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-5, betas=(0.9, 0.95), weight_decay=0.0)
     for _ in range(steps + 1):
         new = log_probs(model, rollout)
-        old = new.detach() if not moved else old
+        if not moved:
+            old = new.detach()
         moved.append((new - old).detach())
         optimizer.zero_grad()
         (-objective(new, old, A).sum() / (len(A) * LIMIT)).backward()
@@ -293,10 +294,10 @@ static = [dict(zip(("advantage", "low", "high"), shape, strict=True)) for shape 
 explorer(draw, static=static, advantage=(1.0, -2.0, 2.0, 0.5), low=(0.2, 0.05, 0.6, 0.05), high=(0.2, 0.05, 0.8, 0.05))
 
 # %% [markdown]
-# A good token is pushed up until its ratio is $1 + \varepsilon$, a bad one down to $1 - \varepsilon$; then they are left
-# alone. On the **other** side nothing is flat. A good token that has become improbable, because other tokens moved the
-# weights that it shares with them, keeps its gradient and is called back. The clip without the minimum would leave it
-# there. (The right picture has more room above: *clip-higher*, from DAPO, for tokens that start out improbable.)
+# A good token is pushed up until its ratio is $1 + \varepsilon$, a bad one down to $1 - \varepsilon$; then they are
+# left alone. On the **other** side nothing is flat. A good token that has become improbable, because other tokens moved
+# the weights that it shares with them, keeps its gradient and is called back. The clip without the minimum would leave
+# it there. (The right picture has more room above: *clip-higher*, from DAPO, for tokens that start out improbable.)
 #
 # One function mends the loop:
 
@@ -395,7 +396,7 @@ explained = 1 - ((V - outcome)[unseen[1]].square().mean() / (target.mean() - out
 third_bet.result(100 * explained)
 
 # %% [markdown]
-# {{ 100 * explained:.0f }} %, on {{ len(h):,} tokens of training data. {{ assert 0 < explained < 0.2 }} Part of it
+# {{ 100 * explained:.0f }} %, on {{ len(h):, }} tokens of training data. {{ assert 0 < explained < 0.2 }} Part of it
 # nobody could know: early in an answer it is still open how it will end. So **look for** where in an answer the critic
 # begins to tell right from wrong.
 
@@ -635,7 +636,9 @@ plt.show()
 final = {name: [100 * seed["evals"][-1]["accuracy"] for seed in record["results"]] for name, record in records.items()}
 begin = 100 * records["all"]["results"][0]["evals"][0]["accuracy"]
 peak = {n: max(100 * e["accuracy"] for s in record["results"] for e in s["evals"]) for n, record in records.items()}
-tested = {n: [100 * s["summary"]["accuracy_after"] for s in load_curve(n)["results"]] for n in ("ppo", "reinforce_baseline")}
+tested = {
+    n: [100 * s["summary"]["accuracy_after"] for s in load_curve(n)["results"]] for n in ("ppo", "reinforce_baseline")
+}
 print(provenance(records["all"]), "with `python -m rlcourse.course.lessons.lesson02`")
 
 # %% [markdown]
@@ -683,8 +686,8 @@ assert apart < 0.05 * travelled
 # $$\text{KL}(\pi \,\|\, \pi_\text{ref}) = \mathbb{E}_{y \sim \pi}\big[\log\pi(y) - \log\pi_\text{ref}(y)\big] ,$$
 #
 # with a weight $\beta$. From a sampled token, with $d = \log\pi - \log\pi_\text{ref}$, there are three common estimates
-# (Schulman 2020): $k_1 = d$, $k_2 = \tfrac12 d^2$, and $k_3 = e^{-d} - 1 + d$. Their means and their noise, exactly, for
-# two policies over eight tokens:
+# (Schulman 2020): $k_1 = d$, $k_2 = \tfrac12 d^2$, and $k_3 = e^{-d} - 1 + d$. Their means and their noise, exactly,
+# for two policies over eight tokens:
 
 
 # %%
@@ -800,8 +803,8 @@ for name, kl in kls.items():  # the table's last column, summed over all tokens
 #    the gradient?
 #
 # <details><summary>Answer</summary>
-# $1 - V(s_3)$. The critic is then a baseline that depends on the state alone. However wrong it is, it adds no bias, only
-# noise.
+# $1 - V(s_3)$. The critic is then a baseline that depends on the state alone. However wrong it is, it adds no bias,
+# only noise.
 # </details>
 #
 # 4. Your run logs a KL of −0.002 at one step. Is something broken?

@@ -1,4 +1,4 @@
-"""Checks of the exercises of lesson 02: a loss to mend, GAE across a tool's words, a bound on the ratio, a KL penalty."""
+"""Checks of the exercises of lesson 02: a loss to mend, GAE across a tool, a bound, a KL penalty."""
 
 import itertools
 
@@ -25,19 +25,21 @@ def junk(tensor: Tensor, mask: Tensor, value: float) -> Tensor:
     return tensor.masked_fill(~mask, value)
 
 
-def compare_finite(found, expected: Tensor, what: str) -> None:
+def compare_finite(found, expected: Tensor, mistakes: dict[str, Tensor], what: str, atol: float = 1e-5) -> None:
     """`compare`, and a sentence of its own for nan that came from the padding."""
     if found is not None and torch.as_tensor(found).isnan().any():
         raise AssertionError(NAN)
-    compare(found, expected, what=what)
+    compare(found, expected, mistakes, what, atol)
 
 
-q1 = Question("q1", "mended_loss", hint="Two of the three mistakes can be seen in the curves. Which curve is odd?")
+q1 = Question(
+    "q1", "mended_loss", hint="One of the three mistakes shows in the curves. Which curve is where it cannot belong?"
+)
 
 # The planted mistakes, in the order in which a card names those that are left.
 PLANTED = {
     "critic": "its advantage: the policy's part has a gradient in the values, and pulls them away from the returns",
-    "larger": "its clip: it takes the larger of the two, which frees the tokens that have moved far enough",
+    "minimum": "its clip: without the minimum a token that moved the wrong way has no gradient to call it back",
     "padding": "its mean: it divides by all places, also by those behind the end of an answer",
 }
 
@@ -49,7 +51,7 @@ def loss_parts(step: tuple[Tensor, ...], clip: float, wrong: tuple[str, ...] = (
     """
     new, old, values, returns = (x.double() for x in step[:4])
     mask = step[4]
-    pick = pick or (torch.maximum if "larger" in wrong else torch.minimum)
+    pick = pick or (clip_alone if "minimum" in wrong else torch.minimum)
     ratio = (new - old).exp()
     leaf = ratio.clone().requires_grad_()
     advantage = returns - values
@@ -99,8 +101,8 @@ def loss_mistakes(step: tuple[Tensor, ...], clip: float) -> list[dict[str, Tenso
     rows = mask.sum(1, keepdim=True) * len(mask)
     by_row = [x * count / rows for x in (of_new, of_values)]
     found |= {
-        "You left the minimum out: a ratio far off on the wrong side is never called back.": loss_parts(
-            step, clip, pick=clip_alone
+        "You took the larger of the two: that frees the tokens that have moved far enough.": loss_parts(
+            step, clip, pick=torch.maximum
         ),
         "Nothing is clipped any more.": loss_parts(step, clip, pick=no_clip),
         "The ratio is upside down: exp(logprobs - old_logprobs).": (
@@ -217,14 +219,18 @@ def gae_mistakes(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, la
     returns = right + values.double().masked_fill(~mask, 0.0)
     no_gamma = gae_sums(rewards, values, mask, 1.0, lam, carry=gamma * lam)
     return {
-        "The tool's words end the answer for you: before them, the next value is that of the next token of one's own.": (
+        "The tool's words end the answer for you: the next value is that before the next token of one's own.": (
             gae_columns(*given, fill=True, decay=True)
         ),
-        "What you carry fades on the tool's words: it should fade on the policy's own tokens alone.": gae_fading(*given),
+        "What you carry fades on the tool's words: it should fade on the policy's own tokens alone.": gae_fading(
+            *given
+        ),
         "The value before a tool's word is not the next value: take that before the next token of one's own.": (
             gae_columns(*given, fill=False, decay=False)
         ),
-        "You bootstrapped from the last value: after the last token of one's own the value is 0.": gae_from_last(*given),
+        "You bootstrapped from the last value: after the last token of one's own the value is 0.": gae_from_last(
+            *given
+        ),
         "The tool's words have advantages: they must be 0 where mask is False.": gae_sums(
             rewards, values, every, gamma, lam
         ),
@@ -280,10 +286,13 @@ def _(f):
     mask = with_gaps(3, 6)
     rewards, values = torch.randn(3, 6), torch.randn(3, 6)
     found = f(junk(rewards, mask, torch.nan), junk(values, mask, torch.nan), mask, 0.9, 0.7)
-    compare_finite(found, gae_sums(rewards, values, mask, 0.9, 0.7), "the result")
+    given = (rewards, values, mask, 0.9, 0.7)
+    compare_finite(found, gae_sums(*given), gae_mistakes(*given), "the result")
 
 
-q3 = Question("q3", "bounded_loss", hint="The gradient of a token is a weight times A times its score. Write the weight.")
+q3 = Question(
+    "q3", "bounded_loss", hint="The gradient of a token is a weight times A times its score. Write the weight."
+)
 
 
 def weights_of(new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, clip: float, most: float) -> Tensor:
@@ -317,7 +326,9 @@ def bound_mistakes(new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, c
             1 - clip, 1 + clip
         ),
         "The weight is 1 or 0: where it is not clipped it is the ratio.": (~cut).double(),
-        "You bounded good tokens and bad ones at 1 + clip: the bound of a bad one is `most`.": plain.clamp(max=1 + clip),
+        "You bounded good tokens and bad ones at 1 + clip: the bound of a bad one is `most`.": plain.clamp(
+            max=1 + clip
+        ),
         "The weight has a gradient of its own: detach it.": leak,
         "The sign is wrong: optimizers minimise.": -right,
     }
@@ -333,7 +344,7 @@ def bound_mistakes(new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, c
 
 
 def check_bound(f, step: tuple[Tensor, ...], clip: float, most: float) -> None:
-    new, old, advantages, mask = step
+    _, _, advantages, mask = step
     expected = -weights_of(*step, clip, most) * advantages.double() * mask / mask.sum()
     found = f.gradient(*step, clip, most, wrt=0)
     compare(found, expected, bound_mistakes(*step, clip, most), what="the gradient in the log-probs", atol=1e-6)
@@ -367,7 +378,9 @@ def _(f):
     new, old, advantages, mask = sample_step(4, 5, 0.9)
     expected = -weights_of(new, old, advantages, mask, 0.2, 3.0) * advantages.double() * mask / mask.sum()
     step = (junk(new, mask, -torch.inf), junk(old, mask, -torch.inf), advantages, mask)
-    compare_finite(f.gradient(*step, 0.2, 3.0, wrt=0), expected, "the gradient")
+    found = f.gradient(*step, 0.2, 3.0, wrt=0)
+    mistakes = bound_mistakes(new, old, advantages, mask, 0.2, 3.0)
+    compare_finite(found, expected, mistakes, "the gradient in the log-probs", atol=1e-6)
 
 
 q4 = Question("q4", "penalty", hint="Which of the three has the value that is wanted, and which has the gradient?")
