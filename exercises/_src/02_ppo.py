@@ -144,8 +144,8 @@ except NotImplementedError:
     print("nothing to show yet")
 
 # %% [markdown] tags=["solution"]
-# **The advantage** is a number, not a function. With a gradient in it, the policy's part of the loss, $-\rho (\hat R -
-# V)$, is made small by making $V$ small, whatever the returns. The critic sinks to about one below them, where the two
+# **The advantage** is a number, not a function. With a gradient in it, the policy's part of the loss, $-\rho\, (R - V)$,
+# is made small by making $V$ small, whatever the returns. The critic sinks to about one below them, where the two
 # gradients balance. Every advantage is then about one too high: the generous judge of lesson 01, and with the same end.
 # The other two are quiet. **Without the minimum** a token that moved the wrong way stays there. **The mean** over all
 # places makes the step depend on how much padding a batch happens to have. No curve of this small task shows them;

@@ -10,7 +10,7 @@
 # **You will learn**
 #
 # - why everybody wants several gradient steps from one rollout, and how lesson 01's loop dies of it;
-# - the two repairs: the importance ratio, which is right on average and not enough, and PPO's clip, which is;
+# - two repairs: the importance ratio, which holds only near the old policy, and PPO's clip, which stays near;
 # - the critic and GAE: a baseline for each token, and what $\lambda$ trades for what;
 # - PPO whole: the loop of lesson 01 with two changes;
 # - the KL divergence to a reference, and why the estimate that is right on average is useless as a penalty.
@@ -185,8 +185,8 @@ def weighted_ratio(new, old, A):
 moved = {"log-prob": reuse(weighted_log_prob), "ratio": reuse(weighted_ratio)}
 
 # %% [markdown]
-# The second run, `weighted_ratio`, has the textbook repair in it. If samples come from $\pi_\text{old}$ and you want
-# the mean under $\pi_\theta$, weigh each with how much more probable it has become, the **importance ratio**
+# The second run, `weighted_ratio`, has the textbook repair in it. Where a token was drawn from $\pi_\text{old}$ and you
+# want the mean under $\pi_\theta$, weigh it with how much more probable it has become, the **importance ratio**
 #
 # $$\rho_t = \frac{\pi_\theta(y_t \mid s_t)}{\pi_\text{old}(y_t \mid s_t)}
 #   = \exp\big(\log\pi_\theta(y_t \mid s_t) - \log\pi_\text{old}(y_t \mid s_t)\big) .$$
@@ -243,10 +243,10 @@ single, plain, weighed = ends.values()
 second_bet.result(HOPES[0] if weighed > single else HOPES[1] if weighed > plain else HOPES[2])
 
 # %% [markdown]
-# {{ assert weighed < single }} {{ weighed:.0f }} %, and single steps had {{ single:.0f }} %. Being right on average is
-# not enough, for the same reason as in lesson 01: noise. The weight that is exact belongs to the whole answer, the
-# **product** of the ratios of its tokens. With weights $w_i$, $N$ samples are worth only $(\sum w_i)^2 / \sum w_i^2$ of
-# them:
+# {{ assert weighed < single }} {{ weighed:.0f }} %, and single steps had {{ single:.0f }} %. Why is that not enough?
+# Given its state, a token has the right weight now. But the state was reached by the old policy, too. The weight that
+# is exact belongs to the whole answer, the **product** of the ratios of its tokens, and that one is hopelessly noisy.
+# With weights $w_i$, $N$ samples are worth only about $(\sum w_i)^2 / \sum w_i^2$ of them:
 
 # %%
 for step in (0, 2, 8):
@@ -257,9 +257,8 @@ for step in (0, 2, 8):
     print(f"{off:.0%} of the tokens have ratios below 0.8 or above 1.2, the largest is {logs.exp().max():.1f}")
 
 # %% [markdown]
-# So nobody takes the product. One ratio for each token is far less noisy, and wrong: it leaves out that the *states*
-# are those of the old policy. That error is small as long as the new policy is near. Everything says the same: **stay
-# near**.
+# So nobody takes the product. One ratio for each token is calmer and a little wrong, and the further the new policy is
+# from the old, the more. Either way, the moral is the same: **stay near**.
 #
 # ## 3 · The clip
 #
@@ -537,7 +536,7 @@ at_one = {name: bias_and_noise(learned, 1.0) for name, (learned, _, _) in CRITIC
 # ## 6 · PPO, whole
 #
 # Both changes in one loop. `look` gives log-probs and values from one pass, since the critic sits on the same hidden
-# states. The value loss is the squared error to $\hat R_t = A_t + V_t$, GAE's own estimate of the return.
+# states. What the critic is trained towards is $A_t + V_t$, GAE's own estimate of the return.
 
 
 # %%
@@ -831,7 +830,8 @@ for name, kl in kls.items():  # the table's last column, summed over all tokens
 # - Schulman et al. 2017, *Proximal Policy Optimization Algorithms*, arXiv:1707.06347.
 # - Schulman et al. 2015, *High-Dimensional Continuous Control Using Generalized Advantage Estimation*,
 #   arXiv:1506.02438.
-# - Schulman 2020, *Approximating KL Divergence*, [joschu.net/blog/kl-approx.html](http://joschu.net/blog/kl-approx.html).
+# - Schulman 2020, *Approximating KL Divergence*,
+#   [joschu.net/blog/kl-approx.html](http://joschu.net/blog/kl-approx.html).
 # - Tang and Munos 2025, *On a few pitfalls in KL divergence gradient estimation for RL*, arXiv:2506.09477.
 # - Huang et al. 2022, *The 37 Implementation Details of Proximal Policy Optimization*, ICLR blog track.
 # - Andrychowicz et al. 2020, *What Matters In On-Policy Reinforcement Learning?*, arXiv:2006.05990: these details

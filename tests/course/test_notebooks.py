@@ -14,7 +14,6 @@ from rlcourse.course.widgets import explorer
 
 HINTS = ["Hint 1: a question", "Hint 2: the idea", "Hint 3: the shape of the answer"]
 FIRST_EDITION = {  # lessons whose hints have other names
-    "02",
     "03",
     "04",
     "05",
