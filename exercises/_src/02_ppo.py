@@ -227,8 +227,8 @@ if check.q2.passed:
 # %% [markdown] tags=["solution"]
 # At $\lambda = 0$ all of the credit for the jump goes to the token that made the call. That is as it should be: it was
 # the last decision before the good news. The lesson's function, pasted, takes the gap for the end of an answer: the
-# calling token would be told that it lost everything ($0 - 0.3$), and the first word after the tool would find itself
-# praised for it.
+# calling token is told that it lost everything ($0 - 0.3$), and what comes after reaches it only through the tool's
+# words, a bit weaker with each of them.
 
 # %% [markdown]
 # ## q3 · The hole in the clip
