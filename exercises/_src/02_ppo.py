@@ -144,8 +144,8 @@ except NotImplementedError:
     print("nothing to show yet")
 
 # %% [markdown] tags=["solution"]
-# **The advantage** is a number, not a function. With a gradient in it, the policy's part of the loss, $-\rho\, (R - V)$,
-# is made small by making $V$ small, whatever the returns. The critic sinks to about one below them, where the two
+# **The advantage** is a number, not a function. With a gradient in it, the policy's part of the loss, $-\rho\, (R -
+# V)$, is made small by making $V$ small, whatever the returns. The critic sinks to about one below them, where the two
 # gradients balance. Every advantage is then about one too high: the generous judge of lesson 01, and with the same end.
 # The other two are quiet. **Without the minimum** a token that moved the wrong way stays there. **The mean** over all
 # places makes the step depend on how much padding a batch happens to have. No curve of this small task shows them;
@@ -220,7 +220,7 @@ if check.q2.passed:
     for lam, color, marker in ((0.0, "#D55E00", "s"), (0.8, "#E69F00", "^"), (1.0, "#0072B2", "o")):
         advantages = gae_with_tool(rewards, values, mask, 1.0, lam)[0]
         ax.plot(range(20), advantages, color=color, marker=marker, label=f"λ = {lam:g}")
-    ax.set(xlabel="token", ylabel="advantage", title="Who gets the credit")
+    ax.set(xlabel="token", ylabel="advantage", title="Who gets the credit", xticks=range(0, 20, 4))
     ax.legend()
     plt.show()
 
@@ -333,7 +333,8 @@ check.q4(penalty)
 
 # %% [markdown]
 # Your penalty against $k_1$ and $k_3$, each alone in the loss: a policy over 50 tokens that starts far from its
-# reference and samples 64 tokens a step. **Look for** where your logged value lies, and which way $k_3$ goes home.
+# reference and samples 64 tokens a step. **Look for** which of them bring it home, and what your logged value scatters
+# around.
 
 # %%
 if check.q4.passed:
