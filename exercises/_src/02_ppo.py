@@ -7,13 +7,11 @@
 # ---
 
 # %% [markdown]
-# Five exercises for [lesson 02](../notebooks/02_ppo.ipynb). Together they are the arithmetic of PPO: advantages by
-# token, the clipped loss, three estimates of a KL divergence, the KL in the reward, and the value loss. Write your code
-# where it says `# YOUR CODE HERE`, then run the cell below it. Use `torch` alone: the functions must stand by
-# themselves.
+# Four puzzles for [lesson 02](../notebooks/02_ppo.ipynb): find three mistakes in a PPO loss, carry credit across a tool
+# call, close a hole in the clip, and build the KL penalty that none of the three estimates is. Write your code where it
+# says `# YOUR CODE HERE`, then run the cell below it. Use `torch` alone: the functions must stand by themselves.
 #
-# In all of them `mask` is bool `[rows, length]`, True on the real tokens, which come first in a row. Behind them is
-# padding, and what stands there may be anything, `nan` and `-inf` included. It must not matter.
+# `mask` is bool `[rows, length]`. What stands where it is False may be anything and must not matter.
 
 # %%
 import matplotlib.pyplot as plt
@@ -25,326 +23,345 @@ torch.manual_seed(0)
 print("ready")
 
 # %% [markdown]
-# ## q1 · Generalised advantage estimation
+# ## q1 · Three mistakes in a PPO loss
 #
-# ●●●○○ · 15 minutes
+# ●●●○○ · 20 minutes
 #
-# From token rewards $r_t$ and values $V_t$ (of the state before token $t$) compute the advantages, from the end of each
-# row backwards:
+# A colleague has written PPO's loss, the critic's part included, with $\lambda = 1$. `returns` holds the reward of an
+# answer at each of its tokens, so the advantage of a token is its return less its value.
+
+
+# %%
+def colleague(logprobs, old_logprobs, values, returns, mask, clip):
+    advantages = returns - values
+    ratio = (logprobs - old_logprobs).exp()
+    objective = ratio.clamp(1 - clip, 1 + clip) * advantages
+    losses = -objective + (values - returns) ** 2 / 2
+    return (losses * mask).mean()
+
+
+# %% [markdown]
+# Her curves, on a language with the tokens `a`, `b` and the end. Policy and critic are tables: a distribution, and a
+# value, for each place of a text. A text is right if it ends and has exactly two `b`. The verifier errs in one of ten
+# cases, either way. Twenty steps on each rollout. **Look for** a curve that is where it cannot belong.
+
+# %% tags=["hide-input"]
+# @title The curves of a loss: `show(function)`
+END, LENGTH = 2, 8
+
+
+def of_ids(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """The log-prob of each token: [rows, length]."""
+    return table.log_softmax(-1).expand(len(ids), -1, -1).gather(-1, ids[..., None])[..., 0]
+
+
+def curves(loss, rollouts: int = 100, updates: int = 20, n: int = 16, rate: float = 3.0) -> torch.Tensor:
+    """Share of right texts, mean reward, and mean value of the tokens, rollout by rollout: [rollouts, 3]."""
+    torch.manual_seed(0)
+    table, critic, rows = torch.zeros(LENGTH, 3), torch.zeros(LENGTH), []  # logits of a, b, end; values, by place
+    table[:, END] = -2.0
+    for _ in range(rollouts):
+        ids = torch.multinomial(table.softmax(-1), n, replacement=True).T
+        is_end = (ids == END).long()
+        mask = is_end.cumsum(1) - is_end == 0
+        right = ((ids == END) & mask).any(1) & (((ids == 1) & mask).sum(1) == 2)
+        rewards = (torch.rand(n) < torch.where(right, 0.9, 0.1)).float()
+        rows.append([right.float().mean(), rewards.mean(), critic.expand(n, -1)[mask].mean()])
+        old, returns = of_ids(table, ids), rewards[:, None].expand(n, LENGTH)
+        for _ in range(updates):
+            leaves = [x.clone().requires_grad_() for x in (table, critic)]
+            found = loss(of_ids(leaves[0], ids), old, leaves[1].expand(n, -1), returns, mask, 0.2)
+            steps = torch.autograd.grad(found, leaves, allow_unused=True, materialize_grads=True)
+            table, critic = (x - rate * step.clamp(-1, 1) for x, step in zip((table, critic), steps, strict=True))
+    return torch.tensor(rows)
+
+
+def show(loss) -> None:
+    """Draw the curves of a loss; a moving mean of ten rollouts."""
+    found = curves(loss).unfold(0, 10, 1).mean(-1)
+    _, axes = plt.subplots(1, 2, figsize=(10, 3), layout="constrained")
+    axes[0].plot(found[:, 0], color="#0072B2", label="right texts")
+    axes[1].plot(found[:, 1], color="#009E73", label="mean reward")
+    axes[1].plot(found[:, 2], color="#D55E00", linestyle="--", label="mean value")
+    axes[0].set(xlabel="rollout", ylabel="share", ylim=(0, 1.05))
+    axes[1].set(xlabel="rollout", ylim=(-1.1, 1.05))
+    for ax in axes:
+        ax.legend()
+    plt.show()
+
+
+show(colleague)
+
+# %% [markdown]
+# There are three mistakes. Write the loss without them: minus the mean over **all real tokens** of PPO's clipped
+# objective, plus the mean of half the squared error of the values.
 #
-# $$\delta_t = r_t + \gamma V_{t+1} - V_t , \qquad A_t = \delta_t + \gamma\lambda\, A_{t+1} .$$
-#
-# The value and the advantage after the last real token are 0: the answer ends there.
-#
-# Shapes: `rewards`, `values`, `mask` `[rows, length]`; `gamma`, `lam` numbers. Return the advantages, `[rows, length]`,
-# 0 where `mask` is False.
-#
-# <details><summary>Hint 1: direction</summary>
-# All rows at once, one column at a time, from the last column to the first. Carry one number for each row.
+# <details><summary>Hint 1: a question</summary>
+# Which quantity does the critic learn, between which two numbers must it lie, and what in this loss could pull it
+# elsewhere?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Fill rewards and values with 0 in the padding first. Then $\delta$ is 0 there, the carried number stays 0 through the
-# padding, and the value after the last real token is 0 by itself.
+# Go through the loss and ask of every tensor: who should feel a gradient through it? Then take a token with $A > 0$ and
+# $\rho = 1.5$, one with $A > 0$ and $\rho = 0.5$, and compare the gradients with section 3 of the lesson. Last, double
+# the padding of a batch: does the loss stay the same?
 # </details>
-# <details><summary>Hint 3: nearly the code</summary>
+# <details><summary>Hint 3: the shape of the answer</summary>
 #
-# After the filling, `carried` and `next_value` start as `torch.zeros(len(values))`. For `t` in
-# `reversed(range(length))`: `delta = rewards[:, t] + gamma * next_value - values[:, t]`, then
-# `carried = delta + gamma * lam * carried`, write it to column `t`, and `next_value = values[:, t]`.
+# Five lines like hers. One of them lacks a `detach`, one a second candidate, one has the wrong denominator.
 # </details>
 
 
 # %% tags=["exercise"]
-def gae(rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float) -> torch.Tensor:
-    """Generalised advantage estimates: [rows, length]. rewards, values, mask: [rows, length]."""
+def mended_loss(
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    values: torch.Tensor,
+    returns: torch.Tensor,
+    mask: torch.Tensor,
+    clip: float,
+) -> torch.Tensor:
+    """PPO's loss, a scalar. All tensors are [rows, length]; logprobs and values have gradients."""
     # BEGIN SOLUTION
-    rewards, values = rewards.masked_fill(~mask, 0.0), values.masked_fill(~mask, 0.0)
+    advantages = (returns - values).detach()
+    ratio = (logprobs - old_logprobs).exp()
+    objective = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
+    losses = -objective + (values - returns) ** 2 / 2
+    return losses[mask].mean()
+    # END SOLUTION
+
+
+# %%
+check.q1(mended_loss)
+
+# %% [markdown]
+# The curves of your own version, finished or not.
+
+# %%
+try:
+    show(mended_loss)
+except NotImplementedError:
+    print("nothing to show yet")
+
+# %% [markdown] tags=["solution"]
+# **The advantage** is a number, not a function. With a gradient in it, the policy's part of the loss, $-\rho\, (R -
+# V)$, is made small by making $V$ small, whatever the returns. The critic sinks to about one below them, where the two
+# gradients balance. Every advantage is then about one too high: the generous judge of lesson 01, and with the same end.
+# The other two are quiet. **Without the minimum** a token that moved the wrong way stays there. **The mean** over all
+# places makes the step depend on how much padding a batch happens to have. No curve of this small task shows them;
+# printing the gradient of four tokens does.
+
+# %% [markdown]
+# ## q2 · Credit across a tool call
+#
+# ●●●○○ · 20 minutes
+#
+# An answer calls a calculator. What the calculator writes stands in the answer, but the policy did not write it:
+#
+# | token | `12*` | `7=` | `<calc>` | `84` | `</calc>` | `So` | `84` | end |
+# | --- | --- | --- | --- | --- | --- | --- | --- | --- |
+# | `mask` | True | True | True | **False** | **False** | True | True | True |
+#
+# For PPO an action of the policy is one step, whatever the tool says in between. So the state after `<calc>` is the one
+# before `So`, with everything that the tool wrote in it. Write GAE for such answers. The value after the last token of
+# the policy's own is 0.
+#
+# Shapes: `rewards`, `values`, `mask` `[rows, length]`, with `values[i, t]` of the state before token $t$; `gamma`,
+# `lam` numbers. Where `mask` is False (the tool, and padding) rewards and values may be anything, `nan` included.
+# Return the advantages `[rows, length]`, 0 where `mask` is False.
+#
+# <details><summary>Hint 1: a question</summary>
+# Let two answers be the same but for the tool: in one it writes a single token, in the other a thousand. How should the
+# advantages of the policy's tokens differ?
+# </details>
+# <details><summary>Hint 2: the idea</summary>
+#
+# Going backwards, GAE carries two things from token to token: the advantage so far, and the value of the next state. A
+# token that is not the policy's own must leave both as they are. Beware of `0 * nan`.
+# </details>
+# <details><summary>Hint 3: the shape of the answer</summary>
+#
+# The loop of the lesson, with $\gamma$ back in it. In each column compute what a token of the policy's own would get.
+# Then choose, row by row, between the new and the old of each thing that is carried, and between the advantage and 0.
+# </details>
+
+
+# %% tags=["exercise"]
+def gae_with_tool(
+    rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float
+) -> torch.Tensor:
+    """Advantages of the policy's own tokens: [rows, length]. rewards, values, mask: [rows, length]."""
+    # BEGIN SOLUTION
     advantages = torch.zeros_like(values)
-    carried = next_value = torch.zeros_like(values[:, 0])
+    carried = after = torch.zeros_like(values[:, 0])
     for t in reversed(range(values.shape[1])):
-        delta = rewards[:, t] + gamma * next_value - values[:, t]
-        carried = delta + gamma * lam * carried
-        advantages[:, t], next_value = carried, values[:, t]
+        own = mask[:, t]
+        here = rewards[:, t] + gamma * after - values[:, t] + gamma * lam * carried
+        advantages[:, t] = torch.where(own, here, 0.0)
+        carried, after = torch.where(own, here, carried), torch.where(own, values[:, t], after)
     return advantages
     # END SOLUTION
 
 
 # %%
-check.q1(gae)
+check.q2(gae_with_tool)
 
 # %% [markdown]
-# Your function on one answer of 20 tokens that turns out right. The critic expects 0.3 at first, and after token 12,
-# where the decisive step is made, 0.9. **Look for** which tokens get the credit at each $\lambda$.
+# Your function on one answer that turns out right. The value jumps from 0.3 to 0.9 while the tool speaks (gray): it was
+# right to ask. **Look for** who gets the credit.
 
 # %%
-if check.q1.passed:
-    values = torch.where(torch.arange(20) <= 12, 0.3, 0.9)[None]
-    rewards, mask = torch.zeros(1, 20), torch.ones(1, 20, dtype=torch.bool)
+if check.q2.passed:
+    values, rewards = torch.where(torch.arange(20) < 12, 0.3, 0.9)[None], torch.zeros(1, 20)
+    mask = ((torch.arange(20) < 8) | (torch.arange(20) >= 12))[None]
     rewards[0, -1] = 1.0
-    fig, ax = plt.subplots(figsize=(7, 3.2))
-    for lam, color, marker in (
-        (0.0, "#D55E00", "s"),
-        (0.8, "#E69F00", "^"),
-        (0.95, "#0072B2", "o"),
-        (1.0, "black", ""),
-    ):
-        advantages = gae(rewards, values, mask, 1.0, lam)[0]
-        ax.plot(range(20), advantages, color=color, marker=marker, markersize=5, label=f"λ = {lam:g}")
-    ax.set(xlabel="token", ylabel="advantage", title="Who gets the credit")
-    ax.legend(frameon=False)
+    fig, ax = plt.subplots()
+    ax.axvspan(7.5, 11.5, color="lightgray", label="the tool")
+    for lam, color, marker in ((0.0, "#D55E00", "s"), (0.8, "#E69F00", "^"), (1.0, "#0072B2", "o")):
+        advantages = gae_with_tool(rewards, values, mask, 1.0, lam)[0]
+        ax.plot(range(20), advantages, color=color, marker=marker, label=f"λ = {lam:g}")
+    ax.set(xlabel="token", ylabel="advantage", title="Who gets the credit", xticks=range(0, 20, 4))
+    ax.legend()
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# **Why the credit lies where the value jumps.** With $\lambda = 0$ only the token that raised the expectation, and the
-# last one that settled the rest, get any. With $\lambda = 1$ every token before the jump gets what was gained from it
-# on, deserved or not. In between the credit fades backwards by $\gamma\lambda$ a token. **Why fill first.** `0 * nan`
-# is `nan`: multiplying by the mask at the end comes too late.
+# At $\lambda = 0$ all of the credit for the jump goes to the token that made the call. That is as it should be: it was
+# the last decision before the good news. The lesson's function, pasted, takes the gap for the end of an answer: the
+# calling token is told that it lost everything ($0 - 0.3$), and what comes after reaches it only through the tool's
+# words, a bit weaker with each of them.
 
 # %% [markdown]
-# ## q2 · The clipped loss
+# ## q3 · The hole in the clip
 #
 # ●●●○○ · 15 minutes
 #
-# With the ratio $\rho_t = \exp(\log\pi_t - \log\pi_{\text{old},t})$, return the mean over the real tokens of the batch
-# of
+# PPO's objective has no floor. A token with $A < 0$ and a large ratio, one that became **more** probable although it
+# was bad, keeps its gradient, and rightly so. But its weight is $\rho$. If it was sampled with a probability of 0.001
+# and has 0.5 now, that is 500 times the weight of any other token in the batch.
 #
-# $$-\min\big(\rho_t A_t,\ \text{clip}(\rho_t,\, 1 - \varepsilon_{\text{low}},\, 1 + \varepsilon_{\text{high}})
-#   A_t\big) .$$
+# Close the hole without losing the token: where PPO's gradient is $-\rho A \nabla \log \pi$ with $\rho >$ `most`, make
+# it $-$`most`$\, A \nabla \log \pi$. Everywhere else the gradient is PPO's, also where that is zero. The loss is a mean
+# over the real tokens of the batch. Only its **gradient** is looked at, so its value may be what you like.
 #
-# Shapes: `logprobs` (with gradient), `old_logprobs`, `advantages`, `mask` `[rows, length]`; `clip_low`, `clip_high` the
-# two $\varepsilon$. Return a scalar. In the padding the log-probs may be `-inf`.
+# Shapes: `logprobs` (with gradient), `old_logprobs`, `advantages`, `mask` `[rows, length]`; `clip`, `most` numbers,
+# `most` > 1 + `clip`. Where `mask` is False the log-probs may be `-inf`.
 #
-# <details><summary>Hint 1: direction</summary>
-# Two candidates for each token, the smaller of the two, a minus, and a mean over the tokens that count.
+# <details><summary>Hint 1: a question</summary>
+# PPO's gradient at a token is a weight times $-A \nabla \log \pi$. What is the weight, in each of the four cases of the
+# sign of $A$ and the side of the ratio?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# `-inf` less `-inf` is `nan`. So pick out the real tokens, or fill the padding, **before** the subtraction. With
-# `x[mask]` only real tokens are left, and the mean is a plain mean.
+# Then PPO is REINFORCE with weights, and you may write it like that: weights without gradient, times the advantage,
+# times the log-prob. In this form a bound is easy. Clamping the ratio *inside* PPO's minimum would take the gradient
+# away instead.
 # </details>
-# <details><summary>Hint 3: nearly the code</summary>
+# <details><summary>Hint 3: the shape of the answer</summary>
 #
-# `ratio = (logprobs[mask] - old_logprobs[mask]).exp()`, `a = advantages[mask]`, then minus the mean of
-# `torch.minimum(ratio * a, ratio.clamp(1 - clip_low, 1 + clip_high) * a)`.
+# Pick the real tokens first. Then a ratio without gradient; a truth value for each token that says whether the clip has
+# silenced it; a weight made of both; and the mean of three factors, with a minus.
 # </details>
 
 
 # %% tags=["exercise"]
-def clipped_loss(
+def bounded_loss(
     logprobs: torch.Tensor,
     old_logprobs: torch.Tensor,
     advantages: torch.Tensor,
     mask: torch.Tensor,
-    clip_low: float,
-    clip_high: float,
+    clip: float,
+    most: float,
 ) -> torch.Tensor:
-    """PPO's clipped loss, the mean over real tokens: a scalar. All tensors are [rows, length]."""
+    """A scalar whose gradient is PPO's, with no token's weight above `most`. All tensors are [rows, length]."""
     # BEGIN SOLUTION
-    ratio = (logprobs[mask] - old_logprobs[mask]).exp()
-    a = advantages[mask]
-    return -torch.minimum(ratio * a, ratio.clamp(1 - clip_low, 1 + clip_high) * a).mean()
+    new, old, a = logprobs[mask], old_logprobs[mask], advantages[mask]
+    ratio = (new - old).exp().detach()
+    silenced = torch.where(a > 0, ratio > 1 + clip, ratio < 1 - clip)
+    weight = ratio.clamp(max=most).masked_fill(silenced, 0.0)
+    return -(weight * a * new).mean()
     # END SOLUTION
 
 
 # %%
-check.q2(clipped_loss)
-
-# %% [markdown]
-# Your function for one token, over a range of ratios. **Look for** the flat pieces, where there is no gradient, and for
-# the sides that are **not** flat.
-
-# %%
-if check.q2.passed:
-    fig, ax = plt.subplots(figsize=(6.5, 3.2))
-    ratios, one = torch.linspace(0.4, 1.8, 141), torch.ones(1, 1)
-    for a, color, style in ((1.0, "#0072B2", "-"), (-1.0, "#D55E00", "--")):
-        losses = [clipped_loss(r.log() * one, 0 * one, a * one, one.bool(), 0.2, 0.2).item() for r in ratios]
-        ax.plot(ratios, losses, color=color, linestyle=style, linewidth=2, label=f"A = {a:+.0f}")
-    ax.set(xlabel="ratio ρ", ylabel="your loss", title="The loss of one token")
-    ax.legend(frameon=False)
-    plt.show()
+check.q3(bounded_loss)
 
 # %% [markdown] tags=["solution"]
-# **Why the minimum.** For $A > 0$ and $\rho = 0.4$ the clipped candidate is flat as well. Alone it would leave the
-# token there: good, made improbable by another token's update, and without a gradient that brings it back. The minimum
-# takes the steep candidate. **Why one mean over all tokens.** It is PPO's usual choice. A mean over each row
-# first is another loss, in which a token of a long answer counts less; lesson 04 is about that.
+# What you wrote is close to CISPO (MiniMax 2025, arXiv:2506.13585), which caps the weight and drops the clip. The
+# usual repair of PPO, *dual clip* (Ye et al. 2020, arXiv:1912.09729), takes the larger of PPO's objective and
+# `most` $\cdot A$ where $A < 0$. That bounds the loss, but makes it **flat**: the worst offenders, bad tokens that
+# became far more probable, get no gradient at all.
 
 # %% [markdown]
-# ## q3 · Three estimators of a KL divergence
+# ## q4 · The penalty that none of the three is
 #
-# ●●○○○ · 10 minutes
+# ●●●●○ · 20 minutes
 #
-# For tokens that were sampled from the policy, with $d = \log\pi - \log\pi_\text{ref}$, return
+# Section 7 of the lesson has three estimates of $\text{KL}(\pi \,\|\, \pi_\text{ref})$, and none is good for
+# everything. Make one that is. For tokens sampled from $\pi$ return a number for each with
 #
-# $$k_1 = d, \qquad k_2 = \tfrac12 d^2, \qquad k_3 = e^{-d} - 1 + d .$$
+# - a **value** that is right on average and never negative;
+# - a **gradient**, as autograd sees it at the sampled tokens, that is on average the gradient of the same KL.
 #
-# Shapes: `logprobs` (with gradient), `ref_logprobs` `[tokens]`. Return `[3, tokens]`: one row for each estimator.
+# Shapes: `logprobs` (with gradient), `ref_logprobs` `[tokens]`. Return `[tokens]`.
 #
-# <details><summary>Hint 1: direction</summary>
-# One subtraction, three short expressions, and `torch.stack`.
+# <details><summary>Hint 1: a question</summary>
+# Which of $k_1$, $k_2$ and $k_3$ has the value that is wanted? And which one has the gradient?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# $e^{-d} = \pi_\text{ref} / \pi$: the ratio in $k_3$ has the reference on top. Leave the sign of $k_1$ as it is.
+# A tensor may have the value of one expression and the gradient of another. What is the value of $x - x$, where only
+# one of the two is detached? And what is its gradient?
 # </details>
-# <details><summary>Hint 3: nearly the code</summary>
+# <details><summary>Hint 3: the shape of the answer</summary>
 #
-# `d = logprobs - ref_logprobs`, then `torch.stack([d, d**2 / 2, torch.expm1(-d) + d])`. `expm1(x)` is $e^x - 1$ without
-# the rounding error for small $x$.
+# Two lines. A difference; then a sum of three terms, two of them detached.
 # </details>
 
 
 # %% tags=["exercise"]
-def kl_estimators(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
-    """k1, k2 and k3 of each token: [3, tokens]. logprobs, ref_logprobs: [tokens]."""
+def penalty(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
+    """An estimate of the KL for each token, right in value and in gradient: [tokens]."""
     # BEGIN SOLUTION
     d = logprobs - ref_logprobs
-    return torch.stack([d, d**2 / 2, torch.expm1(-d) + d])
+    k2, k3 = d**2 / 2, torch.expm1(-d) + d
+    return k3.detach() + k2 - k2.detach()
     # END SOLUTION
 
 
 # %%
-check.q3(kl_estimators)
+check.q4(penalty)
 
 # %% [markdown]
-# Two policies over 50 tokens, 2,000 estimates from 32 samples each. **Look for** the centre of each heap (bias) and its
-# width (variance). The dotted line is the KL itself.
+# Your penalty against $k_1$ and $k_3$, each alone in the loss: a policy over 50 tokens that starts far from its
+# reference and samples 64 tokens a step. **Look for** which of them bring it home, and what your logged value scatters
+# around.
 
 # %%
-if check.q3.passed:
+if check.q4.passed:
     torch.manual_seed(0)
     ref = torch.randn(50).log_softmax(0)
-    pi = (ref + 0.5 * torch.randn(50)).log_softmax(0)
-    samples = torch.multinomial(pi.exp(), 2000 * 32, replacement=True)
-    means = kl_estimators(pi[samples], ref[samples]).view(3, 2000, 32).mean(2)
-    fig, ax = plt.subplots(figsize=(7, 3.2))
-    styles = (("k1", "#D55E00", "-."), ("k2", "#E69F00", "--"), ("k3", "#0072B2", "-"))
-    for (name, color, style), values in zip(styles, means, strict=True):
-        how = {"bins": 45, "range": (-0.15, 0.3), "histtype": "step", "linewidth": 2}
-        ax.hist(values.tolist(), color=color, linestyle=style, label=name, **how)
-    ax.axvline((pi.exp() * (pi - ref)).sum().item(), color="black", linestyle=":", label="the KL")
-    ax.set(xlabel="mean of 32 samples", ylabel="of 2,000", title="Three estimates of one number")
-    ax.legend(frameon=False)
+    begin = (ref + 2 * torch.randn(50)).log_softmax(0)
+    fig, ax = plt.subplots()
+    losses = {"k1": lambda p, r: p - r, "k3": lambda p, r: (r - p).exp() - 1 + p - r, "yours": penalty}
+    for (name, loss), color in zip(losses.items(), ("#D55E00", "#E69F00", "#0072B2"), strict=True):
+        logits, path, logged = begin.clone().requires_grad_(), [], []
+        for _ in range(200):
+            log_pi = logits.log_softmax(0)
+            tokens = torch.multinomial(log_pi.exp().detach(), 64, replacement=True)
+            value = loss(log_pi[tokens], ref[tokens]).mean()
+            path.append((log_pi.exp() * (log_pi - ref)).sum().item())
+            logged.append(value.item())
+            [gradient] = torch.autograd.grad(value, logits)
+            logits = (logits - gradient).detach().requires_grad_()
+        ax.plot(path, color=color, label=f"{name}: the KL")
+        if name == "yours":
+            ax.plot(logged, color=color, linestyle=":", linewidth=1, label="yours: as logged")
+    ax.set(xlabel="step", ylabel="nats", ylim=(0, None), title="Three penalties")
+    ax.legend()
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# **Why $k_3$ is unbiased.** $\mathbb{E}_\pi[e^{-d}] = \sum \pi\, \pi_\text{ref} / \pi = 1$, so what it adds to $k_1$
-# has mean 0. And because $e^{-d} \ge 1 - d$ it is never negative. **Beware of its gradient.** As a loss it is
-# $1 - e^{-d}$ times the score, whose mean is the gradient of the KL in the **other** direction. The value and the
-# gradient of an estimator are two things.
-
-# %% [markdown]
-# ## q4 · The KL in the reward
-#
-# ●●○○○ · 10 minutes
-#
-# PPO for language models usually pays the reward $R$ of an answer on its last real token, and takes a penalty for
-# leaving the reference off **each** real token:
-#
-# $$r_t = [t = T]\, R - \beta\, (\log\pi_t - \log\pi_{\text{ref},t}) .$$
-#
-# Shapes: `sequence_rewards` `[rows]`; `logprobs`, `ref_logprobs`, `mask` `[rows, length]`; `beta` a number. Return
-# `[rows, length]`, 0 in the padding, where the log-probs may be `-inf`. A row without real tokens gets 0.
-#
-# <details><summary>Hint 1: direction</summary>
-# Two tensors `[rows, length]` that are added: the penalties, and the rewards at their places.
-# </details>
-# <details><summary>Hint 2: the idea</summary>
-#
-# A real token is the last one if no real token follows. The mask shifted to the left by one says whether one does;
-# behind the last column nothing does.
-# </details>
-# <details><summary>Hint 3: nearly the code</summary>
-#
-# `follows = torch.cat([mask[:, 1:], torch.zeros_like(mask[:, :1])], dim=1)`, `last = mask & ~follows`. The penalty is
-# `beta * (logprobs - ref_logprobs).masked_fill(~mask, 0.0)`, the reward `last * sequence_rewards[:, None]`.
-# </details>
-
-
-# %% tags=["exercise"]
-def rewards_with_kl(
-    sequence_rewards: torch.Tensor, logprobs: torch.Tensor, ref_logprobs: torch.Tensor, mask: torch.Tensor, beta: float
-) -> torch.Tensor:
-    """Rewards by token with a KL penalty: [rows, length]. sequence_rewards: [rows], the rest [rows, length]."""
-    # BEGIN SOLUTION
-    follows = torch.cat([mask[:, 1:], torch.zeros_like(mask[:, :1])], dim=1)
-    last = mask & ~follows
-    penalty = (logprobs - ref_logprobs).masked_fill(~mask, 0.0)
-    return last * sequence_rewards[:, None] - beta * penalty
-    # END SOLUTION
-
-
-# %%
-check.q4(rewards_with_kl)
-
-# %% [markdown] tags=["solution"]
-# **Why `masked_fill` after the subtraction is enough here.** There is no gradient: rewards are constants, and
-# `masked_fill` throws the `nan` away. In a loss (q2) the gradient of the `nan` would come back as `0 * nan`. **Why a
-# token may earn from the penalty.** $k_1$ is negative where the policy finds its token less probable than the reference
-# does. Only the mean is a KL divergence. Cutting it off at 0 makes it something else, and pays for nothing.
-
-# %% [markdown]
-# ## q5 · The clipped value loss
-#
-# ●●○○○ · 10 minutes
-#
-# The critic is trained towards the returns $\hat R_t$, and its step is limited as well. With the value $V$, the value
-# at rollout time $V_\text{old}$, and $V_\text{near}$, which is $V$ kept within $c$ of $V_\text{old}$, return the mean
-# over all real tokens of
-#
-# $$\tfrac12 \max\big((V - \hat R)^2,\ (V_\text{near} - \hat R)^2\big) .$$
-#
-# Shapes: `values` (with gradient), `old_values`, `returns`, `mask` `[rows, length]`; `clip` is $c$. Return a scalar.
-#
-# <details><summary>Hint 1: direction</summary>
-# Two squared errors for each token, the larger one, a half, a mean over real tokens.
-# </details>
-# <details><summary>Hint 2: the idea</summary>
-#
-# Clip the **difference** from the old value, and add it to the old value again.
-# </details>
-# <details><summary>Hint 3: nearly the code</summary>
-#
-# `near = old_values + (values - old_values).clamp(-clip, clip)`, then `torch.maximum` of the two squared errors, of
-# which `[mask]` are real, the mean, and a half.
-# </details>
-
-
-# %% tags=["exercise"]
-def value_loss(
-    values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor, clip: float
-) -> torch.Tensor:
-    """PPO's clipped value loss, the mean over real tokens: a scalar. All tensors are [rows, length]."""
-    # BEGIN SOLUTION
-    near = old_values + (values - old_values).clamp(-clip, clip)
-    errors = torch.maximum((values - returns) ** 2, (near - returns) ** 2)
-    return 0.5 * errors[mask].mean()
-    # END SOLUTION
-
-
-# %%
-check.q5(value_loss)
-
-# %% [markdown]
-# Your loss for one token whose old value is 0 and whose return is 1. **Look for** the range of values from which a
-# gradient pulls towards the return.
-
-# %%
-if check.q5.passed:
-    fig, ax = plt.subplots(figsize=(6.5, 3.2))
-    grid, one = torch.linspace(-0.6, 1.8, 121), torch.ones(1, 1)
-    for clip, color, style in ((0.2, "#0072B2", "-"), (10.0, "#D55E00", "--")):
-        losses = [value_loss(v * one, 0 * one, one, one.bool(), clip).item() for v in grid]
-        ax.plot(grid, losses, color=color, linestyle=style, linewidth=2, label=f"clip {clip:g}")
-    ax.axvline(1, color="black", linestyle=":", label="the return")
-    ax.set(xlabel="value V", ylabel="your loss", title="The value loss of one token, old value 0")
-    ax.legend(frameon=False)
-    plt.show()
-
-# %% [markdown] tags=["solution"]
-# **Why the maximum.** The loss is pessimistic, as in q2: a value that moved by more than $c$ towards its return counts
-# no better than one that moved by $c$, so there is nothing to gain from going on. A value that moved **away** keeps its
-# full gradient and is called back. Whether this helps is disputed: in the large study of Andrychowicz et al. (2020,
-# arXiv:2006.05990), on control tasks, it hurt at every threshold.
+# $k_3$ goes home too, since $\text{KL}(\pi_\text{ref} \,\|\, \pi)$ has its minimum at the same place, but on another
+# path: its pull on a token is $1 - e^{-d}$, at most 1 where the policy is too sure of a token, and without bound where
+# it has given one up. Any term whose mean gradient is zero may be added to yours, such as a constant times the score.
+# The KL is of the next token alone: what a token does to the states after it is left out, here and in GRPO's loss.

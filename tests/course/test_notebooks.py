@@ -13,7 +13,6 @@ from rlcourse.course.dev.references import outdated
 from rlcourse.course.widgets import explorer
 
 HINTS = ["Hint 1: a question", "Hint 2: the idea", "Hint 3: the shape of the answer"]
-FIRST_EDITION = {"02"}  # lessons whose hints have other names
 KINDS = ("notebooks", "exercises", "solutions")
 NOTEBOOKS = sorted(path for kind in KINDS for path in (build.ROOT / kind).glob("*.ipynb"))
 pytestmark = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -103,7 +102,7 @@ def test_exercises_have_holes_hints_and_checks(path):
         text = "\n".join(cell.source for cell in cells[before:i] if cell.cell_type == "markdown")
         hints = re.findall(r"<summary>(Hint.*?)</summary>", text)
         assert len(hints) == 3 and "●" in text and "minutes" in text
-        assert hints == HINTS or path.stem[:2] in FIRST_EDITION
+        assert hints == HINTS
         before = i
 
 

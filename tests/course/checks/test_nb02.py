@@ -1,299 +1,342 @@
 """The checks of lesson 02 pass what is right, kill what is wrong, and name the mistake."""
 
+import functools
+import itertools
+
+import pytest
 import torch
 from answers import common_tests
 
-from rlcourse.course.checks.nb02 import QUESTIONS
+from rlcourse.course.checks import Local
+from rlcourse.course.checks.nb02 import PLANTED, QUESTIONS, gae_columns, gae_from_last, gae_sums
+
+# q1: a loss with three mistakes ----------------------------------------------------------------------------------
 
 
-def gae_columns(rewards, values, mask, gamma, lam, carry=None, bootstrap=True, sign=1.0, keep_padding=False):
-    """Backwards over the columns; the arguments at the end put mistakes in."""
-    clean_rewards, clean = (x if keep_padding else x.masked_fill(~mask, 0.0) for x in (rewards, values))
-    found, running = torch.zeros_like(values), torch.zeros(len(values))
-    for t in range(values.shape[1] - 1, -1, -1):
-        after = clean[:, t + 1] if t + 1 < values.shape[1] else torch.zeros(len(values))
-        delta = clean_rewards[:, t] + (gamma if bootstrap else 1.0) * sign * after - sign * clean[:, t]
-        running = delta + (gamma * lam if carry is None else carry) * running
-        found[:, t] = running
-    return found
+def clip_alone(plain, near):
+    return near
 
 
-def gae_matrix(rewards, values, mask, gamma, lam):
-    rewards, values = rewards.masked_fill(~mask, 0.0), values.masked_fill(~mask, 0.0)
-    n = values.shape[1]
-    deltas = rewards + gamma * torch.cat([values[:, 1:], torch.zeros(len(values), 1)], 1) - values
-    gap = torch.arange(n)[None, :] - torch.arange(n)[:, None]  # k - t
-    weights = torch.where(gap >= 0, torch.tensor(gamma * lam) ** gap.clamp(min=0), 0.0)
-    return deltas @ weights.T
+def loss_with(new, old, values, returns, mask, clip, wrong=(), pick=torch.minimum):
+    """The loss of the exercise with some of its mistakes left in."""
+    advantages = returns - (values if "critic" in wrong else values.detach())
+    ratio = (new - old).exp()
+    pick = clip_alone if "minimum" in wrong else pick
+    objective = pick(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
+    losses = (-objective + (values - returns) ** 2 / 2) * mask
+    return losses.mean() if "padding" in wrong else losses.sum() / mask.sum()
 
 
-def gae_rows(rewards, values, mask, gamma, lam):
-    found = torch.zeros_like(values)
-    for i in range(len(values)):
-        n, running, after = int(mask[i].sum()), 0.0, 0.0
-        for t in reversed(range(n)):
-            running = rewards[i, t] + gamma * after - values[i, t] + gamma * lam * running
-            found[i, t], after = running, values[i, t]
-    return found
+def loss_of_real_tokens(new, old, values, returns, mask, clip):
+    new, old, values, returns = (x[mask] for x in (new, old, values, returns))
+    a, r = (returns - values).detach(), torch.exp(new - old)
+    policy = torch.max(-a * r, -a * torch.clamp(r, 1 - clip, 1 + clip))
+    return (policy + 0.5 * (values - returns).square()).mean()
 
 
-def gae_padding_value(rewards, values, mask, gamma, lam):
-    deltas = rewards + gamma * torch.cat([values[:, 1:], torch.zeros(len(values), 1)], 1) - values
-    return gae_rows(deltas, torch.zeros_like(values), mask, 1.0, gamma * lam)
+def loss_by_where(new, old, values, returns, mask, clip):
+    with torch.no_grad():
+        a, r = returns - values, (new - old).exp()
+        cut = torch.where(a > 0, r > 1 + clip, r < 1 - clip)
+        edge = torch.where(a > 0, 1 + clip, 1 - clip)
+    ratio = torch.where(cut, edge, (new - old).exp())
+    return ((0.5 * (values - returns) ** 2 - ratio * a) * mask).sum() / mask.sum()
 
 
-def gae_forward(rewards, values, mask, gamma, lam):
-    deltas = rewards + gamma * torch.cat([values[:, 1:], torch.zeros(len(values), 1)], 1) - values
-    return gae_columns(deltas.flip(1), 0 * values, torch.ones_like(mask), 1.0, gamma * lam).flip(1)
-
-
-def gae_multiplied(rewards, values, mask, gamma, lam):
-    return gae_columns(rewards * mask, values * mask, torch.ones_like(mask), gamma, lam)
-
-
-def pieces(new, old, advantages, mask, low, high, ratio=None):
-    """Unclipped and clipped surrogate of the real tokens."""
-    r = (new[mask] - old[mask]).exp() if ratio is None else ratio(new[mask], old[mask])
-    a = advantages[mask]
-    return r * a, r.clamp(1 - low, 1 + high) * a
-
-
-def clip_where(new, old, advantages, mask, low, high):
-    r = (new - old).masked_fill(~mask, 0.0)
-    r = torch.where(mask, torch.where(mask, new, 0.0) - torch.where(mask, old, 0.0), r.detach() * 0).exp()
-    limit = torch.where(advantages > 0, r.clamp(max=1 + high), r.clamp(min=1 - low))
-    return -(limit * advantages.masked_fill(~mask, 0.0)).sum() / mask.sum()
-
-
-def clip_max_of_losses(*step):
-    plain, near = pieces(*step)
-    return torch.max(-plain, -near).sum() / step[3].sum()
-
-
-def clip_all_places(new, old, advantages, mask, low, high):
-    return clip_where(new, old, advantages, mask, low, high) * mask.sum() / mask.numel()
-
-
-def clip_rows(new, old, advantages, mask, low, high):
-    step = (new, old, advantages, mask)
-    rows = [clip_max_of_losses(*(x[[i]] for x in step), low, high) for i in range(len(mask))]
+def loss_by_rows(new, old, values, returns, mask, clip):
+    rows = [loss_with(*(x[[i]] for x in (new, old, values, returns, mask)), clip) for i in range(len(mask))]
     return torch.stack(rows).mean()
 
 
-def clip_unmasked(new, old, advantages, mask, low, high):
-    return clip_max_of_losses(new, old, advantages, torch.ones_like(mask), low, high)
+SUBSETS = [wrong for count in (1, 2, 3) for wrong in itertools.combinations(PLANTED, count)]
+
+# q2: GAE across a tool's words -----------------------------------------------------------------------------------
 
 
-def clip_multiplied(new, old, advantages, mask, low, high):
+def gae_where(rewards, values, mask, gamma, lam):
+    """The columns backwards; on the tool's words everything that is carried stays."""
+    found, zero = torch.zeros_like(values), torch.zeros(len(values))
+    carried, after = zero, zero
+    for t in range(values.shape[1] - 1, -1, -1):
+        own = mask[:, t]
+        new = rewards[:, t] + gamma * after - values[:, t] + gamma * lam * carried
+        found[:, t] = torch.where(own, new, 0.0)
+        carried, after = torch.where(own, new, carried), torch.where(own, values[:, t], after)
+    return found
+
+
+def gae_packed(rewards, values, mask, gamma, lam, end=0.0):
+    """Each row without the tool's words, and back. end: the share of the last value that follows it."""
+    found = torch.zeros_like(values)
+    for i in range(len(mask)):
+        r, v = rewards[i][mask[i]], values[i][mask[i]]
+        following = torch.cat([v[1:], end * v[-1:]])
+        carried, out = 0.0, []
+        for delta in (r + gamma * following - v).flip(0):
+            carried = delta + gamma * lam * carried
+            out.append(carried)
+        if out:
+            found[i, mask[i]] = torch.stack(out[::-1])
+    return found
+
+
+def gae_lesson(rewards, values, mask, gamma, lam):
+    """The lesson's function, pasted: it takes the mask to have no gaps."""
+    values, following = values * mask, torch.cat([values[:, 1:] * mask[:, 1:], torch.zeros(len(values), 1)], 1)
+    deltas, found = rewards * mask + gamma * following - values, torch.zeros_like(values)
+    carried = torch.zeros(len(values))
+    for t in reversed(range(values.shape[1])):
+        carried = deltas[:, t] + gamma * lam * carried
+        found[:, t] = carried
+    return found * mask
+
+
+def gae_ends(rewards, values, mask, gamma, lam):
+    """Each stretch of own tokens is an answer by itself."""
+    found, starts = torch.zeros_like(values), mask.long().diff(dim=1, prepend=torch.zeros_like(mask[:, :1].long()))
+    number = (starts == 1).cumsum(1)
+    for n in range(1, int(number.max()) + 1):
+        part = mask & (number == n)
+        found += gae_packed(rewards, values, part, gamma, lam)
+    return found
+
+
+def gae_forward(rewards, values, mask, gamma, lam):
+    deltas = gae_packed(rewards, values, mask, gamma, 0.0)
+    return gae_packed(deltas.flip(1), 0 * values, mask.flip(1), 1.0, gamma * lam).flip(1)
+
+
+def gae_multiplied(rewards, values, mask, gamma, lam):
+    return gae_where(rewards, values, mask, gamma, lam) + 0.0 * rewards * values
+
+
+# q3: a bound -----------------------------------------------------------------------------------------------------
+
+
+def bound_weight(new, old, advantages, mask, clip, most, upper=None, cut=None, detach=True, weight=None):
+    """REINFORCE with weights; the arguments at the end put mistakes in."""
+    new, old, a = new[mask], old[mask], advantages[mask]
     r = (new - old).exp()
-    smaller = torch.minimum(r * advantages, r.clamp(1 - low, 1 + high) * advantages)
-    return -(smaller * mask).sum() / mask.sum()
+    r = r.detach() if detach else r
+    gone = ((a > 0) & (r > 1 + clip)) | ((a < 0) & (r < 1 - clip)) if cut is None else cut(r)
+    w = r.clamp(max=most if upper is None else upper) if weight is None else weight(r)
+    return -(w * ~gone * a * new).mean()
 
 
-def d_of(new, ref):
+def bound_surrogate(new, old, advantages, mask, clip, most):
+    """PPO's minimum, and a straight line where the bound is at work."""
+    clean = torch.where(mask, new, 0.0), torch.where(mask, old, 0.0), torch.where(mask, advantages, 0.0)
+    new, old, a = clean
+    r = (new - old).exp()
+    ppo = torch.minimum(r * a, r.clamp(1 - clip, 1 + clip) * a)
+    objective = torch.where((a < 0) & (r > most), most * a * new, ppo)
+    return -objective.sum() / mask.sum()
+
+
+def bound_ppo(new, old, advantages, mask, clip, most):
+    r, a = (new[mask] - old[mask]).exp(), advantages[mask]
+    return -torch.minimum(r * a, r.clamp(1 - clip, 1 + clip) * a).mean()
+
+
+def bound_dual(new, old, advantages, mask, clip, most):
+    """Dual-clip PPO: flat above the bound."""
+    r, a = (new[mask] - old[mask]).exp(), advantages[mask]
+    objective = torch.minimum(r * a, r.clamp(1 - clip, 1 + clip) * a)
+    return -torch.where(a < 0, torch.maximum(objective, most * a), objective).mean()
+
+
+def bound_multiplied(new, old, advantages, mask, clip, most):
+    r = (new - old).exp().detach()
+    gone = ((advantages > 0) & (r > 1 + clip)) | ((advantages < 0) & (r < 1 - clip))
+    return -(r.clamp(max=most) * ~gone * advantages * new * mask).sum() / mask.sum()
+
+
+# q4: a penalty ---------------------------------------------------------------------------------------------------
+
+
+def k1(new, ref):
     return new - ref
 
 
-def stack(k1, k2, k3):
-    return torch.stack([k1, k2, k3])
+def k2(new, ref):
+    return (new - ref) ** 2 / 2
 
 
-def kl_right(new, ref):
-    d = d_of(new, ref)
-    return stack(d, 0.5 * d * d, torch.expm1(-d) + d)
+def k3(new, ref):
+    return (ref - new).exp() - 1 - (ref - new)
 
 
-def kl_ratio(new, ref):
-    ratio = (ref - new).exp()
-    return stack(-ratio.log(), ratio.log().square() / 2, ratio - 1 - ratio.log())
+def value_and_gradient(new, ref, value=k3, gradient=k2):
+    return value(new, ref).detach() + gradient(new, ref) - gradient(new, ref).detach()
 
 
-def reward_index(rewards, new, ref, mask, beta):
-    found = -beta * torch.where(mask, new - ref, 0.0)
-    rows = mask.any(1).nonzero()[:, 0]
-    found[rows, mask.sum(1)[rows] - 1] += rewards[rows]
-    return found
+def with_score(new, ref):
+    d = (new - ref).detach()
+    return torch.expm1(-d) + d + d * (new - new.detach())
 
 
-def reward_loop(rewards, new, ref, mask, beta):
-    found = torch.zeros(mask.shape)
-    for i, t in mask.nonzero().tolist():
-        found[i, t] = beta * (ref[i, t] - new[i, t]) + rewards[i] * float(not mask[i, t + 1 :].any())
-    return found
+class Both(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, new, ref):
+        ctx.save_for_backward(new - ref)
+        return k3(new, ref)
 
-
-def reward_only(rewards, new, ref, mask, beta):
-    return reward_index(rewards, 0 * mask, 0 * mask, mask, 0.0)
-
-
-def reward_last_column(rewards, new, ref, mask, beta):
-    found = -beta * torch.where(mask, new - ref, 0.0)
-    found[:, -1] += rewards
-    return found
-
-
-def reward_replaced(rewards, new, ref, mask, beta):
-    final, both = reward_only(rewards, new, ref, mask, beta), reward_index(rewards, new, ref, mask, beta)
-    return torch.where(final != 0, final, both)
-
-
-def reward_at_end(rewards, new, ref, mask, beta):
-    return reward_only(rewards - beta * torch.where(mask, new - ref, 0.0).sum(1), new, ref, mask, beta)
-
-
-def value_errors(values, old, returns, mask, clip):
-    v, o, r = values[mask], old[mask], returns[mask]
-    return (v - r) ** 2, (torch.clamp(v, o - clip, o + clip) - r) ** 2
-
-
-def value_right(*step):
-    return torch.maximum(*value_errors(*step)).mean() / 2
-
-
-def value_where(values, old, returns, mask, clip):
-    near = old + (values - old).clamp(-clip, clip)
-    worse = torch.where((near - returns).abs() > (values - returns).abs(), near, values)
-    return (0.5 * (worse - returns).square()).masked_fill(~mask, 0.0).sum() / mask.sum()
-
-
-def value_unmasked(values, old, returns, mask, clip):
-    return value_right(values, old, returns, torch.ones_like(mask), clip)
+    @staticmethod
+    def backward(ctx, out):
+        return out * (ctx.saved_tensors[0] + 1), None  # one more in all places: a score, and its mean is 0
 
 
 RIGHT = {
-    "q1": [gae_columns, gae_matrix, gae_rows],
-    "q2": [clip_where, clip_max_of_losses],
-    "q3": [kl_right, kl_ratio],
-    "q4": [reward_index, reward_loop],
-    "q5": [value_right, value_where],
+    "q1": [loss_with, loss_of_real_tokens, loss_by_where],
+    "q2": [gae_where, gae_packed],
+    "q3": [bound_weight, bound_surrogate],
+    "q4": [value_and_gradient, with_score, Both.apply],
 }
 WRONG = {
-    "q1": {
-        "returns": lambda r, v, m, *a: gae_rows(r, v, m, *a) + v.masked_fill(~m, 0.0),
-        "TD errors": lambda r, v, m, g, lam: gae_rows(r, v, m, g, 0.0),
-        "lam alone": lambda r, v, m, g, lam: gae_columns(r, v, m, g, lam, carry=lam),
-        "gamma alone": lambda r, v, m, g, lam: gae_columns(r, v, m, g, lam, carry=g),
-        "no gamma in delta": lambda *a: gae_columns(*a, bootstrap=False),
-        "sign of the values": lambda *a: gae_columns(*a, sign=-1.0),
-        "value in the padding": gae_padding_value,
-        "padding": lambda *a: gae_columns(*a, keep_padding=True),
-        "forward": gae_forward,
-        "multiplied": gae_multiplied,
-        "minus": lambda *a: -gae_rows(*a),
+    "q1": {"+".join(wrong): functools.partial(loss_with, wrong=wrong) for wrong in SUBSETS}
+    | {
+        "larger": functools.partial(loss_with, pick=torch.maximum),
+        "no clip": functools.partial(loss_with, pick=lambda plain, near: plain),
+        "upside down": lambda n, o, *rest: loss_with(o.detach(), n, *rest),
+        "sign": lambda n, o, v, r, m, c: loss_with(n, o, v, r, m, c) * -1 + ((v - r) ** 2)[m].mean(),
+        "no critic": lambda n, o, v, *rest: loss_with(n, o, v.detach(), *rest),
+        "no half": lambda n, o, v, r, m, c: loss_with(n, o, v, r, m, c) + ((v - r) ** 2)[m].mean() / 2,
+        "critic alone": lambda n, o, v, r, m, c: ((v - r) ** 2)[m].mean() / 2 + 0 * n.sum(),
+        "rows": loss_by_rows,
+        "sum": lambda *a: loss_with(*a) * a[4].sum(),
+        "unmasked": lambda n, o, v, r, m, c: loss_with(n, o, v, r, torch.ones_like(m), c),
+        "detached": lambda n, o, v, *rest: loss_with(n.detach(), o, v.detach(), *rest),
+        "old moves": lambda n, o, v, *rest: loss_with(n, n.detach(), v, *rest),
+        "nan": lambda n, o, v, *rest: (n + v).sum() * torch.nan,
+        "zero": lambda n, o, v, *rest: 0 * (n + v).sum(),
     },
     "q2": {
-        "sign": lambda *a: -clip_max_of_losses(*a),
-        "larger": lambda *a: -torch.maximum(*pieces(*a)).mean(),
-        "no minimum": lambda *a: -pieces(*a)[1].mean(),
-        "no clip": lambda *a: -pieces(*a)[0].mean(),
-        "upside down": lambda *a: -torch.minimum(*pieces(*a, ratio=lambda n, o: (o - n).exp())).mean(),
-        "difference": lambda *a: -torch.minimum(*pieces(*a, ratio=lambda n, o: n - o)).mean(),
-        "swapped": lambda n, o, a, m, low, high: clip_max_of_losses(n, o, a, m, high, low),
-        "one range": lambda n, o, a, m, low, high: clip_max_of_losses(n, o, a, m, low, low),
-        "all places": clip_all_places,
-        "rows first": clip_rows,
-        "unmasked": clip_unmasked,
-        "multiplied": clip_multiplied,
-        "detached": lambda n, *a: clip_max_of_losses(n.detach(), *a),
-        "sum": lambda *a: clip_max_of_losses(*a) * a[3].sum(),
+        "pasted": gae_lesson,
+        "an answer by itself": gae_ends,
+        "fading": lambda r, v, m, g, lam: gae_columns(
+            gae_sums(r, v, m, g, 0.0), 0 * v, m, g, lam, fill=True, decay=True
+        ),
+        "the tool's value": lambda *a: gae_columns(*a, fill=False, decay=False),
+        "bootstrap": gae_from_last,
+        "bootstrap, packed": functools.partial(gae_packed, end=1.0),
+        "the tool's words": lambda r, v, m, g, lam: gae_packed(r, v, torch.ones_like(m), g, lam),
+        "the tool's words, masked": lambda r, v, m, g, lam: gae_packed(r, v, torch.ones_like(m), g, lam) * m,
+        "returns": lambda r, v, m, *a: gae_where(r, v, m, *a) + v.masked_fill(~m, 0.0),
+        "forward": gae_forward,
+        "sign": lambda r, v, m, *a: gae_packed(r, -v, m, *a),
+        "TD errors": lambda r, v, m, g, lam: gae_where(r, v, m, g, 0.0),
+        "lam alone": lambda r, v, m, g, lam: gae_sums(r, v, m, g, lam, carry=lam),
+        "gamma alone": lambda r, v, m, g, lam: gae_where(r, v, m, g, 1.0),
+        "no gamma": lambda r, v, m, g, lam: gae_sums(r, v, m, 1.0, lam, carry=g * lam),
+        "multiplied": gae_multiplied,
+        "minus": lambda *a: -gae_where(*a),
     },
     "q3": {
-        "swapped": lambda n, r: kl_right(r, n),
-        "sign of k1": lambda n, r: stack(r - n, *kl_right(n, r)[1:]),
-        "no half": lambda n, r: stack(n - r, (n - r) ** 2, kl_right(n, r)[2]),
-        "ratio in k3": lambda n, r: stack(*kl_right(n, r)[:2], kl_right(r, n)[2]),
-        "sign in k3": lambda n, r: stack(*kl_right(n, r)[:2], (r - n).exp() - 1 - (n - r)),
-        "no minus one": lambda n, r: kl_right(n, r) + torch.tensor([[0.0], [0.0], [1.0]]),
-        "abs": lambda n, r: stack((n - r).abs(), *kl_right(n, r)[1:]),
-        "clamped": lambda n, r: stack((n - r).clamp(min=0), *kl_right(n, r)[1:]),
-        "means": lambda n, r: kl_right(n, r).mean(1),
-        "transposed": lambda n, r: kl_right(n, r).T,
-        "detached": lambda n, r: kl_right(n.detach(), r),
-        "ratio detached": lambda n, r: stack(*kl_right(n, r)[:2], torch.expm1(r - n.detach()) + n - r),
+        "PPO": bound_ppo,
+        "dual clip": bound_dual,
+        "clip alone": lambda *a: bound_weight(*a, cut=lambda r: (r - 1).abs() > a[4]),
+        "nothing clipped": lambda *a: bound_weight(*a, cut=lambda r: r < 0),
+        "clamped": lambda *a: bound_weight(*a, cut=lambda r: r < 0, weight=lambda r: r.clamp(1 - a[4], 1 + a[4])),
+        "one or none": lambda *a: bound_weight(*a, weight=torch.ones_like),
+        "bound at the clip": lambda *a: bound_weight(*a, upper=1 + a[4]),
+        "weight with gradient": lambda *a: bound_weight(*a, detach=False),
+        "sign": lambda *a: -bound_weight(*a),
+        "sum": lambda *a: bound_weight(*a) * a[3].sum(),
+        "all places": lambda *a: bound_weight(*a) * a[3].sum() / a[3].numel(),
+        "unmasked": lambda n, o, a, m, *rest: bound_weight(n, o, a, torch.ones_like(m), *rest),
+        "multiplied": bound_multiplied,
+        "detached": lambda n, *rest: bound_weight(n.detach(), *rest),
+        "REINFORCE": lambda n, o, a, m, *rest: -(a[m] * n[m]).mean(),
     },
     "q4": {
-        "sign": lambda r, n, ref, m, b: reward_index(r, ref, n, m, b),
-        "last column": reward_last_column,
-        "every token": lambda r, n, ref, m, b: reward_index(0 * r, n, ref, m, b) + r[:, None] * m,
-        "padding": lambda r, n, ref, m, b: reward_only(r, n, ref, m, b) - b * (n - ref),
-        "replaced": reward_replaced,
-        "at the end": reward_at_end,
-        "no beta": lambda r, n, ref, m, b: reward_index(r, n, ref, m, 1.0),
-        "abs": lambda r, n, ref, m, b: reward_only(r, n, ref, m, b) - b * torch.where(m, (n - ref).abs(), 0.0),
-        "no reward": lambda r, n, ref, m, b: reward_index(0 * r, n, ref, m, b),
-        "no penalty": reward_only,
-        "multiplied": lambda r, n, ref, m, b: reward_only(r, n, ref, m, b) - b * (n - ref) * m,
-        "k3": lambda r, n, ref, m, b: reward_only(r, n, ref, m, b) - b * torch.where(m, kl_right(n, ref)[2], 0.0),
-    },
-    "q5": {
-        "smaller": lambda *a: torch.minimum(*value_errors(*a)).mean() / 2,
-        "no clip": lambda *a: value_errors(*a)[0].mean() / 2,
-        "clipped alone": lambda *a: value_errors(*a)[1].mean() / 2,
-        "no half": lambda *a: value_right(*a) * 2,
-        "value clipped": lambda v, o, r, m, c: value_right(v, 0 * o, r, m, c),
-        "near the return": lambda v, o, r, m, c: value_right(v, r, r, m, c),
-        "unmasked": value_unmasked,
-        "all places": lambda v, o, r, m, c: value_right(v, o, r, m, c) * m.sum() / m.numel(),
-        "detached": lambda v, *a: value_right(v.detach(), *a),
-        "sum": lambda *a: value_right(*a) * a[3].sum(),
+        "k1": k1,
+        "k2": k2,
+        "k3": k3,
+        "swapped": lambda new, ref: k3(ref, new).detach() + k2(new, ref) - k2(new, ref).detach(),
+        "sum of two": lambda new, ref: k3(new, ref) + k2(new, ref) - k2(new, ref).detach(),
+        "the other way": functools.partial(value_and_gradient, value=k2, gradient=k3),
+        "k1 with the gradient": functools.partial(value_and_gradient, value=k1),
+        "no half": functools.partial(value_and_gradient, gradient=lambda new, ref: (new - ref) ** 2),
+        "wrong sign": lambda new, ref: k3(new, ref).detach() - k2(new, ref) + k2(new, ref).detach(),
+        "detached": lambda new, ref: k3(new, ref).detach(),
+        "abs": lambda new, ref: (new - ref).abs(),
+        "clamped": lambda new, ref: (new - ref).clamp(min=0),
+        "mean": lambda new, ref: value_and_gradient(new, ref).mean(),
     },
 }
 
 # The sentence, or a part of it, that a wrong implementation must be told.
-NAMED = {
-    ("q1", "returns"): "these are the returns",
-    ("q1", "TD errors"): "TD errors alone",
-    ("q1", "lam alone"): "with lam alone",
-    ("q1", "gamma alone"): "lam is not used",
-    ("q1", "no gamma in delta"): "lacks its gamma",
-    ("q1", "sign of the values"): "sign of the values",
-    ("q1", "value in the padding"): "used the value in the padding",
-    ("q1", "padding"): "padding has advantages",
-    ("q1", "forward"): "ran forwards",
-    ("q1", "multiplied"): "0 * nan",
-    ("q2", "sign"): "The sign is wrong",
-    ("q2", "larger"): "took the larger",
-    ("q2", "no minimum"): "left the minimum out",
-    ("q2", "no clip"): "Nothing is clipped",
-    ("q2", "upside down"): "upside down",
-    ("q2", "difference"): "take its exponential",
-    ("q2", "swapped"): "are swapped",
-    ("q2", "all places"): "divided by all places",
-    ("q2", "rows first"): "over each row first",
-    ("q2", "unmasked"): "padding counts",
-    ("q2", "multiplied"): "inf - inf",
-    ("q2", "detached"): "no gradient flows",
-    ("q3", "swapped"): "swapped policy and reference",
-    ("q3", "sign of k1"): "sign of k1",
-    ("q3", "no half"): "lacks its half",
-    ("q3", "ratio in k3"): "upside down",
-    ("q3", "sign in k3"): "sign of the last term",
-    ("q3", "no minus one"): "lacks its - 1",
-    ("q3", "abs"): "leave its sign alone",
-    ("q3", "clamped"): "cut it off",
-    ("q3", "means"): "take no mean",
-    ("q3", "transposed"): "rows are tokens",
-    ("q4", "sign"): "sign of the KL",
-    ("q4", "last column"): "last column",
-    ("q4", "every token"): "Each token got",
-    ("q4", "padding"): "penalty in the padding",
-    ("q4", "replaced"): "replaced the penalty",
-    ("q4", "at the end"): "each token pays its own",
-    ("q4", "no beta"): "beta is not used",
-    ("q4", "abs"): "without abs",
-    ("q4", "no reward"): "reward is missing",
-    ("q4", "no penalty"): "penalty is missing",
-    ("q4", "multiplied"): "inf - inf",
-    ("q5", "smaller"): "took the smaller",
-    ("q5", "no clip"): "Nothing is clipped",
-    ("q5", "clipped alone"): "clipped error alone",
-    ("q5", "no half"): "half is missing",
-    ("q5", "value clipped"): "clipped the value itself",
-    ("q5", "unmasked"): "padding counts",
-    ("q5", "all places"): "divided by all places",
-    ("q5", "detached"): "no gradient flows",
+NAMED = {("q1", "+".join(wrong)): f"({wrong[0]}" for wrong in SUBSETS}
+NAMED |= {
+    ("q1", "larger"): "took the larger",
+    ("q1", "no clip"): "Nothing is clipped",
+    ("q1", "upside down"): "upside down",
+    ("q1", "sign"): "sign of the policy's part",
+    ("q1", "no critic"): "Nothing trains the critic",
+    ("q1", "no half"): "half of the value loss",
+    ("q1", "critic alone"): "policy's part is missing",
+    ("q1", "rows"): "over each row first",
+    ("q1", "sum"): "added the tokens up",
+    ("q1", "unmasked"): "padding counts",
+    ("q2", "pasted"): "end the answer for you",
+    ("q2", "fading"): "fades on the tool's words",
+    ("q2", "the tool's value"): "is not the next value",
+    ("q2", "bootstrap"): "bootstrapped from the last value",
+    ("q2", "bootstrap, packed"): "bootstrapped from the last value",
+    ("q2", "the tool's words"): "tool's words have advantages",
+    ("q2", "the tool's words, masked"): "count as the policy's own",
+    ("q2", "returns"): "these are the returns",
+    ("q2", "forward"): "ran forwards",
+    ("q2", "sign"): "sign of the values",
+    ("q2", "TD errors"): "TD errors alone",
+    ("q2", "lam alone"): "with lam alone",
+    ("q2", "gamma alone"): "lam is not used",
+    ("q2", "no gamma"): "lacks its gamma",
+    ("q2", "multiplied"): "0 * nan",
+    ("q3", "PPO"): "PPO as it was",
+    ("q3", "dual clip"): "nothing calls the token back",
+    ("q3", "clip alone"): "left the minimum out",
+    ("q3", "nothing clipped"): "Nothing is clipped",
+    ("q3", "clamped"): "no clip of PPO's",
+    ("q3", "one or none"): "1 or 0",
+    ("q3", "bound at the clip"): "the bound of a bad one",
+    ("q3", "weight with gradient"): "detach it",
+    ("q3", "sign"): "sign is wrong",
+    ("q3", "sum"): "added the tokens up",
+    ("q3", "all places"): "divided by all places",
+    ("q3", "unmasked"): "padding counts",
+    ("q3", "multiplied"): "inf - inf",
+    ("q3", "detached"): "no gradient flows",
+    ("q4", "k1"): "that is k1",
+    ("q4", "k2"): "That is k2",
+    ("q4", "k3"): "gradient of k3",
+    ("q4", "swapped"): "the other way round",
+    ("q4", "sum of two"): "added up",
+    ("q4", "no half"): "has no half",
+    ("q4", "wrong sign"): "wrong sign",
+    ("q4", "clamped"): "The value is 0 where",
+    ("q4", "mean"): "one for each token",
 }
 
 test_right_answers_pass, test_wrong_answers_are_killed, test_the_mistake_is_named, test_a_hole_shows_the_hint = (
-    common_tests(QUESTIONS, RIGHT, WRONG, NAMED, first=True)
+    common_tests(QUESTIONS, RIGHT, WRONG, NAMED)
 )
+
+
+@pytest.mark.parametrize("wrong", SUBSETS[3:], ids="+".join)
+def test_a_half_mended_loss_is_told_of_no_mistake_that_has_been_mended(wrong):
+    result = QUESTIONS["q1"](functools.partial(loss_with, wrong=wrong))
+    messages = " ".join(case.message for case in result.cases)
+    assert not any(PLANTED[name] in messages for name in PLANTED if name not in wrong), messages
+
+
+def test_clipping_without_the_minimum_is_never_said_to_take_the_larger():
+    for question, wrong in (("q1", "minimum"), ("q3", "clip alone")):
+        result = QUESTIONS[question].run(Local(WRONG[question][wrong]), seed=0)
+        messages = [case.message for case in result.cases if not case.passed]
+        assert messages and all("the minimum" in message for message in messages), messages
+
+
+def test_no_question_gives_a_point_for_what_needs_no_thought():
+    for name in ("nan", "zero", "detached"):
+        assert QUESTIONS["q1"].run(Local(WRONG["q1"][name]), seed=0).score == 0
