@@ -330,6 +330,9 @@ there = 2 * len(late) // 3
 # steps are at {{ 100 * one_step[there]["accuracy"]:.0f }} %, and it stays there: {{ late[-1]:.0f }} % at the end.
 # {{ assert late[there] > 100 * one_step[there]["accuracy"] + 5 and late[-1] > max(late) - 6 }}
 #
+# These are single runs, and with another seed the ratio alone may end a little above the single steps. Section 6 has
+# three seeds of what matters, the ratio with the clip and without it.
+#
 # Does the clip hold the ratios in its range? Back to the single rollout:
 
 # %%
