@@ -33,7 +33,7 @@ from matplotlib.colors import ListedColormap
 
 from rlcourse import ptx
 from rlcourse.course import pick
-from rlcourse.course.lessons.lesson08 import run as interpret
+from rlcourse.course.kernels.interpret import run as interpret
 from rlcourse.course.widgets import bet, explorer
 from rlcourse.kernels import dsl
 from rlcourse.kernels.dsl import Float32, Int32, const_expr, range_constexpr

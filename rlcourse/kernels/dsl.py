@@ -4,6 +4,9 @@ A stand-in does nothing but let a module be read: as a decorator it gives the fu
 itself. Nobody runs it: `toolchain.compiled` says first what is missing.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 try:
     import cutlass
     import cutlass.cute as cute
@@ -23,3 +26,20 @@ except ImportError:
     INSTALLED = False
 
 __all__ = ["Float32", "Int32", "Int64", "Uint32", "Uint64", "const_expr", "cute", "cutlass", "range_constexpr"]
+
+
+@contextmanager
+def line_information() -> Iterator[None]:
+    """Within it, compiled PTX says from which line of Python an instruction comes, if this version of CuTe DSL can."""
+    try:
+        from cutlass.cutlass_dsl import CuTeDSL
+
+        settings = CuTeDSL._get_dsl().envar
+        before, settings.lineinfo = settings.lineinfo, True
+    except (ImportError, AttributeError):
+        yield
+        return
+    try:
+        yield
+    finally:
+        settings.lineinfo = before

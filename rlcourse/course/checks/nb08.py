@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlcourse import ptx
 from rlcourse.course.checks import Maker, Question, compare, draw
-from rlcourse.course.lessons.lesson08 import run
+from rlcourse.course.kernels.interpret import run
 from rlcourse.kernels.toolchain import compiled
 from rlcourse.ptx.report import Access
 

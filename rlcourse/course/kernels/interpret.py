@@ -1,31 +1,13 @@
 """Runs a reader's kernel in the interpreter and says in which line of Python a mistake of it is."""
 
-import contextlib
 import linecache
 import re
 
-from rlcourse.kernels import toolchain
+from rlcourse.kernels import dsl, toolchain
 from rlcourse.ptx import PTXError, Report
 
 PLACE = re.compile(r"\s*\.loc\s+(\d+)\s+(\d+)\b")
 FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]+)"', re.M)
-
-
-@contextlib.contextmanager
-def python_lines():
-    """Within it, a compiled kernel's PTX says from which line of Python each instruction comes."""
-    try:
-        from cutlass.cutlass_dsl import CuTeDSL
-
-        settings = CuTeDSL._get_dsl().envar
-        before, settings.lineinfo = settings.lineinfo, True
-    except (ImportError, AttributeError):  # without them errors name the line of the PTX
-        yield
-        return
-    try:
-        yield
-    finally:
-        settings.lineinfo = before
 
 
 def run(kernel, *tensors, **order) -> Report:
@@ -33,7 +15,7 @@ def run(kernel, *tensors, **order) -> Report:
     error names that line in place of the PTX's."""
     if type(kernel).__module__.startswith("rlcourse."):  # kept on disk, as it is
         return toolchain.simulate(kernel, *tensors, **order)
-    with python_lines():
+    with dsl.line_information():
         code = toolchain.compiled(kernel, "sm_86")
     try:
         return toolchain.simulate(kernel, *tensors, **order)
