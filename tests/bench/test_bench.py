@@ -185,6 +185,7 @@ def test_the_speed_is_that_of_all_draws(monkeypatch):
     assert row["tokens_per_s"] == 16 * (1 + 2 + 3) and row["tokens_a_row"] == 2
 
 
+@pytest.mark.thorough
 def test_skewed_answers_are_more_than_are_decoded_at_once(monkeypatch):
     monkeypatch.setattr(decode, "ROUNDS", 2)
     seeds, seed = [], torch.manual_seed

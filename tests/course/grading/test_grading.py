@@ -125,6 +125,7 @@ def test_the_seed_decides_the_random_inputs(tmp_path):
     assert reports[2].seed not in (None, 1)
 
 
+@pytest.mark.thorough
 def test_hidden_tests_count_and_do_not_tell(tmp_path, monkeypatch):
     hidden = tmp_path / "hidden"
     hidden.mkdir()
@@ -220,6 +221,7 @@ def test_memory_that_cannot_be_given_is_refused_at_once(memory, tmp_path):
             target()
 
 
+@pytest.mark.thorough
 def test_a_report_follows_no_link(tmp_path):
     result = grade(submission(tmp_path, RIGHT["q1"], name=ALONE))
     (tmp_path / "kept").write_text("mine")
@@ -229,6 +231,7 @@ def test_a_report_follows_no_link(tmp_path):
     assert (tmp_path / "kept").read_text() == "mine"
 
 
+@pytest.mark.thorough
 def test_a_terminal_that_knows_ascii_alone_gets_the_report(tmp_path):
     answer = "def mended_loss(*_):\n    raise ValueError('größer ✓')"
     path = write(tmp_path / "01_mine.ipynb", [answer])
