@@ -108,7 +108,7 @@ show(colleague)
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# Five lines like hers. One of them lacks a `detach`, one a second candidate, one has the wrong denominator.
+# Five lines like hers. Three of them change by a few characters each; none is added.
 # </details>
 
 
@@ -237,7 +237,7 @@ if check.q2.passed:
 #
 # PPO's objective has no floor. A token with $A < 0$ and a large ratio, one that became **more** probable although it
 # was bad, keeps its gradient, and rightly so. But its weight is $\rho$. If it was sampled with a probability of 0.001
-# and has 0.5 now, that is 500 times the weight of any other token in the batch.
+# and has 0.5 now, that is 500 times the weight of a token that has not moved.
 #
 # Close the hole without losing the token: where PPO's gradient is $-\rho A \nabla \log \pi$ with $\rho >$ `most`, make
 # it $-$`most`$\, A \nabla \log \pi$. Everywhere else the gradient is PPO's, also where that is zero. The loss is a mean

@@ -33,9 +33,9 @@ torch.manual_seed(0)
 # respect to the log-prob of each token, `[rows, length]`, at the first update after sampling, when every ratio is 1.
 # Both of GRPO's divisions may be there, or one, or none, and the whole is multiplied by a factor that you don't know.
 #
-# Return two numbers, 0 or 1: does it divide by the length of the answer, and does it divide by the standard deviation
-# of the group? `rewards` is `[rows]`, group after group, `mask` bool `[rows, length]`. Groups without signal may be
-# among them, and answers without a token. Here is one of the gradients, the first token of each answer:
+# Return a tensor of two numbers, 0 or 1: does it divide by the length of the answer, and does it divide by the standard
+# deviation of the group? `rewards` is `[rows]`, group after group, `mask` bool `[rows, length]`. Groups without signal
+# may be among them, and answers without a token. Here is one of the gradients, the first token of each answer:
 
 # %%
 rewards = torch.tensor([1.0, 0, 0, 0, 1, 1, 0, 0])
@@ -112,13 +112,12 @@ if check.q1.passed:
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Right and wrong answers weigh the same in sum, so one of the two is enough. For the second row simplify on paper: a
-# variance is in the numerator, squared, and its root in the denominator.
+# Right and wrong answers weigh the same in sum, so one of the two is enough. For the second row simplify on paper: the
+# variance p (1 − p) stands in the numerator, and its root in the denominator.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# Two lines. Each is a number times a power of p (1 − p), 1 in the first, ½ in the second, and no line divides by
-# anything that can be 0.
+# Two lines, in p and n alone. Simplify until neither divides by anything that can be 0.
 # </details>
 
 
@@ -289,8 +288,8 @@ except NotImplementedError:
 # the same learn to stop sooner if that is above average, and to run on if it is below.
 #
 # <details><summary>Hint 1: a question</summary>
-# An answer is cut off after `limit` tokens. Which decisions has it made, and which one that an answer of `limit` tokens
-# with an end has made has it not?
+# An answer is cut off after `limit` tokens. Which decisions has it made? How do they differ from those of an answer
+# that ends with token number `limit`?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
@@ -318,7 +317,7 @@ def drift(weights: torch.Tensor, cut: float, q: float) -> float:
 check.q4(drift)
 
 # %% [markdown]
-# Five recipes through your function, by the mean length that the policy would have without a limit. Zero is fair; above
+# Four recipes through your function, by the mean length that the policy would have without a limit. Zero is fair; above
 # it, wrong answers grow. Each recipe is scaled so that its mean weight is 1.
 
 # %%

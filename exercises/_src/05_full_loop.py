@@ -50,8 +50,8 @@ print("ready")
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# A quotient. Above stands what working is ahead in right answers, below what guessing is ahead in answers that are
-# **wrong** and can be read. One case has no such crossing between 0 and 1.
+# A quotient. Above and below stand two differences between working and guessing: one of where the lines start, one of
+# how steeply they rise. Then see to the case without a crossing between 0 and 1.
 # </details>
 
 
@@ -152,7 +152,7 @@ if check.q2.passed:
 #
 # Five teams plugged an engine of their own into the loop. `sampled` holds the log-prob with which the engine says that
 # it drew each token, `recomputed` what training computes for it before the first update, both `[rows, length]`. `mask`
-# is true on real tokens; behind the end stands nan. Return which of the five this is:
+# is true on real tokens; past the end there is nan. Return which of the five this is:
 #
 # - `ROUNDED`: bfloat16 and nothing else. Nobody is better than that;
 # - `TRUNCATED`: the engine samples with a top-k that training does not know;

@@ -72,7 +72,7 @@ print(f"short kernels beside a long one: {colleague(starts, ends, 0.0, 10.0):.0%
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# Her six lines, of which three change: the two tensors are prepared differently before the loop, and the last line of
+# Her seven lines, of which two change: the two tensors are prepared differently before the loop, and the last line of
 # the loop remembers something else.
 # </details>
 

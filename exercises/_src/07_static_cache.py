@@ -29,11 +29,11 @@ print("ready")
 # ●●●○○ · 20 minutes
 #
 # One decode step for one key-value head and the queries that share it. Row $i$ has `positions[i]` tokens in its part of
-# the cache, in the slots 0 to `positions[i] - 1`. Its new key and value belong into slot `positions[i]`. Write them
+# the cache, in the slots 0 to `positions[i] - 1`. Its new key and value belong in slot `positions[i]`. Write them
 # there, then let each query of the row attend to the slots that are filled, the new one included. Scores are divided by
 # the square root of the head size.
 #
-# Behind that, the cache holds what an earlier answer left there. Rows are at **different** positions, as in continuous
+# Beyond that, the cache holds what an earlier answer left there. Rows are at **different** positions, as in continuous
 # batching.
 #
 # Shapes: `q` `[rows, queries, head_dim]`; `k`, `v` `[rows, head_dim]`; `keys`, `values` `[rows, slots, head_dim]`;
@@ -257,7 +257,7 @@ show(colleague)
 # Shapes: `logits` `[rows, vocabulary]`, `uniform` `[rows]`; result: two tensors `[rows]`, int64 and float.
 #
 # <details><summary>Hint 1: a question</summary>
-# Two tiles, one of likely tokens and one of hopeless ones: what are their masses in her third line?
+# Two tiles, one of likely tokens and one of hopeless ones: what are their masses in the line that computes `mass`?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #

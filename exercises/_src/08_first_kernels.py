@@ -69,7 +69,7 @@ def puzzle(threads: int = 64, **shapes):
 def moved(kernel, *tensors) -> None:
     """Run a kernel in the interpreter and say what it moved."""
     report = simulate(kernel, *tensors)
-    print(f"read {dict(report.read)} bytes, wrote {dict(report.written)}, {report.total} instructions of warps")
+    print(f"read {dict(report.read)} bytes, wrote {dict(report.written)}, {report.total} warp instructions")
 
 
 # %% [markdown]
@@ -457,7 +457,7 @@ if check.q7.passed:
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
 # `32 * row + (column ^ f(row))`, where `f` goes through all of 0 to 31 as the row does, in another order: four
-# neighbouring rows must differ in its upper two bits. It takes one product, one remainder and one quotient.
+# neighbouring rows must differ in its upper two bits.
 # </details>
 
 

@@ -185,13 +185,13 @@ probe(colleague)
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Each probe finds one mistake. What is `True` as a number? Which of `[a, b, a, b]` and `[a, a, b, b]` are neighbours?
-# Of what is $e^{4 x}$ the ratio?
+# Each probe finds one mistake. What is `True` as a number? In which of `[a, b, a, b]` and `[a, a, b, b]` do equal heads
+# stand side by side? Of what is $e^{4 x}$ the ratio?
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# Her five lines, one word changed in the second, one factor in the third, and in place of her `if` two of your own: one
-# that refuses, and one that tells the two kinds of mask apart by their dtype.
+# Her five lines, another method in the second, another divisor in the third, and in place of her `if` two of your own:
+# one that refuses, and one that tells the two kinds of mask apart by their dtype.
 # </details>
 
 

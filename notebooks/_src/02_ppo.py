@@ -10,10 +10,10 @@
 # **You will learn**
 #
 # - why everybody wants several gradient steps from one rollout, and what that does to lesson 01's loop;
-# - two repairs: the importance ratio, which holds only near the old policy, and PPO's clip, which stays near;
+# - two repairs for that, the importance ratio and PPO's clip;
 # - the critic and GAE: a baseline for each token, and what $\lambda$ trades for what;
 # - PPO whole: the loop of lesson 01 with two changes;
-# - the KL divergence to a reference, and why the estimate that is right on average is useless as a penalty.
+# - the KL divergence to a reference, and which of its estimates to log and which to use as a penalty.
 #
 # You need [lesson 01](01_policy_gradient.ipynb): the loop, the score, the baseline. `rlcourse.course.loop` holds what
 # was written there.
@@ -247,7 +247,7 @@ single, plain, weighed = ends.values()
 second_bet.result(HOPES[0] if weighed > single else HOPES[1] if weighed > plain else HOPES[2])
 
 # %% [markdown]
-# {{ assert weighed < single }} {{ weighed:.0f }} %, and single steps had {{ single:.0f }} %. Why is that not enough?
+# {{ assert weighed < single }} {{ weighed:.0f }} %, and single steps end at {{ single:.0f }} %. Why is that not enough?
 # Given its state, a token has the right weight now. But the state was reached by the old policy, too. The weight that
 # is exact belongs to the whole answer, the **product** of the ratios of its tokens, and that one is hopelessly noisy.
 # With weights $w_i$, $N$ samples are worth only about $(\sum w_i)^2 / \sum w_i^2$ of them:
@@ -261,8 +261,9 @@ for step in (0, 2, 8):
     print(f"{off:.0%} of the tokens have ratios below 0.8 or above 1.2, the largest is {logs.exp().max():.1f}")
 
 # %% [markdown]
-# So nobody takes the product. One ratio for each token is calmer and a little wrong, and the further the new policy is
-# from the old, the more. Either way, the moral is the same: **stay near**.
+# So PPO does not take the product. (TRL's RLOO does, with a clip on it.) One ratio for each token is calmer and a
+# little wrong, and the further the new policy is from the old, the more. Either way, the moral is the same: **stay
+# near**.
 #
 # ## 3 · The clip
 #
@@ -615,8 +616,8 @@ unexplained = sum(row["error"] for row in second_half) / sum(row["variance"] for
 # %% [markdown]
 # PPO learns as RLOO with a clip does; one run each cannot tell them apart. And the critic? In the second half of the
 # run its mean squared error on a fresh rollout is {{ unexplained:.2f }} times the variance of the reward. {{ assert
-# 0.85 < unexplained < 1.6 }} A constant would have done no worse. It started from nothing, with {{ ROLLOUTS * PROMPTS
-# }} problems to learn from, and chases a policy that moves.
+# 0.85 < unexplained < 1.6 }} A constant, the mean of that rollout, would have done better. It started from nothing,
+# with {{ ROLLOUTS * PROMPTS }} problems to learn from, and chases a policy that moves.
 #
 # ### On record
 #
@@ -655,11 +656,11 @@ print(provenance(records["all"]), "with `python -m rlcourse.course.lessons.lesso
 #   between {{ min(final["fast_all"]):.0f }} and {{ max(final["fast_all"]):.0f }}. {{ assert max(final["fast_all"]) <
 #   min(final["all"]) }}
 # - **Nothing else shows.** Without the critic (the batch's mean in its place) or without the limit on the gradient's
-#   norm the end ranges overlap with PPO's. {{ assert all(min(final["all"]) <= max(final[n]) and min(final[n]) <=
-#   max(final["all"]) for n in ("no_critic", "no_norm")) }} With 16 × 8 answers and a **single** step on each rollout
-#   PPO ends at {{ min(tested["ppo"]):.0f }} to {{ max(tested["ppo"]):.0f }} % of the test problems and REINFORCE with
-#   the batch's mean at {{ min(tested["reinforce_baseline"]):.0f }} to {{ max(tested["reinforce_baseline"]):.0f }} %:
-#   there the clip is idle, and the critic buys nothing.
+# norm the end ranges overlap with PPO's. {{ assert all(min(final["all"]) <= max(final[n]) and min(final[n]) <=
+# max(final["all"]) for n in ("no_critic", "no_norm")) }} With 16 × 8 answers, each used **once** (two mini-batches, a
+# step on each), PPO ends at {{ min(tested["ppo"]):.0f }} to {{ max(tested["ppo"]):.0f }} % of the test problems and
+# REINFORCE with the batch's mean at {{ min(tested["reinforce_baseline"]):.0f }} to {{
+# max(tested["reinforce_baseline"]):.0f }} %: there the clip has next to nothing to do, and the critic buys nothing.
 #
 # That is a statement about short answers with one reward at the end. Where rewards come on the way, or answers run to
 # thousands of tokens, a baseline by token has more to offer, and a better critic is needed to get it.

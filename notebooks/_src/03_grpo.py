@@ -11,7 +11,7 @@
 #
 # - what a separate critic costs, and what GRPO puts in its place: the other answers to the same prompt;
 # - GRPO (Shao et al. 2024) as two changes to the loop of lesson 01, and its loss, whole;
-# - how a thousandth of a point can ruin a run, why a leash on the policy does not save it, and what does;
+# - what a bonus of a thousandth of a point does to a run, and what a leash on the policy does about it;
 # - why many groups teach nothing, and why your accuracy does not tell you how many;
 # - how to split a step into prompts and answers, from runs that all wrote the same number of answers.
 #
@@ -507,7 +507,7 @@ apart_at_most = (means.amax(0) - means.amin(0)).max().item()
 #
 # So silence is not the thing to minimise. Take 8 answers to a prompt, and more prompts if you can pay for more.
 #
-# ## 6 · A head start
+# ## 6 · GRPO against RLOO
 #
 # Lesson 01 compared plain REINFORCE, batch mean and RLOO at the default setting and could not tell them apart. Does
 # GRPO do better? The same setting, {{ len(load_curve("grpo")["results"]) }} seeds for each line.
@@ -551,12 +551,11 @@ slow = {name: runs_of(f"lesson04_slow_{name}")[1] for name in ("grpo", "dr_grpo"
 # %% [markdown]
 # GRPO has a head start: its worst seed is at {{ grpo[:, 1].min():.1f }} %, the best of RLOO and Dr. GRPO at {{
 # max(runs[:, 1].max() for runs in others.values()):.1f }} %. {{ assert grpo[:, 1].min() > max(runs[:, 1].max() for runs
-# in others.values()) }} By step 10 the lead is gone. {{ assert all(grpo[:, 2].mean() < runs[:, 2].mean()
-# for runs in others.values()) }} Hold on to that observation. GRPO differs from RLOO in two divisions, by the deviation
-# of the group and by the length of the answer. One of the two makes the lead. With smaller steps, a longer race, GRPO
-# leads again and is overtaken, and the same division is behind both. {{ assert slow["grpo"][:, 1].min() >
-# slow["dr_grpo"][:, 1].max() and slow["grpo"][:, 4].max() < slow["dr_grpo"][:, 4].min() }}
-# [Lesson 04](04_dr_grpo.ipynb) finds out which it is. Place your bet now.
+# in others.values()) }} By step 10 the lead is gone. {{ assert all(grpo[:, 2].mean() < runs[:, 2].mean() for runs in
+# others.values()) }} Hold on to that observation. GRPO differs from RLOO in two divisions, by the deviation of the
+# group and by the length of the answer. One of the two makes the lead.  {{ assert slow["grpo"][:, 1].min() >
+# slow["dr_grpo"][:, 1].max() and slow["grpo"][:, 4].max() < slow["dr_grpo"][:, 4].min() }} [Lesson
+# 04](04_dr_grpo.ipynb) finds out which it is. Place your bet now.
 #
 # PPO is ahead at step 10, {{ assert ppo_at_10.min() > max(runs[:, 2].max() for runs in (grpo, *others.values())) }}
 # which need not be the critic's doing: PPO takes {{ make_config(algorithm="ppo").minibatches }} optimizer steps on each
@@ -612,11 +611,12 @@ assert apart < 0.02 * moved
 # not, the policy may have collapsed to one answer for each problem.
 # </details>
 #
-# 4. One step on each rollout, β = 0. What do ratio and clip do?
+# 4. Each answer is used once, but the rollout is cut into two mini-batches with an optimizer step each. Do ratio and
+#    clip still do nothing?
 #
 # <details><summary>Answer</summary>
-# Nothing. The ratio is 1, its gradient is that of the log-prob, and nothing is clipped. GRPO is then REINFORCE with a
-# baseline from the group, divided twice.
+# In the first they do nothing. The second meets a policy that has moved by a step: its ratios are no longer 1, and
+# tokens may be clipped.
 # </details>
 #
 # 5. Rows of advantage 0 need no forward pass in the update. Always?

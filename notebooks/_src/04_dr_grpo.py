@@ -11,11 +11,12 @@
 #
 # - what GRPO's two divisions do to a run, after a bet on which of two curves wins;
 # - why a mean over the tokens of an answer pays for long wrong answers: in two lines, on a coin, on a model;
-# - why the run that leads early is the one that loses later, and that one cause does both;
+# - which of the two divisions decides the race, and how;
 # - which problems the other division prefers, exactly, and why nobody sees it in a curve here;
 # - what else goes by a name of its own: nine algorithms as a few switches of one loop.
 #
-# You need lessons [01](01_policy_gradient.ipynb) and [03](03_grpo.ipynb): the loop, the clip, the group as a baseline.
+# You need lessons [01](01_policy_gradient.ipynb), [02](02_ppo.ipynb) and [03](03_grpo.ipynb): the loop; the ratio and
+# the clip; the group as a baseline.
 
 # %%
 import math
@@ -50,7 +51,7 @@ PROMPTS, GROUP, LIMIT = (SETTINGS[name] for name in ("num_prompts", "num_generat
 # \qquad A_i = \frac{R_i - \mathrm{mean}(R)}{\mathrm{std}(R)},$$
 #
 # mean and deviation being those of the group. (We make one update from each rollout, so every $\rho$ is 1 and the clip
-# of lesson 03 is idle; there is no KL term, $\beta = 0$; and the code adds a speck to the deviation so that it never
+# of lesson 02 is idle; there is no KL term, $\beta = 0$; and the code adds a speck to the deviation so that it never
 # divides by 0.) **Dr. GRPO** (Liu et al. 2025) deletes both divisions and puts a constant in place of the length. Steps
 # 3 and 4 of the loop, with a switch for each division:
 
@@ -493,8 +494,8 @@ print(f"no gradient at all: {(success == 0).sum()} of {len(problems)} never solv
 #
 # Why divide by the token limit and not by the mean length of the batch, which would keep the loss at a readable size?
 # Because rows × mean length **is** the number of tokens: that is `token_mean`, whose divisor is drawn together with the
-# answers. Besides the bias of section 3 this makes a micro-batch that counts for itself wrong. One answer of 10 tokens
-# and loss 1, one of 60 and loss 0:
+# answers. Besides the bias of section 3, this goes wrong when a batch is processed in parts (micro-batches) and each
+# part divides by its own tokens. One answer of 10 tokens and loss 1, one of 60 and loss 0:
 
 # %%
 lengths, losses = torch.tensor([10.0, 60.0]), torch.tensor([1.0, 0.0])  # losses: of each token of an answer
@@ -547,11 +548,12 @@ display(Markdown(head + "\n".join(table_row(name) for name in ALGORITHMS)))
 # - **DAPO** (Yu et al. 2025): keeps the deviation and takes the mean over tokens; clips higher above than below, so
 #   that rare tokens can grow; samples again where a group has no signal; leaves out answers that were cut off.
 # - **GSPO** (Zheng et al. 2025): one ratio for the whole answer, the geometric mean of its tokens', and a clip range
-#   that is far narrower because a mean of many ratios moves far less than one.
+# that is far narrower because a mean of many ratios moves far less than a single one.
 # - **CISPO** (MiniMax 2025): never drops a token. It caps the ratio as a weight and lets the gradient pass.
 #
-# The last three live by the ratio. With **one update a rollout**, every ratio is 1 and their switches do nothing. The
-# package's loss on random numbers, for answers of unlike lengths, at that first update:
+# GSPO, CISPO and DAPO's wider clip live by the ratio. With **one update a rollout** (`minibatches=1`) every ratio is 1,
+# and these switches do nothing. The package's loss on random numbers, for answers of unlike lengths, at that first
+# update:
 
 # %%
 from rlcourse.advantages import group_centered, group_normalized, leave_one_out
@@ -575,10 +577,11 @@ for a, b in (("rloo", "dr_grpo"), ("grpo", "gspo"), ("dapo", "cispo"), ("grpo", 
     print(f"{a:5} and {b:8} cosine {cosine:.4f}, size {pushes[a].norm() / pushes[b].norm():.4f} to 1")
 
 # %% [markdown]
-# Three pairs are one algorithm each, up to the factor $8/7$. {{ assert all(torch.allclose(pushes[a] * f, pushes[b],
-# atol=1e-7) for a, b, f in (("rloo", "dr_grpo", 7 / 8), ("grpo", "gspo", 1), ("dapo", "cispo", 1))) }} What is left of
-# nine names is a baseline, a deviation and a divisor. That is why Dr. GRPO is the default of this package: not because
-# of a better curve on an easy task, but because its gradient is that of what we want, and with two deletions.
+# Three pairs have one gradient each, up to the factor $8/7$; DAPO still chooses its rows differently. {{ assert
+# all(torch.allclose(pushes[a] * f, pushes[b], atol=1e-7) for a, b, f in (("rloo", "dr_grpo", 7 / 8), ("grpo", "gspo",
+# 1), ("dapo", "cispo", 1))) }} What is left of nine names is a baseline, a deviation and a divisor. That is why Dr.
+# GRPO is the default of this package: not because of a better curve on an easy task, but because its gradient is that
+# of what we want, and with two deletions.
 #
 # At the default settings, four times the learning rate, the same lead is there and is over sooner. At step 5 GRPO's
 # worst seed is ahead of the best of Dr. GRPO and RLOO; {{ assert min(accuracy("grpo")[1][:, 1]) >

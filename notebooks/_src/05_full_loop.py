@@ -282,7 +282,7 @@ for log, color, marker, label in (
     axes[0].plot(range(RUN), [100 * (m["reward"] - m["accuracy"]) for m in log], color=color, label=label)
     axes[1].plot(*greedy_points(log), color=color, marker=marker, label=label)
 closed.line(axes[1])
-axes[0].set(title="paid and wrong, share of the samples", xlabel="training step", ylabel="%", ylim=(-2, 102))
+axes[0].set(title="reward less accuracy", xlabel="training step", ylabel="%", ylim=(-2, 102))
 axes[1].set(title="greedy accuracy on validation problems", xlabel="training step")
 for ax in axes:
     ax.grid()
@@ -300,9 +300,9 @@ for answer in list(fooled.values())[:2]:
 # {{ reached:.0f }} % without a single gold answer, and {{ with_gold:.0f }} % with them. {{ assert start + 20 < reached
 # }} Not because sound work is right: the green line on the left is work that is sound, answers another question, and is
 # paid. The verifier does its job because soundness and truth go together **in what this policy writes**, and nothing
-# obliges a policy to keep it so. In the first five steps {{ early:.0f }} % of the samples were paid and wrong, in the
-# last five {{ late:.0f }} %. {{ assert late > early }} That is how the next hole announces itself, and you can see it
-# only with a judge that is not the reward.
+# obliges a policy to keep it so. In the first five steps {{ early:.0f }} % of the samples were paid and wrong (at
+# least: reward less accuracy), in the last five {{ late:.0f }} %. {{ assert late > early }} That is how the next hole
+# announces itself, and you can see it only with a judge that is not the reward.
 #
 # One more thing about holes. The hole is closed now; must you throw the farmed policy away? Go on from it, paid by the
 # mended verifier:
@@ -395,7 +395,7 @@ patient = bet("Which of the four has a learning rate a hundred times too large?"
 # @title Table: what they ended with
 patient.result("D")
 lines = [
-    "| run | changed | reward at the end | right before, greedy | right after |",
+    "| run | changed | reward at the end | test before, greedy | test after |",
     "| --- | --- | --- | --- | --- |",
 ]
 after = {}
@@ -413,9 +413,9 @@ cut = by_seed(runs["A"], "truncated")[:, -5:].mean().item()
 still_kl = by_seed(runs["B"], "kl").nan_to_num(0).max().item()
 
 # %% [markdown]
-# **A, too few tokens.** Reward and KL look merely slow. `truncated` gives it away: {{ 100 * cut:.0f }} % of the answers
-# are cut off. {{ assert cut > 0.25 }} Longer problems cannot be solved at all, and no setting of the optimizer will
-# change that. Raise `max_new_tokens`.
+# **A, too few tokens.** The reward looks merely slow, and KL looks healthy. `truncated` gives it away: {{ 100 * cut:.0f
+# }} % of the answers are cut off. {{ assert cut > 0.25 }} Longer problems cannot be solved at all, and no setting of
+# the optimizer will change that. Raise `max_new_tokens`.
 #
 # **B, nothing happens.** The reward jitters because the problems change, which looks like life. KL tells jitter from
 # learning: it never exceeds {{ still_kl:.0e }} nats. {{ assert still_kl < 1e-4 }} Raise the learning rate, and check
@@ -499,7 +499,7 @@ assert found["both the same"].abs().max() < 1e-3 and found["top-k 5 in both"].ab
 # answers come from another distribution than the one that it differentiates.
 #
 # The remedy is one distribution for both: here `sampling_logits` makes the logits for engine and training alike, as the
-# fourth row shows. Where two programs cannot be made to agree, `sampler_correction` weighs the loss by the ratio
+# fourth row shows. Where two programs cannot be made to agree, `sampler_correction` weights the loss by the ratio
 # between them. Look at `mismatch_mean` first whenever an engine, a precision or a library is new.
 #
 # ## 5 · The form and the number
@@ -537,9 +537,10 @@ print(f"three seeds, recorded on {words['strict']['device']}, {words['strict']['
 #
 # ## 6 · Which difference is noise?
 #
-# A test asks some problems and counts. If each is solved with probability $p$, the measured accuracy has the standard
-# error $\sqrt{p\,(1-p)/\text{problems}}$, and 95 % of measurements fall within 1.96 standard errors of the truth. For
-# the difference of two accuracies, each measured on problems of its own, take the root of the sum of the two squares.
+# A test poses some problems and counts the right answers. If each is solved with probability $p$, the measured accuracy
+# has the standard error $\sqrt{p\,(1-p)/\text{problems}}$, and 95 % of measurements fall within 1.96 standard errors of
+# the truth. For the difference of two accuracies, each measured on problems of its own, take the root of the sum of the
+# two squares.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -586,13 +587,14 @@ steps_apart = [PUBLISHED["PPO"] - PUBLISHED["GRPO with LoRA"], PUBLISHED["PRIME"
 # readings and harnesses differ, which alone can make some points.)
 #
 # Taken at face value, training helps: even the smallest gain, {{ gain:.1f }} points, exceeds the {{ needed:.1f }} that
-# chance explains. {{ assert gain > needed }} Which of the three methods is better than the next, the test cannot say:
-# {{ steps_apart[0]:.1f }} and {{ steps_apart[1]:.1f }} points are noise. {{ assert max(steps_apart) < needed < between
-# }} And that is the noise of the **problems** alone. Another seed is another run: the three seeds of the healthy run
-# above end at {{ ", ".join(f"{a:.1f}" for a in after["healthy"]) }} % on the same 1,000 problems.
+# chance explains. {{ assert gain > needed }} Which of the three methods is better than the next, these totals cannot
+# say: {{ steps_apart[0]:.1f }} and {{ steps_apart[1]:.1f }} points are within the noise. {{ assert max(steps_apart) <
+# needed < between }} And that is the noise of the **problems** alone. Another seed is another run: the three seeds of
+# the healthy run above end at {{ ", ".join(f"{a:.1f}" for a in after["healthy"]) }} % on the same 1,000 problems.
 #
-# **Ask both models the same problems** and you can do better. Most are solved by both or by neither and say nothing
-# about which is better. So take the difference problem by problem, $d = -1$, 0 or 1, with the standard error
+# All four were tested on the same problems, but only totals were published, so we had to treat them as if the problems
+# differed. **With the answers problem by problem** you can do better. Most are solved by both or by neither and say
+# nothing about which is better. So take the difference problem by problem, $d = -1$, 0 or 1, with the standard error
 # $\mathrm{std}(d) / \sqrt{\text{problems}}$. Here are two policies of section 2 on the same test problems: one was paid
 # for sound work, the other for the right number.
 
@@ -834,9 +836,10 @@ for card, problems in drawn.items():
 # %% [markdown]
 # The A10G's {{ a10g.steps }} steps of {{ a10g.num_prompts }} prompts see {{ 100 * drawn["A10G"] / GSM8K:.0f }} % of
 # GSM8K's train file: no problem twice, and most of them never. {{ assert drawn["A10G"] < 0.5 * (GSM8K - VALIDATION) }}
-# Validation asks {{ a10g.eval_validation }} problems, which is good to ± {{ 196 * standard_error(0.5,
+# Validation uses {{ a10g.eval_validation }} problems, which is good to ± {{ 196 * standard_error(0.5,
 # a10g.eval_validation):.0f }} points: a trend, not a result. The result is the test before and after, on all {{
-# a10g.eval_problems:, }} problems, and by section 6 a gain under {{ needed:.1f }} points is not one. Others gained {{
+# a10g.eval_problems:, }} problems, and by section 6 a gain under {{ needed:.1f }} points proves nothing from the two
+# totals alone; before and after share their problems, so compare them problem by problem to see less. Others gained {{
 # gain:.0f }} to {{ gain + between:.0f }} points, with methods and budgets of their own. We have no curve to show:
 # Qwen's weights were not trained for this page. And the strict score may begin far below {{ PUBLISHED["as released"] }}
 # %, for the reason in section 5.
@@ -938,8 +941,8 @@ if PUSH_TO:
 #    how large can it get?
 #
 # <details><summary>Answer</summary>
-# Never above 0, as with top-k. The mass kept is at least 0.95, so it is at most $-\log 0.95 \approx 0.05$ nats: inside
-# the clip range, and a bias all the same.
+# Never above 0, as with top-k. The mass kept is at least 0.95, so the gap's size is at most $-\log 0.95 \approx 0.05$
+# nats: inside the clip range, and a bias all the same.
 # </details>
 #
 # 5. `groups_without_signal` is 0.9 at step 1 and 0.9 at step 100. What are the two explanations, and which metric

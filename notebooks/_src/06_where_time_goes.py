@@ -140,7 +140,7 @@ def amdahl(share: float, gain: float) -> float:
 
 
 # %% [markdown]
-# Now the usual day. Somebody looks at a training run, finds the GPU idle most of the time, and tries what the guides
+# Now a typical day. Somebody looks at a training run, finds the GPU idle most of the time, and tries what the guides
 # say: more workers in the data loader; pinned memory and `non_blocking=True`; `torch.compile` on the model; a static KV
 # cache; a static KV cache **with** the decode step compiled.
 
@@ -224,10 +224,10 @@ ladder_bet.result(TRIED[3] if whole[64] > 2 else TRIED[2])
 # ours["update_s"] / ours["step_s"]:.0f }} %. **Ceilings move when something else gets faster**, so divide again after
 # each change.
 #
-# The last two rows have the same ceiling and opposite results. A static cache alone decodes {{ alone[16]:.2f }} times
-# as fast with 16 rows: slower. {{ assert alone[16] < 1 < whole[64] }} With the decode step compiled, the whole training
-# step is {{ whole[16]:.1f }} times as fast. A ceiling says what **may** be gained. Why one change collects it and the
-# other does not is what the rest of this lesson prepares, and lesson 07 tells.
+# The last two rows have the same ceiling and very different results, here with 16 rows. A static cache alone decodes {{
+# alone[16]:.2f }} times as fast with 16 rows: slower. {{ assert alone[16] < 1 < whole[64] }} With the decode step
+# compiled, the whole training step is {{ whole[16]:.1f }} times as fast. A ceiling says what **may** be gained. Why one
+# change collects it and the other does not is what the rest of this lesson prepares, and lesson 07 tells.
 #
 # How good is the law? The record has the old rollout and the new one. **Look for** where a line leaves the dotted one:
 # up to there, work on the rollout pays in full.
@@ -256,8 +256,8 @@ plt.show()
 # things down takes time as well, so `profile` of the package times a call without the profiler and then looks at it
 # with the profiler.
 #
-# How many operators does one decode step have? A rollout has a prefill too, so take the difference of two lengths: what
-# both have in common drops out.
+# How many operators does one decode step have? A rollout also reads its prompts first (the *prefill*), so take the
+# difference of two lengths: what both have in common drops out.
 
 # %%
 from rlcourse.measure.profiling import profile
@@ -277,11 +277,12 @@ for count in (1, 16, 64):
     print(f"{1e6 * seconds / operators:.1f} µs each")
 
 # %% [markdown]
-# The number of operators does not depend on the rows. With one row hardly anything is computed, and yet the step has
-# its price, the price of **calling**: Python calls PyTorch, PyTorch looks up the code for these types and makes room
-# for the result, every time. 16 times the rows cost {{ calls[16] / calls[1]:.1f }} times as much. {{ assert calls[16] <
-# 8 * calls[1] }} A program whose time is that of its calls is *host-bound*. On a GPU this is worse, since the GPU does
-# the work so much faster while the host is no faster at all, and has a kernel to launch on top.
+# The number of operators hardly depends on the rows. With one row hardly anything is computed, and yet the step has its
+# price, the price of **calling**: Python calls PyTorch, PyTorch looks up the code for these types and makes room for
+# the result, every time. 16 times the rows cost {{ calls[16] / calls[1]:.1f }} times as much. {{ assert calls[16] < 8 *
+# calls[1] }} A program whose time is that of its calls is *host-bound*. On a GPU this is worse, since the GPU does the
+# work so much faster while the host is no faster at all, and must also start a program on the GPU for each (a
+# *kernel*).
 #
 # ### A trace
 #
@@ -338,8 +339,8 @@ plt.show()
 # ### How busy was the GPU?
 #
 # In the trace of a GPU there is a row of *kernels* as well, the programs that run on it. The *busy fraction* is the
-# time in which **at least one** of them ran, over the wall time. Kernels can overlap, on two streams, so adding up
-# their durations hides idle time. What counts is the length of their **union**. **Look for** the black bars.
+# time in which **at least one** of them ran, over the wall time. Kernels can overlap, on different streams, so adding
+# up their durations hides idle time. What counts is the length of their **union**. **Look for** the black bars.
 
 # %% tags=["hide-input"]
 # @title Figure: overlap counts once
@@ -353,7 +354,7 @@ for start, stop in ((0, 5), (7, 10)):
     ax.broken_barh([(start, stop - start)], (-1, 0.7), color=BLACK)
 ax.set_yticks([2.5, 1.5, 0.5, -0.65], ["stream 1", "stream 2", "stream 3", "busy"])
 summed = sum(b - a for a, b in spans)
-ax.set(xlim=(0, 12), xlabel="µs", title=f"{summed:.0f} µs of kernels, {covered(spans):.0f} of 12 µs busy")
+ax.set(xlim=(0, 12), xlabel="µs", title=f"{summed:g} µs of kernels, {covered(spans):g} of 12 µs busy")
 plt.show()
 
 # %% [markdown]
@@ -386,8 +387,8 @@ eager, fused = RUNGS["hf-dynamic", 16], RUNGS["hf-static-compiled", 16]
 # - **High busy** says little. Each kernel may be waiting for memory, or use a fraction of the chip.
 # - It mixes two runs: kernels are counted with the profiler on, wall time without it. Read it to one digit.
 # - `nvidia-smi` shows the same kind of number as *GPU-Util*: the share of its last sampling period in which any kernel
-#   ran. But it adds all phases and all processes up. A step of 50 % rollout at 10 % busy and 50 % update at 100 % shows
-#   as 55 %, and the cure for that is not in the average.
+# ran. But it lumps all processes together, and a dashboard averages it over all phases. A step of 50 % rollout at 10 %
+# busy and 50 % update at 100 % averages 55 %, and the cure is not in the average.
 #
 # So we need something to compare with that does not depend on any program.
 #
@@ -465,7 +466,7 @@ plt.show()
 # %% [markdown]
 # At the model's size it is {{ cached.bytes_per_s / machine.bytes_per_s:.1f }} times the rate of main memory. On the far
 # left a copy is so short that its call is what we time. We go on with the rate at the model's size. A GPU leaves no
-# such doubt with a real model: half a billion weights are a gigabyte in bfloat16, and its cache holds some tens of
+# such doubt with a real model: half a billion weights are a gigabyte in bfloat16, and its L2 cache holds some tens of
 # megabytes.
 #
 # ### Predict, then measure
@@ -647,8 +648,8 @@ intensity = {"decode": points[1][1].intensity, "update": learned.intensity}
 # ## 6 · Memory
 #
 # Time is half of it; the other limit is what must be in memory at once. Lesson 05 counted the parts. `MemoryTimeline`
-# watches them: the memory of this process, every few milliseconds. **Look for** the rises: one for each of the
-# {{ passes }} micro-batches.
+# watches them: the memory of this process, every few milliseconds. **Look for** the rises in the update: one for each
+# of the {{ passes }} micro-batches.
 
 # %%
 from rlcourse.losses import aggregate
@@ -690,9 +691,10 @@ ax.set_title("Memory of this process over one step")
 plt.show()
 
 # %% [markdown]
-# Each rise is a forward pass, which keeps what the backward pass will need; the backward pass gives it back on its way.
-# Read falls with care: a process keeps memory that its tensors gave back, for the next ones. A GPU's allocator says
-# exactly what is handed out.
+# The small step at the left is the rollout. Each rise in the update is a forward pass, which keeps what its backward
+# pass will need. The second is higher because rows are sorted by length and it holds the longer answers. The backward
+# pass gives the memory back to the process but not to the system, so this curve never falls; the next rise begins only
+# once that memory is used up. A GPU's allocator says exactly what is handed out.
 #
 # ## 7 · Three kinds of slow
 #

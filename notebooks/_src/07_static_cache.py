@@ -96,8 +96,8 @@ trl = {row["variant"]: row for row in load_record("step", "NVIDIA H200")["result
 # trl["trl-default"]["rollout_s"]:.2f }} to {{ trl["trl-static-compiled"]["rollout_s"]:.2f }} seconds. This lesson is
 # about why.
 #
-# Everything live is measured on the CPU with the model that ships. It has the architecture of Qwen2.5 in small, so
-# every rung but the CUDA graph exists for it.
+# Everything live is measured on the CPU with the model that ships. It has the architecture of Qwen2.5 in small, so the
+# first two rungs run here, and so does the own step without its graph.
 #
 # ## 2 · Keys and values
 #
@@ -336,7 +336,8 @@ stale_bet.result(FATES[2] if torch.equal(swapped, by_steps) else FATES[1])
 # {{ assert torch.equal(swapped, by_steps) and torch.equal(copied, wanted) and not torch.equal(wanted, by_steps) }} The
 # tape has addresses, not names. It samples from last week's policy and no error is raised: nothing fails but the
 # training. So the package's engine **copies** new weights to where the old ones are, and a test proves that no stale
-# weight is ever sampled from. Three more ways to break a recording:
+# weight is ever sampled from. Three more ways to break a recording, and one call that this tape takes and a GPU's would
+# not:
 
 # %% tags=["hide-input"]
 # @title What a tape cannot hold
@@ -519,9 +520,9 @@ pieces_bet.result(round(broken["a step"]))
 # It gets worse with depth. At a break, Dynamo compiles the function with the break in it, here the attention module's
 # `forward`, by itself. That function reads its layer's number, a Python integer, so the compiled code is good for **one
 # layer only**, and each layer has it compiled again. After {{ torch._dynamo.config.recompile_limit }} times
-# (`recompile_limit`) Dynamo gives up, and all later layers run without any compilation. With four layers we had to
-# lower the limit to see it; Qwen2.5-0.5B has {{ qwen.layers }}. Lesson 10 tells what that cost on the H200, with a
-# kernel that was faster.
+# (`recompile_limit`) Dynamo gives up on that function: in all later layers the attention's `forward` runs uncompiled,
+# while the rest of the layer stays compiled. With four layers we had to lower the limit to see it; Qwen2.5-0.5B has {{
+# qwen.layers }}. Lesson 10 tells what that cost on the H200, with a kernel that was faster.
 #
 # Two tripwires for your own work. `CompileConfig(fullgraph=True)` turns a break like this one into an error. But recent
 # versions of PyTorch accept an `.item()` even then, so count what runs in a step as well.
@@ -678,8 +679,9 @@ plt.show()
 
 # %% [markdown]
 # Here the own step is {{ live["dynamic cache"] / live["own step"]:.1f }} times as fast as the dynamic cache, with
-# nothing to record: it calls fewer operations, repeats no cache, and prefills each prompt once for all its rows. {{
-# assert live["own step"] < live["dynamic cache"] < live["no cache"] }}
+# nothing to record: it calls fewer operations and repeats no cache. (That it prefills each prompt once for all its rows
+# comes on top: the difference of two lengths leaves prefill out.) {{ assert live["own step"] < live["dynamic cache"] <
+# live["no cache"] }}
 #
 # ## 6 · More rows
 #
@@ -715,9 +717,9 @@ flat = RUNGS["hf-dynamic", 256]["ms_per_step"] / RUNGS["hf-dynamic", 16]["ms_per
 rising = RUNGS["graph", 256]["ms_per_step"] / RUNGS["graph", 16]["ms_per_step"]
 
 # %% [markdown]
-# 16 times the rows: `generate` takes {{ flat:.2f }} times as long and the last rung {{ rising:.1f }} times.
-# {{ assert flat < 1.3 < rising }} The flat lines are host-bound; to them more rows are free because they waste so much
-# already. The last one pays for what it moves: $N$ rows read $N$ caches.
+# 16 times the rows: `generate` takes {{ flat:.2f }} times as long and the last rung {{ rising:.1f }} times. {{ assert
+# flat < 1.3 < rising }} The flat lines are host-bound; to them more rows are free because they waste so much already.
+# The last one pays for its rows. $N$ rows read $N$ caches, but the byte floor grows less than the step does.
 #
 # **Explore** what binds a step of Qwen2.5-0.5B with 256 tokens in each row's cache: the host's launches, bytes, or
 # operations. Try 1,200 launches, then 1. From how many rows on is it operations?
@@ -760,8 +762,8 @@ explorer(draw_step, static=[story | machine for story in stories], **controls)
 # %% [markdown]
 # ## 7 · Answers end at different times
 #
-# So far all rows had the same length. Real answers do not. A *slot-step* is one row of the batch in one step; here are
-# three ways to spend them:
+# So far all rows had the same length. Real answers do not. From here on a *slot* is a place for one row in the batch,
+# and a *slot-step* is one such place in one step; here are three ways to spend them:
 #
 # - **wait**: a batch goes on until its longest answer has ended;
 # - **leave**: rows that have ended leave the batch, and the step becomes smaller;
@@ -802,7 +804,7 @@ print(f"median {lengths.median()} tokens, mean {lengths.float().mean():.0f}, lon
 fig, axes = plt.subplots(3, 1, figsize=(8, 4.6), sharex=True, sharey=True, layout="constrained")
 for ax, (way, used), color in zip(axes, runs.items(), (VERMILION, ORANGE, GREEN), strict=True):
     ax.fill_between(range(len(used)), used, step="mid", color=color, alpha=0.6)
-    ax.set_title(f"{way}: {len(used):,} steps, {useful / sum(used):.0%} of the slot-steps of use")
+    ax.set_title(f"{way}: {len(used):,} steps, {useful / sum(used):.0%} of the slot-steps useful")
     ax.set(ylabel="rows", ylim=(0, 70))
 axes[-1].set_xlabel("step")
 plt.show()
@@ -814,7 +816,7 @@ slots_bet.result(SAVED[2] if saved == 0 else SAVED[1] if saved < 0.2 else SAVED[
 # no slot-step, and takes exactly as many steps as *wait*. On a host-bound step, which costs the same with few rows as
 # with many, it saves nothing at all. Only *refill* makes fewer steps. The H200 agrees. Here answers end as above, after
 # {{ sum(row["tokens_a_row"] for row in load_record("decode-skewed", "NVIDIA H200")["results"]) / 6:.0f }} tokens in the
-# mean; several times as many as slots wait for the engine that refills.
+# mean; the engine that refills gets several times as many answers as it has slots.
 
 # %% tags=["hide-input"]
 # @title Table: skewed lengths on the H200

@@ -52,7 +52,7 @@ print("CuTe DSL is here" if dsl.INSTALLED else "CuTe DSL is missing: see the lin
 # other. Blocks know nothing of one another.
 #
 # In CuTe DSL all of that is Python. Here is a complete program that adds two vectors, one element a thread. It needs
-# nothing of this course: in a file of its own it runs on any NVIDIA GPU since Ampere.
+# nothing of this course: in a file of its own it is meant for any NVIDIA GPU since Ampere.
 
 # %%
 import torch
@@ -231,7 +231,7 @@ class TwoWays(InPlace):
 # @title Your bet
 divergence = bet(
     "Splitting by lane rather than by warp: how many percent more instructions do the warps execute?",
-    (0, 0, 120, 5),
+    (100, 0, 120, 5),
     unit="%",
 )
 
@@ -239,7 +239,7 @@ divergence = bet(
 executed = {
     by_warp: run(TwoWays(by_warp=by_warp), torch.ones(128, 4, dtype=torch.int32)).total for by_warp in (False, True)
 }
-print(f"by lane {executed[False]}, by warp {executed[True]} instructions of warps")
+print(f"by lane {executed[False]}, by warp {executed[True]} warp instructions")
 more = 100 * (executed[False] / executed[True] - 1)
 divergence.result(more)
 
@@ -280,7 +280,7 @@ print("and with n = 128: ", caught(Add(guard=False), *torch.randn(3, 128).unbind
 # ### What it interprets
 #
 # *PTX* is the assembly language of a GPU that doesn't exist: as many registers as you like, and no real machine's
-# encoding. The driver turns it into machine code. This is all of `Add`:
+# encoding. An assembler, `ptxas` or the one in the driver, turns it into machine code. This is all of `Add`:
 
 # %% tags=["hide-input"]
 # @title The PTX of `Add`
@@ -301,7 +301,8 @@ print("\n".join(line for line in body if line.strip() and ".loc" not in line))
 # ## 4 · Layouts
 #
 # Memory is one long line of bytes. A tensor is a way to find things on it: a function from coordinates to an *offset*.
-# CuTe calls it a *layout* and writes it `shape:stride`. The offset of $(i, j)$ in `(4,8):(8,1)` is $8i + 1j$.
+# CuTe calls it a *layout* and writes it `shape:stride`. The offset of $(i, j)$ in `(4,8):(8,1)` is $8i + 1j$. Each
+# entry of the shape, with its stride, is a *mode*.
 #
 # Two more rules. A coordinate may be a single number: it is cut into coordinates with the **first mode fastest**. And
 # shapes may be nested: a mode may itself be a shape, with strides of its own. A few lines hold both.
@@ -539,7 +540,7 @@ for vector in (1, 2, 4, 8):
 fig, axes = plt.subplots(1, 2, figsize=(9.5, 3), layout="constrained")
 names = [str(v) for v in wide]
 axes[0].bar(names, [1024 * r.total / (12 * n) for r in wide.values()], color=BLUE)
-axes[0].set(title="Instructions of warps for a KB moved", xlabel="elements a thread")
+axes[0].set(title="Warp instructions per KB moved", xlabel="elements a thread")
 axes[1].bar(names, [r.sectors * 32 / (12 * n) for r in wide.values()], color=VERMILION)
 axes[1].axhline(1, color=BLACK, linestyle=":")
 axes[1].set(title="Bytes of touched sectors / bytes asked for", xlabel="elements a thread")
@@ -912,9 +913,9 @@ fastest.result(FATES[0] if lead > 1.5 else FATES[1] if lead > 1.05 else FATES[2]
 # against {{ us["swiglu-compiled"]:.0f }}: **a tie.** {{ assert 0.95 < lead < 1.05 and 0.95 < swiglu_lead < 1.05 }} And
 # it has to be one. Both run at {{ 100 * floor["add_rms_norm"] / us["add_rms_norm-cute"]:.0f }} % of a copy's speed for
 # the norm and at {{ 100 * floor["swiglu"] / us["swiglu-cute"]:.0f }} % for SwiGLU (a copy is a yardstick and not a law:
-# it writes as much as it reads, SwiGLU half as much). There is nothing left to win. Of the {{ us["add_rms_norm-eager"]
-# / us["add_rms_norm-cute"]:.1f }} times over eager, {{ norm_saved:.1f }} are bytes that fusing saves, and the rest is
-# that eager's operators don't reach the bandwidth. `torch.compile` fuses this as well as we do.
+# it writes as much as it reads, SwiGLU half as much). There is nothing left to win. It is {{ us["add_rms_norm-eager"] /
+# us["add_rms_norm-cute"]:.1f }} times as fast as eager. Fusing saves {{ norm_saved:.1f }} times the bytes, and what is
+# left of that factor is that eager's operators don't reach the bandwidth. `torch.compile` fuses this as well as we do.
 #
 # So why write kernels at all?
 #
@@ -941,8 +942,8 @@ fastest.result(FATES[0] if lead > 1.5 else FATES[1] if lead > 1.05 else FATES[2]
 #
 # How many threads an SM holds is limited by its places for warps and blocks, its shared memory, and its 65,536
 # registers. The share of places for warps that is filled is the *occupancy*. Below is a **model** with an H200's data
-# sheet, 132 SMs and 4.8 TB/s. **Look for** how the third picture, with half of the warps or less, still reaches the
-# roof.
+# sheet, 132 SMs and 4.8 TB/s, and an assumed latency of 700 ns. **Look for** how the third picture, with 24 of 64
+# warps, still reaches the roof.
 
 # %% tags=["hide-input"]
 # @title Explorer: bytes in flight
@@ -1009,7 +1010,7 @@ rows_of = {
 }
 needed = 700 * A_SM / 1024
 lines = [
-    "| kernel | registers | stack, bytes | warps of 64 | KB in flight, at most |",
+    "| kernel | registers | stack, bytes | warps an SM holds (most: 64) | KB in flight, at most |",
     "| --- | --- | --- | --- | --- |",
 ]
 spilled = {}
@@ -1075,8 +1076,8 @@ print(torch.ops.rlcourse.add_rms_norm.default._schema)
 # 3. A kernel passes all tests with 4,096 elements. Name two lengths that you try next, and why.
 #
 # <details><summary>Answer</summary>
-# 1, or another below one piece, and a length that is a multiple of neither the piece nor the block, such as 4,099: the
-# tail, in a block that is otherwise full and in one that is nearly empty.
+# 4,095 and 1. Neither is a multiple of the piece or of the block, so both reach the tail: 4,095 in a block that is
+# otherwise full, 1 in one that is nearly empty.
 # </details>
 #
 # 4. All results of a kernel are right, and the interpreter reports a race. Who is wrong?

@@ -10,7 +10,7 @@
 # **You will learn**
 #
 # - what attention of one query token must read and compute, and why on paper it waits for memory;
-# - the online softmax: three numbers, $m$, $l$ and acc, that can be merged in any order;
+# - the online softmax: three quantities, $m$, $l$ and acc, that can be merged in any order;
 # - what starves a large GPU, and two remedies: more blocks, and more bytes on their way in each;
 # - to read a decode-attention kernel in three steps: CUDA cores, splits, tensor cores;
 # - to count bytes and instructions, and what counting can and cannot say about time;
@@ -203,8 +203,8 @@ plt.show()
 #
 # ## 3 · Partial results
 #
-# The three numbers are more than a trick for one loop. Call $(m, l, \text{acc})$ a **partial**: what somebody knows who
-# has seen some of the tokens. Two who have seen different tokens merge by the same rule:
+# The three are more than a trick for one loop. Call $(m, l, \text{acc})$ a **partial**: what somebody knows who has
+# seen some of the tokens. Two who have seen different tokens merge by the same rule:
 #
 # $$m = \max(m_1, m_2), \qquad l = l_1 e^{m_1 - m} + l_2 e^{m_2 - m}, \qquad
 #   \text{acc} = \text{acc}_1 e^{m_1 - m} + \text{acc}_2 e^{m_2 - m} .$$
@@ -240,9 +240,9 @@ assert worst < 1e-5
 #
 # ## 4 · What starves a large card
 #
-# The natural first kernel gives each pair to a CTA. With 16 rows those are {{ 16 * K }} CTAs for the
-# {{ GPUS["H200"].multiprocessors }} SMs of an H200, so three quarters of them have nothing to do. From the record: 16
-# rows with 456 tokens each, and how fast this kernel reads, beside a copy, which is as fast as memory gets.
+# The natural first kernel gives each pair to a CTA. With 16 rows those are {{ 16 * K }} CTAs for the {{
+# GPUS["H200"].multiprocessors }} SMs of an H200, so three quarters of them have nothing to do. The record has this
+# kernel for 16 rows of 456 tokens. How fast does it read, compared with a copy, our yardstick for memory?
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -276,7 +276,7 @@ little = asked / (GPUS["H200"].gb_per_s * 1e3 * ANSWER_US)
 # %% [markdown]
 # {{ 100 * little:.0f }} % by this estimate, {{ 100 * rate["attention-simple", SMALL]:.0f }} % measured. {{ assert
 # abs(little - rate["attention-simple", SMALL]) < 0.02 }} The faster the memory of a card, the worse. There are two
-# remedies: more CTAs (step 2), or more bytes on their way in each. We shall need both.
+# remedies: more CTAs (step 2), or more bytes on their way in each (step 3).
 #
 # ## 5 · Step 1: the simple kernel
 #
@@ -375,7 +375,7 @@ def attend(kernel, x: dict, **options):
 # %%
 simple = SimpleDecode(H, K, D, padded=True)
 error, report = attend(simple, inputs(simple, rows=2, slots=128, position=[99, 126], start=[0, 37]))
-print(f"largest error {error:.0e}; one bit of bfloat16 at 1 is {2**-8:.0e}")
+print(f"largest error {error:.0e}; rounding to bfloat16 at 1 costs up to {2**-8:.0e}")
 tokens = 100 + 127 - 37
 cache = 2 * 2 * K * D * tokens
 loads = [a for a in report.accesses.values() if a.text.startswith("ld.global.v4") and a.bytes > 10_000]
@@ -384,7 +384,8 @@ print(f"keys and values of {tokens} tokens: {cache:,} bytes; sectors of 32 bytes
 assert error < 2e-2 and touched < 1.05 * cache
 
 # %% [markdown]
-# It touches what it must, once. By the roofline of section 1 it should be perfect.
+# It touches what it must, once, but for 2 %: in the last round of the loop idle warps read the last token again. By the
+# roofline of section 1 it should be perfect.
 #
 # ## 6 · Step 2: split the tokens
 #
@@ -525,7 +526,7 @@ def by_kind(counts: Counter) -> dict[str, float]:
 on_cuda_cores = per_token(SplitDecode(H, K, D, splits=1 if LONG < 256 else 4))
 for kind, number in sorted(by_kind(on_cuda_cores).items(), key=lambda item: -item[1]):
     print(f"{number:6.1f}  {kind}")
-print(f"{on_cuda_cores.total():6.1f}  instructions of a warp for each token and key-value head")
+print(f"{on_cuda_cores.total():6.1f}  warp instructions for each token and key-value head")
 
 # %% [markdown]
 # Products and the mix of values are $2 \cdot 8 \cdot {{ SHARED }}$ multiply-adds in each lane, for the 4 tokens of its
@@ -547,8 +548,8 @@ for name, gpu in GPUS.items():
 
 # %% [markdown]
 # On cards with little bandwidth for their arithmetic memory is the higher of the two by far. On the H200 tokens arrive
-# faster than the schedulers could deal with them even if no cycle were lost. **A bound belongs to the pair of kernel
-# and card.** So let us have fewer instructions.
+# faster than the schedulers could deal with them even if no cycle were lost. **Which bound holds depends on the kernel
+# and the card together.** So let us have fewer instructions.
 #
 # ### One instruction for 2,048 multiply-adds
 #
@@ -628,7 +629,7 @@ for y, (held, color) in enumerate(((plain, VERMILION), (mine, BLUE))):
         ax.add_patch(Rectangle((d, y - 0.35), 0.9, 0.7, color=color if d in held else GREY))
 ax.set(xlim=(0, D), ylim=(-0.6, 1.6), xlabel="dimension of the key", title="What lane 13 (c = 1) loads of token 3")
 ax.set_xticks(range(0, D + 1, 8))
-ax.set_yticks([0, 1], ["plain order:\n8 loads of 4 bytes", "new numbers:\n2 loads of 16"])
+ax.set_yticks([0, 1], ["plain order:\n8 loads of 4 bytes", "new numbers:\n2 loads of 16 bytes"])
 plt.show()
 
 # %% [markdown]
@@ -887,8 +888,8 @@ for row, name in enumerate(CASES):
 # ## 9 · How long it takes
 #
 # The record in one figure, at both sizes. `sdpa` is PyTorch's attention, with repeated heads as `generate` calls it,
-# and with `enable_gqa`; FlashInfer is the kernel that serving engines use. **Look for** how far from the bytes' time
-# each kernel is at the small size, and at the large one.
+# and with `enable_gqa`; FlashInfer is a library of kernels that serving engines use. **Look for** how far from the
+# bytes' time each kernel is at the small size, and at the large one.
 
 # %% tags=["hide-input"]
 # @title Figure: the record

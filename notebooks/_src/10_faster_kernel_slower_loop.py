@@ -12,7 +12,7 @@
 # - what a microbenchmark leaves out, and how to predict what a faster kernel can give a step;
 # - how the right tokens can hide a wrecked program, and what exactly was wrecked;
 # - to count the pieces of a compiled step, to ask why, and what the recompile limit does;
-# - about the mask that silently does not come;
+# - how a mask can go missing without a word;
 # - to get a kernel in without breaking anything, and to predict what the training step gains from it.
 #
 # You need [lesson 07](07_static_cache.ipynb), section 4, for graph breaks and CUDA graphs, and
@@ -115,8 +115,8 @@ times_repeat, times_gqa = alone["sdpa-repeat"] / alone["cute"], alone["sdpa-gqa"
 
 # %% [markdown]
 # {{ times_repeat:.1f }} times as fast as what it replaces, and {{ times_gqa:.1f }} times as fast as the stronger
-# opponent. The story's 2.2 is no contradiction. It belongs to another kernel, another card and another peer, and a
-# speed-up without its peer means nothing.
+# opponent. The story's 2.2 is no contradiction. It belongs to another kernel, another card and another baseline, and a
+# speed-up without its baseline means nothing.
 #
 # What will the step gain? By Amdahl's law, it depends on the share of attention. There are two ways to get at it, and
 # they disagree:
@@ -204,8 +204,9 @@ FATES = [
 second_bet = bet("PyTorch's own attention, nothing compiled. How long is the decode step?", FATES)
 
 # %% [markdown]
-# **Look for** the neighbours of `our kernel, breaks`. The left dot is the time in which the GPU works, the right
-# one the whole step, so the line between them is waiting. Twice as long is the same distance everywhere.
+# **Look for** the neighbours of `our kernel, breaks`. The open dot is the time in which the GPU works, the full one the
+# whole step; the gap is waiting. The scale is logarithmic: the length of a line shows what share of the step is
+# waiting, not how many milliseconds.
 
 # %% tags=["hide-input"]
 # @title Figure: the steps
@@ -239,9 +240,9 @@ worth = ladder["hf-static"]["ms_per_step"] / ladder["hf-static-compiled"]["ms_pe
 # %% [markdown]
 # **`breaks` is eager speed.** It lies between the two rungs on which nothing is compiled. {{ assert ms["eager, dynamic
 # cache"] < ms["our kernel, breaks"] < ms["eager, static cache"] }} With a static cache on a GPU `generate` compiles the
-# decode step by itself, and that is worth a factor of {{ worth:.1f }}. Our kernel undid it, without an error and
-# without a warning. **What we lost is whatever compiling was worth.** Where compiling is worth a factor of 3, as it may
-# well have been on the A10G, one loses a factor of 3.
+# decode step by itself, and that is worth a factor of {{ worth:.1f }} in lesson 07's record. Our kernel undid it,
+# without an error and without a warning. **What we lost is whatever compiling was worth.** Where compiling is worth a
+# factor of 3, as it may well have been on the A10G, one loses a factor of 3.
 #
 # Where does compiling get it from? Count what the GPU runs, and what the host has to start for it:
 
@@ -258,9 +259,9 @@ display(Markdown("\n".join(lines)))
 # %% [markdown]
 # Eagerly the host starts every kernel itself. The compiled step packs most of them into CUDA graphs (`generate` asks
 # for `mode="reduce-overhead"`) and starts {{ STEPS["compiled"]["launches_a_step"]:.0f }}. With breaks it is back to {{
-# STEPS["our kernel, breaks"]["launches_a_step"]:.0f }}, fewer than eagerly and no faster (pieces cost something, too),
-# and the GPU waits for {{ waits["our kernel, breaks"]:.1f }} of {{ ms["our kernel, breaks"]:.1f }} ms. No kernel,
-# however fast, gives back time in which the GPU waits.
+# STEPS["our kernel, breaks"]["launches_a_step"]:.0f }}: half of what eager needs or less, yet the step takes about as
+# long as an eager one (pieces cost something, too). The GPU waits for {{ waits["our kernel, breaks"]:.1f }} of {{
+# ms["our kernel, breaks"]:.1f }} ms. No kernel, however fast, gives back time in which the GPU waits.
 #
 # ## 4 · Find out why
 #
@@ -394,7 +395,7 @@ assert counters["graph_break"] and any("layer_idx == " in line for line in said)
 # code is good for that number alone: the next layer fails the guard and is compiled again. At version {{ limit }} the
 # **recompile limit** is reached. One line goes to the log, and for all layers after it the function runs eagerly.
 #
-# Then raise the limit! Every layer gets its version, and nothing runs eagerly any more.
+# Then raise the limit! Every layer gets its own version, and no layer falls back to eager.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -472,8 +473,9 @@ for label, rollout in (("expected", expected), ("got", got)):
     print(f"{label:9}", repr(text.split("<|im_end|>")[0]))
 
 # %% [markdown]
-# It ran, it was fast, and it even speaks. In a training loop such a rollout earns less than it should, and its
-# log-probs are not those of the model that is trained. One line mends it. Our own way in refuses to guess:
+# It ran without an error, and what it says even looks like an answer. In a training loop such a rollout earns less than
+# it should, and its log-probs are not those of the model that is trained. One line mends it. Our own way in refuses to
+# guess:
 
 # %%
 AttentionMaskInterface.register("naive", sdpa_mask)
@@ -500,7 +502,7 @@ except ValueError as error:
 # %%
 @torch.library.custom_op("lesson10::doubled", mutates_args=())
 def doubled(x: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(2 * x.numpy().copy(order="C"))  # numpy: Dynamo cannot look in. Without gaps, whatever x was
+    return torch.from_numpy(2 * x.numpy().copy(order="C"))  # without gaps, whatever x was; Dynamo stays out
 
 
 doubled.register_fake(torch.empty_like)  # but this takes over the order of x's strides
@@ -647,12 +649,12 @@ left = amdahl(own["rollout_s"] / own["step_s"] * qwen.layers * alone["cute-ahead
 # 1 / (0.9 + 0.01) = 1.10 times. Attention for free would give 1.11.
 # </details>
 #
-# 2. The tokens are right and the step is slower. Dynamo has made 16 graphs. You raise the recompile limit to 64. What
-#    happens?
+# 2. The same broken attention, in a model of six layers. You raise the recompile limit from 8 to 64. What becomes of
+#    the pieces?
 #
 # <details><summary>Answer</summary>
-# Every layer gets a version of its own: more graphs, more pieces a step, longer compilation. The break is still there.
-# Remove the break: register the kernel as an operation with a fake.
+# Nothing. Six versions never reached the limit, so no layer had fallen back to eager. The break is still there in every
+# layer: register the kernel as an operation with a fake.
 # </details>
 #
 # 3. Why is the function with the projections compiled anew for each layer, and the MLP not?
