@@ -6,18 +6,24 @@ through, in this order: `collect` (`tasks.prompts` → `rollout` → `tasks.veri
 """
 
 import os
+import time
 
 __version__ = "0.1.0"
 
 
 def _cores_are_taken() -> bool:
-    """Whether other programs run on half of the cores now. False where the system does not say."""
-    try:
-        with open("/proc/loadavg") as file:
-            running = int(file.read().split()[3].partition("/")[0])  # this process is one of them
-    except (OSError, IndexError, ValueError):
-        return False
-    return running > (os.cpu_count() or 1) // 2
+    """Whether other programs run on half of the cores now, and still do 50 ms later: one that just starts or ends does
+    not count. False where the system does not say."""
+    for _ in range(5):
+        try:
+            with open("/proc/loadavg") as file:
+                running = int(file.read().split()[3].partition("/")[0])  # this process is one of them
+        except (OSError, IndexError, ValueError):
+            return False
+        if running <= (os.cpu_count() or 1) // 2:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 # OpenMP reads this when torch is loaded. Its threads spin while they wait for each other, which is fastest where each
