@@ -27,7 +27,7 @@ def _cores_are_taken() -> bool:
 
 
 # OpenMP reads this when torch is loaded. Its threads spin while they wait for each other, which is fastest where each
-# has a core (a laptop step in 0.75 s), and a waste where another program has one of two cores (3.5 s); there they
-# sleep (1.3 s, and 1.2 s on an idle machine).
+# has a core, and where another program has one of two cores makes a training step several times slower. There they
+# sleep, which on an idle machine would make it slower instead.
 if _cores_are_taken():
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
