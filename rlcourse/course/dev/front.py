@@ -34,7 +34,8 @@ def headline() -> str:
     compiled = "generate,\ncompiled"
     return (
         f"On two CPU cores, in at most {max(run['wall_seconds'] for run in runs):.0f} s, a small model goes from "
-        f"{runs[0]['accuracy_before']:.0%} of 1,000 test problems right to between {after[0]:.0%} and {after[-1]:.0%} ({len(runs)} seeds).\n"
+        f"{runs[0]['accuracy_before']:.0%} of 1,000 test problems right to between {after[0]:.0%} and "
+        f"{after[-1]:.0%} ({len(runs)} seeds).\n"
         f"On an H200, Qwen2.5-0.5B's shape, {ROWS} answers at a time: {rate['rlcourse']:,.0f} tokens a second, "
         f"{rate['rlcourse'] / rate[compiled]:.1f} times `generate` compiled with a static cache and "
         f"{rate['rlcourse'] / rate['generate']:.0f} times `generate` as it comes; a whole training step in "
