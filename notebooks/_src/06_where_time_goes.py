@@ -102,7 +102,7 @@ def bar(ax, place: int, parts: dict[str, float], whole: float) -> None:
         width = 100 * seconds / whole
         ax.barh(place, width, left=left, color=PHASES.get(phase, "#999999"))
         if width > 4:
-            words = f"{phase}\n{width:.0f} %"
+            words = f"{phase}\n{width:.0f} %" if width > 8 else f"{width:.0f} %"
             ax.text(left + width / 2, place, words, ha="center", va="center", fontsize=9, color="white")
         left += width
 
@@ -540,7 +540,7 @@ above = {rows: s / cached.floor_seconds(decode_step(small, rows, context, 4)) fo
 # %% [markdown]
 # With one row the step takes {{ above[least]:.0f }} times its floor: that is the price of calling, as section 3 found.
 # With {{ most }} rows the same calls do more work, and it takes {{ above[most]:.1f }} times. {{ assert above[most] <
-# above[least] }} {{ most // least }} times the rows cost {{ measured[most] / measured[least]:.0f }} times the time.
+# above[least] }} {{ most // least }} times as many rows take {{ measured[most] / measured[least]:.0f }} times as long.
 #
 # **Explore** the bytes of a step on any machine. Try: where the cache overtakes the weights, and how far a larger model
 # moves that point.
@@ -753,10 +753,10 @@ for text, kind in CASES.items():
     kinds[text].result(kind)
 
 # %% [markdown]
-# 16 times the rows in {{ many_rows["ms_per_step"] / few_rows["ms_per_step"]:.2f }} times the time: nothing that grows
-# with the rows is what it waits for. {{ assert many_rows["ms_per_step"] < 1.3 * few_rows["ms_per_step"] }} The update
-# is nearest to compute-bound, and not all the way: its time does not quite follow its tokens, and it reaches {{ 100 *
-# row["tflops"] / peak:.0f }} % of the arithmetic that there is.
+# 16 times as many rows take {{ many_rows["ms_per_step"] / few_rows["ms_per_step"]:.2f }} times as long: what the step
+# waits for does not grow with the rows. {{ assert many_rows["ms_per_step"] < 1.3 * few_rows["ms_per_step"] }} The
+# update is nearest to compute-bound, and not all the way: its time does not quite follow its tokens, and it reaches {{
+# 100 * row["tflops"] / peak:.0f }} % of the arithmetic that there is.
 #
 # The order of work, then: phases and Amdahl first, then busy, then the floor. Don't tune a kernel while the host is
 # what you wait for. And stop when the floor is near, or when Amdahl says that the rest does not matter.

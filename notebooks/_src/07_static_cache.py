@@ -225,9 +225,9 @@ for t in (32, 128, 511):
 # A short text pays for all 512 slots: {{ took[32][1] / took[32][0]:.1f }} times as long at 32 tokens. {{ assert
 # took[32][1] > 1.5 * took[32][0] }} A full cache gains, here by {{ took[511][0] / took[511][1]:.1f }} times, since
 # nothing is copied any more (on a CPU by more than the bytes say, as large new tensors get fresh memory from the system
-# each time). But the room must be as long as the longest answer may get, so most texts are short ones. What the static
-# cache buys is something else: **every step is the same program**, with the same shapes and addresses, and what changes
-# (the slot, the mask, the token) is data. With the dynamic cache every step has other shapes.
+# each time). But the room must be as long as the longest answer may get, and most texts leave much of it empty. What
+# the static cache buys is something else: **every step is the same program**, with the same shapes and addresses, and
+# what changes (the slot, the mask, the token) is data. With the dynamic cache every step has other shapes.
 #
 # ## 3 · A CUDA graph, by hand
 #

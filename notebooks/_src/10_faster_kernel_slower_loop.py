@@ -482,8 +482,8 @@ for label, rollout in (("expected", expected), ("got", got)):
 
 # %% [markdown]
 # It ran without an error, and what it says even looks like an answer. In a training loop such a rollout earns less than
-# it should, and its log-probs are not those of the model that is trained. One line mends it. Our own way in refuses to
-# guess:
+# it should, and its log-probs are not those of the model that is trained. One line mends it. Our own function refuses
+# to guess:
 
 # %%
 AttentionMaskInterface.register("naive", sdpa_mask)
