@@ -262,7 +262,7 @@ ax.plot(faster, slow["step_s"] / fixed["step_s"], marker="*", markersize=13, col
 ax.text(1.25 * faster, 2.6, "measured: TRL, decode step compiled", va="center", fontsize=9)
 predicted, found = amdahl(part["trl-default"], faster), slow["step_s"] / fixed["step_s"]
 ax.set(xscale="log", yscale="log", ylim=(0.9, 100))
-ax.set(xlabel="the rollout is so many times as fast", ylabel="the step is so many times as fast")
+ax.set(xlabel="speed-up of the rollout", ylabel="speed-up of the step")
 ax.legend()
 plt.show()
 

@@ -9,7 +9,8 @@
 # %% [markdown]
 # **You will learn**
 #
-# - to climb the ladder of decoding: no cache, dynamic cache, static cache, compiled step, own step, one CUDA graph;
+# - to climb the ladder of decoding: no cache, dynamic cache, static cache, compiled step, a step of our own, one CUDA
+#   graph;
 # - why a static cache is slower by itself, and what it buys all the same;
 # - what a CUDA graph is, by writing one in 20 lines that run on your processor;
 # - that `generate` compiles your model without telling you, what breaks that, and how to count the pieces;
@@ -65,9 +66,9 @@ NAMES = {
     "hf-dynamic": "generate, dynamic cache",
     "hf-static": "generate, static cache",
     "hf-static-compiled": "… and compiled",
-    "graph-eager": "own step, CUDA graph",
+    "graph-eager": "our step, CUDA graph",
     "graph-compiled": "… and compiled",
-    "graph": "own kernels, CUDA graph",
+    "graph": "our kernels, CUDA graph",
 }
 rungs = [RUNGS[name, 16] for name in NAMES]
 floor_ms = rungs[0]["floor_ms"]
@@ -79,8 +80,8 @@ for place, (row, color) in enumerate(zip(rungs, (BLUE, SKY, ORANGE, PURPLE, VERM
     ax.text(1.2 * row["ms_per_step"], place, words, va="center", fontsize=9)
 ax.axvline(floor_ms, color=BLACK, linestyle=":", label=f"byte floor, {floor_ms:.2f} ms")
 ax.set_yticks(range(6), NAMES.values())
-ax.invert_yaxis()
-ax.set(xscale="log", xlim=(0.2, 400), xlabel="ms a step", title=f"A decode step of 16 rows, {provenance(record)}")
+ax.set_ylim(5.6, -0.6)
+ax.set(xscale="log", xlim=(0.2, 500), xlabel="ms a step", title=f"A decode step of 16 rows, {provenance(record)}")
 ax.set_xticks([0.3, 1, 3, 10, 30, 100], [0.3, 1, 3, 10, 30, 100])
 ax.grid(axis="x")
 ax.legend(loc="lower right")
@@ -543,8 +544,8 @@ pieces_bet.result(round(broken["a step"]))
 #
 # **Heads that share keys are folded.** With grouped-query attention (Ainslie et al. 2023) several query heads share one
 # key-value head: {{ qwen.heads // qwen.kv_heads }} in Qwen2.5-0.5B. `generate` with a static cache repeats the keys and
-# values until every query head has its own: so many times the bytes, and written anew at every step. But to a key-value
-# head the heads that share it are simply **more queries**, rows of one product:
+# values until every query head has its own: {{ qwen.heads // qwen.kv_heads }} times the bytes, written anew at every
+# step. But to a key-value head the heads that share it are simply **more queries**, rows of one product:
 
 # %%
 torch.manual_seed(0)
@@ -615,16 +616,16 @@ assert chi["Gumbel-max"] < 9 + 5 * 18**0.5 < chi["wrong: logits + u"]
 # **The host looks every few steps.** Has every row ended? To know, it must read a flag, and to read it, wait until the
 # GPU has caught up. Between two looks, ended rows compute tokens that nobody counts.
 #
-# What the own step is worth on the H200, and what comes on top of it:
+# What our own step is worth on the H200, and what comes on top of it:
 
 # %% tags=["hide-input"]
 # @title Table: from the compiled step to the floor
 lines = ["| rung | ms a step | kernels | launches | × the byte floor |", "| --- | ---: | ---: | ---: | ---: |"]
 SAID = {
     "hf-static-compiled": "`generate`, static cache, compiled",
-    "graph-eager": "own step in PyTorch, one CUDA graph",
+    "graph-eager": "our step in PyTorch, one CUDA graph",
     "graph-compiled": "… compiled first",
-    "graph": "own kernels, five for a layer, one CUDA graph",
+    "graph": "our kernels, five for a layer, one CUDA graph",
 }
 for name, said in SAID.items():
     row = RUNGS[name, 16]
@@ -640,7 +641,7 @@ own, own_compiled = RUNGS["graph-eager", 16], RUNGS["graph-compiled", 16]
 # written is what lessons 08 and 09 are about.
 #
 # All of this is worth something only if the answers are the same. Here are the rungs that run on a CPU, on prompts of
-# differing lengths. (`generate` pads the shorter ones **on the left** and masks the padding; the own step has a
+# differing lengths. (`generate` pads the shorter ones **on the left** and masks the padding; our own step has a
 # position for each row instead.) Then their times: **look for** what beats the dynamic cache here.
 
 # %%
@@ -648,7 +649,7 @@ ENGINES = {
     "no cache": HFEngine(policy, torch.float32, "none"),
     "dynamic cache": HFEngine(policy, torch.float32, "dynamic"),
     "static cache": HFEngine(policy, torch.float32, "static", compile=False),
-    "own step": make_engine(policy, "fast", torch.float32),
+    "our step": make_engine(policy, "fast", torch.float32),
 }
 rollouts = {name: engine.generate(prompts[:3], 1, NEW, GREEDY) for name, engine in ENGINES.items()}
 reference = rollouts["no cache"]
@@ -676,7 +677,7 @@ def step_ms(engines: dict, rounds: int) -> dict[str, float]:
 
 caches = {"no cache": "none", "dynamic cache": "dynamic", "static cache": "static"}
 made = {name: HFEngine(endless, torch.float32, cache, compile=False) for name, cache in caches.items()}
-live = step_ms(made | {"own step": make_engine(endless, "fast", torch.float32)}, pick(1, 8))
+live = step_ms(made | {"our step": make_engine(endless, "fast", torch.float32)}, pick(1, 8))
 fig, ax = plt.subplots(figsize=(7, 2.4), layout="constrained")
 for place, (ms, color) in enumerate(zip(live.values(), (BLACK, BLUE, SKY, PURPLE), strict=True)):
     ax.plot(ms, place, color=color, marker="o", markersize=9)
@@ -685,15 +686,14 @@ ax.set_yticks(range(len(live)), live)
 ax.set(xscale="log", xlabel="ms a step", title="32 rows of the embedded model, this CPU")
 ax.set_xticks([1, 3, 10, 30, 100, 300], [1, 3, 10, 30, 100, 300])
 ax.set_xlim(0.5 * min(live.values()), 3 * max(live.values()))
+ax.set_ylim(len(live) - 0.4, -0.6)
 ax.grid(axis="x")
-ax.margins(y=0.15)
-ax.invert_yaxis()
 plt.show()
 
 # %% [markdown]
-# Here the own step is {{ live["dynamic cache"] / live["own step"]:.1f }} times as fast as the dynamic cache, with
+# Here our step is {{ live["dynamic cache"] / live["our step"]:.1f }} times as fast as the dynamic cache, with
 # nothing to record: it calls fewer operations and repeats no cache. (That it prefills each prompt once for all its rows
-# comes on top: the difference of two lengths leaves prefill out.) {{ assert live["own step"] < live["dynamic cache"] <
+# comes on top: the difference of two lengths leaves prefill out.) {{ assert live["our step"] < live["dynamic cache"] <
 # live["no cache"] }}
 #
 # ## 6 · More rows
@@ -707,9 +707,9 @@ STYLES = {
     "hf-dynamic": ("generate, dynamic cache", BLUE, "s", "-"),
     "hf-static": ("generate, static cache", SKY, "D", "--"),
     "hf-static-compiled": ("generate, static, compiled", ORANGE, "^", "-"),
-    "graph-eager": ("own step, CUDA graph", PURPLE, "v", "-"),
-    "graph-compiled": ("own step, compiled, CUDA graph", VERMILION, "P", "--"),
-    "graph": ("own kernels, CUDA graph", GREEN, "o", "-"),
+    "graph-eager": ("our step, CUDA graph", PURPLE, "v", "-"),
+    "graph-compiled": ("our step, compiled, CUDA graph", VERMILION, "P", "--"),
+    "graph": ("our kernels, CUDA graph", GREEN, "o", "-"),
 }
 fig, ax = plt.subplots(figsize=(8, 3.8), layout="constrained")
 sizes = (16, 64, 256)
@@ -827,9 +827,9 @@ slots_bet.result(SAVED[2] if saved == 0 else SAVED[1] if saved < 0.2 else SAVED[
 # %% [markdown]
 # *Leave* wastes no slot-step, and takes exactly as many steps as *wait*. {{ assert len(runs["refill"]) < 0.6 *
 # len(runs["leave"]) and len(runs["leave"]) == len(runs["wait"]) }} On a host-bound step, which costs the same with few
-# rows as with many, it saves nothing at all. Only *refill* makes fewer steps. The H200 agrees. Here answers end as
-# above, after {{ sum(row["tokens_a_row"] for row in load_record("decode-skewed", "NVIDIA H200")["results"]) / 6:.0f }}
-# tokens in the mean; the engine that refills gets several times as many answers as it has slots.
+# rows as with many, it saves nothing at all. Only *refill* makes fewer steps. The H200 agrees. In its record answers
+# end as above, on average after {{ sum(row["tokens_a_row"] for row in load_record("decode-skewed", "NVIDIA
+# H200")["results"]) / 6:.0f }} tokens; the engine that refills gets several times as many answers as it has slots.
 
 # %% tags=["hide-input"]
 # @title Table: skewed lengths on the H200
@@ -840,7 +840,7 @@ for row in sorted(skewed["results"], key=lambda row: row["variant"] == "graph"):
     share = kept_rate[row["variant"], row["rows"]] = (
         row["tokens_per_s"] / RUNGS[row["variant"], row["rows"]]["tokens_per_s"]
     )
-    way = "refill: own kernels, CUDA graph" if row["variant"] == "graph" else "wait: `generate`, compiled"
+    way = "refill: our kernels, CUDA graph" if row["variant"] == "graph" else "wait: `generate`, compiled"
     lines.append(f"| {way} | {row['rows']} | {row['tokens_per_s']:,.0f} | {share:.0%} |")
 display(Markdown("\n".join([*lines, "", provenance(skewed)])))
 rate = {row["variant"]: row["tokens_per_s"] for row in skewed["results"] if row["rows"] == 16}

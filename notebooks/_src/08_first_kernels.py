@@ -735,8 +735,8 @@ for order in ("lockstep", "warp", "random"):
 # > over all banks, rows still use each bank once, and it costs nothing but an exclusive or. CuTe has it as a layout,
 # > `make_swizzle`. (The interpreter knows nothing of banks. Profilers count conflicts.)
 #
-# The same in small, a tile of 8 × 8 and 8 banks. The number is the word in which an element lies, the colour its bank;
-# the outlined cells are one column. **Look for** how many colours the column has.
+# The same on a small scale, a tile of 8 × 8 and 8 banks. The number is the word in which an element lies, the colour
+# its bank; the outlined cells are one column. **Look for** how many colours the column has.
 
 # %% tags=["hide-input"]
 # @title Figure: banks of a tile
@@ -916,7 +916,7 @@ fastest.result(FATES[0] if lead > 1.5 else FATES[1] if lead > 1.05 else FATES[2]
 # for the norm and at {{ 100 * floor["swiglu"] / us["swiglu-cute"]:.0f }} % for SwiGLU (a copy is a yardstick and not a
 # law: it writes as much as it reads, SwiGLU half as much). There is nothing left to win. The norm is {{
 # us["add_rms_norm-eager"] / us["add_rms_norm-cute"]:.1f }} times as fast as eager: a factor of {{ norm_saved:.1f }}
-# because it moves so many times fewer bytes, and the rest because eager's operators don't reach the bandwidth.
+# because it moves that many times fewer bytes, and the rest because eager's operators don't reach the bandwidth.
 # `torch.compile` fuses this as well as we do.
 #
 # So why write kernels at all?

@@ -244,7 +244,7 @@ worth = ladder["hf-static"]["ms_per_step"] / ladder["hf-static-compiled"]["ms_pe
 # cache"] < ms["our kernel, breaks"] < ms["eager, static cache"] }} With a static cache on a GPU `generate` compiles the
 # decode step by itself, and that is worth a factor of {{ worth:.1f }} in lesson 07's record. Our kernel undid it,
 # without an error and without a warning. **What we lost is whatever compiling was worth.** Where compiling is worth a
-# factor of 3, as it may well have been on the A10G, one loses a factor of 3.
+# factor of 3, as it may well have been on the A10G, a factor of 3 is lost.
 #
 # Where does compiling get it from? Count what the GPU runs, and what the host has to start for it:
 
@@ -399,8 +399,8 @@ assert breaks and any("layer_idx == " in line for line in said)
 # next layer fails the guard and is compiled again. At version {{ limit }} the **recompile limit** is reached. One line
 # goes to the log, and for all layers after it the function runs eagerly.
 #
-# The {{ breaks }} are not counted by layer. Dynamo finds the call that it may not look into once for each function that
-# it compiles with the call inside: {{ limit }} versions of attention's `forward`, and {{ breaks - limit }} other
+# Why {{ breaks }} times, and not twelve? Dynamo finds the call that it may not look into once for each function that it
+# compiles with the call inside: {{ limit }} versions of attention's `forward`, and {{ breaks - limit }} other
 # functions on the way from the model's `forward` to our own. What is compiled breaks at the call in all twelve layers.
 #
 # Then raise the limit! Every layer gets its own version, and no layer falls back to eager.
@@ -596,10 +596,10 @@ print(f"generate on this CPU: {step_ms:.2f} ms a step, {loop_ms:.2f} of them out
 # %% [markdown]
 # (On a GPU our engine looks at the end flags only every few steps.) Host work like this does not shrink with a better
 # kernel. So the last rung leaves `generate`: a step of our own with the draw in it, everything at fixed addresses,
-# **one** CUDA graph a step (lesson 07), and the kernel of lesson 09 in it. No compiler is asked any more, so a custom
-# kernel can break nothing. It is the lowest line of the figure: {{ ms["our own step"]:.2f }} ms,
-# {{ ms["compiled"] / ms["our own step"]:.1f }} times as fast as the step that `generate` compiles, and
-# {{ ms["our own step"] / floor:.1f }} times the byte floor.
+# **one** CUDA graph a step (lesson 07), and the kernel of lesson 09 in it. No compiler is involved any more, so a
+# custom kernel can break nothing. It is the lowest line of the figure: {{ ms["our own step"]:.2f }} ms, {{
+# ms["compiled"] / ms["our own step"]:.1f }} times as fast as the step that `generate` compiles, and {{ ms["our own
+# step"] / floor:.1f }} times the byte floor.
 #
 # ## 7 · What the training step gains
 #
