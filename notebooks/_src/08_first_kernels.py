@@ -824,8 +824,8 @@ def eager_swiglu(gate_up):
 
 
 # %% [markdown]
-# Against them stand the package's kernels, `RMSNorm` with the addition to the residual stream in it, and `Swiglu`. What
-# they move, the interpreter counts.
+# And now the package's kernels, `RMSNorm` with the addition to the residual stream in it, and `Swiglu`. The interpreter
+# counts what they move.
 
 # %%
 from rlcourse.course.kernels.rms_norm import RMSNorm, add_rms_norm_reference

@@ -447,7 +447,7 @@ for name, way in (WAYS | {"peeks": "peeks"}).items():
 
 # %% [markdown]
 # It catches the break. The `.item()` passes: with `fullgraph=True` Dynamo takes it into the graph as an operation. One
-# graph, and in every layer of it the GPU must finish before the host can go on. So count twice: pieces, **and** numbers
+# graph, and in every layer of it the GPU must finish before the host can go on. So count both: pieces, **and** numbers
 # that the host reads.
 #
 # ## 5 · The mask that does not come
