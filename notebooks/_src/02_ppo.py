@@ -406,8 +406,8 @@ third_bet.result(100 * explained)
 # %% [markdown]
 # It explains {{ 100 * explained:.0f }} %, after {{ len(h):, }} tokens of training data. {{ assert 0 < explained < 0.2
 # }} Part of the rest nobody could know: early in an answer it is still open how it will end. So **look for** where in
-# an answer the critic begins to tell right from wrong. (Bare guesses, over after five tokens, are left out. So all
-# points of a line are of the same answers.)
+# an answer the critic begins to tell right from wrong. (Answers of fewer than ten tokens, nearly all of them bare
+# guesses, are left out, so that all points of a line are of the same answers.)
 
 # %% tags=["hide-input"]
 # @title Figure: what the critic knows, and when
@@ -428,7 +428,7 @@ for right, color, marker in ((1, BLUE, "o"), (0, VERMILION, "s")):
     ax.plot((0, *range(10, 100, 20)), middle, color=color, marker=marker, label=label)
     medians[right] = middle.tolist()
 ax.set(xlabel="place in the answer, %", ylabel="V(s)", ylim=(-0.1, 0.6))
-ax.set_title("Values along unseen answers of ten tokens and more: median, quartiles")
+ax.set_title("Values along unseen answers: median and quartiles")
 ax.legend()
 plt.show()
 gap = [a - b for a, b in zip(medians[1], medians[0], strict=True)]
