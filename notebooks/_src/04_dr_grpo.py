@@ -198,8 +198,8 @@ display(Markdown("\n".join(table)))
 # %% [markdown]
 # The mean over a batch of two answers keeps {{ 100 * kept[2][2]:.0f }} to {{ 100 * kept[2][0]:.0f }} % of GRPO's bias,
 # that over 128 next to nothing. {{ assert kept[128][0] < 0.02 }} A constant has none. Now let the coin learn, once with
-# answers that are all wrong and once with answers that are all right, 16 answers a step, from ten tokens and with a
-# limit of 80. **Look for** which bands have a direction and which only spread.
+# answers that are all wrong and once with answers that are all right, 16 answers a step. They begin at ten tokens on
+# average, and the limit is 80. **Look for** which bands have a direction and which only spread.
 
 # %% tags=["hide-input"]
 # @title Figure: the coin learns
@@ -463,10 +463,10 @@ plt.show()
 ends_of_8 = (prompt_weight(torch.tensor([1e-6, 0.5], dtype=torch.float64), 8)).tolist()
 
 # %% [markdown]
-# The limit blows up at both ends; a small group cannot, because a success that is never drawn has no weight. In groups
-# of eight the hardest problems count {{ ends_of_8[0] / ends_of_8[1]:.2f }} times as much as one that is solved half of
-# the time, and no more. What does that come to on real samples? Sixteen answers to each of a few problems, with $\sum_i
-# |A_i|$ for the share of a group in the update:
+# The curve of large groups blows up at both ends. A small group cannot: a success that is never drawn has no weight. In
+# groups of eight the hardest problems count {{ ends_of_8[0] / ends_of_8[1]:.2f }} times as much as one that is solved
+# half of the time, and no more. What does that come to on real samples? Sixteen answers to each of a few problems, with
+# $\sum_i |A_i|$ for the share of a group in the update:
 
 # %%
 problems = task.problems("train")[: pick(8, 96)]

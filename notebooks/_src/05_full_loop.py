@@ -428,8 +428,8 @@ still_kl = by_seed(runs["B"], "kl").nan_to_num(0).max().item()
 #
 # **C, paid for the wrong thing.** Any number in the right form earns as much as the right number, and the shortest way
 # to a number is a guess. It is section 2 once more, with a "kind" verifier: reward up, test accuracy down to {{
-# max(after["C"]):.0f }} % or less. {{ assert max(after["C"]) < 5 }} How kind a verifier may be before this happens is
-# an exercise.
+# min(after["C"]):.1f }} to {{ max(after["C"]):.1f }} %. {{ assert max(after["C"]) < 5 }} How kind a verifier may be
+# before this happens is an exercise.
 #
 # **D, the learning rate.** KL explodes within a few steps (k3 has an exponential in it), hardly an answer ends any
 # more, all rewards are 0, every group agrees, and the gradient is exactly 0. The run cannot come back by itself. Go
@@ -537,13 +537,13 @@ tests = {  # on the test problems, mean of the seeds
 print(f"three seeds, recorded on {words['strict']['device']}, {words['strict']['date']}")
 
 # %% [markdown]
-# On the left, strictly read, the test problems agree: from {{ tests["before", "accuracy"]:.0f }} to {{ tests["after",
-# "accuracy"]:.0f }} %. Leniently read, the same answers to the same problems rise from {{ tests["before",
-# "accuracy_lenient"]:.0f }} to {{ tests["after", "accuracy_lenient"]:.0f }} %. So most of the miracle is the form,
-# learned in ten steps, and {{ tests["after", "accuracy_lenient"] - tests["before", "accuracy_lenient"]:.0f }} points
-# are arithmetic. {{ assert all(seed["evals"][2]["accuracy"] > 0.6 for seed in words["strict"]["results"]) }} On the
-# right the arithmetic improves as well, and the strict score says that nothing happened. Plot both, always, and say
-# which one is paid.
+# The figure is of validation problems. On the {{ before_healthy["problems"]:, }} test problems the run on the left
+# rises from {{ tests["before", "accuracy"]:.0f }} to {{ tests["after", "accuracy"]:.0f }} %, strictly read. Leniently
+# read, the same answers rise from {{ tests["before", "accuracy_lenient"]:.0f }} to {{ tests["after",
+# "accuracy_lenient"]:.0f }} %. So most of the miracle is the form, learned in ten steps, and {{ tests["after",
+# "accuracy_lenient"] - tests["before", "accuracy_lenient"]:.0f }} points are arithmetic. {{ assert
+# all(seed["evals"][2]["accuracy"] > 0.6 for seed in words["strict"]["results"]) }} On the right the arithmetic improves
+# as well, and the strict score says that nothing happened. Plot both, always, and say which one is paid.
 #
 # ## 6 · Which difference is noise?
 #
@@ -826,7 +826,7 @@ for name, pair in {
     "H200, 64 rows, measured": here[64],
     f"A10G, {a10g.rows} rows, **predicted** from the H200": there,
 }.items():
-    lines.append(f"| {name} | {pair[0]:.3g} | {pair[1]:.3g} | {pair.sum():.3g} |")
+    lines.append(f"| {name} | {pair[0]:#.3g} | {pair[1]:#.3g} | {pair.sum():#.3g} |")
 display(Markdown("\n".join(lines)))
 off = 100 * (tried / here[64] - 1)
 chunked = {row["variant"]: row["seconds"] for row in load_record("logprobs", "NVIDIA H200")["results"]}
@@ -865,9 +865,9 @@ for card, problems in drawn.items():
 # (GSM8K - VALIDATION) }} Validation uses {{ a10g.eval_validation }} problems, which is good to ± {{ 196 *
 # standard_error(0.5, a10g.eval_validation):.0f }} points: a trend, not a result. The result is the test before and
 # after, on all {{ a10g.eval_problems:, }} problems, and by section 6 a gain under {{ needed:.1f }} points proves
-# nothing from the two totals alone; before and after share their problems, so compare them problem by problem to see
-# less. Others gained {{ gain:.0f }} to {{ gain + between:.0f }} points, with methods and budgets of their own. We have
-# no curve to show: Qwen's weights were not trained for this page. And the strict score may begin far below {{
+# nothing from the two totals alone; before and after share their problems, and compared problem by problem they show
+# smaller gains. Others gained {{ gain:.0f }} to {{ gain + between:.0f }} points, with methods and budgets of their own.
+# We have no curve to show: Qwen's weights were not trained for this page. And the strict score may begin far below {{
 # PUBLISHED["as released"] }} %, for the reason in section 5.
 #
 # ## 9 · Run it, and then
