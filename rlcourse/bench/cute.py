@@ -156,10 +156,14 @@ def attention(rows: int, slots: int, used: int) -> Case:
         launch(SimpleDecode(HEADS, KV_HEADS, HEAD_SIZE), q, k, v, position.expand(rows), None, out)
         return out
 
-    def split(q, k, v, position) -> Tensor:
-        kernel = SplitDecode(HEADS, KV_HEADS, HEAD_SIZE, splits=splits)
-        launch(kernel, q, k, v, position.expand(rows), None, out, *room)
-        return out
+    def split(tiles: int) -> Callable[..., Tensor]:
+        kernel = SplitDecode(HEADS, KV_HEADS, HEAD_SIZE, splits=splits, ahead=tiles)
+
+        def run(q, k, v, position) -> Tensor:
+            launch(kernel, q, k, v, position.expand(rows), None, out, *room)
+            return out
+
+        return run
 
     def ahead(q, k, v, position) -> Tensor:  # as the graph engine calls it: with old tokens read before the wait
         attend(q, k, v, position.expand(rows), None, out, ahead=True)
@@ -168,8 +172,8 @@ def attention(rows: int, slots: int, used: int) -> Case:
     def exact(q, k, v, position) -> Tensor:
         return decode_attention_reference(q.float(), k, v, position)
 
-    ways = {"sdpa-repeat": sdpa_repeat, "sdpa-gqa": sdpa_gqa, "simple": simple, "split": split}
-    ways |= {"cute": decode_attention, "cute-ahead": ahead} | flashinfer_way(rows, slots, used)
+    ways = {"sdpa-repeat": sdpa_repeat, "sdpa-gqa": sdpa_gqa, "simple": simple, "split": split(0)}
+    ways |= {"split-ahead": split(2), "cute": decode_attention, "cute-ahead": ahead} | flashinfer_way(rows, slots, used)
     moved = 2 * 2 * rows * KV_HEADS * used * HEAD_SIZE
     return Case("attention", (rows, used), moved, lambda: _cache(rows, slots, used), exact, ways)
 

@@ -13,11 +13,10 @@ from rlcourse.measure.timing import measure, median_and_spread, seconds
 from rlcourse.policy import load_policy
 from rlcourse.tasks import Task
 
-WARMUP = 2
-
 
 def trl_steps(model: str, task: Task, completions: int, new_tokens: int, repeats: int) -> list[dict[str, Any]]:
-    """One row for TRL's default (dynamic cache) and one for its static cache, compiled; none where TRL is missing.
+    """A row for TRL's default (dynamic cache), one for the same with the model of the update compiled, and one for its
+    static cache with the decode step compiled; none where TRL is missing.
 
     Weights and optimizer are bfloat16, as TRL loads this checkpoint: less work than our float32 weights.
     """
@@ -26,10 +25,13 @@ def trl_steps(model: str, task: Task, completions: int, new_tokens: int, repeats
     except ImportError:
         return []
     rows = []
-    for variant, static in (("trl-default", False), ("trl-static-compiled", True)):
+    for variant, warmup in (("trl-default", 2), ("trl-update-compiled", 3), ("trl-static-compiled", 2)):
+        static = variant == "trl-static-compiled"
         # Of a growing cache, cuDNN would plan anew for each length.
         with contextlib.nullcontext() if static else without_cudnn_attention():
-            timed = run_trl(model, task, completions, new_tokens, WARMUP + repeats, static)[WARMUP:]
+            timed = run_trl(
+                model, task, completions, new_tokens, warmup + repeats, static, variant == "trl-update-compiled"
+            )[warmup:]
         step_s, spread = median_and_spread([t["step_s"] for t in timed])
         rollout_s = median_and_spread([t["rollout_s"] for t in timed])[0]
         rows.append(
@@ -46,8 +48,11 @@ def trl_steps(model: str, task: Task, completions: int, new_tokens: int, repeats
     return rows
 
 
-def run_trl(model: str, task: Task, completions: int, new_tokens: int, steps: int, static: bool) -> list[dict]:
-    """Seconds of each step and of its generation, from TRL's own trainer."""
+def run_trl(
+    model: str, task: Task, completions: int, new_tokens: int, steps: int, static: bool, update_compiled: bool = False
+) -> list[dict]:
+    """Seconds of each step and of its generation, from TRL's own trainer. update_compiled: the loss is computed with
+    `torch.compile` of the model, which the first step compiles, and one with prompts of another length once more."""
     from datasets import Dataset
     from datasets.table import InMemoryTable
     from transformers import Qwen2ForCausalLM
@@ -94,6 +99,9 @@ def run_trl(model: str, task: Task, completions: int, new_tokens: int, steps: in
         if static and on_gpu:
             trainer.generation_config.disable_compile = False  # TRL sets it, so its static cache is not compiled
             trainer.generation_config.max_cache_len = 320 + new_tokens
+        if update_compiled:
+            compiled, loss = torch.compile(trainer.model), trainer._compute_loss
+            trainer._compute_loss = lambda model, inputs: loss(compiled, inputs)
         return _timed_training(trainer, on_gpu)
 
 

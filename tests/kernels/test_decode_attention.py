@@ -22,6 +22,7 @@ PLAIN = [
     SimpleDecode(6, 2, 64, padded=True),
     SimpleDecode(4, 2, 128, "float16"),
     SplitDecode(14, 2, 64, padded=True, splits=4),
+    SplitDecode(14, 2, 64, padded=True, splits=2, ahead=2),
     DecodeAttention(14, 2, 64, padded=True, splits=4),
     DecodeAttention(4, 2, 128, "float16", warps=8),
     DecodeAttention(14, 2, 64, padded=True, splits=2, warps=8, ahead=True, tiles=2),
