@@ -208,6 +208,12 @@ def test_half_of_the_skewed_answers_end_by_token_120():
     assert len(set(ids)) == len(ids) and (1 - len(ids) / 151_936) ** 120 == pytest.approx(0.5, abs=0.01)
 
 
+def test_lengths_that_vllm_is_told_are_distributed_as_those_of_ours():
+    assert decode.answer_lengths(3, 70, "equal") == [70] * 3
+    lengths = torch.tensor(decode.answer_lengths(20_000, 512, "skewed"))
+    assert lengths.min() == 1 and lengths.max() == 512 and lengths.median().item() == pytest.approx(120, rel=0.05)
+
+
 def test_prompts_have_padding_and_the_longest_is_as_long_as_asked_for():
     prompts = decode.random_prompts(64, 40, 500)
     lengths = [len(prompt) for prompt in prompts]
@@ -358,20 +364,26 @@ def test_a_recorded_benchmark_is_a_record_that_loads(monkeypatch, tmp_path):
 
 
 def test_vllm_is_measured_where_it_is_installed_and_left_out_elsewhere(monkeypatch):
-    call = ("folder", [7], [[1, 2], [3]], 16, 2, 5, 2)
+    call = ("folder", [[1, 2], [3]], [5, 3, 4, 5], 16, 2, 5, 2)
     monkeypatch.setitem(sys.modules, "vllm", None)
     assert peers.vllm_decode(*call) == []
 
     class LLM:
         def __init__(self, model, **options):
-            assert model == "folder" and options["max_num_seqs"] == 16
+            assert model == "folder" and options["max_num_seqs"] == 16 and options["max_model_len"] == 7
+            self.cached = False
+
+        def reset_prefix_cache(self):
+            self.cached = False
 
         def generate(self, inputs, params, use_tqdm):
-            assert inputs == [{"prompt_token_ids": [1, 2]}, {"prompt_token_ids": [3]}] and params["n"] == 8
-            completion = types.SimpleNamespace(token_ids=[0] * 5)
-            return [types.SimpleNamespace(outputs=[completion] * 8)] * 2
+            assert [i["prompt_token_ids"] for i in inputs] == [[1, 2], [1, 2], [3], [3]] and not self.cached
+            assert all(p["ignore_eos"] for p in params)
+            self.cached = True
+            completions = [types.SimpleNamespace(token_ids=[0] * p["max_tokens"]) for p in params]
+            return [types.SimpleNamespace(outputs=[completion]) for completion in completions]
 
     monkeypatch.setitem(sys.modules, "vllm", types.SimpleNamespace(LLM=LLM, SamplingParams=dict))
     monkeypatch.setattr(peers, "seconds", lambda run, device: run() or 4.0)
     [row] = peers.vllm_decode(*call)
-    assert row["tokens_per_s"] == 80 / 4 and row["tokens_a_row"] == 5 and row["variant"] == "vllm"
+    assert row["tokens_per_s"] == 17 / 4 and row["tokens_a_row"] == 17 / 4 and row["variant"] == "vllm"
