@@ -12,7 +12,7 @@ from rlcourse.bench.models import write_random_model
 from rlcourse.bench.story import engines
 from rlcourse.config import make_config
 from rlcourse.measure.profiling import profile
-from rlcourse.measure.traces import Event, account, cut, read_trace, step_marks
+from rlcourse.measure.traces import Event, account, cut, launches, on_gpu, read_trace, step_marks, within
 from rlcourse.policy import Policy, load_policy
 from rlcourse.rollout import RolloutEngine
 from rlcourse.sampling import Sampling
@@ -65,7 +65,8 @@ def look(engine: RolloutEngine, prompts: list[list[int]], policy: Policy, path: 
 
 
 def one_engine(events: list[Event], ms_per_step: float) -> tuple[Rows, list[Event]]:
-    """The rows of one engine, that of the step first, and its last steps."""
+    """The rows of one engine, that of the step first, and a trace of its last steps, which begins where the host starts
+    the first thing in them; `kept_steps_from_us` says when they themselves begin in it."""
     marks = step_marks(events, STEPS)
     kernels, step = account(events, marks[SKIPPED:])
     step_us = 1e3 * ms_per_step
@@ -87,4 +88,7 @@ def one_engine(events: list[Event], ms_per_step: float) -> tuple[Rows, list[Even
         rows.append({"part": part, "calls_a_step": calls, "us_a_step": us, "share": us / step_us})
     gap = max(0.0, step_us - step["busy_us"])
     rows.append({"part": "no kernel", "us_a_step": gap, "share": gap / step_us})
-    return rows, cut(events, marks[-1 - KEPT], marks[-1])
+    started = launches(events, of=within(on_gpu(events), marks[-1 - KEPT], marks[-1]))
+    begin = min(marks[-1 - KEPT], started[0]["ts"])
+    rows[0]["kept_steps_from_us"] = marks[-1 - KEPT] - begin
+    return rows, cut(events, begin, marks[-1])

@@ -29,10 +29,18 @@ def on_gpu(events: list[Event]) -> list[Event]:
     return sorted((event for event in events if event.get("cat") in ON_GPU), key=lambda event: event["ts"])
 
 
-def launches(events: list[Event]) -> list[Event]:
-    """The host's calls that start something on the GPU, by start."""
-    found = (e for e in events if e.get("cat") in BY_HOST and e["name"].startswith(LAUNCHES))
+def launches(events: list[Event], of: list[Event] | None = None) -> list[Event]:
+    """The host's calls that start something on the GPU, by start: all, or those that started these, however early."""
+    found = [e for e in events if e.get("cat") in BY_HOST and e["name"].startswith(LAUNCHES)]
+    if of is not None:
+        numbers = {event["args"]["correlation"] for event in of}
+        found = [event for event in found if event["args"]["correlation"] in numbers]
     return sorted(found, key=lambda event: event["ts"])
+
+
+def within(events: list[Event], begin: float, end: float) -> list[Event]:
+    """Those that begin in begin..end."""
+    return [event for event in events if begin <= event["ts"] < end]
 
 
 def step_marks(events: list[Event], steps: int) -> list[float]:
@@ -58,7 +66,7 @@ def account(events: list[Event], marks: list[float]) -> tuple[list[tuple[str, fl
     that began before it, so that they add up to `busy_us` where kernels overlap.
     """
     begin, end, steps = marks[0], marks[-1], len(marks) - 1
-    inside = [event for event in on_gpu(events) if begin <= event["ts"] < end]
+    inside = within(on_gpu(events), begin, end)
     calls: dict[str, int] = {}
     added: dict[str, float] = {}
     until = begin
@@ -67,8 +75,7 @@ def account(events: list[Event], marks: list[float]) -> tuple[list[tuple[str, fl
         calls[name] = calls.get(name, 0) + 1
         added[name] = added.get(name, 0.0) + max(0.0, stop - max(event["ts"], until))
         until = max(until, stop)
-    numbers = {event["args"]["correlation"] for event in inside}
-    launched = [event for event in launches(events) if event["args"]["correlation"] in numbers]  # however early
+    launched = launches(events, of=inside)
     kernels = [(name, calls[name] / steps, added[name] / steps) for name in sorted(added, key=lambda n: -added[n])]
     return kernels, {
         "step_us": (end - begin) / steps,
