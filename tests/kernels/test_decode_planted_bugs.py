@@ -28,7 +28,7 @@ def check_split(module):
     for order in ("lockstep", "warp"):
         check(make(kernel, 70, [66, 20]), run=simulate, order=order)
     ahead = module.SplitDecode(6, 2, 64, padded=True, splits=2, ahead=2)
-    check(make(ahead, 200, [171, 20, -1], start=[5, 21, 0]), run=simulate)
+    check(make(ahead, 200, [-1, 171, 20], start=[0, 5, 21]), run=simulate)
 
 
 def check_attention(module):
