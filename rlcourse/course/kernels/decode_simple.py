@@ -59,20 +59,16 @@ class SimpleDecode:
         newest, first = tokens_of_row(position, start, row, k_cache.shape[2])
         queries = cute.local_tile(q[row, None, None], (group, self.head_size), (kv_head, 0))
         keys, values = k_cache[row, kv_head, None, None], v_cache[row, kv_head, None, None]
-        ml, acc = attend(queries, keys, values, first, newest + 1, self.threads, 0)
+        ml, acc = attend(queries, keys, values, first, newest + 1, self.threads)
         finish(ml, acc, out, None, row, kv_head, 0, group, 1, self.threads)
 
 
 @cute.jit
-def attend(
-    queries: cute.Tensor, keys: cute.Tensor, values: cute.Tensor, first, last, threads: cutlass.Constexpr,
-    ahead: cutlass.Constexpr,
-):  # fmt: skip
+def attend(queries: cute.Tensor, keys: cute.Tensor, values: cute.Tensor, first, last, threads: cutlass.Constexpr):
     """Attention of queries [G, D] over slots first..last - 1 of keys and values [S, D]: partials in shared memory.
 
-    D / 8 lanes hold a token, 16 bytes each, so one load of a block brings a tile of 16 tokens of size 64. These lanes
-    keep a partial of their own for each query head, and share only the scores, by shuffles. ahead: how many tiles are
-    on their way while others are worked on; with 0 each is loaded when it is needed.
+    D / 8 lanes hold a token, 16 bytes each, so one load of a block brings 16 tokens of size 64. These lanes keep a
+    partial of their own for each query head, and share only the scores, by shuffles.
     """
     group, size = queries.shape
     lanes, tokens = const_expr(size // 8), const_expr(threads * 8 // size)
@@ -91,31 +87,24 @@ def attend(
     m.fill(LOWEST)
     l.fill(0.0)
     acc.fill(0.0)
-    tiles = const_expr(max(1, ahead))
-    key, value = (cute.make_rmem_tensor((1, 8, tiles), keys.element_type) for _ in range(2))
-    if const_expr(ahead > 0):  # noqa: SIM102
-        if first < last:
-            for tile in range_constexpr(tiles):
-                load(key, value, keys, values, tile, first + tile * tokens + partial, last, column)
-    for base in cutlass.range(first, last, tiles * tokens):
-        for tile in range_constexpr(tiles):
-            token = base + tile * tokens + partial
-            if const_expr(ahead == 0):
-                load(key, value, keys, values, tile, token, last, column)
-            for h in range_constexpr(group):
-                score = Float32(0.0)
-                for e in range_constexpr(8):
-                    score += query[e, h] * key[0, e, tile].to(Float32)
-                score = cute.arch.warp_reduction_sum(score, threads_in_group=lanes)
-                score = score if token < last else -Float32.inf
-                m_new = cute.arch.fmax(m[h], score)
-                alpha, weight = power(m[h] - m_new), power(score - m_new)
-                m[h] = m_new
-                l[h] = l[h] * alpha + weight
-                for e in range_constexpr(8):
-                    acc[e, h] = acc[e, h] * alpha + weight * value[0, e, tile].to(Float32)
-            if const_expr(ahead > 0):
-                load(key, value, keys, values, tile, token + tiles * tokens, last, column)
+    key, value = cute.make_rmem_tensor((1, 8), keys.element_type), cute.make_rmem_tensor((1, 8), keys.element_type)
+    for base in cutlass.range(first, last, tokens):
+        token = base + partial
+        slot = cutlass.min(token, last - 1)  # past the end a lane reads the last token again, and does not count it
+        cute.autovec_copy(chunks(keys)[None, slot, column], key)
+        cute.autovec_copy(chunks(values)[None, slot, column], value)
+        for h in range_constexpr(group):
+            score = Float32(0.0)
+            for e in range_constexpr(8):
+                score += query[e, h] * key[e].to(Float32)
+            score = cute.arch.warp_reduction_sum(score, threads_in_group=lanes)
+            score = score if token < last else -Float32.inf
+            m_new = cute.arch.fmax(m[h], score)
+            alpha, weight = power(m[h] - m_new), power(score - m_new)
+            m[h] = m_new
+            l[h] = l[h] * alpha + weight
+            for e in range_constexpr(8):
+                acc[e, h] = acc[e, h] * alpha + weight * value[e].to(Float32)
 
     all_ml, all_acc = allocate_partials(tokens, size)
     for h in range_constexpr(group):
@@ -123,14 +112,6 @@ def attend(
         if column == 0:
             all_ml[partial, 0, h], all_ml[partial, 1, h] = m[h], l[h]
     return all_ml, all_acc
-
-
-@cute.jit
-def load(key: cute.Tensor, value: cute.Tensor, keys: cute.Tensor, values: cute.Tensor, tile, token, last, column):
-    """A lane's 16 bytes of a token's key and value. Past the end it reads the last one again, which does not count."""
-    slot = cutlass.min(token, last - 1)
-    cute.autovec_copy(chunks(keys)[None, slot, column], key[None, None, tile])
-    cute.autovec_copy(chunks(values)[None, slot, column], value[None, None, tile])
 
 
 EXAMPLES = (SimpleDecode(14, 2, 64, padded=True), SimpleDecode(16, 8, 128, "float16"))

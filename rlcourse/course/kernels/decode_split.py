@@ -17,8 +17,7 @@ from rlcourse.kernels.dsl import const_expr, cute
 class SplitDecode:
     """The kernel, with the fields of `SimpleDecode`; its reference is `decode_attention_reference`. splits: blocks that
     share a row and key-value head. They take equal parts of the slots in use, which are known on the device alone, so
-    that one grid serves a CUDA graph at any length. ahead: tiles of a block that are on their way while others are
-    worked on, see `attend`."""
+    that one grid serves a CUDA graph at any length."""
 
     heads: int
     kv_heads: int
@@ -26,7 +25,6 @@ class SplitDecode:
     dtype: str = "bfloat16"
     padded: bool = False
     splits: int = 4
-    ahead: int = 0
     threads = 128
 
     def __post_init__(self):
@@ -54,14 +52,10 @@ class SplitDecode:
         begin, end = share(first, newest + 1, split, self.splits)
         queries = cute.local_tile(q[row, None, None], (group, self.head_size), (kv_head, 0))
         keys, values = k_cache[row, kv_head, None, None], v_cache[row, kv_head, None, None]
-        partials = attend(queries, keys, values, begin, end, self.threads, self.ahead)
+        partials = attend(queries, keys, values, begin, end, self.threads)
         finish(
             *partials, out, (partial_acc, partial_ml, arrived), row, kv_head, split, group, self.splits, self.threads
         )
 
 
-EXAMPLES = (
-    SplitDecode(14, 2, 64, padded=True),
-    SplitDecode(14, 2, 64, splits=8, ahead=2),
-    SplitDecode(16, 8, 128, "float16", splits=8),
-)
+EXAMPLES = (SplitDecode(14, 2, 64, padded=True), SplitDecode(16, 8, 128, "float16", splits=8))
