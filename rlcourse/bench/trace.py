@@ -77,6 +77,7 @@ def one_engine(events: list[Event], ms_per_step: float) -> tuple[Rows, list[Even
             "us_a_step": step_us,
             "share": 1.0,
             "busy_us": step["busy_us"],
+            "gaps_a_step": step["gaps"],
             "calls_a_step": step["kernels"],
             "launches_a_step": step["launches"],
             "launch_us": step["launch_us"],

@@ -62,15 +62,16 @@ def account(events: list[Event], marks: list[float]) -> tuple[list[tuple[str, fl
     """Where the GPU's time goes from the first mark to the last, for one step of those between them.
 
     Returns (name, calls, microseconds) by kernel, longest first, and the step: `step_us` in the trace, `busy_us` of it,
-    `kernels`, `launches` by the host and `launch_us` that these took. A kernel's microseconds are what it adds to those
-    that began before it, so that they add up to `busy_us` where kernels overlap.
+    `gaps` between kernels, `kernels`, `launches` by the host and `launch_us` that these took. A kernel's microseconds are
+    what it adds to those that began before it, so that they add up to `busy_us` where kernels overlap.
     """
     begin, end, steps = marks[0], marks[-1], len(marks) - 1
     inside = within(on_gpu(events), begin, end)
     calls: dict[str, int] = {}
     added: dict[str, float] = {}
-    until = begin
+    until, gaps = begin, 0
     for event in inside:
+        gaps += event["ts"] > until
         name, stop = short_name(event["name"]), min(event["ts"] + event["dur"], end)
         calls[name] = calls.get(name, 0) + 1
         added[name] = added.get(name, 0.0) + max(0.0, stop - max(event["ts"], until))
@@ -80,6 +81,7 @@ def account(events: list[Event], marks: list[float]) -> tuple[list[tuple[str, fl
     return kernels, {
         "step_us": (end - begin) / steps,
         "busy_us": sum(added.values()) / steps,
+        "gaps": (gaps + (until < end)) / steps,
         "kernels": len(inside) / steps,
         "launches": len(launched) / steps,
         "launch_us": sum(event["dur"] for event in launched) / steps,

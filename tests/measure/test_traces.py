@@ -62,7 +62,7 @@ def test_time_is_a_kernels_once_and_adds_up_to_busy():
         ("even", 0.5, 0.5),
     ]
     assert step["step_us"] == 100 and step["busy_us"] == 52.5 == sum(us for _, _, us in kernels)
-    assert step["kernels"] == 4.5
+    assert step["kernels"] == 4.5 and step["gaps"] == 3.5
 
 
 def test_launches_are_those_of_what_ran_however_early_they_were():
