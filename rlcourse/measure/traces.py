@@ -62,8 +62,8 @@ def account(events: list[Event], marks: list[float]) -> tuple[list[tuple[str, fl
     """Where the GPU's time goes from the first mark to the last, for one step of those between them.
 
     Returns (name, calls, microseconds) by kernel, longest first, and the step: `step_us` in the trace, `busy_us` of it,
-    `gaps` between kernels, `kernels`, `launches` by the host and `launch_us` that these took. A kernel's microseconds are
-    what it adds to those that began before it, so that they add up to `busy_us` where kernels overlap.
+    `gaps` between kernels, `kernels`, `launches` by the host and `launch_us` that these took. A kernel's microseconds
+    are what it adds to those that began before it, so that they add up to `busy_us` where kernels overlap.
     """
     begin, end, steps = marks[0], marks[-1], len(marks) - 1
     inside = within(on_gpu(events), begin, end)
