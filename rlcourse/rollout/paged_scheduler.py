@@ -103,6 +103,7 @@ class PagedScheduler:
         self.prefilling: list[int] | None = None  # table of completion `limit` while it is prefilled,
         self.prefilled = 0  # and so many of its tokens are
         self.prompt_blocks: list[int] | None = None  # of the prompt whose next completion, not its first, is `limit`
+        self.leaving: list[int] = []  # blocks of prompts all of whose completions have started: the plan copies them
         self.unseen = 0  # steps that the device has done since what was reported
 
     def next_plan(self) -> PagedPlan | None:
@@ -110,10 +111,13 @@ class PagedScheduler:
         self.rows: dict[int, list[int]] = {}
         self.pieces: list[Piece] = []
         self.copies: list[tuple[int, int]] = []
-        self._release_ended()
-        if self._grow():
+        self._release()
+        limit = self.limit
+        self._grow()
+        if self.limit == limit:  # nobody was sent back, of whom it is not known yet how far he is
             self._start()
         if self.limit == self.num_completions and not self.tables:
+            self._release()
             return None
         size = halve(self.num_slots, min(len(self.tables), self.num_slots))
         left = self.max_new_tokens - min(map(self._at_least, self.tables), default=self.max_new_tokens)
@@ -151,23 +155,23 @@ class PagedScheduler:
         most = len(self._prompt(completion)) + self.max_new_tokens - 1
         return self.blocks.blocks_for(min(tokens, most))
 
-    def _release_ended(self) -> None:
+    def _release(self) -> None:
+        """Return the blocks that nobody needs since the last plan."""
+        self.blocks.release(self.leaving)
+        self.leaving = []
         for completion in [i for i in self.tables if self.ended[i] or self._at_least(i) >= self.max_new_tokens]:
             self.blocks.release(self.tables.pop(completion))
             self.rows[completion] = []
 
-    def _grow(self) -> bool:
-        """Blocks for what runs, the oldest first. False if something was sent back for them."""
-        enough = True
+    def _grow(self) -> None:
+        """Blocks for what runs, the oldest first."""
         for completion, table in list(self.tables.items()):
             missing = self._blocks_needed(completion, self.unseen) - len(table)
             while completion < self.limit and missing > self.blocks.available:
                 self._send_back()
-                enough = False
             if completion < self.limit and missing > 0:
                 table += self.blocks.allocate(missing)
                 self.rows[completion] = table
-        return enough
 
     def _send_back(self) -> None:
         """Free blocks of the youngest that has some: what is prefilled, else a completion, never the last one."""
@@ -205,14 +209,15 @@ class PagedScheduler:
                 self.tables[self.limit], self.prefilling = self.prefilling, None
                 self.starts_with[self.limit] = self.lengths[self.limit]
             self.limit += 1
-            if self.limit % self.num_generations == 0:
-                self._let_go_of_prompt()
+            if self.limit % self.num_generations == 0 and self.prompt_blocks is not None:
+                self.leaving += self.prompt_blocks
+                self.prompt_blocks = None
 
     def _room_ahead(self) -> bool:
-        """Whether one more may have blocks: slots for it, or, as all of them may end before the next look, so many
-        again if each that runs can still have a further block."""
-        waiting = len(self.tables) - self.num_slots
-        return waiting < 0 or (waiting < self.num_slots and self.blocks.available > len(self.tables))
+        """Whether one more may have blocks: there is a slot for it, or it is one of those for which there may be one
+        before the next look, and each that runs can still have a further block."""
+        waiting, ahead = len(self.tables) - self.num_slots, max(self.num_slots, self.steps_between_looks)
+        return waiting < 0 or (waiting < ahead and self.blocks.available > len(self.tables))
 
     def _begin(self) -> bool:
         """A table for completion `limit`, if there are blocks: shared ones, then its own."""
@@ -245,5 +250,6 @@ class PagedScheduler:
             if first_tokens:
                 group = slice(completion, completion + self.num_generations)
                 self.lengths[group] = [1] * self.num_generations
+                self.ended[group] = [self.max_new_tokens == 1] * self.num_generations
                 self.prompt_blocks = self.blocks.share(self.prefilling[: self.blocks.blocks_for(len(prompt))])
         return tokens - (self.prefilled - begin)
