@@ -176,6 +176,23 @@ def test_one_that_shares_its_prompt_is_sent_back_and_ends_with_its_tokens():
     assert again and all(begin == 2 * BLOCK for _, begin, _ in again), "full blocks of the prompt are still there"
 
 
+def test_who_is_sent_back_before_he_ran_gets_no_copy_of_the_next_prompt():
+    """One slot. The second completion waits for it, the third (of the next prompt) has ended with its first token, and
+    the fourth has no blocks: then the first needs those of the second, while the next prompt's are held for the fourth.
+    """
+    blocks, device = cache(7)
+    run(blocks, device, Request([[1], [2]], 2, 24, [24, 5, 1, 5]), slots=1, every=4, late=0)
+    assert device.pieces == [(0, 0, 1), (2, 0, 1), (1, 0, 1), (3, 0, 1)] and device.sent_back == []
+
+
+def test_one_that_starts_again_may_wait_a_step_for_its_slot():
+    """A slot takes one that has ended, for a step, before it takes the one that starts again with all tokens but a few:
+    so the host must not reckon that it has them all. One of 100,000 random rollouts."""
+    lengths = [9, 9, 8, 9, 2, 9, 3, 9, 3, 2, 2, 2, 1, 9, 3, 9, 1, 1, 3, 3, 9, 2, 9, 2]
+    blocks, device = cache(11, 2)
+    run(blocks, device, Request([[1], [1, 3, 2], [3, 3]], 8, 9, lengths), slots=2, every=5, late=5)
+
+
 def test_a_long_prompt_is_prefilled_in_pieces_while_others_decode():
     blocks, device = cache(40)
     run(blocks, device, Request([ids(2), ids(30, 1)], 1, 12, [12, 12]), every=2, prefill_tokens=8)
