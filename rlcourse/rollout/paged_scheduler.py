@@ -19,18 +19,21 @@ A rollout is `while plan := scheduler.next_plan()`; for each the device does, in
  1. Slots with completion >= plan.limit become NOBODY's and done; next_completion = min(next_completion, plan.limit).
  2. block_table[i] = row for each of plan.rows.
  3. plan.pieces, in order: keys and values of tokens begin to end - 1 of a completion (its prompt, then what it has
-    sampled) into its blocks. A piece may read what an earlier one has written, also if both are one forward pass. After
-    a piece with `first_tokens`, the first token of each of the group's completions is sampled: lengths = 1, and ended
-    if it is the end or T = 1.
- 4. plan.copies, in any order: block `source` to block `target`.
+    sampled) into the blocks of its row. A piece may read what an earlier one has written: if both are one forward pass,
+    each layer writes all keys and values before it reads any. After a piece with `first_tokens`, which is of a group's
+    first completion, the first token of each of the group is sampled: lengths = 1, and ended if it is the end or T = 1.
+ 4. plan.copies, in any order: block `source` to block `target`, all layers.
  5. If plan.together, live slots move to the front: every array of the slots in the order of a stable argsort of done.
- 6. Refill: free slots, the first of plan.size in their order, take the next completions below plan.limit in theirs.
-    token = tokens[i, n - 1], position = P + n - 1, num_tokens = n, done = ended[i], where n = lengths[i].
+ 6. Refill: those of the first plan.size slots that are done take, in their order, the completions from next_completion
+    on that are below plan.limit, in theirs: with n = lengths[i], token = tokens[i, n - 1], position = P + n - 1,
+    num_tokens = n, done = ended[i].
  7. plan.steps times: a decode step of the first plan.size slots, and a refill. A slot that is not done writes keys and
-    values at `position` of its completion's table, and token, lengths and ended of its completion. One that is done
-    may write keys and values there too: the host sees to it that it does no harm.
+    values at `position` of its completion's row, and tokens, lengths and ended of its completion. One that is done
+    writes nothing of a completion; its keys and values it may write at `position` of the row too, which then has its
+    old blocks or 0 there.
 
-Then scheduler.report(lengths, ended) with both as they were before the last `late` of the steps (of fewer: before all).
+Then scheduler.report(lengths, ended), of N each, as they were before the last `late` of the steps (of fewer: before
+all; of none: as they are). If a rollout breaks off, its blocks stay held: begin again with a new BlockManager.
 """
 
 from dataclasses import dataclass
@@ -38,7 +41,7 @@ from dataclasses import dataclass
 from rlcourse.rollout.blocks import NOBODYS, BlockManager
 from rlcourse.rollout.scheduler import halve
 
-PREFILL_TOKENS = 16384  # of a look: so long decoding waits at most
+PREFILL_TOKENS = 16384  # of a plan at most: decoding waits for them
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,8 @@ class PagedPlan:
 class PagedScheduler:
     """Plans the decoding of `num_generations` completions of each prompt in `num_slots` slots and the manager's blocks.
 
-    late: decode steps that the device has done since the flags that are reported. prefill_tokens: of one look at most.
+    late: of the steps of a plan, how many the device does after it has said what is reported. prefill_tokens: of a plan
+    at most.
     Raises ValueError when a completion of full length does not fit.
     """
 
