@@ -119,7 +119,7 @@ def simulate(kernel, *tensors, arch: str = "sm_86", order: str = "lockstep", see
     bounds, misaligned, uninitialised or divergent raises `rlcourse.ptx.PTXError`. order, seed: how threads take turns.
     Raises KernelError for tensors that the kernel cannot take.
     """
-    from rlcourse import ptx
+    import rlcourse.ptx as ptx  # by its whole name: who lacks it is told that name
 
     check(kernel, tensors, "cpu")
     code = compiled(kernel, arch)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from rlcourse.ptx.errors import Unsupported
 
 NAME = r"[%$\w]+"
+MOST_REGISTERS = 100_000  # of an entry: a line of text can ask for any number
 VARIABLE = re.compile(rf"\.(shared|local)\s+(?:\.align\s+(\d+)\s+)?\.([a-z]+\d+)\s+({NAME})\s*(?:\[\s*(\d*)\s*\])?")
 
 
@@ -134,7 +135,10 @@ class _Body:
     def _registers(self, kind: str, names: str):
         for name in split(names):
             many = re.fullmatch(rf"({NAME})<(\d+)>", name)
-            for single in [f"{many[1]}{i}" for i in range(int(many[2]))] if many else [name]:
+            count = int(many[2]) if many else 1
+            if len(self.entry.registers) + count > MOST_REGISTERS:
+                raise Unsupported(f"more than {MOST_REGISTERS:,} registers")
+            for single in [f"{many[1]}{i}" for i in range(count)] if many else [name]:
                 unique = f"{single}'{self.opened}" if self.scopes else single
                 if self.scopes:
                     self.scopes[-1][single] = unique

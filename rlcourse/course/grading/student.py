@@ -4,6 +4,7 @@ Whatever comes back is data. A worker that ends, hangs or writes nonsense is rep
 again without the one that was to blame; what was judged stays judged.
 """
 
+import hashlib
 import pickle
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from typing import Any
 
 from rlcourse.course.calls import OutOfTime, time_limit
 from rlcourse.course.checks import Question, Result
+from rlcourse.course.checks.kernels import Maker, Traced, read_facts
 from rlcourse.course.grading import isolation
 from rlcourse.course.grading.notebook import Cell
 from rlcourse.course.wire import MAX_BYTES, Unreadable, decode, receive, send
@@ -100,7 +102,8 @@ class Run:
     """
 
     def __init__(self, cells: list[Cell], questions: list[Question], way: str, setup: dict):
-        self.cells, self.questions, self.way, self.setup = cells, {q.name: q for q in questions}, way, setup
+        self.cells, self.questions, self.way = cells, {q.name: q for q in questions}, way
+        self.seed, self.setup = setup["seed"], setup | {"seed": derived(setup["seed"], "the notebook")}
         self.deadline = time.monotonic() + NOTEBOOK_SECONDS
         self.results: dict[str, Result] = {}
         self.verdicts: dict[tuple[str, int], bool] = {}  # of the question, how many times it was reached before
@@ -119,7 +122,7 @@ class Run:
             self.close()
         for name, question in self.questions.items():
             if name not in self.results:
-                self.results[name] = question.run(Unreached(self), self.setup["seed"])
+                self.results[name] = question.run(Unreached(self), self.seed)
 
     def close(self) -> None:
         if self.worker is not None:
@@ -131,6 +134,11 @@ class Run:
 
     def why_unreached(self) -> str:
         return f"the notebook took longer than {NOTEBOOK_SECONDS} s" if self.left <= 0 else "its code ended the process"
+
+    def line(self, file: str, number: int) -> str:
+        """A line of a cell, by the name that the worker has for it; '' for everything else."""
+        text = next((cell.source for cell in self.cells if file == f"<cell {cell.number}>"), "")
+        return "".join(text.splitlines()[number - 1 : number])
 
     def errors(self) -> list[str]:
         """A sentence for each thing to say of a cell."""
@@ -191,8 +199,9 @@ class Run:
         if times >= MAX_CHECKS:
             return self.results[name].passed
         if (name, times) not in self.verdicts:
-            remote = Remote(self, name) if defined else Undefined(self, name)
-            result = self.questions[name].run(remote, self.setup["seed"])
+            kind = RemoteMaker if issubclass(self.questions[name].caller, Maker) else Remote
+            remote = (kind if defined else Undefined)(self, name)
+            result = self.questions[name].run(remote, derived(self.seed, name))
             self.results[name] = self._own(result)
             self.verdicts[name, times] = result.passed
         return self.verdicts[name, times]
@@ -209,6 +218,15 @@ class Run:
             return result
         why = f"the course's own code ran ({str(found[0])[:50]}), which is not in the notebook"
         return replace(result, cases=[replace(case, passed=False, message=why) for case in result.cases])
+
+
+def derived(seed: int, name: str) -> int:
+    """A seed that follows from `seed` and a name, from which nobody finds `seed` or those of other names.
+
+    The process of a notebook has one, and sees what others gave. A kernel must not be compiled for inputs that are
+    known before.
+    """
+    return int.from_bytes(hashlib.pbkdf2_hmac("sha256", str(seed).encode(), name.encode(), 50_000)[:4])
 
 
 class JudgedToDeath(Died):
@@ -253,6 +271,16 @@ class Remote:
         except Died as death:
             raise AssertionError(str(death)) from None
         return value(answer)
+
+
+class RemoteMaker(Remote):
+    """The class of kernels that a notebook checks. Of the tensors on which one runs, its process learns the shapes."""
+
+    def __call__(self, *arguments, **options) -> Traced:
+        match self._ask("trace", arguments, options):
+            case {"kernel": number, "facts": facts}:
+                return read_facts(facts, lambda tensors: self._ask("blocks", (number, tensors), {}), self.run.line)
+        raise AssertionError("the kernel could not be read")
 
 
 class Undefined(Remote):

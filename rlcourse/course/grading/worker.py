@@ -49,8 +49,13 @@ def main(file_descriptor: int, course: str) -> None:
 
 
 def prepare(setup: dict, course: str) -> None:
-    """Limit this process, and guard it where nothing else does. setup: `seed`, `memory_bytes`, `limits`, `kept`."""
+    """Limit this process, and guard it where nothing else does.
+
+    setup: `seed`, `kernels`, whether the compiler is wanted, `memory_bytes`, `limits`, `kept`.
+    """
     torch.set_num_threads(1)
+    if setup["kernels"]:
+        import rlcourse.course.kernels.trace  # noqa: F401  before memory is limited
     torch.manual_seed(setup["seed"])
     fonts, place = Path(course, "matplotlib"), Path(os.environ["MPLCONFIGDIR"])
     shutil.copytree(fonts, place, dirs_exist_ok=True)
@@ -111,6 +116,7 @@ class Notebook:
         self.compiler = codeop.Compile()  # which remembers `from __future__ import ...`, as a notebook does
         self.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         self.left_out: set[str] = set()
+        self.kernels: list = []
         module = types.ModuleType("__main__")
         sys.modules["__main__"] = module
         self.names = module.__dict__
@@ -153,11 +159,28 @@ class Notebook:
                     send(self.connection, reply(guard.running, self.setup["known"]))
                     continue
                 seconds, arguments, options = details
-                target, arguments = (gradient, (function, *arguments)) if kind == "gradient" else (function, arguments)
+                wanted = {"gradient": gradient, "trace": self._trace}
+                if kind in wanted:
+                    target, arguments = wanted[kind], (function, *arguments)
+                else:
+                    target = self._blocks if kind == "blocks" else function
                 send(self.connection, within(seconds, target, *arguments, **options))
         finally:
             self.judging = False
             signal.setitimer(signal.ITIMER_REAL, left)
+
+    def _trace(self, make: Callable, *arguments, **options) -> dict:
+        """A kernel as data, and the number by which `_blocks` finds it."""
+        from rlcourse.course.kernels import trace
+
+        kernel, facts = trace.trace(make, *arguments, **options)
+        self.kernels.append(kernel)
+        return {"kernel": len(self.kernels) - 1, "facts": facts}
+
+    def _blocks(self, number: int, tensors: list) -> list[int]:
+        from rlcourse.course.kernels import trace
+
+        return trace.blocks(self.kernels[number], tensors)
 
     def run_cell(self, number: int, source: str, seconds: float) -> list[str]:
         """Run a cell, each statement by itself: one that fails does not take the next with it.
@@ -186,11 +209,15 @@ class Notebook:
                     asyncio.run(found)
         except OutOfTime:
             return f"took longer than {seconds:g} seconds: is there a loop that never ends?"
+        except ModuleNotFoundError as error:
+            if error.name != "rlcourse.ptx":
+                return f"ModuleNotFoundError: {sentence(error)}"
+            self.left_out |= bound(statement)  # the interpreter is with the grader, and no answer needs it
         except NameError as error:
             if error.name in self.setup["ungraded"].values():
                 return ""
             if error.name in self.left_out:
-                return f"not run: `{error.name}` belongs to kernels, which are not graded here"
+                return f"not run: `{error.name}` belongs to kernels, which do not run here"
             return f"NameError: {sentence(error)}"
         except BaseException as error:
             return f"{type(error).__name__}: {sentence(error)}"
@@ -202,10 +229,15 @@ class Notebook:
         if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith("rlcourse.kernels"):
             self.left_out |= {alias.asname or alias.name for alias in statement.names} if ungraded else set()
             return bool(ungraded)
-        names = getattr(statement, "name", None), *(getattr(t, "id", None) for t in getattr(statement, "targets", []))
-        found = set(names) & set(ungraded.values())
+        found = bound(statement) & set(ungraded.values())
         self.left_out |= found
         return bool(found)
+
+
+def bound(statement: ast.stmt) -> set[str]:
+    """The names that a definition or an assignment is for."""
+    targets = [getattr(target, "id", None) for target in getattr(statement, "targets", [])]
+    return {name for name in (getattr(statement, "name", None), *targets) if name}
 
 
 def within(seconds: float, function: Callable, *arguments, **options) -> bytes:

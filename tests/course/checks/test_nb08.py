@@ -11,7 +11,7 @@ import torch
 from answers import common_tests
 from thorough import thinned
 
-from rlcourse.course.checks import Maker
+from rlcourse.course.checks.kernels import Maker
 from rlcourse.course.checks.nb08 import KERNELS, QUESTIONS
 from rlcourse.course.dev.build import ROOT
 from rlcourse.kernels.toolchain import simulate
@@ -265,6 +265,14 @@ def solution(question: str, hers: bool = False) -> str:
     return imports + "\n".join(cell.partition("\n")[2] for cell in (frame, chosen))
 
 
+def edited(question: str, name: str) -> tuple[str, str | None]:
+    """The solution with an edit, which is made in what the reader writes; and what the card must say."""
+    old, new, said = EDITS[question][name]
+    head, own, tail = solution(question).rpartition("# BEGIN SOLUTION")
+    assert old in tail, "this mistake can no longer be made: write another one"
+    return head + own + tail.replace(old, new, 1), said
+
+
 def kernel_from(source: str, name: str, folder, monkeypatch):
     """A kernel's class from its source, which CuTe DSL reads from a file."""
     module = f"kernel_{folder.name}"
@@ -281,12 +289,8 @@ def kernel_from(source: str, name: str, folder, monkeypatch):
 )
 def test_kernels_with_one_mistake_are_killed_and_others_pass(question, name, tmp_path, monkeypatch):
     pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
-    old, new, said = EDITS[question][name]
-    source = solution(question)
-    assert old in source.rpartition("# BEGIN SOLUTION")[2], "this mistake can no longer be made: write another one"
+    source, said = edited(question, name)
     asked = KERNELS[question]
-    head, own, tail = source.rpartition("# BEGIN SOLUTION")  # in what the reader writes, and not in what is given
-    source = head + own + tail.replace(old, new, 1)
     result = asked.run(Maker(kernel_from(source, asked.function, tmp_path, monkeypatch)), seed=0)
     assert result.passed == (said is None), repr(result)
     messages = [case.message for case in result.cases if not case.passed]
