@@ -104,6 +104,26 @@ class Check:
         return Card(self.passed)
 
 
+class Kernels:
+    """The kernels of a notebook, by the number that the grader is given for each."""
+
+    def __init__(self):
+        self.made: list = []
+
+    def trace(self, make: Callable, *arguments, **options) -> dict:
+        """A kernel as data (`rlcourse.course.kernels.trace`), and its number."""
+        from rlcourse.course.kernels import trace
+
+        kernel, facts = trace.trace(make, *arguments, **options)
+        self.made.append(kernel)
+        return {"kernel": len(self.made) - 1, "facts": facts}
+
+    def blocks(self, number: int, tensors: list) -> list[int]:
+        from rlcourse.course.kernels import trace
+
+        return trace.blocks(self.made[number], tensors)
+
+
 class Notebook:
     """The names of a notebook and what its cells do.
 
@@ -116,7 +136,7 @@ class Notebook:
         self.compiler = codeop.Compile()  # which remembers `from __future__ import ...`, as a notebook does
         self.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         self.left_out: set[str] = set()
-        self.kernels: list = []
+        self.kernels = Kernels()
         module = types.ModuleType("__main__")
         sys.modules["__main__"] = module
         self.names = module.__dict__
@@ -159,28 +179,14 @@ class Notebook:
                     send(self.connection, reply(guard.running, self.setup["known"]))
                     continue
                 seconds, arguments, options = details
-                wanted = {"gradient": gradient, "trace": self._trace}
-                if kind in wanted:
-                    target, arguments = wanted[kind], (function, *arguments)
-                else:
-                    target = self._blocks if kind == "blocks" else function
+                if kind in ("gradient", "trace"):
+                    arguments = function, *arguments
+                targets = {"gradient": gradient, "trace": self.kernels.trace, "blocks": self.kernels.blocks}
+                target = targets.get(kind, function)
                 send(self.connection, within(seconds, target, *arguments, **options))
         finally:
             self.judging = False
             signal.setitimer(signal.ITIMER_REAL, left)
-
-    def _trace(self, make: Callable, *arguments, **options) -> dict:
-        """A kernel as data, and the number by which `_blocks` finds it."""
-        from rlcourse.course.kernels import trace
-
-        kernel, facts = trace.trace(make, *arguments, **options)
-        self.kernels.append(kernel)
-        return {"kernel": len(self.kernels) - 1, "facts": facts}
-
-    def _blocks(self, number: int, tensors: list) -> list[int]:
-        from rlcourse.course.kernels import trace
-
-        return trace.blocks(self.kernels[number], tensors)
 
     def run_cell(self, number: int, source: str, seconds: float) -> list[str]:
         """Run a cell, each statement by itself: one that fails does not take the next with it.

@@ -253,16 +253,24 @@ test_right_answers_pass, test_wrong_answers_are_killed, test_the_mistake_is_name
 )
 
 
+MASTER = ROOT / "exercises" / "_src" / "08_first_kernels.py"
+
+
+def frame() -> str:
+    """The cell that completes the puzzles."""
+    cells = MASTER.read_text().split("\n# %%")
+    return next(cell for cell in cells if "\ndef puzzle(" in cell).partition("\n")[2]
+
+
 @functools.cache
 def solution(question: str, hers: bool = False) -> str:
     """The cell of the master that holds a kernel's solution, or what the colleague gave, and what these need."""
-    cells = (ROOT / "exercises" / "_src" / "08_first_kernels.py").read_text().split("\n# %%")
-    frame = next(cell for cell in cells if "\ndef puzzle(" in cell)
+    cells = MASTER.read_text().split("\n# %%")
     *given, found = [cell for cell in cells if re.search(rf"^class {KERNELS[question].function}\b", cell, re.M)]
     chosen = given[0] if hers else found
     imports = "from dataclasses import dataclass\nfrom rlcourse.kernels.dsl import Float32, cute, range_constexpr\n"
     imports += "from rlcourse.kernels.toolchain import Argument\n"
-    return imports + "\n".join(cell.partition("\n")[2] for cell in (frame, chosen))
+    return imports + frame() + "\n" + chosen.partition("\n")[2]
 
 
 def edited(question: str, name: str) -> tuple[str, str | None]:
