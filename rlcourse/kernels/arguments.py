@@ -94,7 +94,7 @@ def fake(arguments: tuple) -> list:
 
 def check(kernel, tensors: tuple, device: str) -> None:
     """Raises KernelError, in one sentence, where the kernel cannot take these tensors on a device of this type."""
-    owner, arguments = type(kernel).__name__, kernel.arguments()
+    owner, arguments = getattr(kernel, "owner", type(kernel).__name__), kernel.arguments()
     if len(arguments) != len(tensors):
         raise KernelError(f"{owner} takes {len(arguments)} arguments and got {len(tensors)}.")
     sizes, devices = {}, set()

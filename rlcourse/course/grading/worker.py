@@ -127,8 +127,8 @@ class Kernels:
 class Notebook:
     """The names of a notebook and what its cells do.
 
-    setup: `checks`, {question: function's name} of the questions that are graded; `ungraded`, likewise of those that
-    only the notebook checks; `module`, that of the checks; `known`, digests of the answers that the course has.
+    setup: `checks`, {question: function's name} of the questions that are graded; `ungraded`, likewise of the kernels
+    that are not; `module`, that of the checks; `known`, digests of the answers that the course has.
     """
 
     def __init__(self, connection: socket.socket, setup: dict):
