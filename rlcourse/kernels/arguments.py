@@ -164,7 +164,7 @@ def pack(arguments: tuple, tensors: tuple, addresses: list[int | None], paramete
     return bytes(packed)
 
 
-def place(memory, arguments: tuple, tensors: tuple):
+def place_tensors(memory, arguments: tuple, tensors: tuple):
     """Put CPU tensors into the interpreter's memory. Returns their addresses and a function that takes results back.
 
     Views of one storage stay views of one storage, which can be read from the start unless all of them are outputs.
