@@ -8,6 +8,7 @@ from rlcourse.ptx.errors import Unsupported
 
 NAME = r"[%$\w]+"
 MOST_REGISTERS = 100_000  # of an entry: a line of text can ask for any number
+MOST_OPERANDS = 10_000  # characters: cutting them takes the square of that
 VARIABLE = re.compile(rf"\.(shared|local)\s+(?:\.align\s+(\d+)\s+)?\.([a-z]+\d+)\s+({NAME})\s*(?:\[\s*(\d*)\s*\])?")
 
 
@@ -86,6 +87,8 @@ def parse(text: str) -> list[Entry]:
 
 def split(text: str) -> list[str]:
     """A list of operands cut at the commas outside of braces and brackets."""
+    if len(text) > MOST_OPERANDS:
+        raise Unsupported(f"operands of {len(text):,} characters")
     return [part.strip() for part in re.split(r",(?![^{\[]*[}\]])", text) if part.strip()]
 
 

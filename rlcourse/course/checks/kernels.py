@@ -33,7 +33,7 @@ MOST_SHARED = 101_376  # bytes of a block, as the architecture has them
 MOST_PARAMETERS = 4096  # bytes, as on a GPU
 MOST_REGISTERS = 20_000  # of a thread
 MOST_BYTES = 1 << 29  # of the interpreter, for a run
-MOST_STEPS = 200_000
+MOST_STEPS = 100_000
 SECONDS = 20  # for a case: a kernel compiles in a fraction of one
 
 
@@ -51,7 +51,7 @@ class Traced:
     threads: int
     shared_bytes: int
     listed: tuple[Argument, ...]
-    blocks: Callable
+    blocks: Callable[[list], list[int]]
     line: Callable[[str, int], str]
     launch: Callable | None = None
 
