@@ -88,7 +88,12 @@ class Result:
 
 
 class Local:
-    """The reader's function in this process. What it returns is taken as the grader takes it from another."""
+    """The reader's function in this process. What it returns is taken as the grader takes it from another.
+
+    kernels: whether it makes kernels, which need a compiler (`rlcourse.course.checks.kernels`).
+    """
+
+    kernels = False
 
     def __init__(self, function: Callable):
         self.function = function

@@ -141,6 +141,8 @@ def check_size(entry: ptx.Entry, grid, threads: int, dynamic: int) -> None:
 class Maker(Local):
     """A reader's class of kernels, or a function that makes one, in this process."""
 
+    kernels = True
+
     def __call__(self, *options, **named) -> Traced:
         kernel, facts = trace.trace(self.function, *options, **named)
 

@@ -15,11 +15,9 @@ from pathlib import Path
 
 from rlcourse.course.calls import OutOfTime, time_limit
 from rlcourse.course.checks import Question, Result
-from rlcourse.course.checks.kernels import Maker
 from rlcourse.course.grading import answers, isolation
 from rlcourse.course.grading.notebook import checks_module, read_notebook, student_cells
 from rlcourse.course.grading.student import Run
-from rlcourse.kernels import dsl
 from rlcourse.settings import MEMORY_GB
 
 HIDDEN_SECONDS = 30  # for a file of hidden tests to load
@@ -63,7 +61,9 @@ def grade(path: Path, hidden: Path | None = None, seed: int | None = None, memor
     seed = new_seed() if seed is None else seed
     report = Report(printable(str(path)), name, seed, notes=notes)
     way, why = isolation.way()
-    ungraded = [question for question in questions if issubclass(question.caller, Maker)] if no_kernels(way) else []
+    kernels = [question for question in questions if question.caller.kernels]
+    missing = no_kernels(way) if kernels else ""
+    ungraded = kernels if missing else []
     questions = [question for question in questions if question not in ungraded]
     cells = student_cells(notebook)
     setup = {
@@ -71,7 +71,7 @@ def grade(path: Path, hidden: Path | None = None, seed: int | None = None, memor
         "memory_bytes": int(memory_gb * 1e9),
         "module": name,
         "checks": [question.name for question in questions],
-        "kernels": any(issubclass(question.caller, Maker) for question in questions),
+        "kernels": bool(kernels) and not missing,
         "ungraded": {question.name: question.function for question in ungraded},
         "limits": isolation.LIMITS,
         "kept": None,
@@ -82,8 +82,8 @@ def grade(path: Path, hidden: Path | None = None, seed: int | None = None, memor
         setup["kept"] = answers.files([path.parent, *([hidden] if hidden else [])])
         setup["known"] = answers.digests() - answers.digests_of([cell.source for cell in cells])
     if ungraded:
-        kernels = ", ".join(f"{question.name} {question.function}" for question in ungraded)
-        report.notes.append(f"Not graded: {kernels}: {no_kernels(way)}.")
+        names = ", ".join(f"{question.name} {question.function}" for question in ungraded)
+        report.notes.append(f"Not graded: {names}: {missing}.")
     run = Run(cells, questions, way, setup)
     run.run()
     report.results = [run.results[question.name] for question in questions]
@@ -116,6 +116,8 @@ def printable(text: str) -> str:
 
 def no_kernels(way: str) -> str:
     """Why kernels cannot be graded here; '' if they can."""
+    from rlcourse.kernels import dsl  # which loads the compiler
+
     if not dsl.INSTALLED:
         return "kernels need CuTe DSL, which is not installed here (pip install 'rlcourse[kernels]')"
     if way == isolation.GUARD:

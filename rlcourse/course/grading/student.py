@@ -19,7 +19,6 @@ from typing import Any
 
 from rlcourse.course.calls import OutOfTime, time_limit
 from rlcourse.course.checks import Question, Result
-from rlcourse.course.checks.kernels import Maker, Traced, read_facts
 from rlcourse.course.grading import isolation
 from rlcourse.course.grading.notebook import Cell
 from rlcourse.course.wire import MAX_BYTES, Unreadable, decode, receive, send
@@ -199,7 +198,7 @@ class Run:
         if times >= MAX_CHECKS:
             return self.results[name].passed
         if (name, times) not in self.verdicts:
-            kind = RemoteMaker if issubclass(self.questions[name].caller, Maker) else Remote
+            kind = RemoteMaker if self.questions[name].caller.kernels else Remote
             remote = (kind if defined else Undefined)(self, name)
             result = self.questions[name].run(remote, derived(self.seed, name))
             self.results[name] = self._own(result)
@@ -278,7 +277,10 @@ class Remote:
 class RemoteMaker(Remote):
     """The class of kernels that a notebook checks. Of the tensors on which one runs, its process learns the shapes."""
 
-    def __call__(self, *arguments, **options) -> Traced:
+    def __call__(self, *arguments, **options) -> Any:
+        """As `rlcourse.course.checks.kernels.Maker`."""
+        from rlcourse.course.checks.kernels import read_facts  # it loads the compiler, and few notebooks have kernels
+
         match self._ask("trace", arguments, options):
             case {"kernel": number, "facts": facts}:
                 return read_facts(facts, lambda tensors: self._ask("blocks", (number, tensors), {}), self.run.line)

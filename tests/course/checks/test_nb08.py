@@ -179,8 +179,8 @@ EDITS = {  # question: name: (what stands in the solution, what is put there, wh
     "q5": {
         "as it is": ("", "", None),
         "far ones first": ("1 << step", "16 >> step", None),
-        "begins at zero": ("Float32(-1e38)", "Float32(0.0)", "hold 0"),
-        "begins too high": ("Float32(-1e38)", "Float32(-1000.0)", "expected"),
+        "begins at zero": ("-Float32.inf", "Float32(0.0)", "hold 0"),
+        "begins too high": ("-Float32.inf", "Float32(-1000.0)", "expected"),
         "four steps": ("range_constexpr(5)", "range_constexpr(4)", "Only 16 lanes"),
         "no steps": ("range_constexpr(5)", "range_constexpr(0)", "never compared"),
         "inside": (STEPS, INSIDE, "never come"),
