@@ -103,7 +103,7 @@ class TrainConfig:
     top_p: float = setting(1.0, "sample from the smallest set with this mass, in training too; 1 for all", within=TOP_P)
 
     # Optimisation
-    steps: int = setting(40, "training steps: rollout, then update", within=COUNT)
+    steps: int = setting(30, "training steps: rollout, then update", within=COUNT)
     lr: float = setting(4e-5, "peak learning rate (AdamW)", within=SHARE)
     schedule: str = setting("constant", "what the learning rate does after warm-up", ("constant", "linear", "cosine"))
     warmup_steps: int = setting(5, "steps over which the learning rate rises from 0", within=COUNT_OR_NONE)
@@ -129,7 +129,7 @@ class TrainConfig:
     eval_validation: int = setting(200, "validation problems in each of them", within=COUNT)
     eval_problems: int = setting(1000, "test problems of the greedy evaluation before and after training", within=COUNT)
     pass_k: int = setting(8, "samples a problem for pass@k before and after; 0 for none", within=Range(0, 1024))
-    pass_k_problems: int = setting(100, "test problems for pass@k", within=COUNT)
+    pass_k_problems: int = setting(50, "test problems for pass@k", within=COUNT)
 
     # The run
     seed: int = setting(0, "seed of prompts, sampling and the value head", within=SEED)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from rlcourse.collect import judge
 from rlcourse.config import TrainConfig
 from rlcourse.device import find_device, without_cudnn_attention
 from rlcourse.policy import Policy, load_policy
@@ -13,7 +14,7 @@ from rlcourse.rollout import RolloutEngine, make_engine
 from rlcourse.sampling import GREEDY, Sampling
 from rlcourse.tasks import Answer, Problem, Task, load_task
 
-BATCH_ROWS = 256  # completions generated at once
+BATCH_ROWS = 256  # completions generated at once, at most
 
 
 def answer_problems(
@@ -35,7 +36,8 @@ def answer_problems(
         raise ValueError("There are no problems to answer.")
     prompts = [policy.prompt(problem.question, task.instruction) for problem in problems]
     order = sorted(range(len(problems)), key=lambda i: len(prompts[i]))  # prompts of a length pad each other least
-    size = min(max(1, BATCH_ROWS // num_generations), len(problems))
+    batches = math.ceil(len(problems) / max(1, BATCH_ROWS // num_generations))
+    size = math.ceil(len(problems) / batches)
     answers: list[list[Answer]] = [[] for _ in problems]
     devices = [policy.device] if policy.device.type == "cuda" else []
     bar = tqdm(total=len(problems), desc=progress, unit="problem", leave=False, disable=progress is None)
@@ -43,18 +45,15 @@ def answer_problems(
         torch.manual_seed(0)
         for start in range(0, len(order), size):
             batch = order[start : start + size]
-            # Every batch has the same rows: one CUDA graph serves all.
+            # Every batch has as many rows: one CUDA graph serves all.
             filled = batch + batch[-1:] * (size - len(batch))
             rollout = engine.generate([prompts[i] for i in filled], num_generations, max_new_tokens, sampling)
             if not rollout.logprobs.isfinite().all():
                 raise RuntimeError("The model's probabilities are not finite: use an earlier checkpoint.")
             rollout = rollout[: len(batch) * num_generations]
-            texts = policy.texts(rollout.completion_ids, rollout.completion_mask)
-            lengths, finished = rollout.completion_lengths.tolist(), rollout.finished.tolist()
-            for row, text in enumerate(texts):
-                i = batch[row // num_generations]
-                verdict = task.verify(text, problems[i].gold)
-                answers[i].append(Answer(problems[i], text, lengths[row], finished[row], verdict))
+            judged = judge(policy, task, [problems[i] for i in batch], rollout)
+            for place, i in enumerate(batch):
+                answers[i] = judged[place * num_generations : (place + 1) * num_generations]
             bar.update(len(batch))
     return answers
 

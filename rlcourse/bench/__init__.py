@@ -8,11 +8,10 @@ Each returns the setup and the result rows of a measurement record: `decode` in 
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.table import Column, Table
 
 from rlcourse.config import TrainConfig
 from rlcourse.files import try_folder
-from rlcourse.measure.records import device_name, format_cell, write_record
+from rlcourse.measure.records import device_name, results_table, write_record
 from rlcourse.paths import data_folder
 
 POSITIONS = {"qwen2.5-0.5b": 32768, "tiny": 32768, "embedded": 512}  # shapes, and the tokens of their longest row
@@ -91,10 +90,7 @@ def run_bench(what: str, config: TrainConfig, options: Options, record: bool) ->
             setup, rows = numerics.mismatch(config)
         case "logprobs":
             setup, rows = numerics.logprobs()
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    table = Table(*(Column(column, no_wrap=True) for column in columns), title=f"{what} on {device_name()}")
-    for row in rows:
-        table.add_row(*(format_cell(row.get(column)) for column in columns))
+    table = results_table(rows, f"{what} on {device_name()}")
     Console(width=max(Console().width, 200)).print(table)  # a pipe has 80 columns, too few
     if record:
         failed = [row["variant"] for row in rows if row.get("error")]

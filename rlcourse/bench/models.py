@@ -1,4 +1,4 @@
-"""Model folders with random weights, for measuring speed without a download."""
+"""What benchmarks measure: the config's model and prompts, or random weights, which need no download."""
 
 import copy
 import math
@@ -8,8 +8,11 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
-from rlcourse.policy import load_policy
-from rlcourse.tasks import Task
+from rlcourse.config import TrainConfig
+from rlcourse.device import find_device
+from rlcourse.policy import Policy, load_policy
+from rlcourse.tasks import Task, load_task
+from rlcourse.tasks.prompts import PromptSampler
 from rlcourse.tasks.tokenizer import train_tokenizer
 
 # The config.json of each model on the hub, https://huggingface.co/Qwen
@@ -42,6 +45,13 @@ def task_texts(task: Task, count: int = 2000) -> Iterable[str]:
         yield problem.question
         yield problem.answer
     yield from ["system\nuser\nassistant\n", task.instruction] * 20
+
+
+def policy_and_prompts(config: TrainConfig) -> tuple[Policy, list[list[int]]]:
+    """The config's model, and the prompts of a first training step."""
+    task, policy = load_task(config.task, config.data_dir), load_policy(config.model, find_device(config))
+    problems = PromptSampler(task.problems("train"), config.seed).sample(config.num_prompts)
+    return policy, [policy.prompt(problem.question, task.instruction) for problem in problems]
 
 
 def write_random_model(shape: str, task: Task, folder: Path) -> None:

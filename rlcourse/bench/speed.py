@@ -6,13 +6,12 @@ from typing import Any
 
 import torch
 
-from rlcourse.bench.models import write_random_model
+from rlcourse.bench.models import policy_and_prompts, write_random_model
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.device import find_device
 from rlcourse.measure import roofline
 from rlcourse.measure.memory import ModelShape
 from rlcourse.measure.timing import measure, median_and_spread, seconds
-from rlcourse.policy import load_policy
 from rlcourse.rollout import make_engine
 from rlcourse.runs import new_run
 from rlcourse.step import train_step
@@ -29,12 +28,8 @@ def rollout(config: TrainConfig, repeats: int = 5) -> tuple[dict[str, Any], Rows
 
     Tokens are those up to EOS. Each row of results also has its speed over that of `hf-dynamic`.
     """
-    device = find_device(config)
-    task = load_task(config.task, config.data_dir)
-    policy = load_policy(config.model, device)
-    problems = PromptSampler(task.problems("train"), config.seed).sample(config.num_prompts)
-    prompts = [policy.prompt(problem.question, task.instruction) for problem in problems]
-    dtype = getattr(torch, config.dtype)
+    policy, prompts = policy_and_prompts(config)
+    device, dtype = policy.device, getattr(torch, config.dtype)
     variants = {name: (name, False) for name in ("hf-dynamic", "hf-static", "fast")}
     if device.type == "cuda":
         variants["fast-compiled"] = ("fast", True)
