@@ -1,8 +1,8 @@
 """What flows through a training step: sampled completions, judged completions, and the batch that trains.
 
 One layout for all. Each row of `ids` is a prompt, its completion, then padding; two lengths a row say which is which.
-Values by token are [rows, T] and aligned with the completions: column t belongs to completion token t. Nothing is
-changed once it is made.
+Values by token are [rows, T] and aligned with the completions: column t belongs to completion token t. Nothing here is
+ever modified.
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""The first half of a training step: sample problems, let the policy answer them, judge and reward the answers."""
+"""The first half of a training step: sample problems, let the policy answer them, judge and reward its answers."""
 
 from collections.abc import Callable
 
@@ -39,10 +39,10 @@ def collect(
     reward_function: RewardFunction = answer_rewards,
     timer: PhaseTimer | None = None,
 ) -> tuple[Completions, Completions]:
-    """Roll out and judge `num_prompts` groups. Returns (those that train, all that were sampled): mostly the same.
+    """Roll out and judge `num_prompts` groups. Returns (those that train, all that were sampled), usually the same.
 
-    With dynamic sampling (DAPO, arXiv:2503.14476, section 3.2) groups whose rewards are all the same are replaced by
-    fresh ones, for a few rounds; what is still missing then is filled with groups without signal.
+    With dynamic sampling (DAPO, arXiv:2503.14476, section 3.2) groups whose rewards are all equal are replaced by fresh
+    ones, for at most `DYNAMIC_ROUNDS` rounds; if too few have signal even then, groups without it fill the gap.
     """
     timer = timer or PhaseTimer(policy.device)
 
@@ -79,7 +79,7 @@ def roll_out(
 
 
 def judge(policy: Policy, task: Task, problems: list[Problem], rollout: Rollout) -> list[Answer]:
-    """What each row of a rollout says, and the verifier of it. Every problem has as many rows, one after the other."""
+    """The answer in each row of a rollout, judged. Rows are group-major, equally many for each problem."""
     texts = policy.texts(rollout.completion_ids, rollout.completion_mask)
     lengths, finished = rollout.completion_lengths.tolist(), rollout.finished.tolist()
     answers = []
@@ -102,8 +102,8 @@ def _rows_with_signal_first(sampled: Completions, config: TrainConfig) -> torch.
 
 
 def rollout_metrics(sampled: Completions, config: TrainConfig) -> dict[str, float | None]:
-    """What all sampled completions of a step say: rewards, accuracy by both readings, lengths of right and wrong
-    answers, and the policy's entropy in nats a token, estimated by -log p of the tokens it sampled."""
+    """Means over all sampled completions of a step: reward, accuracy by both readings, lengths of right and wrong
+    answers, and the policy's entropy in nats a token, estimated as -log p of the sampled tokens."""
     answers = sampled.answers
 
     def mean(values: list) -> float | None:

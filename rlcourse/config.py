@@ -129,7 +129,7 @@ class TrainConfig:
     eval_validation: int = setting(200, "validation problems in each of them", within=COUNT)
     eval_problems: int = setting(1000, "test problems of the greedy evaluation before and after training", within=COUNT)
     pass_k: int = setting(8, "samples a problem for pass@k before and after; 0 for none", within=Range(0, 1024))
-    pass_k_problems: int = setting(50, "test problems for pass@k", within=COUNT)
+    pass_k_problems: int = setting(100, "test problems for pass@k", within=COUNT)
 
     # The run
     seed: int = setting(0, "seed of prompts, sampling and the value head", within=SEED)

@@ -29,13 +29,14 @@ def answer_problems(
 ) -> list[list[Answer]]:
     """`num_generations` answers to each problem, in the order of `problems`.
 
-    Sampling uses random numbers of its own, so that an evaluation does not change the training that goes on after it.
-    `progress` names a progress bar. Raises ValueError without problems.
+    Sampling draws from a random state of its own, so an evaluation never changes the training that follows.
+    progress: the label of a progress bar; None for no bar. Raises ValueError if there are no problems, RuntimeError if
+    probabilities are not finite.
     """
     if not problems:
         raise ValueError("There are no problems to answer.")
     prompts = [policy.prompt(problem.question, task.instruction) for problem in problems]
-    order = sorted(range(len(problems)), key=lambda i: len(prompts[i]))  # prompts of a length pad each other least
+    order = sorted(range(len(problems)), key=lambda i: len(prompts[i]))  # so that there is little padding
     batches = math.ceil(len(problems) / max(1, BATCH_ROWS // num_generations))
     size = math.ceil(len(problems) / batches)
     answers: list[list[Answer]] = [[] for _ in problems]
@@ -61,7 +62,7 @@ def answer_problems(
 def evaluate_test(
     policy: Policy, engine: RolloutEngine, task: Task, config: TrainConfig, when: str = ""
 ) -> dict[str, Any]:
-    """Greedy accuracy and pass@k on the config's test problems, with the first answers as samples."""
+    """Greedy accuracy and pass@k on the config's test problems, and the first few answers as `samples`."""
     problems = task.problems("test")[: config.eval_problems]
     greedy = answer_problems(policy, engine, task, problems, config.max_new_tokens, progress=f"test {when}".strip())
     result = {"problems": len(problems)} | summarize(greedy)

@@ -1,8 +1,8 @@
 """Benchmarks that ship: `rlcourse bench NAME`, and `--record` to keep what was measured in `data/measurements/`.
 
-Each returns the setup and the result rows of a measurement record: `decode` in `decode.py`; `kernels` in `kernels.py`;
-`cute` in `cute.py`; `story` in `story.py`; `rollout`, `step` and `update` in `speed.py`; `mismatch` and `logprobs` in
-`numerics.py`; peers that are measured beside ours in `peers.py`.
+Each returns the setup and the rows of a measurement record. `learn`, `decode`, `kernels`, `cute` and `story` have files
+of their own; `rollout`, `step` and `update` are in `speed.py`, `mismatch` and `logprobs` in `numerics.py`. `peers.py`
+has what ours is compared with.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ WIDEST_SPREAD = 0.2  # a measurement whose interquartile range is a larger share
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says beside the config. Each benchmark takes what concerns it."""
+    """The options of the command besides the config. Each benchmark takes those that it needs."""
 
     shape: str = "qwen2.5-0.5b"
     rows: tuple[int, ...] = (16, 64)
@@ -32,7 +32,7 @@ class Options:
     repeats: int = 5
 
     def check(self, what: str) -> None:
-        """Raise ValueError for what the benchmark `what` cannot do, before anything is loaded."""
+        """Raise ValueError, before anything is loaded, for options that the benchmark `what` cannot run with."""
         if what not in BENCHMARKS:
             raise ValueError(f"Unknown benchmark {what!r}: use {', '.join(BENCHMARKS[:-1])} or {BENCHMARKS[-1]}.")
         shapes = [shape for shape in POSITIONS if shape != "embedded" or what == "decode"]
@@ -51,8 +51,8 @@ class Options:
 def run_bench(what: str, config: TrainConfig, options: Options, record: bool) -> None:
     """Run the benchmark `what`, print its table and, with `record`, write the measurement record.
 
-    Raises ValueError for options that cannot be, or a spread too wide to be recorded; OSError where a record cannot be
-    written.
+    Raises ValueError for options that make no sense, or a spread too wide to be recorded; OSError if the record cannot
+    be written.
     """
     options.check(what)
     if record:

@@ -40,7 +40,7 @@ POSITIONS = 32768  # of every shape
 
 
 def task_texts(task: Task, count: int = 2000) -> Iterable[str]:
-    """Questions and answers to train a tokenizer on, so that prompts have about as many tokens as with a real one."""
+    """Texts to train a tokenizer on, so that prompts are about as long as with a real one."""
     for problem in task.problems("train")[:count]:
         yield problem.question
         yield problem.answer
@@ -55,7 +55,7 @@ def policy_and_prompts(config: TrainConfig) -> tuple[Policy, list[list[int]]]:
 
 
 def write_random_model(shape: str, task: Task, folder: Path) -> None:
-    """Write a Qwen2 of a known shape with random weights (bfloat16) and a tokenizer made for the task.
+    """Write a Qwen2 of a known shape with random weights (bfloat16), and a tokenizer trained for the task.
 
     Raises ValueError for an unknown shape.
     """
@@ -81,8 +81,8 @@ def write_random_model(shape: str, task: Task, folder: Path) -> None:
 
 
 def write_wide_heads(source: str, folder: Path) -> None:
-    """Write a model that computes what the Qwen2 model `source` does with heads twice as wide, so that kernels for
-    heads of 64 run it.
+    """Write a model that computes the same as the Qwen2 model `source` with heads twice as wide, so that kernels for
+    heads of 64 can run it.
 
     The new dimensions are zeros. RoPE has the frequencies of width D at every other place of width 2 D, so dimension j
     goes to place 2 j. Queries are larger by sqrt(2), since scores are now divided by sqrt(2 D).

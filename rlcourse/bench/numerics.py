@@ -19,8 +19,8 @@ Rows = list[dict[str, Any]]
 
 
 def mismatch(config: TrainConfig) -> tuple[dict[str, Any], Rows]:
-    """Mean and maximum of |log-prob when sampled - log-prob in training|, with the config's model: of each engine, then
-    of the fast engine by what may make it large: the token's probability, its place, padding, digits.
+    """Mean and maximum of |log-prob when sampled - log-prob in training| for the config's model: for each engine, then
+    for the fast engine by what may make it large: the token's probability, its place, padding, digits.
 
     `sampler_error_mean` and `trainer_error_mean` are the distances to the same model in float32.
     """

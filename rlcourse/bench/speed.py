@@ -1,4 +1,4 @@
-"""How fast: the rollout engines side by side, and a whole training step beside that of its peers."""
+"""How fast: the rollout engines side by side, and a whole training step beside its peers."""
 
 import tempfile
 from pathlib import Path
@@ -24,9 +24,9 @@ WARMUP = 5  # steps: prompts of several lengths, so that what is captured for ea
 
 
 def rollout(config: TrainConfig, repeats: int = 5) -> tuple[dict[str, Any], Rows]:
-    """Tokens/s of each engine on the config's model, prompts and sampling: the same rows, one after the other.
+    """Tokens/s of each engine with the config's model, prompts and sampling, one engine after the other.
 
-    Tokens are those up to EOS. Each row of results also has its speed over that of `hf-dynamic`.
+    Tokens count up to EOS. Each row also has its speed relative to `hf-dynamic`.
     """
     policy, prompts = policy_and_prompts(config)
     device, dtype = policy.device, getattr(torch, config.dtype)
@@ -95,8 +95,8 @@ def our_step(model: str, task: str, completions: int, new_tokens: int, repeats: 
 
 
 def time_steps(trainer: Trainer, repeats: int, warmup: int = WARMUP) -> dict[str, Any]:
-    """Median seconds of a step by phase, and the gap between sampling and training log-probs. The first `warmup` steps
-    do not count."""
+    """Median seconds of a step and its phases, and the gap between sampling and training log-probs. The first `warmup`
+    steps do not count."""
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
@@ -137,14 +137,14 @@ def step_trainer(model: str, task: str, completions: int, new_tokens: int, folde
 
 
 def coin_flips(answers: list[Answer], config: TrainConfig) -> list[float]:
-    """Rewards, one a row: half of each group right, in random places."""
+    """Rewards, one a row: half of each group is right, in random places."""
     order = torch.rand(config.num_prompts, config.num_generations).argsort(1)
     return (order < config.num_generations // 2).float().flatten().tolist()
 
 
 def update(shape: str, completions: list[int], new_tokens: int = 256, repeats: int = 5) -> tuple[dict[str, Any], Rows]:
-    """Seconds of the update phase of a step on random weights of `shape`, and what the operations it needs would take
-    at the rate of a large matrix product on this machine."""
+    """Seconds of the update phase of a step with random weights of `shape`, and the time that its operations would take
+    at this machine's rate for a large matrix product."""
     task = load_task("gsm8k" if shape != "tiny" else "minigsm")
     rows: Rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -175,6 +175,6 @@ def update(shape: str, completions: list[int], new_tokens: int = 256, repeats: i
 
 
 def mean_length(trainer: Trainer, count: int) -> int:
-    """Mean tokens of the prompts that the trainer samples."""
+    """Mean length, in tokens, of the prompts that the trainer samples."""
     problems = PromptSampler(trainer.prompts.problems, seed=0).sample(count)
     return round(sum(len(trainer.policy.prompt(p.question, trainer.task.instruction)) for p in problems) / count)

@@ -1,7 +1,7 @@
 """How much memory a training run needs, computed from the config and the model's shape before anything is loaded.
 
-The estimate is made of what can be counted: tensors that must stand in memory, every row at its longest. It is an upper
-bound on those, plus a fixed sum for the libraries; the allocator's fragments come on top, hence `HEADROOM`.
+The estimate adds up what can be counted: the tensors that must be in memory at once, every row at its longest, and a
+fixed sum for the libraries. `HEADROOM` allows for the allocator's fragments.
 """
 
 import math
@@ -131,18 +131,18 @@ class MemoryEstimate:
 
     @property
     def rollout(self) -> int:
-        """Everything that stands while completions are sampled; gradients are freed by then."""
+        """All that is in memory while completions are sampled; gradients are freed by then."""
         kept = self.weights + self.optimizer + self.reference + self.rollout_weights
         return LIBRARIES + kept + self.kv_cache + max(self.prefill, self.sampling)
 
     @property
     def update(self) -> int:
-        """Everything that stands in the backward pass; the engine keeps its weights and, on a GPU, its cache."""
+        """All that is in memory in the backward pass; the engine keeps its weights and, on a GPU, its cache."""
         return LIBRARIES + sum(asdict(self).values()) - self.prefill - self.sampling - self.kv_cache
 
     @property
     def peak(self) -> int:
-        """The larger phase, with `HEADROOM`: what the run needs at most."""
+        """The most that the run needs: the larger phase, with `HEADROOM`."""
         return round(HEADROOM * max(self.rollout, self.update))
 
     def fits(self, memory_bytes: int) -> bool:

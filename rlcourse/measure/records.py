@@ -1,7 +1,7 @@
-"""Measurement records: what a GPU (or a CPU) measured once, kept as data, shown where it cannot be measured again.
+"""Measurement records: what was measured once on a GPU or a CPU, kept as data and shown where it cannot be measured.
 
-One record is one file, `<device>/<name>.json` in a folder of records: `data/measurements` of what `rlcourse bench`
-measures, `data/curves` of learning curves. Host names and folders are never stored.
+A record is a file, `<device>/<name>.json`, in `data/measurements` for what `rlcourse bench` measures, in `data/curves`
+for learning curves. Host names and folders are never stored.
 """
 
 import datetime
@@ -19,7 +19,7 @@ from rlcourse.paths import data_folder
 
 KEYS = ("name", "device", "driver", "versions", "date", "command", "setup", "results")
 
-loaded: set[Path] = set()  # the files that `load_record` has read, by which a notebook knows when it is stale
+loaded: set[Path] = set()  # the files that `load_record` has read: a notebook is stale if one of them changes
 
 PATH = re.compile(r"(?<![\w.)\]/])(?:~|[A-Za-z]:)?[/\\][\w.][^\s'\"]*")  # absolute, or in somebody's home
 
@@ -46,10 +46,10 @@ def write_record(
 ) -> Path:
     """Write a record of this machine, today, and return its path.
 
-    setup: what was run (model, shapes, dtype, repeats). results: one dict a variant, each with a 'variant', numbers
-    with their unit in the key (tokens_per_s, ms_per_step). device: `device_name()` if not given; 'CPU ...' leaves the
-    driver out. command: this process's command line if not given. folder: data/measurements if not given. A path of
-    this machine in any text is cut down to its last part. Raises ValueError for results without a variant.
+    setup: what was run (model, shapes, dtype, repeats). results: one dict for each variant, with its name as 'variant';
+    the key of a number has its unit (tokens_per_s, ms_per_step). device: `device_name()` if not given; a 'CPU ...' has
+    no driver. command: this process's command line if not given. folder: data/measurements if not given. Any path of
+    this machine is cut down to its last part. Raises ValueError for results without a variant.
     """
     device = device or device_name()
     record = {
