@@ -50,6 +50,8 @@ def test_the_default_is_dr_grpo_on_a_laptop():
             r"num_prompts x num_generations are 4,000,000 rows a step, mo",
         ),
         ({"num_generations": 1}, r"advantage 'group_centered' compares the completions of a prompt: num_gen"),
+        ({"num_generations": 1, "algorithm": "grpo"}, r"advantage 'group_normalized' compares the completions of"),
+        ({"num_generations": 1, "algorithm": "rloo"}, r"advantage 'leave_one_out' compares the completions of"),
         ({"algorithm": "rloo", "inner_epochs": 2}, r"surrogate 'reinforce' has no importance ratio: it needs inner_"),
         ({"algorithm": "rloo", "minibatches": 2}, r"surrogate 'reinforce' has no importance ratio: it needs inner_"),
         ({"num_prompts": 2, "num_generations": 4, "minibatches": 9}, r"minibatches \(9\) must not exceed .* \(8\)\."),
@@ -81,6 +83,9 @@ def test_one_completion_a_prompt_is_enough_where_nothing_is_compared():
 def test_a_whole_number_is_a_float_too():
     config = make_config(lr=1, kl_coef=0)
     assert type(config.lr) is float and type(config.kl_coef) is float
+    saved = replace(TrainConfig(), lr=1)  # as a run's config.json may have it
+    check_config(saved)
+    assert type(saved.lr) is float
 
 
 def test_the_reference_is_kept_where_it_is_measured_or_weighed():
