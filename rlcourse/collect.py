@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from rlcourse.advantages import has_signal
-from rlcourse.batch import Completions, Rollout, join_completions
+from rlcourse.batch import Completions, join_completions, judge
 from rlcourse.config import TrainConfig
 from rlcourse.measure.timing import PhaseTimer
 from rlcourse.policy import Policy
@@ -76,17 +76,6 @@ def roll_out(
         answers = judge(policy, task, problems, rollout)
         rewards = torch.tensor(reward_function(answers, config), dtype=torch.float32, device=rollout.ids.device)
     return Completions(rollout, answers, rewards)
-
-
-def judge(policy: Policy, task: Task, problems: list[Problem], rollout: Rollout) -> list[Answer]:
-    """The answer in each row of a rollout, judged. Rows are group-major, equally many for each problem."""
-    texts = policy.texts(rollout.completion_ids, rollout.completion_mask)
-    lengths, finished = rollout.completion_lengths.tolist(), rollout.finished.tolist()
-    answers = []
-    for row, text in enumerate(texts):
-        problem = problems[row * len(problems) // len(texts)]
-        answers.append(Answer(problem, text, lengths[row], finished[row], task.verify(text, problem.gold)))
-    return answers
 
 
 def _groups_with_signal(rounds: list[Completions], config: TrainConfig) -> int:

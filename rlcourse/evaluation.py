@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from rlcourse.collect import judge
+from rlcourse.batch import judge
 from rlcourse.config import TrainConfig
 from rlcourse.device import find_device, without_cudnn_attention
 from rlcourse.policy import Policy, load_policy
