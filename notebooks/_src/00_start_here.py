@@ -509,15 +509,15 @@ model.zero_grad(set_to_none=True)  # the optimizer's step would come here; this 
 # %% [markdown]
 # ## 9 · What RL changes
 #
-# Now the loop for real: `rlcourse.trainer.train` with the settings of the preset `laptop`. This is **one run with one
-# seed**: an illustration.
+# Now the loop for real: `rlcourse.trainer.train` with the settings of the preset `laptop`, for {{ make_config().steps
+# // 2 }} steps. This is **one run with one seed**: an illustration.
 
 # %%
 from rlcourse.checkpoint import latest_checkpoint
 from rlcourse.trainer import train
 
 quiet = {"eval_every": 0, "eval_problems": 1, "pass_k": 0, "save_every": 0}  # we ask our own questions
-run = {"steps": pick(2, make_config().steps), "num_prompts": pick(4, 16), "output": tempfile.mkdtemp(), "name": "short"}
+run = {"steps": pick(2, 30), "num_prompts": pick(4, 16), "output": tempfile.mkdtemp(), "name": "short"}
 result = train(make_config(**run, **quiet))
 checkpoint = latest_checkpoint(Path(result["folder"]))
 trained, trained_engine, _ = load_all(make_config("laptop", model=str(checkpoint)))
