@@ -1,8 +1,8 @@
 """Benchmarks that ship: `rlcourse bench NAME`, and `--record` to keep what was measured in `data/measurements/`.
 
-Each returns the setup and the rows of a measurement record. `learn`, `decode`, `kernels`, `cute` and `story` have files
-of their own; `rollout`, `step` and `update` are in `speed.py`, `mismatch` and `logprobs` in `numerics.py`. `peers.py`
-has what ours is compared with.
+Each returns the setup and the result rows of a measurement record: `decode` in `decode.py`; `kernels` in `kernels.py`;
+`cute` in `cute.py`; `story` in `story.py`; `rollout`, `step` and `update` in `speed.py`; `mismatch` and `logprobs` in
+`numerics.py`; peers that are measured beside ours in `peers.py`.
 """
 
 from dataclasses import dataclass

@@ -143,8 +143,8 @@ def coin_flips(answers: list[Answer], config: TrainConfig) -> list[float]:
 
 
 def update(shape: str, completions: list[int], new_tokens: int = 256, repeats: int = 5) -> tuple[dict[str, Any], Rows]:
-    """Seconds of the update phase of a step with random weights of `shape`, and the time that its operations would take
-    at this machine's rate for a large matrix product."""
+    """Seconds of the update phase of a step on random weights of `shape`, and what the operations it needs would take
+    at the rate of a large matrix product on this machine."""
     task = load_task("gsm8k" if shape != "tiny" else "minigsm")
     rows: Rows = []
     with tempfile.TemporaryDirectory() as folder:
