@@ -120,7 +120,7 @@ def test_the_presets_and_algorithms_are_those_of_the_papers():
 
 
 def test_the_rows_of_a_step_are_prompts_times_generations():
-    assert make_config(num_prompts=3, num_generations=5).rows == 15
+    assert make_config(num_prompts=3, num_generations=5, inner_epochs=2).rows == 15
 
 
 def test_the_run_is_named_after_preset_algorithm_and_seed():

@@ -452,7 +452,7 @@ MISTAKES = [
     ("evaluation.py", "            if not rollout.logprobs.isfinite().all():", "            if False:", EVALUATION),
     ("hub.py", "                library.HF_HUB_OFFLINE = True", "                pass", ["test_hub.py"]),
     ("hub.py", "            library.HF_HUB_OFFLINE = value", "            pass", ["test_hub.py"]),
-    # which survived before there was a test
+    # these survived until they were planted
     ("losses.py", "torch.expm1(-difference) + difference", "torch.exp(-difference) - 1 + difference", LOSSES),
     ("collect.py", '"formatted": mean([a.formatted for a in answers])', '"formatted": mean([a.lenient for a in answers])', COLLECT),
     ("collect.py", '"accuracy_lenient": mean([a.lenient for a in answers])', '"accuracy_lenient": mean([a.formatted for a in answers])', COLLECT),
@@ -466,7 +466,9 @@ MISTAKES = [
     ("config.py", '("leave_one_out", "group_centered", "group_normalized")', '("group_centered", "group_normalized")', CONFIG),
     ("config.py", '("leave_one_out", "group_centered", "group_normalized")', '("leave_one_out", "group_centered")', CONFIG),
     ("config.py", "        setattr(config, name, value)", "        pass", CONFIG),
-    # and which did not
+    ("step.py", "in minibatches[: learner.config.minibatches]:", "in minibatches:", STEP),
+    ("config.py", "return self.num_prompts * self.num_generations", "return self.num_prompts * self.num_generations * self.inner_epochs", CONFIG),
+    # and these did not
     ("step.py", 'or (config.kl_coef and config.kl_in == "loss"):', "or config.kl_coef:", STEP),
     ("step.py", "adv.gae(token_rewards, values, mask", "adv.gae(token_rewards, values, loss_mask", STEP),
     ("step.py", 'aggregate(errors, mask, "token_mean", **share)', 'aggregate(errors, mask, "token_mean", **share | {"tokens": int(mask.sum())})', STEP),
@@ -479,4 +481,10 @@ MISTAKES = [
     ("batch.py", "problems[row * len(problems) // len(texts)]", "problems[row % len(problems)]", COLLECT),
     ("checkpoint.py", "for leftover in (aside, replaced):", "for leftover in (aside,):", CHECKPOINT),
     ("config.py", '"gradient_checkpointing": True,', '"gradient_checkpointing": False,', ["measure/test_doctor.py"]),
+    ("losses.py", "return -advantages * logprobs, torch.zeros_like(mask)", "return -advantages * logprobs, mask", LOSSES),
+    ("advantages.py", "if num_generations < 2:", "if num_generations < 1:", ADVANTAGES),
+    ("batch.py", "width = int((prompt_lengths + lengths).max())", "width = longest + completion_ids.shape[1]", BATCH),
+    ("evaluation.py", "max(1, BATCH_ROWS // num_generations)", "max(1, BATCH_ROWS)", EVALUATION),
+    ("evaluation.py", "result |= mean_pass_at_k(sampled)", "result |= mean_pass_at_k(sampled[:1])", EVALUATION),
+    ("checkpoint.py", "    except Exception as error:", "    except OSError as error:", CHECKPOINT),
 ]
