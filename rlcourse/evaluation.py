@@ -46,7 +46,7 @@ def answer_problems(
         torch.manual_seed(0)
         for start in range(0, len(order), size):
             batch = order[start : start + size]
-            # Every batch has as many rows: one CUDA graph serves all.
+            # All batches have the same number of rows: one CUDA graph serves all.
             filled = batch + batch[-1:] * (size - len(batch))
             rollout = engine.generate([prompts[i] for i in filled], num_generations, max_new_tokens, sampling)
             if not rollout.logprobs.isfinite().all():

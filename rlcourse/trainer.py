@@ -95,7 +95,7 @@ class Trainer:
         self.clock = time.perf_counter() - self.seconds
 
     def _short_enough(self, problems: list[Problem]) -> list[Problem]:
-        """Problems whose prompt fits `max_prompt_tokens`. Raises ValueError if a step needs more than that."""
+        """Problems whose prompt fits `max_prompt_tokens`. Raises ValueError if a step needs more of them."""
         limit, needed = self.config.max_prompt_tokens, self.config.num_prompts
         if len(problems) < needed:
             raise ValueError(f"There are {len(problems)} training problems, fewer than num_prompts {needed}: lower it.")

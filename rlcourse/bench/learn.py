@@ -1,4 +1,4 @@
-"""Does it learn with every setting? The embedded model is trained on this machine, end to end, once a combination."""
+"""Does it learn with every setting? Trains the embedded model on this machine, end to end, with each combination."""
 
 import itertools
 import statistics

@@ -48,7 +48,7 @@ def task_texts(task: Task, count: int = 2000) -> Iterable[str]:
 
 
 def policy_and_prompts(config: TrainConfig) -> tuple[Policy, list[list[int]]]:
-    """The config's model, and the prompts of a first training step."""
+    """The config's model, and the prompts of its first training step."""
     task, policy = load_task(config.task, config.data_dir), load_policy(config.model, find_device(config))
     problems = PromptSampler(task.problems("train"), config.seed).sample(config.num_prompts)
     return policy, [policy.prompt(problem.question, task.instruction) for problem in problems]

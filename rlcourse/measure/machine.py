@@ -1,4 +1,4 @@
-"""What this machine is: processor, memory, GPUs, driver and library versions. What is unknown raises nothing.
+"""What this machine is: processor, memory, GPUs, driver and library versions. What cannot be found is None.
 
 `doctor` prints these facts, `records` stores some of them with a measurement. None names the host or a folder.
 """

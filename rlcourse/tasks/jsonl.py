@@ -32,7 +32,7 @@ def read_problems(path: str | Path) -> list[Problem]:
 
 
 def parse_problem(line: bytes) -> Problem:
-    """The problem on one line. Raises ValueError, in one sentence, that says what is wrong with it."""
+    """The problem on one line. Raises ValueError with one sentence that says what is wrong with it."""
     try:
         record = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError:

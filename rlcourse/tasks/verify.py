@@ -5,8 +5,8 @@ to write. The lenient one also takes `\boxed{}`, "the answer is ..." and, failin
 
 A number is ASCII digits, with an optional sign (-, + or the Unicode minus), an optional currency sign ($, €, £), an
 optional decimal part, and commas only where they group by threes: `1,234` is one number, `3, 4` and `12,34` are two. A
-minus after a digit, a letter or a bracket subtracts: `10-3` ends in 3. `3/4` without spaces is a fraction, and `3/0` is
-nothing. A percent sign is a unit like any other (50% is 50), and so are words: 3 million is 3. Mixed numbers are not
+minus after a digit, a letter or a bracket subtracts: `10-3` ends in 3. `3/4` without spaces is a fraction, `3/0` is no
+number. A percent sign is a unit like any other (50% is 50), and so are words: 3 million is 3. Mixed numbers are not
 read as such: `1 1/2` ends in 1/2.
 
 Every pattern here takes time linear in the length of the text: repeats are possessive (`*+`, `++`), so none backtracks.
