@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from rlcourse import cli
-from rlcourse.config import ALGORITHMS
+from rlcourse.config import ALGORITHMS, make_config
 from rlcourse.course.dev import front
 from rlcourse.course.dev.readme import FILLED, fill
 
@@ -64,6 +64,10 @@ def test_the_headline_counts_from_the_records(monkeypatch):
     said = front.headline()
     assert "400 tokens a second, 8.0 times `generate` compiled" in said and " 40 times `generate` as it comes" in said
     assert "step in 0.50 s, where TRL takes 2.00 s compiled and 8.00 s as it comes" in said
+
+
+def test_the_checkpoint_that_is_sampled_from_is_the_last_of_the_first_command():
+    assert re.findall(r"checkpoints/step-(\d+)", README) == [f"{make_config().steps:06d}"]
 
 
 @each
