@@ -72,7 +72,7 @@ def train(
 def evaluate(settings: dict[str, Any]):
     """Measure a model on the test problems: greedy accuracy by both readings, and pass@k.
 
-    `--model` takes a folder, so a run's checkpoint too.
+    `--model` may be a folder, such as a run's checkpoint.
     """
     with user_errors():
         config = make_config(**settings)

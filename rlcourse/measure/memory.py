@@ -155,11 +155,11 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstim
     n = parameters, b = bytes of a number in config.dtype, L = max_prompt_tokens + max_new_tokens, m = rows of a
     micro-batch, rows = those of a step or of an evaluation's batch, whichever are more:
 
-    - weights 4 n, gradients 4 n, AdamW's two moments 8 n, all float32; a frozen reference 4 n where there is one
+    - weights 4 n, gradients 4 n, AdamW's two moments 8 n, all float32; a frozen reference 4 n if there is one
     - rollout weights: b n for the engine's own copy; the hf engines need none in float32
     - KV cache: tokens x layers x 2 x kv_heads x head_dim x b, of rows x L tokens; the fast engine has the prompts' own
-      cache beside them, and on a GPU MAX_SLOTS rows at most; kept is what of it stands in the update, too: that of
-      hf-static, and on a GPU that of the fast engine
+      cache beside them, and on a GPU MAX_SLOTS rows at most; kept: what is still there in the update, that of hf-static
+      and, on a GPU, that of the fast engine
     - prefill: of t tokens, with the fast engine PREFILL_TOKENS at most, one layer at a time: t x heads x
       max_prompt_tokens x 3 x 4 for the scores of attention, their softmax and a bias, or t x 4 x intermediate x b for
       SwiGLU, whichever is more
