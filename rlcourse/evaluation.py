@@ -121,7 +121,7 @@ def summarize(answers: list[list[Answer]]) -> dict[str, float]:
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
-    """Probability that one of k answers drawn from `samples`, of which `right` are right, is right.
+    """Probability that at least one of k answers is right, drawn from `samples` of which `right` are.
 
     The unbiased estimator 1 - C(n - c, k) / C(n, k) of Chen et al. 2021 (arXiv:2107.03374), eq. 1.
     """

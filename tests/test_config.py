@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 import pytest
 
 from rlcourse.config import ALGORITHMS, PRESETS, TrainConfig, check_config, make_config
+from rlcourse.sampling import Sampling
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -117,6 +118,26 @@ def test_the_presets_and_algorithms_are_those_of_the_papers():
     assert several == {"ppo", "gspo", "cispo"}  # what they do with the ratio has no effect in one update
     special = {name for name in ALGORITHMS if make_config(algorithm=name).mask_truncated}
     assert special == {name for name in ALGORITHMS if make_config(algorithm=name).dynamic_sampling} == {"dapo"}
+
+
+def test_by_default_the_policy_itself_is_sampled_and_a_right_answer_alone_is_rewarded():
+    config = make_config()
+    assert config.sampling == Sampling(temperature=1.0, top_k=0, top_p=1.0)
+    assert (config.reward_correct, config.reward_format, config.reward_neither) == (1.0, 0.0, 0.0)
+    assert (config.reward_parser, config.kl_coef, config.sampler_correction) == ("strict", 0.0, "off")
+
+
+def test_ppos_defaults_are_the_usual_ones():
+    """Schulman et al. 2017, table 3, and Huang et al. 2022; an answer is one episode, so nothing is discounted."""
+    config = make_config(algorithm="ppo")
+    assert (config.gamma, config.gae_lambda, config.value_clip, config.value_coef) == (1.0, 0.95, 0.2, 0.5)
+
+
+@pytest.mark.parametrize("preset", ["a10g", "h200"])
+def test_the_gpu_presets_train_qwen_on_gsm8k_and_ask_all_test_problems(preset):
+    config = make_config(preset)
+    assert (config.model, config.task, config.dtype) == ("Qwen/Qwen2.5-0.5B-Instruct", "gsm8k", "bfloat16")
+    assert config.eval_problems == 1319 and config.compile
 
 
 def test_the_rows_of_a_step_are_prompts_times_generations():

@@ -438,6 +438,10 @@ MISTAKES = [
     ("config.py", "        setattr(config, name, value)", "        pass", CONFIG),
     ("step.py", "in minibatches[: learner.config.minibatches]:", "in minibatches:", STEP),
     ("config.py", "return self.num_prompts * self.num_generations", "return self.num_prompts * self.num_generations * self.inner_epochs", CONFIG),
+    ("config.py", "temperature: float = setting(1.0,", "temperature: float = setting(0.9,", CONFIG),
+    ("config.py", "gae_lambda: float = setting(0.95,", "gae_lambda: float = setting(0.59,", CONFIG),
+    ("config.py", "reward_format: float = setting(0.0,", "reward_format: float = setting(0.1,", CONFIG),
+    ("config.py", '"eval_problems": 1319,', '"eval_problems": 1000,', CONFIG),
     # and these did not
     ("step.py", 'or (config.kl_coef and config.kl_in == "loss"):', "or config.kl_coef:", STEP),
     ("step.py", "adv.gae(token_rewards, values, mask", "adv.gae(token_rewards, values, loss_mask", STEP),
