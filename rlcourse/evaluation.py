@@ -121,7 +121,7 @@ def summarize(answers: list[list[Answer]]) -> dict[str, float]:
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
-    """Probability that at least one of k answers is right, drawn from `samples` of which `right` are.
+    """Probability that at least one of k answers is right, if they are drawn from `samples` with `right` right ones.
 
     The unbiased estimator 1 - C(n - c, k) / C(n, k) of Chen et al. 2021 (arXiv:2107.03374), eq. 1.
     """

@@ -128,7 +128,8 @@ def test_by_default_the_policy_itself_is_sampled_and_a_right_answer_alone_is_rew
 
 
 def test_ppos_defaults_are_the_usual_ones():
-    """Schulman et al. 2017, table 3, and Huang et al. 2022; an answer is one episode, so nothing is discounted."""
+    """Lambda as in Schulman et al. 2017, the value loss as in OpenAI's baselines (Huang et al. 2022); an answer is one
+    episode, and nothing is discounted."""
     config = make_config(algorithm="ppo")
     assert (config.gamma, config.gae_lambda, config.value_clip, config.value_coef) == (1.0, 0.95, 0.2, 0.5)
 
