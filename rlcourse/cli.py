@@ -134,7 +134,8 @@ def sft(
 def bench(
     settings: dict[str, Any],
     what: Annotated[
-        str, typer.Argument(help="learn, decode, kernels, cute, story, rollout, step, update, mismatch or logprobs")
+        str,
+        typer.Argument(help="learn, decode, kernels, cute, story, trace, rollout, step, update, mismatch or logprobs"),
     ],
     shape: Annotated[str, typer.Option("--shape", help="Random weights of this shape; decode: or embedded")] = (
         "qwen2.5-0.5b"
@@ -152,8 +153,8 @@ def bench(
 ):
     """Measure this machine: whether every engine and algorithm can `learn`, the ladder of `decode`, `rollout` engines
     on the config's model, a whole training `step` beside TRL's, the `update`, the `kernels` of a decode step, those in
-    `cute` DSL, the `story` of a kernel in the loop, the `mismatch` between sampling and training log-probs, the memory
-    of `logprobs`."""
+    `cute` DSL, the `story` of a kernel in the loop and the `trace` of two of its steps, the `mismatch` between sampling
+    and training log-probs, the memory of `logprobs`."""
     with user_errors():
         config = make_config(**settings)
         from rlcourse.bench import Options, run_bench

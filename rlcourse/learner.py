@@ -1,6 +1,7 @@
 """What learns: the policy, what an algorithm needs beside it, and the optimizer."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from transformers import PreTrainedModel
 from rlcourse.batch import Rollout
 from rlcourse.config import TrainConfig
 from rlcourse.device import autocast
+from rlcourse.exact.weights import can_fuse, fused_weights, is_exact
 from rlcourse.logprobs import hidden_states, token_logprobs
 from rlcourse.policy import Policy, ValueHead, frozen_copy
 
@@ -23,6 +25,8 @@ class Learner:
     def __init__(self, policy: Policy, config: TrainConfig, start: PreTrainedModel | None = None):
         self.policy, self.config = policy, config
         self.reference = frozen_copy(start or policy.model) if config.needs_reference else None
+        self.exact = exact_pass(policy.model, config)
+        self.exact_reference = self.exact and self.reference and exact_pass(self.reference, config)
         hidden_size = policy.model.config.hidden_size
         self.value_head = ValueHead(hidden_size).to(policy.device) if config.advantage == "gae" else None
         groups = [{"params": list(policy.model.parameters()), "peak_lr": config.lr}]
@@ -35,10 +39,13 @@ class Learner:
     def logprobs_and_values(self, rollout: Rollout) -> tuple[Tensor, Tensor | None]:
         """Of each completion token its log-prob, and with a value head the value of the state before it: [rows, T]."""
         config = self.config
-        with autocast(config.dtype, self.policy.device):
-            logprobs, hidden = token_logprobs(
-                self.policy.model, rollout, config.sampling, config.logprob_chunk, config.compile
-            )
+        if self.exact is not None:
+            logprobs, hidden = self.exact.token_logprobs(rollout, config.sampling, config.logprob_chunk)
+        else:
+            with autocast(config.dtype, self.policy.device):
+                logprobs, hidden = token_logprobs(
+                    self.policy.model, rollout, config.sampling, config.logprob_chunk, config.compile
+                )
         return logprobs, None if self.value_head is None else self.value_head(hidden)
 
     @property
@@ -52,8 +59,11 @@ class Learner:
         values = torch.zeros_like(rollout.logprobs)
         for rows in _micro_batches(rollout, self.config):
             part = rollout[rows]
-            with autocast(self.config.dtype, self.policy.device):
-                hidden = hidden_states(self.policy.model, part)
+            if self.exact is not None:
+                hidden = self.exact.hidden_states(part)
+            else:
+                with autocast(self.config.dtype, self.policy.device):
+                    hidden = hidden_states(self.policy.model, part)
             values[rows, : hidden.shape[1]] = self.value_head(hidden) * part.completion_mask
         return values
 
@@ -63,8 +73,11 @@ class Learner:
         config, logprobs = self.config, torch.zeros_like(rollout.logprobs)
         for rows in _micro_batches(rollout, config):
             part = rollout[rows]
-            with autocast(config.dtype, self.policy.device):
-                found, _ = token_logprobs(self.reference, part, config.sampling, config.logprob_chunk)
+            if self.exact_reference is not None:
+                found, _ = self.exact_reference.token_logprobs(part, config.sampling, config.logprob_chunk)
+            else:
+                with autocast(config.dtype, self.policy.device):
+                    found, _ = token_logprobs(self.reference, part, config.sampling, config.logprob_chunk)
             logprobs[rows, : found.shape[1]] = found
         return logprobs
 
@@ -84,6 +97,18 @@ class Learner:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return grad_norm
+
+
+def exact_pass(model: PreTrainedModel, config: TrainConfig) -> Any:
+    """The pass over the model whose numbers are those of the fast engine, or None where there is none."""
+    dtype = getattr(torch, config.dtype)
+    if dtype == torch.float32 or not can_fuse(model):
+        return None
+    if not is_exact(fused_weights(model, dtype)):
+        return None
+    from rlcourse.exact.model import ExactPass  # only where there is Triton
+
+    return ExactPass(model, dtype, config.gradient_checkpointing)
 
 
 def _micro_batches(rollout: Rollout, config: TrainConfig) -> tuple[Tensor, ...]:

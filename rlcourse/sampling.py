@@ -32,6 +32,11 @@ class Sampling:
     def greedy(self) -> bool:
         return self.temperature == 0
 
+    @property
+    def restricted(self) -> bool:
+        """Whether it leaves tokens out."""
+        return self.top_k != 0 or self.top_p != 1.0
+
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -48,7 +53,7 @@ def sampling_logits(logits: Tensor, sampling: Sampling, keep: Tensor | None = No
         return logits
     if sampling.temperature != 1.0:
         logits = logits / sampling.temperature
-    if sampling.top_k == 0 and sampling.top_p == 1.0:
+    if not sampling.restricted:
         return logits
     excluded = torch.zeros_like(logits, dtype=torch.bool)
     if 0 < sampling.top_k < logits.shape[-1]:
@@ -57,7 +62,8 @@ def sampling_logits(logits: Tensor, sampling: Sampling, keep: Tensor | None = No
     if sampling.top_p < 1.0:
         ordered, order = logits.masked_fill(excluded, float("-inf")).sort(dim=-1, descending=True)
         probabilities = ordered.softmax(-1)
-        beyond = probabilities.cumsum(-1) - probabilities >= sampling.top_p  # mass before this token is enough already
+        # The mass before a token is enough already. In float64, as a GPU adds in an order that depends on the rows.
+        beyond = probabilities.cumsum(-1, dtype=torch.float64) - probabilities >= sampling.top_p
         excluded = excluded | torch.zeros_like(excluded).scatter(-1, order, beyond)
     if keep is not None:
         excluded = excluded.scatter(-1, keep[..., None], False)

@@ -46,7 +46,7 @@ def train_step(
             batch = make_batch(learner, completions)
         with timer("update"):
             minibatches = plan_minibatches(batch, config)
-            old = old_logprobs(learner, batch, minibatches)
+            old = old_logprobs(learner, engine, batch, minibatches)
             for minibatch in minibatches:
                 for rows in minibatch.micro_batches:
                     part = batch[rows]
@@ -148,15 +148,17 @@ def rows_that_train(batch: Batch, config: TrainConfig) -> Tensor:
 
 
 @torch.no_grad()
-def old_logprobs(learner: Learner, batch: Batch, minibatches: list[Minibatch]) -> Tensor | None:
+def old_logprobs(learner: Learner, engine: RolloutEngine, batch: Batch, minibatches: list[Minibatch]) -> Tensor | None:
     """The trainer's own log-probs [rows, T] of the rows that train, before the first of several updates: the old policy
     of the importance ratio. None for one update alone, whose forward pass has them.
 
-    They are not the sampler's: in bfloat16 those differ by more than GSPO's clip range. Micro-batches are those of the
-    first epoch, so that the same kernels round alike.
+    Where engine and trainer are exact they are the sampler's. Elsewhere those differ, in bfloat16 by more than GSPO's
+    clip range; micro-batches are then those of the first epoch, so that the same kernels round alike.
     """
     if len(minibatches) == 1:
         return None
+    if engine.exact and learner.exact is not None:
+        return batch.rollout.logprobs
     old = torch.zeros_like(batch.rollout.logprobs)
     for minibatch in minibatches[: learner.config.minibatches]:
         for rows in minibatch.micro_batches:

@@ -108,6 +108,8 @@ def rows_of(rollout: Rollout) -> list[tuple]:
 class FixedEngine:
     """Answers a prompt with the completions that it was given for it: {prompt: [(completion, logprobs, finished)]}."""
 
+    exact = False
+
     def __init__(self, completions: dict[tuple[int, ...], list[tuple]]):
         self.completions, self.calls, self.slept, self.cudnn = completions, [], 0, []
 
@@ -125,6 +127,8 @@ class FixedEngine:
 
 class BruteForce:
     """Runs the whole model on the whole sequence for each new token, and draws by the cumulative distribution."""
+
+    exact = False
 
     def __init__(self, policy: Policy):
         self.policy, self.slept = policy, 0

@@ -15,7 +15,6 @@
 # Of the three hints the first asks a question, the second has the idea, the third the shape of the answer.
 
 # %%
-
 import matplotlib.pyplot as plt
 import torch
 
@@ -23,6 +22,7 @@ from rlcourse.course.checks import nb04 as check
 from rlcourse.measure.plots import BLUE, GREEN, ORANGE, VERMILION
 
 torch.manual_seed(0)
+print("ready")
 
 # %% [markdown]
 # ## q1 · What does this loss divide by?
@@ -86,8 +86,8 @@ check.q1(divisions)
 # %%
 if check.q1.passed:
     mask = torch.arange(12) < lengths[:, None]
-    by_length, by_std = divisions(secret[:, None] * mask, rewards, mask, 4).tolist()
-    print(f"The eight answers above: by length {bool(by_length)}, by deviation {bool(by_std)}")
+    by_length, by_std = (bool(flag) for flag in divisions(secret[:, None] * mask, rewards, mask, 4))
+    print(f"The eight answers above: by length {by_length}, by deviation {by_std}")
 
 # %% [markdown] tags=["solution"]
 # Two answers of one group with the same reward have the same advantage: if their gradients differ, it is the length. By
@@ -285,7 +285,7 @@ except NotImplementedError:
 #
 # All answers have $A = 1$. Return the mean of the gradient with respect to $\theta$,
 # $\mathbb{E}\big[w(y)\, \frac{d}{d\theta} \log \pi(y)\big]$, as a number. Where it is positive, answers that all earn
-# the same learn to stop sooner if that is above average, and to run on if it is below.
+# the same learn to stop sooner if what they earn is above average, and to run on if it is below.
 #
 # <details><summary>Hint 1: a question</summary>
 # An answer is cut off after `limit` tokens. Which decisions has it made? How do they differ from those of an answer

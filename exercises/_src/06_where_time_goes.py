@@ -261,8 +261,8 @@ def best_plan(
 check.q3(best_plan)
 
 # %% [markdown]
-# Your plan for a step of 6 seconds, of which 95 % are the rollout. The days are made up. **Look for** what it buys when
-# there is little time, and when the first change to the update is worth a day.
+# Your plan for a step of 6 seconds, of which 95 % are the rollout. The days are made up. **Look for** what a
+# single day buys, and for what is never bought.
 
 # %% tags=["hide-input"]
 # @title Table: what to do with so many days
@@ -281,9 +281,9 @@ if check.q3.passed:
 
 # %% [markdown] tags=["solution"]
 # **Why no order works.** Amdahl's ceilings move with every change. Two changes to the rollout that promise 50 % each
-# do not take it all away; and once it is fast, the update that nobody looked at is half of the step. **What rarely
-# survives.** Whatever touches a phase of a thousandth, however large its speed-up. It is bought only when a day is left
-# over and there is nothing else to do with it.
+# do not take it all away; and once it is fast, the update that nobody looked at is half of the step. **What is
+# never bought.** Loader workers and pinned memory, however large their speed-ups: their phase is a few thousandths of
+# the step. A day must be left over, with nothing else to do.
 
 # %% [markdown]
 # ## q4 · Self time

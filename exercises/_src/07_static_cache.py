@@ -242,6 +242,7 @@ def show(draw) -> None:
     ax.plot(range(14), pi, color="black", marker="o", linestyle="", label="softmax")
     ax.plot(range(14), claimed, color="#D55E00", marker="x", linestyle="", label="exp of the log-prob returned")
     ax.set(xlabel="token", ylabel="probability", title="Tiles of 4; token 0 is impossible")
+    ax.set_xticks(range(14))
     ax.legend()
     plt.show()
     at_zero = draw(logits, 4, torch.zeros(1))[0].item()

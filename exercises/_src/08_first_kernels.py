@@ -270,7 +270,7 @@ check.q4(SumOfThree)
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# The butterfly of the lesson, with the larger of two in place of their sum: distances 1, 2, 4, 8, 16. The shuffles
+# The butterfly of the lesson, with the larger of two instead of their sum: distances 1, 2, 4, 8, 16. The shuffles
 # stand outside of any condition; what a condition decides is only what a lane begins with.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
@@ -293,7 +293,7 @@ class RowMax:
         lane, _, _ = cute.arch.thread_idx()
         row, _, _ = cute.arch.block_idx()
         # BEGIN SOLUTION
-        value = Float32(-1e38)
+        value = -Float32.inf
         if lane < a.shape[1]:
             value = a[row, lane]
         for step in range_constexpr(5):
@@ -508,8 +508,8 @@ if check.q8.passed:
 
 # %%
 @dataclass(frozen=True)
-class ReluSquared:
-    """Hers: out = relu(gate)^2 * up; bfloat16 [n], any n (so she says)."""
+class Hers:
+    """out = relu(gate)^2 * up; bfloat16 [n], any n (so she says)."""
 
     threads: int = 128
 
@@ -552,7 +552,7 @@ class ReluSquared:
 gate, up = (torch.randn(2048).to(torch.bfloat16) for _ in range(2))
 out = torch.empty_like(gate)
 try:
-    report = simulate(ReluSquared(), gate, up, out)
+    report = simulate(Hers(), gate, up, out)
     exact = gate.double().clamp(min=0) ** 2 * up.double()
     print(f"largest relative error {((out - exact).abs() / exact.abs().clamp(min=1e-9)).max():.2%}")
     for _, access in sorted(report.accesses.items()):
@@ -572,9 +572,9 @@ except Exception as error:
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Look at the list of accesses: 16 bytes a lane would be a `v4.b32`. Then run the colleague's kernel with n = 2,050 and
-# see which line the interpreter names. Once that is mended, the branch for the rest runs for the first time in its
-# life: read it as if it were new.
+# Look at the list of accesses: 16 bytes a lane would be a `v4.b32`. Then run her test with 2,050 numbers and see which
+# line the interpreter names. Once that is mended, the branch for the rest runs for the first time in its life: read it
+# as if it were new.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #

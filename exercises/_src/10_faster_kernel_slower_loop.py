@@ -190,7 +190,7 @@ probe(colleague)
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# Her five lines, another method in the second, another divisor in the third, and in place of her `if` two of your own:
+# Her five lines, another method in the second, another divisor in the third, and instead of her `if` two of your own:
 # one that refuses, and one that tells the two kinds of mask apart by their dtype.
 # </details>
 

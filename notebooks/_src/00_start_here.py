@@ -509,8 +509,8 @@ model.zero_grad(set_to_none=True)  # the optimizer's step would come here; this 
 # %% [markdown]
 # ## 9 · What RL changes
 #
-# Now the loop for real: `rlcourse.trainer.train` with the settings of the preset `laptop`, for {{ make_config().steps
-# // 2 }} steps. This is **one run with one seed**: an illustration.
+# Now the loop for real: `rlcourse.trainer.train` with the settings of the preset `laptop`, but fewer steps. This is
+# **one run with one seed**: an illustration.
 
 # %%
 from rlcourse.checkpoint import latest_checkpoint
@@ -550,13 +550,13 @@ guessed = {name: sum(kind(a) == "guess, no working" for a in found) for name, fo
 # @title Your bet
 PARTS = {"arithmetic": "better numbers", "choice": "working instead of guessing", "clean": "less garbage"}
 most = bet(
-    "In a full run the share of samples that are right rises by some 60 points. Which of the three brings most of it?",
+    "In a longer run the share of samples that are right rises by some 60 points. Which of the three brings most?",
     list(PARTS.values()),
 )
 half = bet("And how many of the 60 points does working instead of guessing bring?", (50, 0, 60, 1), unit="points")
 
 # %% [markdown]
-# The answer is on record: full runs of the preset with three seeds, made with
+# The answer is on record: longer runs with the same settings, three seeds, made with
 # `python -m rlcourse.course.lessons.lesson00 gain`. At several steps the model answered all validation problems at
 # temperature 1, and every answer was sorted as above. Left, the three factors along training. Right, what each has
 # brought by then. Since they multiply, what one brings depends on the others; it is counted as the mean over the six
@@ -664,9 +664,9 @@ plt.show()
 #
 # ### The record
 #
-# Finally the learning curve as most papers show it, greedy accuracy, for full runs of the preset with {{
-# len(load_curve("dr_grpo")["results"]) }} seeds (`python -m rlcourse.course.lessons.curves dr_grpo`). The line is the
-# mean, the band reaches from the worst seed to the best.
+# Finally the learning curve as most papers show it, greedy accuracy, for runs of {{
+# load_curve("dr_grpo")["setup"]["steps"] }} steps with {{ len(load_curve("dr_grpo")["results"]) }} seeds (`python -m
+# rlcourse.course.lessons.curves dr_grpo`). The line is the mean, the band reaches from the worst seed to the best.
 
 # %% tags=["hide-input"]
 # @title Figure: the recorded curve

@@ -79,10 +79,11 @@ plt.show()
 memory_bet.result(left[-1])
 
 # %% [markdown]
-# The critic is {{ TRAINED * gb[largest]:.0f }} of those {{ left[-1]:.0f }} GB. It also more than doubles the work of
-# the update. The policy needs a forward and a backward pass; the critic needs both as well, after a forward pass of its
-# own for the values. With a value head, as in lesson 02, almost none of this applies: "GRPO halves the memory" is true
-# of the first recipe only.
+# The critic is {{ TRAINED * gb[largest]:.0f }} of those {{ left[-1]:.0f }} GB; without it {{ left[-1] - TRAINED *
+# gb[largest]:.0f }} are left. It also about doubles the work of the update. The policy needs a forward and a backward
+# pass, and the reference a forward pass; the critic needs a forward pass for the values and later both for its own
+# update. With a value head, as in lesson 02, almost none of this applies. So "GRPO halves the memory", which you will
+# read, rounds up, and is about a critic of the policy's size.
 #
 # ## 2 · The group says what was to be expected
 #
@@ -351,8 +352,9 @@ final = {n: [100 * seed["evals"][-1]["accuracy"] for seed in record["results"]] 
 #
 # $$P(\text{silent}) = p^G + (1-p)^G .$$
 #
-# Let us count them, with the policy that you have just trained (without the bonus): many answers to each of some
-# problems.
+# Let us count them, with the policy that you have just trained (without the bonus): many samples for each of some
+# training problems. (Do not compare their accuracy with the curves above. Those are of greedy answers, to validation
+# problems; a sample at temperature 1 goes wrong more often.)
 
 # %%
 MANY, asked = 64, task.problems("train")[: pick(8, 64)]
@@ -363,12 +365,12 @@ for few in (asked[i : i + 8] for i in range(0, len(asked), 8)):
     found.append(verify(few, rollout, plain_policy).view(-1, MANY))
 right = torch.cat(found).sum(1).int().tolist()  # of MANY, for each problem
 share = sum(right) / (MANY * len(asked))
-print(f"{len(asked)} problems, {MANY} answers to each: {share:.0%} of the answers are right")
+print(f"{len(asked)} training problems, {MANY} samples for each: {share:.0%} of the samples are right")
 
 # %% tags=["hide-input"]
 # @title Your bet
 silent_bet = bet(
-    f"{share:.0%} of the answers are right. Of groups of {GROUP}, what share is silent?",
+    f"{share:.0%} of the samples are right. Of groups of {GROUP}, what share is silent?",
     (round(100 * (share**GROUP + (1 - share) ** GROUP)), 0, 100, 1),
     unit="%",
 )
@@ -429,10 +431,15 @@ curve = each.mean(0)
 # as easy ones reach the other end. {{ assert curve.argmin() not in (0, len(curve) - 1) }}
 #
 # **Dynamic sampling** (DAPO, Yu et al. 2025) throws silent groups away and samples other prompts until the batch is
-# full. Is that worth its price?
+# full. So every step learns from a full batch, and samples more for it. Is that worth its price? Below are the same
+# runs twice, {{ load_curve("lesson03_dynamic")["setup"]["num_prompts"] }} prompts × {{
+# load_curve("lesson03_dynamic")["setup"]["num_generations"] }} answers a step: over steps, and over the answers that
+# were sampled for them.
+
+# %% tags=["hide-input"]
+# @title Figure: dynamic sampling, by steps and by answers
 
 
-# %%
 def runs_of(name: str) -> tuple[list[int], torch.Tensor]:
     """Steps and greedy accuracy in percent, [seeds, evaluations], of a recorded run."""
     seeds = load_curve(name)["results"]
@@ -446,18 +453,30 @@ def sampled(name: str) -> torch.Tensor:
     return torch.cat([torch.zeros(1), rows.cumsum(0)])[runs_of(name)[0]]
 
 
-GOAL = 80  # percent
-price = {}
-for name in ("lesson03_16x8", "lesson03_dynamic"):
-    steps, accuracy = runs_of(name)
-    first = int((accuracy.mean(0) >= GOAL).int().argmax())
-    price[name] = (steps[first], sampled(name)[first].item())
-    print(f"{name:17} reaches {GOAL} % at step {steps[first]}, after {price[name][1]:,.0f} sampled answers")
+fig, axes = plt.subplots(1, 2, figsize=(10.5, 3.4), sharey=True, layout="constrained")
+price, mean_of = {}, {}
+for name, label, color, style in (("16x8", "silent groups stay", BLUE, "-"), ("dynamic", "dynamic", ORANGE, "--")):
+    steps, accuracy = runs_of(f"lesson03_{name}")
+    price[name], mean_of[name] = sampled(f"lesson03_{name}"), accuracy.mean(0)
+    for ax, x in zip(axes, (steps, price[name]), strict=True):
+        ax.fill_between(x, accuracy.amin(0), accuracy.amax(0), color=color, alpha=0.15, linewidth=0)
+        ax.plot(x, mean_of[name], style, color=color, label=label)
+axes[0].set(xlabel="training step", ylabel="greedy, % right", ylim=(35, 92))
+axes[1].set(xlabel="answers sampled so far")
+axes[0].legend(title="mean of three seeds, band: range", loc="lower right")
+for ax in axes:
+    ax.grid()
+plt.show()
+at_30 = steps.index(30)
+dear = int((price["dynamic"] >= price["16x8"][-1]).int().argmax())  # when it has sampled as much as the other ever did
 
 # %% [markdown]
-# Not here. {{ assert price["lesson03_dynamic"][1] > price["lesson03_16x8"][1] }} Every step has a full batch, and for
-# {{ GOAL }} % it samples {{ price["lesson03_dynamic"][1] / price["lesson03_16x8"][1]:.1f }} times as many answers. It
-# pays where the update costs more than sampling, or where nearly all groups have gone silent.
+# **By steps** it is a little ahead, {{ mean_of["dynamic"][at_30]:.1f }} to {{ mean_of["16x8"][at_30]:.1f }} % at step
+# 30. {{ assert mean_of["dynamic"][at_30] > mean_of["16x8"][at_30] + 1 }} **By answers** it is far behind: {{
+# price["dynamic"][dear]:,.0f }} take it to {{ mean_of["dynamic"][dear]:.1f }} %, and {{ price["16x8"][-1]:,.0f }} take
+# the run that keeps its silent groups to {{ mean_of["16x8"][-1]:.1f }} %. {{ assert mean_of["dynamic"][dear] <
+# mean_of["16x8"][-1] - 5 }} Where sampling is most of the cost, as in the step at the top of lesson 02, that is a bad
+# bargain. It pays where the update costs more than sampling, or where nearly all groups have gone silent.
 #
 # ## 5 · Many prompts or large groups?
 #

@@ -51,7 +51,7 @@ PROMPTS, GROUP, LIMIT = (SETTINGS[name] for name in ("num_prompts", "num_generat
 # \qquad A_i = \frac{R_i - \mathrm{mean}(R)}{\mathrm{std}(R)},$$
 #
 # mean and deviation being those of the group. (We make one update from each rollout, so every $\rho$ is 1 and the clip
-# of lesson 02 is idle; there is no KL term, $\beta = 0$; and the code adds a speck to the deviation so that it never
+# of lesson 02 is idle; there is no KL term, $\beta = 0$; and the code adds 0.0001 to the deviation so that it never
 # divides by 0.) **Dr. GRPO** (Liu et al. 2025) deletes both divisions and puts a constant in place of the length. Steps
 # 3 and 4 of the loop, with a switch for each division:
 
@@ -115,23 +115,27 @@ for ax, title in zip(axes, ("mean of 5 seeds, band: range", "mean of 5 seeds"), 
     ax.grid()
 plt.show()
 at = {step: {v: runs[:, steps.index(step)] for v, (steps, runs) in race.items()} for step in race["grpo"][0]}
-leads = [at[step]["grpo"].mean() > at[step]["dr_grpo"].mean() for step in (10, 110)]
+first, last = steps[1], steps[-1]
+ahead = {step: (runs["grpo"] - runs["dr_grpo"]).mean().item() for step, runs in at.items()}  # GRPO, in points
+worst = min(ahead, key=ahead.get)
+leads = [ahead[step] > 0 for step in (first, last)]
 race_bet.result(FATES[3] if leads == [True, False] else FATES[2] if all(leads) else FATES[1])
 
 # %% [markdown]
-# GRPO leads at step 10, and its worst seed is ahead of Dr. GRPO's best. {{ assert at[10]["grpo"].min() >
-# at[10]["dr_grpo"].max() }} At step 110 it is the other way round, again without overlap. {{ assert
-# at[110]["grpo"].max() < at[110]["dr_grpo"].min() }} In points: {{ at[10]["grpo"].mean() - at[10]["dr_grpo"].mean():.1f
-# }} ahead, then {{ (at[40]["dr_grpo"] - at[40]["grpo"]).mean():.1f }} behind at step 40, {{ (at[110]["dr_grpo"] -
-# at[110]["grpo"]).mean():.1f }} behind at step 110; around step 70 they meet once more. (On the test problems at the
-# end GRPO gets {{ 100 * fmean(seed["test"]["accuracy"] for seed in load_curve("lesson04_slow_grpo")["results"]):.1f }}
-# % and Dr. GRPO {{ 100 * fmean(seed["test"]["accuracy"] for seed in load_curve("lesson04_slow_dr_grpo")["results"]):.1f
-# }} % on average, with ranges that overlap. {{ assert max(seed["test"]["accuracy"] for seed in
-# load_curve("lesson04_slow_grpo")["results"]) > min(seed["test"]["accuracy"] for seed in
-# load_curve("lesson04_slow_dr_grpo")["results"]) }} A lead of a point or two is no promise for a single run.)
+# At step {{ first }} GRPO is {{ ahead[first]:.1f }} points ahead, its worst seed ahead of Dr. GRPO's best. {{ assert
+# at[first]["grpo"].min() > at[first]["dr_grpo"].max() }} At step {{ worst }} it is {{ -ahead[worst]:.1f }} points
+# behind, its best seed behind Dr. GRPO's worst. {{ assert at[worst]["grpo"].max() < at[worst]["dr_grpo"].min() }}
+# Around step 70 they meet once more. {{ assert abs(ahead[70]) < 0.5 }} At the end, after {{ last }} steps, GRPO is {{
+# -ahead[last]:.1f }} points behind, and its best seed is no better than Dr. GRPO's worst. {{ assert ahead[last] < 0 and
+# at[last]["grpo"].max() <= at[last]["dr_grpo"].min() }} (On the test problems GRPO then gets {{ 100 *
+# fmean(seed["test"]["accuracy"] for seed in load_curve("lesson04_slow_grpo")["results"]):.1f }} % and Dr. GRPO {{ 100 *
+# fmean(seed["test"]["accuracy"] for seed in load_curve("lesson04_slow_dr_grpo")["results"]):.1f }} % on average, with
+# ranges that overlap. {{ assert max(seed["test"]["accuracy"] for seed in load_curve("lesson04_slow_grpo")["results"]) >
+# min(seed["test"]["accuracy"] for seed in load_curve("lesson04_slow_dr_grpo")["results"]) }} A lead of a point or two
+# is no promise for a single run.)
 #
-# The right panel says which division is to blame. The two variants that divide by the length run together, and the two
-# that don't run together. The deviation is never worth more than a point or so on average, the length up to four. {{
+# The right panel says which division is to blame. The two variants that divide by the length run together, and so do
+# the two that don't. The deviation is never worth more than a point or so on average, the length up to four. {{
 # assert max(abs((at[s][a] - at[s][b]).mean()) for s in at for a, b in (("grpo", "no_std"), ("no_length", "dr_grpo"))) <
 # 1.1 and abs((at[40]["no_std"] - at[40]["dr_grpo"]).mean()) > 3 }} So the riddle is about the length, and it has two
 # halves: **why does it lead, and why does it lose?**
@@ -192,10 +196,10 @@ assert all(abs(bias(1, q) - (-q * math.log(q) / (1 - q) - q)) < 1e-6 for q in (0
 display(Markdown("\n".join(table)))
 
 # %% [markdown]
-# With two answers a batch mean keeps {{ 100 * kept[2][2]:.0f }} to {{ 100 * kept[2][0]:.0f }} % of GRPO's bias, and
-# with 128 next to nothing. {{ assert kept[128][0] < 0.02 }} A constant has none. Now let the coin learn, once with
-# answers that are all wrong and once with answers that are all right, 16 answers a step, from ten tokens and with a
-# limit of 80. **Look for** which bands have a direction and which only spread.
+# The mean over a batch of two answers keeps {{ 100 * kept[2][2]:.0f }} to {{ 100 * kept[2][0]:.0f }} % of GRPO's bias,
+# that over 128 next to nothing. {{ assert kept[128][0] < 0.02 }} A constant has none. Now let the coin learn, once with
+# answers that are all wrong and once with answers that are all right, 16 answers a step. They begin at ten tokens on
+# average, and the limit is 80. **Look for** which bands have a direction and which only spread.
 
 # %% tags=["hide-input"]
 # @title Figure: the coin learns
@@ -243,10 +247,10 @@ plt.show()
 #
 # ## 4 · The same with a language model
 #
-# We build the coin's situation on purpose: eight answers to a problem, four of which are forced to begin with filler
-# and earn 0, four with the first line of the working and earn 1. The rest is the model's, and **changes nothing**. The
-# openings are part of the prompts, so they are not trained. This is lesson 01's loop with two lines replaced, and {{
-# PROMPTS }} × {{ GROUP }} answers a step.
+# We build the coin's situation on purpose. Of eight answers to a problem, four are made to begin with filler, and earn
+# 0; the other four are made to begin with the first line of the working, and earn 1. The rest the model writes itself,
+# and what it writes **changes nothing**. The openings are part of the prompts: they are not trained, and their tokens
+# are not counted. This is lesson 01's loop with two lines replaced, and {{ PROMPTS }} × {{ GROUP }} answers a step.
 
 # %%
 probes = task.problems("validation")[: pick(4, 32)]  # the same for all measurements of the length
@@ -280,13 +284,14 @@ def train(divide: bool, steps: int, seed: int = 7):
 
 policy = load_policy("embedded")
 start = lesson04.forced_lengths(policy, make_engine(policy, "fast", torch.float32), probes, LIMIT)["filler"]
-print(f"before training, answers that begin with filler have {start:.0f} more tokens (the limit is {LIMIT})")
+print(f"before training, an answer goes on for {start:.0f} tokens after the filler, on average (the limit is {LIMIT})")
 
 # %% tags=["hide-input"]
 # @title Your bet
 STEPS = pick(2, 20)
 length_bet = bet(
-    f"After {STEPS} steps of GRPO, how many tokens have answers that begin with filler and earn 0 whatever they say?",
+    f"An answer that begins with filler goes on for {start:.0f} tokens, and earns 0 whatever they say. For how many "
+    f"after {STEPS} steps of GRPO?",
     (25, 0, LIMIT, 1),
     unit="tokens",
 )
@@ -296,9 +301,9 @@ live = {"GRPO": train(True, STEPS), "Dr. GRPO": train(False, STEPS)}
 
 # %% [markdown]
 # The figure has your two runs as black marks, over recorded ones of {{ SETTINGS["steps"] }} steps with {{
-# len(load_curve("lesson04_isolated_grpo")["results"]) }} seeds each. Right, the control: if the fate of an opening is
-# what counts, then swapping the rewards must swap the curves, and if a coin decides what an answer earns, GRPO must not
-# move.
+# len(load_curve("lesson04_isolated_grpo")["results"]) }} seeds each. Right, the control. If the fate of an opening is
+# what counts, then the same answers must shrink where the rewards are swapped; and where a coin decides what an answer
+# earns, GRPO must leave their length alone.
 
 # %% tags=["hide-input"]
 # @title Figure: answers whose fate is sealed
@@ -334,11 +339,12 @@ ended_at = {name: log[-1]["filler"] for name, (_, log) in live.items()}
 length_bet.result(ended_at["GRPO"])
 
 # %% [markdown]
-# Within {{ STEPS }} steps GRPO has taught these answers to run towards the limit, {{ ended_at["GRPO"]:.0f }} tokens,
-# and in every recorded seed. {{ assert ended_at["GRPO"] > 55 and sealed["grpo"].min() > 70 }} Under the other two they
-# wander, some seeds up and some down: no bias does not mean standing still. {{ assert sealed["dr_grpo"].min() < 19 <
-# sealed["dr_grpo"].max() }} Where the same answers earn 1 they shrink to {{ sealed["grpo_swapped"].mean():.0f }}
-# tokens. {{ assert sealed["grpo_swapped"].max() < 10 }} What does it look like when a model talks itself out of a fine?
+# Within {{ STEPS }} steps GRPO has taught these answers to run towards the limit: they have {{ ended_at["GRPO"]:.0f }}
+# tokens, and every recorded seed does the same. {{ assert ended_at["GRPO"] > 55 and sealed["grpo"].min() > 70 }} Under
+# the other two they wander, some seeds up and some down: no bias does not mean standing still. {{ assert
+# sealed["dr_grpo"].min() < 19 < sealed["dr_grpo"].max() }} Where the same answers earn 1 they shrink to {{
+# sealed["grpo_swapped"].mean():.0f }} tokens. {{ assert sealed["grpo_swapped"].max() < 10 }} What does it look like
+# when a model talks itself out of a fine?
 
 # %%
 prompt = lesson04.forced_prompts(policy, [task.problems("train")[2]])[0]
@@ -396,7 +402,7 @@ axes[0].legend(title="mean of seeds, band: range", loc="lower left")
 plt.show()
 
 # %% [markdown]
-# Each gets rid first of what its loss fines most. GRPO fines by the token, so the short guess goes: at step 15 {{
+# Each gets rid first of what its loss fines most. GRPO fines by the token, so the short guess goes: at step 15, {{
 # greedy_guesses["grpo"][:, 3].mean():.0f }} % of greedy answers guess, under Dr. GRPO {{ greedy_guesses["dr_grpo"][:,
 # 3].mean():.0f }} %. {{ assert greedy_guesses["grpo"][:, 3].max() < greedy_guesses["dr_grpo"][:, 3].min() }} Greedy
 # answers hardly have garbage in them, so when you measure greedily, fewer guesses are all that shows. **That is the
@@ -457,10 +463,10 @@ plt.show()
 ends_of_8 = (prompt_weight(torch.tensor([1e-6, 0.5], dtype=torch.float64), 8)).tolist()
 
 # %% [markdown]
-# The limit blows up at both ends; a small group cannot, because a success that is never drawn has no weight. In groups
-# of eight the hardest problems count {{ ends_of_8[0] / ends_of_8[1]:.2f }} times as much as one that is solved half of
-# the time, and no more. What does that come to on real samples? Sixteen answers to each of a few problems, with $\sum_i
-# |A_i|$ for the share of a group in the update:
+# The curve of large groups blows up at both ends. A small group cannot: a success that is never drawn has no weight. In
+# groups of eight the hardest problems count {{ ends_of_8[0] / ends_of_8[1]:.2f }} times as much as one that is solved
+# half of the time, and no more. What does that come to on real samples? Sixteen answers to each of a few problems, with
+# $\sum_i |A_i|$ for the share of a group in the update:
 
 # %%
 problems = task.problems("train")[: pick(8, 96)]
@@ -484,11 +490,11 @@ print(f"no gradient at all: {(success == 0).sum()} of {len(problems)} never solv
 # This model finds most problems hard, so it is the hard end that gains, {{ share["GRPO"][0] - share["Dr. GRPO"][0]:.0f
 # }} points, and there is hardly an easy end. {{ assert share["GRPO"][0] > share["Dr. GRPO"][0] + 5 and share["GRPO"][1]
 # < 10 }} In training it made no difference that five seeds could show: with the deviation and without, the ranges of
-# test accuracy overlap at every level of difficulty, in both pairs and at both settings. {{ assert all(max(map(min,
-# pair)) <= min(map(max, pair)) for kind in ("default", "slow") for names in (("grpo", "no_std"), ("no_length",
-# "dr_grpo")) for level in (1, 2, 3, 4) for pair in [[[seed["test"][f"accuracy_level_{level}"] for seed in
-# load_curve(f"lesson04_{kind}_{name}")["results"]] for name in names]]) }} It would take large groups, problems that
-# stay near 0 or 1, or rewards of very different sizes.
+# test accuracy overlap at every level of difficulty, whether the length is divided by or not, at the small learning
+# rate and at the usual one. {{ assert all(max(map(min, pair)) <= min(map(max, pair)) for kind in ("default", "slow")
+# for names in (("grpo", "no_std"), ("no_length", "dr_grpo")) for level in (1, 2, 3, 4) for pair in
+# [[[seed["test"][f"accuracy_level_{level}"] for seed in load_curve(f"lesson04_{kind}_{name}")["results"]] for name in
+# names]]) }} It would take large groups, problems that stay near 0 or 1, or rewards of very different sizes.
 #
 # ## 7 · Why a constant
 #
@@ -510,7 +516,9 @@ print(f"constant:   whole batch {sums.sum() / (2 * 80):.4f}, mean of two micro-b
 # own size. Only the threshold of gradient clipping feels it: in the slow records GRPO's gradient norm is {{ fmean(v for
 # seed in load_curve("lesson04_slow_grpo")["results"] for v in seed["steps"]["grad_norm"]):.2f }} on average and Dr.
 # GRPO's {{ fmean(v for seed in load_curve("lesson04_slow_dr_grpo")["results"] for v in seed["steps"]["grad_norm"]):.3f
-# }}, so that a limit of 1 almost never touches it.
+# }}. A limit of 1 cuts {{ 100 * fmean(v > 1 for seed in load_curve("lesson04_slow_grpo")["results"] for v in
+# seed["steps"]["grad_norm"]):.0f }} % of GRPO's steps short and none of Dr. GRPO's. {{ assert max(v for seed in
+# load_curve("lesson04_slow_dr_grpo")["results"] for v in seed["steps"]["grad_norm"]) < 1 }}
 #
 # ## 8 · The family
 #
@@ -548,7 +556,7 @@ display(Markdown(head + "\n".join(table_row(name) for name in ALGORITHMS)))
 # - **DAPO** (Yu et al. 2025): keeps the deviation and takes the mean over tokens; clips higher above than below, so
 #   that rare tokens can grow; samples again where a group has no signal; leaves out answers that were cut off.
 # - **GSPO** (Zheng et al. 2025): one ratio for the whole answer, the geometric mean of its tokens', and a clip range
-# that is far narrower because a mean of many ratios moves far less than a single one.
+#   that is far narrower because a mean of many ratios moves far less than a single one.
 # - **CISPO** (MiniMax 2025): never drops a token. It caps the ratio as a weight and lets the gradient pass.
 #
 # GSPO, CISPO and DAPO's wider clip live by the ratio. With **one update a rollout** (`minibatches=1`) every ratio is 1,

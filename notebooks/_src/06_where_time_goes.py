@@ -77,43 +77,51 @@ share_bet.result(round(100 * median["rollout"] / step_s))
 # find ready. And the rest is summed up by its **median**: on a machine that others use too, a mean follows the one step
 # that was disturbed.
 #
-# On a GPU there is a trap. The host only **asks** for work and goes on at once, so a clock on the host times the
-# asking. The package's `PhaseTimer` waits for the GPU at both ends of a phase. A processor has nothing to wait for.
+# On a GPU there is a trap. The *host*, the processor on which Python runs, only **asks** the GPU for work and goes on
+# at once, so a clock on the host times the asking. The package's `PhaseTimer` waits for the GPU at both ends of a
+# phase. Without a GPU there is nothing to wait for.
 #
 # Here are the same phases on an H200, with the shape of Qwen2.5-0.5B and 64 answers of {{ load_record("step", "NVIDIA
-# H200")["setup"]["new_tokens"] }} tokens. TRL is the library that most people start from, here with its usual
-# `generate`; then TRL with a flag flipped that lets `generate` compile its decode step; then this package. **Look for**
-# who has the long blue bar.
+# H200")["setup"]["new_tokens"] }} tokens. TRL is a library that many start from, here with the usual `generate` of
+# transformers; then TRL with a flag that lets `generate` compile its *decode step*, the work for one more token of each
+# answer; then this package. **Look for** who has the long blue bar.
 
 # %% tags=["hide-input"]
 # @title Figure: where a step goes
+from matplotlib.patches import Patch
+
 record = load_record("step", "NVIDIA H200")
 STEPS = {(row["variant"], row["rows"]): row for row in record["results"]}
 NAMES = {"trl-default": "TRL", "trl-static-compiled": "TRL, decode step compiled", "rlcourse": "this package"}
 
 
-def bar(ax, place: int, parts: dict[str, float]) -> None:
-    """One step as a bar of 100 %."""
+def bar(ax, place: int, parts: dict[str, float], whole: float) -> None:
+    """One step as a bar of 100 %: its phases, and in gray what is in none of them."""
     left = 0.0
-    for phase, seconds in parts.items():
-        width = 100 * seconds / sum(parts.values())
-        ax.barh(place, width, left=left, color=PHASES.get(phase, "#999999"), edgecolor="white")
-        if width > 8:
-            words = f"{phase}\n{width:.0f} %"
+    for phase, seconds in (parts | {"the rest": whole - sum(parts.values())}).items():
+        width = 100 * seconds / whole
+        ax.barh(place, width, left=left, color=PHASES.get(phase, "#999999"))
+        if width > 4:
+            words = f"{phase}\n{width:.0f} %" if width > 8 else f"{width:.0f} %"
             ax.text(left + width / 2, place, words, ha="center", va="center", fontsize=9, color="white")
         left += width
 
 
-fig, ax = plt.subplots(figsize=(9, 3.2))
-bar(ax, 0, median)
+fig, ax = plt.subplots(figsize=(9, 3.6), layout="constrained")
+bar(ax, 0, median, step_s)
 labels = [f"here, embedded model\n{step_s:.2f} s"]
 for place, (variant, name) in enumerate(NAMES.items(), start=1):
     row = STEPS[variant, 64]
-    bar(ax, place, {"rollout": row["rollout_s"], "update": row["update_s"]})
+    bar(ax, place, {"rollout": row["rollout_s"], "update": row["update_s"]}, row["step_s"])
     labels.append(f"H200, {name}\n{row['step_s']:.2f} s")
 ax.set_yticks(range(4), labels)
 ax.invert_yaxis()
 ax.set(xlabel="% of a step", title=f"Where a step goes (H200: {provenance(record)})", xlim=(0, 100))
+fig.legend(
+    handles=[Patch(color=color, label=name) for name, color in (PHASES | {"the rest": "#999999"}).items()],
+    loc="outside lower center",
+    ncols=5,
+)
 plt.show()
 part = {name: STEPS[name, 64]["rollout_s"] / STEPS[name, 64]["step_s"] for name in NAMES}
 
@@ -121,6 +129,8 @@ part = {name: STEPS[name, 64]["rollout_s"] / STEPS[name, 64]["step_s"] for name 
 # {{ 100 * part["trl-default"]:.0f }} % of TRL's step is the rollout, {{ 100 * part["rlcourse"]:.0f }} % of ours, and {{
 # 100 * median["rollout"] / step_s:.0f }} % here. {{ assert part["trl-default"] > 0.9 and part["rlcourse"] < 0.6 }} "The
 # rollout is the bottleneck of RL" is no law. It is a fact about one engine on one machine, and you have to measure.
+# (The record of our own step has a rest: loading, copies, rewards. In TRL's, all that is not the rollout counts as the
+# update.)
 #
 # ## 2 · What can it give?
 #
@@ -129,8 +139,8 @@ part = {name: STEPS[name, 64]["rollout_s"] / STEPS[name, 64]["step_s"] for name 
 #
 # $$\frac{1}{1 - f + f / g} \;<\; \frac{1}{1 - f} .$$
 #
-# This is Amdahl's law (1967). The bound on the right is a part that takes no time at all. You know it before you write
-# a line.
+# This is Amdahl's law (1967). The bound on the right, the *ceiling*, is reached when the part takes no time at
+# all. You know it before you write a line.
 
 
 # %%
@@ -141,8 +151,14 @@ def amdahl(share: float, gain: float) -> float:
 
 # %% [markdown]
 # Now a typical day. Somebody looks at a training run, finds the GPU idle most of the time, and tries what the guides
-# say: more workers in the data loader; pinned memory and `non_blocking=True`; `torch.compile` on the model; a static KV
-# cache; a static KV cache **with** the decode step compiled.
+# say:
+#
+# - more *workers*, processes that load and tokenise the next batch while this one trains;
+# - *pinned memory* and `non_blocking=True`, with which a batch is copied to the GPU while the host goes on;
+# - `torch.compile` on the model that trains: PyTorch turns many operators into few;
+# - a *static KV cache*: keys and values of earlier tokens are kept in memory of a fixed size, and not in tensors that
+#   grow;
+# - a static KV cache, **and** the decode step compiled.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -215,8 +231,8 @@ ladder_bet.result(TRIED[3] if whole[64] > 2 else TRIED[2])
 
 # %% [markdown]
 # The first two rows end the discussion. A batch of prompts is a few kilobytes of text; there is nothing to hide. (The
-# H200's share is everything outside rollout and update in our own step, copies and rewards included: a generous upper
-# bound. TRL's record does not split it off.) Those guides were written for training on images.
+# H200's share is everything outside rollout and update in our own step: a generous upper bound.) Those guides were
+# written for training on images.
 #
 # Compiling the model that trains can give TRL {{ 1 / (1 - update_part):.2f }}× at the very most, and {{
 # amdahl(update_part, update_gain):.2f }}× if its update became as fast as our compiled one. {{ assert
@@ -224,16 +240,16 @@ ladder_bet.result(TRIED[3] if whole[64] > 2 else TRIED[2])
 # ours["update_s"] / ours["step_s"]:.0f }} %. **Ceilings move when something else gets faster**, so divide again after
 # each change.
 #
-# The last two rows have the same ceiling and very different results, here with 16 rows. A static cache alone decodes {{
-# alone[16]:.2f }} times as fast with 16 rows: slower. {{ assert alone[16] < 1 < whole[64] }} With the decode step
-# compiled, the whole training step is {{ whole[16]:.1f }} times as fast. A ceiling says what **may** be gained. Why one
-# change collects it and the other does not is what the rest of this lesson prepares, and lesson 07 tells.
+# The last two rows have the same ceiling and very different results. With 16 rows a static cache alone decodes {{
+# alone[16]:.2f }} times as fast, which is slower. {{ assert alone[16] < 1 < whole[64] }} With the decode step compiled
+# as well, the whole training step is {{ whole[16]:.1f }} times as fast. A ceiling says what **may** be gained, not what
+# a change collects of it: for that one must know what the time is spent on (section 3).
 #
-# How good is the law? The record has the old rollout and the new one. **Look for** where a line leaves the dotted one:
-# up to there, work on the rollout pays in full.
+# How good is the law? The record has TRL's rollout before and after its decode step was compiled. **Look for** the
+# star, and for where a line leaves the dotted one: up to there, work on the rollout pays in full.
 
 # %% tags=["hide-input"]
-# @title Figure: Amdahl's law, and three steps
+# @title Figure: Amdahl's law, and a measured step
 speedups = torch.logspace(0, 2, 60).tolist()
 fig, ax = plt.subplots(figsize=(7, 3.6))
 ax.plot(speedups, speedups, color=BLACK, linestyle=":", label="if the rollout were all")
@@ -244,12 +260,17 @@ for (name, p), color, style in zip(shares.items(), (VERMILION, GREEN), ("-", "--
 faster = slow["rollout_s"] / fixed["rollout_s"]
 ax.plot(faster, slow["step_s"] / fixed["step_s"], marker="*", markersize=13, color=BLACK, linestyle="")
 ax.text(1.25 * faster, 2.6, "measured: TRL, decode step compiled", va="center", fontsize=9)
+predicted, found = amdahl(part["trl-default"], faster), slow["step_s"] / fixed["step_s"]
 ax.set(xscale="log", yscale="log", ylim=(0.9, 100))
-ax.set(xlabel="the rollout is so many times as fast", ylabel="the step is so many times as fast")
+ax.set(xlabel="speed-up of the rollout", ylabel="speed-up of the step")
 ax.legend()
 plt.show()
 
 # %% [markdown]
+# The rollout became {{ faster:.1f }} times as fast. By the law the step becomes {{ predicted:.2f }} times as fast, and
+# {{ found:.2f }} times was measured. {{ assert abs(predicted / found - 1) < 0.03 }} The law is arithmetic. It can only
+# fail if the other part did not stay as it was.
+#
 # ## 3 · What is it doing?
 #
 # Phases say where. A *profiler* says what: it notes every operator that PyTorch runs, with start and duration. Noting
@@ -279,9 +300,9 @@ for count in (1, 16, 64):
 # %% [markdown]
 # The number of operators hardly depends on the rows. With one row hardly anything is computed, and yet the step has its
 # price, the price of **calling**: Python calls PyTorch, PyTorch looks up the code for these types and makes room for
-# the result, every time. 16 times the rows cost {{ calls[16] / calls[1]:.1f }} times as much. {{ assert calls[16] < 8 *
-# calls[1] }} A program whose time is that of its calls is *host-bound*. On a GPU this is worse, since the GPU does the
-# work so much faster while the host is no faster at all, and must also start a program on the GPU for each (a
+# the result, every time. 16 times as many rows cost {{ calls[16] / calls[1]:.1f }} times as much. {{ assert calls[16] <
+# 8 * calls[1] }} A program whose time is that of its calls is *host-bound*. On a GPU this is worse, since the GPU does
+# the work so much faster while the host is no faster at all, and must also start a program on the GPU for each (a
 # *kernel*).
 #
 # ### A trace
@@ -358,9 +379,9 @@ ax.set(xlim=(0, 12), xlabel="µs", title=f"{summed:g} µs of kernels, {covered(s
 plt.show()
 
 # %% [markdown]
-# Four ways to take one decode step of 16 rows on the H200, slowest first: `generate` with a static cache, which has its
-# full size from the start; with its usual cache, which grows with each token; with a static cache and compiled; and the
-# step of this package, recorded as one *CUDA graph*, which replays hundreds of launches with one call (lesson 07).
+# Four ways to take one decode step of 16 rows on the H200, slowest first: `generate` with a static cache; with its
+# usual *dynamic* cache, which grows with each token; with a static cache and compiled; and the step of this package,
+# recorded as one *CUDA graph*, which replays many launches with one call (lesson 07).
 
 # %% tags=["hide-input"]
 # @title Table: four decode steps
@@ -376,19 +397,22 @@ for name in sorted(WAYS, key=lambda name: -RUNGS[name, 16]["ms_per_step"]):
     cells = f"{row['ms_per_step']:.2f} | {row['kernels_a_step']:,.0f} | {row['launches_a_step']:,.0f}"
     lines.append(f"| {WAYS[name]} | {cells} | {row['busy']:.0%} | {row['tokens_per_s']:,.0f} |")
 display(Markdown("\n".join([*lines, "", provenance(decode)])))
-eager, fused = RUNGS["hf-dynamic", 16], RUNGS["hf-static-compiled", 16]
+eager, static, fused = (RUNGS[name, 16] for name in ("hf-dynamic", "hf-static", "hf-static-compiled"))
 
 # %% [markdown]
-# With the usual cache the GPU works {{ 100 * eager["busy"]:.0f }} % of the time and waits for
-# {{ eager["launches_a_step"]:,.0f }} launches. {{ assert eager["busy"] < 0.2 }} Be careful with that number, though:
+# With the usual cache the GPU works {{ 100 * eager["busy"]:.0f }} % of the time, and for the rest it waits for
+# {{ eager["launches_a_step"]:,.0f }} launches. {{ assert eager["busy"] < 0.2 }} That is what section 2 left open. A
+# static cache alone takes none of them away, it adds some; compiling the step leaves {{ fused["launches_a_step"]:.0f }}
+# of {{ static["launches_a_step"]:,.0f }}. {{ assert eager["launches_a_step"] < static["launches_a_step"] > 10 *
+# fused["launches_a_step"] }} Lesson 07 tells how. Be careful with the busy fraction, though:
 #
 # - **Low busy** says that the GPU waits, not for what. Usually it is the host, issuing one small kernel after another.
 #   It may also be a copy, or a line that asks for a number with `.item()`.
 # - **High busy** says little. Each kernel may be waiting for memory, or use a fraction of the chip.
 # - It mixes two runs: kernels are counted with the profiler on, wall time without it. Read it to one digit.
 # - `nvidia-smi` shows the same kind of number as *GPU-Util*: the share of its last sampling period in which any kernel
-# ran. But it lumps all processes together, and a dashboard averages it over all phases. A step of 50 % rollout at 10 %
-# busy and 50 % update at 100 % averages 55 %, and the cure is not in the average.
+#   ran. But it lumps all processes together, and a dashboard averages it over all phases. A step of 50 % rollout at 10
+#   % busy and 50 % update at 100 % averages 55 %, and the cure is not in the average.
 #
 # So we need something to compare with that does not depend on any program.
 #
@@ -516,7 +540,7 @@ above = {rows: s / cached.floor_seconds(decode_step(small, rows, context, 4)) fo
 # %% [markdown]
 # With one row the step takes {{ above[least]:.0f }} times its floor: that is the price of calling, as section 3 found.
 # With {{ most }} rows the same calls do more work, and it takes {{ above[most]:.1f }} times. {{ assert above[most] <
-# above[least] }} {{ most // least }} times the rows cost {{ measured[most] / measured[least]:.0f }} times the time.
+# above[least] }} {{ most // least }} times as many rows take {{ measured[most] / measured[least]:.0f }} times as long.
 #
 # **Explore** the bytes of a step on any machine. Try: where the cache overtakes the weights, and how far a larger model
 # moves that point.
@@ -595,7 +619,7 @@ print(f"one by one {1e3 * decode_s:.1f} ms, at once {1e3 * prefill_s:.2f} ms")
 prefill_bet.result(round(decode_s / prefill_s))
 
 # %% [markdown]
-# {{ assert decode_s > 4 * prefill_s }} That is the asymmetry of the whole loop. To **write** a text, its tokens come
+# That is the asymmetry of the whole loop. {{ assert decode_s > 4 * prefill_s }} To **write** a text, its tokens come
 # one after the other, since each depends on the one before. To **learn** from it, or to read a prompt, they are all
 # there. Two consequences. A prompt that eight answers share is prefilled once, and its keys and values are given to all
 # eight. And the update is a prefill of finished texts with a backward pass behind, so it uses each weight that it reads
@@ -729,10 +753,10 @@ for text, kind in CASES.items():
     kinds[text].result(kind)
 
 # %% [markdown]
-# 16 times the rows in {{ many_rows["ms_per_step"] / few_rows["ms_per_step"]:.2f }} times the time: nothing that grows
-# with the rows is what it waits for. {{ assert many_rows["ms_per_step"] < 1.3 * few_rows["ms_per_step"] }} The update
-# is nearest to compute-bound, and not all the way: its time does not quite follow its tokens, and it reaches {{ 100 *
-# row["tflops"] / peak:.0f }} % of the arithmetic that there is.
+# 16 times as many rows take {{ many_rows["ms_per_step"] / few_rows["ms_per_step"]:.2f }} times as long: what the step
+# waits for does not grow with the rows. {{ assert many_rows["ms_per_step"] < 1.3 * few_rows["ms_per_step"] }} The
+# update is nearest to compute-bound, and not all the way: its time does not quite follow its tokens, and it reaches {{
+# 100 * row["tflops"] / peak:.0f }} % of the arithmetic that there is.
 #
 # The order of work, then: phases and Amdahl first, then busy, then the floor. Don't tune a kernel while the host is
 # what you wait for. And stop when the floor is near, or when Amdahl says that the rest does not matter.

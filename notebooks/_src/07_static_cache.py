@@ -9,7 +9,8 @@
 # %% [markdown]
 # **You will learn**
 #
-# - to climb the ladder of decoding: no cache, dynamic cache, static cache, compiled step, own step, one CUDA graph;
+# - to climb the ladder of decoding: no cache, dynamic cache, static cache, compiled step, a step of our own, one CUDA
+#   graph;
 # - why a static cache is slower by itself, and what it buys all the same;
 # - what a CUDA graph is, by writing one in 20 lines that run on your processor;
 # - that `generate` compiles your model without telling you, what breaks that, and how to count the pieces;
@@ -65,21 +66,24 @@ NAMES = {
     "hf-dynamic": "generate, dynamic cache",
     "hf-static": "generate, static cache",
     "hf-static-compiled": "… and compiled",
-    "graph-eager": "own step, CUDA graph",
+    "graph-eager": "our step, CUDA graph",
     "graph-compiled": "… and compiled",
-    "graph": "own kernels, CUDA graph",
+    "graph": "our kernels, CUDA graph",
 }
 rungs = [RUNGS[name, 16] for name in NAMES]
 floor_ms = rungs[0]["floor_ms"]
 fig, ax = plt.subplots(figsize=(9, 3.4), layout="constrained")
-ax.barh(range(6), [row["ms_per_step"] for row in rungs], color=(BLUE, SKY, ORANGE, PURPLE, VERMILION, GREEN))
-for place, row in enumerate(rungs):
-    words = f"{row['ms_per_step']:.2f} ms, {row['launches_a_step']:,.0f} launches, {row['busy']:.0%} busy"
-    ax.text(1.08 * row["ms_per_step"], place, words, va="center", fontsize=9)
+for place, (row, color) in enumerate(zip(rungs, (BLUE, SKY, ORANGE, PURPLE, VERMILION, GREEN), strict=True)):
+    ax.plot(row["ms_per_step"], place, color=color, marker="o", markersize=9)
+    launches = f"{row['launches_a_step']:,.{0 if row['launches_a_step'] > 10 else 1}f}"
+    words = f"{row['ms_per_step']:.2f} ms, {launches} launches, {row['busy']:.0%} busy"
+    ax.text(1.2 * row["ms_per_step"], place, words, va="center", fontsize=9)
 ax.axvline(floor_ms, color=BLACK, linestyle=":", label=f"byte floor, {floor_ms:.2f} ms")
 ax.set_yticks(range(6), NAMES.values())
-ax.invert_yaxis()
-ax.set(xscale="log", xlim=(0.2, 400), xlabel="ms a step", title=f"A decode step of 16 rows, {provenance(record)}")
+ax.set_ylim(5.6, -0.6)
+ax.set(xscale="log", xlim=(0.2, 500), xlabel="ms a step", title=f"A decode step of 16 rows, {provenance(record)}")
+ax.set_xticks([0.3, 1, 3, 10, 30, 100], [0.3, 1, 3, 10, 30, 100])
+ax.grid(axis="x")
 ax.legend(loc="lower right")
 plt.show()
 bottom, static, fused, top = (RUNGS[name, 16] for name in ("hf-dynamic", "hf-static", "hf-static-compiled", "graph"))
@@ -87,17 +91,18 @@ ladder_bet.result(round(bottom["ms_per_step"] / top["ms_per_step"]))
 trl = {row["variant"]: row for row in load_record("step", "NVIDIA H200")["results"] if row["rows"] == 16}
 
 # %% [markdown]
-# It is the second: {{ static["tokens_per_s"]:.0f }} tokens a second in place of {{
-# bottom["tokens_per_s"]:.0f }}. {{ assert static["tokens_per_s"] < bottom["tokens_per_s"] }} The third is the largest
-# of all, and only possible from the second. The GPU is busy {{ 100 * fused["busy"]:.0f }} % of the time in place of {{
-# 100 * static["busy"]:.0f }} %, the number of launches falls {{ static["launches_a_step"] /
-# fused["launches_a_step"]:.0f }}-fold, and the tokens come {{ fused["tokens_per_s"] / static["tokens_per_s"]:.1f }}
-# times as fast. In a training step of TRL, the way from the first rung to the third takes the rollout from {{
+# It is the second: a step takes {{ static["ms_per_step"]:.1f }} ms instead of {{ bottom["ms_per_step"]:.1f }}. {{
+# assert static["ms_per_step"] > bottom["ms_per_step"] }} The third is the largest step of all, and only possible from
+# the second. The GPU is busy {{ 100 * fused["busy"]:.0f }} % of the time instead of {{ 100 * static["busy"]:.0f }} %,
+# and the step is {{ static["ms_per_step"] / fused["ms_per_step"]:.1f }} times as fast, with {{
+# fused["launches_a_step"]:.0f }} launches instead of {{ static["launches_a_step"]:,.0f }}. In a training step of TRL
+# with {{ trl["trl-default"]["rows"] }} answers, the way from the first rung to the third takes the rollout from {{
 # trl["trl-default"]["rollout_s"]:.2f }} to {{ trl["trl-static-compiled"]["rollout_s"]:.2f }} seconds. This lesson is
-# about why.
+# about why. (Launches are a mean over steps, so they need not be whole: the last rungs start one graph a step, and now
+# and then the host does something in between.)
 #
-# Everything live is measured on the CPU with the model that ships. It has the architecture of Qwen2.5 in small, so the
-# first two rungs run here, and so does the own step without its graph.
+# Everything live is measured on the CPU with the model that ships. It is a small model of Qwen2.5's architecture, so
+# the first two rungs run here, and so does our own step, without its graph.
 #
 # ## 2 · Keys and values
 #
@@ -221,9 +226,9 @@ for t in (32, 128, 511):
 # A short text pays for all 512 slots: {{ took[32][1] / took[32][0]:.1f }} times as long at 32 tokens. {{ assert
 # took[32][1] > 1.5 * took[32][0] }} A full cache gains, here by {{ took[511][0] / took[511][1]:.1f }} times, since
 # nothing is copied any more (on a CPU by more than the bytes say, as large new tensors get fresh memory from the system
-# each time). But the room must be as long as the longest answer may get, so most texts are short ones. What the static
-# cache buys is something else: **every step is the same program**, with the same shapes and addresses, and what changes
-# (the slot, the mask, the token) is data. With the dynamic cache every step has other shapes.
+# each time). But the room must be as long as the longest answer may get, and most texts leave much of it empty. What
+# the static cache buys is something else: **every step is the same program**, with the same shapes and addresses, and
+# what changes (the slot, the mask, the token) is data. With the dynamic cache every step has other shapes.
 #
 # ## 3 · A CUDA graph, by hand
 #
@@ -333,8 +338,8 @@ print("new numbers in the old tensor: the replay writes the new tokens:", torch.
 stale_bet.result(FATES[2] if torch.equal(swapped, by_steps) else FATES[1])
 
 # %% [markdown]
-# {{ assert torch.equal(swapped, by_steps) and torch.equal(copied, wanted) and not torch.equal(wanted, by_steps) }} The
-# tape has addresses, not names. It samples from last week's policy and no error is raised: nothing fails but the
+# The tape has addresses, not names. {{ assert torch.equal(swapped, by_steps) and torch.equal(copied, wanted) and not
+# torch.equal(wanted, by_steps) }} It samples from last week's policy and no error is raised: nothing fails but the
 # training. So the package's engine **copies** new weights to where the old ones are, and a test proves that no stale
 # weight is ever sampled from. Three more ways to break a recording, and one call that this tape takes and a GPU's would
 # not:
@@ -399,7 +404,7 @@ for name, run in (
 # `disable_compile` is set. Two things happen. The compiler fuses operations into fewer kernels, {{
 # static["kernels_a_step"]:,.0f }} → {{ fused["kernels_a_step"]:,.0f }}. And `reduce-overhead` records each compiled
 # piece as a **CUDA graph**, {{ static["launches_a_step"]:,.0f }} → {{ fused["launches_a_step"]:,.0f }} launches: the
-# model is one of them, the others are what `generate` does around it. Prefill is not compiled.
+# model's graph is one of them, the others are what `generate` does around it. Prefill is not compiled.
 #
 # All of it depends on there being **one** piece. `torch.compile` has two halves. *Dynamo* runs through the Python code
 # and collects operations in a graph; a *backend* makes a program of the graph. Where Dynamo meets something that it
@@ -530,7 +535,7 @@ pieces_bet.result(round(broken["a step"]))
 # ## 5 · A step of our own
 #
 # {{ fused["launches_a_step"]:.0f }} launches, {{ fused["kernels_a_step"]:.0f }} kernels and
-# {{ fused["ms_per_step"] / floor_ms:.0f }} times the byte floor are left. The compiler makes better kernels of the step
+# {{ fused["ms_per_step"] / floor_ms:.1f }} times the byte floor are left. The compiler makes better kernels of the step
 # that it is given. We can write **another step** with the same result: `rlcourse/rollout/decoder.py`, in plain PyTorch.
 # Four things differ.
 #
@@ -539,12 +544,12 @@ pieces_bet.result(round(broken["a step"]))
 #
 # **Heads that share keys are folded.** With grouped-query attention (Ainslie et al. 2023) several query heads share one
 # key-value head: {{ qwen.heads // qwen.kv_heads }} in Qwen2.5-0.5B. `generate` with a static cache repeats the keys and
-# values until every query head has its own, so many times the bytes, at every step. But to a key-value head the heads
-# that share it are simply **more queries**, rows of one product:
+# values until every query head has its own: {{ qwen.heads // qwen.kv_heads }} times the bytes, written anew at every
+# step. But to a key-value head the heads that share it are simply **more queries**, rows of one product:
 
 # %%
 torch.manual_seed(0)
-rows, slots, heads, kv_heads, head_dim = 32, 256, shape.heads, shape.kv_heads, shape.head_dim
+rows, slots, heads, kv_heads, head_dim = 16, 256, shape.heads, shape.kv_heads, shape.head_dim
 q = torch.randn(rows, heads, head_dim)
 keys, values = torch.randn(2, rows, kv_heads, slots, head_dim).unbind(0)
 
@@ -566,6 +571,9 @@ repeat_us, fold_us = (median_us(lambda f=f: f(q, keys, values), 50) for f in (by
 print(f"{heads} heads on {kv_heads}: repeated {repeat_us:,.0f} µs, folded {fold_us:,.0f} µs")
 
 # %% [markdown]
+# {{ repeat_us / fold_us:.1f }} times as long, with {{ heads // kv_heads }} heads to a key-value head: the repeated
+# cache has to be written, and then there is more of it to read. {{ assert repeat_us > 1.3 * fold_us }}
+#
 # **The token is drawn inside the step.** `torch.multinomial` checks its input, and on a GPU the check ends on the host.
 # A draw of tensor operations alone can be recorded. *Gumbel-max*: add $-\log(-\log u)$ to each logit, with $u$ uniform
 # on $[0, 1)$, and take the largest. That is a draw from the softmax, with as many random numbers as there are tokens in
@@ -581,7 +589,8 @@ edges = torch.cat([torch.zeros(1), ten.softmax(0).cumsum(0)])
 fig, ax = plt.subplots(figsize=(8, 1.5))
 for i in range(10):
     ax.barh(0, edges[i + 1] - edges[i], left=edges[i], color=(SKY, ORANGE, GREEN)[i // 4], edgecolor="white")
-    ax.text((edges[i] + edges[i + 1]) / 2, 0, str(i), ha="center", va="center")
+    if edges[i + 1] - edges[i] > 0.015:  # else there is no room for its number
+        ax.text((edges[i] + edges[i + 1]) / 2, 0, str(i), ha="center", va="center")
 ax.axvline(0.62, color=BLACK, linewidth=2)
 drawn = int((edges[1:] <= 0.62).sum())
 ax.set(yticks=[], xlim=(0, 1), xlabel="u", title=f"Ten tokens in tiles of 4 (colours): u = 0.62 draws token {drawn}")
@@ -607,16 +616,16 @@ assert chi["Gumbel-max"] < 9 + 5 * 18**0.5 < chi["wrong: logits + u"]
 # **The host looks every few steps.** Has every row ended? To know, it must read a flag, and to read it, wait until the
 # GPU has caught up. Between two looks, ended rows compute tokens that nobody counts.
 #
-# What the own step is worth on the H200, and what comes on top of it:
+# What our own step is worth on the H200, and what comes on top of it:
 
 # %% tags=["hide-input"]
 # @title Table: from the compiled step to the floor
 lines = ["| rung | ms a step | kernels | launches | × the byte floor |", "| --- | ---: | ---: | ---: | ---: |"]
 SAID = {
     "hf-static-compiled": "`generate`, static cache, compiled",
-    "graph-eager": "own step in PyTorch, one CUDA graph",
+    "graph-eager": "our step in PyTorch, one CUDA graph",
     "graph-compiled": "… compiled first",
-    "graph": "own kernels, five for a layer (lessons 08 and 09)",
+    "graph": "our kernels, five for a layer, one CUDA graph",
 }
 for name, said in SAID.items():
     row = RUNGS[name, 16]
@@ -626,21 +635,21 @@ display(Markdown("\n".join([*lines, "", f"16 rows, {provenance(record)}"])))
 own, own_compiled = RUNGS["graph-eager", 16], RUNGS["graph-compiled", 16]
 
 # %% [markdown]
-# With launches out of the way, what is left is kernels: {{ own["kernels_a_step"] / top["kernels_a_step"]:.0f }} times
-# fewer of them make the step {{ own["ms_per_step"] / top["ms_per_step"]:.1f }} times as fast. {{ assert
-# top["ms_per_step"] < own_compiled["ms_per_step"] < own["ms_per_step"] < fused["ms_per_step"] }} Lessons 08 and 09
-# write them.
+# With launches out of the way, what is left is kernels: {{ top["kernels_a_step"]:.0f }} of them instead of {{
+# own["kernels_a_step"]:.0f }} make the step {{ own["ms_per_step"] / top["ms_per_step"]:.1f }} times as fast. {{ assert
+# top["ms_per_step"] < own_compiled["ms_per_step"] < own["ms_per_step"] < fused["ms_per_step"] }} How such kernels are
+# written is what lessons 08 and 09 are about.
 #
-# All of this is worth something only if the answers are the same. The rungs that run here, on prompts of differing
-# lengths. (`generate` pads the shorter ones **on the left** and masks the padding; the own step has a position for each
-# row instead.) Then their times; **look for** the lowest two.
+# All of this is worth something only if the answers are the same. Here are the rungs that run on a CPU, on prompts of
+# differing lengths. (`generate` pads the shorter ones **on the left** and masks the padding; our own step has a
+# position for each row instead.) Then their times: **look for** what beats the dynamic cache here.
 
 # %%
 ENGINES = {
     "no cache": HFEngine(policy, torch.float32, "none"),
     "dynamic cache": HFEngine(policy, torch.float32, "dynamic"),
     "static cache": HFEngine(policy, torch.float32, "static", compile=False),
-    "own step": make_engine(policy, "fast", torch.float32),
+    "our step": make_engine(policy, "fast", torch.float32),
 }
 rollouts = {name: engine.generate(prompts[:3], 1, NEW, GREEDY) for name, engine in ENGINES.items()}
 reference = rollouts["no cache"]
@@ -668,19 +677,23 @@ def step_ms(engines: dict, rounds: int) -> dict[str, float]:
 
 caches = {"no cache": "none", "dynamic cache": "dynamic", "static cache": "static"}
 made = {name: HFEngine(endless, torch.float32, cache, compile=False) for name, cache in caches.items()}
-live = step_ms(made | {"own step": make_engine(endless, "fast", torch.float32)}, pick(1, 8))
+live = step_ms(made | {"our step": make_engine(endless, "fast", torch.float32)}, pick(1, 8))
 fig, ax = plt.subplots(figsize=(7, 2.4), layout="constrained")
-bars = ax.barh(list(live), list(live.values()), color=(BLACK, BLUE, SKY, PURPLE))
-ax.bar_label(bars, fmt="{:,.1f} ms", padding=3)
+for place, (ms, color) in enumerate(zip(live.values(), (BLACK, BLUE, SKY, PURPLE), strict=True)):
+    ax.plot(ms, place, color=color, marker="o", markersize=9)
+    ax.annotate(f"{ms:,.1f} ms", (ms, place), (9, 0), textcoords="offset points", va="center")
+ax.set_yticks(range(len(live)), live)
 ax.set(xscale="log", xlabel="ms a step", title="32 rows of the embedded model, this CPU")
-ax.invert_yaxis()
-ax.margins(x=0.15)
+ax.set_xticks([1, 3, 10, 30, 100, 300], [1, 3, 10, 30, 100, 300])
+ax.set_xlim(0.5 * min(live.values()), 3 * max(live.values()))
+ax.set_ylim(len(live) - 0.4, -0.6)
+ax.grid(axis="x")
 plt.show()
 
 # %% [markdown]
-# Here the own step is {{ live["dynamic cache"] / live["own step"]:.1f }} times as fast as the dynamic cache, with
+# Here our step is {{ live["dynamic cache"] / live["our step"]:.1f }} times as fast as the dynamic cache, with
 # nothing to record: it calls fewer operations and repeats no cache. (That it prefills each prompt once for all its rows
-# comes on top: the difference of two lengths leaves prefill out.) {{ assert live["own step"] < live["dynamic cache"] <
+# comes on top: the difference of two lengths leaves prefill out.) {{ assert live["our step"] < live["dynamic cache"] <
 # live["no cache"] }}
 #
 # ## 6 · More rows
@@ -694,9 +707,9 @@ STYLES = {
     "hf-dynamic": ("generate, dynamic cache", BLUE, "s", "-"),
     "hf-static": ("generate, static cache", SKY, "D", "--"),
     "hf-static-compiled": ("generate, static, compiled", ORANGE, "^", "-"),
-    "graph-eager": ("own step, CUDA graph", PURPLE, "v", "-"),
-    "graph-compiled": ("own step, compiled, CUDA graph", VERMILION, "P", "--"),
-    "graph": ("own kernels, CUDA graph", GREEN, "o", "-"),
+    "graph-eager": ("our step, CUDA graph", PURPLE, "v", "-"),
+    "graph-compiled": ("our step, compiled, CUDA graph", VERMILION, "P", "--"),
+    "graph": ("our kernels, CUDA graph", GREEN, "o", "-"),
 }
 fig, ax = plt.subplots(figsize=(8, 3.8), layout="constrained")
 sizes = (16, 64, 256)
@@ -717,9 +730,9 @@ flat = RUNGS["hf-dynamic", 256]["ms_per_step"] / RUNGS["hf-dynamic", 16]["ms_per
 rising = RUNGS["graph", 256]["ms_per_step"] / RUNGS["graph", 16]["ms_per_step"]
 
 # %% [markdown]
-# 16 times the rows: `generate` takes {{ flat:.2f }} times as long and the last rung {{ rising:.1f }} times. {{ assert
-# flat < 1.3 < rising }} The flat lines are host-bound; to them more rows are free because they waste so much already.
-# The last one pays for its rows. $N$ rows read $N$ caches, but the byte floor grows less than the step does.
+# With 16 times as many rows `generate` takes {{ flat:.2f }} times as long and the last rung {{ rising:.1f }} times. {{
+# assert flat < 1.3 < rising }} The flat lines are host-bound; more rows cost them nothing, because they waste so much
+# already. The last one pays for its rows. $N$ rows read $N$ caches, but the byte floor grows less than the step does.
 #
 # **Explore** what binds a step of Qwen2.5-0.5B with 256 tokens in each row's cache: the host's launches, bytes, or
 # operations. Try 1,200 launches, then 1. From how many rows on is it operations?
@@ -812,11 +825,11 @@ saved = 1 - len(runs["leave"]) / len(runs["wait"])
 slots_bet.result(SAVED[2] if saved == 0 else SAVED[1] if saved < 0.2 else SAVED[0])
 
 # %% [markdown]
-# {{ assert len(runs["refill"]) < 0.6 * len(runs["leave"]) and len(runs["leave"]) == len(runs["wait"]) }} *Leave* wastes
-# no slot-step, and takes exactly as many steps as *wait*. On a host-bound step, which costs the same with few rows as
-# with many, it saves nothing at all. Only *refill* makes fewer steps. The H200 agrees. Here answers end as above, after
-# {{ sum(row["tokens_a_row"] for row in load_record("decode-skewed", "NVIDIA H200")["results"]) / 6:.0f }} tokens in the
-# mean; the engine that refills gets several times as many answers as it has slots.
+# *Leave* wastes no slot-step, and takes exactly as many steps as *wait*. {{ assert len(runs["refill"]) < 0.6 *
+# len(runs["leave"]) and len(runs["leave"]) == len(runs["wait"]) }} On a host-bound step, which costs the same with few
+# rows as with many, it saves nothing at all. Only *refill* makes fewer steps. The H200 agrees. In its record answers
+# end as above, on average after {{ sum(row["tokens_a_row"] for row in load_record("decode-skewed", "NVIDIA
+# H200")["results"]) / 6:.0f }} tokens; the engine that refills gets several times as many answers as it has slots.
 
 # %% tags=["hide-input"]
 # @title Table: skewed lengths on the H200
@@ -827,7 +840,7 @@ for row in sorted(skewed["results"], key=lambda row: row["variant"] == "graph"):
     share = kept_rate[row["variant"], row["rows"]] = (
         row["tokens_per_s"] / RUNGS[row["variant"], row["rows"]]["tokens_per_s"]
     )
-    way = "refill: own kernels, CUDA graph" if row["variant"] == "graph" else "wait: `generate`, compiled"
+    way = "refill: our kernels, CUDA graph" if row["variant"] == "graph" else "wait: `generate`, compiled"
     lines.append(f"| {way} | {row['rows']} | {row['tokens_per_s']:,.0f} | {share:.0%} |")
 display(Markdown("\n".join([*lines, "", provenance(skewed)])))
 rate = {row["variant"]: row["tokens_per_s"] for row in skewed["results"] if row["rows"] == 16}

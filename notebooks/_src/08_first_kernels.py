@@ -87,7 +87,7 @@ if device == "cuda":
 # From the bottom up:
 #
 # - `from_dlpack` wraps a tensor. Nothing is copied.
-# - `cute.compile` *traces* `launch_add`: it runs the Python once, with placeholders in place of tensors, and turns what
+# - `cute.compile` *traces* `launch_add`: it runs the Python once, with placeholders instead of tensors, and turns what
 #   that did into machine code. Shapes and dtypes are constants of the code; `from_dlpack(t).mark_layout_dynamic()`
 #   leaves a length open. `sm_86` is a GPU architecture, Ampere. A call of `program` is cheap. A call of `launch_add`
 #   itself would trace all over again.
@@ -172,7 +172,7 @@ a, b, c = torch.randn(100), torch.randn(100), torch.empty(100)
 report = run(Add(), a, b, c)
 print("right:", torch.equal(c, a + b), "| read", dict(report.read), "| written", dict(report.written))
 for name in ("ld.global.b32", "add.f32", "st.global.b32"):
-    print(f"{name:14} executed by {report.instructions[name]} warps")
+    print(f"{name:14} executed {report.instructions[name]} times, each time by a warp")
 
 # %% [markdown]
 # ## 2 · What a GPU runs
@@ -182,7 +182,7 @@ for name in ("ld.global.b32", "add.f32", "st.global.b32"):
 # threads, of which 28 have nothing to do. So the addition was executed {{ report.instructions["add.f32"] }} times, not
 # 100 times. {{ assert report.instructions["add.f32"] == 4 }} A warp costs the same whether 32 lanes work or 4.
 #
-# But the condition is evaluated lane by lane. If the lanes of a warp disagree, the warp executes **both** sides, one
+# But a condition is evaluated lane by lane. If the lanes of a warp disagree, the warp executes **both** sides, one
 # after the other, each with the other lanes switched off. That is *divergence*. Below, half of the threads add and half
 # multiply. In one version odd and even lanes part ways, in the other odd and even warps.
 
@@ -256,7 +256,7 @@ divergence.result(more)
 
 # %%
 def caught(kernel, *tensors, **order) -> str:
-    """The mistake that the interpreter finds, in words; on no GPU is it tried."""
+    """The mistake that the interpreter finds, in words. The GPU is left out of it."""
     try:
         interpret(kernel, *tensors, **order)
     except ptx.PTXError as error:
@@ -487,7 +487,8 @@ waste.result(used[steps.index(16)])
 
 # %% [markdown]
 # From step 8 on, each lane has a sector of its own, and it gets no worse. A kernel that is bound by memory may run
-# eight times as long for that. A matrix read by columns, one field of many records: these are the steps one meets.
+# eight times as long for that. A matrix read by columns, one field of many records: these are the steps that occur in
+# practice.
 #
 # ### Sixteen bytes at once
 #
@@ -556,11 +557,11 @@ fewer, twice = wide[1].total / wide[4].total, wide[8].sectors / wide[4].sectors
 #
 # ## 6 · RMSNorm: threads that need each other
 #
-# RMSNorm of a row $x$ of $H$ numbers with weights $w$ (Zhang and Sennrich 2019):
+# RMSNorm of a row $x$ with weights $w$ (Zhang and Sennrich 2019):
 #
-# $$y_j = w_j\, \frac{x_j}{\sqrt{\frac{1}{H}\sum_k x_k^2 + 10^{-6}}} .$$
+# $$y_j = w_j\, \frac{x_j}{\sqrt{\text{mean of all } x_i^2 + 10^{-6}}} .$$
 #
-# The sum needs all of the row, so threads must talk. Within a warp they do by *shuffles*: an instruction by which each
+# The mean needs all of the row, so threads must talk. Within a warp they do by *shuffles*: an instruction by which each
 # lane reads a register of another lane, no memory involved. In a *butterfly*, lane $l$ adds the value of lane $l \oplus
 # 1$, then of $l \oplus 2$, 4, 8, 16 ($\oplus$ is exclusive or). After five steps every lane has the sum of all 32. Here
 # are 8 lanes and three steps. **Look for** how pairs, fours and eights become equal.
@@ -625,19 +626,18 @@ class WarpNorm:
 
 
 # %%
-H, R = 512, 6
-x, weight, y = torch.randn(R, H).bfloat16(), torch.randn(H).bfloat16(), torch.empty(R, H).bfloat16()
-report = run(WarpNorm(H), x, weight, y)
+x, weight, y = torch.randn(6, 512).bfloat16(), torch.randn(512).bfloat16(), torch.empty(6, 512).bfloat16()
+report = run(WarpNorm(512), x, weight, y)
 exact = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + 1e-6) * weight.double()
 torch.testing.assert_close(y.float(), exact.bfloat16().float(), rtol=2**-7, atol=0)
 print(f"equal to the rounded float64 result: {(y == exact.bfloat16()).float().mean():.2%}")
-print({name: k for name, k in report.instructions.items() if name.startswith("shfl")}, "for", R, "rows")
+print({name: k for name, k in report.instructions.items() if name.startswith("shfl")}, "for", len(x), "rows")
 
 # %% [markdown]
-# Five shuffles a row, and no shared memory. The shuffles stand inside of `if row < rows`, which is sound only because a
-# row has a whole warp, so all 32 lanes agree. Give a row to 16 lanes instead, as the package does for rows of 896, and
-# a warp has two rows; with an odd number of rows half of the last warp has none. A shuffle waits for all lanes of its
-# mask. Inside the condition it would wait for ever, or take whatever lies there.
+# Five shuffles a row, and no shared memory. The shuffles stand inside `if row < x.shape[0]`, which is sound only
+# because a row has a whole warp, so all 32 lanes agree. Give a row to 16 lanes instead, as the package does for rows of
+# 896, and a warp has two rows; with an odd number of rows half of the last warp has none. A shuffle waits for all lanes
+# of its mask. Inside the condition it would wait for ever, or take whatever lies there.
 
 
 # %%
@@ -723,8 +723,8 @@ for order in ("lockstep", "warp", "random"):
     assert caught(BlockSum(), x.flatten(), y, order=order) == "nothing found in this run"
 
 # %% [markdown]
-# In each order the mistake is found, also where the sum would have come out right. (In the random one the share may not
-# be there at all when it is read, which is another message.)
+# In each order the mistake is found, even where the sum would have come out right. (In the random order the share was
+# not even there when it was read, hence the other message.)
 #
 # > ### Box: banks and swizzles
 # >
@@ -735,8 +735,8 @@ for order in ("lockstep", "warp", "random"):
 # > over all banks, rows still use each bank once, and it costs nothing but an exclusive or. CuTe has it as a layout,
 # > `make_swizzle`. (The interpreter knows nothing of banks. Profilers count conflicts.)
 #
-# The same with 8 banks; the colour is the bank, the outlined cells are one column. **Look for** how many colours the
-# column has.
+# The same on a small scale, a tile of 8 × 8 and 8 banks. The number is the word in which an element lies, the colour
+# its bank; the outlined cells are one column. **Look for** how many colours the column has.
 
 # %% tags=["hide-input"]
 # @title Figure: banks of a tile
@@ -754,12 +754,12 @@ def turns(place, n: int = 32) -> tuple[int, int]:
 
 
 fig, axes = plt.subplots(1, 3, figsize=(9.5, 3.3), layout="constrained")
-conflicts = {name: turns(place) for name, place in WAYS.items()}
+conflicts = {name: turns(place) for name, place in WAYS.items()}  # of the tile in the box
 for ax, (name, place) in zip(axes, WAYS.items(), strict=True):
     words = [[place(r, c, 8) for c in range(8)] for r in range(8)]
     draw_matrix(ax, words, [[w % 8 for w in row] for row in words], name)
     ax.add_patch(plt.Rectangle((2.5, -0.5), 1, 8, fill=False, linewidth=2.5))
-    ax.set_xlabel(f"turns with 32 banks: row {conflicts[name][0]}, column {conflicts[name][1]}")
+    ax.set_xlabel("turns: {} for a row, {} for a column".format(*turns(place, 8)))
 plt.show()
 
 # %% [markdown]
@@ -824,22 +824,23 @@ def eager_swiglu(gate_up):
 
 
 # %% [markdown]
-# Against them stand the package's kernels, `RMSNorm` with the addition to the residual stream in it, and `Swiglu`. What
-# they move, the interpreter counts.
+# And now the package's kernels, `RMSNorm` with the addition to the residual stream in it, and `Swiglu`. The interpreter
+# counts what they move.
 
 # %%
 from rlcourse.course.kernels.rms_norm import RMSNorm, add_rms_norm_reference
 from rlcourse.course.kernels.swiglu import Swiglu, swiglu_reference
 
-R, H, INNER = pick(8, 32), 896, 256
-x, residual, weight, y = (torch.randn(shape).bfloat16() for shape in ((R, H), (R, H), (H,), (R, H)))
-gate_up, out = torch.randn(R, 2 * INNER).bfloat16(), torch.empty(R, INNER).bfloat16()
+ROWS, HIDDEN, INNER = pick(8, 32), 896, 256
+x, residual, y = (torch.randn(ROWS, HIDDEN).bfloat16() for _ in range(3))
+weight = torch.randn(HIDDEN).bfloat16()
+gate_up, out = torch.randn(ROWS, 2 * INNER).bfloat16(), torch.empty(ROWS, INNER).bfloat16()
 with Traffic() as of_norm:
     eager_add_norm(x, residual, weight)
 with Traffic() as of_swiglu:
     eager_swiglu(gate_up)
 stream, expected_stream = residual.clone(), residual.clone()
-norm_report = run(RMSNorm(H, "bfloat16", add=True), x, stream, weight, y)
+norm_report = run(RMSNorm(HIDDEN, "bfloat16", add=True), x, stream, weight, y)
 expected = add_rms_norm_reference(x, expected_stream, weight, 1e-6)
 torch.testing.assert_close(y.float(), expected.float(), rtol=2**-7, atol=1e-6)
 assert torch.equal(stream, expected_stream)
@@ -888,13 +889,13 @@ timed = {row["variant"]: row for row in record["results"] if row["variant"].spli
 us = {name: row["us"] for name, row in timed.items()}
 copy_speed = record["setup"]["copy_gb_per_s"]
 floor = {n: timed[f"{n}-cute"]["gb_per_s"] * us[f"{n}-cute"] / copy_speed for n in ("add_rms_norm", "swiglu")}
-fig, axes = plt.subplots(1, 2, figsize=(9.5, 2.6), layout="constrained")
+fig, axes = plt.subplots(1, 2, figsize=(9.5, 2.9), layout="constrained")
 for ax, (name, title) in zip(axes, (("add_rms_norm", "residual + RMSNorm"), ("swiglu", "SwiGLU")), strict=True):
     found = [us[f"{name}-{way}"] for way in ("eager", "compiled", "cute")]
     bars = ax.barh(["eager", "torch.compile", "ours"], found, color=[ORANGE, SKY, BLUE])
     ax.bar_label(bars, fmt="%.1f", padding=12)
     ax.axvline(floor[name], color=BLACK, linestyle=":", label=f"at the speed of a copy: {floor[name]:.1f}")
-    ax.invert_yaxis()
+    ax.set_ylim(3.2, -0.6)  # room for the legend below the bars
     ax.set(xlabel="µs", title=f"{title}, {timed[f'{name}-cute']['shape'][0]:,} × {timed[f'{name}-cute']['shape'][1]:,}")
     ax.set_xlim(0, 1.15 * max(found))
     ax.legend(loc="lower right")
@@ -911,11 +912,12 @@ fastest.result(FATES[0] if lead > 1.5 else FATES[1] if lead > 1.05 else FATES[2]
 # %% [markdown]
 # {{ us["add_rms_norm-cute"]:.1f }} µs against {{ us["add_rms_norm-compiled"]:.1f }}, and {{ us["swiglu-cute"]:.0f }}
 # against {{ us["swiglu-compiled"]:.0f }}: **a tie.** {{ assert 0.95 < lead < 1.05 and 0.95 < swiglu_lead < 1.05 }} And
-# it has to be one. Both run at {{ 100 * floor["add_rms_norm"] / us["add_rms_norm-cute"]:.0f }} % of a copy's speed for
-# the norm and at {{ 100 * floor["swiglu"] / us["swiglu-cute"]:.0f }} % for SwiGLU (a copy is a yardstick and not a law:
-# it writes as much as it reads, SwiGLU half as much). There is nothing left to win. It is {{ us["add_rms_norm-eager"] /
-# us["add_rms_norm-cute"]:.1f }} times as fast as eager. Fusing saves {{ norm_saved:.1f }} times the bytes, and what is
-# left of that factor is that eager's operators don't reach the bandwidth. `torch.compile` fuses this as well as we do.
+# it has to be one. Our two run at {{ 100 * floor["add_rms_norm"] / us["add_rms_norm-cute"]:.0f }} % of a copy's speed
+# for the norm and at {{ 100 * floor["swiglu"] / us["swiglu-cute"]:.0f }} % for SwiGLU (a copy is a yardstick and not a
+# law: it writes as much as it reads, SwiGLU half as much). There is nothing left to win. The norm is {{
+# us["add_rms_norm-eager"] / us["add_rms_norm-cute"]:.1f }} times as fast as eager: a factor of {{ norm_saved:.1f }}
+# because it moves that many times fewer bytes, and the rest because eager's operators don't reach the bandwidth.
+# `torch.compile` fuses this as well as we do.
 #
 # So why write kernels at all?
 #
@@ -936,9 +938,9 @@ fastest.result(FATES[0] if lead > 1.5 else FATES[1] if lead > 1.05 else FATES[2]
 # %% [markdown]
 # ## 9 · Bytes in flight
 #
-# What does it take to get there? A load takes hundreds of nanoseconds. To use a bandwidth of $B$ bytes a second at a
-# latency of $L$ seconds, $B \cdot L$ bytes must be **under way at any moment**: Little's law (Little 1961), which also
-# says how many people stand in a shop. They can come from many threads with a little each, or few threads with much.
+# What does it take to get there? A load takes hundreds of nanoseconds, its *latency*. To use all of a bandwidth,
+# bandwidth times latency bytes must be **under way at any moment**: Little's law (Little 1961), which also says how
+# many people stand in a shop. They can come from many threads with a little each, or few threads with much.
 #
 # How many threads an SM holds is limited by its places for warps and blocks, its shared memory, and its 65,536
 # registers. The share of places for warps that is filled is the *occupancy*. Below is a **model** with an H200's data
@@ -1095,7 +1097,7 @@ print(torch.ops.rlcourse.add_rms_norm.default._schema)
 # 6. A colleague's fused kernel for `gelu(x) * y` beats eager by 3 times. What do you ask first?
 #
 # <details><summary>Answer</summary>
-# How it compares with `torch.compile`, and both with bytes over bandwidth. Three moved tensors in place of five or more
+# How it compares with `torch.compile`, and both with bytes over bandwidth. Three moved tensors instead of five or more
 # is fusion, which the compiler does by itself.
 # </details>
 #

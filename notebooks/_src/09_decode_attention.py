@@ -124,7 +124,7 @@ plt.show()
 
 # %% [markdown]
 # On the slope of every roof. So on paper decode attention waits for memory, on any GPU and with either kind of core,
-# and the best kernel reads the cache once, at full speed. Keep that in mind. Below there is a kernel that does read it
+# and the best kernel reads the cache once, at full speed. Keep that in mind: soon there is a kernel that does read it
 # once and stays far below the roof.
 #
 # One consequence is in the design already: all query heads of a pair are computed together. A kernel with a CTA for
@@ -261,8 +261,8 @@ first_bet.result(100 * rate["attention-simple", SMALL])
 
 # %% [markdown]
 # Far less than a quarter, so idle SMs are not the main reason. **Little's law** finds a better one. Memory does not
-# answer at once. To have a bandwidth $B$ with an answer time $T$, $B \cdot T$ bytes must be *on their way* at any time.
-# What counts is how many bytes all threads together have asked for and not yet received.
+# answer at once. To use all of a bandwidth, bandwidth times answer time bytes must be *on their way* at any moment
+# (lesson 08). What counts is how many bytes all threads together have asked for and not yet received.
 
 # %%
 ANSWER_US = 0.7  # an assumption for all GPUs here: under load memory answers in about half to one microsecond
@@ -403,7 +403,7 @@ faster = us["attention-simple", SMALL] / us["attention-split", SMALL]
 
 # %% [markdown]
 # On the H200, for the 16 rows of the bet, 8 splits make {{ 16 * K * 8 }} CTAs with 8 times as many bytes on their way,
-# and the kernel {{ faster:.1f }} times as fast: {{ us["attention-split", SMALL]:.1f }} µs for
+# and the kernel {{ faster:.1f }} times as fast: {{ us["attention-split", SMALL]:.1f }} µs instead of
 # {{ us["attention-simple", SMALL]:.1f }}.
 #
 # ### The last to arrive
@@ -547,9 +547,9 @@ for name, gpu in GPUS.items():
     print(f"{name:9} issue / bytes {issue_over_bytes(gpu, on_cuda_cores.total()):.2f}")
 
 # %% [markdown]
-# On cards with little bandwidth for their arithmetic memory is the higher of the two by far. On the H200 tokens arrive
-# faster than the schedulers could deal with them even if no cycle were lost. **Which bound holds depends on the kernel
-# and the card together.** So let us have fewer instructions.
+# On cards with little bandwidth for their arithmetic, the bytes take longer by far. On the H200 tokens arrive faster
+# than the schedulers could deal with them, even if no cycle were lost. **Which bound holds depends on the kernel and
+# the card together.** So let us have fewer instructions.
 #
 # ### One instruction for 2,048 multiply-adds
 #
@@ -573,7 +573,7 @@ def draw_fragment(ax, rows: int, columns: int, lane_at, title: str, mine: int = 
             lane = lane_at(row, column)
             color = ORANGE if lane == mine else "#f2f2f2" if lane // 4 % 2 else "#e2e2e2"
             ax.add_patch(Rectangle((column, row), 0.95, 0.95, color=color))
-            ax.text(column + 0.48, row + 0.5, lane, ha="center", va="center", fontsize=6.5)
+            ax.text(column + 0.48, row + 0.5, lane, ha="center", va="center", fontsize=8)
     ax.set(xlim=(0, columns), ylim=(rows, 0), xticks=[], yticks=[], title=title, aspect="equal")
     ax.spines[["bottom", "left"]].set_visible(False)
 
@@ -626,7 +626,7 @@ plain = [16 * i + 2 * c + p + 8 * f for i in range(4) for f in range(2) for p in
 mine = [dimension[2 * c + p + 8 * f, i] for i in range(4) for f in range(2) for p in range(2)]
 for y, (held, color) in enumerate(((plain, VERMILION), (mine, BLUE))):
     for d in range(D):
-        ax.add_patch(Rectangle((d, y - 0.35), 0.9, 0.7, color=color if d in held else GREY))
+        ax.add_patch(Rectangle((d, y - 0.35), 0.85, 0.7, facecolor=color if d in held else GREY))
 ax.set(xlim=(0, D), ylim=(-0.6, 1.6), xlabel="dimension of the key", title="What lane 13 (c = 1) loads of token 3")
 ax.set_xticks(range(0, D + 1, 8))
 ax.set_yticks([0, 1], ["plain order:\n8 loads of 4 bytes", "new numbers:\n2 loads of 16 bytes"])
@@ -926,15 +926,15 @@ small_floor, large_floor = (4e-3 * K * D * math.prod(size) / COPY for size in (S
 # PyTorch ({{ us["attention-sdpa-gqa", LARGE] / us["attention-cute", LARGE]:.2f }}). At the small size the bytes need {{
 # small_floor:.1f }} µs, and nobody comes near that: {{ us["attention-cute", SMALL]:.1f }} µs is a chain of waits (the
 # position, then keys, the products, the merge, the output), and the best kernel is the one with the shortest chain.
-# That is why the fused step takes hardly longer than attention alone ({{ us["fused-cute", SMALL]:.1f }} µs) and is {{
-# us["fused-compiled", SMALL] / us["fused-cute", SMALL]:.1f }} times as fast as `torch.compile`'s version, which is
-# several kernels. Measure a kernel at both ends.
+# That is why the whole step, fused, takes hardly longer than attention alone ({{ us["fused-cute", SMALL]:.1f }} µs) and
+# is {{ us["fused-compiled", SMALL] / us["fused-cute", SMALL]:.1f }} times as fast as `torch.compile`'s version, which
+# is several kernels. Measure a kernel at both ends.
 #
 # The record has one more row, `cute-ahead`, with {{ us["attention-cute-ahead", SMALL]:.1f }} µs at the small size. With
-# *programmatic dependent launch* (Hopper and later) a kernel may come to the card **before the one before it has
-# ended** and load old tokens, which nobody writes any longer, before it waits for the query. The record runs calls back
-# to back in one CUDA graph, so each begins during the one before: that is time saved between kernels, and a single call
-# is no faster. Our engine uses it.
+# *programmatic dependent launch* (Hopper and later) a kernel may start **before the previous one has ended**, and load
+# old tokens, which nobody writes any longer, before it waits for the query. The record runs calls back to back in one
+# CUDA graph, so each begins during the previous one: that is time saved between kernels, and a single call is no
+# faster. Our engine uses it.
 #
 # ## Check yourself
 #

@@ -1,8 +1,9 @@
 """Benchmarks that ship: `rlcourse bench NAME`, and `--record` to keep what was measured in `data/measurements/`.
 
 Each returns the setup and the result rows of a measurement record: `decode` in `decode.py`; `kernels` in `kernels.py`;
-`cute` in `cute.py`; `story` in `story.py`; `rollout`, `step` and `update` in `speed.py`; `mismatch` and `logprobs` in
-`numerics.py`; peers that are measured beside ours in `peers.py`.
+`cute` in `cute.py`; `story` in `story.py`; `trace` in `trace.py`, with traces that are kept in `data/traces/`;
+`rollout`, `step` and `update` in `speed.py`; `mismatch` and `logprobs` in `numerics.py`; peers that are measured beside
+ours in `peers.py`.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,9 @@ from rlcourse.paths import data_folder
 
 POSITIONS = {"qwen2.5-0.5b": 32768, "tiny": 32768, "embedded": 512}  # shapes, and the tokens of their longest row
 LENGTHS = ("equal", "skewed")
-BENCHMARKS = ("learn", "decode", "kernels", "cute", "story", "rollout", "step", "update", "mismatch", "logprobs")
+BENCHMARKS = (
+    "learn", "decode", "kernels", "cute", "story", "trace", "rollout", "step", "update", "mismatch", "logprobs",
+)  # fmt: skip
 WIDEST_SPREAD = 0.2  # a measurement whose interquartile range is a larger share of its median is not recorded
 
 
@@ -60,7 +63,7 @@ def run_bench(what: str, config: TrainConfig, options: Options, record: bool) ->
     from rlcourse.bench import numerics, speed
     from rlcourse.bench.decode import decode
 
-    shape, counts, repeats = options.shape, list(options.rows), options.repeats
+    shape, counts, repeats, traces = options.shape, list(options.rows), options.repeats, {}
     match what:
         case "learn":
             from rlcourse.bench.learn import learn
@@ -80,6 +83,10 @@ def run_bench(what: str, config: TrainConfig, options: Options, record: bool) ->
             from rlcourse.bench.story import story
 
             setup, rows = story(shape, counts, options.prompt_tokens, options.new_tokens, repeats)
+        case "trace":
+            from rlcourse.bench.trace import trace
+
+            setup, rows, traces = trace(shape, counts, options.prompt_tokens, options.new_tokens, repeats)
         case "rollout":
             setup, rows = speed.rollout(config, repeats)
         case "step":
@@ -93,11 +100,20 @@ def run_bench(what: str, config: TrainConfig, options: Options, record: bool) ->
     table = results_table(rows, f"{what} on {device_name()}")
     Console(width=max(Console().width, 200)).print(table)  # a pipe has 80 columns, too few
     if record:
-        failed = [row["variant"] for row in rows if row.get("error")]
-        if failed:
-            raise ValueError(f"Not recorded: {', '.join(failed)} failed.")
-        wide = [row["variant"] for row in rows if row.get("spread", 0) > WIDEST_SPREAD]
-        if wide:
-            raise ValueError(f"Not recorded: {', '.join(wide)} varied by over {WIDEST_SPREAD:.0%} between repetitions.")
-        name = what if setup.get("lengths", "equal") == "equal" else f"{what}-{setup['lengths']}"
-        print(f"Recorded in {write_record(name, setup, rows)}.")
+        _record(what, setup, rows, traces)
+
+
+def _record(what: str, setup: dict, rows: list[dict], traces: dict[str, list[dict]]) -> None:
+    failed = [row["variant"] for row in rows if row.get("error")]
+    if failed:
+        raise ValueError(f"Not recorded: {', '.join(failed)} failed.")
+    wide = [row["variant"] for row in rows if row.get("spread", 0) > WIDEST_SPREAD]
+    if wide:
+        raise ValueError(f"Not recorded: {', '.join(wide)} varied by over {WIDEST_SPREAD:.0%} between repetitions.")
+    name = what if setup.get("lengths", "equal") == "equal" else f"{what}-{setup['lengths']}"
+    print(f"Recorded in {write_record(name, setup, rows)}.")
+    if traces:
+        from rlcourse.measure.traces import trace_path, write_trace
+
+        for variant, events in traces.items():
+            write_trace(events, trace_path(variant))

@@ -130,6 +130,7 @@ def gate(rows: int = 16384) -> Case:
 
 def attention(rows: int, slots: int, used: int) -> Case:
     """One query token a row over `used` of `slots` slots, for all rows alike."""
+    from rlcourse.course.kernels.decode_ahead import AheadDecode
     from rlcourse.course.kernels.decode_simple import SimpleDecode
     from rlcourse.course.kernels.decode_split import SplitDecode
     from rlcourse.kernels.decode_common import decode_attention_reference, workspace_arguments
@@ -156,10 +157,12 @@ def attention(rows: int, slots: int, used: int) -> Case:
         launch(SimpleDecode(HEADS, KV_HEADS, HEAD_SIZE), q, k, v, position.expand(rows), None, out)
         return out
 
-    def split(q, k, v, position) -> Tensor:
-        kernel = SplitDecode(HEADS, KV_HEADS, HEAD_SIZE, splits=splits)
-        launch(kernel, q, k, v, position.expand(rows), None, out, *room)
-        return out
+    def shared(kernel) -> Callable[..., Tensor]:  # by several blocks for each row
+        def run(q, k, v, position) -> Tensor:
+            launch(kernel, q, k, v, position.expand(rows), None, out, *room)
+            return out
+
+        return run
 
     def ahead(q, k, v, position) -> Tensor:  # as the graph engine calls it: with old tokens read before the wait
         attend(q, k, v, position.expand(rows), None, out, ahead=True)
@@ -168,7 +171,9 @@ def attention(rows: int, slots: int, used: int) -> Case:
     def exact(q, k, v, position) -> Tensor:
         return decode_attention_reference(q.float(), k, v, position)
 
-    ways = {"sdpa-repeat": sdpa_repeat, "sdpa-gqa": sdpa_gqa, "simple": simple, "split": split}
+    ways = {"sdpa-repeat": sdpa_repeat, "sdpa-gqa": sdpa_gqa, "simple": simple}
+    for name, kernel in (("split", SplitDecode), ("split-ahead", AheadDecode)):
+        ways[name] = shared(kernel(HEADS, KV_HEADS, HEAD_SIZE, splits=splits))
     ways |= {"cute": decode_attention, "cute-ahead": ahead} | flashinfer_way(rows, slots, used)
     moved = 2 * 2 * rows * KV_HEADS * used * HEAD_SIZE
     return Case("attention", (rows, used), moved, lambda: _cache(rows, slots, used), exact, ways)

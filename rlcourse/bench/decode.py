@@ -73,6 +73,15 @@ def skewed(vocabulary: int) -> list[int]:
     return torch.randperm(vocabulary, generator=generator)[:count].tolist()
 
 
+def answer_lengths(answers: int, new_tokens: int, lengths: str) -> list[int]:
+    """Tokens of each answer for an engine that is told them: all `new_tokens`, or drawn as `skewed` makes them."""
+    if lengths == "equal":
+        return [new_tokens] * answers
+    generator = torch.Generator().manual_seed(2)
+    drawn = torch.empty(answers).geometric_(SKEWED_SHARE, generator=generator)
+    return drawn.clamp(max=new_tokens).int().tolist()
+
+
 def decode(
     shape: str,
     rows: list[int],
@@ -85,7 +94,8 @@ def decode(
 
     shape: "embedded", or a known shape with random weights. lengths: "equal", every answer has `new_tokens`; "skewed",
     answers end by themselves, tokens after their end do not count, and there are `ROUNDS` times as many answers as rows
-    are decoded at once; ours does so `DRAWS` times, with other random numbers. A step's time is that of a rollout less
+    are decoded at once; ours does so `DRAWS` times, with other random numbers, and vLLM once, with lengths that are
+    drawn from the same distribution. A step's time is that of a rollout less
     that of one token, by the number of steps: prefill does not count. Temperature 1, nothing left out.
     """
     if lengths not in ("equal", "skewed"):
@@ -100,11 +110,16 @@ def decode(
         vocabulary = policy.model.config.vocab_size
         policy = dataclasses.replace(policy, eos_ids=[vocabulary] if lengths == "equal" else skewed(vocabulary))
         results: Rows = []
+        prompts = {
+            n: random_prompts(n * (1 if lengths == "equal" else ROUNDS), prompt_tokens, vocabulary) for n in rows
+        }
         for count in rows:
-            prompts = random_prompts(count * (1 if lengths == "equal" else ROUNDS), prompt_tokens, vocabulary)
-            results += _one_size(policy, dtype, machine, prompts, count, prompt_tokens, new_tokens, lengths, repeats)
-            if device.type == "cuda" and shape != "embedded":
-                results += vllm_decode(folder, policy.eos_ids, prompts, count, prompt_tokens, new_tokens, repeats)
+            results += _one_size(
+                policy, dtype, machine, prompts[count], count, prompt_tokens, new_tokens, lengths, repeats
+            )
+        for count in rows if device.type == "cuda" and shape != "embedded" else ():  # last: it has settings of its own
+            answers = answer_lengths(GROUP * len(prompts[count]), new_tokens, lengths)
+            results += vllm_decode(folder, prompts[count], answers, count, prompt_tokens, new_tokens, repeats)
     setup = {"shape": shape, "dtype": str(dtype).split(".")[1], "lengths": lengths, "rows_a_prompt": GROUP}
     setup |= {"temperature": 1.0, "repeats": repeats, "copy_gb_per_s": machine.bytes_per_s / 1e9}
     setup |= {"rollouts": DRAWS} if lengths == "skewed" else {}

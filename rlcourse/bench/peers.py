@@ -1,6 +1,8 @@
 """Peers on the same model folder, prompts and shapes: TRL's GRPO step, vLLM's decoding."""
 
 import contextlib
+import functools
+import gc
 import random
 import tempfile
 import time
@@ -13,11 +15,10 @@ from rlcourse.measure.timing import measure, median_and_spread, seconds
 from rlcourse.policy import load_policy
 from rlcourse.tasks import Task
 
-WARMUP = 2
-
 
 def trl_steps(model: str, task: Task, completions: int, new_tokens: int, repeats: int) -> list[dict[str, Any]]:
-    """One row for TRL's default (dynamic cache) and one for its static cache, compiled; none where TRL is missing.
+    """A row for TRL's default (dynamic cache), one for the same with the model of the update compiled, and one for its
+    static cache with the decode step compiled; none where TRL is missing.
 
     Weights and optimizer are bfloat16, as TRL loads this checkpoint: less work than our float32 weights.
     """
@@ -26,10 +27,13 @@ def trl_steps(model: str, task: Task, completions: int, new_tokens: int, repeats
     except ImportError:
         return []
     rows = []
-    for variant, static in (("trl-default", False), ("trl-static-compiled", True)):
+    for variant, warmup in (("trl-default", 2), ("trl-update-compiled", 3), ("trl-static-compiled", 2)):
+        static = variant == "trl-static-compiled"
         # Of a growing cache, cuDNN would plan anew for each length.
         with contextlib.nullcontext() if static else without_cudnn_attention():
-            timed = run_trl(model, task, completions, new_tokens, WARMUP + repeats, static)[WARMUP:]
+            timed = run_trl(
+                model, task, completions, new_tokens, warmup + repeats, static, variant == "trl-update-compiled"
+            )[warmup:]
         step_s, spread = median_and_spread([t["step_s"] for t in timed])
         rollout_s = median_and_spread([t["rollout_s"] for t in timed])[0]
         rows.append(
@@ -46,8 +50,11 @@ def trl_steps(model: str, task: Task, completions: int, new_tokens: int, repeats
     return rows
 
 
-def run_trl(model: str, task: Task, completions: int, new_tokens: int, steps: int, static: bool) -> list[dict]:
-    """Seconds of each step and of its generation, from TRL's own trainer."""
+def run_trl(
+    model: str, task: Task, completions: int, new_tokens: int, steps: int, static: bool, update_compiled: bool = False
+) -> list[dict]:
+    """Seconds of each step and of its generation, from TRL's own trainer. update_compiled: the loss is computed with
+    `torch.compile` of the model, which the first step compiles, and one with prompts of another length once more."""
     from datasets import Dataset
     from datasets.table import InMemoryTable
     from transformers import Qwen2ForCausalLM
@@ -94,6 +101,9 @@ def run_trl(model: str, task: Task, completions: int, new_tokens: int, steps: in
         if static and on_gpu:
             trainer.generation_config.disable_compile = False  # TRL sets it, so its static cache is not compiled
             trainer.generation_config.max_cache_len = 320 + new_tokens
+        if update_compiled:
+            compiled, loss = torch.compile(trainer.model), trainer._compute_loss
+            trainer._compute_loss = lambda model, inputs: loss(compiled, inputs)
         return _timed_training(trainer, on_gpu)
 
 
@@ -130,31 +140,48 @@ def _timed_training(trainer, on_gpu: bool) -> list[dict[str, float]]:
 
 def vllm_decode(
     model: str,
-    eos_ids: list[int],
     prompts: list[list[int]],
+    lengths: list[int],
     rows: int,
     prompt_tokens: int,
     new_tokens: int,
     repeats: int,
 ) -> list[dict[str, Any]]:
-    """One row for vLLM in this process, `rows` sequences at once; none where it is not installed."""
+    """One row for vLLM in this process, `rows` sequences at once; none where it is not installed.
+
+    lengths: tokens of each answer, those of the first prompt first. vLLM stops at them and looks for no token that ends
+    an answer: a thousand such tokens, which ours has for skewed lengths, it would look through one by one on the host.
+    Prompts are as if never seen: each repetition begins with an empty prefix cache, as after an update of the weights.
+    """
     try:
         from vllm import LLM, SamplingParams
     except ImportError:
         return []
-    llm = LLM(model=model, dtype="bfloat16", max_num_seqs=rows, gpu_memory_utilization=0.4, skip_tokenizer_init=True)
-    group = 8
-    params = SamplingParams(
-        n=group, temperature=1.0, top_k=-1, top_p=1.0, max_tokens=new_tokens, stop_token_ids=eos_ids, detokenize=False
-    )
-    inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+    torch.cuda.empty_cache()  # it looks at what is free
+    llm = LLM(
+        model=model, dtype="bfloat16", max_num_seqs=rows, max_model_len=prompt_tokens + new_tokens,
+        gpu_memory_utilization=0.3, skip_tokenizer_init=True, seed=0,
+    )  # fmt: skip
+    group = len(lengths) // len(prompts)
+    inputs = [{"prompt_token_ids": prompt} for prompt in prompts for _ in range(group)]
+    params = [
+        SamplingParams(temperature=1.0, top_k=-1, top_p=1.0, max_tokens=length, ignore_eos=True, detokenize=False)
+        for length in lengths
+    ]
     tokens = []
 
-    def generate() -> None:
+    def generate(llm) -> None:
         outputs = llm.generate(inputs, params, use_tqdm=False)
-        tokens.append(sum(len(completion.token_ids) for output in outputs for completion in output.outputs))
+        tokens.append(sum(len(output.outputs[0].token_ids) for output in outputs))
 
-    took, spread = median_and_spread(measure(lambda: seconds(generate, torch.device("cuda")), repeats))
+    def timed(llm) -> float:
+        llm.reset_prefix_cache()
+        return seconds(lambda: generate(llm), torch.device("cuda"))
+
+    took, spread = median_and_spread(measure(functools.partial(timed, llm), repeats))
+    del llm  # its memory, for the next
+    gc.collect()
+    torch.cuda.empty_cache()
     return [
         {
             "variant": "vllm",
@@ -162,7 +189,7 @@ def vllm_decode(
             "prompt_tokens": prompt_tokens,
             "new_tokens": new_tokens,
             "tokens_per_s": tokens[-1] / took,
-            "tokens_a_row": tokens[-1] / len(prompts) / group,
+            "tokens_a_row": tokens[-1] / len(lengths),
             "spread": spread,
         }
     ]

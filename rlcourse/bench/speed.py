@@ -1,6 +1,8 @@
 """How fast: the rollout engines side by side, and a whole training step beside its peers."""
 
+import statistics
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from rlcourse.config import TrainConfig, make_config
 from rlcourse.device import find_device
 from rlcourse.measure import roofline
 from rlcourse.measure.memory import ModelShape
-from rlcourse.measure.timing import measure, median_and_spread, seconds
+from rlcourse.measure.timing import measure, median_and_spread, median_seconds, seconds
 from rlcourse.rollout import make_engine
 from rlcourse.runs import new_run
 from rlcourse.step import train_step
@@ -144,7 +146,8 @@ def coin_flips(answers: list[Answer], config: TrainConfig) -> list[float]:
 
 def update(shape: str, completions: list[int], new_tokens: int = 256, repeats: int = 5) -> tuple[dict[str, Any], Rows]:
     """Seconds of the update phase of a step on random weights of `shape`, and what the operations it needs would take
-    at the rate of a large matrix product on this machine."""
+    at the rate of a large matrix product on this machine; and, on a GPU, what it takes to bring the batch's token ids
+    and mask there from ordinary memory, and from pinned memory without waiting."""
     task = load_task("gsm8k" if shape != "tiny" else "minigsm")
     rows: Rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -170,8 +173,32 @@ def update(shape: str, completions: list[int], new_tokens: int = 256, repeats: i
                     "tflops": work.total_flops / took["update_s"] / 1e12,
                     "peak_tflops": machine.flops_per_s / 1e12,
                 }
+                | batch_copies(count, length, trainer.policy.device, repeats)
             )
     return {"shape": shape, "task": task.name, "new_tokens": new_tokens, "repeats": repeats}, rows
+
+
+def batch_copies(rows: int, length: int, device: torch.device, repeats: int) -> dict[str, float]:
+    """Seconds to copy token ids and mask, both int64 [rows, length], to a GPU: `copy_s` as one does, `pinned_copy_s`
+    from pinned memory with `non_blocking`, and `host_pinned_copy_s` until the host goes on. Nothing on a CPU."""
+    if device.type != "cuda":
+        return {}
+    batch = [torch.zeros(rows, length, dtype=torch.long) for _ in range(2)]
+    pinned = [part.pin_memory() for part in batch]
+    asked = []
+
+    def without_waiting() -> None:
+        start = time.perf_counter()
+        kept = [part.to(device, non_blocking=True) for part in pinned]
+        asked.append(time.perf_counter() - start)
+        del kept
+
+    many = 20 * repeats  # each takes microseconds
+    return {
+        "copy_s": median_seconds(lambda: [part.to(device) for part in batch], device, many),
+        "pinned_copy_s": median_seconds(without_waiting, device, many),
+        "host_pinned_copy_s": statistics.median(asked),
+    }
 
 
 def mean_length(trainer: Trainer, count: int) -> int:

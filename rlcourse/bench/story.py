@@ -19,18 +19,25 @@ from rlcourse.rollout.hf import HFEngine
 from rlcourse.tasks import load_task
 
 Rows = list[dict[str, Any]]
+UNCOMPILED = ("hf-dynamic", "hf-static-eager")
+RAISED = "hf-static-breaks-raised"  # the breaking kernel, and a recompile limit that no layer reaches
+RECOMPILE_LIMIT = 64
+DECODE_ONLY = (*UNCOMPILED, RAISED)  # no whole training steps: they take long, and their decode step says it
 
 
 def engines(policy: Policy, longest: int) -> dict[str, Callable[[], RolloutEngine]]:
-    """How to make each engine. longest: tokens that a static cache has room for."""
+    """How to make each engine. longest: tokens that a static cache has room for. With `RAISED` goes a higher limit."""
     from rlcourse.course.lessons import generate_attention  # registers its attention with transformers
 
-    def static(attention: str) -> RolloutEngine:
-        return HFEngine(policy, torch.bfloat16, "static", attention=attention, longest=longest)
+    def static(attention: str, compile: bool = True) -> RolloutEngine:
+        return HFEngine(policy, torch.bfloat16, "static", compile, attention, longest)
 
     return {
+        "hf-dynamic": lambda: HFEngine(policy, torch.bfloat16),
+        "hf-static-eager": lambda: static("sdpa", compile=False),
         "hf-static": lambda: static("sdpa"),
         "hf-static-breaks": lambda: static(generate_attention.BREAKS),
+        RAISED: lambda: static(generate_attention.BREAKS),
         "hf-static-operation": lambda: static(generate_attention.OPERATION),
         "graph": lambda: FastEngine(policy, torch.bfloat16),
     }
@@ -40,9 +47,9 @@ def story(
     shape: str, rows: list[int], prompt_tokens: int = 128, new_tokens: int = 256, repeats: int = 5
 ) -> tuple[dict[str, Any], Rows]:
     """For attention alone (`micro-...`) microseconds; for each engine milliseconds of a decode step, kernels and
-    launches in it, and seconds of a whole Dr. GRPO step, all with a cache that has room for the longest prompt that the
-    trainer takes. `hf-static` is `generate` as it compiles itself. Training steps are without cuDNN's attention, as the
-    trainer has it; all else is with it.
+    launches in it, and, but for `DECODE_ONLY`, seconds of a whole Dr. GRPO step. Static caches have room for the
+    longest prompt that the trainer takes. `hf-static` is `generate` as it compiles itself, `hf-static-eager` the same
+    with nothing compiled. Training steps are without cuDNN's attention, as the trainer has it; all else is with it.
 
     Raises ValueError without a GPU.
     """
@@ -67,11 +74,16 @@ def story(
             for name, make in engines(policy, longest).items():
                 torch._dynamo.reset()  # what one engine had compiled must not count for the next
                 trainer.engine = make()
-                row = {"variant": name, "rows": count, "cache_tokens": longest}
-                row |= _measure_rung(trainer.engine, prompts, len(prompts), new_tokens, repeats, device)
-                row |= _look_inside(trainer.engine, prompts, new_tokens, device)
-                step = time_steps(trainer, repeats, WARMUP if name == "graph" else 1)
-                results.append(row | {key: step[key] for key in ("step_s", "rollout_s", "update_s")})
+                limit = RECOMPILE_LIMIT if name == RAISED else torch._dynamo.config.recompile_limit
+                row = {"variant": name, "rows": count, "cache_tokens": None if name == "hf-dynamic" else longest}
+                with torch._dynamo.config.patch(recompile_limit=limit):
+                    row |= _measure_rung(trainer.engine, prompts, len(prompts), new_tokens, repeats, device)
+                    row |= _look_inside(trainer.engine, prompts, new_tokens, device)
+                if name not in DECODE_ONLY:
+                    step = time_steps(trainer, repeats, WARMUP if name == "graph" else 1)
+                    row |= {key: step[key] for key in ("step_s", "rollout_s", "update_s")}
+                results.append(row)
                 trainer.engine.sleep()
     setup = {"shape": shape, "dtype": "bfloat16", "rows_a_prompt": 8, "prompt_tokens": prompt_tokens}
-    return setup | {"new_tokens": new_tokens, "repeats": repeats}, results
+    setup |= {"new_tokens": new_tokens, "repeats": repeats, "raised_recompile_limit": RECOMPILE_LIMIT}
+    return setup, results

@@ -3,6 +3,7 @@
 `doctor` prints these facts, `records` stores some of them with a measurement. None names the host or a folder.
 """
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -11,6 +12,7 @@ import subprocess
 from typing import Any
 
 PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy")
+PEERS = ("trl", "vllm", "flashinfer-python")  # measured beside ours where they are installed
 
 
 def cpu_model() -> str:
@@ -44,13 +46,16 @@ def memory_bytes() -> int | None:
 
 
 def versions() -> dict[str, str | None]:
-    """Installed versions of Python and the main libraries; None for one that is not installed."""
+    """Installed versions of Python and the main libraries, None for one that is missing; and peers that are there."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             found[package] = None
+    for peer in PEERS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[peer] = importlib.metadata.version(peer)
     return found
 
 

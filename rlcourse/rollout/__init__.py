@@ -16,7 +16,12 @@ __all__ = ["Rollout", "RolloutEngine", "make_engine"]
 
 
 class RolloutEngine(Protocol):
-    """What the trainer needs of an engine. Randomness comes from torch's global generators (`torch.manual_seed`)."""
+    """What the trainer needs of an engine. Randomness comes from torch's global generators (`torch.manual_seed`).
+
+    exact: its log-probs are those of the exact training pass (`rlcourse.exact`), to the last bit.
+    """
+
+    exact: bool
 
     def generate(
         self, prompts: list[list[int]], num_generations: int, max_new_tokens: int, sampling: Sampling

@@ -6,66 +6,26 @@ is never repeated; the residual stream is float32. Shapes: R rows, H query heads
 tokens that a row's cache has room for.
 """
 
-from dataclasses import dataclass, fields
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-
-@dataclass
-class Layer:
-    """Weights of one layer; each matrix is [out, in]. Qwen2 has a bias, Qwen3 norms of each query and key."""
-
-    attention_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    out: Tensor
-    mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
-
-    @classmethod
-    def sources(cls, layer) -> list[list[Tensor]]:
-        """For each field, in order, the parameters of transformers' layer that are stacked into it; none for None."""
-        attention, mlp = layer.self_attn, layer.mlp
-        projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-        return [
-            [layer.input_layernorm.weight],
-            [p.weight for p in projections],
-            [p.bias for p in projections if p.bias is not None],
-            [attention.q_norm.weight] if hasattr(attention, "q_norm") else [],
-            [attention.k_norm.weight] if hasattr(attention, "k_norm") else [],
-            [attention.o_proj.weight],
-            [layer.post_attention_layernorm.weight],
-            [mlp.gate_proj.weight, mlp.up_proj.weight],
-            [mlp.down_proj.weight],
-        ]
+from rlcourse.exact.weights import Layer, fused_weights
 
 
 class Decoder:
-    """Fused weights of a Qwen2 or Qwen3 model and the two passes over them: `prefill` and `decode`.
+    """The two passes over a Qwen2 or Qwen3 model's fused weights in PyTorch: `prefill` and `decode`.
 
     Raises ValueError for another architecture.
     """
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, compile: bool):
-        config = model.config
-        rope = getattr(config, "rope_parameters", None) or {}  # which other architectures may lack
-        plain = rope.get("rope_type", "default") == "default"
-        if config.model_type not in ("qwen2", "qwen3") or not plain or config.use_sliding_window:
-            raise ValueError(
-                "The fast engine knows Qwen2 and Qwen3 models with plain RoPE and without a sliding window, not "
-                f"{config.model_type}: use --engine hf-dynamic."
-            )
-        self.model, self.dtype, self.config = model, dtype, config
-        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
-        self.eps = config.rms_norm_eps
-        self.layers: list[Layer] = []
+        self.model, self.dtype = model, dtype
+        self.weights = fused_weights(model, dtype)
+        self.heads, self.kv_heads, self.head_dim = self.weights.heads, self.weights.kv_heads, self.weights.head_dim
+        self.layers, self.eps = self.weights.layers, self.weights.eps
+        self.embedding, self.norm, self.head = self.weights.embedding, self.weights.norm, self.weights.head
         self.sync()
         self.decode_layer = self._decode_layer
         if compile:
@@ -74,40 +34,9 @@ class Decoder:
                 torch._dynamo.mark_static(weight)
             self.decode_layer = torch.compile(self._decode_layer, dynamic=True)
 
-    @torch.no_grad()
     def sync(self) -> None:
-        """Take over the model's weights as they are now, in place: a captured graph goes on reading the same memory."""
-        trunk = self.model.model
-        if not self.layers:
-            self._allocate()
-        sources = [weight for layer in trunk.layers for parts in Layer.sources(layer) for weight in parts]
-        sources += [trunk.embed_tokens.weight, trunk.norm.weight]
-        sources += [] if self.head is self.embedding else [self.model.lm_head.weight]
-        torch._foreach_copy_(self.targets, sources)  # hundreds of copies in a few launches
-
-    def _allocate(self) -> None:
-        """Empty tensors for the fused weights: matrices in `dtype`, norms in float32."""
-        trunk = self.model.model
-
-        def empty(name: str, parts: list[Tensor]) -> Tensor | None:
-            if not parts:
-                return None
-            dtype = torch.float32 if name.endswith("norm") else self.dtype
-            shape = (sum(len(p) for p in parts), *parts[0].shape[1:])
-            return torch.empty(shape, dtype=dtype, device=parts[0].device)
-
-        names = [f.name for f in fields(Layer)]
-        for layer in trunk.layers:
-            self.layers.append(Layer(*(empty(*pair) for pair in zip(names, Layer.sources(layer), strict=True))))
-        self.embedding = empty("embedding", [trunk.embed_tokens.weight])
-        self.norm = empty("norm", [trunk.norm.weight])
-        tied = trunk.embed_tokens.weight is self.model.lm_head.weight
-        self.head = self.embedding if tied else empty("head", [self.model.lm_head.weight])
-        self.targets: list[Tensor] = []  # where each weight of the model goes
-        for fused, layer in zip(self.layers, trunk.layers, strict=True):
-            for target, parts in zip(vars(fused).values(), Layer.sources(layer), strict=True):
-                self.targets += target.split([len(p) for p in parts]) if parts else []
-        self.targets += [self.embedding, self.norm] + ([] if tied else [self.head])
+        """Take over the model's weights as they are now."""
+        self.weights.sync(self.model)
 
     def new_cache(self, rows: int, tokens: int) -> Tensor:
         """An empty cache [layers, 2, R, K, S, D]: keys and values. Zeros, as 0 x garbage could be nan."""
@@ -171,7 +100,7 @@ class Decoder:
 
     def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine [R, 1, T, D] of the rotary embedding; positions [R, T]. Angles in float32."""
-        angles = positions[:, None, :, None].float() * self.model.model.rotary_emb.inv_freq
+        angles = positions[:, None, :, None].float() * self.weights.inv_freq
         angles = torch.cat([angles, angles], dim=-1)
         return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
 

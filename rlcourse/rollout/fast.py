@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rlcourse.batch import Rollout, completion_mask, join_rows
 from rlcourse.device import without_cudnn_attention
+from rlcourse.exact.weights import has_kernels, is_exact
 from rlcourse.policy import Policy, check_positions
 from rlcourse.rollout import triton_step
 from rlcourse.rollout.cuda_graphs import CudaGraphs
@@ -37,8 +38,9 @@ class FastEngine:
     from.
 
     compile: what runs in PyTorch is compiled. max_slots: completions decoded at once; None: MAX_SLOTS on a GPU, all on
-    a CPU. kernels: "cute", on a GPU attention in CuTe DSL where that wins and the rest in Triton; "triton"; or "" for
-    PyTorch alone. Raises ValueError for an architecture that `Decoder` does not know.
+    a CPU. kernels: what decodes on a GPU that they can run on: "triton"; "cute", the same with attention in CuTe DSL;
+    "" for PyTorch alone. exact: the log-probs are those of the training pass (`rlcourse.exact`), to the last bit; they
+    are with "triton" on Hopper. Raises ValueError for an architecture that `Decoder` does not know.
     """
 
     def __init__(
@@ -47,12 +49,13 @@ class FastEngine:
         dtype: torch.dtype = torch.float32,
         compile: bool = False,
         max_slots: int | None = None,
-        kernels: str = "cute",
+        kernels: str = "triton",
     ):
         self.policy, self.device, self.kernels = policy, policy.device, kernels
         self.on_gpu = policy.device.type == "cuda"
         self.max_slots = max_slots or (MAX_SLOTS if self.on_gpu else None)
         self.decoder = Decoder(policy.model, dtype, compile)
+        self.exact = kernels == "triton" and is_exact(self.decoder.weights)
         self.compiled_sample = torch.compile(sample_at, dynamic=True) if compile else None
         self.temperature = torch.ones(1, device=self.device)  # that of the compiled function, at a fixed address
         self.eos = torch.tensor(policy.eos_ids, device=self.device)
@@ -77,8 +80,8 @@ class FastEngine:
         completions = len(prompts) * num_generations
         self._make_room(len(prompts), width, completions, max_new_tokens)
         self.slots.begin(prompts, width, num_generations, max_new_tokens)
-        logits = self._prefill(len(prompts), width)
-        sample_first_tokens(self.slots, logits, num_generations, sampling, self.eos)
+        sample = self._sampler_after(self._prefill(len(prompts), width), sampling)
+        sample_first_tokens(self.slots, len(prompts), num_generations, sample, self.eos)
         self._decode(completions, width, num_generations, max_new_tokens, sampling)
         rollout = self._rollout(prompts, completions)
         if not self.on_gpu:
@@ -102,25 +105,46 @@ class FastEngine:
             room = room.joined(self.room)
         self.sleep()  # first, so that old and new do not stand in memory together
         self.room, self.slots = room, Slots.empty(self.decoder, room)
-        if self.kernels and triton_step.supported(self.decoder):
+        if self.kernels and has_kernels(self.decoder.weights):
             self.triton_step = triton_step.TritonStep(self.decoder, self.slots, self.eos, self.kernels == "cute")
 
     def _prefill(self, prompts: int, width: int) -> Tensor:
-        """Keys and values of the prompts into the slots' memory; logits [prompts, vocabulary] after them."""
+        """Keys and values of the prompts into the slots' memory; after their last tokens the logits [prompts,
+        vocabulary], or where it is exact the residual stream [prompts, d]."""
+        pass_over = self.decoder.prefill
+        if self.exact:
+            from rlcourse.exact import layers  # only where there is Triton
+
+            pass_over = partial(layers.prefill, self.decoder.weights)
 
         def run() -> Tensor:
             with without_cudnn_attention():  # lengths differ from call to call
-                return prefill(self.slots, self.decoder, prompts, width, PREFILL_TOKENS)
+                return prefill(self.slots, pass_over, prompts, width, PREFILL_TOKENS)
 
         if self.on_gpu and prompts * width <= CAPTURED_PREFILL:
             return self.graphs.run(("prefill", prompts, width), run)
         return run()
 
+    def _sampler_after(self, last: Tensor, sampling: Sampling) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        """How first tokens are sampled, from what `_prefill` gives: numbers of prompts → tokens and log-probs."""
+        if not self.exact:
+            return lambda prompts: sample_tokens(last[prompts], sampling)
+        from rlcourse.exact import head
+
+        model, weights = self.policy.model, self.decoder.weights
+
+        def sample(prompts: Tensor) -> tuple[Tensor, Tensor]:
+            x = last[prompts]
+            tokens, _ = sample_tokens(head.scaled_logits(model, weights, x), sampling)
+            return tokens, head.logprobs(model, weights, x, tokens, sampling, len(x))
+
+        return sample
+
     def _decode(
         self, completions: int, width: int, num_generations: int, max_new_tokens: int, sampling: Sampling
     ) -> None:
         """Every completion from its second token to its last."""
-        by_triton = self.triton_step is not None and triton_step.can_sample(sampling)
+        by_triton = self.triton_step is not None
         if by_triton:
             self.triton_step.new_seed()
         sample = self._sampler(sampling)

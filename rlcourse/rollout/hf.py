@@ -63,6 +63,8 @@ class HFEngine:
     static cache.
     """
 
+    exact = False
+
     def __init__(
         self,
         policy: Policy,

@@ -138,22 +138,37 @@ class Slots:
             values = getattr(self, name)
             values[target] = values[source]
 
+    def record(self, tokens: Tensor, logprobs: Tensor, eos: Tensor) -> None:
+        """Each slot's next token [R] and its log-prob. Of a slot that is done nothing is kept."""
+        alive = ~self.done
+        place = (self.completion, self.num_tokens.masked_fill(self.done, self.tokens.shape[1] - 1))
+        self.tokens[place], self.logprobs[place] = tokens, logprobs
+        self.token.copy_(tokens)
+        self.position += alive
+        self.num_tokens += alive
+        self.lengths[self.completion] = self.num_tokens
+        self.done |= (tokens[:, None] == eos).any(1) | (self.num_tokens >= self.max_new_tokens)
 
-def prefill(slots: Slots, decoder: Decoder, prompts: int, width: int, tokens_at_once: int) -> Tensor:
-    """The prompts' keys and values into `prompt_cache`; logits [prompts, vocabulary] after their last tokens.
 
-    prompts: how many there are; width: of the longest; tokens_at_once: of a forward pass, padding included.
+def prefill(slots: Slots, pass_over: Callable, prompts: int, width: int, tokens_at_once: int) -> Tensor:
+    """The prompts' keys and values into `prompt_cache`; what `pass_over` says after their last tokens, [prompts, ...].
+
+    pass_over: ids, lengths and their cache → what it says; prompts: how many there are; width: of the longest;
+    tokens_at_once: of one pass, padding included.
     """
     ids, lengths = slots.prompt_ids[:prompts, :width], slots.prompt_lengths[:prompts]
     cache, at_once = slots.prompt_cache[:, :, :prompts], max(1, tokens_at_once // width)
     pieces = zip(ids.split(at_once), lengths.split(at_once), cache.split(at_once, dim=2), strict=True)
-    return torch.cat([decoder.prefill(*piece) for piece in pieces])
+    return torch.cat([pass_over(*piece) for piece in pieces])
 
 
-def sample_first_tokens(slots: Slots, logits: Tensor, num_generations: int, sampling: Sampling, eos: Tensor) -> None:
-    """The first token of every completion, its log-prob, and whether it ends the completion. logits: of `prefill`."""
-    for rows in torch.arange(len(logits) * num_generations, device=logits.device).split(SAMPLED_AT_ONCE):
-        tokens, logprobs = sample_tokens(logits[rows // num_generations], sampling)
+def sample_first_tokens(slots: Slots, prompts: int, num_generations: int, sample: Callable, eos: Tensor) -> None:
+    """The first token of every completion, its log-prob, and whether it ends the completion.
+
+    sample: numbers of prompts [n], one for each completion → tokens and log-probs [n].
+    """
+    for rows in torch.arange(prompts * num_generations, device=slots.tokens.device).split(SAMPLED_AT_ONCE):
+        tokens, logprobs = sample(rows // num_generations)
         slots.tokens[rows, 0], slots.logprobs[rows, 0], slots.lengths[rows] = tokens, logprobs, 1
         slots.ends_at_once[rows] = (tokens[:, None] == eos).any(1)
 
@@ -172,12 +187,4 @@ def decode_step(slots: Slots, decoder: Decoder, sample: Callable, eos: Tensor, l
     sample: logits [R, vocabulary] → tokens and log-probs [R]; length: more than any slot that is not done has in its
     cache.
     """
-    tokens, logprobs = sample(decoder.decode(slots.token, slots.position, slots.cache, length))
-    alive = ~slots.done
-    place = (slots.completion, slots.num_tokens.masked_fill(slots.done, slots.tokens.shape[1] - 1))
-    slots.tokens[place], slots.logprobs[place] = tokens, logprobs
-    slots.token.copy_(tokens)
-    slots.position += alive
-    slots.num_tokens += alive
-    slots.lengths[slots.completion] = slots.num_tokens
-    slots.done |= (tokens[:, None] == eos).any(1) | (slots.num_tokens >= slots.max_new_tokens)
+    slots.record(*sample(decoder.decode(slots.token, slots.position, slots.cache, length)), eos)

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class MatmulTile:
-    """How a matrix product is cut: rows, columns and depth of a tile, shares of the depth, warps, pipeline stages.
+    """How a matrix product is cut: rows, columns and depth of a tile, warps, pipeline stages, and of a product that
+    comes in shares (`rlcourse.exact.products`) how many a program has, one or two. None of it changes a bit.
 
     The weights of the first `preloaded` tiles are loaded before the input is there, where a thread can hold them.
     """
@@ -13,10 +14,10 @@ class MatmulTile:
     rows: int
     columns: int
     depth: int
-    splits: int = 1
     warps: int = 4
     stages: int = 4
     preloaded: int = 0
+    shares: int = 1
 
 
 @dataclass(frozen=True)
@@ -27,41 +28,37 @@ class TileConfig:
     out: MatmulTile
     gate_up: MatmulTile
     down: MatmulTile
-    attention_splits: int  # of a row's cache in attention
-    attention_block: int  # tokens of it at a time
+    attention_splits: int  # programs that share a row's cache in attention
     attention_warps: int
     attention_stages: int
 
 
 TILES_UP_TO_16_ROWS = TileConfig(
-    qkv=MatmulTile(16, 32, 128, stages=2, preloaded=7),
+    qkv=MatmulTile(16, 32, 128, warps=8, stages=2, preloaded=7),
     out=MatmulTile(16, 32, 128, stages=2, preloaded=7),
-    gate_up=MatmulTile(16, 32, 128, stages=2, preloaded=7),
-    down=MatmulTile(16, 64, 128, splits=8, stages=2, preloaded=5),
+    gate_up=MatmulTile(16, 32, 128, stages=2, preloaded=6),
+    down=MatmulTile(16, 32, 256, stages=2, preloaded=5),
     attention_splits=2,
-    attention_block=128,
     attention_warps=4,
     attention_stages=1,
 )
 TILES_UP_TO_96_ROWS = TileConfig(
-    qkv=MatmulTile(16, 32, 128, stages=2, preloaded=7),
+    qkv=MatmulTile(16, 32, 128, stages=2, preloaded=6),
     out=MatmulTile(16, 32, 128, stages=2, preloaded=7),
-    gate_up=MatmulTile(64, 64, 128, warps=8, stages=4),
-    down=MatmulTile(64, 32, 128, splits=4, stages=5),
+    gate_up=MatmulTile(64, 64, 64, warps=8, stages=6),
+    down=MatmulTile(64, 32, 128, stages=5),
     attention_splits=1,
-    attention_block=128,
     attention_warps=4,
-    attention_stages=4,
+    attention_stages=2,
 )
 TILES_FOR_MORE_ROWS = TileConfig(
     qkv=MatmulTile(64, 32, 128, stages=4),
     out=MatmulTile(64, 32, 128, stages=5),
     gate_up=MatmulTile(128, 32, 64, warps=8, stages=3),
-    down=MatmulTile(64, 64, 128, splits=2, stages=5),
+    down=MatmulTile(64, 64, 128, stages=5, shares=2),
     attention_splits=1,
-    attention_block=128,
     attention_warps=4,
-    attention_stages=2,
+    attention_stages=1,
 )
 REGISTERS = 900  # bytes of weights that a thread can hold
 LEAST_SHARED = 99 * 1024  # bytes of shared memory that a block can have on an A10G, an L4 or a GeForce

@@ -1,8 +1,9 @@
 """The kernels of a decode step in Triton: all but attention and sampling. `rlcourse.rollout.triton_step` launches them.
 
 R rows of d features, H query and K key-value heads of size D. The residual stream x [R, d] is float32. A norm is split
-in two: whoever writes x also writes y = x * weight in the weights' dtype and the tile's sum of squares `ss` [R, tiles];
-whoever reads y multiplies its result by 1 / rms, which a matrix product allows. So no norm costs a kernel.
+in two: whoever writes x also writes y = x * weight in the weights' dtype and the sums of squares of each 32 columns,
+`squares` [R, d / 32]; whoever reads y multiplies its result by 1 / rms, which a matrix product allows. So no norm costs
+a kernel. The order of every sum is that of the training pass (`rlcourse/exact/operations.py`).
 
 PDL is programmatic dependent launch (Hopper and later): a kernel may begin while the one before it still runs. It loads
 weights, which nobody writes, or the cache of earlier steps into registers, and only then waits for what the one before
@@ -13,6 +14,8 @@ begins when the one before has ended.
 import triton
 import triton.language as tl
 
+from rlcourse.exact.operations import group_squares, head_norm, inverse_rms, rotated, scaled, swiglu, write_norm
+
 try:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 except ImportError:  # the name of older releases
@@ -21,32 +24,16 @@ except ImportError:  # the name of older releases
 
 @triton.jit
 def embed_kernel(
-    token, position, tick, embedding, norm, inv_freq, x, y, ss, cos, sin,
-    d: tl.constexpr, B: tl.constexpr, T: tl.constexpr, half: tl.constexpr,
+    token, tick, embedding, norm, x, y, squares, d: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """A row: its token's embedding, the first norm's parts, and the angles of its position. Counts the step."""
+    """A row: its token's embedding and the first norm's parts. Counts the step."""
     row = tl.program_id(0)
     if row == 0:
         tl.store(tick, tl.load(tick) + 1)
     o = tl.arange(0, B)
-    m = o < d
-    v = tl.load(embedding + tl.load(token + row) * d + o, mask=m, other=0.0).to(tl.float32)
-    tl.store(x + row * d + o, v, mask=m)
-    tl.store(y + row * d + o, (v * tl.load(norm + o, mask=m, other=0.0)).to(y.dtype.element_ty), mask=m)
-    t = tl.arange(0, 256)
-    tl.store(ss + row * T + t, tl.where(t == 0, tl.sum(v * v, 0), 0.0), mask=t < T)
-    c = tl.arange(0, half)
-    angle = tl.load(position + row).to(tl.float32) * tl.load(inv_freq + c)
-    tl.store(cos + row * half + c, tl.cos(angle))
-    tl.store(sin + row * half + c, tl.sin(angle))
-
-
-@triton.jit
-def inverse_rms(ss, rows, R, eps, d: tl.constexpr, T: tl.constexpr):
-    """1 / rms of rows of x [BM, 1], from the sums of squares of its tiles."""
-    t = tl.arange(0, 32 if T <= 32 else 256)
-    parts = tl.load(ss + rows[:, None] * T + t[None, :], mask=(rows < R)[:, None] & (t < T)[None, :], other=0.0)
-    return tl.rsqrt(tl.sum(parts, 1) / d + eps)[:, None]
+    v = tl.load(embedding + tl.load(token + row) * d + o, mask=o < d, other=0.0).to(tl.float32)
+    tl.store(x + row * d + o, v, mask=o < d)
+    write_norm(v, norm, y, squares, row, o, d, B)
 
 
 @triton.jit
@@ -96,18 +83,11 @@ def pair(acc, BM: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def head_norm(v1, v2, weight, cols, D: tl.constexpr, eps):
-    """RMSNorm over a head whose halves are v1 and v2 [BM, D / 2]: Qwen3's norm of queries and keys."""
-    scale = tl.rsqrt((tl.sum(v1 * v1, 1) + tl.sum(v2 * v2, 1)) / D + eps)[:, None]
-    return v1 * scale * tl.load(weight + cols)[None, :], v2 * scale * tl.load(weight + D // 2 + cols)[None, :]
-
-
-@triton.jit
 def qkv_kernel(
-    y, ss, w, bias, q_norm, k_norm, cos, sin, position, q_out, cache, R, eps,
+    y, squares, w, bias, q_norm, k_norm, cos, sin, position, q_out, cache, R, eps,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, d: tl.constexpr, stride_kv, stride_row, stride_head,
-    HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr,
-    BM: tl.constexpr, BK: tl.constexpr, T: tl.constexpr, PRELOADED: tl.constexpr, PDL: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, LEVELS: tl.constexpr,
+    BM: tl.constexpr, BK: tl.constexpr, PRELOADED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A head: its projection, rotated; queries go to q_out [R, H * D], keys and values into the cache at `position`."""
     half: tl.constexpr = D // 2
@@ -119,25 +99,28 @@ def qkv_kernel(
     m = (rows < R)[:, None]
     wp = pair_of_tiles(w + head * D * d, half, d, half, BK)
     preloaded = preload(wp, 0, d, BK, PRELOADED)
+    at = tl.load(position + rows, mask=rows < R, other=0)  # written when the step before ended
+    turn = at[:, None] * half + cols[None, :]
+    if PRELOADED > 0:  # with few rows time is latency; with many a thread has no room to hold them
+        c, s = tl.load(cos + turn, mask=m, other=0.0), tl.load(sin + turn, mask=m, other=0.0)
     if PDL:
         gdc_wait()
-    scale = inverse_rms(ss, rows, R, eps, d, T)  # what is needed after the product is asked for before it
-    c = tl.load(cos + rows[:, None] * half + cols[None, :], mask=m, other=0.0)
-    s = tl.load(sin + rows[:, None] * half + cols[None, :], mask=m, other=0.0)
-    at = tl.load(position + rows, mask=rows < R, other=0)
+    scale = inverse_rms(squares, rows, rows < R, eps, BM, d)[:, None]  # asked for before the product, which it follows
     v1, v2 = pair(product(y, wp, preloaded, rows, R, 0, d, d, BM, D, BK, PRELOADED), BM, half)
-    v1 = v1 * scale
-    v2 = v2 * scale
+    v1 = scaled(v1, scale, y.dtype.element_ty)
+    v2 = scaled(v2, scale, y.dtype.element_ty)
     if HAS_BIAS:
         v1 += tl.load(bias + head * D + cols).to(tl.float32)[None, :]
         v2 += tl.load(bias + head * D + half + cols).to(tl.float32)[None, :]
     if HAS_NORM:
         if head < H:
-            v1, v2 = head_norm(v1, v2, q_norm, cols, D, eps)
+            v1, v2 = head_norm(v1, v2, q_norm, cols, BM, D, LEVELS, eps)
         elif head < H + K:
-            v1, v2 = head_norm(v1, v2, k_norm, cols, D, eps)
+            v1, v2 = head_norm(v1, v2, k_norm, cols, BM, D, LEVELS, eps)
+    if PRELOADED == 0:
+        c, s = tl.load(cos + turn, mask=m, other=0.0), tl.load(sin + turn, mask=m, other=0.0)
     if head < H + K:
-        v1, v2 = v1 * c - v2 * s, v2 * c + v1 * s
+        v1, v2 = rotated(v1, v2, c, s)
     if head < H:
         p = q_out + rows[:, None] * (H * D) + head * D + cols[None, :]
     else:
@@ -148,52 +131,66 @@ def qkv_kernel(
 
 
 @triton.jit
+def sum_of_pair(pieces, first: tl.constexpr, SPLITS: tl.constexpr, SHARES: tl.constexpr, SIZE: tl.constexpr):
+    """The sum of two shares: one piece where a program had both, else the pieces `first` and, if there is one, next."""
+    acc = tl.load(pieces + first * SIZE, cache_modifier=".cg")
+    if SHARES == 1 and first + 1 < SPLITS:
+        acc += tl.load(pieces + (first + 1) * SIZE, cache_modifier=".cg")
+    return acc
+
+
+@triton.jit
 def add_kernel(
-    a, w, x, norm, y, ss, partial, arrived, R,
-    N: tl.constexpr, KD: tl.constexpr, SPLITS: tl.constexpr,
+    a, w, x, norm, y, squares, partial, arrived, R,
+    N: tl.constexpr, KD: tl.constexpr, SHARE: tl.constexpr, SPLITS: tl.constexpr, SHARES: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRELOADED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """x += a @ w.T for a tile of columns, then y and ss of the next norm. KD is split between programs; the last one
-    that arrives adds the pieces up in a fixed order, so that the sum is the same each time."""
+    """x += a @ w.T for a tile of columns, then y and squares of the next norm. KD comes in up to four shares, which are
+    added up in pairs. A program has SHARES of them, one or a pair; the last of SPLITS programs adds what all left."""
     tile, split, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     cols = tile * BN + tl.arange(0, BN)
     rows = block * BM + tl.arange(0, BM)
-    per: tl.constexpr = (KD // BK + SPLITS - 1) // SPLITS * BK
-    begin = split * per
+    begin = split * SHARES * SHARE
     m = (rows < R)[:, None]
     if PDL:
         gdc_launch_dependents()
     wp = w + cols[:, None] * KD + tl.arange(0, BK)[None, :]
-    end = tl.minimum(begin + per, KD)
+    end = tl.minimum(begin + SHARE, KD)
     preloaded = preload(wp, begin, end, BK, PRELOADED)
     scale = tl.load(norm + cols)[None, :]
     if PDL:
         gdc_wait()
     xp = x + rows[:, None] * N + cols[None, :]
-    before = tl.load(xp, mask=m, other=0.0)
+    total = tl.load(xp, mask=m, other=0.0)
     acc = product(a, wp, preloaded, rows, R, begin, end, KD, BM, BN, BK, PRELOADED)
+    if SHARES == 2:
+        begin += SHARE
+        acc += product(a, wp, (), rows, R, begin, tl.minimum(begin + SHARE, KD), KD, BM, BN, BK, 0)
     done = True
-    if SPLITS > 1:
+    if SPLITS == 1:
+        total += acc
+    else:
         place = block * (N // BN) + tile
         pieces = partial + place * SPLITS * BM * BN + tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
         tl.store(pieces + split * BM * BN, acc)
         tl.debug_barrier()
         done = tl.atomic_add(arrived + place, 1, sem="acq_rel") == SPLITS - 1
         if done:
-            acc = tl.zeros((BM, BN), tl.float32)
-            for s in range(SPLITS):
-                acc += tl.load(pieces + s * BM * BN, cache_modifier=".cg")
+            both = sum_of_pair(pieces, 0, SPLITS, SHARES, BM * BN)
+            if SPLITS * SHARES > 2:
+                both += sum_of_pair(pieces, 3 - SHARES, SPLITS, SHARES, BM * BN)
+            total += both
             tl.store(arrived + place, 0)
     if done:
-        total = before + acc
         tl.store(xp, total, mask=m)
         tl.store(y + rows[:, None] * N + cols[None, :], (total * scale).to(y.dtype.element_ty), mask=m)
-        tl.store(ss + rows * (N // BN) + tile, tl.sum(total * total, 1), mask=rows < R)
+        t = tile * (BN // 32) + tl.arange(0, BN // 32)
+        tl.store(squares + rows[:, None] * (N // 32) + t[None, :], group_squares(total, BM, BN), mask=m)
 
 
 @triton.jit
 def gate_up_kernel(
-    y, ss, w, h, R, eps, inner: tl.constexpr, d: tl.constexpr, T: tl.constexpr,
+    y, squares, w, h, R, eps, inner: tl.constexpr, d: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRELOADED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """silu(gate) * up for a tile of columns: h [R, inner]."""
@@ -205,9 +202,8 @@ def gate_up_kernel(
     preloaded = preload(wp, 0, d, BK, PRELOADED)
     if PDL:
         gdc_wait()
-    scale = inverse_rms(ss, rows, R, eps, d, T)
+    scale = inverse_rms(squares, rows, rows < R, eps, BM, d)[:, None]
     gate, up = pair(product(y, wp, preloaded, rows, R, 0, d, d, BM, 2 * BN, BK, PRELOADED), BM, BN)
-    gate = gate * scale
-    up = up * scale
-    value = (gate * tl.sigmoid(gate) * up).to(h.dtype.element_ty)
+    dtype: tl.constexpr = h.dtype.element_ty
+    value = swiglu(scaled(gate, scale, dtype), scaled(up, scale, dtype)).to(dtype)
     tl.store(h + rows[:, None] * inner + cols[None, :], value, mask=(rows < R)[:, None])

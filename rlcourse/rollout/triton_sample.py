@@ -9,20 +9,14 @@ split like all others (`triton_kernels.py`): the logits here still lack its 1 / 
 import triton
 import triton.language as tl
 
+from rlcourse.exact.operations import inverse_rms_of_row, total_mass
 from rlcourse.rollout.triton_kernels import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def logit_scale(ss, slot, inverse_temperature, eps, d: tl.constexpr, T: tl.constexpr):
-    """What a slot's logits are multiplied with: 1 / rms and 1 / temperature."""
-    t = tl.arange(0, 32 if T <= 32 else 256)
-    return tl.rsqrt(tl.sum(tl.load(ss + slot * T + t, mask=t < T, other=0.0), 0) / d + eps) * inverse_temperature
-
-
-@triton.jit
 def tile_kernel(
-    logits, ss, tile_max, tile_sum, V, inverse_temperature, eps,
-    d: tl.constexpr, T: tl.constexpr, BN: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
+    logits, squares, tile_max, tile_sum, V, inverse_temperature, eps,
+    d: tl.constexpr, BN: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A tile's largest logit, and its sum of exp(logit - largest)."""
     tile, slot = tl.program_id(0), tl.program_id(1)
@@ -31,7 +25,7 @@ def tile_kernel(
         gdc_wait()
     cols = tile * BN + tl.arange(0, BN)
     values = tl.load(logits + slot.to(tl.int64) * V + cols, mask=cols < V, other=float("-inf")).to(tl.float32)
-    values = values * logit_scale(ss, slot, inverse_temperature, eps, d, T)
+    values = values * (inverse_rms_of_row(squares, slot, eps, d) * inverse_temperature)
     largest = tl.max(values, 0)
     tl.store(tile_max + slot * TILES + tile, largest)
     tl.store(tile_sum + slot * TILES + tile, tl.sum(tl.exp(values - largest), 0))
@@ -49,8 +43,8 @@ def first_above(mass, goal, B: tl.constexpr):
 
 @triton.jit
 def pick_kernel(
-    logits, ss, tile_max, tile_sum, seed, tick, eos, max_new_tokens, completion, token, position, num_tokens, done,
-    tokens, logprobs, lengths, V, width, inverse_temperature, eps, eos_ids, d: tl.constexpr, T: tl.constexpr,
+    logits, squares, tile_max, tile_sum, seed, tick, eos, max_new_tokens, completion, token, position, num_tokens, done,
+    tokens, logprobs, lengths, V, width, inverse_temperature, eps, eos_ids, d: tl.constexpr,
     BN: tl.constexpr, TILES: tl.constexpr, B: tl.constexpr, E: tl.constexpr, GREEDY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Sample a slot's token, write it and its log-prob down if the slot is alive, and see whether it is done."""
@@ -59,10 +53,7 @@ def pick_kernel(
         gdc_launch_dependents()
         gdc_wait()
     o = tl.arange(0, B)
-    largest = tl.load(tile_max + slot * TILES + o, mask=o < TILES, other=float("-inf"))
-    highest = tl.max(largest, 0)
-    by_tile = tl.load(tile_sum + slot * TILES + o, mask=o < TILES, other=0.0) * tl.exp(largest - highest)
-    total = tl.sum(by_tile, 0)
+    largest, by_tile, highest, total = total_mass(tile_max, tile_sum, slot, TILES, B)
     goal = tl.rand(tl.load(seed) + tl.load(tick), slot) * total
     if GREEDY:
         tile = tl.min(tl.where(largest == highest, o, B), 0)
@@ -72,7 +63,7 @@ def pick_kernel(
     c = tl.arange(0, BN)
     cols = tile * BN + c
     values = tl.load(logits + slot.to(tl.int64) * V + cols, mask=cols < V, other=float("-inf")).to(tl.float32)
-    values = values * logit_scale(ss, slot, inverse_temperature, eps, d, T)
+    values = values * (inverse_rms_of_row(squares, slot, eps, d) * inverse_temperature)
     if GREEDY:
         i = tl.min(tl.where(values == tl.max(values, 0), c, BN), 0)
     else:

@@ -9,9 +9,9 @@ from policies import DEVICE
 from transformers import AutoModelForCausalLM
 
 from rlcourse import bench
-from rlcourse.bench import Options, cute, decode, learn, models, numerics, peers, run_bench, speed
+from rlcourse.bench import Options, cute, decode, learn, models, numerics, peers, run_bench, speed, trace
 from rlcourse.config import ALGORITHMS, make_config
-from rlcourse.measure import records
+from rlcourse.measure import records, traces
 from rlcourse.policy import load_policy
 from rlcourse.tasks import load_task
 
@@ -80,7 +80,7 @@ def test_every_token_is_in_one_group_of_each_kind():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("name", ["kernels", "cute", "story"])
+@pytest.mark.parametrize("name", ["kernels", "cute", "story", "trace"])
 def test_the_kernels_need_a_gpu(name):
     with pytest.raises(ValueError, match="no CUDA GPU was found"):
         run_bench(name, make_config(), Options(), False)
@@ -119,9 +119,10 @@ def test_trl_has_the_attention_that_is_faster_for_its_cache(monkeypatch, before)
     pytest.importorskip("trl")
     allowed, enabled = {}, torch.backends.cuda.cudnn_sdp_enabled
 
-    def run_trl(model, task, completions, new_tokens, steps, static):
+    def run_trl(model, task, completions, new_tokens, steps, static, update_compiled):
         allowed[static] = enabled()
-        return [{"step_s": 2.0, "rollout_s": 1.0}] * steps
+        compiling = {"step_s": 90.0, "rollout_s": 1.0}
+        return [compiling] * (3 if update_compiled else 2) + [{"step_s": 2.0, "rollout_s": 1.0}] * 3
 
     monkeypatch.setattr(peers, "run_trl", run_trl)
     kept = enabled()
@@ -131,7 +132,8 @@ def test_trl_has_the_attention_that_is_faster_for_its_cache(monkeypatch, before)
         assert allowed == {False: False, True: before} and enabled() is before
     finally:
         torch.backends.cuda.enable_cudnn_sdp(kept)
-    assert [(row["variant"], row["update_s"]) for row in rows] == [("trl-default", 1.0), ("trl-static-compiled", 1.0)]
+    names = ["trl-default", "trl-update-compiled", "trl-static-compiled"]
+    assert [(row["variant"], row["update_s"]) for row in rows] == [(name, 1.0) for name in names]
 
 
 def test_an_update_is_timed_beside_what_its_operations_need():
@@ -206,6 +208,12 @@ def test_half_of_the_skewed_answers_end_by_token_120():
     assert len(set(ids)) == len(ids) and (1 - len(ids) / 151_936) ** 120 == pytest.approx(0.5, abs=0.01)
 
 
+def test_lengths_that_vllm_is_told_are_distributed_as_those_of_ours():
+    assert decode.answer_lengths(3, 70, "equal") == [70] * 3
+    lengths = torch.tensor(decode.answer_lengths(20_000, 512, "skewed"))
+    assert lengths.min() == 1 and lengths.max() == 512 and lengths.median().item() == pytest.approx(120, rel=0.05)
+
+
 def test_prompts_have_padding_and_the_longest_is_as_long_as_asked_for():
     prompts = decode.random_prompts(64, 40, 500)
     lengths = [len(prompt) for prompt in prompts]
@@ -247,6 +255,49 @@ def test_learn_combines_every_engine_and_every_algorithm_and_has_three_seeds_of_
     assert {c["dtype"] for c in found} == dtypes and {c["compile"] for c in found} == {False, on_gpu} | {on_gpu}
     for algorithm in learn.THREE_SEEDS:
         assert {c.get("seed", 0) for c in found if c["algorithm"] == algorithm} == {0, 1, 2}
+
+
+def traced(steps=trace.STEPS):
+    """Steps of 100 µs, each with a product of 30, attention of 20 and 14 short kernels with names of their own."""
+    events = []
+    for i in range(steps):
+        parts = [("matmul", 0, 30), ("attention", 40, 20), *((f"small_{n}", 70 + n, 1) for n in range(14))]
+        for name, after, us in parts:
+            event = {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": 1000 + 100 * i + after}
+            events.append(event | {"dur": us, "args": {"correlation": i}})
+        launch = {"cat": "cuda_runtime", "name": "cudaGraphLaunch", "pid": 1, "tid": 1, "args": {"correlation": i}}
+        events.append({"ph": "X", "ts": 900 + 100 * i, "dur": 5} | launch)
+    return events
+
+
+def test_the_rows_of_a_traced_step_add_up_to_the_step_without_the_profiler():
+    rows, kept = trace.one_engine(traced(), ms_per_step=0.08)
+    assert rows[0]["ms_per_step"] == 0.08 and rows[0]["profiled_ms"] == pytest.approx(0.1)
+    assert rows[0]["busy_us"] == 64 and rows[0]["launches_a_step"] == 1 and rows[0]["launch_us"] == 5
+    assert [row["part"] for row in rows[1:3]] == ["matmul", "attention"]
+    assert [row["part"] for row in rows[-2:]] == ["other kernels", "no kernel"] and len(rows) == 1 + trace.NAMED + 2
+    assert sum(row["us_a_step"] for row in rows[1:]) == pytest.approx(80) and rows[-1]["us_a_step"] == 16
+    assert sum(row["share"] for row in rows[1:]) == pytest.approx(1)
+    assert sum(row.get("calls_a_step", 0) for row in rows[1:]) == rows[0]["calls_a_step"] == 16
+    from_us = rows[0]["kept_steps_from_us"]
+    assert from_us == 100  # the launch of the first comes so much earlier
+    late = [event for event in kept if event["ts"] >= from_us]
+    assert sum(event["name"] == "matmul" for event in late) == trace.KEPT
+    assert sum(event["name"] == "cudaGraphLaunch" for event in kept) == trace.KEPT + 1
+
+
+def test_what_is_traced_is_kept_where_records_are(monkeypatch, recorded, tmp_path):
+    monkeypatch.setattr(trace, "trace", lambda *_: ({}, [{"variant": "graph"}], {"graph": traced()}))
+    monkeypatch.setattr(traces, "trace_path", lambda name: tmp_path / f"{name}.json.gz")
+    run_bench("trace", make_config(), Options(), record=False)
+    assert not recorded and not list(tmp_path.iterdir())
+    run_bench("trace", make_config(), Options(), record=True)
+    assert recorded[0][0] == "trace" and traces.read_trace(tmp_path / "graph.json.gz") == traced()
+
+
+def test_a_batch_is_copied_to_a_gpu_alone():
+    found = speed.batch_copies(8, 100, torch.device(DEVICE), 2)
+    assert (found == {}) == (DEVICE == "cpu") and all(0 < seconds < 1 for seconds in found.values())
 
 
 def test_equal_and_skewed_lengths_have_records_of_their_own(monkeypatch, recorded):
@@ -317,20 +368,26 @@ def test_a_recorded_benchmark_is_a_record_that_loads(monkeypatch, tmp_path):
 
 
 def test_vllm_is_measured_where_it_is_installed_and_left_out_elsewhere(monkeypatch):
-    call = ("folder", [7], [[1, 2], [3]], 16, 2, 5, 2)
+    call = ("folder", [[1, 2], [3]], [5, 3, 4, 5], 16, 2, 5, 2)
     monkeypatch.setitem(sys.modules, "vllm", None)
     assert peers.vllm_decode(*call) == []
 
     class LLM:
         def __init__(self, model, **options):
-            assert model == "folder" and options["max_num_seqs"] == 16
+            assert model == "folder" and options["max_num_seqs"] == 16 and options["max_model_len"] == 7
+            self.cached = False
+
+        def reset_prefix_cache(self):
+            self.cached = False
 
         def generate(self, inputs, params, use_tqdm):
-            assert inputs == [{"prompt_token_ids": [1, 2]}, {"prompt_token_ids": [3]}] and params["n"] == 8
-            completion = types.SimpleNamespace(token_ids=[0] * 5)
-            return [types.SimpleNamespace(outputs=[completion] * 8)] * 2
+            assert [i["prompt_token_ids"] for i in inputs] == [[1, 2], [1, 2], [3], [3]] and not self.cached
+            assert all(p["ignore_eos"] for p in params)
+            self.cached = True
+            completions = [types.SimpleNamespace(token_ids=[0] * p["max_tokens"]) for p in params]
+            return [types.SimpleNamespace(outputs=[completion]) for completion in completions]
 
     monkeypatch.setitem(sys.modules, "vllm", types.SimpleNamespace(LLM=LLM, SamplingParams=dict))
     monkeypatch.setattr(peers, "seconds", lambda run, device: run() or 4.0)
     [row] = peers.vllm_decode(*call)
-    assert row["tokens_per_s"] == 80 / 4 and row["tokens_a_row"] == 5 and row["variant"] == "vllm"
+    assert row["tokens_per_s"] == 17 / 4 and row["tokens_a_row"] == 17 / 4 and row["variant"] == "vllm"

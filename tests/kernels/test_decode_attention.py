@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import thinned, thorough
 
+from rlcourse.course.kernels.decode_ahead import AheadDecode
 from rlcourse.course.kernels.decode_simple import SimpleDecode
 from rlcourse.course.kernels.decode_split import SplitDecode
 from rlcourse.kernels import KernelError
@@ -22,6 +23,7 @@ PLAIN = [
     SimpleDecode(6, 2, 64, padded=True),
     SimpleDecode(4, 2, 128, "float16"),
     SplitDecode(14, 2, 64, padded=True, splits=4),
+    AheadDecode(14, 2, 64, padded=True, splits=2),
     DecodeAttention(14, 2, 64, padded=True, splits=4),
     DecodeAttention(4, 2, 128, "float16", warps=8),
     DecodeAttention(14, 2, 64, padded=True, splits=2, warps=8, ahead=True, tiles=2),

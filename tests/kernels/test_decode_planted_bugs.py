@@ -29,6 +29,11 @@ def check_split(module):
         check(make(kernel, 70, [66, 20]), run=simulate, order=order)
 
 
+def check_ahead(module):
+    kernel = module.AheadDecode(6, 2, 64, padded=True, splits=2)
+    check(make(kernel, 200, [-1, 171, 20], start=[0, 5, 21]), run=simulate)
+
+
 def check_attention(module):
     fused = module.DecodeAttention(6, 2, 64, padded=True, splits=2, angles="bfloat16", norm="float32", eps=1e-2)
     for order in ("lockstep", "warp", "random"):
@@ -38,7 +43,11 @@ def check_attention(module):
     check(make(ahead, 200, [171, 20], start=[5, 21]), run=simulate)
 
 
-FOLDER = {"simple": "course.kernels", "split": "course.kernels"}  # the others are in rlcourse/kernels
+FOLDER = {
+    "simple": "course.kernels",
+    "split": "course.kernels",
+    "ahead": "course.kernels",
+}  # the others are in rlcourse/kernels
 CHECKS = {name.removeprefix("check_"): check for name, check in list(globals().items()) if name.startswith("check_")}
 
 SOURCE = [  # (what finds it, the file, what stands there, what is put there instead)
@@ -53,6 +62,9 @@ SOURCE = [  # (what finds it, the file, what stands there, what is put there ins
         "    cute.arch.sync_threads()\n    if const_expr(splits == 1)",
         "    if const_expr(splits == 1)",
     ),
+    ("ahead", "ahead", "token + tiles * tokens, last", "token + tokens, last"),
+    ("ahead", "ahead", "tile, first + tile * tokens + partial, last", "tile, first + partial, last"),
+    ("ahead", "ahead", "    if first < last:\n", "    if first <= last:\n"),
     ("split", "common", "return begin, cutlass.min(begin + part, last)", "return begin, begin + part"),
     ("split", "common", "LOWEST = -1e30", "LOWEST = -math.inf"),
     ("split", "common", "            arrived[pair] = Int32(0)\n", "            pass\n"),

@@ -16,12 +16,14 @@ from triton.backends import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from rlcourse.rollout import tiles, triton_attention, triton_kernels, triton_refill, triton_sample, triton_step
+from rlcourse.exact import EXACT, KEYS, VOCABULARY_TILE
+from rlcourse.exact.products import share_of
+from rlcourse.rollout import tiles, triton_attention, triton_kernels, triton_refill, triton_sample
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD, VOCABULARY = 896, 4864, 14, 2, 64, 151936  # Qwen2.5-0.5B
 SHARED = {80: 163, 86: 99, 90: 227, 100: 227, 120: 99}  # kB a block can have
 POINTERS = {
-    "token": "i64", "position": "i64", "tick": "i64", "x": "fp32", "ss": "fp32", "cos": "fp32", "sin": "fp32",
+    "token": "i64", "position": "i64", "tick": "i64", "x": "fp32", "squares": "fp32", "cos": "fp32", "sin": "fp32",
     "norm": "fp32", "inv_freq": "fp32", "q_norm": "fp32", "k_norm": "fp32", "partial": "fp32", "partial_acc": "fp32",
     "partial_ml": "fp32", "arrived": "i32", "seed": "i64", "eos": "i64", "max_new_tokens": "i64", "completion": "i64",
     "num_tokens": "i64", "done": "i1", "tokens": "i64", "logprobs": "fp32", "tile_max": "fp32", "tile_sum": "fp32",
@@ -30,7 +32,8 @@ POINTERS = {
 }  # fmt: skip
 SCALARS = {"R": "i32", "V": "i32", "width": "i32", "eos_ids": "i32", "eps": "fp32", "scale": "fp32"}
 SCALARS |= {
-    name: "i32" for name in ("T", "length", *(f"{a}_{b}" for a in ("source", "target") for b in ("kv", "row", "head")))
+    name: "i32"
+    for name in ("T", "TILES", "length", *(f"{a}_{b}" for a in ("source", "target") for b in ("kv", "row", "head")))
 }
 SCALARS |= {"inverse_temperature": "fp32", "stride_kv": "i32", "stride_row": "i32", "stride_head": "i32"}
 
@@ -45,7 +48,7 @@ def compiled(kernel, capability: int, options: dict, **constants):
             signature[name] = SCALARS.get(name) or "*" + POINTERS.get(name, "bf16")
     aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(kernel.arg_names) if signature[n].startswith("*")}
     source = ASTSource(fn=kernel, signature=signature, constexprs=values, attrs=aligned)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options | EXACT)
 
 
 def needs(program) -> dict[str, int]:
@@ -71,25 +74,33 @@ def main(capability: int, rows: int) -> None:
         options = tiles.launch_options(p, depth, pair)
         return options, {"BM": p.rows, "BK": p.depth, "PRELOADED": options.pop("PRELOADED")} | pdl
 
-    parts, model = HIDDEN // config.down.columns, {"H": HEADS, "K": KV_HEADS, "D": HEAD}
+    model = {"H": HEADS, "K": KV_HEADS, "D": HEAD}
     found = {}
     options, constants = product(config.qkv, HIDDEN, pair=True)
-    kind = {"HAS_BIAS": True, "HAS_NORM": False, "T": parts, "d": HIDDEN}
+    kind = {"HAS_BIAS": True, "HAS_NORM": False, "LEVELS": 5, "d": HIDDEN}
     found["qkv"] = compiled(triton_kernels.qkv_kernel, capability, options, **constants, **kind, **model)
-    shares = {"SPLITS": config.attention_splits, "BS": config.attention_block} | pdl
+    shares = {"SPLITS": config.attention_splits, "KEYS": KEYS} | pdl
     options = {"num_warps": config.attention_warps, "num_stages": config.attention_stages}
     found["attention"] = compiled(triton_attention.attention_kernel, capability, options, **shares, **model)
     for name, p, depth in (("out", config.out, HEADS * HEAD), ("down", config.down, INNER)):
-        share = -(-depth // p.depth // p.splits) * p.depth
+        share = share_of(depth) if name == "down" else depth
         options, constants = product(p, share)
-        sizes = {"N": HIDDEN, "KD": depth, "SPLITS": p.splits, "BN": p.columns}
+        shares = min(p.shares, -(-depth // share))
+        sizes = {
+            "N": HIDDEN,
+            "KD": depth,
+            "SHARE": share,
+            "SHARES": shares,
+            "SPLITS": -(-depth // share // shares),
+            "BN": p.columns,
+        }
         found[name] = compiled(triton_kernels.add_kernel, capability, options, **constants, **sizes)
     p = config.gate_up
     options, constants = product(p, HIDDEN, pair=True)
-    sizes = {"inner": INNER, "d": HIDDEN, "T": HIDDEN // config.out.columns, "BN": p.columns}
+    sizes = {"inner": INNER, "d": HIDDEN, "BN": p.columns}
     found["gate_up"] = compiled(triton_kernels.gate_up_kernel, capability, options, **constants, **sizes)
-    count = -(-VOCABULARY // triton_step.VOCABULARY_TILE)
-    sample = {"BN": triton_step.VOCABULARY_TILE, "TILES": count, "d": HIDDEN, "T": parts} | pdl
+    count = -(-VOCABULARY // VOCABULARY_TILE)
+    sample = {"BN": VOCABULARY_TILE, "TILES": count, "d": HIDDEN} | pdl
     found["tile"] = compiled(triton_sample.tile_kernel, capability, {}, **sample)
     ends = {"B": triton.next_power_of_2(count), "E": 2, "GREEDY": False}
     found["pick"] = compiled(triton_sample.pick_kernel, capability, {}, **sample, **ends)

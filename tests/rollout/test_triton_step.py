@@ -11,6 +11,7 @@ from policies import DEVICE, make_policy
 from reference import recomputed_logprobs
 from thorough import thinned, thorough
 
+from rlcourse.exact import GROUP, weights
 from rlcourse.rollout import fast, make_engine, scheduler, tiles, triton_step
 from rlcourse.rollout.decoder import Decoder
 from rlcourse.rollout.fast import FastEngine
@@ -26,9 +27,9 @@ SHAPES = {
 DRAWS = 20_000 if DEVICE == "cuda" else 400  # the interpreter takes many milliseconds for each
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 # Cuts in which every other path is taken: pipelines, shares, several blocks of rows.
-SMALL = tiles.MatmulTile(16, 32, 64, splits=2, stages=2)
+SMALL = tiles.MatmulTile(16, 32, 64, stages=2)
 LATE = tiles.TileConfig(
-    tiles.MatmulTile(16, 32, 64, stages=2), SMALL, SMALL, SMALL, 2, 16, attention_warps=2, attention_stages=3
+    tiles.MatmulTile(16, 32, 64, stages=2), SMALL, SMALL, SMALL, 2, attention_warps=2, attention_stages=3
 )
 
 
@@ -38,7 +39,7 @@ def model(shape, seed=0, layers=2):
 
 
 def triton_engine(policy, monkeypatch, slots: int | None = None) -> FastEngine:
-    monkeypatch.setattr(triton_step, "supported", triton_step.fits)  # also float32 on a CPU
+    monkeypatch.setattr(fast, "has_kernels", weights.fits)  # also float32 on a CPU
     monkeypatch.setitem(fast.STEPS_BETWEEN_LOOKS, DEVICE, 2)
     return FastEngine(policy, DTYPE, max_slots=slots)
 
@@ -49,14 +50,14 @@ def rollout(engine, num_generations, max_new_tokens, sampling):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(triton_step.TritonStep, "__call__", lambda *a: steps.append(a) or original(*a))
         found = engine.generate(PROMPTS, num_generations, max_new_tokens, sampling)
-    if triton_step.can_sample(sampling) and DEVICE == "cpu":  # a graph replays without the call
+    if DEVICE == "cpu":  # a graph replays without the call
         assert steps
     return found
 
 
 def last_scale(step, rows):
     """1 / rms of the last norm [rows, 1], which the kernels that sample multiply the logits with."""
-    squares = step.squares.flatten()[: rows * step.parts(rows)].view(rows, -1).sum(1, keepdim=True)
+    squares = step.squares[:rows].sum(1, keepdim=True)
     return (squares / step.hidden + step.decoder.eps).rsqrt()
 
 
@@ -198,7 +199,7 @@ def sample(logits, draws, temperature=1.0, tile=64, monkeypatch=None):
     slots.done.fill_(False)
     slots.max_new_tokens.fill_(1)
     step = triton_step.TritonStep(decoder, slots, torch.tensor([2], device=DEVICE))
-    step.squares.fill_(step.hidden / step.parts(draws))  # an rms of 1
+    step.squares.fill_(GROUP)  # an rms of 1
     step.vocabulary, step.vocabulary_tiles = len(logits), -(-len(logits) // tile)
     step.logits = logits.to(DEVICE).repeat(draws, 1).contiguous()
     step.tile_max, step.tile_sum = (torch.zeros(draws, step.vocabulary_tiles, device=DEVICE) for _ in range(2))
@@ -233,20 +234,20 @@ def test_a_token_without_mass_is_never_drawn_and_one_with_all_of_it_always(monke
     assert set(tokens.tolist()) == {99} and logprobs.abs().max() < 2e-5  # 80 has so many digits in float32
 
 
-def test_what_the_kernels_cannot_do_is_left_to_pytorch(monkeypatch):
-    assert (
-        not triton_step.can_sample(Sampling(top_k=5))
-        and not triton_step.can_sample(Sampling(top_p=0.9))
-        and triton_step.can_sample(GREEDY)
-    )
-    assert not triton_step.fits(make_engine(make_policy(), "fast", torch.float32).decoder)  # heads of 8
-    assert triton_step.fits(make_engine(model("qwen2"), "fast", torch.float32).decoder)
-    if DEVICE == "cpu":
-        assert not triton_step.supported(make_engine(model("qwen2"), "fast", torch.float32).decoder)
-    policy = model("qwen2")
+def test_which_models_the_kernels_can_do():
+    def fused(policy):
+        return make_engine(policy, "fast", torch.float32).decoder.weights
+
+    assert not weights.fits(fused(make_policy()))  # heads of 8
+    assert weights.fits(fused(model("qwen2"))) and not weights.has_kernels(fused(model("qwen2")))  # in float32
+
+
+@pytest.mark.parametrize("sampling", [Sampling(top_k=3), Sampling(0.7, top_p=0.8)])
+def test_restricted_sampling_leaves_the_right_tokens_out(sampling, monkeypatch):
     torch.manual_seed(0)
-    found = rollout(triton_engine(policy, monkeypatch), 1, 4, Sampling(top_k=3))
-    assert_same_logprobs(found, policy, Sampling(top_k=3))
+    policy = model("qwen2")
+    found = rollout(triton_engine(policy, monkeypatch), 2, 4, sampling)
+    assert_same_logprobs(found, policy, sampling)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -255,6 +256,6 @@ def test_tiles_fit_the_shared_memory_of_a_small_gpu(rows, head_dim):
     for shared in (227 * 1024, tiles.LEAST_SHARED):
         config = tiles.tiles_for(rows, shared, head_dim)
         assert config.qkv.columns == head_dim // 2
-        for p, weights in ((config.qkv, 2), (config.out, 1), (config.gate_up, 2), (config.down, 1)):
-            assert p.stages * 2 * p.depth * (p.rows + weights * p.columns) < shared
+        for p, matrices in ((config.qkv, 2), (config.out, 1), (config.gate_up, 2), (config.down, 1)):
+            assert p.stages * 2 * p.depth * (p.rows + matrices * p.columns) < shared
             assert p.stages >= 2 and p.depth >= 32

@@ -10,20 +10,22 @@ from PIL import Image
 
 from rlcourse.course.figures import DPI, STYLE
 from rlcourse.course.lessons.curve_records import load_curve
-from rlcourse.measure.plots import BLUE, ORANGE, SKY, seed_band
+from rlcourse.measure.plots import BLUE, ORANGE, PURPLE, SKY, seed_band
 from rlcourse.measure.records import load_record
 from rlcourse.paths import data_folder
 
 ROWS = 64
-DECODERS = {"hf-dynamic": "generate", "hf-static-compiled": "generate,\ncompiled", "graph": "rlcourse"}
+DECODERS = {
+    "hf-dynamic": "generate", "hf-static-compiled": "generate,\ncompiled", "vllm": "vLLM", "graph": "rlcourse",
+}  # fmt: skip
 TRAINERS = {"trl-default": "TRL", "trl-static-compiled": "TRL,\ncompiled", "rlcourse": "rlcourse"}
-COLORS = (SKY, ORANGE, BLUE)
+COLORS = {"generate": SKY, "TRL": SKY, "vLLM": PURPLE, "rlcourse": BLUE}  # ORANGE for what is compiled
 
 
 def found(name: str, column: str, variants: dict[str, str]) -> dict[str, float]:
-    """A column of an H200 record at ROWS rows, by the names that readers see."""
+    """A column of an H200 record at ROWS rows, by the names that readers see, without peers that were not there."""
     rows = {row["variant"]: row for row in load_record(name, "nvidia-h200")["results"] if row["rows"] == ROWS}
-    return {label: rows[variant][column] for variant, label in variants.items()}
+    return {label: rows[variant][column] for variant, label in variants.items() if variant in rows}
 
 
 def headline() -> str:
@@ -33,13 +35,14 @@ def headline() -> str:
     after = sorted(run["accuracy_after"] for run in runs)
     rate, step = found("decode", "tokens_per_s", DECODERS), found("step", "step_s", TRAINERS)
     compiled = "generate,\ncompiled"
+    beside = f"{rate['rlcourse'] / rate['vLLM']:.1f} times vLLM, " if "vLLM" in rate else ""
     return (
         f"On two CPU cores, in {record['setup']['steps']} training steps and at most "
         f"{max(run['wall_seconds'] for run in runs):.0f} s, a small model goes from "
         f"{runs[0]['accuracy_before']:.0%} of 1,000 test problems right to between {after[0]:.0%} and "
         f"{after[-1]:.0%} ({len(runs)} seeds).\n"
         f"On an H200, Qwen2.5-0.5B's shape, {ROWS} answers at a time: {rate['rlcourse']:,.0f} tokens a second, "
-        f"{rate['rlcourse'] / rate[compiled]:.1f} times `generate` compiled with a static cache and "
+        f"{beside}{rate['rlcourse'] / rate[compiled]:.1f} times `generate` compiled with a static cache and "
         f"{rate['rlcourse'] / rate['generate']:.0f} times `generate` as it comes; a whole training step in "
         f"{step['rlcourse']:.2f} s, where TRL takes {step[TRAINERS['trl-static-compiled']]:.2f} s compiled and "
         f"{step['TRL']:.2f} s as it comes.\n"
@@ -66,7 +69,8 @@ def draw(path: Path) -> None:
 
 def bars(axes: Axes, values: dict[str, float], form: str) -> None:
     """One bar a name, with its value on top."""
-    drawn = axes.bar(values.keys(), values.values(), color=COLORS, width=0.65)
+    colors = [COLORS.get(name, ORANGE) for name in values]
+    drawn = axes.bar(values.keys(), values.values(), color=colors, width=0.65)
     axes.bar_label(drawn, [form.format(value) for value in values.values()], padding=2)
     axes.set(yticks=[], ylim=(0, 1.15 * max(values.values())))
     axes.spines["left"].set_visible(False)

@@ -8,7 +8,9 @@ import torch
 from answers import common_tests
 
 from rlcourse.course.checks import Local
-from rlcourse.course.checks.nb02 import PLANTED, QUESTIONS, gae_columns, gae_from_last, gae_sums
+from rlcourse.course.checks.nb02 import QUESTIONS
+from rlcourse.course.checks.nb02.q1_loss import PLANTED
+from rlcourse.course.checks.nb02.q2_gae import gae_columns, gae_from_last, gae_sums
 
 # q1: a loss with three mistakes ----------------------------------------------------------------------------------
 

@@ -9,7 +9,9 @@ import pytest
 import torch
 from answers import common_tests
 
-from rlcourse.course.checks.nb06 import PLANTED, QUESTIONS, own_times, wrong_busy
+from rlcourse.course.checks.nb06 import QUESTIONS
+from rlcourse.course.checks.nb06.q1_busy import PLANTED, wrong_busy
+from rlcourse.course.checks.nb06.q4_self_time import own_times
 
 # q1: a busy fraction ---------------------------------------------------------------------------------------------
 

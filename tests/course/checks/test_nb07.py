@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from answers import common_tests
 
-from rlcourse.course.checks.nb07 import PLANTED, QUESTIONS, next_row, played, wrong_draw
+from rlcourse.course.checks.nb07 import QUESTIONS
+from rlcourse.course.checks.nb07.q2_tape import next_row, played
+from rlcourse.course.checks.nb07.q3_draw import PLANTED, wrong_draw
 
 # q1: a static cache ----------------------------------------------------------------------------------------------
 

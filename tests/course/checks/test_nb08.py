@@ -258,8 +258,8 @@ def solution(question: str, hers: bool = False) -> str:
     """The cell of the master that holds a kernel's solution, or what the colleague gave, and what these need."""
     cells = (ROOT / "exercises" / "_src" / "08_first_kernels.py").read_text().split("\n# %%")
     frame = next(cell for cell in cells if "\ndef puzzle(" in cell)
-    *given, found = [cell for cell in cells if re.search(rf"^class {KERNELS[question].function}\b", cell, re.M)]
-    chosen = given[0] if hers else found
+    name = "Hers" if hers else KERNELS[question].function
+    (chosen,) = [cell for cell in cells if re.search(rf"^class {name}\b", cell, re.M)]
     imports = "from dataclasses import dataclass\nfrom rlcourse.kernels.dsl import Float32, cute, range_constexpr\n"
     imports += "from rlcourse.kernels.toolchain import Argument\n"
     return imports + "\n".join(cell.partition("\n")[2] for cell in (frame, chosen))
@@ -319,7 +319,7 @@ def test_the_card_names_the_line_of_python(tmp_path, monkeypatch):
 def test_the_colleague_passes_her_own_test_and_none_of_the_card(tmp_path, monkeypatch):
     """Each of her four mistakes is told when those before it are mended: q9's edits have them one by one."""
     pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
-    colleague = kernel_from(solution("q9", hers=True), "ReluSquared", tmp_path, monkeypatch)
+    colleague = kernel_from(solution("q9", hers=True), "Hers", tmp_path, monkeypatch)
     gate, up = (torch.randn(2048).to(torch.bfloat16) for _ in range(2))
     out = torch.empty_like(gate)
     simulate(colleague(), gate, up, out)

@@ -1,0 +1,126 @@
+"""The gradients of `pass_kernels.py`, in Triton. They need not be the same bits in two places, so they are the fastest.
+
+With y = x * weight and s = 1 / rms(x), a layer's product is s * (y @ W.T). `dy` is the gradient of y with s held still,
+so the gradient of s is sum(dy * y) / s, and that of x has a second part: -s^2 * x * sum(dy * y) / d.
+"""
+
+import triton
+import triton.language as tl
+
+from rlcourse.exact.operations import inverse_rms_of_row
+from rlcourse.exact.pass_kernels import load_heads
+
+
+@triton.jit
+def norm_backward_kernel(
+    x, weight, squares, dy, dx, partial, N, eps, d: tl.constexpr, B: tl.constexpr, ADD: tl.constexpr
+):
+    """dx [N, d] float32: plus (ADD) or equal to what comes through the norm. partial [programs, d]: each program's part
+    of the weight's gradient."""
+    o = tl.arange(0, B)
+    m = o < d
+    w = tl.load(weight + o, mask=m, other=0.0)
+    dw = tl.zeros((B,), tl.float32)
+    for n in range(tl.program_id(0).to(tl.int64), N, tl.num_programs(0)):
+        row = n * d + o
+        value = tl.load(x + row, mask=m, other=0.0)
+        g = tl.load(dy + row, mask=m, other=0.0).to(tl.float32)
+        scale = inverse_rms_of_row(squares, n, eps, d)
+        through_scale = scale * scale * tl.sum(g * value * w, 0) / d
+        result = g * w - value * through_scale
+        if ADD:
+            result += tl.load(dx + row, mask=m, other=0.0)
+        tl.store(dx + row, result, mask=m)
+        dw += g * value
+    tl.store(partial + tl.program_id(0) * d + o, dw, mask=m)
+
+
+@triton.jit
+def swiglu_backward_kernel(raw, squares, dh, draw, h, eps, inner: tl.constexpr, d: tl.constexpr, B: tl.constexpr):
+    """draw [N, 2 inner] from dh [N, inner]; h again, which the forward pass did not keep."""
+    n, o = tl.program_id(0).to(tl.int64), tl.program_id(1) * B + tl.arange(0, B)
+    m = o < inner
+    scale = inverse_rms_of_row(squares, n, eps, d)
+    gate = tl.load(raw + n * (2 * inner) + o, mask=m, other=0.0).to(tl.float32) * scale
+    up = tl.load(raw + n * (2 * inner) + inner + o, mask=m, other=0.0).to(tl.float32) * scale
+    g = tl.load(dh + n * inner + o, mask=m, other=0.0).to(tl.float32)
+    sigmoid = tl.sigmoid(gate)
+    dgate = g * up * sigmoid * (1.0 + gate * (1.0 - sigmoid)) * scale
+    dup = g * gate * sigmoid * scale
+    tl.store(draw + n * (2 * inner) + o, dgate.to(draw.dtype.element_ty), mask=m)
+    tl.store(draw + n * (2 * inner) + inner + o, dup.to(draw.dtype.element_ty), mask=m)
+    tl.store(h + n * inner + o, (gate * sigmoid * up).to(h.dtype.element_ty), mask=m)
+
+
+@triton.jit
+def gradient_heads(source, heads, cols, H: tl.constexpr, D: tl.constexpr):
+    """Halves [B, D / 2] of the heads that are 0 to H - 1, zeros for the others."""
+    m = ((heads >= 0) & (heads < H))[:, None]
+    o = heads[:, None] * D + cols[None, :]
+    first = tl.load(source + o, mask=m, other=0.0).to(tl.float32)
+    return first, tl.load(source + o + D // 2, mask=m, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def rope_backward_kernel(
+    dq, dk, dv, raw, squares, q_norm, k_norm, cos, sin, draw, partial_bias, partial_q, partial_k, N, L, eps,
+    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, d: tl.constexpr, B: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr,
+):  # fmt: skip
+    """draw [N, (H + 2 K) D] from the gradients of q [N, H, D], k and v [N, K, D]. Each program's part of the gradients
+    of the bias, [programs, (H + 2 K) D], and of the norms of queries and keys, [programs, D]."""
+    half: tl.constexpr = D // 2
+    all_heads: tl.constexpr = H + 2 * K
+    heads, cols, program = tl.arange(0, B), tl.arange(0, half), tl.program_id(0)
+    is_query, turns = (heads < H)[:, None], (heads < H + K)[:, None]
+    m = (heads < all_heads)[:, None]
+    o = heads[:, None] * D + cols[None, :]
+    bias1, bias2 = tl.zeros((B, half), tl.float32), tl.zeros((B, half), tl.float32)
+    if HAS_NORM:
+        w1 = tl.where(is_query, tl.load(q_norm + cols)[None, :], tl.load(k_norm + cols)[None, :])
+        w2 = tl.where(is_query, tl.load(q_norm + half + cols)[None, :], tl.load(k_norm + half + cols)[None, :])
+    for token in range(program.to(tl.int64), N, tl.num_programs(0)):
+        scale = inverse_rms_of_row(squares, token, eps, d)
+        q1, q2 = gradient_heads(dq + token * (H * D), heads, cols, H, D)
+        k1, k2 = gradient_heads(dk + token * (K * D), heads - H, cols, K, D)
+        v1, v2 = gradient_heads(dv + token * (K * D), heads - H - K, cols, K, D)
+        g1, g2 = q1 + k1 + v1, q2 + k2 + v2  # of each head two of the three are zeros
+        c, s = tl.load(cos + (token % L) * half + cols)[None, :], tl.load(sin + (token % L) * half + cols)[None, :]
+        r1, r2 = tl.where(turns, g1 * c + g2 * s, g1), tl.where(turns, g2 * c - g1 * s, g2)
+        if HAS_NORM:
+            u1, u2 = load_heads(raw, raw, scale, token, heads, cols, all_heads, D, False)
+            inverse = tl.rsqrt((tl.sum(u1 * u1, 1) + tl.sum(u2 * u2, 1)) / D + eps)[:, None]
+            n1, n2 = u1 * inverse, u2 * inverse
+            bias1 += r1 * n1  # here of the norms' weights: Qwen3 has no bias
+            bias2 += r2 * n2
+            mean = ((tl.sum(r1 * w1 * n1, 1) + tl.sum(r2 * w2 * n2, 1)) / D)[:, None]
+            r1 = tl.where(turns, (r1 * w1 - n1 * mean) * inverse, r1)
+            r2 = tl.where(turns, (r2 * w2 - n2 * mean) * inverse, r2)
+        elif HAS_BIAS:
+            bias1 += r1
+            bias2 += r2
+        tl.store(draw + token * (all_heads * D) + o, (r1 * scale).to(draw.dtype.element_ty), mask=m)
+        tl.store(draw + token * (all_heads * D) + o + half, (r2 * scale).to(draw.dtype.element_ty), mask=m)
+    if HAS_BIAS:
+        tl.store(partial_bias + program * (all_heads * D) + o, bias1, mask=m)
+        tl.store(partial_bias + program * (all_heads * D) + o + half, bias2, mask=m)
+    if HAS_NORM:
+        is_key = turns & (heads >= H)[:, None]
+        at = program * D + cols
+        tl.store(partial_q + at, tl.sum(tl.where(is_query, bias1, 0.0), 0))
+        tl.store(partial_q + at + half, tl.sum(tl.where(is_query, bias2, 0.0), 0))
+        tl.store(partial_k + at, tl.sum(tl.where(is_key, bias1, 0.0), 0))
+        tl.store(partial_k + at + half, tl.sum(tl.where(is_key, bias2, 0.0), 0))
+
+
+@triton.jit
+def logit_gradient_kernel(
+    logits, targets, squares, log_mass, gradient, V, inverse_temperature, eps, d: tl.constexpr, B: tl.constexpr
+):
+    """The gradient of a tile of a row's raw logits, in their place: (1 at the target - p) * gradient * scale."""
+    row, o = tl.program_id(0), tl.program_id(1) * B + tl.arange(0, B)
+    scale = inverse_rms_of_row(squares, row, eps, d) * inverse_temperature
+    at = logits + row.to(tl.int64) * V + o
+    p = tl.exp(tl.load(at, mask=o < V, other=0.0).to(tl.float32) * scale - tl.load(log_mass + row))
+    hit = (o == tl.load(targets + row)).to(tl.float32)
+    tl.store(at, ((hit - p) * (tl.load(gradient + row) * scale)).to(logits.dtype.element_ty), mask=o < V)

@@ -1,0 +1,213 @@
+"""A model's layers over whole sequences, forward and backward, as autograd knows them.
+
+The residual stream x [N, d] is float32: N tokens, sequences of L one after the other, padded behind, where causal
+attention does not see it. All sums that a decode step makes, too, are made in its order (`operations.py`).
+"""
+
+import torch
+import triton
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from rlcourse.exact import EXACT, KEYS, LOG2_E, backward_kernels, pass_kernels
+from rlcourse.exact.products import add_product, add_shares, linear, one_chain, product_float32
+from rlcourse.exact.weights import FusedWeights, Layer
+
+QUERIES = 64  # of a program in attention
+COLUMNS = 1024  # of a program in SwiGLU
+PROGRAMS = 528  # of a kernel that adds over tokens: four for each processor of an H200
+
+
+def normed(x: Tensor, weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(y [N, d], squares [N, d / 32] float32) of a norm whose 1 / rms comes after the product that follows."""
+    n, d = x.shape
+    y, squares = torch.empty(n, d, dtype=dtype, device=x.device), x.new_empty(n, d // 32)
+    pass_kernels.norm_kernel[(n,)](x, weight, y, squares, d, triton.next_power_of_2(d), **EXACT)
+    return y, squares
+
+
+def heads(weights: FusedWeights, layer: Layer, raw: Tensor, squares: Tensor, length: int) -> tuple[Tensor, ...]:
+    """q [N, H, D], k and v [N, K, D] from the projection raw [N, (H + 2 K) D]."""
+    h, k, d = weights.heads, weights.kv_heads, weights.head_dim
+    q, keys, values = (torch.empty(len(raw), count, d, dtype=raw.dtype, device=raw.device) for count in (h, k, k))
+    pass_kernels.rope_kernel[(len(raw),)](
+        raw, squares, layer.qkv_bias, layer.q_norm, layer.k_norm, weights.cos, weights.sin, q, keys, values, length,
+        weights.eps, h, k, d, 32 * squares.shape[1], triton.next_power_of_2(h + 2 * k), (d // 2).bit_length() - 1,
+        layer.qkv_bias is not None, layer.q_norm is not None, **EXACT,
+    )  # fmt: skip
+    return q, keys, values
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Causal attention within each sequence: (out [N, H, D], lse [sequences, H, L] float32)."""
+    n, h, d = q.shape
+    out, lse = torch.empty_like(q), q.new_empty(n // length, h, length, dtype=torch.float32)
+    pass_kernels.attention_kernel[(triton.cdiv(length, QUERIES), h, n // length)](
+        q, k, v, out, lse, length, LOG2_E * d**-0.5, h, k.shape[1], d, QUERIES, KEYS,
+        num_warps=4 if d <= 64 else 8, num_stages=2, **EXACT,
+    )  # fmt: skip
+    return out, lse
+
+
+def inner(weights: FusedWeights, raw: Tensor, squares: Tensor) -> Tensor:
+    """silu(gate) * up [N, inner] from the projection raw [N, 2 inner]."""
+    n, size = len(raw), raw.shape[1] // 2
+    h = raw.new_empty(n, size)
+    grid = (n, triton.cdiv(size, COLUMNS))
+    pass_kernels.swiglu_kernel[grid](raw, squares, h, weights.eps, size, 32 * squares.shape[1], COLUMNS, **EXACT)
+    return h
+
+
+def layer_pass(weights: FusedWeights, layer: Layer, x: Tensor, length: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """x after a layer, and what its backward pass and a cache want of it."""
+    y, squares = normed(x, layer.attention_norm, weights.dtype)
+    raw = linear(y, layer.qkv)
+    q, k, v = heads(weights, layer, raw, squares, length)
+    mixed, lse = attention(q, k, v, length)
+    x2 = add_product(x, mixed.flatten(1), layer.out)
+    y2, squares2 = normed(x2, layer.mlp_norm, weights.dtype)
+    raw2 = linear(y2, layer.gate_up)
+    h = inner(weights, raw2, squares2)
+    after = add_shares(x2, h, layer.down)
+    raw = raw if layer.q_norm is not None else None  # the backward pass of a norm of heads wants them as they came
+    return after, (x, squares, raw, q, k, v, mixed, lse, x2, squares2, raw2)
+
+
+class LayerFunction(torch.autograd.Function):
+    """`layer_pass` with its gradients: of x, and in float32 of the model's own parameters, `Layer.sources` in order.
+    recompute: keep x alone, and do the pass again for the gradients, with the same numbers."""
+
+    @staticmethod
+    def forward(ctx, x, weights: FusedWeights, layer: Layer, length: int, recompute: bool, *parameters) -> Tensor:
+        after, saved = layer_pass(weights, layer, x, length)
+        ctx.save_for_backward(*((x,) if recompute else saved))
+        ctx.settings, ctx.sizes = (weights, layer, length), [len(p) for p in parameters]
+        return after
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: Tensor):
+        weights, layer, length = ctx.settings
+        saved = ctx.saved_tensors
+        if len(saved) == 1:
+            with one_chain():
+                _, saved = layer_pass(weights, layer, *saved, length)
+        x, squares, raw, q, k, v, mixed, lse, x2, squares2, raw2 = saved
+        rounded = gradient.to(weights.dtype)
+        draw, h = inner_backward(weights, raw2, squares2, rounded @ layer.down)
+        d_down = product_float32(rounded.T, h)
+        y = normed(x2, layer.mlp_norm, weights.dtype)[0]
+        d_gate_up = product_float32(draw.T, y)
+        dx, d_mlp_norm = norm_backward(weights, x2, layer.mlp_norm, squares2, draw @ layer.gate_up, gradient)
+        rounded = dx.to(weights.dtype)
+        d_out = product_float32(rounded.T, mixed.flatten(1))
+        dq, dk, dv = attention_backward((rounded @ layer.out).view_as(q), q, k, v, mixed, lse, length)
+        draw, d_bias, d_q_norm, d_k_norm = heads_backward(weights, layer, raw, squares, dq, dk, dv, length)
+        y = normed(x, layer.attention_norm, weights.dtype)[0]
+        d_qkv = product_float32(draw.T, y)
+        dx, d_norm = norm_backward(weights, x, layer.attention_norm, squares, draw @ layer.qkv, dx)
+        fused = [d_norm, d_qkv, d_bias, d_q_norm, d_k_norm, d_out, d_mlp_norm, d_gate_up, d_down]
+        joined, sizes = [], iter(ctx.sizes)
+        for whole in fused:  # parts of a fused weight's gradient are those of its parameters
+            at = 0
+            while whole is not None and at < len(whole):
+                size = next(sizes)
+                joined.append(whole[at : at + size])
+                at += size
+        return dx, None, None, None, None, *joined
+
+
+def norm_backward(weights, x, weight, squares, dy, dx: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(gradient of x, with what comes beside the norm added, gradient of the norm's weight)."""
+    n, d = x.shape
+    out, partial = torch.empty_like(x) if dx is None else dx.clone(), x.new_empty(min(PROGRAMS, n), d)
+    backward_kernels.norm_backward_kernel[(len(partial),)](
+        x, weight, squares, dy, out, partial, n, weights.eps, d, triton.next_power_of_2(d), dx is not None
+    )
+    return out, partial.sum(0)
+
+
+def inner_backward(weights, raw: Tensor, squares: Tensor, dh: Tensor) -> tuple[Tensor, Tensor]:
+    """(gradient of raw [N, 2 inner], h [N, inner])."""
+    draw, h = torch.empty_like(raw), torch.empty_like(dh)
+    grid = (len(raw), triton.cdiv(dh.shape[1], COLUMNS))
+    backward_kernels.swiglu_backward_kernel[grid](
+        raw, squares, dh, draw, h, weights.eps, dh.shape[1], 32 * squares.shape[1], COLUMNS
+    )
+    return draw, h
+
+
+def heads_backward(weights, layer, raw, squares, dq, dk, dv, length) -> tuple[Tensor | None, ...]:
+    """Gradients of the projection [N, (H + 2 K) D], of its bias, and of the norms of queries and keys."""
+    h, k, d = weights.heads, weights.kv_heads, weights.head_dim
+    n, programs = len(dq), min(PROGRAMS, len(dq))
+    has_bias, has_norm = layer.qkv_bias is not None, layer.q_norm is not None
+    draw = torch.empty(n, (h + 2 * k) * d, dtype=dq.dtype, device=dq.device)
+    bias = squares.new_empty(programs, (h + 2 * k) * d) if has_bias else None
+    q_norm, k_norm = (squares.new_empty(programs, d) if has_norm else None for _ in range(2))
+    backward_kernels.rope_backward_kernel[(programs,)](
+        dq, dk, dv, raw, squares, layer.q_norm, layer.k_norm, weights.cos, weights.sin, draw, bias, q_norm, k_norm, n,
+        length, weights.eps, h, k, d, 32 * squares.shape[1], triton.next_power_of_2(h + 2 * k), has_bias, has_norm,
+    )  # fmt: skip
+    return draw, *(part if part is None else part.sum(0) for part in (bias, q_norm, k_norm))
+
+
+def attention_backward(gradient, q, k, v, out, lse, length: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q [N, H, D], k and v [N, K, D]: by cuDNN from our forward pass; on a CPU by PyTorch's."""
+
+    def by_sequence(tensor: Tensor) -> Tensor:
+        return tensor.unflatten(0, (-1, length)).transpose(1, 2)  # [sequences, heads, L, D]
+
+    parts = [by_sequence(tensor) for tensor in (gradient, q, k, v, out)]
+    if not q.is_cuda:
+        with torch.enable_grad():
+            inputs = [part.detach().requires_grad_() for part in parts[1:4]]
+            again = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=True, enable_gqa=True)
+        found = torch.autograd.grad(again, inputs, parts[0])
+    else:
+        seed = torch.zeros((), dtype=torch.long, device=q.device)  # of the dropout that there is not
+        found = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+            *parts, lse[..., None], seed, seed, None, None, None, length, length, 0.0, True
+        )
+    return tuple(part.transpose(1, 2).reshape(-1, part.shape[1], part.shape[3]) for part in found)
+
+
+class Embed(torch.autograd.Function):
+    """x [N, d] float32: the embeddings of ids [N], as the engine has them."""
+
+    @staticmethod
+    def forward(ctx, ids: Tensor, weights: FusedWeights, parameter: Tensor) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.entries = len(parameter)
+        return weights.embedding[ids].float()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: Tensor):
+        (ids,) = ctx.saved_tensors
+        return None, None, torch.ops.aten.embedding_dense_backward(gradient, ids, ctx.entries, -1, False)
+
+
+def trunk(model, weights: FusedWeights, ids: Tensor, recompute: bool = False) -> Tensor:
+    """x [sequences * L, d] after the last layer, before the last norm; ids [sequences, L]. Differentiable in the
+    parameters of `model`, whose fused copies `weights` are. recompute: see `LayerFunction`."""
+    with one_chain():
+        x = Embed.apply(ids.flatten(), weights, model.model.embed_tokens.weight)
+        for layer, own in zip(weights.layers, model.model.layers, strict=True):
+            parameters = [p for parts in Layer.sources(own) for p in parts]
+            x = LayerFunction.apply(x, weights, layer, ids.shape[1], recompute, *parameters)
+    return x
+
+
+@torch.no_grad()
+def prefill(weights: FusedWeights, ids: Tensor, lengths: Tensor, cache: Tensor) -> Tensor:
+    """x [prompts, d] after the last token of prompts ids [prompts, P], `lengths` [prompts] long; their keys and values
+    to the front of cache [layers, 2, prompts, K, P or more, D]."""
+    prompts, width = ids.shape
+    with one_chain():
+        x = weights.embedding[ids.flatten()].float()
+        for layer, (keys, values) in zip(weights.layers, cache, strict=True):
+            x, (_, _, _, _, k, v, *_) = layer_pass(weights, layer, x, width)
+            keys[:, :, :width] = k.unflatten(0, (prompts, width)).transpose(1, 2)
+            values[:, :, :width] = v.unflatten(0, (prompts, width)).transpose(1, 2)
+    return x.view(prompts, width, -1)[torch.arange(prompts, device=ids.device), lengths - 1]

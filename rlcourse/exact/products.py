@@ -1,0 +1,80 @@
+"""Matrix products whose sums have one order: PyTorch's, by cuBLASLt, which may not split their depth.
+
+On Hopper the tensor cores then give the bits of one accumulator that runs from the first number to the last, whatever
+library, instruction or tile computes it, and for any number of rows but one (which is a product of another kind).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+SHARES = 4  # of the depth of `down`, which a decode step computes side by side
+MULTIPLE = 128  # of columns in a share
+
+
+def share_of(depth: int) -> int:
+    """Columns of a share of a product that is `depth` deep; the last one may have fewer."""
+    return -(-depth // MULTIPLE // SHARES) * MULTIPLE
+
+
+@contextmanager
+def one_chain() -> Iterator[None]:
+    """Within, products of 16-bit numbers on a GPU are not split. It is a switch of the process: keep it short."""
+    if not torch.cuda.is_available():
+        yield
+        return
+    cuda, kinds = torch.backends.cuda, ("fp16", "bf16")
+    library, before = cuda.preferred_blas_library(), {}
+    for kind in kinds:
+        name = f"allow_{kind}_reduced_precision_reduction"
+        before[name] = getattr(cuda.matmul, name), getattr(cuda.matmul, f"{name}_split_k")
+        setattr(cuda.matmul, name, (False, False))
+    cuda.preferred_blas_library("cublaslt")
+    try:
+        yield
+    finally:
+        cuda.preferred_blas_library(library)
+        for name, value in before.items():
+            setattr(cuda.matmul, name, value)
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x [n, k] times weight [m, k] transposed, in their dtype. A single row is computed as two."""
+    if len(x) == 1:
+        return F.linear(x.expand(2, -1), weight)[:1]
+    return F.linear(x, weight)
+
+
+def add_product(x: Tensor, a: Tensor, weight: Tensor) -> Tensor:
+    """x [n, d] float32 plus a [n, k] times weight [d, k] transposed."""
+    return add_float32(x, a, weight.T)
+
+
+def add_shares(x: Tensor, a: Tensor, weight: Tensor) -> Tensor:
+    """As `add_product`, of a product so deep that a decode step shares it: x + ((s0 + s1) + (s2 + s3))."""
+    size = share_of(a.shape[1])
+    first, *others = zip(a.split(size, 1), weight.T.split(size, 0), strict=True)
+    total = product_float32(*first)
+    if others:
+        total = add_float32(total, *others[0])
+    if len(others) > 1:
+        second = product_float32(*others[1])
+        total += add_float32(second, *others[2]) if len(others) > 2 else second
+    return x + total
+
+
+def add_float32(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """total + a @ b in float32."""
+    if not a.is_cuda or a.dtype == torch.float32:
+        return total + a.float() @ b.float()
+    return torch.addmm(total, a, b, out_dtype=torch.float32)
+
+
+def product_float32(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b in float32."""
+    if not a.is_cuda or a.dtype == torch.float32:
+        return a.float() @ b.float()
+    return torch.mm(a, b, out_dtype=torch.float32)

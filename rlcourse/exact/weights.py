@@ -1,0 +1,152 @@
+"""The weights of a Qwen2 or Qwen3 model as engine and training pass read them: fused, in the arithmetic's dtype."""
+
+import importlib.util
+import weakref
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+
+@dataclass
+class Layer:
+    """Weights of one layer; each matrix is [out, in]. Qwen2 has a bias, Qwen3 norms of each query and key."""
+
+    attention_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    out: Tensor
+    mlp_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+    @classmethod
+    def sources(cls, layer) -> list[list[Tensor]]:
+        """For each field, in order, the parameters of transformers' layer that are stacked into it; none for None."""
+        attention, mlp = layer.self_attn, layer.mlp
+        projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+        return [
+            [layer.input_layernorm.weight],
+            [p.weight for p in projections],
+            [p.bias for p in projections if p.bias is not None],
+            [attention.q_norm.weight] if hasattr(attention, "q_norm") else [],
+            [attention.k_norm.weight] if hasattr(attention, "k_norm") else [],
+            [attention.o_proj.weight],
+            [layer.post_attention_layernorm.weight],
+            [mlp.gate_proj.weight, mlp.up_proj.weight],
+            [mlp.down_proj.weight],
+        ]
+
+
+class FusedWeights:
+    """Copies of a model's weights: the query, key and value projections are one matrix, so are gate and up. Matrices in
+    `dtype`, norms in float32. They are those of the last `sync`. cos, sin: RoPE's table [positions, D / 2] float32.
+
+    Raises ValueError for an architecture other than Qwen2 and Qwen3.
+    """
+
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype):
+        config = model.config
+        if not can_fuse(model):
+            raise ValueError(
+                "The fast engine knows Qwen2 and Qwen3 models with plain RoPE and without a sliding window, not "
+                f"{config.model_type}: use --engine hf-dynamic."
+            )
+        self.dtype = dtype
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        self.eps = config.rms_norm_eps
+        self.inv_freq = model.model.rotary_emb.inv_freq
+        angles = torch.arange(config.max_position_embeddings, device=self.inv_freq.device)[:, None] * self.inv_freq
+        self.cos, self.sin = angles.cos(), angles.sin()
+        self._allocate(model)
+        self.sync(model)
+
+    def _allocate(self, model: PreTrainedModel) -> None:
+        trunk = model.model
+
+        def empty(name: str, parts: list[Tensor]) -> Tensor | None:
+            if not parts:
+                return None
+            dtype = torch.float32 if name.endswith("norm") else self.dtype
+            shape = (sum(len(p) for p in parts), *parts[0].shape[1:])
+            return torch.empty(shape, dtype=dtype, device=parts[0].device)
+
+        names = [f.name for f in fields(Layer)]
+        self.layers = [
+            Layer(*(empty(*pair) for pair in zip(names, Layer.sources(layer), strict=True))) for layer in trunk.layers
+        ]
+        self.embedding = empty("embedding", [trunk.embed_tokens.weight])
+        self.norm = empty("norm", [trunk.norm.weight])
+        tied = trunk.embed_tokens.weight is model.lm_head.weight
+        self.head = self.embedding if tied else empty("head", [model.lm_head.weight])
+        self.targets: list[Tensor] = []  # where each weight of the model goes
+        for fused, layer in zip(self.layers, trunk.layers, strict=True):
+            for target, parts in zip(vars(fused).values(), Layer.sources(layer), strict=True):
+                self.targets += target.split([len(p) for p in parts]) if parts else []
+        self.targets += [self.embedding, self.norm] + ([] if tied else [self.head])
+
+    @torch.no_grad()
+    def sync(self, model: PreTrainedModel) -> None:
+        """Take over the model's weights as they are now, in place: a captured graph goes on reading the same memory."""
+        trunk = model.model
+        sources = [weight for layer in trunk.layers for parts in Layer.sources(layer) for weight in parts]
+        sources += [trunk.embed_tokens.weight, trunk.norm.weight]
+        sources += [] if self.head is self.embedding else [model.lm_head.weight]
+        torch._foreach_copy_(self.targets, sources)  # hundreds of copies in a few launches
+
+
+def can_fuse(model: PreTrainedModel) -> bool:
+    """Whether it is a Qwen2 or Qwen3 with plain RoPE and without a sliding window."""
+    config = model.config
+    rope = getattr(config, "rope_parameters", None) or {}  # which other architectures may lack
+    plain = rope.get("rope_type", "default") == "default"
+    return config.model_type in ("qwen2", "qwen3") and plain and not config.use_sliding_window
+
+
+def fits(weights: FusedWeights) -> bool:
+    """Whether our Triton kernels' tiles divide the model's sizes."""
+    hidden, inner = weights.layers[0].down.shape
+    queries = weights.heads * weights.head_dim
+    whole = all(size % 128 == 0 for size in (hidden, inner, queries)) and hidden <= 8192
+    return whole and weights.head_dim in (32, 64, 128) and weights.heads // weights.kv_heads <= 32
+
+
+def has_kernels(weights: FusedWeights) -> bool:
+    """Whether our Triton kernels can do this model's decode step: an NVIDIA GPU since Ampere, 16-bit weights, sizes
+    that fit."""
+    held = weights.embedding
+    if not held.is_cuda or importlib.util.find_spec("triton") is None or torch.version.hip:
+        return False
+    if held.dtype not in (torch.bfloat16, torch.float16) or torch.cuda.get_device_capability(held.device)[0] < 8:
+        return False
+    return fits(weights)
+
+
+def is_exact(weights: FusedWeights) -> bool:
+    """Whether decode step and training pass have the same numbers, to the last bit: where `has_kernels`, on the GPUs
+    whose matrix products are known to have one order (Hopper; PyTorch from 2.10 on lets us forbid others)."""
+    if not has_kernels(weights) or torch.cuda.get_device_capability(weights.embedding.device)[0] != 9:
+        return False
+    return _may_forbid_split_k()
+
+
+def _may_forbid_split_k() -> bool:
+    try:
+        return torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction_split_k in (True, False)
+    except AttributeError:  # an older PyTorch
+        return False
+
+
+_MADE: weakref.WeakKeyDictionary[PreTrainedModel, dict[torch.dtype, FusedWeights]] = weakref.WeakKeyDictionary()
+
+
+def fused_weights(model: PreTrainedModel, dtype: torch.dtype) -> FusedWeights:
+    """The model's fused weights in `dtype`: the same object for all who ask, so that engine and trainer share them."""
+    made = _MADE.setdefault(model, {})
+    if dtype not in made:
+        made[dtype] = FusedWeights(model, dtype)
+    return made[dtype]
