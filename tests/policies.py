@@ -25,14 +25,18 @@ def make_policy(seed: int = 0, tied: bool = True, architecture: str = "qwen2", *
     tokenizer = copy.deepcopy(_tokenizer())
     torch.manual_seed(seed)
     sizes = dict(
-        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2
+        vocab_size=len(tokenizer),
+        max_position_embeddings=256,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
     )
     kinds = {"qwen2": (Qwen2ForCausalLM, Qwen2Config), "qwen3": (Qwen3ForCausalLM, Qwen3Config)}
     causal_lm, config = kinds[architecture]
     model = causal_lm(
         config(
-            vocab_size=len(tokenizer),
-            max_position_embeddings=256,
             tie_word_embeddings=tied,
             initializer_range=0.3,
             bos_token_id=None,

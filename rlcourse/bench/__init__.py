@@ -18,7 +18,7 @@ from rlcourse.paths import data_folder
 POSITIONS = {"qwen2.5-0.5b": 32768, "tiny": 32768, "embedded": 512}  # shapes, and the tokens of their longest row
 LENGTHS = ("equal", "skewed")
 BENCHMARKS = (
-    "learn", "decode", "kernels", "cute", "story", "trace", "rollout", "step", "update", "mismatch", "logprobs",
+    "learn", "decode", "kernels", "cute", "story", "trace", "rollout", "step", "update", "mismatch", "exact", "logprobs",
 )  # fmt: skip
 WIDEST_SPREAD = 0.2  # a measurement whose interquartile range is a larger share of its median is not recorded
 
@@ -91,6 +91,10 @@ def run_bench(what: str, config: TrainConfig, options: Options, record: bool) ->
             setup, rows = speed.rollout(config, repeats)
         case "step":
             setup, rows = speed.step(shape, counts, options.new_tokens, repeats)
+        case "exact":
+            from rlcourse.bench.exact import exact
+
+            setup, rows = exact(counts, options.new_tokens, repeats)
         case "update":
             setup, rows = speed.update(shape, counts, options.new_tokens, repeats)
         case "mismatch":

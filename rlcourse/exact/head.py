@@ -14,7 +14,6 @@ from rlcourse.exact import EXACT, VOCABULARY_TILE, backward_kernels, pass_kernel
 from rlcourse.exact.layers import norm_backward, normed
 from rlcourse.exact.products import add_float32, linear, one_chain, product_float32
 from rlcourse.exact.weights import FusedWeights
-from rlcourse.rollout import triton_sample
 from rlcourse.sampling import Sampling, sampling_logits
 
 
@@ -86,7 +85,7 @@ def _logprobs(weights, logits, squares, targets, inverse_temperature, logprobs, 
     n, vocabulary = logits.shape
     d, tiles = 32 * squares.shape[1], triton.cdiv(vocabulary, VOCABULARY_TILE)
     tile_max, tile_sum = (squares.new_empty(n, tiles) for _ in range(2))
-    triton_sample.tile_kernel[(tiles, n)](
+    pass_kernels.mass_kernel[(tiles, n)](
         logits, squares, tile_max, tile_sum, vocabulary, inverse_temperature, weights.eps, d, VOCABULARY_TILE, tiles,
         PDL=False, **EXACT,
     )  # fmt: skip

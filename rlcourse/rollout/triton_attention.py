@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from rlcourse.exact.operations import attend, join
-from rlcourse.rollout.triton_kernels import gdc_launch_dependents, gdc_wait
+from rlcourse.exact.pdl import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit

@@ -15,11 +15,7 @@ import triton
 import triton.language as tl
 
 from rlcourse.exact.operations import group_squares, head_norm, inverse_rms, rotated, scaled, swiglu, write_norm
-
-try:
-    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-except ImportError:  # the name of older releases
-    from triton.language.extra.cuda.gdc import gdc_launch_dependents, gdc_wait
+from rlcourse.exact.pdl import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit

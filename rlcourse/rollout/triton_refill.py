@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from rlcourse.rollout.triton_kernels import gdc_launch_dependents, gdc_wait
+from rlcourse.exact.pdl import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit

@@ -10,25 +10,7 @@ import triton
 import triton.language as tl
 
 from rlcourse.exact.operations import inverse_rms_of_row, total_mass
-from rlcourse.rollout.triton_kernels import gdc_launch_dependents, gdc_wait
-
-
-@triton.jit
-def tile_kernel(
-    logits, squares, tile_max, tile_sum, V, inverse_temperature, eps,
-    d: tl.constexpr, BN: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """A tile's largest logit, and its sum of exp(logit - largest)."""
-    tile, slot = tl.program_id(0), tl.program_id(1)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    cols = tile * BN + tl.arange(0, BN)
-    values = tl.load(logits + slot.to(tl.int64) * V + cols, mask=cols < V, other=float("-inf")).to(tl.float32)
-    values = values * (inverse_rms_of_row(squares, slot, eps, d) * inverse_temperature)
-    largest = tl.max(values, 0)
-    tl.store(tile_max + slot * TILES + tile, largest)
-    tl.store(tile_sum + slot * TILES + tile, tl.sum(tl.exp(values - largest), 0))
+from rlcourse.exact.pdl import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit

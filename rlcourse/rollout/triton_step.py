@@ -104,10 +104,10 @@ class TritonStep:
         heads = decoder.heads + 2 * decoder.kv_heads
         kernels.qkv_kernel[(heads, -(-size // p.rows))](
             self.y, self.squares, layer.qkv, layer.qkv_bias, layer.q_norm, layer.k_norm, decoder.weights.cos,
-            decoder.weights.sin,             self.slots.position, self.q, cache, size, decoder.eps, decoder.heads, decoder.kv_heads, decoder.head_dim,
-            self.hidden, cache.stride(0), cache.stride(1), cache.stride(2), layer.qkv_bias is not None,
-            layer.q_norm is not None, (decoder.head_dim // 2).bit_length() - 1, p.rows, p.depth,
-            **self._options(p, self.hidden, pair=True),
+            decoder.weights.sin, self.slots.position, self.q, cache, size, decoder.eps, decoder.heads,
+            decoder.kv_heads, decoder.head_dim, self.hidden, cache.stride(0), cache.stride(1), cache.stride(2),
+            layer.qkv_bias is not None, layer.q_norm is not None, (decoder.head_dim // 2).bit_length() - 1, p.rows,
+            p.depth, **self._options(p, self.hidden, pair=True),
         )  # fmt: skip
 
     def _attention(self, cache, size: int, tiles: TileConfig) -> None:
@@ -152,11 +152,12 @@ class TritonStep:
             tokens, _ = sample_tokens(logits, sampling)
             self.slots.first(size).record(tokens, restricted_logprobs(logits, tokens, sampling), self.eos)
             return
+        from rlcourse.exact import pass_kernels
         from rlcourse.rollout import triton_sample
 
         slots, eps = self.slots, self.decoder.eps
         inverse = 1.0 if sampling.greedy else 1.0 / sampling.temperature
-        triton_sample.tile_kernel[(self.vocabulary_tiles, size)](
+        pass_kernels.mass_kernel[(self.vocabulary_tiles, size)](
             self.logits, self.squares, self.tile_max, self.tile_sum, self.vocabulary, inverse, eps, self.hidden,
             VOCABULARY_TILE, self.vocabulary_tiles, **self.launch,
         )  # fmt: skip

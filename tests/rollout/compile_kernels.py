@@ -16,7 +16,7 @@ from triton.backends import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from rlcourse.exact import EXACT, KEYS, VOCABULARY_TILE
+from rlcourse.exact import EXACT, KEYS, VOCABULARY_TILE, pass_kernels
 from rlcourse.exact.products import share_of
 from rlcourse.rollout import tiles, triton_attention, triton_kernels, triton_refill, triton_sample
 
@@ -101,7 +101,7 @@ def main(capability: int, rows: int) -> None:
     found["gate_up"] = compiled(triton_kernels.gate_up_kernel, capability, options, **constants, **sizes)
     count = -(-VOCABULARY // VOCABULARY_TILE)
     sample = {"BN": VOCABULARY_TILE, "TILES": count, "d": HIDDEN} | pdl
-    found["tile"] = compiled(triton_sample.tile_kernel, capability, {}, **sample)
+    found["tile"] = compiled(pass_kernels.mass_kernel, capability, {}, **sample)
     ends = {"B": triton.next_power_of_2(count), "E": 2, "GREEDY": False}
     found["pick"] = compiled(triton_sample.pick_kernel, capability, {}, **sample, **ends)
     found["refill"] = compiled(triton_refill.refill_kernel, capability, {}, B=rows, **pdl)

@@ -1,0 +1,140 @@
+"""Engine and training pass give the same log-probs, to the last bit: on a GPU where they are said to."""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is there on Linux alone")
+
+from policies import DEVICE, make_policy
+
+from rlcourse.batch import Rollout
+from rlcourse.exact.weights import fused_weights, is_exact
+from rlcourse.rollout.fast import FastEngine
+from rlcourse.sampling import GREEDY, Sampling
+
+HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability()[0] == 9
+pytestmark = pytest.mark.skipif(not HOPPER, reason="The bits were checked on Hopper alone")
+
+SHAPES = {
+    "qwen2": {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 4, "head_dim": 32},
+    "qwen2.5-0.5b": {
+        "hidden_size": 896, "intermediate_size": 4864, "num_attention_heads": 14, "head_dim": 64,
+        "num_hidden_layers": 3,
+    },
+    "qwen3": {
+        "architecture": "qwen3", "hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4,
+        "num_key_value_heads": 1, "head_dim": 128, "tied": False,
+    },
+}  # fmt: skip
+
+
+def policy_of(shape: str, end: float = 0.02):
+    """A policy of a shape that ends an answer with a share of its tokens, so that slots are refilled and move."""
+    policy = make_policy(0, max_position_embeddings=1024, vocab_size=5000, **SHAPES[shape])
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            if parameter.dim() == 2:  # initialised for width 32
+                parameter.mul_((32 / parameter.shape[1]) ** 0.5)
+    vocabulary = policy.model.config.vocab_size
+    return dataclasses.replace(
+        policy, eos_ids=list(range(7, vocabulary, max(1, round(1 / end))) if end else [vocabulary])
+    )
+
+
+def prompts_of(count: int, longest: int, vocabulary: int) -> list[list[int]]:
+    """Prompts of one token to `longest`, the edges of the tiles among them."""
+    edges = [n for n in (1, 2, 63, 64, 65, 127, 128, 129, 255, 256, 257) if n <= longest]
+    lengths = list(itertools.islice(itertools.cycle(edges), count))
+    generator = torch.Generator().manual_seed(count)
+    return [torch.randint(3, vocabulary, (length,), generator=generator).tolist() for length in lengths]
+
+
+def trained(policy, rollout: Rollout, sampling: Sampling, recompute: bool = False, chunk: int = 4096) -> torch.Tensor:
+    from rlcourse.exact.model import ExactPass
+
+    with torch.no_grad():
+        return ExactPass(policy.model, torch.bfloat16, recompute).token_logprobs(rollout, sampling, chunk)[0]
+
+
+def assert_equal(policy, rollout, sampling) -> None:
+    mask = rollout.completion_mask
+    assert torch.equal(trained(policy, rollout, sampling)[mask], rollout.logprobs[mask])
+    rows = torch.arange(len(mask), device=mask.device).split(max(1, len(mask) // 3))  # micro-batches
+    for part in (rollout[some] for some in rows):
+        found = trained(policy, part, sampling, chunk=100)
+        assert torch.equal(found[part.completion_mask], part.logprobs[part.completion_mask])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("rows", [1, 2, 15, 16, 17, 64, 96, 97, 128, 256, 257])
+def test_rows(shape, rows):
+    policy = policy_of(shape)
+    engine = FastEngine(policy, torch.bfloat16)
+    assert engine.exact
+    torch.manual_seed(rows)
+    prompts = prompts_of(rows, 257, policy.model.config.vocab_size)
+    for _ in range(3):  # eagerly, captured, replayed
+        assert_equal(policy, engine.generate(prompts, 1, 40, Sampling()), Sampling())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "sampling",
+    [GREEDY, Sampling(0.6), Sampling(1.3), Sampling(top_k=20), Sampling(0.8, top_p=0.9), Sampling(1, 50, 0.8)],
+)
+def test_sampling_with_refilled_slots_that_share_prompts(shape, sampling):
+    policy = policy_of(shape, 0.05)
+    engine = FastEngine(policy, torch.bfloat16, max_slots=24)
+    prompts = prompts_of(12, 129, policy.model.config.vocab_size)
+    torch.manual_seed(0)
+    for _ in range(2):
+        rollout = engine.generate(prompts, 8, 150, sampling)
+        assert_equal(policy, rollout, sampling)
+
+
+def test_after_an_update_and_after_sleep():
+    policy = policy_of("qwen2")
+    engine = FastEngine(policy, torch.bfloat16)
+    prompts = prompts_of(8, 65, policy.model.config.vocab_size)
+    for _ in range(3):
+        assert_equal(policy, engine.generate(prompts, 2, 30, Sampling()), Sampling())
+        with torch.no_grad():
+            for parameter in policy.model.parameters():
+                parameter.add_(0.01 * torch.randn_like(parameter))
+        engine.sleep()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gradients_are_the_same_bits_each_time_and_near_those_in_float32(shape):
+    from rlcourse.exact.model import ExactPass
+    from rlcourse.logprobs import token_logprobs
+
+    policy = policy_of(shape)
+    rollout = FastEngine(policy, torch.bfloat16).generate(
+        prompts_of(16, 129, policy.model.config.vocab_size), 2, 50, Sampling()
+    )
+    torch.manual_seed(0)
+    weights = torch.randn_like(rollout.logprobs) * rollout.completion_mask
+
+    def gradients(logprobs) -> torch.Tensor:
+        policy.model.zero_grad()
+        (logprobs(rollout, Sampling(), 300)[0] * weights).sum().backward()
+        return torch.cat([p.grad.flatten() for p in policy.model.parameters()])
+
+    once, again, recomputed = (
+        gradients(ExactPass(policy.model, torch.bfloat16, recompute).token_logprobs)
+        for recompute in (False, False, True)
+    )
+    assert torch.equal(once, again) and (once - recomputed).norm() < 0.02 * once.norm()
+    plain = gradients(lambda *a: token_logprobs(policy.model, *a))
+    assert (once - plain).norm() < 0.1 * plain.norm()
+
+
+def test_what_is_not_said_to_be_exact():
+    policy = policy_of("qwen2")
+    assert not FastEngine(policy, torch.bfloat16, kernels="cute").exact
+    assert not FastEngine(policy, torch.bfloat16, kernels="").exact
+    assert not is_exact(fused_weights(policy.model, torch.float32))
