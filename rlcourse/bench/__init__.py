@@ -18,7 +18,8 @@ from rlcourse.paths import data_folder
 POSITIONS = {"qwen2.5-0.5b": 32768, "tiny": 32768, "embedded": 512}  # shapes, and the tokens of their longest row
 LENGTHS = ("equal", "skewed")
 BENCHMARKS = (
-    "learn", "decode", "kernels", "cute", "story", "trace", "rollout", "step", "update", "mismatch", "exact", "logprobs",
+    "learn", "decode", "kernels", "cute", "story", "trace", "rollout", "step", "update", "mismatch", "exact",
+    "logprobs",
 )  # fmt: skip
 WIDEST_SPREAD = 0.2  # a measurement whose interquartile range is a larger share of its median is not recorded
 

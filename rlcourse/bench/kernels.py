@@ -10,12 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlcourse.bench.models import write_random_model
+from rlcourse.exact.products import share_of
+from rlcourse.exact.weights import has_kernels
 from rlcourse.measure.timing import measure, median_and_spread, seconds
 from rlcourse.policy import load_policy
 from rlcourse.rollout.decoder import Decoder
 from rlcourse.rollout.slots import Room, Slots
 from rlcourse.rollout.tiles import tiles_for
-from rlcourse.rollout.triton_step import TritonStep, supported
+from rlcourse.rollout.triton_step import TritonStep
 from rlcourse.sampling import Sampling, sample_tokens
 from rlcourse.tasks import load_task
 
@@ -35,7 +37,7 @@ def kernels(shape: str, rows: list[int], repeats: int = 5) -> tuple[dict[str, An
         write_random_model(shape, load_task("minigsm"), Path(folder))
         model = load_policy(folder, "cuda").model
     decoder = Decoder(model, torch.bfloat16, compile=False)
-    if not supported(decoder):
+    if not has_kernels(decoder.weights):
         raise ValueError(f"The kernels cannot do {shape}: sizes must be multiples of 128, heads 64 or 128 wide.")
     results: Rows = []
     for count in rows:
@@ -64,7 +66,7 @@ def _step(decoder: Decoder, rows: int) -> TritonStep:
     slots = Slots.empty(decoder, Room(rows, LENGTH, 1, 1, rows, 8))
     slots.cache.normal_()
     slots.position.fill_(CONTEXT)
-    step = TritonStep(decoder, slots, torch.tensor([0], device="cuda"))
+    step = TritonStep(decoder, slots, torch.tensor([0], device=slots.cache.device))
     _fill(step)
     return step
 
@@ -82,7 +84,6 @@ def _pieces(decoder: Decoder, step: TritonStep, rows: int) -> dict[str, tuple]:
 
     tiles = tiles_for(rows, step.shared, decoder.head_dim)
     layers, caches = decoder.layers, list(step.slots.cache)
-    down_parts, out_parts = (step.hidden // p.columns for p in (tiles.down, tiles.out))
     x, y, h, mixed = (buffer[:rows] for buffer in (step.x, step.y, step.h, step.mixed))
     first, cache = layers[0], caches[0]
     used = rows * 2 * decoder.kv_heads * decoder.head_dim * (CONTEXT + 1) * 2
@@ -97,19 +98,26 @@ def _pieces(decoder: Decoder, step: TritonStep, rows: int) -> dict[str, tuple]:
         gate, up = F.linear(y, layer.gate_up).chunk(2, -1)
         return F.silu(gate) * up
 
+    def out(layer) -> None:
+        step._add(triton_kernels, step.mixed, layer.out, layer.mlp_norm, rows, tiles.out, layer.out.shape[1])
+
+    def down(layer) -> None:
+        share = share_of(layer.down.shape[1])
+        step._add(triton_kernels, step.h, layer.down, layer.mlp_norm, rows, tiles.down, share)
+
     def attention_error() -> float:
         step._attention(cache, rows, tiles)
         exact = F.scaled_dot_product_attention(query.float(), seen[0].float(), seen[1].float(), enable_gqa=True)
         return _error(mixed, exact.reshape(rows, -1))
 
     def gate_up_error() -> float:
-        step._gate_up(triton_kernels, first, rows, tiles, out_parts)
+        step._gate_up(triton_kernels, first, rows, tiles)
         gate, up = F.linear(y.float(), first.gate_up.float()).chunk(2, -1)
         return _error(h, F.silu(gate) * up)
 
     def down_error() -> float:
         before = x.clone()
-        step._add(triton_kernels, step.h, first.down, first.mlp_norm, rows, tiles.down)
+        down(first)
         return _error(x, before + F.linear(h.float(), first.down.float()))
 
     def each(run: Callable) -> Callable[[], None]:
@@ -128,22 +136,22 @@ def _pieces(decoder: Decoder, step: TritonStep, rows: int) -> dict[str, tuple]:
             used, attention_error, count,
         ),
         "qkv": (
-            each(lambda layer, c: step._qkv(triton_kernels, layer, c, rows, tiles, down_parts)),
+            each(lambda layer, c: step._qkv(triton_kernels, layer, c, rows, tiles)),
             each(lambda layer, c: F.linear(y, layer.qkv, layer.qkv_bias)),
             first.qkv.nbytes, lambda: None, count,
         ),
         "out": (
-            each(lambda layer, c: step._add(triton_kernels, step.mixed, layer.out, layer.mlp_norm, rows, tiles.out)),
+            each(lambda layer, c: out(layer)),
             each(lambda layer, c: F.linear(mixed, layer.out)),
             first.out.nbytes, lambda: None, count,
         ),
         "gate_up": (
-            each(lambda layer, c: step._gate_up(triton_kernels, layer, rows, tiles, out_parts)),
+            each(lambda layer, c: step._gate_up(triton_kernels, layer, rows, tiles)),
             each(lambda layer, c: swiglu(layer)),
             first.gate_up.nbytes, gate_up_error, count,
         ),
         "down": (
-            each(lambda layer, c: step._add(triton_kernels, step.h, layer.down, layer.mlp_norm, rows, tiles.down)),
+            each(lambda layer, c: down(layer)),
             each(lambda layer, c: F.linear(h, layer.down)),
             first.down.nbytes, down_error, count,
         ),

@@ -39,7 +39,7 @@ def engines(policy: Policy, longest: int) -> dict[str, Callable[[], RolloutEngin
         "hf-static-breaks": lambda: static(generate_attention.BREAKS),
         RAISED: lambda: static(generate_attention.BREAKS),
         "hf-static-operation": lambda: static(generate_attention.OPERATION),
-        "graph": lambda: FastEngine(policy, torch.bfloat16),
+        "graph": lambda: FastEngine(policy, torch.bfloat16, kernels="cute"),  # with the kernel of lesson 09
     }
 
 
