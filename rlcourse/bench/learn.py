@@ -1,4 +1,4 @@
-"""Does it learn, with every setting? The embedded model trained on this machine, end to end, once a combination."""
+"""Does it learn with every setting? Trains the embedded model on this machine, end to end, with each combination."""
 
 import itertools
 import statistics
@@ -47,8 +47,8 @@ def combinations(on_gpu: bool) -> list[dict[str, Any]]:
 
 
 def learn(config: TrainConfig) -> tuple[dict[str, Any], Rows]:
-    """Accuracy before and after, seconds, the gap between sampler and trainer, and the share of clipped tokens of each
-    combination. What fails has an `error` in place of figures. config: sizes and steps; the combination wins."""
+    """For each combination, accuracy before and after, seconds, the gap between sampler and trainer, and the share of
+    clipped tokens; an `error` instead if it fails. config: sizes and steps, which the combination overrides."""
     common = {
         "steps": config.steps,
         "eval_problems": min(config.eval_problems, 500),

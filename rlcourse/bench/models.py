@@ -1,4 +1,4 @@
-"""Model folders with random weights, for measuring speed without a download."""
+"""What benchmarks measure: the config's model and prompts, or random weights, which need no download."""
 
 import copy
 import math
@@ -8,8 +8,11 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
-from rlcourse.policy import load_policy
-from rlcourse.tasks import Task
+from rlcourse.config import TrainConfig
+from rlcourse.device import find_device
+from rlcourse.policy import Policy, load_policy
+from rlcourse.tasks import Task, load_task
+from rlcourse.tasks.prompts import PromptSampler
 from rlcourse.tasks.tokenizer import train_tokenizer
 
 # The config.json of each model on the hub, https://huggingface.co/Qwen
@@ -37,15 +40,22 @@ POSITIONS = 32768  # of every shape
 
 
 def task_texts(task: Task, count: int = 2000) -> Iterable[str]:
-    """Questions and answers to train a tokenizer on, so that prompts have about as many tokens as with a real one."""
+    """Texts to train a tokenizer on, so that prompts are about as long as with a real one."""
     for problem in task.problems("train")[:count]:
         yield problem.question
         yield problem.answer
     yield from ["system\nuser\nassistant\n", task.instruction] * 20
 
 
+def policy_and_prompts(config: TrainConfig) -> tuple[Policy, list[list[int]]]:
+    """The config's model, and the prompts of its first training step."""
+    task, policy = load_task(config.task, config.data_dir), load_policy(config.model, find_device(config))
+    problems = PromptSampler(task.problems("train"), config.seed).sample(config.num_prompts)
+    return policy, [policy.prompt(problem.question, task.instruction) for problem in problems]
+
+
 def write_random_model(shape: str, task: Task, folder: Path) -> None:
-    """Write a Qwen2 of a known shape with random weights (bfloat16) and a tokenizer made for the task.
+    """Write a Qwen2 of a known shape with random weights (bfloat16), and a tokenizer trained for the task.
 
     Raises ValueError for an unknown shape.
     """
@@ -71,8 +81,8 @@ def write_random_model(shape: str, task: Task, folder: Path) -> None:
 
 
 def write_wide_heads(source: str, folder: Path) -> None:
-    """Write a model that computes what the Qwen2 model `source` does with heads twice as wide, so that kernels for
-    heads of 64 run it.
+    """Write a model that computes the same as the Qwen2 model `source` with heads twice as wide, so that kernels for
+    heads of 64 can run it.
 
     The new dimensions are zeros. RoPE has the frequencies of width D at every other place of width 2 D, so dimension j
     goes to place 2 j. Queries are larger by sqrt(2), since scores are now divided by sqrt(2 D).
