@@ -13,6 +13,7 @@ RUNS, CONFIG, SAMPLING = ["test_runs.py"], ["test_config.py"], ["test_sampling.p
 FILES, ENDINGS, POLICY = ["test_files.py"], ["test_endings.py"], ["test_policy.py"]
 REFUSALS, SETTINGS = ["test_refusals.py"], ["test_settings.py"]
 VERIFY = ["tasks/test_verify.py"]
+BLOCKS, PAGED = ["rollout/test_blocks.py"], ["rollout/test_paged_scheduler.py"]
 
 MISTAKES = [
     # the twelve
@@ -454,4 +455,43 @@ MISTAKES = [
     ("evaluation.py", "            if not rollout.logprobs.isfinite().all():", "            if False:", EVALUATION),
     ("hub.py", "                library.HF_HUB_OFFLINE = True", "                pass", ["test_hub.py"]),
     ("hub.py", "            library.HF_HUB_OFFLINE = value", "            pass", ["test_hub.py"]),
+    # rollout/blocks.py
+    ("rollout/blocks.py", "self.unused.pop(block, None)", "pass", BLOCKS),
+    ("rollout/blocks.py", "for block in reversed(table):", "for block in table:", BLOCKS),
+    ("rollout/blocks.py", "return [tuple(tokens[i : i + size]) for", "return [hash(tuple(tokens[i : i + size])) for", BLOCKS),
+    ("rollout/blocks.py", "self.block_of.get((before, key_tokens))", "self.block_of.get((0, key_tokens))", BLOCKS),
+    ("rollout/blocks.py", "next(self.serials)", "block", BLOCKS),
+    ("rollout/blocks.py", "if version != self.version:", "if self.version is None:", BLOCKS),
+    ("rollout/blocks.py", "            self.free_blocks += self.unused\n", "", BLOCKS),
+    ("rollout/blocks.py", "block = next(iter(self.unused))", "block = next(reversed(self.unused))", BLOCKS),
+    ("rollout/blocks.py", "range(num_blocks - 1, NOBODYS, -1)", "range(num_blocks - 1, -1, -1)", BLOCKS),
+    ("rollout/blocks.py", "before = self.serial[found]", "before = self.serial[block]", BLOCKS),
+    ("rollout/blocks.py", "return -(-tokens // self.block_tokens)", "return tokens // self.block_tokens + 1", PAGED),
+    # rollout/paged_scheduler.py
+    ("rollout/paged_scheduler.py", "+ max(self.lengths[completion], 1) - 1", "+ max(self.lengths[completion], 1)", PAGED),
+    ("rollout/paged_scheduler.py", "most = len(self._prompt(completion)) + self.max_new_tokens - 1", "most = len(self._prompt(completion)) + self.max_new_tokens", PAGED),
+    ("rollout/paged_scheduler.py", "needed = blocks.blocks_for(longest + max_new_tokens - 1)", "needed = blocks.blocks_for(longest + max_new_tokens)", PAGED),
+    ("rollout/paged_scheduler.py", "+ unseen + self.steps_between_looks", "+ self.steps_between_looks", PAGED),
+    ("rollout/paged_scheduler.py", "self.unseen = size, min(self.late, plan.steps)", "self.unseen = size, 0", PAGED),
+    ("rollout/paged_scheduler.py", "if length > self.starts_with[completion] else length", "", PAGED),
+    ("rollout/paged_scheduler.py", " if length > self.starts_with[completion] else length", " if length > 1 else length", PAGED),
+    ("rollout/paged_scheduler.py", "(len(prompt) - 1) // self.blocks.block_tokens if fresh else full", "full", PAGED),
+    ("rollout/paged_scheduler.py", " and self.lengths[completion] == 1\n", "\n", PAGED),
+    ("rollout/paged_scheduler.py", "if copies and partly_filled:", "if False:", PAGED),
+    ("rollout/paged_scheduler.py", "                self.leaving += self.prompt_blocks\n", "                self.blocks.release(self.prompt_blocks)\n", PAGED),
+    ("rollout/paged_scheduler.py", "if self.limit <= first_of_prompt:", "if self.limit % self.num_generations == 0:", PAGED),
+    ("rollout/paged_scheduler.py", "if self.limit == limit:", "if True:", PAGED),
+    ("rollout/paged_scheduler.py", "self.blocks.keep(prompt[: self.prefilled], self.prefilling)", "self.blocks.keep(prompt, self.prefilling)", PAGED),
+    ("rollout/paged_scheduler.py", "            self.blocks.release(self.tables.pop(completion))\n            self.rows[completion] = []", "            self.blocks.release(self.tables.pop(completion))", PAGED),
+    ("rollout/paged_scheduler.py", "                self.rows[completion] = table\n", "", PAGED),
+    ("rollout/paged_scheduler.py", "together=size < self.size", "together=False", PAGED),
+    ("rollout/paged_scheduler.py", "and self.prefilled == len(prompt)", "", PAGED),
+    ("rollout/paged_scheduler.py", "            self.blocks.release(shared)\n", "", PAGED),
+    ("rollout/paged_scheduler.py", "for completion, table in list(self.tables.items()):", "for completion, table in reversed(self.tables.items()):", PAGED),
+    ("rollout/paged_scheduler.py", "self.blocks.available > len(self.tables)", "self.blocks.available", PAGED),
+    ("rollout/paged_scheduler.py", "ahead = len(self.tables) - self.num_slots, max(self.num_slots, self.steps_between_looks)", "ahead = len(self.tables) - self.num_slots, 0", PAGED),
+    ("rollout/paged_scheduler.py", "self.table_width = blocks.blocks_for(longest + max_new_tokens)", "self.table_width = needed", PAGED),
+    ("rollout/paged_scheduler.py", "elif len(self.tables) > 1:", "elif self.tables:", PAGED),
+    ("rollout/paged_scheduler.py", "tokens = self._prefill(tokens)", "self._prefill(tokens)", PAGED),
+    ("rollout/paged_scheduler.py", "                    self._let_go_of_prompt()  # its", "                    return  # its", PAGED),
 ]

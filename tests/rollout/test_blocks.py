@@ -1,0 +1,181 @@
+"""Blocks, by a simple model: what each block holds, and who holds it."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from rlcourse.rollout.blocks import BLOCK_TOKENS, BlockManager, blocks_in
+
+
+def filled(blocks: BlockManager, tokens: list[int]) -> list[int]:
+    """A table for a prompt that is prefilled, with what is there."""
+    table = blocks.find(tokens, len(tokens))
+    table += blocks.allocate(blocks.blocks_for(len(tokens)) - len(table))
+    blocks.keep(tokens, table)
+    return table
+
+
+def test_a_block_is_free_when_its_last_table_lets_go():
+    blocks = BlockManager(4)
+    table = blocks.allocate(3)
+    assert sorted(table) == [1, 2, 3] and blocks.available == 0, "block 0 is nobody's"
+    other = blocks.share(table[:2])
+    blocks.release(table)
+    assert blocks.available == 1
+    assert blocks.allocate(1) == table[2:]
+    blocks.release(other)
+    assert blocks.available == 2
+    with pytest.raises(ValueError, match="3 blocks are wanted and 2 available"):
+        blocks.allocate(3)
+    assert blocks.available == 2
+
+
+def test_nothing_is_released_twice():
+    blocks = BlockManager(4)
+    table = blocks.allocate(2)
+    blocks.release(table)
+    with pytest.raises(AssertionError, match="nobody's already"):
+        blocks.release(table)
+
+
+def test_full_blocks_are_found_by_all_tokens_before_them():
+    blocks = BlockManager(20, 2)
+    table = filled(blocks, [1, 2, 3, 4, 5])
+    blocks.release(table)
+    assert blocks.available == 19
+    assert blocks.find([1, 2, 3, 4, 5, 6], 9) == table[:2]
+    assert blocks.find([1, 2, 3, 4], 1) == table[:1]
+    assert blocks.find([1, 2, 3], 9) == table[:1]
+    assert blocks.find([3, 4], 9) == [] and blocks.find([7, 7, 3, 4], 9) == [] and blocks.find([1], 9) == []
+    assert blocks.holders[table[0]] == 3 and blocks.holders[table[1]] == 1 and blocks.available == 17
+
+
+def test_prompts_of_one_hash_are_two_prompts():
+    """Python's hash of 0 is that of 2^61 - 1."""
+    ours, theirs = [0, 0, 0], [2**61 - 1, 0, 0]
+    assert hash(tuple(ours[:2])) == hash(tuple(theirs[:2]))
+    blocks = BlockManager(9, 2)
+    table = filled(blocks, ours)
+    assert blocks.find(theirs, 9) == []
+    assert blocks.find(ours, 9) == table[:1]
+
+
+def test_what_is_longest_unused_is_dropped_first_and_the_end_of_a_prompt_before_its_beginning():
+    blocks = BlockManager(7, 1)
+    first, second = filled(blocks, [1, 2, 3]), filled(blocks, [4, 5])
+    blocks.release(first)
+    blocks.release(second)
+    blocks.release(blocks.find([1, 2, 3], 2))  # used once more
+    assert set(blocks.allocate(2)) == {6, first[2]}, "the free one, then that which nobody has used since"
+    assert blocks.allocate(1) == [second[1]]
+    assert blocks.find([4, 5], 2) == second[:1] and blocks.find([1, 2, 3], 3) == first[:2]
+
+
+def test_a_block_that_was_dropped_is_not_found_through_the_one_that_stands_in_its_place():
+    blocks = BlockManager(3, 1)
+    table = filled(blocks, [1, 2])
+    blocks.release(table)
+    other = filled(blocks, [8])  # takes the block of 2
+    assert blocks.find([1, 2], 2) == table[:1]
+    assert other == table[1:] and blocks.find([8], 1) == other and blocks.find([2], 1) == []
+
+
+def test_what_followed_a_dropped_block_is_not_found_after_the_next_one_in_its_place():
+    blocks = BlockManager(4, 1)
+    one, two = blocks.allocate(1), blocks.allocate(2)
+    blocks.keep([1], one)
+    blocks.keep([1, 2], two)  # computed twice: token 2 is found after the first table's token 1
+    assert blocks.find([1, 2], 2) == [one[0], two[1]]
+    blocks.release([one[0], two[1]])
+    blocks.release(one)
+    three = blocks.allocate(1)
+    assert three == one
+    blocks.keep([9], three)
+    assert blocks.find([9, 2], 2) == three
+
+
+def test_other_weights_find_nothing_and_lose_no_block():
+    blocks = BlockManager(6, 1)
+    blocks.use_weights(1)
+    released, held = filled(blocks, [1, 2]), filled(blocks, [3])
+    blocks.release(released)
+    blocks.use_weights(1)
+    assert blocks.find([3], 1) == held
+    blocks.release(held)
+    blocks.use_weights(2)
+    assert blocks.find([1, 2], 2) == blocks.find([3], 1) == []
+    assert blocks.available == 4
+    blocks.release(held)
+    assert blocks.available == 5 and sorted(blocks.allocate(5)) == [1, 2, 3, 4, 5]
+
+
+def test_a_budget_in_gigabytes():
+    """Qwen2.5-0.5B in bf16: 12,288 bytes a token."""
+    assert blocks_in(1.0, layers=24, kv_heads=2, head_dim=64, number_bytes=2) == int(1e9 / (12288 * BLOCK_TOKENS))
+    assert blocks_in(12288 * 64 * 3 / 1e9, 24, 2, 64, 2) == 3
+
+
+class Machine(RuleBasedStateMachine):
+    """Tables come and go. The model: what was written into each block, and a list of the tables."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = BlockManager(9, 2)
+        self.tables: list[list[int]] = []
+        self.written: dict[int, tuple] = {}  # block → (version, all tokens up to its end), from when it was filled
+        self.version = None
+
+    prompts = st.lists(st.integers(0, 1), min_size=1, max_size=7)
+
+    @rule(tokens=prompts, whole=st.booleans())
+    def start(self, tokens, whole):
+        found = self.blocks.find(tokens, (len(tokens) - (not whole)) // 2)
+        known = {content: block for block, content in self.written.items()}
+        for j, block in enumerate(found):
+            assert self.written[block] == (self.version, tuple(tokens[: 2 * j + 2])), "another prompt's block"
+        following = tuple(tokens[: 2 * len(found) + 2])
+        if len(found) < (len(tokens) - (not whole)) // 2:
+            assert (self.version, following) not in known, "it is there and not found"
+        missing = self.blocks.blocks_for(len(tokens)) - len(found)
+        if missing > self.blocks.available:
+            self.blocks.release(found)
+            return
+        own = self.blocks.allocate(missing)
+        assert not set(own) & {block for table in [*self.tables, found] for block in table} and len(set(own)) == missing
+        for block in own:
+            self.written.pop(block, None)
+        table = found + own
+        for j in range(len(found), len(tokens) // 2):
+            if (self.version, tuple(tokens[: 2 * j + 2])) not in self.written.values():
+                self.written[table[j]] = (self.version, tuple(tokens[: 2 * j + 2]))
+        self.blocks.keep(tokens, table)
+        self.tables.append(table)
+
+    @precondition(lambda self: self.tables)
+    @rule(which=st.integers(0, 99), part=st.integers(1, 4))
+    def share(self, which, part):
+        self.tables.append(self.blocks.share(self.tables[which % len(self.tables)][:part]))
+
+    @precondition(lambda self: self.tables)
+    @rule(which=st.integers(0, 99))
+    def release(self, which):
+        self.blocks.release(self.tables.pop(which % len(self.tables)))
+
+    @rule(version=st.integers(0, 2))
+    def update(self, version):
+        self.blocks.use_weights(version)
+        if version != self.version:
+            self.version, self.written = version, {}
+
+    @invariant()
+    def counts(self):
+        held = [block for table in self.tables for block in table]
+        assert self.blocks.holders == [held.count(block) for block in range(9)]
+        assert self.blocks.available == 8 - len(set(held))
+        kept = {*self.blocks.free_blocks, *self.blocks.unused}
+        assert len(kept) == self.blocks.available and not kept & {0, *held}
+
+
+TestAnyOrder = Machine.TestCase
+TestAnyOrder.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)

@@ -1,0 +1,248 @@
+"""The paged scheduler, by a device that checks each entry that it reads: every completion ends with its own tokens."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from paged_device import PagedDevice, Request, run
+from thorough import thinned
+
+from rlcourse.rollout.blocks import BLOCK_TOKENS, BlockManager
+from rlcourse.rollout.paged_scheduler import PagedScheduler
+
+BLOCK = 4
+
+
+def ids(length: int, seed: int = 0) -> list[int]:
+    """A prompt."""
+    rng = random.Random(seed)
+    return [rng.randrange(100) for _ in range(length)]
+
+
+def cache(usable: int, block_tokens: int = BLOCK) -> tuple[BlockManager, PagedDevice]:
+    return BlockManager(usable + 1, block_tokens), PagedDevice(usable + 1, block_tokens)
+
+
+@st.composite
+def requests(draw) -> Request:
+    """Prompts over two tokens, so that many begin alike."""
+    prompts = draw(st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=14), min_size=1, max_size=4))
+    num_generations, max_new_tokens = draw(st.integers(1, 5)), draw(st.integers(1, 14))
+    lengths = st.one_of(st.just(1), st.integers(1, max_new_tokens), st.just(max_new_tokens))
+    number = len(prompts) * num_generations
+    return Request(prompts, num_generations, max_new_tokens, draw(st.lists(lengths, min_size=number, max_size=number)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(requests(), st.sampled_from(["same", "update", "sleep"])), min_size=1, max_size=3),
+    st.integers(0, 12),
+    st.integers(1, 6),
+    st.integers(1, 5),
+    st.sampled_from([0, 1, 3, 5]),
+    st.sampled_from([1, 3, 7, 1000]),
+    st.integers(0, 2**16),
+)
+def test_every_completion_ends_with_its_tokens(rollouts, spare, slots, every, late, prefill_tokens, seed):
+    """Several rollouts over one cache, with its weights updated, or the cache given back, between them."""
+    usable = spare + max(-(-(max(map(len, r.prompts)) + r.max_new_tokens - 1) // BLOCK) for r, _ in rollouts)
+    version = 0
+    blocks, device = cache(usable)
+    for request, before in rollouts:
+        version += before != "same"
+        if before == "sleep":
+            blocks, device = cache(usable)
+        device.rng.seed(seed)
+        run(blocks, device, request, version, slots, every, min(late, every), prefill_tokens)
+
+
+@pytest.mark.parametrize("seed", thinned(range(400), 8))
+def test_long_rollouts_in_little_memory(seed):
+    """Larger ones than above, with several prompts that begin alike."""
+    rng = random.Random(seed)
+    beginning, new = ids(rng.choice([0, 8, 15])), rng.randint(2, 40)
+    prompts = [beginning + ids(rng.randint(1, 16), rng.randint(0, 4)) for _ in range(rng.randint(1, 6))]
+    generations = rng.randint(1, 8)
+    lengths = [
+        rng.choice([1, rng.randint(1, new), rng.randint(1, new), new]) for _ in range(len(prompts) * generations)
+    ]
+    usable = -(-(max(map(len, prompts)) + new - 1) // BLOCK)
+    blocks, device = cache(usable + rng.choice([0, 1, 5, usable, 3 * usable]))
+    every = rng.randint(1, 8)
+    for version in (1, 1, 2):
+        request = Request(prompts, generations, new, lengths)
+        slots, late, tokens = rng.randint(1, 12), rng.randint(0, every), rng.choice([2, 9, 40, 1000])
+        run(blocks, device, request, version, slots, every, late, tokens)
+        rng.shuffle(lengths)
+        rng.shuffle(prompts)
+
+
+def test_a_prompt_of_whole_blocks_that_is_all_there_computes_its_last_block_again():
+    """Without a token to compute there would be no logits."""
+    blocks, device = cache(40)
+    request = Request([ids(3 * BLOCK)], 3, 6, [6, 2, 4])
+    run(blocks, device, request)
+    assert device.pieces == [(0, 0, 3 * BLOCK)]
+    run(blocks, device, request)
+    assert device.pieces == [(0, 2 * BLOCK, 3 * BLOCK)]
+
+
+def test_a_known_prefix_is_not_computed_again_within_a_rollout_nor_in_the_next():
+    blocks, device = cache(40)
+    common = ids(2 * BLOCK)
+    run(blocks, device, Request([[*common, 1], [*common, 2, 3]], 1, 3, [3, 3]))
+    assert device.pieces == [(0, 0, 2 * BLOCK + 1), (1, 2 * BLOCK, 2 * BLOCK + 2)]
+    run(blocks, device, Request([[*common[:BLOCK], 7]], 1, 3, [3]))
+    assert device.pieces == [(0, BLOCK, BLOCK + 1)]
+
+
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_after_an_update_of_the_weights_everything_is_computed_again(sleeps):
+    blocks, device = cache(40)
+    request = Request([ids(9)], 2, 6, [6, 3])
+    for version in (1, 2, 1):
+        run(blocks, device, request, version)
+        assert device.pieces == [(0, 0, 9)]
+        if sleeps:
+            blocks, device = cache(40)
+
+
+def test_what_sleeps_wakes_empty():
+    blocks, device = cache(40)
+    request = Request([ids(9)], 2, 6, [6, 3])
+    run(blocks, device, request)
+    blocks, device = cache(30)
+    run(blocks, device, request)
+    assert device.pieces == [(0, 0, 9)]
+
+
+@pytest.mark.parametrize("generations", [1, 3])
+@pytest.mark.parametrize("prompt", [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK])
+@pytest.mark.parametrize("new", [1, 2, BLOCK, BLOCK + 1])
+def test_blocks_for_just_one_completion_are_enough(prompt, new, generations):
+    """And one block less is refused before anything is done."""
+    needed = -(-(prompt + new - 1) // BLOCK)
+    blocks, device = cache(needed)
+    request = Request([ids(prompt), ids(prompt, 1)], generations, new, [new, 1, new, new, 1, new][: 2 * generations])
+    run(blocks, device, request, every=3)
+    assert max(device.live, default=1) == 1 or prompt >= BLOCK
+    with pytest.raises(ValueError, match=f"needs {needed} blocks of {BLOCK} tokens, and the cache has {needed - 1}"):
+        PagedScheduler(cache(needed - 1)[0], request.prompts, generations, new, 8)
+
+
+def test_a_completion_that_ends_at_a_blocks_edge_takes_no_further_block():
+    """The last token is sampled and not cached."""
+    blocks, device = cache(2)
+    run(blocks, device, Request([ids(BLOCK - 1)], 1, BLOCK + 2, [BLOCK + 2]), every=BLOCK)
+    with pytest.raises(ValueError, match="needs 3 blocks"):
+        PagedScheduler(blocks, [ids(BLOCK - 1)], 1, BLOCK + 3, 1)
+
+
+def test_nothing_is_decoded_where_the_first_token_is_the_last():
+    blocks, device = cache(40)
+    run(blocks, device, Request([ids(5), ids(1)], 30, 1, [1] * 60), slots=4)
+    assert device.live == []
+
+
+def test_a_completion_that_ends_with_its_first_token_makes_room_at_the_next_step():
+    blocks, device = cache(40)
+    run(blocks, device, Request([ids(5)], 6, 8, [1, 1, 1, 8, 1, 8]), slots=2, every=16)
+    assert device.live == [0, 1, 1, *[2] * 5, 1, 1], (
+        "the fourth from the second step on, the last from the fourth step on"
+    )
+
+
+def test_many_more_completions_than_slots():
+    blocks, device = cache(100)
+    rng = random.Random(0)
+    run(blocks, device, Request([ids(6), ids(3, 1)], 50, 12, [rng.randint(1, 12) for _ in range(100)]), slots=5)
+    assert max(device.live) == 5 and device.sent_back == []
+
+
+def test_a_completion_with_fewer_blocks_than_tables_are_split_into():
+    """One long prompt makes all tables wide; those of the short one are read in up to 8 parts, most of them empty."""
+    blocks, device = cache(40)
+    run(blocks, device, Request([ids(1), ids(30, 1)], 2, 5, [5, 5, 5, 5]))
+
+
+def test_one_that_shares_its_prompt_is_sent_back_and_ends_with_its_tokens():
+    """Four of a group, blocks for the prompt and not for all four answers."""
+    blocks, device = cache(9)
+    request = Request([ids(2 * BLOCK + 1)], 4, 14, [14, 13, 14, 12])
+    run(blocks, device, request)
+    assert device.sent_back and 0 not in device.sent_back
+    again = [piece for piece in device.pieces if piece[0] in device.sent_back]
+    assert again and all(begin == 2 * BLOCK for _, begin, _ in again), "full blocks of the prompt are still there"
+
+
+def test_who_is_sent_back_before_he_ran_gets_no_copy_of_the_next_prompt():
+    """One slot. The second completion waits for it, the third (of the next prompt) has ended with its first token, and
+    the fourth has no blocks: then the first needs those of the second, while the next prompt's are held for the fourth.
+    """
+    blocks, device = cache(7)
+    run(blocks, device, Request([[1], [2]], 2, 24, [24, 5, 1, 5]), slots=1, every=4, late=0)
+    assert device.pieces == [(0, 0, 1), (2, 0, 1), (1, 0, 1), (3, 0, 1)] and device.sent_back == []
+
+
+def test_one_that_starts_again_may_wait_a_step_for_its_slot():
+    """A slot takes one that has ended, for a step, before it takes the one that starts again with all tokens but a few:
+    so the host must not reckon that it has them all. One of 100,000 random rollouts."""
+    lengths = [9, 9, 8, 9, 2, 9, 3, 9, 3, 2, 2, 2, 1, 9, 3, 9, 1, 1, 3, 3, 9, 2, 9, 2]
+    blocks, device = cache(11, 2)
+    run(blocks, device, Request([[1], [1, 3, 2], [3, 3]], 8, 9, lengths), slots=2, every=5, late=5)
+
+
+def test_a_long_prompt_is_prefilled_in_pieces_while_others_decode():
+    blocks, device = cache(40)
+    run(blocks, device, Request([ids(2), ids(30, 1)], 1, 12, [12, 12]), every=2, prefill_tokens=8)
+    assert device.pieces == [(0, 0, 2), (1, 0, 6), (1, 6, 14), (1, 14, 22), (1, 22, 30)]
+    assert device.live[:6] == [1] * 6 and device.live[6] == 2
+
+
+@pytest.mark.parametrize("late", [0, 1, 4])
+@pytest.mark.parametrize("every", [4, 16])
+def test_no_step_is_done_after_the_longest_that_can_be(every, late):
+    """All take the whole limit: the host knows without looking when they end."""
+    for completions, steps in ((8, 21), (16, 42)):
+        blocks, device = cache(200)
+        run(blocks, device, Request([ids(3)], completions, 22, [22] * completions), 0, 8, every, late)
+        assert device.live == [8] * steps
+
+
+def test_a_free_slot_does_not_wait_for_the_longest():
+    blocks, device = cache(100)
+    run(blocks, device, Request([ids(3)], 31, 61, [61, *[3] * 30]), slots=2, every=16)
+    assert device.live[:60] == [2] * 60
+
+
+def test_the_batch_becomes_smaller_and_larger_with_what_runs():
+    """A long completion alone, until the prompt that waits for tokens to prefill brings 24 more."""
+    blocks, device = cache(400)
+    lengths = [*[2] * 23, 60, *[20] * 24]
+    run(blocks, device, Request([ids(2), ids(40, 1)], 24, 60, lengths), slots=32, every=4, prefill_tokens=8)
+    sizes = [size for i, size in enumerate(device.sizes) if i == 0 or device.sizes[i - 1] != size]
+    assert sizes == [32, 8, 32, 8]
+
+
+def test_three_times_as_many_run_as_whole_caches_would_fit():
+    """16 blocks are two whole caches of 31 tokens; answers are short but for one."""
+    blocks, device = cache(16)
+    run(blocks, device, Request([ids(2)], 40, 30, [30, *[3] * 39]), slots=16, every=2)
+    assert max(device.live) >= 6
+
+
+def test_who_waits_for_a_slot_takes_no_block_that_those_in_slots_may_need():
+    """Two slots and 8 blocks: two that run have one each and may need one each, so not all others have theirs."""
+    blocks, device = cache(8)
+    scheduler = PagedScheduler(blocks, [ids(1)], 30, 12, 2, 4)
+    device.begin(Request([ids(1)], 30, 12, [12] * 30), 0, 2, scheduler.table_width, 0)
+    plan = scheduler.next_plan()
+    assert plan.limit == len(scheduler.tables) == 3 and blocks.available == 2
+
+
+def test_a_real_block_and_two_rollouts():
+    blocks, device = cache(12, BLOCK_TOKENS)
+    request = Request([ids(100), ids(64, 1), ids(130, 2)], 3, 70, [70, 3, 50, 1, 70, 70, 30, 64, 65])
+    for _ in range(2):
+        run(blocks, device, request, slots=6, every=16, late=1, prefill_tokens=128)
