@@ -153,22 +153,23 @@ def heads_backward(weights, layer, raw, squares, dq, dk, dv, length) -> tuple[Te
 
 
 def attention_backward(gradient, q, k, v, out, lse, length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q [N, H, D], k and v [N, K, D]: by cuDNN from our forward pass; on a CPU by PyTorch's."""
+    """Gradients of q [N, H, D], k and v [N, K, D]: by cuDNN from our forward pass where that was seen to be right, else
+    by PyTorch's attention from its own."""
 
     def by_sequence(tensor: Tensor) -> Tensor:
         return tensor.unflatten(0, (-1, length)).transpose(1, 2)  # [sequences, heads, L, D]
 
     parts = [by_sequence(tensor) for tensor in (gradient, q, k, v, out)]
-    if not q.is_cuda:
-        with torch.enable_grad():
-            inputs = [part.detach().requires_grad_() for part in parts[1:4]]
-            again = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=True, enable_gqa=True)
-        found = torch.autograd.grad(again, inputs, parts[0])
-    else:
+    if q.is_cuda and k.shape[1] > 1 and q.shape[2] <= 64:
         seed = torch.zeros((), dtype=torch.long, device=q.device)  # of the dropout that there is not
         found = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
             *parts, lse[..., None], seed, seed, None, None, None, length, length, 0.0, True
         )
+    else:
+        with torch.enable_grad():
+            inputs = [part.detach().requires_grad_() for part in parts[1:4]]
+            again = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=True, enable_gqa=True)
+        found = torch.autograd.grad(again, inputs, parts[0])
     return tuple(part.transpose(1, 2).reshape(-1, part.shape[1], part.shape[3]) for part in found)
 
 
