@@ -33,7 +33,6 @@ from dataclasses import dataclass, field
 
 import matplotlib.pyplot as plt
 import torch
-from IPython.display import Markdown, display
 from transformers import DynamicCache
 
 from rlcourse.course import pick
@@ -185,11 +184,12 @@ manager = BlockManager(num_blocks=13, block_tokens=4)
 prompt = list(range(100, 110))  # 10 tokens
 table = manager.allocate(manager.blocks_for(len(prompt)))
 manager.keep(prompt, table)  # the full ones will be found
-other = manager.find(prompt + [7, 8], most=3)  # another sequence that begins alike
+other = manager.find([*prompt, 7, 8], most=3)  # another sequence that begins alike
 print("table", table, "· found again", other, "· holders", manager.holders, "· available", manager.available)
 manager.release(table)
 manager.release(other)
 print("all let go · still findable", list(manager.unused), "· available", manager.available)
+print("tokens of a block in the package:", BLOCK_TOKENS)
 
 # %% [markdown]
 # What nobody holds and somebody may ask for again is kept until its room is needed. That is a *prefix cache*.
@@ -289,10 +289,10 @@ at_once = sum(busy) / len(busy)
 fit_bet.result(min(HOW_MANY, key=lambda said: abs(int(said.split()[1]) - at_once)))
 
 # %% [markdown]
-# On average {{ at_once:.0f }} in the first two thirds of the time, and not five times 16. {{ assert 24 < at_once < 60 }}
-# Three things eat the rest. Every row holds its prompt, short answer or not. The mean is above the median, and a long
-# answer holds its blocks for longer, so whoever looks at a random step meets more of the long ones. And the last block
-# of each row is half empty.
+# On average {{ at_once:.0f }} in the first two thirds of the time, and not five times 16. {{ assert 24 <
+# at_once < 60 }} Three things eat the rest. Every row holds its prompt, short answer or not. The mean is above the
+# median, and a long answer holds its blocks for longer, so whoever looks at a random step meets more of the long ones.
+# And the last block of each row is half empty.
 #
 # The tail is still there: the last answers to start end last, with few rows beside them, however the memory is cut.
 # With equal lengths paging gains nothing. It admits too many while they are short, and must send some back.
@@ -583,7 +583,8 @@ recorded = {row["variant"]: row for row in load_record("mismatch", "NVIDIA H200"
 # %% [markdown]
 # The H200's record, with two sets of numbers in bf16, has a mean of {{ recorded["fast"]["mismatch_mean"]:.4f }} nats
 # for our kernels and {{ recorded["hf-dynamic"]["mismatch_mean"]:.4f }} for `generate`, and a largest gap of {{
-# recorded["fast"]["mismatch_max"]:.2f }} in {{ recorded["fast"]["tokens"]:,} }} tokens.
+# recorded["fast"]["mismatch_max"]:.2f }} in {{ recorded["fast"]["tokens"]:,
+# }} tokens.
 #
 # ## 7 · A ratio that is not 1
 #
@@ -613,9 +614,9 @@ clip_bet.result(round(outside))
 
 # %% [markdown]
 # {{ outside:.0f }} %. {{ assert outside > 50 }} They do cancel in part, and what is left is still larger than the clip
-# range. PPO's clip hardly notices: {{ token_outside:.2f }} % of tokens are outside of its range. {{ assert token_outside
-# < 1 }} A trainer that computes "old" log-probs once more by itself has a ratio of 1 again, pays for another forward
-# pass, and has hidden the gap, not closed it: its answers come from the sampler's policy all the same.
+# range. PPO's clip hardly notices: {{ token_outside:.2f }} % of tokens are outside of its range. {{ assert
+# token_outside < 1 }} A trainer that computes "old" log-probs once more by itself has a ratio of 1 again, pays for
+# another forward pass, and has hidden the gap, not closed it: its answers come from the sampler's policy all the same.
 #
 # Does that gap harm training? We have **no record in which rounding alone did**. What a gap can do shows in a case that
 # is far worse on purpose: a sampler that takes over the weights only every 8 steps. On the same seeds, without a
@@ -642,13 +643,13 @@ plt.show()
 widest = {n: max(r["mismatch_mean"] for r in lag["results"] if r["variant"] == n) for n in LINES}
 
 # %% [markdown]
-# Over the last four evaluations: {{ last["in step"]:.0f }} % in step, {{ last["lagging, off"]:.0f }} % with the lag, and
-# {{ last["lagging, token"]:.0f }} % with the lag and the correction. {{ assert last["lagging, off"] + 5 <
+# Over the last four evaluations: {{ last["in step"]:.0f }} % in step, {{ last["lagging, off"]:.0f }} % with the lag,
+# and {{ last["lagging, token"]:.0f }} % with the lag and the correction. {{ assert last["lagging, off"] + 5 <
 # last["lagging, token"] }} But compare the gaps. At its widest the lag's was {{ widest["lagging, off"]:.2f }} nats on
-# average, and the rounding of bf16 makes {{ recorded["fast"]["mismatch_mean"]:.3f }}. {{ assert widest["lagging, off"] >
-# 20 * recorded["fast"]["mismatch_mean"] }} Two lessons. Watch `mismatch_mean`, which the trainer logs, and know how
-# large rounding is, so that a **bug** of the engine stands out: a stale weight, a missing mask, another temperature. And
-# where sampler and trainer have one set of numbers, the alarm is simple: anything but 0 is a bug.
+# average, and the rounding of bf16 makes {{ recorded["fast"]["mismatch_mean"]:.3f }}. {{ assert widest["lagging, off"]
+# > 20 * recorded["fast"]["mismatch_mean"] }} Two lessons. Watch `mismatch_mean`, which the trainer logs, and know how
+# large rounding is, so that a **bug** of the engine stands out: a stale weight, a missing mask, another temperature.
+# And where sampler and trainer have one set of numbers, the alarm is simple: anything but 0 is a bug.
 #
 # ## Check yourself
 #
