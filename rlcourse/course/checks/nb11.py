@@ -1,4 +1,4 @@
-"""Checks of the exercises of lesson 11: an auditor of blocks, an admission rule, a schedule that never ends, a probe."""
+"""Checks of the exercises of lesson 11: an auditor, an admission rule, a schedule that never ends, a probe of bits."""
 
 import torch
 from torch import Tensor
