@@ -15,6 +15,8 @@
 # Of the three hints the first asks a question, the second has the idea, the third the shape of the answer.
 
 # %%
+import itertools
+
 import matplotlib.pyplot as plt
 import torch
 
@@ -72,11 +74,19 @@ class Colleagues:
 
 
 hers = Colleagues(8)
-for what, *names in (line.split() for line in "give a|give a|give a|share b a|give b|write b|drop a|give c".split("|")):
-    getattr(hers, what)(*names)
-for line in "give c|write c|give d|give d|write d|write b".split("|"):
-    what, *names = line.split()
-    getattr(hers, what)(*names)
+for name in "aaa":
+    hers.give(name)
+hers.share("b", "a")
+hers.give("b")
+hers.write("b")
+hers.drop("a")
+for name in "cc":
+    hers.give(name)
+hers.write("c")
+for name in "dd":
+    hers.give(name)
+hers.write("d")
+hers.write("b")
 for place, entry in enumerate(hers.trace):
     print(f"{place:2}  {entry[0]:5} {entry[1]} {entry[2]}")
 
@@ -217,8 +227,8 @@ if check.q2.passed:
 
 # %% [markdown] tags=["solution"]
 # **Rows, not sums.** Each row has a last block of its own, so what counts is rounded up row by row. **Which blocks are
-# shared** is rounded *down*: a block that the prompt fills in part gets other tokens behind it in each answer. **How far
-# to look.** With as many steps as an answer can be long nobody is ever sent back, and only few run. With one step many
+# shared** is rounded *down*: a block that the prompt fills in part gets other tokens behind it in each answer. **How
+# far to look.** With as many steps as an answer can be long nobody is ever sent back, and only few run. With one step many
 # start, and some are sent back. The package looks as far as to the host's next look and pays for the rest by
 # prefilling again, since most answers end early.
 
@@ -317,8 +327,8 @@ if check.q3.passed:
 # Sampler and trainer agree to the last bit only if no operation's results for a row depend on how many rows are beside
 # it. Write the probe. Each operation was called with the first row of a matrix alone, with the first two, and so on.
 # `results[j][i]` is what operation `j` gave for `i + 1` rows: a tensor `[i + 1, n]`, in float32 or bf16. Return for
-# each operation **the smallest number of rows at which a row has other bits than it had in the call before**, 0 if there
-# is none: int64 `[operations]`. The last row of each call is new and says nothing yet.
+# each operation **the smallest number of rows at which a row has other bits than it had in the call before**, 0 if
+# there is none: int64 `[operations]`. The last row of each call is new and says nothing yet.
 #
 # Bits, not values: no tolerance, `0.0` and `-0.0` are different, and a `nan` may be the same as before.
 #
@@ -346,7 +356,7 @@ def first_to_part(results: list[list[torch.Tensor]]) -> torch.Tensor:
 
     found = torch.zeros(len(results), dtype=torch.long)
     for j, calls in enumerate(results):
-        for before, call in zip(calls, calls[1:], strict=False):
+        for before, call in itertools.pairwise(calls):
             if not torch.equal(bits(before), bits(call[: len(before)])):
                 found[j] = len(call)
                 break
