@@ -228,8 +228,8 @@ if check.q2.passed:
 # %% [markdown] tags=["solution"]
 # **Rows, not sums.** Each row has a last block of its own, so what counts is rounded up row by row. **Which blocks are
 # shared** is rounded *down*: a block that the prompt fills in part gets other tokens behind it in each answer. **How
-# far to look.** With as many steps as an answer can be long nobody is ever sent back, and only few run. With one step many
-# start, and some are sent back. The package looks as far as to the host's next look and pays for the rest by
+# far to look.** With as many steps as an answer can be long nobody is ever sent back, and only few run. With one step
+# many start, and some are sent back. The package looks as far as to the host's next look and pays for the rest by
 # prefilling again, since most answers end early.
 
 # %% [markdown]

@@ -19,6 +19,7 @@ RULES = {
     "foreign drop": "You let a table drop a block that it does not hold, though another one may.",
     "dropped twice": "You let one entry drop the same block twice.",
 }
+KINDS = dict(zip(RULES, ["give"] * 3 + ["share"] * 2 + ["write"] * 2 + ["drop"] * 2, strict=True))
 
 
 def broken(entry: list, tables: dict[str, list[int]], number: int, ignored: str = "") -> str:
@@ -83,11 +84,9 @@ def foul_entry(rule: str, tables: dict[str, list[int]], number: int) -> list | N
         "foreign drop": foreign,
         "dropped twice": mine,
     }[rule]
-    kind = {"held": "give", "nobody's": "give", "given twice": "give", "ghost": "share", "shared with itself": "share"}
     if not blocks:
         return None
-    block = choice(blocks)
-    return [kind.get(rule, rule.split()[1][:5].replace("dropp", "drop")), name, [block] * (1 + ("twice" in rule))]
+    return [KINDS[rule], name, [choice(blocks)] * (2 if "twice" in rule else 1)]
 
 
 def some_trace(rule: str, number: int) -> tuple[list, int]:
@@ -180,6 +179,7 @@ def admitted(running, prompts, group, free, block, steps, mistake: str = "") -> 
 
 
 ADMISSION = {
+    "whole groups": "A part of a group may be admitted.",
     "alone": "The full blocks of a prompt are held once for its whole group.",
     "partly": "A block that the prompt fills only in part is not shared: each answer writes into its own.",
     "running": "You forgot that those that run grow as well.",
@@ -187,7 +187,6 @@ ADMISSION = {
     "pooled": "You divided the sum of the tokens: each row has a last block of its own that is partly empty.",
     "counted twice": "`free` are blocks that nobody holds: what those that run hold already is not taken from it.",
     "skipped": "They wait in order: if one does not fit, none behind it is admitted.",
-    "whole groups": "A part of a group may be admitted.",
 }
 
 
@@ -242,8 +241,8 @@ q3 = Question("q3", "shortest", hint="Write one step of her rule first. When is 
 MOST, FEWEST, YOUNGEST = "most", "fewest", "youngest"
 
 
-def ends(capacity: int, rows: int, length: int, rule: str = MOST, late: bool = True) -> bool:
-    """Whether some answer ends: if a state comes back before, none ever does. late: of equals the later is kept."""
+def ends(capacity: int, rows: int, length: int, rule: str = MOST) -> bool:
+    """Whether some answer ends: if a state comes back before, none ever does. rule: who is sent back."""
     held: dict[int, int] = {}  # tokens of those that run
     seen = set()
     while True:
@@ -251,7 +250,7 @@ def ends(capacity: int, rows: int, length: int, rule: str = MOST, late: bool = T
             if row not in held and sum(held.values()) + len(held) + 1 <= capacity:
                 held[row] = 0
         while sum(held.values()) + len(held) > capacity:
-            order = sorted(held, key=lambda row: (held[row], -row if late else row))
+            order = sorted(held, key=lambda row: (held[row], -row))
             held.pop({MOST: order[-1], FEWEST: order[0], YOUNGEST: max(held)}[rule])
         held = {row: tokens + 1 for row, tokens in held.items()}
         if length in held.values():
@@ -262,9 +261,9 @@ def ends(capacity: int, rows: int, length: int, rule: str = MOST, late: bool = T
         seen.add(state)
 
 
-def least(capacity: int, rows: int, **rule) -> int:
+def least(capacity: int, rows: int, rule: str = MOST) -> int:
     """The smallest length at which no answer ends; capacity + 1 if one always does."""
-    return next((n for n in range(1, capacity + 1) if not ends(capacity, rows, n, **rule)), capacity + 1)
+    return next((n for n in range(1, capacity + 1) if not ends(capacity, rows, n, rule)), capacity + 1)
 
 
 def check_shortest(f, low: int, high: int, *rows: int) -> None:
@@ -278,8 +277,8 @@ def check_shortest(f, low: int, high: int, *rows: int) -> None:
                 capacity // count + 1
             ),
             "That is the greatest length at which one still ends: one more.": torch.tensor(least(capacity, count) - 1),
-            "Of two that hold as many, the one with the lower number is sent back.": torch.tensor(
-                least(capacity, count, late=False)
+            "The one that holds most is sent back: you send back one that holds less.": torch.tensor(
+                least(capacity, count, FEWEST)
             ),
             "Three quarters is near, but it depends on how the steps fall: run it.": torch.tensor(3 * capacity // 4),
         }
@@ -348,11 +347,11 @@ def check_parting(f, how: list[str], dtype: torch.dtype = torch.float32) -> None
             "nan is not equal to itself, and yet its bits are: compare integers.": first(
                 lambda call, calls: bool((call[:-1] != calls[len(call) - 2]).any())
             ),
-            "A tolerance lets the last bit pass.": first(
-                lambda call, calls: not torch.allclose(call[:-1], calls[len(call) - 2], equal_nan=True)
-            ),
             "0.0 and -0.0 are equal and have other bits.": first(
                 lambda call, calls: not torch.equal(call[:-1].nan_to_num(), calls[len(call) - 2].nan_to_num())
+            ),
+            "A tolerance lets the last bit pass.": first(
+                lambda call, calls: not torch.allclose(call[:-1], calls[len(call) - 2], equal_nan=True)
             ),
             "You looked at row 0 alone.": first(lambda call, calls: not torch.equal(bits(call[0]), bits(calls[0][0]))),
             "You compared with the last call: a row's bits are to be those of the call before.": first(

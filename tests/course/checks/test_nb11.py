@@ -154,8 +154,8 @@ def by_the_longest(capacity, rows):
     return torch.tensor(most + 1)
 
 
-def later_of_equals(tokens):
-    return max(range(len(tokens)), key=lambda row: (tokens[row], row))
+def fewest(tokens):
+    return min((row for row in range(len(tokens)) if tokens[row] >= 0), key=lambda row: tokens[row])
 
 
 # q4: a probe -----------------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ WRONG = {
         "capacity": lambda c, r: c,
         "first sent back": lambda c, r: c // r + 1,
         "still ends": lambda c, r: shortest(c, r) - 1,
-        "later of equals": lambda c, r: shortest(c, r, sends=later_of_equals),
+        "fewest": lambda c, r: shortest(c, r, sends=fewest),
         "three quarters": lambda c, r: 3 * c // 4,
         "impatient": lambda c, r: shortest(c, r, patience=c // r + 3),
     },
@@ -243,7 +243,7 @@ NAMED = {
     ("q3", "capacity"): "so does a shorter one",
     ("q3", "first sent back"): "It ends all the same",
     ("q3", "still ends"): "one more",
-    ("q3", "later of equals"): "lower number",
+    ("q3", "fewest"): "holds less",
     ("q3", "three quarters"): "run it",
     ("q4", "nan"): "nan is not equal",
     ("q4", "tolerance"): "tolerance",
