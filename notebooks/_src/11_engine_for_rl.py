@@ -15,12 +15,12 @@
 # - why sampler and trainer give the same token two numbers, and which order of adding gives one;
 # - what a ratio that is not 1 does to training.
 #
-# You need [lesson 07](07_static_cache.ipynb), section 7, for slots and refilling, and
-# [lesson 02](02_ppo.ipynb) for the importance ratio.
+# You need [lesson 07](07_static_cache.ipynb), section 7, for slots and refilling, and [lesson 02](02_ppo.ipynb) for the
+# importance ratio.
 #
 # An engine that serves chats and one that samples for training do the same work under different rules. In training many
-# answers have the same prompt, the weights change after every rollout, and the log-probs go into a loss. This
-# lesson is about what follows from that.
+# answers have the same prompt, the weights change after every rollout, and the log-probs go into a loss. This lesson is
+# about what follows from that.
 #
 # **What the package has of it, and what not.** The bookkeeping of a paged cache is there: plain Python, tested on a
 # device that is simulated. It is **not yet in the GPU engine**, which still gives each answer a cache as long as the
@@ -28,6 +28,7 @@
 
 # %%
 import copy
+import heapq
 import random
 from dataclasses import dataclass, field
 
@@ -124,12 +125,12 @@ print("through the table, the same bits:", torch.equal(attend(q, *found), attend
 assert torch.equal(attend(q, *found), attend(q, k, v))
 
 # %% [markdown]
-# Here the entries are gathered first. A kernel does not: it looks up the number of a block and reads it where it is,
-# as the static kernel reads a tile of its cache.
+# Here the entries are gathered first. A kernel does not: it looks up the number of a block and reads it where it is, as
+# the static kernel reads a tile of its cache.
 #
-# **Explore** the room of six answers to two prompts of 11 tokens. Each row is a table; its numbers
-# are blocks. Full colour holds a token, pale colour is reserved and empty, orange is shared. The dotted line is what a
-# static cache reserves. Try blocks of 1 token, and of 16. What is the price of each?
+# **Explore** the room of six answers to two prompts of 11 tokens. Each row is a table; its numbers are blocks. Full
+# colour holds a token, pale colour is reserved and empty, orange is shared. The dotted line is what a static cache
+# reserves. Try blocks of 1 token, and of 16. What is the price of each?
 
 # %% tags=["hide-input"]
 # @title Explorer: a block table
@@ -172,8 +173,8 @@ explorer(
 
 # %% [markdown]
 # Small blocks waste little room and need long tables. With large ones the last block of each answer is half empty on
-# average, and fewer prompts fill a block that could be shared. The package's blocks have {{ BLOCK_TOKENS }} tokens: an
-# attention kernel reads keys in tiles of about that size.
+# average, and fewer prompts fill a block that could be shared. The package's blocks have {{ BLOCK_TOKENS }} tokens, a
+# compromise.
 #
 # Now the package's own. `BlockManager` is the class above with three things more: block 0 is nobody's, so that a slot
 # without work has a place to write to; full blocks of prompts are found again by their tokens; and it knows which
@@ -197,8 +198,8 @@ print("tokens of a block in the package:", BLOCK_TOKENS)
 # ## 2 · A schedule
 #
 # The **scheduler** decides who runs. Answers wait in a line. One is admitted when there are blocks for its prompt; all
-# that run grow by one token a step; who has ended gives its blocks back. Memory that lets 16 answers of full
-# length run side by side can hold more of them when they are short.
+# that run grow by one token a step; who has ended gives its blocks back. Memory that lets 16 answers of full length run
+# side by side can hold more of them when they are short.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -281,24 +282,41 @@ for (name, seen), (above, below), color in zip(runs.items(), axes.T, (VERMILION,
     below.set_xlabel("step")
 axes[0, 0].set_ylabel("rows")
 axes[1, 0].set_ylabel("blocks in use")
-for ax in axes[:, 1]:
-    ax.legend(loc="upper right")
+axes[0, 1].legend(loc="upper right")
+axes[1, 1].legend(loc="lower left")
 plt.show()
+
+
+def static_steps(lengths: list[int], slots: int = 16) -> int:
+    """Steps with a static cache: a slot that is free takes the next answer, whose first token comes from its prompt."""
+    free_at = [0] * slots
+    for length in lengths:
+        heapq.heapreplace(free_at, free_at[0] + length - 1)
+    return max(free_at)
+
+
+steps = {name: len(seen.rows) for name, seen in runs.items()}
+static = {"equal lengths": static_steps([256] * (N // 4)), "skewed lengths": static_steps(skewed)}
 busy = runs["skewed lengths"].rows[: 2 * len(runs["skewed lengths"].rows) // 3]
 at_once = sum(busy) / len(busy)
 fit_bet.result(min(HOW_MANY, key=lambda said: abs(int(said.split()[1]) - at_once)))
 
 # %% [markdown]
-# On average {{ at_once:.0f }} in the first two thirds of the time, and not five times 16. {{ assert 24 <
-# at_once < 60 }} Three things eat the rest. Every row holds its prompt, short answer or not. The mean is above the
-# median, and a long answer holds its blocks for longer, so whoever looks at a random step meets more of the long ones.
-# And the last block of each row is half empty.
+# On average {{ at_once:.0f }} in the first two thirds of the time, and not five times 16. {{ assert 24 < at_once < 60
+# }} Three things eat the rest. Every row holds its prompt, short answer or not. The mean is above the median, and a
+# long answer holds its blocks for longer, so whoever looks at a random step meets more of the long ones. And the last
+# block of each row is half empty.
 #
-# The tail is still there: the last answers to start end last, with few rows beside them, however the memory is cut.
-# With equal lengths paging gains nothing. It admits too many while they are short, and must send some back.
+# So the skewed answers take {{ steps["skewed lengths"]:, }} steps and not the {{ static["skewed lengths"]:, }} of a
+# static cache with 16 slots that are refilled. The tail is still there: the last answers to start end last, with few
+# rows beside them, however the memory is cut. Even equal lengths gain, {{ steps["equal lengths"]:, }} steps instead of
+# {{ static["equal lengths"]:, }}: while one is old and holds many blocks, another is young and holds few. {{ assert
+# steps["equal lengths"] < static["equal lengths"] and steps["skewed lengths"] < static["skewed lengths"] }} But too
+# many are admitted while they are short, and some must be sent back. Steps are not time: one with more rows takes
+# longer (lesson 07), and who was sent back is prefilled again.
 #
 # **Explore** the schedule: the budget, how skewed the lengths are (median, of 256), and how many answers share a
-# prompt. At which median is paging worth nothing?
+# prompt. What does a shared prompt change, in a small budget and in a large one?
 
 # %% tags=["hide-input"]
 # @title Explorer: a schedule
@@ -331,10 +349,10 @@ explorer(
 #
 # An answer is admitted before anybody knows how long it gets. So at some step a row needs a block and none is free.
 # Somebody must give up his: he is **preempted**. He keeps his tokens, loses their keys and values, and waits. Once he
-# is admitted again, prompt and tokens are prefilled in one go, which is much cheaper than decoding them was.
+# is admitted again, prompt and tokens are prefilled in one go, not token by token.
 #
 # Who? The package sends back the **youngest**, the one admitted last. **Look for** the first row, and for a row that is
-# interrupted twice.
+# interrupted more than once.
 
 # %% tags=["hide-input"]
 # @title Figure: eight answers in room for two and a half
@@ -350,11 +368,11 @@ total = sum(map(len, some_prompts(8)))
 interrupted = sorted({i for _, i in few.sent_back})
 
 # %% [markdown]
-# Answer 0 is never interrupted. {{ assert 0 not in interrupted and len(interrupted) > 1 }} That is the proof that
-# every rollout ends: the oldest goes on until it has ended, and then another is the oldest. All that is needed is that
-# a single answer of full length fits, and the scheduler refuses a request where it does not. Other rules look as good
-# ("the one that holds most gives most back") and have no such proof. In the exercises you find the request that one of
-# them never finishes.
+# Answer 0 is never interrupted. {{ assert 0 not in interrupted and len(interrupted) > 1 }} That is the proof that every
+# rollout ends: the oldest goes on until it has ended, and then another is the oldest. All that is needed is that a
+# single answer of full length fits, and the scheduler refuses a request where it does not. Other rules look as good
+# ("the one that holds most gives most back") and have no such proof. In the exercises you find the request that such a
+# rule never finishes, if it also throws the tokens away.
 #
 # The price: {{ few.prefilled }} tokens are prefilled for {{ total }} of prompts.
 #
@@ -438,7 +456,7 @@ print(f"a prefix of before: by at most {stale.max():.3f}, on average {stale.mean
 stale_bet.result(STALE[2] if stale.max() > 0.01 else STALE[1])
 
 # %% [markdown]
-# No error, fluent text, and every later token was drawn from a mixture of two models that nobody trains. {{ assert
+# No error. Every token behind such a prefix would be drawn from a mixture of two models that nobody trains. {{ assert
 # stale.max() > 1000 * rounding.max() }} The ratio of such a token is off by up to {{ 100 * (stale.max().exp() - 1):.0f
 # }} % before the first update. So the manager is told which weights write from now on, and forgets what others wrote:
 
@@ -534,10 +552,10 @@ plt.show()
 agree_bet.result(AGREE[2] if same[:3, :3].min() == 1 else AGREE[0])
 
 # %% [markdown]
-# **The size of a tile does not matter, whether its sum goes on does.** {{ assert same[:3, :3].min() == 1 and
-# same[0, 3:].max() < 0.5 }} One chain over `k`, in order, is the same chain
-# however it is cut into tiles. That is good news, since a fast kernel needs other tiles for 16 rows than for 4,096. It
-# is free to have them, as long as it does not split.
+# **The size of a tile does not matter, whether its sum goes on does.** {{ assert same[:3, :3].min() == 1 and same[0,
+# 3:].max() < 0.5 }} One chain over `k`, in order, is the same chain however it is cut into tiles. That is good news,
+# since a fast kernel needs other tiles for 16 rows than for 4,096. It is free to have them, as long as it does not
+# split. (Tiles of 128 with sums of their own *are* 8 splits of 1,024.)
 #
 # Your processor's own product, on the first rows of one matrix. Row 0 is the same in all calls. Are its results?
 
@@ -558,11 +576,11 @@ assert all(chain)
 # all: what stands in the other rows, and how many there are, does not enter.
 #
 # The same holds for norms, the softmax and attention: each needs one order that does not depend on the number of rows
-# (He and Thinking Machines 2025 call it batch invariance). `rlcourse/exact` has each operation of the model once,
-# with a fixed order, and sampler and trainer both call it. **On a Hopper GPU in bf16 the two then agree to the last
-# bit**, for every token. That is not a figure but a test (`tests/exact/test_bits.py`), over 1 to 257 rows, prompts that
-# end on and beside the edges of tiles, refilled slots, temperature, top-k and top-p, micro-batches, and after an update
-# of the weights. On other GPUs and on a CPU it is not claimed.
+# (He and Thinking Machines 2025 call it batch invariance). `rlcourse/exact` has each operation of the model once, with
+# a fixed order, and sampler and trainer both call it. **On a Hopper GPU in bf16, with the engine's own kernels, the two
+# then agree to the last bit**, for every token. That is not a figure but a test (`tests/exact/test_bits.py`), over 1 to
+# 257 rows, prompts that end on and beside the edges of tiles, refilled slots, temperature, top-k and top-p,
+# micro-batches, and after an update of the weights. On other GPUs and on a CPU it is not claimed.
 #
 # What does it look like without? Our own engine on this CPU, and the same tokens once more by the trainer:
 
@@ -583,8 +601,8 @@ recorded = {row["variant"]: row for row in load_record("mismatch", "NVIDIA H200"
 # %% [markdown]
 # The H200's record, with two sets of numbers in bf16, has a mean of {{ recorded["fast"]["mismatch_mean"]:.4f }} nats
 # for our kernels and {{ recorded["hf-dynamic"]["mismatch_mean"]:.4f }} for `generate`, and a largest gap of {{
-# recorded["fast"]["mismatch_max"]:.2f }} in {{ recorded["fast"]["tokens"]:,
-# }} tokens.
+# recorded["fast"]["mismatch_max"]:.2f }} in {{ recorded["fast"]["tokens"]:, }} tokens. {{ assert
+# recorded["fast"]["mismatch_mean"] > 0.001 }}
 #
 # ## 7 · A ratio that is not 1
 #
@@ -607,7 +625,8 @@ token_outside = 100 * ((gaps["bf16"][mask].exp() - 1).abs() > 0.2).float().mean(
 fig, ax = plt.subplots(figsize=(7.5, 2.6))
 ax.hist((ratio - 1).clamp(-0.01, 0.01), bins=60, color=BLUE)
 ax.axvspan(-3e-4, 3e-4, color=ORANGE, alpha=0.8, label="GSPO's clip range")
-ax.set(xlabel="ratio of the answer, less 1", ylabel="answers", title="bf16, no update yet: it should be 0 for all")
+ax.set(xlabel="ratio of the answer, less 1 (what is beyond 0.01 stands at the edge)", ylabel="answers")
+ax.set_title("bf16, no update yet: it should be 0 for all")
 ax.legend()
 plt.show()
 clip_bet.result(round(outside))
@@ -669,8 +688,8 @@ widest = {n: max(r["mismatch_mean"] for r in lag["results"] if r["variant"] == n
 # 3. A preempted answer keeps its tokens and loses its keys and values. Could it keep those too?
 #
 # <details><summary>Answer</summary>
-# Yes, in the host's memory (*swapping*). They would have to be copied there and back. Prefilling a few hundred tokens
-# in one go takes about as long as a decode step or a few.
+# Yes, in the host's memory (*swapping*). They would have to be copied there and back. Whether that is faster than
+# prefilling once more is to be measured, for each model and machine.
 # </details>
 #
 # 4. A kernel takes tiles of 64 over `k` for 16 rows and of 128 for 4,096, and its sum goes on. Does a token get two
