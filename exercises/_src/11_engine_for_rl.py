@@ -404,7 +404,6 @@ def library(x):
 # %%
 if check.q4.passed:
     x = torch.randn(20, 96)
-    x[8] *= 3
     suspects = (chain, tiles, busy, scaled, library)
     verdicts = first_to_part([[f(x[: r + 1]) for r in range(len(x))] for f in suspects])
     for f, rows in zip(suspects, verdicts.tolist(), strict=True):

@@ -374,7 +374,7 @@ interrupted = sorted({i for _, i in few.sent_back})
 # ("the one that holds most gives most back") and have no such proof. In the exercises you find the request that such a
 # rule never finishes, if it also throws the tokens away.
 #
-# The price: {{ few.prefilled }} tokens are prefilled for {{ total }} of prompts.
+# The price: {{ few.prefilled:, }} tokens are prefilled for {{ total }} of prompts.
 #
 # ## 4 · One prompt, many answers
 #
