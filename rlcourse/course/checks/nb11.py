@@ -50,18 +50,18 @@ def choice(items: list):
 
 
 def fair_entry(tables: dict[str, list[int]], number: int) -> list:
-    """An entry that a right manager could write next. tables: who holds what."""
+    """An entry that a right manager could write next, and that leaves a block free. tables: who holds what."""
     held = {block for table in tables.values() for block in table}
     free = [block for block in range(1, number) if block not in held]
     name = choice(list("abcde"))
     mine, others = tables.get(name, []), sorted(held - set(tables.get(name, [])))
     alone = [b for b in mine if sum(b in table for table in tables.values()) == 1]
-    kinds = ["give"] * bool(free) + ["share"] * bool(others) + ["write"] * bool(alone) + ["drop"] * (len(mine) > 1)
+    kinds = ["give"] * (len(free) > 1) + ["share"] * bool(others) + ["write"] * bool(alone) + ["drop"] * (len(mine) > 1)
     if not kinds:
         return fair_entry(tables, number)
     kind = choice(kinds)
     if kind == "give":
-        return ["give", name, free[: draw(1, min(2, len(free)))]]
+        return ["give", name, free[: draw(1, min(2, len(free) - 1))]]
     return [kind, name, [choice({"share": others, "write": alone, "drop": mine}[kind])]]
 
 
