@@ -181,7 +181,8 @@ def grade(
     ] = 2.0,
 ):
     """Grade the exercises of a notebook, or of a class. On Linux a notebook's code runs isolated, without the answers,
-    your files and the network; elsewhere the report says what is not isolated."""
+    your files and the network; elsewhere the report says what is not isolated. Kernels need CuTe DSL, and no GPU; where
+    it is missing, the report says which questions are not graded."""
     with user_errors():
         for file in (json_file, junit, csv):
             if file is not None:
