@@ -49,7 +49,7 @@ class LLM:
         max_new_tokens: int = 256,
         num_generations: int = 1,
     ) -> list[list[Completion]]:
-        """`num_generations` completions of each prompt, in their order. Random numbers are those of `torch.manual_seed`.
+        """`num_generations` completions of each prompt, in their order; `torch.manual_seed` decides which.
 
         prompts: the question of a chat, or token ids as they are. sampling: temperature 1, nothing left out, if not
         given. Raises ValueError for prompts that are empty or do not fit, RuntimeError if probabilities are not finite.
