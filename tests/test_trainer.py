@@ -583,3 +583,11 @@ def test_completions_that_exceed_the_models_positions_are_refused(settings, tmp_
     with pytest.raises(ValueError, match="exceed the model's 512 positions"):
         train(config)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_says_where_engine_and_trainer_round_differently(tiny, monkeypatch, capsys):
+    said = "Engine fast and trainer round differently on cpu: `mismatch_mean` in metrics.jsonl says by how much"
+    train(make_config(**tiny | {"dtype": "bfloat16", "device": "cpu", "steps": 1, "name": "rounds"}))
+    assert said in capsys.readouterr().out
+    train(make_config(**tiny | {"steps": 1, "name": "plain"}))
+    assert said not in capsys.readouterr().out

@@ -30,7 +30,8 @@ def exact(completions: list[int], new_tokens: int = 256, repeats: int = 5) -> tu
                 write_random_model(shape, task, Path(model))
             for count in completions:
                 for variant in ("one set of numbers", "two"):
-                    row = _step(model, task.name, count, new_tokens, repeats, folder, variant == "two")
+                    with tempfile.TemporaryDirectory() as run:
+                        row = _step(model, task.name, count, new_tokens, repeats, run, variant == "two")
                     rows.append({"variant": variant, "shape": shape} | row)
                     torch.cuda.empty_cache()
     return {"task": task.name, "num_generations": 8, "new_tokens": new_tokens, "repeats": repeats}, rows

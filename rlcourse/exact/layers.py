@@ -153,14 +153,14 @@ def heads_backward(weights, layer, raw, squares, dq, dk, dv, length) -> tuple[Te
 
 
 def attention_backward(gradient, q, k, v, out, lse, length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q [N, H, D], k and v [N, K, D]: by cuDNN from our forward pass where that was seen to be right, else
-    by PyTorch's attention from its own."""
+    """Gradients of q [N, H, D], k and v [N, K, D]: by cuDNN from our forward pass, the same bits each time; on a CPU by
+    PyTorch's attention from its own."""
 
     def by_sequence(tensor: Tensor) -> Tensor:
         return tensor.unflatten(0, (-1, length)).transpose(1, 2)  # [sequences, heads, L, D]
 
     parts = [by_sequence(tensor) for tensor in (gradient, q, k, v, out)]
-    if q.is_cuda and k.shape[1] > 1 and q.shape[2] <= 64:
+    if q.is_cuda:
         seed = torch.zeros((), dtype=torch.long, device=q.device)  # of the dropout that there is not
         found = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
             *parts, lse[..., None], seed, seed, None, None, None, length, length, 0.0, True
@@ -174,26 +174,29 @@ def attention_backward(gradient, q, k, v, out, lse, length: int) -> tuple[Tensor
 
 
 class Embed(torch.autograd.Function):
-    """x [N, d] float32: the embeddings of ids [N], as the engine has them."""
+    """x [N, d] float32: the embeddings of ids [N], as the engine has them. untrained: an id whose embedding has no
+    gradient, as the padding of `nn.Embedding`, or -1."""
 
     @staticmethod
-    def forward(ctx, ids: Tensor, weights: FusedWeights, parameter: Tensor) -> Tensor:
+    def forward(ctx, ids: Tensor, weights: FusedWeights, untrained: int, parameter: Tensor) -> Tensor:
         ctx.save_for_backward(ids)
-        ctx.entries = len(parameter)
+        ctx.settings = len(parameter), untrained
         return weights.embedding[ids].float()
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient: Tensor):
         (ids,) = ctx.saved_tensors
-        return None, None, torch.ops.aten.embedding_dense_backward(gradient, ids, ctx.entries, -1, False)
+        return None, None, None, torch.ops.aten.embedding_dense_backward(gradient, ids, *ctx.settings, False)
 
 
 def trunk(model, weights: FusedWeights, ids: Tensor, recompute: bool = False) -> Tensor:
     """x [sequences * L, d] after the last layer, before the last norm; ids [sequences, L]. Differentiable in the
     parameters of `model`, whose fused copies `weights` are. recompute: see `LayerFunction`."""
     with one_chain():
-        x = Embed.apply(ids.flatten(), weights, model.model.embed_tokens.weight)
+        table = model.model.embed_tokens
+        untrained = -1 if table.padding_idx is None else table.padding_idx
+        x = Embed.apply(ids.flatten(), weights, untrained, table.weight)
         for layer, own in zip(weights.layers, model.model.layers, strict=True):
             parameters = [p for parts in Layer.sources(own) for p in parts]
             x = LayerFunction.apply(x, weights, layer, ids.shape[1], recompute, *parameters)
