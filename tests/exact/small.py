@@ -6,7 +6,7 @@ from policies import Policy, make_policy
 SHAPES = {
     "qwen2": {"intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32},
     "qwen3": {
-        "architecture": "qwen3", "intermediate_size": 640, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "architecture": "qwen3", "intermediate_size": 320, "num_attention_heads": 2, "num_key_value_heads": 1,
         "head_dim": 64, "tied": False,
     },
 }  # fmt: skip

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-triton = pytest.importorskip("triton", reason="Triton is there on Linux alone")
+pytest.importorskip("triton", reason="Triton is there on Linux alone")
 
+import triton
 import triton.language as tl
 from policies import DEVICE
 from small import small_policy
@@ -39,6 +40,11 @@ def tree(x: torch.Tensor) -> torch.Tensor:
     while x.shape[-1] > 1:
         x = x[..., ::2] + x[..., 1::2]
     return x[..., 0]
+
+
+def inverse_root(x: torch.Tensor) -> torch.Tensor:
+    """1 / sqrt(x) in float32, each rounded as IEEE says: PyTorch's root need not be."""
+    return torch.from_numpy(1 / np.sqrt(x.cpu().numpy())).to(DEVICE)
 
 
 def wide(*shape, seed: int = 0) -> torch.Tensor:
@@ -79,12 +85,12 @@ def test_a_row_is_added_up_neighbours_first(width):
 
 @pytest.mark.parametrize("d", [128, 896, 1536, 4096])
 def test_squares_are_added_up_in_groups_and_then_the_groups(d):
-    x, weight, eps = wide(3, d), torch.rand(d, device=DEVICE), 1e-6
+    x, weight, eps = wide(3, d), torch.rand(d, device=DEVICE), 0.03
     y, squares = layers.normed(x, weight, DTYPE)
     assert torch.equal(y, (x * weight).to(DTYPE))
     assert torch.equal(squares, tree((x * x).unflatten(1, (-1, 32))))
     groups = torch.nn.functional.pad(squares, (0, 256 - d // 32))  # zeros behind change no tree
-    expected = 1 / (tree(groups) / d + eps).sqrt()
+    expected = inverse_root(tree(groups) / d + eps)
     by_row = head.inverse_rms(type("Weights", (), {"eps": eps}), squares)[:, 0]
     assert_equal(by_row, expected)
     together = torch.empty(3, device=DEVICE)
@@ -96,9 +102,9 @@ def test_squares_are_added_up_in_groups_and_then_the_groups(d):
 @pytest.mark.parametrize("D", [32, 64, 128])
 def test_the_norm_of_a_head_adds_its_halves_and_then_neighbours(D):
     v, weight, found = wide(4, D), torch.rand(D, device=DEVICE), torch.empty(4, D, device=DEVICE)
-    head_norm_kernel[(1,)](v, weight, found, 1e-6, 4, D, (D // 2).bit_length() - 1, **EXACT)
+    head_norm_kernel[(1,)](v, weight, found, 0.03, 4, D, (D // 2).bit_length() - 1, **EXACT)
     first, second = v.chunk(2, 1)
-    scale = 1 / (tree(first * first + second * second) / D + 1e-6).sqrt()
+    scale = inverse_root(tree(first * first + second * second) / D + 0.03)
     assert_equal(found, v * scale[:, None] * weight)
 
 
@@ -130,8 +136,8 @@ def test_shares_of_a_product_are_added_in_pairs(depth, pair):
     expected = x + sum(pairs[1:], pairs[0])
     assert torch.equal(add_shares(x, a, w), expected)
     if len(parts) > 2:  # another order shows
-        assert not torch.equal(x + sum(parts[1:], parts[0]), expected)
         assert not torch.equal(sum(pairs, x), expected)
+        assert len(parts) == 3 or not torch.equal(x + sum(parts[1:], parts[0]), expected)
     step.x.copy_(x)
     tile = tiles.MatmulTile(16, 32, 64, stages=2, preloaded=1, shares=pair)
     step._add(triton_kernels, a, w, norm, rows, tile, share)
@@ -148,9 +154,9 @@ def attend_kernel(q, k, v, ms, ls, accs, seen, scale, D: tl.constexpr, KEYS: tl.
     g, at, ds = tl.arange(0, 16), tl.arange(0, KEYS), tl.arange(0, D)
     keys, values = tl.load(k + at[None, :] * D + ds[:, None]), tl.load(v + at[:, None] * D + ds[None, :])
     query = tl.load(q + g[:, None] * D + ds[None, :])
-    m, l, acc = operations.attend(query, keys, values, (at < seen)[None, :], scale, True)
+    m, mass, acc = operations.attend(query, keys, values, (at < seen)[None, :], scale, True)
     tl.store(ms + g, m)
-    tl.store(ls + g, l)
+    tl.store(ls + g, mass)
     tl.store(accs + g[:, None] * D + ds[None, :], acc)
 
 
@@ -163,14 +169,14 @@ def joined(q, k, v, scale) -> torch.Tensor:
         keys, values = (torch.zeros(KEYS, D, dtype=q.dtype, device=DEVICE) for _ in range(2))
         seen = min(KEYS, len(k) - first)
         keys[:seen], values[:seen] = k[first : first + KEYS], v[first : first + KEYS]
-        m, l, acc = (torch.empty(n, device=DEVICE) for n in (16, 16, 16 * D))
-        attend_kernel[(1,)](query, keys, values, m, l, acc, seen, scale, D, KEYS, **EXACT)
-        m, l, acc = m.cpu().numpy(), l.cpu().numpy(), acc.view(16, D).cpu().numpy()
+        m, mass, acc = (torch.empty(n, device=DEVICE) for n in (16, 16, 16 * D))
+        attend_kernel[(1,)](query, keys, values, m, mass, acc, seen, scale, D, KEYS, **EXACT)
+        m, mass, acc = m.cpu().numpy(), mass.cpu().numpy(), acc.view(16, D).cpu().numpy()
         if out is None:
             out = np.full(16, -np.inf, np.float32), np.zeros(16, np.float32), np.zeros((16, D), np.float32)
         highest = np.maximum(out[0], m)
         a, b = (np.exp2((x - highest) * np.float32(scale)) for x in (out[0], m))
-        out = highest, out[1] * a + l * b, out[2] * a[:, None] + acc * b[:, None]
+        out = highest, out[1] * a + mass * b, out[2] * a[:, None] + acc * b[:, None]
     return torch.from_numpy(out[2] / out[1][:, None])[: len(q)]
 
 
@@ -221,7 +227,11 @@ def test_the_logprob_of_a_sampled_token_is_that_of_the_pass(sampling, monkeypatc
     step.tile_max, step.tile_sum = (torch.zeros(rows, step.vocabulary_tiles, device=DEVICE) for _ in range(2))
     step.new_seed()
     step._sample(rows, sampling)
-    tokens, logprobs, mass = step.slots.tokens[:, 0], torch.empty(rows, device=DEVICE), torch.empty(rows, device=DEVICE)
+    tokens, logprobs, mass = (
+        step.slots.tokens[:, 0].contiguous(),
+        torch.empty(rows, device=DEVICE),
+        torch.empty(rows, device=DEVICE),
+    )
     weights, inverse = fused_weights(step.decoder.model, DTYPE), 1.0 if sampling.greedy else 1 / sampling.temperature
     head._logprobs(weights, step.logits, step.squares, tokens, inverse, logprobs, mass)
     assert torch.equal(step.slots.logprobs[:, 0], logprobs)
