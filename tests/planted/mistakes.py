@@ -539,7 +539,6 @@ MISTAKES = [
     ("exact/backward_kernels.py", "(hit - p) * (tl.load(gradient + row) * scale)", "(hit - p) * tl.load(gradient + row)", PASS),
     ("exact/layers.py", "-1 if table.padding_idx is None else table.padding_idx", "-1", PASS),
     ("exact/layers.py", "squares2, draw @ layer.gate_up, gradient)", "squares2, draw @ layer.gate_up, None)", PASS),
-    ("exact/layers.py", "dx.clone()", "dx", PASS),
     ("exact/head.py", "d_head = add_float32(d_head, logits.T, y[at])", "d_head = product_float32(logits.T, y[at])", PASS),
     ("exact/head.py", "1.0 / sampling.temperature", "1.0 / sampling.temperature**2", PASS),
     ("exact/head.py", "draw = (gradient * scale).to(weights.dtype)", "draw = gradient.to(weights.dtype)", PASS),
