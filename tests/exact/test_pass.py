@@ -1,4 +1,4 @@
-"""The training pass in float32 against transformers and autograd: on a GPU, or in Triton's interpreter on a CPU.
+"""The training pass in float32 against transformers and autograd, in Triton's interpreter; on a GPU see test_bits.py.
 
 All its loops run: several chunks, tiles of the vocabulary and of SwiGLU's columns, tokens for each program, and a depth
 of two or three shares.
@@ -19,6 +19,7 @@ from rlcourse.exact.model import ExactPass
 from rlcourse.logprobs import hidden_states, token_logprobs
 from rlcourse.sampling import Sampling
 
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="cuDNN's attention has no gradient in float32")
 PLAIN, WARM, TOP_K, TOP_P = Sampling(), Sampling(0.7), Sampling(top_k=5), Sampling(0.8, top_p=0.7)
 CHUNK = 5  # of nine tokens
 
