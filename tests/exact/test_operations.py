@@ -118,8 +118,7 @@ def test_shares_of_a_product_are_added_in_pairs(depth, pair):
     sizes = 2.0 ** -torch.tensor([0, 12, 5, 17])[torch.arange(depth) // share]
     a = a * sizes
     x, norm = wide(rows, step.hidden), torch.rand(step.hidden)
-    parts = [i.double() @ j.double().T for i, j in zip(a.split(share, 1), w.split(share, 1), strict=True)]
-    parts = [part.float() for part in parts]
+    parts = [i @ j.T for i, j in zip(a.split(share, 1), w.split(share, 1), strict=True)]
     assert len(parts) == -(-depth // share) <= 4
     pairs = [sum(parts[i + 1 : i + 2], parts[i]) for i in range(0, len(parts), 2)]
     expected = x + sum(pairs[1:], pairs[0])
@@ -130,7 +129,7 @@ def test_shares_of_a_product_are_added_in_pairs(depth, pair):
     step.x.copy_(x)
     tile = tiles.MatmulTile(16, 32, 64, stages=2, preloaded=1, shares=pair)
     step._add(triton_kernels, a, w, norm, rows, tile, share)
-    assert torch.equal(step.x, expected) and torch.equal(step.y[:rows], (expected * norm))
+    assert torch.equal(step.x, expected) and torch.equal(step.y[:rows], expected * norm)
     assert torch.equal(step.squares, tree((expected * expected).unflatten(1, (-1, 32))))
     assert not step.arrived.any()
 
@@ -216,11 +215,8 @@ def test_the_logprob_of_a_sampled_token_is_that_of_the_pass(sampling, monkeypatc
     step.new_seed()
     step._sample(rows, sampling)
     tokens, (logprobs, mass) = step.slots.tokens[:, 0].contiguous(), torch.empty(2, rows)
-    weights, inverse = (
-        fused_weights(step.decoder.model, torch.float32),
-        1.0 if sampling.greedy else 1 / sampling.temperature,
-    )
-    head._logprobs(weights, step.logits, step.squares, tokens, inverse, logprobs, mass)
+    inverse = 1.0 if sampling.greedy else 1 / sampling.temperature
+    head._logprobs(step.decoder.weights, step.logits, step.squares, tokens, inverse, logprobs, mass)
     assert torch.equal(step.slots.logprobs[:, 0], logprobs)
     logits = step.logits.double() * inverse / (step.squares.double().sum(1, keepdim=True) / step.hidden).sqrt()
     assert_close(logprobs.double(), logits.log_softmax(1).gather(1, tokens[:, None])[:, 0], atol=2e-5, rtol=0)
