@@ -67,6 +67,18 @@ def head_norm_kernel(v, weight, y, eps, A: tl.constexpr, D: tl.constexpr, LEVELS
     tl.store(y + at + D // 2, second)
 
 
+@triton.jit
+def scaled_kernel(product, scale, y, B: tl.constexpr):
+    o = tl.arange(0, B)
+    tl.store(y + o, operations.scaled(tl.load(product + o), tl.load(scale), tl.float16))
+
+
+def test_a_product_is_rounded_as_in_memory_before_it_is_scaled():
+    product, scale, found = wide(64), wide(1), torch.empty(64)
+    scaled_kernel[(1,)](product, scale, found, 64, **EXACT)
+    assert torch.equal(found, product.half().float() * scale)
+
+
 @pytest.mark.parametrize("width", [2, 32, 256])
 def test_a_row_is_added_up_neighbours_first(width):
     x, found = wide(4, width), torch.empty(4)

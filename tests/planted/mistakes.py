@@ -501,6 +501,7 @@ MISTAKES = [
     ("exact/operations.py", "5 if B == 32 else 6 if B == 64 else 8) / d + eps)", "5 if B == 32 else 6 if B == 64 else 8) / d)", OPERATIONS),
     ("exact/operations.py", "5 if B == 32 else 6 if B == 64 else 8)", "5)", OPERATIONS),
     ("exact/operations.py", "row_sum(v1 * v1 + v2 * v2, A, D // 2, LEVELS) / D", "tl.sum(v1 * v1 + v2 * v2, 1) / D", OPERATIONS),
+    ("exact/operations.py", "product.to(dtype).to(tl.float32) * scale", "product * scale", OPERATIONS),
     ("exact/operations.py", "v1 * cos - v2 * sin, v2 * cos + v1 * sin", "v1 * cos + v2 * sin, v2 * cos - v1 * sin", PASS),
     ("exact/operations.py", 'tl.where(seen, scores, float("-inf"))', "tl.where(seen, scores, 0.0)", OPERATIONS),
     ("exact/operations.py", "l * a + tile_l * b", "l * b + tile_l * a", OPERATIONS),
