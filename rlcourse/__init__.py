@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 
 def _cores_are_taken() -> bool:
     """Whether other programs run on half of the cores now, and still do 50 ms later: one that just starts or ends does
-    not count. False where the system does not say."""
+    not count. False if the system does not say."""
     for _ in range(5):
         try:
             with open("/proc/loadavg") as file:

@@ -10,12 +10,12 @@ from torch import Tensor
 
 
 def batch_centered(rewards: Tensor) -> Tensor:
-    """Rewards less their mean over the batch, [rows]: REINFORCE with the simplest baseline (Williams 1992)."""
+    """Rewards minus their mean over the batch, [rows]: REINFORCE with the simplest baseline (Williams 1992)."""
     return rewards - rewards.mean()
 
 
 def leave_one_out(rewards: Tensor, num_generations: int) -> Tensor:
-    """RLOO: each reward less the mean of the others in its group (Ahmadian et al. 2024, arXiv:2402.14740).
+    """RLOO: each reward minus the mean of the others in its group (Ahmadian et al. 2024, arXiv:2402.14740).
 
     rewards: [rows] float, group-major. Returns [rows]. The baseline does not contain the reward it is taken from, so
     the gradient is unbiased. It equals `group_centered` times n / (n - 1), which is how it is computed. Raises
@@ -25,7 +25,7 @@ def leave_one_out(rewards: Tensor, num_generations: int) -> Tensor:
 
 
 def group_centered(rewards: Tensor, num_generations: int) -> Tensor:
-    """Dr. GRPO: each reward less the mean of its group (Liu et al. 2025, arXiv:2503.20783).
+    """Dr. GRPO: each reward minus the mean of its group (Liu et al. 2025, arXiv:2503.20783).
 
     rewards: [rows] float, group-major. Returns [rows], exactly 0 in a group of identical rewards. Raises ValueError
     when the rows do not divide into groups of `num_generations`, or a group is one row.

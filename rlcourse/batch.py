@@ -1,18 +1,22 @@
 """What flows through a training step: sampled completions, judged completions, and the batch that trains.
 
 One layout for all. Each row of `ids` is a prompt, its completion, then padding; two lengths a row say which is which.
-Values by token are [rows, T] and aligned with the completions: column t belongs to completion token t. Nothing is
-changed once it is made.
+Values by token are [rows, T] and aligned with the completions: column t belongs to completion token t. Nothing here is
+ever modified.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlcourse.tasks import Answer
+from rlcourse.tasks import Answer, Problem, Task
+
+if TYPE_CHECKING:
+    from rlcourse.policy import Policy
 
 
 def completion_lengths(completion_ids: Tensor, eos_ids: Iterable[int]) -> Tensor:
@@ -94,6 +98,17 @@ def concatenate(rollouts: list[Rollout]) -> Rollout:
         return torch.cat(pieces)
 
     return Rollout(**{f.name: joined(f.name) for f in fields(Rollout)})
+
+
+def judge(policy: "Policy", task: Task, problems: list[Problem], rollout: Rollout) -> list[Answer]:
+    """The answer in each row of a rollout, judged. Rows are group-major, equally many for each problem."""
+    texts = policy.texts(rollout.completion_ids, rollout.completion_mask)
+    lengths, finished = rollout.completion_lengths.tolist(), rollout.finished.tolist()
+    answers = []
+    for row, text in enumerate(texts):
+        problem = problems[row * len(problems) // len(texts)]
+        answers.append(Answer(problem, text, lengths[row], finished[row], task.verify(text, problem.gold)))
+    return answers
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""Checkpoints: a transformers model folder plus `trainer.pt`, written aside and renamed, so that none is ever half
-there."""
+"""Checkpoints: a transformers model folder plus `trainer.pt`, written under another name and then renamed, so that none
+is ever incomplete."""
 
 import os
 import re
@@ -17,10 +17,10 @@ FULL = 1_000_000  # bytes: with less, a disk is full
 
 
 def save_checkpoint(run_folder: Path, step: int, policy: Policy, state: dict[str, Any]) -> Path:
-    """Write `checkpoints/step-000020` with the model, its tokenizer and `state`, then drop all but the newest two.
+    """Write `checkpoints/step-000020` with the model, its tokenizer and `state`, then delete all but the newest two.
 
-    Raises RuntimeError for numbers that are not finite, OSError where it cannot be written; the checkpoints that there
-    are then stay as they are.
+    Raises RuntimeError if a number is not finite, OSError if the checkpoint cannot be written; earlier checkpoints are
+    then left alone.
     """
     check_finite(policy, state)
     checkpoints = run_folder / "checkpoints"
@@ -78,7 +78,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def load_saved_policy(checkpoint: Path, device: torch.device) -> Policy:
-    """The policy that was saved. Raises ValueError if it cannot be read."""
+    """The policy of a checkpoint. Raises ValueError if it cannot be read."""
     try:
         return load_policy(str(checkpoint), device)
     except (ValueError, FileNotFoundError) as error:
@@ -97,7 +97,7 @@ def load_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def damaged(checkpoint: Path, why: str) -> ValueError:
-    """The error of a checkpoint that cannot be used, with what to do."""
+    """The error to raise for a checkpoint that cannot be used. It says what to do."""
     others = [path.name for path in _checkpoints(checkpoint.parent.parent) if path != checkpoint]
     remedy = f"delete that folder to go on from {others[-1]}" if others else "start a new run"
     return ValueError(f"The checkpoint {checkpoint} is damaged ({why}): {remedy}.")

@@ -48,7 +48,7 @@ def train(
 ):
     """Train a language model by reinforcement learning.
 
-    What is set here wins over the algorithm's switches, which win over the preset. The defaults shown are those of the
+    What is set here overrides the algorithm's switches, which override the preset. The defaults shown are those of the
     laptop preset with Dr. GRPO; `--preset a10g --dry-run` prints those of another.
     """
     with user_errors():
@@ -72,7 +72,7 @@ def train(
 def evaluate(settings: dict[str, Any]):
     """Measure a model on the test problems: greedy accuracy by both readings, and pass@k.
 
-    `--model` takes a folder, so a run's checkpoint too.
+    `--model` may be a folder, such as a run's checkpoint.
     """
     with user_errors():
         config = make_config(**settings)
@@ -119,7 +119,7 @@ def sft(
     uneven_steps: Annotated[int, typer.Option(help="Steps on uneven demonstrations.", callback=within(COUNT))] = 100,
     seed: Annotated[int, typer.Option(help="Seed of weights and demonstrations.", callback=within(SEED))] = 1,
 ):
-    """Make the embedded model again, from scratch on a CPU: a small Qwen2, about 12 minutes on two cores."""
+    """Train the embedded model again from scratch, on a CPU: a small Qwen2, about 12 minutes on two cores."""
     with user_errors():
         try_empty_folder(Path(output).expanduser(), "choose another --output")  # before torch is loaded
         from rlcourse.course.embedded.sft import SFTConfig
@@ -181,7 +181,8 @@ def grade(
     ] = 2.0,
 ):
     """Grade the exercises of a notebook, or of a class. On Linux a notebook's code runs isolated, without the answers,
-    your files and the network; elsewhere the report says what is not isolated."""
+    your files and the network; elsewhere the report says what is not isolated. Kernels need CuTe DSL, and no GPU; where
+    it is missing, the report says which questions are not graded."""
     with user_errors():
         for file in (json_file, junit, csv):
             if file is not None:
@@ -204,7 +205,7 @@ def lab(
 
 @app.command()
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False):
-    """Say what this machine is, which presets fit it, and what is missing with the command that mends it."""
+    """Say what this machine is, which presets fit it, and what is missing, with the command that brings it."""
     with user_errors():
         from rlcourse.measure import doctor
 
@@ -225,7 +226,7 @@ def print_config(config: TrainConfig) -> None:
 
 
 def print_memory(config: TrainConfig) -> None:
-    """The memory estimate by part and phase."""
+    """The memory estimate, by part and by phase."""
     from rlcourse.device import wanted_device
     from rlcourse.measure import memory
     from rlcourse.measure.machine import format_bytes
@@ -246,7 +247,7 @@ def print_memory(config: TrainConfig) -> None:
 
 
 def print_summary(summary: dict[str, Any]) -> None:
-    """What a run achieved: the test problems before and after, and some answers of the trained model."""
+    """What a run achieved: test results before and after, and some answers of the trained model."""
     before, after = summary["before"], summary["after"]
     table = Table("test problems", "before", "after", title=f"{summary['eval_problems']} problems held out")
     for name in ("accuracy", "accuracy_lenient", *(key for key in after if key.startswith("pass@"))):

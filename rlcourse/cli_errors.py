@@ -1,4 +1,4 @@
-"""How a command ends: in one sentence on stderr, whatever went wrong, and without what libraries print on the way."""
+"""How a command fails: with one sentence on stderr, whatever went wrong, and nothing that libraries print."""
 
 import logging
 import os
@@ -20,8 +20,8 @@ SHOW_WHERE = "(RLCOURSE_TRACEBACK=1 shows where.)"
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """End in one red sentence instead of a traceback: exit code 2 for wrong input, 1 for the rest, 130 after Ctrl-C,
-    143 after SIGTERM. What libraries log or warn of is held back.
+    """Turn an error into one red sentence and an exit code: 2 for wrong input, 130 after Ctrl-C, 143 after SIGTERM, 1
+    otherwise. Logs and warnings of libraries are suppressed.
 
     RLCOURSE_TRACEBACK=1 lets the error and the warnings through.
     """
@@ -68,8 +68,8 @@ def refuse(sentence: str, code: int = 2) -> None:
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Without the logs and warnings of libraries; what matters of them is raised. SIGTERM ends what runs as Ctrl-C
-    does."""
+    """Suppress the logs and warnings of libraries; what matters is raised. SIGTERM then stops what runs, like
+    Ctrl-C."""
     before, terminate = logging.root.manager.disable, signal.getsignal(signal.SIGTERM)
     logging.disable(logging.ERROR)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

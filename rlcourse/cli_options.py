@@ -1,4 +1,4 @@
-"""The options of the commands: one for each setting of a run, and ranges for those that are none."""
+"""The options of the commands: one for each setting of a run, and ranges for the others."""
 
 import inspect
 import re
@@ -67,8 +67,8 @@ def takes_settings(command):
 
 
 def within(numbers: Range) -> Callable:
-    """A callback for an option that is no setting of a run: its number must lie in the range, or the command ends in
-    one sentence. Unlike typer's `min` and `max`, it refuses nan."""
+    """A callback for an option that is not a setting of a run: a number outside the range ends the command with one
+    sentence. Unlike typer's `min` and `max`, it refuses nan."""
 
     def check(parameter: typer.CallbackParam, value: Any) -> Any:
         try:

@@ -1,11 +1,11 @@
-"""The first half of a training step: sample problems, let the policy answer them, judge and reward the answers."""
+"""The first half of a training step: sample problems, let the policy answer them, judge and reward its answers."""
 
 from collections.abc import Callable
 
 import torch
 
 from rlcourse.advantages import has_signal
-from rlcourse.batch import Completions, join_completions
+from rlcourse.batch import Completions, join_completions, judge
 from rlcourse.config import TrainConfig
 from rlcourse.measure.timing import PhaseTimer
 from rlcourse.policy import Policy
@@ -39,10 +39,10 @@ def collect(
     reward_function: RewardFunction = answer_rewards,
     timer: PhaseTimer | None = None,
 ) -> tuple[Completions, Completions]:
-    """Roll out and judge `num_prompts` groups. Returns (those that train, all that were sampled): mostly the same.
+    """Roll out and judge `num_prompts` groups. Returns (those that train, all that were sampled), usually the same.
 
-    With dynamic sampling (DAPO, arXiv:2503.14476, section 3.2) groups whose rewards are all the same are replaced by
-    fresh ones, for a few rounds; what is still missing then is filled with groups without signal.
+    With dynamic sampling (DAPO, arXiv:2503.14476, section 3.2) groups whose rewards are all equal are replaced by fresh
+    ones, for at most `DYNAMIC_ROUNDS` rounds; if too few have signal even then, groups without it fill the gap.
     """
     timer = timer or PhaseTimer(policy.device)
 
@@ -73,12 +73,7 @@ def roll_out(
         prompts = [policy.prompt(problem.question, task.instruction) for problem in problems]
         rollout = engine.generate(prompts, config.num_generations, config.max_new_tokens, config.sampling)
     with timer("reward"):
-        texts = policy.texts(rollout.completion_ids, rollout.completion_mask)
-        lengths, finished = rollout.completion_lengths.tolist(), rollout.finished.tolist()
-        answers = []
-        for row, text in enumerate(texts):
-            problem = problems[row // config.num_generations]
-            answers.append(Answer(problem, text, lengths[row], finished[row], task.verify(text, problem.gold)))
+        answers = judge(policy, task, problems, rollout)
         rewards = torch.tensor(reward_function(answers, config), dtype=torch.float32, device=rollout.ids.device)
     return Completions(rollout, answers, rewards)
 
@@ -96,8 +91,8 @@ def _rows_with_signal_first(sampled: Completions, config: TrainConfig) -> torch.
 
 
 def rollout_metrics(sampled: Completions, config: TrainConfig) -> dict[str, float | None]:
-    """What all sampled completions of a step say: rewards, accuracy by both readings, lengths of right and wrong
-    answers, and the policy's entropy in nats a token, estimated by -log p of the tokens it sampled."""
+    """Means over all sampled completions of a step: reward, accuracy by both readings, lengths of right and wrong
+    answers, and the policy's entropy in nats a token, estimated as -log p of the sampled tokens."""
     answers = sampled.answers
 
     def mean(values: list) -> float | None:

@@ -1,7 +1,7 @@
 """Every setting of a training run in one dataclass, the presets that fill it, and the algorithms as sets of switches.
 
 A preset is data: a dictionary of fields. So is an algorithm: GRPO, Dr. GRPO, DAPO and the rest are one trainer with
-switches turned differently. What the reader sets by hand wins over the algorithm, which wins over the preset.
+different switches. What is set by hand overrides the algorithm, which overrides the preset.
 
 With one update a rollout the importance ratio is exactly 1: clips and sequence ratios then change nothing, GSPO is GRPO
 and CISPO is DAPO without its sampling. So PPO, GSPO and CISPO make two updates; `minibatches 1` turns that off.
@@ -42,7 +42,7 @@ class TrainConfig:
     algorithm: str = setting(
         "dr_grpo",
         "named set of switches, listed in rlcourse/config.py; ppo, gspo and cispo set 2 mini-batches, the others 1, "
-        "where the importance ratio is 1 and clips do nothing",
+        "with which the importance ratio is 1 and clips do nothing",
     )
     model: str = setting("embedded", "'embedded', a folder, or a name on the Hugging Face hub")
     task: str = setting("minigsm", "where the problems come from", ("minigsm", "gsm8k"))
@@ -67,7 +67,7 @@ class TrainConfig:
     clip_high: float = setting(0.2, "the ratio is clipped above 1 + clip_high", within=WEIGHT)
     sampler_correction: str = setting(
         "off",
-        "weigh losses by how much more probable the trainer makes a token, or a completion, than the sampler did",
+        "weight losses by how much more probable a token, or a completion, is to the trainer than to the sampler",
         ("off", "token", "sequence"),
     )
     sampler_correction_cap: float = setting(
@@ -75,7 +75,7 @@ class TrainConfig:
     )
     kl_coef: float = setting(0.0, "weight of the KL divergence to the frozen reference; 0 for none", within=WEIGHT)
     kl_estimator: str = setting("k3", "estimator of that KL as a loss term; in the reward it is k1", ("k1", "k2", "k3"))
-    kl_in: str = setting("loss", "whether the KL is a loss term or taken from the reward", ("loss", "reward"))
+    kl_in: str = setting("loss", "whether the KL is part of the loss or taken off the reward", ("loss", "reward"))
     reference: bool = setting(False, "keep the frozen reference to measure the KL even if it has no weight")
     mask_truncated: bool = setting(False, "leave completions that hit the token limit out of the loss (DAPO)")
     dynamic_sampling: bool = setting(False, "sample again until every group has signal, 4 rounds at most (DAPO)")
@@ -93,22 +93,22 @@ class TrainConfig:
 
     # Rollout
     engine: str = setting("fast", "rollout engine", ENGINES)
-    sleep: bool = setting(False, "give the memory of the rollout's cache and graphs back for the update")
+    sleep: bool = setting(False, "free the memory of the rollout's cache and graphs for the update")
     num_prompts: int = setting(16, "prompts a step", within=COUNT)
     num_generations: int = setting(8, "completions of each prompt: the group", within=COUNT)
-    max_prompt_tokens: int = setting(64, "longer prompts are left out of the data", within=COUNT)
+    max_prompt_tokens: int = setting(64, "problems with longer prompts are left out", within=COUNT)
     max_new_tokens: int = setting(80, "tokens of a completion at most", within=COUNT)
     temperature: float = setting(1.0, "sampling temperature, applied in training too", within=TEMPERATURE)
     top_k: int = setting(0, "sample from the k most probable tokens, in training too; 0 for all", within=COUNT_OR_NONE)
     top_p: float = setting(1.0, "sample from the smallest set with this mass, in training too; 1 for all", within=TOP_P)
 
     # Optimisation
-    steps: int = setting(40, "training steps: rollout, then update", within=COUNT)
+    steps: int = setting(30, "training steps: rollout, then update", within=COUNT)
     lr: float = setting(4e-5, "peak learning rate (AdamW)", within=SHARE)
     schedule: str = setting("constant", "what the learning rate does after warm-up", ("constant", "linear", "cosine"))
     warmup_steps: int = setting(5, "steps over which the learning rate rises from 0", within=COUNT_OR_NONE)
     weight_decay: float = setting(0.0, "weight decay (AdamW)", within=WEIGHT)
-    max_grad_norm: float = setting(1.0, "gradients are scaled down to this norm", within=LIMIT)
+    max_grad_norm: float = setting(1.0, "gradients of a larger norm are scaled down to it", within=LIMIT)
     inner_epochs: int = setting(1, "passes over each rollout", within=Range(1, 1000))
     minibatches: int = setting(
         1, "optimizer steps in each pass; old log-probs are the trainer's own before the first", within=COUNT
@@ -117,10 +117,10 @@ class TrainConfig:
         32, "rows in one forward and backward; gradients accumulate over a mini-batch", within=COUNT
     )
     gradient_checkpointing: bool = setting(False, "recompute activations in the backward pass to save memory")
-    logprob_chunk: int = setting(4096, "tokens whose logits stand in memory at once", within=COUNT)
-    dtype: str = setting("float32", "arithmetic of forward passes; weights stay float32", ("float32", "bfloat16"))
+    logprob_chunk: int = setting(4096, "tokens whose logits are in memory at once", within=COUNT)
+    dtype: str = setting("float32", "precision of forward passes; weights stay float32", ("float32", "bfloat16"))
     compile: bool = setting(False, "torch.compile the fast engine's decode step and the layers in training")
-    device: str = setting("auto", "'auto' takes a GPU where there is one", ("auto", "cpu", "cuda"))
+    device: str = setting("auto", "'auto' uses a GPU if there is one", ("auto", "cpu", "cuda"))
 
     # Evaluation
     eval_every: int = setting(
@@ -128,13 +128,13 @@ class TrainConfig:
     )
     eval_validation: int = setting(200, "validation problems in each of them", within=COUNT)
     eval_problems: int = setting(1000, "test problems of the greedy evaluation before and after training", within=COUNT)
-    pass_k: int = setting(8, "samples a problem for pass@k before and after; 0 for none", within=Range(0, 1024))
+    pass_k: int = setting(8, "samples of each problem for pass@k, before and after; 0 for none", within=Range(0, 1024))
     pass_k_problems: int = setting(100, "test problems for pass@k", within=COUNT)
 
     # The run
     seed: int = setting(0, "seed of prompts, sampling and the value head", within=SEED)
     output: str = setting("runs", "folder of runs")
-    name: str | None = setting(None, "name of the run; made of preset, algorithm and seed if not given")
+    name: str | None = setting(None, "name of the run; by default made of preset, algorithm and seed")
     save_every: int = setting(20, "steps between checkpoints; 0 for one at the end alone", within=COUNT_OR_NONE)
     log_to: str = setting("none", "also log to", ("none", "tensorboard", "wandb"))
 
@@ -227,9 +227,9 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 
 
 def make_config(preset: str = "laptop", **overrides: Any) -> TrainConfig:
-    """The config of a preset, then its algorithm's switches, then `overrides`; checked.
+    """A checked config: a preset, overridden by its algorithm's switches, overridden by `overrides`.
 
-    Raises ValueError with one sentence for an unknown preset, algorithm, field or choice, or a value out of range.
+    Raises ValueError, in one sentence, for an unknown preset, algorithm, field or choice, or a value out of range.
     """
     settings = check_settings({"preset": preset} | overrides)
     values = PRESETS[preset] | settings
@@ -240,7 +240,7 @@ def make_config(preset: str = "laptop", **overrides: Any) -> TrainConfig:
 
 
 def check_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings, each checked by itself and as its field holds it. Raises ValueError for an unknown one too."""
+    """The settings, each checked by itself and in its field's type. Raises ValueError for an unknown one, too."""
     known = {f.name: f for f in fields(TrainConfig)}
     for name in settings:
         if name not in known:
@@ -255,8 +255,7 @@ def check_settings(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_config(config: TrainConfig) -> None:
-    """Raise ValueError for a setting that cannot be, or for settings that cannot work together, before anything is
-    loaded."""
+    """Raise ValueError, before anything is loaded, for a setting out of range or settings that cannot work together."""
     for name, value in check_settings(config.to_dict()).items():
         setattr(config, name, value)
     if config.rows > MOST_ROWS:

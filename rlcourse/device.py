@@ -1,4 +1,4 @@
-"""The device that computes, and with which arithmetic."""
+"""Which device computes, and in what precision."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -9,14 +9,14 @@ from rlcourse.config import TrainConfig
 
 
 def wanted_device(config: TrainConfig) -> str:
-    """'cpu' or 'cuda': 'auto' is a GPU where torch has one, and for bfloat16, which asks for one."""
+    """'cpu' or 'cuda'. 'auto' is the GPU if torch has one, or if the config asks for bfloat16, which needs one."""
     if config.device != "auto":
         return config.device
     return "cuda" if config.dtype == "bfloat16" or torch.cuda.is_available() else "cpu"
 
 
 def find_device(config: TrainConfig) -> torch.device:
-    """The device to train on. Raises ValueError where the config needs a GPU and there is none."""
+    """The device to train on. Raises ValueError if the config needs a GPU and there is none."""
     device = torch.device(wanted_device(config))
     if device.type == "cuda" and not torch.cuda.is_available():
         reason = "device 'cuda'" if config.device == "cuda" else f"bfloat16 (preset {config.preset!r})"
@@ -26,7 +26,7 @@ def find_device(config: TrainConfig) -> torch.device:
 
 @contextmanager
 def without_cudnn_attention() -> Iterator[None]:
-    """PyTorch's attention, but not by cuDNN, which plans anew for each shape: 1.7 ms of the host's time."""
+    """Within, attention is never cuDNN's, which makes a new plan for every shape: 1.7 ms of the host's time."""
     before = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)
     try:
@@ -36,9 +36,9 @@ def without_cudnn_attention() -> Iterator[None]:
 
 
 def autocast(dtype: str, device: torch.device) -> AbstractContextManager:
-    """The arithmetic of forward passes in training: bfloat16 by autocast, or plain float32.
+    """The precision of forward passes in training: bfloat16 by autocast, or plain float32.
 
-    Without autocast's cache each use of a weight has its own bfloat16 copy, so the gradients of the chunks of the head
-    are added up in float32.
+    Autocast's cache is off: each use of a weight then has its own bfloat16 copy, and the gradients of the head's chunks
+    add up in float32.
     """
     return torch.autocast(device.type, torch.bfloat16, cache_enabled=False) if dtype == "bfloat16" else nullcontext()

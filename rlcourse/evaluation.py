@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from rlcourse.batch import judge
 from rlcourse.config import TrainConfig
 from rlcourse.device import find_device, without_cudnn_attention
 from rlcourse.policy import Policy, load_policy
@@ -13,7 +14,7 @@ from rlcourse.rollout import RolloutEngine, make_engine
 from rlcourse.sampling import GREEDY, Sampling
 from rlcourse.tasks import Answer, Problem, Task, load_task
 
-BATCH_ROWS = 256  # completions generated at once
+BATCH_ROWS = 256  # completions generated at once, at most
 
 
 def answer_problems(
@@ -28,14 +29,16 @@ def answer_problems(
 ) -> list[list[Answer]]:
     """`num_generations` answers to each problem, in the order of `problems`.
 
-    Sampling uses random numbers of its own, so that an evaluation does not change the training that goes on after it.
-    `progress` names a progress bar. Raises ValueError without problems.
+    Sampling draws from a random state of its own, so an evaluation never changes the training that follows.
+    progress: the label of a progress bar; None for no bar. Raises ValueError if there are no problems, RuntimeError if
+    probabilities are not finite.
     """
     if not problems:
         raise ValueError("There are no problems to answer.")
     prompts = [policy.prompt(problem.question, task.instruction) for problem in problems]
-    order = sorted(range(len(problems)), key=lambda i: len(prompts[i]))  # prompts of a length pad each other least
-    size = min(max(1, BATCH_ROWS // num_generations), len(problems))
+    order = sorted(range(len(problems)), key=lambda i: len(prompts[i]))  # so that there is little padding
+    batches = math.ceil(len(problems) / max(1, BATCH_ROWS // num_generations))
+    size = math.ceil(len(problems) / batches)
     answers: list[list[Answer]] = [[] for _ in problems]
     devices = [policy.device] if policy.device.type == "cuda" else []
     bar = tqdm(total=len(problems), desc=progress, unit="problem", leave=False, disable=progress is None)
@@ -43,18 +46,15 @@ def answer_problems(
         torch.manual_seed(0)
         for start in range(0, len(order), size):
             batch = order[start : start + size]
-            # Every batch has the same rows: one CUDA graph serves all.
+            # All batches have the same number of rows: one CUDA graph serves all.
             filled = batch + batch[-1:] * (size - len(batch))
             rollout = engine.generate([prompts[i] for i in filled], num_generations, max_new_tokens, sampling)
             if not rollout.logprobs.isfinite().all():
                 raise RuntimeError("The model's probabilities are not finite: use an earlier checkpoint.")
             rollout = rollout[: len(batch) * num_generations]
-            texts = policy.texts(rollout.completion_ids, rollout.completion_mask)
-            lengths, finished = rollout.completion_lengths.tolist(), rollout.finished.tolist()
-            for row, text in enumerate(texts):
-                i = batch[row // num_generations]
-                verdict = task.verify(text, problems[i].gold)
-                answers[i].append(Answer(problems[i], text, lengths[row], finished[row], verdict))
+            judged = judge(policy, task, [problems[i] for i in batch], rollout)
+            for place, i in enumerate(batch):
+                answers[i] = judged[place * num_generations : (place + 1) * num_generations]
             bar.update(len(batch))
     return answers
 
@@ -62,7 +62,7 @@ def answer_problems(
 def evaluate_test(
     policy: Policy, engine: RolloutEngine, task: Task, config: TrainConfig, when: str = ""
 ) -> dict[str, Any]:
-    """Greedy accuracy and pass@k on the config's test problems, with the first answers as samples."""
+    """Greedy accuracy and pass@k on the config's test problems, and the first few answers as `samples`."""
     problems = task.problems("test")[: config.eval_problems]
     greedy = answer_problems(policy, engine, task, problems, config.max_new_tokens, progress=f"test {when}".strip())
     result = {"problems": len(problems)} | summarize(greedy)
@@ -121,7 +121,7 @@ def summarize(answers: list[list[Answer]]) -> dict[str, float]:
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
-    """Probability that one of k answers drawn from `samples`, of which `right` are right, is right.
+    """Probability that at least one of k answers is right, if they are drawn from `samples` with `right` right ones.
 
     The unbiased estimator 1 - C(n - c, k) / C(n, k) of Chen et al. 2021 (arXiv:2107.03374), eq. 1.
     """

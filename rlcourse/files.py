@@ -1,8 +1,8 @@
 """The files of a run, read and written.
 
-A reader answers for what it reads: what is missing, cannot be opened, cut short, or not what it should be, is refused
-in one sentence that names the file and ends in the `remedy` that the caller knows: FileNotFoundError where there is no
-file, ValueError for the rest. A writer never leaves half a file, and what will be written to is tried first.
+A reader refuses a file that is missing, unreadable, cut short or not what it should be, in one sentence that names the
+file and ends in the caller's `remedy`: FileNotFoundError if there is no file, ValueError otherwise. A writer never
+leaves half a file, and a place that is to be written to later is tried first.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def read_bytes(path: Path, remedy: str) -> bytes:
-    """The content of a file; errors as above. remedy: what to do, as "start a new run"."""
+    """The content of a file; errors as above. remedy: what to do, such as "start a new run"."""
     try:
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -37,7 +37,7 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON-lines file, none if there is no such file; a last line that a kill cut short is left out.
+    """The objects of a JSON-lines file, none if there is no such file. A last line that a kill cut short is skipped.
 
     Raises ValueError for any other line that holds no JSON object.
     """
@@ -78,10 +78,10 @@ def append_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def try_folder(folder: Path, remedy: str, needs_bytes: int = 0) -> None:
-    """Make the folder and write to it, so that what is computed for it later is not lost. remedy: what to do else.
+    """Make the folder and write to it, so that nothing is computed for a place that cannot take it.
 
-    Raises OSError in one sentence if it cannot be written to, or has less room than `needs_bytes`; it is then left as
-    it was.
+    remedy: what to do instead. Raises OSError, in one sentence, if the folder cannot be written to or has less room
+    than `needs_bytes`; everything is then left as it was.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
@@ -103,14 +103,14 @@ def try_folder(folder: Path, remedy: str, needs_bytes: int = 0) -> None:
 
 
 def try_empty_folder(folder: Path, remedy: str) -> None:
-    """As `try_folder`; ValueError for a file, or a folder that holds something."""
+    """As `try_folder`. Raises ValueError for a file, or a folder that is not empty."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ValueError(f"{folder} is not an empty folder: {remedy}.")
     try_folder(folder, remedy)
 
 
 def try_file(path: Path, remedy: str) -> None:
-    """Raise OSError in one sentence if the file could not be written. What is there is left alone."""
+    """Raise OSError, in one sentence, if the file cannot be written. Its content is left alone."""
     there = path.exists()
     if not there or path.is_file():  # and no device, whose folder is not ours
         try_folder(path.parent, remedy)

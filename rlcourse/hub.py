@@ -9,8 +9,8 @@ SECONDS = 5  # for the hub to answer at all
 
 @contextmanager
 def hub_or_cache() -> Iterator[None]:
-    """Within, the hub's libraries read their cache alone if the hub does not answer: each file would be asked for five
-    times, for half a minute."""
+    """Within, the hub's libraries use their cache alone if the hub does not answer. Otherwise they would ask for each
+    file five times, for half a minute."""
     from huggingface_hub import constants, get_session
 
     libraries = [constants]

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: both end what runs, and a training run ends with a checkpoint."""
+"""Ctrl-C and SIGTERM: both stop what runs; a training run saves a checkpoint first."""
 
 import signal
 from contextlib import contextmanager
@@ -11,12 +11,12 @@ class Terminated(KeyboardInterrupt):
 
 
 def raise_terminated(*_) -> None:
-    """The handler of SIGTERM wherever nothing has to be finished first."""
+    """A handler of SIGTERM for where nothing has to be finished first."""
     raise Terminated
 
 
 class StopAfterStep:
-    """Holds Ctrl-C and SIGTERM back while a step is under way, so that what is saved is never half a step."""
+    """Delays Ctrl-C and SIGTERM until the current step ends, so that half a step is never saved."""
 
     def __enter__(self) -> "StopAfterStep":
         self.inside, self.asked = False, None
@@ -41,7 +41,7 @@ class StopAfterStep:
 
     @contextmanager
     def delayed(self):
-        """While inside, Ctrl-C waits for the end; a second one does not."""
+        """Within, Ctrl-C takes effect at the end; a second one at once."""
         self.inside = True
         yield
         self.inside = False  # an interrupted step leaves it True

@@ -1,8 +1,8 @@
 """The losses: one surrogate per token, one aggregation to a scalar, the value loss of PPO and the KL to a reference.
 
-Log-probs, values and advantages are [rows, length], mask is bool [rows, length], True on the tokens that count. What
-stands at masked positions does not matter, inf and nan included: results there are 0 and so are gradients. Inputs are
-filled before the arithmetic for that reason, since 0 * nan is nan and the gradient of a product would carry it on.
+Log-probs, values and advantages are [rows, length], mask is bool [rows, length], True on the tokens that count. What is
+at masked positions does not matter, even if it is inf or nan: results and gradients there are 0. So inputs are filled
+before any arithmetic, as 0 * nan is nan, and the gradient of a product would pass it on.
 """
 
 import torch
@@ -69,7 +69,7 @@ def token_loss(
 
 
 def sampler_correction(logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor, level: str, cap: float) -> Tensor:
-    """Weights of the token losses that make up for a sampler which is not quite the policy: truncated importance
+    """Weights of the token losses that make up for a sampler that is not quite the policy: truncated importance
     sampling (Ionides 2008; for language models Yao et al. 2025, "Your efficient RL framework secretly brings you
     off-policy RL training").
 

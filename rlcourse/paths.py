@@ -1,4 +1,4 @@
-"""Where the files that ship with the course lie."""
+"""Where the files that ship with the course are."""
 
 from pathlib import Path
 

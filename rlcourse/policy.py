@@ -59,8 +59,8 @@ class Policy:
 def load_policy(name: str, device: torch.device | str = "cpu") -> Policy:
     """Load `name` in float32: 'embedded', a folder, or a name on the Hugging Face hub.
 
-    Raises FileNotFoundError or ValueError in one sentence when the model or its tokenizer is not there, cannot be read,
-    do not fit each other, or have no chat template.
+    Raises FileNotFoundError or ValueError, in one sentence, if model or tokenizer is missing or unreadable, if they do
+    not match, or if there is no chat template.
     """
     folder = model_folder(name)
     path = name if folder is None else str(folder)
@@ -89,7 +89,7 @@ def load_policy(name: str, device: torch.device | str = "cpu") -> Policy:
 
 
 def model_folder(name: str) -> Path | None:
-    """The folder that `name` means, there or not; None for a name on the hub."""
+    """The folder that `name` stands for, whether it exists or not; None for a name on the hub."""
     if name == "embedded":
         return data_folder() / "minigsm" / "model"
     return Path(name).expanduser() if Path(name).exists() or name.startswith((".", "/", "~")) else None
@@ -118,14 +118,14 @@ def check_model_files(folder: Path) -> None:
             raise ValueError(f"{file} cannot be read, is cut short or holds no weights: {COPY_AGAIN}.") from None
     widest = max((size for shape in shapes for size in shape), default=0)
     largest = {"num_hidden_layers": len(shapes)} | dict.fromkeys(WIDTHS, widest)
-    for name, most in largest.items():  # what is larger than the weights would be made before it is compared
+    for name, most in largest.items():  # transformers would allocate it before it compares sizes
         size = 0 if sizes.get(name) is None else sizes[name]
         if files and not (type(size) is int and size <= most):
             raise ValueError(f"{folder / 'config.json'} has {name} {size!r}, its weights have less: {COPY_AGAIN}.")
 
 
 def load_tokenizer(path: str, folder: Path | None) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder or hub name, with a chat template; errors as in `load_policy`."""
+    """The tokenizer of a model folder or hub name. Raises what `load_policy` does."""
     tokenizer = _loaded(AutoTokenizer, path, folder)
     if not tokenizer.chat_template:
         raise ValueError(f"The tokenizer of {path} has no chat template: use an instruction-tuned model.")
@@ -141,7 +141,7 @@ def load_tokenizer(path: str, folder: Path | None) -> PreTrainedTokenizerBase:
 
 
 def _loaded(kind: type, path: str, folder: Path | None, **options) -> Any:
-    """What `kind.from_pretrained` makes of a folder or hub name; one sentence for all the ways in which it fails."""
+    """`kind.from_pretrained` of a folder or hub name, with one sentence for whatever goes wrong."""
     what = "tokenizer" if kind is AutoTokenizer else "model"
     try:
         with hub_or_cache() if folder is None else nullcontext():
@@ -158,14 +158,14 @@ def _loaded(kind: type, path: str, folder: Path | None, **options) -> Any:
 
 
 def _first_line(error: Exception) -> str:
-    """What the error says, in one line that fits a sentence."""
+    """The message of an error, as one line that fits into a sentence."""
     lines = str(error).strip().split("\n")
     line = " ".join(part.strip() for part in lines[: 2 if lines[0].endswith(":") else 1]).rstrip(".")
     return line if len(line) <= 150 else f"{line[:150]}…"
 
 
 def check_positions(model: PreTrainedModel, tokens: int) -> None:
-    """Raise ValueError for a row of more tokens, prompt and completion together, than the model has positions."""
+    """Raise ValueError if the model has fewer positions than `tokens`, those of a prompt and its completion."""
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions is not None and tokens > positions:
         raise ValueError(

@@ -19,9 +19,9 @@ SAMPLES_A_STEP = 4
 
 
 def new_run(config: TrainConfig) -> "RunFolder":
-    """A new folder for a run of `config`. A default name that is taken gets a number.
+    """A new folder for a run of `config`. If its default name is taken, a number is added.
 
-    Raises ValueError for a name given by hand that is taken, or a missing tracker; OSError for an output that cannot be
+    Raises ValueError if a name given by hand is taken or the tracker is not installed, OSError if `output` cannot be
     written to.
     """
     check_tracker(config)
@@ -37,12 +37,11 @@ def new_run(config: TrainConfig) -> "RunFolder":
 
 
 def run_to_resume(settings: dict[str, Any]) -> "RunFolder":
-    """The folder of a run to go on with, and its settings as they were saved, but for those in `settings`.
+    """The folder of a run to continue, with its saved settings, overridden by `settings`.
 
-    settings: what the user says explicitly. `output` and `name` find the run; without a name it is the last one with
-    the default name that preset, algorithm and seed make. Raises ValueError for a setting that differs and may not and
-    for a config.json that cannot be used, FileNotFoundError for no such run. Changes nothing: `RunFolder.keep_config`
-    writes the settings down.
+    settings: those that the user gave. `output` and `name` identify the run; without a name it is the latest with the
+    default name of its preset, algorithm and seed. Raises ValueError for a setting that cannot change, or a config.json
+    that cannot be used, FileNotFoundError if there is no such run. Writes nothing: `RunFolder.keep_config` does.
     """
     settings = check_settings(settings)
     wanted = replace(TrainConfig(), **{name: settings[name] for name in FIND_A_RUN if name in settings})
@@ -87,14 +86,14 @@ def _numbered(root: Path, name: str) -> list[Path]:
 
 
 class RunFolder:
-    """Where a run writes what it measures: to files always, to TensorBoard or W&B if asked for."""
+    """Where a run logs: always to files, also to TensorBoard or W&B if asked to."""
 
     def __init__(self, path: Path, config: TrainConfig):
         self.path, self.config = path, config
         self.tracker = make_tracker(path, config)
 
     def keep_config(self) -> None:
-        """Write the settings down, as they are from now on."""
+        """Save the settings that hold from now on."""
         write_json(self.path / "config.json", self.config.to_dict())
 
     def log_step(self, metrics: dict[str, Any], completions: Completions) -> None:
@@ -119,11 +118,11 @@ class RunFolder:
         self.tracker(metrics["step"], "validation", metrics)
 
     def has_eval(self, step: int) -> bool:
-        """Whether the validation of a step has been written down."""
+        """Whether the validation of a step has been logged."""
         return any(line["step"] == step for line in self.lines("evals.jsonl"))
 
     def lines(self, name: str) -> list[dict[str, Any]]:
-        """The lines of one of the run's JSON-lines files; ValueError for one without the number of its step."""
+        """The lines of one of the run's JSON-lines files. Raises ValueError for a line without a step."""
         lines = read_lines(self.path / name)
         for number, line in enumerate(lines, start=1):
             if type(line.get("step")) is not int:
@@ -133,12 +132,12 @@ class RunFolder:
         return lines
 
     def remove_unless_begun(self) -> None:
-        """Delete a folder without a step or a checkpoint, so that its name is free for the next try."""
+        """Delete the folder if it has neither a step nor a checkpoint, so that the next try can have its name."""
         if not (self.path / "metrics.jsonl").exists() and not (self.path / "checkpoints").exists():
             shutil.rmtree(self.path)
 
     def forget_after(self, step: int) -> None:
-        """Drop the lines of steps that a checkpoint at `step` has not seen; they will be written again."""
+        """Drop the lines of steps after `step`, that of a checkpoint; they will be logged again."""
         kept = {name: self.lines(name) for name in ("metrics.jsonl", "evals.jsonl", "samples.jsonl")}
         for name, lines in kept.items():  # all of them are read before one is written
             text = "".join(json.dumps(line) + "\n" for line in lines if line["step"] <= step)
@@ -153,13 +152,13 @@ class RunFolder:
         plot_run(self.lines("metrics.jsonl"), self.lines("evals.jsonl"), self.path / "curve.png")
 
     def resume_command(self) -> str:
-        """The command line of this process with --resume."""
+        """This process's command line, with --resume."""
         arguments = [a for a in sys.argv[1:] if a != "--resume"]
         return shlex.join(["rlcourse", *arguments, "--resume"])
 
 
 def make_tracker(path: Path, config: TrainConfig):
-    """A function (step, group, metrics) that passes numbers on to TensorBoard or W&B, or does nothing."""
+    """A function (step, group, metrics) that logs numbers to TensorBoard or W&B, or does nothing."""
 
     def numbers(metrics: dict[str, Any]) -> dict[str, float]:
         return {name: value for name, value in metrics.items() if isinstance(value, int | float)}

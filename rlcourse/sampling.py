@@ -13,7 +13,7 @@ from rlcourse.settings import COUNT_OR_NONE, TEMPERATURE, TOP_P
 
 @dataclass(frozen=True)
 class Sampling:
-    """The sampling distribution: softmax of logits / temperature, restricted to top-k and top-p where asked for.
+    """The sampling distribution: softmax of logits / temperature, restricted to top-k and top-p if asked to.
 
     temperature 0 means greedy; top_k 0 and top_p 1 mean no restriction. Raises ValueError for a number out of range.
     """

@@ -1,8 +1,8 @@
-"""What a setting may be: its type, its choices, the range of its number, the form of its text.
+"""What values a setting takes: its type, its choices, the range of a number, the form of a text.
 
-Each field of a config declares these beside its default, by `setting`. `check_setting` is the one place that refuses a
-value, wherever it comes from: the command line, Python, or the file of a run. Options of commands that are no settings
-of a run take ranges too (`cli_options.within`).
+Each field of a config declares them beside its default, with `setting`. `check_setting` is the one place that refuses a
+value, whether it comes from the command line, from Python, or from the file of a run. Options of commands that are not
+settings of a run have ranges too (`cli_options.within`).
 """
 
 import types
@@ -15,7 +15,7 @@ MANY = 10**9  # no count is larger: what is beyond would overflow somewhere, or 
 
 @dataclass(frozen=True)
 class Range:
-    """Finite numbers from `low` to `high`, both included; `low` itself is left out where `above` says so."""
+    """The numbers from `low` to `high`, both included; without `low` itself if `above`."""
 
     low: float
     high: float
@@ -25,7 +25,7 @@ class Range:
         return f"above {self.low:,} and at most {self.high:,}" if self.above else f"from {self.low:,} to {self.high:,}"
 
     def check(self, name: str, value: float) -> None:
-        """Raise ValueError, naming `name`, for a number outside. nan is outside."""
+        """Raise ValueError, naming `name`, for a number outside the range. nan is outside."""
         if not self.low <= value <= self.high or (self.above and value == self.low):
             raise ValueError(f"{name} must be {self}, not {shown(value)}.")
 
@@ -43,8 +43,8 @@ MEMORY_GB = Range(0.1, 1_000)
 
 
 def setting(default, help: str, choices: tuple[str, ...] | None = None, within: Range | None = None):
-    """A config field with the sentence that `rlcourse train --help` prints and, where it has them, its choices or its
-    range. A number always has a range."""
+    """A config field: its default, its line in `rlcourse train --help`, and its choices or its range, if it has any.
+    Every number has a range."""
     return field(default=default, metadata={"help": help, "choices": choices, "within": within})
 
 
@@ -56,9 +56,10 @@ def field_type(f: Field) -> type:
 
 
 def check_setting(f: Field, value: Any) -> Any:
-    """The value as the field holds it: a whole number becomes a float where one is asked for.
+    """The value in the field's own type: a whole number becomes a float if the field is one.
 
-    Raises ValueError with one sentence for another type, or a value that is no choice, out of range, or no text.
+    Raises ValueError, in one sentence, for another type, a value that is not among the choices or out of range, or a
+    text that is blank or cannot be printed.
     """
     kind = field_type(f)
     if value is None and isinstance(f.type, types.UnionType):
@@ -75,13 +76,13 @@ def check_setting(f: Field, value: Any) -> Any:
 
 
 def check_name(name: str) -> None:
-    """Raise ValueError for a name that leads out of the folder that it is meant for, or that no folder can have."""
+    """Raise ValueError for a name that would lead out of its folder, or that no folder can have."""
     if name in (".", "..") or "/" in name or "\\" in name or len(name.encode()) > 200:
         raise ValueError(f"name must be that of a folder in --output, without / and \\, not {shown(name)}.")
 
 
 def shown(value: Any) -> str:
-    """The value in a sentence, cut where it is long."""
+    """The value as a sentence quotes it, shortened if it is long."""
     try:
         text = repr(value)
     except ValueError:  # Python writes no number of more than 4300 digits

@@ -1,4 +1,4 @@
-"""The training loop: step after step, validated, saved, and its curve drawn at the end."""
+"""The training loop: steps, validation, checkpoints, and a curve at the end."""
 
 import math
 import time
@@ -36,11 +36,11 @@ from rlcourse.tasks.prompts import PromptSampler
 
 
 def train(config: TrainConfig) -> dict[str, Any]:
-    """Train as `config` says and return what `summary.json` holds.
+    """Train as `config` says and return the content of `summary.json`.
 
-    Raises ValueError or OSError in one sentence for what cannot work, RuntimeError where weights or losses stop being
-    finite. Ctrl-C or SIGTERM end the run after the step that is under way, with a checkpoint, and raise
-    KeyboardInterrupt.
+    Raises ValueError or OSError, in one sentence, for a run that cannot work, and RuntimeError if weights or losses
+    stop being finite. On Ctrl-C or SIGTERM the current step is finished, a checkpoint is saved and KeyboardInterrupt is
+    raised.
     """
     device = find_device(config)
     run = new_run(config)
@@ -51,10 +51,10 @@ def train(config: TrainConfig) -> dict[str, Any]:
 
 
 def resume(**settings: Any) -> dict[str, Any]:
-    """Go on with a run from its last checkpoint, with the settings that it was started with; see `train`.
+    """Continue a run from its last checkpoint, with the settings that it was started with; see `train`.
 
-    settings: those that find the run (`name`, or preset, algorithm and seed; `output`), and those that shall differ
-    from now on. Raises ValueError for one that may not.
+    settings: those that identify the run (`name`, or preset, algorithm and seed; `output`), and those to change from
+    now on. Raises ValueError for one that cannot change.
     """
     run = run_to_resume(settings)
     device, checkpoint = find_device(run.config), latest_checkpoint(run.path)
@@ -68,7 +68,7 @@ def resume(**settings: Any) -> dict[str, Any]:
 
 
 class Trainer:
-    """Everything a run holds, and its steps in order."""
+    """The state of a run, and the loop over its steps."""
 
     def __init__(self, run: RunFolder, device: torch.device, checkpoint: Path | None = None):
         config = run.config
@@ -95,7 +95,7 @@ class Trainer:
         self.clock = time.perf_counter() - self.seconds
 
     def _short_enough(self, problems: list[Problem]) -> list[Problem]:
-        """Problems whose prompt fits `max_prompt_tokens`. Raises ValueError if a step needs more than there are."""
+        """Problems whose prompt fits `max_prompt_tokens`. Raises ValueError if a step needs more of them."""
         limit, needed = self.config.max_prompt_tokens, self.config.num_prompts
         if len(problems) < needed:
             raise ValueError(f"There are {len(problems)} training problems, fewer than num_prompts {needed}: lower it.")
@@ -109,6 +109,7 @@ class Trainer:
 
     def run_all(self) -> dict[str, Any]:
         """Evaluation, training, evaluation. See `train`."""
+        self._say_if_two_sets_of_numbers()
         try:
             with StopAfterStep() as stop:
                 if self.before is None:
@@ -127,6 +128,15 @@ class Trainer:
         summary = self._summary(after)
         self.run.finish(summary)
         return summary
+
+    def _say_if_two_sets_of_numbers(self) -> None:
+        """In 16 bits, engine and trainer round differently but where both are exact."""
+        if self.config.dtype == "float32" or (self.engine.exact and self.learner.exact is not None):
+            return
+        tqdm.write(
+            f"Engine {self.config.engine} and trainer round differently on {self.device}: `mismatch_mean` in "
+            "metrics.jsonl says by how much, and --sampler-correction token makes up for it."
+        )
 
     def _loop(self, stop: "StopAfterStep") -> None:
         config = self.config
@@ -150,7 +160,7 @@ class Trainer:
                     self._save()
 
     def _validate(self, bar: tqdm) -> None:
-        """Greedy accuracy on the validation problems, into evals.jsonl: every `eval_every` steps, once."""
+        """Log greedy accuracy on the validation problems to evals.jsonl: every `eval_every` steps, once each."""
         every = self.config.eval_every
         if not every or self.step % every or self.run.has_eval(self.step):
             return
@@ -179,7 +189,7 @@ class Trainer:
         }
 
     def _save(self) -> None:
-        """A complete checkpoint: model, optimizer, value head, random states, data order, results so far."""
+        """Save all that `resume` needs: model, optimizer, value head, random states, data order, results so far."""
         self.seconds = time.perf_counter() - self.clock
         state = {
             "step": self.step,
@@ -207,7 +217,7 @@ class Trainer:
         self.run.forget_after(self.step)
 
     def _check_loaded(self, step: int) -> None:
-        """Raise ValueError unless what was loaded is what a run of this config has after `step` steps."""
+        """Raise ValueError unless the loaded state is one that this config can have after `step` steps."""
         numbers = (self.step, int), (self.prompts.position, int), (self.seconds, float)
         if self.step != step or not all(type(number) is kind and number >= 0 for number, kind in numbers):
             raise ValueError("another step, or no numbers")
@@ -220,7 +230,7 @@ class Trainer:
 
 
 def check_metrics(metrics: dict[str, Any]) -> None:
-    """Raise RuntimeError if a number that a step measured is not finite. What was saved before stays as it is."""
+    """Raise RuntimeError if a metric of a step is not finite. Earlier checkpoints are left alone."""
     bad = [name for name, value in metrics.items() if isinstance(value, float) and not math.isfinite(value)]
     if bad:
         raise RuntimeError(

@@ -1,5 +1,7 @@
 """Checkpoints: whole or not there, two of them, and every bit of the state comes back."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from policies import DEVICE, make_policy
@@ -63,6 +65,40 @@ def test_only_the_newest_two_are_kept(policy, tmp_path):
         save_checkpoint(tmp_path, step, policy, {"step": step})
     assert {p.name for p in (tmp_path / "checkpoints").iterdir()} == {"step-000020", "step-000100"}
     assert load_state(latest_checkpoint(tmp_path)) == {"step": 100}
+
+
+def test_a_folder_with_another_name_is_no_checkpoint_and_is_left_alone(policy, tmp_path):
+    mine = tmp_path / "checkpoints" / "step-000001.best"
+    mine.mkdir(parents=True)
+    for step in (2, 3, 4):
+        save_checkpoint(tmp_path, step, policy, {"step": step})
+    assert latest_checkpoint(tmp_path).name == "step-000004" and mine.exists()
+
+
+@pytest.mark.parametrize("what", ["weights", "value_head", "moments"])
+def test_a_number_that_is_not_finite_is_not_saved(what, policy, tmp_path):
+    numbers = torch.tensor([1.0, torch.nan])
+    state = {"value_head": {"weight": numbers}} if what == "value_head" else {}
+    if what == "moments":
+        state = {"optimizer": {"state": {0: {"exp_avg": numbers}}}}
+    if what == "weights":
+        with torch.no_grad():
+            policy.model.get_input_embeddings().weight[0, 0] = torch.nan
+    with pytest.raises(RuntimeError, match="The weights are no longer finite"):
+        save_checkpoint(tmp_path, 3, policy, state)
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(("free", "why"), [(999, "the disk is full"), (10**10, "odd")])
+def test_a_save_that_fails_says_whether_the_disk_is_full(free, why, policy, tmp_path, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("odd\nand long")
+
+    monkeypatch.setattr(checkpoint.torch, "save", fail)
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    with pytest.raises(OSError, match=rf"The checkpoint of step 3 cannot be written to .* \({why}\): make room there"):
+        save_checkpoint(tmp_path, 3, policy, STATE)
+    assert not any((tmp_path / "checkpoints").iterdir())
 
 
 def test_a_step_is_saved_anew_in_place(policy, tmp_path):

@@ -181,7 +181,7 @@ def test_metrics_are_means_over_all_that_was_sampled():
         answer("#### 8", 4),
         answer("#### 7", 10, finished=False),
         answer("#### 7", 1),
-        answer("x", 7),
+        answer("is it 7", 7),
     ]
     logprobs = [[-1.0, -2.0, -4.0], [-8.0], [-0.5], [-0.25, -16.0], [0.0], [-32.0]]
     metrics = rollout_metrics(
@@ -191,7 +191,7 @@ def test_metrics_are_means_over_all_that_was_sampled():
         {
             "reward": 2.5 / 6,
             "accuracy": 2 / 6,
-            "accuracy_lenient": 3 / 6,
+            "accuracy_lenient": 4 / 6,
             "formatted": 3 / 6,
             "truncated": 1 / 6,
             "length": 30 / 6,

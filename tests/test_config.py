@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 import pytest
 
 from rlcourse.config import ALGORITHMS, PRESETS, TrainConfig, check_config, make_config
+from rlcourse.sampling import Sampling
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -50,6 +51,8 @@ def test_the_default_is_dr_grpo_on_a_laptop():
             r"num_prompts x num_generations are 4,000,000 rows a step, mo",
         ),
         ({"num_generations": 1}, r"advantage 'group_centered' compares the completions of a prompt: num_gen"),
+        ({"num_generations": 1, "algorithm": "grpo"}, r"advantage 'group_normalized' compares the completions of"),
+        ({"num_generations": 1, "algorithm": "rloo"}, r"advantage 'leave_one_out' compares the completions of"),
         ({"algorithm": "rloo", "inner_epochs": 2}, r"surrogate 'reinforce' has no importance ratio: it needs inner_"),
         ({"algorithm": "rloo", "minibatches": 2}, r"surrogate 'reinforce' has no importance ratio: it needs inner_"),
         ({"num_prompts": 2, "num_generations": 4, "minibatches": 9}, r"minibatches \(9\) must not exceed .* \(8\)\."),
@@ -81,6 +84,9 @@ def test_one_completion_a_prompt_is_enough_where_nothing_is_compared():
 def test_a_whole_number_is_a_float_too():
     config = make_config(lr=1, kl_coef=0)
     assert type(config.lr) is float and type(config.kl_coef) is float
+    saved = replace(TrainConfig(), lr=1)  # as a run's config.json may have it
+    check_config(saved)
+    assert type(saved.lr) is float
 
 
 def test_the_reference_is_kept_where_it_is_measured_or_weighed():
@@ -114,8 +120,29 @@ def test_the_presets_and_algorithms_are_those_of_the_papers():
     assert special == {name for name in ALGORITHMS if make_config(algorithm=name).dynamic_sampling} == {"dapo"}
 
 
+def test_by_default_the_policy_itself_is_sampled_and_a_right_answer_alone_is_rewarded():
+    config = make_config()
+    assert config.sampling == Sampling(temperature=1.0, top_k=0, top_p=1.0)
+    assert (config.reward_correct, config.reward_format, config.reward_neither) == (1.0, 0.0, 0.0)
+    assert (config.reward_parser, config.kl_coef, config.sampler_correction) == ("strict", 0.0, "off")
+
+
+def test_ppos_defaults_are_the_usual_ones():
+    """Lambda as in Schulman et al. 2017, the value loss as in OpenAI's baselines (Huang et al. 2022); an answer is one
+    episode, and nothing is discounted."""
+    config = make_config(algorithm="ppo")
+    assert (config.gamma, config.gae_lambda, config.value_clip, config.value_coef) == (1.0, 0.95, 0.2, 0.5)
+
+
+@pytest.mark.parametrize("preset", ["a10g", "h200"])
+def test_the_gpu_presets_train_qwen_on_gsm8k_and_ask_all_test_problems(preset):
+    config = make_config(preset)
+    assert (config.model, config.task, config.dtype) == ("Qwen/Qwen2.5-0.5B-Instruct", "gsm8k", "bfloat16")
+    assert config.eval_problems == 1319 and config.compile
+
+
 def test_the_rows_of_a_step_are_prompts_times_generations():
-    assert make_config(num_prompts=3, num_generations=5).rows == 15
+    assert make_config(num_prompts=3, num_generations=5, inner_epochs=2).rows == 15
 
 
 def test_the_run_is_named_after_preset_algorithm_and_seed():

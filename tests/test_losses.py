@@ -398,6 +398,12 @@ class TestKL:
         found = {name: losses.kl_estimate(half, quarter, name).item() for name in ("k1", "k2", "k3")}
         assert found == pytest.approx({"k1": 0.6931472, "k2": 0.2402265, "k3": 0.1931472}, abs=1e-7)
 
+    def test_k3_of_a_policy_close_to_its_reference_does_not_round_away(self):
+        """exp(-d) - 1 + d is exact to a float of 1, and all of k3 is about as large at d = 0.001."""
+        d = torch.tensor([1e-3, -1e-3, 3e-3])
+        found = losses.kl_estimate(d, torch.zeros(3), "k3")
+        torch.testing.assert_close(found.double(), (-d.double()).exp() - 1 + d.double(), rtol=1e-3, atol=0)
+
 
 def test_unknown_names_are_refused():
     x, mask = torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool)

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from rlcourse import cli
-from rlcourse.config import ALGORITHMS
+from rlcourse.config import ALGORITHMS, make_config
 from rlcourse.course.dev import front
 from rlcourse.course.dev.readme import FILLED, fill
 
@@ -67,6 +67,10 @@ def test_the_headline_counts_from_the_records(monkeypatch):
     assert "vLLM" not in said
     rows["decode"] += [("vllm", 160)]
     assert "400 tokens a second, 2.5 times vLLM, 8.0 times `generate` compiled" in front.headline()
+
+
+def test_the_checkpoint_that_is_sampled_from_is_the_last_of_the_first_command():
+    assert re.findall(r"checkpoints/step-(\d+)", README) == [f"{make_config().steps:06d}"]
 
 
 @each

@@ -612,9 +612,12 @@ def test_rows_that_were_cut_off_move_nothing_where_they_are_masked(truncated_cou
     assert (run.metrics["grad_norm"] > 0) == moved
 
 
-@pytest.mark.parametrize(("options", "rows"), [({}, 8), ({"minibatches": 3}, 8 + 8), ({"kl_coef": 0.1}, 12)])
+@pytest.mark.parametrize(
+    ("options", "rows"),
+    [({}, 8), ({"minibatches": 3}, 8 + 8), ({"minibatches": 3, "inner_epochs": 2}, 8 + 2 * 8), ({"kl_coef": 0.1}, 12)],
+)
 def test_rows_without_a_gradient_are_not_computed(options, rows, monkeypatch):
-    """With several updates there is a pass for the old log-probs; it leaves them out too."""
+    """With several updates there is one pass for the old log-probs; it leaves them out too."""
     seen, original = [], Learner.logprobs_and_values
 
     def counting(self, rollout):

@@ -14,7 +14,7 @@
 # The checks compile your kernel and run it in the interpreter, which finds what is out of bounds, unordered or never
 # written and names your line; then on your GPU, if there is one. Kernels need CuTe DSL (Linux: `pip install
 # "rlcourse[kernels]"`; in Colab `%pip install "nvidia-cutlass-dsl>=4.8.1,<4.9" "apache-tvm-ffi>=0.1.15,<0.2"`).
-# `rlcourse grade` grades q7 and q8, which need no compiler.
+# `rlcourse grade` compiles and interprets them likewise, with other inputs.
 #
 # Write your code where it says `# YOUR CODE HERE`, then run the cell below it. Of the three hints the first asks a
 # question, the second has the idea, the third the shape of the answer.

@@ -10,8 +10,8 @@
 # Five exercises for [lesson 09](../notebooks/09_decode_attention.ipynb): merge what others have normalised already,
 # choose the number of splits, load the operand of a tensor core, separate two causes, and write a kernel. Four are
 # functions that need `torch` alone. The fifth is a kernel: the check compiles it and runs it in the interpreter, then
-# on your GPU, if there is one. It needs CuTe DSL (Linux: `pip install "rlcourse[kernels]"`). `rlcourse grade` grades
-# the first four.
+# on your GPU, if there is one. It needs CuTe DSL (Linux: `pip install "rlcourse[kernels]"`), and so does `rlcourse
+# grade` for the fifth.
 #
 # Write your code where it says `# YOUR CODE HERE`, then run the cell below it. Of the three hints the first asks a
 # question, the second has the idea, the third the shape of the answer.

@@ -509,8 +509,8 @@ model.zero_grad(set_to_none=True)  # the optimizer's step would come here; this 
 # %% [markdown]
 # ## 9 · What RL changes
 #
-# Now the loop for real: `rlcourse.trainer.train` with the settings of the preset `laptop`, but fewer steps. This is
-# **one run with one seed**: an illustration.
+# Now the loop for real: `rlcourse.trainer.train` with the settings of the preset `laptop`. This is **one run with one
+# seed**: an illustration.
 
 # %%
 from rlcourse.checkpoint import latest_checkpoint

@@ -135,7 +135,7 @@ by_bytes = work.bytes["keys and values"] / work.total_bytes
 by_time = qwen.layers * alone["sdpa-repeat"] / 1e3 / ms["compiled"]
 for name, share in (("by bytes", by_bytes), ("by the time of its calls alone", by_time)):
     print(f"attention {name}: {share:5.1%} of the step.", end=" ")
-    print(f"Our kernel: {amdahl(share, times_repeat):.2f} x, attention for free: {amdahl(share, 1e9):.2f} x")
+    print(f"Our kernel: {amdahl(share, times_repeat):.2f}×, attention for free: {amdahl(share, 1e9):.2f}×")
 promised = ms["compiled"] / amdahl(by_time, times_repeat)
 
 # %% [markdown]
@@ -623,7 +623,7 @@ errors = []
 for name in ("our kernel, breaks", "our kernel, operation", "our own step"):
     predicted, measured = amdahl(f, ms["compiled"] / ms[name]), base["step_s"] / STEPS[name]["step_s"]
     errors.append(abs(predicted / measured - 1))
-    print(f"{name:22} predicted {predicted:.2f} x, measured {measured:.2f} x ({STEPS[name]['step_s']:.2f} s)")
+    print(f"{name:22} predicted {predicted:.2f}×, measured {measured:.2f}× ({STEPS[name]['step_s']:.2f} s)")
 fourth_bet.result(measured)
 own = STEPS["our own step"]
 left = amdahl(own["rollout_s"] / own["step_s"] * qwen.layers * alone["cute-ahead"] / 1e3 / ms["our own step"], 1e9)

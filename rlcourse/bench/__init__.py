@@ -9,11 +9,10 @@ ours in `peers.py`.
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.table import Column, Table
 
 from rlcourse.config import TrainConfig
 from rlcourse.files import try_folder
-from rlcourse.measure.records import device_name, format_cell, write_record
+from rlcourse.measure.records import device_name, results_table, write_record
 from rlcourse.paths import data_folder
 
 POSITIONS = {"qwen2.5-0.5b": 32768, "tiny": 32768, "embedded": 512}  # shapes, and the tokens of their longest row
@@ -27,7 +26,7 @@ WIDEST_SPREAD = 0.2  # a measurement whose interquartile range is a larger share
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says beside the config. Each benchmark takes what concerns it."""
+    """The options of the command besides the config. Each benchmark takes those that it needs."""
 
     shape: str = "qwen2.5-0.5b"
     rows: tuple[int, ...] = (16, 64)
@@ -37,7 +36,7 @@ class Options:
     repeats: int = 5
 
     def check(self, what: str) -> None:
-        """Raise ValueError for what the benchmark `what` cannot do, before anything is loaded."""
+        """Raise ValueError, before anything is loaded, for options that the benchmark `what` cannot run with."""
         if what not in BENCHMARKS:
             raise ValueError(f"Unknown benchmark {what!r}: use {', '.join(BENCHMARKS[:-1])} or {BENCHMARKS[-1]}.")
         shapes = [shape for shape in POSITIONS if shape != "embedded" or what == "decode"]
@@ -56,8 +55,8 @@ class Options:
 def run_bench(what: str, config: TrainConfig, options: Options, record: bool) -> None:
     """Run the benchmark `what`, print its table and, with `record`, write the measurement record.
 
-    Raises ValueError for options that cannot be, or a spread too wide to be recorded; OSError where a record cannot be
-    written.
+    Raises ValueError for options that make no sense, or a spread too wide to be recorded; OSError if the record cannot
+    be written.
     """
     options.check(what)
     if record:
@@ -103,17 +102,10 @@ def run_bench(what: str, config: TrainConfig, options: Options, record: bool) ->
             setup, rows = numerics.mismatch(config)
         case "logprobs":
             setup, rows = numerics.logprobs()
-    _print(what, rows)
+    table = results_table(rows, f"{what} on {device_name()}")
+    Console(width=max(Console().width, 200)).print(table)  # a pipe has 80 columns, too few
     if record:
         _record(what, setup, rows, traces)
-
-
-def _print(what: str, rows: list[dict]) -> None:
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    table = Table(*(Column(column, no_wrap=True) for column in columns), title=f"{what} on {device_name()}")
-    for row in rows:
-        table.add_row(*(format_cell(row.get(column)) for column in columns))
-    Console(width=max(Console().width, 200)).print(table)  # a pipe has 80 columns, too few
 
 
 def _record(what: str, setup: dict, rows: list[dict], traces: dict[str, list[dict]]) -> None:

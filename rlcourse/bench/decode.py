@@ -1,4 +1,4 @@
-"""The ladder of decoding: from no cache to one CUDA graph a step, each rung on the same rows in one run."""
+"""The ladder of decoding: from no cache to one CUDA graph a step, every rung on the same rows in one run."""
 
 import dataclasses
 import tempfile
@@ -191,8 +191,8 @@ def _measure_rung(
 def _look_inside(
     engine: RolloutEngine, prompts: list[list[int]], new_tokens: int, device: torch.device
 ) -> dict[str, float | None]:
-    """What the profiler sees in a decode step: share of the time in which the GPU works, kernels (operators on a CPU),
-    and times the host starts something on the GPU."""
+    """What the profiler sees in a decode step: the share of time in which the GPU works, kernels (operators on a CPU),
+    and how often the host starts something on the GPU."""
     steps = min(new_tokens - 1, 32)
 
     def look(limit: int) -> Profile:

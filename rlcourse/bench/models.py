@@ -1,15 +1,16 @@
-"""Model folders with random weights, for measuring speed without a download."""
+"""What benchmarks measure: the config's model and prompts, or random weights, which need no download."""
 
-import copy
-import math
 from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
-from rlcourse.policy import load_policy
-from rlcourse.tasks import Task
+from rlcourse.config import TrainConfig
+from rlcourse.device import find_device
+from rlcourse.policy import Policy, load_policy
+from rlcourse.tasks import Task, load_task
+from rlcourse.tasks.prompts import PromptSampler
 from rlcourse.tasks.tokenizer import train_tokenizer
 
 # The config.json of each model on the hub, https://huggingface.co/Qwen
@@ -37,15 +38,22 @@ POSITIONS = 32768  # of every shape
 
 
 def task_texts(task: Task, count: int = 2000) -> Iterable[str]:
-    """Questions and answers to train a tokenizer on, so that prompts have about as many tokens as with a real one."""
+    """Texts to train a tokenizer on, so that prompts are about as long as with a real one."""
     for problem in task.problems("train")[:count]:
         yield problem.question
         yield problem.answer
     yield from ["system\nuser\nassistant\n", task.instruction] * 20
 
 
+def policy_and_prompts(config: TrainConfig) -> tuple[Policy, list[list[int]]]:
+    """The config's model, and the prompts of its first training step."""
+    task, policy = load_task(config.task, config.data_dir), load_policy(config.model, find_device(config))
+    problems = PromptSampler(task.problems("train"), config.seed).sample(config.num_prompts)
+    return policy, [policy.prompt(problem.question, task.instruction) for problem in problems]
+
+
 def write_random_model(shape: str, task: Task, folder: Path) -> None:
-    """Write a Qwen2 of a known shape with random weights (bfloat16) and a tokenizer made for the task.
+    """Write a Qwen2 of a known shape with random weights (bfloat16), and a tokenizer trained for the task.
 
     Raises ValueError for an unknown shape.
     """
@@ -68,36 +76,3 @@ def write_random_model(shape: str, task: Task, folder: Path) -> None:
     model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def write_wide_heads(source: str, folder: Path) -> None:
-    """Write a model that computes what the Qwen2 model `source` does with heads twice as wide, so that kernels for
-    heads of 64 run it.
-
-    The new dimensions are zeros. RoPE has the frequencies of width D at every other place of width 2 D, so dimension j
-    goes to place 2 j. Queries are larger by sqrt(2), since scores are now divided by sqrt(2 D).
-    """
-    policy = load_policy(source)
-    narrow, config = policy.model, copy.deepcopy(policy.model.config)
-    size = config.hidden_size // config.num_attention_heads
-    config.head_dim = 2 * size
-    model = Qwen2ForCausalLM(config)
-    place = 2 * torch.arange(size)
-
-    def spread(heads: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-        wide = heads.new_zeros(len(heads) // size, 2 * size, *heads.shape[1:])
-        wide[:, place] = scale * heads.unflatten(0, (-1, size))
-        return wide.flatten(0, 1)
-
-    weights = narrow.state_dict()
-    for name, value in weights.items():
-        if "q_proj" in name:
-            weights[name] = spread(value, math.sqrt(2))
-        elif "k_proj" in name or "v_proj" in name:
-            weights[name] = spread(value)
-        elif "o_proj" in name:
-            weights[name] = spread(value.T).T
-    model.load_state_dict(weights)
-    model.generation_config = narrow.generation_config
-    model.save_pretrained(folder)
-    policy.tokenizer.save_pretrained(folder)

@@ -1,5 +1,6 @@
 """How exact and how lean: sampling against training log-probs, and the memory of log-probs in chunks."""
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -7,30 +8,26 @@ import torch
 from torch import Tensor
 
 from rlcourse.batch import Rollout
+from rlcourse.bench.models import policy_and_prompts
 from rlcourse.config import TrainConfig
-from rlcourse.device import autocast, find_device
+from rlcourse.device import autocast
+from rlcourse.learner import exact_pass
 from rlcourse.logprobs import chunked_logprobs, token_logprobs
-from rlcourse.policy import Policy, load_policy
+from rlcourse.policy import Policy
 from rlcourse.rollout import make_engine
 from rlcourse.sampling import Sampling
-from rlcourse.tasks import load_task
-from rlcourse.tasks.prompts import PromptSampler
 
 Rows = list[dict[str, Any]]
 
 
 def mismatch(config: TrainConfig) -> tuple[dict[str, Any], Rows]:
-    """Mean and maximum of |log-prob when sampled - log-prob in training|, with the config's model: of each engine, then
-    of the fast engine by what may make it large: the token's probability, its place, padding, digits.
+    """Mean and maximum of |log-prob when sampled - log-prob in training| for the config's model: for each engine, then
+    for the fast engine by what may make it large: the token's probability, its place, padding, digits.
 
     `sampler_error_mean` and `trainer_error_mean` are the distances to the same model in float32.
     """
-    device, dtype = find_device(config), getattr(torch, config.dtype)
-    task = load_task(config.task, config.data_dir)
-    policy = load_policy(config.model, device)
-    problems = PromptSampler(task.problems("train"), config.seed).sample(config.num_prompts)
-    prompts = [policy.prompt(problem.question, task.instruction) for problem in problems]
-    rows = []
+    policy, prompts = policy_and_prompts(config)
+    dtype, rows = getattr(torch, config.dtype), []
     for name in ("hf-dynamic", "hf-static", "fast"):
         engine = make_engine(policy, name, dtype, False)
         torch.manual_seed(config.seed)
@@ -45,6 +42,9 @@ def mismatch(config: TrainConfig) -> tuple[dict[str, Any], Rows]:
 
 @torch.no_grad()
 def _trainer_logprobs(policy: Policy, rollout: Rollout, config: TrainConfig, dtype: str) -> Tensor:
+    exact = exact_pass(policy.model, dataclasses.replace(config, dtype=dtype))
+    if exact is not None:
+        return exact.token_logprobs(rollout, config.sampling, config.logprob_chunk)[0]
     with autocast(dtype, policy.device):
         return token_logprobs(policy.model, rollout, config.sampling, config.logprob_chunk)[0]
 

@@ -1,4 +1,4 @@
-"""How fast: the rollout engines side by side, and a whole training step beside that of its peers."""
+"""How fast: the rollout engines side by side, and a whole training step beside its peers."""
 
 import statistics
 import tempfile
@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 
-from rlcourse.bench.models import write_random_model
+from rlcourse.bench.models import policy_and_prompts, write_random_model
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.device import find_device
 from rlcourse.measure import roofline
 from rlcourse.measure.memory import ModelShape
 from rlcourse.measure.timing import measure, median_and_spread, median_seconds, seconds
-from rlcourse.policy import load_policy
 from rlcourse.rollout import make_engine
 from rlcourse.runs import new_run
 from rlcourse.step import train_step
@@ -27,16 +26,12 @@ WARMUP = 5  # steps: prompts of several lengths, so that what is captured for ea
 
 
 def rollout(config: TrainConfig, repeats: int = 5) -> tuple[dict[str, Any], Rows]:
-    """Tokens/s of each engine on the config's model, prompts and sampling: the same rows, one after the other.
+    """Tokens/s of each engine with the config's model, prompts and sampling, one engine after the other.
 
-    Tokens are those up to EOS. Each row of results also has its speed over that of `hf-dynamic`.
+    Tokens count up to EOS. Each row also has its speed relative to `hf-dynamic`.
     """
-    device = find_device(config)
-    task = load_task(config.task, config.data_dir)
-    policy = load_policy(config.model, device)
-    problems = PromptSampler(task.problems("train"), config.seed).sample(config.num_prompts)
-    prompts = [policy.prompt(problem.question, task.instruction) for problem in problems]
-    dtype = getattr(torch, config.dtype)
+    policy, prompts = policy_and_prompts(config)
+    device, dtype = policy.device, getattr(torch, config.dtype)
     variants = {name: (name, False) for name in ("hf-dynamic", "hf-static", "fast")}
     if device.type == "cuda":
         variants["fast-compiled"] = ("fast", True)
@@ -102,8 +97,8 @@ def our_step(model: str, task: str, completions: int, new_tokens: int, repeats: 
 
 
 def time_steps(trainer: Trainer, repeats: int, warmup: int = WARMUP) -> dict[str, Any]:
-    """Median seconds of a step by phase, and the gap between sampling and training log-probs. The first `warmup` steps
-    do not count."""
+    """Median seconds of a step and its phases, and the gap between sampling and training log-probs. The first `warmup`
+    steps do not count."""
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
@@ -144,7 +139,7 @@ def step_trainer(model: str, task: str, completions: int, new_tokens: int, folde
 
 
 def coin_flips(answers: list[Answer], config: TrainConfig) -> list[float]:
-    """Rewards, one a row: half of each group right, in random places."""
+    """Rewards, one a row: half of each group is right, in random places."""
     order = torch.rand(config.num_prompts, config.num_generations).argsort(1)
     return (order < config.num_generations // 2).float().flatten().tolist()
 
@@ -207,6 +202,6 @@ def batch_copies(rows: int, length: int, device: torch.device, repeats: int) -> 
 
 
 def mean_length(trainer: Trainer, count: int) -> int:
-    """Mean tokens of the prompts that the trainer samples."""
+    """Mean length, in tokens, of the prompts that the trainer samples."""
     problems = PromptSampler(trainer.prompts.problems, seed=0).sample(count)
     return round(sum(len(trainer.policy.prompt(p.question, trainer.task.instruction)) for p in problems) / count)

@@ -94,7 +94,7 @@ def fake(arguments: tuple) -> list:
 
 def check(kernel, tensors: tuple, device: str) -> None:
     """Raises KernelError, in one sentence, where the kernel cannot take these tensors on a device of this type."""
-    owner, arguments = type(kernel).__name__, kernel.arguments()
+    owner, arguments = getattr(kernel, "owner", type(kernel).__name__), kernel.arguments()
     if len(arguments) != len(tensors):
         raise KernelError(f"{owner} takes {len(arguments)} arguments and got {len(tensors)}.")
     sizes, devices = {}, set()
@@ -164,7 +164,7 @@ def pack(arguments: tuple, tensors: tuple, addresses: list[int | None], paramete
     return bytes(packed)
 
 
-def place(memory, arguments: tuple, tensors: tuple):
+def place_tensors(memory, arguments: tuple, tensors: tuple):
     """Put CPU tensors into the interpreter's memory. Returns their addresses and a function that takes results back.
 
     Views of one storage stay views of one storage, which can be read from the start unless all of them are outputs.

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from rlcourse.kernels import KernelError, cubin, dsl
-from rlcourse.kernels.arguments import Argument, Scalar, check, fake, pack, place
+from rlcourse.kernels.arguments import Argument, Scalar, check, fake, pack, place_tensors
 
 __all__ = [
     "Argument",
@@ -119,13 +119,13 @@ def simulate(kernel, *tensors, arch: str = "sm_86", order: str = "lockstep", see
     bounds, misaligned, uninitialised or divergent raises `rlcourse.ptx.PTXError`. order, seed: how threads take turns.
     Raises KernelError for tensors that the kernel cannot take.
     """
-    from rlcourse import ptx
+    import rlcourse.ptx as ptx  # by its whole name: who lacks it is told that name
 
     check(kernel, tensors, "cpu")
     code = compiled(kernel, arch)
     (entry,) = ptx.parse(code.ptx)
     memory = ptx.Memory()
-    addresses, give_back = place(memory, kernel.arguments(), tensors)
+    addresses, give_back = place_tensors(memory, kernel.arguments(), tensors)
     packed = pack(kernel.arguments(), tensors, addresses, entry.params)
     grid = tuple(int(size) for size in kernel.grid(*tensors))
     report = ptx.run(entry, grid, kernel.threads, packed, memory, code.shared_bytes, order=order, seed=seed)

@@ -1,1 +1,1 @@
-"""What time and memory a run takes, what a machine could do, and the records that keep such figures."""
+"""What time and memory a run takes, what a machine can do, and the records that keep such figures."""

@@ -1,7 +1,7 @@
 """What this machine is, which presets fit it, and what is missing with the command that mends it.
 
-`gather` collects plain facts, `print_report` shows them. Neither touches the network, and a broken install is a fact
-like any other: nothing here raises because a library is missing.
+`gather` collects plain facts, `print_report` shows them. Neither uses the network, and a broken install is a fact like
+any other: nothing here raises because a library is missing.
 """
 
 import importlib.util
@@ -25,8 +25,9 @@ REINSTALL = 'python -m pip install -e "."'
 def gather() -> dict[str, Any]:
     """The facts, ready for JSON: 'machine', 'checks' and 'presets'.
 
-    machine: see `machine_facts`. checks: one {name, ok, required, detail, mend} for each thing looked for; mend is the
-    command that helps, '' if ok. presets: one {preset, device, needs_bytes, has_bytes, fits} each, None where unknown.
+    machine: see `machine_facts`. checks: one {name, ok, required, detail, mend} for each thing that was looked for;
+    mend is the command that helps, '' if ok. presets: one {preset, device, needs_bytes, has_bytes, fits} for each, None
+    if unknown.
     """
     facts = machine_facts()
     checks = [*library_checks(facts), gpu_check(facts), *data_checks(), *optional_checks()]
@@ -34,7 +35,7 @@ def gather() -> dict[str, Any]:
 
 
 def healthy(facts: dict[str, Any]) -> bool:
-    """Whether everything is there that the first command, `rlcourse train`, needs."""
+    """Whether the first command, `rlcourse train`, has all that it needs."""
     return all(check["ok"] for check in facts["checks"] if check["required"])
 
 
@@ -144,8 +145,7 @@ def optional_checks() -> list[dict[str, Any]]:
 
 
 def preset_facts(facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """What each preset needs at most, beside the memory of the device that it runs on; [] without torch and
-    transformers."""
+    """The most memory that each preset needs, and what its device has; [] without torch and transformers."""
     if facts["torch_error"] or facts["versions"].get("transformers", "") is None:
         return []
     from rlcourse.config import PRESETS, make_config

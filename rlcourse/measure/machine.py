@@ -1,6 +1,6 @@
-"""What this machine is: processor, memory, GPUs, driver and library versions, gathered without failing.
+"""What this machine is: processor, memory, GPUs, driver and library versions. What cannot be found is None.
 
-`doctor` prints these facts, `records` writes some beside a measurement. None of them names the host or a folder.
+`doctor` prints these facts, `records` stores some of them with a measurement. None names the host or a folder.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ def cpu_cores() -> int:
 
 
 def memory_bytes() -> int | None:
-    """Main memory in bytes, or the container's limit where that is lower; None where the system does not say."""
+    """Main memory in bytes, or the container's limit if that is lower; None if the system does not say."""
     sizes = []
     if hasattr(os, "sysconf"):
         sizes.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -80,7 +80,7 @@ def driver() -> str | None:
 
 
 def format_bytes(count: int) -> str:
-    """3_400_000_000 -> '3.40 GB', in powers of ten."""
+    """3_400_000_000 → '3.4 GB', in powers of ten."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:.3g} {unit}" if count / size < 1000 else f"{count / size:,.0f} {unit}"

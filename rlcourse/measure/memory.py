@@ -1,7 +1,7 @@
 """How much memory a training run needs, computed from the config and the model's shape before anything is loaded.
 
-The estimate is made of what can be counted: tensors that must stand in memory, every row at its longest. It is an upper
-bound on those, plus a fixed sum for the libraries; the allocator's fragments come on top, hence `HEADROOM`.
+The estimate adds up what can be counted: the tensors that must be in memory at once, every row at its longest, and a
+fixed sum for the libraries. `HEADROOM` allows for the allocator's fragments.
 """
 
 import math
@@ -131,18 +131,18 @@ class MemoryEstimate:
 
     @property
     def rollout(self) -> int:
-        """Everything that stands while completions are sampled; gradients are freed by then."""
+        """All that is in memory while completions are sampled; gradients are freed by then."""
         kept = self.weights + self.optimizer + self.reference + self.rollout_weights
         return LIBRARIES + kept + self.kv_cache + max(self.prefill, self.sampling)
 
     @property
     def update(self) -> int:
-        """Everything that stands in the backward pass; the engine keeps its weights and, on a GPU, its cache."""
+        """All that is in memory in the backward pass; the engine keeps its weights and, on a GPU, its cache."""
         return LIBRARIES + sum(asdict(self).values()) - self.prefill - self.sampling - self.kv_cache
 
     @property
     def peak(self) -> int:
-        """The larger phase, with `HEADROOM`: what the run needs at most."""
+        """The most that the run needs: the larger phase, with `HEADROOM`."""
         return round(HEADROOM * max(self.rollout, self.update))
 
     def fits(self, memory_bytes: int) -> bool:
@@ -155,11 +155,11 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstim
     n = parameters, b = bytes of a number in config.dtype, L = max_prompt_tokens + max_new_tokens, m = rows of a
     micro-batch, rows = those of a step or of an evaluation's batch, whichever are more:
 
-    - weights 4 n, gradients 4 n, AdamW's two moments 8 n, all float32; a frozen reference 4 n where there is one
+    - weights 4 n, gradients 4 n, AdamW's two moments 8 n, all float32; a frozen reference 4 n if there is one
     - rollout weights: b n for the engine's own copy; the hf engines need none in float32
     - KV cache: tokens x layers x 2 x kv_heads x head_dim x b, of rows x L tokens; the fast engine has the prompts' own
-      cache beside them, and on a GPU MAX_SLOTS rows at most; kept is what of it stands in the update, too: that of
-      hf-static, and on a GPU that of the fast engine
+      cache beside them, and on a GPU MAX_SLOTS rows at most; kept: what is still there in the update, that of hf-static
+      and, on a GPU, that of the fast engine
     - prefill: of t tokens, with the fast engine PREFILL_TOKENS at most, one layer at a time: t x heads x
       max_prompt_tokens x 3 x 4 for the scores of attention, their softmax and a bias, or t x 4 x intermediate x b for
       SwiGLU, whichever is more

@@ -1,6 +1,6 @@
-"""Figures used in more than one place. Each is drawn on a Figure object, so no window and no global state is touched.
+"""Figures used in more than one place. Each is drawn on its own Figure, without a window or global state.
 
-Colours are those of Okabe and Ito, which colour-blind readers can tell apart; line styles and markers differ too.
+Colours are those of Okabe and Ito, which colour-blind readers can tell apart; line styles and markers differ, too.
 """
 
 import itertools
@@ -70,8 +70,8 @@ def plot_run(metrics: list[dict[str, Any]], evals: list[dict[str, Any]], path: s
 def plot_curves(records: list[dict[str, Any]], path: str | Path) -> None:
     """Held-out accuracy of several algorithms over training steps: the mean over seeds, and a band from least to most.
 
-    records: one a line, named after its algorithm, see `seed_band`. path: the PNG to write. Raises ValueError without
-    records.
+    records: one for each line, named after its algorithm; see `seed_band`. path: the PNG to write. Raises ValueError
+    if there are no records.
     """
     if not records:
         raise ValueError("There are no curves to draw: train at least one algorithm first.")

@@ -1,4 +1,4 @@
-"""Where time and memory go: what the GPU did in a call, memory over time."""
+"""Where time and memory go: what the GPU does in a call, and memory over time."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ from rlcourse.measure.timing import seconds
 
 
 def peak_memory_bytes(device: torch.device) -> int | None:
-    """The most memory held so far: of the GPU's allocator, or of this process (None where the system does not say)."""
+    """The most memory held so far: by the GPU's allocator, or by this process (None if the system does not say)."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
@@ -51,10 +51,9 @@ LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpy
 def profile(
     run: Callable[[], object], device: torch.device, repeats: int = 5, top: int = 10, trace: str | Path | None = None
 ) -> Profile:
-    """Time `run`, then look at it with `torch.profiler`. trace: where to write a Chrome trace, for ui.perfetto.dev.
+    """Time `run`, then run it under `torch.profiler`. trace: where to write a Chrome trace, for ui.perfetto.dev.
 
-    The profiler slows the host down, so the time is taken in calls of their own; the GPU's kernels are as fast with it
-    as without.
+    The profiler slows the host down, so the time is taken without it; the GPU's kernels are as fast with it.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler writes notes of its own on stderr
     run()
@@ -90,7 +89,7 @@ def covered(spans: list[tuple[float, float]]) -> float:
 
 
 def _longest(rows: list[tuple[str, float]], repeats: int, top: int) -> list[tuple[str, float, float]]:
-    """Rows of (name, microseconds) by name: the `top` that took longest, as (name, calls, seconds) of one repeat."""
+    """The `top` names that took longest in rows of (name, microseconds), as (name, calls, seconds) of one repeat."""
     calls: dict[str, int] = defaultdict(int)
     microseconds: dict[str, float] = defaultdict(float)
     for name, elapsed in rows:
@@ -101,10 +100,10 @@ def _longest(rows: list[tuple[str, float]], repeats: int, top: int) -> list[tupl
 
 
 class MemoryTimeline:
-    """Memory over time while the body of a `with` runs: `samples` are (seconds, bytes), looked at every `every` s.
+    """Memory over time in the body of a `with`: `samples` are (seconds, bytes), taken every `every` seconds.
 
-    Bytes of the GPU's allocator, or of this process. `mark(name)` notes where a phase begins: `marks` are (seconds,
-    name).
+    Bytes are those of the GPU's allocator, or of this process. `mark(name)` notes the beginning of a phase: `marks` are
+    (seconds, name).
     """
 
     def __init__(self, device: torch.device, every: float = 0.005):
@@ -133,7 +132,7 @@ class MemoryTimeline:
 
 
 def memory_now(device: torch.device) -> int:
-    """Bytes that the GPU's allocator has handed out, or that this process has in memory (Linux; elsewhere its peak)."""
+    """Bytes that the GPU's allocator has given out, or that this process has in memory (Linux; elsewhere its peak)."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
     statm = Path("/proc/self/statm")

@@ -1,7 +1,7 @@
-"""Measurement records: what a GPU (or a CPU) measured once, kept as data, shown where it cannot be measured again.
+"""Measurement records: what was measured once on a GPU or a CPU, kept as data and shown where it cannot be measured.
 
-One record is one file, `<device>/<name>.json` in a folder of records: `data/measurements` of what `rlcourse bench`
-measures, `data/curves` of learning curves. Host names and folders are never stored.
+A record is a file, `<device>/<name>.json`, in `data/measurements` for what `rlcourse bench` measures, in `data/curves`
+for learning curves. Host names and folders are never stored.
 """
 
 import datetime
@@ -19,7 +19,7 @@ from rlcourse.paths import data_folder
 
 KEYS = ("name", "device", "driver", "versions", "date", "command", "setup", "results")
 
-loaded: set[Path] = set()  # the files that `load_record` has read, by which a notebook knows when it is stale
+loaded: set[Path] = set()  # the files that `load_record` has read: a notebook is stale if one of them changes
 
 PATH = re.compile(r"(?<![\w.)\]/])(?:~|[A-Za-z]:)?[/\\][\w.][^\s'\"]*")  # absolute, or in somebody's home
 
@@ -46,10 +46,10 @@ def write_record(
 ) -> Path:
     """Write a record of this machine, today, and return its path.
 
-    setup: what was run (model, shapes, dtype, repeats). results: one dict a variant, each with a 'variant', numbers
-    with their unit in the key (tokens_per_s, ms_per_step). device: `device_name()` if not given; 'CPU ...' leaves the
-    driver out. command: this process's command line if not given. folder: data/measurements if not given. A path of
-    this machine in any text is cut down to its last part. Raises ValueError for results without a variant.
+    setup: what was run (model, shapes, dtype, repeats). results: one dict for each variant, with its name as 'variant';
+    the key of a number has its unit (tokens_per_s, ms_per_step). device: `device_name()` if not given; a 'CPU ...' has
+    no driver. command: this process's command line if not given. folder: data/measurements if not given. Any path of
+    this machine is cut down to its last part. Raises ValueError for results without a variant.
     """
     device = device or device_name()
     record = {
@@ -110,31 +110,29 @@ def provenance(record: dict[str, Any]) -> str:
     return f"recorded on {record['device']}, {record['date']}"
 
 
-def record_table(record: dict[str, Any], columns: list[str] | None = None) -> Table:
-    """The results as a rich table with its provenance below. columns: keys of the results; all if not given."""
-    columns = columns or _columns(record)
-    caption = provenance(record)
-    table = Table(title=record["name"], caption=caption, min_width=len(caption))
+def results_table(results: list[dict[str, Any]], title: str) -> Table:
+    """The results as a rich table, with a column for each key."""
+    columns, table = _columns(results), Table(title=title)
     for column in columns:
-        numeric = any(isinstance(row.get(column), int | float) for row in record["results"])
-        table.add_column(column, justify="right" if numeric else "left")
-    for row in record["results"]:
+        numeric = any(isinstance(row.get(column), int | float) for row in results)
+        table.add_column(column, justify="right" if numeric else "left", no_wrap=True)
+    for row in results:
         table.add_row(*(format_cell(row.get(column)) for column in columns))
     return table
 
 
 def record_markdown(record: dict[str, Any], columns: list[str] | None = None) -> str:
     """The results as a Markdown table with its provenance in the last line."""
-    columns = columns or _columns(record)
+    columns = columns or _columns(record["results"])
     rows = [columns, ["---"] * len(columns)]
     rows += [[format_cell(row.get(column)).replace("|", "\\|") for column in columns] for row in record["results"]]
     table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
     return f"{table}\n\n{provenance(record)}\n"
 
 
-def _columns(record: dict[str, Any]) -> list[str]:
+def _columns(results: list[dict[str, Any]]) -> list[str]:
     """Every key of the results, in the order in which they first appear."""
-    return list(dict.fromkeys(key for row in record["results"] for key in row))
+    return list(dict.fromkeys(key for row in results for key in row))
 
 
 def format_cell(value: Any) -> str:

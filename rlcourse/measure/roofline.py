@@ -1,8 +1,8 @@
 """The least time that work can take: the bytes it must move, the operations it must do, and how fast a machine is at
 both (Williams et al. 2009, "Roofline: An Insightful Visual Performance Model").
 
-Counts are those that no implementation can avoid: each weight read once a step, each key and value once, one
-multiplication and one addition for each weight and row. What a program does beyond them is what there is to gain.
+Counted is what no implementation can avoid: each weight read once a step, each key and value once, one multiplication
+and one addition for each weight and row. Whatever a program does beyond that can be saved.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a machine can do: bytes/s of a copy (read and written), operations/s of a matrix product in `dtype`."""
+    """What a machine can do: bytes/s of a copy (both read and written), operations/s of a matrix product in `dtype`."""
 
     name: str
     dtype: str
@@ -46,12 +46,12 @@ class Machine:
     flops_per_s: float
 
     def floor_seconds(self, work: Work) -> float:
-        """The time below which no program can do the work here: its bytes or its operations, whichever take longer."""
+        """The least time that the work can take here: that of its bytes or of its operations, whichever is longer."""
         return max(work.total_bytes / self.bytes_per_s, work.total_flops / self.flops_per_s)
 
     @property
     def ridge(self) -> float:
-        """Operations a byte from which on operations take longer than bytes."""
+        """Operations a byte above which the operations take longer than the bytes."""
         return self.flops_per_s / self.bytes_per_s
 
 

@@ -1,4 +1,4 @@
-"""How long something takes: seconds of a call, of several, of the phases of a step."""
+"""How long things take: a call, several calls, the phases of a step."""
 
 import statistics
 import time
@@ -10,7 +10,7 @@ import torch
 
 
 def now(device: torch.device) -> float:
-    """Seconds of a clock, once the GPU has done what it was told."""
+    """The time in seconds, once the GPU has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -24,7 +24,7 @@ def seconds(run: Callable[[], object], device: torch.device) -> float:
 
 
 def measure(run: Callable[[], float], repeats: int, warmup: int = 1) -> list[float]:
-    """What `run` returns, `repeats` times, after `warmup` calls that do not count."""
+    """What `run` returns in `repeats` calls, after `warmup` calls that do not count."""
     for _ in range(warmup):
         run()
     return [run() for _ in range(repeats)]
@@ -45,7 +45,7 @@ def median_and_spread(values: list[float]) -> tuple[float, float]:
 
 
 class PhaseTimer:
-    """Adds up wall seconds by phase: `with timer("rollout"): ...`. Waits for the GPU at both ends of a phase."""
+    """Adds up wall seconds by phase: `with timer("rollout"): ...`. It waits for the GPU at both ends of a phase."""
 
     def __init__(self, device: torch.device):
         self.device = device

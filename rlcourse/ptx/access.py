@@ -182,6 +182,8 @@ def _copy(instruction, machine):
         raise Unsupported(instruction.opcode)
     registers, memory, shared = machine.registers, machine.memory, machine.shared
     size = int(operands[2], 0)
+    if size not in (4, 8, 16):
+        raise Unsupported(f"{instruction.opcode} of {size} bytes")
     to, source = registers.address(operands[0]), registers.address(operands[1])
     plain = 3 + any("cache_hint" in m for m in modifiers)
     count = registers.reader(operands[3], "u32") if len(operands) > plain else None  # of the bytes that are read

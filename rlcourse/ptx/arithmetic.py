@@ -24,7 +24,6 @@ COMPARE = {
     "nan": lambda a, b: np.isnan(a) | np.isnan(b),
 }
 BOOLEAN = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
-SIGNED = {"b16": "u16", "b32": "u32", "b64": "u64"}
 
 
 def build(instruction: Instruction, registers: Registers):

@@ -7,6 +7,8 @@ from typing import NamedTuple
 from rlcourse.ptx.errors import Unsupported
 
 NAME = r"[%$\w]+"
+MOST_REGISTERS = 100_000  # of an entry: a line of text can ask for any number
+MOST_OPERANDS = 10_000  # characters: cutting them takes the square of that
 VARIABLE = re.compile(rf"\.(shared|local)\s+(?:\.align\s+(\d+)\s+)?\.([a-z]+\d+)\s+({NAME})\s*(?:\[\s*(\d*)\s*\])?")
 
 
@@ -85,6 +87,8 @@ def parse(text: str) -> list[Entry]:
 
 def split(text: str) -> list[str]:
     """A list of operands cut at the commas outside of braces and brackets."""
+    if len(text) > MOST_OPERANDS:
+        raise Unsupported(f"operands of {len(text):,} characters")
     return [part.strip() for part in re.split(r",(?![^{\[]*[}\]])", text) if part.strip()]
 
 
@@ -134,7 +138,10 @@ class _Body:
     def _registers(self, kind: str, names: str):
         for name in split(names):
             many = re.fullmatch(rf"({NAME})<(\d+)>", name)
-            for single in [f"{many[1]}{i}" for i in range(int(many[2]))] if many else [name]:
+            count = int(many[2]) if many else 1
+            if len(self.entry.registers) + count > MOST_REGISTERS:
+                raise Unsupported(f"more than {MOST_REGISTERS:,} registers")
+            for single in [f"{many[1]}{i}" for i in range(count)] if many else [name]:
                 unique = f"{single}'{self.opened}" if self.scopes else single
                 if self.scopes:
                     self.scopes[-1][single] = unique

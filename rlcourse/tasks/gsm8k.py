@@ -23,10 +23,10 @@ def load(data_dir: str | None = None) -> MathTask:
 
     Reads train.jsonl and test.jsonl from `data_dir`, else from the folder that RLCOURSE_GSM8K_DIR names, else loads
     `openai/gsm8k` through `datasets`. The calculator annotations of worked answers, as in `48/2 = <<48/2=24>>24`, are
-    removed: they are no part of what a model should write.
+    removed: a model should not write them.
 
     Raises FileNotFoundError if the folder or a file is missing, ValueError for a line that cannot be used or a train
-    file without a problem to spare for training, ConnectionError if the hub cannot be read.
+    file too small to leave any problem for training, ConnectionError if the hub cannot be read.
     """
     folder = data_dir or os.environ.get(DIR_VARIABLE)
     train, test = _from_folder(folder) if folder else _from_hub()

@@ -11,11 +11,11 @@ NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]+)?|\.[0-9]+)")
 
 
 def read_problems(path: str | Path) -> list[Problem]:
-    """The problems of a UTF-8 file with one JSON object a line; blank lines are skipped.
+    """The problems in a UTF-8 file with one JSON object a line; blank lines are skipped.
 
-    Each object has the texts `question` and `answer`, and the answer ends in `#### NUMBER`; a `level` that is a whole
-    number is kept. Raises FileNotFoundError if there is no such file, and ValueError for one that cannot be read, one
-    without problems, or a line that cannot be used, which it names.
+    Each object has the texts `question` and `answer`; the answer ends in `#### NUMBER`. A `level` is kept if it is a
+    whole number. Raises FileNotFoundError if there is no such file, ValueError if it cannot be read, holds no problems,
+    or has a line that cannot be used, which the message names.
     """
     path, problems = Path(path), []
     content = read_bytes(path, "a file of problems in JSON lines is needed there")
@@ -32,7 +32,7 @@ def read_problems(path: str | Path) -> list[Problem]:
 
 
 def parse_problem(line: bytes) -> Problem:
-    """The problem of one line. Raises ValueError with one sentence that says what is wrong with it."""
+    """The problem on one line. Raises ValueError with one sentence that says what is wrong with it."""
     try:
         record = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError:

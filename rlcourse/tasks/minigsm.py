@@ -1,10 +1,10 @@
-"""The embedded task: grade-school word problems made from templates, in GSM8K's format, that need no download.
+"""The embedded task: grade-school word problems made from templates, in GSM8K's format, with nothing to download.
 
 `python -m rlcourse.tasks.minigsm` writes the files that ship in `data/minigsm/`, the same bytes each time.
 
-A problem is identified by its template and its numbers; names and things are decoration. A hash of the identity decides
-which split a problem is in, so the same numbers in the same template are never in two splits, and nothing is stored to
-know it. Beside train, validation and test there is `sft`: the problems of the demonstrations for the warm start.
+A problem's identity is its template and its numbers; names and things are decoration. A hash of the identity decides
+its split, so no split shares a problem with another, and none has to be stored to ensure it. Besides train, validation
+and test there is `sft`, for the demonstrations of the warm start.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ LARGEST = 100  # the largest result of a step; the smallest is 2, so that nothin
 
 @dataclass(frozen=True)
 class Step:
-    """One line of a worked answer; `left` and `right` name numbers of the problem or, as r1 and r2, results."""
+    """One line of a worked answer. `left` and `right` name numbers of the problem or, as r1 and r2, earlier results."""
 
     before: str
     left: str
@@ -73,18 +73,18 @@ class GeneratedProblem:
         return str(solve(self.steps, self.numbers)[-1].result)
 
     def to_problem(self) -> Problem:
-        """The problem with its answer worked: one line a step, then `#### NUMBER`."""
+        """The problem with a worked answer: one line a step, then `#### NUMBER`."""
         lines = [work(step, done) for step, done in zip(self.steps, solve(self.steps, self.numbers), strict=True)]
         return Problem(self.question, "\n".join([*lines, f"#### {self.gold}"]), self.gold, self.level)
 
 
 def identity(template: str, numbers: dict[str, int]) -> tuple:
-    """What makes two problems the same: the name of the template, then the numbers in its order."""
+    """What two equal problems share: the name of the template and its numbers, in its order."""
     return (template, *numbers.values())
 
 
 def split_of(identity: tuple) -> str:
-    """The split of a problem: a blake2b hash of its identity, the same on every machine, laid over the percentages."""
+    """The split of a problem, by a blake2b hash of its identity, the same on every machine."""
     percent = int.from_bytes(hashlib.blake2b(repr(identity).encode(), digest_size=8).digest(), "big") % 100
     for split, share in SPLITS.items():
         if percent < share:
@@ -94,8 +94,8 @@ def split_of(identity: tuple) -> str:
 
 
 def calculate(left: int, op: str, right: int) -> int | None:
-    """left op right, or None for a calculation that is not asked for: a product of two numbers beyond 9, a divisor
-    beyond 9, a division with a remainder."""
+    """left op right, or None for a calculation that no problem asks for: a product of two numbers above 9, a divisor
+    above 9, a division with a remainder."""
     if op == "+":
         return left + right
     if op == "-":
@@ -129,12 +129,12 @@ def work(step: Step, calculation: Calculation) -> str:
 
 @cache
 def parse_step(text: str) -> Step:
-    """The step that a template writes as "{A} has [x+y] {things}."."""
+    """The step that a template writes as "{A} has [x+y] {things}"."""
     return Step(*re.fullmatch(r"(.*)\[(\w+)([-+*/])(\w+)\](.*)", text).groups())
 
 
 def decorate(template: Template, numbers: dict[str, int], rng: random.Random) -> GeneratedProblem:
-    """A problem of the template with these numbers and with people and things drawn from rng."""
+    """A problem of the template with these numbers, its people and things drawn from `rng`."""
     a, b, c = rng.sample(BOYS + GIRLS, 3)
     boxes = rng.choice(list(BOXES))
     he, him = ("he", "him") if a in BOYS else ("she", "her")
@@ -164,9 +164,9 @@ def sample(rng: random.Random, split: str, levels: tuple[int, ...] = LEVELS) -> 
 
 
 def generate(n: int, seed: int, split: str, levels: tuple[int, ...] = LEVELS) -> list[GeneratedProblem]:
-    """n problems of a split with distinct identities, the levels in turn, the same for the same arguments.
+    """n different problems of a split, the levels taking turns; the same for the same arguments.
 
-    Raises ValueError for an unknown split or level, or if the split does not hold that many problems.
+    Raises ValueError for an unknown split or level, or if the split has fewer problems.
     """
     check_request(split, levels)
     rng, seen, problems, misses = random.Random(seed), set(), [], 0
@@ -185,7 +185,7 @@ def generate(n: int, seed: int, split: str, levels: tuple[int, ...] = LEVELS) ->
 
 
 def check_request(split: str, levels: tuple[int, ...]) -> None:
-    """Raise ValueError for an unknown split or level, which no draw would ever meet."""
+    """Raise ValueError for an unknown split or level, for which drawing would never end."""
     if split not in SPLITS:
         raise ValueError(f"Unknown split {split!r}: use one of {', '.join(SPLITS)}.")
     if not levels or not set(levels) <= set(LEVELS):
@@ -204,7 +204,7 @@ def write(folder: str | Path) -> None:
 
 
 def load(data_dir: str | Path | None = None) -> MathTask:
-    """The task: the problems that ship, or those of another folder with train, validation and test.jsonl.
+    """The task: the problems that ship, or those in `data_dir`, a folder with train, validation and test.jsonl.
 
     Raises FileNotFoundError if the folder or a file is missing, ValueError for a line that cannot be used.
     """

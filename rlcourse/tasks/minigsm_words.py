@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Template:
-    """One kind of problem. `ranges` bounds each number, ends included; which combinations of them are used, and that no
-    result is singular, is up to `minigsm.solve`."""
+    """One kind of problem. `ranges` bounds each number, ends included; `minigsm.solve` says which combinations can
+    be used."""
 
     name: str
     question: str

@@ -8,7 +8,7 @@ from rlcourse.tasks.task import Problem
 
 
 class PromptSampler:
-    """Goes through the problems in a new random order each epoch; its whole state is `position`: problems sampled."""
+    """Goes through the problems, in a new random order each epoch. Its state is `position`, the number sampled."""
 
     def __init__(self, problems: list[Problem], seed: int):
         self.problems, self.seed, self.position = problems, seed, 0

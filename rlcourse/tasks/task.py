@@ -20,8 +20,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the policy wrote for a problem and what the verifier says. An unfinished answer is never right: 12 may have
-    been on its way to 125. tokens: with the one that ends it."""
+    """What the policy wrote for a problem, and the verdict. An unfinished answer is never right: its 12 may have been
+    about to become 125. tokens: how many, the one that ends it included."""
 
     problem: Problem
     text: str
@@ -31,12 +31,12 @@ class Answer:
 
     @property
     def strict(self) -> bool:
-        """Right, in the form that was asked for."""
+        """Right, and in the form that was asked for."""
         return self.finished and self.verdict.strict
 
     @property
     def lenient(self) -> bool:
-        """Right, in whatever form."""
+        """Right, in any form."""
         return self.finished and self.verdict.lenient
 
     @property

@@ -19,11 +19,11 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 576) -> PreTrainedTokenizerFast:
-    """A left-padding tokenizer of at most `vocab_size` entries, fewer if the texts have no more to merge.
+    """A left-padding tokenizer of at most `vocab_size` entries, or fewer if the texts have nothing left to merge.
 
-    pad is <|endoftext|>, eos is <|im_end|>. The same texts give the same tokenizer. Any text in Unicode's composed form
-    (NFC) comes back as it was; other text comes back composed, as with Qwen2. Raises ValueError for a `vocab_size`
-    below the 256 bytes and 3 special tokens.
+    pad is <|endoftext|>, eos is <|im_end|>. The same texts give the same tokenizer. Text in Unicode's composed form
+    (NFC) survives encoding and decoding; other text comes back composed, as with Qwen2. Raises ValueError for a
+    `vocab_size` below the 256 bytes and 3 special tokens.
     """
     if vocab_size < SMALLEST:
         raise ValueError(f"vocab_size must be at least {SMALLEST} (256 bytes, 3 special tokens), not {vocab_size}.")

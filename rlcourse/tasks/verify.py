@@ -5,11 +5,11 @@ to write. The lenient one also takes `\boxed{}`, "the answer is ..." and, failin
 
 A number is ASCII digits, with an optional sign (-, + or the Unicode minus), an optional currency sign ($, €, £), an
 optional decimal part, and commas only where they group by threes: `1,234` is one number, `3, 4` and `12,34` are two. A
-minus after a digit, a letter or a bracket subtracts: `10-3` ends in 3. `3/4` without spaces is a fraction; with a
-zero below it is no number. A percent sign is a unit like any other (50% is 50), and so are words: 3 million is 3. Mixed
-numbers are not known: `1 1/2` ends in 1/2.
+minus after a digit, a letter or a bracket subtracts: `10-3` ends in 3. `3/4` without spaces is a fraction, `3/0` is no
+number. A percent sign is a unit like any other (50% is 50), and so are words: 3 million is 3. Mixed numbers are not
+read as such: `1 1/2` ends in 1/2.
 
-Every pattern here is linear in the length of the text: what may repeat is possessive (`*+`, `++`) and never backtracks.
+Every pattern here takes time linear in the length of the text: repeats are possessive (`*+`, `++`), so none backtracks.
 """
 
 import re
@@ -40,7 +40,7 @@ LATEX_SPACE = re.compile(r"\{,\}|\\[!,]")  # 1{,}234 and 1\,234 and 1,\!234
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the two readings of one completion say. Strictly right is leniently right too.
+    """The two readings of a completion. What is strictly right is leniently right, too.
 
     strict, lenient: the number found by that reading equals the gold answer. formatted: the strict reading found a
     number. answer: the number that was read, by the strict reading if it found one, else by the lenient one.
@@ -72,7 +72,7 @@ def reward(verdict: Verdict, finished: bool, *, parser: str, correct: float, for
     """The reward of one completion under the reading called `parser`, "strict" or "lenient".
 
     `correct` if that reading is right, else `format` if it found a number, else `neither`. A completion that was cut
-    off at the token limit (`finished` False) earns `neither`, whatever it says: 12 may have been on its way to 125.
+    off at the token limit (`finished` False) always earns `neither`: its 12 may have been about to become 125.
     Raises ValueError for another parser.
     """
     if parser not in ("strict", "lenient"):
@@ -106,7 +106,7 @@ def extract_strict(text: str) -> str | None:
 
 
 def extract_lenient(text: str) -> str | None:
-    r"""The final number of a text however it is announced, as plain text, or None if there is no number.
+    r"""The final number of a text, however it is announced, as plain text; None if there is no number.
 
     The first of these that yields one: the strict reading; the last number in the last `\boxed{}` that holds any
     (`\boxed{\$1,234}`, `\boxed{\frac{3}{4}}`); the first number after the last "answer is" that has one on its line;
@@ -127,7 +127,7 @@ def extract_lenient(text: str) -> str | None:
 
 
 def to_number(text: str) -> Fraction | None:
-    """The exact value of a text that is one number, maybe with a percent sign or a full stop after it; else None."""
+    """The exact value of a text that is one number, with or without a percent sign or a full stop; else None."""
     text = text.strip()
     if not WHOLE_NUMBER.fullmatch(text):
         return None
@@ -144,5 +144,5 @@ def _plain(number: str) -> str:
 
 
 def _first_readable(numbers: Iterable[str]) -> str | None:
-    """The first of some matched numbers that has a value, which `3/0` and endless digits have not."""
+    """The first of the matched numbers that has a value; `3/0` and endless digits have none."""
     return next((_plain(number) for number in numbers if to_number(number) is not None), None)

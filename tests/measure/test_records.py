@@ -8,8 +8,8 @@ import sys
 import pytest
 from rich.console import Console
 
-from rlcourse.measure import machine, records
-from rlcourse.measure.records import KEYS, load_record, record_markdown, record_table, slug, write_record
+from rlcourse.measure import machine
+from rlcourse.measure.records import KEYS, load_record, record_markdown, results_table, slug, write_record
 
 RESULTS = [
     {"variant": "hf-dynamic", "rows": 16, "tokens_per_s": 751.6, "ms_per_step": 21.04},
@@ -127,11 +127,10 @@ def test_markdown_table_ends_in_where_and_when(tmp_path):
     ]
 
 
-def test_rich_table_holds_the_chosen_columns_and_the_provenance(tmp_path):
-    write(tmp_path)
-    record = load_record("decode", folder=tmp_path)
+def test_rich_table_holds_every_result_under_its_name():
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(record_table(record, ["variant", "tokens_per_s"]))
-    text = console.export_text()
-    assert "11,047" in text and "ms_per_step" not in text
-    assert text.strip().endswith(records.provenance(record))
+    console.print(results_table(RESULTS, "decode here"))
+    title, _, names, _, *rows = console.export_text().splitlines()
+    assert title.strip() == "decode here"
+    assert names.replace("┃", " ").split() == ["variant", "rows", "tokens_per_s", "ms_per_step", "floor_ms"]
+    assert rows[0].replace("│", " ").split() == ["hf-dynamic", "16", "752", "21"] and "11,047" in rows[1]

@@ -172,6 +172,16 @@ def test_unknown_instructions_are_refused_when_somebody_comes_to_them():
         execute(f"setp.gt.u32 %p, %t, 99; @!%p bra $END; {text}\n$END:", x=X)
 
 
+def test_a_text_cannot_ask_for_memory_or_time_without_end():
+    for text, message in (
+        (".reg .b32 %n<2000000000>;", "registers"),
+        ("\n".join(f".reg .b32 %n{i}_<900>;" for i in range(200)), "registers"),
+        (f"add.u32 %r1, %t{', 1' * 9000};", "characters"),
+        ("cp.async.ca.shared.global [room], [%x], 1000000000;", "of 1000000000 bytes"),
+    ):
+        mistake(Unsupported, text, message)
+
+
 def test_a_launch_must_fit_the_entry():
     text = f"{HEAD} .visible .entry k(.param .u64 a)\n.reqntid 64, 1, 1\n{{ ret; }}"
     (entry,) = parse(text)

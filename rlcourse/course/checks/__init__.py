@@ -88,29 +88,31 @@ class Result:
 
 
 class Local:
-    """The reader's function in this process. What it returns is taken as the grader takes it from another."""
+    """The reader's function in this process. What it returns is taken as the grader takes it from another.
+
+    kernels: whether it makes kernels, which need a compiler (`rlcourse.course.checks.kernels`).
+    """
+
+    kernels = False
 
     def __init__(self, function: Callable):
         self.function = function
         self.limited = time_limit  # a context in which a case may take so many seconds
 
     def __call__(self, *arguments, **options):
-        found = self.function(*copied(arguments), **copied(options))
-        try:
-            return plain(found)
-        except Unreadable as refused:
-            raise AssertionError(str(refused)) from None
+        return received(self.function(*copied(arguments), **copied(options)))
 
     def gradient(self, *arguments, wrt: int = 0, **options) -> Tensor:
         """Gradient of the sum of the function's result with respect to argument number `wrt`, of its shape."""
         return gradient(self.function, *copied(arguments), wrt=wrt, **copied(options))
 
 
-class Maker(Local):
-    """A reader's class or function that makes an object, such as a kernel: what it returns is left as it is."""
-
-    def __call__(self, *arguments, **options):
-        return self.function(*arguments, **options)
+def received(value):
+    """A value as the grader gets it from another process. Raises AssertionError for what cannot get there."""
+    try:
+        return plain(value)
+    except Unreadable as refused:
+        raise AssertionError(str(refused)) from None
 
 
 def copied(value):

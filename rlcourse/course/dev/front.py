@@ -30,13 +30,15 @@ def found(name: str, column: str, variants: dict[str, str]) -> dict[str, float]:
 
 def headline() -> str:
     """Two sentences: what two CPU cores show, what a GPU does."""
-    runs = [row["summary"] for row in load_curve("dr_grpo")["results"]]
+    record = load_curve("dr_grpo")
+    runs = [row["summary"] for row in record["results"]]
     after = sorted(run["accuracy_after"] for run in runs)
     rate, step = found("decode", "tokens_per_s", DECODERS), found("step", "step_s", TRAINERS)
     compiled = "generate,\ncompiled"
     beside = f"{rate['rlcourse'] / rate['vLLM']:.1f} times vLLM, " if "vLLM" in rate else ""
     return (
-        f"On two CPU cores, in at most {max(run['wall_seconds'] for run in runs):.0f} s, a small model goes from "
+        f"On two CPU cores, in {record['setup']['steps']} training steps and at most "
+        f"{max(run['wall_seconds'] for run in runs):.0f} s, a small model goes from "
         f"{runs[0]['accuracy_before']:.0%} of 1,000 test problems right to between {after[0]:.0%} and "
         f"{after[-1]:.0%} ({len(runs)} seeds).\n"
         f"On an H200, Qwen2.5-0.5B's shape, {ROWS} answers at a time: {rate['rlcourse']:,.0f} tokens a second, "

@@ -57,16 +57,21 @@ def grade(path: Path, hidden: Path | None = None, seed: int | None = None, memor
     start = time.perf_counter()
     notebook = read_notebook(path)
     name, notes = checks_module(notebook, path)
-    questions, ungraded = load_questions(name, hidden)
+    questions = load_questions(name, hidden)
     seed = new_seed() if seed is None else seed
     report = Report(printable(str(path)), name, seed, notes=notes)
     way, why = isolation.way()
+    kernels = [question for question in questions if question.caller.kernels]
+    missing = no_kernels(way) if kernels else ""
+    ungraded = kernels if missing else []
+    questions = [question for question in questions if question not in ungraded]
     cells = student_cells(notebook)
     setup = {
         "seed": seed,
         "memory_bytes": int(memory_gb * 1e9),
         "module": name,
         "checks": [question.name for question in questions],
+        "kernels": bool(kernels) and not missing,
         "ungraded": {question.name: question.function for question in ungraded},
         "limits": isolation.LIMITS,
         "kept": None,
@@ -77,8 +82,8 @@ def grade(path: Path, hidden: Path | None = None, seed: int | None = None, memor
         setup["kept"] = answers.files([path.parent, *([hidden] if hidden else [])])
         setup["known"] = answers.digests() - answers.digests_of([cell.source for cell in cells])
     if ungraded:
-        kernels = ", ".join(f"{question.name} {question.function}" for question in ungraded)
-        report.notes.append(f"Not graded: {kernels}. The notebook itself checks kernels; they need CuTe DSL.")
+        names = ", ".join(f"{question.name} {question.function}" for question in ungraded)
+        report.notes.append(f"Not graded: {names}: {missing}.")
     run = Run(cells, questions, way, setup)
     run.run()
     report.results = [run.results[question.name] for question in questions]
@@ -109,14 +114,26 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in text[:1000])
 
 
-def load_questions(name: str, hidden: Path | None) -> tuple[list[Question], list[Question]]:
-    """The questions of a check module, with the cases that `hidden/nbNN.py` adds: `@q1.case(..., hidden=True)`; and
-    those that the notebook alone checks.
+def no_kernels(way: str) -> str:
+    """Why kernels cannot be graded here; '' if they can."""
+    from rlcourse.kernels import dsl  # which loads the compiler
+
+    if not dsl.INSTALLED:
+        return "kernels need CuTe DSL, which is not installed here (pip install 'rlcourse[kernels]')"
+    if way == isolation.GUARD:
+        return "the compiler of kernels runs in an isolated process alone, and there is none here"
+    return ""
+
+
+def load_questions(name: str, hidden: Path | None) -> list[Question]:
+    """The questions of a check module, in order, with the cases that `hidden/nbNN.py` adds:
+    `@q1.case(..., hidden=True)`.
 
     The module itself stays as it is. Raises FileNotFoundError without such a file, ValueError if it fails.
     """
     module = importlib.import_module(f"rlcourse.course.checks.{name}")
-    questions = list(module.QUESTIONS.values())
+    questions = list((module.QUESTIONS | getattr(module, "KERNELS", {})).values())
+    questions.sort(key=lambda question: int(question.name[1:]))
     public = [list(question.cases) for question in questions]
     try:
         if hidden is not None:
@@ -124,7 +141,7 @@ def load_questions(name: str, hidden: Path | None) -> tuple[list[Question], list
         found = [copy.copy(question) for question in questions]
         for question in found:
             question.cases = list(question.cases)
-        return found, list(getattr(module, "KERNELS", {}).values())
+        return found
     finally:
         for question, cases in zip(questions, public, strict=True):
             question.cases[:] = cases

@@ -8,6 +8,7 @@ import functools
 import glob
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -32,6 +33,8 @@ VISIBLE = (
     "course/start.py",
     "course/calls.py",
     "course/figures.py",
+    "course/kernels/__init__.py",
+    "course/kernels/trace.py",
     "course/wire.py",
     "course/grading/__init__.py",
     "course/grading/namespaces.py",
@@ -40,6 +43,11 @@ VISIBLE = (
     "course/grading/guard.py",
     "course/lessons/__init__.py",
     "course/lessons/curve_records.py",
+    "kernels/__init__.py",
+    "kernels/arguments.py",
+    "kernels/cubin.py",
+    "kernels/dsl.py",
+    "kernels/toolchain.py",
     "measure/__init__.py",
     "measure/machine.py",
     "measure/plots.py",
@@ -158,10 +166,11 @@ def python() -> str:
 
 
 def libraries() -> list[str]:
-    """Python's own folders, and those of `sys.path` that hold installed libraries."""
+    """Python's own folders, and those of `sys.path` that hold installed libraries, or lie in one that does, as those of
+    CuTe DSL do."""
     own = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
     dynamic = [path for path in sys.path if path.endswith("lib-dynload")]
-    kept = [path for path in sys.path if path.endswith(("site-packages", "dist-packages")) and os.path.isdir(path)]
+    kept = [path for path in sys.path if re.search(r"/(site|dist)-packages(/|$)", path) and os.path.isdir(path)]
     return list(dict.fromkeys([*own, *dynamic, *kept]))
 
 

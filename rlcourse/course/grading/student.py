@@ -4,6 +4,7 @@ Whatever comes back is data. A worker that ends, hangs or writes nonsense is rep
 again without the one that was to blame; what was judged stays judged.
 """
 
+import hashlib
 import pickle
 import socket
 import subprocess
@@ -100,7 +101,8 @@ class Run:
     """
 
     def __init__(self, cells: list[Cell], questions: list[Question], way: str, setup: dict):
-        self.cells, self.questions, self.way, self.setup = cells, {q.name: q for q in questions}, way, setup
+        self.cells, self.questions, self.way = cells, {q.name: q for q in questions}, way
+        self.seed, self.setup = setup["seed"], setup | {"seed": derived(setup["seed"], "the notebook")}
         self.deadline = time.monotonic() + NOTEBOOK_SECONDS
         self.results: dict[str, Result] = {}
         self.verdicts: dict[tuple[str, int], bool] = {}  # of the question, how many times it was reached before
@@ -119,7 +121,7 @@ class Run:
             self.close()
         for name, question in self.questions.items():
             if name not in self.results:
-                self.results[name] = question.run(Unreached(self), self.setup["seed"])
+                self.results[name] = question.run(Unreached(self), self.seed)
 
     def close(self) -> None:
         if self.worker is not None:
@@ -131,6 +133,11 @@ class Run:
 
     def why_unreached(self) -> str:
         return f"the notebook took longer than {NOTEBOOK_SECONDS} s" if self.left <= 0 else "its code ended the process"
+
+    def line(self, file: str, number: int) -> str:
+        """A line of a cell, by the name that the worker has for it; '' for everything else."""
+        text = next((cell.source for cell in self.cells if file == f"<cell {cell.number}>"), "")
+        return "".join(text.splitlines()[number - 1 : number])
 
     def errors(self) -> list[str]:
         """A sentence for each thing to say of a cell."""
@@ -191,8 +198,9 @@ class Run:
         if times >= MAX_CHECKS:
             return self.results[name].passed
         if (name, times) not in self.verdicts:
-            remote = Remote(self, name) if defined else Undefined(self, name)
-            result = self.questions[name].run(remote, self.setup["seed"])
+            kind = RemoteMaker if self.questions[name].caller.kernels else Remote
+            remote = (kind if defined else Undefined)(self, name)
+            result = self.questions[name].run(remote, derived(self.seed, name))
             self.results[name] = self._own(result)
             self.verdicts[name, times] = result.passed
         return self.verdicts[name, times]
@@ -209,6 +217,15 @@ class Run:
             return result
         why = f"the course's own code ran ({str(found[0])[:50]}), which is not in the notebook"
         return replace(result, cases=[replace(case, passed=False, message=why) for case in result.cases])
+
+
+def derived(seed: int, name: str) -> int:
+    """A seed that follows from `seed` and a name, from which nobody finds `seed` or those of other names.
+
+    The process of a notebook has one, and sees what others gave. A kernel must not be compiled for inputs that are
+    known before.
+    """
+    return int.from_bytes(hashlib.pbkdf2_hmac("sha256", str(seed).encode(), name.encode(), 50_000)[:4])
 
 
 class JudgedToDeath(Died):
@@ -251,8 +268,23 @@ class Remote:
         except TimeoutError:
             raise OutOfTime from None
         except Died as death:
+            if time.monotonic() >= self.deadline:  # compilers do not take it well to be told that time is up
+                raise OutOfTime from None
             raise AssertionError(str(death)) from None
         return value(answer)
+
+
+class RemoteMaker(Remote):
+    """The class of kernels that a notebook checks. Of the tensors on which one runs, its process learns the shapes."""
+
+    def __call__(self, *arguments, **options) -> Any:
+        """As `rlcourse.course.checks.kernels.Maker`."""
+        from rlcourse.course.checks.kernels import read_facts  # it loads the compiler, and few notebooks have kernels
+
+        match self._ask("trace", arguments, options):
+            case {"kernel": number, "facts": facts}:
+                return read_facts(facts, lambda tensors: self._ask("blocks", (number, tensors), {}), self.run.line)
+        raise AssertionError("the kernel could not be read")
 
 
 class Undefined(Remote):

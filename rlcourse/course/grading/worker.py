@@ -49,8 +49,13 @@ def main(file_descriptor: int, course: str) -> None:
 
 
 def prepare(setup: dict, course: str) -> None:
-    """Limit this process, and guard it where nothing else does. setup: `seed`, `memory_bytes`, `limits`, `kept`."""
+    """Limit this process, and guard it where nothing else does.
+
+    setup: `seed`, `kernels`, whether the compiler is wanted, `memory_bytes`, `limits`, `kept`.
+    """
     torch.set_num_threads(1)
+    if setup["kernels"]:
+        import rlcourse.course.kernels.trace  # noqa: F401  before memory is limited
     torch.manual_seed(setup["seed"])
     fonts, place = Path(course, "matplotlib"), Path(os.environ["MPLCONFIGDIR"])
     shutil.copytree(fonts, place, dirs_exist_ok=True)
@@ -99,11 +104,31 @@ class Check:
         return Card(self.passed)
 
 
+class Kernels:
+    """The kernels of a notebook, by the number that the grader is given for each."""
+
+    def __init__(self):
+        self.made: list = []
+
+    def trace(self, make: Callable, *arguments, **options) -> dict:
+        """A kernel as data (`rlcourse.course.kernels.trace`), and its number."""
+        from rlcourse.course.kernels import trace
+
+        kernel, facts = trace.trace(make, *arguments, **options)
+        self.made.append(kernel)
+        return {"kernel": len(self.made) - 1, "facts": facts}
+
+    def blocks(self, number: int, tensors: list) -> list[int]:
+        from rlcourse.course.kernels import trace
+
+        return trace.blocks(self.made[number], tensors)
+
+
 class Notebook:
     """The names of a notebook and what its cells do.
 
-    setup: `checks`, {question: function's name} of the questions that are graded; `ungraded`, likewise of those that
-    only the notebook checks; `module`, that of the checks; `known`, digests of the answers that the course has.
+    setup: `checks`, {question: function's name} of the questions that are graded; `ungraded`, likewise of the kernels
+    that are not; `module`, that of the checks; `known`, digests of the answers that the course has.
     """
 
     def __init__(self, connection: socket.socket, setup: dict):
@@ -111,6 +136,7 @@ class Notebook:
         self.compiler = codeop.Compile()  # which remembers `from __future__ import ...`, as a notebook does
         self.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         self.left_out: set[str] = set()
+        self.kernels = Kernels()
         module = types.ModuleType("__main__")
         sys.modules["__main__"] = module
         self.names = module.__dict__
@@ -153,7 +179,10 @@ class Notebook:
                     send(self.connection, reply(guard.running, self.setup["known"]))
                     continue
                 seconds, arguments, options = details
-                target, arguments = (gradient, (function, *arguments)) if kind == "gradient" else (function, arguments)
+                if kind in ("gradient", "trace"):
+                    arguments = function, *arguments
+                targets = {"gradient": gradient, "trace": self.kernels.trace, "blocks": self.kernels.blocks}
+                target = targets.get(kind, function)
                 send(self.connection, within(seconds, target, *arguments, **options))
         finally:
             self.judging = False
@@ -186,11 +215,15 @@ class Notebook:
                     asyncio.run(found)
         except OutOfTime:
             return f"took longer than {seconds:g} seconds: is there a loop that never ends?"
+        except ModuleNotFoundError as error:
+            if error.name != "rlcourse.ptx":
+                return f"ModuleNotFoundError: {sentence(error)}"
+            self.left_out |= bound(statement)  # the interpreter is with the grader, and no answer needs it
         except NameError as error:
             if error.name in self.setup["ungraded"].values():
                 return ""
             if error.name in self.left_out:
-                return f"not run: `{error.name}` belongs to kernels, which are not graded here"
+                return f"not run: `{error.name}` belongs to kernels, which do not run here"
             return f"NameError: {sentence(error)}"
         except BaseException as error:
             return f"{type(error).__name__}: {sentence(error)}"
@@ -202,10 +235,15 @@ class Notebook:
         if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith("rlcourse.kernels"):
             self.left_out |= {alias.asname or alias.name for alias in statement.names} if ungraded else set()
             return bool(ungraded)
-        names = getattr(statement, "name", None), *(getattr(t, "id", None) for t in getattr(statement, "targets", []))
-        found = set(names) & set(ungraded.values())
+        found = bound(statement) & set(ungraded.values())
         self.left_out |= found
         return bool(found)
+
+
+def bound(statement: ast.stmt) -> set[str]:
+    """The names that a definition or an assignment is for."""
+    targets = [getattr(target, "id", None) for target in getattr(statement, "targets", [])]
+    return {name for name in (getattr(statement, "name", None), *targets) if name}
 
 
 def within(seconds: float, function: Callable, *arguments, **options) -> bytes:

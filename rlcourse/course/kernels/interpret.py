@@ -1,7 +1,8 @@
-"""Runs a reader's kernel in the interpreter and says in which line of Python a mistake of it is."""
+"""Runs a lesson's kernel in the interpreter and says in which line of Python a mistake of it is."""
 
 import linecache
 import re
+from collections.abc import Callable
 
 from rlcourse.kernels import dsl, toolchain
 from rlcourse.ptx import PTXError, Report
@@ -20,20 +21,25 @@ def run(kernel, *tensors, **order) -> Report:
     try:
         return toolchain.simulate(kernel, *tensors, **order)
     except PTXError as error:
-        found = python_line(code.ptx, error.line)
-        if found:
-            error.message += f"\n  Python line {found[0]}: {found[1]}"
-            error.line = None
+        name_line(error, code.ptx)
         raise
 
 
-def python_line(ptx: str, line: int | None) -> tuple[int, str] | None:
+def name_line(error: PTXError, ptx: str, line_of: Callable[[str, int], str] = linecache.getline) -> None:
+    """Have an error name the line of Python behind it, if the PTX knows one. line_of: a line of a file by its number"""
+    found = python_line(ptx, error.line, line_of)
+    if found:
+        error.message += f"\n  Python line {found[0]}: {found[1]}"
+        error.line = None
+
+
+def python_line(ptx: str, line: int | None, line_of: Callable[[str, int], str]) -> tuple[int, str] | None:
     """Number and text of the line of Python behind a line of PTX, None if the PTX does not say."""
     files = dict(FILE.findall(ptx))
     for text in reversed(ptx.splitlines()[:line] if line else []):
         place = PLACE.match(text)
         file = files.get(place[1], "") if place else ""
-        source = linecache.getline(file, int(place[2])).strip() if file and "cutlass" not in file else ""
+        source = line_of(file, int(place[2])).strip() if file and "cutlass" not in file else ""
         if source:
             return int(place[2]), source
     return None

@@ -4,11 +4,25 @@
 `rlcourse.course.lessons.lessonNN`.
 """
 
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from rlcourse.measure.records import load_record, write_record
 from rlcourse.paths import data_folder
+
+
+def record_seeds(
+    name: str, arguments: list[str], setup: dict[str, Any], seeds: Iterable[int], run: Callable[[int], dict[str, Any]]
+) -> None:
+    """Write the record of what `run` measures with each seed. name, arguments, setup: see `write_curve`."""
+    found = {}
+    for seed in seeds:
+        start = time.perf_counter()
+        found[seed] = run(seed)
+        print(name, seed, found[seed]["evals"][-1], f"{time.perf_counter() - start:.0f} s", flush=True)
+    write_curve(name, arguments, setup, found)
 
 
 def write_curve(name: str, arguments: list[str], setup: dict[str, Any], seeds: dict[int, dict[str, Any]]) -> Path:

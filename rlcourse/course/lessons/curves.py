@@ -4,14 +4,13 @@ Takes names of algorithms, or does the usual six. Writes the record `<algorithm>
 `data/curves/curves.png`.
 """
 
-import json
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from rlcourse.config import ALGORITHMS, make_config
-from rlcourse.course.lessons.curve_records import load_curve, write_curve
+from rlcourse.course.lessons.curve_records import load_curve, record_seeds
 from rlcourse.measure.plots import plot_curves
 from rlcourse.paths import data_folder
 from rlcourse.runs import read_lines
@@ -35,11 +34,9 @@ def train_and_read(**settings: Any) -> dict[str, Any]:
 
 def record(algorithm: str) -> None:
     """Train with each seed at the laptop preset's settings, for `STEPS` steps, and write the algorithm's record."""
-    seeds = {}
-    for seed in SEEDS:
-        seeds[seed] = train_and_read(algorithm=algorithm, seed=seed, steps=STEPS)
-        print(algorithm, seed, json.dumps(seeds[seed]["summary"]), flush=True)
-    write_curve(algorithm, [algorithm], make_config(algorithm=algorithm, steps=STEPS).to_dict(), seeds)
+    settings = {"algorithm": algorithm, "steps": STEPS}
+    setup = make_config(**settings).to_dict()
+    record_seeds(algorithm, [algorithm], setup, SEEDS, lambda seed: train_and_read(**settings, seed=seed))
 
 
 def recorded_algorithms() -> list[dict[str, Any]]:

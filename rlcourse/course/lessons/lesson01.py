@@ -7,7 +7,7 @@ writes the record `lesson01_<variant>` of each.
 import sys
 from typing import Any
 
-from rlcourse.course.lessons.curve_records import write_curve
+from rlcourse.course.lessons.curve_records import record_seeds
 from rlcourse.course.lessons.curves import train_and_read
 
 SEEDS = (0, 1, 2, 3, 4)
@@ -39,12 +39,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def record(variant: str) -> None:
     """Train with every seed: validation accuracy, and the mean reward of each step."""
-    seeds = {}
-    for seed in SEEDS:
-        measured = train_and_read(**FEW, **VARIANTS[variant], seed=seed)
-        seeds[seed] = {key: measured[key] for key in ("evals", "rewards")}
-        print(variant, seed, measured["evals"][-1], flush=True)
-    write_curve(f"lesson01_{variant}", [variant], FEW | VARIANTS[variant], seeds)
+    settings = FEW | VARIANTS[variant]
+
+    def run(seed: int) -> dict[str, Any]:
+        measured = train_and_read(**settings, seed=seed)
+        return {key: measured[key] for key in ("evals", "rewards")}
+
+    record_seeds(f"lesson01_{variant}", [variant], settings, SEEDS, run)
 
 
 if __name__ == "__main__":

@@ -5,14 +5,13 @@ have twice the learning rate. Writes the record `lesson02_<variant>` of each. A 
 """
 
 import sys
-import time
 from typing import Any
 
 import torch
 
 from rlcourse.batch import Completions
 from rlcourse.config import make_config
-from rlcourse.course.lessons.curve_records import write_curve
+from rlcourse.course.lessons.curve_records import record_seeds
 from rlcourse.course.lessons.experiment import Experiment
 from rlcourse.learner import Learner
 
@@ -63,13 +62,8 @@ def run(variant: str, seed: int, **overrides) -> dict[str, Any]:
 
 def record(variant: str) -> None:
     """Train with every seed and write the variant's record."""
-    seeds = {}
-    for seed in SEEDS:
-        start = time.perf_counter()
-        seeds[seed] = run(variant, seed)
-        curve = [round(row["accuracy"], 3) for row in seeds[seed]["evals"]]
-        print(variant, seed, curve, f"{time.perf_counter() - start:.0f} s", flush=True)
-    write_curve(f"lesson02_{variant}", [variant], SETTING | VARIANTS[variant], seeds)
+    setup = SETTING | VARIANTS[variant]
+    record_seeds(f"lesson02_{variant}", [variant], setup, SEEDS, lambda seed: run(variant, seed))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 
 from rlcourse.collect import answer_rewards
 from rlcourse.config import TrainConfig, make_config
-from rlcourse.course.lessons.curve_records import write_curve
+from rlcourse.course.lessons.curve_records import record_seeds
 from rlcourse.course.lessons.experiment import Experiment
 from rlcourse.tasks import Answer
 
@@ -60,11 +60,8 @@ def brief_rewards(answers: list[Answer], config: TrainConfig) -> list[float]:
 
 def record(name: str) -> None:
     """Run every seed and write the record."""
-    seeds = {}
-    for seed in SEEDS:
-        seeds[seed] = training_run(name, seed)
-        print(name, seed, seeds[seed].get("evals", "")[-1:], flush=True)
-    write_curve(f"lesson03_{name}", [name], SETTINGS | settings_of(name), seeds)
+    setup = SETTINGS | settings_of(name)
+    record_seeds(f"lesson03_{name}", [name], setup, SEEDS, lambda seed: training_run(name, seed))
 
 
 if __name__ == "__main__":

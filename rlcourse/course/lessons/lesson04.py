@@ -1,10 +1,10 @@
 """The recorded runs of lesson 04: `python -m rlcourse.course.lessons.lesson04 [KIND [VARIANTS...]]`.
 
 `isolated` shows the length bias of GRPO alone: training in which nothing but the opening of an answer decides what it
-earns. `default` and `slow` are ordinary training, at the default settings and with small steps, with neither, one or
-both of the deletions that make GRPO Dr. GRPO. All of these have five seeds. `kinds` is the beginning of `slow` with
-three, and says what kind of answers the policy writes. Writes the record `lesson04_<kind>_<variant>` of each. A seed
-takes less than a minute on a GPU and one to six minutes on one CPU core.
+earns. `default` and `slow` are ordinary training, 60 steps at the default settings and more with small steps, with
+neither, one or both of the deletions that make GRPO Dr. GRPO. All of these have five seeds. `kinds` is the beginning of
+`slow` with three, and says what kind of answers the policy writes. Writes the record `lesson04_<kind>_<variant>` of
+each. A seed takes less than a minute on a GPU and one to six minutes on one CPU core.
 """
 
 import sys
@@ -17,7 +17,7 @@ from rlcourse.collect import RewardFunction
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.course.embedded.demonstrations import THINK
 from rlcourse.course.lessons import gain
-from rlcourse.course.lessons.curve_records import write_curve
+from rlcourse.course.lessons.curve_records import record_seeds
 from rlcourse.course.lessons.experiment import Experiment
 from rlcourse.evaluation import answer_problems
 from rlcourse.policy import Policy
@@ -47,7 +47,7 @@ SWITCHES: dict[str, dict[str, str]] = {
     "no_std": CENTERED | MEAN,
     "dr_grpo": CENTERED | CONSTANT,
 }
-DEFAULT: dict[str, Any] = {}
+DEFAULT = {"steps": 60}
 SLOW = {"lr": 1e-5, "steps": 120, "max_new_tokens": 160}
 KEPT = ("reward", "length", "length_right", "length_wrong", "truncated", "grad_norm", "groups_without_signal")
 BEGINNING = SLOW | {"steps": 30}
@@ -175,13 +175,12 @@ def run(kind: str, variant: str, seed: int) -> dict[str, Any]:
 
 def record(kind: str, variant: str) -> None:
     """Train with every seed and write the record."""
-    seeds = {}
-    for seed in KIND_SEEDS if kind == "kinds" else SEEDS:
-        seeds[seed] = run(kind, variant, seed)
-        shown = "guess" if kind == "kinds" else "filler"
-        print(kind, variant, seed, [round(row[shown], 2) for row in seeds[seed]["evals"]], flush=True)
     switches = FATES[variant][0] if kind == "isolated" else SWITCHES[variant]
-    write_curve(f"lesson04_{kind}_{variant}", [kind, variant], SETTINGS[kind] | switches, seeds)
+    seeds = KIND_SEEDS if kind == "kinds" else SEEDS
+    record_seeds(
+        f"lesson04_{kind}_{variant}", [kind, variant], SETTINGS[kind] | switches, seeds,
+        lambda seed: run(kind, variant, seed),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

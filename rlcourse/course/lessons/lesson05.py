@@ -13,7 +13,7 @@ from typing import Any
 from rlcourse.config import make_config
 from rlcourse.course.embedded.demonstrations import Mix
 from rlcourse.course.embedded.sft import Stage, run_stage, save_model
-from rlcourse.course.lessons.curve_records import write_curve
+from rlcourse.course.lessons.curve_records import record_seeds
 from rlcourse.policy import load_policy
 from rlcourse.runs import read_lines
 from rlcourse.trainer import train
@@ -38,16 +38,12 @@ RUNS: dict[str, dict[str, Any]] = {
 def record(name: str) -> None:
     """Train the run called `name` with each seed and write its record."""
     settings = COMMON | RUNS[name]
-    seeds = {}
     with tempfile.TemporaryDirectory() as scratch:
         used = settings
         if settings.get("model") == IN_WORDS:
             write_model_in_words(Path(scratch) / "model")
             used = settings | {"model": str(Path(scratch) / "model")}
-        for seed in SEEDS:
-            seeds[seed] = one_run(used, seed, Path(scratch))
-            print(name, seed, seeds[seed]["summary"], flush=True)
-    write_curve(f"lesson05_{name}", [name], settings, seeds)
+        record_seeds(f"lesson05_{name}", [name], settings, SEEDS, lambda seed: one_run(used, seed, Path(scratch)))
 
 
 def one_run(settings: dict[str, Any], seed: int, scratch: Path) -> dict[str, Any]:

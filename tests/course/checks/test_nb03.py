@@ -6,7 +6,10 @@ import pytest
 import torch
 from answers import common_tests
 
-from rlcourse.course.checks.nb03 import EPS, QUESTIONS, TRAINERS, gradients_off, group_gradients, silence, weights_of
+from rlcourse.course.checks.nb03 import QUESTIONS
+from rlcourse.course.checks.nb03.q1_whose_log import EPS, TRAINERS, weights_of
+from rlcourse.course.checks.nb03.q2_silence import silence
+from rlcourse.course.checks.nb03.q4_gradients import gradients_off, group_gradients
 from rlcourse.losses import aggregate, kl_estimate, token_loss
 
 # q1: whose log ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,9 @@ import torch
 from answers import common_tests
 
 from rlcourse.advantages import group_centered, group_normalized
-from rlcourse.course.checks.nb04 import DRIFTS, PLANTED, QUESTIONS, drift_by_loop
+from rlcourse.course.checks.nb04 import QUESTIONS
+from rlcourse.course.checks.nb04.q3_loss import PLANTED
+from rlcourse.course.checks.nb04.q4_drift import DRIFTS, drift_by_loop
 from rlcourse.losses import aggregate, token_loss
 
 # q1: which divisions a gradient shows -----------------------------------------------------------------------------

@@ -7,7 +7,10 @@ import pytest
 import torch
 from answers import common_tests
 
-from rlcourse.course.checks.nb05 import ENGINES, QUESTIONS, best_by_pairs, by_bisection, sample_with
+from rlcourse.course.checks.nb05 import QUESTIONS
+from rlcourse.course.checks.nb05.q1_credit import by_bisection
+from rlcourse.course.checks.nb05.q2_best import best_by_pairs
+from rlcourse.course.checks.nb05.q3_engine import ENGINES, sample_with
 
 # q1: how kind a verifier may be ----------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import torch
 from answers import common_tests
 from thorough import thinned
 
-from rlcourse.course.checks import Maker
+from rlcourse.course.checks.kernels import Maker
 from rlcourse.course.checks.nb08 import KERNELS, QUESTIONS
 from rlcourse.course.dev.build import ROOT
 from rlcourse.kernels.toolchain import simulate
@@ -179,8 +179,8 @@ EDITS = {  # question: name: (what stands in the solution, what is put there, wh
     "q5": {
         "as it is": ("", "", None),
         "far ones first": ("1 << step", "16 >> step", None),
-        "begins at zero": ("Float32(-1e38)", "Float32(0.0)", "hold 0"),
-        "begins too high": ("Float32(-1e38)", "Float32(-1000.0)", "expected"),
+        "begins at zero": ("-Float32.inf", "Float32(0.0)", "hold 0"),
+        "begins too high": ("-Float32.inf", "Float32(-1000.0)", "expected"),
         "four steps": ("range_constexpr(5)", "range_constexpr(4)", "Only 16 lanes"),
         "no steps": ("range_constexpr(5)", "range_constexpr(0)", "never compared"),
         "inside": (STEPS, INSIDE, "never come"),
@@ -253,16 +253,32 @@ test_right_answers_pass, test_wrong_answers_are_killed, test_the_mistake_is_name
 )
 
 
+MASTER = ROOT / "exercises" / "_src" / "08_first_kernels.py"
+
+
+def frame() -> str:
+    """The cell that completes the puzzles."""
+    cells = MASTER.read_text().split("\n# %%")
+    return next(cell for cell in cells if "\ndef puzzle(" in cell).partition("\n")[2]
+
+
 @functools.cache
 def solution(question: str, hers: bool = False) -> str:
     """The cell of the master that holds a kernel's solution, or what the colleague gave, and what these need."""
-    cells = (ROOT / "exercises" / "_src" / "08_first_kernels.py").read_text().split("\n# %%")
-    frame = next(cell for cell in cells if "\ndef puzzle(" in cell)
+    cells = MASTER.read_text().split("\n# %%")
     name = "Hers" if hers else KERNELS[question].function
     (chosen,) = [cell for cell in cells if re.search(rf"^class {name}\b", cell, re.M)]
     imports = "from dataclasses import dataclass\nfrom rlcourse.kernels.dsl import Float32, cute, range_constexpr\n"
     imports += "from rlcourse.kernels.toolchain import Argument\n"
-    return imports + "\n".join(cell.partition("\n")[2] for cell in (frame, chosen))
+    return imports + frame() + "\n" + chosen.partition("\n")[2]
+
+
+def edited(question: str, name: str) -> tuple[str, str | None]:
+    """The solution with an edit, which is made in what the reader writes; and what the card must say."""
+    old, new, said = EDITS[question][name]
+    head, own, tail = solution(question).rpartition("# BEGIN SOLUTION")
+    assert old in tail, "this mistake can no longer be made: write another one"
+    return head + own + tail.replace(old, new, 1), said
 
 
 def kernel_from(source: str, name: str, folder, monkeypatch):
@@ -281,12 +297,8 @@ def kernel_from(source: str, name: str, folder, monkeypatch):
 )
 def test_kernels_with_one_mistake_are_killed_and_others_pass(question, name, tmp_path, monkeypatch):
     pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
-    old, new, said = EDITS[question][name]
-    source = solution(question)
-    assert old in source.rpartition("# BEGIN SOLUTION")[2], "this mistake can no longer be made: write another one"
+    source, said = edited(question, name)
     asked = KERNELS[question]
-    head, own, tail = source.rpartition("# BEGIN SOLUTION")  # in what the reader writes, and not in what is given
-    source = head + own + tail.replace(old, new, 1)
     result = asked.run(Maker(kernel_from(source, asked.function, tmp_path, monkeypatch)), seed=0)
     assert result.passed == (said is None), repr(result)
     messages = [case.message for case in result.cases if not case.passed]

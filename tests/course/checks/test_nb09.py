@@ -10,7 +10,7 @@ import torch
 from answers import common_tests
 from thorough import thinned
 
-from rlcourse.course.checks import Maker
+from rlcourse.course.checks.kernels import Maker
 from rlcourse.course.checks.nb09 import KERNELS, QUESTIONS
 from rlcourse.course.dev import build
 
@@ -236,14 +236,19 @@ KERNEL = {  # what is put in place of a piece of the solution's source, and a pa
 }
 
 
-def warp_attention(folder, old: str = "", new: str = ""):
+def attention_source(old: str = "", new: str = "") -> str:
     """The solution of q5 from its master, with `new` in place of `old`."""
     source = (build.ROOT / "exercises" / "_src" / "09_decode_attention.py").read_text()
     imports = re.search(r"^import math\n.*?(?=^torch\.manual_seed)", source, re.M | re.S)[0]
     body = re.search(r"^@dataclass.*?# END SOLUTION\n", source, re.M | re.S)[0]
     assert old in body, "this mistake can no longer be made: write another one"
+    return imports + body.replace(old, new)
+
+
+def warp_attention(folder, old: str = "", new: str = ""):
+    """The kernel of that source."""
     path = folder / f"{folder.name}.py"
-    path.write_text(imports + body.replace(old, new))
+    path.write_text(attention_source(old, new))
     spec = importlib.util.spec_from_file_location(folder.name, path)
     module = sys.modules[folder.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

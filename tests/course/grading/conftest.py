@@ -49,13 +49,27 @@ def ask(name):
 QUESTIONS = {name: ask(name) for name in (f"q{number}" for number in range(1, 100))}
 """
 
+KERNELS = """
+from rlcourse.course.checks import Question
+from rlcourse.course.checks.kernels import Maker
+from rlcourse.course.checks.nb08 import KERNELS as LESSON
+
+def ask(name):
+    question = Question(name, "AddTen", hint="add ten", seconds=5, caller=Maker)
+    question.cases = list(LESSON["q1"].cases)
+    return question
+
+QUESTIONS = {}
+KERNELS = {name: ask(name) for name in (f"q{number}" for number in range(1, 50))}
+"""
+
 
 @pytest.fixture(autouse=True)
 def checks(tmp_path, monkeypatch):
-    """nb90 has two questions, nb91 the first alone, nb92 ninety-nine."""
+    """nb90 has two questions, nb91 the first alone, nb92 ninety-nine; nb93 has 08's first kernel many times."""
     folder = tmp_path / "checks"
     folder.mkdir()
-    names = {"nb90": CHECKS, "nb91": ONE, "nb92": MANY}
+    names = {"nb90": CHECKS, "nb91": ONE, "nb92": MANY, "nb93": KERNELS}
     for name, text in names.items():
         (folder / f"{name}.py").write_text(text)
         monkeypatch.delitem(sys.modules, f"rlcourse.course.checks.{name}", raising=False)

@@ -25,20 +25,22 @@ def write(path: Path, cells: list[str]) -> Path:
     return path
 
 
-def many(folder: Path, kinds: dict[str, list[str]], start: str = "") -> tuple[Path, dict[str, str]]:
+def many(
+    folder: Path, kinds: dict[str, list[str]], start: str = "", number: int = 92, function: str = "double"
+) -> tuple[Path, dict[str, str]]:
     """A notebook in which every kind of answer has its own cells, names and question; and the kind of each question.
 
-    start: what all of them share.
+    start: what all of them share; number, function: of the check module, and what all of its questions ask for.
     """
-    cells, asked = ["\n".join([IMPORTS.format(number=92), start, "KEPT = {*globals(), 'KEPT'}"])], {}
+    cells, asked = ["\n".join([IMPORTS.format(number=number), start, "KEPT = {*globals(), 'KEPT'}"])], {}
     forget = "for name in set(globals()) - KEPT:\n    del globals()[name]"
-    for number, (kind, texts) in enumerate(kinds.items(), 1):
-        asked[f"q{number}"] = kind
+    for question, (kind, texts) in ((f"q{i}", entry) for i, entry in enumerate(kinds.items(), 1)):
+        asked[question] = kind
         cells.append(forget)
-        cells += [text.replace("CHECK", f"check.q{number}") for text in texts]
+        cells += [text.replace("CHECK", f"check.{question}") for text in texts]
         if not any("CHECK" in text for text in texts):
-            cells.append(f"check.q{number}(double)")
-    return write(folder / "92_many.ipynb", [*cells, forget]), asked
+            cells.append(f"check.{question}({function})")
+    return write(folder / f"{number}_many.ipynb", [*cells, forget]), asked
 
 
 def workers(grader: int | None = None) -> dict[int, str]:
