@@ -15,6 +15,7 @@ from thorough import thorough
 from rlcourse import learner as module
 from rlcourse.config import make_config
 from rlcourse.exact import model as exact_model
+from rlcourse.exact import weights
 from rlcourse.exact.model import ExactPass
 from rlcourse.exact.weights import fused_weights, is_exact
 from rlcourse.learner import Learner
@@ -41,6 +42,7 @@ def exact(monkeypatch) -> list:
 
     monkeypatch.setattr(exact_model, "ExactPass", InFloat32)
     monkeypatch.setattr(exact_model, "WIDTH", 2)
+    monkeypatch.setattr(module, "may_be_exact", lambda device: True)
     for place in (module, fast):
         monkeypatch.setattr(place, "is_exact", lambda weights: True)
     return made
@@ -68,6 +70,7 @@ def test_nothing_is_exact_on_a_cpu():
     for config in (config_for(), config_for("float32")):
         learner = Learner(policy, config)
         assert learner.exact is None and learner.exact_reference is None
+    assert policy.model not in weights._MADE  # nor takes memory
     assert not is_exact(fused_weights(policy.model, torch.bfloat16))
     assert not FastEngine(policy, torch.float32).exact
 
