@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from rlcourse.batch import Rollout
 from rlcourse.config import TrainConfig
 from rlcourse.device import autocast
-from rlcourse.exact.weights import can_fuse, fused_weights, is_exact
+from rlcourse.exact.weights import can_fuse, fused_weights, is_exact, may_be_exact
 from rlcourse.logprobs import hidden_states, token_logprobs
 from rlcourse.policy import Policy, ValueHead, frozen_copy
 
@@ -102,8 +102,8 @@ class Learner:
 def exact_pass(model: PreTrainedModel, config: TrainConfig) -> Any:
     """The pass over the model whose numbers are those of the fast engine, or None where there is none."""
     dtype = getattr(torch, config.dtype)
-    if dtype == torch.float32 or not can_fuse(model):
-        return None
+    if dtype == torch.float32 or not may_be_exact(model.device) or not can_fuse(model):
+        return None  # before memory is taken
     if not is_exact(fused_weights(model, dtype)):
         return None
     from rlcourse.exact.model import ExactPass  # only where there is Triton

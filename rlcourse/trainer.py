@@ -109,6 +109,7 @@ class Trainer:
 
     def run_all(self) -> dict[str, Any]:
         """Evaluation, training, evaluation. See `train`."""
+        self._say_if_two_sets_of_numbers()
         try:
             with StopAfterStep() as stop:
                 if self.before is None:
@@ -127,6 +128,15 @@ class Trainer:
         summary = self._summary(after)
         self.run.finish(summary)
         return summary
+
+    def _say_if_two_sets_of_numbers(self) -> None:
+        """In 16 bits, engine and trainer round differently but where both are exact."""
+        if self.config.dtype == "float32" or (self.engine.exact and self.learner.exact is not None):
+            return
+        tqdm.write(
+            f"Engine {self.config.engine} and trainer round differently on {self.device}: `mismatch_mean` in "
+            "metrics.jsonl says by how much, and --sampler-correction token makes up for it."
+        )
 
     def _loop(self, stop: "StopAfterStep") -> None:
         config = self.config

@@ -252,7 +252,7 @@ ladder_bet.result(TRIED[3] if whole[64] > 2 else TRIED[2])
 #
 # The last two rows have the same ceiling and very different results. With 16 rows a static cache alone decodes {{
 # alone[16]:.2f }} times as fast, which is slower. {{ assert alone[16] < 1 < whole[64] }} With the decode step compiled
-# as well, the whole training step is {{ whole[16]:.1f }} times as fast. A ceiling says what **may** be gained, not what
+# as well, the whole training step is {{ whole[16]:.2f }} times as fast. A ceiling says what **may** be gained, not what
 # a change collects of it: for that one must know what the time is spent on (section 3).
 #
 # How good is the law? The record has TRL's rollout before and after its decode step was compiled. **Look for** the
@@ -424,7 +424,69 @@ eager, static, fused = (RUNGS[name, 16] for name in ("hf-dynamic", "hf-static", 
 #   ran. But it lumps all processes together, and a dashboard averages it over all phases. A step of 50 % rollout at 10
 #   % busy and 50 % update at 100 % averages 55 %, and the cure is not in the average.
 #
-# So we need something to compare with that does not depend on any program.
+# ### Two traces of a GPU
+#
+# What does a GPU look like that waits? Two traces of a few decode steps of 16 rows on the H200 are in the repository's
+# folder `data/traces/nvidia-h200`, to open in Perfetto yourself. In `hf-static-breaks.json.gz` it is `generate` with a
+# static cache, compiled, and with an attention kernel of our own plugged in: the kernel is fast, and it breaks the
+# compiled step into pieces (lesson 10 is about that). `graph.json.gz` is this package's step, a CUDA graph. Here are
+# 1.5 ms of each. **Look for** the white in the lower lanes.
+
+# %% tags=["hide-input"]
+# @title Figure: two traces on one time axis
+from rlcourse.measure.traces import launches, on_gpu, read_trace, trace_path
+
+traced = load_record("trace", "NVIDIA H200")
+STEP = {row["variant"]: row for row in traced["results"] if row["part"] == "step"}
+TRACED = {"hf-static-breaks": "`generate`, broken into pieces", "graph": "this package, a CUDA graph"}
+FROM_US = {"hf-static-breaks": 8000, "graph": 0}  # into the step: among its layers
+fig, axes = plt.subplots(2, 1, figsize=(10, 3.8), sharex=True, layout="constrained")
+for ax, (variant, name) in zip(axes, TRACED.items(), strict=True):
+    events, begin = (
+        read_trace(trace_path(variant, "NVIDIA H200")),
+        STEP[variant]["kept_steps_from_us"] + FROM_US[variant],
+    )
+    parts = {"launch": [(event["ts"], event["dur"]) for event in launches(events)], "kernel": [], "attention": []}
+    until = 0.0
+    for event in on_gpu(events):  # of kernels that overlap, the second is drawn from where the first ends
+        start, until = max(event["ts"], until), max(event["ts"] + event["dur"], until)
+        parts["attention" if "attention" in event["name"] else "kernel"].append((start, until - start))
+    for (label, spans), lane, color in zip(parts.items(), (1, 0, 0), (VERMILION, BLUE, GREEN), strict=True):
+        spans = [((start - begin) / 1e3, us / 1e3) for start, us in spans]
+        ax.broken_barh(spans, (lane - 0.35, 0.7), color=color, linewidth=0, label=label)
+    ax.set_yticks([0, 1], ["the GPU works", "the host starts"])
+    ax.set(title=name.replace("`", ""), xlim=(0, 1.5), ylim=(-0.5, 1.5))
+axes[-1].set_xlabel(f"ms, {provenance(traced)}")
+axes[0].legend(ncols=3, loc="lower right", bbox_to_anchor=(1, 1))
+plt.show()
+
+# %% tags=["hide-input"]
+# @title Table: where the two steps go
+lines = ["| | a step | µs | of the step |", "| --- | ---: | ---: | ---: |"]
+gap = {}
+for variant, name in TRACED.items():
+    lines.append(f"| **{name}** | | {STEP[variant]['us_a_step']:,.0f} | |")
+    parts = [row for row in traced["results"] if row["variant"] == variant and row["part"] != "step"]
+    gap[variant], attention = parts[-1]["share"], next(row for row in parts if "attention" in row["part"])
+    named = [row for place, row in enumerate(parts[:-1]) if place < 3 or row is attention]
+    rest = [row for row in parts[:-1] if row not in named]
+    for row in named:
+        lines.append(f"| `{row['part']}` | {row['calls_a_step']:,.0f} | {row['us_a_step']:,.1f} | {row['share']:.1%} |")
+    calls, us, share = (sum(row[key] for row in rest) for key in ("calls_a_step", "us_a_step", "share"))
+    lines.append(f"| all other kernels | {calls:,.0f} | {us:,.1f} | {share:.1%} |")
+    lines.append(f"| no kernel runs | | {parts[-1]['us_a_step']:,.1f} | {gap[variant]:.1%} |")
+display(Markdown("\n".join([*lines, "", provenance(traced)])))
+
+# %% [markdown]
+# Above, each kernel comes when the host gets round to it, and for {{ 100 * gap["hf-static-breaks"]:.0f }} % of the step
+# there is none. Below, they stand back to back, and there is next to nothing in the host's lane: it started these steps
+# up to {{ STEP["graph"]["kept_steps_from_us"] / 1e3:.1f }} ms earlier, and waits. {{ assert gap["hf-static-breaks"] >
+# 0.8 and gap["graph"] < 0.2 }} A faster kernel makes a line thinner. It does nothing to the white. (The profiler slows
+# down the host: the step above takes {{ STEP["hf-static-breaks"]["profiled_ms"]:.1f }} ms in the picture, and {{
+# STEP["hf-static-breaks"]["ms_per_step"]:.1f }} without the profiler, which is what the table divides.)
+#
+# Neither of these numbers says how fast the step could be. So we need something to compare with that does not depend
+# on any program.
 #
 # ## 4 · The floor
 #

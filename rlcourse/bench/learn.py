@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from rlcourse.bench.models import write_wide_heads
 from rlcourse.config import ALGORITHMS, TrainConfig, make_config
 from rlcourse.device import find_device
 from rlcourse.files import read_lines
@@ -18,9 +17,7 @@ from rlcourse.runs import new_run
 from rlcourse.trainer import Trainer
 
 Rows = list[dict[str, Any]]
-OWN_KERNELS = "fast, own kernels"  # on a GPU: with heads of 64, as the kernels need them; the model's have 32
 THREE_SEEDS = ("dr_grpo", "gspo")
-KERNEL_RUNS = ((False, 0), (True, 0), (False, 1), (False, 2))  # compiled or not, seed
 LEFT_OUT = {"top_k": 20, "top_p": 0.95, "temperature": 0.9}  # sampling that our kernels do not do
 
 
@@ -32,7 +29,6 @@ def combinations(on_gpu: bool) -> list[dict[str, Any]]:
         engines = ("fast", "hf-dynamic", "hf-static")
         for engine, dtype, compiled in itertools.product(engines, ("bfloat16", "float32"), (False, True)):
             found.append(best | {"engine": engine, "dtype": dtype, "compile": compiled})
-        found += [best | {"engine": OWN_KERNELS, "compile": compiled, "seed": seed} for compiled, seed in KERNEL_RUNS]
         for algorithm, dtype, compiled in itertools.product(
             ("grpo", "gspo", "ppo"), ("bfloat16", "float32"), (False, True)
         ):
@@ -82,9 +78,6 @@ def one_run(settings: dict[str, Any]) -> dict[str, Any]:
     torch._dynamo.reset()
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        if settings["engine"] == OWN_KERNELS:
-            write_wide_heads("embedded", Path(folder) / "model")
-            settings = settings | {"engine": "fast", "model": str(Path(folder) / "model")}
         config = make_config("laptop", **settings, output=folder, name="learn")
         trainer = Trainer(new_run(config), find_device(config))
         summary = trainer.run_all()

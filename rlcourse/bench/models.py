@@ -1,7 +1,5 @@
 """What benchmarks measure: the config's model and prompts, or random weights, which need no download."""
 
-import copy
-import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -78,36 +76,3 @@ def write_random_model(shape: str, task: Task, folder: Path) -> None:
     model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def write_wide_heads(source: str, folder: Path) -> None:
-    """Write a model that computes the same as the Qwen2 model `source` with heads twice as wide, so that kernels for
-    heads of 64 can run it.
-
-    The new dimensions are zeros. RoPE has the frequencies of width D at every other place of width 2 D, so dimension j
-    goes to place 2 j. Queries are larger by sqrt(2), since scores are now divided by sqrt(2 D).
-    """
-    policy = load_policy(source)
-    narrow, config = policy.model, copy.deepcopy(policy.model.config)
-    size = config.hidden_size // config.num_attention_heads
-    config.head_dim = 2 * size
-    model = Qwen2ForCausalLM(config)
-    place = 2 * torch.arange(size)
-
-    def spread(heads: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-        wide = heads.new_zeros(len(heads) // size, 2 * size, *heads.shape[1:])
-        wide[:, place] = scale * heads.unflatten(0, (-1, size))
-        return wide.flatten(0, 1)
-
-    weights = narrow.state_dict()
-    for name, value in weights.items():
-        if "q_proj" in name:
-            weights[name] = spread(value, math.sqrt(2))
-        elif "k_proj" in name or "v_proj" in name:
-            weights[name] = spread(value)
-        elif "o_proj" in name:
-            weights[name] = spread(value.T).T
-    model.load_state_dict(weights)
-    model.generation_config = narrow.generation_config
-    model.save_pretrained(folder)
-    policy.tokenizer.save_pretrained(folder)

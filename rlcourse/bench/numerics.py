@@ -1,5 +1,6 @@
 """How exact and how lean: sampling against training log-probs, and the memory of log-probs in chunks."""
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -10,6 +11,7 @@ from rlcourse.batch import Rollout
 from rlcourse.bench.models import policy_and_prompts
 from rlcourse.config import TrainConfig
 from rlcourse.device import autocast
+from rlcourse.learner import exact_pass
 from rlcourse.logprobs import chunked_logprobs, token_logprobs
 from rlcourse.policy import Policy
 from rlcourse.rollout import make_engine
@@ -40,6 +42,9 @@ def mismatch(config: TrainConfig) -> tuple[dict[str, Any], Rows]:
 
 @torch.no_grad()
 def _trainer_logprobs(policy: Policy, rollout: Rollout, config: TrainConfig, dtype: str) -> Tensor:
+    exact = exact_pass(policy.model, dataclasses.replace(config, dtype=dtype))
+    if exact is not None:
+        return exact.token_logprobs(rollout, config.sampling, config.logprob_chunk)[0]
     with autocast(dtype, policy.device):
         return token_logprobs(policy.model, rollout, config.sampling, config.logprob_chunk)[0]
 

@@ -127,17 +127,17 @@ def has_kernels(weights: FusedWeights) -> bool:
 
 
 def is_exact(weights: FusedWeights) -> bool:
-    """Whether decode step and training pass have the same numbers, to the last bit: where `has_kernels`, on the GPUs
-    whose matrix products are known to have one order (Hopper; PyTorch from 2.10 on lets us forbid others)."""
-    if not has_kernels(weights) or torch.cuda.get_device_capability(weights.embedding.device)[0] != 9:
+    """Whether decode step and training pass have the same numbers, to the last bit."""
+    return has_kernels(weights) and may_be_exact(weights.embedding.device)
+
+
+def may_be_exact(device: torch.device) -> bool:
+    """Whether it is a GPU whose matrix products are known to have one order, Hopper, and PyTorch can forbid others."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
         return False
-    return _may_forbid_split_k()
-
-
-def _may_forbid_split_k() -> bool:
     try:
         return torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction_split_k in (True, False)
-    except AttributeError:  # an older PyTorch
+    except AttributeError:  # before 2.10
         return False
 
 
