@@ -7,8 +7,10 @@ import pytest
 import torch
 from answers import common_tests
 
-from rlcourse.course.checks import nb11
-from rlcourse.course.checks.nb11 import ADMISSION, QUESTIONS, RULES
+from rlcourse.course.checks.nb11 import QUESTIONS
+from rlcourse.course.checks.nb11.q1_audit import RULES, some_trace
+from rlcourse.course.checks.nb11.q2_admit import ADMISSION
+from rlcourse.course.checks.nb11.q3_shortest import YOUNGEST, ends, least
 
 # q1: an auditor --------------------------------------------------------------------------------------------------
 
@@ -262,11 +264,11 @@ test_right_answers_pass, test_wrong_answers_are_killed, test_the_mistake_is_name
 def test_a_trace_is_broken_where_it_was_planted(rule):
     for seed in range(30):
         torch.manual_seed(seed)
-        trace, place = nb11.some_trace(rule, 10)
+        trace, place = some_trace(rule, 10)
         assert (place == -1) == (rule == "none") and audit(trace, 10) == place
 
 
 @pytest.mark.parametrize("capacity, rows", [(12, 2), (20, 3), (24, 4)])
 def test_who_sends_back_the_youngest_always_ends(capacity, rows):
-    assert all(nb11.ends(capacity, rows, length, nb11.YOUNGEST) for length in range(1, capacity + 1))
-    assert not nb11.ends(capacity, rows, nb11.least(capacity, rows))
+    assert all(ends(capacity, rows, length, YOUNGEST) for length in range(1, capacity + 1))
+    assert not ends(capacity, rows, least(capacity, rows))
