@@ -130,9 +130,8 @@ def test_nothing_outside_the_course_imports_it_but_what_is_about_it():
 
 
 def test_no_module_is_longer_than_340_lines():
-    """A lesson's checks are one flat list of cases and of named mistakes, and may be longer."""
     lengths = {path.relative_to(ROOT): len(path.read_text().splitlines()) for path in MODULES}
-    assert {path: n for path, n in lengths.items() if n > (520 if path.parent.name == "checks" else 340)} == {}
+    assert {path: n for path, n in lengths.items() if n > 340} == {}
 
 
 def test_no_tracked_file_names_a_folder_of_somebodys_machine():

@@ -27,11 +27,11 @@ from rlcourse import cli, trainer
 from rlcourse.checkpoint import latest_checkpoint, load_state
 from rlcourse.config import make_config
 from rlcourse.paths import data_folder
-from rlcourse.runs import RunFolder, read_lines
+from rlcourse.runs import RunFolder, new_run, read_lines
 from rlcourse.tasks import MathTask, Problem
 from rlcourse.tasks.prompts import PromptSampler
 from rlcourse.tasks.verify import verify
-from rlcourse.trainer import StopAfterStep, resume, train
+from rlcourse.trainer import StopAfterStep, Trainer, resume, train
 
 TINY = {
     "num_prompts": 2,
@@ -585,9 +585,23 @@ def test_completions_that_exceed_the_models_positions_are_refused(settings, tmp_
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_says_where_engine_and_trainer_round_differently(tiny, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("dtype", "engine", "trainer", "says"),
+    [("float32", False, None, False), ("bfloat16", True, object(), False), ("bfloat16", False, object(), True),
+     ("bfloat16", True, None, True)],
+)  # fmt: skip
+def test_a_run_says_where_engine_and_trainer_round_differently(tiny, dtype, engine, trainer, says, monkeypatch, capsys):
+    class Wanted(Exception):
+        pass
+
+    def stop(self, when):
+        raise Wanted
+
+    monkeypatch.setattr(Trainer, "_test", stop)  # the first that a run does after it has said so
+    run = Trainer(new_run(make_config(**tiny)), torch.device("cpu"))
+    object.__setattr__(run.config, "dtype", dtype)
+    run.engine.exact, run.learner.exact = engine, trainer
+    with pytest.raises(Wanted):
+        run.run_all()
     said = "Engine fast and trainer round differently on cpu: `mismatch_mean` in metrics.jsonl says by how much"
-    train(make_config(**tiny | {"dtype": "bfloat16", "device": "cpu", "steps": 1, "name": "rounds"}))
-    assert said in capsys.readouterr().out
-    train(make_config(**tiny | {"steps": 1, "name": "plain"}))
-    assert said not in capsys.readouterr().out
+    assert (said in capsys.readouterr().out) == says

@@ -252,7 +252,7 @@ ladder_bet.result(TRIED[3] if whole[64] > 2 else TRIED[2])
 #
 # The last two rows have the same ceiling and very different results. With 16 rows a static cache alone decodes {{
 # alone[16]:.2f }} times as fast, which is slower. {{ assert alone[16] < 1 < whole[64] }} With the decode step compiled
-# as well, the whole training step is {{ whole[16]:.1f }} times as fast. A ceiling says what **may** be gained, not what
+# as well, the whole training step is {{ whole[16]:.2f }} times as fast. A ceiling says what **may** be gained, not what
 # a change collects of it: for that one must know what the time is spent on (section 3).
 #
 # How good is the law? The record has TRL's rollout before and after its decode step was compiled. **Look for** the

@@ -1,5 +1,5 @@
 """Do the fast tests of training find mistakes? One mistake a test, planted in a copy of the package by `runner.py`;
-`mistakes.py` lists them. About seven minutes on two cores.
+`mistakes.py` lists them. About ten minutes on two cores.
 """
 
 import json

@@ -1,7 +1,8 @@
 """Compiles the kernels of a decode step for a GPU that need not be there, and prints what each needs, as JSON.
 
-`python compile_kernels.py CAPABILITY ROWS`, for example 86 64. test_kernels_compile.py runs it in a process of its own,
-since in the tests kernels are those of Triton's interpreter.
+`python compile_kernels.py CAPABILITY ROWS`, for example 86 64; with `attention` or `rest` instead of ROWS, those of the
+training pass. test_kernels_compile.py runs it in a process of its own, since in the tests kernels are those of Triton's
+interpreter.
 """
 
 import json
@@ -16,7 +17,8 @@ from triton.backends import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from rlcourse.exact import EXACT, KEYS, VOCABULARY_TILE, pass_kernels
+from rlcourse.exact import EXACT, KEYS, VOCABULARY_TILE, backward_kernels, pass_kernels
+from rlcourse.exact.layers import COLUMNS, QUERIES
 from rlcourse.exact.products import share_of
 from rlcourse.rollout import tiles, triton_attention, triton_kernels, triton_refill, triton_sample
 
@@ -36,19 +38,26 @@ SCALARS |= {
     for name in ("T", "TILES", "length", *(f"{a}_{b}" for a in ("source", "target") for b in ("kv", "row", "head")))
 }
 SCALARS |= {"inverse_temperature": "fp32", "stride_kv": "i32", "stride_row": "i32", "stride_head": "i32"}
+PASS_POINTERS = POINTERS | {"targets": "i64"} | {
+    name: "fp32"
+    for name in (
+        "weight", "lse", "log_mass", "dx", "partial_bias", "partial_q", "partial_k", "gradient", "scale",
+    )
+}  # fmt: skip
+PASS_SCALARS = {"L": "i32", "N": "i32", "V": "i32", "eps": "fp32", "inverse_temperature": "fp32"}
 
 
-def compiled(kernel, capability: int, options: dict, **constants):
-    """A kernel for a GPU of `capability`; whatever is no constant has the type of the tables above, or is bfloat16."""
+def compiled(kernel, capability: int, options: dict, pointers=POINTERS, scalars=SCALARS, **constants):
+    """A kernel for a GPU of `capability`; whatever is no constant has the type of the tables, or is bfloat16."""
     signature, values = {}, {}
     for i, name in enumerate(kernel.arg_names):
         if name in constants:
             signature[name], values[(i,)] = "constexpr", constants[name]
         else:
-            signature[name] = SCALARS.get(name) or "*" + POINTERS.get(name, "bf16")
+            signature[name] = scalars.get(name) or "*" + pointers.get(name, "bf16")
     aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(kernel.arg_names) if signature[n].startswith("*")}
     source = ASTSource(fn=kernel, signature=signature, constexprs=values, attrs=aligned)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options | EXACT)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=EXACT | options)
 
 
 def needs(program) -> dict[str, int]:
@@ -66,7 +75,45 @@ def needs(program) -> dict[str, int]:
     return {"shared": program.metadata.shared, "registers": int(registers), "spilled": int(spilled), "waits": waits}
 
 
-def main(capability: int, rows: int) -> None:
+def attention_of_pass(capability: int) -> dict:
+    """Programs of the training pass's attention, by the size of a head."""
+    found = {}
+    for name, size, warps in (("of 32", 32, 4), ("of 64", 64, 4), ("of 128", 128, 8)):
+        options, scalars = {"num_warps": warps, "num_stages": 2}, PASS_SCALARS | {"scale": "fp32"}
+        sizes = {"H": HEADS, "K": KV_HEADS, "D": size, "BM": QUERIES, "KEYS": KEYS}
+        found[name] = compiled(pass_kernels.attention_kernel, capability, options, PASS_POINTERS, scalars, **sizes)
+    return found
+
+
+def rest_of_pass(capability: int) -> dict:
+    """Programs of the training pass and its gradients, those of heads with a bias and with norms."""
+    found, d = {}, {"d": HIDDEN}
+    row, columns = d | {"B": triton.next_power_of_2(HIDDEN)}, d | {"inner": INNER, "B": COLUMNS}
+    count = -(-VOCABULARY // VOCABULARY_TILE)
+    tiles = d | {"TILES": count, "B": triton.next_power_of_2(count)}
+
+    def add(name: str, kernel, backward: bool = False, **constants) -> None:
+        options = {"enable_fp_fusion": True} if backward else {}
+        found[name] = compiled(kernel, capability, options, PASS_POINTERS, PASS_SCALARS, **constants)
+
+    add("norm", pass_kernels.norm_kernel, **row)
+    add("swiglu", pass_kernels.swiglu_kernel, **columns)
+    add("scale", pass_kernels.scale_kernel, **d)
+    add("logprob", pass_kernels.logprob_kernel, **tiles)
+    add("norm, backward", backward_kernels.norm_backward_kernel, True, **row, ADD=True)
+    add("swiglu, backward", backward_kernels.swiglu_backward_kernel, True, **columns)
+    add("logits, backward", backward_kernels.logit_gradient_kernel, True, **d, B=VOCABULARY_TILE)
+    qwen2 = d | {"H": HEADS, "K": KV_HEADS, "D": HEAD, "B": 32, "HAS_BIAS": True, "HAS_NORM": False}
+    qwen3 = {"d": 1024, "H": 16, "K": 8, "D": 128, "B": 32, "HAS_BIAS": False, "HAS_NORM": True}  # Qwen3-0.6B
+    for name, sizes in (("bias", qwen2), ("norms", qwen3)):
+        levels = (sizes["D"] // 2).bit_length() - 1
+        add(f"heads, {name}", pass_kernels.rope_kernel, **sizes, LEVELS=levels)
+        add(f"heads, {name}, backward", backward_kernels.rope_backward_kernel, True, **sizes)
+    return found
+
+
+def step(capability: int, rows: int) -> dict:
+    """Programs of a decode step."""
     config = tiles.tiles_for(rows, SHARED[capability] * 1024, HEAD)
     pdl = {"PDL": capability >= 90}
 
@@ -106,8 +153,14 @@ def main(capability: int, rows: int) -> None:
     found["pick"] = compiled(triton_sample.pick_kernel, capability, {}, **sample, **ends)
     found["refill"] = compiled(triton_refill.refill_kernel, capability, {}, B=rows, **pdl)
     found["copy"] = compiled(triton_refill.copy_kernel, capability, {}, BLOCK=2048, **pdl)
+    return found
+
+
+def main(capability: int, which: str) -> None:
+    kinds = {"attention": attention_of_pass, "rest": rest_of_pass}
+    found = kinds[which](capability) if which in kinds else step(capability, int(which))
     print(json.dumps({name: needs(program) for name, program in found.items()}))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), sys.argv[2])

@@ -15,18 +15,30 @@ SHARED = {86: 99 * 1024, 90: 227 * 1024}  # bytes a block can have: A10G, H100 a
 NAMES = {"qkv", "attention", "out", "down", "gate_up", "tile", "pick", "refill", "copy"}
 
 
+def programs(capability: int, which: str) -> dict[str, dict]:
+    """What each of those kernels needs, by name."""
+    script = Path(__file__).with_name("compile_kernels.py")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    run = [sys.executable, str(script), str(capability), which]
+    done = subprocess.run(run, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 @pytest.mark.parametrize(
     ("capability", "rows"), [thorough((c, r)) if (c, r) != (90, 16) else (c, r) for c in SHARED for r in (16, 64, 256)]
 )
 def test_kernels_compile_and_fit(capability, rows):
-    script = Path(__file__).with_name("compile_kernels.py")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    run = [sys.executable, str(script), str(capability), str(rows)]
-    done = subprocess.run(run, capture_output=True, text=True, env=environment, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = programs(capability, str(rows))
     assert found.keys() == NAMES
     for name, needs in found.items():
         assert needs["shared"] <= SHARED[capability], name
         assert needs["spilled"] <= 128, name  # of the up to 900 bytes of weights that a thread holds
         assert needs["waits"] == (capability >= 90), name  # a kernel may begin before its turn
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("which", ["attention", "rest"])
+def test_kernels_of_the_training_pass_compile_and_fit(which):
+    for name, needs in programs(90, which).items():
+        assert needs["shared"] <= SHARED[90] and needs["spilled"] == 0, (name, needs)

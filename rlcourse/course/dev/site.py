@@ -27,6 +27,7 @@ API = {
     "Tasks": ["tasks", "tasks.prompts", "tasks.minigsm", "tasks.gsm8k", "tasks.jsonl", "tasks.tokenizer"],
     "Policy": ["policy", "sampling"],
     "Rollout": [
+        "llm",
         "rollout",
         "rollout.hf",
         "rollout.fast",

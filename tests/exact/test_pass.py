@@ -1,0 +1,93 @@
+"""The training pass in float32 against transformers and autograd, in Triton's interpreter; on a GPU see test_bits.py.
+
+All its loops run: several chunks, tiles of the vocabulary and of SwiGLU's columns, tokens for each program, and a depth
+of two or three shares.
+"""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is there on Linux alone")
+
+from policies import rollout_of
+from small import small_policy
+from thorough import thorough
+
+from rlcourse.exact import head, layers
+from rlcourse.exact import model as module
+from rlcourse.exact.model import ExactPass
+from rlcourse.logprobs import hidden_states, token_logprobs
+from rlcourse.sampling import Sampling
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="cuDNN's attention has no gradient in float32")
+PLAIN, WARM, TOP_K, TOP_P = Sampling(), Sampling(0.7), Sampling(top_k=5), Sampling(0.8, top_p=0.7)
+CHUNK = 5  # of nine tokens
+
+
+def rollout_for(policy):
+    """A prompt of one token, a completion of one, and the id of the padding in either and as padding."""
+    pad = policy.pad_id
+    rows = [([5, pad, 40, 7], [11, pad, 13, 2]), ([11], [30, 31, 11, 60]), ([30, 31, 32, 33, 34, 35, 36, 37], [9])]
+    return rollout_of(rows, pad=pad)
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(module, "WIDTH", 2)
+    monkeypatch.setattr(layers, "PROGRAMS", 2)
+    monkeypatch.setattr(layers, "COLUMNS", 128)
+    monkeypatch.setattr(head, "VOCABULARY_TILE", 128)
+
+
+def gradients(policy, found, mask) -> dict[str, torch.Tensor]:
+    """Of every parameter, of the same random sum of log-probs and hidden states."""
+    logprobs, hidden = (x[mask] for x in found)
+    policy.model.zero_grad()
+    generator = torch.Generator().manual_seed(0)
+    weights, others = (torch.randn(x.shape, generator=generator).to(x.device) for x in (logprobs, hidden))
+    ((logprobs * weights).sum() + 0.1 * (hidden * others).sum()).backward()
+    return {name: parameter.grad.clone() for name, parameter in policy.model.named_parameters()}
+
+
+CASES = [("qwen2", WARM), ("qwen3", PLAIN), thorough(("qwen2", TOP_K)), thorough(("qwen2", PLAIN))]
+CASES += [thorough(("qwen3", WARM)), thorough(("qwen3", TOP_K)), thorough(("qwen3", TOP_P)), ("qwen2", TOP_P)]
+
+
+@pytest.mark.parametrize(("shape", "sampling"), CASES)
+def test_logprobs_and_gradients_are_those_of_transformers(shape, sampling):
+    policy = small_policy(shape)
+    rollout = rollout_for(policy)
+    expected = token_logprobs(policy.model, rollout, sampling, CHUNK)
+    found = ExactPass(policy.model, torch.float32).token_logprobs(rollout, sampling, CHUNK)
+    mask = rollout.completion_mask
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one[mask], other[mask], atol=5e-5, rtol=0)
+    assert found[0][~mask].eq(0).all()
+    expected, found = gradients(policy, expected, mask), gradients(policy, found, mask)
+    for name, gradient in expected.items():
+        assert gradient.norm() > 0, name
+        assert (found[name] - gradient).norm() < 1e-4 * gradient.norm(), name
+
+
+@pytest.mark.parametrize("shape", ["qwen2", thorough("qwen3")])
+def test_what_is_computed_again_has_the_same_bits(shape):
+    policy = small_policy(shape)
+    rollout = rollout_for(policy)[torch.tensor([1])]
+    kept, again = (
+        ExactPass(policy.model, torch.float32, recompute).token_logprobs(rollout, WARM, CHUNK)
+        for recompute in (False, True)
+    )
+    assert torch.equal(kept[0], again[0]) and torch.equal(kept[1], again[1])
+    kept, again = (gradients(policy, found, rollout.completion_mask) for found in (kept, again))
+    assert all(torch.equal(gradient, again[name]) for name, gradient in kept.items())
+
+
+def test_hidden_states_of_weights_that_have_changed():
+    policy = small_policy("qwen3")
+    rollout, exact = rollout_for(policy), ExactPass(policy.model, torch.float32)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+        found, expected = exact.hidden_states(rollout), hidden_states(policy.model, rollout)
+    mask = rollout.completion_mask
+    torch.testing.assert_close(found[mask], expected[mask], atol=5e-5, rtol=0)

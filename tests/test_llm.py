@@ -1,0 +1,69 @@
+"""The engine as a program of one's own would use it."""
+
+import pytest
+import torch
+from policies import logprobs_alone, make_policy
+
+from rlcourse.llm import LLM
+from rlcourse.sampling import GREEDY, Sampling
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> str:
+    path, policy = tmp_path_factory.mktemp("model"), make_policy(3)
+    policy.model.generation_config.eos_token_id = list(range(0, 300, 9))
+    policy.model.save_pretrained(path)
+    policy.tokenizer.save_pretrained(path)
+    return str(path)
+
+
+@pytest.mark.parametrize("engine", ["fast", "hf-dynamic"])
+@pytest.mark.parametrize("sampling", [None, GREEDY, Sampling(0.7, top_k=4)])
+def test_tokens_texts_and_logprobs_belong_together(folder, engine, sampling):
+    llm = LLM(folder, engine, device="cpu")
+    prompts = ["What is 3+4?", [5, 9, 40, 7], [11]]
+    torch.manual_seed(0)
+    found = llm.generate(prompts, sampling, max_new_tokens=12, num_generations=3)
+    assert [len(group) for group in found] == [3, 3, 3]
+    for prompt, group in zip(prompts, found, strict=True):
+        ids = llm.policy.prompt(prompt) if isinstance(prompt, str) else prompt
+        for answer in group:
+            ends = [token in llm.policy.eos_ids for token in answer.tokens]
+            assert not any(ends[:-1]) and answer.finished == ends[-1] and (ends[-1] or len(ends) == 12)
+            assert answer.text == llm.policy.tokenizer.decode(answer.tokens, skip_special_tokens=True)
+            alone = logprobs_alone(llm.policy.model, ids, answer.tokens, None if sampling == GREEDY else sampling)
+            torch.testing.assert_close(torch.tensor(answer.logprobs), alone.detach(), atol=1e-4, rtol=0)
+    if sampling == GREEDY:
+        assert all(answer.tokens == group[0].tokens for group in found for answer in group)
+
+
+def test_it_sleeps_between_calls_and_the_seed_decides(folder):
+    llm, found = LLM(folder, device="cpu"), []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        found.append(llm.generate([[5, 6]], max_new_tokens=8, num_generations=4))
+        llm.sleep()
+    assert found[0] == found[1] != found[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (([],), "Every prompt needs a token"),
+        (([[]],), "Every prompt needs a token"),
+        (([[5], [100_000]],), "an id of 0 to "),
+        (([[5]], None, 0), "at least 1"),
+        (([[5]], None, 4, 0), "at least 1"),
+        (([[5]], None, 100_000), "positions"),
+    ],
+)
+def test_what_cannot_be_generated_is_refused_in_a_sentence(folder, arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        LLM(folder, device="cpu").generate(*arguments)
+
+
+@pytest.mark.parametrize("wrong", [{"engine": "faster"}, {"dtype": "int8"}, {"device": "tpu"}])
+def test_what_cannot_be_made_is_refused_before_anything_is_loaded(wrong, monkeypatch):
+    monkeypatch.setattr("rlcourse.llm.load_policy", lambda *_: pytest.fail("loaded"))
+    with pytest.raises(ValueError, match=next(iter(wrong.values()))):
+        LLM(**wrong)
