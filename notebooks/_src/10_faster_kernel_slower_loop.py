@@ -693,7 +693,8 @@ left = amdahl(own["rollout_s"] / own["step_s"] * qwen.layers * alone["cute-ahead
 # ## Exercises
 #
 # [exercises/10_faster_kernel_slower_loop.ipynb](../exercises/10_faster_kernel_slower_loop.ipynb): the two clocks of a
-# step, a colleague's attention with four mistakes in it, the slots that a row may read, and a fake.
+# step, a colleague's attention with four mistakes in it, the slots that a row may read, and a fake. Then go on to
+# [11 · An engine for RL](11_engine_for_rl.ipynb).
 #
 # ## Further reading
 #

@@ -72,6 +72,9 @@ COURSE = {
     "10_faster_kernel_slower_loop": Lesson(
         "A faster kernel, a slower loop", 4, "a kernel that wins alone and loses in generate: why, and the way back"
     ),
+    "11_engine_for_rl": Lesson(
+        "An engine for RL", 4, "a cache in blocks and its schedule; what an update invalidates; one token, one number"
+    ),
 }
 
 BADGE = "https://colab.research.google.com/assets/colab-badge.svg"

@@ -9,7 +9,7 @@ from thorough import thinned
 
 from rlcourse.course.checks import Local
 
-LESSONS = [f"nb{number:02}" for number in range(11)]
+LESSONS = [f"nb{number:02}" for number in range(12)]
 MODULES = {name: importlib.import_module(f"rlcourse.course.checks.{name}") for name in LESSONS}
 QUESTIONS = [(name, question) for name, module in MODULES.items() for question in module.QUESTIONS]
 

@@ -13,7 +13,7 @@ from rlcourse.course.grading.student import Remote
 from rlcourse.course.grading.worker import within
 from rlcourse.course.wire import decode
 
-LESSONS = [f"nb{number:02}" for number in range(11)]
+LESSONS = [f"nb{number:02}" for number in range(12)]
 
 
 def functions(found) -> list:

@@ -1,0 +1,723 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# **You will learn**
+#
+# - to keep the cache of many answers in blocks: a block table by hand, in 25 lines, and the package's;
+# - to read a schedule: who runs when, how many fit, who is sent back when the blocks run out;
+# - what the answers to one prompt can share, and what an update of the weights makes worthless;
+# - why sampler and trainer give the same token two numbers, and which order of adding gives one;
+# - what a ratio that is not 1 does to training.
+#
+# You need [lesson 07](07_static_cache.ipynb), section 7, for slots and refilling, and [lesson 02](02_ppo.ipynb) for the
+# importance ratio.
+#
+# An engine that serves chats and one that samples for training do the same work under different rules. In training many
+# answers have the same prompt, the weights change after every rollout, and the log-probs go into a loss. This lesson is
+# about what follows from that.
+#
+# **What the package has of it, and what not.** The bookkeeping of a paged cache is there: plain Python, tested on a
+# device that is simulated. It is **not yet in the GPU engine**, which still gives each answer a cache as long as the
+# longest may get. One set of numbers for sampler and trainer is there, on a Hopper GPU.
+
+# %%
+import copy
+import heapq
+import random
+from dataclasses import dataclass, field
+
+import matplotlib.pyplot as plt
+import torch
+from transformers import DynamicCache
+
+from rlcourse.course import pick
+from rlcourse.course.lessons.curve_records import load_curve
+from rlcourse.course.widgets import bet, explorer
+from rlcourse.logprobs import token_logprobs
+from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, SKY, VERMILION
+from rlcourse.measure.records import load_record, provenance
+from rlcourse.policy import load_policy
+from rlcourse.rollout import make_engine
+from rlcourse.rollout.blocks import BLOCK_TOKENS, BlockManager
+from rlcourse.rollout.paged_scheduler import PagedScheduler
+from rlcourse.sampling import Sampling
+from rlcourse.tasks import load_task
+
+policy, task = load_policy("embedded"), load_task("minigsm")
+prompts = [policy.prompt(p.question) for p in task.problems("train")[:16]]
+
+# %% [markdown]
+# ## 1 · Paging by hand
+#
+# The static cache of lesson 07 has room for the longest answer in every row. Most answers are short, so most of the
+# room stays empty, and the room, not the arithmetic, limits how many answers run at once. *Paging* (Kwon et al. 2023)
+# takes the idea from operating systems. The memory is cut into **blocks** of a few tokens. An answer gets a block when
+# it needs one, wherever one is free, and a **table** says which block holds its next tokens. All of the bookkeeping:
+
+
+# %%
+class Blocks:
+    """Which block is whose. A block has room for `size` tokens; `holders` counts the tables that a block is in."""
+
+    def __init__(self, number: int, size: int):
+        self.size, self.free, self.holders = size, list(range(number))[::-1], [0] * number
+        self.tables: dict[str, list[int]] = {}
+
+    def grow(self, name: str, tokens: int) -> None:
+        """Give a table the blocks that it still needs for so many tokens."""
+        table = self.tables.setdefault(name, [])
+        while len(table) * self.size < tokens:
+            table.append(self.free.pop())
+            self.holders[table[-1]] = 1
+
+    def share(self, name: str, other: str, tokens: int) -> None:
+        """Begin a table with those blocks of another that `tokens` tokens fill."""
+        self.tables[name] = self.tables[other][: tokens // self.size]
+        for block in self.tables[name]:
+            self.holders[block] += 1
+
+    def drop(self, name: str) -> None:
+        """A table lets go of its blocks. What nobody holds is free."""
+        for block in self.tables.pop(name):
+            self.holders[block] -= 1
+            if self.holders[block] == 0:
+                self.free.append(block)
+
+
+blocks = Blocks(12, 4)
+for tokens in range(6, 11):  # two answers that grow in turn
+    for name in ("a", "b"):
+        blocks.grow(name, tokens)
+blocks.share("c", "a", 6)  # a third with the same prompt of 6 tokens
+blocks.grow("c", 7)
+for name, table in blocks.tables.items():
+    print(f"table of {name}: {table}")
+print("holders:", blocks.holders, " free:", blocks.free)
+
+# %% [markdown]
+# The blocks of `a` and `b` lie in each other's way, and that does not matter. `c` shares the one block that its prompt
+# of 6 tokens **fills**. The next one is partly filled: `a` writes its own tokens behind the prompt's last two, so `c`
+# needs a block of its own, and the two tokens are copied there.
+#
+# Attention reads through the table. Does anything change in what it computes?
+
+# %%
+torch.manual_seed(0)
+keys, values = torch.zeros(2, 12, 4, 8)  # [blocks, tokens of a block, size of a head]
+k, v, q = torch.randn(10, 8), torch.randn(10, 8), torch.randn(1, 8)
+for position in range(10):
+    block, offset = blocks.tables["b"][position // 4], position % 4
+    keys[block, offset], values[block, offset] = k[position], v[position]
+
+
+def attend(q, k, v):
+    return (q @ k.T / 8**0.5).softmax(-1) @ v
+
+
+found = [memory[blocks.tables["b"]].flatten(0, 1)[:10] for memory in (keys, values)]
+print("through the table, the same bits:", torch.equal(attend(q, *found), attend(q, k, v)))
+assert torch.equal(attend(q, *found), attend(q, k, v))
+
+# %% [markdown]
+# Here the entries are gathered first. A kernel does not: it looks up the number of a block and reads it where it is, as
+# the static kernel reads a tile of its cache.
+#
+# **Explore** the room of six answers to two prompts of 11 tokens. Each row is a table; its numbers are blocks. Full
+# colour holds a token, pale colour is reserved and empty, orange is shared. The dotted line is what a static cache
+# reserves. Try blocks of 1 token, and of 16. What is the price of each?
+
+# %% tags=["hide-input"]
+# @title Explorer: a block table
+LENGTHS = (5, 18, 30, 9, 3, 24)  # of the answers, when they have ended
+
+
+def draw_tables(ax, block_tokens: int, step: int, share_prompts: bool) -> None:
+    """The tables after some steps; how much of the reserved room holds a token."""
+    prompt, pool = 11, Blocks(400, block_tokens)
+    running = [i for i, length in enumerate(LENGTHS) if step < length]
+    for i in running:
+        first = next(j for j in running if j // 3 == i // 3)
+        if share_prompts and i != first:
+            pool.share(str(i), str(first), prompt)
+        pool.grow(str(i), prompt + step)
+    for i in running:
+        for place, block in enumerate(pool.tables[str(i)]):
+            color = ORANGE if pool.holders[block] > 1 else SKY
+            begin, filled = place * block_tokens, min(block_tokens, prompt + step - place * block_tokens)
+            ax.barh(i, block_tokens, left=begin, color=color, alpha=0.3, edgecolor="white")
+            ax.barh(i, filled, left=begin, color=color, edgecolor="white")
+            if block_tokens > 1:
+                ax.text(begin + block_tokens / 2, i, str(block), ha="center", va="center", fontsize=8)
+    held = sum(count > 0 for count in pool.holders)
+    room = prompt + max(LENGTHS)
+    ax.axvline(room, color=BLACK, linestyle=":")
+    ax.set_title(f"step {step}, blocks of {block_tokens}: {held} blocks, {held * block_tokens} places\n")
+    ax.text(0, -0.75, f"static: {len(LENGTHS)} × {room} = {len(LENGTHS) * room} places", fontsize=9)
+    ax.set(xlabel="token", ylabel="answer", ylim=(5.6, -1.1), xlim=(0, 50), yticks=range(6))
+
+
+stories = [{"block_tokens": 4, "step": 2}, {"block_tokens": 4, "step": 16}, {"block_tokens": 16, "step": 16}]
+explorer(
+    draw_tables,
+    static=[story | {"share_prompts": True} for story in stories],
+    block_tokens=[4, 1, 2, 8, 16],
+    step=(2, 0, 30, 1),
+    share_prompts=True,
+)
+
+# %% [markdown]
+# Small blocks waste little room and need long tables. With large ones the last block of each answer is half empty on
+# average, and fewer prompts fill a block that could be shared. The package's blocks have {{ BLOCK_TOKENS }} tokens, a
+# compromise.
+#
+# Now the package's own. `BlockManager` is the class above with three things more: block 0 is nobody's, so that a slot
+# without work has a place to write to; full blocks of prompts are found again by their tokens; and it knows which
+# weights wrote them.
+
+# %%
+manager = BlockManager(num_blocks=13, block_tokens=4)
+prompt = list(range(100, 110))  # 10 tokens
+table = manager.allocate(manager.blocks_for(len(prompt)))
+manager.keep(prompt, table)  # the full ones will be found
+other = manager.find([*prompt, 7, 8], most=3)  # another sequence that begins alike
+print("table", table, "· found again", other, "· holders", manager.holders, "· available", manager.available)
+manager.release(table)
+manager.release(other)
+print("all let go · still findable", list(manager.unused), "· available", manager.available)
+print("tokens of a block in the package:", BLOCK_TOKENS)
+
+# %% [markdown]
+# What nobody holds and somebody may ask for again is kept until its room is needed. That is a *prefix cache*.
+#
+# ## 2 · A schedule
+#
+# The **scheduler** decides who runs. Answers wait in a line. One is admitted when there are blocks for its prompt; all
+# that run grow by one token a step; who has ended gives its blocks back. Memory that lets 16 answers of full length run
+# side by side can hold more of them when they are short.
+
+# %% tags=["hide-input"]
+# @title Your bet
+HOW_MANY = ["about 80", "about 16", "about 20", "about 40"]
+fit_bet = bet(
+    "Room for 16 answers of full length: 256 tokens, and a prompt of 64. The median answer has a fifth of them. "
+    "How many run at once, with paging, while more are waiting?",
+    HOW_MANY,
+)
+
+# %% [markdown]
+# The package's `PagedScheduler` makes plans and knows nothing of GPUs. Its other half, here, is a device that samples
+# nothing and counts:
+
+
+# %%
+@dataclass
+class Seen:
+    """What happened: rows that ran and blocks in use, at each step; who ran; who was sent back, and when."""
+
+    rows: list[int] = field(default_factory=list)
+    used: list[int] = field(default_factory=list)
+    running: list[list[int]] = field(default_factory=list)
+    sent_back: list[tuple[int, int]] = field(default_factory=list)
+    prefilled: int = 0
+
+
+def watch(lengths, budget, prompts, group=1, longest=256, manager=None) -> Seen:
+    """Run answers of `lengths` tokens, `group` to each prompt, in `budget` blocks of 16 tokens."""
+    manager, seen = manager or BlockManager(budget + 1, 16), Seen()
+    scheduler = PagedScheduler(manager, prompts, group, longest, num_slots=len(lengths))
+    got, ended, limit = [0] * len(lengths), [False] * len(lengths), 0
+    while plan := scheduler.next_plan():
+        seen.sent_back += [(len(seen.rows), i) for i in range(plan.limit, limit) if not ended[i]]
+        for piece in plan.pieces:
+            seen.prefilled += piece.end - piece.begin
+            for i in range(piece.completion, piece.completion + group * piece.first_tokens):
+                got[i], ended[i] = 1, lengths[i] == 1
+        running = [i for i in range(plan.limit) if not ended[i]]
+        for _ in range(plan.steps):
+            for i in running:
+                got[i], ended[i] = got[i] + 1, got[i] + 1 == lengths[i]
+            seen.rows.append(len(running))
+            seen.running.append(running)
+            seen.used.append(manager.usable - manager.available)
+        scheduler.report(got, ended)
+        limit = plan.limit
+    return seen
+
+
+def some_prompts(number: int, tokens: int = 64) -> list[list[int]]:
+    rng = random.Random(0)
+    return [[rng.randrange(1000) for _ in range(tokens)] for _ in range(number)]
+
+
+torch.manual_seed(0)
+N, BUDGET = pick(96, 512), 16 * -(-(64 + 256 - 1) // 16)  # blocks of 16 tokens
+geometric = torch.distributions.Geometric(1 - 0.5 ** (1 / 51)).sample((N,)).long()
+skewed = (2 + geometric).clamp(max=256).tolist()
+runs = {
+    "equal lengths": watch([256] * (N // 4), BUDGET, some_prompts(N // 4)),
+    "skewed lengths": watch(skewed, BUDGET, some_prompts(N)),
+}
+print(f"{BUDGET} blocks; {N} skewed answers, median {sorted(skewed)[N // 2]}, mean {sum(skewed) / N:.0f} tokens")
+
+# %% [markdown]
+# Time runs to the right. **Look for** the height of the right picture above the dotted line, for its tail, and for what
+# happens on the left each time the blocks are used up.
+
+# %% tags=["hide-input"]
+# @title Figure: rows that run, blocks in use
+fig, axes = plt.subplots(2, 2, figsize=(10, 4.4), sharex="col", sharey="row", layout="constrained")
+for (name, seen), (above, below), color in zip(runs.items(), axes.T, (VERMILION, GREEN), strict=True):
+    above.fill_between(range(len(seen.rows)), seen.rows, step="mid", color=color, alpha=0.6)
+    above.axhline(16, color=BLACK, linestyle=":", label="a static cache: 16")
+    above.plot([step for step, _ in seen.sent_back], [1] * len(seen.sent_back), "k|", label="sent back")
+    above.set_title(f"{name}: {len(seen.sent_back)} times one was sent back")
+    below.fill_between(range(len(seen.used)), seen.used, step="mid", color=SKY, alpha=0.6)
+    below.axhline(BUDGET, color=BLACK, linestyle="--", label="all blocks")
+    below.set_xlabel("step")
+axes[0, 0].set_ylabel("rows")
+axes[1, 0].set_ylabel("blocks in use")
+axes[0, 1].legend(loc="upper right")
+axes[1, 1].legend(loc="lower left")
+plt.show()
+
+
+def static_steps(lengths: list[int], slots: int = 16) -> int:
+    """Steps with a static cache: a slot that is free takes the next answer, whose first token comes from its prompt."""
+    free_at = [0] * slots
+    for length in lengths:
+        heapq.heapreplace(free_at, free_at[0] + length - 1)
+    return max(free_at)
+
+
+steps = {name: len(seen.rows) for name, seen in runs.items()}
+static = {"equal lengths": static_steps([256] * (N // 4)), "skewed lengths": static_steps(skewed)}
+busy = runs["skewed lengths"].rows[: 2 * len(runs["skewed lengths"].rows) // 3]
+at_once = sum(busy) / len(busy)
+fit_bet.result(min(HOW_MANY, key=lambda said: abs(int(said.split()[1]) - at_once)))
+
+# %% [markdown]
+# On average {{ at_once:.0f }} in the first two thirds of the time, and not five times 16. {{ assert 24 < at_once < 60
+# }} Three things eat the rest. Every row holds its prompt, short answer or not. The mean is above the median, and a
+# long answer holds its blocks for longer, so whoever looks at a random step meets more of the long ones. And the last
+# block of each row is half empty.
+#
+# So the skewed answers take {{ steps["skewed lengths"]:, }} steps and not the {{ static["skewed lengths"]:, }} of a
+# static cache with 16 slots that are refilled. The tail is still there: the last answers to start end last, with few
+# rows beside them, however the memory is cut. Even equal lengths gain, {{ steps["equal lengths"]:, }} steps instead of
+# {{ static["equal lengths"]:, }}: while one is old and holds many blocks, another is young and holds few. {{ assert
+# steps["equal lengths"] < static["equal lengths"] and steps["skewed lengths"] < static["skewed lengths"] }} But too
+# many are admitted while they are short, and some must be sent back. Steps are not time: one with more rows takes
+# longer (lesson 07), and who was sent back is prefilled again.
+#
+# **Explore** the schedule: the budget, how skewed the lengths are (median, of 256), and how many answers share a
+# prompt. What does a shared prompt change, in a small budget and in a large one?
+
+# %% tags=["hide-input"]
+# @title Explorer: a schedule
+
+
+def draw_schedule(ax, budget: int, median: int, group: int) -> None:
+    """Rows over steps of 128 answers in room for `budget` of full length."""
+    torch.manual_seed(1)
+    lengths = 2 + torch.distributions.Geometric(1 - 0.5 ** (1 / median)).sample((128,)).long()
+    lengths = lengths.clamp(max=256).tolist()
+    seen = watch(lengths, budget * 20, some_prompts(128 // group), group)
+    ax.fill_between(range(len(seen.rows)), seen.rows, step="mid", color=GREEN, alpha=0.6)
+    ax.axhline(budget, color=BLACK, linestyle=":", label=f"a static cache: {budget}")
+    ax.set_title(f"median {median}, {group} a prompt: {len(seen.rows)} steps, {len(seen.sent_back)} sent back")
+    ax.set(xlabel="step", ylabel="rows", ylim=(0, 132))
+    ax.legend(loc="upper right")
+
+
+stories = [{"median": 50, "group": 1}, {"median": 200, "group": 1}, {"median": 50, "group": 8}]
+explorer(
+    draw_schedule,
+    static=[{"budget": 16} | story for story in stories],
+    budget=(16, 2, 64, 2),
+    median=(50, 5, 250, 5),
+    group=[1, 2, 4, 8, 16],
+)
+
+# %% [markdown]
+# ## 3 · Sent back
+#
+# An answer is admitted before anybody knows how long it gets. So at some step a row needs a block and none is free.
+# Somebody must give up his: he is **preempted**. He keeps his tokens, loses their keys and values, and waits. Once he
+# is admitted again, prompt and tokens are prefilled in one go, not token by token.
+#
+# Who? The package sends back the **youngest**, the one admitted last. **Look for** the first row, and for a row that is
+# interrupted more than once.
+
+# %% tags=["hide-input"]
+# @title Figure: eight answers in room for two and a half
+few = watch([180, 256, 120, 256, 60, 256, 90, 200], 50, some_prompts(8))
+fig, ax = plt.subplots(figsize=(9, 2.8))
+for step, running in enumerate(few.running):
+    ax.bar([step] * len(running), 0.7, width=1.0, bottom=[i - 0.35 for i in running], color=SKY)
+for step, i in few.sent_back:
+    ax.plot(step, i, marker="x", color=VERMILION, markersize=8, markeredgewidth=2)
+ax.set(xlabel="step", ylabel="answer", yticks=range(8), ylim=(7.6, -0.6), title="Blue runs, a cross is sent back")
+plt.show()
+total = sum(map(len, some_prompts(8)))
+interrupted = sorted({i for _, i in few.sent_back})
+
+# %% [markdown]
+# Answer 0 is never interrupted. {{ assert 0 not in interrupted and len(interrupted) > 1 }} That is the proof that every
+# rollout ends: the oldest goes on until it has ended, and then another is the oldest. All that is needed is that a
+# single answer of full length fits, and the scheduler refuses a request where it does not. Other rules look as good
+# ("the one that holds most gives most back") and have no such proof. In the exercises you find the request that such a
+# rule never finishes, if it also throws the tokens away.
+#
+# The price: {{ few.prefilled:, }} tokens are prefilled for {{ total }} of prompts.
+#
+# ## 4 · One prompt, many answers
+#
+# GRPO asks for a group of answers to each prompt. Their full prompt blocks are the same numbers, so they are in all
+# their tables, and the prompt is prefilled once. The same skewed answers, now eight to a prompt of 64 and of 70 tokens:
+
+# %%
+for tokens in (64, 70):
+    for group in (1, 8):
+        seen = watch(skewed, BUDGET, some_prompts(N // group, tokens), group)
+        busy = seen.rows[: 2 * len(seen.rows) // 3]
+        print(f"prompt {tokens}, {group} a prompt: {sum(busy) / len(busy):5.1f} rows, {seen.prefilled:6,} prefilled")
+
+scheduler = PagedScheduler(BlockManager(BUDGET + 1, 16), some_prompts(1, 70), 8, 256, 8)
+plan = scheduler.next_plan()
+print("the first plan copies (from, to):", plan.copies)
+
+# %% [markdown]
+# A prompt of 70 tokens fills four blocks of 16; in the fifth are 6 of its tokens and then each answer's own. So the
+# plan **copies** that block, once for each answer but the first. Forget the copy and eight answers write into one
+# block. Nothing crashes: seven of them read somebody else's words. (A prompt that is exactly some blocks long has
+# nothing to copy, and it has a trap of its own. If all of it is found in the prefix cache, nothing is left to prefill
+# and there are no logits to sample the first token from. So the last token of a prompt is always computed.)
+#
+# ## 5 · What an update makes worthless
+#
+# A chat engine finds the system prompt of yesterday in its prefix cache, and is right to use it. An engine for RL has
+# new weights after every step. Keys and values of a prefix are a function of its tokens **and of the weights**. Let us
+# train a few steps and use a prefix of before.
+
+# %% tags=["hide-input"]
+# @title Your bet
+STALE = ["an error", "they differ by rounding, about 0.000001", "they differ by 0.01 and more"]
+stale_bet = bet("Keys and values of the prompt from before five training steps: what is with the log-probs?", STALE)
+
+# %%
+engine = make_engine(policy, "fast", torch.float32)
+torch.manual_seed(0)
+rollout = engine.generate(prompts, 4, 40, Sampling())
+prompt, row = prompts[0], 0
+answer = rollout.completion_ids[row][rollout.completion_mask[row]].tolist()
+
+
+def prefix(model, tokens: list[int]) -> DynamicCache:
+    """Keys and values of tokens."""
+    cache = DynamicCache(config=model.config)
+    model(torch.tensor([tokens]), past_key_values=cache)
+    return cache
+
+
+@torch.no_grad()
+def answer_logprobs(model, cache: DynamicCache) -> torch.Tensor:
+    """Log-prob of each token of `answer`; the cache holds the prompt but for its last token. Leaves it as it was."""
+    logits = model(torch.tensor([prompt[-1:] + answer[:-1]]), past_key_values=copy.deepcopy(cache)).logits[0]
+    return logits.log_softmax(-1).gather(1, torch.tensor(answer)[:, None])[:, 0]
+
+
+model = copy.deepcopy(policy.model).eval()
+with torch.no_grad():
+    old_prefix = prefix(model, prompt[:-1])
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+texts = policy.texts(rollout.completion_ids, rollout.completion_mask)
+asked = [problem for problem in task.problems("train")[:16] for _ in range(4)]
+rewards = torch.tensor([float(task.verify(t, p.gold).strict) for t, p in zip(texts, asked, strict=True)])
+for _ in range(5):  # REINFORCE with a baseline, on one rollout
+    logprobs = token_logprobs(model, rollout, Sampling(), 4096)[0].sum(1)
+    (-(rewards - rewards.mean()) * logprobs).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+with torch.no_grad():
+    new_prefix = prefix(model, prompt[:-1])
+right = answer_logprobs(model, new_prefix)
+stale = (answer_logprobs(model, old_prefix) - right).abs()
+with torch.no_grad():
+    whole = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+rounding = (whole.gather(1, torch.tensor(answer)[:, None])[:, 0] - right).abs()
+print(f"a prefix of now:    log-probs differ from one pass over all by at most {rounding.max():.1e}")
+print(f"a prefix of before: by at most {stale.max():.3f}, on average {stale.mean():.3f}")
+stale_bet.result(STALE[2] if stale.max() > 0.01 else STALE[1])
+
+# %% [markdown]
+# No error. Every token behind such a prefix would be drawn from a mixture of two models that nobody trains. {{ assert
+# stale.max() > 1000 * rounding.max() }} The ratio of such a token is off by up to {{ 100 * (stale.max().exp() - 1):.0f
+# }} % before the first update. So the manager is told which weights write from now on, and forgets what others wrote:
+
+# %%
+manager = BlockManager(13, 4)
+manager.use_weights(1)
+table = manager.allocate(3)
+manager.keep(prompt[:12], table)
+manager.release(table)
+again = manager.find(prompt, most=3)
+print("the same weights: found", again)
+manager.release(again)
+manager.use_weights(2)
+print("after an update:  found", manager.find(prompt, most=3), "· available", manager.available)
+
+# %% [markdown]
+# What else an update must reach: the weights that a recorded graph reads, at their addresses (lesson 07), and anything
+# that was made from weights, such as a fused or converted copy. An engine that **sleeps** while the trainer uses the
+# memory comes back with an empty cache and a new manager.
+#
+# ## 6 · The same token, two numbers
+#
+# The sampler works on one token for each row, the trainer on whole sequences. On paper both compute the same log-prob.
+# In floats they do not, and the reason is that **a sum of floats depends on its order**:
+
+# %%
+print("float32: (1e8 + 1) - 1e8 =", (torch.tensor(1e8) + 1 - 1e8).item(), "and (1e8 - 1e8) + 1 =", 1e8 - 1e8 + 1)
+torch.manual_seed(0)
+numbers = torch.randn(4096, dtype=torch.float64)
+
+
+def in_pieces(x: torch.Tensor, pieces: int) -> float:
+    """The sum of x: each piece is added up from left to right, then the pieces, in the dtype of x."""
+    sums = [torch.zeros((), dtype=x.dtype) for _ in range(pieces)]
+    for j, part in enumerate(x.view(pieces, -1)):
+        for value in part:
+            sums[j] = sums[j] + value
+    for other in sums[1:]:
+        sums[0] = sums[0] + other
+    return sums[0].item()
+
+
+print(f"exact {numbers.sum():.8f}")
+for dtype in (torch.float32, torch.bfloat16):
+    found = [in_pieces(numbers.to(dtype), pieces) for pieces in (1, 2, 4, 8)]
+    print(f"{str(dtype)[6:]:9} in 1, 2, 4, 8 pieces:", "  ".join(f"{value:.8f}" for value in found))
+
+# %% [markdown]
+# A matrix product is many such sums, over `k`, and a kernel chooses how to cut them. With few rows a library likes to
+# **split** `k`, so that more of the GPU has work: two, four or eight sums, added at the end. Inside, each kernel takes
+# `k` in **tiles**. A tile may have its sum for itself, or the sum may go on from tile to tile. So here are three kinds
+# of product, on the same numbers.
+
+# %% tags=["hide-input"]
+# @title Your bet
+AGREE = ["none of them", "splits into 2, 4 and 8: powers of two", "tiles of 32, 64 and 128, if the sum goes on"]
+agree_bet = bet("Which of them give the same bits as one another?", AGREE)
+
+
+# %%
+def product(x: torch.Tensor, w: torch.Tensor, tile: int, splits: int = 1, goes_on: bool = True) -> torch.Tensor:
+    """x [R, k] times w [k, n] in float32. goes_on: the sum of a split goes on through its tiles; else each tile has
+    one of its own, which is added to the split's."""
+    chains = []
+    for columns in torch.arange(x.shape[1]).chunk(splits):
+        chain = torch.zeros(len(x), w.shape[1])
+        for tiles in columns.split(tile):
+            total = chain if goes_on else torch.zeros_like(chain)
+            for k in tiles.tolist():
+                total = total + x[:, k, None] * w[k]
+            chain = total if goes_on else chain + total
+        chains.append(chain)
+    return sum(chains[1:], chains[0])
+
+
+torch.manual_seed(0)
+x, w = torch.randn(64, 1024), torch.randn(1024, 64)
+WAYS = {f"tiles of {tile}, goes on": product(x, w, tile) for tile in (32, 64, 128)}
+WAYS |= {f"tiles of {tile}, each its own": product(x, w, tile, goes_on=False) for tile in (32, 64, 128)}
+WAYS |= {f"{splits} splits": product(x, w, 64, splits) for splits in (2, 4, 8)}
+same = torch.tensor([[(a == b).float().mean() for b in WAYS.values()] for a in WAYS.values()])
+
+# %% tags=["hide-input"]
+# @title Figure: share of the results that are equal to the last bit
+fig, ax = plt.subplots(figsize=(6.5, 4.6), layout="constrained")
+ax.imshow(same, cmap="Greens", vmin=0, vmax=1.4)
+for (i, j), share in [((i, j), same[i, j].item()) for i in range(9) for j in range(9)]:
+    ax.text(j, i, f"{100 * share:.0f}", ha="center", va="center", fontsize=8)
+ax.set_yticks(range(9), WAYS)
+ax.set_xticks(range(9), ["go on 32", "64", "128", "own 32", "64", "128", "2 splits", "4", "8"], rotation=45)
+ax.set_title("The same product: % of results with the same bits")
+plt.show()
+agree_bet.result(AGREE[2] if same[:3, :3].min() == 1 else AGREE[0])
+
+# %% [markdown]
+# **The size of a tile does not matter, whether its sum goes on does.** {{ assert same[:3, :3].min() == 1 and same[0,
+# 3:].max() < 0.5 }} One chain over `k`, in order, is the same chain however it is cut into tiles. That is good news,
+# since a fast kernel needs other tiles for 16 rows than for 4,096. It is free to have them, as long as it does not
+# split. (Tiles of 128 with sums of their own *are* 8 splits of 1,024.)
+#
+# Your processor's own product, on the first rows of one matrix. Row 0 is the same in all calls. Are its results?
+
+# %%
+ROWS = [1, 2, 3, 4, 5, 8, 16, 17, 64, 128, 257]
+torch.manual_seed(0)
+x, w = torch.randn(257, 896), torch.randn(896, 64)
+library = [((x[:r] @ w)[0] == (x[:1] @ w)[0]).float().mean().item() for r in ROWS]
+chain = [torch.equal(product(x[:r], w, 64)[0], product(x[:1], w, 64)[0]) for r in ROWS]
+print("rows            ", ROWS)
+print("library, % equal", [round(100 * share) for share in library])
+print("one chain, equal", chain)
+assert all(chain)
+
+# %% [markdown]
+# A library chooses its kernel by the shape. On the machine that made this page row 0 has the same bits as alone in {{
+# sum(share == 1 for share in library) }} of {{ len(ROWS) }} calls, and yours may do otherwise. The chain has them in
+# all: what stands in the other rows, and how many there are, does not enter.
+#
+# The same holds for norms, the softmax and attention: each needs one order that does not depend on the number of rows
+# (He and Thinking Machines 2025 call it batch invariance). `rlcourse/exact` has each operation of the model once, with
+# a fixed order, and sampler and trainer both call it. **On a Hopper GPU in bf16, with the engine's own kernels, the two
+# then agree to the last bit**, for every token. That is not a figure but a test (`tests/exact/test_bits.py`), over 1 to
+# 257 rows, prompts that end on and beside the edges of tiles, refilled slots, temperature, top-k and top-p,
+# micro-batches, and after an update of the weights. On other GPUs and on a CPU it is not claimed.
+#
+# What does it look like without? Our own engine on this CPU, and the same tokens once more by the trainer:
+
+# %%
+gaps = {}
+for name, dtype in (("float32", torch.float32), ("bf16", torch.bfloat16)):
+    torch.manual_seed(0)
+    rollout = make_engine(policy, "fast", dtype).generate(prompts, 8, pick(30, 60), Sampling())
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=name == "bf16"):
+        trained = token_logprobs(policy.model, rollout, Sampling(), 4096)[0]
+    mask = rollout.completion_mask
+    gaps[name] = (trained - rollout.logprobs) * mask
+    gap = gaps[name][mask].abs()
+    print(f"{name:8} |log-prob, trainer - sampler|: mean {gap.mean():.1e}, max {gap.max():.1e} nats", end="; ")
+    print(f"equal to the last bit: {(gap == 0).float().mean():.1%} of {mask.sum()} tokens")
+recorded = {row["variant"]: row for row in load_record("mismatch", "NVIDIA H200")["results"]}
+
+# %% [markdown]
+# The H200's record, with two sets of numbers in bf16, has a mean of {{ recorded["fast"]["mismatch_mean"]:.4f }} nats
+# for our kernels and {{ recorded["hf-dynamic"]["mismatch_mean"]:.4f }} for `generate`, and a largest gap of {{
+# recorded["fast"]["mismatch_max"]:.2f }} in {{ recorded["fast"]["tokens"]:, }} tokens. {{ assert
+# recorded["fast"]["mismatch_mean"] > 0.001 }}
+#
+# ## 7 · A ratio that is not 1
+#
+# Before the first update the policy *is* the one that sampled, so every importance ratio is 1. If the log-probs of
+# "old" are those that the sampler wrote down, the ratio is the exponential of the gap. PPO's clip leaves it room: 0.2
+# on either side. GSPO takes one ratio for an answer, the exponential of the **mean** gap of its tokens, and clips at
+# about 0.0003. Rounding errors have signs, and in a mean they should cancel.
+
+# %% tags=["hide-input"]
+# @title Your bet
+clip_bet = bet(
+    "bf16, before any update: what share of the answers has a GSPO ratio outside of 1 ± 0.0003?", (5, 0, 100, 1), "%"
+)
+
+# %% tags=["hide-input"]
+# @title Figure: the ratio of an answer before the first update
+ratio = (gaps["bf16"].sum(1) / mask.sum(1)).exp()
+outside = 100 * ((ratio - 1).abs() > 3e-4).float().mean().item()
+token_outside = 100 * ((gaps["bf16"][mask].exp() - 1).abs() > 0.2).float().mean().item()
+fig, ax = plt.subplots(figsize=(7.5, 2.6))
+ax.hist((ratio - 1).clamp(-0.01, 0.01), bins=60, color=BLUE)
+ax.axvspan(-3e-4, 3e-4, color=ORANGE, alpha=0.8, label="GSPO's clip range")
+ax.set(xlabel="ratio of the answer, less 1 (what is beyond 0.01 stands at the edge)", ylabel="answers")
+ax.set_title("bf16, no update yet: it should be 0 for all")
+ax.legend()
+plt.show()
+clip_bet.result(round(outside))
+
+# %% [markdown]
+# {{ outside:.0f }} %. {{ assert outside > 50 }} They do cancel in part, and what is left is still larger than the clip
+# range. PPO's clip hardly notices: {{ token_outside:.2f }} % of tokens are outside of its range. {{ assert
+# token_outside < 1 }} A trainer that computes "old" log-probs once more by itself has a ratio of 1 again, pays for
+# another forward pass, and has hidden the gap, not closed it: its answers come from the sampler's policy all the same.
+#
+# Does that gap harm training? We have **no record in which rounding alone did**. What a gap can do shows in a case that
+# is far worse on purpose: a sampler that takes over the weights only every 8 steps. On the same seeds, without a
+# correction, and with truncated importance sampling (each token weighted by its ratio, cut off above). **Look for** how
+# the blue lines move from evaluation to evaluation.
+
+# %% tags=["hide-input"]
+# @title Figure: a sampler that lags behind
+lag = load_curve("sampler_gap")
+LINES = {"in step": (BLACK, ":"), "lagging, off": (BLUE, "-"), "lagging, token": (GREEN, "--")}
+fig, ax = plt.subplots(figsize=(8, 3.2), layout="constrained")
+last = {}
+for name, (color, style) in LINES.items():
+    of_seeds = [row for row in lag["results"] if row["variant"] == name]
+    for number, row in enumerate(of_seeds):
+        points = [(e["step"], 100 * e["accuracy"]) for e in row["evals"]]
+        ax.plot(*zip(*points, strict=True), color=color, linestyle=style, label=None if number else name)
+    late = [e["accuracy"] for row in of_seeds for e in row["evals"][-4:]]
+    last[name] = 100 * sum(late) / len(late)
+ax.set(xlabel="step", ylabel="validation, % right", title=f"Three seeds each, {provenance(lag)}")
+ax.grid()
+ax.legend()
+plt.show()
+widest = {n: max(r["mismatch_mean"] for r in lag["results"] if r["variant"] == n) for n in LINES}
+
+# %% [markdown]
+# Over the last four evaluations: {{ last["in step"]:.0f }} % in step, {{ last["lagging, off"]:.0f }} % with the lag,
+# and {{ last["lagging, token"]:.0f }} % with the lag and the correction. {{ assert last["lagging, off"] + 5 <
+# last["lagging, token"] }} But compare the gaps. At its widest the lag's was {{ widest["lagging, off"]:.2f }} nats on
+# average, and the rounding of bf16 makes {{ recorded["fast"]["mismatch_mean"]:.3f }}. {{ assert widest["lagging, off"]
+# > 20 * recorded["fast"]["mismatch_mean"] }} Two lessons. Watch `mismatch_mean`, which the trainer logs, and know how
+# large rounding is, so that a **bug** of the engine stands out: a stale weight, a missing mask, another temperature.
+# And where sampler and trainer have one set of numbers, the alarm is simple: anything but 0 is a bug.
+#
+# ## Check yourself
+#
+# 1. Blocks of 16 tokens, a prompt of 40, a group of 8. How many blocks hold the prompt once all eight have started?
+#
+# <details><summary>Answer</summary>
+# 2 shared and 8 that are partly filled, one for each: 10. Without sharing it would be 24.
+# </details>
+#
+# 2. Why may the scheduler admit an answer although it could not hold it at full length?
+#
+# <details><summary>Answer</summary>
+# Most answers end early, and who guessed wrong can be sent back. Only one promise is needed for every rollout to end:
+# the oldest is never sent back, and one answer of full length fits.
+# </details>
+#
+# 3. A preempted answer keeps its tokens and loses its keys and values. Could it keep those too?
+#
+# <details><summary>Answer</summary>
+# Yes, in the host's memory (*swapping*). They would have to be copied there and back. Whether that is faster than
+# prefilling once more is to be measured, for each model and machine.
+# </details>
+#
+# 4. A kernel takes tiles of 64 over `k` for 16 rows and of 128 for 4,096, and its sum goes on. Does a token get two
+#    numbers? And if it takes 2 splits for 16 rows?
+#
+# <details><summary>Answer</summary>
+# No: it is one chain in the same order. With 2 splits it is two chains, added at the end, and the bits differ.
+# </details>
+#
+# 5. Sampler and trainer agree to the last bit at step 0. At step 1 the gap is 0.05. Where do you look?
+#
+# <details><summary>Answer</summary>
+# At what the update must invalidate: a prefix cache of the old weights, a fused copy that was not made anew, a recorded
+# graph that reads an old address.
+# </details>
+#
+# ## Exercises
+#
+# [exercises/11_engine_for_rl.ipynb](../exercises/11_engine_for_rl.ipynb): convict a block manager by its trace, admit
+# as many as surely fit, find the request that a scheduler never finishes, and a probe that finds out which operation
+# looks at the number of rows.
+#
+# ## Further reading
+#
+# - Kwon et al. 2023, *Efficient Memory Management for Large Language Model Serving with PagedAttention*,
+#   arXiv:2309.06180.
+# - Yu et al. 2022, *Orca: A Distributed Serving System for Transformer-Based Generative Models*, OSDI.
+# - He and Thinking Machines Lab 2025, *Defeating Nondeterminism in LLM Inference*.
+# - Yao et al. 2025, *Your Efficient RL Framework Secretly Brings You Off-Policy RL Training*: truncated importance
+#   sampling between sampler and trainer.
+# - Zheng et al. 2025, *Group Sequence Policy Optimization*, arXiv:2507.18071.
