@@ -493,8 +493,10 @@ display(Markdown("\n".join(lines)))
 assert found["both the same"].abs().max() < 1e-3 and found["top-k 5 in both"].abs().max() < 1e-3
 
 # %% [markdown]
-# bfloat16 in the engine is off by a little, to both sides: that is what a GPU run looks like, and it does no harm. On
-# an H200 the mean size is {{ load_record("mismatch", "NVIDIA H200")["results"][2]["mismatch_mean"]:.4f }} nats.
+# bfloat16 in the engine is off by a little, to both sides: that is what a GPU run looks like where engine and training
+# are two programs, and it does no harm. On an H200 the mean size was
+# {{ load_record("mismatch", "NVIDIA H200")["results"][2]["mismatch_mean"]:.4f }} nats before both were made to add in
+# one order, which leaves no gap at all (11).
 #
 # Top-k is another matter. It throws the tail away and shares its mass among the tokens that stay, so the engine's
 # log-prob is too high by $-\log(\text{mass kept})$ and the gap is **never above 0**. {{ assert found["top-k 5 in
