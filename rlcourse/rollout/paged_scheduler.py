@@ -190,6 +190,7 @@ class PagedScheduler:
             if self.limit <= first_of_prompt:
                 self._let_go_of_prompt()
         else:
+            assert self.prompt_blocks is not None, "the oldest does not fit alone"
             self._let_go_of_prompt()
 
     def _let_go_of_prompt(self) -> None:
