@@ -601,6 +601,9 @@ print(f"generate on this CPU: {step_ms:.2f} ms a step, {loop_ms:.2f} of them out
 # ms["compiled"] / ms["our own step"]:.1f }} times as fast as the step that `generate` compiles, and {{ ms["our own
 # step"] / floor:.1f }} times the byte floor.
 #
+# (In the package that is `FastEngine(policy, kernels="cute")`. By default the engine now takes an attention in Triton,
+# whose sums have the order of the trainer's: lesson 11.)
+#
 # ## 7 · What the training step gains
 #
 # The rollout is one phase of a training step. If it is a share $f$ and becomes $g$ times as fast, the step becomes

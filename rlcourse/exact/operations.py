@@ -1,10 +1,10 @@
 """What the decode step and the training pass both compute, each operation written once, in Triton.
 
 A sum of floats depends on its order. Here every order is fixed, whatever the tile, the number of warps and the rows
-beside: squares are added in a tree over 32 neighbouring columns and then from the first group to the last; attention
-takes keys in tiles of 128 that stand at fixed positions, each by itself, and joins them in order; sums over a tile's
-weights are products with ones, since tensor cores add in the order of the depth. All kernels that call these are
-launched with `EXACT`: a multiplication and an addition are two roundings in each, not one in some of them.
+beside: squares are added in a tree, neighbours first, over 32 columns and then over these groups; attention takes keys
+in tiles of 128 that stand at fixed positions, each by itself, and joins them in order; sums over a tile's weights are
+products with ones, since tensor cores add in the order of the depth. All kernels that call these are launched with
+`EXACT`: a multiplication and an addition are two roundings in each, not one in some of them.
 """
 
 import triton
@@ -75,6 +75,7 @@ def rotated(v1, v2, cos, sin):
 
 @triton.jit
 def swiglu(gate, up):
+    """silu(gate) * up, float32 of one shape."""
     return gate * tl.sigmoid(gate) * up
 
 

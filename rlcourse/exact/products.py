@@ -1,7 +1,8 @@
 """Matrix products whose sums have one order: PyTorch's, by cuBLASLt, which may not split their depth.
 
 On Hopper the tensor cores then give the bits of one accumulator that runs from the first number to the last, whatever
-library, instruction or tile computes it, and for any number of rows but one (which is a product of another kind).
+library, instruction or tile computes it, and for any number of rows but one (which is a product of another kind: only
+`linear` meets it, as sequences are padded).
 """
 
 from collections.abc import Iterator
