@@ -38,6 +38,7 @@ __all__ = [
     "in_format",
     "load_task",
     "mean_metrics",
+    "object_at",
 ]
 
 TASKS = {"minigsm": "rlcourse.tasks.minigsm:load", "gsm8k": "rlcourse.tasks.gsm8k:load"}
@@ -58,7 +59,7 @@ def load_task(name: str, data_dir: str | None = None) -> Task:
     read; FileNotFoundError or ValueError for a folder that cannot be used.
     """
     check_task_name(name)
-    found = _object_at(TASKS.get(name, name))
+    found = object_at(TASKS.get(name, name))
     if callable(found):
         found = found(data_dir)
     elif data_dir is not None:
@@ -69,11 +70,14 @@ def load_task(name: str, data_dir: str | None = None) -> Task:
     return found
 
 
-def _object_at(place: str) -> Any:
-    """What stands at `module:object`. Raises ValueError if it is not there; errors within the module pass through."""
+def object_at(place: str) -> Any:
+    """What stands at `module:object`; the current folder is searched last.
+
+    Raises ValueError if it is not there; errors within the module pass through.
+    """
     module, _, path = place.partition(":")
     if os.getcwd() not in sys.path:  # the `rlcourse` command does not look there by itself
-        sys.path.insert(0, os.getcwd())
+        sys.path.append(os.getcwd())
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
