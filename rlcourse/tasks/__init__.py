@@ -1,8 +1,9 @@
 """Tasks: where the questions come from and who says how good an answer is.
 
-A task is anything with the attributes of `Task`. Two ship: `minigsm`, generated problems that need no download, and
-`gsm8k`, the public data set. Both are `MathTask`s: lists of problems judged by `rlcourse.tasks.verify`. One of your own
-is named by the place of the object, or of a function that makes it: `--task mypackage.mytask:task`.
+A task is anything with the attributes of `Task`. Three ship: `minigsm`, generated problems that need no download;
+`gsm8k`, the public data set; and `math`, harder problems whose answers are expressions. The first two are judged by
+`rlcourse.tasks.verify`, the third by `rlcourse.tasks.boxed`. One of your own is named by the place of the object, or of
+a function that makes it: `--task mypackage.mytask:task`.
 """
 
 import importlib
@@ -41,7 +42,11 @@ __all__ = [
     "object_at",
 ]
 
-TASKS = {"minigsm": "rlcourse.tasks.minigsm:load", "gsm8k": "rlcourse.tasks.gsm8k:load"}
+TASKS = {
+    "minigsm": "rlcourse.tasks.minigsm:load",
+    "gsm8k": "rlcourse.tasks.gsm8k:load",
+    "math": "rlcourse.tasks.math:load",
+}
 NEEDED = ("name", "metrics", "problems", "prompt", "judge")
 
 
