@@ -13,7 +13,7 @@ RUNS, CONFIG, SAMPLING = ["test_runs.py"], ["test_config.py"], ["test_sampling.p
 FILES, ENDINGS, POLICY = ["test_files.py"], ["test_endings.py"], ["test_policy.py"]
 REFUSALS, SETTINGS = ["test_refusals.py"], ["test_settings.py"]
 VERIFY = ["tasks/test_verify.py"]
-TASK = ["tasks/test_task.py"]
+TASK, MATH, POOL = ["tasks/test_task.py"], ["tasks/test_math.py"], ["tasks/test_pool.py"]
 PASS, OPERATIONS, USERS = ["exact/test_pass.py"], ["exact/test_operations.py"], ["exact/test_users.py"]
 BLOCKS, PAGED = ["rollout/test_blocks.py"], ["rollout/test_paged_scheduler.py"]
 
@@ -331,6 +331,40 @@ MISTAKES = [
     ("tasks/verify.py", "self.lenient, self.answer is not None", "self.lenient, self.formatted", VERIFY),
     ("tasks/verify.py", '"accuracy_lenient": self.lenient', '"accuracy_lenient": self.strict', VERIFY),
     ("tasks/verify.py", '"formatted": self.formatted', '"formatted": self.lenient', VERIFY),
+    # tasks: mathematics, and the pool that judges it
+    ("tasks/boxed.py", "if is_box and content and start > best[0]:", "if is_box and start > best[0]:", MATH),
+    ("tasks/boxed.py", "if is_box and content and start > best[0]:", "if is_box and content:", MATH),
+    ("tasks/boxed.py", "if is_box and content and start > best[0]:", "if content and start > best[0]:", MATH),
+    ("tasks/boxed.py", r's*+\{|\\.|[{}]", re.DOTALL', r's*+\{|[{}]", re.DOTALL', MATH),
+    ("tasks/boxed.py", "bool(TO_COMPUTE.search(answer)) and not TO_COMPUTE.search(gold)", "bool(TO_COMPUTE.search(answer))", MATH),
+    ("tasks/boxed.py", "if answer is None or left_to_compute(answer, gold):", "if answer is None:", MATH),
+    ("tasks/boxed.py", "if as_written(answer) == as_written(gold):", "if answer == gold:", MATH),
+    ("tasks/boxed.py", "verify(expected, found, timeout", "verify(found, expected, timeout", MATH),
+    ("tasks/boxed.py", ", allow_set_relation_comp=True", "", MATH),
+    ("tasks/boxed.py", "{inner.rstrip('.')}", "{inner}", MATH),
+    ("tasks/boxed.py", "sup|inf|max", "sup|in|max", MATH),
+    ("tasks/math.py", "if a.finished and not (box and is_copied(box, a.problem))", "if not (box and is_copied(box, a.problem))", MATH),
+    ("tasks/math.py", "if a.finished and not (box and is_copied(box, a.problem))", "if a.finished", MATH),
+    ("tasks/math.py", "if written == as_written(problem.gold) or to_number(written) is not None:", "if to_number(written) is not None:", MATH),
+    ("tasks/math.py", "if written == as_written(problem.gold) or to_number(written) is not None:", "if written == as_written(problem.gold):", MATH),
+    ("tasks/math.py", "Readings(right and boxed, right, boxed, answer) if attempt.finished", "Readings(right, right, boxed, answer) if attempt.finished", MATH),
+    ("tasks/math.py", "boxed, answer) if attempt.finished else CUT_OFF", "boxed, answer)", MATH),
+    ("tasks/math.py", "box or a.text[-TAIL:]", "a.text[-TAIL:]", MATH),
+    ("tasks/math.py", "list(dict.fromkeys(items.values()))", "list(items.values())", MATH),
+    ("tasks/math.py", "if not (item[2] and as_written(item[0]) == as_written(item[1]))", "", MATH),
+    ("tasks/math.py", "(False, written if boxed else None) if isinstance(result, Failed)", "(True, written) if isinstance(result, Failed)", MATH),
+    ("tasks/math.py", "train[:-VALIDATION], train[-VALIDATION:]", "train[VALIDATION:], train[:VALIDATION]", MATH),
+    ("tasks/math.py", "and level >= 0", "", MATH),
+    ("tasks/pool.py", "return list(threads.map(judge, items))", "return list(threads.map(judge, items))[::-1]", POOL),
+    ("tasks/pool.py", "if self.process is None or self.process.poll() is not None:", "if self.process is None:", POOL),
+    ("tasks/pool.py", "timer = threading.Timer(seconds, too_late)", "timer = threading.Timer(60 + seconds, too_late)", POOL),
+    ("tasks/pool.py", "            os.killpg(process.pid, KILL)", "            process.terminate()", POOL),
+    ("tasks/pool.py", "    os.dup2(nowhere, 1)\n", "", POOL),
+    ("tasks/pool.py", "    os.dup2(nowhere, 0)\n", "", POOL),
+    ("tasks/pool.py", "return value if ok else Failed(value)", "return value", POOL),
+    ("tasks/pool.py", "        self.close = weakref.finalize(self, _stop, self.workers)\n", "        self.close = lambda: None\n", POOL),
+    ("tasks/pool.py", "        if memory_gb is not None:", "        if False:", POOL),
+    ("policy.py", ", **NO_THINKING)", ")", POLICY),
     # tasks: the protocol
     ("tasks/task.py", "self.verify(a.text, a.problem.gold) if a.finished else CUT_OFF for", "self.verify(a.text, a.problem.gold) for", VERIFY),
     ("tasks/task.py", "policy.prompt(problem.question, self.instruction)", "policy.prompt(problem.question)", COLLECT),
@@ -457,7 +491,7 @@ MISTAKES = [
     ("batch.py", "torch.tensor(list(eos_ids),", "torch.tensor(list(eos_ids)[:1],", BATCH),
     ("batch.py", "problems[row * len(problems) // len(texts)]", "problems[row % len(problems)]", COLLECT),
     ("checkpoint.py", "for leftover in (aside, replaced):", "for leftover in (aside,):", CHECKPOINT),
-    ("config.py", '"gradient_checkpointing": True,', '"gradient_checkpointing": False,', ["measure/test_doctor.py"]),
+    ("config.py", '1024,\n        "gradient_checkpointing": True,', '1024,\n        "gradient_checkpointing": False,', ["measure/test_doctor.py"]),
     ("losses.py", "return -advantages * logprobs, torch.zeros_like(mask)", "return -advantages * logprobs, mask", LOSSES),
     ("advantages.py", "if num_generations < 2:", "if num_generations < 1:", ADVANTAGES),
     ("batch.py", "width = int((prompt_lengths + lengths).max())", "width = longest + completion_ids.shape[1]", BATCH),
