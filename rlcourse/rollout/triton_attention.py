@@ -8,22 +8,31 @@ from rlcourse.exact.pdl import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def load_tile(keys, values, first, end, D: tl.constexpr, KEYS: tl.constexpr):
-    """Keys [D, KEYS] and values [KEYS, D] of the tokens from `first` on, zeros from `end` on."""
-    at, ds = first + tl.arange(0, KEYS), tl.arange(0, D)
+def tile_start(table, tile, tiles, stride_block, D: tl.constexpr, KEYS: tl.constexpr, PAGED: tl.constexpr):
+    """Where tile number `tile` of a row's keys begins. PAGED: it is the block that the row's table names; else tiles
+    follow each other."""
+    return tl.load(table + tile, mask=tile < tiles, other=0) * stride_block if PAGED else tile * (KEYS * D)
+
+
+@triton.jit
+def load_tile(keys, values, end, D: tl.constexpr, KEYS: tl.constexpr):
+    """Keys [D, KEYS] and values [KEYS, D] of a tile that begins there, zeros from its token `end` on."""
+    at, ds = tl.arange(0, KEYS), tl.arange(0, D)
     k = tl.load(keys + at[None, :] * D + ds[:, None], mask=(at < end)[None, :], other=0.0)
     return k, tl.load(values + at[:, None] * D + ds[None, :], mask=(at < end)[:, None], other=0.0)
 
 
 @triton.jit
 def attention_kernel(
-    q, cache, position, partial_acc, partial_ml, arrived, out, scale,
+    q, cache, table, completion, W, position, partial_acc, partial_ml, arrived, out, scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, stride_kv, stride_row, stride_head,
-    SPLITS: tl.constexpr, TILES, KEYS: tl.constexpr, PDL: tl.constexpr,
+    SPLITS: tl.constexpr, TILES, KEYS: tl.constexpr, PAGED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One query token of a row against its cache, the query heads of a key-value head together, in the tiles of
     `attend`. SPLITS programs take turns at the tiles, and the last one that arrives joins them (Flash-Decoding). Only
-    the newest token waits for the kernel before: all others are from steps before. TILES: of the longest cache."""
+    the newest token waits for the kernel before: all others are from steps before. TILES: of the longest cache.
+    PAGED: a tile is a block of the cache, and row `completion` of the table [completions, W] names it; the next one's
+    name is asked for a tile ahead."""
     if PDL:
         gdc_launch_dependents()
     kv_head, row, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -32,9 +41,15 @@ def attention_kernel(
     g, ds = tl.arange(0, G16), tl.arange(0, D)
     newest = tl.load(position + row).to(tl.int32)
     tiles = newest // KEYS + 1
-    keys = cache + row.to(tl.int64) * stride_row + kv_head * stride_head
+    keys = cache + kv_head * stride_head
+    if PAGED:
+        table += tl.load(completion + row) * W
+    else:
+        keys += row.to(tl.int64) * stride_row
     values = keys + stride_kv
-    k, v = load_tile(keys, values, split * KEYS, newest, D, KEYS)
+    start = tile_start(table, split, tiles, stride_row, D, KEYS, PAGED)
+    following = tile_start(table, split + SPLITS, tiles, stride_row, D, KEYS, PAGED)
+    k, v = load_tile(keys + start, values + start, newest - split * KEYS, D, KEYS)
     if PDL:
         gdc_wait()
     heads = row * (H * D) + (kv_head * G + g)[:, None] * D + ds[None, :]
@@ -46,15 +61,18 @@ def attention_kernel(
     at = tl.arange(0, KEYS)
     if split < tiles:
         here = split * KEYS + at
-        k = tl.where((here == newest)[None, :], tl.load(keys + newest * D + ds)[:, None], k)
-        v = tl.where((here == newest)[:, None], tl.load(values + newest * D + ds)[None, :], v)
+        last = start + newest % KEYS * D + ds  # it is in this tile, or no key is it
+        k = tl.where((here == newest)[None, :], tl.load(keys + last)[:, None], k)
+        v = tl.where((here == newest)[:, None], tl.load(values + last)[None, :], v)
         tile_m, tile_l, tile_acc = attend(query, k, v, (here <= newest)[None, :], scale, True)
         if SPLITS > 1:
             keep(partial_acc, partial_ml, place * TILES + split, tile_m, tile_l, tile_acc, G16, D)
         else:
             m, l, acc = join(m, l, acc, tile_m, tile_l, tile_acc, scale)
     for tile in range(split + SPLITS, tiles, SPLITS):
-        k, v = load_tile(keys, values, tile * KEYS, newest + 1, D, KEYS)
+        start = following
+        following = tile_start(table, tile + SPLITS, tiles, stride_row, D, KEYS, PAGED)
+        k, v = load_tile(keys + start, values + start, newest + 1 - tile * KEYS, D, KEYS)
         tile_m, tile_l, tile_acc = attend(query, k, v, (tile * KEYS + at <= newest)[None, :], scale, True)
         if SPLITS > 1:
             keep(partial_acc, partial_ml, place * TILES + tile, tile_m, tile_l, tile_acc, G16, D)

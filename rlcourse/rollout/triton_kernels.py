@@ -20,12 +20,10 @@ from rlcourse.exact.pdl import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def embed_kernel(
-    token, tick, embedding, norm, x, y, squares, d: tl.constexpr, B: tl.constexpr,
+    token, embedding, norm, x, y, squares, d: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """A row: its token's embedding and the first norm's parts. Counts the step."""
+    """A row: its token's embedding and the first norm's parts."""
     row = tl.program_id(0)
-    if row == 0:
-        tl.store(tick, tl.load(tick) + 1)
     o = tl.arange(0, B)
     v = tl.load(embedding + tl.load(token + row) * d + o, mask=o < d, other=0.0).to(tl.float32)
     tl.store(x + row * d + o, v, mask=o < d)
@@ -80,12 +78,14 @@ def pair(acc, BM: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit
 def qkv_kernel(
-    y, squares, w, bias, q_norm, k_norm, cos, sin, position, q_out, cache, R, eps,
+    y, squares, w, bias, q_norm, k_norm, cos, sin, position, q_out, cache, table, completion, W, R, eps,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, d: tl.constexpr, stride_kv, stride_row, stride_head,
-    HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, LEVELS: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, LEVELS: tl.constexpr, BLOCK: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr, PRELOADED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A head: its projection, rotated; queries go to q_out [R, H * D], keys and values into the cache at `position`."""
+    """A head: its projection, rotated; queries go to q_out [R, H * D], keys and values into the cache at `position`.
+    BLOCK: tokens of a block of a paged cache, which row `completion` of the table [completions, W] names; 0: the cache
+    has a row for each of these."""
     half: tl.constexpr = D // 2
     head = tl.program_id(0)
     cols = tl.arange(0, half)
@@ -96,6 +96,11 @@ def qkv_kernel(
     wp = pair_of_tiles(w + head * D * d, half, d, half, BK)
     preloaded = preload(wp, 0, d, BK, PRELOADED)
     at = tl.load(position + rows, mask=rows < R, other=0)  # written when the step before ended
+    if BLOCK > 0:
+        owner = tl.load(completion + rows, mask=rows < R, other=0)
+        place = tl.load(table + owner * W + at // BLOCK, mask=rows < R, other=0) * stride_row + at % BLOCK * D
+    else:
+        place = rows.to(tl.int64) * stride_row + at * D
     turn = at[:, None] * half + cols[None, :]
     if PRELOADED > 0:  # with few rows time is latency; with many a thread has no room to hold them
         c, s = tl.load(cos + turn, mask=m, other=0.0), tl.load(sin + turn, mask=m, other=0.0)
@@ -121,7 +126,7 @@ def qkv_kernel(
         p = q_out + rows[:, None] * (H * D) + head * D + cols[None, :]
     else:
         base = cache + ((head - H) // K).to(tl.int64) * stride_kv + ((head - H) % K) * stride_head
-        p = base + rows[:, None].to(tl.int64) * stride_row + at[:, None] * D + cols[None, :]
+        p = base + place[:, None] + cols[None, :]
     tl.store(p, v1.to(cache.dtype.element_ty), mask=m)
     tl.store(p + half, v2.to(cache.dtype.element_ty), mask=m)
 
