@@ -47,7 +47,7 @@ def make_engine(
 
     hf-dynamic and hf-static: `generate` with one of its caches; fast: our own step, compiled where it is in PyTorch and
     `compile` says so. longest: tokens of a prompt and its completion at most, if known: a static cache is then made for
-    all. cache_gb: the fast engine's cache is a paged one of so many GB; 0: each completion has room for its full length.
+    all. cache_gb: the fast engine has a paged cache of so many GB; 0: each completion has room for its full length.
     Raises ValueError for an unknown name, or what the fast engine cannot do: an architecture, or a paged cache.
     """
     from rlcourse.rollout.fast import FastEngine  # they import this module for `Rollout`

@@ -101,7 +101,7 @@ class PagedEngine:
         self.graphs = CudaGraphs()
         self.room, self.slots = room, Slots.empty(self.decoder, room, self.cache)
         self.step = TritonStep(self.decoder, self.slots, self.eos, cute=False)
-        self.pieces = torch.zeros(MOST_PIECES, 4, dtype=torch.long, device=self.device)  # of a pass of prefill
+        self.of_a_pass = torch.zeros(MOST_PIECES, 4, dtype=torch.long, device=self.device)  # of a pass of prefill
 
     def _begin(self, prompts: list[list[int]], width: int, num_generations: int, max_new_tokens: int) -> None:
         """Nobody in a slot, no blocks and nothing sampled."""
@@ -122,7 +122,7 @@ class PagedEngine:
         slots.next_completion.clamp_(max=plan.limit)
         slots.num_completions.fill_(plan.limit)
         if plan.rows:
-            rows = torch.tensor(list(plan.rows.values()), device=self.device)
+            rows = torch.tensor(list(plan.rows.values()), dtype=torch.int32, device=self.device)
             slots.block_table[torch.tensor(list(plan.rows), device=self.device), : rows.shape[1]] = rows
         for pieces in passes(plan.pieces, PREFILL_TOKENS, MOST_PIECES):
             self._prefill(pieces, num_generations, sampling)
@@ -146,8 +146,8 @@ class PagedEngine:
             number *= 2
         numbers = [(p.completion, p.completion // num_generations, p.begin, p.end) for p in pieces]
         numbers += [(self.nobody, 0, 0, 1)] * (number - len(pieces))
-        self.pieces[:number] = torch.tensor(numbers)
-        run = partial(prefill_pieces, self.decoder.weights, self.slots, self.pieces[:number], length)
+        self.of_a_pass[:number] = torch.tensor(numbers)
+        run = partial(prefill_pieces, self.decoder.weights, self.slots, self.of_a_pass[:number], length)
         captured = self.on_gpu and number * length <= CAPTURED_PREFILL
         last = self.graphs.run(("prefill", number, length), run) if captured else run()
         first = [i for i, piece in enumerate(pieces) if piece.first_tokens]

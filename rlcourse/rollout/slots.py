@@ -51,7 +51,7 @@ class Slots:
     Of each prompt: prompt_ids [prompts, P], prompt_lengths [prompts], prompt_cache [layers, 2, prompts, K, P, D].
     Of each completion: tokens [completions + 1, T + 1], logprobs as many float32, lengths [completions + 1], and ended
     bool. Column T takes what slots write that are done; the last row is nobody's, for slots without a completion.
-    block_table [completions + 1, W] says which blocks of a paged cache a completion has; else it is None.
+    block_table [completions + 1, W] int32 says which blocks of a paged cache a completion has; else it is None.
     """
 
     completion: Tensor
@@ -78,6 +78,7 @@ class Slots:
         """Free slots and no completions. paged: the cache, if it is a paged one; else each slot gets one of
         `room.tokens`, and each prompt one of `room.prompt_tokens`."""
         device, outputs = decoder.embedding.device, (room.completions + 1, room.new_tokens + 1)
+        table = (room.completions + 1, -(-room.tokens // BLOCK_TOKENS))
 
         def zeros(*shape, dtype=torch.long):
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -100,7 +101,7 @@ class Slots:
             logprobs=zeros(*outputs, dtype=torch.float32),
             lengths=zeros(room.completions + 1),
             ended=zeros(room.completions + 1, dtype=torch.bool),
-            block_table=None if paged is None else zeros(room.completions + 1, -(-room.tokens // BLOCK_TOKENS)),
+            block_table=None if paged is None else zeros(*table, dtype=torch.int32),
         )
 
     def first(self, size: int) -> "Slots":

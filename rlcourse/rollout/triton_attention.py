@@ -8,16 +8,19 @@ from rlcourse.exact.pdl import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def tile_start(table, tile, tiles, stride_block, D: tl.constexpr, KEYS: tl.constexpr, PAGED: tl.constexpr):
-    """Where tile number `tile` of a row's keys begins. PAGED: it is the block that the row's table names; else tiles
-    follow each other."""
-    return tl.load(table + tile, mask=tile < tiles, other=0) * stride_block if PAGED else tile * (KEYS * D)
+def shift_of(table, tile, tiles, stride_block, D: tl.constexpr, KEYS: tl.constexpr, PAGED: tl.constexpr):
+    """How far behind its place in a row of one piece a tile lies. PAGED: it is the block that the row's table names."""
+    return (
+        tl.load(table + tile, mask=tile < tiles, other=0).to(tl.int64) * stride_block - tile * (KEYS * D)
+        if PAGED
+        else 0
+    )
 
 
 @triton.jit
-def load_tile(keys, values, end, D: tl.constexpr, KEYS: tl.constexpr):
-    """Keys [D, KEYS] and values [KEYS, D] of a tile that begins there, zeros from its token `end` on."""
-    at, ds = tl.arange(0, KEYS), tl.arange(0, D)
+def load_tile(keys, values, first, end, D: tl.constexpr, KEYS: tl.constexpr):
+    """Keys [D, KEYS] and values [KEYS, D] of the tokens from `first` on, zeros from `end` on."""
+    at, ds = first + tl.arange(0, KEYS), tl.arange(0, D)
     k = tl.load(keys + at[None, :] * D + ds[:, None], mask=(at < end)[None, :], other=0.0)
     return k, tl.load(values + at[:, None] * D + ds[None, :], mask=(at < end)[:, None], other=0.0)
 
@@ -47,9 +50,9 @@ def attention_kernel(
     else:
         keys += row.to(tl.int64) * stride_row
     values = keys + stride_kv
-    start = tile_start(table, split, tiles, stride_row, D, KEYS, PAGED)
-    following = tile_start(table, split + SPLITS, tiles, stride_row, D, KEYS, PAGED)
-    k, v = load_tile(keys + start, values + start, newest - split * KEYS, D, KEYS)
+    shift = shift_of(table, split, tiles, stride_row, D, KEYS, PAGED)
+    following = shift_of(table, split + SPLITS, tiles, stride_row, D, KEYS, PAGED)
+    k, v = load_tile(keys + shift, values + shift, split * KEYS, newest, D, KEYS)
     if PDL:
         gdc_wait()
     heads = row * (H * D) + (kv_head * G + g)[:, None] * D + ds[None, :]
@@ -61,7 +64,8 @@ def attention_kernel(
     at = tl.arange(0, KEYS)
     if split < tiles:
         here = split * KEYS + at
-        last = start + newest % KEYS * D + ds  # it is in this tile, or no key is it
+        # Where it is in another tile, no key of this one is it.
+        last = shift + (tl.minimum(newest, split * KEYS + KEYS - 1) if PAGED else newest) * D + ds
         k = tl.where((here == newest)[None, :], tl.load(keys + last)[:, None], k)
         v = tl.where((here == newest)[:, None], tl.load(values + last)[None, :], v)
         tile_m, tile_l, tile_acc = attend(query, k, v, (here <= newest)[None, :], scale, True)
@@ -70,9 +74,9 @@ def attention_kernel(
         else:
             m, l, acc = join(m, l, acc, tile_m, tile_l, tile_acc, scale)
     for tile in range(split + SPLITS, tiles, SPLITS):
-        start = following
-        following = tile_start(table, tile + SPLITS, tiles, stride_row, D, KEYS, PAGED)
-        k, v = load_tile(keys + start, values + start, newest + 1 - tile * KEYS, D, KEYS)
+        shift = following
+        following = shift_of(table, tile + SPLITS, tiles, stride_row, D, KEYS, PAGED)
+        k, v = load_tile(keys + shift, values + shift, tile * KEYS, newest + 1, D, KEYS)
         tile_m, tile_l, tile_acc = attend(query, k, v, (tile * KEYS + at <= newest)[None, :], scale, True)
         if SPLITS > 1:
             keep(partial_acc, partial_ml, place * TILES + tile, tile_m, tile_l, tile_acc, G16, D)

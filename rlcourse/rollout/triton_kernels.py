@@ -77,6 +77,16 @@ def pair(acc, BM: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
+def part_of(table, completion, W, rows, R, at, BLOCK: tl.constexpr):
+    """Which part of the cache has token `at` of these rows: in a paged one the block that row `completion` of the table
+    [completions, W] names; else (BLOCK 0) the row's own."""
+    if BLOCK == 0:
+        return rows
+    owner = tl.load(completion + rows, mask=rows < R, other=0)
+    return tl.load(table + owner * W + at // BLOCK, mask=rows < R, other=0)
+
+
+@triton.jit
 def qkv_kernel(
     y, squares, w, bias, q_norm, k_norm, cos, sin, position, q_out, cache, table, completion, W, R, eps,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, d: tl.constexpr, stride_kv, stride_row, stride_head,
@@ -84,8 +94,7 @@ def qkv_kernel(
     BM: tl.constexpr, BK: tl.constexpr, PRELOADED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A head: its projection, rotated; queries go to q_out [R, H * D], keys and values into the cache at `position`.
-    BLOCK: tokens of a block of a paged cache, which row `completion` of the table [completions, W] names; 0: the cache
-    has a row for each of these."""
+    BLOCK: tokens of a block, of a paged cache; else 0."""
     half: tl.constexpr = D // 2
     head = tl.program_id(0)
     cols = tl.arange(0, half)
@@ -96,14 +105,10 @@ def qkv_kernel(
     wp = pair_of_tiles(w + head * D * d, half, d, half, BK)
     preloaded = preload(wp, 0, d, BK, PRELOADED)
     at = tl.load(position + rows, mask=rows < R, other=0)  # written when the step before ended
-    if BLOCK > 0:
-        owner = tl.load(completion + rows, mask=rows < R, other=0)
-        place = tl.load(table + owner * W + at // BLOCK, mask=rows < R, other=0) * stride_row + at % BLOCK * D
-    else:
-        place = rows.to(tl.int64) * stride_row + at * D
     turn = at[:, None] * half + cols[None, :]
     if PRELOADED > 0:  # with few rows time is latency; with many a thread has no room to hold them
         c, s = tl.load(cos + turn, mask=m, other=0.0), tl.load(sin + turn, mask=m, other=0.0)
+        part = part_of(table, completion, W, rows, R, at, BLOCK)
     if PDL:
         gdc_wait()
     scale = inverse_rms(squares, rows, rows < R, eps, BM, d)[:, None]  # asked for before the product, which it follows
@@ -119,6 +124,7 @@ def qkv_kernel(
         elif head < H + K:
             v1, v2 = head_norm(v1, v2, k_norm, cols, BM, D, LEVELS, eps)
     if PRELOADED == 0:
+        part = part_of(table, completion, W, rows, R, at, BLOCK)
         c, s = tl.load(cos + turn, mask=m, other=0.0), tl.load(sin + turn, mask=m, other=0.0)
     if head < H + K:
         v1, v2 = rotated(v1, v2, c, s)
@@ -126,7 +132,8 @@ def qkv_kernel(
         p = q_out + rows[:, None] * (H * D) + head * D + cols[None, :]
     else:
         base = cache + ((head - H) // K).to(tl.int64) * stride_kv + ((head - H) % K) * stride_head
-        p = base + place[:, None] + cols[None, :]
+        within = at % BLOCK if BLOCK > 0 else at
+        p = base + part[:, None].to(tl.int64) * stride_row + within[:, None] * D + cols[None, :]
     tl.store(p, v1.to(cache.dtype.element_ty), mask=m)
     tl.store(p + half, v2.to(cache.dtype.element_ty), mask=m)
 

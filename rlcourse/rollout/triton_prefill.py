@@ -27,7 +27,7 @@ def prefill_attention_kernel(
     acc = tl.zeros((BM, D), tl.float32)
     last = tl.minimum(begin + block * BM + BM, end)
     for first in range(0, last, KEYS):
-        tile = keys + tl.load(table + first // KEYS) * stride_block
+        tile = keys + tl.load(table + first // KEYS).to(tl.int64) * stride_block
         here = first + at
         k = tl.load(tile + at[None, :] * D + ds[:, None], mask=(here < last)[None, :], other=0.0)
         v = tl.load(tile + stride_kv + at[:, None] * D + ds[None, :], mask=(here < last)[:, None], other=0.0)

@@ -20,7 +20,7 @@ from rlcourse.exact.model import ExactPass
 from rlcourse.exact.weights import fused_weights, is_exact
 from rlcourse.learner import Learner
 from rlcourse.logprobs import token_logprobs
-from rlcourse.rollout import fast, make_engine, slots
+from rlcourse.rollout import fast, make_engine, triton_step
 from rlcourse.rollout.fast import FastEngine
 from rlcourse.sampling import GREEDY, Sampling
 from rlcourse.step import old_logprobs
@@ -115,9 +115,10 @@ def test_the_old_policy_is_the_samplers_where_both_are_exact(engine, learner):
 
 
 def engine_for(policy, exact, monkeypatch) -> FastEngine:
-    """Exact, in pieces, with later steps in PyTorch; the pass over prompts in PyTorch is not there."""
+    """Exact, in pieces; the pass over prompts in PyTorch is not there."""
+    monkeypatch.setattr(fast, "has_kernels", weights.fits)  # also float32 on a CPU
     monkeypatch.setattr(fast, "PREFILL_TOKENS", 8)  # two prompts
-    monkeypatch.setattr(slots, "SAMPLED_AT_ONCE", 2)
+    monkeypatch.setattr(triton_step, "SAMPLED_AT_ONCE", 2)
     assert not any(FastEngine(policy, torch.float32, kernels=other).exact for other in ("", "cute"))
     engine = FastEngine(policy, torch.float32)
     assert engine.exact
