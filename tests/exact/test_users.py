@@ -128,7 +128,7 @@ def engine_for(policy, exact, monkeypatch) -> FastEngine:
 
 @pytest.mark.parametrize("shape", ["qwen2", "qwen3"])
 def test_greedy_tokens_after_an_exact_prefill_are_those_of_generate(shape, exact, monkeypatch):
-    policy = small_policy(shape, num_hidden_layers=2)
+    policy = small_policy(shape, num_hidden_layers=2, intermediate_size=256)
     found = engine_for(policy, exact, monkeypatch).generate(PROMPTS, 2, 5, GREEDY)
     expected = make_engine(policy, "hf-dynamic", torch.float32).generate(PROMPTS, 2, 5, GREEDY)
     assert torch.equal(found.ids, expected.ids)
@@ -137,7 +137,7 @@ def test_greedy_tokens_after_an_exact_prefill_are_those_of_generate(shape, exact
 
 @pytest.mark.parametrize("sampling", [Sampling(0.6), Sampling(0.8, top_k=7, top_p=0.8), thorough(Sampling())])
 def test_first_tokens_and_their_logprobs_come_from_the_exact_head(sampling, exact, monkeypatch):
-    policy = small_policy("qwen3")
+    policy = small_policy("qwen3", intermediate_size=256)
     torch.manual_seed(0)
     found = engine_for(policy, exact, monkeypatch).generate(PROMPTS, 3, 1, sampling)
     expected, _ = token_logprobs(policy.model, found, sampling, 100)
