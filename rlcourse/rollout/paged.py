@@ -25,8 +25,9 @@ from rlcourse.sampling import Sampling
 MAX_SLOTS = 1024  # completions decoded at once, if they have blocks
 STEPS_BETWEEN_LOOKS = 16  # decode steps between two reads of lengths; each read stops the host
 MOST_PIECES = 256  # of a pass of prefill
-CAPTURED_PREFILL = 4096  # tokens of a pass up to which it is captured: of more, the host does not wait for long
-SHORTEST_PIECE = 64  # pieces are padded to it, or twice, four times, ... as much, so that few passes are captured
+SHORTEST_PIECE = 64  # tokens; pieces are padded to a multiple
+CAPTURED_PREFILL = 4096  # tokens of a pass up to which it is captured: of more, the host does not wait for long. Then
+# pieces, and their length, are padded to a power of two, so that few passes are.
 
 
 class PagedEngine:
@@ -67,8 +68,8 @@ class PagedEngine:
     def generate(
         self, prompts: list[list[int]], num_generations: int, max_new_tokens: int, sampling: Sampling
     ) -> Rollout:
-        """See `RolloutEngine`. Raises ValueError when a completion fits the model's positions, or the cache, not even
-        alone."""
+        """See `RolloutEngine`. Raises ValueError when a completion of full length does not fit the model's positions or
+        the cache."""
         width, completions = max(map(len, prompts)), len(prompts) * num_generations
         check_positions(self.policy.model, width + max_new_tokens)
         self.decoder.sync()
@@ -138,17 +139,16 @@ class PagedEngine:
 
     def _prefill(self, pieces: list[Piece], num_generations: int, sampling: Sampling) -> None:
         """Keys and values of these pieces into their blocks, and first tokens of the groups that begin with one."""
-        length = SHORTEST_PIECE
-        while length < max(piece.end - piece.begin for piece in pieces):
-            length *= 2
-        number = 1
-        while number < len(pieces):
-            number *= 2
+        longest = -(-max(piece.end - piece.begin for piece in pieces) // SHORTEST_PIECE)
+        number, length = (1 << (count - 1).bit_length() for count in (len(pieces), longest))
+        captured = self.on_gpu and number * length * SHORTEST_PIECE <= CAPTURED_PREFILL
+        if not captured:
+            number, length = len(pieces), longest
+        length *= SHORTEST_PIECE
         numbers = [(p.completion, p.completion // num_generations, p.begin, p.end) for p in pieces]
         numbers += [(self.nobody, 0, 0, 1)] * (number - len(pieces))
         self.of_a_pass[:number] = torch.tensor(numbers)
         run = partial(prefill_pieces, self.decoder.weights, self.slots, self.of_a_pass[:number], length)
-        captured = self.on_gpu and number * length <= CAPTURED_PREFILL
         last = self.graphs.run(("prefill", number, length), run) if captured else run()
         first = [i for i, piece in enumerate(pieces) if piece.first_tokens]
         if first:

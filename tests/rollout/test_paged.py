@@ -33,7 +33,8 @@ PROMPTS = [[5, 9, 40], [(3 * i) % 80 + 4 for i in range(2 * BLOCK)], [*START, *r
 
 def policy_that_ends(share: int = 12 * BLOCK // 8):
     """One token of so many ends an answer."""
-    policy = make_policy(3, hidden_size=128, intermediate_size=256, num_hidden_layers=1, head_dim=64)
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1, "head_dim": 64}
+    policy = make_policy(3, max_position_embeddings=1024, **sizes)
     policy.eos_ids = list(range(0, len(policy.tokenizer), share))
     return policy
 
