@@ -97,6 +97,11 @@ class TrainConfig:
     # Rollout
     engine: str = setting("fast", "rollout engine", ENGINES)
     sleep: bool = setting(False, "free the memory of the rollout's cache and graphs for the update")
+    cache_gb: float = setting(
+        0.0,
+        "GB of a paged cache for the fast engine on a GPU; 0: room for each completion at its full length",
+        within=WEIGHT,
+    )
     num_prompts: int = setting(16, "prompts a step", within=COUNT)
     num_generations: int = setting(8, "completions of each prompt: the group", within=COUNT)
     max_prompt_tokens: int = setting(64, "problems with longer prompts are left out", within=COUNT)

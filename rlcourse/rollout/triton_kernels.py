@@ -20,12 +20,10 @@ from rlcourse.exact.pdl import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def embed_kernel(
-    token, tick, embedding, norm, x, y, squares, d: tl.constexpr, B: tl.constexpr,
+    token, embedding, norm, x, y, squares, d: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """A row: its token's embedding and the first norm's parts. Counts the step."""
+    """A row: its token's embedding and the first norm's parts."""
     row = tl.program_id(0)
-    if row == 0:
-        tl.store(tick, tl.load(tick) + 1)
     o = tl.arange(0, B)
     v = tl.load(embedding + tl.load(token + row) * d + o, mask=o < d, other=0.0).to(tl.float32)
     tl.store(x + row * d + o, v, mask=o < d)
@@ -88,13 +86,24 @@ def pair(acc, BM: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
+def part_of(table, completion, W, rows, R, at, BLOCK: tl.constexpr):
+    """Which part of the cache has token `at` of these rows: in a paged one the block that row `completion` of the table
+    [completions, W] names; else (BLOCK 0) the row's own."""
+    if BLOCK == 0:
+        return rows
+    owner = tl.load(completion + rows, mask=rows < R, other=0)
+    return tl.load(table + owner * W + at // BLOCK, mask=rows < R, other=0)
+
+
+@triton.jit
 def qkv_kernel(
-    y, squares, w, bias, q_norm, k_norm, cos, sin, position, q_out, cache, R, eps,
+    y, squares, w, bias, q_norm, k_norm, cos, sin, position, q_out, cache, table, completion, W, R, eps,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, d: tl.constexpr, stride_kv, stride_row, stride_head,
-    HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, LEVELS: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, LEVELS: tl.constexpr, BLOCK: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr, PRELOADED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A head: its projection, rotated; queries go to q_out [R, H * D], keys and values into the cache at `position`."""
+    """A head: its projection, rotated; queries go to q_out [R, H * D], keys and values into the cache at `position`.
+    BLOCK: tokens of a block, of a paged cache; else 0."""
     half: tl.constexpr = D // 2
     head = tl.program_id(0)
     cols = tl.arange(0, half)
@@ -108,6 +117,7 @@ def qkv_kernel(
     turn = at[:, None] * half + cols[None, :]
     if PRELOADED > 0:  # with few rows time is latency; with many a thread has no room to hold them
         c, s = tl.load(cos + turn, mask=m, other=0.0), tl.load(sin + turn, mask=m, other=0.0)
+        part = part_of(table, completion, W, rows, R, at, BLOCK)
     if PDL:
         gdc_wait()
     pieces = ask(y, rows, R, 0, d, d, BK, PRELOADED)
@@ -124,6 +134,7 @@ def qkv_kernel(
         elif head < H + K:
             v1, v2 = head_norm(v1, v2, k_norm, cols, BM, D, LEVELS, eps)
     if PRELOADED == 0:
+        part = part_of(table, completion, W, rows, R, at, BLOCK)
         c, s = tl.load(cos + turn, mask=m, other=0.0), tl.load(sin + turn, mask=m, other=0.0)
     if head < H + K:
         v1, v2 = rotated(v1, v2, c, s)
@@ -131,7 +142,8 @@ def qkv_kernel(
         p = q_out + rows[:, None] * (H * D) + head * D + cols[None, :]
     else:
         base = cache + ((head - H) // K).to(tl.int64) * stride_kv + ((head - H) % K) * stride_head
-        p = base + rows[:, None].to(tl.int64) * stride_row + at[:, None] * D + cols[None, :]
+        within = at % BLOCK if BLOCK > 0 else at
+        p = base + part[:, None].to(tl.int64) * stride_row + within[:, None] * D + cols[None, :]
     tl.store(p, v1.to(cache.dtype.element_ty), mask=m)
     tl.store(p + half, v2.to(cache.dtype.element_ty), mask=m)
 
