@@ -46,7 +46,7 @@ class PagedEngine:
         if not has_kernels(weights):
             raise ValueError(
                 "A paged cache needs an NVIDIA GPU since Ampere, 16-bit numbers and a model whose sizes our kernels "
-                "can do: leave the budget of the cache out."
+                "can do: leave --cache-gb out."
             )
         self.exact = is_exact(weights)
         number_bytes = torch.finfo(dtype).bits // 8
@@ -166,11 +166,12 @@ class PagedEngine:
             step()
         said = torch.stack([self.slots.lengths[:completions], self.slots.ended[:completions].long()])
         said = said.to("cpu", non_blocking=True)
-        if self.on_gpu:
-            copied = torch.cuda.Event()
+        copied = torch.cuda.Event() if self.on_gpu else None
+        if copied is not None:
             copied.record()
-            for _ in range(late):
-                step()
+        for _ in range(late):
+            step()
+        if copied is not None:
             copied.synchronize()
         lengths, ended = said.tolist()
         return lengths, [bool(one) for one in ended]

@@ -95,18 +95,19 @@ def generate(engine, prompts, num_generations: int, new: int, sampling: Sampling
 
 
 @pytest.mark.parametrize(
-    ("sampling", "usable", "slots"),
+    ("sampling", "usable", "slots", "late"),
     [
-        (GREEDY, 40, 3),
-        (Sampling(0.8), 7, 8),
-        thorough((GREEDY, 7, 8)),
-        thorough((Sampling(), 9, 5)),
-        thorough((Sampling(), 40, 8)),
+        (GREEDY, 40, 3, 1),
+        (Sampling(0.8), 7, 8, 0),
+        thorough((GREEDY, 7, 8, 1)),
+        thorough((Sampling(), 9, 5, 1)),
+        thorough((Sampling(), 40, 8, 0)),
     ],
 )
-def test_answers_are_those_of_the_engine_with_room_for_all(sampling, usable, slots, small):
+def test_answers_are_those_of_the_engine_with_room_for_all(sampling, usable, slots, late, small):
     policy = policy_that_ends()
     engine = Watched(policy, usable, slots)
+    engine.late = late
     found = generate(engine, PROMPTS, 2, NEW, sampling)
     assert_same(found, unpaged(policy, PROMPTS, 2, NEW, sampling))
     assert bool(sent_back(engine.plans)) == (usable < 40)
@@ -199,7 +200,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence(small, monkeypatch):
     policy = policy_that_ends()
     with pytest.raises(ValueError, match="give it a larger budget"):
         Watched(policy, 2).generate(PROMPTS, 1, NEW, GREEDY)
-    with pytest.raises(ValueError, match="Only the engine fast has a paged cache"):
+    with pytest.raises(ValueError, match="A paged cache is for the engine fast"):
         make_engine(policy, "hf-dynamic", DTYPE, cache_gb=1.0)
     monkeypatch.undo()
     with pytest.raises(ValueError, match="A paged cache needs an NVIDIA GPU"):
