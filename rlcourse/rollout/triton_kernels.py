@@ -41,21 +41,30 @@ def preload(w, begin, end, BK: tl.constexpr, PRELOADED: tl.constexpr):
 
 
 @triton.jit
+def ask(a, rows, R, begin, end, width: tl.constexpr, BK: tl.constexpr, BLOCKS: tl.constexpr):
+    """The first BLOCKS blocks of rows of a [R, width], from depth begin on: all are on their way before one is used."""
+    ks = begin + tl.arange(0, BK)
+    pieces = ()
+    for b in tl.static_range(BLOCKS):
+        seen = (rows < R)[:, None] & (b * BK + ks < end)[None, :]
+        pieces = pieces + (tl.load(a + rows[:, None] * width + b * BK + ks[None, :], mask=seen, other=0.0),)  # noqa: RUF005
+    return pieces
+
+
+@triton.jit
 def product(
-    a, w, preloaded, rows, R, begin, end,
+    a, w, pieces, preloaded, rows, R, begin, end,
     width: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRELOADED: tl.constexpr,
 ):  # fmt: skip
     """Rows of a [R, width] times a tile of weights at pointers `w` [BN, BK], over the depth from begin to end.
 
-    The weights of the first PRELOADED blocks are there already.
+    The first PRELOADED blocks of both are there already.
     """
-    ks = begin + tl.arange(0, BK)
-    m = (rows < R)[:, None]
     acc = tl.zeros((BM, BN), tl.float32)
-    ap = a + rows[:, None] * width + ks[None, :]
     for b in tl.static_range(PRELOADED):
-        piece = tl.load(ap + b * BK, mask=m & (b * BK + ks < end)[None, :], other=0.0)
-        acc = tl.dot(piece, tl.trans(preloaded[b]), acc, input_precision="ieee")
+        acc = tl.dot(pieces[b], tl.trans(preloaded[b]), acc, input_precision="ieee")
+    m = (rows < R)[:, None]
+    ap = a + rows[:, None] * width + begin + tl.arange(0, BK)[None, :]
     for k in range(PRELOADED * BK, end - begin, BK):
         piece = tl.load(ap + k, mask=m, other=0.0)
         acc = tl.dot(piece, tl.trans(tl.load(w + begin + k)), acc, input_precision="ieee")
@@ -111,8 +120,9 @@ def qkv_kernel(
         part = part_of(table, completion, W, rows, R, at, BLOCK)
     if PDL:
         gdc_wait()
+    pieces = ask(y, rows, R, 0, d, d, BK, PRELOADED)
     scale = inverse_rms(squares, rows, rows < R, eps, BM, d)[:, None]  # asked for before the product, which it follows
-    v1, v2 = pair(product(y, wp, preloaded, rows, R, 0, d, d, BM, D, BK, PRELOADED), BM, half)
+    v1, v2 = pair(product(y, wp, pieces, preloaded, rows, R, 0, d, d, BM, D, BK, PRELOADED), BM, half)
     v1 = scaled(v1, scale, y.dtype.element_ty)
     v2 = scaled(v2, scale, y.dtype.element_ty)
     if HAS_BIAS:
@@ -170,10 +180,11 @@ def add_kernel(
         gdc_wait()
     xp = x + rows[:, None] * N + cols[None, :]
     total = tl.load(xp, mask=m, other=0.0)
-    acc = product(a, wp, preloaded, rows, R, begin, end, KD, BM, BN, BK, PRELOADED)
+    pieces = ask(a, rows, R, begin, end, KD, BK, PRELOADED)
+    acc = product(a, wp, pieces, preloaded, rows, R, begin, end, KD, BM, BN, BK, PRELOADED)
     if SHARES == 2:
         begin += SHARE
-        acc += product(a, wp, (), rows, R, begin, tl.minimum(begin + SHARE, KD), KD, BM, BN, BK, 0)
+        acc += product(a, wp, (), (), rows, R, begin, tl.minimum(begin + SHARE, KD), KD, BM, BN, BK, 0)
     done = True
     if SPLITS == 1:
         total += acc
@@ -210,8 +221,9 @@ def gate_up_kernel(
     preloaded = preload(wp, 0, d, BK, PRELOADED)
     if PDL:
         gdc_wait()
+    pieces = ask(y, rows, R, 0, d, d, BK, PRELOADED)
     scale = inverse_rms(squares, rows, rows < R, eps, BM, d)[:, None]
-    gate, up = pair(product(y, wp, preloaded, rows, R, 0, d, d, BM, 2 * BN, BK, PRELOADED), BM, BN)
+    gate, up = pair(product(y, wp, pieces, preloaded, rows, R, 0, d, d, BM, 2 * BN, BK, PRELOADED), BM, BN)
     dtype: tl.constexpr = h.dtype.element_ty
     value = swiglu(scaled(gate, scale, dtype), scaled(up, scale, dtype)).to(dtype)
     tl.store(h + rows[:, None] * inner + cols[None, :], value, mask=(rows < R)[:, None])
