@@ -571,7 +571,7 @@ MISTAKES = [
     ("rollout/paged_scheduler.py", "tokens = self._prefill(tokens)", "self._prefill(tokens)", PAGED),
     ("rollout/paged_scheduler.py", "                    self._let_go_of_prompt()  # its", "                    return  # its", PAGED),
     # rollout/paged.py and its kernels
-    ("rollout/paged.py", "blocks.use_weights(self.decoder.weights.version)", "blocks.use_weights(0)", ENGINE),
+    ("rollout/paged.py", "blocks.use_weights(self.version)", "blocks.use_weights(0)", ENGINE),
     ("rollout/paged.py", "blocks = self.blocks or BlockManager", "blocks = BlockManager", ENGINE),
     ("rollout/paged.py", "        self.cache: torch.Tensor | None = None\n        self.blocks: BlockManager | None = None", "        self.cache: torch.Tensor | None = None\n        self.blocks = getattr(self, 'blocks', None)", ENGINE),
     ("rollout/paged.py", "slots.next_completion.clamp_(max=plan.limit)", "pass", ENGINE),
@@ -593,7 +593,9 @@ MISTAKES = [
     ("rollout/triton_refill.py", "other=0) + so_far - 1, mask=take)", "other=0), mask=take)", ENGINE),
     ("rollout/triton_sample.py", "number.to(tl.int32)", "slot", ENGINE),
     ("rollout/triton_sample.py", "so_far.to(tl.int32), zero", "zero, zero", ENGINE),
-    ("exact/weights.py", "self.version + (seen != self.seen)", "self.version", ENGINE),
+    ("rollout/paged.py", "if weights.syncs != self.syncs or not", "if not", ENGINE),
+    ("rollout/paged.py", " or not weights.same_as(self.policy.model):", ":", ENGINE),
+    ("exact/weights.py", "return bool(torch.stack([(mine == its", "return bool(torch.stack([(mine == mine", ENGINE),
     # exact: the order of sums
     ("exact/operations.py", "tl.split(x.reshape(A, B >> (level + 1), 2))", "tl.split(tl.trans(x.reshape(A, 2, B >> (level + 1)), 0, 2, 1))", OPERATIONS),
     ("exact/operations.py", "row_sum((x * x).reshape(A * (B // 32), 32), A * (B // 32), 32, 5)", "tl.sum((x * x).reshape(A * (B // 32), 32), 1)", OPERATIONS),
