@@ -94,29 +94,6 @@ def generate(engine, prompts, num_generations: int, new: int, sampling: Sampling
     return engine.generate(prompts, num_generations, new, sampling)
 
 
-@pytest.mark.parametrize(
-    ("sampling", "usable", "slots", "late"),
-    [
-        (GREEDY, 40, 3, 1),
-        (Sampling(0.8), 7, 8, 0),
-        thorough((GREEDY, 7, 8, 1)),
-        thorough((Sampling(), 9, 5, 1)),
-        thorough((Sampling(), 40, 8, 0)),
-    ],
-)
-def test_answers_are_those_of_the_engine_with_room_for_all(sampling, usable, slots, late, small):
-    policy = policy_that_ends()
-    engine = Watched(policy, usable, slots)
-    engine.late = late
-    found = generate(engine, PROMPTS, 2, NEW, sampling)
-    assert_same(found, unpaged(policy, PROMPTS, 2, NEW, sampling))
-    assert bool(sent_back(engine.plans)) == (usable < 40)
-    if usable == 7:  # one whose prompt's blocks another one goes on with, and which had more than its first token
-        assert any(limit % 2 for limit in sent_back(engine.plans))
-        assert any(piece.end > len(PROMPTS[piece.completion // 2]) for piece in engine.pieces)
-    assert len(found.completion_lengths.unique()) > 1
-
-
 def test_a_prompt_of_whole_blocks_is_found_again_until_the_weights_change(small):
     policy, prompt = policy_that_ends(), PROMPTS[1]
     engine = Watched(policy, 20)
@@ -213,3 +190,26 @@ def test_the_budget_is_that_of_the_cache(small):
     engine.generate(PROMPTS[:1], 1, 1, GREEDY)
     size = engine.cache.numel() * engine.cache.element_size()
     assert 0.8e6 < size <= 1e6
+
+
+@pytest.mark.parametrize(
+    ("sampling", "usable", "slots", "late"),
+    [
+        (GREEDY, 40, 3, 1),
+        (Sampling(0.8), 7, 8, 0),
+        thorough((GREEDY, 7, 8, 1)),
+        thorough((Sampling(), 9, 5, 1)),
+        thorough((Sampling(), 40, 8, 0)),
+    ],
+)
+def test_answers_are_those_of_the_engine_with_room_for_all(sampling, usable, slots, late, small):
+    policy = policy_that_ends()
+    engine = Watched(policy, usable, slots)
+    engine.late = late
+    found = generate(engine, PROMPTS, 2, NEW, sampling)
+    assert_same(found, unpaged(policy, PROMPTS, 2, NEW, sampling))
+    assert bool(sent_back(engine.plans)) == (usable < 40)
+    if usable == 7:  # one whose prompt's blocks another one goes on with, and which had more than its first token
+        assert any(limit % 2 for limit in sent_back(engine.plans))
+        assert any(piece.end > len(PROMPTS[piece.completion // 2]) for piece in engine.pieces)
+    assert len(found.completion_lengths.unique()) > 1
