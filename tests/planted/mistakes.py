@@ -16,6 +16,7 @@ VERIFY = ["tasks/test_verify.py"]
 TASK, MATH, POOL = ["tasks/test_task.py"], ["tasks/test_math.py"], ["tasks/test_pool.py"]
 PASS, OPERATIONS, USERS = ["exact/test_pass.py"], ["exact/test_operations.py"], ["exact/test_users.py"]
 BLOCKS, PAGED = ["rollout/test_blocks.py"], ["rollout/test_paged_scheduler.py"]
+ENGINE = ["rollout/test_paged.py"]
 
 MISTAKES = [
     # the twelve
@@ -399,7 +400,8 @@ MISTAKES = [
     ("trainer.py", "self.task.prompt(p, self.policy)) <= limit", "self.task.prompt(p, self.policy)) < limit", TRAINER),
     ("trainer.py", "        if config.gradient_checkpointing:\n", "        if False:\n", TRAINER),
     ("trainer.py", "config.max_prompt_tokens + config.max_new_tokens\n", "config.max_new_tokens\n", TRAINER),
-    ("trainer.py", "getattr(torch, config.dtype), config.compile, longest", "torch.float32, config.compile, longest", TRAINER),
+    ("trainer.py", "dtype, config.compile, longest", "torch.float32, config.compile, longest", TRAINER),
+    ("trainer.py", "longest, config.cache_gb)", "longest)", TRAINER),
     ("trainer.py", "self.prompts, self.step)", "self.prompts, 0)", TRAINER),
     ("trainer.py", "                    self.run.log_step(metrics, completions)\n", "", TRAINER),
     ("trainer.py", "self.step % config.save_every == 0 and", "self.step % config.save_every == 1 and", TRAINER),
@@ -465,7 +467,8 @@ MISTAKES = [
     ("config.py", '{"advantage": "gae", "surrogate": "clip", "aggregation": "token_mean"}', '{"advantage": "gae", "surrogate": "clip"}', CONFIG),
     # these survived until they were planted
     ("losses.py", "torch.expm1(-difference) + difference", "torch.exp(-difference) - 1 + difference", LOSSES),
-    ("evaluation.py", "getattr(torch, config.dtype), config.compile)", "getattr(torch, config.dtype), False)", EVALUATION),
+    ("evaluation.py", "dtype, config.compile, cache_gb", "dtype, False, cache_gb", EVALUATION),
+    ("evaluation.py", ", cache_gb=config.cache_gb)", ")", EVALUATION),
     ("evaluation.py", "size = math.ceil(len(problems) / batches)", "size = max(1, BATCH_ROWS // num_generations)", EVALUATION),
     ("checkpoint.py", "re.fullmatch", "re.match", CHECKPOINT),
     ("checkpoint.py", "*value_head.values(), *moments]", "*moments]", CHECKPOINT),
@@ -567,6 +570,32 @@ MISTAKES = [
     ("rollout/paged_scheduler.py", "elif len(self.tables) > 1:", "elif self.tables:", PAGED),
     ("rollout/paged_scheduler.py", "tokens = self._prefill(tokens)", "self._prefill(tokens)", PAGED),
     ("rollout/paged_scheduler.py", "                    self._let_go_of_prompt()  # its", "                    return  # its", PAGED),
+    # rollout/paged.py and its kernels
+    ("rollout/paged.py", "blocks.use_weights(self.version)", "blocks.use_weights(0)", ENGINE),
+    ("rollout/paged.py", "blocks = self.blocks or BlockManager", "blocks = BlockManager", ENGINE),
+    ("rollout/paged.py", "        self.cache: torch.Tensor | None = None\n        self.blocks: BlockManager | None = None", "        self.cache: torch.Tensor | None = None\n        self.blocks = getattr(self, 'blocks', None)", ENGINE),
+    ("rollout/paged.py", "slots.next_completion.clamp_(max=plan.limit)", "pass", ENGINE),
+    ("rollout/paged.py", "slots.done |= beyond", "pass", ENGINE),
+    ("rollout/paged.py", "slots.num_completions.fill_(plan.limit)", "pass", ENGINE),
+    ("rollout/paged.py", "cache.index_copy_(1, target, cache.index_select(1, source))", "pass", ENGINE),
+    ("rollout/paged.py", "order = slots.done.to(torch.int8)", "order = (~slots.done).to(torch.int8)", ENGINE),
+    ("rollout/paged.py", "range(plan.steps - late)", "range(plan.steps)", ENGINE),
+    ("rollout/paged.py", "[i for i, piece in enumerate(pieces) if piece.first_tokens]", "list(range(len(pieces)))", ENGINE),
+    ("rollout/paged_prefill.py", "number = at - slots.prompt_lengths[prompt][:, None]", "number = at - slots.prompt_lengths[prompt][:, None] - 1", ENGINE),
+    ("rollout/paged_prefill.py", "weights.cos[positions], weights.sin[positions]", "weights.cos, weights.sin", ENGINE),
+    ("rollout/paged_prefill.py", "last = (end - begin - 1)", "last = (end - 1)", ENGINE),
+    ("rollout/paged_prefill.py", "longest * (len(found[-1]) + 1) > most_tokens", "longest * len(found[-1]) > most_tokens", ENGINE),
+    ("rollout/triton_prefill.py", "<= begin + rows[:, None]", "<= rows[:, None]", ENGINE),
+    ("rollout/triton_attention.py", "table += tl.load(completion + row) * W", "table += row * W", ENGINE),
+    ("rollout/triton_attention.py", "table, tile + SPLITS, tiles", "table, tile, tiles", ENGINE),
+    ("rollout/triton_kernels.py", "owner * W + at // BLOCK", "owner * W", ENGINE),
+    ("rollout/triton_kernels.py", "at % BLOCK if BLOCK > 0 else at", "at", ENGINE),
+    ("rollout/triton_refill.py", "other=0) + so_far - 1, mask=take)", "other=0), mask=take)", ENGINE),
+    ("rollout/triton_sample.py", "number.to(tl.int32)", "slot", ENGINE),
+    ("rollout/triton_sample.py", "so_far.to(tl.int32), zero", "zero, zero", ENGINE),
+    ("rollout/paged.py", "if weights.syncs != self.syncs or not", "if not", ENGINE),
+    ("rollout/paged.py", " or not weights.same_as(self.policy.model):", ":", ENGINE),
+    ("exact/weights.py", "return bool(torch.stack([(mine == its", "return bool(torch.stack([(mine == mine", ENGINE),
     # exact: the order of sums
     ("exact/operations.py", "tl.split(x.reshape(A, B >> (level + 1), 2))", "tl.split(tl.trans(x.reshape(A, 2, B >> (level + 1)), 0, 2, 1))", OPERATIONS),
     ("exact/operations.py", "row_sum((x * x).reshape(A * (B // 32), 32), A * (B // 32), 32, 5)", "tl.sum((x * x).reshape(A * (B // 32), 32), 1)", OPERATIONS),
@@ -622,10 +651,10 @@ MISTAKES = [
     ("exact/layers.py", "torch.arange(prompts, device=ids.device), lengths - 1]", "torch.arange(prompts, device=ids.device), -1]", USERS),
     ("exact/layers.py", "values[:, :, :width] = v.", "values[:, :, :width] = k.", USERS),
     ("rollout/fast.py", 'self.exact = kernels == "triton" and is_exact(', "self.exact = is_exact(", USERS),
-    ("rollout/fast.py", "x = last[prompts]\n", "x = last[: len(prompts)]\n", USERS),
-    ("rollout/fast.py", "head.logprobs(model, weights, x, tokens, sampling, len(x))", "head.logprobs(model, weights, x, tokens, Sampling(), len(x))", USERS),
-    ("rollout/fast.py", "        if self.exact:\n", "        if False:\n", USERS),
-    ("rollout/slots.py", "sample(rows // num_generations)", "sample(rows % num_generations)", USERS),
+    ("rollout/fast.py", "last[rows // num_generations], rows", "last[rows % len(last)], rows", USERS),
+    ("rollout/fast.py", "        if self.exact:\n            from", "        if False:\n            from", USERS),
+    ("rollout/triton_step.py", "unstarted(some), logits, squares, sampling)", "unstarted(some), logits, squares, Sampling())", USERS),
+    ("rollout/slots.py", "sample(rows // num_generations)", "sample(rows % num_generations)", ["rollout/test_slots.py"]),
     ("learner.py", "self.exact and self.reference and exact_pass(self.reference, config)", "self.exact", USERS),
     ("learner.py", "if dtype == torch.float32 or not may_be_exact(model.device)", "if not may_be_exact(model.device)", USERS),
     ("learner.py", " or not may_be_exact(model.device) or", " or", USERS),
