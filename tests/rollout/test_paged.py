@@ -101,20 +101,23 @@ def test_a_prompt_of_whole_blocks_is_found_again_until_the_weights_change(small)
     assert_same(generate(engine, [prompt], 2, 4, Sampling()), first)
     # The last token is not found but computed, as the logits come from it: so its block is not found, either.
     assert [(piece.begin, piece.end) for piece in engine.pieces] == [(0, 2 * BLOCK), (BLOCK, 2 * BLOCK)]
-    for kind in ("update", "synced by another", "sleep"):
-        for parameter in policy.model.parameters():
-            parameter.grad = parameter.detach().clone()
-        torch.optim.AdamW(policy.model.parameters(), lr=0.01, fused=True).step()  # which PyTorch does not count
-        if kind == "synced by another":
+    before = first
+    for kind in ("sleep", "update", "update, synced by another", "update, sleep"):
+        if "update" in kind:
+            for parameter in policy.model.parameters():
+                parameter.grad = parameter.detach().clone()
+            torch.optim.AdamW(policy.model.parameters(), lr=0.01, fused=True).step()  # which PyTorch does not count
+        if "synced" in kind:
             engine.decoder.sync()
-        if kind == "sleep":
+        if "sleep" in kind:
             engine.sleep()
             assert engine.slots is engine.cache is engine.step is None
         engine.plans = []
         found = generate(engine, [prompt], 2, 4, Sampling())
         assert [piece.begin for piece in engine.pieces] == [0]
         assert_same(found, unpaged(policy, [prompt], 2, 4, Sampling()))
-        assert not torch.equal(found.logprobs, first.logprobs)
+        assert torch.equal(found.logprobs, before.logprobs) == (kind == "sleep")
+        before = found
 
 
 def test_long_prompts_are_prefilled_in_pieces(small, monkeypatch):
