@@ -56,7 +56,7 @@ def small(monkeypatch):
 
 
 class Watched(PagedEngine):
-    """An engine with so many blocks besides nobody's, which keeps its plans."""
+    """An engine with so many blocks besides nobody's, which keeps its plans, and looks who is in the slots."""
 
     def __init__(self, policy, usable: int, slots: int = 16):
         super().__init__(policy, DTYPE, 1.0, slots)
@@ -66,6 +66,8 @@ class Watched(PagedEngine):
         self.plans.append(plan)
         assert len(self.plans) < 200, "it does not end"
         super()._prepare(plan, *arguments)
+        live = self.slots.completion[~self.slots.done].tolist()
+        assert len(set(live)) == len(live) and self.nobody not in live
 
     @property
     def pieces(self) -> list[Piece]:
