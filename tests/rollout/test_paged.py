@@ -56,7 +56,7 @@ def small(monkeypatch):
 
 
 class Watched(PagedEngine):
-    """An engine with so many blocks besides nobody's, which keeps its plans."""
+    """An engine with so many blocks besides nobody's, which keeps its plans, and looks who is in the slots."""
 
     def __init__(self, policy, usable: int, slots: int = 16):
         super().__init__(policy, DTYPE, 1.0, slots)
@@ -64,7 +64,10 @@ class Watched(PagedEngine):
 
     def _prepare(self, plan, *arguments):
         self.plans.append(plan)
+        assert len(self.plans) < 200, "it does not end"
         super()._prepare(plan, *arguments)
+        live = self.slots.completion[~self.slots.done].tolist()
+        assert len(set(live)) == len(live) and self.nobody not in live
 
     @property
     def pieces(self) -> list[Piece]:
@@ -101,20 +104,23 @@ def test_a_prompt_of_whole_blocks_is_found_again_until_the_weights_change(small)
     assert_same(generate(engine, [prompt], 2, 4, Sampling()), first)
     # The last token is not found but computed, as the logits come from it: so its block is not found, either.
     assert [(piece.begin, piece.end) for piece in engine.pieces] == [(0, 2 * BLOCK), (BLOCK, 2 * BLOCK)]
-    for kind in ("update", "synced by another", "sleep"):
-        for parameter in policy.model.parameters():
-            parameter.grad = parameter.detach().clone()
-        torch.optim.AdamW(policy.model.parameters(), lr=0.01, fused=True).step()  # which PyTorch does not count
-        if kind == "synced by another":
+    before = first
+    for kind in ("sleep", "update", "update, synced by another", "update, sleep"):
+        if "update" in kind:
+            for parameter in policy.model.parameters():
+                parameter.grad = parameter.detach().clone()
+            torch.optim.AdamW(policy.model.parameters(), lr=0.01, fused=True).step()  # which PyTorch does not count
+        if "synced" in kind:
             engine.decoder.sync()
-        if kind == "sleep":
+        if "sleep" in kind:
             engine.sleep()
             assert engine.slots is engine.cache is engine.step is None
         engine.plans = []
         found = generate(engine, [prompt], 2, 4, Sampling())
         assert [piece.begin for piece in engine.pieces] == [0]
         assert_same(found, unpaged(policy, [prompt], 2, 4, Sampling()))
-        assert not torch.equal(found.logprobs, first.logprobs)
+        assert torch.equal(found.logprobs, before.logprobs) == (kind == "sleep")
+        before = found
 
 
 def test_long_prompts_are_prefilled_in_pieces(small, monkeypatch):
