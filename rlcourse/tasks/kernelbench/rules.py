@@ -18,8 +18,8 @@ NAMES = """eval exec compile __import__ getattr setattr delattr globals locals v
 exit quit type dir id help object classmethod __builtins__ __loader__ __spec__"""
 BUILTINS = set(NAMES.split())
 OF_TORCH = """nn Tensor empty empty_like empty_strided zeros zeros_like ones ones_like full full_like no_grad
-inference_mode float float16 bfloat16 float32 float64 half double int int8 int16 int32 int64 long uint8 bool dtype device Size rand
-contiguous_format channels_last cuda utils autograd randn manual_seed tensor finfo iinfo strided"""
+inference_mode float float16 bfloat16 float32 float64 half double int int8 int16 int32 int64 long uint8 bool dtype
+device Size rand contiguous_format channels_last cuda utils autograd randn manual_seed tensor finfo iinfo strided"""
 TORCH = set(OF_TORCH.split())
 CUDA = {"current_stream", "current_device", "get_device_properties", "device", "is_available", "get_device_capability"}
 BASES = {"nn.Module", "torch.nn.Module", "torch.autograd.Function", "NamedTuple", "typing.NamedTuple", "object"}
@@ -141,7 +141,7 @@ def attribute(whole: str, last: str) -> None:
     first, _, rest = whole.partition(".")
     if first in ("F", "functional") or whole.startswith(("torch.nn.functional.", "nn.functional.")):
         raise Broken("torch", f"{whole} is PyTorch's own kernel")
-    if first != "torch" or not rest:
+    if first != "torch" or not re.fullmatch(r"[\w.]+", rest):  # what stands before a bracket is looked at by itself
         return
     names = rest.split(".")
     if names[0] == "cuda" and len(names) > 1 and names[1] not in CUDA:
@@ -149,7 +149,7 @@ def attribute(whole: str, last: str) -> None:
         raise Broken(reason.get(names[1], "patch"), f"{whole} is not allowed")
     if names[0] == "utils" and len(names) > 1 and names[1] != "cpp_extension":
         raise Broken("python", f"{whole} is not allowed")
-    if re.fullmatch(r"\w+", names[0]) and names[0] not in TORCH:
+    if names[0] not in TORCH:
         raise Broken("torch", f"{whole} is not allowed: kernels of one's own compute")
 
 
