@@ -20,6 +20,7 @@ import torch
 from rlcourse.sandbox import process
 from rlcourse.sandbox.process import GUARD, STAGED, Box
 from rlcourse.sandbox.wire import Unreadable, decode, encode, receive, send
+from rlcourse.tasks.kernelbench.machine import new_seed
 
 MODULES = (
     "sandbox/__init__.py",
@@ -30,8 +31,8 @@ MODULES = (
 )
 SMALL = 1 << 20  # bytes of an answer that shows nothing
 START_SECONDS = 120
-COMPILERS = ("/usr/bin", "/bin", "/usr/include", "/usr/libexec", "/etc/alternatives")
-LIMITS = {"CPU": 600, "FSIZE": 1 << 28, "NOFILE": 1024, "CORE": 0, "MSGQUEUE": 0, "NPROC": 64}
+COMPILERS = ("/usr/bin", "/bin", "/usr/sbin", "/sbin", "/usr/include", "/usr/libexec", "/etc/alternatives")
+LIMITS = {"CPU": 600, "FSIZE": 1 << 28, "NOFILE": 1024, "CORE": 0, "MSGQUEUE": 0, "NPROC": 128}
 LIMITS |= {"folder_bytes": 1 << 29, "files": 16384}
 COMPILE_ERRORS = ("triton.compiler", "cutlass")  # modules of errors that say a kernel does not compile
 
@@ -47,15 +48,17 @@ class Refused(Exception):
 class Candidate:
     """A process that runs one text.
 
-    memory_bytes, gpu_bytes: what it may take; the GPU's is watched from here, by what is left on the device.
+    memory_bytes, gpu_bytes: what it may take; the GPU's is watched from here, by what is left on the device. seed: of
+    its weights; reference: the model that it is compared with, which stays out here.
     """
 
     def __init__(self, way: str, device: torch.device, memory_bytes: int, gpu_bytes: int):
-        self.device, self.gpu_bytes = device, gpu_bytes
+        self.device, self.gpu_bytes, self.seed = device, gpu_bytes, new_seed()
+        self.reference: torch.nn.Module | None = None
         self.folder = Path(tempfile.mkdtemp(prefix="rlcourse-"))
         self.connection, theirs = socket.socketpair()
         self.process = None
-        self.gpu_before = gpu_taken() if device.type == "cuda" else 0
+        self.watch_gpu()
         try:
             process.stage(self.folder, MODULES)
             self.process = start(way, self.folder, theirs.fileno(), device, memory_bytes)
@@ -66,6 +69,10 @@ class Candidate:
         except BaseException:
             self.close()
             raise
+
+    def watch_gpu(self) -> None:
+        """Count what is taken of the GPU's memory from now on as the candidate's."""
+        self.gpu_before = gpu_taken() if self.device.type == "cuda" else 0
 
     def ask(self, request: list, seconds: float, limit: int = SMALL) -> tuple[Any, float]:
         """The answer to a request, and the seconds from before it was sent until it was here.
@@ -192,6 +199,8 @@ def variables(folder: str, device: torch.device) -> dict[str, str]:
 
     major, minor = torch.cuda.get_device_capability(device)
     found |= {"TORCH_CUDA_ARCH_LIST": f"{major}.{minor}", "LD_LIBRARY_PATH": ":".join(driver_folders())}
+    libcuda = [folder for folder in driver_folders() if os.path.exists(f"{folder}/libcuda.so.1")]
+    found |= {"TRITON_LIBCUDA_PATH": libcuda[0]} if libcuda else {}
     return found | ({"CUDA_HOME": CUDA_HOME, "PATH": f"{CUDA_HOME}/bin:{found['PATH']}"} if CUDA_HOME else {})
 
 

@@ -1,18 +1,20 @@
 """Whether outputs are right: against the reference in double precision, and as exactly as PyTorch has it."""
 
 import copy
+import random
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from rlcourse.tasks.kernelbench.cases import as_list, chunks
+from rlcourse.tasks.kernelbench.cases import as_list, chunk_size, chunks, digest
 
 # Of an element, absolute and relative: KernelBench's own.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-2}
 # Of a whole tensor: so many times PyTorch's own error, or so many roundings of numbers that vary as its own do. Sums in
 # another order stay within; numbers that were rounded to half precision, or by a tensor core's TF32, do not.
 TIMES, ROUNDINGS, LAST_PLACES = 16, 64, 4
+MOST_SHOWN = 1 << 25  # bytes of an output that are compared
 
 
 @dataclass(frozen=True)
@@ -109,3 +111,16 @@ def of_floats(output: Tensor, exact: Tensor, eager: Tensor) -> tuple[str, str] |
 
 def root_mean_square(x: Tensor) -> float:
     return float(x.square().mean().sqrt()) if x.numel() else 0.0
+
+
+def some_chunks(tensor: torch.Tensor) -> list[int]:
+    """Random chunks of a tensor, as many as MOST_SHOWN bytes hold: for most tensors all of them."""
+    size = chunk_size(tensor.numel())
+    count = -(-tensor.numel() // size)
+    most = max(1, MOST_SHOWN // (size * tensor.element_size()))
+    return sorted(random.SystemRandom().sample(range(count), min(count, most)))
+
+
+def digest_of(piece: torch.Tensor) -> int:
+    """The number of one chunk, as `digest` has it."""
+    return sum(digest([piece])[0])

@@ -6,25 +6,22 @@ The judge holds inputs, references and the clock; the candidate's process gets a
 say how long a pass took on the GPU, and count no less than the clock out here less what a trial takes without a model.
 """
 
-import fcntl
 import functools
 import math
-import os
 import random
 import statistics
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import warnings
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
+from rlcourse.sandbox.process import GUARD
 from rlcourse.tasks.kernelbench import rules
 from rlcourse.tasks.kernelbench.candidate import SMALL, Candidate, Refused, way
-from rlcourse.tasks.kernelbench.cases import CHUNKS, KINDS, chunk_size, digest, make_inputs, make_model, namespace
-from rlcourse.tasks.kernelbench.compare import Expected, expect, fault
+from rlcourse.tasks.kernelbench.cases import KINDS, chunk_size, digest, make_inputs, make_model, namespace
+from rlcourse.tasks.kernelbench.compare import Expected, digest_of, expect, fault, some_chunks
+from rlcourse.tasks.kernelbench.machine import alone, bandwidth, new_seed
 from rlcourse.tasks.kernelbench.problems import Problem, parse_answer, shapes
 
 # What torch may do in a forward pass: make memory, look at it otherwise, move it.
@@ -34,7 +31,6 @@ transpose permute expand slice select squeeze unsqueeze unbind split view_as is_
 lift_fresh"""
 OPERATIONS = frozenset(ALLOWED.split())
 CHECKS = 10  # of timed trials whose outputs are compared; nobody knows which
-MOST_SHOWN = 1 << 27  # bytes of an output that are compared
 WARMUP = 3
 LEAST_TRIALS = 5
 EXCESSIVE = 10  # a speed-up to look at twice, says KernelBench
@@ -46,7 +42,8 @@ class Settings:
     """How candidates are judged.
 
     compiled, correct, speed, most: weights of the reward and the largest speed-up that counts. cases: trials for each
-    shape and kind; trials: that are timed, fewer where they take more than timing_seconds. torch_compile: whether to
+    shape and kind; trials: that are timed, fewer where they take more than timing_seconds. compile_seconds: for the text
+    to load, first_seconds: for the first pass, in which Triton and CuTe DSL compile. torch_compile: whether to
     time that as well. operations: of torch that a forward pass may use.
     """
 
@@ -57,6 +54,7 @@ class Settings:
     cases: int = 2
     trials: int = 100
     compile_seconds: float = 240.0
+    first_seconds: float = 90.0
     run_seconds: float = 20.0
     timing_seconds: float = 30.0
     memory_bytes: int = 8 << 30
@@ -110,7 +108,9 @@ class Judge:
     def __init__(self, problem: Problem, settings: Settings, device: torch.device | None = None):
         self.problem, self.settings = problem, settings
         self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.way = way()[0]
+        self.way, why = way()
+        if self.way == GUARD:
+            warnings.warn(f"Kernels run as your own user here, with your files and your network: {why}", stacklevel=2)
         self.sources = shapes(problem.source)
         self.reference = namespace(problem.source)
         self.problems = [namespace(source) for source in self.sources]
@@ -135,10 +135,14 @@ class Judge:
     def run(self, code: str) -> Verdict:
         """The verdict on code, whatever the rules say of its text."""
         verdict = Verdict()
+        with alone(self.device):
+            self.baseline("eager")  # which says early where this machine cannot judge
         try:
             with self._process() as candidate:
-                self._compile(candidate, code, verdict)
+                self._compile(candidate, code)
                 with alone(self.device):
+                    candidate.watch_gpu()
+                    self._run_once(candidate, verdict)
                     least = self._correct(candidate, verdict)
                     self._fast(candidate, least, verdict)
         except Refused as error:
@@ -147,17 +151,21 @@ class Judge:
         return verdict
 
     def baseline(self, name: str) -> Times:
-        """Times of "eager", "compiled" and "empty", a trial without a model."""
+        """Times of "eager", "compiled" and "empty", a trial without a model. RuntimeError where there are none."""
         if name not in self.baselines:
-            with self._process() as candidate:
-                self._load(candidate, self.problem.source, "Model", new_seed(), name == "compiled")
-                self._run(candidate, 0, "timed", self.settings.compile_seconds)
-                if name == "compiled":
-                    self.baselines[name] = self._time(candidate, "timed")
-                else:
-                    self.baselines["eager"] = self._time(candidate, "timed")
-                    self.baselines["empty"] = self._time(candidate, "empty")
+            try:
+                self._time_reference(compile_it=name == "compiled")
+            except Refused as error:
+                raise RuntimeError(f"{self.problem.name} itself does not run: {error.reason}: {error}") from None
         return self.baselines[name]
+
+    def _time_reference(self, compile_it: bool) -> None:
+        with self._process() as candidate:
+            self._load(candidate, self.problem.source, "Model", compile_it)
+            self._run(candidate, 0, "timed", self.settings.compile_seconds)
+            self.baselines["compiled" if compile_it else "eager"] = self._time(candidate, "timed")
+            if not compile_it:
+                self.baselines["empty"] = self._time(candidate, "empty")
 
     def _process(self) -> Candidate:
         return Candidate(self.way, self.device, self.settings.memory_bytes, self.settings.gpu_bytes)
@@ -177,32 +185,32 @@ class Judge:
                     found.append((shape, kind))
         return found
 
-    def _load(self, candidate: Candidate, code: str, name: str, seed: int, compile_it: bool) -> None:
+    def _load(self, candidate: Candidate, code: str, name: str, compile_it: bool) -> None:
         total = torch.cuda.mem_get_info()[1] if self.device.type == "cuda" else 1
-        setup = {"text": code, "name": name, "sources": self.sources, "seed": seed, "device": str(self.device)}
-        setup |= {"compile": compile_it, "gpu_share": min(1.0, self.settings.gpu_bytes / total)}
+        share = min(1.0, self.settings.gpu_bytes / total)
+        setup = {"text": code, "name": name, "sources": self.sources, "seed": candidate.seed}
+        setup |= {"device": str(self.device), "compile": compile_it, "gpu_share": share}
         candidate.ask(["load", setup], self.settings.compile_seconds)
 
     def _run(self, candidate: Candidate, case: int, way: str, seconds: float) -> tuple[int, dict, float]:
         """A trial of `telling[case]`: its seed, what the process says of it, and its time by the clock out here."""
         seed, (shape, kind) = new_seed(), self.telling[case]
         found, took = candidate.ask(["run", seed, shape, kind, way], seconds)
-        match found:
-            case {"seconds": float(), "digest": list(), "shapes": list(), "dtypes": list()}:
-                sums = all(isinstance(part, list) and len(part) <= CHUNKS for part in found["digest"])
-                if sums and 0 <= found["seconds"] < math.inf:  # which nan is not
-                    return seed, found, took
-        raise Refused("nonsense", "its process wrote what nobody can read")
+        if not readable(found):
+            raise Refused("nonsense", "its process wrote what nobody can read")
+        return seed, found, took
 
-    def _compile(self, candidate: Candidate, code: str, verdict: Verdict) -> None:
-        """Load the text and run it once, which is when Triton and CuTe DSL compile."""
-        self.seed = new_seed()  # of the weights
+    def _compile(self, candidate: Candidate, code: str) -> None:
+        """Load the text, which compiles what C++ and CUDA are in it."""
         try:
-            self._load(candidate, code, "ModelNew", self.seed, False)
+            self._load(candidate, code, "ModelNew", False)
         except Refused as error:
             raise Refused("compile" if error.reason == "error" else error.reason, str(error)) from None
+
+    def _run_once(self, candidate: Candidate, verdict: Verdict) -> None:
+        """The first pass, in which Triton and CuTe DSL compile."""
         try:
-            self._run(candidate, 0, "timed", self.settings.compile_seconds)
+            self._run(candidate, 0, "timed", self.settings.first_seconds)
         except Refused as error:
             verdict.metrics["compiled"] = float(error.reason == "error")
             raise
@@ -210,16 +218,16 @@ class Judge:
 
     def _correct(self, candidate: Candidate, verdict: Verdict) -> float:
         """Trials of every shape and kind. The least seconds in which memory moves what the first shape needs."""
-        self.model = make_model(self.reference, "Model", self.reference, self.seed, self.device)
+        candidate.reference = make_model(self.reference, "Model", self.reference, candidate.seed, self.device)
         least = 0.0
         for case in range(len(self.telling)):
             for _ in range(self.settings.cases):
                 seed, found, _ = self._run(candidate, case, "checked", self.settings.run_seconds)
                 expected = self._compare(candidate, case, seed, found)
-                others = sorted({str(name) for name in found.get("operations", ())} - self.settings.operations)
+                others = sorted(set(found["operations"]) - self.settings.operations)
                 if others:
                     raise Refused("torch", f"its forward pass calls torch: {', '.join(others)[:200]}")
-                if found.get("inputs") != digest(expected.inputs):
+                if found["inputs"] != digest(expected.inputs):
                     raise Refused("edited inputs", "its forward pass changes its inputs")
             if case == 0:
                 moved = sum(t.numel() * t.element_size() for t in [*expected.inputs, *expected.eager])
@@ -230,9 +238,9 @@ class Judge:
     def _compare(self, candidate: Candidate, case: int, seed: int, found: dict) -> Expected:
         """See the outputs of the last trial. Raises Refused where they are not right, or not those of the digest."""
         shape, kind = self.telling[case]
-        expected = expect(self.model, make_inputs(self.problems[shape], seed, kind, self.device))
+        expected = expect(candidate.reference, make_inputs(self.problems[shape], seed, kind, self.device))
         shaped = [(list(eager.shape), str(eager.dtype)) for eager in expected.eager]
-        if list(zip(found["shapes"], found["dtypes"], strict=False)) != shaped:
+        if list(zip(found["shapes"], found["dtypes"], strict=True)) != shaped:
             given = f"shapes {found['shapes']}, {found['dtypes']}"[:200]
             raise Refused("wrong shape", f"its outputs have {given}, expected {shaped}")
         wanted = [some_chunks(eager) for eager in expected.eager]
@@ -244,7 +252,9 @@ class Judge:
             raise Refused("nonsense", "its process wrote what nobody can read")
         for output, whole, numbers, said in zip(shown, expected.eager, wanted, found["digest"], strict=True):
             size = chunk_size(whole.numel())
-            if [said[number] for number in numbers] != [digest_of(piece) for piece in output.split(size)]:
+            if [said[number] for number in numbers if number < len(said)] != [
+                digest_of(piece) for piece in output.split(size)
+            ]:
                 raise Refused("late", "its outputs changed after it had said that they were there")
         wrong = fault(shown, part)
         if wrong is not None:
@@ -286,43 +296,18 @@ class Judge:
         return max(times.own, times.outside - self.baseline("empty").outside)
 
 
-def some_chunks(tensor: torch.Tensor) -> list[int]:
-    """Random chunks of a tensor, as many as MOST_SHOWN bytes hold: for most tensors all of them."""
-    size = chunk_size(tensor.numel())
-    count = -(-tensor.numel() // size)
-    most = max(1, MOST_SHOWN // (size * tensor.element_size()))
-    return sorted(random.SystemRandom().sample(range(count), min(count, most)))
-
-
-def digest_of(piece: torch.Tensor) -> int:
-    """The number of one chunk, as `digest` has it."""
-    return sum(digest([piece])[0])
-
-
-@contextmanager
-def alone(device: torch.device) -> Iterator[None]:
-    """Nobody else on this machine checks or times meanwhile, and torch's random numbers go on as if nothing had been.
-
-    Judges in other processes and threads wait here; what compiles does not.
-    """
-    path = Path(tempfile.gettempdir(), f"rlcourse-kernelbench-{os.getuid()}.lock")
-    devices = [torch.cuda.current_device()] if device.type == "cuda" else []
-    with open(path, "a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with torch.random.fork_rng(devices):
-            yield
-
-
-def new_seed() -> int:
-    return random.SystemRandom().randrange(2**31)
-
-
-@functools.cache
-def bandwidth(device: torch.device) -> float:
-    """Bytes a second that a copy moves here, a quarter added: no kernel is faster than memory."""
-    from rlcourse.measure.timing import seconds
-
-    size = 1 << 30 if device.type == "cuda" else 1 << 26
-    source = torch.zeros(size, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return 1.25 * 2 * size / min(seconds(lambda: target.copy_(source), device) for _ in range(5))
+def readable(found: object) -> bool:
+    """Whether what a process says of a trial has the parts that `Runner.run` gives, of their kinds."""
+    match found:
+        case {
+            "seconds": float(seconds),
+            "digest": list(sums),
+            "shapes": list(shaped),
+            "dtypes": list(dtypes),
+            "operations": list(operations),
+            "inputs": list(),
+        }:
+            texts = all(isinstance(name, str) for name in [*dtypes, *operations])
+            lists = all(isinstance(part, list) for part in [*sums, *shaped])
+            return texts and lists and len(sums) == len(shaped) == len(dtypes) and 0 <= seconds < math.inf  # no nan
+    return False

@@ -84,7 +84,7 @@ class Runner:
         are listed; "empty", which gives what the last trial gave, to see what a trial costs without a model.
 
         `seconds` of the pass by this process's own clock, `digest`, `shapes` and `dtypes` of the outputs; if checked,
-        `operations`, and `inputs`, their digest after the pass.
+        `operations`, and `inputs`, their digest after the pass, else both empty.
         """
         inputs = make_inputs(self.problems[shape], seed, kind, self.device)
         listed = Operations()
@@ -99,11 +99,10 @@ class Runner:
             seconds = self.timed(forward, inputs)
         if not all(type(output) is torch.Tensor for output in self.outputs):
             raise TypeError("the model gave something else than plain tensors")
-        found = {"seconds": seconds, "digest": digest(self.outputs)}
+        found = {"seconds": seconds, "digest": digest(self.outputs), "operations": sorted(listed.names), "inputs": []}
         found["shapes"] = [list(output.shape) for output in self.outputs]
         found["dtypes"] = [str(output.dtype) for output in self.outputs]
         if way == "checked":
-            found["operations"] = sorted(listed.names)
             found["inputs"] = digest([item for item in inputs if isinstance(item, torch.Tensor)])
         return found
 

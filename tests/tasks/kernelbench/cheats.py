@@ -87,7 +87,8 @@ CHEATS = {
     ),
     "the loop of timed calls in one launch": Cheat(
         forward(
-            f"self.calls += x.shape[0] == 24\nif self.calls > 7:\n    return self.last\n{RUN}self.last = out\nreturn out",
+            "self.calls += x.shape[0] == 24\nif self.calls > 7:\n    return self.last\n"
+            f"{RUN}self.last = out\nreturn out",
             init="self.calls = 0",
         ),
         measured=("wrong",),

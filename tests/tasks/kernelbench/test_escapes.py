@@ -15,7 +15,14 @@ from rlcourse.tasks.kernelbench.candidate import way
 from rlcourse.tasks.kernelbench.judge import judge_of
 
 SETTINGS = Settings(
-    cases=1, trials=6, timing_seconds=4, compile_seconds=10, run_seconds=10, memory_bytes=1 << 30, torch_compile=False
+    cases=1,
+    trials=6,
+    timing_seconds=4,
+    compile_seconds=10,
+    first_seconds=10,
+    run_seconds=10,
+    memory_bytes=1 << 30,
+    torch_compile=False,
 )
 pytestmark = pytest.mark.skipif(way()[0] == GUARD, reason="needs namespaces")
 

@@ -93,21 +93,20 @@ class ModelNew(nn.Module):
 '''
 
 
-def pointwise_cuda(expression: str, launch: str = "kernel<<<blocks, 256>>>", before: str = "", after: str = "") -> str:
-    """before, after: C++ around the launch."""
+def pointwise_cuda(expression: str, launch: str = "kernel<<<blocks, 256>>>", before: str = "", place: str = "i") -> str:
+    """before: C++ before the launch; place: where a thread writes."""
     return f'''{INLINE}
 cuda = """
 #include <torch/types.h>
 __global__ void kernel(const float* from, float* to, long n) {{
     long i = blockIdx.x * (long)blockDim.x + threadIdx.x;
-    if (i < n) {{ float x = from[i]; to[i] = {expression}; }}
+    if (i < n) {{ float x = from[i]; to[{place}] = {expression}; }}
 }}
 torch::Tensor run(torch::Tensor input) {{
     auto out = torch::empty_like(input);
     long n = input.numel(), blocks = (n + 255) / 256;
     {before}
     {launch}(input.data_ptr<float>(), out.data_ptr<float>(), n);
-    {after}
     return out;
 }}
 """
