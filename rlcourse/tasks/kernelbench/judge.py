@@ -42,8 +42,8 @@ class Settings:
     """How candidates are judged.
 
     compiled, correct, speed, most: weights of the reward and the largest speed-up that counts. cases: trials for each
-    shape and kind; trials: that are timed, fewer where they take more than timing_seconds. compile_seconds: for the text
-    to load, first_seconds: for the first pass, in which Triton and CuTe DSL compile. torch_compile: whether to
+    shape and kind; trials: that are timed, fewer where they take more than timing_seconds. compile_seconds: for the
+    text to load, first_seconds: for the first pass, in which Triton and CuTe DSL compile. torch_compile: whether to
     time that as well. operations: of torch that a forward pass may use.
     """
 

