@@ -44,6 +44,7 @@ class Layer:
 class FusedWeights:
     """Copies of a model's weights: the query, key and value projections are one matrix, so are gate and up. Matrices in
     `dtype`, norms in float32. They are those of the last `sync`. cos, sin: RoPE's table [positions, D / 2] float32.
+    version: how often they have changed, as far as PyTorch counts: it does not see a write through `.data`.
 
     Raises ValueError for an architecture other than Qwen2 and Qwen3.
     """
@@ -63,6 +64,7 @@ class FusedWeights:
         angles = torch.arange(config.max_position_embeddings, device=self.inv_freq.device)[:, None] * self.inv_freq
         self.cos, self.sin = angles.cos(), angles.sin()
         self._allocate(model)
+        self.version, self.seen = 0, []
         self.sync(model)
 
     def _allocate(self, model: PreTrainedModel) -> None:
@@ -97,6 +99,8 @@ class FusedWeights:
         sources += [trunk.embed_tokens.weight, trunk.norm.weight]
         sources += [] if self.head is self.embedding else [model.lm_head.weight]
         torch._foreach_copy_(self.targets, sources)  # hundreds of copies in a few launches
+        seen = [(weight.data_ptr(), weight._version) for weight in sources]
+        self.version, self.seen = self.version + (seen != self.seen), seen
 
 
 def can_fuse(model: PreTrainedModel) -> bool:
