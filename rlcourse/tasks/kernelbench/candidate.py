@@ -142,12 +142,14 @@ def gpu_taken() -> int:
 
 
 def start(way: str, folder: Path, wire: int, device: torch.device, memory_bytes: int):
-    code = "from rlcourse.tasks.kernelbench.worker import main; main({}, {!r})"
+    code = "from rlcourse.tasks.kernelbench.worker import main; main({}, {!r}, {!r})"
     if way == GUARD:
         work = tempfile.mkdtemp(dir=folder)
-        command = process.python_command(str(folder / "course"), code.format(wire, work))
+        limits = {name: value for name, value in LIMITS.items() if name != "NPROC"}  # which counts all of the user's
+        limits |= {"DATA": memory_bytes} if device.type == "cpu" else {}  # CUDA reserves far more than it takes
+        command = process.python_command(str(folder / "course"), code.format(wire, work, limits))
         return process.launch(command, wire, Path(work), variables(work, device))
-    command = process.python_command(STAGED, code.format(wire, "/tmp"))
+    command = process.python_command(STAGED, code.format(wire, "/tmp", {}))
     return process.launch(process.isolated(way, box(folder, device, memory_bytes), command, wire), wire, folder, {})
 
 

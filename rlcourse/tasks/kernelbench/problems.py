@@ -43,6 +43,14 @@ class Problem:
     number: int
     source: str
 
+    @property
+    def question(self) -> str:
+        return self.source
+
+    @property
+    def gold(self) -> str:
+        return self.name
+
     def prompt(self, language: str = "triton") -> str:
         return PROMPT.format(language=LANGUAGES[language], source=self.source.strip())
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rlcourse.sandbox import namespaces
 from rlcourse.sandbox.wire import decode, encode, receive, send
 from rlcourse.tasks.kernelbench.cases import as_list, chunks, digest, make_inputs, make_model, namespace
 
@@ -22,9 +23,11 @@ MOST_BYTES = 1 << 30  # of one answer, in which outputs are shown
 now, synchronize, Event = time.perf_counter, torch.cuda.synchronize, torch.cuda.Event
 
 
-def main(file_descriptor: int, folder: str) -> None:
-    """Answer requests until the judge is gone. folder: where this process may write."""
+def main(file_descriptor: int, folder: str, limits: dict[str, int]) -> None:
+    """Answer requests until the judge is gone. folder: where this process may write; limits: those that it sets itself,
+    where nobody has for it."""
     connection = socket.socket(fileno=file_descriptor)
+    namespaces.set_limits(limits)
     torch.set_num_threads(1)
     runner = Runner(folder)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
@@ -70,7 +73,7 @@ class Runner:
         if self.device.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(setup["gpu_share"])
             size = torch.cuda.get_device_properties(self.device).L2_cache_size
-            self.flush = torch.empty(2 * size, dtype=torch.uint8, device=self.device)
+            self.flush = torch.empty(4 * size, dtype=torch.uint8, device=self.device)
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.allow_tf32 = False
         self.problems = [namespace(source) for source in setup["sources"]]
