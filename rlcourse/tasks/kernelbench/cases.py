@@ -60,13 +60,14 @@ def make_model(problem: dict, name: str, factory: dict, seed: int, device: torch
 def digest(tensors: list[Tensor]) -> list[list[int]]:
     """Numbers that hold tensors to their bits, in few passes: for each tensor one for each of its chunks.
 
-    That is the sum of v² + v over the chunk's bits as whole numbers v, modulo 2^32 and the like.
+    That is the sum of 2v² + v over the chunk's bits as whole numbers v. Modulo 2^32 and the like, as computed here, no
+    two v have the same 2v² + v.
     """
     found = []
     for tensor in tensors:
         raw = tensor.detach().contiguous().flatten()
         raw = raw.view(torch.uint8 if raw.dtype == torch.bool else BITS[raw.element_size()])
-        mixed = (raw * raw).add_(raw)
+        mixed = (raw * 2).add_(1).mul_(raw)
         size = chunk_size(raw.numel())
         whole = raw.numel() // size * size
         sums = [mixed[:whole].view(-1, size).sum(1, dtype=torch.int64), mixed[whole:].sum(dtype=torch.int64)[None]]
