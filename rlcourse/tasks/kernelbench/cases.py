@@ -50,11 +50,14 @@ def signed(x: Tensor) -> Tensor:
 
 
 def make_model(problem: dict, name: str, factory: dict, seed: int, device: torch.device) -> torch.nn.Module:
-    """`name` of `factory`, built with the initial inputs of `problem`: one seed gives equal weights to equal models."""
+    """`name` of `factory`, built with the initial inputs of `problem`: one seed gives equal weights to equal models.
+
+    It stays in training mode, as KernelBench has it: a batch norm takes the statistics of its batch.
+    """
     torch.manual_seed(seed)
     arguments = problem["get_init_inputs"]() if "get_init_inputs" in problem else []
     torch.manual_seed(seed)
-    return factory[name](*arguments).to(device).eval()
+    return factory[name](*arguments).to(device)
 
 
 def digest(tensors: list[Tensor]) -> list[list[int]]:
