@@ -42,7 +42,7 @@ API = {
         "tasks.kernelbench.rules",
         "tasks.kernelbench.cases",
         "tasks.kernelbench.compare",
-        "tasks.kernelbench.judge",
+        "tasks.kernelbench.judging",
         "sandbox",
         "sandbox.process",
     ],

@@ -1,4 +1,4 @@
-"""KernelBench as a task of the trainer: prompts from problems, verdicts from `judge`, side by side in threads.
+"""KernelBench as a task of the trainer: prompts from problems, verdicts from `judging`, side by side in threads.
 
 A candidate's process does the work, so a thread is all that waits for it.
 """
@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from rlcourse.tasks.kernelbench.judge import Settings, judge_of
+from rlcourse.tasks.kernelbench.judging import Settings, judge_of
 from rlcourse.tasks.kernelbench.problems import HUB, Problem, load_problems
 from rlcourse.tasks.task import Attempt, Judgement, Split
 

@@ -223,7 +223,8 @@ ESCAPES = {  # name: (a text, the reasons that it may end with)
         ("memory",),
     ),
     "a full disk": (
-        f"{START}with open('/tmp/large', 'wb') as f:\n    while True:\n        f.write(b'x' * (1 << 24))\n{HARMLESS}",
+        f"{START}with open(os.environ['TMPDIR'] + '/large', 'wb') as f:\n"
+        f"    while True:\n        f.write(b'x' * (1 << 24))\n{HARMLESS}",
         ("compile", "died"),
     ),
     "the end of the process": (f"{START}os._exit(0)\n{HARMLESS}", ("died",)),
@@ -257,4 +258,12 @@ ESCAPES = {  # name: (a text, the reasons that it may end with)
         f"{HARMLESS}",
         ("wrong", "not finite"),
     ),
+}
+# What the system says to some of them, as a regular expression: they are held back, and do not fail by a slip.
+SAID = {
+    "a full disk": "File too large|No space",
+    "a file outside": "No such file|Read-only|denied",
+    "the judge's memory": "denied|No such file",
+    "the network": "unreachable",
+    "a memory bomb": "too much memory",
 }

@@ -8,7 +8,7 @@ from texts import pointwise_problem
 
 from rlcourse.tasks.kernelbench import Settings
 from rlcourse.tasks.kernelbench.cases import digest, make_inputs
-from rlcourse.tasks.kernelbench.judge import Judge, Times
+from rlcourse.tasks.kernelbench.judging import Judge, Times
 
 SETTINGS = Settings(cases=1, trials=5, torch_compile=False)
 

@@ -1,18 +1,19 @@
 """Code that breaks out costs itself alone, within its time, and leaves nothing behind. The rules are not asked."""
 
 import os
+import re
 import socket
 import time
 
 import pytest
-from cheats import ESCAPES
+from cheats import ESCAPES, SAID
 from texts import POINTWISE, fenced, pointwise_problem, pointwise_triton
 from thorough import thinned
 
 from rlcourse.sandbox.process import GUARD
 from rlcourse.tasks.kernelbench import Settings, judge
 from rlcourse.tasks.kernelbench.candidate import way
-from rlcourse.tasks.kernelbench.judge import judge_of
+from rlcourse.tasks.kernelbench.judging import judge_of
 
 SETTINGS = Settings(
     cases=1,
@@ -44,6 +45,7 @@ def test_an_escape_costs_its_candidate_alone(name, tmp_path, listener, monkeypat
     before, start = children(), time.monotonic()
     verdict = judged.run(text)
     assert verdict.reason in reasons, (verdict.reason, verdict.text)
+    assert re.search(SAID.get(name, ""), verdict.text), verdict.text
     assert verdict.metrics["correct"] == 0 and verdict.reward(SETTINGS) <= SETTINGS.compiled
     assert time.monotonic() - start < 90
     assert not (tmp_path / "outside").exists()

@@ -22,8 +22,7 @@ from texts import (
 )
 
 from rlcourse.sandbox.process import GUARD
-from rlcourse.tasks.kernelbench import Settings, candidate, rules
-from rlcourse.tasks.kernelbench import judge as judging
+from rlcourse.tasks.kernelbench import Settings, candidate, judging, rules
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 SETTINGS = Settings(

@@ -1,10 +1,11 @@
 """Right kernels earn what they should; wrong ones and cheats nothing, with the reason named, by measuring alone."""
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
-from cheats import CHEATS
+from cheats import CHEATS, ESCAPES
 from texts import (
     POINTWISE,
     ROW_KERNELS,
@@ -17,13 +18,14 @@ from texts import (
 )
 from thorough import thinned
 
-from rlcourse.tasks.kernelbench import Settings, judge
-from rlcourse.tasks.kernelbench.judge import Judge, Verdict, judge_of
+from rlcourse.sandbox.process import BUBBLEWRAP, GUARD, NAMESPACES
+from rlcourse.tasks.kernelbench import Settings, candidate, judge, judging
+from rlcourse.tasks.kernelbench.judging import Judge, Verdict, judge_of
 
 SETTINGS = Settings(trials=8, timing_seconds=4, run_seconds=20, compile_seconds=120, torch_compile=False)
 MEASURED = {name: cheat for name, cheat in CHEATS.items() if cheat.measured}
 COMPILED = [name for name in MEASURED if "C++" in name]  # each takes half a minute
-on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU on_gpu.py judges the same")
+on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU test_gpu.py judges the same")
 
 
 def is_right(reward: float, metrics: dict, reason: str) -> None:
@@ -70,6 +72,18 @@ def test_a_cheat_earns_nothing_even_where_no_rule_looks(name):
 def test_a_cheat_in_cpp_earns_nothing_even_where_no_rule_looks(name):
     verdict = judge_of(pointwise_problem("relu"), SETTINGS).run(CHEATS[name].text)
     assert verdict.reason in CHEATS[name].measured, (verdict.reason, verdict.text)
+
+
+@on_cpu
+@pytest.mark.parametrize("way", [NAMESPACES, BUBBLEWRAP, GUARD])
+def test_every_way_to_start_a_process_judges(way, monkeypatch):
+    if way != GUARD and candidate.tried(way):
+        pytest.skip(candidate.tried(way))
+    monkeypatch.setattr(judging, "way", lambda: (way, "as the test wants it"))
+    with pytest.warns(UserWarning, match="your own user") if way == GUARD else nullcontext():
+        judged = Judge(pointwise_problem("relu"), SETTINGS)
+    assert judged.judge(fenced(pointwise_triton(POINTWISE["relu"][1]))).reason == ""
+    assert judged.run(ESCAPES["the end of the process"][0]).reason == "died"
 
 
 def test_what_a_text_betrays_earns_nothing_and_starts_no_process(monkeypatch):

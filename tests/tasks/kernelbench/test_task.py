@@ -7,7 +7,7 @@ from texts import POINTWISE, fenced, pointwise_problem, pointwise_triton
 from rlcourse.tasks import Attempt, load_task
 from rlcourse.tasks.kernelbench import Settings
 from rlcourse.tasks.kernelbench import task as kernel_task
-from rlcourse.tasks.kernelbench.judge import Verdict
+from rlcourse.tasks.kernelbench.judging import Verdict
 from rlcourse.tasks.kernelbench.task import METRICS, KernelTask
 
 RIGHT = fenced(pointwise_triton(POINTWISE["relu"][1]))
