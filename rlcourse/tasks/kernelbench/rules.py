@@ -1,7 +1,8 @@
 """What a candidate's text must not do, read from the text: each cheat of the published lists has a name here.
 
-Measuring holds without these rules (`judging`): they name what a text tries, keep Python's back doors shut, so that what
-the process notes of itself can be believed, and save the time to run it. C++ can do more than a list of words finds.
+Measuring holds without these rules (`judging`). They name what a text tries, keep Python's back doors shut, so that
+what the process notes of itself can be believed, and save the time to run it. C++ can do more than a list of words
+finds.
 """
 
 import ast
