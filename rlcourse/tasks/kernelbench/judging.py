@@ -10,6 +10,7 @@ import functools
 import math
 import random
 import statistics
+import threading
 import time
 import warnings
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ WARMUP = 3
 LEAST_TRIALS = 5
 EXCESSIVE = 10  # a speed-up to look at twice, says KernelBench
 LEEWAY = 5e-3  # seconds that a process's own clock may be short of the one out here without being called a lie
+MAKING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -97,8 +99,14 @@ def judge(problem: Problem, text: str, settings: Settings | None = None) -> tupl
     return verdict.reward(settings), verdict.metrics, f"{verdict.reason}: {verdict.text}" if verdict.reason else ""
 
 
-@functools.lru_cache(maxsize=256)
 def judge_of(problem: Problem, settings: Settings) -> "Judge":
+    """The judge of a problem, the same for all threads, so that its baselines are timed once."""
+    with MAKING:
+        return make_judge(problem, settings)
+
+
+@functools.lru_cache(maxsize=256)
+def make_judge(problem: Problem, settings: Settings) -> "Judge":
     return Judge(problem, settings)
 
 

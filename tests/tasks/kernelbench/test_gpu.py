@@ -120,7 +120,7 @@ def works() -> str:
     except RuntimeError as error:
         why = f"{candidate.way()}: {error}"
     judging.way = lambda: (GUARD, why)
-    judging.judge_of.cache_clear()
+    judging.make_judge.cache_clear()
     return why
 
 
