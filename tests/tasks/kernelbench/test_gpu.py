@@ -106,7 +106,7 @@ if importlib.util.find_spec("cutlass"):
     CASES |= {
         "cute scale": (on_gpu("scale"), NO_COMPILE, pointwise_cute("x * 3.0 + 1.0"), ("",)),
         "cute wrong": (on_gpu("scale"), NO_COMPILE, pointwise_cute("x * 3.0"), ("wrong",)),
-        "cute does not compile": (on_gpu("scale"), NO_COMPILE, pointwise_cute("x.nothing()"), ("compile",)),
+        "cute does not compile": (on_gpu("scale"), NO_COMPILE, pointwise_cute("x.nothing()"), ("compile", "error")),
     }
 SLOW = ("triton slow", "cuda slow")
 LIES = ("triton patched event", "triton another stream", "cuda another stream", "triton cached by address")
@@ -157,7 +157,7 @@ def test_a_candidate_gets_what_it_earns(name, verdicts):
     elif name in SLOW:
         assert verdict.metrics["speedup"] < 0.7
     elif name in LIES:
-        assert verdict.metrics["speedup"] < 2 and verdict.metrics["ms"] > 1e3 * 2 * 4 * 4096**2 / 6e12
+        assert verdict.metrics["speedup"] < 2.5 and verdict.metrics["ms"] > 1e3 * 2 * 4 * 4096**2 / 6e12
     else:
         assert 0.05 < verdict.metrics["speedup"] < 10
 
