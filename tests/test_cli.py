@@ -147,7 +147,7 @@ def test_summary_shows_before_and_after_and_a_sample(trained):
         (["--algorithm", "magic"], "Unknown algorithm 'magic'"),
         (
             ["--task", "poetry"],
-            "Unknown task 'poetry': use minigsm, gsm8k, math, or module:object for one of your own.",
+            "Unknown task 'poetry': use minigsm, gsm8k, math, kernelbench, or module:object for one of your own.",
         ),
     ],
 )

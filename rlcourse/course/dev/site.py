@@ -35,6 +35,17 @@ API = {
         "tasks.tokenizer",
         "tasks.pool",
     ],
+    "Kernels that a model writes": [
+        "tasks.kernelbench",
+        "tasks.kernelbench.task",
+        "tasks.kernelbench.problems",
+        "tasks.kernelbench.rules",
+        "tasks.kernelbench.cases",
+        "tasks.kernelbench.compare",
+        "tasks.kernelbench.judging",
+        "sandbox",
+        "sandbox.process",
+    ],
     "Policy": ["policy", "sampling"],
     "Rollout": [
         "llm",
