@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rlcourse.lora import copy_merged
+
 
 @dataclass
 class Layer:
@@ -91,12 +93,13 @@ class FusedWeights:
 
     @torch.no_grad()
     def sync(self, model: PreTrainedModel) -> None:
-        """Take over the model's weights as they are now, in place: a captured graph goes on reading the same memory."""
+        """Take over the model's weights as they are now, those of an adapter merged, in place: a captured graph goes on
+        reading the same memory."""
         trunk = model.model
         sources = [weight for layer in trunk.layers for parts in Layer.sources(layer) for weight in parts]
         sources += [trunk.embed_tokens.weight, trunk.norm.weight]
         sources += [] if self.head is self.embedding else [model.lm_head.weight]
-        torch._foreach_copy_(self.targets, sources)  # hundreds of copies in a few launches
+        copy_merged(self.targets, sources, model)
 
 
 def can_fuse(model: PreTrainedModel) -> bool:

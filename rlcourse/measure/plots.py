@@ -67,6 +67,30 @@ def plot_run(metrics: list[dict[str, Any]], evals: list[dict[str, Any]], path: s
     figure.savefig(path, dpi=150)
 
 
+def plot_fine_tuning(metrics: list[dict[str, Any]], evals: list[dict[str, Any]], path: str | Path) -> None:
+    """A run of supervised fine-tuning as a picture, over steps: loss, and accuracy where a task was evaluated.
+
+    metrics: rows of metrics.jsonl with step and loss. evals: rows of evals.jsonl with step, and loss and accuracy where
+    they were measured. path: the PNG to write.
+    """
+    steps, accuracies = _series(evals, "accuracy")
+    figure = Figure(figsize=(9, 3.6) if steps else (5, 3.6), layout="constrained")
+    loss, *others = figure.subplots(1, 2 if steps else 1, squeeze=False)[0]
+    at, values = _series(metrics, "loss")
+    loss.plot(at, values, color=ORANGE, linewidth=0.9, alpha=0.5, label="learned, each step")
+    loss.plot(at, _moving_mean(values), color=ORANGE, linewidth=2, label=f"mean of the last {WINDOW}")
+    loss.plot(*_series(evals, "loss"), color=BLUE, linewidth=2, marker="o", markersize=4, label="held out")
+    _finish(loss, "Loss", "nats a token of an answer")
+    loss.legend(frameon=False, fontsize=9)
+    for axes in others:
+        axes.plot(steps, [100 * value for value in accuracies], color=BLUE, linewidth=2, marker="o", markersize=4)
+        _finish(axes, "Validation accuracy", "greedy, % right")
+        axes.set_ylim(0, 100)
+    for axes in (loss, *others):
+        axes.set_xlabel("step")
+    figure.savefig(path, dpi=150)
+
+
 def plot_curves(records: list[dict[str, Any]], path: str | Path) -> None:
     """Held-out accuracy of several algorithms over training steps: the mean over seeds, and a band from least to most.
 

@@ -2,11 +2,14 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 from rlcourse.files import read_bytes
 from rlcourse.tasks.task import Problem
 
+Parsed = TypeVar("Parsed")
 NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]+)?|\.[0-9]+)")
 
 
@@ -17,30 +20,32 @@ def read_problems(path: str | Path) -> list[Problem]:
     whole number. Raises FileNotFoundError if there is no such file, ValueError if it cannot be read, holds no problems,
     or has a line that cannot be used, which the message names.
     """
-    path, problems = Path(path), []
-    content = read_bytes(path, "a file of problems in JSON lines is needed there")
+    return [problem for _, problem in read_json_lines(Path(path), parse_problem, "problems")]
+
+
+def read_json_lines(path: Path, parse: Callable[[bytes], Parsed], what: str) -> list[tuple[str, Parsed]]:
+    """What `parse` makes of each line, and the line's place; blank lines are skipped. what: the name of such things.
+
+    Raises as `read_problems` does; `parse` raises ValueError with a sentence, before which the place is put.
+    """
+    found = []
+    content = read_bytes(path, f"a file of {what} in JSON lines is needed there")
     # Bytes are split, not text: a file that is not UTF-8 then still has a line to name.
     for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         if line.strip():
+            place = f"{path}, line {number}"
             try:
-                problems.append(parse_problem(line))
+                found.append((place, parse(line)))
             except ValueError as error:
-                raise ValueError(f"{path}, line {number}: {error}") from None
-    if not problems:
-        raise ValueError(f"{path} holds no problems: it must have one JSON object a line.")
-    return problems
+                raise ValueError(f"{place}: {error}") from None
+    if not found:
+        raise ValueError(f"{path} holds no {what}: it must have one JSON object a line.")
+    return found
 
 
 def parse_problem(line: bytes) -> Problem:
     """The problem on one line. Raises ValueError with one sentence that says what is wrong with it."""
-    try:
-        record = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError:
-        raise ValueError("the line is not UTF-8 text.") from None
-    except (json.JSONDecodeError, RecursionError):
-        raise ValueError('the line is not JSON; expected {"question": "...", "answer": "... #### 42"}.') from None
-    if not isinstance(record, dict):
-        raise ValueError(f"the line is a JSON {type(record).__name__}; expected an object with question and answer.")
+    record = parse_object(line, '{"question": "...", "answer": "... #### 42"}')
     for key in ("question", "answer"):
         text = record.get(key)
         if not isinstance(text, str) or not text.strip():
@@ -52,6 +57,19 @@ def parse_problem(line: bytes) -> Problem:
         gold=gold_of(record["answer"]),
         level=level if type(level) is int else None,
     )
+
+
+def parse_object(line: bytes, expected: str) -> dict[str, Any]:
+    """The JSON object on one line. Raises ValueError with one sentence that says what was expected."""
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError:
+        raise ValueError("the line is not UTF-8 text.") from None
+    except (ValueError, RecursionError):  # not JSON, or a number that Python does not take
+        raise ValueError(f"the line is not JSON; expected {expected}.") from None
+    if not isinstance(record, dict):
+        raise ValueError(f"the line is a JSON {type(record).__name__}; expected {expected}.")
+    return record
 
 
 def gold_of(answer: str) -> str:
