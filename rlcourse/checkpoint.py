@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from rlcourse.files import reason, try_folder
-from rlcourse.lora import add_adapter, is_adapter, load_adapter
+from rlcourse.lora import add_adapter, has_adapter, is_adapter, load_adapter, save_adapter
 from rlcourse.policy import Policy, load_policy
 
 KEPT = 2  # checkpoints of a run that stay on disk
@@ -32,7 +32,8 @@ def save_checkpoint(run_folder: Path, step: int, policy: Policy, state: dict[str
         shutil.rmtree(leftover, ignore_errors=True)
     try:
         aside.mkdir(parents=True)
-        policy.model.save_pretrained(aside)
+        save = save_adapter if has_adapter(policy.model) else type(policy.model).save_pretrained
+        save(policy.model, aside)
         policy.tokenizer.save_pretrained(aside)
         torch.save(state, aside / "trainer.pt")
     except Exception as error:  # of safetensors and torch, which say nothing of a full disk
@@ -117,7 +118,7 @@ def save_model(policy: Policy, output: Path) -> None:
 def merge_adapter(place: Path, output: Path) -> Path:
     """Write the model that an adapter makes of its base to `output`.
 
-    place: the adapter's folder, or that of a run, whose last checkpoint it is then. Returns the adapter's folder. Raises
+    place: the adapter's folder, or that of a run: then it is the last checkpoint. Returns the adapter's folder. Raises
     FileNotFoundError or ValueError, in one sentence, if there is no adapter or it cannot be read.
     """
     folder = latest_checkpoint(place) if (place / "checkpoints").is_dir() else place

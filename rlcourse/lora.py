@@ -2,8 +2,8 @@
 
 W is [out, in], A [rank, in], B [out, rank], s = alpha / rank; B begins as zeros, so that the policy begins as the base.
 The base below an adapter never changes: it is the reference of the KL divergence. An engine samples from merged
-weights, each W + s B A written to where the engine keeps that matrix. Adapters are saved by transformers, in peft's
-format; `peft` itself is imported where an adapter is made.
+weights, each W + s B A written to where the engine keeps that matrix. Adapters are saved in peft's format; `peft`
+itself is imported where an adapter is made.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -70,11 +70,7 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> None:
         weights = load_file(file)
     except Exception:  # safetensors has an error of its own
         raise ValueError(f"{file} cannot be read or is cut short: {COPY_ADAPTER}.") from None
-    own = {
-        "base_model.model." + name.replace(f".{NAME}.", "."): parameter
-        for name, parameter in model.named_parameters()
-        if ".lora_" in name
-    }
+    own = _adapter_parameters(model)
     if {name: p.shape for name, p in own.items()} != {name: w.shape for name, w in weights.items()}:
         raise ValueError(f"{file} does not fit its base {base_of(folder)}: {COPY_ADAPTER}.")
     if not all(weight.isfinite().all() for weight in weights.values()):
@@ -82,6 +78,14 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> None:
     with torch.no_grad():
         for name, parameter in own.items():
             parameter.copy_(weights[name])
+
+
+def save_adapter(model: PreTrainedModel, folder: Path) -> None:
+    """Write the model's adapter to the folder in peft's format. Not by transformers, which asks the hub for the base at
+    each save."""
+    weights = {name: parameter.detach().contiguous() for name, parameter in _adapter_parameters(model).items()}
+    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    model.peft_config[NAME].save_pretrained(folder)
 
 
 def is_adapter(folder: Path) -> bool:
@@ -146,6 +150,15 @@ def merge(model: PreTrainedModel) -> None:
         model._hf_peft_config_loaded = False  # or transformers would save an adapter
         del model.peft_config
     model.requires_grad_(True)
+
+
+def _adapter_parameters(model: PreTrainedModel) -> dict[str, nn.Parameter]:
+    """The adapter's parameters, each A and B, by the names that peft gives them in a file."""
+    return {
+        "base_model.model." + name.replace(f".{NAME}.", "."): parameter
+        for name, parameter in model.named_parameters()
+        if ".lora_" in name
+    }
 
 
 def _adapted_layers(model: PreTrainedModel) -> list[nn.Module]:

@@ -85,5 +85,5 @@ def check_packing(model: PreTrainedModel) -> None:
     apart = torch.cat([states(ids, list(range(len(ids)))) for ids in (first, second)])
     if (together - apart).abs().max() > 1e-3 * apart.abs().max():
         raise ValueError(
-            f"A {model.config.model_type} model does not keep packed examples apart in transformers: use --no-packing."
+            f"The {model.config.model_type} architecture does not keep packed examples apart: use --no-packing."
         )

@@ -3,6 +3,8 @@ minutes on two CPU cores: `python -m rlcourse.course.embedded.sft [--output FOLD
 
 A small Qwen2 learns to continue a question with a demonstration: first worked answers alone, then, for a short while,
 uneven ones (`demonstrations.py`). So it knows how to work a problem out, and often does not: what RL starts from.
+
+Its batches are padded, unlike those of `rlcourse sft`: packed ones would round differently, and so make another model.
 """
 
 import argparse
