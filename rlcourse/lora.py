@@ -28,16 +28,17 @@ def add_adapter(model: PreTrainedModel, base: str, rank: int, alpha: float, targ
     base: the name that `load_policy` finds the model by, for the adapter's config. targets: 'all-linear', or names of
     linear layers set apart by commas. Raises ValueError for a name that is no linear layer below the output head.
     """
-    from peft import LoraConfig
+    from peft import LoraConfig, inject_adapter_in_model
 
     found = linear_layers(model)
     names = found if targets == ALL_LINEAR else [name.strip() for name in targets.split(",")]
     unknown = [name for name in names if name not in found]
     if unknown:
         raise ValueError(f"lora_targets: {unknown[0]!r} is no linear layer of this model; it has {', '.join(found)}.")
-    model.add_adapter(LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=alpha, target_modules=names))
     path = Path(base).expanduser()
-    model.peft_config[NAME].base_model_name_or_path = str(path.resolve()) if path.is_dir() else base
+    config = LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=alpha, target_modules=names)
+    config.base_model_name_or_path = str(path.resolve()) if path.is_dir() else base
+    inject_adapter_in_model(config, model, NAME)
 
 
 def linear_layers(model: PreTrainedModel) -> list[str]:
@@ -49,20 +50,19 @@ def linear_layers(model: PreTrainedModel) -> list[str]:
 def load_adapter(model: PreTrainedModel, folder: Path) -> None:
     """Give the base the adapter in `folder`, to the last bit. Raises FileNotFoundError or ValueError, in one sentence,
     for one that cannot be read or does not fit."""
-    from peft import LoraConfig
+    from peft import LoraConfig, inject_adapter_in_model
 
-    saved = read_json(folder / "adapter_config.json", COPY_ADAPTER)
+    read_json(folder / "adapter_config.json", COPY_ADAPTER)
     try:
         config = LoraConfig.from_pretrained(str(folder))
         others = config.use_dora, config.use_rslora, config.modules_to_save, config.rank_pattern, config.alpha_pattern
         if any(others) or config.bias != "none":
             raise ValueError("W + s B A is not all that it does")
-        model.add_adapter(config)
+        inject_adapter_in_model(config, model, NAME)
     except Exception:  # of a library; what is in the file is the user's
         raise ValueError(
             f"{folder / 'adapter_config.json'} is not that of a plain LoRA adapter of this model: {COPY_ADAPTER}."
         ) from None
-    model.peft_config[NAME].base_model_name_or_path = saved.get("base_model_name_or_path")
     file = folder / "adapter_model.safetensors"
     if not file.is_file():
         raise FileNotFoundError(f"There is no file {file}: {COPY_ADAPTER}.")
@@ -81,8 +81,7 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> None:
 
 
 def save_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """Write the model's adapter to the folder in peft's format. Not by transformers, which asks the hub for the base at
-    each save."""
+    """Write the model's adapter to the folder in peft's format, without asking the hub for its base as peft would."""
     weights = {name: parameter.detach().contiguous() for name, parameter in _adapter_parameters(model).items()}
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     model.peft_config[NAME].save_pretrained(folder)
@@ -108,14 +107,14 @@ def has_adapter(model: PreTrainedModel) -> bool:
 @contextmanager
 def without_adapter(model: PreTrainedModel) -> Iterator[None]:
     """Within, the model is its base. A model without an adapter stays as it is."""
-    if not has_adapter(model):
-        yield
-        return
-    model.disable_adapters()
+    layers = _adapted_layers(model)
     try:
+        for layer in layers:
+            layer.enable_adapters(False)
         yield
     finally:
-        model.enable_adapters()
+        for layer in layers:
+            layer.enable_adapters(True)
 
 
 def copy_merged(targets: list[Tensor], sources: list[Tensor], model: PreTrainedModel) -> None:
@@ -147,7 +146,6 @@ def merge(model: PreTrainedModel) -> None:
                 layer.weight.copy_(_merged_weight(layer))
                 setattr(parent, name, layer.get_base_layer())
     if layers:
-        model._hf_peft_config_loaded = False  # or transformers would save an adapter
         del model.peft_config
     model.requires_grad_(True)
 

@@ -409,7 +409,7 @@ MISTAKES = [
     ("config.py", 'values = PRESETS[preset] | settings', 'values = settings', CONFIG),
     ("config.py", "setting(4e-5, \"peak learning rate (AdamW)\", within=SHARE)", "setting(4e-5, \"peak learning rate (AdamW)\")", SETTINGS),
     ("config.py", '(("preset", PRESETS), ("algorithm", ALGORITHMS))', '(("algorithm", ALGORITHMS),)', CONFIG),
-    ("config.py", "        check_name(checked[\"name\"])\n", "        pass\n", SETTINGS),
+    ("settings.py", "        check_name(checked[\"name\"])\n", "        pass\n", SETTINGS),
     ("config.py", "if config.rows > MOST_ROWS:", "if False:", CONFIG),
     ("settings.py", "if not self.low <= value <= self.high", "if value < self.low or value > self.high", SETTINGS),
     ("settings.py", "or (self.above and value == self.low):", "or False:", SETTINGS),
