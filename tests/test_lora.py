@@ -82,7 +82,7 @@ def test_the_saved_adapter_merged_by_peft_is_ours_merged(policy, folder, model_f
     changed = load_policy(model_folder, DEVICE).model.state_dict()
     assert sum(not torch.equal(changed[name], weight) for name, weight in ours.state_dict().items()) == 14
     torch.testing.assert_close(logits(ours), logits(policy.model), rtol=1e-4, atol=1e-4)
-    assert type(ours.model.layers[0].self_attn.q_proj) is torch.nn.Linear
+    assert type(ours.model.layers[0].self_attn.q_proj) is torch.nn.Linear and not hasattr(ours, "peft_config")
     assert all(parameter.requires_grad for parameter in ours.parameters())
 
 
@@ -93,6 +93,8 @@ def test_peft_and_transformers_load_the_saved_adapter(policy, folder, model_fold
     saved = json.loads((folder / "adapter_config.json").read_text())
     assert (saved["peft_type"], saved["task_type"], saved["r"], saved["lora_alpha"]) == ("LORA", "CAUSAL_LM", 3, 12.0)
     assert base_of(folder) == model_folder and is_adapter(folder) and not (folder / "config.json").exists()
+    (folder / "config.json").write_text("{}")
+    assert not is_adapter(folder)  # but a model, beside which an adapter lies
 
 
 def test_the_loaded_adapter_is_the_saved_one_to_the_last_bit_and_learns(policy, folder, model_folder):
@@ -124,6 +126,7 @@ def test_the_gradients_of_a_and_b_follow_from_that_of_the_merged_matrix(policy):
 def test_an_update_changes_the_adapter_and_no_bit_of_the_base(policy):
     before = {name: p.clone() for name, p in policy.model.named_parameters()}
     one = Learner(policy, make_config(lora_rank=3, warmup_steps=0))
+    assert sum(len(group["params"]) for group in one.optimizer.param_groups) == 28  # for no others there are moments
     one.logprobs_and_values(ROLLOUT)[0].sum().backward()
     one.update(0)
     for name, parameter in policy.model.named_parameters():

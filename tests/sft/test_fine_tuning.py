@@ -132,6 +132,15 @@ def test_a_step_is_adamws_with_the_gradient_of_the_mean_loss(options, tiny):
         torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=1e-4, msg=name)
 
 
+def test_rows_hold_one_example_each_without_packing(tiny):
+    for packing, most in ((True, 60), (False, None)):
+        training = FineTuning(new_run(make_config(**tiny | {"packing": packing, "name": None})), torch.device("cpu"))
+        rows = [row for rows in training._micro_batches(training.data.train) for row in rows]
+        assert sum(map(len, rows)) == 30
+        assert (max(sum(len(e.ids) for e in row) for row in rows) <= most) if packing else set(map(len, rows)) == {1}
+        assert not packing or len(rows) < 30
+
+
 def test_the_learning_rate_rises_and_falls_as_a_cosine(tiny, tmp_path):
     fine_tune(make_config(**tiny | {"eval_every": 0, "save_every": 0}))
     expected = [0.5e-2, 1e-2] + [0.5e-2 * (1 + math.cos(math.pi * i / 5)) for i in range(5)]
@@ -158,11 +167,21 @@ def test_the_held_out_loss_is_that_of_the_examples_held_out(tiny):
 def test_the_task_is_answered_by_the_policy_as_it_is_then(tiny, tmp_path, monkeypatch):
     problems = [Problem(f"What is {n}?", "#### 1", "1") for n in range(4)]
     engines = []
+
+    class Engine(BruteForce):
+        asked = set()
+
+        def generate(self, prompts, *others):
+            texts = map(self.policy.tokenizer.decode, prompts)
+            self.asked |= {text.split("user\n")[1].split("<|im_end|>")[0] for text in texts}
+            return super().generate(prompts, *others)
+
     monkeypatch.setattr(trainer, "load_task", lambda name, data_dir: MathTask("toy", "", [], problems, []))
-    monkeypatch.setattr(trainer, "make_engine", lambda *a: engines.append(BruteForce(a[0])) or engines[0])
+    monkeypatch.setattr(trainer, "make_engine", lambda *a: engines.append(Engine(a[0])) or engines[0])
     lenient = make_config(**tiny | {"task": "gsm8k", "eval_problems": 3, "max_new_tokens": 3, "steps": 2})
     summary = fine_tune(lenient)
     (engine,) = engines
+    assert engine.asked == {f"What is {n}?" for n in range(3)}
     assert engine.slept == 2 and {"loss", "accuracy", "accuracy_lenient"} <= summary["before"].keys()
     evals = logged(tmp_path / "run")["evals"]
     assert [line["step"] for line in evals] == [0, 2] and evals[1] == {"step": 2} | summary["after"]
@@ -279,6 +298,14 @@ def test_a_damaged_state_is_one_sentence(spoil, tiny, tmp_path):
     torch.save(state, file)
     with pytest.raises(ValueError, match=r"is damaged \(trainer.pt does not fit the model and the run\)"):
         resume(name="run", output=str(tmp_path), steps=3)
+
+
+def test_the_adapter_is_as_the_settings_say(tiny, tmp_path):
+    fine_tune(make_config(**tiny | {"steps": 1, "lora_rank": 3, "lora_alpha": 6.0, "lora_targets": "up_proj,q_proj"}))
+    saved = json.loads((latest_checkpoint(tmp_path / "run") / "adapter_config.json").read_text())
+    assert (saved["r"], saved["lora_alpha"], sorted(saved["target_modules"])) == (3, 6.0, ["q_proj", "up_proj"])
+    resume(name="run", output=str(tmp_path), steps=2)
+    assert json.loads((latest_checkpoint(tmp_path / "run") / "adapter_config.json").read_text())["lora_alpha"] == 6.0
 
 
 def test_a_damaged_adapter_is_one_sentence(tiny, tmp_path):
