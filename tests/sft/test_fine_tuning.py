@@ -169,7 +169,9 @@ def test_the_task_is_answered_by_the_policy_as_it_is_then(tiny, tmp_path, monkey
     engines = []
 
     class Engine(BruteForce):
-        asked = set()
+        def __init__(self, policy):
+            super().__init__(policy)
+            self.asked = set()
 
         def generate(self, prompts, *others):
             texts = map(self.policy.tokenizer.decode, prompts)
