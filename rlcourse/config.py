@@ -26,6 +26,7 @@ from rlcourse.settings import (
     setting,
     shown,
 )
+from rlcourse.tasks import check_task_name
 
 if TYPE_CHECKING:
     from rlcourse.sampling import Sampling
@@ -38,14 +39,16 @@ MOST_ROWS = 1_000_000  # of a step
 @dataclass
 class TrainConfig:
     # What is trained, and on what
-    preset: str = setting("laptop", "named set of defaults: laptop, a10g or h200")
+    preset: str = setting("laptop", "named set of defaults: laptop, a10g, h200 or deepmath")
     algorithm: str = setting(
         "dr_grpo",
         "named set of switches, listed in rlcourse/config.py; ppo, gspo and cispo set 2 mini-batches, the others 1, "
         "with which the importance ratio is 1 and clips do nothing",
     )
     model: str = setting("embedded", "'embedded', a folder, or a name on the Hugging Face hub")
-    task: str = setting("minigsm", "where the problems come from", ("minigsm", "gsm8k"))
+    task: str = setting(
+        "minigsm", "problems, and who judges the answers: minigsm, gsm8k, math, or module:object for a task of your own"
+    )
     data_dir: str | None = setting(None, "folder of train.jsonl and test.jsonl to read instead of the usual source")
 
     # LoRA
@@ -105,6 +108,11 @@ class TrainConfig:
     # Rollout
     engine: str = setting("fast", "rollout engine", ENGINES)
     sleep: bool = setting(False, "free the memory of the rollout's cache and graphs for the update")
+    cache_gb: float = setting(
+        0.0,
+        "GB of a paged cache for the fast engine on a GPU; 0: room for each completion at its full length",
+        within=WEIGHT,
+    )
     num_prompts: int = setting(16, "prompts a step", within=COUNT)
     num_generations: int = setting(8, "completions of each prompt: the group", within=COUNT)
     max_prompt_tokens: int = setting(64, "problems with longer prompts are left out", within=COUNT)
@@ -201,6 +209,21 @@ PRESETS: dict[str, dict[str, Any]] = {
         "gradient_checkpointing": True,
     },
     "h200": _GSM8K | {"num_prompts": 32, "num_generations": 8, "micro_batch_rows": 64, "logprob_chunk": 16384},
+    "deepmath": _GSM8K  # for a GPU as large as the H200
+    | {
+        "model": "Qwen/Qwen3-0.6B",
+        "task": "math",
+        "num_prompts": 32,
+        "num_generations": 8,
+        "micro_batch_rows": 16,
+        "logprob_chunk": 16384,
+        "max_prompt_tokens": 512,
+        "max_new_tokens": 2048,
+        "gradient_checkpointing": True,
+        "sleep": True,
+        "eval_problems": 500,
+        "pass_k": 4,
+    },
 }
 
 _REINFORCE = {"surrogate": "reinforce", "aggregation": "constant"}
@@ -263,6 +286,7 @@ def check_config(config: TrainConfig) -> None:
     """Raise ValueError, before anything is loaded, for a setting out of range or settings that cannot work together."""
     for name, value in check_settings(config.to_dict()).items():
         setattr(config, name, value)
+    check_task_name(config.task)
     if config.rows > MOST_ROWS:
         raise ValueError(
             f"num_prompts x num_generations are {config.rows:,} rows a step, more than {MOST_ROWS:,}: lower one."

@@ -70,7 +70,7 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> None:
         weights = load_file(file)
     except Exception:  # safetensors has an error of its own
         raise ValueError(f"{file} cannot be read or is cut short: {COPY_ADAPTER}.") from None
-    own = _adapter_parameters(model)
+    own = _adapter_weights(model)
     if {name: p.shape for name, p in own.items()} != {name: w.shape for name, w in weights.items()}:
         raise ValueError(f"{file} does not fit its base {base_of(folder)}: {COPY_ADAPTER}.")
     if not all(weight.isfinite().all() for weight in weights.values()):
@@ -82,7 +82,7 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> None:
 
 def save_adapter(model: PreTrainedModel, folder: Path) -> None:
     """Write the model's adapter to the folder in peft's format, without asking the hub for its base as peft would."""
-    weights = {name: parameter.detach().contiguous() for name, parameter in _adapter_parameters(model).items()}
+    weights = {name: parameter.detach().contiguous() for name, parameter in _adapter_weights(model).items()}
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     model.peft_config[NAME].save_pretrained(folder)
 
@@ -136,6 +136,11 @@ def base_parameters(model: PreTrainedModel) -> list[Tensor]:
     return [parameter for name, parameter in model.named_parameters() if ".lora_" not in name]
 
 
+def adapter_parameters(model: PreTrainedModel) -> list[Tensor]:
+    """Each A and B of the model's adapter, if it has one."""
+    return [parameter for name, parameter in model.named_parameters() if ".lora_" in name]
+
+
 @torch.no_grad()
 def merge(model: PreTrainedModel) -> None:
     """Add the adapter to the weights, W = W + s B A, and take it off: what is left is a plain model that can learn."""
@@ -150,7 +155,7 @@ def merge(model: PreTrainedModel) -> None:
     model.requires_grad_(True)
 
 
-def _adapter_parameters(model: PreTrainedModel) -> dict[str, nn.Parameter]:
+def _adapter_weights(model: PreTrainedModel) -> dict[str, nn.Parameter]:
     """The adapter's parameters, each A and B, by the names that peft gives them in a file."""
     return {
         "base_model.model." + name.replace(f".{NAME}.", "."): parameter

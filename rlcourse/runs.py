@@ -165,11 +165,13 @@ class RunFolder:
                 write_text(self.path / name, text)
 
     def finish(self, summary: dict[str, Any], plot: str = "plot_run") -> None:
-        """Write summary.json and curve.png, which the function of that name in `rlcourse.measure.plots` draws."""
+        """Write summary.json and curve.png, which the function of that name in `rlcourse.measure.plots` draws. The
+        summary's `metrics` are the task's."""
         from rlcourse.measure import plots
 
         write_json(self.path / "summary.json", summary)
-        getattr(plots, plot)(self.lines("metrics.jsonl"), self.lines("evals.jsonl"), self.path / "curve.png")
+        metrics, evals = self.lines("metrics.jsonl"), self.lines("evals.jsonl")
+        getattr(plots, plot)(metrics, evals, self.path / "curve.png", summary["metrics"])
 
     def resume_command(self) -> str:
         """This process's command line, with --resume."""

@@ -185,6 +185,19 @@ def test_the_engines_sample_from_the_policy_with_its_adapter(make, policy):
     assert (rollout.logprobs - base).abs().max() > 0.1
 
 
+def test_the_engine_knows_that_an_adapter_changed(policy):
+    """It keeps what it has computed of prompts until the weights change."""
+    weights = FusedWeights(policy.model, torch.float32)
+    before = weights.version
+    weights.sync(policy.model)
+    assert weights.version == before
+    one = Learner(policy, make_config(lora_rank=3, warmup_steps=0))
+    one.logprobs_and_values(ROLLOUT)[0].sum().backward()
+    one.update(0)
+    weights.sync(policy.model)
+    assert weights.version == before + 1
+
+
 def test_one_merged_matrix_stands_in_memory_at_a_time(policy, monkeypatch):
     weights, most, original = weakref.WeakSet(), [], module._merged_weight
 

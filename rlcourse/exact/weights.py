@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlcourse.lora import copy_merged
+from rlcourse.lora import adapter_parameters, copy_merged
 
 
 @dataclass
@@ -46,6 +46,7 @@ class Layer:
 class FusedWeights:
     """Copies of a model's weights: the query, key and value projections are one matrix, so are gate and up. Matrices in
     `dtype`, norms in float32. They are those of the last `sync`. cos, sin: RoPE's table [positions, D / 2] float32.
+    version: how often they have changed, as far as PyTorch counts: it does not see a write through `.data`.
 
     Raises ValueError for an architecture other than Qwen2 and Qwen3.
     """
@@ -65,6 +66,7 @@ class FusedWeights:
         angles = torch.arange(config.max_position_embeddings, device=self.inv_freq.device)[:, None] * self.inv_freq
         self.cos, self.sin = angles.cos(), angles.sin()
         self._allocate(model)
+        self.version, self.seen = 0, []
         self.sync(model)
 
     def _allocate(self, model: PreTrainedModel) -> None:
@@ -100,6 +102,8 @@ class FusedWeights:
         sources += [trunk.embed_tokens.weight, trunk.norm.weight]
         sources += [] if self.head is self.embedding else [model.lm_head.weight]
         copy_merged(self.targets, sources, model)
+        seen = [(weight.data_ptr(), weight._version) for weight in [*sources, *adapter_parameters(model)]]
+        self.version, self.seen = self.version + (seen != self.seen), seen
 
 
 def can_fuse(model: PreTrainedModel) -> bool:

@@ -70,15 +70,17 @@ QWEN25 = {
     "Qwen/Qwen2.5-3B": ModelShape(36, 2048, 16, 2, 128, 11008, 151936, tied=True),
     "Qwen/Qwen2.5-7B": ModelShape(28, 3584, 28, 4, 128, 18944, 152064, tied=False),
 }
+QWEN3 = {"Qwen/Qwen3-0.6B": ModelShape(28, 1024, 16, 8, 128, 3072, 151936, tied=True)}
 
 
 def model_shape(name: str) -> ModelShape:
     """The shape of 'embedded', of a model folder, or of a model on the hub.
 
-    Qwen2.5 0.5B to 7B (and -Instruct) are known; another hub name is looked up in the cache, then on the network.
+    Qwen2.5 0.5B to 7B (and -Instruct) and Qwen3-0.6B are known; another hub name is looked up in the cache, then on the
+    network.
     Raises FileNotFoundError if there is no such model here or there, ValueError if it is of another kind.
     """
-    known = QWEN25.get(name.removesuffix("-Instruct"))
+    known = (QWEN25 | QWEN3).get(name.removesuffix("-Instruct"))
     if known:
         return known
     folder = data_folder() / "minigsm" / "model" if name == "embedded" else Path(name)

@@ -1,10 +1,10 @@
 """Every setting of supervised fine-tuning in one dataclass. The defaults train the embedded model on a laptop."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rlcourse.config import ENGINES, TrainConfig
+from rlcourse.config import ENGINES
 from rlcourse.settings import (
     COUNT,
     COUNT_OR_NONE,
@@ -16,8 +16,16 @@ from rlcourse.settings import (
     check_settings_of,
     setting,
 )
+from rlcourse.tasks import TASKS, check_task_name
 
-TASKS = next(f for f in fields(TrainConfig) if f.name == "task").metadata["choices"]
+
+def is_task(data: str) -> bool:
+    """Whether `data` names a task, one that ships or module:object."""
+    try:
+        check_task_name(data)
+    except ValueError:
+        return False
+    return True
 
 
 @dataclass
@@ -26,13 +34,13 @@ class SFTConfig:
     model: str = setting("embedded", "'embedded', a folder, or a name on the Hugging Face hub")
     data: str = setting(
         "minigsm",
-        f"what is learned: the worked answers of a task ({', '.join(TASKS)}), a file of JSON lines, or a data set on "
-        "the hub; each line has messages, or prompt and answer",
+        f"what is learned: the worked answers of a task ({', '.join(TASKS)}, or module:object), a file of JSON lines, "
+        "or a data set on the hub; each line has messages, or prompt and answer",
     )
     subset: str | None = setting(None, "name of the part of a data set on the hub that has several")
     split: str = setting("train", "split of a data set on the hub")
     task: str | None = setting(
-        None, "task whose validation problems are answered, too; that of the data if not given", TASKS
+        None, "task whose validation problems are answered, too, named as for `rlcourse train`; by default that in data"
     )
     data_dir: str | None = setting(None, "folder of the task's JSON lines to read instead of the usual source")
 
@@ -90,7 +98,7 @@ class SFTConfig:
     @property
     def evaluated_task(self) -> str | None:
         """The task whose problems are answered, if there is one."""
-        return self.task or (self.data if self.data in TASKS else None)
+        return self.task or (self.data if is_task(self.data) else None)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -124,5 +132,7 @@ def check_config(config: SFTConfig) -> None:
     """Raise ValueError for a setting out of range or settings that cannot work together."""
     for name, value in check_settings(config.to_dict()).items():
         setattr(config, name, value)
+    if config.task is not None:
+        check_task_name(config.task)
     if config.dtype == "bfloat16" and config.device == "cpu":
         raise ValueError("dtype bfloat16 is for a GPU: use --dtype float32 on a CPU.")

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from rlcourse.hub import hub_or_cache
-from rlcourse.policy import Policy
-from rlcourse.sft.config import TASKS, SFTConfig
-from rlcourse.tasks import Problem, load_task
-from rlcourse.tasks.jsonl import parse_object, read_json_lines
+from rlcourse.policy import NO_THINKING, Policy
+from rlcourse.sft.config import SFTConfig, is_task
+from rlcourse.tasks import load_task
+from rlcourse.tasks.jsonl import parse_record, read_json_lines
 
 Messages = list[dict[str, str]]  # a conversation: role and content of each turn
 
@@ -57,16 +57,15 @@ def load_data(config: SFTConfig, policy: Policy) -> Data:
     same for every seed. Raises FileNotFoundError or ValueError, in one sentence that names the line, for data that
     cannot be used; ConnectionError if the hub cannot be read.
     """
-    if config.data in TASKS:
-        train, held_out = of_task(config.data, config.data_dir)
-        held_out = held_out[: config.eval_examples]
+    if is_task(config.data):
+        encoded = of_task(config, policy)
     else:
         every = list(of_file(file)) if (file := file_of(config.data)) is not None else list(of_hub(config))
         chosen = set(random.Random(0).sample(range(len(every)), min(config.eval_examples, len(every) // HELD_OUT)))
         held_out = [every[i] for i in sorted(chosen)]
         train = [conversation for i, conversation in enumerate(every) if i not in chosen]
+        encoded = [[encode(policy, messages, where) for where, messages in part] for part in (train, held_out)]
     limit = min(config.max_length, getattr(policy.model.config, "max_position_embeddings", config.max_length))
-    encoded = [[encode(policy, messages, where) for where, messages in part] for part in (train, held_out)]
     kept = [[example for example in part if len(example.ids) <= limit] for part in encoded]
     if not kept[0]:
         raise ValueError(f"No example of {config.data} has at most {limit} tokens: raise --max-length.")
@@ -81,7 +80,7 @@ def file_of(data: str) -> Path | None:
 
 def of_file(file: Path) -> Iterator[tuple[str, Messages]]:
     """The conversations in a file of JSON lines, each with its place."""
-    yield from read_json_lines(file, lambda line: parse_record(parse_object(line, EXPECTED)), "conversations")
+    yield from read_json_lines(file, lambda line: conversation_of(parse_record(line, EXPECTED)), "conversations")
 
 
 def of_hub(config: SFTConfig) -> Iterator[tuple[str, Messages]]:
@@ -100,36 +99,38 @@ def of_hub(config: SFTConfig) -> Iterator[tuple[str, Messages]]:
     for number, row in enumerate(rows):
         place = f"{config.data}, row {number}"
         try:
-            yield place, parse_record(row)
+            yield place, conversation_of(row)
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from None
 
 
-def of_task(name: str, data_dir: str | None) -> list[list[tuple[str, Messages]]]:
-    """Conversations from the worked answers of a task, to learn and to hold out. minigsm's are of the problems that are
-    kept for demonstrations, so that RL does not meet them again."""
-    task = load_task(name, data_dir)
-    learned = task.problems("train")
-    if name == "minigsm" and data_dir is None:
+def of_task(config: SFTConfig, policy: Policy) -> list[list[Example]]:
+    """Examples from the worked answers of a task, to learn and to hold out: the task's own prompts, each continued by
+    the answer and the token that ends one. minigsm's are of the problems that are kept for demonstrations, so that RL
+    does not meet them again. Raises ValueError for a problem without a worked answer."""
+    task = load_task(config.data, config.data_dir)
+    learned, held_out = task.problems("train"), task.problems("validation")[: config.eval_examples]
+    if config.data == "minigsm" and config.data_dir is None:
         from rlcourse.tasks import minigsm
 
         learned = [problem.to_problem() for problem in minigsm.generate(MINIGSM_PROBLEMS, 1, "sft")]
 
-    def conversation(problem: Problem) -> Messages:
-        system = [{"role": "system", "content": task.instruction}] if task.instruction else []
-        return [*system, *turns(problem.question, problem.answer)]
+    def example(problem: Any) -> Example:
+        answer = getattr(problem, "answer", "")
+        if not answer.strip():
+            raise ValueError(f"The problems of {config.data} have no worked answers to learn: name a file in --data.")
+        prompt, text = task.prompt(problem, policy), answer + policy.tokenizer.eos_token
+        ids = [*prompt, *policy.tokenizer(text, add_special_tokens=False)["input_ids"]]
+        return Example(torch.tensor(ids, dtype=torch.int32), torch.arange(len(ids)) >= len(prompt))
 
-    return [
-        [(f"{name}, problem {number}", conversation(problem)) for number, problem in enumerate(problems)]
-        for problems in (learned, task.problems("validation"))
-    ]
+    return [[example(problem) for problem in problems] for problems in (learned, held_out)]
 
 
 def turns(question: str, answer: str) -> Messages:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
-def parse_record(record: dict[str, Any]) -> Messages:
+def conversation_of(record: dict[str, Any]) -> Messages:
     """The conversation in a record: `messages`; or a prompt and an answer, each a text, or as trl has them, messages.
 
     Raises ValueError with one sentence that says what is wrong with it.
@@ -166,7 +167,8 @@ def encode(policy: Policy, messages: Messages, where: str) -> Example:
 
     def text(turns: Messages, prompt: bool) -> str:
         try:
-            return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=prompt)
+            options = {"tokenize": False, "add_generation_prompt": prompt} | NO_THINKING
+            return tokenizer.apply_chat_template(turns, **options)
         except Exception as error:  # whatever a template does, such as refusing a role
             why = next(iter(str(error).splitlines()), "")
             raise ValueError(f"{where}: the chat template refuses it ({why}).") from None

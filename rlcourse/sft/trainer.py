@@ -93,11 +93,12 @@ class FineTuning:
         self.clock = time.perf_counter() - self.seconds
 
     def _prepare_task(self) -> None:
-        """Task, problems and engine of the answers that are tried, or None without any."""
-        config, self.engine = self.config, None
+        """Task, problems and engine of the answers that are tried; None for the engine, and no metrics, without any."""
+        config, self.engine, self.metrics = self.config, None, {}
         if config.evaluated_task is None or not config.eval_problems:
             return
         self.task = load_task(config.evaluated_task, config.data_dir)
+        self.metrics = self.task.metrics
         self.problems = self.task.problems("validation")[: config.eval_problems]
         dtype = getattr(torch, config.dtype)
         self.engine = make_engine(self.policy, config.engine, dtype, config.compile)
@@ -183,8 +184,8 @@ class FineTuning:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, Any]:
-        """`loss` on the examples held out, nats a token of an answer, if there are any; accuracy and the rest of
-        `rlcourse.evaluation.summarize` on the task's problems, if there is one."""
+        """`loss` on the examples held out, nats a token of an answer, if there are any; what
+        `rlcourse.evaluation.summarize` says of greedy answers to the task's problems, if there is one."""
         found: dict[str, Any] = {}
         examples = self.data.held_out
         if examples:
@@ -218,6 +219,7 @@ class FineTuning:
             "peak_memory_bytes": peak_memory_bytes(self.device),
             "seed": self.config.seed,
             "folder": str(self.run.path),
+            "metrics": self.metrics,
         }
 
     def _save(self) -> None:

@@ -1,4 +1,4 @@
-"""Problems from files of JSON lines in GSM8K's format, shared by `minigsm` and `gsm8k`."""
+"""Problems from files of JSON lines; by default in GSM8K's format, which `minigsm` has, too."""
 
 import json
 import re
@@ -13,14 +13,13 @@ Parsed = TypeVar("Parsed")
 NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]+)?|\.[0-9]+)")
 
 
-def read_problems(path: str | Path) -> list[Problem]:
+def read_problems(path: str | Path, parse: Callable[[bytes], Problem] | None = None) -> list[Problem]:
     """The problems in a UTF-8 file with one JSON object a line; blank lines are skipped.
 
-    Each object has the texts `question` and `answer`; the answer ends in `#### NUMBER`. A `level` is kept if it is a
-    whole number. Raises FileNotFoundError if there is no such file, ValueError if it cannot be read, holds no problems,
-    or has a line that cannot be used, which the message names.
+    parse: the problem on a line, `parse_problem` if left out. Raises FileNotFoundError if there is no such file,
+    ValueError if it cannot be read, holds no problems, or has a line that cannot be used, which the message names.
     """
-    return [problem for _, problem in read_json_lines(Path(path), parse_problem, "problems")]
+    return [problem for _, problem in read_json_lines(Path(path), parse or parse_problem, "problems")]
 
 
 def read_json_lines(path: Path, parse: Callable[[bytes], Parsed], what: str) -> list[tuple[str, Parsed]]:
@@ -44,8 +43,11 @@ def read_json_lines(path: Path, parse: Callable[[bytes], Parsed], what: str) -> 
 
 
 def parse_problem(line: bytes) -> Problem:
-    """The problem on one line. Raises ValueError with one sentence that says what is wrong with it."""
-    record = parse_object(line, '{"question": "...", "answer": "... #### 42"}')
+    """The problem on one line, with the texts `question` and `answer`; the latter ends in `#### NUMBER`.
+
+    A `level` is kept if it is a whole number. Raises ValueError with one sentence that says what is wrong with it.
+    """
+    record = parse_record(line, '{"question": "...", "answer": "... #### 42"}')
     for key in ("question", "answer"):
         text = record.get(key)
         if not isinstance(text, str) or not text.strip():
@@ -59,16 +61,16 @@ def parse_problem(line: bytes) -> Problem:
     )
 
 
-def parse_object(line: bytes, expected: str) -> dict[str, Any]:
-    """The JSON object on one line. Raises ValueError with one sentence that says what was expected."""
+def parse_record(line: bytes, example: str) -> dict[str, Any]:
+    """The JSON object on one line. Raises ValueError with a sentence that says what is wrong and shows the example."""
     try:
         record = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError:
         raise ValueError("the line is not UTF-8 text.") from None
     except (ValueError, RecursionError):  # not JSON, or a number that Python does not take
-        raise ValueError(f"the line is not JSON; expected {expected}.") from None
+        raise ValueError(f"the line is not JSON; expected {example}.") from None
     if not isinstance(record, dict):
-        raise ValueError(f"the line is a JSON {type(record).__name__}; expected {expected}.")
+        raise ValueError(f"the line is a JSON {type(record).__name__}; expected {example}.")
     return record
 
 

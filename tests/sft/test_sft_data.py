@@ -10,8 +10,8 @@ from policies import make_policy
 from rlcourse.course.embedded.demonstrations import WORKED, demonstration
 from rlcourse.sft import data as module
 from rlcourse.sft.config import make_config
-from rlcourse.sft.data import encode, load_data, parse_record
-from rlcourse.tasks import minigsm
+from rlcourse.sft.data import conversation_of, encode, load_data
+from rlcourse.tasks import MathTask, Problem, minigsm
 
 CHAT = [
     {"role": "system", "content": "Be short."},
@@ -113,7 +113,7 @@ def test_an_answer_that_holds_the_token_of_its_end_is_refused(policy):
     ],
 )
 def test_a_record_may_have_any_of_these_forms(record):
-    assert parse_record(record) == CHAT[1:3]
+    assert conversation_of(record) == CHAT[1:3]
 
 
 BAD = {
@@ -201,6 +201,20 @@ def test_gsm8k_has_its_instruction_as_system_turn(policy, tmp_path, monkeypatch)
     monkeypatch.setattr(module, "load_task", lambda name, data_dir: type(task)(name, "Do it.", *[task.test[:3]] * 3))
     found = load(policy, data="gsm8k", max_length=1000)
     assert told(policy, found.train[0])[0].startswith("<|im_start|>system\nDo it.<|im_end|>\n<|im_start|>user\n")
+
+
+def test_a_task_without_worked_answers_is_refused(policy, monkeypatch):
+    bare = MathTask("bare", "", *[[Problem("1+1?", " ", "2")]] * 3)
+    monkeypatch.setattr(module, "load_task", lambda name, data_dir: bare)
+    with pytest.raises(ValueError, match="The problems of my:task have no worked answers to learn: name a file"):
+        load(policy, data="my:task")
+
+
+def test_templates_that_can_think_are_told_not_to(policy):
+    template = policy.tokenizer.chat_template
+    policy.tokenizer.chat_template = "{% if enable_thinking is not defined %}no{% endif %}" + template
+    text, learned = told(policy, encode(policy, CHAT[1:3], "here"))
+    assert text.startswith("<|im_start|>user") and learned == ["#### 3<|im_end|>"]
 
 
 def test_a_data_set_on_the_hub_is_loaded_by_name_subset_and_split(policy, monkeypatch):

@@ -24,7 +24,17 @@ ROOT = Path(__file__).resolve().parents[3]
 API = {
     "Settings": ["config", "settings", "device"],
     "The step": ["step", "collect", "batch"],
-    "Tasks": ["tasks", "tasks.prompts", "tasks.minigsm", "tasks.gsm8k", "tasks.jsonl", "tasks.tokenizer"],
+    "Tasks": [
+        "tasks",
+        "tasks.task",
+        "tasks.prompts",
+        "tasks.minigsm",
+        "tasks.gsm8k",
+        "tasks.math",
+        "tasks.jsonl",
+        "tasks.tokenizer",
+        "tasks.pool",
+    ],
     "Policy": ["policy", "sampling"],
     "Rollout": [
         "llm",
@@ -47,7 +57,7 @@ API = {
         "exact.head",
         "exact.products",
     ],
-    "Reward": ["tasks.verify"],
+    "Reward": ["tasks.verify", "tasks.boxed"],
     "Advantages and loss": ["advantages", "logprobs", "losses", "learner"],
     "Trainer": ["trainer", "evaluation", "checkpoint", "runs", "files", "interrupts"],
     "Fine-tuning and LoRA": ["sft", "sft.config", "sft.data", "sft.packing", "sft.trainer", "lora"],
