@@ -299,3 +299,5 @@ def check_config(config: TrainConfig) -> None:
         raise ValueError(f"minibatches ({config.minibatches}) must not exceed the rows of a step ({config.rows}).")
     if config.dtype == "bfloat16" and config.device == "cpu":
         raise ValueError("dtype bfloat16 is for a GPU: use --dtype float32 on a CPU.")
+    if config.cache_gb and (config.engine != "fast" or config.device == "cpu"):
+        raise ValueError("A paged cache is for the engine fast on a GPU: leave --cache-gb out.")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlcourse.lora import adapter_parameters, copy_merged
+from rlcourse.lora import copy_merged, merged
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Layer:
 class FusedWeights:
     """Copies of a model's weights: the query, key and value projections are one matrix, so are gate and up. Matrices in
     `dtype`, norms in float32. They are those of the last `sync`. cos, sin: RoPE's table [positions, D / 2] float32.
-    version: how often they have changed, as far as PyTorch counts: it does not see a write through `.data`.
+    syncs: how many there have been.
 
     Raises ValueError for an architecture other than Qwen2 and Qwen3.
     """
@@ -66,7 +66,7 @@ class FusedWeights:
         angles = torch.arange(config.max_position_embeddings, device=self.inv_freq.device)[:, None] * self.inv_freq
         self.cos, self.sin = angles.cos(), angles.sin()
         self._allocate(model)
-        self.version, self.seen = 0, []
+        self.syncs = 0
         self.sync(model)
 
     def _allocate(self, model: PreTrainedModel) -> None:
@@ -97,13 +97,22 @@ class FusedWeights:
     def sync(self, model: PreTrainedModel) -> None:
         """Take over the model's weights as they are now, those of an adapter merged, in place: a captured graph goes on
         reading the same memory."""
+        copy_merged(self.targets, self._sources(model), model)
+        self.syncs += 1
+
+    @torch.no_grad()
+    def same_as(self, model: PreTrainedModel) -> bool:
+        """Whether they are the model's weights as they are now. They are compared number by number: PyTorch's count of
+        changes leaves out what a fused optimizer changes."""
+        pairs = zip(self.targets, merged(self._sources(model), model), strict=True)
+        return bool(torch.stack([(mine == its.to(mine.dtype)).all() for mine, its in pairs]).all())
+
+    def _sources(self, model: PreTrainedModel) -> list[Tensor]:
+        """The model's weights, as `targets` has them."""
         trunk = model.model
         sources = [weight for layer in trunk.layers for parts in Layer.sources(layer) for weight in parts]
         sources += [trunk.embed_tokens.weight, trunk.norm.weight]
-        sources += [] if self.head is self.embedding else [model.lm_head.weight]
-        copy_merged(self.targets, sources, model)
-        seen = [(weight.data_ptr(), weight._version) for weight in [*sources, *adapter_parameters(model)]]
-        self.version, self.seen = self.version + (seen != self.seen), seen
+        return sources + ([] if self.head is self.embedding else [model.lm_head.weight])
 
 
 def can_fuse(model: PreTrainedModel) -> bool:

@@ -174,8 +174,8 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstim
       adapter of a parameters weights 4 (n + a), gradients 4 a, moments 8 a, and the reference is the base
     - rollout weights: b n for the engine's own copy; the hf engines need none in float32
     - KV cache: tokens x layers x 2 x kv_heads x head_dim x b, of rows x L tokens; the fast engine has the prompts' own
-      cache beside them, and on a GPU MAX_SLOTS rows at most; kept: what is still there in the update, that of hf-static
-      and, on a GPU, that of the fast engine
+      cache beside them, and on a GPU MAX_SLOTS rows at most; with config.cache_gb as much in all; kept: what is still
+      there in the update, that of hf-static and, on a GPU, that of the fast engine
     - prefill: of t tokens, with the fast engine PREFILL_TOKENS at most, one layer at a time: t x heads x
       max_prompt_tokens x 3 x 4 for the scores of attention, their softmax and a bias, or t x 4 x intermediate x b for
       SwiGLU, whichever is more
@@ -199,6 +199,8 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstim
     cache = (
         (slots * length + prompts * config.max_prompt_tokens) * shape.layers * 2 * shape.kv_heads * shape.head_dim * b
     )
+    if config.cache_gb:
+        cache = int(config.cache_gb * 1e9)
     at_once = PREFILL_TOKENS if fast else math.inf
     prefill_tokens = min(at_once, rows * config.max_prompt_tokens)
     return MemoryEstimate(

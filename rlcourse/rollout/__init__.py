@@ -55,7 +55,7 @@ def make_engine(
 
     if cache_gb:
         if engine != "fast":
-            raise ValueError(f"Only the engine fast has a paged cache: leave --cache-gb out with {engine}.")
+            raise ValueError(f"A paged cache is for the engine fast, not {engine!r}: leave --cache-gb out.")
         from rlcourse.rollout.paged import PagedEngine  # only where there is Triton
 
         return PagedEngine(policy, dtype, cache_gb)

@@ -46,13 +46,14 @@ class PagedEngine:
         if not has_kernels(weights):
             raise ValueError(
                 "A paged cache needs an NVIDIA GPU since Ampere, 16-bit numbers and a model whose sizes our kernels "
-                "can do: leave the budget of the cache out."
+                "can do: leave --cache-gb out."
             )
         self.exact = is_exact(weights)
         number_bytes = torch.finfo(dtype).bits // 8
         self.num_blocks = blocks_in(cache_gb, len(weights.layers), weights.kv_heads, weights.head_dim, number_bytes)
         self.late = int(self.on_gpu)  # a GPU does the last step of a plan while the host looks
         self.eos = torch.tensor(policy.eos_ids, device=self.device)
+        self.version, self.syncs = 0, weights.syncs  # of the weights, which others may sync, too
         self.sleep()
 
     def sleep(self) -> None:
@@ -72,10 +73,10 @@ class PagedEngine:
         the cache."""
         width, completions = max(map(len, prompts)), len(prompts) * num_generations
         check_positions(self.policy.model, width + max_new_tokens)
-        self.decoder.sync()
+        self._take_weights()
         blocks = self.blocks or BlockManager(self.num_blocks)
         self.blocks = None  # of a rollout that breaks off blocks stay held
-        blocks.use_weights(self.decoder.weights.version)
+        blocks.use_weights(self.version)
         slots = min(self.max_slots, completions)
         scheduler = PagedScheduler(
             blocks, prompts, num_generations, max_new_tokens, slots, STEPS_BETWEEN_LOOKS, self.late, PREFILL_TOKENS
@@ -88,6 +89,13 @@ class PagedEngine:
             scheduler.report(*self._run(plan, completions, sampling))
         self.blocks = blocks
         return rollout_of(self.slots, prompts, completions, self.policy.pad_id, self.eos)
+
+    def _take_weights(self) -> None:
+        """The model's weights as they are now; another `version`, if the cache may be of others."""
+        weights = self.decoder.weights
+        if weights.syncs != self.syncs or not weights.same_as(self.policy.model):
+            self.decoder.sync()
+            self.version, self.syncs = self.version + 1, weights.syncs
 
     def _make_room(self, room: Room) -> None:
         """The cache, and slots for a rollout: those that are there if they are enough, else larger ones and no graphs.
@@ -166,11 +174,12 @@ class PagedEngine:
             step()
         said = torch.stack([self.slots.lengths[:completions], self.slots.ended[:completions].long()])
         said = said.to("cpu", non_blocking=True)
-        if self.on_gpu:
-            copied = torch.cuda.Event()
+        copied = torch.cuda.Event() if self.on_gpu else None
+        if copied is not None:
             copied.record()
-            for _ in range(late):
-                step()
+        for _ in range(late):
+            step()
+        if copied is not None:
             copied.synchronize()
         lengths, ended = said.tolist()
         return lengths, [bool(one) for one in ended]

@@ -89,10 +89,12 @@ def pair(acc, BM: tl.constexpr, BN: tl.constexpr):
 def part_of(table, completion, W, rows, R, at, BLOCK: tl.constexpr):
     """Which part of the cache has token `at` of these rows: in a paged one the block that row `completion` of the table
     [completions, W] names; else (BLOCK 0) the row's own."""
-    if BLOCK == 0:
-        return rows
-    owner = tl.load(completion + rows, mask=rows < R, other=0)
-    return tl.load(table + owner * W + at // BLOCK, mask=rows < R, other=0)
+    if BLOCK > 0:
+        owner = tl.load(completion + rows, mask=rows < R, other=0)
+        part = tl.load(table + owner * W + at // BLOCK, mask=rows < R, other=0)
+    else:
+        part = rows
+    return part
 
 
 @triton.jit

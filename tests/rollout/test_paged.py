@@ -94,28 +94,6 @@ def generate(engine, prompts, num_generations: int, new: int, sampling: Sampling
     return engine.generate(prompts, num_generations, new, sampling)
 
 
-@pytest.mark.parametrize(
-    ("sampling", "usable", "slots"),
-    [
-        (GREEDY, 40, 3),
-        (Sampling(0.8), 7, 8),
-        thorough((GREEDY, 7, 8)),
-        thorough((Sampling(), 9, 5)),
-        thorough((Sampling(), 40, 8)),
-    ],
-)
-def test_answers_are_those_of_the_engine_with_room_for_all(sampling, usable, slots, small):
-    policy = policy_that_ends()
-    engine = Watched(policy, usable, slots)
-    found = generate(engine, PROMPTS, 2, NEW, sampling)
-    assert_same(found, unpaged(policy, PROMPTS, 2, NEW, sampling))
-    assert bool(sent_back(engine.plans)) == (usable < 40)
-    if usable == 7:  # one whose prompt's blocks another one goes on with, and which had more than its first token
-        assert any(limit % 2 for limit in sent_back(engine.plans))
-        assert any(piece.end > len(PROMPTS[piece.completion // 2]) for piece in engine.pieces)
-    assert len(found.completion_lengths.unique()) > 1
-
-
 def test_a_prompt_of_whole_blocks_is_found_again_until_the_weights_change(small):
     policy, prompt = policy_that_ends(), PROMPTS[1]
     engine = Watched(policy, 20)
@@ -123,13 +101,15 @@ def test_a_prompt_of_whole_blocks_is_found_again_until_the_weights_change(small)
     assert_same(generate(engine, [prompt], 2, 4, Sampling()), first)
     # The last token is not found but computed, as the logits come from it: so its block is not found, either.
     assert [(piece.begin, piece.end) for piece in engine.pieces] == [(0, 2 * BLOCK), (BLOCK, 2 * BLOCK)]
-    for sleeps in (False, True):
-        if sleeps:
+    for kind in ("update", "synced by another", "sleep"):
+        for parameter in policy.model.parameters():
+            parameter.grad = parameter.detach().clone()
+        torch.optim.AdamW(policy.model.parameters(), lr=0.01, fused=True).step()  # which PyTorch does not count
+        if kind == "synced by another":
+            engine.decoder.sync()
+        if kind == "sleep":
             engine.sleep()
             assert engine.slots is engine.cache is engine.step is None
-        with torch.no_grad():
-            for parameter in policy.model.parameters():
-                parameter.mul_(1.1)
         engine.plans = []
         found = generate(engine, [prompt], 2, 4, Sampling())
         assert [piece.begin for piece in engine.pieces] == [0]
@@ -137,11 +117,9 @@ def test_a_prompt_of_whole_blocks_is_found_again_until_the_weights_change(small)
         assert not torch.equal(found.logprobs, first.logprobs)
 
 
-def test_long_prompts_are_prefilled_in_pieces_and_several_in_one_pass(small, monkeypatch):
-    policy, passes = policy_that_ends(), []
+def test_long_prompts_are_prefilled_in_pieces(small, monkeypatch):
+    policy = policy_that_ends()
     monkeypatch.setattr(paged, "PREFILL_TOKENS", BLOCK + BLOCK // 2)
-    original = paged_prefill.prefill_pieces
-    monkeypatch.setattr(paged, "prefill_pieces", lambda *a: passes.append(len(a[2])) or original(*a))
     engine = Watched(policy, 40)
     found = generate(engine, PROMPTS[:2], 1, 3, GREEDY)
     assert_same(found, unpaged(policy, PROMPTS[:2], 1, 3, GREEDY))
@@ -199,7 +177,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence(small, monkeypatch):
     policy = policy_that_ends()
     with pytest.raises(ValueError, match="give it a larger budget"):
         Watched(policy, 2).generate(PROMPTS, 1, NEW, GREEDY)
-    with pytest.raises(ValueError, match="Only the engine fast has a paged cache"):
+    with pytest.raises(ValueError, match="A paged cache is for the engine fast"):
         make_engine(policy, "hf-dynamic", DTYPE, cache_gb=1.0)
     monkeypatch.undo()
     with pytest.raises(ValueError, match="A paged cache needs an NVIDIA GPU"):
@@ -212,3 +190,26 @@ def test_the_budget_is_that_of_the_cache(small):
     engine.generate(PROMPTS[:1], 1, 1, GREEDY)
     size = engine.cache.numel() * engine.cache.element_size()
     assert 0.8e6 < size <= 1e6
+
+
+@pytest.mark.parametrize(
+    ("sampling", "usable", "slots", "late"),
+    [
+        (GREEDY, 40, 3, 1),
+        (Sampling(0.8), 7, 8, 0),
+        thorough((GREEDY, 7, 8, 1)),
+        thorough((Sampling(), 9, 5, 1)),
+        thorough((Sampling(), 40, 8, 0)),
+    ],
+)
+def test_answers_are_those_of_the_engine_with_room_for_all(sampling, usable, slots, late, small):
+    policy = policy_that_ends()
+    engine = Watched(policy, usable, slots)
+    engine.late = late
+    found = generate(engine, PROMPTS, 2, NEW, sampling)
+    assert_same(found, unpaged(policy, PROMPTS, 2, NEW, sampling))
+    assert bool(sent_back(engine.plans)) == (usable < 40)
+    if usable == 7:  # one whose prompt's blocks another one goes on with, and which had more than its first token
+        assert any(limit % 2 for limit in sent_back(engine.plans))
+        assert any(piece.end > len(PROMPTS[piece.completion // 2]) for piece in engine.pieces)
+    assert len(found.completion_lengths.unique()) > 1

@@ -46,6 +46,8 @@ API = {
         "rollout.decoder",
         "rollout.cuda_graphs",
         "rollout.triton_step",
+        "rollout.paged",
+        "rollout.paged_prefill",
         "rollout.blocks",
         "rollout.paged_scheduler",
     ],
