@@ -150,6 +150,7 @@ def test_pieces_are_joined_as_long_as_padding_allows():
     found = paged_prefill.passes(pieces, 15, 2)
     assert [[piece.completion for piece in group] for group in found] == [[0, 1], [2], [3], [4, 5]]
     assert [len(group) for group in paged_prefill.passes(pieces, 15, 9)] == [3, 1, 2]
+    assert [len(group) for group in paged_prefill.passes(pieces, 14, 9)] == [2, 1, 1, 2]
     assert paged_prefill.passes([], 15, 9) == []
 
 
