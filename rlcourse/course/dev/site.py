@@ -35,6 +35,17 @@ API = {
         "tasks.tokenizer",
         "tasks.pool",
     ],
+    "Kernels that a model writes": [
+        "tasks.kernelbench",
+        "tasks.kernelbench.task",
+        "tasks.kernelbench.problems",
+        "tasks.kernelbench.rules",
+        "tasks.kernelbench.cases",
+        "tasks.kernelbench.compare",
+        "tasks.kernelbench.judging",
+        "sandbox",
+        "sandbox.process",
+    ],
     "Policy": ["policy", "sampling"],
     "Rollout": [
         "llm",
@@ -62,6 +73,7 @@ API = {
     "Reward": ["tasks.verify", "tasks.boxed"],
     "Advantages and loss": ["advantages", "logprobs", "losses", "learner"],
     "Trainer": ["trainer", "evaluation", "checkpoint", "runs", "files", "interrupts"],
+    "Fine-tuning and LoRA": ["sft", "sft.config", "sft.data", "sft.packing", "sft.trainer", "lora"],
     "Kernels": ["kernels", "kernels.toolchain", "kernels.decode_attention", "kernels.decode_ops", "ptx"],
     "Measuring": [
         "measure.timing",
