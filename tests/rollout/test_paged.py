@@ -15,7 +15,17 @@ from reference import answers, recomputed_logprobs
 from thorough import thorough
 
 from rlcourse.exact import LOG2_E, layers, weights
-from rlcourse.rollout import blocks, fast, make_engine, paged, paged_prefill, slots, triton_attention, triton_step
+from rlcourse.rollout import (
+    blocks,
+    fast,
+    make_engine,
+    paged,
+    paged_prefill,
+    scheduler,
+    slots,
+    triton_attention,
+    triton_step,
+)
 from rlcourse.rollout.blocks import BLOCK_TOKENS
 from rlcourse.rollout.fast import FastEngine
 from rlcourse.rollout.paged import PagedEngine
@@ -46,6 +56,7 @@ def small(monkeypatch):
         monkeypatch.setattr(module, "has_kernels", weights.fits)
     monkeypatch.setattr(fast, "is_exact", weights.fits)
     monkeypatch.setattr(paged, "STEPS_BETWEEN_LOOKS", BLOCK // 4)
+    monkeypatch.setattr(scheduler, "SMALLEST", 1)  # so that the batch becomes smaller, too
     if not ON_GPU:
         for module in (triton_step, layers):
             monkeypatch.setattr(module, "KEYS", BLOCK)
@@ -139,6 +150,7 @@ def test_pieces_are_joined_as_long_as_padding_allows():
     found = paged_prefill.passes(pieces, 15, 2)
     assert [[piece.completion for piece in group] for group in found] == [[0, 1], [2], [3], [4, 5]]
     assert [len(group) for group in paged_prefill.passes(pieces, 15, 9)] == [3, 1, 2]
+    assert [len(group) for group in paged_prefill.passes(pieces, 14, 9)] == [2, 1, 1, 2]
     assert paged_prefill.passes([], 15, 9) == []
 
 
@@ -215,6 +227,7 @@ def test_answers_are_those_of_the_engine_with_room_for_all(sampling, usable, slo
     found = generate(engine, PROMPTS, 2, NEW, sampling)
     assert_same(found, unpaged(policy, PROMPTS, 2, NEW, sampling))
     assert bool(sent_back(engine.plans)) == (usable < 40)
+    assert any(plan.together for plan in engine.plans)
     if usable == 7:  # one whose prompt's blocks another one goes on with, and which had more than its first token
         assert any(limit % 2 for limit in sent_back(engine.plans))
         assert any(piece.end > len(PROMPTS[piece.completion // 2]) for piece in engine.pieces)
