@@ -477,6 +477,67 @@ print("after an update:  found", manager.find(prompt, most=3), "· available", m
 # that was made from weights, such as a fused or converted copy. An engine that **sleeps** while the trainer uses the
 # memory comes back with an empty cache and a new manager.
 #
+# ### The same plans on a GPU
+#
+# What does all this bring, in time? Many skewed answers, eight to a prompt, with the shape of Qwen2.5-0.5B. The unpaged
+# engine decodes as many at once as the memory has room for at full length, and refills. The paged one has the same
+# memory. Then answers of equal length, all at once with either engine: there paging can only cost.
+
+# %% tags=["hide-input"]
+# @title Your bet
+paged = load_record("paged", "NVIDIA H200")
+PROMPT, LONGEST = 128, 2048  # tokens of the record's skewed part
+PLACE = 24 * 2 * 2 * 64 * 2  # bytes of a token in the cache: layers, keys and values, heads, size of a head, bf16
+fits = round(paged["setup"]["budget_gb"] * 1e9 / PLACE / (PROMPT + LONGEST))
+without, with_pages = (row for row in paged["results"] if row["lengths"] == "skewed")
+GAINS = {"about 3 times as fast": 3, "about twice as fast": 2, "about a tenth faster": 1.1, "slower": 0.9}
+gain_bet = bet(
+    f"{without['rows']:,} answers of up to {LONGEST:,} tokens, median {paged['setup']['median']}, in room for {fits} "
+    "of full length. How fast is the rollout with paging?",
+    list(GAINS),
+)
+
+# %% tags=["hide-input"]
+# @title Figure: the paged engine beside the unpaged one
+equal = {(row["rows"], row["variant"]): row for row in paged["results"] if row["lengths"] == "equal"}
+sizes = sorted({rows for rows, _ in equal})
+fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.2), width_ratios=(1, 2), layout="constrained")
+bars = left.bar(["unpaged", "paged"], [row["tokens_per_s"] for row in (without, with_pages)], 0.6, color=[SKY, GREEN])
+left.bar_label(bars, fmt="{:,.0f}", padding=2)
+left.set(title="Skewed lengths", ylabel="tokens a second", ylim=(0, 1.2 * with_pages["tokens_per_s"]), yticks=[])
+for number, (variant, color) in enumerate((("unpaged", SKY), ("paged", GREEN))):
+    places = [i + 0.36 * (number - 0.5) for i in range(len(sizes))]
+    times = [equal[rows, variant]["ms_per_step"] for rows in sizes]
+    bars = right.bar(places, times, 0.34, color=color, label=variant)
+    right.bar_label(bars, fmt="%.2f", padding=2, fontsize=9)
+right.set_xticks(range(len(sizes)), [f"{rows} rows" for rows in sizes])
+right.set(title=f"Equal lengths, {provenance(paged)}", ylabel="ms a step")
+right.legend(loc="upper left")
+plt.show()
+faster = with_pages["tokens_per_s"] / without["tokens_per_s"]
+gain_bet.result(min(GAINS, key=lambda said: abs(GAINS[said] - faster)))
+decode_steps = (with_pages["tokens"] - with_pages["rows"]) / with_pages["rows_at_once"]  # first tokens: from prefill
+later = [1e3 * (equal[rows, "paged"]["seconds"] - equal[rows, "unpaged"]["seconds"]) for rows in sizes]
+slower = [100 * (equal[rows, "paged"]["ms_per_step"] / equal[rows, "unpaged"]["ms_per_step"] - 1) for rows in sizes]
+
+# %% [markdown]
+# First: **every answer is the same, log-probs included, to the last bit**. {{ assert not any(row["differ"] for row in
+# paged["results"]) }} A block is a tile of attention, a token's random number is its own, and so where a token lies in
+# memory changes nothing.
+#
+# Then: {{ 100 * (faster - 1):.0f }} % faster. {{ assert 1.05 < faster < 1.2 }} Nobody is sent back, and the paged
+# engine is done after {{ decode_steps:,.0f }} steps. {{ assert with_pages["sent_back"] == 0 and round(decode_steps) ==
+# LONGEST - 1 }} Fewer cannot be: the longest answer has {{ LONGEST:, }} tokens, and only the first of them comes from
+# prefill. So **the longest answer decides**. Short ones beside it fill its early steps, and over all steps only {{
+# with_pages["rows_at_once"]:.0f }} rows run on average, fewer than the {{ fits }} that fit without pages. {{ assert
+# with_pages["rows_at_once"] < fits }} More room helps while many answers wait for it, as in section 2.
+#
+# And where nothing is gained? A step takes the same time within {{ max(map(abs, slower)):.0f }} %, but a rollout {{
+# min(later):.0f }} to {{ max(later):.0f }} ms longer: not its steps, but what is done once. {{ assert max(map(abs,
+# slower)) < 3 and 5 < min(later) and max(later) < 15 }} For {{ sizes[0] }} answers of {{ equal[sizes[0],
+# "paged"]["tokens"] // sizes[0] }} tokens that is {{ 100 * later[0] / 1e3 / equal[sizes[0],
+# "unpaged"]["seconds"]:.0f }} %. So `--cache-gb` is off unless you ask for it.
+#
 # ## 6 · The same token, two numbers
 #
 # The sampler works on one token for each row, the trainer on whole sequences. On paper both compute the same log-prob.
