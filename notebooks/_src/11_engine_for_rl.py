@@ -22,9 +22,9 @@
 # answers have the same prompt, the weights change after every rollout, and the log-probs go into a loss. This lesson is
 # about what follows from that.
 #
-# **What the package has of it, and what not.** The bookkeeping of a paged cache is there: plain Python, tested on a
-# device that is simulated. It is **not yet in the GPU engine**, which still gives each answer a cache as long as the
-# longest may get. One set of numbers for sampler and trainer is there, on a Hopper GPU.
+# **What the package has of it.** A paged cache: its bookkeeping is plain Python, which this lesson runs on a simulated
+# device; on a GPU `rlcourse/rollout/paged.py` runs the same plans, if you ask for it with `--cache-gb`. Without, each
+# answer has room for its full length. And one set of numbers for sampler and trainer, on a Hopper GPU.
 
 # %%
 import copy
@@ -477,6 +477,67 @@ print("after an update:  found", manager.find(prompt, most=3), "· available", m
 # that was made from weights, such as a fused or converted copy. An engine that **sleeps** while the trainer uses the
 # memory comes back with an empty cache and a new manager.
 #
+# ### The same plans on a GPU
+#
+# What does all this bring, in time? Many skewed answers, eight to a prompt, with the shape of Qwen2.5-0.5B. The unpaged
+# engine decodes as many at once as the memory has room for at full length, and refills. The paged one has the same
+# memory. Then answers of equal length, all at once with either engine: there paging can only cost.
+
+# %% tags=["hide-input"]
+# @title Your bet
+paged = load_record("paged", "NVIDIA H200")
+PROMPT, LONGEST = 128, 2048  # tokens of the record's skewed part
+PLACE = 24 * 2 * 2 * 64 * 2  # bytes of a token in the cache: layers, keys and values, heads, size of a head, bf16
+fits = round(paged["setup"]["budget_gb"] * 1e9 / PLACE / (PROMPT + LONGEST))
+without, with_pages = (row for row in paged["results"] if row["lengths"] == "skewed")
+GAINS = {"about 3 times as fast": 3, "about twice as fast": 2, "about a tenth faster": 1.1, "slower": 0.9}
+gain_bet = bet(
+    f"{without['rows']:,} answers of up to {LONGEST:,} tokens, median {paged['setup']['median']}, in room for {fits} "
+    "of full length. How fast is the rollout with paging?",
+    list(GAINS),
+)
+
+# %% tags=["hide-input"]
+# @title Figure: the paged engine beside the unpaged one
+equal = {(row["rows"], row["variant"]): row for row in paged["results"] if row["lengths"] == "equal"}
+sizes = sorted({rows for rows, _ in equal})
+fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.2), width_ratios=(1, 2), layout="constrained")
+bars = left.bar(["unpaged", "paged"], [row["tokens_per_s"] for row in (without, with_pages)], 0.6, color=[SKY, GREEN])
+left.bar_label(bars, fmt="{:,.0f}", padding=2)
+left.set(title="Skewed lengths", ylabel="tokens a second", ylim=(0, 1.2 * with_pages["tokens_per_s"]), yticks=[])
+for number, (variant, color) in enumerate((("unpaged", SKY), ("paged", GREEN))):
+    places = [i + 0.36 * (number - 0.5) for i in range(len(sizes))]
+    times = [equal[rows, variant]["ms_per_step"] for rows in sizes]
+    bars = right.bar(places, times, 0.34, color=color, label=variant)
+    right.bar_label(bars, fmt="%.2f", padding=2, fontsize=9)
+right.set_xticks(range(len(sizes)), [f"{rows} rows" for rows in sizes])
+right.set(title=f"Equal lengths, {provenance(paged)}", ylabel="ms a step")
+right.legend(loc="upper left")
+plt.show()
+faster = with_pages["tokens_per_s"] / without["tokens_per_s"]
+gain_bet.result(min(GAINS, key=lambda said: abs(GAINS[said] - faster)))
+decode_steps = (with_pages["tokens"] - with_pages["rows"]) / with_pages["rows_at_once"]  # first tokens: from prefill
+later = [1e3 * (equal[rows, "paged"]["seconds"] - equal[rows, "unpaged"]["seconds"]) for rows in sizes]
+slower = [100 * (equal[rows, "paged"]["ms_per_step"] / equal[rows, "unpaged"]["ms_per_step"] - 1) for rows in sizes]
+
+# %% [markdown]
+# First: **every answer is the same, log-probs included, to the last bit**. {{ assert not any(row["differ"] for row in
+# paged["results"]) }} A block is a tile of attention, a token's random number is its own, and so where a token lies in
+# memory changes nothing.
+#
+# Then: {{ 100 * (faster - 1):.0f }} % faster. {{ assert 1.05 < faster < 1.2 }} Nobody is sent back, and the paged
+# engine is done after {{ decode_steps:,.0f }} steps. {{ assert with_pages["sent_back"] == 0 and round(decode_steps) ==
+# LONGEST - 1 }} Fewer cannot be: the longest answer has {{ LONGEST:, }} tokens, and only the first of them comes from
+# prefill. So **the longest answer decides**. Short ones beside it fill its early steps, and over all steps only {{
+# with_pages["rows_at_once"]:.0f }} rows run on average, fewer than the {{ fits }} that fit without pages. {{ assert
+# with_pages["rows_at_once"] < fits }} More room helps while many answers wait for it, as in section 2.
+#
+# And where nothing is gained? A step takes the same time within {{ max(map(abs, slower)):.0f }} %, but a rollout {{
+# min(later):.0f }} to {{ max(later):.0f }} ms longer: not its steps, but what is done once. {{ assert max(map(abs,
+# slower)) < 3 and 5 < min(later) and max(later) < 15 }} For {{ sizes[0] }} answers of {{ equal[sizes[0],
+# "paged"]["tokens"] // sizes[0] }} tokens that is {{ 100 * later[0] / 1e3 / equal[sizes[0],
+# "unpaged"]["seconds"]:.0f }} %. So `--cache-gb` is off unless you ask for it.
+#
 # ## 6 · The same token, two numbers
 #
 # The sampler works on one token for each row, the trainer on whole sequences. On paper both compute the same log-prob.
@@ -578,10 +639,9 @@ assert all(chain)
 # The same holds for norms, the softmax and attention: each needs one order that does not depend on the number of rows
 # (He and Thinking Machines 2025 call it batch invariance). `rlcourse/exact` has each operation of the model once, with
 # a fixed order, and sampler and trainer both call it. **On a Hopper GPU in bf16, with the engine's own kernels, the two
-# then agree to the last bit**, for every token. That is not a figure but a test (`tests/exact/test_bits.py`), over 1 to
-# 257 rows, prompts that end on and beside the edges of tiles, refilled slots, temperature, top-k and top-p,
-# micro-batches, and after an update of the weights. On other GPUs and on a CPU it is not claimed; a
-# run in 16 bits says so there.
+# then agree to the last bit**, for every token. A test asserts it there (`tests/exact/test_bits.py`), over 1 to 257
+# rows, prompts that end on and beside the edges of tiles, refilled slots, temperature, top-k and top-p, micro-batches,
+# and after an update of the weights. On other GPUs and on a CPU it is not claimed; a run in 16 bits says so there.
 #
 # What does it look like without? Our own engine on this CPU, and the same tokens once more by the trainer:
 
@@ -604,6 +664,70 @@ recorded = {row["variant"]: row for row in load_record("mismatch", "NVIDIA H200"
 # for our kernels and {{ recorded["hf-dynamic"]["mismatch_mean"]:.4f }} for `generate`, and a largest gap of {{
 # recorded["fast"]["mismatch_max"]:.2f }} in {{ recorded["fast"]["tokens"]:, }} tokens. {{ assert
 # recorded["fast"]["mismatch_mean"] > 0.001 }}
+#
+# And with one set? No kernel may choose an order by the number of rows any more. What does that cost? On the other side
+# stand two sets: the same engine with PyTorch's attention in prefill, and a trainer of transformers' layers, compiled.
+
+# %% tags=["hide-input"]
+# @title Your bet
+cost_bet = bet(
+    "256 rows, the shape of Qwen2.5-0.5B: with one set of numbers a training step takes longer, by",
+    (60, -50, 150, 1),
+    "%",
+)
+
+# %% tags=["hide-input"]
+# @title Figure: one set of numbers, its gap and its price
+exact = load_record("exact", "NVIDIA H200")
+ONE, TWO = "one set of numbers", "two"
+SHAPES = {"embedded": ("embedded model", SKY), "qwen2.5-0.5b": ("Qwen2.5-0.5B's shape", BLUE)}
+of = {(row["shape"], row["rows"], row["variant"]): row for row in exact["results"]}
+counts = sorted({row["rows"] for row in exact["results"]})
+
+
+def longer(shape: str, rows: int, what: str = "step_s") -> float:
+    """% that one set of numbers takes longer than two."""
+    return 100 * (of[shape, rows, ONE][what] / of[shape, rows, TWO][what] - 1)
+
+
+fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+for number, (shape, (label, color)) in enumerate(SHAPES.items()):
+    places = [i + 0.36 * (number - 0.5) for i in range(len(counts))]
+    bars = right.bar(places, [longer(shape, rows) for rows in counts], 0.34, color=color, label=label)
+    right.bar_label(bars, fmt="%+.0f %%", padding=2, fontsize=9)
+    for variant, shade in ((TWO, color), (ONE, VERMILION)):
+        found = [of[shape, rows, variant]["mismatch_mean"] for rows in counts]
+        bars = left.bar(places, found, 0.34, color=shade, label=f"{label}, two" if variant == TWO else None)
+        if variant == ONE:
+            left.bar_label(bars, fmt="%g", padding=1, fontsize=9, color=VERMILION)
+left.bar(0, 0, color=VERMILION, label="one set of numbers")
+left.set(title="Mean gap of sampler and trainer", ylabel="nats", ylim=(0, 0.016))
+right.set(title=f"Step time, {provenance(exact)}", ylabel="one set longer than two, %")
+right.set_ylim(-25, 1.5 * max(longer(shape, rows) for shape in SHAPES for rows in counts))
+right.axhline(0, color=BLACK, linewidth=0.8)
+cost_bet.line(right)
+for ax in (left, right):
+    ax.set_xticks(range(len(counts)), [f"{rows} rows" for rows in counts])
+    ax.legend(loc="upper right", fontsize=8)
+plt.show()
+cost_bet.result(round(longer("qwen2.5-0.5b", 256)))
+
+# %% [markdown]
+# **The gap is 0, mean and largest, in each of these runs.** {{ assert len(of) == 12 and all((row["mismatch_max"] == 0)
+# == (row["variant"] == ONE) for row in exact["results"]) }} Its price depends on the model. With the shape of
+# Qwen2.5-0.5B the rollout takes as long as before, and a step {{ longer("qwen2.5-0.5b", 64):.0f }} % longer at 64 rows
+# and {{ longer("qwen2.5-0.5b", 256):.0f }} % at 256, all of it in the update. At 16 rows it is even {{
+# -longer("qwen2.5-0.5b", 16):.0f }} % shorter, though repeats of that step vary by {{ 100 * of["qwen2.5-0.5b", 16,
+# TWO]["spread"]:.0f }} %. {{ assert longer("qwen2.5-0.5b", 16) < 0 < longer("qwen2.5-0.5b", 64) <
+# longer("qwen2.5-0.5b", 256) < 10 and max(abs(longer("qwen2.5-0.5b", rows, "rollout_s")) for rows in counts) < 2 }}
+#
+# The embedded model pays more, {{ min(longer("embedded", rows) for rows in counts):.0f }} to {{ max(longer("embedded",
+# rows) for rows in counts):.0f }} %, and its repeats vary by up to {{ 100 * max(row["spread"] for row in
+# exact["results"] if row["shape"] == "embedded"):.0f }} %. {{ assert min(longer("embedded", rows) for rows in counts) >
+# max(longer("qwen2.5-0.5b", rows) for rows in counts) }} From 16 to 64 rows its exact update takes the same time, {{
+# 1e3 * of["embedded", 16, ONE]["update_s"]:.0f }} ms: not arithmetic fills them, but launches of small kernels, one by
+# one. {{ assert of["embedded", 64, ONE]["update_s"] < 1.05 * of["embedded", 16, ONE]["update_s"] }} What it buys is an
+# alarm without a threshold, at the end of the next section.
 #
 # ## 7 · A ratio that is not 1
 #
