@@ -1,4 +1,4 @@
-"""How the small model that ships in `data/kernels/model/` was made: `python -m rlcourse.course.embedded.kernels FOLDER`.
+"""The small model in `data/kernels/model/`, made by `python -m rlcourse.course.embedded.kernels FOLDER`.
 
 A Qwen2 of 0.8 million parameters learns to repeat a computation as a program. Demonstrations are what a careless
 programmer would leave behind: nearly always eager, now and then with a launch that goes on or a value that is kept, and

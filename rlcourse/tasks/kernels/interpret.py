@@ -12,6 +12,9 @@ LARGEST = 1e6  # beyond it, and where the reference is not finite, nothing is co
 
 Arrays = dict[str, np.ndarray]
 
+TRAINING_INPUTS = ((0, 7),)  # (seed, columns) of the inputs that a program is tried on
+TEST_INPUTS = ((1, 7), (2, 5), (3, 16))
+
 # Every operation works on rows, so that each row of an input is a test case of its own kind: (scale, shift).
 KINDS_OF_ROWS = ((1, 0), (1, 0), (3, 0), (0.1, 0), (8, 0), (1, 2), (1, -2), (0, 0))
 

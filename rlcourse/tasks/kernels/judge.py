@@ -9,13 +9,11 @@ from functools import lru_cache
 import numpy as np
 
 from rlcourse.tasks.kernels.clock import A10G, program_us
-from rlcourse.tasks.kernels.interpret import Arrays, agrees, draw_inputs, execute, reference
+from rlcourse.tasks.kernels.interpret import TEST_INPUTS, Arrays, agrees, draw_inputs, execute, reference
 from rlcourse.tasks.kernels.language import CompileError, Computation, compile_program, parse
 from rlcourse.tasks.kernels.optimum import eager_us
 
 LOOPHOLES = ("none", "stale", "side")
-TRAINING_INPUTS = ((0, 7),)  # (seed, columns) of the inputs that a program is tried on
-TEST_INPUTS = ((1, 7), (2, 5), (3, 16))
 CORRECT, CAP = 0.2, 4.0  # reward of an eager program, and the speed-up from which on more is worth nothing
 LEAST_US = 1.0  # no program is counted as faster: one that is not timed at all would be infinitely fast
 
