@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlcourse.tasks import Answer, Problem, Task
+from rlcourse.tasks import Answer, Attempt, Problem, Task
 
 if TYPE_CHECKING:
     from rlcourse.policy import Policy
@@ -100,15 +100,24 @@ def concatenate(rollouts: list[Rollout]) -> Rollout:
     return Rollout(**{f.name: joined(f.name) for f in fields(Rollout)})
 
 
-def judge(policy: "Policy", task: Task, problems: list[Problem], rollout: Rollout) -> list[Answer]:
-    """The answer in each row of a rollout, judged. Rows are group-major, equally many for each problem."""
+def judge(policy: "Policy", task: Task, problems: list[Problem], rollout: Rollout, training: bool) -> list[Answer]:
+    """The answer in each row of a rollout, judged. Rows are group-major, equally many for each problem.
+
+    Raises ValueError if the task's verdicts are not one for each row, with the metrics that it names.
+    """
     texts = policy.texts(rollout.completion_ids, rollout.completion_mask)
     lengths, finished = rollout.completion_lengths.tolist(), rollout.finished.tolist()
-    answers = []
-    for row, text in enumerate(texts):
-        problem = problems[row * len(problems) // len(texts)]
-        answers.append(Answer(problem, text, lengths[row], finished[row], task.verify(text, problem.gold)))
-    return answers
+    asked = [problems[row * len(problems) // len(texts)] for row in range(len(texts))]
+    attempts = [Attempt(*row) for row in zip(asked, texts, lengths, finished, strict=True)]
+    verdicts = task.judge(attempts, training)
+    if len(verdicts) != len(attempts):
+        raise ValueError(f"Task {task.name} gave {len(verdicts)} verdicts on {len(attempts)} attempts.")
+    for verdict in verdicts:
+        if list(verdict.metrics) != list(task.metrics):
+            measured, named = (", ".join(names) or "nothing" for names in (verdict.metrics, task.metrics))
+            raise ValueError(f"A verdict of task {task.name} measures {measured}; its metrics are {named}.")
+    rows = zip(asked, texts, lengths, finished, verdicts, strict=True)
+    return [Answer(*row) for row in rows]
 
 
 @dataclass(frozen=True)

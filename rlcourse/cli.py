@@ -70,7 +70,7 @@ def train(
 @app.command("eval")
 @takes_settings
 def evaluate(settings: dict[str, Any]):
-    """Measure a model on the test problems: greedy accuracy by both readings, and pass@k.
+    """Measure a model on the test problems: what the task measures, on greedy answers, and pass@k.
 
     `--model` may be a folder, such as a run's checkpoint.
     """
@@ -83,8 +83,8 @@ def evaluate(settings: dict[str, Any]):
             "measure", "value", title=f"{escape(config.model)} on {result['problems']} test problems of {config.task}"
         )
         for name, value in result.items():
-            if name not in ("problems", "samples"):
-                table.add_row(name.replace("_", " "), f"{value:.1f}" if name == "tokens" else f"{value:.1%}")
+            if name not in ("problems", "samples", "metrics"):
+                table.add_row(name.replace("_", " "), printed(name, value, result["metrics"]))
         Console().print(table)
 
 
@@ -102,11 +102,8 @@ def sample(
 
         console = Console()
         for answer in evaluation.sample(config, count, greedy):
-            verdict = "[green]right[/green]" if answer.strict else "[red]wrong[/red]"
-            if answer.lenient and not answer.strict:
-                verdict = "[yellow]right, but not in the form that was asked for[/yellow]"
-            if not answer.finished:
-                verdict = "[red]cut off[/red]"
+            words = answer.verdict.words if answer.finished else "cut off"
+            verdict = f"[{'green' if answer.right else 'red'}]{escape(words)}[/]"
             console.print(escape(answer.problem.question), soft_wrap=True)
             console.print(Panel(escape(answer.text) or "(nothing)", title=verdict, title_align="left"))
             console.print(f"Gold: {answer.problem.gold}\n", soft_wrap=True)
@@ -246,13 +243,20 @@ def print_memory(config: TrainConfig) -> None:
     Console().print(table)
 
 
+def printed(name: str, value: float | None, metrics: dict[str, str]) -> str:
+    """A result as a table has it: in its task's format, tokens with one decimal, everything else as a share."""
+    from rlcourse.tasks import in_format
+
+    return in_format(value, metrics.get(name, ".1f" if name == "tokens" else ".1%"))
+
+
 def print_summary(summary: dict[str, Any]) -> None:
     """What a run achieved: test results before and after, and some answers of the trained model."""
     before, after = summary["before"], summary["after"]
     table = Table("test problems", "before", "after", title=f"{summary['eval_problems']} problems held out")
-    for name in ("accuracy", "accuracy_lenient", *(key for key in after if key.startswith("pass@"))):
-        table.add_row(name.replace("_", " "), f"{before[name]:.1%}", f"{after[name]:.1%}")
-    table.add_row("tokens an answer", f"{before['tokens']:.1f}", f"{after['tokens']:.1f}")
+    for name in (*summary["metrics"], *(key for key in after if key.startswith("pass@")), "tokens"):
+        values = (printed(name, when[name], summary["metrics"]) for when in (before, after))
+        table.add_row(name.replace("_", " "), *values)
     samples = Table("question", "answer after training", "right", title="Samples", show_lines=True)
     for sample in after["samples"][:4]:
         samples.add_row(escape(sample["question"]), escape(sample["text"]), "yes" if sample["right"] else "no")

@@ -10,9 +10,8 @@ from rlcourse.config import TrainConfig
 from rlcourse.measure.timing import PhaseTimer
 from rlcourse.policy import Policy
 from rlcourse.rollout import RolloutEngine
-from rlcourse.tasks import Answer, Problem, Task
+from rlcourse.tasks import Answer, Problem, Task, mean_metrics
 from rlcourse.tasks.prompts import PromptSampler
-from rlcourse.tasks.verify import reward
 
 DYNAMIC_ROUNDS = 4  # rollouts of dynamic sampling in one step at most
 
@@ -20,14 +19,8 @@ RewardFunction = Callable[[list[Answer], TrainConfig], list[float]]
 
 
 def answer_rewards(answers: list[Answer], config: TrainConfig) -> list[float]:
-    """The reward of each answer by the config's scheme; see `rlcourse.tasks.verify.reward`."""
-    scheme = {
-        "parser": config.reward_parser,
-        "correct": config.reward_correct,
-        "format": config.reward_format,
-        "neither": config.reward_neither,
-    }
-    return [reward(answer.verdict, answer.finished, **scheme) for answer in answers]
+    """What each answer earns by the verdict of its task."""
+    return [answer.verdict.reward(config) for answer in answers]
 
 
 def collect(
@@ -70,10 +63,10 @@ def roll_out(
 ) -> Completions:
     """`num_generations` completions of each problem, judged and rewarded."""
     with timer("rollout"):
-        prompts = [policy.prompt(problem.question, task.instruction) for problem in problems]
+        prompts = [task.prompt(problem, policy) for problem in problems]
         rollout = engine.generate(prompts, config.num_generations, config.max_new_tokens, config.sampling)
     with timer("reward"):
-        answers = judge(policy, task, problems, rollout)
+        answers = judge(policy, task, problems, rollout, training=True)
         rewards = torch.tensor(reward_function(answers, config), dtype=torch.float32, device=rollout.ids.device)
     return Completions(rollout, answers, rewards)
 
@@ -91,8 +84,8 @@ def _rows_with_signal_first(sampled: Completions, config: TrainConfig) -> torch.
 
 
 def rollout_metrics(sampled: Completions, config: TrainConfig) -> dict[str, float | None]:
-    """Means over all sampled completions of a step: reward, accuracy by both readings, lengths of right and wrong
-    answers, and the policy's entropy in nats a token, estimated as -log p of the sampled tokens."""
+    """Means over all sampled completions of a step: reward, the task's metrics, lengths of right and wrong answers,
+    and the policy's entropy in nats a token, estimated as -log p of the sampled tokens."""
     answers = sampled.answers
 
     def mean(values: list) -> float | None:
@@ -100,13 +93,11 @@ def rollout_metrics(sampled: Completions, config: TrainConfig) -> dict[str, floa
 
     return {
         "reward": sampled.rewards.mean().item(),
-        "accuracy": mean([a.strict for a in answers]),
-        "accuracy_lenient": mean([a.lenient for a in answers]),
-        "formatted": mean([a.formatted for a in answers]),
+        **mean_metrics(answers),
         "truncated": mean([not a.finished for a in answers]),
         "length": mean([a.tokens for a in answers]),
-        "length_right": mean([a.tokens for a in answers if a.strict]),
-        "length_wrong": mean([a.tokens for a in answers if not a.strict]),
+        "length_right": mean([a.tokens for a in answers if a.right]),
+        "length_wrong": mean([a.tokens for a in answers if not a.right]),
         "groups_without_signal": 1.0 - has_signal(sampled.rewards, config.num_generations).float().mean().item(),
         "entropy": -sampled.rollout.logprobs[sampled.rollout.completion_mask].mean().item(),
     }

@@ -26,6 +26,7 @@ from rlcourse.settings import (
     setting,
     shown,
 )
+from rlcourse.tasks import check_task_name
 
 if TYPE_CHECKING:
     from rlcourse.sampling import Sampling
@@ -45,7 +46,9 @@ class TrainConfig:
         "with which the importance ratio is 1 and clips do nothing",
     )
     model: str = setting("embedded", "'embedded', a folder, or a name on the Hugging Face hub")
-    task: str = setting("minigsm", "where the problems come from", ("minigsm", "gsm8k"))
+    task: str = setting(
+        "minigsm", "problems, and who judges the answers: minigsm, gsm8k, or module:object for a task of your own"
+    )
     data_dir: str | None = setting(None, "folder of train.jsonl and test.jsonl to read instead of the usual source")
 
     # Algorithm switches
@@ -258,6 +261,7 @@ def check_config(config: TrainConfig) -> None:
     """Raise ValueError, before anything is loaded, for a setting out of range or settings that cannot work together."""
     for name, value in check_settings(config.to_dict()).items():
         setattr(config, name, value)
+    check_task_name(config.task)
     if config.rows > MOST_ROWS:
         raise ValueError(
             f"num_prompts x num_generations are {config.rows:,} rows a step, more than {MOST_ROWS:,}: lower one."

@@ -1,4 +1,4 @@
-"""How good a policy is on held-out problems: greedy accuracy, and pass@k from samples."""
+"""How good a policy is on held-out problems: the task's metrics on greedy answers, and pass@k from samples."""
 
 import math
 from typing import Any
@@ -12,7 +12,7 @@ from rlcourse.device import find_device, without_cudnn_attention
 from rlcourse.policy import Policy, load_policy
 from rlcourse.rollout import RolloutEngine, make_engine
 from rlcourse.sampling import GREEDY, Sampling
-from rlcourse.tasks import Answer, Problem, Task, load_task
+from rlcourse.tasks import Answer, Problem, Task, load_task, mean_metrics
 
 BATCH_ROWS = 256  # completions generated at once, at most
 
@@ -35,7 +35,7 @@ def answer_problems(
     """
     if not problems:
         raise ValueError("There are no problems to answer.")
-    prompts = [policy.prompt(problem.question, task.instruction) for problem in problems]
+    prompts = [task.prompt(problem, policy) for problem in problems]
     order = sorted(range(len(problems)), key=lambda i: len(prompts[i]))  # so that there is little padding
     batches = math.ceil(len(problems) / max(1, BATCH_ROWS // num_generations))
     size = math.ceil(len(problems) / batches)
@@ -52,7 +52,7 @@ def answer_problems(
             if not rollout.logprobs.isfinite().all():
                 raise RuntimeError("The model's probabilities are not finite: use an earlier checkpoint.")
             rollout = rollout[: len(batch) * num_generations]
-            judged = judge(policy, task, [problems[i] for i in batch], rollout)
+            judged = judge(policy, task, [problems[i] for i in batch], rollout, training=False)
             for place, i in enumerate(batch):
                 answers[i] = judged[place * num_generations : (place + 1) * num_generations]
             bar.update(len(batch))
@@ -62,7 +62,7 @@ def answer_problems(
 def evaluate_test(
     policy: Policy, engine: RolloutEngine, task: Task, config: TrainConfig, when: str = ""
 ) -> dict[str, Any]:
-    """Greedy accuracy and pass@k on the config's test problems, and the first few answers as `samples`."""
+    """What greedy answers to the config's test problems say, pass@k, and the first few answers as `samples`."""
     problems = task.problems("test")[: config.eval_problems]
     greedy = answer_problems(policy, engine, task, problems, config.max_new_tokens, progress=f"test {when}".strip())
     result = {"problems": len(problems)} | summarize(greedy)
@@ -72,16 +72,17 @@ def evaluate_test(
         sampled = answer_problems(policy, engine, task, few, config.max_new_tokens, **settings)
         result |= mean_pass_at_k(sampled)
     samples = [
-        {"question": a.problem.question, "gold": a.problem.gold, "text": a.text, "right": a.strict}
+        {"question": a.problem.question, "gold": a.problem.gold, "text": a.text, "right": a.right}
         for (a, *_) in greedy[:8]
     ]
     return result | {"samples": samples}
 
 
 def evaluate(config: TrainConfig) -> dict[str, Any]:
-    """Load the config's model and measure it on the test problems: what `rlcourse eval` does."""
+    """Load the config's model and measure it on the test problems: what `rlcourse eval` does. Beside the results,
+    `metrics` holds the formats of the task's."""
     policy, engine, task = load_all(config)
-    return evaluate_test(policy, engine, task, config)
+    return evaluate_test(policy, engine, task, config) | {"metrics": task.metrics}
 
 
 def sample(config: TrainConfig, count: int, greedy: bool) -> list[Answer]:
@@ -100,23 +101,15 @@ def load_all(config: TrainConfig) -> tuple[Policy, RolloutEngine, Task]:
     return policy, engine, load_task(config.task, config.data_dir)
 
 
-def summarize(answers: list[list[Answer]]) -> dict[str, float]:
-    """Means over all answers: accuracy (strict), accuracy_lenient, formatted, finished, tokens; accuracy by level."""
+def summarize(answers: list[list[Answer]]) -> dict[str, float | None]:
+    """Means over all answers: the task's metrics, finished, tokens; the first of the metrics by level, too."""
     flat = [answer for group in answers for answer in group]
-
-    def mean(values) -> float:
-        values = list(values)
-        return sum(values) / len(values)
-
-    summary = {
-        "accuracy": mean(a.strict for a in flat),
-        "accuracy_lenient": mean(a.lenient for a in flat),
-        "formatted": mean(a.formatted for a in flat),
-        "finished": mean(a.finished for a in flat),
-        "tokens": mean(a.tokens for a in flat),
-    }
+    summary = mean_metrics(flat)
+    headline = next(iter(summary))
+    summary["finished"] = sum(a.finished for a in flat) / len(flat)
+    summary["tokens"] = sum(a.tokens for a in flat) / len(flat)
     for level in sorted({a.problem.level for a in flat if a.problem.level is not None}):
-        summary[f"accuracy_level_{level}"] = mean(a.strict for a in flat if a.problem.level == level)
+        summary[f"{headline}_level_{level}"] = mean_metrics([a for a in flat if a.problem.level == level])[headline]
     return summary
 
 
@@ -134,5 +127,5 @@ def mean_pass_at_k(answers: list[list[Answer]]) -> dict[str, float]:
     """pass@1, pass@2, pass@4, ... up to the samples there are, averaged over problems."""
     samples = len(answers[0])
     ks = [2**i for i in range(samples.bit_length()) if 2**i <= samples]
-    right = [sum(answer.strict for answer in group) for group in answers]
+    right = [sum(answer.right for answer in group) for group in answers]
     return {f"pass@{k}": sum(pass_at_k(samples, c, k) for c in right) / len(right) for k in ks}

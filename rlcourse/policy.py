@@ -19,7 +19,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from rlcourse.files import read_json
+from rlcourse.files import read_bytes, read_json
 from rlcourse.hub import hub_or_cache
 from rlcourse.paths import data_folder
 
@@ -43,7 +43,12 @@ class Policy:
         return self.model.device
 
     def prompt(self, question: str, instruction: str = "") -> list[int]:
-        """Token ids of a chat: `instruction` as system turn if given, the question, and the open turn of the answer."""
+        """Token ids of a chat: `instruction` as system turn if given, the question, and the open turn of the answer.
+
+        Raises ValueError if the tokenizer has no chat template.
+        """
+        if self.tokenizer.chat_template is None:
+            raise ValueError("The model's tokenizer has no chat template: use an instruction-tuned model.")
         messages = [{"role": "system", "content": instruction}] if instruction else []
         messages.append({"role": "user", "content": question})
         text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -60,7 +65,7 @@ def load_policy(name: str, device: torch.device | str = "cpu") -> Policy:
     """Load `name` in float32: 'embedded', a folder, or a name on the Hugging Face hub.
 
     Raises FileNotFoundError or ValueError, in one sentence, if model or tokenizer is missing or unreadable, if they do
-    not match, or if there is no chat template.
+    not match, or if there is a chat template that cannot be used. Only a task that asks in chats needs one.
     """
     folder = model_folder(name)
     path = name if folder is None else str(folder)
@@ -107,6 +112,8 @@ def check_model_files(folder: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         if (folder / name).exists():
             read_json(folder / name, COPY_AGAIN)
+    if (folder / "chat_template.jinja").exists():
+        read_bytes(folder / "chat_template.jinja", COPY_AGAIN)
     files, shapes = sorted(folder.glob("*.safetensors")), []
     if not files and not any(folder.glob("*.bin")):
         raise FileNotFoundError(f"No weights in {folder}: copy the model's model.safetensors there.")
@@ -127,10 +134,10 @@ def check_model_files(folder: Path) -> None:
 def load_tokenizer(path: str, folder: Path | None) -> PreTrainedTokenizerBase:
     """The tokenizer of a model folder or hub name. Raises what `load_policy` does."""
     tokenizer = _loaded(AutoTokenizer, path, folder)
-    if not tokenizer.chat_template:
-        raise ValueError(f"The tokenizer of {path} has no chat template: use an instruction-tuned model.")
     if tokenizer.eos_token_id is None:
         raise ValueError(f"The tokenizer of {path} has no end-of-sequence token: set eos_token in its config.")
+    if tokenizer.chat_template is None:
+        return tokenizer
     try:
         text = tokenizer.apply_chat_template([{"role": "user", "content": "1+1?"}], tokenize=False)
     except Exception as error:  # whatever a template does

@@ -145,11 +145,11 @@ class RunFolder:
                 write_text(self.path / name, text)
 
     def finish(self, summary: dict[str, Any]) -> None:
-        """Write summary.json and curve.png."""
+        """Write summary.json and curve.png. The summary's `metrics` are the task's."""
         from rlcourse.measure.plots import plot_run
 
         write_json(self.path / "summary.json", summary)
-        plot_run(self.lines("metrics.jsonl"), self.lines("evals.jsonl"), self.path / "curve.png")
+        plot_run(self.lines("metrics.jsonl"), self.lines("evals.jsonl"), self.path / "curve.png", summary["metrics"])
 
     def resume_command(self) -> str:
         """This process's command line, with --resume."""

@@ -31,7 +31,7 @@ from rlcourse.policy import checkpoint_activations, compile_layers, load_policy
 from rlcourse.rollout import make_engine
 from rlcourse.runs import RunFolder, new_run, run_to_resume
 from rlcourse.step import train_step
-from rlcourse.tasks import Problem, load_task
+from rlcourse.tasks import Problem, in_format, load_task
 from rlcourse.tasks.prompts import PromptSampler
 
 
@@ -75,6 +75,7 @@ class Trainer:
         self.config, self.run, self.device = config, run, device
         torch.manual_seed(config.seed)
         self.task = load_task(config.task, config.data_dir)
+        self.headline = next(iter(self.task.metrics))
         start = load_policy(config.model, device) if checkpoint is None or config.needs_reference else None
         self.policy = start if checkpoint is None else load_saved_policy(checkpoint, device)
         check_memory(config, self.policy.model.config, device)
@@ -99,7 +100,7 @@ class Trainer:
         limit, needed = self.config.max_prompt_tokens, self.config.num_prompts
         if len(problems) < needed:
             raise ValueError(f"There are {len(problems)} training problems, fewer than num_prompts {needed}: lower it.")
-        kept = [p for p in problems if len(self.policy.prompt(p.question, self.task.instruction)) <= limit]
+        kept = [p for p in problems if len(self.task.prompt(p, self.policy)) <= limit]
         if len(kept) < needed:
             raise ValueError(
                 f"Only {len(kept)} of {len(problems)} training problems have at most {limit} prompt tokens, fewer than "
@@ -150,17 +151,14 @@ class Trainer:
                     self.step += 1
                     self.run.log_step(metrics, completions)
                 bar.update()
-                bar.set_postfix(
-                    reward=f"{metrics['reward']:.2f}",
-                    accuracy=f"{metrics['accuracy']:.2f}",
-                    tokens_per_s=f"{metrics['timing']['tokens_per_s']:.0f}",
-                )
+                shown = {name: in_format(metrics[name], ".2f") for name in ("reward", self.headline)}
+                bar.set_postfix(shown | {"tokens_per_s": f"{metrics['timing']['tokens_per_s']:.0f}"})
                 self._validate(bar)
                 if config.save_every and self.step % config.save_every == 0 and self.step < config.steps:
                     self._save()
 
     def _validate(self, bar: tqdm) -> None:
-        """Log greedy accuracy on the validation problems to evals.jsonl: every `eval_every` steps, once each."""
+        """Log what greedy answers to validation problems say to evals.jsonl: every `eval_every` steps, once each."""
         every = self.config.eval_every
         if not every or self.step % every or self.run.has_eval(self.step):
             return
@@ -168,7 +166,8 @@ class Trainer:
         answers = answer_problems(self.policy, self.engine, self.task, problems, self.config.max_new_tokens)
         summary = summarize(answers)
         self.run.log_eval({"step": self.step} | summary)
-        bar.set_description(f"train (validation {summary['accuracy']:.1%})")
+        shown = in_format(summary[self.headline], self.task.metrics[self.headline])
+        bar.set_description(f"train (validation {shown})")
 
     def _test(self, when: str) -> dict[str, Any]:
         return evaluate_test(self.policy, self.engine, self.task, self.config, when)
@@ -176,14 +175,15 @@ class Trainer:
     def _summary(self, after: dict[str, Any]) -> dict[str, Any]:
         before = self.before
         return {
-            "accuracy_before": before["accuracy"],
-            "accuracy_after": after["accuracy"],
+            f"{self.headline}_before": before[self.headline],
+            f"{self.headline}_after": after[self.headline],
             "eval_problems": after["problems"],
             "wall_seconds": time.perf_counter() - self.clock,
             "peak_memory_bytes": peak_memory_bytes(self.device),
             "seed": self.config.seed,
             "steps": self.step,
             "folder": str(self.run.path),
+            "metrics": self.task.metrics,
             "before": before,
             "after": after,
         }
@@ -225,7 +225,7 @@ class Trainer:
             if any(moments[name].shape != parameter.shape for name in ("exp_avg", "exp_avg_sq")):
                 raise ValueError("moments of another model")
         check_finite(self.policy, {"optimizer": self.learner.optimizer.state_dict()})
-        if self.before is not None and "accuracy" not in self.before:
+        if self.before is not None and self.headline not in self.before:
             raise ValueError("no evaluation")
 
 

@@ -18,7 +18,7 @@ from rlcourse.course.embedded.sft import SFTConfig
 from rlcourse.measure import doctor, memory
 from rlcourse.settings import field_type
 from rlcourse.tasks import Answer, Problem
-from rlcourse.tasks.verify import Verdict
+from rlcourse.tasks.verify import Readings
 
 RESULT = {"accuracy": 0.4, "accuracy_lenient": 0.5, "pass@8": 0.75, "tokens": 20.0}
 SUMMARY = {
@@ -26,6 +26,7 @@ SUMMARY = {
     "wall_seconds": 90.0,
     "steps": 60,
     "folder": "runs/laptop-dr_grpo-seed0",
+    "metrics": {"accuracy": ".1%", "accuracy_lenient": ".1%"},
     "before": RESULT,
     "after": RESULT
     | {"accuracy": 0.91, "samples": [{"question": "1+1?", "gold": "2", "text": "[2]\n#### 2", "right": True}]},
@@ -62,7 +63,7 @@ def other_value(f):
     """A valid value of a field that differs from its default, as typed and as Python."""
     if f.metadata["choices"]:
         return next(choice for choice in f.metadata["choices"] if choice != f.default)
-    special = {"preset": "h200", "algorithm": "ppo", "num_generations": 4, "surrogate": "cispo"}
+    special = {"preset": "h200", "algorithm": "ppo", "num_generations": 4, "surrogate": "cispo", "task": "gsm8k"}
     if f.name in special:
         return special[f.name]
     kind = field_type(f)
@@ -144,7 +145,7 @@ def test_summary_shows_before_and_after_and_a_sample(trained):
         (["--steps", "0"], "steps must be from 1 to 1,000,000,000, not 0."),
         (["--preset", "b200"], "Unknown preset 'b200': use one of laptop, a10g, h200."),
         (["--algorithm", "magic"], "Unknown algorithm 'magic'"),
-        (["--task", "poetry"], "task must be one of minigsm, gsm8k, not 'poetry'."),
+        (["--task", "poetry"], "Unknown task 'poetry': use minigsm, gsm8k, or module:object for one of your own."),
     ],
 )
 def test_a_wrong_setting_is_one_sentence_on_stderr_and_exit_code_2(arguments, sentence):
@@ -219,12 +220,19 @@ def test_help_runs_on_over_the_line_breaks_of_the_source():
 
 def test_eval_measures_the_model_that_was_asked_for(monkeypatch):
     seen = []
-    result = {"problems": 7, "accuracy": 0.25, "pass@4": 0.5, "tokens": 21.25, "samples": [{"text": "never shown"}]}
+    result = {"problems": 7, "accuracy": 0.25, "speedup": 1.25, "share": None, "pass@4": 0.5, "tokens": 21.25}
+    result |= {"samples": [{"text": "never shown"}], "metrics": {"accuracy": ".1%", "speedup": ".2f", "share": ".1%"}}
     monkeypatch.setattr(evaluation, "evaluate", lambda config: seen.append(config) or result)
     done = invoke("eval", "--model", "some/folder", "--eval-problems", "7")
     assert done.exit_code == 0 and seen == [make_config(model="some/folder", eval_problems=7)]
     rows = [[cell.strip() for cell in line.split("│")] for line in done.output.splitlines() if "│" in line]
-    assert [row[1:3] for row in rows] == [["accuracy", "25.0%"], ["pass@4", "50.0%"], ["tokens", "21.2"]]
+    assert [row[1:3] for row in rows] == [
+        ["accuracy", "25.0%"],
+        ["speedup", "1.25"],
+        ["share", "–"],
+        ["pass@4", "50.0%"],
+        ["tokens", "21.2"],
+    ]
     title = " ".join(done.output.partition("┏")[0].split())
     assert title == "some/folder on 7 test problems of minigsm" and "never shown" not in done.output
 
@@ -260,7 +268,7 @@ def test_an_evaluation_without_problems_is_refused(setting, tmp_path):
 )
 def test_sample_shows_question_answer_verdict_and_gold_in_that_order(finished, strict, lenient, verdict, monkeypatch):
     answer = Answer(
-        Problem("What is [1]?", "", "1,234"), "It is [/x].", 3, finished, Verdict(strict, lenient, True, "1")
+        Problem("What is [1]?", "", "1,234"), "It is [/x].", 3, finished, Readings(strict, lenient, True, "1")
     )
     calls = []
     monkeypatch.setattr(evaluation, "sample", lambda *call: calls.append(call) or [answer, answer])
@@ -272,7 +280,7 @@ def test_sample_shows_question_answer_verdict_and_gold_in_that_order(finished, s
 
 
 def test_sample_shows_an_empty_answer_as_nothing(monkeypatch):
-    answer = Answer(Problem("Why?", "", "1"), "", 1, True, Verdict(False, False, False, None))
+    answer = Answer(Problem("Why?", "", "1"), "", 1, True, Readings(False, False, False, None))
     monkeypatch.setattr(evaluation, "sample", lambda *call: [answer])
     assert "(nothing)" in invoke("sample").output
 

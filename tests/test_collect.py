@@ -11,8 +11,7 @@ from rlcourse.collect import answer_rewards, collect, rollout_metrics
 from rlcourse.config import make_config
 from rlcourse.measure.timing import PhaseTimer
 from rlcourse.sampling import Sampling
-from rlcourse.tasks import Answer, MathTask, Problem
-from rlcourse.tasks.verify import verify
+from rlcourse.tasks import Answer, Attempt, MathTask, Problem
 
 NUMBERS = [Problem(f"question {n}", "", str(n)) for n in range(12)]
 TASK = MathTask("numbers", "Reason.", NUMBERS, [], [])
@@ -93,9 +92,8 @@ def test_an_unfinished_answer_earns_nothing():
 
 
 def test_the_reward_scheme_of_the_config_is_used():
-    problem = Problem("", "", "7")
     texts = {"#### 7": True, "the answer is 7": True, "#### 8": True, "no idea": True, "#### 7 ": False}
-    answers = [Answer(problem, text, 1, finished, verify(text, "7")) for text, finished in texts.items()]
+    answers = [answer(text, 1, finished) for text, finished in texts.items()]
     scheme = {"reward_correct": 2.0, "reward_format": 0.25, "reward_neither": -1.0}
     assert answer_rewards(answers, make_config(**scheme)) == [2.0, -1.0, 0.25, -1.0, -1.0]
     assert answer_rewards(answers, make_config(reward_parser="lenient", **scheme)) == [2.0, 2.0, 0.25, -1.0, -1.0]
@@ -166,7 +164,8 @@ def test_both_phases_are_timed_in_every_round():
 
 
 def answer(text: str, tokens: int, finished: bool = True) -> Answer:
-    return Answer(Problem("", "", "7"), text, tokens, finished, verify(text, "7"))
+    attempt = Attempt(Problem("", "", "7"), text, tokens, finished)
+    return Answer(**vars(attempt), verdict=TASK.judge([attempt], training=True)[0])
 
 
 def sampled(answers, rewards, logprobs) -> Completions:

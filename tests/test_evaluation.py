@@ -13,7 +13,7 @@ from rlcourse.evaluation import answer_problems, evaluate_test, mean_pass_at_k, 
 from rlcourse.rollout.fast import FastEngine
 from rlcourse.sampling import GREEDY, Sampling
 from rlcourse.tasks import Answer, MathTask, Problem
-from rlcourse.tasks.verify import Verdict
+from rlcourse.tasks.verify import Readings
 
 WIDTHS = [3, 9, 1, 7, 7, 2, 5]  # tokens of each problem's prompt
 PROBLEMS = [Problem(f"{number} {width}", "", str(number)) for number, width in enumerate(WIDTHS)]
@@ -52,7 +52,7 @@ class NumberEngine:
 
 
 def answer(level, strict=False, lenient=False, formatted=False, finished=True, tokens=10):
-    return Answer(Problem("", "", "1", level), "", tokens, finished, Verdict(strict, lenient, formatted, None))
+    return Answer(Problem("", "", "1", level), "", tokens, finished, Readings(strict, lenient, formatted, None))
 
 
 @pytest.mark.parametrize("batch_rows", [1, 2, 5, 6, 256])

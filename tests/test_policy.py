@@ -140,9 +140,12 @@ def test_what_a_model_folder_need_not_hold_may_be_missing(folder):
     assert load_policy(str(folder)).prompt("What?")
 
 
-def test_a_tokenizer_without_a_chat_template_is_refused(folder):
+def test_a_tokenizer_without_a_chat_template_is_refused_by_who_asks_in_a_chat(folder):
     (folder / "chat_template.jinja").unlink()
-    assert "no chat template: use an instruction-tuned model" in refusal(folder, ValueError)
+    policy = load_policy(str(folder))
+    assert policy.tokenizer("1+1")["input_ids"]
+    with pytest.raises(ValueError, match="no chat template: use an instruction-tuned model"):
+        policy.prompt("1+1?")
 
 
 def test_a_tokenizer_without_an_end_of_sequence_is_refused(folder):

@@ -18,7 +18,7 @@ from rlcourse.learner import Learner
 from rlcourse.policy import checkpoint_activations
 from rlcourse.sampling import Sampling
 from rlcourse.step import Means, completion_advantages, make_batch, plan_minibatches, rows_that_train, train_step
-from rlcourse.tasks import Problem
+from rlcourse.tasks import MathTask, Problem
 from rlcourse.tasks.verify import verify
 
 GROUP, LIMIT = 4, 7  # completions of a prompt, tokens of a completion
@@ -52,11 +52,14 @@ class Prompts:
         return [Problem(str(n), "", "1") for n in taken]
 
 
-class Task:
-    name, instruction = "numbers", ""
+class OddLength(MathTask):
+    """Right is a text of odd length."""
 
     def verify(self, text, gold):
         return verify("#### 1" if len(text) % 2 else "#### 2", gold)
+
+
+TASK = OddLength("numbers", "", [], [], [])
 
 
 def config_for(algorithm: str = "dr_grpo", **overrides):
@@ -124,7 +127,7 @@ class Run:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch, "randperm", ordered)
             self.metrics, self.completions = train_step(
-                self.learner, self.engine, Task(), Prompts(), step, lambda answers, config: list(rewards)
+                self.learner, self.engine, TASK, Prompts(), step, lambda answers, config: list(rewards)
             )
 
     def _modules(self) -> dict[str, torch.nn.Module]:
@@ -716,7 +719,7 @@ def test_dapo_reports_all_that_was_sampled_and_trains_on_groups_with_signal():
     }
     config, start = config_for("dapo", dynamic_sampling=True), copy.deepcopy(policy.model.state_dict())
     learner, engine = Learner(policy, config), FixedEngine(rows)
-    metrics, completions = train_step(learner, engine, Task(), Prompts(range(6)), 0)
+    metrics, completions = train_step(learner, engine, TASK, Prompts(range(6)), 0)
     assert len(engine.calls) == 2
     assert completions.rewards.tolist() == [1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 1]
     assert [metrics["accuracy"], metrics["reward"]] == pytest.approx([16 / 24] * 2)
@@ -726,7 +729,7 @@ def test_dapo_reports_all_that_was_sampled_and_trains_on_groups_with_signal():
     assert metrics["timing"]["tokens_per_s"] * metrics["timing"]["rollout_s"] == pytest.approx(tokens)
     assert metrics["entropy"] == pytest.approx(sum(4 * (n % 3 + 2) * 0.1 * (n + 1) for n in range(6)) / tokens)
     policy.model.load_state_dict(start)
-    alone, _ = train_step(Learner(policy, config), engine, Task(), Prompts([2, 4, 5]), 0)
+    alone, _ = train_step(Learner(policy, config), engine, TASK, Prompts([2, 4, 5]), 0)
     for name in ("grad_norm", "policy_loss", "mismatch_mean", "mismatch_max"):  # the others leave no trace
         assert metrics[name] == pytest.approx(alone[name], rel=1e-4), name
 
@@ -738,7 +741,7 @@ def test_the_reward_is_that_of_the_config_unless_another_is_given():
     policy.texts = lambda ids, mask: ["x" * (i % 2) for i in range(len(ids))]
     rows = [(completion, [-1.0] * len(completion), True) for completion in COMPLETIONS]
     engine = FixedEngine({tuple(p): rows[i * GROUP :][:GROUP] for i, p in enumerate(PROMPTS)})
-    metrics, completions = train_step(Learner(policy, config), engine, Task(), Prompts(), 0)
+    metrics, completions = train_step(Learner(policy, config), engine, TASK, Prompts(), 0)
     assert completions.rewards.tolist() == [0.0, 3.0] * 6
     assert answer_rewards(completions.answers, config) == completions.rewards.tolist()
     assert metrics["accuracy"] == 0.5
@@ -758,7 +761,7 @@ def test_steps_on_ones_own_samples_raise_the_reward(algorithm):
 
     reward = []
     for step in range(8):
-        metrics, _ = train_step(learner, engine, Task(), Prompts(), step, rewards)
+        metrics, _ = train_step(learner, engine, TASK, Prompts(), step, rewards)
         reward.append(metrics["reward"])
         assert metrics["mismatch_max"] < 1e-4
     assert sum(reward[-2:]) > 1.1 * sum(reward[:2])

@@ -49,7 +49,7 @@ def policy_and_prompts(config: TrainConfig) -> tuple[Policy, list[list[int]]]:
     """The config's model, and the prompts of its first training step."""
     task, policy = load_task(config.task, config.data_dir), load_policy(config.model, find_device(config))
     problems = PromptSampler(task.problems("train"), config.seed).sample(config.num_prompts)
-    return policy, [policy.prompt(problem.question, task.instruction) for problem in problems]
+    return policy, [task.prompt(problem, policy) for problem in problems]
 
 
 def write_random_model(shape: str, task: Task, folder: Path) -> None:

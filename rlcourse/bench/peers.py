@@ -66,7 +66,7 @@ def run_trl(
         torch.cuda.reset_peak_memory_stats()
     torch._dynamo.reset()
     policy = load_policy(model)
-    prompts = [policy.tokenizer.decode(policy.prompt(p.question, task.instruction)) for p in task.problems("train")]
+    prompts = [policy.tokenizer.decode(task.prompt(p, policy)) for p in task.problems("train")]
     with tempfile.TemporaryDirectory() as folder:
         arguments = GRPOConfig(
             output_dir=folder,

@@ -36,21 +36,22 @@ LABELS = {
 }
 
 
+VALIDATION_STYLES = ((BLUE, "-"), (SKY, "--"), (GREEN, ":"), (VERMILION, "-."), (PURPLE, "--"), (BLACK, ":"))
 WINDOW = 5  # steps of the moving means
 
 
-def plot_run(metrics: list[dict[str, Any]], evals: list[dict[str, Any]], path: str | Path) -> None:
-    """One run as a picture, over training steps: validation accuracy, training reward, completion length, entropy.
+def plot_run(
+    metrics: list[dict[str, Any]], evals: list[dict[str, Any]], path: str | Path, measured: dict[str, str]
+) -> None:
+    """One run as a picture, over training steps: validation, training reward, completion length, entropy.
 
     metrics: rows of metrics.jsonl with step, reward, length and entropy, None where there was nothing to measure.
-    evals: rows of evals.jsonl with step and accuracy. path: the PNG to write.
+    evals: rows of evals.jsonl with step and the task's metrics. path: the PNG to write. measured: the task's metrics
+    and their formats; the first is drawn, and the others in percent if it is in percent.
     """
     figure = Figure(figsize=(9, 6), layout="constrained")
-    (accuracy, reward), (length, entropy) = figure.subplots(2, 2, sharex=True)
-    steps, values = _series(evals, "accuracy")
-    accuracy.plot(steps, [100 * value for value in values], color=BLUE, linewidth=2, marker="o", markersize=4)
-    _finish(accuracy, "Validation accuracy", "greedy, % right")
-    accuracy.set_ylim(0, 100)
+    (validation, reward), (length, entropy) = figure.subplots(2, 2, sharex=True)
+    _draw_validation(validation, evals, measured)
     for axes, key, color, title, unit in (
         (reward, "reward", ORANGE, "Training reward", "mean of a step"),
         (length, "length", GREEN, "Completion length", "tokens, mean of a step"),
@@ -65,6 +66,22 @@ def plot_run(metrics: list[dict[str, Any]], evals: list[dict[str, Any]], path: s
     for axes in (length, entropy):
         axes.set_xlabel("training step")
     figure.savefig(path, dpi=150)
+
+
+def _draw_validation(axes: Axes, evals: list[dict[str, Any]], measured: dict[str, str]) -> None:
+    """The first metric, and beside it, if it is a share, the task's other shares, all in percent."""
+    headline, *others = measured
+    share = measured[headline].endswith("%")
+    names = [headline, *(name for name in others if share and measured[name].endswith("%"))]
+    for name, (color, linestyle) in zip(names, itertools.cycle(VALIDATION_STYLES), strict=False):
+        steps, values = _series(evals, name)
+        style = {"color": color, "linestyle": linestyle, "label": name.replace("_", " ")}
+        size = {"linewidth": 2, "marker": "o", "markersize": 4} if name == headline else {"linewidth": 1.2}
+        axes.plot(steps, [100 * value if share else value for value in values], **style, **size)
+    _finish(axes, "Validation", f"greedy, {'%' if share else headline.replace('_', ' ')}")
+    if share:
+        axes.set_ylim(0, 100)
+    axes.legend(loc="lower right", frameon=False, fontsize=9)
 
 
 def plot_curves(records: list[dict[str, Any]], path: str | Path) -> None:

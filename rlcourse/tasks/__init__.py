@@ -1,25 +1,87 @@
-"""Tasks: where the questions come from and who says whether an answer is right.
+"""Tasks: where the questions come from and who says how good an answer is.
 
 A task is anything with the attributes of `Task`. Two ship: `minigsm`, generated problems that need no download, and
-`gsm8k`, the public data set. Both are `MathTask`s: lists of problems judged by `rlcourse.tasks.verify`.
+`gsm8k`, the public data set. Both are `MathTask`s: lists of problems judged by `rlcourse.tasks.verify`. One of your own
+is named by the place of the object, or of a function that makes it: `--task mypackage.mytask:task`.
 """
 
-from rlcourse.tasks.task import Answer, MathTask, Problem, Split, Task
+import importlib
+import os
+import re
+import sys
+from typing import Any
 
-__all__ = ["Answer", "MathTask", "Problem", "Split", "Task", "load_task"]
+from rlcourse.tasks.task import (
+    Answer,
+    Attempt,
+    Judgement,
+    MathTask,
+    Problem,
+    Split,
+    Task,
+    Verdict,
+    in_format,
+    mean_metrics,
+)
+
+__all__ = [
+    "TASKS",
+    "Answer",
+    "Attempt",
+    "Judgement",
+    "MathTask",
+    "Problem",
+    "Split",
+    "Task",
+    "Verdict",
+    "check_task_name",
+    "in_format",
+    "load_task",
+    "mean_metrics",
+]
+
+TASKS = {"minigsm": "rlcourse.tasks.minigsm:load", "gsm8k": "rlcourse.tasks.gsm8k:load"}
+NEEDED = ("name", "metrics", "problems", "prompt", "judge")
+
+
+def check_task_name(name: str) -> None:
+    """Raise ValueError unless `name` is that of a task that ships, or the place of one, `module:object`."""
+    if name not in TASKS and not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", name):
+        raise ValueError(f"Unknown task {name!r}: use {', '.join(TASKS)}, or module:object for one of your own.")
 
 
 def load_task(name: str, data_dir: str | None = None) -> Task:
-    """The task called `name`; `data_dir` names a folder of JSON lines to read instead of the usual source.
+    """The task called `name`, or that stands at `module:object`; the current folder is searched, too.
 
-    Raises ValueError for an unknown name, FileNotFoundError or ValueError for a folder that cannot be used.
+    The object is a task or a function of `data_dir` that makes one. data_dir: a folder to read instead of the usual
+    source. Raises ValueError for an unknown name, a place where there is no task, or a `data_dir` that a task would not
+    read; FileNotFoundError or ValueError for a folder that cannot be used.
     """
-    if name == "minigsm":
-        from rlcourse.tasks import minigsm
+    check_task_name(name)
+    found = _object_at(TASKS.get(name, name))
+    if callable(found):
+        found = found(data_dir)
+    elif data_dir is not None:
+        raise ValueError(f"{name} is a task already and reads no data_dir: name a function of data_dir that makes one.")
+    missing = [attribute for attribute in NEEDED if not hasattr(found, attribute)]
+    if missing:
+        raise ValueError(f"{name} is no task: it has no {' and no '.join(missing)} (see rlcourse/tasks/task.py).")
+    return found
 
-        return minigsm.load(data_dir)
-    if name == "gsm8k":
-        from rlcourse.tasks import gsm8k
 
-        return gsm8k.load(data_dir)
-    raise ValueError(f"Unknown task {name!r}: use minigsm or gsm8k.")
+def _object_at(place: str) -> Any:
+    """What stands at `module:object`. Raises ValueError if it is not there; errors within the module pass through."""
+    module, _, path = place.partition(":")
+    if os.getcwd() not in sys.path:  # the `rlcourse` command does not look there by itself
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there, and something that it imports is not
+        raise ValueError(f"There is no module {module!r}: run in the folder that holds it, or install it.") from None
+    for attribute in path.split("."):
+        if not hasattr(found, attribute):
+            raise ValueError(f"There is no {attribute!r} in {module}: --task names module:object.")
+        found = getattr(found, attribute)
+    return found

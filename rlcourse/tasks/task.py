@@ -1,16 +1,25 @@
-"""What a task is: problems, and who says whether an answer is right."""
+"""What a task is: problems, prompts for them, and who says how good an answer is.
+
+Nothing else knows what a task measures: the step, the evaluation, logs and pictures take the metrics that its verdicts
+have, by the names that it gives them. So a task of your own is an object with what `Task` lists; `MathTask` is one.
+"""
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from rlcourse.tasks.verify import Verdict, verify
+from rlcourse.tasks.verify import CUT_OFF, Readings, verify
+
+if TYPE_CHECKING:
+    from rlcourse.config import TrainConfig
+    from rlcourse.policy import Policy
 
 Split = Literal["train", "validation", "test"]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One question, a worked answer that ends in a line `#### NUMBER`, and that number as text."""
+    """One question, a worked answer if there is one, and what is right, as text. A task may have a class of its own,
+    with at least `question`, `gold` and `level`. level: evaluations also say how good answers are at each."""
 
     question: str
     answer: str
@@ -19,46 +28,98 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What the policy wrote for a problem, and the verdict. An unfinished answer is never right: its 12 may have been
-    about to become 125. tokens: how many, the one that ends it included."""
+class Attempt:
+    """What the policy wrote for a problem. tokens: how many, the one that ends it included; finished: it was ended, not
+    cut off at the token limit."""
 
     problem: Problem
     text: str
     tokens: int
     finished: bool
+
+
+class Verdict(Protocol):
+    """What a task says of an attempt.
+
+    right: what pass@k counts. metrics: the task's, by name, None where there is nothing to measure; logs hold their
+    means over those that are not None. words: the verdict for a reader, such as "wrong".
+    """
+
+    right: bool
+    metrics: dict[str, float | None]
+    words: str
+
+    def reward(self, config: "TrainConfig") -> float:
+        """What training pays for it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A `Verdict` whose reward needs no settings, for tasks that have no class of their own for it."""
+
+    right: bool
+    metrics: dict[str, float | None]
+    earned: float
+    words: str
+
+    def reward(self, config: "TrainConfig") -> float:
+        return self.earned
+
+
+@dataclass(frozen=True)
+class Answer(Attempt):
+    """An attempt and the verdict on it. strict, lenient and formatted are there if the verdict has two `Readings`."""
+
     verdict: Verdict
+
+    @property
+    def right(self) -> bool:
+        return self.verdict.right
 
     @property
     def strict(self) -> bool:
         """Right, and in the form that was asked for."""
-        return self.finished and self.verdict.strict
+        return self.verdict.strict
 
     @property
     def lenient(self) -> bool:
         """Right, in any form."""
-        return self.finished and self.verdict.lenient
+        return self.verdict.lenient
 
     @property
     def formatted(self) -> bool:
         """In the form that was asked for, right or wrong."""
-        return self.finished and self.verdict.formatted
+        return self.verdict.formatted
 
 
 class Task(Protocol):
-    """What the trainer needs of a task."""
+    """What the trainer needs of a task.
+
+    metrics: the names of what its verdicts measure, each with the format in which it is printed, such as ".1%" for a
+    share and ".2f" for a ratio. The first says in one number how good a policy is.
+    """
 
     name: str
-    instruction: str  # stands in the system turn; "" for none
+    metrics: dict[str, str]
 
     def problems(self, split: Split) -> list[Problem]: ...
 
-    def verify(self, text: str, gold: str) -> Verdict: ...
+    def prompt(self, problem: Problem, policy: "Policy") -> list[int]:
+        """The token ids that the policy continues."""
+        ...
+
+    def judge(self, attempts: list[Attempt], training: bool) -> list[Verdict]:
+        """A verdict on each attempt; `training` is False in an evaluation, which may look more closely."""
+        ...
 
 
 @dataclass(frozen=True)
 class MathTask:
-    """A task whose answers are numbers: three lists of problems and the verifier of `rlcourse.tasks.verify`."""
+    """A task whose answers are numbers: three lists of problems, and the verifier of `rlcourse.tasks.verify`.
+
+    instruction stands in the system turn of a prompt; "" for none.
+    """
 
     name: str
     instruction: str
@@ -66,10 +127,35 @@ class MathTask:
     validation: list[Problem]
     test: list[Problem]
 
+    @property
+    def metrics(self) -> dict[str, str]:
+        return dict.fromkeys(CUT_OFF.metrics, ".1%")
+
     def problems(self, split: Split) -> list[Problem]:
         if split not in ("train", "validation", "test"):
             raise ValueError(f"Unknown split {split!r}: use train, validation or test.")
         return getattr(self, split)
 
-    def verify(self, text: str, gold: str) -> Verdict:
+    def prompt(self, problem: Problem, policy: "Policy") -> list[int]:
+        return policy.prompt(problem.question, self.instruction)
+
+    def verify(self, text: str, gold: str) -> Readings:
         return verify(text, gold)
+
+    def judge(self, attempts: list[Attempt], training: bool) -> list[Readings]:
+        """An unfinished attempt is never right: its 12 may have been about to become 125."""
+        return [self.verify(a.text, a.problem.gold) if a.finished else CUT_OFF for a in attempts]
+
+
+def mean_metrics(answers: list[Answer]) -> dict[str, float | None]:
+    """The mean of each metric over the answers that have it; None if none has. At least one answer."""
+    means = {}
+    for name in answers[0].verdict.metrics:
+        values = [a.verdict.metrics[name] for a in answers if a.verdict.metrics[name] is not None]
+        means[name] = sum(values) / len(values) if values else None
+    return means
+
+
+def in_format(value: float | None, form: str) -> str:
+    """A metric as it is printed; a dash for None."""
+    return "–" if value is None else format(value, form)

@@ -17,6 +17,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rlcourse.config import TrainConfig
 
 MAX_DIGITS = 500  # more is no number: int() takes quadratic time, and Python refuses it beyond a limit
 
@@ -39,8 +43,8 @@ LATEX_SPACE = re.compile(r"\{,\}|\\[!,]")  # 1{,}234 and 1\,234 and 1,\!234
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The two readings of a completion. What is strictly right is leniently right, too.
+class Readings:
+    """The two readings of a completion, a verdict. What is strictly right is leniently right, too.
 
     strict, lenient: the number found by that reading equals the gold answer. formatted: the strict reading found a
     number. answer: the number that was read, by the strict reading if it found one, else by the lenient one.
@@ -51,8 +55,36 @@ class Verdict:
     formatted: bool
     answer: str | None
 
+    @property
+    def right(self) -> bool:
+        return self.strict
 
-def verify(text: str, gold: str) -> Verdict:
+    @property
+    def metrics(self) -> dict[str, float | None]:
+        return {"accuracy": self.strict, "accuracy_lenient": self.lenient, "formatted": self.formatted}
+
+    @property
+    def words(self) -> str:
+        if self.lenient and not self.strict:
+            return "right, but not in the form that was asked for"
+        return "right" if self.strict else "wrong"
+
+    def reward(self, config: "TrainConfig") -> float:
+        """By the config's scheme and `reward_parser`: `reward_correct` if that reading is right, else `reward_format`
+        if it found an answer, else `reward_neither`."""
+        if config.reward_parser == "strict":
+            right, readable = self.strict, self.formatted
+        else:
+            right, readable = self.lenient, self.answer is not None
+        if right:
+            return config.reward_correct
+        return config.reward_format if readable else config.reward_neither
+
+
+CUT_OFF = Readings(strict=False, lenient=False, formatted=False, answer=None)  # whatever stands there
+
+
+def verify(text: str, gold: str) -> Readings:
     """Judge a completion against the gold answer, a number as text with commas or without, by value.
 
     1,234.00 equals 1234 and 0.5 equals 1/2. Never raises for any `text`; raises ValueError if `gold` is no number.
@@ -65,27 +97,7 @@ def verify(text: str, gold: str) -> Verdict:
     if not formatted:
         answer = extract_lenient(text)
     right = answer is not None and to_number(answer) == expected
-    return Verdict(strict=right and formatted, lenient=right, formatted=formatted, answer=answer)
-
-
-def reward(verdict: Verdict, finished: bool, *, parser: str, correct: float, format: float, neither: float) -> float:
-    """The reward of one completion under the reading called `parser`, "strict" or "lenient".
-
-    `correct` if that reading is right, else `format` if it found a number, else `neither`. A completion that was cut
-    off at the token limit (`finished` False) always earns `neither`: its 12 may have been about to become 125.
-    Raises ValueError for another parser.
-    """
-    if parser not in ("strict", "lenient"):
-        raise ValueError(f"Unknown reward parser {parser!r}: use strict or lenient.")
-    if parser == "strict":
-        right, readable = verdict.strict, verdict.formatted
-    else:
-        right, readable = verdict.lenient, verdict.answer is not None
-    if not finished:
-        return neither
-    if right:
-        return correct
-    return format if readable else neither
+    return Readings(strict=right and formatted, lenient=right, formatted=formatted, answer=answer)
 
 
 def extract_strict(text: str) -> str | None:

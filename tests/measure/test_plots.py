@@ -7,6 +7,8 @@ from rlcourse.config import ALGORITHMS
 from rlcourse.measure.plots import LABELS, STYLES, draw_roofline, plot_curves, plot_run, seed_band
 from rlcourse.measure.roofline import Machine, Work
 
+MEASURED = {"accuracy": ".1%"}
+
 
 def curve(algorithm, *accuracies):
     seeds = [
@@ -52,7 +54,7 @@ def test_no_curves_is_an_error(tmp_path):
 
 def test_run_figure_shows_accuracy_reward_length_and_entropy(tmp_path, drawn):
     metrics = [{"step": s, "reward": 0.1 * s, "length": 30.0 + s, "entropy": 1.0 / s} for s in range(1, 8)]
-    plot_run(metrics, [{"step": 0, "accuracy": 0.25}, {"step": 5, "accuracy": 0.5}], tmp_path / "r.png")
+    plot_run(metrics, [{"step": 0, "accuracy": 0.25}, {"step": 5, "accuracy": 0.5}], tmp_path / "r.png", MEASURED)
     accuracy, reward, length, entropy = drawn[0].axes
     assert list(accuracy.lines[0].get_ydata()) == [25, 50]
     assert list(reward.lines[0].get_ydata()) == pytest.approx([0.1 * s for s in range(1, 8)])
@@ -62,11 +64,24 @@ def test_run_figure_shows_accuracy_reward_length_and_entropy(tmp_path, drawn):
     assert all(axes.get_title() and axes.get_ylabel() for axes in drawn[0].axes)
 
 
+def test_run_figure_draws_every_share_or_the_first_metric_alone(tmp_path, drawn):
+    evals = [{"step": 0, "speedup": 1.5, "correct": 0.25, "compiled": None}, {"step": 5, "correct": 0.5, "compiled": 1}]
+    plot_run([], evals, tmp_path / "r.png", {"correct": ".1%", "speedup": ".2f", "compiled": ".1%"})
+    lines = drawn[0].axes[0].lines
+    assert [(line.get_label(), list(line.get_ydata())) for line in lines] == [
+        ("correct", [25, 50]),
+        ("compiled", [100]),
+    ]
+    plot_run([], evals, tmp_path / "r.png", {"speedup": ".2f", "correct": ".1%"})
+    assert [list(line.get_ydata()) for line in drawn[1].axes[0].lines] == [[1.5]]
+    assert drawn[1].axes[0].get_ylabel() == "greedy, speedup"
+
+
 def test_run_figure_skips_steps_without_a_value_and_draws_an_empty_run(tmp_path, drawn):
     metrics = [{"step": 1, "reward": 0.5, "length": 9, "entropy": None}, {"step": 2, "reward": 0.5, "length": 9}]
-    plot_run(metrics, [], tmp_path / "r.png")
+    plot_run(metrics, [], tmp_path / "r.png", MEASURED)
     assert list(drawn[0].axes[3].lines[0].get_xdata()) == []
-    plot_run([], [], tmp_path / "empty.png")
+    plot_run([], [], tmp_path / "empty.png", MEASURED)
     assert (tmp_path / "empty.png").exists()
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from rlcourse.tasks import load_task
 from rlcourse.tasks.gsm8k import VALIDATION, load
-from rlcourse.tasks.verify import Verdict, extract_lenient, extract_strict, to_number, verify
+from rlcourse.tasks.verify import Readings, extract_lenient, extract_strict, to_number, verify
 
 REAL = os.environ.get("RLCOURSE_GSM8K_DIR")  # read before the fixture below unsets it
 
@@ -164,7 +164,7 @@ class TestRealData:
                 assert extract_strict(answer) == gold
                 assert extract_lenient(answer) == gold
             assert to_number(written) == int(gold)
-            assert verify(problem.answer, written) == Verdict(True, True, True, gold)
+            assert verify(problem.answer, written) == Readings(True, True, True, gold)
         assert with_commas == 93
 
     def test_the_published_grader_reads_the_same_numbers(self, task):
@@ -175,7 +175,7 @@ class TestRealData:
     def test_a_number_that_is_off_by_one_is_wrong(self, task):
         for problem in task.test:
             verdict = task.verify(problem.answer, str(int(problem.gold) + 1))
-            assert verdict == Verdict(False, False, True, problem.gold)
+            assert verdict == Readings(False, False, True, problem.gold)
 
     def test_no_calculator_annotation_is_left(self, task):
         problems = task.train + task.validation + task.test

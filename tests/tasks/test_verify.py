@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import thinned
 
-from rlcourse.tasks.verify import MAX_DIGITS, Verdict, extract_lenient, extract_strict, reward, to_number, verify
+from rlcourse.config import make_config
+from rlcourse.tasks import Attempt, MathTask, Problem
+from rlcourse.tasks.verify import MAX_DIGITS, Readings, extract_lenient, extract_strict, to_number, verify
 
 STRICT = {
     # what the model is asked for
@@ -215,17 +217,17 @@ def test_numbers_have_exact_values(text, value):
 @pytest.mark.parametrize(
     ("text", "gold", "expected"),
     [
-        ("#### 1,234.00", "1234", Verdict(True, True, True, "1234.00")),
-        ("#### 1234", "1,234", Verdict(True, True, True, "1234")),
-        ("#### 0.5", "1/2", Verdict(True, True, True, "0.5")),
-        ("#### 0.333", "1/3", Verdict(False, False, True, "0.333")),
-        ("#### 13", "12", Verdict(False, False, True, "13")),
-        ("#### -12", "12", Verdict(False, False, True, "-12")),
-        ("#### 13\nThe answer is 12.", "12", Verdict(False, False, True, "13")),
-        ("The answer is $1,234.00.", "1,234", Verdict(False, True, False, "1234.00")),
-        ("The answer is 13.", "12", Verdict(False, False, False, "13")),
-        ("I do not know.", "12", Verdict(False, False, False, None)),
-        ("", "0", Verdict(False, False, False, None)),
+        ("#### 1,234.00", "1234", Readings(True, True, True, "1234.00")),
+        ("#### 1234", "1,234", Readings(True, True, True, "1234")),
+        ("#### 0.5", "1/2", Readings(True, True, True, "0.5")),
+        ("#### 0.333", "1/3", Readings(False, False, True, "0.333")),
+        ("#### 13", "12", Readings(False, False, True, "13")),
+        ("#### -12", "12", Readings(False, False, True, "-12")),
+        ("#### 13\nThe answer is 12.", "12", Readings(False, False, True, "13")),
+        ("The answer is $1,234.00.", "1,234", Readings(False, True, False, "1234.00")),
+        ("The answer is 13.", "12", Readings(False, False, False, "13")),
+        ("I do not know.", "12", Readings(False, False, False, None)),
+        ("", "0", Readings(False, False, False, None)),
     ],
 )
 def test_verdicts(text, gold, expected):
@@ -238,11 +240,11 @@ def test_a_gold_answer_that_is_no_number_is_refused(gold):
         verify("#### 12", gold)
 
 
-RIGHT = Verdict(True, True, True, "1")
-LENIENTLY_RIGHT = Verdict(False, True, False, "1")
-WRONG = Verdict(False, False, True, "2")
-LENIENTLY_WRONG = Verdict(False, False, False, "2")
-NOTHING = Verdict(False, False, False, None)
+RIGHT = Readings(True, True, True, "1")
+LENIENTLY_RIGHT = Readings(False, True, False, "1")
+WRONG = Readings(False, False, True, "2")
+LENIENTLY_WRONG = Readings(False, False, False, "2")
+NOTHING = Readings(False, False, False, None)
 
 
 @pytest.mark.parametrize(
@@ -256,21 +258,30 @@ NOTHING = Verdict(False, False, False, None)
     ],
 )
 def test_reward_is_that_of_the_chosen_reading(verdict, strict, lenient):
-    scheme = {"correct": 1.0, "format": 0.1, "neither": -0.5}
-    assert reward(verdict, True, parser="strict", **scheme) == strict
-    assert reward(verdict, True, parser="lenient", **scheme) == lenient
+    scheme = {"reward_correct": 1.0, "reward_format": 0.1, "reward_neither": -0.5}
+    assert verdict.reward(make_config(reward_parser="strict", **scheme)) == strict
+    assert verdict.reward(make_config(reward_parser="lenient", **scheme)) == lenient
 
 
-@pytest.mark.parametrize("verdict", [RIGHT, LENIENTLY_RIGHT, WRONG, LENIENTLY_WRONG, NOTHING])
+def test_a_verdict_says_what_it_measures():
+    measured = {v.words: tuple(v.metrics.values()) for v in (RIGHT, LENIENTLY_RIGHT, WRONG)}
+    assert list(RIGHT.metrics) == ["accuracy", "accuracy_lenient", "formatted"]
+    assert measured == {
+        "right": (1, 1, 1),
+        "right, but not in the form that was asked for": (0, 1, 0),
+        "wrong": (0, 0, 1),
+    }
+    assert [v.right for v in (RIGHT, LENIENTLY_RIGHT, WRONG)] == [True, False, False]
+
+
+@pytest.mark.parametrize("text", ["#### 1", "the answer is 1", "#### 2", "so far 2"])
 @pytest.mark.parametrize("parser", ["strict", "lenient"])
-def test_unfinished_completions_earn_neither(verdict, parser):
-    assert reward(verdict, False, parser=parser, correct=1.0, format=0.1, neither=-0.5) == -0.5
-
-
-@pytest.mark.parametrize("finished", [True, False])
-def test_an_unknown_parser_is_refused(finished):
-    with pytest.raises(ValueError, match="use strict or lenient"):
-        reward(RIGHT, finished, parser="boxed", correct=1.0, format=0.0, neither=0.0)
+def test_an_unfinished_attempt_earns_neither_whatever_it_says(text, parser):
+    task, problem = MathTask("numbers", "", [], [], []), Problem("", "", "1")
+    config = make_config(reward_parser=parser, reward_format=0.1, reward_neither=-0.5)
+    whole, cut = task.judge([Attempt(problem, text, 1, finished) for finished in (True, False)], training=True)
+    assert whole == verify(text, "1") and cut.reward(config) == -0.5
+    assert not (cut.right or cut.lenient or cut.formatted)
 
 
 settings.register_profile("no deadline", deadline=None)  # a busy machine may pause for longer than an example may take
@@ -302,7 +313,7 @@ def test_an_integer_in_any_style_extracts_to_itself(n, commas, unicode_minus, st
         assert extract_lenient(announced) == answer
     for announced in (f"The answer is {number}", f"1 + 2 is 3, so {number}"):
         assert to_number(extract_lenient(announced)) == n
-        assert verify(announced, str(n)) == Verdict(False, True, False, extract_lenient(announced))
+        assert verify(announced, str(n)) == Readings(False, True, False, extract_lenient(announced))
 
 
 @given(integers, st.integers(1, 10**6))
@@ -327,7 +338,7 @@ def test_two_different_integers_are_never_equal(n, other):
 
 @given(no_digits, integers)
 def test_text_without_digits_never_verifies(text, gold):
-    assert verify(text, str(gold)) == Verdict(False, False, False, None)
+    assert verify(text, str(gold)) == Readings(False, False, False, None)
 
 
 @given(texts, integers)
@@ -349,7 +360,7 @@ def test_to_number_takes_any_text(text):
 
 @given(texts, integers, integers)
 def test_a_later_answer_line_decides(text, n, other):
-    assert verify(f"{text}\n#### {n}", str(n)) == Verdict(True, True, True, str(n))
+    assert verify(f"{text}\n#### {n}", str(n)) == Readings(True, True, True, str(n))
     verdict = verify(f"{text}\n#### {n}\n#### {other}", str(n))
     assert verdict.strict == verdict.lenient == (n == other)
     assert verdict.answer == str(other)
@@ -406,4 +417,4 @@ def test_a_megabyte_of_anything_takes_linear_time(start, unit):
 
 def test_an_answer_after_a_megabyte_of_digits_is_read():
     assert verify("1" * MEGABYTE + "\n#### 12", "12").strict
-    assert verify("12 " + "1" * MEGABYTE, "12") == Verdict(False, True, False, "12")
+    assert verify("12 " + "1" * MEGABYTE, "12") == Readings(False, True, False, "12")

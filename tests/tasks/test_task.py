@@ -1,0 +1,167 @@
+"""A task of one's own: found by its place, asked in its own form, judged by its own measures, in a whole run."""
+
+import json
+import sys
+
+import pytest
+import torch
+from policies import make_policy
+
+from rlcourse.batch import judge
+from rlcourse.config import make_config
+from rlcourse.evaluation import summarize
+from rlcourse.tasks import Answer, Judgement, Problem, load_task, mean_metrics, minigsm
+from rlcourse.trainer import train
+
+SOURCE = '''
+from rlcourse.tasks import Judgement, Problem
+
+class Short:
+    """Short texts are good; their `ratio` is there if they are. An evaluation looks twice."""
+    name, metrics = "short", {"short": ".1%", "ratio": ".2f", "closely": ".1%"}
+
+    def problems(self, split):
+        return [Problem(f"{split} {n}", "", "a short text", n % 2) for n in range(6)]
+
+    def prompt(self, problem, policy):
+        return policy.tokenizer(problem.question, add_special_tokens=False)["input_ids"]
+
+    def judge(self, attempts, training):
+        verdicts = []
+        for a in attempts:
+            right = a.tokens < 5
+            metrics = {"short": right, "ratio": 10 / a.tokens if right else None, "closely": not training}
+            verdicts.append(Judgement(right, metrics, 2.0 * right, "short" if right else "long"))
+        return verdicts
+
+def made(data_dir):
+    task = Short()
+    task.name = f"from {data_dir}"
+    return task
+
+class box:
+    task = Short()
+'''
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder to work in, with a module of tasks that is forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    (tmp_path / "shorttasks.py").write_text(SOURCE)
+    yield tmp_path
+    sys.modules.pop("shorttasks", None)
+
+
+def test_a_task_is_found_at_its_place(here):
+    assert load_task("shorttasks:box.task").name == "short"
+    assert load_task("shorttasks:made", "here").name == "from here"
+    assert load_task("rlcourse.tasks.minigsm:load").test == minigsm.load(None).test
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("poetry", "Unknown task 'poetry': use minigsm, gsm8k, .*or module:object for one of your own."),
+        ("a:b:c", "Unknown task 'a:b:c': use"),
+        ("nowhere:task", "There is no module 'nowhere': run in the folder that holds it, or install it."),
+        ("rlcourse.nowhere:task", "There is no module 'rlcourse.nowhere': run"),
+        ("shorttasks:other", "There is no 'other' in shorttasks: --task names module:object."),
+        ("shorttasks:box.other", "There is no 'other' in shorttasks: --task names module:object."),
+        ("shorttasks:Judgement.__doc__", "shorttasks:Judgement.__doc__ is no task: it has no name and no metrics and"),
+    ],
+)
+def test_a_place_without_a_task_is_one_sentence(name, sentence, here):
+    with pytest.raises(ValueError, match=sentence):
+        load_task(name)
+
+
+def test_a_task_that_is_made_already_reads_no_data_dir(here):
+    with pytest.raises(ValueError, match=r"shorttasks:box\.task is a task already and reads no data_dir"):
+        load_task("shorttasks:box.task", "folder")
+
+
+def test_what_a_module_of_ones_own_lacks_is_not_said_of_the_module(here):
+    (here / "lacking.py").write_text("import nowhere_to_be_found")
+    with pytest.raises(ModuleNotFoundError, match="nowhere_to_be_found"):
+        load_task("lacking:task")
+
+
+def verdict(**metrics) -> Judgement:
+    return Judgement(True, metrics, 1.0, "right")
+
+
+def answers(*verdicts, levels=(1, 1, 2)) -> list[Answer]:
+    pairs = zip(verdicts, levels, strict=False)
+    return [Answer(Problem("", "", "", level), "", 1, True, verdict) for verdict, level in pairs]
+
+
+def test_means_are_over_what_could_be_measured():
+    found = answers(verdict(a=1, b=None), verdict(a=0, b=None), verdict(a=1, b=None))
+    assert mean_metrics(found) == {"a": 2 / 3, "b": None}
+    found = answers(verdict(a=1, b=4.0), verdict(a=None, b=2.0), verdict(a=0, b=None))
+    assert mean_metrics(found) == {"a": 1 / 2, "b": 3.0}
+    assert summarize([found]) == {"a": 0.5, "b": 3, "finished": 1, "tokens": 1, "a_level_1": 1, "a_level_2": 0}
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "sentence"),
+    [
+        ([verdict(short=1)], "Task odd gave 1 verdicts on 2 attempts."),
+        ([verdict(short=1)] * 3, "Task odd gave 3 verdicts on 2 attempts."),
+        ([verdict(short=1), verdict()], "A verdict of task odd measures nothing; its metrics are short."),
+        ([verdict(short=1), verdict(short=1, b=2)], "A verdict of task odd measures short, b; its metrics are short."),
+    ],
+)
+def test_a_task_that_judges_other_than_it_says_is_refused(verdicts, sentence, rollout_of_two):
+    class Odd:
+        name, metrics = "odd", {"short": ".1%"}
+
+        def judge(self, attempts, training):
+            assert [(a.problem, a.text, a.tokens, a.finished) for a in attempts] == [
+                ("p", "x", 1, True),
+                ("q", "y", 2, 0),
+            ]
+            return verdicts
+
+    policy, rollout = rollout_of_two
+    with pytest.raises(ValueError) as caught:
+        judge(policy, Odd(), ["p", "q"], rollout, training=True)
+    assert str(caught.value) == sentence
+
+
+@pytest.fixture
+def rollout_of_two():
+    from policies import rollout_of
+
+    class Texts:
+        def texts(self, ids, mask):
+            return ["x", "y"]
+
+    return Texts(), rollout_of([([5], [3]), ([6], [3, 4])], finished=[True, False])
+
+
+def test_a_run_measures_and_logs_what_its_task_says(here):
+    policy = make_policy()
+    policy.model.generation_config.eos_token_id = list(range(0, 300, 3))
+    policy.tokenizer.chat_template = None
+    policy.model.save_pretrained(here / "model")
+    policy.tokenizer.save_pretrained(here / "model")
+    settings = {"num_prompts": 3, "num_generations": 2, "max_new_tokens": 9, "steps": 2, "eval_every": 1, "pass_k": 2}
+    settings |= {"eval_problems": 4, "pass_k_problems": 2, "device": "cpu", "name": "run", "output": str(here)}
+    torch.manual_seed(0)
+    summary = train(make_config(task="shorttasks:box.task", model=str(here / "model"), **settings))
+    for when in ("before", "after"):
+        assert summary[f"short_{when}"] == summary[when]["short"]
+        assert {"ratio", "pass@2", "short_level_0", "short_level_1"} <= summary[when].keys()
+        assert summary[when]["closely"] == 1  # an evaluation
+        assert [s["question"] for s in summary[when]["samples"]] == [f"test {n}" for n in range(4)]
+    assert summary["metrics"] == {"short": ".1%", "ratio": ".2f", "closely": ".1%"}
+    lines = {n: [json.loads(x) for x in (here / "run" / n).open()] for n in ("metrics.jsonl", "evals.jsonl")}
+    for line in lines["metrics.jsonl"]:
+        assert line["closely"] == 0 and "accuracy" not in line  # training
+        assert line["reward"] == 2 * line["short"] and (line["ratio"] is None) == (line["short"] == 0)
+    assert 0 < sum(line["short"] for line in lines["metrics.jsonl"]) < 2
+    assert [line["step"] for line in lines["evals.jsonl"]] == [0, 1, 2]
+    assert all(line.keys() == lines["evals.jsonl"][0].keys() for line in lines["evals.jsonl"])
