@@ -40,7 +40,11 @@ __all__ = [
     "mean_metrics",
 ]
 
-TASKS = {"minigsm": "rlcourse.tasks.minigsm:load", "gsm8k": "rlcourse.tasks.gsm8k:load"}
+TASKS = {
+    "minigsm": "rlcourse.tasks.minigsm:load",
+    "gsm8k": "rlcourse.tasks.gsm8k:load",
+    "kernels": "rlcourse.tasks.kernels.task:load",
+}
 NEEDED = ("name", "metrics", "problems", "prompt", "judge")
 
 

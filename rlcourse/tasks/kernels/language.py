@@ -116,11 +116,18 @@ class Launch:
 
 
 def read_computation(text: str) -> Computation:
-    """The computation that `str` wrote as this text."""
-    lines = []
+    """The computation that `str` wrote as this text. Raises ValueError, with the reason, for another text."""
+    lines: list[Line] = []
     for part in text.split(" ; "):
-        name, _, op, *args = part.split()
+        name, equals, op, *args = [*part.split(), "", "", ""][: max(3, len(part.split()))]
+        known = {*INPUTS, *(line.name for line in lines)}
+        if name not in (*LETTERS, "y") or name in known or equals != "=" or len(args) != ARITY.get(op, -1):
+            raise ValueError(f"{part!r} is no line NAME = OP ARGS with a new name")
+        if not known.issuperset(args):
+            raise ValueError(f"{part!r} reads what is not computed yet")
         lines.append(Line(name, op, tuple(args)))
+    if lines[-1].name != "y":
+        raise ValueError("the last line does not compute y")
     return Computation(tuple(lines))
 
 
