@@ -33,7 +33,7 @@ def test_the_default_is_dr_grpo_on_a_laptop():
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"preset": "b200"}, r"Unknown preset 'b200': use one of laptop, a10g, h200\."),
+        ({"preset": "b200"}, r"Unknown preset 'b200': use one of laptop, a10g, h200, kernels\."),
         ({"algorithm": "magic"}, r"Unknown algorithm 'magic': use one of reinforce, "),
         ({"learning_rate": 1.0}, r"Unknown setting 'learning_rate': `rlcourse train --help` lists them all\."),
         ({"steps": 2.5}, r"steps must be int, not 2\.5\."),

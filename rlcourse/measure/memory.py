@@ -6,7 +6,6 @@ fixed sum for the libraries. `HEADROOM` allows for the allocator's fragments.
 
 import math
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -17,7 +16,7 @@ from rlcourse.files import read_json
 from rlcourse.hub import hub_or_cache
 from rlcourse.measure import machine
 from rlcourse.measure.machine import format_bytes
-from rlcourse.paths import data_folder
+from rlcourse.paths import EMBEDDED_MODELS, model_folder
 from rlcourse.rollout.fast import MAX_SLOTS, PREFILL_TOKENS
 
 LIBRARIES = 600_000_000  # bytes of Python, torch, transformers and datasets, or of a CUDA context
@@ -72,7 +71,7 @@ QWEN25 = {
 
 
 def model_shape(name: str) -> ModelShape:
-    """The shape of 'embedded', of a model folder, or of a model on the hub.
+    """The shape of a model that ships, of a model folder, or of a model on the hub.
 
     Qwen2.5 0.5B to 7B (and -Instruct) are known; another hub name is looked up in the cache, then on the network.
     Raises FileNotFoundError if there is no such model here or there, ValueError if it is of another kind.
@@ -80,8 +79,8 @@ def model_shape(name: str) -> ModelShape:
     known = QWEN25.get(name.removesuffix("-Instruct"))
     if known:
         return known
-    folder = data_folder() / "minigsm" / "model" if name == "embedded" else Path(name)
-    if name == "embedded" or folder.is_dir():
+    folder = model_folder(name)
+    if folder is not None and (name in EMBEDDED_MODELS or folder.is_dir()):
         file = folder / "config.json"
         if not file.is_file():
             raise FileNotFoundError(f"There is no model in {folder}: it has no config.json.")
