@@ -59,13 +59,15 @@ class Recipe:
     """Copy short programs, copy long ones, then pick up habits."""
 
     stages: tuple[Stage, ...] = (
-        Stage(80, 3e-3, 2, None),
-        Stage(250, 3e-3, 7, None),
-        Stage(250, 1.5e-3, 7, Habits()),
+        Stage(100, 3e-3, 2, None),
+        Stage(200, 3e-3, 4, None),
+        Stage(300, 3e-3, 7, None),
+        Stage(350, 2e-3, 7, None),
+        Stage(350, 1e-3, 7, Habits()),
     )
     problems: int = 6000
-    refused: float = 0.3  # share of them in which one launch does not hold all lines
-    rows: int = 64  # demonstrations a step
+    refused: float = 0.5  # share of them in which one launch does not hold all lines
+    rows: int = 32  # demonstrations a step
     seed: int = 1
     hidden_size: int = 128
     layers: int = 4
