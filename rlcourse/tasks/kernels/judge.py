@@ -19,7 +19,7 @@ LEAST_US = 1.0  # no program is counted as faster: one that is not timed at all 
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Finding:
     """What a judge says of a program. speedup: eager's counted time over the program's, 0 for one that is not correct.
     reason: why it is refused or wrong, "" for a correct one."""
 
@@ -40,7 +40,7 @@ class Judgement:
 
 def judge_program(
     text: str, computation: Computation, tried_on: tuple[tuple[int, int], ...] = TEST_INPUTS, loophole: str = "none"
-) -> Judgement:
+) -> Finding:
     """Judge a program for a computation by its text.
 
     loophole "none": the honest judge. "stale": memory is not cleared between the reference and the program, so that
@@ -54,15 +54,15 @@ def judge_program(
         program = parse(text)
         launches = compile_program(program, computation, stale)
     except CompileError as error:
-        return Judgement(reason=str(error))
+        return Finding(reason=str(error))
     for seed, columns in tried_on:
         inputs, values = case(computation, seed, columns)
         memory = {name: value.astype(np.float32) for name, value in values.items()} | inputs if stale else inputs
         if not agrees(execute(program, memory)["y"], values["y"]):
-            return Judgement(compiled=True, launches=len(launches), reason="y is wrong")
+            return Finding(compiled=True, launches=len(launches), reason="y is wrong")
     us = program_us(launches, A10G, side_is_timed=loophole != "side")
     speedup = eager_us(computation) / max(us, LEAST_US)
-    return Judgement(compiled=True, correct=True, speedup=speedup, launches=len(launches))
+    return Finding(compiled=True, correct=True, speedup=speedup, launches=len(launches))
 
 
 @lru_cache(maxsize=50_000)

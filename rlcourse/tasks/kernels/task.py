@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rlcourse.paths import data_folder
 from rlcourse.tasks.kernels.interpret import TEST_INPUTS, TRAINING_INPUTS
-from rlcourse.tasks.kernels.judge import Judgement, judge_program
+from rlcourse.tasks.kernels.judge import Finding, judge_program
 from rlcourse.tasks.kernels.language import Computation, read_computation, write
 from rlcourse.tasks.kernels.optimum import eager_us, fits_one_launch, optimum
 from rlcourse.tasks.task import Attempt, Split
@@ -74,7 +74,7 @@ class KernelVerdict:
     right: bool
     metrics: dict[str, float | None]
     words: str
-    counted: Judgement
+    counted: Finding
 
     def reward(self, config: "TrainConfig") -> float:
         return self.counted.reward
@@ -123,7 +123,7 @@ class KernelTask:
         return KernelVerdict(honest.correct, metrics, words, counted)
 
 
-def measured(honest: Judgement, problem: KernelProblem) -> dict[str, float | None]:
+def measured(honest: Finding, problem: KernelProblem) -> dict[str, float | None]:
     """The metrics of a program by the honest judge; those of the other group of problems are None."""
     computation = problem.computation
     most = eager_us(computation) / optimum(computation)[0]

@@ -3,7 +3,7 @@
 import pytest
 
 from rlcourse.tasks.kernels.interpret import TEST_INPUTS, TRAINING_INPUTS
-from rlcourse.tasks.kernels.judge import CAP, Judgement, judge_program
+from rlcourse.tasks.kernels.judge import CAP, Finding, judge_program
 from rlcourse.tasks.kernels.language import eager, read_computation, write
 from rlcourse.tasks.kernels.optimum import eager_us, optimum
 from rlcourse.tasks.kernels.problems import computations
@@ -17,7 +17,7 @@ BOTH = pytest.mark.parametrize("tried_on", [TRAINING_INPUTS, TEST_INPUTS])
 @BOTH
 def test_eager_is_correct_at_speed_1(tried_on):
     verdict = judge_program(EAGER, CHAIN, tried_on)
-    assert verdict == Judgement(compiled=True, correct=True, speedup=1.0, launches=3)
+    assert verdict == Finding(compiled=True, correct=True, speedup=1.0, launches=3)
     assert verdict.reward == pytest.approx(0.2)
 
 
@@ -32,7 +32,7 @@ def test_the_optimum_is_correct_and_as_fast_as_it_says(tried_on):
 
 
 def test_being_faster_pays_up_to_a_cap():
-    rewards = [Judgement(True, True, speedup).reward for speedup in (0.9, 1.0, 2.0, 4.0, 40.0)]
+    rewards = [Finding(True, True, speedup).reward for speedup in (0.9, 1.0, 2.0, 4.0, 40.0)]
     assert rewards == pytest.approx([0.1, 0.2, 1.2, 3.2, 3.2])
 
 

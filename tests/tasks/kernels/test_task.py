@@ -140,7 +140,7 @@ def test_a_clock_with_a_hole_counts_another_speed():
 
 def test_evaluation_tries_more_inputs_than_training(task, monkeypatch):
     tried = []
-    monkeypatch.setattr(kernel_task, "judge_program", lambda *given: tried.append(given[2]) or kernel_task.Judgement())
+    monkeypatch.setattr(kernel_task, "judge_program", lambda *given: tried.append(given[2]) or kernel_task.Finding())
     judged(task, CHAIN, EAGER, training=True)
     judged(task, CHAIN, EAGER, training=False)
     assert len(tried[0]) < len(tried[1]) and not set(tried[0]) & set(tried[1])
