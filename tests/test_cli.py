@@ -145,7 +145,10 @@ def test_summary_shows_before_and_after_and_a_sample(trained):
         (["--steps", "0"], "steps must be from 1 to 1,000,000,000, not 0."),
         (["--preset", "b200"], "Unknown preset 'b200': use one of laptop, a10g, h200, kernels."),
         (["--algorithm", "magic"], "Unknown algorithm 'magic'"),
-        (["--task", "poetry"], "Unknown task 'poetry': use minigsm, gsm8k, or module:object for one of your own."),
+        (
+            ["--task", "poetry"],
+            "Unknown task 'poetry': use minigsm, gsm8k, kernels, or module:object for one of your own.",
+        ),
     ],
 )
 def test_a_wrong_setting_is_one_sentence_on_stderr_and_exit_code_2(arguments, sentence):

@@ -12,7 +12,7 @@ from rlcourse.sampling import Sampling
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_preset_works_with_every_algorithm(preset, algorithm):
     config = make_config(preset, algorithm=algorithm)
-    for name, value in (PRESETS[preset] | ALGORITHMS[algorithm]).items():
+    for name, value in (PRESETS[preset] | {"algorithm": algorithm} | ALGORITHMS[algorithm]).items():
         assert getattr(config, name) == value
     assert config.preset == preset and config.algorithm == algorithm
 

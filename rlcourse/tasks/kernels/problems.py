@@ -46,7 +46,7 @@ def computations(
     refused = 0
     while len(found) < count:
         computation = draw(rng, rng.randint(*lengths))
-        if computation is None or computation in found or split_of(computation) != split:
+        if computation is None or computation in found or split_of(computation) != split or not is_posed(computation):
             continue
         fits = fits_one_launch(computation)
         if fits and len(found) - refused >= count - wanted:
@@ -100,7 +100,7 @@ class Draft:
 
 
 def draw(rng: random.Random, length: int) -> Computation | None:
-    """A computation of so many lines, or None if what came out is not one to pose (see `is_posed`).
+    """A computation of so many lines, or None if a line or an input of what came out is not read.
 
     Names follow the alphabet from a random letter on.
     """
@@ -117,8 +117,7 @@ def draw(rng: random.Random, length: int) -> Computation | None:
                 draft.add(op, left, right)
         else:
             draft.add(rng.choice(MAPS), draft.operand(rng))
-    computation = Computation(tuple(draft.lines))
-    return computation if draft.unread == ["y"] and is_posed(computation) else None
+    return Computation(tuple(draft.lines)) if draft.unread == ["y"] else None
 
 
 def add_idiom(draft: Draft, rng: random.Random, length: int) -> None:
