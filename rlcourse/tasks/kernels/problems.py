@@ -46,10 +46,10 @@ def computations(
     refused = 0
     while len(found) < count:
         computation = draw(rng, rng.randint(*lengths))
-        if computation is None or computation in found or split_of(computation) != split or not is_posed(computation):
+        if computation is None or computation in found or split_of(computation) != split:
             continue
         fits = fits_one_launch(computation)
-        if fits and len(found) - refused >= count - wanted:
+        if (fits and len(found) - refused >= count - wanted) or not is_posed(computation):
             continue
         refused += not fits
         found[computation] = None
