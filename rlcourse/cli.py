@@ -133,13 +133,13 @@ def bench(
     what: Annotated[
         str,
         typer.Argument(
-            help="learn, decode, kernels, cute, story, trace, rollout, step, update, mismatch, exact or logprobs"
+            help="learn, decode, kernels, cute, story, trace, rollout, step, update, mismatch, exact, paged or logprobs"
         ),
     ],
     shape: Annotated[str, typer.Option("--shape", help="Random weights of this shape; decode: or embedded")] = (
         "qwen2.5-0.5b"
     ),
-    rows: Annotated[str, typer.Option("--rows", help="decode, kernels, step, update: rows, by commas")] = "16,64",
+    rows: Annotated[str, typer.Option("--rows", help="decode, kernels, paged, step, update: rows")] = "16,64",
     prompt_tokens: Annotated[
         int, typer.Option("--prompt-tokens", help="decode: tokens of a prompt", callback=within(COUNT))
     ] = 128,
@@ -153,7 +153,8 @@ def bench(
     """Measure this machine: whether every engine and algorithm can `learn`, the ladder of `decode`, `rollout` engines
     on the config's model, a whole training `step` beside TRL's, the `update`, the `kernels` of a decode step, those in
     `cute` DSL, the `story` of a kernel in the loop and the `trace` of two of its steps, the `mismatch` between sampling
-    and training log-probs, what it costs that they are `exact`, the memory of `logprobs`."""
+    and training log-probs, what it costs that they are `exact`, what a `paged`
+    cache gives and costs, the memory of `logprobs`."""
     with user_errors():
         config = make_config(**settings)
         from rlcourse.bench import Options, run_bench

@@ -39,7 +39,7 @@ MOST_ROWS = 1_000_000  # of a step
 @dataclass
 class TrainConfig:
     # What is trained, and on what
-    preset: str = setting("laptop", "named set of defaults: laptop, a10g, h200 or kernels")
+    preset: str = setting("laptop", "named set of defaults: laptop, a10g, h200, deepmath or kernels")
     algorithm: str = setting(
         "dr_grpo",
         "named set of switches, listed in rlcourse/config.py; ppo, gspo and cispo set 2 mini-batches, the others 1, "
@@ -48,7 +48,7 @@ class TrainConfig:
     model: str = setting("embedded", "'embedded', 'embedded-kernels', a folder, or a name on the Hugging Face hub")
     task: str = setting(
         "minigsm",
-        "problems, and who judges the answers: minigsm, gsm8k, kernels, or module:object for a task of your own",
+        "problems, and who judges the answers: minigsm, gsm8k, math, kernels, or module:object for one of your own",
     )
     data_dir: str | None = setting(None, "folder of train.jsonl and test.jsonl to read instead of the usual source")
 
@@ -98,6 +98,11 @@ class TrainConfig:
     # Rollout
     engine: str = setting("fast", "rollout engine", ENGINES)
     sleep: bool = setting(False, "free the memory of the rollout's cache and graphs for the update")
+    cache_gb: float = setting(
+        0.0,
+        "GB of a paged cache for the fast engine on a GPU; 0: room for each completion at its full length",
+        within=WEIGHT,
+    )
     num_prompts: int = setting(16, "prompts a step", within=COUNT)
     num_generations: int = setting(8, "completions of each prompt: the group", within=COUNT)
     max_prompt_tokens: int = setting(64, "problems with longer prompts are left out", within=COUNT)
@@ -194,6 +199,21 @@ PRESETS: dict[str, dict[str, Any]] = {
         "gradient_checkpointing": True,
     },
     "h200": _GSM8K | {"num_prompts": 32, "num_generations": 8, "micro_batch_rows": 64, "logprob_chunk": 16384},
+    "deepmath": _GSM8K  # for a GPU as large as the H200
+    | {
+        "model": "Qwen/Qwen3-0.6B",
+        "task": "math",
+        "num_prompts": 32,
+        "num_generations": 8,
+        "micro_batch_rows": 16,
+        "logprob_chunk": 16384,
+        "max_prompt_tokens": 512,
+        "max_new_tokens": 2048,
+        "gradient_checkpointing": True,
+        "sleep": True,
+        "eval_problems": 500,
+        "pass_k": 4,
+    },
     "kernels": {
         "model": "embedded-kernels",
         "task": "kernels",
@@ -289,3 +309,5 @@ def check_config(config: TrainConfig) -> None:
         raise ValueError(f"minibatches ({config.minibatches}) must not exceed the rows of a step ({config.rows}).")
     if config.dtype == "bfloat16" and config.device == "cpu":
         raise ValueError("dtype bfloat16 is for a GPU: use --dtype float32 on a CPU.")
+    if config.cache_gb and (config.engine != "fast" or config.device == "cpu"):
+        raise ValueError("A paged cache is for the engine fast on a GPU: leave --cache-gb out.")

@@ -97,7 +97,8 @@ def sample(config: TrainConfig, count: int, greedy: bool) -> list[Answer]:
 def load_all(config: TrainConfig) -> tuple[Policy, RolloutEngine, Task]:
     """Policy, engine and task of a config, on its device."""
     policy = load_policy(config.model, find_device(config))
-    engine = make_engine(policy, config.engine, getattr(torch, config.dtype), config.compile)
+    dtype = getattr(torch, config.dtype)
+    engine = make_engine(policy, config.engine, dtype, config.compile, cache_gb=config.cache_gb)
     return policy, engine, load_task(config.task, config.data_dir)
 
 

@@ -30,17 +30,25 @@ class LLM:
         llm = LLM("embedded")
         [[answer]] = llm.generate(["Tom has 3 apples and buys 12 more. How many apples has he?"])
 
-    model: "embedded", a folder, or a name on the Hugging Face hub. engine: see `rlcourse.rollout.make_engine`. dtype:
-    "float32" or "bfloat16"; None: bfloat16 on a GPU. device: "cpu", "cuda" or "auto". Raises ValueError or
+    model: "embedded", a folder, or a name on the Hugging Face hub. engine, cache_gb: see
+    `rlcourse.rollout.make_engine`. dtype: "float32" or "bfloat16"; None: bfloat16 on a GPU. device: "cpu", "cuda" or
+    "auto". Raises ValueError or
     FileNotFoundError in one sentence for what cannot be loaded.
     """
 
-    def __init__(self, model: str = "embedded", engine: str = "fast", dtype: str | None = None, device: str = "auto"):
-        found = find_device(make_config(device=device, engine=engine))
+    def __init__(
+        self,
+        model: str = "embedded",
+        engine: str = "fast",
+        dtype: str | None = None,
+        device: str = "auto",
+        cache_gb: float = 0.0,
+    ):
+        found = find_device(make_config(device=device, engine=engine, cache_gb=cache_gb))
         dtype = dtype or ("bfloat16" if found.type == "cuda" else "float32")
         make_config(dtype=dtype)  # refuses what is no dtype
         self.policy = load_policy(model, found)
-        self.engine = make_engine(self.policy, engine, getattr(torch, dtype))
+        self.engine = make_engine(self.policy, engine, getattr(torch, dtype), cache_gb=cache_gb)
 
     def generate(
         self,

@@ -24,6 +24,7 @@ from rlcourse.hub import hub_or_cache
 from rlcourse.paths import model_folder
 
 WIDTHS = ("vocab_size", "hidden_size", "intermediate_size", "head_dim", "num_attention_heads", "num_key_value_heads")
+NO_THINKING = {"enable_thinking": False}  # Qwen3 answers at once; templates that do not know the word ignore it
 COPY_AGAIN = "copy the model's files again"  # the remedy for broken ones
 
 transformers_logging.disable_progress_bar()  # loading and saving would draw bars among ours
@@ -43,7 +44,8 @@ class Policy:
         return self.model.device
 
     def prompt(self, question: str, instruction: str = "") -> list[int]:
-        """Token ids of a chat: `instruction` as system turn if given, the question, and the open turn of the answer.
+        """Token ids of a chat: `instruction` as system turn if given, the question, and the open turn of the answer,
+        without thinking where the template has a switch for it.
 
         Raises ValueError if the tokenizer has no chat template.
         """
@@ -51,7 +53,7 @@ class Policy:
             raise ValueError("The model's tokenizer has no chat template: use an instruction-tuned model.")
         messages = [{"role": "system", "content": instruction}] if instruction else []
         messages.append({"role": "user", "content": question})
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **NO_THINKING)
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def texts(self, completion_ids: Tensor, completion_mask: Tensor) -> list[str]:

@@ -88,7 +88,8 @@ class Trainer:
         if config.compile:
             compile_layers(self.policy.model)
         longest = config.max_prompt_tokens + config.max_new_tokens
-        self.engine = make_engine(self.policy, config.engine, getattr(torch, config.dtype), config.compile, longest)
+        dtype = getattr(torch, config.dtype)
+        self.engine = make_engine(self.policy, config.engine, dtype, config.compile, longest, config.cache_gb)
         self.prompts = PromptSampler(self._short_enough(self.task.problems("train")), config.seed)
         self.step, self.seconds, self.before = 0, 0.0, None
         if checkpoint is not None:

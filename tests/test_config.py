@@ -33,7 +33,7 @@ def test_the_default_is_dr_grpo_on_a_laptop():
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"preset": "b200"}, r"Unknown preset 'b200': use one of laptop, a10g, h200, kernels\."),
+        ({"preset": "b200"}, r"Unknown preset 'b200': use one of laptop, a10g, h200, deepmath, kernels\."),
         ({"algorithm": "magic"}, r"Unknown algorithm 'magic': use one of reinforce, "),
         ({"learning_rate": 1.0}, r"Unknown setting 'learning_rate': `rlcourse train --help` lists them all\."),
         ({"steps": 2.5}, r"steps must be int, not 2\.5\."),
@@ -57,6 +57,8 @@ def test_the_default_is_dr_grpo_on_a_laptop():
         ({"algorithm": "rloo", "minibatches": 2}, r"surrogate 'reinforce' has no importance ratio: it needs inner_"),
         ({"num_prompts": 2, "num_generations": 4, "minibatches": 9}, r"minibatches \(9\) must not exceed .* \(8\)\."),
         ({"dtype": "bfloat16", "device": "cpu"}, r"dtype bfloat16 is for a GPU: use --dtype float32 on a CPU\."),
+        ({"cache_gb": 1, "device": "cpu"}, r"A paged cache is for the engine fast on a GPU: leave --cache-gb out\."),
+        ({"cache_gb": 1, "engine": "hf-static"}, r"A paged cache is for the engine fast on a GPU"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_sentence(settings, sentence):
@@ -143,6 +145,12 @@ def test_the_gpu_presets_train_qwen_on_gsm8k_and_ask_all_test_problems(preset):
 
 def test_the_rows_of_a_step_are_prompts_times_generations():
     assert make_config(num_prompts=3, num_generations=5, inner_epochs=2).rows == 15
+
+
+def test_deepmath_trains_qwen3_on_mathematics_with_room_for_long_answers():
+    config = make_config("deepmath")
+    assert (config.model, config.task, config.dtype) == ("Qwen/Qwen3-0.6B", "math", "bfloat16")
+    assert config.eval_problems == 500 and config.max_new_tokens == 2048 and config.sleep
 
 
 def test_the_run_is_named_after_preset_algorithm_and_seed():

@@ -234,17 +234,25 @@ def test_what_is_loaded_and_how_it_is_sampled_is_what_the_config_says(policy, mo
         made.append((name, device.type))
         return NumberPolicy()
 
-    def make_engine(_, *arguments):
-        made.append(arguments)
+    def make_engine(_, *arguments, cache_gb=0.0):
+        made.append((*arguments, cache_gb))
         return engine
 
     monkeypatch.setattr(evaluation, "load_policy", load_policy)
     monkeypatch.setattr(evaluation, "make_engine", make_engine)
     monkeypatch.setattr(evaluation, "load_task", lambda *arguments: made.append(arguments) or TASK)
-    settings = {"engine": "hf-static", "compile": True, "temperature": 0.5, "data_dir": "b", "eval_problems": 2}
-    config = make_config(device="cpu", model="a", **settings)
+    monkeypatch.setattr(evaluation, "find_device", lambda config: torch.device("cpu"))
+    settings = {
+        "engine": "fast",
+        "cache_gb": 2.0,
+        "compile": True,
+        "temperature": 0.5,
+        "data_dir": "b",
+        "eval_problems": 2,
+    }
+    config = make_config(model="a", **settings)
     for greedy in (True, False):
         assert [a.problem for a in sample(config, 3, greedy)] == PROBLEMS[:3]
     assert engine.calls == [(3, GREEDY), (3, Sampling(0.5))]
-    assert made[:3] == [("a", "cpu"), ("hf-static", torch.float32, True), ("minigsm", "b")]
+    assert made[:3] == [("a", "cpu"), ("fast", torch.float32, True, 2.0), ("minigsm", "b")]
     assert evaluation.evaluate(config)["problems"] == 2

@@ -140,6 +140,13 @@ def test_what_a_model_folder_need_not_hold_may_be_missing(folder):
     assert load_policy(str(folder)).prompt("What?")
 
 
+def test_a_template_that_can_is_asked_not_to_think(folder):
+    thinking = "{% if enable_thinking is defined and enable_thinking is false %} at once{% endif %}"
+    (folder / "chat_template.jinja").write_text("{{ messages[0]['content'] }}" + thinking)
+    policy = load_policy(str(folder))
+    assert policy.tokenizer.decode(policy.prompt("1+1?")) == "1+1? at once"
+
+
 def test_a_tokenizer_without_a_chat_template_is_refused_by_who_asks_in_a_chat(folder):
     (folder / "chat_template.jinja").unlink()
     policy = load_policy(str(folder))

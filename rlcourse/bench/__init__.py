@@ -1,9 +1,9 @@
 """Benchmarks that ship: `rlcourse bench NAME`, and `--record` to keep what was measured in `data/measurements/`.
 
 Each returns the setup and the result rows of a measurement record: `decode` in `decode.py`; `kernels` in `kernels.py`;
-`cute` in `cute.py`; `story` in `story.py`; `trace` in `trace.py`, with traces that are kept in `data/traces/`;
-`rollout`, `step` and `update` in `speed.py`; `mismatch` and `logprobs` in `numerics.py`; peers that are measured beside
-ours in `peers.py`.
+`cute` in `cute.py`; `story` in `story.py`; `trace` in `trace.py`, with traces that are kept in `data/traces/`; `paged`
+in `paged.py`; `rollout`, `step` and `update` in `speed.py`; `mismatch` and `logprobs` in `numerics.py`; peers that are
+measured beside ours in `peers.py`.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ POSITIONS = {"qwen2.5-0.5b": 32768, "tiny": 32768, "embedded": 512}  # shapes, a
 LENGTHS = ("equal", "skewed")
 BENCHMARKS = (
     "learn", "decode", "kernels", "cute", "story", "trace", "rollout", "step", "update", "mismatch", "exact",
-    "logprobs",
+    "paged", "logprobs",
 )  # fmt: skip
 WIDEST_SPREAD = 0.2  # a measurement whose interquartile range is a larger share of its median is not recorded
 
@@ -96,6 +96,10 @@ def run_bench(what: str, config: TrainConfig, options: Options, record: bool) ->
             from rlcourse.bench.exact import exact
 
             setup, rows = exact(counts, options.new_tokens, repeats)
+        case "paged":
+            from rlcourse.bench.paged import paged
+
+            setup, rows = paged(shape, counts, options.prompt_tokens, options.new_tokens, repeats)
         case "update":
             setup, rows = speed.update(shape, counts, options.new_tokens, repeats)
         case "mismatch":

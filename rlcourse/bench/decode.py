@@ -26,7 +26,7 @@ Rows = list[dict[str, Any]]
 GROUP = 8  # rows that share a prompt
 ROUNDS = 8  # of skewed answers: so many times more than are decoded at once
 DRAWS = 8  # of such a rollout: with few rows, a late long answer decides how well the slots of one are used
-SKEWED_SHARE = 1 - 0.5 ** (1 / 120)  # of the vocabulary that ends an answer, so that half the answers end by token 120
+MEDIAN = 120  # tokens of skewed answers
 
 
 def ladder(policy: Policy, dtype: torch.dtype, rows: int, kept: str) -> dict[str, Callable[[], RolloutEngine]]:
@@ -65,11 +65,15 @@ def random_prompts(rows: int, tokens: int, vocabulary: int) -> list[list[int]]:
     return [torch.randint(0, vocabulary, (length,), generator=generator).tolist() for length in lengths]
 
 
-def skewed(vocabulary: int) -> list[int]:
-    """Ids of tokens that end an answer: a share of the vocabulary for which random weights give a geometric length with
-    median 120."""
+def skewed_share(median: int) -> float:
+    """Of the vocabulary, that ends an answer, so that half the answers of random weights end by token `median`."""
+    return 1 - 0.5 ** (1 / median)
+
+
+def skewed(vocabulary: int, median: int = MEDIAN) -> list[int]:
+    """Ids of tokens that end an answer: with random weights, lengths are geometric with this median."""
     generator = torch.Generator().manual_seed(1)
-    count = max(1, round(SKEWED_SHARE * vocabulary))
+    count = max(1, round(skewed_share(median) * vocabulary))
     return torch.randperm(vocabulary, generator=generator)[:count].tolist()
 
 
@@ -78,7 +82,7 @@ def answer_lengths(answers: int, new_tokens: int, lengths: str) -> list[int]:
     if lengths == "equal":
         return [new_tokens] * answers
     generator = torch.Generator().manual_seed(2)
-    drawn = torch.empty(answers).geometric_(SKEWED_SHARE, generator=generator)
+    drawn = torch.empty(answers).geometric_(skewed_share(MEDIAN), generator=generator)
     return drawn.clamp(max=new_tokens).int().tolist()
 
 

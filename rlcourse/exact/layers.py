@@ -4,6 +4,8 @@ The residual stream x [N, d] is float32: N tokens, sequences of L one after the 
 attention does not see it. All sums that a decode step makes, too, are made in its order (`operations.py`).
 """
 
+from collections.abc import Callable
+
 import torch
 import triton
 from torch import Tensor
@@ -58,12 +60,14 @@ def inner(weights: FusedWeights, raw: Tensor, squares: Tensor) -> Tensor:
     return h
 
 
-def layer_pass(weights: FusedWeights, layer: Layer, x: Tensor, length: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """x after a layer, and what its backward pass and a cache want of it."""
+def layer_pass(
+    weights: FusedWeights, layer: Layer, x: Tensor, length: int, attend: Callable = attention
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """x after a layer, and what its backward pass and a cache want of it. attend: attention, within each sequence."""
     y, squares = normed(x, layer.attention_norm, weights.dtype)
     raw = linear(y, layer.qkv)
     q, k, v = heads(weights, layer, raw, squares, length)
-    mixed, lse = attention(q, k, v, length)
+    mixed, lse = attend(q, k, v, length)
     x2 = add_product(x, mixed.flatten(1), layer.out)
     y2, squares2 = normed(x2, layer.mlp_norm, weights.dtype)
     raw2 = linear(y2, layer.gate_up)

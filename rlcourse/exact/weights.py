@@ -44,6 +44,7 @@ class Layer:
 class FusedWeights:
     """Copies of a model's weights: the query, key and value projections are one matrix, so are gate and up. Matrices in
     `dtype`, norms in float32. They are those of the last `sync`. cos, sin: RoPE's table [positions, D / 2] float32.
+    syncs: how many there have been.
 
     Raises ValueError for an architecture other than Qwen2 and Qwen3.
     """
@@ -63,6 +64,7 @@ class FusedWeights:
         angles = torch.arange(config.max_position_embeddings, device=self.inv_freq.device)[:, None] * self.inv_freq
         self.cos, self.sin = angles.cos(), angles.sin()
         self._allocate(model)
+        self.syncs = 0
         self.sync(model)
 
     def _allocate(self, model: PreTrainedModel) -> None:
@@ -92,11 +94,22 @@ class FusedWeights:
     @torch.no_grad()
     def sync(self, model: PreTrainedModel) -> None:
         """Take over the model's weights as they are now, in place: a captured graph goes on reading the same memory."""
+        torch._foreach_copy_(self.targets, self._sources(model))  # hundreds of copies in a few launches
+        self.syncs += 1
+
+    @torch.no_grad()
+    def same_as(self, model: PreTrainedModel) -> bool:
+        """Whether they are the model's weights as they are now. They are compared number by number: PyTorch's count of
+        changes leaves out what a fused optimizer changes."""
+        pairs = zip(self.targets, self._sources(model), strict=True)
+        return bool(torch.stack([(mine == its.to(mine.dtype)).all() for mine, its in pairs]).all())
+
+    def _sources(self, model: PreTrainedModel) -> list[Tensor]:
+        """The model's weights, as `targets` has them."""
         trunk = model.model
         sources = [weight for layer in trunk.layers for parts in Layer.sources(layer) for weight in parts]
         sources += [trunk.embed_tokens.weight, trunk.norm.weight]
-        sources += [] if self.head is self.embedding else [model.lm_head.weight]
-        torch._foreach_copy_(self.targets, sources)  # hundreds of copies in a few launches
+        return sources + ([] if self.head is self.embedding else [model.lm_head.weight])
 
 
 def can_fuse(model: PreTrainedModel) -> bool:

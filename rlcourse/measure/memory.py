@@ -68,15 +68,17 @@ QWEN25 = {
     "Qwen/Qwen2.5-3B": ModelShape(36, 2048, 16, 2, 128, 11008, 151936, tied=True),
     "Qwen/Qwen2.5-7B": ModelShape(28, 3584, 28, 4, 128, 18944, 152064, tied=False),
 }
+QWEN3 = {"Qwen/Qwen3-0.6B": ModelShape(28, 1024, 16, 8, 128, 3072, 151936, tied=True)}
 
 
 def model_shape(name: str) -> ModelShape:
     """The shape of a model that ships, of a model folder, or of a model on the hub.
 
-    Qwen2.5 0.5B to 7B (and -Instruct) are known; another hub name is looked up in the cache, then on the network.
+    Qwen2.5 0.5B to 7B (and -Instruct) and Qwen3-0.6B are known; another hub name is looked up in the cache, then on the
+    network.
     Raises FileNotFoundError if there is no such model here or there, ValueError if it is of another kind.
     """
-    known = QWEN25.get(name.removesuffix("-Instruct"))
+    known = (QWEN25 | QWEN3).get(name.removesuffix("-Instruct"))
     if known:
         return known
     folder = model_folder(name)
@@ -157,8 +159,8 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstim
     - weights 4 n, gradients 4 n, AdamW's two moments 8 n, all float32; a frozen reference 4 n if there is one
     - rollout weights: b n for the engine's own copy; the hf engines need none in float32
     - KV cache: tokens x layers x 2 x kv_heads x head_dim x b, of rows x L tokens; the fast engine has the prompts' own
-      cache beside them, and on a GPU MAX_SLOTS rows at most; kept: what is still there in the update, that of hf-static
-      and, on a GPU, that of the fast engine
+      cache beside them, and on a GPU MAX_SLOTS rows at most; with config.cache_gb as much in all; kept: what is still
+      there in the update, that of hf-static and, on a GPU, that of the fast engine
     - prefill: of t tokens, with the fast engine PREFILL_TOKENS at most, one layer at a time: t x heads x
       max_prompt_tokens x 3 x 4 for the scores of attention, their softmax and a bias, or t x 4 x intermediate x b for
       SwiGLU, whichever is more
@@ -180,6 +182,8 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstim
     cache = (
         (slots * length + prompts * config.max_prompt_tokens) * shape.layers * 2 * shape.kv_heads * shape.head_dim * b
     )
+    if config.cache_gb:
+        cache = int(config.cache_gb * 1e9)
     at_once = PREFILL_TOKENS if fast else math.inf
     prefill_tokens = min(at_once, rows * config.max_prompt_tokens)
     return MemoryEstimate(

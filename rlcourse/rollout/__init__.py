@@ -1,6 +1,7 @@
 """Rollout engines: who generates. All take the same prompts and give the same `Rollout`.
 
-`hf.py` calls transformers' `generate`; `fast.py` runs a decode step of its own over a static cache.
+`hf.py` calls transformers' `generate`; `fast.py` runs a decode step of its own over a static cache, `paged.py` the same
+step over a paged one.
 """
 
 from typing import Protocol
@@ -35,16 +36,29 @@ class RolloutEngine(Protocol):
 
 
 def make_engine(
-    policy: Policy, engine: str, dtype: torch.dtype, compile: bool = False, longest: int | None = None
+    policy: Policy,
+    engine: str,
+    dtype: torch.dtype,
+    compile: bool = False,
+    longest: int | None = None,
+    cache_gb: float = 0.0,
 ) -> RolloutEngine:
     """The engine called `engine` over the policy's weights, sampling in `dtype`.
 
     hf-dynamic and hf-static: `generate` with one of its caches; fast: our own step, compiled where it is in PyTorch and
     `compile` says so. longest: tokens of a prompt and its completion at most, if known: a static cache is then made for
-    all. Raises ValueError for an unknown name, or an architecture that the fast engine does not know.
+    all. cache_gb: the fast engine has a paged cache of so many GB; 0: each completion has room for its full length.
+    Raises ValueError for an unknown name, or what the fast engine cannot do: an architecture, or a paged cache.
     """
     from rlcourse.rollout.fast import FastEngine  # they import this module for `Rollout`
     from rlcourse.rollout.hf import HFEngine
+
+    if cache_gb:
+        if engine != "fast":
+            raise ValueError(f"A paged cache is for the engine fast, not {engine!r}: leave --cache-gb out.")
+        from rlcourse.rollout.paged import PagedEngine  # only where there is Triton
+
+        return PagedEngine(policy, dtype, cache_gb)
 
     match engine:
         case "fast":

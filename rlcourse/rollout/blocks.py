@@ -1,7 +1,8 @@
 """The memory of a paged cache as bookkeeping: which block of tokens is whose, and which one is found again. No tensors.
 
 The cache is [layers, 2, num_blocks, K, BLOCK_TOKENS, D]. A table is a list of blocks: its j-th holds keys and values of
-the BLOCK_TOKENS tokens from BLOCK_TOKENS * j on. Completions of one prompt have its full blocks in all their tables.
+the BLOCK_TOKENS tokens from BLOCK_TOKENS * j on, which are a tile of attention. Completions of one prompt have its full
+blocks in all their tables.
 
 Full blocks of prompts stay findable by their tokens after the last table has let go of them (a prefix cache), until
 their room is needed, the longest unused first, or the weights change. Block 0 is nobody's: what has no block is 0 in a
@@ -10,7 +11,9 @@ table, so that a slot without work may write there.
 
 from itertools import count
 
-BLOCK_TOKENS = 64
+from rlcourse.exact import KEYS
+
+BLOCK_TOKENS = KEYS
 NOBODYS = 0
 
 

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rlcourse.batch import Rollout, completion_mask, join_rows
+from rlcourse.batch import Rollout
 from rlcourse.device import without_cudnn_attention
 from rlcourse.exact.weights import has_kernels, is_exact
 from rlcourse.policy import Policy, check_positions
@@ -22,7 +22,7 @@ from rlcourse.rollout import triton_step
 from rlcourse.rollout.cuda_graphs import CudaGraphs
 from rlcourse.rollout.decoder import Decoder
 from rlcourse.rollout.scheduler import Plan, Scheduler, drop_ended, halve
-from rlcourse.rollout.slots import Room, Slots, decode_step, prefill, sample_at, sample_first_tokens
+from rlcourse.rollout.slots import Room, Slots, decode_step, prefill, rollout_of, sample_at, sample_first_tokens
 from rlcourse.sampling import Sampling, sample_tokens
 
 MAX_SLOTS = 256  # completions decoded at once on a GPU; more wait their turn
@@ -80,10 +80,18 @@ class FastEngine:
         completions = len(prompts) * num_generations
         self._make_room(len(prompts), width, completions, max_new_tokens)
         self.slots.begin(prompts, width, num_generations, max_new_tokens)
-        sample = self._sampler_after(self._prefill(len(prompts), width), sampling)
-        sample_first_tokens(self.slots, len(prompts), num_generations, sample, self.eos)
+        last = self._prefill(len(prompts), width)
+        if self.triton_step is not None:
+            self.triton_step.new_seed()
+        if self.exact:
+            rows = torch.arange(completions, device=self.device)
+            self.triton_step.sample_first(last[rows // num_generations], rows, sampling)
+        else:
+            sample_first_tokens(
+                self.slots, len(prompts), num_generations, lambda rows: sample_tokens(last[rows], sampling), self.eos
+            )
         self._decode(completions, width, num_generations, max_new_tokens, sampling)
-        rollout = self._rollout(prompts, completions)
+        rollout = rollout_of(self.slots, prompts, completions, self.policy.pad_id, self.eos)
         if not self.on_gpu:
             self.sleep()  # no captured graph knows the cache by its address, and training wants the memory
         return rollout
@@ -125,28 +133,11 @@ class FastEngine:
             return self.graphs.run(("prefill", prompts, width), run)
         return run()
 
-    def _sampler_after(self, last: Tensor, sampling: Sampling) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-        """How first tokens are sampled, from what `_prefill` gives: numbers of prompts → tokens and log-probs."""
-        if not self.exact:
-            return lambda prompts: sample_tokens(last[prompts], sampling)
-        from rlcourse.exact import head
-
-        model, weights = self.policy.model, self.decoder.weights
-
-        def sample(prompts: Tensor) -> tuple[Tensor, Tensor]:
-            x = last[prompts]
-            tokens, _ = sample_tokens(head.scaled_logits(model, weights, x), sampling)
-            return tokens, head.logprobs(model, weights, x, tokens, sampling, len(x))
-
-        return sample
-
     def _decode(
         self, completions: int, width: int, num_generations: int, max_new_tokens: int, sampling: Sampling
     ) -> None:
         """Every completion from its second token to its last."""
         by_triton = self.triton_step is not None
-        if by_triton:
-            self.triton_step.new_seed()
         sample = self._sampler(sampling)
         every, resize = STEPS_BETWEEN_LOOKS[self.device.type], halve if self.on_gpu else drop_ended
         scheduler = Scheduler(completions, self.room.slots, max_new_tokens - 1, every, resize, by_triton)
@@ -197,20 +188,6 @@ class FastEngine:
         copied.synchronize()
         next_completion, *done = flags.tolist()
         return list(map(bool, done)), next_completion
-
-    def _rollout(self, prompts: list[list[int]], completions: int) -> Rollout:
-        """What the slots wrote down, as wide as the longest completion."""
-        lengths = self.slots.lengths[:completions].clone()
-        longest = int(lengths.max())
-        tokens, logprobs = self.slots.tokens[:completions, :longest], self.slots.logprobs[:completions, :longest]
-        ids, prompt_lengths = join_rows(prompts, tokens, lengths, self.policy.pad_id)
-        return Rollout(
-            ids=ids,
-            prompt_lengths=prompt_lengths,
-            completion_lengths=lengths,
-            logprobs=logprobs.masked_fill(~completion_mask(lengths, longest), 0.0),
-            finished=(tokens.gather(1, lengths[:, None] - 1) == self.eos).any(1),
-        )
 
 
 def _round_up(number: int, multiple: int) -> int:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
+from rlcourse.batch import Rollout, completion_mask, join_rows
+from rlcourse.rollout.blocks import BLOCK_TOKENS
 from rlcourse.rollout.decoder import Decoder
 from rlcourse.sampling import Sampling, sample_tokens
 
@@ -43,13 +45,13 @@ class Slots:
 
     Of each slot [R]: completion, the number of the one decoded in it; token, its last one; position, tokens in the
     slot's cache, which is where the next one goes; num_tokens of the completion so far; done bool. cache [layers, 2, R,
-    K, S, D], filled from the front.
+    K, S, D], filled from the front; or paged (`blocks.py`) [layers, 2, num_blocks, K, BLOCK_TOKENS, D].
     For all [1]: max_new_tokens; next_completion, the first that has not started; num_completions; num_generations, how
     many share a prompt.
     Of each prompt: prompt_ids [prompts, P], prompt_lengths [prompts], prompt_cache [layers, 2, prompts, K, P, D].
-    Of each completion: tokens [completions, T + 1], logprobs [completions, T + 1] float32, lengths [completions], and
-    ends_at_once [completions] bool, those whose first token is their last. Column T takes what slots write that are
-    done.
+    Of each completion: tokens [completions + 1, T + 1], logprobs as many float32, lengths [completions + 1], and ended
+    bool. Column T takes what slots write that are done; the last row is nobody's, for slots without a completion.
+    block_table [completions + 1, W] int32 says which blocks of a paged cache a completion has; else it is None.
     """
 
     completion: Tensor
@@ -68,12 +70,15 @@ class Slots:
     tokens: Tensor
     logprobs: Tensor
     lengths: Tensor
-    ends_at_once: Tensor
+    ended: Tensor
+    block_table: Tensor | None
 
     @classmethod
-    def empty(cls, decoder: Decoder, room: Room) -> "Slots":
-        """Free slots and no completions."""
-        device, outputs = decoder.embedding.device, (room.completions, room.new_tokens + 1)
+    def empty(cls, decoder: Decoder, room: Room, paged: Tensor | None = None) -> "Slots":
+        """Free slots and no completions. paged: the cache, if it is a paged one; else each slot gets one of
+        `room.tokens`, and each prompt one of `room.prompt_tokens`."""
+        device, outputs = decoder.embedding.device, (room.completions + 1, room.new_tokens + 1)
+        table = (room.completions + 1, -(-room.tokens // BLOCK_TOKENS))
 
         def zeros(*shape, dtype=torch.long):
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -84,18 +89,19 @@ class Slots:
             position=zeros(room.slots),
             num_tokens=zeros(room.slots),
             done=torch.ones(room.slots, dtype=torch.bool, device=device),
-            cache=decoder.new_cache(room.slots, room.tokens),
+            cache=decoder.new_cache(room.slots, room.tokens) if paged is None else paged,
             max_new_tokens=zeros(1),
             next_completion=zeros(1),
             num_completions=zeros(1),
             num_generations=zeros(1),
             prompt_ids=zeros(room.prompts, room.prompt_tokens),
             prompt_lengths=zeros(room.prompts),
-            prompt_cache=decoder.new_cache(room.prompts, room.prompt_tokens),
+            prompt_cache=decoder.new_cache(room.prompts if paged is None else 0, room.prompt_tokens),
             tokens=zeros(*outputs),
             logprobs=zeros(*outputs, dtype=torch.float32),
-            lengths=zeros(room.completions),
-            ends_at_once=zeros(room.completions, dtype=torch.bool),
+            lengths=zeros(room.completions + 1),
+            ended=zeros(room.completions + 1, dtype=torch.bool),
+            block_table=None if paged is None else zeros(*table, dtype=torch.int32),
         )
 
     def first(self, size: int) -> "Slots":
@@ -103,7 +109,15 @@ class Slots:
         if size == len(self.done):
             return self
         views = {name: getattr(self, name)[:size] for name in OF_A_SLOT}
-        return replace(self, cache=self.cache[:, :, :size], **views)
+        if self.block_table is None:
+            views["cache"] = self.cache[:, :, :size]
+        return replace(self, **views)
+
+    def unstarted(self, completions: Tensor) -> "Slots":
+        """These completions [n] as if each were in a slot, and had no token yet: for sampling their first ones."""
+        token, position, num_tokens = torch.zeros(3, len(completions), dtype=torch.long, device=completions.device)
+        done = torch.zeros(len(completions), dtype=torch.bool, device=completions.device)
+        return replace(self, completion=completions, token=token, position=position, num_tokens=num_tokens, done=done)
 
     def begin(self, prompts: list[list[int]], width: int, num_generations: int, max_new_tokens: int) -> None:
         """New prompts, padded on the right to `width`, and none of their completions started."""
@@ -125,7 +139,7 @@ class Slots:
         else:
             cache.index_copy_(2, slot, self.prompt_cache.index_select(2, prompt))
         self.completion[slot], self.num_tokens[slot] = completion, 1
-        self.token[slot], self.done[slot] = self.tokens[completion, 0], self.ends_at_once[completion]
+        self.token[slot], self.done[slot] = self.tokens[completion, 0], self.ended[completion]
         self.position[slot] = self.prompt_lengths[prompt]
         self.next_completion += len(starts)
 
@@ -146,8 +160,23 @@ class Slots:
         self.token.copy_(tokens)
         self.position += alive
         self.num_tokens += alive
-        self.lengths[self.completion] = self.num_tokens
         self.done |= (tokens[:, None] == eos).any(1) | (self.num_tokens >= self.max_new_tokens)
+        self.lengths[self.completion], self.ended[self.completion] = self.num_tokens, self.done
+
+
+def rollout_of(slots: Slots, prompts: list[list[int]], completions: int, pad: int, eos: Tensor) -> Rollout:
+    """What the slots wrote down of the first so many completions, as wide as the longest."""
+    lengths = slots.lengths[:completions].clone()
+    longest = int(lengths.max())
+    tokens, logprobs = slots.tokens[:completions, :longest], slots.logprobs[:completions, :longest]
+    ids, prompt_lengths = join_rows(prompts, tokens, lengths, pad)
+    return Rollout(
+        ids=ids,
+        prompt_lengths=prompt_lengths,
+        completion_lengths=lengths,
+        logprobs=logprobs.masked_fill(~completion_mask(lengths, longest), 0.0),
+        finished=(tokens.gather(1, lengths[:, None] - 1) == eos).any(1),
+    )
 
 
 def prefill(slots: Slots, pass_over: Callable, prompts: int, width: int, tokens_at_once: int) -> Tensor:
@@ -170,7 +199,7 @@ def sample_first_tokens(slots: Slots, prompts: int, num_generations: int, sample
     for rows in torch.arange(prompts * num_generations, device=slots.tokens.device).split(SAMPLED_AT_ONCE):
         tokens, logprobs = sample(rows // num_generations)
         slots.tokens[rows, 0], slots.logprobs[rows, 0], slots.lengths[rows] = tokens, logprobs, 1
-        slots.ends_at_once[rows] = (tokens[:, None] == eos).any(1)
+        slots.ended[rows] = (tokens[:, None] == eos).any(1)
 
 
 def sample_at(logits: Tensor, temperature: Tensor, at_one: Sampling) -> tuple[Tensor, Tensor]:

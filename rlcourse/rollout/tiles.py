@@ -35,10 +35,10 @@ class TileConfig:
 
 TILES_UP_TO_16_ROWS = TileConfig(
     qkv=MatmulTile(16, 32, 128, warps=8, stages=2, preloaded=7),
-    out=MatmulTile(16, 32, 128, stages=2, preloaded=7),
+    out=MatmulTile(16, 32, 128, warps=8, stages=2, preloaded=7),
     gate_up=MatmulTile(16, 32, 128, stages=2, preloaded=6),
     down=MatmulTile(16, 32, 256, stages=2, preloaded=5),
-    attention_splits=2,
+    attention_splits=4,
     attention_warps=4,
     attention_stages=1,
 )

@@ -20,12 +20,10 @@ from rlcourse.exact.pdl import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def embed_kernel(
-    token, tick, embedding, norm, x, y, squares, d: tl.constexpr, B: tl.constexpr,
+    token, embedding, norm, x, y, squares, d: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """A row: its token's embedding and the first norm's parts. Counts the step."""
+    """A row: its token's embedding and the first norm's parts."""
     row = tl.program_id(0)
-    if row == 0:
-        tl.store(tick, tl.load(tick) + 1)
     o = tl.arange(0, B)
     v = tl.load(embedding + tl.load(token + row) * d + o, mask=o < d, other=0.0).to(tl.float32)
     tl.store(x + row * d + o, v, mask=o < d)
@@ -43,21 +41,30 @@ def preload(w, begin, end, BK: tl.constexpr, PRELOADED: tl.constexpr):
 
 
 @triton.jit
+def ask(a, rows, R, begin, end, width: tl.constexpr, BK: tl.constexpr, BLOCKS: tl.constexpr):
+    """The first BLOCKS blocks of rows of a [R, width], from depth begin on: all are on their way before one is used."""
+    ks = begin + tl.arange(0, BK)
+    pieces = ()
+    for b in tl.static_range(BLOCKS):
+        seen = (rows < R)[:, None] & (b * BK + ks < end)[None, :]
+        pieces = pieces + (tl.load(a + rows[:, None] * width + b * BK + ks[None, :], mask=seen, other=0.0),)  # noqa: RUF005
+    return pieces
+
+
+@triton.jit
 def product(
-    a, w, preloaded, rows, R, begin, end,
+    a, w, pieces, preloaded, rows, R, begin, end,
     width: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRELOADED: tl.constexpr,
 ):  # fmt: skip
     """Rows of a [R, width] times a tile of weights at pointers `w` [BN, BK], over the depth from begin to end.
 
-    The weights of the first PRELOADED blocks are there already.
+    The first PRELOADED blocks of both are there already.
     """
-    ks = begin + tl.arange(0, BK)
-    m = (rows < R)[:, None]
     acc = tl.zeros((BM, BN), tl.float32)
-    ap = a + rows[:, None] * width + ks[None, :]
     for b in tl.static_range(PRELOADED):
-        piece = tl.load(ap + b * BK, mask=m & (b * BK + ks < end)[None, :], other=0.0)
-        acc = tl.dot(piece, tl.trans(preloaded[b]), acc, input_precision="ieee")
+        acc = tl.dot(pieces[b], tl.trans(preloaded[b]), acc, input_precision="ieee")
+    m = (rows < R)[:, None]
+    ap = a + rows[:, None] * width + begin + tl.arange(0, BK)[None, :]
     for k in range(PRELOADED * BK, end - begin, BK):
         piece = tl.load(ap + k, mask=m, other=0.0)
         acc = tl.dot(piece, tl.trans(tl.load(w + begin + k)), acc, input_precision="ieee")
@@ -79,13 +86,26 @@ def pair(acc, BM: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
+def part_of(table, completion, W, rows, R, at, BLOCK: tl.constexpr):
+    """Which part of the cache has token `at` of these rows: in a paged one the block that row `completion` of the table
+    [completions, W] names; else (BLOCK 0) the row's own."""
+    if BLOCK > 0:
+        owner = tl.load(completion + rows, mask=rows < R, other=0)
+        part = tl.load(table + owner * W + at // BLOCK, mask=rows < R, other=0)
+    else:
+        part = rows
+    return part
+
+
+@triton.jit
 def qkv_kernel(
-    y, squares, w, bias, q_norm, k_norm, cos, sin, position, q_out, cache, R, eps,
+    y, squares, w, bias, q_norm, k_norm, cos, sin, position, q_out, cache, table, completion, W, R, eps,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, d: tl.constexpr, stride_kv, stride_row, stride_head,
-    HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, LEVELS: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, LEVELS: tl.constexpr, BLOCK: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr, PRELOADED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A head: its projection, rotated; queries go to q_out [R, H * D], keys and values into the cache at `position`."""
+    """A head: its projection, rotated; queries go to q_out [R, H * D], keys and values into the cache at `position`.
+    BLOCK: tokens of a block, of a paged cache; else 0."""
     half: tl.constexpr = D // 2
     head = tl.program_id(0)
     cols = tl.arange(0, half)
@@ -99,10 +119,12 @@ def qkv_kernel(
     turn = at[:, None] * half + cols[None, :]
     if PRELOADED > 0:  # with few rows time is latency; with many a thread has no room to hold them
         c, s = tl.load(cos + turn, mask=m, other=0.0), tl.load(sin + turn, mask=m, other=0.0)
+        part = part_of(table, completion, W, rows, R, at, BLOCK)
     if PDL:
         gdc_wait()
+    pieces = ask(y, rows, R, 0, d, d, BK, PRELOADED)
     scale = inverse_rms(squares, rows, rows < R, eps, BM, d)[:, None]  # asked for before the product, which it follows
-    v1, v2 = pair(product(y, wp, preloaded, rows, R, 0, d, d, BM, D, BK, PRELOADED), BM, half)
+    v1, v2 = pair(product(y, wp, pieces, preloaded, rows, R, 0, d, d, BM, D, BK, PRELOADED), BM, half)
     v1 = scaled(v1, scale, y.dtype.element_ty)
     v2 = scaled(v2, scale, y.dtype.element_ty)
     if HAS_BIAS:
@@ -114,6 +136,7 @@ def qkv_kernel(
         elif head < H + K:
             v1, v2 = head_norm(v1, v2, k_norm, cols, BM, D, LEVELS, eps)
     if PRELOADED == 0:
+        part = part_of(table, completion, W, rows, R, at, BLOCK)
         c, s = tl.load(cos + turn, mask=m, other=0.0), tl.load(sin + turn, mask=m, other=0.0)
     if head < H + K:
         v1, v2 = rotated(v1, v2, c, s)
@@ -121,7 +144,8 @@ def qkv_kernel(
         p = q_out + rows[:, None] * (H * D) + head * D + cols[None, :]
     else:
         base = cache + ((head - H) // K).to(tl.int64) * stride_kv + ((head - H) % K) * stride_head
-        p = base + rows[:, None].to(tl.int64) * stride_row + at[:, None] * D + cols[None, :]
+        within = at % BLOCK if BLOCK > 0 else at
+        p = base + part[:, None].to(tl.int64) * stride_row + within[:, None] * D + cols[None, :]
     tl.store(p, v1.to(cache.dtype.element_ty), mask=m)
     tl.store(p + half, v2.to(cache.dtype.element_ty), mask=m)
 
@@ -158,10 +182,11 @@ def add_kernel(
         gdc_wait()
     xp = x + rows[:, None] * N + cols[None, :]
     total = tl.load(xp, mask=m, other=0.0)
-    acc = product(a, wp, preloaded, rows, R, begin, end, KD, BM, BN, BK, PRELOADED)
+    pieces = ask(a, rows, R, begin, end, KD, BK, PRELOADED)
+    acc = product(a, wp, pieces, preloaded, rows, R, begin, end, KD, BM, BN, BK, PRELOADED)
     if SHARES == 2:
         begin += SHARE
-        acc += product(a, wp, (), rows, R, begin, tl.minimum(begin + SHARE, KD), KD, BM, BN, BK, 0)
+        acc += product(a, wp, (), (), rows, R, begin, tl.minimum(begin + SHARE, KD), KD, BM, BN, BK, 0)
     done = True
     if SPLITS == 1:
         total += acc
@@ -198,8 +223,9 @@ def gate_up_kernel(
     preloaded = preload(wp, 0, d, BK, PRELOADED)
     if PDL:
         gdc_wait()
+    pieces = ask(y, rows, R, 0, d, d, BK, PRELOADED)
     scale = inverse_rms(squares, rows, rows < R, eps, BM, d)[:, None]
-    gate, up = pair(product(y, wp, preloaded, rows, R, 0, d, d, BM, 2 * BN, BK, PRELOADED), BM, BN)
+    gate, up = pair(product(y, wp, pieces, preloaded, rows, R, 0, d, d, BM, 2 * BN, BK, PRELOADED), BM, BN)
     dtype: tl.constexpr = h.dtype.element_ty
     value = swiglu(scaled(gate, scale, dtype), scaled(up, scale, dtype)).to(dtype)
     tl.store(h + rows[:, None] * inner + cols[None, :], value, mask=(rows < R)[:, None])

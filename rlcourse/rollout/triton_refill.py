@@ -9,7 +9,7 @@ from rlcourse.exact.pdl import gdc_launch_dependents, gdc_wait
 @triton.jit
 def refill_kernel(
     completion, token, position, num_tokens, done, num_refilled, refilled, next_completion, num_completions,
-    num_generations, tokens, ends_at_once, prompt_lengths, R, T, B: tl.constexpr, PDL: tl.constexpr,
+    num_generations, tokens, lengths, ended, prompt_lengths, R, T, B: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The free slots in their order take the next completions in theirs. One program for all, so that a run can be
     repeated: who gets what does not depend on who came first. num_refilled [1]: how many slots took one;
@@ -25,10 +25,11 @@ def refill_kernel(
     take = free & (takes < tl.load(num_completions))
     its_prompt = takes // tl.load(num_generations)
     tl.store(completion + slot, takes, mask=take)
-    tl.store(token + slot, tl.load(tokens + takes * T, mask=take, other=0), mask=take)
-    tl.store(position + slot, tl.load(prompt_lengths + its_prompt, mask=take, other=0), mask=take)
-    tl.store(num_tokens + slot, tl.full((B,), 1, tl.int64), mask=take)
-    tl.store(done + slot, tl.load(ends_at_once + takes, mask=take, other=0), mask=take)
+    so_far = tl.load(lengths + takes, mask=take, other=1)  # one, or more of a completion that was sent back
+    tl.store(token + slot, tl.load(tokens + takes * T + so_far - 1, mask=take, other=0), mask=take)
+    tl.store(position + slot, tl.load(prompt_lengths + its_prompt, mask=take, other=0) + so_far - 1, mask=take)
+    tl.store(num_tokens + slot, so_far, mask=take)
+    tl.store(done + slot, tl.load(ended + takes, mask=take, other=0), mask=take)
     tl.store(refilled + takes - started, slot.to(tl.int64), mask=take)
     how_many = tl.sum(take.to(tl.int64), 0)
     tl.store(num_refilled, how_many)

@@ -25,18 +25,22 @@ def first_above(mass, goal, B: tl.constexpr):
 
 @triton.jit
 def pick_kernel(
-    logits, squares, tile_max, tile_sum, seed, tick, eos, max_new_tokens, completion, token, position, num_tokens, done,
-    tokens, logprobs, lengths, V, width, inverse_temperature, eps, eos_ids, d: tl.constexpr,
+    logits, squares, tile_max, tile_sum, seed, eos, max_new_tokens, completion, token, position, num_tokens, done,
+    tokens, logprobs, lengths, ended, V, width, inverse_temperature, eps, eos_ids, d: tl.constexpr,
     BN: tl.constexpr, TILES: tl.constexpr, B: tl.constexpr, E: tl.constexpr, GREEDY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Sample a slot's token, write it and its log-prob down if the slot is alive, and see whether it is done."""
+    """Sample a slot's token, write it and its log-prob down if the slot is alive, and see whether it is done. The
+    random number is that of the completion's token: in which slot it is decoded, and when, changes nothing."""
     slot = tl.program_id(0)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     o = tl.arange(0, B)
     largest, by_tile, highest, total = total_mass(tile_max, tile_sum, slot, TILES, B)
-    goal = tl.rand(tl.load(seed) + tl.load(tick), slot) * total
+    number, so_far = tl.load(completion + slot), tl.load(num_tokens + slot)
+    zero = slot * 0
+    bits, _, _, _ = tl.philox(tl.load(seed), number.to(tl.int32), so_far.to(tl.int32), zero, zero)
+    goal = tl.uint_to_uniform_float(bits) * total
     if GREEDY:
         tile = tl.min(tl.where(largest == highest, o, B), 0)
         before = 0.0
@@ -53,8 +57,6 @@ def pick_kernel(
     sampled = (tile * BN + i).to(tl.int64)
     logprob = tl.sum(tl.where(c == i, values, 0.0), 0) - highest - tl.log(total)
     if tl.load(done + slot) == 0:
-        so_far = tl.load(num_tokens + slot)
-        number = tl.load(completion + slot)
         at = number * width + so_far
         tl.store(tokens + at, sampled)
         tl.store(logprobs + at, logprob)
@@ -64,4 +66,6 @@ def pick_kernel(
         tl.store(lengths + number, so_far + 1)
         e = tl.arange(0, E)
         ends = tl.sum((tl.load(eos + e, mask=e < eos_ids, other=-1) == sampled).to(tl.int32), 0) > 0
-        tl.store(done + slot, (ends | (so_far + 1 >= tl.load(max_new_tokens))).to(tl.int8))
+        is_last = (ends | (so_far + 1 >= tl.load(max_new_tokens))).to(tl.int8)
+        tl.store(done + slot, is_last)
+        tl.store(ended + number, is_last)

@@ -10,7 +10,7 @@ from torch import Tensor
 from rlcourse.exact import EXACT, GROUP, KEYS, LOG2_E, VOCABULARY_TILE
 from rlcourse.exact.products import SHARES, one_chain, share_of
 from rlcourse.rollout.decoder import Decoder
-from rlcourse.rollout.slots import Slots
+from rlcourse.rollout.slots import SAMPLED_AT_ONCE, Slots
 from rlcourse.rollout.tiles import LEAST_SHARED, MatmulTile, TileConfig, launch_options, tiles_for
 from rlcourse.sampling import Sampling, sample_tokens
 
@@ -53,21 +53,26 @@ class TritonStep:
         self.q, self.mixed = (empty(rows, self.queries, dtype=decoder.dtype) for _ in range(2))
         self.h = empty(rows, self.inner, dtype=decoder.dtype)
         self.logits = empty(max(rows, 2), self.vocabulary, dtype=decoder.dtype)
-        self.tile_max, self.tile_sum = (empty(rows, self.vocabulary_tiles) for _ in range(2))
         padded = -(-rows // 128) * 128
         self.partial_sums = empty(padded * self.hidden * SHARES)  # of products whose depth is shared
-        self.key_tiles = -(-slots.cache.shape[4] // KEYS)
+        tokens, table = slots.cache.shape[4], slots.block_table
+        self.paged = table is not None
+        if self.paged:
+            assert tokens == KEYS, "a block is a tile of attention"
+            self.key_tiles = table.shape[1]
+        else:
+            self.key_tiles, table = -(-tokens // KEYS), slots.completion  # which no kernel then reads
+        self.owners = (table, slots.completion, self.key_tiles)
         split = max((size for size in range(1, rows + 1) if self._tiles(size).attention_splits > 1), default=0)
         kept = split * decoder.kv_heads * self.key_tiles * 32  # of rows whose attention is split, for each head
         self.partial_acc, self.partial_ml = empty(kept, decoder.head_dim), empty(kept, 2)
         self.arrived = empty(max(rows * decoder.kv_heads, padded * self.hidden // 512), dtype=torch.int32)
-        self.seed, self.tick = (empty(1, dtype=torch.long) for _ in range(2))
+        self.seed = empty(1, dtype=torch.long)
         self.num_refilled, self.refilled = empty(1, dtype=torch.long), empty(rows, dtype=torch.long)  # slots, and which
 
     def new_seed(self) -> None:
         """Random numbers of this rollout, from torch's global generator."""
         self.seed.random_(0, 2**62)
-        self.tick.zero_()
 
     def _tiles(self, size: int) -> TileConfig:
         return tiles_for(size, self.shared, self.decoder.head_dim)
@@ -78,7 +83,7 @@ class TritonStep:
         from rlcourse.rollout import triton_kernels as kernels
 
         kernels.embed_kernel[(size,)](
-            slots.token, self.tick, decoder.embedding, decoder.layers[0].attention_norm, self.x, self.y, self.squares,
+            slots.token, decoder.embedding, decoder.layers[0].attention_norm, self.x, self.y, self.squares,
             self.hidden, self.next_power_of_2(self.hidden), **EXACT,
         )  # fmt: skip
         following = [layer.attention_norm for layer in decoder.layers[1:]] + [decoder.norm]
@@ -91,9 +96,22 @@ class TritonStep:
         rows = max(size, 2)  # the product of a single row is one of another kind
         with one_chain():
             torch.matmul(self.y[:rows], decoder.head.T, out=self.logits[:rows])
-        self._sample(size, sampling)
+        self._sample(slots.first(size), self.logits, self.squares, sampling)
         if refill:
-            self._refill(size)
+            self.refill(size)
+
+    def sample_first(self, x: Tensor, completions: Tensor, sampling: Sampling) -> None:
+        """The first token of each of these completions [n], all different; x [n, d]: the residual stream after their
+        prompts."""
+        from rlcourse.exact.layers import normed
+        from rlcourse.exact.products import linear
+
+        weights = self.decoder.weights
+        for after, some in zip(x.split(SAMPLED_AT_ONCE), completions.split(SAMPLED_AT_ONCE), strict=True):
+            y, squares = normed(after, weights.norm, weights.dtype)
+            with one_chain():
+                logits = linear(y, weights.head)
+            self._sample(self.slots.unstarted(some), logits, squares, sampling)
 
     def _options(self, tile: MatmulTile, depth: int, pair: bool = False) -> dict:
         """Launch options of a product that is `depth` deep for each share, with one tile of weights or a pair."""
@@ -104,10 +122,10 @@ class TritonStep:
         heads = decoder.heads + 2 * decoder.kv_heads
         kernels.qkv_kernel[(heads, -(-size // p.rows))](
             self.y, self.squares, layer.qkv, layer.qkv_bias, layer.q_norm, layer.k_norm, decoder.weights.cos,
-            decoder.weights.sin, self.slots.position, self.q, cache, size, decoder.eps, decoder.heads,
+            decoder.weights.sin, self.slots.position, self.q, cache, *self.owners, size, decoder.eps, decoder.heads,
             decoder.kv_heads, decoder.head_dim, self.hidden, cache.stride(0), cache.stride(1), cache.stride(2),
-            layer.qkv_bias is not None, layer.q_norm is not None, (decoder.head_dim // 2).bit_length() - 1, p.rows,
-            p.depth, **self._options(p, self.hidden, pair=True),
+            layer.qkv_bias is not None, layer.q_norm is not None, (decoder.head_dim // 2).bit_length() - 1,
+            KEYS if self.paged else 0, p.rows, p.depth, **self._options(p, self.hidden, pair=True),
         )  # fmt: skip
 
     def _attention(self, cache, size: int, tiles: TileConfig) -> None:
@@ -121,9 +139,9 @@ class TritonStep:
         from rlcourse.rollout import triton_attention
 
         triton_attention.attention_kernel[(decoder.kv_heads, size, tiles.attention_splits)](
-            self.q, cache, position, self.partial_acc, self.partial_ml, self.arrived, self.mixed,
+            self.q, cache, *self.owners, position, self.partial_acc, self.partial_ml, self.arrived, self.mixed,
             LOG2_E * decoder.head_dim**-0.5, decoder.heads, decoder.kv_heads, decoder.head_dim, cache.stride(0),
-            cache.stride(1), cache.stride(2), tiles.attention_splits, self.key_tiles, KEYS,
+            cache.stride(1), cache.stride(2), tiles.attention_splits, self.key_tiles, KEYS, self.paged,
             num_warps=tiles.attention_warps, num_stages=tiles.attention_stages, **self.launch,
         )  # fmt: skip
 
@@ -144,43 +162,48 @@ class TritonStep:
             p.columns, p.depth, **self._options(p, self.hidden, pair=True),
         )  # fmt: skip
 
-    def _sample(self, size: int, sampling: Sampling) -> None:
+    def _sample(self, slots: Slots, logits: Tensor, squares: Tensor, sampling: Sampling) -> None:
+        """A token of each of these slots; logits [slots or more, vocabulary], which still lack their 1 / rms, and the
+        squares [slots or more, d / 32] that it comes from."""
+        size = len(slots.completion)
         if sampling.restricted:
             from rlcourse.exact.head import inverse_rms, restricted_logprobs
 
-            logits = self.logits[:size].float() * inverse_rms(self.decoder.weights, self.squares[:size])
-            tokens, _ = sample_tokens(logits, sampling)
-            self.slots.first(size).record(tokens, restricted_logprobs(logits, tokens, sampling), self.eos)
+            scaled = logits[:size].float() * inverse_rms(self.decoder.weights, squares[:size])
+            tokens, _ = sample_tokens(scaled, sampling)
+            slots.record(tokens, restricted_logprobs(scaled, tokens, sampling), self.eos)
             return
         from rlcourse.exact import pass_kernels
         from rlcourse.rollout import triton_sample
 
-        slots, eps = self.slots, self.decoder.eps
-        inverse = 1.0 if sampling.greedy else 1.0 / sampling.temperature
+        inverse, eps = 1.0 if sampling.greedy else 1.0 / sampling.temperature, self.decoder.eps
+        tile_max, tile_sum = squares.new_empty(2, size, self.vocabulary_tiles)
         pass_kernels.mass_kernel[(self.vocabulary_tiles, size)](
-            self.logits, self.squares, self.tile_max, self.tile_sum, self.vocabulary, inverse, eps, self.hidden,
-            VOCABULARY_TILE, self.vocabulary_tiles, **self.launch,
+            logits, squares, tile_max, tile_sum, self.vocabulary, inverse, eps, self.hidden, VOCABULARY_TILE,
+            self.vocabulary_tiles, **self.launch,
         )  # fmt: skip
         triton_sample.pick_kernel[(size,)](
-            self.logits, self.squares, self.tile_max, self.tile_sum, self.seed, self.tick, self.eos,
-            slots.max_new_tokens, slots.completion, slots.token, slots.position, slots.num_tokens, slots.done,
-            slots.tokens, slots.logprobs, slots.lengths, self.vocabulary, slots.tokens.shape[1], inverse, eps,
-            len(self.eos), self.hidden, VOCABULARY_TILE, self.vocabulary_tiles,
-            self.next_power_of_2(self.vocabulary_tiles), self.next_power_of_2(len(self.eos)), sampling.greedy,
-            **self.launch,
+            logits, squares, tile_max, tile_sum, self.seed, self.eos, slots.max_new_tokens, slots.completion,
+            slots.token, slots.position, slots.num_tokens, slots.done, slots.tokens, slots.logprobs, slots.lengths,
+            slots.ended, self.vocabulary, slots.tokens.shape[1], inverse, eps, len(self.eos), self.hidden,
+            VOCABULARY_TILE, self.vocabulary_tiles, self.next_power_of_2(self.vocabulary_tiles),
+            self.next_power_of_2(len(self.eos)), sampling.greedy, **self.launch,
         )  # fmt: skip
 
-    def _refill(self, size: int) -> None:
+    def refill(self, size: int) -> None:
+        """The first `size` slots, where free, go to completions that wait."""
         from rlcourse.rollout import triton_refill
 
         slots = self.slots
-        layers, _, _, heads, width, head_dim = slots.prompt_cache.shape
         triton_refill.refill_kernel[(1,)](
             slots.completion, slots.token, slots.position, slots.num_tokens, slots.done, self.num_refilled,
             self.refilled, slots.next_completion, slots.num_completions, slots.num_generations, slots.tokens,
-            slots.ends_at_once, slots.prompt_lengths, size, slots.tokens.shape[1], self.next_power_of_2(size),
+            slots.lengths, slots.ended, slots.prompt_lengths, size, slots.tokens.shape[1], self.next_power_of_2(size),
             **self.launch,
         )  # fmt: skip
+        if self.paged:
+            return  # the completion's row of the table says where its prompt is
+        layers, _, _, heads, width, head_dim = slots.prompt_cache.shape
         triton_refill.copy_kernel[(COPIERS, 2 * layers, heads)](
             slots.completion, self.num_refilled, self.refilled, slots.num_generations, slots.prompt_cache, slots.cache,
             *slots.prompt_cache.stride()[1:4], *slots.cache.stride()[1:4], width * head_dim, 2048, **self.launch,

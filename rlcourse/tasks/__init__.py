@@ -1,8 +1,9 @@
 """Tasks: where the questions come from and who says how good an answer is.
 
-A task is anything with the attributes of `Task`. Two ship: `minigsm`, generated problems that need no download, and
-`gsm8k`, the public data set. Both are `MathTask`s: lists of problems judged by `rlcourse.tasks.verify`. One of your own
-is named by the place of the object, or of a function that makes it: `--task mypackage.mytask:task`.
+A task is anything with the attributes of `Task`. Three ship: `minigsm`, generated problems that need no download;
+`gsm8k`, the public data set; and `math`, harder problems whose answers are expressions. The first two are judged by
+`rlcourse.tasks.verify`, the third by `rlcourse.tasks.boxed`. One of your own is named by the place of the object, or of
+a function that makes it: `--task mypackage.mytask:task`.
 """
 
 import importlib
@@ -38,11 +39,13 @@ __all__ = [
     "in_format",
     "load_task",
     "mean_metrics",
+    "object_at",
 ]
 
 TASKS = {
     "minigsm": "rlcourse.tasks.minigsm:load",
     "gsm8k": "rlcourse.tasks.gsm8k:load",
+    "math": "rlcourse.tasks.math:load",
     "kernels": "rlcourse.tasks.kernels.task:load",
 }
 NEEDED = ("name", "metrics", "problems", "prompt", "judge")
@@ -62,7 +65,7 @@ def load_task(name: str, data_dir: str | None = None) -> Task:
     read; FileNotFoundError or ValueError for a folder that cannot be used.
     """
     check_task_name(name)
-    found = _object_at(TASKS.get(name, name))
+    found = object_at(TASKS.get(name, name))
     if callable(found):
         found = found(data_dir)
     elif data_dir is not None:
@@ -73,11 +76,14 @@ def load_task(name: str, data_dir: str | None = None) -> Task:
     return found
 
 
-def _object_at(place: str) -> Any:
-    """What stands at `module:object`. Raises ValueError if it is not there; errors within the module pass through."""
+def object_at(place: str) -> Any:
+    """What stands at `module:object`; the current folder is searched last.
+
+    Raises ValueError if it is not there; errors within the module pass through.
+    """
     module, _, path = place.partition(":")
     if os.getcwd() not in sys.path:  # the `rlcourse` command does not look there by itself
-        sys.path.insert(0, os.getcwd())
+        sys.path.append(os.getcwd())
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:

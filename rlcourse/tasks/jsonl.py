@@ -1,8 +1,10 @@
-"""Problems from files of JSON lines in GSM8K's format, shared by `minigsm` and `gsm8k`."""
+"""Problems from files of JSON lines; by default in GSM8K's format, which `minigsm` has, too."""
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from rlcourse.files import read_bytes
 from rlcourse.tasks.task import Problem
@@ -10,12 +12,11 @@ from rlcourse.tasks.task import Problem
 NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]+)?|\.[0-9]+)")
 
 
-def read_problems(path: str | Path) -> list[Problem]:
+def read_problems(path: str | Path, parse: Callable[[bytes], Problem] | None = None) -> list[Problem]:
     """The problems in a UTF-8 file with one JSON object a line; blank lines are skipped.
 
-    Each object has the texts `question` and `answer`; the answer ends in `#### NUMBER`. A `level` is kept if it is a
-    whole number. Raises FileNotFoundError if there is no such file, ValueError if it cannot be read, holds no problems,
-    or has a line that cannot be used, which the message names.
+    parse: the problem on a line, `parse_problem` if left out. Raises FileNotFoundError if there is no such file,
+    ValueError if it cannot be read, holds no problems, or has a line that cannot be used, which the message names.
     """
     path, problems = Path(path), []
     content = read_bytes(path, "a file of problems in JSON lines is needed there")
@@ -23,7 +24,7 @@ def read_problems(path: str | Path) -> list[Problem]:
     for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         if line.strip():
             try:
-                problems.append(parse_problem(line))
+                problems.append((parse or parse_problem)(line))
             except ValueError as error:
                 raise ValueError(f"{path}, line {number}: {error}") from None
     if not problems:
@@ -32,15 +33,11 @@ def read_problems(path: str | Path) -> list[Problem]:
 
 
 def parse_problem(line: bytes) -> Problem:
-    """The problem on one line. Raises ValueError with one sentence that says what is wrong with it."""
-    try:
-        record = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError:
-        raise ValueError("the line is not UTF-8 text.") from None
-    except (json.JSONDecodeError, RecursionError):
-        raise ValueError('the line is not JSON; expected {"question": "...", "answer": "... #### 42"}.') from None
-    if not isinstance(record, dict):
-        raise ValueError(f"the line is a JSON {type(record).__name__}; expected an object with question and answer.")
+    """The problem on one line, with the texts `question` and `answer`; the latter ends in `#### NUMBER`.
+
+    A `level` is kept if it is a whole number. Raises ValueError with one sentence that says what is wrong with it.
+    """
+    record = parse_record(line, '{"question": "...", "answer": "... #### 42"}')
     for key in ("question", "answer"):
         text = record.get(key)
         if not isinstance(text, str) or not text.strip():
@@ -52,6 +49,19 @@ def parse_problem(line: bytes) -> Problem:
         gold=gold_of(record["answer"]),
         level=level if type(level) is int else None,
     )
+
+
+def parse_record(line: bytes, example: str) -> dict[str, Any]:
+    """The JSON object on one line. Raises ValueError with a sentence that says what is wrong and shows the example."""
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError:
+        raise ValueError("the line is not UTF-8 text.") from None
+    except (json.JSONDecodeError, RecursionError):
+        raise ValueError(f"the line is not JSON; expected {example}.") from None
+    if not isinstance(record, dict):
+        raise ValueError(f"the line is a JSON {type(record).__name__}; expected {example}.")
+    return record
 
 
 def gold_of(answer: str) -> str:

@@ -50,6 +50,10 @@ def test_nothing_that_colab_ships_is_replaced():
     assert replaced(dependencies()) == []
 
 
+def test_comparing_mathematics_replaces_nothing_either():
+    assert replaced(dependencies("math")) == []
+
+
 def test_a_dependency_that_is_too_new_is_noticed():
     assert replaced(["datasets>=5"]) == ["datasets>=5 replaces datasets 4.0.0"]
 

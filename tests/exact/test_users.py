@@ -20,7 +20,7 @@ from rlcourse.exact.model import ExactPass
 from rlcourse.exact.weights import fused_weights, is_exact
 from rlcourse.learner import Learner
 from rlcourse.logprobs import token_logprobs
-from rlcourse.rollout import fast, make_engine, slots
+from rlcourse.rollout import fast, make_engine, triton_step
 from rlcourse.rollout.fast import FastEngine
 from rlcourse.sampling import GREEDY, Sampling
 from rlcourse.step import old_logprobs
@@ -115,9 +115,10 @@ def test_the_old_policy_is_the_samplers_where_both_are_exact(engine, learner):
 
 
 def engine_for(policy, exact, monkeypatch) -> FastEngine:
-    """Exact, in pieces, with later steps in PyTorch; the pass over prompts in PyTorch is not there."""
+    """Exact, in pieces; the pass over prompts in PyTorch is not there."""
+    monkeypatch.setattr(fast, "has_kernels", weights.fits)  # also float32 on a CPU
     monkeypatch.setattr(fast, "PREFILL_TOKENS", 8)  # two prompts
-    monkeypatch.setattr(slots, "SAMPLED_AT_ONCE", 2)
+    monkeypatch.setattr(triton_step, "SAMPLED_AT_ONCE", 2)
     assert not any(FastEngine(policy, torch.float32, kernels=other).exact for other in ("", "cute"))
     engine = FastEngine(policy, torch.float32)
     assert engine.exact
@@ -127,7 +128,7 @@ def engine_for(policy, exact, monkeypatch) -> FastEngine:
 
 @pytest.mark.parametrize("shape", ["qwen2", "qwen3"])
 def test_greedy_tokens_after_an_exact_prefill_are_those_of_generate(shape, exact, monkeypatch):
-    policy = small_policy(shape, num_hidden_layers=2)
+    policy = small_policy(shape, num_hidden_layers=2, intermediate_size=256)
     found = engine_for(policy, exact, monkeypatch).generate(PROMPTS, 2, 5, GREEDY)
     expected = make_engine(policy, "hf-dynamic", torch.float32).generate(PROMPTS, 2, 5, GREEDY)
     assert torch.equal(found.ids, expected.ids)
@@ -136,7 +137,7 @@ def test_greedy_tokens_after_an_exact_prefill_are_those_of_generate(shape, exact
 
 @pytest.mark.parametrize("sampling", [Sampling(0.6), Sampling(0.8, top_k=7, top_p=0.8), thorough(Sampling())])
 def test_first_tokens_and_their_logprobs_come_from_the_exact_head(sampling, exact, monkeypatch):
-    policy = small_policy("qwen3")
+    policy = small_policy("qwen3", intermediate_size=256)
     torch.manual_seed(0)
     found = engine_for(policy, exact, monkeypatch).generate(PROMPTS, 3, 1, sampling)
     expected, _ = token_logprobs(policy.model, found, sampling, 100)

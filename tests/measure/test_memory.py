@@ -113,6 +113,8 @@ def test_phases_hold_what_stands_in_them():
     on_gpu, asleep = (estimate(make_config(sleep=sleep), TINY, "cuda") for sleep in (False, True))
     assert on_gpu.kept_cache == on_gpu.kv_cache == asleep.kv_cache and asleep.kept_cache == 0
     assert on_gpu.update - asleep.update == on_gpu.kv_cache
+    paged = estimate(make_config(cache_gb=0.5), TINY, "cuda")
+    assert paged.kv_cache == paged.kept_cache == 500_000_000
     dynamic, static = (estimate(make_config(engine=name), TINY, "cpu") for name in ("hf-dynamic", "hf-static"))
     assert dynamic.kept_cache == 0 and static.kept_cache == static.kv_cache == dynamic.kv_cache
     assert whole.peak == pytest.approx(1.1 * max(whole.rollout, whole.update))

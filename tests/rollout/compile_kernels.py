@@ -1,8 +1,8 @@
 """Compiles the kernels of a decode step for a GPU that need not be there, and prints what each needs, as JSON.
 
 `python compile_kernels.py CAPABILITY ROWS`, for example 86 64; with `attention` or `rest` instead of ROWS, those of the
-training pass. test_kernels_compile.py runs it in a process of its own, since in the tests kernels are those of Triton's
-interpreter.
+training pass, with `prefill` those of a paged cache. test_kernels_compile.py runs it in a process of its own, since in
+the tests kernels are those of Triton's interpreter.
 """
 
 import json
@@ -20,24 +20,34 @@ from triton.compiler import ASTSource
 from rlcourse.exact import EXACT, KEYS, VOCABULARY_TILE, backward_kernels, pass_kernels
 from rlcourse.exact.layers import COLUMNS, QUERIES
 from rlcourse.exact.products import share_of
-from rlcourse.rollout import tiles, triton_attention, triton_kernels, triton_refill, triton_sample
+from rlcourse.rollout import tiles, triton_attention, triton_kernels, triton_prefill, triton_refill, triton_sample
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD, VOCABULARY = 896, 4864, 14, 2, 64, 151936  # Qwen2.5-0.5B
 SHARED = {80: 163, 86: 99, 90: 227, 100: 227, 120: 99}  # kB a block can have
 POINTERS = {
-    "token": "i64", "position": "i64", "tick": "i64", "x": "fp32", "squares": "fp32", "cos": "fp32", "sin": "fp32",
+    "token": "i64", "position": "i64", "x": "fp32", "squares": "fp32", "cos": "fp32", "sin": "fp32",
     "norm": "fp32", "inv_freq": "fp32", "q_norm": "fp32", "k_norm": "fp32", "partial": "fp32", "partial_acc": "fp32",
     "partial_ml": "fp32", "arrived": "i32", "seed": "i64", "eos": "i64", "max_new_tokens": "i64", "completion": "i64",
     "num_tokens": "i64", "done": "i1", "tokens": "i64", "logprobs": "fp32", "tile_max": "fp32", "tile_sum": "fp32",
     "lengths": "i64", "next_completion": "i64", "num_completions": "i64", "num_generations": "i64",
-    "num_refilled": "i64", "refilled": "i64", "prompt_lengths": "i64", "ends_at_once": "i1",
+    "num_refilled": "i64", "refilled": "i64", "prompt_lengths": "i64", "ended": "i1", "table": "i32",
+    "pieces": "i64",
 }  # fmt: skip
-SCALARS = {"R": "i32", "V": "i32", "width": "i32", "eos_ids": "i32", "eps": "fp32", "scale": "fp32"}
+SCALARS = {
+    "R": "i32",
+    "V": "i32",
+    "W": "i32",
+    "L": "i32",
+    "width": "i32",
+    "eos_ids": "i32",
+    "eps": "fp32",
+    "scale": "fp32",
+}
 SCALARS |= {
     name: "i32"
     for name in ("T", "TILES", "length", *(f"{a}_{b}" for a in ("source", "target") for b in ("kv", "row", "head")))
 }
-SCALARS |= {"inverse_temperature": "fp32", "stride_kv": "i32", "stride_row": "i32", "stride_head": "i32"}
+SCALARS |= {"inverse_temperature": "fp32"} | {f"stride_{name}": "i32" for name in ("kv", "row", "block", "head")}
 PASS_POINTERS = POINTERS | {"targets": "i64"} | {
     name: "fp32"
     for name in (
@@ -85,6 +95,16 @@ def attention_of_pass(capability: int) -> dict:
     return found
 
 
+def paged_prefill(capability: int) -> dict:
+    """Programs of attention over a paged cache, by the size of a head."""
+    found = {}
+    for name, size, warps in (("of 32", 32, 4), ("of 64", 64, 4), ("of 128", 128, 8)):
+        options, sizes = {"num_warps": warps, "num_stages": 2}, {"H": HEADS, "K": KV_HEADS, "D": size}
+        kernel = triton_prefill.prefill_attention_kernel
+        found[name] = compiled(kernel, capability, options, **sizes, BM=QUERIES, KEYS=KEYS)
+    return found
+
+
 def rest_of_pass(capability: int) -> dict:
     """Programs of the training pass and its gradients, those of heads with a bias and with norms."""
     found, d = {}, {"d": HIDDEN}
@@ -113,7 +133,7 @@ def rest_of_pass(capability: int) -> dict:
 
 
 def step(capability: int, rows: int) -> dict:
-    """Programs of a decode step."""
+    """Programs of a decode step, and over a paged cache those that are others."""
     config = tiles.tiles_for(rows, SHARED[capability] * 1024, HEAD)
     pdl = {"PDL": capability >= 90}
 
@@ -125,10 +145,15 @@ def step(capability: int, rows: int) -> dict:
     found = {}
     options, constants = product(config.qkv, HIDDEN, pair=True)
     kind = {"HAS_BIAS": True, "HAS_NORM": False, "LEVELS": 5, "d": HIDDEN}
-    found["qkv"] = compiled(triton_kernels.qkv_kernel, capability, options, **constants, **kind, **model)
+    for name, block in (("qkv", 0), ("qkv, paged", KEYS)):
+        found[name] = compiled(
+            triton_kernels.qkv_kernel, capability, options, **constants, **kind, **model, BLOCK=block
+        )
     shares = {"SPLITS": config.attention_splits, "KEYS": KEYS} | pdl
     options = {"num_warps": config.attention_warps, "num_stages": config.attention_stages}
-    found["attention"] = compiled(triton_attention.attention_kernel, capability, options, **shares, **model)
+    for name, paged in (("attention", False), ("attention, paged", True)):
+        sizes = shares | model | {"PAGED": paged}
+        found[name] = compiled(triton_attention.attention_kernel, capability, options, **sizes)
     for name, p, depth in (("out", config.out, HEADS * HEAD), ("down", config.down, INNER)):
         share = share_of(depth) if name == "down" else depth
         options, constants = product(p, share)
@@ -157,7 +182,7 @@ def step(capability: int, rows: int) -> dict:
 
 
 def main(capability: int, which: str) -> None:
-    kinds = {"attention": attention_of_pass, "rest": rest_of_pass}
+    kinds = {"attention": attention_of_pass, "rest": rest_of_pass, "prefill": paged_prefill}
     found = kinds[which](capability) if which in kinds else step(capability, int(which))
     print(json.dumps({name: needs(program) for name, program in found.items()}))
 

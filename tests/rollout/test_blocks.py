@@ -113,7 +113,7 @@ def test_other_weights_find_nothing_and_lose_no_block():
 def test_a_budget_in_gigabytes():
     """Qwen2.5-0.5B in bf16: 12,288 bytes a token."""
     assert blocks_in(1.0, layers=24, kv_heads=2, head_dim=64, number_bytes=2) == int(1e9 / (12288 * BLOCK_TOKENS))
-    assert blocks_in(12288 * 64 * 3 / 1e9, 24, 2, 64, 2) == 3
+    assert blocks_in(12288 * BLOCK_TOKENS * 3 / 1e9, 24, 2, 64, 2) == 3
 
 
 class Machine(RuleBasedStateMachine):

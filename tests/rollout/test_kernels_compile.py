@@ -12,7 +12,19 @@ from thorough import thorough
 pytest.importorskip("triton", reason="Triton is there on Linux alone")
 
 SHARED = {86: 99 * 1024, 90: 227 * 1024}  # bytes a block can have: A10G, H100 and H200
-NAMES = {"qkv", "attention", "out", "down", "gate_up", "tile", "pick", "refill", "copy"}
+NAMES = {
+    "qkv",
+    "qkv, paged",
+    "attention",
+    "attention, paged",
+    "out",
+    "down",
+    "gate_up",
+    "tile",
+    "pick",
+    "refill",
+    "copy",
+}
 
 
 def programs(capability: int, which: str) -> dict[str, dict]:
@@ -38,7 +50,7 @@ def test_kernels_compile_and_fit(capability, rows):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("which", ["attention", "rest"])
-def test_kernels_of_the_training_pass_compile_and_fit(which):
+@pytest.mark.parametrize("which", ["attention", "rest", "prefill"])
+def test_kernels_of_the_training_pass_and_of_prefill_compile_and_fit(which):
     for name, needs in programs(90, which).items():
         assert needs["shared"] <= SHARED[90] and needs["spilled"] == 0, (name, needs)

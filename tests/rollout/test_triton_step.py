@@ -201,12 +201,11 @@ def sample(logits, draws, temperature=1.0, tile=64, monkeypatch=None):
     step = triton_step.TritonStep(decoder, slots, torch.tensor([2], device=DEVICE))
     step.squares.fill_(GROUP)  # an rms of 1
     step.vocabulary, step.vocabulary_tiles = len(logits), -(-len(logits) // tile)
-    step.logits = logits.to(DEVICE).repeat(draws, 1).contiguous()
-    step.tile_max, step.tile_sum = (torch.zeros(draws, step.vocabulary_tiles, device=DEVICE) for _ in range(2))
+    logits = logits.to(DEVICE).repeat(draws, 1).contiguous()
     torch.manual_seed(5)
     step.new_seed()
-    step._sample(draws, Sampling(temperature=temperature))
-    return slots.tokens[:, 0].cpu(), slots.logprobs[:, 0].cpu()
+    step._sample(slots, logits, step.squares, Sampling(temperature=temperature))
+    return slots.tokens[:draws, 0].cpu(), slots.logprobs[:draws, 0].cpu()
 
 
 @pytest.mark.thorough

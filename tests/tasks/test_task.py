@@ -1,7 +1,9 @@
 """A task of one's own: found by its place, asked in its own form, judged by its own measures, in a whole run."""
 
 import json
+import re
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from policies import make_policy
 from rlcourse.batch import judge
 from rlcourse.config import make_config
 from rlcourse.evaluation import summarize
-from rlcourse.tasks import Answer, Judgement, Problem, load_task, mean_metrics, minigsm
+from rlcourse.tasks import Answer, Attempt, Judgement, Problem, load_task, mean_metrics, minigsm
 from rlcourse.trainer import train
 
 SOURCE = '''
@@ -140,6 +142,22 @@ def rollout_of_two():
             return ["x", "y"]
 
     return Texts(), rollout_of([([5], [3]), ([6], [3, 4])], finished=[True, False])
+
+
+def test_the_readmes_task_runs(here):
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    [source] = [code for code in re.findall(r"^```python\n(.*?)^```", readme, re.M | re.S) if "class Reverse" in code]
+    (here / "reverse.py").write_text(source)
+    task = load_task("reverse:task")
+    problem = task.problems("train")[23]
+    assert (problem.question, problem.gold) == ("Write 123 backwards.", "321")
+    verdicts = task.judge([Attempt(problem, text, 3, True) for text in ("321", "3210", "123", "")], training=True)
+    assert [v.right for v in verdicts] == [True, False, False, False]
+    assert [v.reward(None) for v in verdicts] == pytest.approx([1, 3 / 4, 1 / 3, 0])
+    assert all(list(v.metrics) == list(task.metrics) for v in verdicts)
+    assert not {p.gold for p in task.problems("train")} & {p.gold for p in task.problems("test")}
+    summary = train(make_config(task="reverse:task", steps=1, eval_problems=4, eval_every=0, pass_k=0, device="cpu"))
+    assert summary["right_before"] == summary["before"]["right"] and "in place" in summary["after"]
 
 
 def test_a_run_measures_and_logs_what_its_task_says(here):

@@ -1,0 +1,136 @@
+"""What a paged cache gives where completions differ in length, and what it costs where they do not."""
+
+import dataclasses
+import itertools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlcourse.batch import Rollout
+from rlcourse.bench.decode import GROUP, random_prompts, skewed
+from rlcourse.bench.models import write_random_model
+from rlcourse.config import make_config
+from rlcourse.device import find_device
+from rlcourse.measure.timing import measure, median_and_spread, seconds
+from rlcourse.policy import Policy, load_policy
+from rlcourse.rollout import RolloutEngine
+from rlcourse.rollout.fast import FastEngine
+from rlcourse.rollout.paged import PagedEngine
+from rlcourse.rollout.paged_scheduler import PagedPlan
+from rlcourse.sampling import Sampling
+from rlcourse.tasks import load_task
+
+Rows = list[dict[str, Any]]
+COMPLETIONS, LONGEST = 1024, 2048  # of the skewed part, and tokens of each at most
+MEDIAN = 300
+FULL = 256  # completions of full length that the budget has room for
+DTYPE = torch.bfloat16
+
+
+class Watched(PagedEngine):
+    """Keeps the plans of its last rollout."""
+
+    plans: list[PagedPlan]
+
+    def generate(self, *arguments) -> Rollout:
+        self.plans = []
+        return super().generate(*arguments)
+
+    def _run(self, plan: PagedPlan, *arguments):
+        self.plans.append(plan)
+        return super()._run(plan, *arguments)
+
+
+def paged(shape: str, rows: list[int], prompt_tokens: int = 128, new_tokens: int = 256, repeats: int = 5):
+    """(setup, rows). Skewed: `COMPLETIONS` answers of up to `LONGEST` tokens with median `MEDIAN`, `GROUP` of a prompt,
+    in the memory of `FULL` of full length: the unpaged engine decodes so many at once, the paged one as many as have
+    blocks. differ: answers that are not the unpaged engine's, log-probs included. Equal: `rows` answers of `new_tokens`
+    tokens, all decoded at once, by both.
+
+    Raises ValueError where our kernels do not run.
+    """
+    device = find_device(make_config())
+    found: Rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        write_random_model(shape, load_task("minigsm"), Path(folder))
+        policy = load_policy(folder, device)
+        PagedEngine(policy, DTYPE, _budget(policy, prompt_tokens))  # refuses a machine before anything is measured
+        found += _skewed(policy, prompt_tokens, repeats)
+        for count in rows:
+            found += _equal(policy, count, prompt_tokens, new_tokens, repeats)
+    setup = {"shape": shape, "dtype": "bfloat16", "rows_a_prompt": GROUP, "temperature": 1.0, "repeats": repeats}
+    return setup | {"median": MEDIAN, "budget_gb": _budget(policy, prompt_tokens)}, found
+
+
+def _budget(policy: Policy, prompt_tokens: int) -> float:
+    """GB of a cache for `FULL` completions of full length."""
+    config = policy.model.config
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    token = config.num_hidden_layers * 2 * config.num_key_value_heads * size * 2
+    return FULL * (prompt_tokens + LONGEST) * token / 1e9
+
+
+def _skewed(policy: Policy, prompt_tokens: int, repeats: int) -> Rows:
+    vocabulary = policy.model.config.vocab_size
+    policy = dataclasses.replace(policy, eos_ids=skewed(vocabulary, MEDIAN))
+    prompts = random_prompts(COMPLETIONS, prompt_tokens, vocabulary)
+    engines = {
+        "unpaged": lambda: FastEngine(policy, DTYPE, max_slots=FULL),
+        "paged": lambda: Watched(policy, DTYPE, _budget(policy, prompt_tokens)),
+    }
+    found, first = [], None
+    for variant, make in engines.items():
+        engine = make()
+        row, rollout = _time(engine, policy, prompts, LONGEST, repeats)
+        first = first or rollout
+        found.append({"variant": variant, "lengths": "skewed", "rows": COMPLETIONS} | row | _differ(rollout, first))
+        if isinstance(engine, Watched):
+            steps = sum(plan.steps for plan in engine.plans)
+            tokens = int(rollout.completion_lengths.sum()) - COMPLETIONS  # the first ones come from prefill
+            back = sum(after.limit < before.limit for before, after in itertools.pairwise(engine.plans))
+            found[-1] |= {"rows_at_once": tokens / steps, "sent_back": back}
+        engine.sleep()
+    return found
+
+
+def _equal(policy: Policy, rows: int, prompt_tokens: int, new_tokens: int, repeats: int) -> Rows:
+    vocabulary = policy.model.config.vocab_size
+    policy = dataclasses.replace(policy, eos_ids=[vocabulary])
+    prompts = random_prompts(rows, prompt_tokens, vocabulary)
+    found, first = [], None
+    for variant, engine in (
+        ("unpaged", FastEngine(policy, DTYPE, max_slots=rows)),
+        ("paged", PagedEngine(policy, DTYPE, _budget(policy, prompt_tokens), rows)),
+    ):
+        one, _ = _time(engine, policy, prompts, 1, repeats)
+        row, rollout = _time(engine, policy, prompts, new_tokens, repeats)
+        first = first or rollout
+        row["ms_per_step"] = 1e3 * (row["seconds"] - one["seconds"]) / (new_tokens - 1)
+        found.append({"variant": variant, "lengths": "equal", "rows": rows} | row | _differ(rollout, first))
+        engine.sleep()
+    return found
+
+
+def _time(
+    engine: RolloutEngine, policy: Policy, prompts: list[list[int]], new_tokens: int, repeats: int
+) -> tuple[dict[str, float], Rollout]:
+    """Speed of rollouts that are all the same, and the last of them."""
+    done = []
+
+    def generate() -> None:
+        torch.manual_seed(0)
+        done[:] = [engine.generate(prompts, GROUP, new_tokens, Sampling())]
+
+    took, spread = median_and_spread(measure(lambda: seconds(generate, policy.device), repeats, warmup=2))
+    tokens = int(done[0].completion_lengths.sum())
+    return {"seconds": took, "tokens_per_s": tokens / took, "tokens": tokens, "spread": spread}, done[0]
+
+
+def _differ(found: Rollout, expected: Rollout) -> dict[str, int]:
+    if found.logprobs.shape != expected.logprobs.shape:
+        return {"differ": len(expected.finished)}
+    same = (found.completion_ids == expected.completion_ids) & (found.logprobs == expected.logprobs)
+    lengths = found.completion_lengths == expected.completion_lengths
+    return {"differ": int((~(lengths & (same | ~expected.completion_mask).all(1))).sum())}

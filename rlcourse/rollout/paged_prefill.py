@@ -1,0 +1,89 @@
+"""Prefill into a paged cache: pieces of sequences, their tokens before them being in the cache already.
+
+The numbers are those of a pass over the whole sequence (`rlcourse.exact`): a token's keys, values and residual stream
+depend on those before it alone, and all sums are in the same order.
+"""
+
+import copy
+
+import torch
+import triton
+from torch import Tensor
+
+from rlcourse.exact import EXACT, LOG2_E
+from rlcourse.exact.layers import QUERIES, layer_pass
+from rlcourse.exact.products import one_chain
+from rlcourse.exact.weights import FusedWeights
+from rlcourse.rollout.blocks import NOBODYS
+from rlcourse.rollout.paged_scheduler import Piece
+from rlcourse.rollout.slots import Slots
+
+
+def passes(pieces: list[Piece], most_tokens: int, most_pieces: int) -> list[list[Piece]]:
+    """The pieces in their order, those together that have no more than so many tokens with all as long as the
+    longest."""
+    found: list[list[Piece]] = []
+    longest = 0
+    for piece in pieces:
+        longest = max(longest, piece.end - piece.begin)
+        if not found or len(found[-1]) == most_pieces or longest * (len(found[-1]) + 1) > most_tokens:
+            found.append([])
+            longest = piece.end - piece.begin
+        found[-1].append(piece)
+    return found
+
+
+def prefill_pieces(weights: FusedWeights, slots: Slots, pieces: Tensor, length: int) -> Tensor:
+    """x [pieces, d] after the last token of each piece; keys and values of all their tokens go into the completions'
+    blocks.
+
+    pieces [pieces, 4] int64: completion, prompt, first token, end; length: at least that of the longest. A piece may
+    see what another one writes: each layer writes everything before it reads.
+    """
+    completion, prompt, begin, end = pieces.unbind(1)
+    at = begin[:, None] + torch.arange(length, device=pieces.device)  # [pieces, length], padding included
+    ids, blocks = _tokens(slots, completion, prompt, at), _blocks(slots, completion, at, end)
+    places = at.flatten() % slots.cache.shape[4]
+    here = copy.copy(weights)  # each token is turned by the angles of its position
+    positions = at.flatten().clamp(max=len(weights.cos) - 1)
+    here.cos, here.sin = weights.cos[positions], weights.sin[positions]
+    with one_chain():
+        x = weights.embedding[ids.flatten()].float()
+        for layer, cache in zip(weights.layers, slots.cache, strict=True):
+
+            def attend(q: Tensor, k: Tensor, v: Tensor, _: int, cache: Tensor = cache) -> tuple[Tensor, None]:
+                cache[0][blocks, :, places], cache[1][blocks, :, places] = k, v
+                return attention(q, cache, slots.block_table, pieces, length), None
+
+            x, _ = layer_pass(here, layer, x, len(x), attend)
+    last = (end - begin - 1).clamp(min=0)
+    return x.view(len(pieces), length, -1)[torch.arange(len(pieces), device=pieces.device), last]
+
+
+def attention(q: Tensor, cache: Tensor, table: Tensor, pieces: Tensor, length: int) -> Tensor:
+    """Attention of queries q [pieces * length, H, D] to the keys up to their own in a layer's cache [2, blocks, K,
+    BLOCK_TOKENS, D]: as many."""
+    from rlcourse.rollout.triton_prefill import prefill_attention_kernel
+
+    out, (_, heads, size) = torch.empty_like(q), q.shape
+    prefill_attention_kernel[(triton.cdiv(length, QUERIES), heads, len(pieces))](
+        q, cache, table, pieces, out, table.shape[1], length, LOG2_E * size**-0.5, heads, cache.shape[2], size,
+        cache.stride(0), cache.stride(1), cache.stride(2), QUERIES, cache.shape[3],
+        num_warps=4 if size <= 64 else 8, num_stages=2, **EXACT,
+    )  # fmt: skip
+    return out
+
+
+def _tokens(slots: Slots, completion: Tensor, prompt: Tensor, at: Tensor) -> Tensor:
+    """Token ids at these positions [pieces, length] of prompt and completion. Beyond their end any ids."""
+    of_prompt = slots.prompt_ids[prompt[:, None], at.clamp(max=slots.prompt_ids.shape[1] - 1)]
+    number = at - slots.prompt_lengths[prompt][:, None]
+    sampled = slots.tokens[completion[:, None], number.clamp(0, slots.tokens.shape[1] - 1)]
+    return torch.where(number < 0, of_prompt, sampled)
+
+
+def _blocks(slots: Slots, completion: Tensor, at: Tensor, end: Tensor) -> Tensor:
+    """The blocks [pieces * length] of these positions; nobody's, from `end` on."""
+    number = (at // slots.cache.shape[4]).clamp(max=slots.block_table.shape[1] - 1)
+    blocks = slots.block_table[completion[:, None], number]
+    return torch.where(at < end[:, None], blocks, NOBODYS).flatten()

@@ -1,0 +1,145 @@
+r"""Mathematics with answers in `\boxed{}`, from the hub or a local folder.
+
+DeepMath-103K to train on (He et al. 2025, arXiv:2504.11456), MATH-500 to test (Hendrycks et al. 2021, arXiv:2103.03874,
+in the choice of Lightman et al. 2023, arXiv:2305.20050).
+"""
+
+import functools
+import importlib.util
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlcourse.hub import hub_or_cache
+from rlcourse.tasks.boxed import as_written, last_box
+from rlcourse.tasks.jsonl import parse_record, read_problems
+from rlcourse.tasks.pool import Failed, JudgePool
+from rlcourse.tasks.task import Attempt, MathTask, Problem
+from rlcourse.tasks.verify import CUT_OFF, Readings, to_number
+
+VALIDATION = 512  # the last training problems, held out
+SECONDS, MEMORY_GB, PROCESSES = 5.0, 4.0, 8  # for one answer; processes at most
+TAIL = 500  # characters in which an answer without a box is looked for
+INSTRUCTION = r"Solve the problem step by step. Put your final answer within \boxed{}."
+EXAMPLE = '{"question": "...", "final_answer": "..."}'
+
+
+@dataclass(frozen=True)
+class BoxedTask(MathTask):
+    r"""The strict reading is the last `\boxed{}`; the lenient one takes, where there is none, what else looks like an
+    answer in the last `TAIL` characters. Compared by `rlcourse.tasks.boxed.compare`, for `SECONDS` at most."""
+
+    def verify(self, text: str, gold: str) -> Readings:
+        [readings] = self.judge([Attempt(Problem("", "", gold), text, 0, finished=True)], training=True)
+        return readings
+
+    def judge(self, attempts: list[Attempt], training: bool) -> list[Readings]:
+        """An unfinished attempt is never right, nor one that cannot be compared in time."""
+        boxes = [last_box(a.text) if a.finished else None for a in attempts]
+        items = {
+            i: (a.problem.gold, box or a.text[-TAIL:], box is not None)
+            for i, (a, box) in enumerate(zip(attempts, boxes, strict=True))
+            if a.finished and not (box and is_copied(box, a.problem))
+        }
+        different = list(dict.fromkeys(items.values()))  # answers of a group are often the same
+        found = dict(zip(different, compare_all(different), strict=True))
+        verdicts = []
+        for i, (attempt, box) in enumerate(zip(attempts, boxes, strict=True)):
+            right, answer = found[items[i]] if i in items else (False, box)
+            boxed = box is not None
+            verdicts.append(Readings(right and boxed, right, boxed, answer) if attempt.finished else CUT_OFF)
+        return verdicts
+
+
+def is_copied(box: str, problem: Problem) -> bool:
+    """Whether the answer is an expression that stands in the question, which asks for its value. A number may."""
+    written = as_written(box)
+    if written == as_written(problem.gold) or to_number(written) is not None:
+        return False
+    return any(sign in written for sign in "+-*/^\\") and written in as_written(problem.question)
+
+
+def compare_all(items: list[tuple[str, str, bool]]) -> list[tuple[bool, str | None]]:
+    """(right, answer) for each (gold, written, boxed); what fails is not right. Only answers that are not written like
+    the gold one are compared as mathematics."""
+    hard = [item for item in items if not (item[2] and as_written(item[0]) == as_written(item[1]))]
+    results = dict(zip(hard, pool().map(hard), strict=True)) if hard else {}
+    compared = [results.get(item, (True, item[1])) for item in items]
+    return [
+        (False, written if boxed else None) if isinstance(result, Failed) else result
+        for (_, written, boxed), result in zip(items, compared, strict=True)
+    ]
+
+
+@functools.cache
+def pool() -> JudgePool:
+    """The processes that compare, started when they are first needed."""
+    return JudgePool("rlcourse.tasks.boxed:compare", min(PROCESSES, os.cpu_count() or 1), SECONDS, MEMORY_GB)
+
+
+def load(data_dir: str | None = None) -> BoxedTask:
+    """The task: about 102,500 problems to train on, 512 for validation (the last of the train file), 500 to test.
+
+    Reads train.jsonl and test.jsonl from `data_dir`, with DeepMath's fields (question, final_answer, difficulty) or
+    MATH's (problem, answer, level), else loads both data sets through `datasets`; the first is 2 GB, as it has three
+    solutions for each problem. level: MATH's, 1 to 5, and DeepMath's difficulty, rounded down.
+
+    Raises ValueError if math-verify is missing, for a line that cannot be used, or a train file too small to leave any
+    problem for training; FileNotFoundError if the folder or a file is missing; ConnectionError if the hub cannot be
+    read.
+    """
+    if importlib.util.find_spec("math_verify") is None:
+        raise ValueError("Task math compares answers with math-verify: `python -m pip install 'rlcourse[math]'`.")
+    train, test = _from_folder(data_dir) if data_dir else _from_hub()
+    if len(train) <= VALIDATION:
+        raise ValueError(
+            f"Task math needs more than {VALIDATION} train problems, not {len(train)}: the last {VALIDATION} are held "
+            "out for validation."
+        )
+    return BoxedTask("math", INSTRUCTION, train[:-VALIDATION], train[-VALIDATION:], test)
+
+
+def _from_folder(folder: str) -> list[list[Problem]]:
+    files = [Path(folder).expanduser() / name for name in ("train.jsonl", "test.jsonl")]
+    missing = [str(file) for file in files if not file.is_file()]
+    if missing:
+        raise FileNotFoundError(
+            f"There is no {' and no '.join(missing)}: name a folder with train.jsonl and test.jsonl in data_dir, or "
+            "leave it unset to load DeepMath-103K and MATH-500 from the Hugging Face hub."
+        )
+    return [read_problems(file, lambda line: problem_of(parse_record(line, EXAMPLE))) for file in files]
+
+
+def _from_hub() -> list[list[Problem]]:
+    import datasets
+
+    found = []
+    for name, split, columns in (
+        ("zwhe99/DeepMath-103K", "train", ["question", "final_answer", "difficulty"]),
+        ("HuggingFaceH4/MATH-500", "test", ["problem", "answer", "level"]),
+    ):
+        try:
+            with hub_or_cache():
+                rows = datasets.load_dataset(name, split=split).select_columns(columns)
+        except Exception as error:  # without a network it may be any of a dozen, from three libraries
+            raise ConnectionError(
+                f"{name} could not be loaded from the Hugging Face hub ({type(error).__name__}): check the network, or "
+                "put train.jsonl and test.jsonl in a folder and name it in data_dir."
+            ) from error
+        found.append([problem_of(row) for row in rows])
+    return found
+
+
+def problem_of(record: dict[str, Any]) -> Problem:
+    """The problem in a record with DeepMath's fields or MATH's. Raises ValueError, in a sentence, if one is missing."""
+    texts = []
+    for names in (("question", "problem"), ("final_answer", "answer")):
+        name = next((name for name in names if name in record), names[0])
+        text = record.get(name)
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(f"{name!r} is missing or is not a text.")
+        texts.append(text.strip())
+    level = record.get("level", record.get("difficulty"))
+    graded = type(level) in (int, float) and level >= 0  # DeepMath has -1 for a difficulty that is not known
+    return Problem(texts[0], "", texts[1], int(level) if graded else None)

@@ -1,0 +1,215 @@
+"""The paged engine against the one that has room for all: on a GPU, or in Triton's interpreter on a CPU.
+
+On a CPU a block, and a tile of attention, has few tokens, so that short answers need several.
+"""
+
+import itertools
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is there on Linux alone")
+
+from policies import DEVICE, make_policy
+from reference import answers, recomputed_logprobs
+from thorough import thorough
+
+from rlcourse.exact import LOG2_E, layers, weights
+from rlcourse.rollout import blocks, fast, make_engine, paged, paged_prefill, slots, triton_attention, triton_step
+from rlcourse.rollout.blocks import BLOCK_TOKENS
+from rlcourse.rollout.fast import FastEngine
+from rlcourse.rollout.paged import PagedEngine
+from rlcourse.rollout.paged_scheduler import Piece
+from rlcourse.sampling import GREEDY, Sampling
+
+ON_GPU = DEVICE == "cuda"
+DTYPE = torch.bfloat16 if ON_GPU else torch.float32
+BLOCK = BLOCK_TOKENS if ON_GPU else 8
+NEW = 10 * BLOCK // 8  # tokens of an answer at most
+START = [(7 * i) % 90 + 5 for i in range(BLOCK)]
+# Less than a block, exactly two, and two that begin with the same one.
+PROMPTS = [[5, 9, 40], [(3 * i) % 80 + 4 for i in range(2 * BLOCK)], [*START, *range(30, 35)], [*START, *range(50, 53)]]
+
+
+def policy_that_ends(share: int = 12 * BLOCK // 8):
+    """One token of so many ends an answer."""
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1, "head_dim": 64}
+    policy = make_policy(3, max_position_embeddings=1024, **sizes)
+    policy.eos_ids = list(range(0, len(policy.tokenizer), share))
+    return policy
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Kernels also on a CPU and in float32, and there small blocks."""
+    for module in (fast, paged):
+        monkeypatch.setattr(module, "has_kernels", weights.fits)
+    monkeypatch.setattr(fast, "is_exact", weights.fits)
+    monkeypatch.setattr(paged, "STEPS_BETWEEN_LOOKS", BLOCK // 4)
+    if not ON_GPU:
+        for module in (triton_step, layers):
+            monkeypatch.setattr(module, "KEYS", BLOCK)
+        for module in (blocks, paged, slots):
+            monkeypatch.setattr(module, "BLOCK_TOKENS", BLOCK)
+        monkeypatch.setattr(paged.BlockManager.__init__, "__defaults__", (BLOCK,))
+        monkeypatch.setattr(paged, "SHORTEST_PIECE", 8)
+
+
+class Watched(PagedEngine):
+    """An engine with so many blocks besides nobody's, which keeps its plans."""
+
+    def __init__(self, policy, usable: int, slots: int = 16):
+        super().__init__(policy, DTYPE, 1.0, slots)
+        self.num_blocks, self.plans = usable + 1, []
+
+    def _prepare(self, plan, *arguments):
+        self.plans.append(plan)
+        super()._prepare(plan, *arguments)
+
+    @property
+    def pieces(self) -> list[Piece]:
+        return [piece for plan in self.plans for piece in plan.pieces]
+
+
+def sent_back(plans) -> list[int]:
+    """The limit after each time that something was sent back."""
+    return [after.limit for before, after in itertools.pairwise(plans) if after.limit < before.limit]
+
+
+def assert_same(found, expected) -> None:
+    """The same answers; log-probs, on a GPU, to the last bit."""
+    assert answers(found) == answers(expected)
+    mask = expected.completion_mask
+    torch.testing.assert_close(found.logprobs[mask], expected.logprobs[mask], atol=0 if ON_GPU else 1e-5, rtol=0)
+    assert torch.equal(found.finished, expected.finished)
+
+
+def unpaged(policy, prompts, num_generations: int, new: int, sampling: Sampling, seed: int = 1):
+    torch.manual_seed(seed)
+    return FastEngine(policy, DTYPE).generate(prompts, num_generations, new, sampling)
+
+
+def generate(engine, prompts, num_generations: int, new: int, sampling: Sampling, seed: int = 1):
+    torch.manual_seed(seed)
+    return engine.generate(prompts, num_generations, new, sampling)
+
+
+def test_a_prompt_of_whole_blocks_is_found_again_until_the_weights_change(small):
+    policy, prompt = policy_that_ends(), PROMPTS[1]
+    engine = Watched(policy, 20)
+    first = generate(engine, [prompt], 2, 4, Sampling())
+    assert_same(generate(engine, [prompt], 2, 4, Sampling()), first)
+    # The last token is not found but computed, as the logits come from it: so its block is not found, either.
+    assert [(piece.begin, piece.end) for piece in engine.pieces] == [(0, 2 * BLOCK), (BLOCK, 2 * BLOCK)]
+    for kind in ("update", "synced by another", "sleep"):
+        for parameter in policy.model.parameters():
+            parameter.grad = parameter.detach().clone()
+        torch.optim.AdamW(policy.model.parameters(), lr=0.01, fused=True).step()  # which PyTorch does not count
+        if kind == "synced by another":
+            engine.decoder.sync()
+        if kind == "sleep":
+            engine.sleep()
+            assert engine.slots is engine.cache is engine.step is None
+        engine.plans = []
+        found = generate(engine, [prompt], 2, 4, Sampling())
+        assert [piece.begin for piece in engine.pieces] == [0]
+        assert_same(found, unpaged(policy, [prompt], 2, 4, Sampling()))
+        assert not torch.equal(found.logprobs, first.logprobs)
+
+
+def test_long_prompts_are_prefilled_in_pieces(small, monkeypatch):
+    policy = policy_that_ends()
+    monkeypatch.setattr(paged, "PREFILL_TOKENS", BLOCK + BLOCK // 2)
+    engine = Watched(policy, 40)
+    found = generate(engine, PROMPTS[:2], 1, 3, GREEDY)
+    assert_same(found, unpaged(policy, PROMPTS[:2], 1, 3, GREEDY))
+    assert [(p.completion, p.begin, p.end, p.first_tokens) for p in engine.pieces] == [
+        (0, 0, 3, True), (1, 0, BLOCK + BLOCK // 2 - 3, False), (1, BLOCK + BLOCK // 2 - 3, 2 * BLOCK, True),
+    ]  # fmt: skip
+
+
+def test_pieces_are_joined_as_long_as_padding_allows():
+    pieces = [Piece(i, 0, n, True) for i, n in enumerate((5, 3, 4, 20, 1, 1))]
+    found = paged_prefill.passes(pieces, 15, 2)
+    assert [[piece.completion for piece in group] for group in found] == [[0, 1], [2], [3], [4, 5]]
+    assert [len(group) for group in paged_prefill.passes(pieces, 15, 9)] == [3, 1, 2]
+    assert paged_prefill.passes([], 15, 9) == []
+
+
+@pytest.mark.parametrize("splits", [1, 2, 5])
+@pytest.mark.parametrize("head_dim", [64])
+def test_attention_over_blocks_has_the_bits_of_that_over_rows(splits, head_dim, monkeypatch):
+    """Also where there are more splits than blocks: 5 of them, for up to three blocks."""
+    keys, heads, kv_heads, rows = BLOCK, 4, 2, 4
+    torch.manual_seed(0)
+    cache = torch.randn(2, rows, kv_heads, 3 * keys, head_dim, device=DEVICE).to(DTYPE)
+    q = torch.randn(rows, heads * head_dim, device=DEVICE).to(DTYPE)
+    position = torch.tensor([0, keys - 1, keys, 3 * keys - 1], device=DEVICE)
+    completion = torch.tensor([2, 0, 3, 1], device=DEVICE)
+    order = torch.randperm(rows * 3, device=DEVICE) + 1
+    table = torch.zeros(rows + 1, 3, dtype=torch.int32, device=DEVICE)
+    pool = torch.full((2, 1 + rows * 3, kv_heads, keys, head_dim), float("nan"), device=DEVICE).to(DTYPE)
+    for row, owner in enumerate(completion.tolist()):
+        for j in range(int(position[row]) // keys + 1):  # further ones it does not have
+            table[owner, j] = block = order[3 * row + j]
+            pool[:, block] = cache[:, row, :, j * keys : (j + 1) * keys]
+    found = []
+    for part, owners, is_paged in ((cache, (completion, completion, 0), False), (pool, (table, completion, 3), True)):
+        out, arrived = torch.zeros_like(q), torch.zeros(rows * kv_heads, dtype=torch.int32, device=DEVICE)
+        partial_acc = torch.zeros(rows * kv_heads * 3 * 32, head_dim, device=DEVICE)
+        triton_attention.attention_kernel[(kv_heads, rows, splits)](
+            q, part, *owners, position, partial_acc, partial_acc[:, :2].clone(), arrived, out, LOG2_E * head_dim**-0.5,
+            heads, kv_heads, head_dim, *part.stride()[:3], splits, 3, keys, is_paged, PDL=False, enable_fp_fusion=False,
+        )  # fmt: skip
+        found.append(out)
+    assert torch.equal(*found)
+    assert found[0].isfinite().all() and (found[0] != 0).any(1).all()
+
+
+def test_restricted_sampling_leaves_the_right_tokens_out(small):
+    policy, sampling = policy_that_ends(), Sampling(0.7, top_k=3)
+    found = generate(Watched(policy, 12), PROMPTS[:2], 2, 4, sampling)
+    gap = (found.logprobs - recomputed_logprobs(policy, found, sampling))[found.completion_mask].abs()
+    assert gap.max() < 1e-4 if not ON_GPU else gap.mean() < 0.1
+
+
+def test_what_does_not_fit_is_refused_in_a_sentence(small, monkeypatch):
+    policy = policy_that_ends()
+    with pytest.raises(ValueError, match="give it a larger budget"):
+        Watched(policy, 2).generate(PROMPTS, 1, NEW, GREEDY)
+    with pytest.raises(ValueError, match="A paged cache is for the engine fast"):
+        make_engine(policy, "hf-dynamic", DTYPE, cache_gb=1.0)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="A paged cache needs an NVIDIA GPU"):
+        make_engine(policy, "fast", torch.float32, cache_gb=1.0)
+
+
+def test_the_budget_is_that_of_the_cache(small):
+    engine = make_engine(policy_that_ends(), "fast", DTYPE, cache_gb=0.001)
+    assert isinstance(engine, PagedEngine)
+    engine.generate(PROMPTS[:1], 1, 1, GREEDY)
+    size = engine.cache.numel() * engine.cache.element_size()
+    assert 0.8e6 < size <= 1e6
+
+
+@pytest.mark.parametrize(
+    ("sampling", "usable", "slots", "late"),
+    [
+        (GREEDY, 40, 3, 1),
+        (Sampling(0.8), 7, 8, 0),
+        thorough((GREEDY, 7, 8, 1)),
+        thorough((Sampling(), 9, 5, 1)),
+        thorough((Sampling(), 40, 8, 0)),
+    ],
+)
+def test_answers_are_those_of_the_engine_with_room_for_all(sampling, usable, slots, late, small):
+    policy = policy_that_ends()
+    engine = Watched(policy, usable, slots)
+    engine.late = late
+    found = generate(engine, PROMPTS, 2, NEW, sampling)
+    assert_same(found, unpaged(policy, PROMPTS, 2, NEW, sampling))
+    assert bool(sent_back(engine.plans)) == (usable < 40)
+    if usable == 7:  # one whose prompt's blocks another one goes on with, and which had more than its first token
+        assert any(limit % 2 for limit in sent_back(engine.plans))
+        assert any(piece.end > len(PROMPTS[piece.completion // 2]) for piece in engine.pieces)
+    assert len(found.completion_lengths.unique()) > 1

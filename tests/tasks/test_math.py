@@ -1,0 +1,284 @@
+"""Mathematics: the box that counts, what equals what, what earns nothing, time limits, the two data sets' fields."""
+
+import json
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcourse.tasks import load_task
+from rlcourse.tasks import math as math_task
+from rlcourse.tasks.boxed import as_written, compare, last_box, left_to_compute
+from rlcourse.tasks.math import VALIDATION, BoxedTask, problem_of
+from rlcourse.tasks.pool import JudgePool
+from rlcourse.tasks.task import Attempt, Problem
+from rlcourse.tasks.verify import CUT_OFF, Readings
+
+pytest.importorskip("math_verify", exc_type=ImportError)
+TASK = BoxedTask("math", "Box it.", [], [], [])
+
+
+@pytest.mark.parametrize(
+    ("text", "box"),
+    [
+        (r"so \boxed{5}", "5"),
+        (r"\boxed{1} no, \boxed{2}.", "2"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed {x^{2^{3}}} }", "x^{2^{3}}"),
+        (r"\boxed{\{1,2\}}", r"\{1,2\}"),
+        (r"\boxed{ \boxed{7} }", "7"),
+        (r"\boxed{3} and \boxed{4", "3"),  # never closed
+        (r"\boxed{3} and \boxed{}", "3"),
+        (r"\boxed{3} and \boxed{ }", "3"),
+        (r"} \boxed{3} {", "3"),
+        ("\\boxed{1,\n2}", "1,\n2"),
+        (r"boxed{5}", None),
+        (r"\boxed 5", None),
+        (r"\boxed{\}", None),
+        (r"\fbox{5}", None),
+        ("", None),
+    ],
+)
+def test_the_last_box_that_holds_something_counts(text, box):
+    assert last_box(text) == box
+
+
+@given(st.lists(st.sampled_from([*"{}\\ 5", "\\boxed", "\\boxed{"]), max_size=20).map("".join))
+def test_the_box_agrees_with_counting_braces(text):
+    """By trying every start and counting, in quadratic time."""
+    best = None
+    for start in [i for i in range(len(text)) if text.startswith("\\boxed", i)]:
+        depth, at, begun = 0, start + len("\\boxed"), None
+        backslashes = len(text[:start]) - len(text[:start].rstrip("\\"))
+        if backslashes % 2:
+            continue  # the backslash of \boxed is the second of a pair
+        while at < len(text) and text[at] == " ":
+            at += 1
+        if at == len(text) or text[at] != "{":
+            continue
+        begun = at + 1
+        while at < len(text):
+            if text[at] == "\\":
+                jump = text.startswith("\\boxed", at) and text[at + 6 :].lstrip(" ").startswith("{")
+                at += len("\\boxed") if jump else 2
+                continue
+            depth += {"{": 1, "}": -1}.get(text[at], 0)
+            if depth == 0:
+                break
+            at += 1
+        if depth == 0 and at < len(text) and text[begun:at].strip():
+            best = text[begun:at].strip()
+    assert last_box(text) == best
+
+
+def test_a_long_text_of_boxes_is_read_at_once():
+    started = time.perf_counter()
+    assert last_box(r"\boxed{" * 20_000) is None and last_box("{" * 10**6) is None
+    assert time.perf_counter() - started < 5
+
+
+EQUAL = [
+    # numbers
+    ("0.5", r"\frac12"), (r"\frac{1}{2}", "1/2"), (r"-\frac{1}{2}", r"\dfrac{-1}{2}"), ("1/3", "0.333333"),
+    ("1234", "1,234"), (r"1{,}234", "1234"), ("1000000", "10^6"), ("5", "5."), ("5", "$5$"), (r"\$5", "5"),
+    (r"3\frac{1}{2}", "3.5"),
+    (r"\sqrt{8}", r"2\sqrt2"), (r"\infty", r"\infty"), ("-2", "−2"),
+    # units, percent
+    ("5", r"5\text{ cm}"), (r"5 \text{ cm}^2", "5"), ("90", r"90^\circ"), ("50", r"50\%"), (r"50\%", "0.5"),
+    # expressions
+    ("x^2-1", "(x-1)(x+1)"), (r"2\pi r", r"2r\pi"), ("6+9i", "9i+6"), ("5", "x=5"), ("x=5", "5"), ("y=2x+3", "2x+3"),
+    # intervals, inequalities, sets, tuples, matrices
+    ("[1,2)", r"\left[1, 2\right)"), ("(0.5,1)", r"(\frac12, 1)"), (r"(-\infty,3]", r"x \le 3"),
+    ("[1,2]", r"1\le x\le 2"),
+    (r"(-1,0)\cup(0,1)", r"(0,1)\cup(-1,0)"), (r"x\in[-2,7]", "[-2,7]"), (r"\mathbb{R}", r"(-\infty,\infty)"),
+    (r"\{1,2\}", r"\{2,1\}"), ("1,2", "2, 1"), (r"\{-1,1\}", r"\pm 1"), (r"\emptyset", r"\{\}"),
+    (r"\left(3,\frac{\pi}{2}\right)", r"(3, \pi/2)"),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{bmatrix}1&2\\3&4\end{bmatrix}"),
+    # words, and LaTeX that does not parse
+    (r"\text{Evelyn}", "Evelyn"), (r"\text{June 20}", "June 20"), ("Yes", r"\text{Yes}"), (r"\text{(C)}", "C"),
+    (r"\frac{1}{2", r"\frac{1}{2"),
+]  # fmt: skip
+DIFFERENT = [
+    ("5", "6"), ("1/3", "0.333"), (r"\pi", "3.14"), ("-2", "2"), ("31/2", r"3\frac12"), ("3", "3!"), ("5", "five"),
+    ("[1,2)", "(1,2)"), ("[1,2]", "[1,2)"), ("(1,2)", "(2,1)"), (r"x \le 3", "x < 3"), (r"(-\infty,3]", r"x \ge 3"),
+    (r"\{1,2\}", r"\{1,2,3\}"), ("(3,5)", "(5,3)"), ("(1,2)", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+    ("x^2", "x^3"), ("a", "b"),
+    # hedging
+    ("1", "1, 2"), ("2", r"1 \text{ or } 2"), ("1", r"\pm 1"), ("12", r"12 \text{ apples and } 3"),
+    ("5", "x = 5, y = 6"),
+    # words, and what does not parse
+    ("Yes", "No"), ("True", "False"), ("even", "odd"), (r"\text{no solution}", r"\text{none}"), (r"\frac{1}{2", "0.5"),
+    ("5", r"\frac{"), ("5", r"\ "), ("5", "x"), ("True", "1=1"), ("5", "NaN"), ("0", "x=y"),
+    # left undone
+    ("1/3", r"\int_0^1 x^2 dx"), ("55", r"\sum_{k=1}^{10} k"), ("24", r"\prod_{k=1}^4 k"), ("2x", r"\frac{d}{dx}x^2"),
+    ("1", r"\lim_{x\to0}\frac{\sin x}{x}"), ("4", r"\max(2,4)"), ("4", r"\iint 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("gold", "answer"), EQUAL, ids=lambda text: text[:30])
+def test_what_means_the_same_is_right(gold, answer):
+    text = rf"Thus \boxed{{{answer}}}."
+    box = last_box(text) or last_box(rf"\boxed{{{answer}}}") or answer  # a brace of the answer may be missing
+    assert compare((gold, box, True)) == (True, box)
+
+
+@pytest.mark.parametrize(("gold", "answer"), DIFFERENT, ids=lambda text: text[:30])
+def test_what_means_something_else_is_wrong(gold, answer):
+    assert compare((gold, answer, True)) == (False, answer)
+
+
+def test_a_computation_may_be_left_where_the_gold_answer_leaves_it():
+    assert left_to_compute(r"\sum_{k=1}^n k", "5") and not left_to_compute(r"\sum_{k=1}^n k", r"\sum_{j=1}^n j")
+    assert not left_to_compute(r"\infty", "5") and not left_to_compute(r"\sin x", "5")  # \in is not \int
+    assert compare((r"\sum_{k=1}^n k", r"\sum_{k=1}^{n} k", True))[0]
+
+
+def judged(*texts, gold="1/2", question="", finished=True):
+    return TASK.judge([Attempt(Problem(question, "", gold), text, 9, finished) for text in texts], training=True)
+
+
+def test_the_box_is_the_strict_reading_and_without_one_the_lenient_one_looks_elsewhere():
+    assert judged(
+        r"\boxed{0.5}",
+        r"\boxed{2}",
+        r"So the answer is $\frac{1}{2}$.",
+        "It is 0.25",
+        "I do not know",
+        r"0.5, \boxed{2}",
+    ) == [
+        Readings(True, True, True, "0.5"),
+        Readings(False, False, True, "2"),
+        Readings(False, True, False, r"\frac{1}{2}"),
+        Readings(False, False, False, "0.25"),
+        Readings(False, False, False, None),
+        Readings(False, False, True, "2"),
+    ]
+    assert TASK.verify(r"\boxed{\frac{2}{4}}", "0.5").strict
+    assert judged(r"\boxed{0.5}", finished=False) == [CUT_OFF]
+
+
+def test_each_attempt_gets_the_verdict_on_its_own_answer():
+    problems = [Problem("", "", str(n)) for n in (1, 2, 3)]
+    texts = [rf"\boxed{{{n}.0}}" for n in (1, 3, 3)]
+    attempts = [Attempt(p, t, 9, True) for p, t in zip(problems, texts, strict=True)]
+    attempts.insert(1, Attempt(problems[0], r"\boxed{1.0}", 9, False))
+    assert [v.right for v in TASK.judge(attempts, training=False)] == [True, False, False, True]
+
+
+def test_an_expression_copied_from_the_question_is_no_answer():
+    question = r"Compute $\left(1 + 2\right) \cdot 3$ and write 9/1 or 9 as $x$."
+    verdicts = judged(
+        r"\boxed{(1+2)\cdot 3}", r"\boxed{9}", r"\boxed{9/1}", r"\boxed{3 \cdot 3}", gold="9", question=question
+    )
+    assert [v.right for v in verdicts] == [False, True, True, True]
+    assert verdicts[0] == Readings(False, False, True, r"(1+2)\cdot 3")
+    assert judged(r"\boxed{x + 1}", gold="x+1", question="Is it x+1 or x-1?")[0].right
+
+
+def test_an_answer_that_takes_for_ever_costs_itself_alone(monkeypatch):
+    short = JudgePool("rlcourse.tasks.boxed:compare", processes=1, seconds=4.0, memory_gb=4.0)
+    monkeypatch.setattr(math_task, "pool", lambda: short)
+    started = time.perf_counter()
+    verdicts = judged(r"\boxed{9^{9^{9^9}}}", r"\boxed{0.5}", "(" * 400 + r"\boxed{\frac{1}{4}}", r"\boxed{2/4}")
+    assert [v.right for v in verdicts] == [False, True, False, True]
+    assert verdicts[0] == Readings(False, False, True, "9^{9^{9^9}}")
+    assert time.perf_counter() - started < 120
+
+
+def test_what_is_written_alike_needs_no_process(monkeypatch):
+    monkeypatch.setattr(math_task, "pool", lambda: pytest.fail("a process"))
+    assert [v.right for v in judged(r"\boxed{1/2}", r"\boxed{ 1 / 2 }", r"\boxed{$1/2$.}")] == [True] * 3
+
+
+def test_the_same_answer_is_compared_once(monkeypatch):
+    asked = []
+
+    class Pool:
+        def map(self, items):
+            asked.extend(items)
+            return [(True, item[1]) for item in items]
+
+    monkeypatch.setattr(math_task, "pool", Pool)
+    assert all(v.right for v in judged(r"\boxed{0.5}", r"a \boxed{0.5}", r"\boxed{2/4}"))
+    assert asked == [("1/2", "0.5", True), ("1/2", "2/4", True)]
+
+
+def test_spaces_dollars_and_wrappers_do_not_count():
+    assert as_written(r"\left( 1,\,2 \right)") == as_written("(1,2)") == "(1,2)"
+    assert as_written(r"\text{June 20}.") == "June20" and as_written(r"\tfrac12") == r"\frac12"
+    assert as_written(r"\leftarrow") == r"\leftarrow"
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"question": "Q?", "final_answer": " 5 ", "difficulty": 4.5, "topic": "x"}, Problem("Q?", "", "5", 4)),
+        ({"question": "Q?", "final_answer": "5", "difficulty": -1.0}, Problem("Q?", "", "5", None)),
+        ({"problem": "Q?", "answer": r"\pi", "solution": "long", "level": 5}, Problem("Q?", "", r"\pi", 5)),
+        ({"problem": "Q?", "answer": "5", "level": "Level 5"}, Problem("Q?", "", "5", None)),
+    ],
+)
+def test_the_fields_of_both_data_sets_are_read(record, expected):
+    assert problem_of(record) == expected
+
+
+def write(folder, train: int, lines=()):
+    rows = [{"question": f"{n}?", "final_answer": str(n), "difficulty": 3.5} for n in range(train)]
+    (folder / "train.jsonl").write_text("\n".join([*map(json.dumps, rows), *lines]))
+    (folder / "test.jsonl").write_text(json.dumps({"problem": "P?", "answer": "7", "level": 2}))
+    return str(folder)
+
+
+def test_a_folder_is_split_into_train_validation_and_test(tmp_path):
+    task = load_task("math", write(tmp_path, VALIDATION + 3))
+    assert [p.gold for p in task.problems("train")] == ["0", "1", "2"]
+    assert [p.gold for p in task.problems("validation")] == [str(n) for n in range(3, VALIDATION + 3)]
+    assert task.problems("test") == [Problem("P?", "", "7", 2)] and r"\boxed{}" in task.instruction
+    assert list(task.metrics) == ["accuracy", "accuracy_lenient", "formatted"]
+
+
+@pytest.mark.parametrize(
+    ("train", "lines", "sentence"),
+    [
+        (VALIDATION, [], "needs more than 512 train problems, not 512"),
+        (2, ['{"question": "?"}'], "train.jsonl, line 3: 'final_answer' is missing or is not a text."),
+        (2, ['{"final_answer": "1"}'], "train.jsonl, line 3: 'question' is missing or is not a text."),
+        (2, ['{"question": "?", "final_answer": 5}'], "'final_answer' is missing or is not a text."),
+        (2, ["{"], 'line 3: the line is not JSON; expected {"question": "...", "final_answer": "..."}.'),
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_one_sentence(train, lines, sentence, tmp_path):
+    with pytest.raises(ValueError) as caught:
+        load_task("math", write(tmp_path, train, lines))
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_missing_files_and_a_missing_package_are_named(tmp_path, monkeypatch):
+    with pytest.raises(FileNotFoundError, match=r"train\.jsonl and no .*test\.jsonl: name a folder"):
+        load_task("math", str(tmp_path))
+    monkeypatch.setattr(math_task.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="pip install 'rlcourse\\[math\\]'"):
+        load_task("math", str(tmp_path))
+
+
+def test_the_hub_is_asked_for_both_data_sets(monkeypatch):
+    import datasets
+
+    class Rows(list):
+        def select_columns(self, names):
+            return [{name: row[name] for name in names} for row in self]
+
+    def load_dataset(name, split):
+        if name == "zwhe99/DeepMath-103K" and split == "train":
+            row = {"question": "q", "final_answer": "1", "difficulty": 5.0, "r1_solution_1": "x" * 99}
+            return Rows([row] * (VALIDATION + 1))
+        assert (name, split) == ("HuggingFaceH4/MATH-500", "test")
+        return Rows([{"problem": "p", "answer": "2", "level": 1, "subject": "Algebra"}])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    task = load_task("math")
+    assert (task.train, task.test) == ([Problem("q", "", "1", 5)], [Problem("p", "", "2", 1)])
+    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: 1 / 0)
+    with pytest.raises(ConnectionError, match=r"DeepMath-103K could not be loaded .* \(ZeroDivisionError\)"):
+        load_task("math")
