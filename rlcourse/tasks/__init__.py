@@ -1,9 +1,10 @@
 """Tasks: where the questions come from and who says how good an answer is.
 
-A task is anything with the attributes of `Task`. Three ship: `minigsm`, generated problems that need no download;
-`gsm8k`, the public data set; and `math`, harder problems whose answers are expressions. The first two are judged by
-`rlcourse.tasks.verify`, the third by `rlcourse.tasks.boxed`. One of your own is named by the place of the object, or of
-a function that makes it: `--task mypackage.mytask:task`.
+A task is anything with the attributes of `Task`. Four ship: `minigsm`, generated problems that need no download;
+`gsm8k`, the public data set; `math`, harder problems whose answers are expressions; and `kernels`, programs to be made
+fast. The first two are judged by `rlcourse.tasks.verify`, the third by `rlcourse.tasks.boxed`, the fourth by
+`rlcourse.tasks.kernels.judge`. One of your own is named by the place of the object, or of a function that makes it:
+`--task mypackage.mytask:task`.
 """
 
 import importlib
