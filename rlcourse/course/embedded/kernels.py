@@ -7,6 +7,7 @@ mostly checked by the compiler, never by a clock. So the model knows what the wo
 
 import random
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,8 +27,7 @@ from rlcourse.tasks.kernels.language import (
     eager,
     write,
 )
-from rlcourse.tasks.kernels.optimum import fits_one_launch
-from rlcourse.tasks.kernels.problems import draw, split_of
+from rlcourse.tasks.kernels.problems import computations
 from rlcourse.tasks.kernels.tokenizer import kernel_tokenizer
 
 
@@ -62,10 +62,11 @@ class Recipe:
         Stage(100, 3e-3, 2, None),
         Stage(200, 3e-3, 4, None),
         Stage(300, 3e-3, 7, None),
-        Stage(450, 2e-3, 7, None),
+        Stage(350, 2e-3, 7, None),
         Stage(350, 1e-3, 7, Habits()),
     )
-    fits: float = 0.3  # share of the computations drawn that is kept if one launch holds all its lines; others all are
+    problems: int = 6000
+    refused: float = 0.3  # share of them in which one launch does not hold all lines
     rows: int = 32  # demonstrations a step
     seed: int = 1
     hidden_size: int = 128
@@ -136,39 +137,28 @@ def departed(computation: Computation, rng: random.Random, habits: Habits) -> li
     return program
 
 
-def draw_computation(rng: random.Random, longest: int, fits: float) -> Computation:
-    """A computation of the training split for a demonstration, be it one to pose or not: its numbers do not matter.
-
-    Fresh ones each time: with some thousands, the model learns them by heart, and copies others less well.
-    """
-    while True:
-        computation = draw(rng, rng.randint(2, longest))
-        if computation is None or split_of(computation) != "train":
-            continue
-        if rng.random() < fits or not fits_one_launch(computation):
-            return computation
-
-
-def draw_pairs(policy: Policy, stage: Stage, recipe: Recipe, rng: random.Random) -> list[tuple[list[int], list[int]]]:
-    """Token ids of fresh prompts and their demonstrations, EOS included, shortest first."""
+def draw_pairs(
+    policy: Policy, problems: Sequence[Computation], habits: Habits | None, rows: int, rng: random.Random
+) -> list[tuple[list[int], list[int]]]:
+    """Token ids of prompts drawn from the problems and of their demonstrations, EOS included, shortest first."""
     pairs = []
-    for _ in range(recipe.rows):
-        computation = draw_computation(rng, stage.longest, recipe.fits)
-        text = " " + write(demonstration(computation, rng, stage.habits)) + policy.tokenizer.eos_token
+    for computation in rng.choices(problems, k=rows):
+        text = " " + write(demonstration(computation, rng, habits)) + policy.tokenizer.eos_token
         answer = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
         pairs.append((policy.prompt(str(computation)), answer))
     return sorted(pairs, key=lambda pair: len(pair[0]) + len(pair[1]))
 
 
-def run_stage(policy: Policy, stage: Stage, recipe: Recipe, rng: random.Random) -> float:
+def run_stage(policy: Policy, stage: Stage, problems: Sequence[Computation], rows: int, rng: random.Random) -> float:
     """Train on fresh demonstrations, AdamW, the learning rate falling to a twentieth; the last loss, nats a token."""
     parameters = list(policy.model.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=stage.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+    problems = [computation for computation in problems if len(computation.lines) <= stage.longest]
     bar = tqdm(range(stage.steps), desc=f"sft to {stage.longest} lines", unit="step", dynamic_ncols=True)
     for step in bar:
         for group in optimizer.param_groups:
             group["lr"] = stage.lr * min(1.0, (step + 1) / 30) * max(0.05, 1.0 - step / stage.steps)
-        loss = train_on(policy, draw_pairs(policy, stage, recipe, rng))
+        loss = train_on(policy, draw_pairs(policy, problems, stage.habits, rows, rng))
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -179,9 +169,10 @@ def run_stage(policy: Policy, stage: Stage, recipe: Recipe, rng: random.Random) 
 def sft(recipe: Recipe) -> Policy:
     """The model of the recipe."""
     rng = random.Random(recipe.seed)
+    problems = computations(recipe.problems, "train", recipe.seed, (2, 7), recipe.refused)
     policy = new_policy(recipe)
     for stage in recipe.stages:
-        run_stage(policy, stage, recipe, rng)
+        run_stage(policy, stage, problems, recipe.rows, rng)
     return policy
 
 

@@ -30,7 +30,7 @@ IDIOMS = (  # lines over the operand X; a number is the result of that line
 )
 JOINS = ("add", "add", "sub", "mul", "mul", "max", "min", "div")
 MAPS = ("relu", "neg", "abs", "square", "exp", "sigmoid")
-SPLITS = {"train": 72, "validation": 8, "test": 20}  # percent of all structures
+SPLITS = {"test": 20, "validation": 8, "train": 72}  # percent of all structures
 ORDINARY_ROWS = [0, 1, 3, 5, 6]  # of `draw_inputs`: neither large nor all zero
 
 

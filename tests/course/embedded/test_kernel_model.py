@@ -12,7 +12,6 @@ from rlcourse.course.embedded.kernels import (
     Recipe,
     Stage,
     demonstration,
-    draw_computation,
     draw_pairs,
     new_policy,
 )
@@ -24,8 +23,7 @@ from rlcourse.sampling import Sampling
 from rlcourse.tasks import load_task, mean_metrics
 from rlcourse.tasks.kernels.judge import judge_program
 from rlcourse.tasks.kernels.language import WORDS, CompileError, compile_program, eager, write
-from rlcourse.tasks.kernels.optimum import fits_one_launch
-from rlcourse.tasks.kernels.problems import computations, split_of
+from rlcourse.tasks.kernels.problems import computations
 from rlcourse.tasks.kernels.tokenizer import kernel_tokenizer
 
 NONE = Habits(join=0, keep=0, lose=0, slip=0, skip=0, side=0, unchecked=0)
@@ -114,12 +112,11 @@ def test_every_word_is_a_token_and_texts_come_back():
     assert prompt == " a = add u v ; y = relu a =>"
 
 
-def test_demonstrations_end_and_are_sorted_by_length():
-    recipe = Recipe(hidden_size=32, layers=1)
-    policy = new_policy(recipe)
-    pairs = draw_pairs(policy, Stage(1, 1e-3, 7, None), recipe, random.Random(0))
+def test_demonstrations_end_and_are_sorted_by_length(problems):
+    policy = new_policy(Recipe(hidden_size=32, layers=1))
+    pairs = draw_pairs(policy, problems, None, 40, random.Random(0))
     lengths = [len(prompt) + len(answer) for prompt, answer in pairs]
-    assert len(pairs) == recipe.rows and lengths == sorted(lengths)
+    assert len(pairs) == 40 and lengths == sorted(lengths)
     for prompt, answer in pairs:
         assert answer[-1] == policy.eos_ids[0]
         question = policy.tokenizer.decode(prompt).removesuffix(" =>")
@@ -127,22 +124,14 @@ def test_demonstrations_end_and_are_sorted_by_length():
         assert lines == question
 
 
-def test_no_structure_of_the_test_is_demonstrated():
-    rng = random.Random(0)
-    drawn = [draw_computation(rng, 7, 0.3) for _ in range(300)]
-    assert {split_of(computation) for computation in drawn} == {"train"}
-    assert {len(computation.lines) for computation in drawn} == set(range(2, 8))
-    assert 0.3 < sum(not fits_one_launch(computation) for computation in drawn) / len(drawn) < 0.8
-    assert {len(draw_computation(rng, 3, 0.3).lines) for _ in range(50)} == {2, 3}
-
-
 def test_the_recipe_learns_and_is_the_same_each_time():
-    recipe = Recipe((Stage(10, 3e-3, 2, None), Stage(10, 3e-3, 3, Habits())), hidden_size=32, layers=1, rows=8)
+    stages = (Stage(10, 3e-3, 2, None), Stage(10, 3e-3, 3, Habits()))
+    recipe = Recipe(stages, problems=60, hidden_size=32, layers=1, rows=8)
     first, second = kernels.sft(recipe), kernels.sft(recipe)
     for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):
         assert torch.equal(a, b)
     start = new_policy(recipe)
-    pairs = draw_pairs(start, Stage(1, 1e-3, 3, None), recipe, random.Random(5))
+    pairs = draw_pairs(start, computations(40, "train", 0, (2, 3)), None, 32, random.Random(5))
     assert kernels.train_on(first, pairs) < kernels.train_on(start, pairs) - 1
 
 
