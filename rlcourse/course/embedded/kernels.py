@@ -58,12 +58,9 @@ class Stage:
 class Recipe:
     """Copy short programs, copy long ones, then pick up habits."""
 
-    stages: tuple[Stage, ...] = (
-        Stage(100, 3e-3, 2, None),
-        Stage(200, 3e-3, 4, None),
-        Stage(300, 3e-3, 7, None),
-        Stage(350, 2e-3, 7, None),
-        Stage(350, 1e-3, 7, Habits()),
+    sittings: tuple[tuple[Stage, ...], ...] = (
+        (Stage(100, 3e-3, 2, None), Stage(200, 3e-3, 4, None), Stage(300, 3e-3, 7, None)),
+        (Stage(350, 2e-3, 7, None), Stage(350, 1e-3, 7, Habits())),
     )
     problems: int = 6000
     refused: float = 0.3  # share of them in which one launch does not hold all lines
@@ -167,12 +164,15 @@ def run_stage(policy: Policy, stage: Stage, problems: Sequence[Computation], row
 
 
 def sft(recipe: Recipe) -> Policy:
-    """The model of the recipe."""
-    rng = random.Random(recipe.seed)
+    """The model of the recipe. Each sitting draws alike, and leaves the weights as a file in bfloat16 holds them."""
     problems = computations(recipe.problems, "train", recipe.seed, (2, 7), recipe.refused)
     policy = new_policy(recipe)
-    for stage in recipe.stages:
-        run_stage(policy, stage, problems, recipe.rows, rng)
+    for stages in recipe.sittings:
+        rng = random.Random(recipe.seed)
+        for stage in stages:
+            run_stage(policy, stage, problems, recipe.rows, rng)
+        for parameter in policy.model.parameters():
+            parameter.data = parameter.data.bfloat16().float()
     return policy
 
 
