@@ -10,7 +10,7 @@ from rlcourse.tasks.kernels.problems import computations
 # training there are more of the last than in the test, which has them as often as they are drawn. The problems of the
 # validation are others than those of the training, of structures that may be the same.
 SHIPPED = {
-    "train": [("train", 4000, 1, (2, 5), 0.75)],
+    "train": [("train", 4000, 1, (2, 5), 0.6)],
     "validation": [("train", 300, 2, (2, 5), 0.0)],
     "test": [("test", 200, 3, (2, 5), 0.0), ("test", 100, 4, (6, 7), 0.0)],
 }
