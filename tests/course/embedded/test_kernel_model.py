@@ -125,7 +125,7 @@ def test_demonstrations_end_and_are_sorted_by_length(problems):
 
 
 def test_the_recipe_learns_and_is_the_same_each_time():
-    sittings = ((Stage(10, 3e-3, 2, None),), (Stage(10, 3e-3, 3, Habits()),))
+    sittings = ((Stage(60, 3e-3, 2, None),), (Stage(40, 3e-3, 3, Habits()),))
     recipe = Recipe(sittings, problems=60, hidden_size=32, layers=1, rows=8)
     first, second = kernels.sft(recipe), kernels.sft(recipe)
     for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):
