@@ -1,5 +1,5 @@
-"""Checkpoints: a transformers model folder plus `trainer.pt`, written under another name and then renamed, so that none
-is ever incomplete."""
+"""Checkpoints: a transformers model folder, or an adapter's in peft's format, plus `trainer.pt`; written under another
+name and then renamed, so that none is ever incomplete."""
 
 import os
 import re
@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from rlcourse.files import reason
+from rlcourse.files import reason, try_folder
+from rlcourse.lora import add_adapter, has_adapter, is_adapter, load_adapter, save_adapter
 from rlcourse.policy import Policy, load_policy
 
 KEPT = 2  # checkpoints of a run that stay on disk
@@ -31,7 +32,8 @@ def save_checkpoint(run_folder: Path, step: int, policy: Policy, state: dict[str
         shutil.rmtree(leftover, ignore_errors=True)
     try:
         aside.mkdir(parents=True)
-        policy.model.save_pretrained(aside)
+        save = save_adapter if has_adapter(policy.model) else type(policy.model).save_pretrained
+        save(policy.model, aside)
         policy.tokenizer.save_pretrained(aside)
         torch.save(state, aside / "trainer.pt")
     except Exception as error:  # of safetensors and torch, which say nothing of a full disk
@@ -83,6 +85,51 @@ def load_saved_policy(checkpoint: Path, device: torch.device) -> Policy:
         return load_policy(str(checkpoint), device)
     except (ValueError, FileNotFoundError) as error:
         raise damaged(checkpoint, str(error).rpartition(": ")[0]) from error
+
+
+def policy_of_run(config: Any, device: torch.device, checkpoint: Path | None = None) -> Policy:
+    """The policy that a run starts with, or goes on with from a checkpoint: with `lora_rank` the base with an adapter
+    that learns. config: with model, lora_rank, lora_alpha and lora_targets. Raises ValueError if it cannot be read."""
+    if not config.lora_rank:
+        return load_policy(config.model, device) if checkpoint is None else load_saved_policy(checkpoint, device)
+    policy = load_policy(config.model, device)
+    if checkpoint is None:
+        add_adapter(policy.model, config.model, config.lora_rank, config.lora_alpha, config.lora_targets)
+        return policy
+    try:
+        load_adapter(policy.model, checkpoint)
+    except (ValueError, FileNotFoundError) as error:
+        raise damaged(checkpoint, str(error).rpartition(": ")[0]) from error
+    return policy
+
+
+def save_model(policy: Policy, output: Path) -> None:
+    """Write model and tokenizer to `output`, which is empty or not there; aside first."""
+    aside = output.with_name(output.name + ".writing")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.parent.mkdir(parents=True, exist_ok=True)
+    policy.model.save_pretrained(aside)
+    policy.tokenizer.save_pretrained(aside)
+    if output.exists():
+        output.rmdir()
+    os.replace(aside, output)
+
+
+def merge_adapter(place: Path, output: Path) -> Path:
+    """Write the model that an adapter makes of its base to `output`.
+
+    place: the adapter's folder, or that of a run: then it is the last checkpoint. Returns the adapter's folder. Raises
+    FileNotFoundError or ValueError, in one sentence, if there is no adapter or it cannot be read.
+    """
+    folder = latest_checkpoint(place) if (place / "checkpoints").is_dir() else place
+    if not is_adapter(folder):
+        whole = (folder / "config.json").is_file()
+        why = "its weights are whole already" if whole else "name a folder with adapter_config.json, or a run"
+        raise FileNotFoundError(f"There is no adapter in {folder}: {why}.")
+    policy = load_policy(str(folder.resolve()))
+    try_folder(output, "choose another --output", 4 * sum(p.numel() for p in policy.model.parameters()))
+    save_model(policy, output)
+    return folder
 
 
 def load_state(checkpoint: Path) -> dict[str, Any]:

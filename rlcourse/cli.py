@@ -4,6 +4,7 @@ Only light modules are imported here, so that `--help` answers at once; each com
 """
 
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,9 @@ from rlcourse.cli_options import PANELS, parse_rows, takes_settings, within
 from rlcourse.config import TrainConfig, check_settings, make_config
 from rlcourse.files import try_empty_folder, try_file, try_folder
 from rlcourse.settings import COUNT, MEMORY_GB, SEED, Range
+from rlcourse.sft import config as sft_config
+from rlcourse.sft.config import PANELS as SFT_PANELS
+from rlcourse.sft.config import SFTConfig
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -110,20 +114,43 @@ def sample(
 
 
 @app.command()
+@partial(takes_settings, kind=SFTConfig, panels=SFT_PANELS)
 def sft(
-    output: Annotated[str, typer.Option("--output", help="Folder to write the model to.")] = "runs/embedded",
-    worked_steps: Annotated[int, typer.Option(help="Steps on worked answers.", callback=within(COUNT))] = 1000,
-    uneven_steps: Annotated[int, typer.Option(help="Steps on uneven demonstrations.", callback=within(COUNT))] = 100,
-    seed: Annotated[int, typer.Option(help="Seed of weights and demonstrations.", callback=within(SEED))] = 1,
+    settings: dict[str, Any],
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the run's last checkpoint, with its settings.")
+    ] = False,
 ):
-    """Train the embedded model again from scratch, on a CPU: a small Qwen2, about 12 minutes on two cores."""
-    with user_errors():
-        try_empty_folder(Path(output).expanduser(), "choose another --output")  # before torch is loaded
-        from rlcourse.course.embedded.sft import SFTConfig
-        from rlcourse.course.embedded.sft import sft as train_from_scratch
+    """Fine-tune a language model on conversations: it learns their answers. Alone, the worked answers of the embedded
+    task.
 
-        loss = train_from_scratch(SFTConfig(worked_steps, uneven_steps, seed=seed), output)
-        print(f"Loss {loss:.3f} nats a token. The model is in {output}: `rlcourse eval --model {output}` measures it.")
+    A line of `--data` is {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]} or
+    {"prompt": "...", "answer": "..."}. The checkpoints are folders for `--model` of the other commands.
+    """
+    with user_errors():
+        if resume:
+            sft_config.check_settings(settings)  # before anything is loaded; the rest is in the run's folder
+        else:
+            config = sft_config.make_config(**settings)
+            try_folder(Path(config.output).expanduser(), "choose another --output")
+        from rlcourse.sft import trainer
+
+        print_fine_tuning(trainer.resume(**settings) if resume else trainer.fine_tune(config))
+
+
+@app.command()
+def merge(
+    adapter: Annotated[Path, typer.Argument(help="A folder with an adapter, or a run that trained one")],
+    output: Annotated[Path, typer.Option("--output", help="Folder to write the model to.")],
+):
+    """Write the model that a LoRA adapter makes of its base: plain weights, W + (alpha / rank) B A, in float32."""
+    with user_errors():
+        output = output.expanduser()
+        try_empty_folder(output, "choose another --output")
+        from rlcourse.checkpoint import merge_adapter
+
+        found = merge_adapter(adapter.expanduser(), output)
+        print(f"{found} is merged into its base: `rlcourse eval --model {output}` measures it.")
 
 
 @app.command()
@@ -265,6 +292,25 @@ def print_summary(summary: dict[str, Any]) -> None:
     console.print(samples, table)
     console.print(
         f"{summary['steps']} steps in {summary['wall_seconds']:.0f} s. Curve, metrics, samples and checkpoints are in "
+        f"{escape(summary['folder'])}.",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def print_fine_tuning(summary: dict[str, Any]) -> None:
+    """What fine-tuning achieved: held-out loss, and what the task measures, before and after."""
+    before, after = summary["before"], summary["after"]
+    table = Table("measure", "before", "after", title=f"{summary['examples']:,} examples learned")
+    if "loss" in after:
+        table.add_row(f"loss of {summary['held_out']} held out", f"{before['loss']:.3f}", f"{after['loss']:.3f}")
+    for name in summary["metrics"]:
+        values = (printed(name, when[name], summary["metrics"]) for when in (before, after))
+        table.add_row(name.replace("_", " "), *values)
+    console = Console()
+    console.print(table)
+    console.print(
+        f"{summary['steps']} steps in {summary['wall_seconds']:.0f} s. Curve, metrics and checkpoints are in "
         f"{escape(summary['folder'])}.",
         highlight=False,
         soft_wrap=True,

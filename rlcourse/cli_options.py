@@ -15,6 +15,7 @@ from rlcourse.settings import Range, field_type
 # The groups of `rlcourse train --help`: each begins at this field of TrainConfig.
 PANELS = {
     "preset": "What is trained, and on what",
+    "lora_rank": "LoRA",
     "advantage": "Algorithm switches",
     "reward_parser": "Reward",
     "engine": "Rollout",
@@ -24,11 +25,11 @@ PANELS = {
 }
 
 
-def setting_options() -> list[inspect.Parameter]:
-    """One keyword parameter for each field of TrainConfig, None by default so that preset and algorithm can fill it."""
+def setting_options(kind: type, panels: dict[str, str]) -> list[inspect.Parameter]:
+    """One keyword parameter for each field of `kind`, None by default so that preset and algorithm can fill it."""
     options, panel = [], ""
-    for f in fields(TrainConfig):
-        panel = PANELS.get(f.name, panel)
+    for f in fields(kind):
+        panel = panels.get(f.name, panel)
         annotation = Annotated[field_type(f) | None, _option(f, panel)]
         options.append(inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
     return options
@@ -46,19 +47,19 @@ def _option(f: Field, panel: str):
     return typer.Option(flag, help=text, show_default=False, rich_help_panel=panel)
 
 
-def takes_settings(command):
-    """Give a command `command(settings, ...)` an option for every field of TrainConfig, collected in `settings`.
+def takes_settings(command, kind: type = TrainConfig, panels: dict[str, str] = PANELS):
+    """Give a command `command(settings, ...)` an option for every field of `kind`, collected in `settings`.
 
     `settings` holds the options that were set. The command's other parameters stay options of their own.
     """
 
     def with_options(**values):
-        names = {f.name for f in fields(TrainConfig)}
+        names = {f.name for f in fields(kind)}
         settings = {name: value for name, value in values.items() if name in names and value is not None}
         command(settings, **{name: value for name, value in values.items() if name not in names})
 
     own = list(inspect.signature(command).parameters.values())[1:]
-    parameters = setting_options() + [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+    parameters = setting_options(kind, panels) + [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
     with_options.__signature__ = inspect.Signature(parameters)
     with_options.__annotations__ = {p.name: p.annotation for p in parameters}
     with_options.__doc__ = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(command))  # typer keeps line breaks

@@ -7,13 +7,14 @@ With one update a rollout the importance ratio is exactly 1: clips and sequence 
 and CISPO is DAPO without its sampling. So PPO, GSPO and CISPO make two updates; `minibatches 1` turns that off.
 """
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlcourse.settings import (
     COUNT,
     COUNT_OR_NONE,
     LIMIT,
+    RANK,
     REWARD,
     SEED,
     SHARE,
@@ -21,8 +22,7 @@ from rlcourse.settings import (
     TOP_P,
     WEIGHT,
     Range,
-    check_name,
-    check_setting,
+    check_settings_of,
     setting,
     shown,
 )
@@ -48,9 +48,20 @@ class TrainConfig:
     model: str = setting("embedded", "'embedded', 'embedded-kernels', a folder, or a name on the Hugging Face hub")
     task: str = setting(
         "minigsm",
-        "problems, and who judges the answers: minigsm, gsm8k, math, kernels, or module:object for one of your own",
+        "problems, and who judges the answers: minigsm, gsm8k, math, kernelbench, kernels, or module:object for your own",
     )
     data_dir: str | None = setting(None, "folder of train.jsonl and test.jsonl to read instead of the usual source")
+
+    # LoRA
+    lora_rank: int = setting(
+        0, "rank of a low-rank adapter that learns instead of the weights; 0 for all weights", within=RANK
+    )
+    lora_alpha: float = setting(
+        32.0, "the adapter's product counts alpha / rank; use 10 times the learning rate of all weights", within=LIMIT
+    )
+    lora_targets: str = setting(
+        "all-linear", "what gets an adapter: all-linear, or names of layers by commas, as q_proj,v_proj"
+    )
 
     # Algorithm switches
     advantage: str = setting(
@@ -279,16 +290,10 @@ def make_config(preset: str = "laptop", **overrides: Any) -> TrainConfig:
 
 def check_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings, each checked by itself and in its field's type. Raises ValueError for an unknown one, too."""
-    known = {f.name: f for f in fields(TrainConfig)}
-    for name in settings:
-        if name not in known:
-            raise ValueError(f"Unknown setting {shown(name)}: `rlcourse train --help` lists them all.")
-    checked = {name: check_setting(known[name], value) for name, value in settings.items()}
+    checked = check_settings_of(TrainConfig, settings, "train")
     for name, choices in (("preset", PRESETS), ("algorithm", ALGORITHMS)):
         if checked.get(name, next(iter(choices))) not in choices:
             raise ValueError(f"Unknown {name} {shown(checked[name])}: use one of {', '.join(choices)}.")
-    if checked.get("name") is not None:
-        check_name(checked["name"])
     return checked
 
 

@@ -2,24 +2,27 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 
 from rlcourse.config import TrainConfig
 
 
-def wanted_device(config: TrainConfig) -> str:
-    """'cpu' or 'cuda'. 'auto' is the GPU if torch has one, or if the config asks for bfloat16, which needs one."""
+def wanted_device(config: Any) -> str:
+    """'cpu' or 'cuda', for a config with device and dtype. 'auto' is the GPU if torch has one, or if the config asks
+    for bfloat16, which needs one."""
     if config.device != "auto":
         return config.device
     return "cuda" if config.dtype == "bfloat16" or torch.cuda.is_available() else "cpu"
 
 
-def find_device(config: TrainConfig) -> torch.device:
+def find_device(config: Any) -> torch.device:
     """The device to train on. Raises ValueError if the config needs a GPU and there is none."""
     device = torch.device(wanted_device(config))
     if device.type == "cuda" and not torch.cuda.is_available():
-        reason = "device 'cuda'" if config.device == "cuda" else f"bfloat16 (preset {config.preset!r})"
+        preset = f" (preset {config.preset!r})" if isinstance(config, TrainConfig) else ""
+        reason = "device 'cuda'" if config.device == "cuda" else f"bfloat16{preset}"
         raise ValueError(f"No CUDA GPU was found, which {reason} needs: `rlcourse doctor` says what runs here.")
     return device
 

@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM: both stop what runs; a training run saves a checkpoint first."""
 
 import signal
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tqdm import tqdm
@@ -47,3 +48,23 @@ class StopAfterStep:
         self.inside = False  # an interrupted step leaves it True
         if self.asked:
             raise self.asked
+
+
+@contextmanager
+def saved_when_stopped(
+    step: Callable[[], int], save: Callable[[], None], resume_command: Callable[[], str]
+) -> Iterator[StopAfterStep]:
+    """The loop of a run: at Ctrl-C or SIGTERM its current step is finished, then `save` is called, and the way to go on
+    printed. step: how many steps are done. Half a step, after a second Ctrl-C, is no state to go on from: not saved."""
+    stop = StopAfterStep()
+    try:
+        with stop:
+            yield stop
+    except KeyboardInterrupt:
+        if stop.inside:
+            said = f"Stopped within step {step() + 1}. Go on from the last checkpoint, if there is one, with:"
+        else:
+            save()
+            said = f"Stopped at step {step()}. Go on with:"
+        tqdm.write(f"{said} {resume_command()}")
+        raise

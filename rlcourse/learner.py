@@ -12,29 +12,31 @@ from rlcourse.config import TrainConfig
 from rlcourse.device import autocast
 from rlcourse.exact.weights import can_fuse, fused_weights, is_exact, may_be_exact
 from rlcourse.logprobs import hidden_states, token_logprobs
+from rlcourse.lora import has_adapter, without_adapter
 from rlcourse.policy import Policy, ValueHead, frozen_copy
 
 
 class Learner:
     """The policy, PPO's value head and the frozen reference where the config asks for them, and AdamW over the first
-    two. Weights and moments are float32.
+    two. Weights and moments are float32. Of a policy with an adapter only that learns, and the reference is its base.
 
     start: the model that the reference is a copy of; the policy as it is now if not given.
     """
 
     def __init__(self, policy: Policy, config: TrainConfig, start: PreTrainedModel | None = None):
         self.policy, self.config = policy, config
-        self.reference = frozen_copy(start or policy.model) if config.needs_reference else None
+        self.reference = None
+        if config.needs_reference:
+            adapted = has_adapter(policy.model)
+            self.reference = policy.model if adapted else frozen_copy(start or policy.model)
         self.exact = exact_pass(policy.model, config)
         self.exact_reference = self.exact and self.reference and exact_pass(self.reference, config)
         hidden_size = policy.model.config.hidden_size
         self.value_head = ValueHead(hidden_size).to(policy.device) if config.advantage == "gae" else None
-        groups = [{"params": list(policy.model.parameters()), "peak_lr": config.lr}]
+        groups = [{"params": [p for p in policy.model.parameters() if p.requires_grad], "peak_lr": config.lr}]
         if self.value_head is not None:
             groups.append({"params": list(self.value_head.parameters()), "peak_lr": config.value_lr})
-        self.optimizer = torch.optim.AdamW(
-            groups, lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True
-        )
+        self.optimizer = new_optimizer(groups, config)
 
     def logprobs_and_values(self, rollout: Rollout) -> tuple[Tensor, Tensor | None]:
         """Of each completion token its log-prob, and with a value head the value of the state before it: [rows, T]."""
@@ -76,7 +78,7 @@ class Learner:
             if self.exact_reference is not None:
                 found, _ = self.exact_reference.token_logprobs(part, config.sampling, config.logprob_chunk)
             else:
-                with autocast(config.dtype, self.policy.device):
+                with without_adapter(self.reference), autocast(config.dtype, self.policy.device):
                     found, _ = token_logprobs(self.reference, part, config.sampling, config.logprob_chunk)
             logprobs[rows, : found.shape[1]] = found
         return logprobs
@@ -87,22 +89,36 @@ class Learner:
 
         Raises RuntimeError, drops the gradients and leaves the weights alone if the gradient is not finite.
         """
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        grad_norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm).item()
-        if not math.isfinite(grad_norm):
-            self.optimizer.zero_grad(set_to_none=True)  # or a caller who goes on would add to them
-            raise RuntimeError("The gradient is not finite, so the weights were left alone: try a lower --lr.")
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["peak_lr"] * lr_factor(step, self.config)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return grad_norm
+        return update(self.optimizer, self.config, step)
+
+
+def new_optimizer(groups: list[dict[str, Any]], config: Any) -> torch.optim.AdamW:
+    """AdamW over groups of parameters, each with its `peak_lr`."""
+    return torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True)
+
+
+def update(optimizer: torch.optim.Optimizer, config: Any, step: int) -> float:
+    """See `Learner.update`. config: that of any training, with max_grad_norm and what `lr_factor` reads."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    grad_norm = torch.nn.utils.clip_grad_norm_(parameters, config.max_grad_norm).item()
+    if not math.isfinite(grad_norm):
+        optimizer.zero_grad(set_to_none=True)  # or a caller who goes on would add to them
+        raise RuntimeError("The gradient is not finite, so the weights were left alone: try a lower --lr.")
+    for group in optimizer.param_groups:
+        group["lr"] = group["peak_lr"] * lr_factor(step, config)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return grad_norm
 
 
 def exact_pass(model: PreTrainedModel, config: TrainConfig) -> Any:
-    """The pass over the model whose numbers are those of the fast engine, or None where there is none."""
+    """The pass over the model whose numbers are those of the fast engine, or None where there is none.
+
+    With an adapter there is none: the engine rounds W + s B A once, the trainer keeps A and B apart for their
+    gradients.
+    """
     dtype = getattr(torch, config.dtype)
-    if dtype == torch.float32 or not may_be_exact(model.device) or not can_fuse(model):
+    if dtype == torch.float32 or not may_be_exact(model.device) or not can_fuse(model) or has_adapter(model):
         return None  # before memory is taken
     if not is_exact(fused_weights(model, dtype)):
         return None
@@ -117,8 +133,11 @@ def _micro_batches(rollout: Rollout, config: TrainConfig) -> tuple[Tensor, ...]:
     return lengths.argsort(stable=True).split(config.micro_batch_rows)
 
 
-def lr_factor(step: int, config: TrainConfig) -> float:
-    """Learning rate of training step `step` (from 0) as a share of its peak: linear warm-up, then the schedule."""
+def lr_factor(step: int, config: Any) -> float:
+    """Learning rate of training step `step` (from 0) as a share of its peak: linear warm-up, then the schedule.
+
+    config: with steps, warmup_steps and schedule.
+    """
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps
     progress = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)

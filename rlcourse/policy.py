@@ -21,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 
 from rlcourse.files import read_bytes, read_json
 from rlcourse.hub import hub_or_cache
+from rlcourse.lora import base_of, is_adapter, load_adapter, merge
 from rlcourse.paths import model_folder
 
 WIDTHS = ("vocab_size", "hidden_size", "intermediate_size", "head_dim", "num_attention_heads", "num_key_value_heads")
@@ -64,12 +65,18 @@ class Policy:
 
 
 def load_policy(name: str, device: torch.device | str = "cpu") -> Policy:
-    """Load `name` in float32: 'embedded', 'embedded-kernels', a folder, or a name on the Hugging Face hub.
+    """Load `name` in float32: 'embedded', 'embedded-kernels', a folder, or a name on the Hugging Face hub. Of a folder
+    with an adapter its base is loaded, and the adapter merged into it.
 
     Raises FileNotFoundError or ValueError, in one sentence, if model or tokenizer is missing or unreadable, if they do
     not match, or if there is a chat template that cannot be used. Only a task that asks in chats needs one.
     """
     folder = model_folder(name)
+    if folder is not None and is_adapter(folder):
+        policy = load_policy(base_of(folder), device)
+        load_adapter(policy.model, folder)
+        merge(policy.model)
+        return policy
     path = name if folder is None else str(folder)
     if folder is not None:
         check_model_files(folder)
@@ -182,8 +189,11 @@ def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def low_precision_copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """A copy with parameters in `dtype`; buffers stay, as `model.to(bfloat16)` would round RoPE's frequencies."""
-    clone = frozen_copy(model)
+    """A copy with parameters in `dtype`, an adapter merged; buffers stay, as `model.to(bfloat16)` would round RoPE's
+    frequencies."""
+    clone = copy.deepcopy(model).eval()
+    merge(clone)
+    clone.requires_grad_(False)
     for parameter in clone.parameters():
         parameter.data = parameter.data.to(dtype)
     return clone

@@ -5,7 +5,8 @@ import json
 import shlex
 import shutil
 import sys
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,21 @@ from rlcourse.files import append_json, read_json, read_lines, try_folder, write
 FIND_A_RUN = ("preset", "algorithm", "seed", "output", "name")  # settings that say which run --resume means
 MAY_DIFFER = ("steps", "output", "name", "device", "save_every", "log_to")  # settings that --resume may change
 SAMPLES_A_STEP = 4
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a command's runs have of their own: the class of their settings; its checks, of some settings and of a
+    config; the settings that say which run --resume means, and those that it may change."""
+
+    config: type
+    check_settings: Callable[[dict[str, Any]], dict[str, Any]]
+    check_config: Callable[[Any], None]
+    find_a_run: tuple[str, ...]
+    may_differ: tuple[str, ...]
+
+
+TRAIN = Kind(TrainConfig, check_settings, check_config, FIND_A_RUN, MAY_DIFFER)
 
 
 def new_run(config: TrainConfig) -> "RunFolder":
@@ -36,15 +52,15 @@ def new_run(config: TrainConfig) -> "RunFolder":
     return RunFolder(path, config)
 
 
-def run_to_resume(settings: dict[str, Any]) -> "RunFolder":
+def run_to_resume(settings: dict[str, Any], kind: Kind = TRAIN) -> "RunFolder":
     """The folder of a run to continue, with its saved settings, overridden by `settings`.
 
     settings: those that the user gave. `output` and `name` identify the run; without a name it is the latest with the
-    default name of its preset, algorithm and seed. Raises ValueError for a setting that cannot change, or a config.json
+    default name of the settings in `find_a_run`. Raises ValueError for a setting that cannot change, or a config.json
     that cannot be used, FileNotFoundError if there is no such run. Writes nothing: `RunFolder.keep_config` does.
     """
-    settings = check_settings(settings)
-    wanted = replace(TrainConfig(), **{name: settings[name] for name in FIND_A_RUN if name in settings})
+    settings = kind.check_settings(settings)
+    wanted = kind.config(**{name: settings[name] for name in kind.find_a_run if name in settings})
     root = Path(wanted.output).expanduser()
     taken = _numbered(root, wanted.run_name)[: 1 if wanted.name else None]
     if not taken:
@@ -55,13 +71,13 @@ def run_to_resume(settings: dict[str, Any]) -> "RunFolder":
     saved = read_json(path / "config.json", "start a new run")
     if set(saved) != set(wanted.to_dict()):
         raise ValueError(f"{path} was made by another version of rlcourse: start a new run.")
-    fixed = [name for name in settings if name not in MAY_DIFFER and saved.get(name) != settings[name]]
+    fixed = [name for name in settings if name not in kind.may_differ and saved.get(name) != settings[name]]
     if fixed:
         changes = "; ".join(f"{name} was {saved.get(name)!r}, is {settings[name]!r}" for name in fixed)
         raise ValueError(f"{path} was started with other settings ({changes}): resume with the same ones.")
-    config = TrainConfig(**(saved | settings))
+    config = kind.config(**(saved | settings))
     try:
-        check_config(config)
+        kind.check_config(config)
     except ValueError as error:
         sentence = str(error).rstrip(".")
         raise ValueError(f"{path / 'config.json'} cannot be used ({sentence}): start a new run.") from None
@@ -98,7 +114,7 @@ class RunFolder:
 
     def log_step(self, metrics: dict[str, Any], completions: Completions) -> None:
         """One line of metrics, and some of the step's completions."""
-        append_json(self.path / "metrics.jsonl", metrics)
+        self.log_metrics(metrics)
         answers = completions.answers
         every = max(1, len(answers) // SAMPLES_A_STEP)
         for i in range(0, len(answers), every)[:SAMPLES_A_STEP]:
@@ -110,6 +126,10 @@ class RunFolder:
                 "reward": completions.rewards[i].item(),
             }
             append_json(self.path / "samples.jsonl", sample)
+
+    def log_metrics(self, metrics: dict[str, Any]) -> None:
+        """One line of a step's metrics, among them `timing`."""
+        append_json(self.path / "metrics.jsonl", metrics)
         self.tracker(metrics["step"], "train", metrics | metrics["timing"])
 
     def log_eval(self, metrics: dict[str, Any]) -> None:
@@ -144,12 +164,14 @@ class RunFolder:
             if (self.path / name).exists():
                 write_text(self.path / name, text)
 
-    def finish(self, summary: dict[str, Any]) -> None:
-        """Write summary.json and curve.png. The summary's `metrics` are the task's."""
-        from rlcourse.measure.plots import plot_run
+    def finish(self, summary: dict[str, Any], plot: str = "plot_run") -> None:
+        """Write summary.json and curve.png, which the function of that name in `rlcourse.measure.plots` draws. The
+        summary's `metrics` are the task's."""
+        from rlcourse.measure import plots
 
         write_json(self.path / "summary.json", summary)
-        plot_run(self.lines("metrics.jsonl"), self.lines("evals.jsonl"), self.path / "curve.png", summary["metrics"])
+        metrics, evals = self.lines("metrics.jsonl"), self.lines("evals.jsonl")
+        getattr(plots, plot)(metrics, evals, self.path / "curve.png", summary["metrics"])
 
     def resume_command(self) -> str:
         """This process's command line, with --resume."""

@@ -7,7 +7,7 @@ settings of a run have ranges too (`cli_options.within`).
 
 import types
 import typing
-from dataclasses import Field, dataclass, field
+from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
 MANY = 10**9  # no count is larger: what is beyond would overflow somewhere, or never end
@@ -40,6 +40,7 @@ REWARD = Range(-1_000, 1_000)
 TEMPERATURE = Range(0.01, 100)  # a sharper softmax overflows, a flatter one is uniform
 TOP_P = Range(0, 1, above=True)
 MEMORY_GB = Range(0.1, 1_000)
+RANK = Range(0, 4096)  # of an adapter
 
 
 def setting(default, help: str, choices: tuple[str, ...] | None = None, within: Range | None = None):
@@ -73,6 +74,21 @@ def check_setting(f: Field, value: Any) -> Any:
     if kind is str and not (value.strip() and value.isprintable()):
         raise ValueError(f"{f.name} must be a text that can be printed, not {shown(value)}.")
     return kind(value)
+
+
+def check_settings_of(kind: type, settings: dict[str, Any], command: str) -> dict[str, Any]:
+    """The settings, each checked by itself and in the type of its field in the dataclass `kind`.
+
+    command: whose `--help` lists them. Raises ValueError for an unknown setting, too.
+    """
+    known = {f.name: f for f in fields(kind)}
+    for name in settings:
+        if name not in known:
+            raise ValueError(f"Unknown setting {shown(name)}: `rlcourse {command} --help` lists them all.")
+    checked = {name: check_setting(known[name], value) for name, value in settings.items()}
+    if checked.get("name") is not None:
+        check_name(checked["name"])
+    return checked
 
 
 def check_name(name: str) -> None:

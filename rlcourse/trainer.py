@@ -12,8 +12,8 @@ from rlcourse.checkpoint import (
     check_finite,
     damaged,
     latest_checkpoint,
-    load_saved_policy,
     load_state,
+    policy_of_run,
     random_state,
     save_checkpoint,
     set_random_state,
@@ -23,7 +23,7 @@ from rlcourse.config import TrainConfig
 from rlcourse.device import find_device
 from rlcourse.evaluation import answer_problems, evaluate_test, summarize
 from rlcourse.files import try_folder
-from rlcourse.interrupts import StopAfterStep
+from rlcourse.interrupts import StopAfterStep, saved_when_stopped
 from rlcourse.learner import Learner
 from rlcourse.measure.memory import check_memory
 from rlcourse.measure.profiling import peak_memory_bytes
@@ -76,11 +76,12 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.task = load_task(config.task, config.data_dir)
         self.headline = next(iter(self.task.metrics))
-        start = load_policy(config.model, device) if checkpoint is None or config.needs_reference else None
-        self.policy = start if checkpoint is None else load_saved_policy(checkpoint, device)
+        self.policy = policy_of_run(config, device, checkpoint)
+        goes_on = checkpoint is not None and not config.lora_rank  # an adapter has its base below it
+        start = load_policy(config.model, device) if goes_on and config.needs_reference else None
         check_memory(config, self.policy.model.config, device)
         # Weights and two moments: without room for one checkpoint a run would end with nothing.
-        checkpoint_bytes = 12 * sum(p.numel() for p in self.policy.model.parameters())
+        checkpoint_bytes = 12 * sum(p.numel() for p in self.policy.model.parameters() if p.requires_grad)
         try_folder(run.path, "choose another --output", checkpoint_bytes)
         self.learner = Learner(self.policy, config, start and start.model)
         if config.gradient_checkpointing:
@@ -112,31 +113,23 @@ class Trainer:
     def run_all(self) -> dict[str, Any]:
         """Evaluation, training, evaluation. See `train`."""
         self._say_if_two_sets_of_numbers()
-        try:
-            with StopAfterStep() as stop:
-                if self.before is None:
-                    self.before = self._test("before")
-                self._loop(stop)
-                after = self._test("after")
-        except KeyboardInterrupt:
-            if stop.inside:  # half a step is no state to go on from
-                said = f"Stopped within step {self.step + 1}. Go on from the last checkpoint, if there is one, with:"
-            else:
-                self._save()
-                said = f"Stopped at step {self.step}. Go on with:"
-            tqdm.write(f"{said} {self.run.resume_command()}")
-            raise
+        with saved_when_stopped(lambda: self.step, self._save, self.run.resume_command) as stop:
+            if self.before is None:
+                self.before = self._test("before")
+            self._loop(stop)
+            after = self._test("after")
         self._save()
         summary = self._summary(after)
         self.run.finish(summary)
         return summary
 
     def _say_if_two_sets_of_numbers(self) -> None:
-        """In 16 bits, engine and trainer round differently but where both are exact."""
+        """In 16 bits, engine and trainer round differently but where both are exact; with an adapter they are not."""
         if self.config.dtype == "float32" or (self.engine.exact and self.learner.exact is not None):
             return
         tqdm.write(
-            f"Engine {self.config.engine} and trainer round differently on {self.device}: `mismatch_mean` in "
+            f"Engine {self.config.engine} and trainer round differently on {self.device}"
+            f"{' with an adapter' if self.config.lora_rank else ''}: `mismatch_mean` in "
             "metrics.jsonl says by how much, and --sampler-correction token makes up for it."
         )
 

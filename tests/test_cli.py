@@ -11,12 +11,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from rlcourse import bench, cli, cli_errors, cli_options, evaluation, trainer
+from rlcourse import bench, checkpoint, cli, cli_errors, cli_options, evaluation, trainer
 from rlcourse.config import ALGORITHMS, TrainConfig, make_config
-from rlcourse.course.embedded import sft
-from rlcourse.course.embedded.sft import SFTConfig
 from rlcourse.measure import doctor, memory
 from rlcourse.settings import field_type
+from rlcourse.sft import config as sft_config
+from rlcourse.sft import trainer as fine_tuning
 from rlcourse.tasks import Answer, Problem
 from rlcourse.tasks.verify import Readings
 
@@ -100,23 +100,27 @@ def test_resume_gets_what_was_said_and_nothing_else(trained):
     assert trained == [{"steps": 90, "compile": False}, {}]
 
 
-def test_help_shows_every_option_with_help_choices_and_the_default_of_the_laptop_preset():
-    text = re.sub(r"[\s│]+", " ", invoke("train", "--help").output)
-    laptop = make_config("laptop")
-    for f in fields(TrainConfig):
+@pytest.mark.parametrize(
+    ("command", "kind", "laptop"),
+    [("train", TrainConfig, make_config("laptop")), ("sft", sft_config.SFTConfig, sft_config.make_config())],
+)
+def test_help_shows_every_option_with_help_choices_and_its_default(command, kind, laptop):
+    text = re.sub(r"[\s│]+", " ", invoke(command, "--help").output)
+    for f in fields(kind):
         assert "--" + f.name.replace("_", "-") in text
         assert f.metadata["help"] in text
         if f.metadata["choices"]:
             assert ", ".join(f.metadata["choices"]) in text
         assert getattr(laptop, f.name) == f.default  # which is what the help shows
-    assert "(default: dr_grpo)" in text and all(algorithm in text for algorithm in ALGORITHMS)
+    assert command == "sft" or ("(default: dr_grpo)" in text and all(algorithm in text for algorithm in ALGORITHMS))
     assert "(default: off)" in text and f"(default: {laptop.lr})" in text
 
 
-def test_help_panels_follow_the_sections_of_the_config():
-    text = (Path(cli.__file__).parent / "config.py").read_text()
+@pytest.mark.parametrize(("file", "panels"), [("config.py", cli_options.PANELS), ("sft/config.py", sft_config.PANELS)])
+def test_help_panels_follow_the_sections_of_the_config(file, panels):
+    text = (Path(cli.__file__).parent / file).read_text()
     sections = re.findall(r"^    # (.+)\n    (\w+): ", text, flags=re.MULTILINE)
-    assert {name: title for title, name in sections} == cli_options.PANELS
+    assert {name: title for title, name in sections} == panels
 
 
 def test_dry_run_prints_config_and_memory_and_trains_nothing(trained):
@@ -147,7 +151,7 @@ def test_summary_shows_before_and_after_and_a_sample(trained):
         (["--algorithm", "magic"], "Unknown algorithm 'magic'"),
         (
             ["--task", "poetry"],
-            "Unknown task 'poetry': use minigsm, gsm8k, math, kernels, or module:object for one of your own.",
+            "Unknown task 'poetry': use minigsm, gsm8k, math, kernelbench, kernels, or module:object for one of your",
         ),
     ],
 )
@@ -292,24 +296,43 @@ def test_sample_needs_a_problem():
     assert invoke("sample", "--count", "0").exit_code == 2
 
 
-def test_sft_takes_its_options_and_says_where_the_model_is(monkeypatch):
+LEARNED = {
+    "before": {"loss": 0.5, "accuracy": 0.25, "accuracy_lenient": 0.25},
+    "after": {"loss": 0.125, "accuracy": 0.75, "accuracy_lenient": 1.0},
+    "examples": 4000,
+    "held_out": 200,
+    "steps": 63,
+    "wall_seconds": 9.0,
+    "folder": "runs/[sft]",
+    "metrics": {"accuracy": ".1%", "accuracy_lenient": ".1%"},
+}
+
+
+def test_sft_takes_its_options_and_says_what_it_achieved(monkeypatch):
     calls = []
-    monkeypatch.setattr(sft, "sft", lambda *call: calls.append(call) or 0.4567)
-    done = invoke("sft", "--output", "some/folder", "--worked-steps", "3", "--uneven-steps", "2", "--seed", "9")
-    assert calls == [(SFTConfig(worked_steps=3, uneven_steps=2, seed=9), "some/folder")]
-    assert "Loss 0.457 nats a token" in done.output and "rlcourse eval --model some/folder" in done.output
+    monkeypatch.setattr(fine_tuning, "fine_tune", lambda config: calls.append(config) or LEARNED)
+    done = invoke("sft", "--data", "chats.jsonl", "--lora-rank", "8", "--no-packing", "--task", "gsm8k", "--seed", "9")
+    options = {"data": "chats.jsonl", "lora_rank": 8, "packing": False, "task": "gsm8k", "seed": 9}
+    assert calls == [sft_config.make_config(**options)]
+    for text in ("4,000 examples learned", "loss of 200 held out", "0.500", "0.125", "25.0%", "75.0%", "runs/[sft]"):
+        assert text in done.output
 
 
-def test_sft_alone_is_the_recipe_of_the_embedded_model(monkeypatch):
+def test_sft_resumes_with_the_settings_that_were_said_alone(monkeypatch):
     calls = []
-    monkeypatch.setattr(sft, "sft", lambda config, output: calls.append(config) or 0.5)
-    invoke("sft")
-    assert calls == [SFTConfig()]
+    monkeypatch.setattr(fine_tuning, "resume", lambda **settings: calls.append(settings) or LEARNED)
+    assert invoke("sft", "--resume", "--name", "mine", "--steps", "80").exit_code == 0
+    assert calls == [{"name": "mine", "steps": 80}]
 
 
-def test_sft_into_a_folder_in_use_is_one_sentence(tmp_path):
+def test_merge_names_the_adapter_and_refuses_a_folder_in_use(monkeypatch, tmp_path):
+    calls = []
+    monkeypatch.setattr(checkpoint, "merge_adapter", lambda *call: calls.append(call) or Path("the/adapter"))
+    done = invoke("merge", "runs/x", "--output", str(tmp_path / "new"))
+    assert calls == [(Path("runs/x"), tmp_path / "new")]
+    assert "the/adapter is merged into its base" in done.output and f"eval --model {tmp_path / 'new'}" in done.output
     (tmp_path / "file").touch()
-    done = invoke("sft", "--output", str(tmp_path))
+    done = invoke("merge", "runs/x", "--output", str(tmp_path))
     assert done.exit_code == 2 and done.stderr == f"{tmp_path} is not an empty folder: choose another --output.\n"
 
 

@@ -117,7 +117,7 @@ def test_sigterm_finishes_the_step_saves_and_can_be_gone_on_from(whole_run, tiny
 
 
 def test_sigterm_while_a_run_is_prepared_leaves_its_name_free(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(trainer, "load_policy", lambda *_: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(trainer, "policy_of_run", lambda *_: signal.raise_signal(signal.SIGTERM))
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in tiny.items()]
     assert CliRunner().invoke(cli.app, ["train", *arguments]).exit_code == 143
     assert not (tmp_path / "run").exists()

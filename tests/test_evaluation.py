@@ -218,7 +218,7 @@ def test_pass_k_of_zero_samples_nothing():
 
 
 def test_the_embedded_model_answers_some_problems_and_the_verdicts_agree_with_the_verifier(monkeypatch):
-    monkeypatch.setattr(evaluation, "make_engine", lambda policy, *_: BruteForce(policy))
+    monkeypatch.setattr(evaluation, "make_engine", lambda policy, *_, **options: BruteForce(policy))
     config = make_config(device="cpu", max_new_tokens=50)
     answers = sample(config, 8, greedy=True)
     assert [a.problem for a in answers] == evaluation.load_task("minigsm").test[:8]

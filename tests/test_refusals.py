@@ -18,10 +18,10 @@ from rlcourse import cli, evaluation, trainer
 from rlcourse.bench import POSITIONS, Options, decode, models, speed
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.course import lab
-from rlcourse.course.embedded import sft
 from rlcourse.course.grading import report
 from rlcourse.paths import data_folder
 from rlcourse.settings import field_type
+from rlcourse.sft import trainer as fine_tuning
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,8 @@ def nothing_is_loaded(monkeypatch, tmp_path):
             (trainer, "resume"),
             (evaluation, "evaluate"),
             (evaluation, "sample"),
-            (sft, "new_policy"),
+            (fine_tuning, "fine_tune"),
+            (fine_tuning, "resume"),
         ],
         *[(report, "run_grade"), (lab, "lab"), (decode, "decode"), (speed, "step")],
     ]:
@@ -102,10 +103,10 @@ def test_settings_are_checked_by_every_command_that_takes_them(command):
         ("train --resume --name ../x", "name must be that of a folder in --output"),
         ("train --model=", "model must be a text"),
         ("sample --count 0", "--count must be from 1"),
-        ("sft --worked-steps 0", "--worked-steps must be from 1"),
-        ("sft --uneven-steps -1", "--uneven-steps must be from 1"),
-        ("sft --seed -1", "--seed must be from 0"),
-        ("sft --seed 99999999999999999999999", "--seed must be from 0"),
+        ("sft --batch-size 0", "batch_size must be from 1"),
+        ("sft --lora-rank -1 --resume", "lora_rank must be from 0"),
+        ("sft --seed -1", "seed must be from 0"),
+        ("sft --seed 99999999999999999999999", "seed must be from 0"),
         ("bench decode --new-tokens 100000", "--prompt-tokens and --new-tokens are 100,128 together"),
         ("bench decode --shape embedded --prompt-tokens 300", "--prompt-tokens and --new-tokens are 556 together"),
         ("bench decode --new-tokens 1", "--new-tokens must be from 2"),
@@ -150,12 +151,14 @@ def test_a_report_that_cannot_be_written_is_refused_before_anything_is_graded(op
     assert [path.name for path in tmp_path.iterdir()] == ["file"] and (tmp_path / "file").read_text() == "mine"
 
 
-def test_an_output_of_sft_that_cannot_be_written_is_refused_before_it_trains(tmp_path):
+def test_an_output_of_a_model_that_cannot_be_written_is_refused_before_it_is_merged_or_trained(tmp_path):
     (tmp_path / "file").write_text("mine")
-    assert "file is not an empty folder" in refused("sft", "--output", "file")
-    assert "(a file is in its place): choose another --output." in refused("sft", "--output", "file/model", code=1)
-    if os.path.exists("/proc/self"):
-        assert "cannot be written to /proc/self/model" in refused("sft", "--output", "/proc/self/model", code=1)
+    assert "file is not an empty folder" in refused("merge", "x", "--output", "file")
+    for command in (["merge", "x"], ["sft"]):
+        said = refused(*command, "--output", "file/model", code=1)
+        assert "(a file is in its place): choose another --output." in said
+        if os.path.exists("/proc/self"):
+            assert "cannot be written to /proc/self/model" in refused(*command, "--output", "/proc/self/model", code=1)
 
 
 @pytest.fixture

@@ -215,6 +215,7 @@ def test_a_run_killed_at_random_moments_and_resumed_equals_an_uninterrupted_one(
     [
         ("ppo", {"inner_epochs": 2, "minibatches": 2, "schedule": "cosine"}),  # value head, optimizer, random states
         ("dapo", {"kl_coef": 0.1}),  # uneven draws of problems; the reference is the first policy
+        ("grpo", {"kl_coef": 0.1, "lora_rank": 2, "gradient_checkpointing": True}),  # an adapter; its base as reference
     ],
 )
 def test_a_run_that_dies_and_is_resumed_equals_an_uninterrupted_one(algorithm, options, tiny, tmp_path, monkeypatch):

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rlcourse.lora import copy_merged, merged
+
 
 @dataclass
 class Layer:
@@ -93,15 +95,16 @@ class FusedWeights:
 
     @torch.no_grad()
     def sync(self, model: PreTrainedModel) -> None:
-        """Take over the model's weights as they are now, in place: a captured graph goes on reading the same memory."""
-        torch._foreach_copy_(self.targets, self._sources(model))  # hundreds of copies in a few launches
+        """Take over the model's weights as they are now, those of an adapter merged, in place: a captured graph goes on
+        reading the same memory."""
+        copy_merged(self.targets, self._sources(model), model)
         self.syncs += 1
 
     @torch.no_grad()
     def same_as(self, model: PreTrainedModel) -> bool:
         """Whether they are the model's weights as they are now. They are compared number by number: PyTorch's count of
         changes leaves out what a fused optimizer changes."""
-        pairs = zip(self.targets, self._sources(model), strict=True)
+        pairs = zip(self.targets, merged(self._sources(model), model), strict=True)
         return bool(torch.stack([(mine == its.to(mine.dtype)).all() for mine, its in pairs]).all())
 
     def _sources(self, model: PreTrainedModel) -> list[Tensor]:

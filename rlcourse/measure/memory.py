@@ -14,6 +14,7 @@ from rlcourse.config import TrainConfig
 from rlcourse.evaluation import BATCH_ROWS
 from rlcourse.files import read_json
 from rlcourse.hub import hub_or_cache
+from rlcourse.lora import ALL_LINEAR, base_of, is_adapter
 from rlcourse.measure import machine
 from rlcourse.measure.machine import format_bytes
 from rlcourse.paths import EMBEDDED_MODELS, model_folder
@@ -82,6 +83,8 @@ def model_shape(name: str) -> ModelShape:
     if known:
         return known
     folder = model_folder(name)
+    if folder is not None and is_adapter(folder):
+        return model_shape(base_of(folder))
     if folder is not None and (name in EMBEDDED_MODELS or folder.is_dir()):
         file = folder / "config.json"
         if not file.is_file():
@@ -111,6 +114,16 @@ def parameters(shape: ModelShape) -> int:
     layer = attention + 3 * shape.hidden * shape.intermediate + 2 * shape.hidden
     embeddings = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
     return shape.layers * layer + embeddings + shape.hidden
+
+
+def adapter_parameters(shape: ModelShape, rank: int, targets: str) -> int:
+    """Number of parameters of an adapter, A [rank, in] and B [out, rank] for each target: rank x (in + out)."""
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    sizes = {"q_proj": shape.hidden + q, "k_proj": shape.hidden + kv, "v_proj": shape.hidden + kv}
+    sizes |= {"o_proj": q + shape.hidden}
+    sizes |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), shape.hidden + shape.intermediate)
+    names = sizes if targets == ALL_LINEAR else [name.strip() for name in targets.split(",")]
+    return shape.layers * rank * sum(sizes.get(name, 0) for name in names)
 
 
 @dataclass(frozen=True)
@@ -156,7 +169,8 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstim
     n = parameters, b = bytes of a number in config.dtype, L = max_prompt_tokens + max_new_tokens, m = rows of a
     micro-batch, rows = those of a step or of an evaluation's batch, whichever are more:
 
-    - weights 4 n, gradients 4 n, AdamW's two moments 8 n, all float32; a frozen reference 4 n if there is one
+    - weights 4 n, gradients 4 n, AdamW's two moments 8 n, all float32; a frozen reference 4 n if there is one; with an
+      adapter of a parameters weights 4 (n + a), gradients 4 a, moments 8 a, and the reference is the base
     - rollout weights: b n for the engine's own copy; the hf engines need none in float32
     - KV cache: tokens x layers x 2 x kv_heads x head_dim x b, of rows x L tokens; the fast engine has the prompts' own
       cache beside them, and on a GPU MAX_SLOTS rows at most; with config.cache_gb as much in all; kept: what is still
@@ -170,6 +184,8 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstim
     - logits: LOGIT_COPIES x chunk x vocabulary x 4, chunk = min(logprob_chunk, m x max_new_tokens)
     """
     n = parameters(shape)
+    adapter = adapter_parameters(shape, config.lora_rank, config.lora_targets)
+    learned = adapter if config.lora_rank else n
     own_weights = config.engine == "fast" or config.dtype == "bfloat16"
     b = 2 if config.dtype == "bfloat16" else 4
     length = config.max_prompt_tokens + config.max_new_tokens
@@ -187,10 +203,10 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstim
     at_once = PREFILL_TOKENS if fast else math.inf
     prefill_tokens = min(at_once, rows * config.max_prompt_tokens)
     return MemoryEstimate(
-        weights=4 * n,
-        gradients=4 * n,
-        optimizer=8 * n,
-        reference=4 * n if config.needs_reference else 0,
+        weights=4 * (n + adapter),
+        gradients=4 * learned,
+        optimizer=8 * learned,
+        reference=4 * n if config.needs_reference and not config.lora_rank else 0,
         rollout_weights=b * n if own_weights else 0,
         kv_cache=cache,
         kept_cache=cache if ((fast and on_gpu) or config.engine == "hf-static") and not config.sleep else 0,

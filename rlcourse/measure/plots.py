@@ -84,6 +84,30 @@ def _draw_validation(axes: Axes, evals: list[dict[str, Any]], measured: dict[str
     axes.legend(loc="lower right", frameon=False, fontsize=9)
 
 
+def plot_fine_tuning(
+    metrics: list[dict[str, Any]], evals: list[dict[str, Any]], path: str | Path, measured: dict[str, str]
+) -> None:
+    """A run of supervised fine-tuning as a picture, over steps: loss, and validation where a task was evaluated.
+
+    metrics: rows of metrics.jsonl with step and loss. evals: rows of evals.jsonl with step, and the held-out loss and
+    the task's metrics where they were measured. path: the PNG to write. measured: the task's metrics and their formats;
+    empty without a task.
+    """
+    figure = Figure(figsize=(9, 3.6) if measured else (5, 3.6), layout="constrained")
+    loss, *others = figure.subplots(1, 2 if measured else 1, squeeze=False)[0]
+    at, values = _series(metrics, "loss")
+    loss.plot(at, values, color=ORANGE, linewidth=0.9, alpha=0.5, label="learned, each step")
+    loss.plot(at, _moving_mean(values), color=ORANGE, linewidth=2, label=f"mean of the last {WINDOW}")
+    loss.plot(*_series(evals, "loss"), color=BLUE, linewidth=2, marker="o", markersize=4, label="held out")
+    _finish(loss, "Loss", "nats a token of an answer")
+    loss.legend(frameon=False, fontsize=9)
+    for axes in others:
+        _draw_validation(axes, evals, measured)
+    for axes in (loss, *others):
+        axes.set_xlabel("step")
+    figure.savefig(path, dpi=150)
+
+
 def plot_curves(records: list[dict[str, Any]], path: str | Path) -> None:
     """Held-out accuracy of several algorithms over training steps: the mean over seeds, and a band from least to most.
 

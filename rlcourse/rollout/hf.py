@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from rlcourse.batch import Rollout, completion_lengths, completion_mask, join_rows
+from rlcourse.lora import base_parameters, copy_merged
 from rlcourse.policy import Policy, check_positions, low_precision_copy
 from rlcourse.sampling import Sampling, sampling_logits
 
@@ -145,7 +146,7 @@ class HFEngine:
         return self.kept[2]
 
     def _sync(self) -> None:
-        """Take over the policy's weights as they are now, where sampling runs on a copy."""
+        """Take over the policy's weights as they are now, an adapter merged, where sampling runs on a copy."""
         if self.model is not self.policy.model:
-            for target, source in zip(self.model.parameters(), self.policy.model.parameters(), strict=True):
-                target.copy_(source)
+            model = self.policy.model
+            copy_merged(list(self.model.parameters()), base_parameters(model), model)

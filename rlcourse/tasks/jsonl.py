@@ -4,11 +4,12 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rlcourse.files import read_bytes
 from rlcourse.tasks.task import Problem
 
+Parsed = TypeVar("Parsed")
 NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]+)?|\.[0-9]+)")
 
 
@@ -18,18 +19,27 @@ def read_problems(path: str | Path, parse: Callable[[bytes], Problem] | None = N
     parse: the problem on a line, `parse_problem` if left out. Raises FileNotFoundError if there is no such file,
     ValueError if it cannot be read, holds no problems, or has a line that cannot be used, which the message names.
     """
-    path, problems = Path(path), []
-    content = read_bytes(path, "a file of problems in JSON lines is needed there")
+    return [problem for _, problem in read_json_lines(Path(path), parse or parse_problem, "problems")]
+
+
+def read_json_lines(path: Path, parse: Callable[[bytes], Parsed], what: str) -> list[tuple[str, Parsed]]:
+    """What `parse` makes of each line, and the line's place; blank lines are skipped. what: the name of such things.
+
+    Raises as `read_problems` does; `parse` raises ValueError with a sentence, before which the place is put.
+    """
+    found = []
+    content = read_bytes(path, f"a file of {what} in JSON lines is needed there")
     # Bytes are split, not text: a file that is not UTF-8 then still has a line to name.
     for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         if line.strip():
+            place = f"{path}, line {number}"
             try:
-                problems.append((parse or parse_problem)(line))
+                found.append((place, parse(line)))
             except ValueError as error:
-                raise ValueError(f"{path}, line {number}: {error}") from None
-    if not problems:
-        raise ValueError(f"{path} holds no problems: it must have one JSON object a line.")
-    return problems
+                raise ValueError(f"{place}: {error}") from None
+    if not found:
+        raise ValueError(f"{path} holds no {what}: it must have one JSON object a line.")
+    return found
 
 
 def parse_problem(line: bytes) -> Problem:
@@ -57,7 +67,7 @@ def parse_record(line: bytes, example: str) -> dict[str, Any]:
         record = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError:
         raise ValueError("the line is not UTF-8 text.") from None
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # not JSON, or a number that Python does not take
         raise ValueError(f"the line is not JSON; expected {example}.") from None
     if not isinstance(record, dict):
         raise ValueError(f"the line is a JSON {type(record).__name__}; expected {example}.")

@@ -16,7 +16,7 @@ from rlcourse.tasks.boxed import as_written, last_box
 from rlcourse.tasks.jsonl import parse_record, read_problems
 from rlcourse.tasks.pool import Failed, JudgePool
 from rlcourse.tasks.task import Attempt, MathTask, Problem
-from rlcourse.tasks.verify import CUT_OFF, Readings, to_number
+from rlcourse.tasks.verify import Readings, to_number
 
 VALIDATION = 512  # the last training problems, held out
 SECONDS, MEMORY_GB, PROCESSES = 5.0, 4.0, 8  # for one answer; processes at most
@@ -45,10 +45,10 @@ class BoxedTask(MathTask):
         different = list(dict.fromkeys(items.values()))  # answers of a group are often the same
         found = dict(zip(different, compare_all(different), strict=True))
         verdicts = []
-        for i, (attempt, box) in enumerate(zip(attempts, boxes, strict=True)):
+        for i, box in enumerate(boxes):
             right, answer = found[items[i]] if i in items else (False, box)
             boxed = box is not None
-            verdicts.append(Readings(right and boxed, right, boxed, answer) if attempt.finished else CUT_OFF)
+            verdicts.append(Readings(right and boxed, right, boxed, answer))
         return verdicts
 
 

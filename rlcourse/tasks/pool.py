@@ -15,13 +15,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 START_SECONDS = 300  # for the imports of a process, on a busy machine
+GRACE = 5  # seconds more, after which a process ends by itself
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 
 
@@ -40,8 +40,8 @@ class JudgePool:
     """
 
     def __init__(self, function: str, processes: int, seconds: float, memory_gb: float | None = None):
-        self.processes, self.seconds = processes, seconds
-        self.workers = [Worker(function, memory_gb) for _ in range(processes)]
+        self.processes = processes
+        self.workers = [Worker(function, memory_gb, seconds) for _ in range(processes)]
         self.close = weakref.finalize(self, _stop, self.workers)
 
     def map(self, items: list) -> list[Any]:
@@ -53,7 +53,7 @@ class JudgePool:
         def judge(item):
             worker = idle.get()
             try:
-                return worker.call(item, self.seconds)
+                return worker.call(item)
             finally:
                 idle.put(worker)
 
@@ -64,18 +64,18 @@ class JudgePool:
 class Worker:
     """One process, started again after each end."""
 
-    def __init__(self, function: str, memory_gb: float | None):
-        self.function, self.memory_gb = function, memory_gb
+    def __init__(self, function: str, memory_gb: float | None, seconds: float):
+        self.function, self.memory_gb, self.seconds = function, memory_gb, seconds
         self.process: subprocess.Popen | None = None
 
-    def call(self, item: Any, seconds: float) -> Any:
+    def call(self, item: Any) -> Any:
         """The function's result, or `Failed`."""
         if self.process is None or self.process.poll() is not None:
             self._start()
-        done, result = self._exchange(item, seconds)
+        done, result = self._exchange(item, self.seconds)
         if not done:
             code = self.stop(patience=1.0)  # one that has closed its end is about to end by itself
-            return Failed(f"took longer than {seconds:g} s" if result == "late" else f"its process ended ({code})")
+            return Failed(f"took longer than {self.seconds:g} s" if result == "late" else f"its process ended ({code})")
         ok, value = result
         return value if ok else Failed(value)
 
@@ -95,13 +95,13 @@ class Worker:
 
     def _start(self) -> None:
         self.stop()
-        command = [sys.executable, "-c", "from rlcourse.tasks.pool import serve; serve()"]
+        command = [sys.executable, "-P", "-c", "from rlcourse.tasks.pool import serve; serve()"]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment,
             start_new_session=True,
         )  # fmt: skip
-        done, result = self._exchange((self.function, self.memory_gb, os.getpid()), START_SECONDS)
+        done, result = self._exchange((self.function, self.memory_gb, self.seconds), START_SECONDS)
         if not done or not result[0]:
             self.stop()
             why = result[1] if done else "its process ended" if result == "ended" else "it did not start"
@@ -137,8 +137,7 @@ def serve() -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 0)
     os.dup2(nowhere, 1)
-    place, memory_gb, parent = pickle.load(items)
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    place, memory_gb, seconds = pickle.load(items)
     try:
         from rlcourse.tasks import object_at
 
@@ -155,9 +154,14 @@ def serve() -> None:
         except EOFError:
             return
         try:
+            if hasattr(signal, "alarm"):  # for the case that nobody is left to end this process
+                signal.alarm(int(seconds + GRACE))
             _answer(answers, True, function(item))
         except Exception as error:
             _answer(answers, False, f"{type(error).__name__}: {error}")
+        finally:
+            if hasattr(signal, "alarm"):
+                signal.alarm(0)
 
 
 def _answer(answers, ok: bool, value: Any) -> None:
@@ -172,13 +176,6 @@ def _limit_memory(size: int) -> None:
     except ImportError:  # Windows
         return
     resource.setrlimit(resource.RLIMIT_AS, (size, size))
-
-
-def _end_with(parent: int) -> None:
-    """End this process when its parent has ended, even in the middle of an item."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
 
 
 def _kill(process: subprocess.Popen) -> None:

@@ -4,7 +4,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from rlcourse.config import ALGORITHMS
-from rlcourse.measure.plots import LABELS, STYLES, draw_roofline, plot_curves, plot_run, seed_band
+from rlcourse.measure.plots import LABELS, STYLES, draw_roofline, plot_curves, plot_fine_tuning, plot_run, seed_band
 from rlcourse.measure.roofline import Machine, Work
 
 MEASURED = {"accuracy": ".1%"}
@@ -83,6 +83,19 @@ def test_run_figure_skips_steps_without_a_value_and_draws_an_empty_run(tmp_path,
     assert list(drawn[0].axes[3].lines[0].get_xdata()) == []
     plot_run([], [], tmp_path / "empty.png", MEASURED)
     assert (tmp_path / "empty.png").exists()
+
+
+@pytest.mark.parametrize("measured", [{}, {"accuracy": ".1%"}])
+def test_fine_tuning_shows_both_losses_and_what_the_task_measures(measured, tmp_path, drawn):
+    metrics = [{"step": s, "loss": 1.0 / s} for s in range(1, 8)]
+    evals = [{"step": 0, "loss": 2.0, "accuracy": 0.25}, {"step": 7, "loss": 1.5, "accuracy": 0.5}]
+    plot_fine_tuning(metrics, evals, tmp_path / "f.png", measured)
+    loss, *others = drawn[0].axes
+    assert list(loss.lines[0].get_ydata()) == pytest.approx([1.0 / s for s in range(1, 8)])
+    assert (list(loss.lines[2].get_xdata()), list(loss.lines[2].get_ydata())) == ([0, 7], [2.0, 1.5])
+    assert [text.get_text() for text in loss.get_legend().get_texts()][2] == "held out"
+    assert len(others) == len(measured) and all(list(axes.lines[0].get_ydata()) == [25, 50] for axes in others)
+    assert all(axes.get_xlabel() and axes.get_ylabel() and axes.get_title() for axes in drawn[0].axes)
 
 
 def test_every_algorithm_has_a_look_of_its_own():

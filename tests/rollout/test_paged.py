@@ -15,7 +15,17 @@ from reference import answers, recomputed_logprobs
 from thorough import thorough
 
 from rlcourse.exact import LOG2_E, layers, weights
-from rlcourse.rollout import blocks, fast, make_engine, paged, paged_prefill, slots, triton_attention, triton_step
+from rlcourse.rollout import (
+    blocks,
+    fast,
+    make_engine,
+    paged,
+    paged_prefill,
+    scheduler,
+    slots,
+    triton_attention,
+    triton_step,
+)
 from rlcourse.rollout.blocks import BLOCK_TOKENS
 from rlcourse.rollout.fast import FastEngine
 from rlcourse.rollout.paged import PagedEngine
@@ -46,6 +56,7 @@ def small(monkeypatch):
         monkeypatch.setattr(module, "has_kernels", weights.fits)
     monkeypatch.setattr(fast, "is_exact", weights.fits)
     monkeypatch.setattr(paged, "STEPS_BETWEEN_LOOKS", BLOCK // 4)
+    monkeypatch.setattr(scheduler, "SMALLEST", 1)  # so that the batch becomes smaller, too
     if not ON_GPU:
         for module in (triton_step, layers):
             monkeypatch.setattr(module, "KEYS", BLOCK)
@@ -56,7 +67,7 @@ def small(monkeypatch):
 
 
 class Watched(PagedEngine):
-    """An engine with so many blocks besides nobody's, which keeps its plans."""
+    """An engine with so many blocks besides nobody's, which keeps its plans, and looks who is in the slots."""
 
     def __init__(self, policy, usable: int, slots: int = 16):
         super().__init__(policy, DTYPE, 1.0, slots)
@@ -64,7 +75,10 @@ class Watched(PagedEngine):
 
     def _prepare(self, plan, *arguments):
         self.plans.append(plan)
+        assert len(self.plans) < 200, "it does not end"
         super()._prepare(plan, *arguments)
+        live = self.slots.completion[~self.slots.done].tolist()
+        assert len(set(live)) == len(live) and self.nobody not in live
 
     @property
     def pieces(self) -> list[Piece]:
@@ -101,20 +115,23 @@ def test_a_prompt_of_whole_blocks_is_found_again_until_the_weights_change(small)
     assert_same(generate(engine, [prompt], 2, 4, Sampling()), first)
     # The last token is not found but computed, as the logits come from it: so its block is not found, either.
     assert [(piece.begin, piece.end) for piece in engine.pieces] == [(0, 2 * BLOCK), (BLOCK, 2 * BLOCK)]
-    for kind in ("update", "synced by another", "sleep"):
-        for parameter in policy.model.parameters():
-            parameter.grad = parameter.detach().clone()
-        torch.optim.AdamW(policy.model.parameters(), lr=0.01, fused=True).step()  # which PyTorch does not count
-        if kind == "synced by another":
+    before = first
+    for kind in ("sleep", "update", "update, synced by another", "update, sleep"):
+        if "update" in kind:
+            for parameter in policy.model.parameters():
+                parameter.grad = parameter.detach().clone()
+            torch.optim.AdamW(policy.model.parameters(), lr=0.01, fused=True).step()  # which PyTorch does not count
+        if "synced" in kind:
             engine.decoder.sync()
-        if kind == "sleep":
+        if "sleep" in kind:
             engine.sleep()
             assert engine.slots is engine.cache is engine.step is None
         engine.plans = []
         found = generate(engine, [prompt], 2, 4, Sampling())
         assert [piece.begin for piece in engine.pieces] == [0]
         assert_same(found, unpaged(policy, [prompt], 2, 4, Sampling()))
-        assert not torch.equal(found.logprobs, first.logprobs)
+        assert torch.equal(found.logprobs, before.logprobs) == (kind == "sleep")
+        before = found
 
 
 def test_long_prompts_are_prefilled_in_pieces(small, monkeypatch):
@@ -133,6 +150,7 @@ def test_pieces_are_joined_as_long_as_padding_allows():
     found = paged_prefill.passes(pieces, 15, 2)
     assert [[piece.completion for piece in group] for group in found] == [[0, 1], [2], [3], [4, 5]]
     assert [len(group) for group in paged_prefill.passes(pieces, 15, 9)] == [3, 1, 2]
+    assert [len(group) for group in paged_prefill.passes(pieces, 14, 9)] == [2, 1, 1, 2]
     assert paged_prefill.passes([], 15, 9) == []
 
 
@@ -209,6 +227,7 @@ def test_answers_are_those_of_the_engine_with_room_for_all(sampling, usable, slo
     found = generate(engine, PROMPTS, 2, NEW, sampling)
     assert_same(found, unpaged(policy, PROMPTS, 2, NEW, sampling))
     assert bool(sent_back(engine.plans)) == (usable < 40)
+    assert any(plan.together for plan in engine.plans)
     if usable == 7:  # one whose prompt's blocks another one goes on with, and which had more than its first token
         assert any(limit % 2 for limit in sent_back(engine.plans))
         assert any(piece.end > len(PROMPTS[piece.completion // 2]) for piece in engine.pieces)

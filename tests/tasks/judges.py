@@ -37,6 +37,9 @@ def judge(item):
         subprocess.Popen(["sleep", "1000"])
         Path(rest[0]).write_text(str(os.getpid()))
         time.sleep(1000)
+    if what == "note":  # says who it is, and hangs
+        Path(rest[0]).write_text(str(os.getpid()))
+        return len(str(9 ** (9**9)))
     if what == "who":
         return os.getpid(), "torch" in sys.modules
     raise NotImplementedError(what)

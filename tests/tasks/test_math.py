@@ -85,13 +85,15 @@ EQUAL = [
     (r"3\frac{1}{2}", "3.5"),
     (r"\sqrt{8}", r"2\sqrt2"), (r"\infty", r"\infty"), ("-2", "−2"),
     # units, percent
-    ("5", r"5\text{ cm}"), (r"5 \text{ cm}^2", "5"), ("90", r"90^\circ"), ("50", r"50\%"), (r"50\%", "0.5"),
+    ("5", r"5\text{ cm}"), (r"5 \text{ cm}^2", "5"), ("90", r"90^\circ"),
+    ("50", r"50\%"), (r"50\%", "0.5"), ("1/2", "0.5."),
     # expressions
     ("x^2-1", "(x-1)(x+1)"), (r"2\pi r", r"2r\pi"), ("6+9i", "9i+6"), ("5", "x=5"), ("x=5", "5"), ("y=2x+3", "2x+3"),
     # intervals, inequalities, sets, tuples, matrices
     ("[1,2)", r"\left[1, 2\right)"), ("(0.5,1)", r"(\frac12, 1)"), (r"(-\infty,3]", r"x \le 3"),
     ("[1,2]", r"1\le x\le 2"),
-    (r"(-1,0)\cup(0,1)", r"(0,1)\cup(-1,0)"), (r"x\in[-2,7]", "[-2,7]"), (r"\mathbb{R}", r"(-\infty,\infty)"),
+    (r"(-1,0)\cup(0,1)", r"(0,1)\cup(-1,0)"), (r"x\in[-2,7]", "[-2,7]"),
+    ("[-2,7]", r"x\in[-2,7]"), (r"\mathbb{R}", r"(-\infty,\infty)"),
     (r"\{1,2\}", r"\{2,1\}"), ("1,2", "2, 1"), (r"\{-1,1\}", r"\pm 1"), (r"\emptyset", r"\{\}"),
     (r"\left(3,\frac{\pi}{2}\right)", r"(3, \pi/2)"),
     (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{bmatrix}1&2\\3&4\end{bmatrix}"),

@@ -1,7 +1,9 @@
 """Judges in processes: results in their order, and whatever one does, the others are judged."""
 
+import contextlib
 import gc
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -64,6 +66,39 @@ def test_a_result_that_cannot_be_sent_is_a_failure(pool):
 
 def test_what_a_judge_prints_and_reads_disturbs_nothing(pool):
     assert pool.map([("print",), *DOUBLES[:3], ("print",)]) == ["", 0, 2, 4, ""]
+
+
+def test_a_process_that_ended_while_it_was_idle_costs_nobody(pool):
+    for pid in {pid for pid, _ in pool.map([("who",)] * 9)}:
+        os.kill(pid, 9)
+    for worker in pool.workers:
+        if worker.process is not None:
+            worker.process.wait(5)
+    assert pool.map(DOUBLES) == [2 * n for _, n in DOUBLES]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="alarms are Unix's")
+def test_a_process_whose_caller_was_killed_ends_by_itself(pool, tmp_path):
+    file = tmp_path / "pid"
+    source = "import sys; from rlcourse.tasks.pool import JudgePool\n"
+    source += "JudgePool('judges:judge', processes=1, seconds=1).map([('note', sys.argv[1])])"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    caller = subprocess.Popen([sys.executable, "-P", "-c", source, str(file)], env=environment)
+    for _ in range(600):
+        if file.exists() and file.read_text():
+            break
+        time.sleep(0.1)
+    caller.kill()
+    caller.wait()
+    worker = int(file.read_text())
+    try:
+        with pytest.raises(ProcessLookupError):
+            for _ in range(300):
+                os.kill(worker, 0)
+                time.sleep(0.1)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker, 9)
 
 
 def test_what_a_late_judge_started_ends_with_it(pool, tmp_path):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rlcourse.course.calls import OutOfTime, gradient, time_limit, where
-from rlcourse.course.wire import Unreadable, plain
+from rlcourse.sandbox.wire import Unreadable, plain
 
 
 class CheckFailed(AssertionError):

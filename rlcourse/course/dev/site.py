@@ -35,7 +35,7 @@ API = {
         "tasks.tokenizer",
         "tasks.pool",
     ],
-    "Writing kernels": [
+    "Kernels in a small language": [
         "tasks.kernels",
         "tasks.kernels.language",
         "tasks.kernels.interpret",
@@ -46,6 +46,17 @@ API = {
         "tasks.kernels.lowering",
         "tasks.kernels.task",
         "tasks.kernels.tokenizer",
+    ],
+    "Kernels that a model writes": [
+        "tasks.kernelbench",
+        "tasks.kernelbench.task",
+        "tasks.kernelbench.problems",
+        "tasks.kernelbench.rules",
+        "tasks.kernelbench.cases",
+        "tasks.kernelbench.compare",
+        "tasks.kernelbench.judging",
+        "sandbox",
+        "sandbox.process",
     ],
     "Policy": ["policy", "sampling"],
     "Rollout": [
@@ -74,6 +85,7 @@ API = {
     "Reward": ["tasks.verify", "tasks.boxed"],
     "Advantages and loss": ["advantages", "logprobs", "losses", "learner"],
     "Trainer": ["trainer", "evaluation", "checkpoint", "runs", "files", "interrupts"],
+    "Fine-tuning and LoRA": ["sft", "sft.config", "sft.data", "sft.packing", "sft.trainer", "lora"],
     "Kernels": ["kernels", "kernels.toolchain", "kernels.decode_attention", "kernels.decode_ops", "ptx"],
     "Measuring": [
         "measure.timing",

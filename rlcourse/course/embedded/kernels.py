@@ -15,7 +15,7 @@ import torch
 from tqdm import tqdm
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
-from rlcourse.course.embedded.sft import save_model, train_on
+from rlcourse.course.embedded.sft import save_halved, train_on
 from rlcourse.policy import Policy
 from rlcourse.tasks.kernels.language import (
     INPUTS,
@@ -180,7 +180,7 @@ def main() -> None:
     """Write the model of the recipe, with the seed that may follow the folder, to a new folder."""
     folder, *seed = sys.argv[1:]
     recipe = replace(Recipe(), seed=int(seed[0])) if seed else Recipe()
-    save_model(sft(recipe), Path(folder))
+    save_halved(sft(recipe), Path(folder))
 
 
 if __name__ == "__main__":

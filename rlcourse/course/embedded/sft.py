@@ -1,13 +1,15 @@
-"""Supervised fine-tuning from scratch: how the embedded model that ships in `data/minigsm/model/` was made.
+"""Supervised fine-tuning from scratch: how the embedded model that ships in `data/minigsm/model/` was made, in about 12
+minutes on two CPU cores: `python -m rlcourse.course.embedded.sft [--output FOLDER]`.
 
 A small Qwen2 learns to continue a question with a demonstration: first worked answers alone, then, for a short while,
 uneven ones (`demonstrations.py`). So it knows how to work a problem out, and often does not: what RL starts from.
+
+Its batches are padded, unlike those of `rlcourse sft`: packed ones would round differently, and so make another model.
 """
 
+import argparse
 import math
-import os
 import random
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
+from rlcourse.checkpoint import save_model
 from rlcourse.course.embedded.demonstrations import WORKED, Mix, demonstration, minigsm_texts, uneven_mix
 from rlcourse.files import try_empty_folder, try_folder
 from rlcourse.policy import Policy
@@ -143,10 +146,10 @@ def sft(config: SFTConfig, output: str | Path) -> float:
         for number, stage in enumerate(config.stages):
             loss = run_stage(policy, stage, config.rows, random.Random(config.seed + number))
     except KeyboardInterrupt:
-        save_model(policy, output)
+        save_halved(policy, output)
         tqdm.write(f"Stopped early. The model as it is now is in {output}.")
         raise
-    save_model(policy, output)
+    save_halved(policy, output)
     return loss
 
 
@@ -170,13 +173,19 @@ def run_stage(policy: Policy, stage: Stage, rows: int, rng: random.Random) -> fl
     return loss
 
 
-def save_model(policy: Policy, output: Path) -> None:
-    """Write model and tokenizer, aside first, in bfloat16: half the size, and the weights are noisy far above that."""
-    aside = output.with_name(output.name + ".writing")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.parent.mkdir(parents=True, exist_ok=True)
-    policy.model.to(torch.bfloat16).save_pretrained(aside)
-    policy.tokenizer.save_pretrained(aside)
-    if output.exists():
-        output.rmdir()
-    os.replace(aside, output)
+def save_halved(policy: Policy, output: Path) -> None:
+    """Write model and tokenizer in bfloat16: half the size, and the weights are noisy far above that."""
+    policy.model.to(torch.bfloat16)
+    save_model(policy, output)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", default="runs/embedded", help="an empty folder, or one that is not there")
+    output = parser.parse_args().output
+    loss = sft(SFTConfig(), output)
+    print(f"Loss {loss:.3f} nats a token. The model is in {output}: `rlcourse eval --model {output}` measures it.")
+
+
+if __name__ == "__main__":
+    main()

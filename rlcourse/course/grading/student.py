@@ -21,7 +21,8 @@ from rlcourse.course.calls import OutOfTime, time_limit
 from rlcourse.course.checks import Question, Result
 from rlcourse.course.grading import isolation
 from rlcourse.course.grading.notebook import Cell
-from rlcourse.course.wire import MAX_BYTES, Unreadable, decode, receive, send
+from rlcourse.sandbox.process import end, remove
+from rlcourse.sandbox.wire import MAX_BYTES, Unreadable, decode, receive, send
 
 START_SECONDS = 120  # for the libraries to load
 CELL_SECONDS = 20  # for one statement of a cell; a whole cell may take twice that
@@ -87,11 +88,9 @@ class Worker:
         """End the process and what it started, and remove what it left. Nothing happens the second time."""
         self.connection.close()
         if self.process is not None:
-            self.last_words = isolation.end(self.process)
+            self.last_words = end(self.process)
             self.process = None
-        if self.staged.exists():  # not by Python, whose recursion a deep folder ends
-            for command in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
-                subprocess.run([*command, "--", str(self.staged)], check=False, capture_output=True)
+        remove(self.staged)
 
 
 class Run:

@@ -26,8 +26,9 @@ from typing import Any
 import torch
 
 from rlcourse.course.calls import OutOfTime, gradient, time_limit, where
-from rlcourse.course.grading import cells, guard, namespaces
-from rlcourse.course.wire import encode, receive, send
+from rlcourse.course.grading import cells, guard
+from rlcourse.sandbox import namespaces
+from rlcourse.sandbox.wire import encode, receive, send
 
 CHECKS = "rlcourse.course.checks"
 

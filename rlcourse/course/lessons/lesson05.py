@@ -12,7 +12,7 @@ from typing import Any
 
 from rlcourse.config import make_config
 from rlcourse.course.embedded.demonstrations import Mix
-from rlcourse.course.embedded.sft import Stage, run_stage, save_model
+from rlcourse.course.embedded.sft import Stage, run_stage, save_halved
 from rlcourse.course.lessons.curve_records import record_seeds
 from rlcourse.policy import load_policy
 from rlcourse.runs import read_lines
@@ -67,7 +67,7 @@ def write_model_in_words(folder: Path) -> None:
     mix = Mix(worked=0.06, guess=0.14, prose=0.80)
     policy = load_policy("embedded")
     run_stage(policy, Stage("in words", 40, lr=4e-4, warmup_steps=5, mix_of=lambda _: mix), 64, random.Random(5))
-    save_model(policy, folder)
+    save_halved(policy, folder)
 
 
 if __name__ == "__main__":

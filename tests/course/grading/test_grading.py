@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from rlcourse.cli import app
 from rlcourse.course.grading import report, student
 from rlcourse.course.grading.grade import grade, grade_folder
-from rlcourse.course.wire import Unreadable, decode, encode
+from rlcourse.sandbox.wire import Unreadable, decode, encode
 
 RIGHT = {"q1": "def double(x):\n    return x + x", "q2": "def square(x):\n    return x ** 2"}
 

@@ -14,6 +14,7 @@ from submissions import IMPORTS, write
 from rlcourse.course.grading import isolation, report
 from rlcourse.course.grading.grade import grade
 from rlcourse.course.grading.isolation import PACKAGE, VISIBLE
+from rlcourse.sandbox import process
 
 EXERCISES = sorted((PACKAGE.parent / "exercises" / "_src").glob("*.py"))
 WAYS = [isolation.NAMESPACES, isolation.BUBBLEWRAP, isolation.GUARD]
@@ -59,7 +60,7 @@ def test_every_way_to_start_a_process_grades(way, tmp_path, monkeypatch, tempora
 
 
 def test_a_system_that_refuses_namespaces_is_named(monkeypatch):
-    monkeypatch.setattr(isolation, "NAMESPACES_SCRIPT", "course/grading/report.py")  # stands for a refusal
+    monkeypatch.setattr(process, "NAMESPACES_SCRIPT", "course/grading/report.py")  # stands for a refusal
     assert isolation.tried(isolation.NAMESPACES).startswith("namespaces: ")
     monkeypatch.setenv("PATH", "/nowhere")
     assert isolation.tried(isolation.BUBBLEWRAP) == "bubblewrap is not installed"
@@ -73,7 +74,7 @@ def test_a_copy_of_the_package_among_the_libraries_is_hidden(tmp_path, monkeypat
     libraries = tmp_path / "site-packages"
     (libraries / "rlcourse").mkdir(parents=True)
     monkeypatch.setattr(sys, "path", [*sys.path, str(libraries)])
-    read, hidden, _ = isolation.files()
+    read, hidden, _ = process.files()
     assert [str(libraries)] * 2 in read and str(libraries / "rlcourse") in hidden
     assert not any(source == str(PACKAGE.parent) or source == str(PACKAGE) for source, _ in read)
 

@@ -19,8 +19,8 @@ from rlcourse.course.grading import isolation, report, student
 from rlcourse.course.grading.grade import grade
 from rlcourse.course.grading.student import RemoteMaker
 from rlcourse.course.grading.worker import Kernels, within
-from rlcourse.course.wire import decode
 from rlcourse.kernels import dsl
+from rlcourse.sandbox.wire import decode
 
 graded = pytest.mark.skipif(
     not dsl.INSTALLED or isolation.way()[0] == isolation.GUARD, reason="needs CuTe DSL and namespaces"

@@ -11,7 +11,7 @@ import torch
 from rlcourse.course.checks import Local
 from rlcourse.course.grading.student import Remote
 from rlcourse.course.grading.worker import within
-from rlcourse.course.wire import decode
+from rlcourse.sandbox.wire import decode
 
 LESSONS = [f"nb{number:02}" for number in range(12)]
 

@@ -34,21 +34,21 @@ def plain(value: Any) -> Any:
     return decode(encode(value))
 
 
-def encode(value: Any) -> bytes:
-    """A value as bytes: a length, JSON of that length, the tensors' bytes one behind the other.
+def encode(value: Any, most: int = MAX_BYTES) -> bytes:
+    """A value as at most `most` bytes: a length, JSON of that length, the tensors' bytes one behind the other.
 
     Tensors, numpy arrays, numbers, strings, bools, None, and tuples, lists and dicts of them. Raises Unreadable for
     anything else, and for what is too large.
     """
     tensors: list[bytes] = []
-    text = json.dumps(_tree(value, tensors, 0)).encode()
+    text = json.dumps(_tree(value, tensors, 0, most)).encode()
     data = b"".join([struct.pack("<I", len(text)), text, *tensors])
-    if len(data) > MAX_BYTES or len(text) > MAX_TEXT:
+    if len(data) > most or len(text) > MAX_TEXT:
         raise Unreadable("the result is too large")
     return data
 
 
-def _tree(item: Any, tensors: list[bytes], depth: int) -> Any:
+def _tree(item: Any, tensors: list[bytes], depth: int, most: int) -> Any:
     """A value as JSON has it: plain values themselves, all others a list that begins with their kind."""
     if depth > 20:
         raise Unreadable("the result is nested too deeply")
@@ -62,17 +62,17 @@ def _tree(item: Any, tensors: list[bytes], depth: int) -> Any:
         name = str(item.dtype).removeprefix("torch.")
         if name not in DTYPES or item.layout != torch.strided:
             raise Unreadable(f"the result is a tensor of {item.dtype} and {item.layout}, expected an ordinary one")
-        if item.numel() * item.element_size() > MAX_BYTES:
+        if item.numel() * item.element_size() > most:
             raise Unreadable("the result is too large")
         numbers = torch.empty(item.numel(), dtype=item.dtype)  # whose strides are what they seem
         tensors.append(numbers.copy_(item.detach().flatten()).view(torch.uint8).numpy().tobytes())
         return ["tensor", name, list(item.shape)]
     if isinstance(item, tuple | list):
-        return ["tuple" if isinstance(item, tuple) else "list", *(_tree(i, tensors, depth + 1) for i in item)]
+        return ["tuple" if isinstance(item, tuple) else "list", *(_tree(i, tensors, depth + 1, most) for i in item)]
     if isinstance(item, dict):
         if len(item) > MAX_KEYS:
             raise Unreadable("the result is too large")
-        pairs = [[_tree(key, tensors, depth + 1), _tree(i, tensors, depth + 1)] for key, i in item.items()]
+        pairs = [[_tree(key, tensors, depth + 1, most), _tree(i, tensors, depth + 1, most)] for key, i in item.items()]
         return ["dict", *pairs]
     raise Unreadable(f"the result is {type(item).__name__}, expected a tensor or a number")
 

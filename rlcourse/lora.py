@@ -1,0 +1,178 @@
+"""Low-rank adapters (LoRA; Hu et al. 2021, arXiv:2106.09685) through `peft`: W becomes W + s B A; only A and B learn.
+
+W is [out, in], A [rank, in], B [out, rank], s = alpha / rank; B begins as zeros, so that the policy begins as the base.
+The base below an adapter never changes: it is the reference of the KL divergence. An engine samples from merged
+weights, each W + s B A written to where the engine keeps that matrix. Adapters are saved in peft's format; `peft`
+itself is imported where an adapter is made.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from rlcourse.files import read_json
+
+ALL_LINEAR = "all-linear"
+NAME = "default"  # peft's, of the one adapter that a model has here
+COPY_ADAPTER = "copy the adapter's files again"
+
+
+def add_adapter(model: PreTrainedModel, base: str, rank: int, alpha: float, targets: str) -> None:
+    """Give the model a new adapter, its A drawn from torch's global generator. The model's own weights stop learning.
+
+    base: the name that `load_policy` finds the model by, for the adapter's config. targets: 'all-linear', or names of
+    linear layers set apart by commas. Raises ValueError for a name that is no linear layer below the output head.
+    """
+    from peft import LoraConfig, inject_adapter_in_model
+
+    found = linear_layers(model)
+    names = found if targets == ALL_LINEAR else [name.strip() for name in targets.split(",")]
+    unknown = [name for name in names if name not in found]
+    if unknown:
+        raise ValueError(f"lora_targets: {unknown[0]!r} is no linear layer of this model; it has {', '.join(found)}.")
+    path = Path(base).expanduser()
+    config = LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=alpha, target_modules=names)
+    config.base_model_name_or_path = str(path.resolve()) if path.is_dir() else base
+    inject_adapter_in_model(config, model, NAME)
+
+
+def linear_layers(model: PreTrainedModel) -> list[str]:
+    """The names of the linear layers below the output head, such as q_proj, in the order of a layer."""
+    linear = (name for name, module in model.get_decoder().named_modules() if isinstance(module, nn.Linear))
+    return list(dict.fromkeys(name.rpartition(".")[2] for name in linear))
+
+
+def load_adapter(model: PreTrainedModel, folder: Path) -> None:
+    """Give the base the adapter in `folder`, to the last bit. Raises FileNotFoundError or ValueError, in one sentence,
+    for one that cannot be read or does not fit."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    read_json(folder / "adapter_config.json", COPY_ADAPTER)
+    try:
+        config = LoraConfig.from_pretrained(str(folder))
+        others = config.use_dora, config.use_rslora, config.modules_to_save, config.rank_pattern, config.alpha_pattern
+        if any(others) or config.bias != "none":
+            raise ValueError("W + s B A is not all that it does")
+        inject_adapter_in_model(config, model, NAME)
+    except Exception:  # of a library; what is in the file is the user's
+        raise ValueError(
+            f"{folder / 'adapter_config.json'} is not that of a plain LoRA adapter of this model: {COPY_ADAPTER}."
+        ) from None
+    file = folder / "adapter_model.safetensors"
+    if not file.is_file():
+        raise FileNotFoundError(f"There is no file {file}: {COPY_ADAPTER}.")
+    try:
+        weights = load_file(file)
+    except Exception:  # safetensors has an error of its own
+        raise ValueError(f"{file} cannot be read or is cut short: {COPY_ADAPTER}.") from None
+    own = _adapter_weights(model)
+    if {name: p.shape for name, p in own.items()} != {name: w.shape for name, w in weights.items()}:
+        raise ValueError(f"{file} does not fit its base {base_of(folder)}: {COPY_ADAPTER}.")
+    if not all(weight.isfinite().all() for weight in weights.values()):
+        raise ValueError(f"The weights in {file} are not finite: use an earlier checkpoint.")
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(weights[name])
+
+
+def save_adapter(model: PreTrainedModel, folder: Path) -> None:
+    """Write the model's adapter to the folder in peft's format, without asking the hub for its base as peft would."""
+    weights = {name: parameter.detach().contiguous() for name, parameter in _adapter_weights(model).items()}
+    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    model.peft_config[NAME].save_pretrained(folder)
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether the folder holds an adapter and no model."""
+    return (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file()
+
+
+def base_of(folder: Path) -> str:
+    """The name of the model that an adapter belongs to. Raises ValueError if its config does not say it."""
+    base = read_json(folder / "adapter_config.json", COPY_ADAPTER).get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise ValueError(f"{folder / 'adapter_config.json'} does not name the adapter's base: {COPY_ADAPTER}.")
+    return base
+
+
+def has_adapter(model: PreTrainedModel) -> bool:
+    return bool(_adapted_layers(model))
+
+
+@contextmanager
+def without_adapter(model: PreTrainedModel) -> Iterator[None]:
+    """Within, the model is its base. A model without an adapter stays as it is."""
+    layers = _adapted_layers(model)
+    try:
+        for layer in layers:
+            layer.enable_adapters(False)
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+def copy_merged(targets: list[Tensor], sources: list[Tensor], model: PreTrainedModel) -> None:
+    """Copy each source, a weight of `model`, into its target, as W + s B A where an adapter changes it.
+
+    One merged matrix stands in memory at a time: there is no second copy of the weights. The sum is in the weight's
+    own dtype, float32, and rounded once to the target's.
+    """
+    adapted = {id(layer.weight): layer for layer in _adapted_layers(model)}
+    plain = [(target, source) for target, source in zip(targets, sources, strict=True) if id(source) not in adapted]
+    torch._foreach_copy_([target for target, _ in plain], [source for _, source in plain])  # in a few launches
+    for target, source in zip(targets, sources, strict=True):
+        if id(source) in adapted:
+            target.copy_(_merged_weight(adapted[id(source)]))
+
+
+def merged(sources: list[Tensor], model: PreTrainedModel) -> Iterator[Tensor]:
+    """Each source, a weight of `model`, one after the other, as W + s B A where an adapter changes it."""
+    adapted = {id(layer.weight): layer for layer in _adapted_layers(model)}
+    for source in sources:
+        yield _merged_weight(adapted[id(source)]) if id(source) in adapted else source
+
+
+def base_parameters(model: PreTrainedModel) -> list[Tensor]:
+    """The parameters of the model without those of its adapter, in the order of the plain model's."""
+    return [parameter for name, parameter in model.named_parameters() if ".lora_" not in name]
+
+
+@torch.no_grad()
+def merge(model: PreTrainedModel) -> None:
+    """Add the adapter to the weights, W = W + s B A, and take it off: what is left is a plain model that can learn."""
+    layers = {id(layer) for layer in _adapted_layers(model)}
+    for parent in list(model.modules()):
+        for name, layer in list(parent.named_children()):
+            if id(layer) in layers:
+                layer.weight.copy_(_merged_weight(layer))
+                setattr(parent, name, layer.get_base_layer())
+    if layers:
+        del model.peft_config
+    model.requires_grad_(True)
+
+
+def _adapter_weights(model: PreTrainedModel) -> dict[str, nn.Parameter]:
+    """The adapter's parameters, each A and B, by the names that peft gives them in a file."""
+    return {
+        "base_model.model." + name.replace(f".{NAME}.", "."): parameter
+        for name, parameter in model.named_parameters()
+        if ".lora_" in name
+    }
+
+
+def _adapted_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The layers that an adapter changes; they are peft's."""
+    return [module for module in model.modules() if hasattr(module, "lora_A") and hasattr(module, "get_base_layer")]
+
+
+@torch.no_grad()
+def _merged_weight(layer: nn.Module) -> Tensor:
+    """W + s B A of one layer: [out, in]."""
+    a, b = layer.lora_A[NAME].weight, layer.lora_B[NAME].weight
+    return torch.addmm(layer.weight, b, a, alpha=layer.scaling[NAME])

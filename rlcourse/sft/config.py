@@ -1,0 +1,138 @@
+"""Every setting of supervised fine-tuning in one dataclass. The defaults train the embedded model on a laptop."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rlcourse.config import ENGINES
+from rlcourse.settings import (
+    COUNT,
+    COUNT_OR_NONE,
+    LIMIT,
+    RANK,
+    SEED,
+    SHARE,
+    WEIGHT,
+    check_settings_of,
+    setting,
+)
+from rlcourse.tasks import TASKS, check_task_name
+
+
+def is_task(data: str) -> bool:
+    """Whether `data` names a task, one that ships or module:object."""
+    try:
+        check_task_name(data)
+    except ValueError:
+        return False
+    return True
+
+
+@dataclass
+class SFTConfig:
+    # What is trained, and on what
+    model: str = setting("embedded", "'embedded', a folder, or a name on the Hugging Face hub")
+    data: str = setting(
+        "minigsm",
+        f"what is learned: the worked answers of a task ({', '.join(TASKS)}, or module:object), a file of JSON lines, "
+        "or a data set on the hub; each line has messages, or prompt and answer",
+    )
+    subset: str | None = setting(None, "name of the part of a data set on the hub that has several")
+    split: str = setting("train", "split of a data set on the hub")
+    task: str | None = setting(
+        None, "task whose validation problems are answered, too, named as for `rlcourse train`; by default that in data"
+    )
+    data_dir: str | None = setting(None, "folder of the task's JSON lines to read instead of the usual source")
+
+    # LoRA
+    lora_rank: int = setting(
+        0, "rank of a low-rank adapter that learns instead of the weights; 0 for all weights", within=RANK
+    )
+    lora_alpha: float = setting(
+        32.0, "the adapter's product counts alpha / rank; use 10 times the learning rate of all weights", within=LIMIT
+    )
+    lora_targets: str = setting(
+        "all-linear", "what gets an adapter: all-linear, or names of layers by commas, as q_proj,v_proj"
+    )
+
+    # Optimisation
+    epochs: int = setting(1, "passes over the data", within=COUNT)
+    steps: int | None = setting(None, "optimizer steps, instead of whole epochs", within=COUNT)
+    batch_size: int = setting(64, "examples a step", within=COUNT)
+    max_length: int = setting(256, "examples of more tokens are left out; also the width of a packed row", within=COUNT)
+    packing: bool = setting(True, "put several examples in a row, each with its own positions and attention")
+    micro_batch_rows: int = setting(8, "rows in one forward and backward; gradients add up over a step", within=COUNT)
+    lr: float = setting(3e-4, "peak learning rate (AdamW)", within=SHARE)
+    schedule: str = setting("cosine", "what the learning rate does after warm-up", ("constant", "linear", "cosine"))
+    warmup_steps: int = setting(5, "steps over which the learning rate rises from 0", within=COUNT_OR_NONE)
+    weight_decay: float = setting(0.0, "weight decay (AdamW)", within=WEIGHT)
+    max_grad_norm: float = setting(1.0, "gradients of a larger norm are scaled down to it", within=LIMIT)
+    gradient_checkpointing: bool = setting(False, "recompute activations in the backward pass to save memory")
+    logprob_chunk: int = setting(4096, "tokens whose logits are in memory at once", within=COUNT)
+    dtype: str = setting("float32", "precision of forward passes; weights stay float32", ("float32", "bfloat16"))
+    compile: bool = setting(False, "torch.compile the layers, and the fast engine's decode step")
+    device: str = setting("auto", "'auto' uses a GPU if there is one", ("auto", "cpu", "cuda"))
+
+    # Evaluation
+    eval_every: int = setting(20, "steps between evaluations; 0 for one before and one after", within=COUNT_OR_NONE)
+    eval_examples: int = setting(
+        200, "examples held out to measure the loss on, a tenth of them all at most; 0 for none", within=COUNT_OR_NONE
+    )
+    eval_problems: int = setting(
+        200, "validation problems of the task answered greedily; 0 for none", within=COUNT_OR_NONE
+    )
+    engine: str = setting("fast", "rollout engine that answers them", ENGINES)
+    max_new_tokens: int = setting(80, "tokens of such an answer at most", within=COUNT)
+
+    # The run
+    seed: int = setting(0, "seed of the order of examples and of an adapter's first weights", within=SEED)
+    output: str = setting("runs", "folder of runs")
+    name: str | None = setting(None, "name of the run; by default made of data and seed")
+    save_every: int = setting(100, "steps between checkpoints; 0 for one at the end alone", within=COUNT_OR_NONE)
+    log_to: str = setting("none", "also log to", ("none", "tensorboard", "wandb"))
+
+    @property
+    def run_name(self) -> str:
+        return self.name or f"sft-{Path(self.data).stem}-seed{self.seed}"
+
+    @property
+    def evaluated_task(self) -> str | None:
+        """The task whose problems are answered, if there is one."""
+        return self.task or (self.data if is_task(self.data) else None)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+# The groups of `rlcourse sft --help`: each begins at this field.
+PANELS = {
+    "model": "What is trained, and on what",
+    "lora_rank": "LoRA",
+    "epochs": "Optimisation",
+    "eval_every": "Evaluation",
+    "seed": "The run",
+}
+FIND_A_RUN = ("data", "seed", "output", "name")  # settings that say which run --resume means
+MAY_DIFFER = ("steps", "output", "name", "device", "save_every", "log_to")  # settings that --resume may change
+
+
+def make_config(**settings: Any) -> SFTConfig:
+    """A checked config. Raises ValueError, in one sentence, for an unknown setting or a value that cannot be."""
+    config = SFTConfig(**check_settings(settings))
+    check_config(config)
+    return config
+
+
+def check_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings, each checked by itself and in its field's type."""
+    return check_settings_of(SFTConfig, settings, "sft")
+
+
+def check_config(config: SFTConfig) -> None:
+    """Raise ValueError for a setting out of range or settings that cannot work together."""
+    for name, value in check_settings(config.to_dict()).items():
+        setattr(config, name, value)
+    if config.task is not None:
+        check_task_name(config.task)
+    if config.dtype == "bfloat16" and config.device == "cpu":
+        raise ValueError("dtype bfloat16 is for a GPU: use --dtype float32 on a CPU.")

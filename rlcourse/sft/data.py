@@ -1,0 +1,204 @@
+"""What is learned: conversations from a file, a task or the hub, as tokens, those of the answers marked."""
+
+import hashlib
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcourse.hub import hub_or_cache
+from rlcourse.policy import NO_THINKING, Policy
+from rlcourse.sft.config import SFTConfig, is_task
+from rlcourse.tasks import load_task
+from rlcourse.tasks.jsonl import parse_record, read_json_lines
+
+Messages = list[dict[str, str]]  # a conversation: role and content of each turn
+
+PROMPTS, ANSWERS = ("prompt", "question"), ("answer", "completion", "response")  # the keys that a record may have
+EXPECTED = '{"messages": [{"role": "user", "content": "..."}, ...]} or {"prompt": "...", "answer": "..."}'
+HELD_OUT = 10  # one in so many examples is held out at most
+MINIGSM_PROBLEMS = 4000  # of the split that is kept for demonstrations: RL trains on others
+
+
+@dataclass(frozen=True)
+class Example:
+    """One conversation: ids [n] int32, and learned [n] bool, True on the tokens of its answers, their ends included.
+    The first token is never learned: nothing stands before it."""
+
+    ids: Tensor
+    learned: Tensor
+
+
+@dataclass(frozen=True)
+class Data:
+    """Examples to learn, examples held out, and how many were left out as longer than `max_length`."""
+
+    train: list[Example]
+    held_out: list[Example]
+    too_long: int
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for the same examples in the same order: a run goes on with the data that it began with."""
+        digest = hashlib.blake2b(digest_size=16)
+        for example in self.train:
+            digest.update(example.ids.numpy().tobytes() + example.learned.numpy().tobytes() + b"|")
+        return digest.hexdigest()
+
+
+def load_data(config: SFTConfig, policy: Policy) -> Data:
+    """The config's data in the policy's tokens.
+
+    Of a task, examples of its validation problems are held out; of other data a random choice, at most a tenth, the
+    same for every seed. Raises FileNotFoundError or ValueError, in one sentence that names the line, for data that
+    cannot be used; ConnectionError if the hub cannot be read.
+    """
+    if is_task(config.data):
+        encoded = of_task(config, policy)
+    else:
+        every = list(of_file(file)) if (file := file_of(config.data)) is not None else list(of_hub(config))
+        chosen = set(random.Random(0).sample(range(len(every)), min(config.eval_examples, len(every) // HELD_OUT)))
+        held_out = [every[i] for i in sorted(chosen)]
+        train = [conversation for i, conversation in enumerate(every) if i not in chosen]
+        encoded = [[encode(policy, messages, where) for where, messages in part] for part in (train, held_out)]
+    limit = min(config.max_length, getattr(policy.model.config, "max_position_embeddings", config.max_length))
+    kept = [[example for example in part if len(example.ids) <= limit] for part in encoded]
+    if not kept[0]:
+        raise ValueError(f"No example of {config.data} has at most {limit} tokens: raise --max-length.")
+    return Data(*kept, too_long=sum(map(len, encoded)) - sum(map(len, kept)))
+
+
+def file_of(data: str) -> Path | None:
+    """The file that `data` names, whether it exists or not; None for a data set on the hub."""
+    path = Path(data).expanduser()
+    return path if path.exists() or data.startswith((".", "/", "~")) or path.suffix in (".jsonl", ".json") else None
+
+
+def of_file(file: Path) -> Iterator[tuple[str, Messages]]:
+    """The conversations in a file of JSON lines, each with its place."""
+    yield from read_json_lines(file, lambda line: conversation_of(parse_record(line, EXPECTED)), "conversations")
+
+
+def of_hub(config: SFTConfig) -> Iterator[tuple[str, Messages]]:
+    """The conversations of a data set on the hub, each with its place."""
+    import datasets
+
+    try:
+        with hub_or_cache():
+            rows = datasets.load_dataset(config.data, config.subset, split=config.split)
+    except Exception as error:  # without a network it may be any of a dozen, from three libraries
+        line = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
+        raise ConnectionError(
+            f"{config.data} is no file here, and as a data set it cannot be loaded from the hub ({line}): check name, "
+            "--subset, --split and the network."
+        ) from error
+    for number, row in enumerate(rows):
+        place = f"{config.data}, row {number}"
+        try:
+            yield place, conversation_of(row)
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from None
+
+
+def of_task(config: SFTConfig, policy: Policy) -> list[list[Example]]:
+    """Examples from the worked answers of a task, to learn and to hold out: the task's own prompts, each continued by
+    the answer and the token that ends one. minigsm's are of the problems that are kept for demonstrations, so that RL
+    does not meet them again. Raises ValueError for a problem without a worked answer."""
+    task = load_task(config.data, config.data_dir)
+    learned, held_out = task.problems("train"), task.problems("validation")[: config.eval_examples]
+    if config.data == "minigsm" and config.data_dir is None:
+        from rlcourse.tasks import minigsm
+
+        learned = [problem.to_problem() for problem in minigsm.generate(MINIGSM_PROBLEMS, 1, "sft")]
+
+    def example(problem: Any) -> Example:
+        answer = getattr(problem, "answer", "")
+        if not answer.strip():
+            raise ValueError(f"The problems of {config.data} have no worked answers to learn: name a file in --data.")
+        prompt, text = task.prompt(problem, policy), answer + policy.tokenizer.eos_token
+        ids = [*prompt, *policy.tokenizer(text, add_special_tokens=False)["input_ids"]]
+        return Example(torch.tensor(ids, dtype=torch.int32), torch.arange(len(ids)) >= len(prompt))
+
+    return [[example(problem) for problem in problems] for problems in (learned, held_out)]
+
+
+def turns(question: str, answer: str) -> Messages:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def conversation_of(record: dict[str, Any]) -> Messages:
+    """The conversation in a record: `messages`; or a prompt and an answer, each a text, or as trl has them, messages.
+
+    Raises ValueError with one sentence that says what is wrong with it.
+    """
+    if record.get("messages") is not None:
+        messages = record["messages"]
+    else:
+        prompt = next((record[key] for key in PROMPTS if record.get(key) is not None), None)
+        answer = next((record[key] for key in ANSWERS if record.get(key) is not None), None)
+        if prompt is None or answer is None:
+            raise ValueError(f"there are no messages, and no prompt with an answer; expected {EXPECTED}.")
+        both = isinstance(prompt, list) and isinstance(answer, list)
+        messages = prompt + answer if both else turns(prompt, answer)
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise ValueError("messages is not a list of objects with role and content.")
+    for number, message in enumerate(messages, start=1):
+        if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
+            raise ValueError(f"role or content of message {number} is not a text.")
+        if message["role"] == "assistant" and not message["content"].strip():
+            raise ValueError("an answer is empty.")
+    if not any(message["role"] == "assistant" for message in messages):
+        raise ValueError('there is no answer: no message has the role "assistant".')
+    return [{"role": message["role"], "content": message["content"]} for message in messages]
+
+
+def encode(policy: Policy, messages: Messages, where: str) -> Example:
+    """The tokens of a conversation up to its last answer, as the policy would read and write them.
+
+    What stands before an answer is tokenised as a prompt is, and the answer, with the token that ends it, by itself: so
+    the model learns to continue the very tokens that it is given. where: names the conversation in errors. Raises
+    ValueError if the chat template cannot say what an answer is, or an answer holds the token that ends one.
+    """
+    tokenizer, ids, learned, done = policy.tokenizer, [], [], ""
+
+    def text(turns: Messages, prompt: bool) -> str:
+        try:
+            options = {"tokenize": False, "add_generation_prompt": prompt} | NO_THINKING
+            return tokenizer.apply_chat_template(turns, **options)
+        except Exception as error:  # whatever a template does, such as refusing a role
+            why = next(iter(str(error).splitlines()), "")
+            raise ValueError(f"{where}: the chat template refuses it ({why}).") from None
+
+    def add(part: str, is_learned: bool) -> None:
+        tokens = tokenizer(part, add_special_tokens=False)["input_ids"]
+        ids.extend(tokens)
+        learned.extend([is_learned] * len(tokens))
+
+    for number, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        before, after = text(messages[:number], True), text(messages[: number + 1], False)
+        if not before.startswith(done) or not after.startswith(before) or before == done:
+            raise ValueError(
+                f"{where}: the chat template writes earlier turns anew for each answer: make it one line an answer."
+            )
+        answer = up_to_its_end(policy, after[len(before) :])
+        add(before[len(done) :], False)
+        start = len(ids)
+        add(answer, True)
+        if any(token in policy.eos_ids for token in ids[start:-1]):
+            raise ValueError(f"{where}: an answer holds {tokenizer.decode(ids[-1])}, which ends one.")
+        done = before + answer if after.startswith(before + answer) else after
+    return Example(torch.tensor(ids, dtype=torch.int32), torch.tensor(learned))
+
+
+def up_to_its_end(policy: Policy, written: str) -> str:
+    """A template's text of an answer, without what it writes behind the token that ends it; that token is added if the
+    template writes none."""
+    ends = [policy.tokenizer.decode([token]) for token in policy.eos_ids]
+    places = [written.rfind(end) + len(end) for end in ends if end in written]
+    return written[: max(places)] if places else written + policy.tokenizer.eos_token

@@ -1,0 +1,89 @@
+"""Several examples in one row of a batch, kept apart, and the loss of their answers.
+
+Padding is work for nothing. So examples are put one behind the other in rows of at most `width` tokens. Each has
+positions 0, 1, 2, ... of its own, and transformers' attention, given such positions and no mask, lets a token see the
+earlier ones of its own example alone; `check_packing` tries that on the model. Loss and gradient are those of each
+example by itself.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rlcourse.logprobs import WIDTH_ON_GPU, chunked_logprobs
+from rlcourse.sampling import Sampling
+from rlcourse.sft.data import Example
+
+Row = list[Example]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Packed examples, padded on the right: ids [rows, L] int64; positions [rows, L] int64, from 0 in each example;
+    learned [rows, L] bool, True on the tokens of answers."""
+
+    ids: Tensor
+    positions: Tensor
+    learned: Tensor
+
+
+def plan_rows(examples: list[Example], width: int) -> list[Row]:
+    """All examples in as few rows of at most `width` tokens as first-fit decreasing finds: the longest first, each into
+    the first row with room. Every example must be at most `width` tokens long; with width 0 each has its own row."""
+    rows: list[Row] = []
+    room: list[int] = []
+    for example in sorted(examples, key=lambda e: -len(e.ids)):
+        place = next((i for i, left in enumerate(room) if left >= len(example.ids)), None)
+        if place is None:
+            place = len(rows)
+            rows.append([])
+            room.append(width)
+        rows[place].append(example)
+        room[place] -= len(example.ids)
+    return rows
+
+
+def pack(rows: list[Row], pad_id: int, device: torch.device) -> Rows:
+    """The rows as tensors, as wide as the longest. Padding counts on as part of a row's last example: causal attention
+    hides it from all that stands before it, so rows with one example each need no mask."""
+    width = max(sum(len(e.ids) for e in row) for row in rows)
+    width += -width % WIDTH_ON_GPU if device.type == "cuda" else 0
+    ids = torch.full((len(rows), width), pad_id)
+    positions = torch.zeros((len(rows), width), dtype=torch.long)
+    learned = torch.zeros((len(rows), width), dtype=torch.bool)
+    for i, row in enumerate(rows):
+        start = 0
+        for example in row:
+            end = start + len(example.ids)
+            ids[i, start:end], learned[i, start:end] = example.ids.long(), example.learned
+            positions[i, start:] = torch.arange(width - start)
+            start = end
+    return Rows(ids.to(device), positions.to(device), learned.to(device))
+
+
+def summed_loss(model: PreTrainedModel, rows: Rows, chunk: int, compile: bool = False) -> Tensor:
+    """-log p of every token of an answer, added up: a scalar, nats. Float32 logits exist for `chunk` tokens at once."""
+    decoder, head = model.get_decoder(), model.get_output_embeddings().weight
+    hidden = decoder(input_ids=rows.ids, position_ids=rows.positions, use_cache=False).last_hidden_state
+    learned = rows.learned[:, 1:]  # token t is predicted at t - 1, which is of the same example
+    return -chunked_logprobs(hidden[:, :-1][learned], head, rows.ids[:, 1:][learned], Sampling(), chunk, compile).sum()
+
+
+@torch.no_grad()
+def check_packing(model: PreTrainedModel) -> None:
+    """Raise ValueError unless the model computes the same for two short sequences in a row as for each alone."""
+
+    def states(ids: list[int], positions: list[int]) -> Tensor:
+        inputs = {"input_ids": torch.tensor([ids]), "position_ids": torch.tensor([positions])}
+        inputs = {name: value.to(model.device) for name, value in inputs.items()}
+        return model.get_decoder()(**inputs, use_cache=False).last_hidden_state[0]
+
+    first, second = [1, 2, 3, 4, 5], [5, 4, 3]
+    together = states(first + second, [0, 1, 2, 3, 4, 0, 1, 2])
+    apart = torch.cat([states(ids, list(range(len(ids)))) for ids in (first, second)])
+    if (together - apart).abs().max() > 1e-3 * apart.abs().max():
+        raise ValueError(
+            f"The {model.config.model_type} architecture does not keep packed examples apart: use --no-packing."
+        )

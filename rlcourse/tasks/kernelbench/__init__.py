@@ -1,0 +1,10 @@
+"""KernelBench: a model writes GPU kernels, and a judge compiles, checks and times them where they can do no harm.
+
+`problems` reads tasks and answers, `rules` reads a text for cheats, `worker` runs it in a process of its own, `judging`
+turns what comes back into a reward.
+"""
+
+from rlcourse.tasks.kernelbench.judging import Settings, judge
+from rlcourse.tasks.kernelbench.problems import Problem, load_problems, parse_answer
+
+__all__ = ["Problem", "Settings", "judge", "load_problems", "parse_answer"]

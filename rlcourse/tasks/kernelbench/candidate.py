@@ -1,0 +1,221 @@
+"""The process of a candidate, seen from the judge: it is asked, timed by the clock out here, and ended.
+
+Whatever comes back is data. A process that dies, hangs, takes too much memory or writes nonsense is refused with that
+as the reason, and costs nobody else anything.
+"""
+
+import functools
+import glob
+import os
+import select
+import socket
+import sysconfig
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlcourse.sandbox import process
+from rlcourse.sandbox.process import GUARD, STAGED, Box
+from rlcourse.sandbox.wire import Unreadable, decode, encode, receive, send
+from rlcourse.tasks.kernelbench.machine import new_seed
+
+MODULES = (
+    "sandbox/__init__.py",
+    "sandbox/namespaces.py",
+    "sandbox/wire.py",
+    "tasks/kernelbench/cases.py",
+    "tasks/kernelbench/worker.py",
+)
+SMALL = 1 << 20  # bytes of an answer that shows nothing
+START_SECONDS = 120
+COMPILERS = ("/usr/bin", "/bin", "/usr/sbin", "/sbin", "/usr/include", "/usr/libexec", "/etc/alternatives")
+LIMITS = {"CPU": 600, "FSIZE": 1 << 28, "NOFILE": 1024, "CORE": 0, "MSGQUEUE": 0, "NPROC": 128}
+LIMITS |= {"folder_bytes": 1 << 29, "files": 16384}
+COMPILE_ERRORS = ("triton.compiler", "cutlass")  # modules of errors that say a kernel does not compile
+
+
+class Refused(Exception):
+    """What ends a candidate. reason: its name; the text says more."""
+
+    def __init__(self, reason: str, text: str = ""):
+        super().__init__(text or reason)
+        self.reason = reason
+
+
+class Candidate:
+    """A process that runs one text.
+
+    memory_bytes, gpu_bytes: what it may take; the GPU's is watched from here, by what is left on the device. seed: of
+    its weights; reference: the model that it is compared with, which stays out here.
+    """
+
+    def __init__(self, way: str, device: torch.device, memory_bytes: int, gpu_bytes: int):
+        self.device, self.gpu_bytes, self.seed = device, gpu_bytes, new_seed()
+        self.reference: torch.nn.Module | None = None
+        self.folder = Path(tempfile.mkdtemp(prefix="rlcourse-"))
+        self.connection, theirs = socket.socketpair()
+        self.process = None
+        self.watch_gpu()
+        try:
+            process.stage(self.folder, MODULES)
+            self.process = start(way, self.folder, theirs.fileno(), device, memory_bytes)
+            theirs.close()
+            self.receive(START_SECONDS, SMALL)
+        except Refused as error:
+            raise RuntimeError(f"The process for kernels did not start. {error}") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def watch_gpu(self) -> None:
+        """Count what is taken of the GPU's memory from now on as the candidate's."""
+        self.gpu_before = gpu_taken() if self.device.type == "cuda" else 0
+
+    def ask(self, request: list, seconds: float, limit: int = SMALL) -> tuple[Any, float]:
+        """The answer to a request, and the seconds from before it was sent until it was here.
+
+        Raises Refused where there is none, or none that can be understood; then the process has ended.
+        """
+        message = encode(request)
+        start = time.perf_counter()
+        try:
+            send(self.connection, message, seconds)
+        except OSError:
+            self.lost("died", "it ended its process")
+        data = self.receive(seconds, limit)
+        took = time.perf_counter() - start
+        match data:
+            case {"value": value}:
+                return value, took
+            case {"error": [str(kind), str(module), str(message)]}:
+                compiler = module.startswith(COMPILE_ERRORS)
+                raise Refused("compile" if compiler else "error", f"{kind}: {message}")
+        self.lost("nonsense", "its process wrote what nobody can read")
+
+    def receive(self, seconds: float, limit: int) -> Any:
+        """The next answer, decoded."""
+        deadline = time.monotonic() + seconds
+        try:
+            while not select.select([self.connection], [], [], 0.1)[0]:
+                if time.monotonic() > deadline:
+                    raise TimeoutError
+                if self.device.type == "cuda" and gpu_taken() - self.gpu_before > self.gpu_bytes:
+                    self.lost("gpu memory", "it took too much of the GPU's memory")
+            return decode(receive(self.connection, max(deadline - time.monotonic(), 1e-3), limit))
+        except TimeoutError:
+            self.lost("hang", f"no answer after {seconds:g} s")
+        except (EOFError, OSError):
+            self.lost("died", "it ended its process")
+        except Unreadable as error:
+            self.lost("nonsense", str(error))
+
+    def lost(self, reason: str, text: str) -> None:
+        """End the process and raise Refused."""
+        said = self.close()
+        if "too much memory" in said:
+            raise Refused("memory", said)
+        raise Refused(reason, f"{text} ({said})" if said and reason == "died" else text)
+
+    def close(self) -> str:
+        """End the process and what it started, and remove what it left. Nothing happens the second time."""
+        said = ""
+        self.connection.close()
+        if self.process is not None:
+            said, self.process = process.end(self.process), None
+        process.remove(self.folder)
+        return said
+
+    def __enter__(self) -> "Candidate":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+
+def gpu_taken() -> int:
+    """Bytes of the GPU that somebody holds."""
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def start(way: str, folder: Path, wire: int, device: torch.device, memory_bytes: int):
+    code = "from rlcourse.tasks.kernelbench.worker import main; main({}, {!r}, {!r})"
+    if way == GUARD:
+        work = tempfile.mkdtemp(dir=folder)
+        limits = {name: value for name, value in LIMITS.items() if name != "NPROC"}  # which counts all of the user's
+        limits |= {"DATA": memory_bytes} if device.type == "cpu" else {}  # CUDA reserves far more than it takes
+        command = process.python_command(str(folder / "course"), code.format(wire, work, limits))
+        return process.launch(command, wire, Path(work), variables(work, device))
+    command = process.python_command(STAGED, code.format(wire, "/tmp", {}))
+    return process.launch(process.isolated(way, box(folder, device, memory_bytes), command, wire), wire, folder, {})
+
+
+def box(folder: Path, device: torch.device, memory_bytes: int) -> Box:
+    """What a candidate sees beside Python and its libraries: compilers, and the GPU if there is one."""
+    include, scripts = (
+        sysconfig.get_path("include"),
+        sysconfig.get_path("scripts"),
+    )  # of Python; ninja stands in scripts
+    system = [*COMPILERS, include, os.path.realpath(include), scripts]
+    devices, allowed = [], []
+    if device.type == "cuda":
+        from torch.utils.cpp_extension import CUDA_HOME
+
+        system += [CUDA_HOME, os.path.realpath(CUDA_HOME)] if CUDA_HOME else []
+        system += [*driver_folders(), "/sys"]
+        devices = [path for path in glob.glob("/dev/nvidia*") if not os.path.isdir(path)]
+        allowed = ["memfd_create"]  # the driver asks for one
+    limits = LIMITS | {"memory_bytes": memory_bytes}
+    return Box(folder, variables("/tmp", device), limits, [], devices, allowed, tuple(system))
+
+
+def driver_folders() -> list[str]:
+    """Where the driver's libraries stand, as this process has them loaded."""
+    torch.cuda.init()
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    paths = {line.split()[-1] for line in lines if "/libcuda" in line or "/libnvidia" in line}
+    return sorted({os.path.dirname(path) for path in paths})
+
+
+def variables(folder: str, device: torch.device) -> dict[str, str]:
+    """The variables of the process: none of the judge's own, in which there may be secrets."""
+    found = {
+        "HOME": folder,
+        "TMPDIR": folder,
+        "USER": "candidate",
+        "LANG": "C.UTF-8",
+        "OMP_NUM_THREADS": "1",
+        "MAX_JOBS": "2",
+        "TORCH_EXTENSIONS_DIR": f"{folder}/extensions",
+        "TRITON_CACHE_DIR": f"{folder}/triton",
+        "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "PATH": ":".join([sysconfig.get_path("scripts"), "/usr/local/bin", "/usr/bin", "/bin"]),
+    }
+    if device.type != "cuda":
+        return found | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    from torch.utils.cpp_extension import CUDA_HOME
+
+    major, minor = torch.cuda.get_device_capability(device)
+    found |= {"TORCH_CUDA_ARCH_LIST": f"{major}.{minor}", "LD_LIBRARY_PATH": ":".join(driver_folders())}
+    libcuda = [folder for folder in driver_folders() if os.path.exists(f"{folder}/libcuda.so.1")]
+    found |= {"TRITON_LIBCUDA_PATH": libcuda[0]} if libcuda else {}
+    return found | ({"CUDA_HOME": CUDA_HOME, "PATH": f"{CUDA_HOME}/bin:{found['PATH']}"} if CUDA_HOME else {})
+
+
+@functools.cache
+def way() -> tuple[str, str]:
+    """How this system isolates a candidate; and, where it does not, why."""
+    return process.find_way(tried)
+
+
+def tried(way: str) -> str:
+    """Try a way to isolate a process. Nothing if it works, else what goes wrong."""
+    with tempfile.TemporaryDirectory(prefix="rlcourse-") as folder:
+        process.stage(Path(folder), MODULES)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        needed = [torch.__file__, f"{STAGED}/rlcourse/tasks/kernelbench/worker.py"]
+        return process.attempt(way, box(Path(folder), device, 1 << 32), needed)

@@ -1,0 +1,126 @@
+"""Whether outputs are right: against the reference in double precision, and as exactly as PyTorch has it."""
+
+import copy
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlcourse.tasks.kernelbench.cases import as_list, chunk_size, chunks, digest
+
+# Of an element, absolute and relative: KernelBench's own.
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-2}
+# Of a whole tensor: so many times PyTorch's own error, or so many roundings of numbers that vary as its own do. Sums in
+# another order stay within; numbers that were rounded to half precision, or by a tensor core's TF32, do not.
+TIMES, ROUNDINGS, LAST_PLACES = 16, 64, 4
+MOST_SHOWN = 1 << 25  # bytes of an output that are compared
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a trial's outputs must be. exact: in double precision; eager: as PyTorch computes them in the problem's own;
+    inputs: tensors, as the pass must leave them."""
+
+    exact: list[Tensor]
+    eager: list[Tensor]
+    inputs: list[Tensor]
+
+    @property
+    def finite(self) -> bool:
+        return all(bool(torch.isfinite(exact).all()) for exact in self.exact if exact.is_floating_point())
+
+    @property
+    def telling(self) -> bool:
+        """Whether it takes the computation to be right: zeros, an own mean and an input do not pass."""
+        means = [torch.full_like(e, e.double().mean().to(e.dtype)) for e in self.eager]
+        guesses = [[torch.zeros_like(e) for e in self.eager], means]
+        for item in self.inputs:
+            guesses.append([item.to(e.dtype).reshape(e.shape) if item.numel() == e.numel() else e for e in self.eager])
+            if not any(item.numel() == e.numel() for e in self.eager):
+                guesses.pop()
+        return all(fault(guess, self) is not None for guess in guesses)
+
+    def part(self, wanted: list[list[int]]) -> "Expected":
+        """Of each output the chunks of these numbers."""
+        exact = [chunks(tensor, numbers) for tensor, numbers in zip(self.exact, wanted, strict=True)]
+        eager = [chunks(tensor, numbers) for tensor, numbers in zip(self.eager, wanted, strict=True)]
+        return Expected(exact, eager, self.inputs)
+
+
+def expect(reference: torch.nn.Module, inputs: list) -> Expected:
+    """Run the reference twice on copies of the inputs: as it is, and in double precision where it has that."""
+    with torch.no_grad():
+        eager = as_list(reference(*copied(inputs)))
+        try:
+            exact = as_list(copy.deepcopy(reference).double()(*copied(inputs, torch.float64)))
+        except (RuntimeError, NotImplementedError, TypeError):  # an operation without double precision
+            exact = eager
+    return Expected(exact, eager, [item for item in inputs if isinstance(item, Tensor)])
+
+
+def copied(inputs: list, dtype: torch.dtype | None = None) -> list:
+    """Inputs of one's own, those with a fraction in another dtype if there is one."""
+
+    def one(item):
+        if not isinstance(item, Tensor):
+            return item
+        return item.to(dtype, copy=True) if dtype is not None and item.is_floating_point() else item.clone()
+
+    return [one(item) for item in inputs]
+
+
+def fault(outputs: list[Tensor], expected: Expected) -> tuple[str, str] | None:
+    """(reason, sentence) of what is wrong with the outputs; None if they are right."""
+    if len(outputs) != len(expected.eager):
+        return "wrong shape", f"{len(outputs)} outputs, expected {len(expected.eager)}"
+    for output, exact, eager in zip(outputs, expected.exact, expected.eager, strict=True):
+        output = output.to(eager.device)
+        if output.shape != eager.shape:
+            return "wrong shape", f"the output has shape {list(output.shape)}, expected {list(eager.shape)}"
+        if output.dtype != eager.dtype:
+            return "wrong dtype", f"the output is {output.dtype}, expected {eager.dtype}"
+        if not eager.is_floating_point():
+            if not torch.equal(output, eager):
+                return "wrong", f"{int((output != eager).sum())} of {eager.numel()} numbers differ"
+            continue
+        found = of_floats(output, exact.double(), eager)
+        if found is not None:
+            return found
+    return None
+
+
+def of_floats(output: Tensor, exact: Tensor, eager: Tensor) -> tuple[str, str] | None:
+    """As `fault`, of one tensor of floats; exact in double precision."""
+    if not bool(torch.isfinite(output).all()):
+        return "not finite", f"{int((~torch.isfinite(output)).sum())} of {output.numel()} numbers are not finite"
+    error, tolerance = (output.double() - exact).abs(), TOLERANCE[eager.dtype]
+    beyond = error > tolerance + tolerance * exact.abs()
+    if bool(beyond.any()):
+        count, worst = int(beyond.sum()), float(error.max())
+        return "wrong", f"{count} of {output.numel()} numbers are off, by up to {worst:.3g}"
+    epsilon = torch.finfo(eager.dtype).eps
+    own = root_mean_square(eager.double() - exact)
+    varies = root_mean_square(exact - exact.mean())
+    allowed = max(TIMES * own, ROUNDINGS * epsilon * varies, LAST_PLACES * epsilon * root_mean_square(exact))
+    mean_error = root_mean_square(error)
+    if mean_error > allowed:
+        return "precision", f"the error is {mean_error:.2g}, PyTorch's own {own:.2g}: a lower precision was used"
+    return None
+
+
+def root_mean_square(x: Tensor) -> float:
+    return float(x.square().mean().sqrt()) if x.numel() else 0.0
+
+
+def some_chunks(tensor: torch.Tensor) -> list[int]:
+    """Random chunks of a tensor, as many as MOST_SHOWN bytes hold: for most tensors all of them."""
+    size = chunk_size(tensor.numel())
+    count = -(-tensor.numel() // size)
+    most = max(1, MOST_SHOWN // (size * tensor.element_size()))
+    return sorted(random.SystemRandom().sample(range(count), min(count, most)))
+
+
+def digest_of(piece: torch.Tensor) -> int:
+    """The number of one chunk, as `digest` has it."""
+    return sum(digest([piece])[0])

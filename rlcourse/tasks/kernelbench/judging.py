@@ -1,0 +1,321 @@
+"""From a completion to a reward and numbers: is it code, is it allowed, does it compile, is it right, how fast is it.
+
+    reward = compiled + correct + speed · min(t₀/t, most), each part with its weight, and 0 for what is refused
+
+The judge holds inputs, references and the clock; the candidate's process gets a seed and gives outputs. Its own events
+say how long a pass took on the GPU, and count no less than the clock out here less what a trial takes without a model.
+"""
+
+import functools
+import math
+import random
+import statistics
+import threading
+import time
+import warnings
+from dataclasses import dataclass, field
+
+import torch
+
+from rlcourse.sandbox.process import GUARD
+from rlcourse.tasks.kernelbench import rules
+from rlcourse.tasks.kernelbench.candidate import SMALL, Candidate, Refused, way
+from rlcourse.tasks.kernelbench.cases import KINDS, chunk_size, digest, make_inputs, make_model, namespace
+from rlcourse.tasks.kernelbench.compare import Expected, digest_of, expect, fault, some_chunks
+from rlcourse.tasks.kernelbench.machine import alone, bandwidth, new_seed
+from rlcourse.tasks.kernelbench.problems import Problem, parse_answer, shapes
+
+# What torch may do in a forward pass: make memory, look at it otherwise, move it.
+ALLOWED = """empty empty_like empty_strided new_empty new_empty_strided new_zeros new_ones new_full zeros zeros_like
+ones ones_like full full_like fill_ zero_ view _unsafe_view reshape alias as_strided detach clone copy_ _to_copy t
+transpose permute expand slice select squeeze unsqueeze unbind split view_as is_pinned set_ _local_scalar_dense
+lift_fresh"""
+OPERATIONS = frozenset(ALLOWED.split())
+CHECKS = 10  # of timed trials whose outputs are compared; nobody knows which
+WARMUP = 3
+LEAST_TRIALS = 5
+EXCESSIVE = 10  # a speed-up to look at twice, says KernelBench
+LEEWAY = 5e-3  # seconds that a process's own clock may be short of the one out here without being called a lie
+MAKING = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How candidates are judged.
+
+    compiled, correct, speed, most: weights of the reward and the largest speed-up that counts. cases: trials for each
+    shape and kind; trials: that are timed, fewer where they take more than timing_seconds. compile_seconds: for the
+    text to load, first_seconds: for the first pass, in which Triton and CuTe DSL compile. torch_compile: whether to
+    time that as well. operations: of torch that a forward pass may use.
+    """
+
+    compiled: float = 0.1
+    correct: float = 0.3
+    speed: float = 1.0
+    most: float = 5.0
+    cases: int = 2
+    trials: int = 100
+    compile_seconds: float = 240.0
+    first_seconds: float = 90.0
+    run_seconds: float = 20.0
+    timing_seconds: float = 30.0
+    memory_bytes: int = 8 << 30
+    gpu_bytes: int = 24 << 30
+    torch_compile: bool = True
+    operations: frozenset[str] = OPERATIONS
+
+
+@dataclass
+class Verdict:
+    """What a candidate earned. reason: "" for a right one, else a name; text: more of it. Times are in milliseconds."""
+
+    reason: str = ""
+    text: str = ""
+    metrics: dict[str, float] = field(default_factory=lambda: {"compiled": 0.0, "correct": 0.0, "refused": 0.0})
+
+    def reward(self, settings: Settings) -> float:
+        if self.metrics["refused"]:
+            return 0.0
+        speed = min(self.metrics.get("speedup", 0.0), settings.most)
+        earned = settings.compiled * self.metrics["compiled"]
+        return earned + self.metrics["correct"] * (settings.correct + settings.speed * speed)
+
+
+@dataclass(frozen=True)
+class Times:
+    """Median seconds of a trial: by the process's own events, and by the clock out here."""
+
+    own: float
+    outside: float
+
+
+def judge(problem: Problem, text: str, settings: Settings | None = None) -> tuple[float, dict[str, float], str]:
+    """Judge a completion: its reward, named numbers, and why it earned no more ("" for a right kernel).
+
+    Raises RuntimeError where no process starts, ValueError for a problem that a constant or an input solves.
+    """
+    settings = settings or Settings()
+    verdict = judge_of(problem, settings).judge(text)
+    return verdict.reward(settings), verdict.metrics, f"{verdict.reason}: {verdict.text}" if verdict.reason else ""
+
+
+def judge_of(problem: Problem, settings: Settings) -> "Judge":
+    """The judge of a problem, the same for all threads, so that its baselines are timed once."""
+    with MAKING:
+        return make_judge(problem, settings)
+
+
+@functools.lru_cache(maxsize=256)
+def make_judge(problem: Problem, settings: Settings) -> "Judge":
+    return Judge(problem, settings)
+
+
+class Judge:
+    """One problem. Its baselines are timed when they are first asked for, by the road that candidates take."""
+
+    def __init__(self, problem: Problem, settings: Settings, device: torch.device | None = None):
+        self.problem, self.settings = problem, settings
+        self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.way, why = way()
+        if self.way == GUARD:
+            warnings.warn(f"Kernels run as your own user here, with your files and your network: {why}", stacklevel=2)
+        self.sources = shapes(problem.source)
+        self.reference = namespace(problem.source)
+        self.problems = [namespace(source) for source in self.sources]
+        with alone(self.device):
+            self.telling = self._telling()
+        if not any(shape == 0 for shape, _ in self.telling):
+            raise ValueError(f"{problem.name}: a constant or an input solves this problem, so it tells nothing.")
+        self.baselines: dict[str, Times] = {}
+
+    def judge(self, text: str) -> Verdict:
+        """From a completion to its verdict."""
+        code = parse_answer(text)
+        if code is None:
+            return Verdict("no code", "there is no fenced block of code")
+        refused = rules.check(code)
+        if refused is not None:
+            verdict = Verdict(*refused)
+            verdict.metrics["refused"] = float(refused[0] not in rules.NO_CHEAT)
+            return verdict
+        return self.run(code)
+
+    def run(self, code: str) -> Verdict:
+        """The verdict on code, whatever the rules say of its text."""
+        verdict = Verdict()
+        with alone(self.device):
+            self.baseline("eager")  # which says early where this machine cannot judge
+        try:
+            with self._process() as candidate:
+                self._compile(candidate, code)
+                with alone(self.device):
+                    candidate.watch_gpu()
+                    self._run_once(candidate, verdict)
+                    least = self._correct(candidate, verdict)
+                    self._fast(candidate, least, verdict)
+        except Refused as error:
+            verdict.reason, verdict.text = error.reason, str(error)
+            verdict.metrics |= {"correct": 0.0, "refused": float(error.reason in rules.CHEATS)}
+        return verdict
+
+    def baseline(self, name: str) -> Times:
+        """Times of "eager", "compiled" and "empty", a trial without a model. RuntimeError where there are none."""
+        if name not in self.baselines:
+            try:
+                self._time_reference(compile_it=name == "compiled")
+            except Refused as error:
+                raise RuntimeError(f"{self.problem.name} itself does not run: {error.reason}: {error}") from None
+        return self.baselines[name]
+
+    def _time_reference(self, compile_it: bool) -> None:
+        with self._process() as candidate:
+            self._load(candidate, self.problem.source, "Model", compile_it)
+            self._run(candidate, 0, "timed", self.settings.compile_seconds)
+            self.baselines["compiled" if compile_it else "eager"] = self._time(candidate, "timed")
+            if not compile_it:
+                self.baselines["empty"] = self._time(candidate, "empty")
+
+    def _process(self) -> Candidate:
+        return Candidate(self.way, self.device, self.settings.memory_bytes, self.settings.gpu_bytes)
+
+    def _telling(self) -> list[tuple[int, str]]:
+        """The shapes and kinds of inputs on which the reference is finite and no guess passes."""
+        reference, found = make_model(self.reference, "Model", self.reference, 0, self.device), []
+        for shape in range(len(self.problems)):
+            for kind in KINDS:
+                try:
+                    expected = expect(reference, make_inputs(self.problems[shape], 1, kind, self.device))
+                except (RuntimeError, ValueError, IndexError):
+                    if shape == 0 and kind == "given":
+                        raise
+                    continue  # the reference itself does not take this shape
+                if expected.finite and expected.telling:
+                    found.append((shape, kind))
+        return found
+
+    def _load(self, candidate: Candidate, code: str, name: str, compile_it: bool) -> None:
+        total = torch.cuda.mem_get_info()[1] if self.device.type == "cuda" else 1
+        share = min(1.0, self.settings.gpu_bytes / total)
+        setup = {"text": code, "name": name, "sources": self.sources, "seed": candidate.seed}
+        setup |= {"device": str(self.device), "compile": compile_it, "gpu_share": share}
+        candidate.ask(["load", setup], self.settings.compile_seconds)
+
+    def _run(self, candidate: Candidate, case: int, way: str, seconds: float) -> tuple[int, dict, float]:
+        """A trial of `telling[case]`: its seed, what the process says of it, and its time by the clock out here."""
+        seed, (shape, kind) = new_seed(), self.telling[case]
+        found, took = candidate.ask(["run", seed, shape, kind, way], seconds)
+        if not readable(found):
+            raise Refused("nonsense", "its process wrote what nobody can read")
+        return seed, found, took
+
+    def _compile(self, candidate: Candidate, code: str) -> None:
+        """Load the text, which compiles what C++ and CUDA are in it."""
+        try:
+            self._load(candidate, code, "ModelNew", False)
+        except Refused as error:
+            raise Refused("compile" if error.reason == "error" else error.reason, str(error)) from None
+
+    def _run_once(self, candidate: Candidate, verdict: Verdict) -> None:
+        """The first pass, in which Triton and CuTe DSL compile."""
+        try:
+            self._run(candidate, 0, "timed", self.settings.first_seconds)
+        except Refused as error:
+            verdict.metrics["compiled"] = float(error.reason == "error")
+            raise
+        verdict.metrics["compiled"] = 1.0
+
+    def _correct(self, candidate: Candidate, verdict: Verdict) -> float:
+        """Trials of every shape and kind. The least seconds in which memory moves what the first shape needs."""
+        candidate.reference = make_model(self.reference, "Model", self.reference, candidate.seed, self.device)
+        least = 0.0
+        for case in range(len(self.telling)):
+            for _ in range(self.settings.cases):
+                seed, found, _ = self._run(candidate, case, "checked", self.settings.run_seconds)
+                expected = self._compare(candidate, case, seed, found)
+                others = sorted(set(found["operations"]) - self.settings.operations)
+                if others:
+                    raise Refused("torch", f"its forward pass calls torch: {', '.join(others)[:200]}")
+                if found["inputs"] != digest(expected.inputs):
+                    raise Refused("edited inputs", "its forward pass changes its inputs")
+            if case == 0:
+                moved = sum(t.numel() * t.element_size() for t in [*expected.inputs, *expected.eager])
+                least = moved / bandwidth(self.device)
+        verdict.metrics["correct"] = 1.0
+        return least
+
+    def _compare(self, candidate: Candidate, case: int, seed: int, found: dict) -> Expected:
+        """See the outputs of the last trial. Raises Refused where they are not right, or not those of the digest."""
+        shape, kind = self.telling[case]
+        expected = expect(candidate.reference, make_inputs(self.problems[shape], seed, kind, self.device))
+        shaped = [(list(eager.shape), str(eager.dtype)) for eager in expected.eager]
+        if list(zip(found["shapes"], found["dtypes"], strict=True)) != shaped:
+            given = f"shapes {found['shapes']}, {found['dtypes']}"[:200]
+            raise Refused("wrong shape", f"its outputs have {given}, expected {shaped}")
+        wanted = [some_chunks(eager) for eager in expected.eager]
+        limit = sum(eager.numel() * eager.element_size() for eager in expected.eager)
+        shown, _ = candidate.ask(["show", wanted], self.settings.run_seconds, limit + SMALL)
+        part = expected.part(wanted)
+        shaped = [(output.shape, output.dtype) for output in part.eager]
+        if not isinstance(shown, list) or [(getattr(s, "shape", 0), getattr(s, "dtype", 0)) for s in shown] != shaped:
+            raise Refused("nonsense", "its process wrote what nobody can read")
+        for output, whole, numbers, said in zip(shown, expected.eager, wanted, found["digest"], strict=True):
+            size = chunk_size(whole.numel())
+            if [said[number] for number in numbers if number < len(said)] != [
+                digest_of(piece) for piece in output.split(size)
+            ]:
+                raise Refused("late", "its outputs changed after it had said that they were there")
+        wrong = fault(shown, part)
+        if wrong is not None:
+            raise Refused(*wrong)
+        return expected
+
+    def _time(self, candidate: Candidate, way: str, check: bool = False) -> Times:
+        """Median times of the first telling case, some trials of which are compared if `check`."""
+        own, outside, deadline = [], [], time.monotonic() + self.settings.timing_seconds
+        for trial in range(-WARMUP, self.settings.trials):
+            if trial >= LEAST_TRIALS and time.monotonic() > deadline:
+                break
+            seed, found, took = self._run(candidate, 0, way, self.settings.run_seconds)
+            if trial >= 0:
+                own.append(found["seconds"])
+                outside.append(took)
+            if check and random.SystemRandom().random() * self.settings.trials < CHECKS:
+                self._compare(candidate, 0, seed, found)
+        return Times(statistics.median(own), statistics.median(outside))
+
+    def _fast(self, candidate: Candidate, least: float, verdict: Verdict) -> None:
+        """Time the candidate beside PyTorch. `least`: seconds that nothing can beat."""
+        times = self._time(candidate, "timed", check=True)
+        beyond = times.outside - self.baseline("empty").outside
+        if beyond > 3 * times.own + LEEWAY + self.baseline("empty").outside:
+            text = f"its own clock says {1e3 * times.own:.3f} ms, the one outside {1e3 * beyond:.3f} ms"
+            raise Refused("timer", text)
+        taken = max(times.own, beyond, least)
+        eager = self._counted(self.baseline("eager"))
+        metrics = verdict.metrics
+        metrics |= {"ms": 1e3 * taken, "own_ms": 1e3 * times.own, "eager_ms": 1e3 * eager, "speedup": eager / taken}
+        if self.settings.torch_compile:
+            compiled = self._counted(self.baseline("compiled"))
+            metrics |= {"compiled_ms": 1e3 * compiled, "speedup_over_compiled": compiled / taken}
+        metrics |= {f"fast_{p:g}": float(metrics["speedup"] > p) for p in (1, 1.5, 2)}
+        metrics["excessive"] = float(metrics["speedup"] > EXCESSIVE)
+
+    def _counted(self, times: Times) -> float:
+        return max(times.own, times.outside - self.baseline("empty").outside)
+
+
+def readable(found: object) -> bool:
+    """Whether what a process says of a trial has the parts that `Runner.run` gives, of their kinds."""
+    match found:
+        case {
+            "seconds": float(seconds),
+            "digest": list(sums),
+            "shapes": list(shaped),
+            "dtypes": list(dtypes),
+            "operations": list(operations),
+            "inputs": list(),
+        }:
+            texts = all(isinstance(name, str) for name in [*dtypes, *operations])
+            lists = all(isinstance(part, list) for part in [*sums, *shaped])
+            return texts and lists and len(sums) == len(shaped) == len(dtypes) and 0 <= seconds < math.inf  # no nan
+    return False

@@ -1,0 +1,202 @@
+"""What a candidate's text must not do, read from the text: each cheat of the published lists has a name here.
+
+Measuring holds without these rules (`judging`). They name what a text tries, keep Python's back doors shut, so that
+what the process notes of itself can be believed, and save the time to run it. C++ can do more than a list of words
+finds.
+"""
+
+import ast
+import re
+
+NO_CHEAT = ("no code", "syntax", "no ModelNew", "no kernel")
+CHEATS = ("torch", "edited inputs", "late", "timer", "nonsense")  # what is found by running it
+MODULES = {
+    "torch", "torch.nn", "torch.nn.functional", "torch.utils.cpp_extension", "triton", "triton.language", "math",
+    "typing", "cutlass", "cutlass.cute", "cutlass.cute.runtime", "cutlass.cutlass_dsl", "cutlass.torch",
+    "cutlass.utils", "cuda.bindings.driver", "triton.language.extra.libdevice", "triton.language.extra",
+}  # fmt: skip
+NAMES = """eval exec compile __import__ getattr setattr delattr globals locals vars open input breakpoint memoryview
+exit quit type dir id help object classmethod __builtins__ __loader__ __spec__"""
+BUILTINS = set(NAMES.split())
+OF_TORCH = """nn Tensor empty empty_like empty_strided zeros zeros_like ones ones_like full full_like no_grad
+inference_mode float float16 bfloat16 float32 float64 half double int int8 int16 int32 int64 long uint8 bool dtype
+device Size rand contiguous_format channels_last cuda utils autograd randn manual_seed tensor finfo iinfo strided"""
+TORCH = set(OF_TORCH.split())
+CUDA = {"current_stream", "current_device", "get_device_properties", "device", "is_available", "get_device_capability"}
+BASES = {"nn.Module", "torch.nn.Module", "torch.autograd.Function", "NamedTuple", "typing.NamedTuple", "object"}
+THREADS = {"threading", "multiprocessing", "concurrent", "asyncio", "_thread", "queue"}
+PROCESSES = {"os", "subprocess", "socket", "signal", "ctypes", "shutil", "pathlib", "tempfile", "resource", "mmap"}
+TIMERS = {"time", "timeit"}
+# Words of C++ and CUDA, by what they are for.
+WORDS = {
+    "stream": r"cudaStream(?:Create|Begin|Wait|Get|Destroy)\w*|cuStreamCreate\w*|getStreamFromPool|CUDAStreamGuard",
+    "thread": r"std\s*::\s*(?:thread|async|jthread|future)|pthread_\w+|cudaLaunchHostFunc|omp\s+task",
+    "timer": r"cudaEvent\w*|cuEvent\w*|clock_gettime|std\s*::\s*chrono",
+    "library": r"cublas\w*|cudnn\w*|cusparse\w*|cusolver\w*|cufft\w*|cutlass|mkl_\w+|at\s*::\s*native|at\s*::\s*_ops"
+    r"|Dispatcher|torch\s*::\s*(?:nn|jit)\b|torch\s*::\s*(?:mm|matmul|bmm|relu|softmax|sum|conv\d?d?)\b"
+    r"|at\s*::\s*(?:mm|matmul|bmm|relu|softmax|sum|conv\d?d?)\b",
+    "process": r"\b(?:dlopen|dlsym|system|popen|fork|vfork|exec[lv]\w*|syscall|mmap|mprotect|ptrace|kill|raise|signal"
+    r"|sigaction|socket|getenv|setenv|fopen|open|unlink|clone|_exit|exit|abort|longjmp)\s*\(|std\s*::\s*[io]?fstream",
+    "python": r"\bpy\s*::|\bPy[A-Z_]\w*|pybind11\s*::|__attribute__|##|ExcludeDispatchKeyGuard|\bc10\s*::\s*impl",
+}
+INCLUDES = re.compile(
+    r"torch/(?:extension|types|all)\.h|ATen/(?:ATen|cuda/CUDAContext)\.h|c10/cuda/CUDA(?:Stream|Guard|Exception)\.h"
+    r"|cuda(?:_runtime|_fp16|_bf16|_fp8)?\.h|cooperative_groups(?:/reduce)?\.h|mma\.h|cub/[\w./]+|cuda/[\w./]+"
+    r"|c?math(?:\.h)?|cfloat|float\.h|limits(?:\.h)?|climits|c?stdint(?:\.h)?|vector|algorithm|array|tuple|type_traits"
+)
+OPTIONS = {"name", "cpp_sources", "cuda_sources", "functions", "extra_cuda_cflags", "extra_cflags", "verbose"}
+FLAGS = re.compile(r"-O[0-3]|-std=c\+\+\d\d|--?use_fast_math|-lineinfo|-march=native|--expt-\w+-\w+|-ffast-math")
+
+
+class Broken(Exception):
+    """A rule that a text breaks: its name, and a sentence."""
+
+
+def check(code: str) -> tuple[str, str] | None:
+    """(name, sentence) of the first rule that a text breaks; None for a text that may run."""
+    try:
+        tree = ast.parse(code)
+        parts = list(ast.walk(tree))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return "syntax", str(error)[:300]
+    try:
+        for part in parts:
+            line(part)
+        texts(tree, parts)
+    except Broken as broken:
+        return broken.args
+    if not any(isinstance(part, ast.ClassDef) and part.name == "ModelNew" for part in tree.body):
+        return "no ModelNew", "there is no class ModelNew"
+    if not language(parts):
+        return "no kernel", "no kernel is defined: neither Triton, nor CuTe DSL, nor load_inline"
+    return None
+
+
+def language(parts: list[ast.AST]) -> str:
+    """What the kernels are written in: "triton", "cute", "cuda", "cpp", or "" where there are none."""
+    decorators = {ast.unparse(d) for part in parts if isinstance(part, ast.FunctionDef) for d in part.decorator_list}
+    if any(name.startswith("triton.jit") for name in decorators):
+        return "triton"
+    if "cute.kernel" in decorators:
+        return "cute"
+    for call in parts:
+        if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("load_inline"):
+            return "cuda" if any(keyword.arg == "cuda_sources" for keyword in call.keywords) else "cpp"
+    return ""
+
+
+def line(part: ast.AST) -> None:
+    """Raise Broken for one part of a text that breaks a rule."""
+    match part:
+        case ast.Import(names=names):
+            for name in names:
+                imported(name.name)
+        case ast.ImportFrom(module=module, names=names):
+            imported(module or ".")
+            for name in names:
+                attribute(f"{module}.{name.name}", name.name)
+        case ast.Try() | ast.TryStar():
+            raise Broken("fallback", "try: what fails must fail, not fall back to something else")
+        case ast.ClassDef(bases=bases):
+            for base in bases:
+                inherited(ast.unparse(base))
+        case ast.Name(id=name) if name in BUILTINS or (name.startswith("__") and name != "__name__"):
+            raise Broken("python", f"{name} is not allowed")
+        case ast.Attribute():
+            attribute(ast.unparse(part), part.attr)
+            if isinstance(part.ctx, ast.Store | ast.Del) and not ast.unparse(part.value).startswith(("self", "ctx")):
+                raise Broken("patch", f"{ast.unparse(part)} is changed, which is not the model's own")
+        case ast.BinOp(op=ast.MatMult()):
+            raise Broken("torch", "the @ of torch is not allowed in place of a kernel")
+        case ast.Global() | ast.Nonlocal():
+            raise Broken("cache", "global: a pass must not leave anything for the next one")
+        case ast.FunctionDef(decorator_list=decorators):
+            for decorator in decorators:
+                if "torch.compile" in ast.unparse(decorator) or "torch.jit" in ast.unparse(decorator):
+                    raise Broken("torch", "PyTorch's compilers are not allowed in place of a kernel")
+
+
+def imported(name: str) -> None:
+    root = name.split(".")[0]
+    kinds = ((THREADS, "thread"), (PROCESSES, "process"), (TIMERS, "timer"))
+    for roots, reason in kinds:
+        if root in roots or name == f"torch.{root}":
+            raise Broken(reason, f"import {name} is not allowed")
+    if name not in MODULES and name not in ("cuda.bindings", "torch.utils"):
+        raise Broken("import", f"import {name} is not allowed: use torch, Triton, CuTe DSL and math")
+
+
+def inherited(base: str) -> None:
+    if base in ("Model", "reference.Model"):
+        raise Broken("inherits", "it inherits from the reference")
+    if base.endswith("Tensor"):
+        raise Broken("lazy", "a class of tensors of one's own may put its work off")
+    if base not in BASES:
+        raise Broken("inherits", f"a class may not inherit from {base}")
+
+
+def attribute(whole: str, last: str) -> None:
+    """Raise Broken for `a.b.c` that is not allowed; last: c."""
+    if last.startswith("_") and last != "__init__" and not whole.startswith(("self._", "triton.language.")):
+        raise Broken("python", f"{whole} is not allowed: it leads out of the text")
+    first, _, rest = whole.partition(".")
+    if first in ("F", "functional") or whole.startswith(("torch.nn.functional.", "nn.functional.")):
+        raise Broken("torch", f"{whole} is PyTorch's own kernel")
+    if first != "torch" or not re.fullmatch(r"[\w.]+", rest):  # what stands before a bracket is looked at by itself
+        return
+    names = rest.split(".")
+    if names[0] == "cuda" and len(names) > 1 and names[1] not in CUDA:
+        reason = {"Stream": "stream", "stream": "stream", "Event": "timer", "synchronize": "timer"}
+        raise Broken(reason.get(names[1], "patch"), f"{whole} is not allowed")
+    if names[0] == "utils" and len(names) > 1 and names[1] != "cpp_extension":
+        raise Broken("python", f"{whole} is not allowed")
+    if names[0] not in TORCH:
+        raise Broken("torch", f"{whole} is not allowed: kernels of one's own compute")
+
+
+def texts(tree: ast.Module, parts: list[ast.AST]) -> None:
+    """Raise Broken for C++ and CUDA that breaks a rule, or that cannot be read here."""
+    named: dict[str, list[ast.expr]] = {}
+    for node in parts:
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                named.setdefault(ast.unparse(target), []).append(node.value)
+    for call in parts:
+        if not (isinstance(call, ast.Call) and ast.unparse(call.func).endswith("load_inline")):
+            continue
+        if len(call.args) > 3 or any(keyword.arg not in OPTIONS for keyword in call.keywords):
+            raise Broken("compiler", f"load_inline takes {', '.join(sorted(OPTIONS))} here")
+        given = dict(zip(("name", "cpp_sources", "cuda_sources"), call.args, strict=False))
+        given |= {keyword.arg: keyword.value for keyword in call.keywords}
+        for name, value in given.items():
+            found = plain(value, named) if name not in ("verbose", "functions", "name") else []
+            for text in found:
+                if name in ("extra_cuda_cflags", "extra_cflags"):
+                    if not FLAGS.fullmatch(text):
+                        raise Broken("compiler", f"the flag {text} is not allowed")
+                else:
+                    cpp(text)
+
+
+def plain(value: ast.expr, named: dict[str, list[ast.expr]]) -> list[str]:
+    """The texts of an argument: a string, a list of them, or a name that is given one once."""
+    if isinstance(value, ast.List | ast.Tuple):
+        return [text for item in value.elts for text in plain(item, named)]
+    if isinstance(value, ast.Name) and len(named.get(value.id, [])) == 1:
+        return plain(named[value.id][0], {})
+    if isinstance(value, ast.Constant) and isinstance(value.value, str):
+        return [value.value]
+    raise Broken("compiler", "sources and flags must be plain strings, so that they can be read before they run")
+
+
+def cpp(text: str) -> None:
+    """Raise Broken for a C++ or CUDA text that uses what it must not."""
+    text = re.sub(r"\\\r?\n", "", text)
+    text = re.sub(r"/\*.*?\*/|//[^\n]*", " ", text, flags=re.DOTALL)
+    for include in re.findall(r"#\s*include\s*([^\n]*)", text):
+        if not INCLUDES.fullmatch(include.strip().strip('<>"')):
+            raise Broken("library", f"#include {include.strip()[:80]} is not allowed")
+    for reason, words in WORDS.items():
+        found = re.search(words, text)
+        if found:
+            raise Broken(reason, f"{found[0].strip()[:60]} is not allowed in C++ and CUDA")

@@ -1,0 +1,153 @@
+"""The process of a candidate: it loads the text, runs it on inputs that it makes itself, and answers the judge.
+
+Nothing in here decides on anything. What it reports about its own time the judge compares with a clock outside; what it
+computed, with a reference that this process never holds.
+"""
+
+import importlib.util
+import os
+import socket
+import sys
+import time
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rlcourse.sandbox import namespaces
+from rlcourse.sandbox.wire import decode, encode, receive, send
+from rlcourse.tasks.kernelbench.cases import as_list, chunks, digest, make_inputs, make_model, namespace
+
+MOST_BYTES = 1 << 30  # of one answer, in which outputs are shown
+# Bound before the candidate's text runs: a later patch of `time` or `torch.cuda` does not reach them.
+now, synchronize, Event = time.perf_counter, torch.cuda.synchronize, torch.cuda.Event
+
+
+def main(file_descriptor: int, folder: str, limits: dict[str, int]) -> None:
+    """Answer requests until the judge is gone. folder: where this process may write; limits: those that it sets itself,
+    where nobody has for it."""
+    connection = socket.socket(fileno=file_descriptor)
+    namespaces.set_limits(limits)
+    torch.set_num_threads(1)
+    runner = Runner(folder)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    send(connection, encode("ready"))
+    while True:
+        try:
+            kind, *details = decode(receive(connection))
+        except EOFError:
+            return
+        send(connection, answer({"load": runner.load, "run": runner.run, "show": runner.show}[kind], *details))
+
+
+def answer(function, *arguments) -> bytes:
+    """What a call gives, {"value": ...} or {"error": [kind, module, message]}, encoded."""
+    try:
+        return encode({"value": function(*arguments)}, MOST_BYTES)
+    except BaseException as error:  # SystemExit and KeyboardInterrupt are the candidate's as well
+        kind = type(error)
+        return encode({"error": [kind.__name__[:100], str(kind.__module__)[:100], said(error)]})
+
+
+def said(error: BaseException) -> str:
+    """The end of an error's message, where compilers say what was wrong."""
+    try:
+        return str(error)[-2000:]
+    except BaseException:  # the candidate's own class of error may say anything
+        return ""
+
+
+class Runner:
+    """A candidate's model, and what it gave last."""
+
+    def __init__(self, folder: str):
+        self.folder, self.outputs, self.model = folder, [], None
+
+    def load(self, setup: dict) -> None:
+        """Run the text and build its model.
+
+        setup: `text`, `name` of the class, `sources` of the problem for each shape, `seed` of the weights, `device`,
+        `compile`, whether by torch.compile, `gpu_share` of the memory.
+        """
+        self.device = torch.device(setup["device"])
+        if self.device.type == "cuda":
+            torch.cuda.set_per_process_memory_fraction(setup["gpu_share"])
+            size = torch.cuda.get_device_properties(self.device).L2_cache_size
+            self.flush = torch.empty(4 * size, dtype=torch.uint8, device=self.device)
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
+        self.problems = [namespace(source) for source in setup["sources"]]
+        module = import_text(setup["text"], self.folder)
+        self.model = make_model(self.problems[0], setup["name"], vars(module), setup["seed"], self.device)
+        if setup["compile"]:
+            self.model = torch.compile(self.model)
+
+    def run(self, seed: int, shape: int, kind: str, way: str) -> dict:
+        """One trial. way: "timed"; "checked", where memory that nobody wrote to holds nan and the operations of torch
+        are listed; "empty", which gives what the last trial gave, to see what a trial costs without a model.
+
+        `seconds` of the pass by this process's own clock, `digest`, `shapes` and `dtypes` of the outputs; if checked,
+        `operations`, and `inputs`, their digest after the pass, else both empty.
+        """
+        inputs = make_inputs(self.problems[shape], seed, kind, self.device)
+        listed = Operations()
+        if way == "checked":
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            with torch.no_grad(), listed:
+                self.outputs = as_list(self.model(*inputs))
+            torch.use_deterministic_algorithms(False)
+            seconds = 0.0
+        else:
+            forward = (lambda *_: self.outputs) if way == "empty" else self.model
+            seconds = self.timed(forward, inputs)
+        if not all(type(output) is torch.Tensor for output in self.outputs):
+            raise TypeError("the model gave something else than plain tensors")
+        found = {"seconds": seconds, "digest": digest(self.outputs), "operations": sorted(listed.names), "inputs": []}
+        found["shapes"] = [list(output.shape) for output in self.outputs]
+        found["dtypes"] = [str(output.dtype) for output in self.outputs]
+        if way == "checked":
+            found["inputs"] = digest([item for item in inputs if isinstance(item, torch.Tensor)])
+        return found
+
+    def timed(self, forward, inputs: list) -> float:
+        """Seconds of one pass, by events on a GPU whose second-level cache holds nothing of use."""
+        with torch.no_grad():
+            if self.device.type != "cuda":
+                start = now()
+                self.outputs = as_list(forward(*inputs))
+                return now() - start
+            start, end = Event(enable_timing=True), Event(enable_timing=True)
+            self.flush.zero_()  # while it runs, the pass is queued behind it
+            start.record()
+            self.outputs = as_list(forward(*inputs))
+            end.record()
+            synchronize()
+            return start.elapsed_time(end) / 1e3
+
+    def show(self, wanted: list[list[int]]) -> list:
+        """Of each output of the last trial the chunks of these numbers."""
+        return [chunks(output, numbers).cpu() for output, numbers in zip(self.outputs, wanted, strict=True)]
+
+
+class Operations(TorchDispatchMode):
+    """Notes which operations of torch run, from Python and from C++."""
+
+    def __init__(self):
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, operation, types, arguments=(), options=None) -> Any:
+        self.names.add(operation.name().removeprefix("aten::").split(".")[0])
+        return operation(*arguments, **(options or {}))
+
+
+def import_text(text: str, folder: str):
+    """The module of a candidate's text. It stands in a file, where Triton and CuTe DSL look for a kernel's source."""
+    path = os.path.join(folder, "candidate.py")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+    spec = importlib.util.spec_from_file_location("candidate", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["candidate"] = module
+    spec.loader.exec_module(module)
+    return module

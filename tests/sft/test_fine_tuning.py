@@ -1,0 +1,357 @@
+"""A run of fine-tuning as a whole, on a tiny model: what it computes, what it leaves, how it stops and goes on."""
+
+import copy
+import json
+import math
+import re
+import shlex
+import signal
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+from policies import DEVICE, BruteForce
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+from rlcourse import cli
+from rlcourse.checkpoint import latest_checkpoint, load_state
+from rlcourse.files import read_lines
+from rlcourse.policy import load_policy
+from rlcourse.runs import RunFolder, new_run
+from rlcourse.settings import field_type
+from rlcourse.sft import trainer
+from rlcourse.sft.config import SFTConfig, make_config
+from rlcourse.sft.trainer import FineTuning, fine_tune, resume
+from rlcourse.tasks import MathTask, Problem
+
+TINY = {
+    "batch_size": 5,
+    "micro_batch_rows": 2,
+    "max_length": 60,
+    "logprob_chunk": 16,
+    "steps": 7,
+    "lr": 1e-2,
+    "warmup_steps": 2,
+    "eval_every": 3,
+    "eval_examples": 3,
+    "save_every": 3,
+    "name": "run",
+    "device": "cpu",  # what a resumed run repeats to the last digit
+}
+LORA = {"lora_rank": 2, "gradient_checkpointing": True}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> str:
+    """Answers of very different lengths, so that packs, rows and micro-batches differ from step to step."""
+    path = tmp_path_factory.mktemp("data") / "sums.jsonl"
+    records = [{"prompt": f"What is {n}?", "answer": "+".join("1" * (1 + n % 9)) + f"={n}"} for n in range(33)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def _no_picture(monkeypatch):
+    monkeypatch.setattr(
+        "rlcourse.measure.plots.plot_fine_tuning",
+        lambda metrics, evals, path, measured: path.write_text(str(len(metrics))),
+    )
+
+
+@pytest.fixture
+def tiny(model_folder, data, tmp_path):
+    return TINY | {"model": model_folder, "data": data, "output": str(tmp_path)}
+
+
+def logged(run: Path) -> dict[str, list[dict]]:
+    """All that a run has logged but its times."""
+    found = {name: read_lines(run / f"{name}.jsonl") for name in ("metrics", "evals")}
+    for line in found["metrics"]:
+        del line["timing"]
+    return found
+
+
+def assert_same_run(run: Path, whole: Path) -> None:
+    """All that was logged, weights and state of training, to the last bit."""
+    assert logged(run) == logged(whole)
+    ours, theirs = (load_policy(str(latest_checkpoint(x))).model.state_dict() for x in (run, whole))
+    assert all(torch.equal(ours[name], value) for name, value in theirs.items())
+    ours, theirs = (load_state(latest_checkpoint(x)) for x in (run, whole))
+    assert ours["examples_learned"] == theirs["examples_learned"] and ours["before"] == theirs["before"]
+    for number, moments in theirs["optimizer"]["state"].items():
+        assert all(torch.equal(ours["optimizer"]["state"][number][name], value) for name, value in moments.items())
+
+
+class PowerCut(BaseException):
+    pass
+
+
+# What a step computes
+
+
+def loss_alone(model, examples) -> torch.Tensor:
+    """The mean of -log p over all answer tokens, each example by itself, all logits at once."""
+    losses = []
+    for example in examples:
+        ids = example.ids.long().to(DEVICE)
+        distribution = model(ids[None]).logits[0].log_softmax(-1)
+        losses += [-distribution[t - 1, ids[t]] for t in range(1, len(ids)) if example.learned[t]]
+    return torch.stack(losses).mean()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"packing": False}, {"micro_batch_rows": 1}, {"batch_size": 30, "gradient_checkpointing": True}, LORA],
+    ids=str,
+)
+def test_a_step_is_adamws_with_the_gradient_of_the_mean_loss(options, tiny):
+    """Two steps, written out with plain transformers in float64."""
+    config = make_config(**tiny | {"device": DEVICE, "warmup_steps": 0, "schedule": "constant", "lr": 1e-3} | options)
+    training = FineTuning(new_run(config), torch.device(DEVICE))
+    exact = copy.deepcopy(training.policy.model).double()
+    learning = [p for p in exact.parameters() if p.requires_grad]
+    assert len(learning) < len(list(exact.parameters())) or not config.lora_rank
+    optimizer = torch.optim.AdamW(learning, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0)
+    order = copy.deepcopy(training.order)
+    for _ in range(2):
+        examples = order.sample(config.batch_size)
+        expected = loss_alone(exact, examples)
+        expected.backward()
+        norm = torch.nn.utils.clip_grad_norm_(learning, 1.0).item()
+        optimizer.step()
+        optimizer.zero_grad()
+        metrics = training.train_step()
+        training.step += 1
+        assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-4)
+        assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-3)
+        assert metrics["tokens"] == sum(len(e.ids) for e in examples)
+        assert metrics["learned_tokens"] == sum(int(e.learned.sum()) for e in examples)
+    for (name, ours), theirs in zip(training.policy.model.named_parameters(), exact.parameters(), strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=1e-4, msg=name)
+
+
+def test_rows_hold_one_example_each_without_packing(tiny):
+    for packing, most in ((True, 60), (False, None)):
+        training = FineTuning(new_run(make_config(**tiny | {"packing": packing, "name": None})), torch.device("cpu"))
+        rows = [row for rows in training._micro_batches(training.data.train) for row in rows]
+        assert sum(map(len, rows)) == 30
+        assert (max(sum(len(e.ids) for e in row) for row in rows) <= most) if packing else set(map(len, rows)) == {1}
+        assert not packing or len(rows) < 30
+
+
+def test_the_learning_rate_rises_and_falls_as_a_cosine(tiny, tmp_path):
+    fine_tune(make_config(**tiny | {"eval_every": 0, "save_every": 0}))
+    expected = [0.5e-2, 1e-2] + [0.5e-2 * (1 + math.cos(math.pi * i / 5)) for i in range(5)]
+    assert [line["lr"] for line in logged(tmp_path / "run")["metrics"]] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("epochs", "steps", "expected"), [(1, None, 6), (2, None, 12), (2, 4, 4)])
+def test_an_epoch_is_every_example_once(epochs, steps, expected, tiny, tmp_path):
+    """30 of the 33 are learned."""
+    config = make_config(**tiny | {"epochs": epochs, "steps": steps, "eval_every": 0, "save_every": 0, "lr": 0.0})
+    assert fine_tune(config)["steps"] == expected
+    epoch = [line["epoch"] for line in logged(tmp_path / "run")["metrics"]]
+    assert epoch == pytest.approx([(i + 1) * 5 / 30 for i in range(expected)])
+
+
+def test_the_held_out_loss_is_that_of_the_examples_held_out(tiny):
+    training = FineTuning(new_run(make_config(**tiny)), torch.device("cpu"))
+    assert len(training.data.held_out) == 3
+    with torch.no_grad():
+        expected = loss_alone(copy.deepcopy(training.policy.model).double(), training.data.held_out)
+    assert training.evaluate() == {"loss": pytest.approx(expected.item(), rel=1e-5)}
+
+
+def test_the_task_is_answered_by_the_policy_as_it_is_then(tiny, tmp_path, monkeypatch):
+    problems = [Problem(f"What is {n}?", "#### 1", "1") for n in range(4)]
+    engines = []
+
+    class Engine(BruteForce):
+        def __init__(self, policy):
+            super().__init__(policy)
+            self.asked = set()
+
+        def generate(self, prompts, *others):
+            texts = map(self.policy.tokenizer.decode, prompts)
+            self.asked |= {text.split("user\n")[1].split("<|im_end|>")[0] for text in texts}
+            return super().generate(prompts, *others)
+
+    monkeypatch.setattr(trainer, "load_task", lambda name, data_dir: MathTask("toy", "", [], problems, []))
+    monkeypatch.setattr(trainer, "make_engine", lambda *a: engines.append(Engine(a[0])) or engines[0])
+    lenient = make_config(**tiny | {"task": "gsm8k", "eval_problems": 3, "max_new_tokens": 3, "steps": 2})
+    summary = fine_tune(lenient)
+    (engine,) = engines
+    assert engine.asked == {f"What is {n}?" for n in range(3)}
+    assert engine.slept == 2 and {"loss", "accuracy", "accuracy_lenient"} <= summary["before"].keys()
+    evals = logged(tmp_path / "run")["evals"]
+    assert [line["step"] for line in evals] == [0, 2] and evals[1] == {"step": 2} | summary["after"]
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_leaves_no_checkpoint(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer, "summed_loss", lambda *a: torch.tensor(torch.nan, requires_grad=True))
+    with pytest.raises(RuntimeError, match=r"The loss of step 1 is not finite. Checkpoints stay as they are"):
+        fine_tune(make_config(**tiny | {"eval_examples": 0}))
+    assert not (tmp_path / "run").exists() or not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_learning_rate_of_zero_leaves_every_bit(tiny, model_folder, tmp_path):
+    fine_tune(make_config(**tiny | {"lr": 0.0, "steps": 2}))
+    folders = model_folder, str(latest_checkpoint(tmp_path / "run"))
+    before, after = (load_policy(folder).model.state_dict() for folder in folders)
+    assert all(torch.equal(before[name], value) for name, value in after.items())
+
+
+def test_what_is_learned_is_learned(tiny):
+    summary = fine_tune(make_config(**tiny | {"steps": 40, "eval_every": 0, "save_every": 0}))
+    assert summary["after"]["loss"] < 0.5 * summary["before"]["loss"]
+
+
+# How a run ends and goes on
+
+
+@pytest.fixture(scope="module", params=[{}, LORA], ids=["all weights", "lora"])
+def whole(request, model_folder, data, tmp_path_factory):
+    """The options and the folder of an uninterrupted run."""
+    output = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rlcourse.measure.plots.plot_fine_tuning", lambda *a: a[2].write_text("."))
+        fine_tune(make_config(**TINY | request.param | {"model": model_folder, "data": data, "output": str(output)}))
+    return request.param, output / "run"
+
+
+def test_a_run_that_dies_between_two_micro_batches_and_is_resumed_equals_an_uninterrupted_one(
+    whole, tiny, tmp_path, monkeypatch
+):
+    options, folder = whole
+    calls, original = [], trainer.summed_loss
+
+    def dies(*arguments):
+        if torch.is_grad_enabled():
+            calls.append(len(read_lines(tmp_path / "run" / "metrics.jsonl")))
+            if calls[-2:] == [4, 4]:  # the second micro-batch of step 5, the gradient of the first being there
+                raise PowerCut
+        return original(*arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(PowerCut):
+        patch.setattr(trainer, "summed_loss", dies)
+        fine_tune(make_config(**tiny | options))
+    assert latest_checkpoint(tmp_path / "run").name == "step-000003" and len(logged(tmp_path / "run")["metrics"]) == 4
+    torch.manual_seed(12345)
+    resume(name="run", output=str(tmp_path))
+    assert_same_run(tmp_path / "run", folder)
+
+
+def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(whole, tiny, tmp_path, monkeypatch):
+    options, folder = whole
+    settings = (tiny | options).items()
+    arguments = ["sft", *(f"--{n.replace('_', '-')}" + ("" if v is True else f"={v}") for n, v in settings)]
+    monkeypatch.setattr(sys, "argv", ["rlcourse", *arguments])
+    original = FineTuning.train_step
+
+    def interrupted(self):
+        if self.step == 2:
+            signal.raise_signal(signal.SIGINT)
+        return original(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FineTuning, "train_step", interrupted)
+        result = CliRunner().invoke(cli.app, arguments)
+    assert result.exit_code == 130 and "Traceback" not in result.output
+    step, command = re.search(r"Stopped at step (\d+)\. Go on with: (rlcourse sft .*--resume)", result.output).groups()
+    assert step == "3" and latest_checkpoint(tmp_path / "run").name == "step-000003"
+    assert [line["step"] for line in logged(tmp_path / "run")["evals"]] == [0]
+    result = CliRunner().invoke(cli.app, shlex.split(command)[1:])
+    assert result.exit_code == 0, result.output
+    assert_same_run(tmp_path / "run", folder)  # the evaluation that was still due included
+    assert "30 examples learned" in result.output and "7 steps in" in result.output
+
+
+def test_a_finished_run_can_be_given_more_steps(tiny, tmp_path):
+    fine_tune(make_config(**tiny | {"steps": 2}))
+    assert resume(name="run", output=str(tmp_path), steps=4)["steps"] == 4
+    assert [line["step"] for line in logged(tmp_path / "run")["evals"]] == [0, 2, 3, 4]
+    with pytest.raises(ValueError, match="has done 4 steps, more than --steps: ask for more"):
+        resume(name="run", output=str(tmp_path), steps=3)
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["steps"] == 4
+
+
+def test_other_settings_and_other_data_are_refused_on_resuming(tiny, tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text(Path(tiny["data"]).read_text())
+    fine_tune(make_config(**tiny | {"steps": 1, "data": str(path)}))
+    with pytest.raises(ValueError, match=r"other settings \(lora_rank was 0, is 2\): resume with the same ones"):
+        resume(name="run", output=str(tmp_path), lora_rank=2)
+    path.write_text(path.read_text().replace("What is 7?", "What is 8?"))
+    with pytest.raises(ValueError, match=r"is not the data that .* began with: start a new run"):
+        resume(name="run", output=str(tmp_path), steps=3)
+
+
+SPOILT = [lambda s: s.pop("data"), lambda s: s.update(step=3), lambda s: s.update(optimizer={})]
+
+
+@pytest.mark.parametrize("spoil", SPOILT)
+def test_a_damaged_state_is_one_sentence(spoil, tiny, tmp_path):
+    fine_tune(make_config(**tiny | {"steps": 1}))
+    file = latest_checkpoint(tmp_path / "run") / "trainer.pt"
+    state = torch.load(file, weights_only=True)
+    spoil(state)
+    torch.save(state, file)
+    with pytest.raises(ValueError, match=r"is damaged \(trainer.pt does not fit the model and the run\)"):
+        resume(name="run", output=str(tmp_path), steps=3)
+
+
+def test_the_adapter_is_as_the_settings_say(tiny, tmp_path):
+    fine_tune(make_config(**tiny | {"steps": 1, "lora_rank": 3, "lora_alpha": 6.0, "lora_targets": "up_proj,q_proj"}))
+    saved = json.loads((latest_checkpoint(tmp_path / "run") / "adapter_config.json").read_text())
+    assert (saved["r"], saved["lora_alpha"], sorted(saved["target_modules"])) == (3, 6.0, ["q_proj", "up_proj"])
+    resume(name="run", output=str(tmp_path), steps=2)
+    assert json.loads((latest_checkpoint(tmp_path / "run") / "adapter_config.json").read_text())["lora_alpha"] == 6.0
+
+
+def test_a_damaged_adapter_is_one_sentence(tiny, tmp_path):
+    fine_tune(make_config(**tiny | LORA | {"steps": 1}))
+    (latest_checkpoint(tmp_path / "run") / "adapter_model.safetensors").write_bytes(b"12345678")
+    with pytest.raises(ValueError, match=r"step-000001 is damaged \(.*cut short\): start a new run"):
+        resume(name="run", output=str(tmp_path), steps=3)
+
+
+def test_the_folder_holds_what_a_run_leaves(whole, model_folder):
+    options, folder = whole
+    names = {"config.json", "metrics.jsonl", "evals.jsonl", "curve.png", "summary.json", "checkpoints"}
+    assert {path.name for path in folder.iterdir()} == names
+    assert [line["step"] for line in logged(folder)["evals"]] == [0, 3, 6, 7]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["steps"], summary["examples"], summary["held_out"], summary["too_long"]) == (7, 30, 3, 0)
+    assert summary["before"] != summary["after"] and summary["folder"] == str(folder)
+    trained = AutoModelForCausalLM.from_pretrained(latest_checkpoint(folder), dtype=torch.float32)
+    ours = load_policy(str(latest_checkpoint(folder))).model
+    ids = torch.tensor([[5, 9, 40]])
+    torch.testing.assert_close(trained(ids).logits, ours(ids).logits, rtol=1e-4, atol=1e-4)
+    assert ((latest_checkpoint(folder) / "adapter_config.json").exists()) == bool(options)
+
+
+def test_the_command_refuses_before_anything_is_loaded(tmp_path):
+    for arguments, sentence in [
+        (["--lora-rank=-1"], "lora_rank must be from 0 to 4,096, not -1."),
+        (["--batch-size=0"], "batch_size must be from 1"),
+        (["--dtype=bfloat16", "--device=cpu"], "dtype bfloat16 is for a GPU: use --dtype float32 on a CPU."),
+        (["--data=nothing.jsonl", f"--output={tmp_path}"], "There is no file nothing.jsonl"),
+        (["--resume", f"--output={tmp_path}"], "No run to resume at"),
+    ]:
+        result = CliRunner().invoke(cli.app, ["sft", *arguments])
+        assert result.exit_code == 2 and result.stderr.startswith(sentence) and result.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_new_run_of_the_same_name_gets_a_number(tiny, tmp_path):
+    config = make_config(**tiny | {"name": None})
+    assert [new_run(config).path.name for _ in range(2)] == ["sft-sums-seed0", "sft-sums-seed0-2"]
+    assert RunFolder(tmp_path, config).config.evaluated_task is None and make_config().evaluated_task == "minigsm"
+
+
+def test_every_setting_that_is_a_number_has_a_range():
+    numbers = [f for f in fields(SFTConfig) if field_type(f) in (int, float)]
+    assert len(numbers) > 15 and all(f.metadata["within"] for f in numbers)

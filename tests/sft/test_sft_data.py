@@ -1,0 +1,241 @@
+"""What is learned: conversations from every source, their tokens beside the chat template's own, and files that are
+refused."""
+
+import json
+import random
+
+import pytest
+from policies import make_policy
+
+from rlcourse.course.embedded.demonstrations import WORKED, demonstration
+from rlcourse.sft import data as module
+from rlcourse.sft.config import make_config
+from rlcourse.sft.data import conversation_of, encode, load_data
+from rlcourse.tasks import MathTask, Problem, minigsm
+
+CHAT = [
+    {"role": "system", "content": "Be short."},
+    {"role": "user", "content": "Tom has 3 apples?"},
+    {"role": "assistant", "content": "#### 3"},
+    {"role": "user", "content": "and 12 more?"},
+    {"role": "assistant", "content": "3+12=15\n#### 15"},
+]
+
+
+def told(policy, example) -> tuple[str, list[str]]:
+    """The whole text, and each stretch that is learned."""
+    ids, learned = example.ids.tolist(), example.learned.tolist()
+    stretches, current = [], []
+    for token, is_learned in [*zip(ids, learned, strict=True), (None, False)]:
+        if is_learned:
+            current.append(token)
+        elif current:
+            stretches.append(policy.tokenizer.decode(current))
+            current = []
+    return policy.tokenizer.decode(ids), stretches
+
+
+def lines(path, *records):
+    path.write_text("".join(record if isinstance(record, str) else json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+def load(policy, **settings):
+    return load_data(make_config(**settings), policy)
+
+
+def test_every_answer_of_a_chat_is_learned_with_its_end_and_nothing_else(policy):
+    text, learned = told(policy, encode(policy, CHAT, "here"))
+    assert learned == ["#### 3<|im_end|>", "3+12=15\n#### 15<|im_end|>"]
+    assert text == policy.tokenizer.apply_chat_template(CHAT, tokenize=False).removesuffix("\n")
+
+
+def test_the_context_of_an_answer_is_the_prompt_that_sampling_uses(policy):
+    example = encode(policy, CHAT[:3], "here")
+    prompt = policy.prompt(CHAT[1]["content"], CHAT[0]["content"])
+    answer = policy.tokenizer(CHAT[2]["content"], add_special_tokens=False)["input_ids"]
+    assert example.ids.tolist() == prompt + answer + [policy.tokenizer.eos_token_id]
+    assert example.learned.tolist() == [False] * len(prompt) + [True] * (len(answer) + 1)
+
+
+def test_a_demonstration_has_the_tokens_that_the_embedded_model_learned(policy):
+    problem, rng = minigsm.sample(random.Random(3), "sft"), random.Random(0)
+    answer = demonstration(problem, rng, WORKED)
+    tokens = policy.tokenizer(answer + policy.tokenizer.eos_token, add_special_tokens=False)["input_ids"]
+    example = encode(policy, module.turns(problem.question, answer), "here")
+    assert example.ids.tolist() == policy.prompt(problem.question) + tokens
+
+
+def test_what_follows_the_last_answer_is_left_out(policy):
+    more = [*CHAT, {"role": "user", "content": "thanks"}]
+    assert encode(policy, more, "here").ids.tolist() == encode(policy, CHAT, "here").ids.tolist()
+
+
+def test_an_answer_of_one_token_is_learned_with_its_end(policy):
+    example = encode(policy, module.turns("Why?", "a"), "here")
+    assert int(example.learned.sum()) == 2 and example.learned.tolist()[-3:] == [False, True, True]
+
+
+def test_the_end_is_added_where_the_template_writes_none(policy):
+    policy.tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}" + (
+        "{% if add_generation_prompt %}[assistant] {% endif %}"
+    )
+    assert told(policy, encode(policy, CHAT[1:3], "here"))[1] == ["#### 3 <|im_end|>"]
+
+
+def test_a_template_that_writes_earlier_turns_anew_is_refused(policy):
+    policy.tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'user' or loop.last %}{{ m.content }}{% endif %}|{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    with pytest.raises(ValueError, match="here: the chat template writes earlier turns anew for each answer"):
+        encode(policy, CHAT[1:], "here")
+
+
+def test_a_template_that_refuses_a_role_says_so(policy):
+    policy.tokenizer.chat_template = "{{ raise_exception('no system turn') }}"
+    with pytest.raises(ValueError, match=r"here: the chat template refuses it \(no system turn\)"):
+        encode(policy, CHAT, "here")
+
+
+def test_an_answer_that_holds_the_token_of_its_end_is_refused(policy):
+    with pytest.raises(ValueError, match=r"here: an answer holds <\|im_end\|>, which ends one"):
+        encode(policy, module.turns("Why?", "a<|im_end|>b"), "here")
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"messages": CHAT[1:3], "id": 7},
+        {"prompt": "Tom has 3 apples?", "answer": "#### 3"},
+        {"question": "Tom has 3 apples?", "response": "#### 3", "messages": None},
+        {"prompt": CHAT[1:2], "completion": CHAT[2:3]},
+    ],
+)
+def test_a_record_may_have_any_of_these_forms(record):
+    assert conversation_of(record) == CHAT[1:3]
+
+
+BAD = {
+    "not JSON": ('{"prompt": \n', "the line is not JSON; expected"),
+    "a number of thousands of digits": ('{"prompt": ' + "1" * 5000 + "}\n", "the line is not JSON; expected"),
+    "a list": ("[1]\n", "the line is a JSON list; expected"),
+    "nothing known": ({"text": "a"}, "there are no messages, and no prompt with an answer; expected"),
+    "no answer": ({"prompt": "a"}, "there are no messages, and no prompt with an answer; expected"),
+    "an empty answer": ({"prompt": "a", "answer": " \n"}, "an answer is empty"),
+    "an answer that is a number": ({"prompt": "a", "answer": 5}, "role or content of message 2 is not a text"),
+    "messages that are a text": ({"messages": "hello"}, "messages is not a list of objects"),
+    "messages that are texts": ({"messages": ["hello"]}, "messages is not a list of objects"),
+    "no messages": ({"messages": []}, "there is no answer"),
+    "no assistant": ({"messages": CHAT[:2]}, "there is no answer: no message has the role"),
+    "parts": ({"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "role or content of message 1 is not"),
+    "no role": ({"messages": [{"content": "a"}]}, "role or content of message 1 is not a text"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_line_that_cannot_be_used_is_named_in_one_sentence(what, policy, tmp_path):
+    record, sentence = BAD[what]
+    path = lines(tmp_path / "chats.jsonl", {"prompt": "a", "answer": "b"}, "\n", record)
+    with pytest.raises(ValueError, match=rf"chats\.jsonl, line 3: {sentence}") as refusal:
+        load(policy, data=path)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_file_that_is_missing_empty_or_no_text_is_named(policy, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"There is no file chats\.jsonl"):
+        load(policy, data="chats.jsonl")
+    with pytest.raises(ValueError, match="holds no conversations"):
+        load(policy, data=lines(tmp_path / "empty.jsonl", "\n"))
+    (tmp_path / "bytes.jsonl").write_bytes(b'{"prompt": "\xff"}')
+    with pytest.raises(ValueError, match="line 1: the line is not UTF-8"):
+        load(policy, data=str(tmp_path / "bytes.jsonl"))
+
+
+def numbered(path, count):
+    return lines(path, *[{"prompt": f"What is {n}?", "answer": str(n)} for n in range(count)])
+
+
+def test_a_tenth_is_held_out_at_most_the_same_for_every_seed(policy, tmp_path):
+    path, every = numbered(tmp_path / "numbers.jsonl", 40), {str(n) for n in range(40)}
+    for asked, count in ((3, 3), (200, 4), (0, 0)):
+        parts = [load(policy, data=path, eval_examples=asked, seed=seed) for seed in (0, 1)]
+        train, held_out = (
+            [told(policy, e)[1][0].removesuffix("<|im_end|>") for e in part]
+            for part in (parts[0].train, parts[0].held_out)
+        )
+        assert len(held_out) == count and {*train, *held_out} == every and len(train) == 40 - count
+        assert train == sorted(train, key=int)
+        assert parts[0].fingerprint == parts[1].fingerprint
+    assert load(policy, data=path, eval_examples=3).fingerprint != load(policy, data=path).fingerprint
+
+
+def test_examples_that_are_too_long_are_left_out_and_counted(policy, tmp_path):
+    records = [{"prompt": "a", "answer": "b" * n} for n in (1, 500, 2)]
+    path = lines(tmp_path / "long.jsonl", *records)
+    found = load(policy, data=path, max_length=40)
+    assert found.too_long == 1 and [told(policy, e)[1] for e in found.train] == [["b<|im_end|>"], ["bb<|im_end|>"]]
+    assert load(policy, data=path, max_length=10_000).too_long == 1  # the model has 256 positions
+    longest = max(len(example.ids) for example in found.train)
+    assert load(policy, data=path, max_length=longest).too_long == 1
+    assert load(policy, data=path, max_length=longest - 1).too_long == 2
+    with pytest.raises(ValueError, match=r"No example of .* has at most 3 tokens: raise --max-length"):
+        load(policy, data=path, max_length=3)
+
+
+def test_minigsm_is_learned_from_problems_that_rl_does_not_meet(policy, monkeypatch):
+    monkeypatch.setattr(module, "MINIGSM_PROBLEMS", 40)
+    found = load(make_policy(max_position_embeddings=1000), max_length=1000, eval_examples=5)
+    problems = minigsm.generate(40, 1, "sft")
+    assert len(found.held_out) == 5
+    kept = {minigsm.split_of(problem.identity) for problem in problems}
+    assert kept == {"sft"}
+    texts = {told(policy, e)[1][0] for e in found.train}
+    assert texts <= {problem.to_problem().answer + "<|im_end|>" for problem in problems} and texts
+    validation = minigsm.load().problems("validation")[:5]
+    assert [told(policy, e)[1] for e in found.held_out] == [[p.answer + "<|im_end|>"] for p in validation]
+
+
+def test_gsm8k_has_its_instruction_as_system_turn(policy, tmp_path, monkeypatch):
+    task = minigsm.load()
+    monkeypatch.setattr(module, "load_task", lambda name, data_dir: type(task)(name, "Do it.", *[task.test[:3]] * 3))
+    found = load(policy, data="gsm8k", max_length=1000)
+    assert told(policy, found.train[0])[0].startswith("<|im_start|>system\nDo it.<|im_end|>\n<|im_start|>user\n")
+
+
+def test_a_task_without_worked_answers_is_refused(policy, monkeypatch):
+    bare = MathTask("bare", "", *[[Problem("1+1?", " ", "2")]] * 3)
+    monkeypatch.setattr(module, "load_task", lambda name, data_dir: bare)
+    with pytest.raises(ValueError, match="The problems of my:task have no worked answers to learn: name a file"):
+        load(policy, data="my:task")
+
+
+def test_templates_that_can_think_are_told_not_to(policy):
+    template = policy.tokenizer.chat_template
+    policy.tokenizer.chat_template = "{% if enable_thinking is not defined %}no{% endif %}" + template
+    text, learned = told(policy, encode(policy, CHAT[1:3], "here"))
+    assert text.startswith("<|im_start|>user") and learned == ["#### 3<|im_end|>"]
+
+
+def test_a_data_set_on_the_hub_is_loaded_by_name_subset_and_split(policy, monkeypatch):
+    import datasets
+
+    calls = []
+    rows = [{"messages": CHAT}, {"messages": CHAT[1:3]}]
+    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: calls.append((a, k)) or rows)
+    found = load(policy, data="some/chats", subset="main", split="test")
+    assert calls == [(("some/chats", "main"), {"split": "test"})] and len(found.train) == 2
+    rows.append({"messages": []})
+    with pytest.raises(ValueError, match="some/chats, row 2: there is no answer"):
+        load(policy, data="some/chats")
+
+
+def test_a_hub_that_cannot_be_reached_is_one_sentence(policy, monkeypatch):
+    import datasets
+
+    def fail(*_, **__):
+        raise RuntimeError("odd\nand long")
+
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+    with pytest.raises(ConnectionError, match=r"some/chats is no file here, and .* from the hub \(odd\): check name"):
+        load(policy, data="some/chats")

@@ -1,0 +1,94 @@
+"""Whatever a candidate's process answers, the judge survives it: a script stands for the process."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from texts import pointwise_problem
+
+from rlcourse.tasks.kernelbench import Settings
+from rlcourse.tasks.kernelbench.cases import digest, make_inputs
+from rlcourse.tasks.kernelbench.judging import Judge, Times
+
+SETTINGS = Settings(cases=1, trials=5, torch_compile=False)
+
+
+class Scripted:
+    """A process that computes the right answer, and then says `change(request, answer, times)`, each a function of what
+    was asked, the honest answer and how often `kind` was asked before."""
+
+    def __init__(self, judged: Judge, change):
+        self.judged, self.change, self.asked, self.seed, self.reference = judged, change, {}, 0, None
+        self.outputs: list = []
+
+    def watch_gpu(self) -> None: ...
+
+    def ask(self, request, seconds, limit=0):
+        kind = request[0]
+        answer = None
+        if kind == "run":
+            _, seed, shape, of, _ = request
+            inputs = make_inputs(self.judged.problems[shape], seed, of, torch.device("cpu"))
+            self.outputs = [torch.relu(inputs[0])]
+            answer = {"seconds": 1e-3, "digest": digest(self.outputs), "shapes": [list(self.outputs[0].shape)]}
+            answer |= {"dtypes": ["torch.float32"], "operations": ["empty_like"], "inputs": digest(inputs)}
+        elif kind == "show":
+            answer = [self.outputs[0].flatten()]
+        times = self.asked[kind] = self.asked.get(kind, -1) + 1
+        return self.change(kind, answer, times), self.took(kind)
+
+    def took(self, kind):
+        return 2e-3
+
+
+def verdict_on(change, outside: float = 2e-3):
+    judged = Judge(pointwise_problem("relu"), SETTINGS, torch.device("cpu"))
+    judged.baselines = {"eager": Times(4e-3, 5e-3), "empty": Times(0.0, 1e-3)}
+    scripted = Scripted(judged, change)
+    scripted.took = lambda kind: outside
+    judged._process = lambda: nullcontext(scripted)
+    return judged.run("")
+
+
+def test_an_honest_process_earns_what_both_clocks_say():
+    verdict = verdict_on(lambda kind, answer, times: answer)
+    assert verdict.reason == "" and verdict.metrics["correct"] == 1
+    assert verdict.metrics["ms"] == pytest.approx(1.0) and verdict.metrics["speedup"] == pytest.approx(4.0)
+
+
+def test_the_clock_outside_is_the_one_that_counts():
+    verdict = verdict_on(lambda kind, answer, times: answer, outside=4e-3)
+    assert verdict.metrics["ms"] == pytest.approx(3.0) and verdict.metrics["own_ms"] == pytest.approx(1.0)
+    assert verdict_on(lambda kind, answer, times: answer, outside=0.1).reason == "timer"
+
+
+def test_nothing_is_faster_than_memory():
+    verdict = verdict_on(lambda k, a, t: a | {"seconds": 1e-12} if k == "run" else a, outside=1e-3)
+    assert verdict.reason == "" and 1e-4 < verdict.metrics["ms"] < 1
+
+
+JUNK = [None, 3, "x", [], {}, [[]], {"a": 1}, torch.zeros(2), [torch.zeros(2)], [None], float("nan"), 1 << 70]
+
+
+@pytest.mark.parametrize("kind", ["run", "show"])
+@pytest.mark.parametrize("junk", range(len(JUNK)))
+@pytest.mark.parametrize("late", [0, 2])
+def test_answers_of_another_form_are_nonsense(kind, junk, late):
+    verdict = verdict_on(lambda k, answer, times: JUNK[junk] if (k, times) == (kind, late) else answer)
+    assert verdict.reason == "nonsense" and verdict.metrics["correct"] == 0 and verdict.reward(SETTINGS) == 0
+
+
+@pytest.mark.parametrize("part", ["seconds", "digest", "shapes", "dtypes", "operations", "inputs"])
+@pytest.mark.parametrize("junk", [None, "x", [], [3], [[3, 3]], -1.0, float("inf"), float("nan"), {}, [["x"]], 1 << 70])
+def test_parts_of_another_form_earn_nothing(part, junk):
+    verdict = verdict_on(lambda k, answer, times: answer | {part: junk} if k == "run" else answer)
+    if (part, junk) != ("operations", []):  # which says that torch computed nothing, and is believed
+        assert verdict.reason in ("nonsense", "late", "wrong shape", "torch", "edited inputs")
+        assert verdict.metrics["correct"] == 0
+
+
+def test_a_change_after_the_answer_is_seen():
+    def change(kind, answer, times):
+        return [answer[0] + 1e-7] if kind == "show" and times == 3 else answer
+
+    assert verdict_on(change).reason == "late"

@@ -1,0 +1,177 @@
+"""On a GPU: right, slow, wrong and cheating kernels in Triton, CUDA and CuTe DSL, judged together as in training.
+
+`pytest -m gpu -s tests/tasks/kernelbench/test_gpu.py` prints what each earned, and candidates a minute.
+"""
+
+import importlib.util
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from cheats import CHEATS
+from texts import (
+    POINTWISE,
+    ROW_KERNELS,
+    fenced,
+    pointwise_cuda,
+    pointwise_cute,
+    pointwise_problem,
+    pointwise_triton,
+    problem,
+)
+
+from rlcourse.sandbox.process import GUARD
+from rlcourse.tasks.kernelbench import Settings, candidate, judging, rules
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+SETTINGS = Settings(
+    trials=100, cases=1, timing_seconds=3, compile_seconds=150, first_seconds=15, run_seconds=10, gpu_bytes=8 << 30
+)
+NO_COMPILE = Settings(**{**vars(SETTINGS), "torch_compile": False})
+SIZES = "batch_size = 4096\ndim = 4096"
+
+
+def on_gpu(name: str):
+    return pointwise_problem(name, 4096, 4096)
+
+
+ROWS = {
+    "mean": problem("mean", "torch.mean(x, dim=1, keepdim=True)", "torch.rand(n, 200)", sizes="n = 65536"),
+    "matmul": problem(
+        "matmul", "torch.matmul(x, y)", "torch.rand(n, 64), torch.rand(64, n)", arguments="x, y", sizes="n = 4096"
+    ),
+}
+RELU = POINTWISE["relu"][2]
+AGAIN = "for (int k = 0; k < 20; k++) kernel<<<blocks, 256>>>(input.data_ptr<float>(), out.data_ptr<float>(), n);"
+TAKE = "void* held; cudaMalloc(&held, 20l << 30); for (volatile int k = 0; ; ) k = 0;"
+FLAT = pointwise_triton(POINTWISE["relu"][1]).replace("4096", "16")  # a program for sixteen numbers
+
+# name: (problem, settings, text, the reasons that it may have). "" is a right kernel.
+CASES = {
+    "triton relu": (on_gpu("relu"), SETTINGS, pointwise_triton(POINTWISE["relu"][1]), ("",)),
+    "triton mean": (ROWS["mean"], NO_COMPILE, ROW_KERNELS["mean"], ("",)),
+    "triton matmul": (ROWS["matmul"], NO_COMPILE, ROW_KERNELS["matmul"], ("",)),
+    "triton slow": (on_gpu("relu"), SETTINGS, FLAT, ("",)),
+    "triton wrong": (on_gpu("relu"), SETTINGS, pointwise_triton("tl.abs(x)"), ("wrong",)),
+    "triton does not compile": (on_gpu("relu"), SETTINGS, pointwise_triton("tl.nothing(x)"), ("compile",)),
+    "triton by tensor cores": (
+        ROWS["matmul"],
+        NO_COMPILE,
+        ROW_KERNELS["matmul"].replace('"ieee"', '"tf32"'),
+        ("precision", "wrong"),
+    ),
+    "triton in half precision": (ROWS["mean"], NO_COMPILE, CHEATS["a lower precision"].text, ("precision", "wrong")),
+    "triton stale memory": (on_gpu("relu"), SETTINGS, CHEATS["stale memory"].text, ("wrong", "not finite")),
+    "triton cached by address": (
+        on_gpu("relu"),
+        SETTINGS,
+        CHEATS["a cache by address"].text.replace(" // 2**44", ""),
+        ("", "wrong", "not finite", "wrong shape"),
+    ),
+    "triton patched event": (on_gpu("relu"), SETTINGS, CHEATS["a patched event"].text, ("", "timer")),
+    "triton another stream": (
+        on_gpu("relu"),
+        SETTINGS,
+        CHEATS["work on another stream"].text,
+        ("", "late", "wrong", "not finite", "timer"),
+    ),
+    "triton edits its input": (on_gpu("relu"), SETTINGS, CHEATS["the input overwritten"].text, ("edited inputs",)),
+    "triton and torch": (on_gpu("relu"), SETTINGS, CHEATS["a decoy"].text, ("torch",)),
+    "cuda relu": (on_gpu("relu"), SETTINGS, pointwise_cuda(RELU), ("",)),
+    "cuda slow": (on_gpu("relu"), SETTINGS, pointwise_cuda(RELU, before=AGAIN), ("",)),
+    "cuda wrong": (on_gpu("relu"), SETTINGS, pointwise_cuda("x"), ("wrong",)),
+    "cuda another stream": (
+        on_gpu("relu"),
+        SETTINGS,
+        CHEATS["work on another stream, in C++"].text,
+        ("", "late", "wrong", "not finite", "timer"),
+    ),
+    "cuda launch fails": (
+        on_gpu("relu"),
+        SETTINGS,
+        CHEATS["a launch that fails"].text,
+        ("wrong", "not finite", "error"),
+    ),
+    "cuda illegal address": (on_gpu("relu"), SETTINGS, pointwise_cuda(RELU, place="i + (1l << 42)"), ("error", "died")),
+    "cuda takes the memory": (on_gpu("relu"), SETTINGS, pointwise_cuda(RELU, before=TAKE), ("gpu memory",)),
+    "cuda without end": (
+        on_gpu("relu"),
+        SETTINGS,
+        pointwise_cuda(RELU + "; for (volatile int k = 0; ; ) k = 0"),
+        ("hang",),
+    ),
+}
+if importlib.util.find_spec("cutlass"):
+    CASES |= {
+        "cute scale": (on_gpu("scale"), NO_COMPILE, pointwise_cute("x * 3.0 + 1.0"), ("",)),
+        "cute wrong": (on_gpu("scale"), NO_COMPILE, pointwise_cute("x * 3.0"), ("wrong",)),
+        "cute does not compile": (on_gpu("scale"), NO_COMPILE, pointwise_cute("x.nothing()"), ("compile", "error")),
+    }
+SLOW = ("triton slow", "cuda slow")
+LIES = ("triton patched event", "triton another stream", "cuda another stream", "triton cached by address")
+
+
+def works() -> str:
+    """Judge in namespaces if the GPU is there in them, else as an ordinary process. What was wrong, or nothing."""
+    try:
+        judging.Judge(on_gpu("relu"), NO_COMPILE).baseline("eager")
+        return ""
+    except RuntimeError as error:
+        why = f"{candidate.way()}: {error}"
+    judging.way = lambda: (GUARD, why)
+    judging.make_judge.cache_clear()
+    return why
+
+
+@pytest.fixture(scope="module")
+def verdicts():
+    """All of them, the rules passed over: this is what measuring finds."""
+    why = works()
+    print(f"\nisolated by {candidate.way()[0]}" if not why else f"\nnot isolated: {why}")
+    start = time.monotonic()
+
+    def run(name: str):
+        begun = time.monotonic()
+        task, settings, text, _ = CASES[name]
+        verdict = judging.judge_of(task, settings).run(text)
+        numbers = {key: round(value, 3) for key, value in verdict.metrics.items() if "fast" not in key}
+        took = time.monotonic() - begun
+        print(f"{name:26} {took:6.1f} s  {verdict.reason or 'right':14} {numbers} {verdict.text[-160:]!r}")
+        return name, verdict
+
+    order = sorted(CASES, key=lambda name: not name.startswith("cuda"))  # those that compile longest first
+    with ThreadPoolExecutor(14) as pool:
+        found = dict(pool.map(run, order))
+    took = time.monotonic() - start
+    print(f"{len(found)} candidates in {took:.0f} s: {60 * len(found) / took:.1f} a minute")
+    return found | {"": why}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_candidate_gets_what_it_earns(name, verdicts):
+    verdict, reasons = verdicts[name], CASES[name][3]
+    assert verdict.reason in reasons, verdict.text
+    if verdict.reason:
+        assert verdict.metrics["correct"] == 0 and verdict.reward(SETTINGS) <= SETTINGS.compiled
+    elif name in SLOW:
+        assert verdict.metrics["speedup"] < 0.7
+    elif name in LIES:
+        assert verdict.metrics["speedup"] < 2.5 and verdict.metrics["ms"] > 1e3 * 2 * 4 * 4096**2 / 6e12
+    else:
+        assert 0.05 < verdict.metrics["speedup"] < 10
+
+
+def test_the_rules_let_the_right_ones_pass():
+    named = {name: rules.check(text) for name, (_, _, text, reasons) in CASES.items() if reasons == ("",)}
+    assert set(named.values()) == {None}
+
+
+def test_the_gpu_is_there_in_namespaces(verdicts):
+    assert verdicts[""] == ""
+
+
+def test_after_all_of_them_the_gpu_works(verdicts):
+    text = fenced(pointwise_triton(POINTWISE["relu"][1]))
+    assert judging.judge(on_gpu("relu"), text, SETTINGS)[2] == ""
+    assert float(torch.ones(1000, device="cuda").sum()) == 1000

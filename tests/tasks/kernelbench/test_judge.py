@@ -1,0 +1,133 @@
+"""Right kernels earn what they should; wrong ones and cheats nothing, with the reason named, by measuring alone."""
+
+import math
+from contextlib import nullcontext
+
+import pytest
+import torch
+from cheats import CHEATS, ESCAPES
+from texts import (
+    POINTWISE,
+    ROW_KERNELS,
+    ROW_PROBLEMS,
+    fenced,
+    pointwise_cpp,
+    pointwise_problem,
+    pointwise_triton,
+    problem,
+)
+from thorough import thinned
+
+from rlcourse.sandbox.process import BUBBLEWRAP, GUARD, NAMESPACES
+from rlcourse.tasks.kernelbench import Settings, candidate, judge, judging
+from rlcourse.tasks.kernelbench.judging import Judge, Verdict, judge_of
+
+SETTINGS = Settings(trials=8, timing_seconds=4, run_seconds=20, compile_seconds=120, torch_compile=False)
+MEASURED = {name: cheat for name, cheat in CHEATS.items() if cheat.measured}
+COMPILED = [name for name in MEASURED if "C++" in name]  # each takes half a minute
+on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU test_gpu.py judges the same")
+
+
+def is_right(reward: float, metrics: dict, reason: str) -> None:
+    assert reason == "" and metrics["compiled"] == metrics["correct"] == 1 and metrics["refused"] == 0
+    speed = min(metrics["speedup"], SETTINGS.most)
+    assert reward == pytest.approx(SETTINGS.compiled + SETTINGS.correct + SETTINGS.speed * speed)
+    assert metrics["speedup"] == pytest.approx(metrics["eager_ms"] / metrics["ms"])
+    assert [metrics[f"fast_{p}"] for p in ("1", "1.5", "2")] == [metrics["speedup"] > p for p in (1, 1.5, 2)]
+    assert metrics["ms"] >= metrics["own_ms"] > 0
+
+
+@on_cpu
+@pytest.mark.parametrize("name", thinned(POINTWISE, every=4))
+def test_right_pointwise_kernels_in_triton_pass(name):
+    is_right(*judge(pointwise_problem(name), fenced(pointwise_triton(POINTWISE[name][1])), SETTINGS))
+
+
+@on_cpu
+@pytest.mark.parametrize("name", thinned(ROW_PROBLEMS, every=3))
+def test_right_kernels_of_rows_in_triton_pass(name):
+    is_right(*judge(ROW_PROBLEMS[name], fenced(ROW_KERNELS[name]), SETTINGS))
+
+
+@on_cpu
+@pytest.mark.parametrize("name", thinned(["relu", "gelu", "scale"], every=3))
+def test_right_kernels_in_cpp_pass(name):
+    is_right(*judge(pointwise_problem(name), fenced(pointwise_cpp(POINTWISE[name][2])), SETTINGS))
+
+
+@on_cpu
+@pytest.mark.parametrize("name", thinned([n for n in MEASURED if n not in COMPILED], every=2))
+def test_a_cheat_earns_nothing_even_where_no_rule_looks(name):
+    cheat = MEASURED[name]
+    judged = judge_of(ROW_PROBLEMS.get(cheat.problem) or pointwise_problem(cheat.problem), SETTINGS)
+    verdict = judged.run(cheat.text)
+    assert verdict.reason in cheat.measured, (verdict.reason, verdict.text)
+    if verdict.reason:  # else it is a right kernel whose lie changed nothing
+        assert verdict.metrics["correct"] == 0 and verdict.reward(SETTINGS) <= SETTINGS.compiled
+
+
+@on_cpu
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_cheat_in_cpp_earns_nothing_even_where_no_rule_looks(name):
+    verdict = judge_of(pointwise_problem("relu"), SETTINGS).run(CHEATS[name].text)
+    assert verdict.reason in CHEATS[name].measured, (verdict.reason, verdict.text)
+
+
+@on_cpu
+@pytest.mark.parametrize("way", [NAMESPACES, BUBBLEWRAP, GUARD])
+def test_every_way_to_start_a_process_judges(way, monkeypatch):
+    if way != GUARD and candidate.tried(way):
+        pytest.skip(candidate.tried(way))
+    monkeypatch.setattr(judging, "way", lambda: (way, "as the test wants it"))
+    with pytest.warns(UserWarning, match="your own user") if way == GUARD else nullcontext():
+        judged = Judge(pointwise_problem("relu"), SETTINGS)
+    assert judged.judge(fenced(pointwise_triton(POINTWISE["relu"][1]))).reason == ""
+    assert judged.run(ESCAPES["the end of the process"][0]).reason == "died"
+
+
+def test_what_a_text_betrays_earns_nothing_and_starts_no_process(monkeypatch):
+    monkeypatch.setattr(Judge, "_process", None)
+    judged = pointwise_problem("relu")
+    for name, refused in (("a fallback", 1.0), ("no kernel", 0.0), ("no Python", 0.0)):
+        reward, metrics, reason = judge(judged, fenced(CHEATS[name].text), SETTINGS)
+        assert reward == 0 and metrics == {"compiled": 0, "correct": 0, "refused": refused}
+        assert reason.startswith(f"{CHEATS[name].rule}: ")
+    assert judge(judged, "I cannot do this.", SETTINGS) == (
+        0.0,
+        {"compiled": 0.0, "correct": 0.0, "refused": 0.0},
+        "no code: there is no fenced block of code",
+    )
+
+
+@on_cpu
+def test_a_kernel_that_does_not_compile_and_one_that_is_wrong_earn_their_parts():
+    text = pointwise_triton("tl.no_such_function(x)")
+    _, metrics, reason = judge(pointwise_problem("relu"), fenced(text), SETTINGS)
+    assert metrics["correct"] == 0 and "no_such_function" in reason
+    reward, metrics, reason = judge(pointwise_problem("relu"), fenced(pointwise_triton("tl.abs(x)")), SETTINGS)
+    assert reward == SETTINGS.compiled and metrics["compiled"] == 1 and reason.startswith("wrong: ")
+
+
+def test_a_problem_that_a_constant_or_the_input_solves_is_refused():
+    for forward in ("torch.clamp(x, 2, 2)", "x + 0", "x * 0"):
+        flat = problem("flat", forward, "torch.rand(4, 4)")
+        with pytest.raises(ValueError, match="flat: a constant or an input solves this problem"):
+            Judge(flat, SETTINGS)
+
+
+def test_the_reward_is_weighted_capped_and_nothing_for_a_cheat():
+    metrics = {"compiled": 1.0, "correct": 1.0, "refused": 0.0, "speedup": 40.0}
+    settings = Settings(compiled=0.1, correct=0.3, speed=1.0, most=5.0)
+    assert Verdict(metrics=metrics).reward(settings) == pytest.approx(5.4)
+    assert Verdict(metrics=metrics | {"correct": 0.0}).reward(settings) == pytest.approx(0.1)
+    assert Verdict(metrics=metrics | {"refused": 1.0}).reward(settings) == 0
+    assert all(math.isfinite(value) for value in metrics.values())
+
+
+def test_judging_leaves_the_random_numbers_of_a_training_run_as_they_were():
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    Judge(pointwise_problem("tanh"), SETTINGS)
+    assert torch.equal(torch.rand(4), expected)

@@ -1,0 +1,96 @@
+"""Problems from a folder, their splits and shapes, and the code of an answer."""
+
+import pytest
+import torch
+from texts import ROW_PROBLEMS, pointwise_problem
+
+from rlcourse.tasks.kernelbench import load_problems, parse_answer
+from rlcourse.tasks.kernelbench.cases import KINDS, digest, make_inputs, namespace, signed
+from rlcourse.tasks.kernelbench.problems import shapes
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "level1").mkdir()
+    for number in range(1, 101):
+        (tmp_path / "level1" / f"{number}_problem_{number}.py").write_text(f"# {number}\n")
+    (tmp_path / "level1" / "notes.py").write_text("")
+    return tmp_path
+
+
+def test_a_folder_as_kernelbench_has_it_is_read_by_number(folder):
+    found = load_problems(str(folder))
+    assert [problem.number for problem in found] == list(range(1, 101))
+    assert (found[6].name, found[6].level, found[6].source) == ("problem_7", 1, "# 7\n")
+    assert [problem.number for problem in load_problems(str(folder), numbers=[40, 3])] == [3, 40]
+
+
+def test_the_split_is_80_to_20_shares_nothing_and_is_the_same_each_time(folder):
+    train, test = load_problems(str(folder), split="train"), load_problems(str(folder), split="test")
+    assert (len(train), len(test)) == (80, 20) and not set(train) & set(test)
+    assert load_problems(str(folder), split="test") == test
+    assert load_problems(str(folder), split="test", numbers=range(50)) == [p for p in test if p.number < 50]
+
+
+def test_what_cannot_be_used_is_said_in_a_sentence(folder):
+    with pytest.raises(FileNotFoundError, match=r"There is no folder .*level2: expected"):
+        load_problems(str(folder), level=2)
+    with pytest.raises(ValueError, match="There is no split 'dev': use train or test"):
+        load_problems(str(folder), split="dev")
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("```python\na = 1\n```", "a = 1\n"),
+        ("first\n```\na\n```\nthen\n```python\nb\n```\nthat was it", "b\n"),
+        ("```cuda\r\nx\r\n```\r\n", "x\n"),
+        ("  ```python\n  x\n  ```", "  x\n"),
+        ("no code", None),
+        ("```python\nnever closed", None),
+        ("`x`", None),
+    ],
+)
+def test_the_last_fenced_block_is_the_answer(text, code):
+    assert parse_answer(text) == code
+
+
+def test_the_prompt_has_the_source_and_the_language():
+    text = pointwise_problem("relu").prompt("cuda")
+    assert "torch.relu(x)" in text and "CUDA" in text and "ModelNew" in text
+
+
+def test_other_shapes_halve_what_the_inputs_alone_depend_on():
+    first, second = (make_inputs(namespace(text), 0, "given", torch.device("cpu"))[0] for text in shapes(
+        ROW_PROBLEMS["layer_norm"].source))  # fmt: skip
+    assert first.shape == (12, 200) and second.shape == (6, 200)  # `dim` is the weights' as well
+    a, b = make_inputs(namespace(shapes(ROW_PROBLEMS["matmul"].source)[1]), 0, "given", torch.device("cpu"))
+    assert a.shape == (24, 64) and b.shape == (64, 24)
+    assert all("class Model" not in text for text in shapes(ROW_PROBLEMS["matmul"].source))
+    assert len(shapes("def get_inputs():\n    return []\n")) == 1
+
+
+def test_inputs_follow_from_seed_and_kind_and_keep_their_structure():
+    problem, device = namespace(pointwise_problem("relu").source), torch.device("cpu")
+    first = {kind: make_inputs(problem, 5, kind, device)[0] for kind in KINDS}
+    for kind in KINDS:
+        assert torch.equal(first[kind], make_inputs(problem, 5, kind, device)[0])
+        assert not torch.equal(first[kind], make_inputs(problem, 6, kind, device)[0])
+    assert (first["given"] >= 0).all() and (first["signed"] < 0).any()
+    assert torch.equal(first["scaled"], 4 * first["signed"])
+    square = torch.rand(8, 8)
+    kept = signed(square + square.T)
+    assert torch.equal(kept, kept.T) and torch.equal(signed(square.triu()).tril(-1), torch.zeros(8, 8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bool, torch.int64, torch.uint8])
+@pytest.mark.parametrize("count", [0, 1, 7, 256, 257, 100_000])
+def test_a_digest_sees_every_number_of_every_tensor(dtype, count):
+    tensor = (torch.rand(count) * 9 - 3).to(dtype)
+    assert digest([tensor]) == digest([tensor.clone()])
+    for place in {0, count // 2, count - 1} if count else []:
+        other = tensor.clone()
+        other[place] = not other[place] if dtype == torch.bool else other[place] + 1
+        assert digest([other]) != digest([tensor])
+    if dtype == torch.float32 and count > 1:
+        assert digest([-tensor]) != digest([tensor])

@@ -1,0 +1,37 @@
+"""A text that cheats is refused by name before it runs, and a right one is not."""
+
+import pytest
+from cheats import CHEATS
+from texts import POINTWISE, ROW_KERNELS, pointwise_cpp, pointwise_cuda, pointwise_cute, pointwise_triton
+
+from rlcourse.tasks.kernelbench import rules
+
+NAMED = {name: cheat for name, cheat in CHEATS.items() if cheat.rule}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_cheat_that_its_text_betrays_is_refused_by_name(name):
+    reason, sentence = rules.check(NAMED[name].text)
+    assert reason == NAMED[name].rule, sentence
+
+
+@pytest.mark.parametrize("name", [name for name in CHEATS if name not in NAMED])
+def test_other_cheats_are_left_to_measuring(name):
+    assert rules.check(CHEATS[name].text) is None
+
+
+@pytest.mark.parametrize("name", ROW_KERNELS)
+def test_right_kernels_of_rows_break_no_rule(name):
+    assert rules.check(ROW_KERNELS[name]) is None
+
+
+@pytest.mark.parametrize("name", POINTWISE)
+def test_right_kernels_in_every_language_break_no_rule(name):
+    _, triton, c = POINTWISE[name]
+    texts = [pointwise_triton(triton), pointwise_cpp(c), pointwise_cuda(c), pointwise_cute("x * 2")]
+    assert [rules.check(text) for text in texts] == [None] * 4
+
+
+def test_words_in_comments_break_no_rule_and_words_split_by_them_do():
+    assert rules.check(pointwise_cuda("x", before="// no cublas, no system( here")) is None
+    assert rules.check(pointwise_cuda("x", before="cudaStream\\\\\nCreate(0);"))[0] == "stream"

@@ -1,0 +1,73 @@
+"""KernelBench as the trainer sees it."""
+
+import pytest
+import torch
+from texts import POINTWISE, fenced, pointwise_problem, pointwise_triton
+
+from rlcourse.tasks import Attempt, load_task
+from rlcourse.tasks.kernelbench import Settings
+from rlcourse.tasks.kernelbench import task as kernel_task
+from rlcourse.tasks.kernelbench.judging import Verdict
+from rlcourse.tasks.kernelbench.task import METRICS, KernelTask
+
+RIGHT = fenced(pointwise_triton(POINTWISE["relu"][1]))
+
+
+def attempt(text: str, finished: bool = True, problem=None) -> Attempt:
+    return Attempt(problem or pointwise_problem("relu"), text, 10, finished)
+
+
+def test_the_task_is_found_by_name_and_shares_out_a_folder(tmp_path):
+    (tmp_path / "level1").mkdir()
+    for number in range(1, 21):
+        (tmp_path / "level1" / f"{number}_p{number}.py").write_text(f"# {number}\n")
+    task = load_task("kernelbench", str(tmp_path))
+    sizes = [len(task.problems(split)) for split in ("train", "validation", "test")]
+    assert (
+        sizes == [15, 1, 4]
+        and len({p for split in ("train", "validation", "test") for p in task.problems(split)}) == 20
+    )
+    with pytest.raises(ValueError, match="Unknown split 'dev'"):
+        task.problems("dev")
+
+
+def test_a_prompt_is_the_problem_in_the_policys_format(policy):
+    task = KernelTask([], [], [], language="triton")
+    tokens = task.prompt(pointwise_problem("relu"), policy)
+    assert tokens == policy.prompt(pointwise_problem("relu").prompt("triton"), "")
+
+
+def test_what_cannot_be_judged_is_not_measured_and_what_was_cut_off_is_wrong(monkeypatch):
+    task = KernelTask([], [], [])
+    flat = pointwise_problem("relu")
+    flat = type(flat)("flat", 1, 1, flat.source.replace("torch.relu(x)", "x + 0"))
+    cut, unknown, none = task.judge([attempt(RIGHT, False), attempt(RIGHT, problem=flat), attempt("no idea")], True)
+    assert (cut.words, cut.earned, cut.metrics["compiled"], cut.metrics["speedup"]) == ("cut off", 0.0, 0.0, None)
+    assert unknown.words.startswith("not judged: flat") and set(unknown.metrics.values()) == {None}
+    assert (none.words, none.earned, none.metrics["correct"]) == ("no code", 0.0, 0.0)
+
+
+def test_training_times_less_than_an_evaluation(monkeypatch):
+    asked = []
+
+    class Judge:
+        def judge(self, text):
+            return Verdict(metrics={"compiled": 1.0, "correct": 1.0, "refused": 0.0, "speedup": 2.5, "fast_2": 1.0})
+
+    monkeypatch.setattr(kernel_task, "judge_of", lambda problem, settings: asked.append(settings) or Judge())
+    task = KernelTask([], [], [], settings=Settings(trials=100))
+    for training in (True, False):
+        [found] = task.judge([attempt(RIGHT)], training)
+        assert found.right and found.words == "right" and found.earned == pytest.approx(0.1 + 0.3 + 2.5)
+        assert set(found.metrics) == set(METRICS) and found.metrics["speedup"] == 2.5 and found.metrics["ms"] is None
+    assert [(s.trials, s.torch_compile) for s in asked] == [(20, False), (100, True)]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU test_gpu.py judges the same")
+def test_attempts_are_judged_side_by_side():
+    task = KernelTask([], [], [], settings=Settings(cases=1, trials=5, timing_seconds=2), processes=2)
+    wrong = RIGHT.replace("tl.maximum(x, 0.0)", "x")
+    found = task.judge([attempt(text) for text in (RIGHT, wrong, RIGHT, wrong)], training=True)
+    assert [judgement.right for judgement in found] == [True, False, True, False]
+    assert [judgement.words for judgement in found] == ["right", "wrong", "right", "wrong"]
+    assert found[0].earned > found[1].earned == pytest.approx(0.1)
