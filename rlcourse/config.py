@@ -48,7 +48,7 @@ class TrainConfig:
     model: str = setting("embedded", "'embedded', 'embedded-kernels', a folder, or a name on the Hugging Face hub")
     task: str = setting(
         "minigsm",
-        "problems, and their judge: minigsm, gsm8k, math, kernelbench, kernels, or module:object for a task of your own",
+        "problems, and their judge: minigsm, gsm8k, math, kernelbench, kernels, or module:object for one of your own",
     )
     data_dir: str | None = setting(None, "folder of train.jsonl and test.jsonl to read instead of the usual source")
 
