@@ -179,7 +179,7 @@ def compile_program(program: list[Statement], computation: Computation, stale: b
     """
     values = {line.name for line in computation.lines}
     memory = set(computation.inputs) | (values if stale else set())
-    narrow = set(computation.narrow) if stale else set()  # by what the program computes under that name
+    narrow = set(computation.narrow)  # as stale memory has them; then by what the program computes under the name
     computed: set[str] = set()
     launches = []
     for statements in split_launches(program):

@@ -80,6 +80,7 @@ def test_an_untimed_stream_counts_for_nothing():
     assert honest.speedup == 1.0
     assert fooled.correct and fooled.speedup == pytest.approx(eager_us(CHAIN))
     assert judge_program(EAGER, CHAIN, loophole="side").speedup == 1.0
+    assert judge_program(side, CHAIN, loophole="stale").speedup == 1.0
 
 
 def test_a_hole_that_is_none_is_refused():

@@ -52,6 +52,12 @@ def test_each_launch_is_a_kernel_and_kept_values_are_not_stored():
     assert source.count("new_empty") == 2
 
 
+def test_memory_is_as_large_as_what_it_holds():
+    computation = read_computation("a = rowsum u ; y = div u a")
+    source = lower(eager(computation), computation)
+    assert "a = u.new_empty(rows, 1)" in source and "y = u.new_empty(rows, columns)" in source
+
+
 def test_a_value_that_is_put_and_read_in_one_launch_is_not_loaded():
     computation = read_computation("a = add u v ; y = mul a v")
     source = lower(parse("a = add u v put ; y = mul a v put ;"), computation)

@@ -53,6 +53,12 @@ def test_where_the_registers_run_out_a_cut_is_found():
     assert [statement.keeps for statement in program] == [False, True, False]
 
 
+def test_the_cut_may_be_before_the_last_line():
+    computation = read_computation("c = add w x ; d = mul u c ; y = mul w d")  # w is needed to the end
+    _, program = optimum(computation)
+    assert [statement.ends for statement in program] == [False, True, True]
+
+
 def test_another_order_of_the_lines_may_be_the_best():
     """In the order written, b and the operands of c are three; with c first, they are not."""
     computation = read_computation("a = rowmax v ; b = sub v a ; c = sub w x ; y = min b c")
