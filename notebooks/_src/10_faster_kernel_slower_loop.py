@@ -544,9 +544,10 @@ rest = works["compiled"] - qwen.layers * alone["sdpa-repeat"] / 1e3
 # promised }} A faster kernel in one graph *is* a gain, and a smaller one than promised: the GPU works {{ saved:.2f }}
 # ms less, where {{ hoped:.2f }} were promised. The promise cannot have been right. If {{ qwen.layers }} calls at their
 # time alone were in the compiled step, {{ rest:.2f }} of its {{ works["compiled"]:.2f }} working milliseconds would be
-# left for all else: less than twice the {{ floor:.2f }} ms that the bytes of the weights and the cache take at the speed
-# of a copy, which no step of `generate` comes near. {{ assert rest < 2 * floor }} So attention costs less in there than
-# alone. And the GPU still waits about as long as before, {{ waits["our kernel, operation"]:.2f }} ms instead of {{ waits["compiled"]:.2f }}.
+# left for all else: less than twice the {{ floor:.2f }} ms that the bytes of the weights and the cache take at the
+# speed of a copy, which no step of `generate` comes near. {{ assert rest < 2 * floor }} So attention costs less in
+# there than alone. And the GPU still waits about as long as before, {{ waits["our kernel, operation"]:.2f }} ms
+# instead of {{ waits["compiled"]:.2f }}.
 #
 # ### Out of `generate`
 #
