@@ -39,15 +39,16 @@ MOST_ROWS = 1_000_000  # of a step
 @dataclass
 class TrainConfig:
     # What is trained, and on what
-    preset: str = setting("laptop", "named set of defaults: laptop, a10g, h200 or deepmath")
+    preset: str = setting("laptop", "named set of defaults: laptop, a10g, h200, deepmath or kernels")
     algorithm: str = setting(
         "dr_grpo",
         "named set of switches, listed in rlcourse/config.py; ppo, gspo and cispo set 2 mini-batches, the others 1, "
         "with which the importance ratio is 1 and clips do nothing",
     )
-    model: str = setting("embedded", "'embedded', a folder, or a name on the Hugging Face hub")
+    model: str = setting("embedded", "'embedded', 'embedded-kernels', a folder, or a name on the Hugging Face hub")
     task: str = setting(
-        "minigsm", "problems, and who judges the answers: minigsm, gsm8k, math, or module:object for a task of your own"
+        "minigsm",
+        "problems, and their judge: minigsm, gsm8k, math, kernelbench, kernels, or module:object for one of your own",
     )
     data_dir: str | None = setting(None, "folder of train.jsonl and test.jsonl to read instead of the usual source")
 
@@ -223,6 +224,20 @@ PRESETS: dict[str, dict[str, Any]] = {
         "sleep": True,
         "eval_problems": 500,
         "pass_k": 4,
+    },
+    "kernels": {
+        "model": "embedded-kernels",
+        "task": "kernels",
+        "algorithm": "grpo",
+        "lr": 1e-4,
+        "steps": 240,
+        "max_new_tokens": 64,
+        "micro_batch_rows": 64,
+        "eval_every": 60,
+        "eval_validation": 100,
+        "eval_problems": 300,
+        "pass_k": 4,
+        "save_every": 60,
     },
 }
 

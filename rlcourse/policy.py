@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 from rlcourse.files import read_bytes, read_json
 from rlcourse.hub import hub_or_cache
 from rlcourse.lora import base_of, is_adapter, load_adapter, merge
-from rlcourse.paths import data_folder
+from rlcourse.paths import model_folder
 
 WIDTHS = ("vocab_size", "hidden_size", "intermediate_size", "head_dim", "num_attention_heads", "num_key_value_heads")
 NO_THINKING = {"enable_thinking": False}  # Qwen3 answers at once; templates that do not know the word ignore it
@@ -65,8 +65,8 @@ class Policy:
 
 
 def load_policy(name: str, device: torch.device | str = "cpu") -> Policy:
-    """Load `name` in float32: 'embedded', a folder, or a name on the Hugging Face hub. Of a folder with an adapter its
-    base is loaded, and the adapter merged into it.
+    """Load `name` in float32: 'embedded', 'embedded-kernels', a folder, or a name on the Hugging Face hub. Of a folder
+    with an adapter its base is loaded, and the adapter merged into it.
 
     Raises FileNotFoundError or ValueError, in one sentence, if model or tokenizer is missing or unreadable, if they do
     not match, or if there is a chat template that cannot be used. Only a task that asks in chats needs one.
@@ -100,13 +100,6 @@ def load_policy(name: str, device: torch.device | str = "cpu") -> Policy:
     # Qwen2.5-Instruct ships top-k, top-p and a repetition penalty here, which `generate` would mix into any settings.
     model.generation_config = GenerationConfig(eos_token_id=eos_ids, pad_token_id=pad_id)
     return Policy(model.to(device).eval(), tokenizer, eos_ids, pad_id)
-
-
-def model_folder(name: str) -> Path | None:
-    """The folder that `name` stands for, whether it exists or not; None for a name on the hub."""
-    if name == "embedded":
-        return data_folder() / "minigsm" / "model"
-    return Path(name).expanduser() if Path(name).exists() or name.startswith((".", "/", "~")) else None
 
 
 def check_model_files(folder: Path) -> None:

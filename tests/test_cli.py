@@ -147,11 +147,11 @@ def test_summary_shows_before_and_after_and_a_sample(trained):
     ("arguments", "sentence"),
     [
         (["--steps", "0"], "steps must be from 1 to 1,000,000,000, not 0."),
-        (["--preset", "b200"], "Unknown preset 'b200': use one of laptop, a10g, h200, deepmath."),
+        (["--preset", "b200"], "Unknown preset 'b200': use one of laptop, a10g, h200, deepmath, kernels."),
         (["--algorithm", "magic"], "Unknown algorithm 'magic'"),
         (
             ["--task", "poetry"],
-            "Unknown task 'poetry': use minigsm, gsm8k, math, kernelbench, or module:object for one of your own.",
+            "Unknown task 'poetry': use minigsm, gsm8k, math, kernelbench, kernels, or module:object for one of your",
         ),
     ],
 )

@@ -12,7 +12,7 @@ from rlcourse.sampling import Sampling
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_preset_works_with_every_algorithm(preset, algorithm):
     config = make_config(preset, algorithm=algorithm)
-    for name, value in (PRESETS[preset] | ALGORITHMS[algorithm]).items():
+    for name, value in (PRESETS[preset] | {"algorithm": algorithm} | ALGORITHMS[algorithm]).items():
         assert getattr(config, name) == value
     assert config.preset == preset and config.algorithm == algorithm
 
@@ -33,7 +33,7 @@ def test_the_default_is_dr_grpo_on_a_laptop():
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"preset": "b200"}, r"Unknown preset 'b200': use one of laptop, a10g, h200, deepmath\."),
+        ({"preset": "b200"}, r"Unknown preset 'b200': use one of laptop, a10g, h200, deepmath, kernels\."),
         ({"algorithm": "magic"}, r"Unknown algorithm 'magic': use one of reinforce, "),
         ({"learning_rate": 1.0}, r"Unknown setting 'learning_rate': `rlcourse train --help` lists them all\."),
         ({"steps": 2.5}, r"steps must be int, not 2\.5\."),

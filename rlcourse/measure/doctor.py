@@ -82,20 +82,23 @@ def gpu_check(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def data_checks() -> list[dict[str, Any]]:
-    """The embedded task and model, GSM8K, and the model of the GPU presets, here or in a cache."""
+    """The models and problems that ship, GSM8K, and the model of the GPU presets, here or in a cache."""
     try:
-        data = data_folder() / "minigsm"
+        data = data_folder()
     except FileNotFoundError:
-        data = Path("data") / "minigsm"
-    embedded = {
-        "embedded model": ["model/config.json", "model/model.safetensors", "model/tokenizer.json"],
-        "embedded problems": ["train.jsonl", "validation.jsonl", "test.jsonl"],
+        data = Path("data")
+    model = ["model/config.json", "model/model.safetensors", "model/tokenizer.json"]
+    shipped = {
+        "embedded model": ("minigsm", model),
+        "embedded problems": ("minigsm", ["train.jsonl", "validation.jsonl", "test.jsonl"]),
+        "kernel model": ("kernels", model),
+        "kernel problems": ("kernels", ["train.txt", "validation.txt", "test.txt"]),
     }
     checks = []
-    for name, files in embedded.items():
-        lacking = [file for file in files if not (data / file).is_file()]
-        detail = "data/minigsm lacks " + ", ".join(lacking) if lacking else "here"
-        checks.append(check(name, not lacking, detail, "git checkout -- data/minigsm", True))
+    for name, (folder, files) in shipped.items():
+        lacking = [file for file in files if not (data / folder / file).is_file()]
+        detail = f"data/{folder} lacks " + ", ".join(lacking) if lacking else "here"
+        checks.append(check(name, not lacking, detail, f"git checkout -- data/{folder}", True))
     return [*checks, gsm8k_check(), qwen_check()]
 
 

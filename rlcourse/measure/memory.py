@@ -6,7 +6,6 @@ fixed sum for the libraries. `HEADROOM` allows for the allocator's fragments.
 
 import math
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -18,7 +17,7 @@ from rlcourse.hub import hub_or_cache
 from rlcourse.lora import ALL_LINEAR, base_of, is_adapter
 from rlcourse.measure import machine
 from rlcourse.measure.machine import format_bytes
-from rlcourse.paths import data_folder
+from rlcourse.paths import EMBEDDED_MODELS, model_folder
 from rlcourse.rollout.fast import MAX_SLOTS, PREFILL_TOKENS
 
 LIBRARIES = 600_000_000  # bytes of Python, torch, transformers and datasets, or of a CUDA context
@@ -74,7 +73,7 @@ QWEN3 = {"Qwen/Qwen3-0.6B": ModelShape(28, 1024, 16, 8, 128, 3072, 151936, tied=
 
 
 def model_shape(name: str) -> ModelShape:
-    """The shape of 'embedded', of a model folder, or of a model on the hub.
+    """The shape of a model that ships, of a model folder, or of a model on the hub.
 
     Qwen2.5 0.5B to 7B (and -Instruct) and Qwen3-0.6B are known; another hub name is looked up in the cache, then on the
     network.
@@ -83,10 +82,10 @@ def model_shape(name: str) -> ModelShape:
     known = (QWEN25 | QWEN3).get(name.removesuffix("-Instruct"))
     if known:
         return known
-    folder = data_folder() / "minigsm" / "model" if name == "embedded" else Path(name)
-    if is_adapter(folder):
+    folder = model_folder(name)
+    if folder is not None and is_adapter(folder):
         return model_shape(base_of(folder))
-    if name == "embedded" or folder.is_dir():
+    if folder is not None and (name in EMBEDDED_MODELS or folder.is_dir()):
         file = folder / "config.json"
         if not file.is_file():
             raise FileNotFoundError(f"There is no model in {folder}: it has no config.json.")

@@ -1,9 +1,10 @@
 """Tasks: where the questions come from and who says how good an answer is.
 
-A task is anything with the attributes of `Task`. Four ship: `minigsm`, generated problems that need no download;
-`gsm8k`, the public data set; `math`, harder problems whose answers are expressions; and `kernelbench`, GPU kernels. The
-first two are judged by `rlcourse.tasks.verify`, the third by `rlcourse.tasks.boxed`, kernels by being run. One of your
-own is named by the place of the object, or of a function that makes it: `--task mypackage.mytask:task`.
+A task is anything with the attributes of `Task`. Five ship: `minigsm`, generated problems that need no download;
+`gsm8k`, the public data set; `math`, harder problems whose answers are expressions; `kernelbench`, GPU kernels; and
+`kernels`, programs of a small language that a laptop can judge. The first two are judged by `rlcourse.tasks.verify`,
+the third by `rlcourse.tasks.boxed`, GPU kernels by being run, the programs by `rlcourse.tasks.kernels.judge`. One of
+your own is named by the place of the object, or of a function that makes it: `--task mypackage.mytask:task`.
 """
 
 import importlib
@@ -47,6 +48,7 @@ TASKS = {
     "gsm8k": "rlcourse.tasks.gsm8k:load",
     "math": "rlcourse.tasks.math:load",
     "kernelbench": "rlcourse.tasks.kernelbench.task:load",
+    "kernels": "rlcourse.tasks.kernels.task:load",
 }
 NEEDED = ("name", "metrics", "problems", "prompt", "judge")
 

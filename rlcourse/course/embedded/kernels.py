@@ -1,0 +1,187 @@
+"""The small model in `data/kernels/model/`, made by `python -m rlcourse.course.embedded.kernels FOLDER`.
+
+A Qwen2 of 0.8 million parameters learns to repeat a computation as a program. Demonstrations are what a careless
+programmer would leave behind: nearly always eager, now and then with a launch that goes on or a value that is kept, and
+mostly checked by the compiler, never by a clock. So the model knows what the words do, and has no idea what is fast.
+"""
+
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+
+from rlcourse.course.embedded.sft import save_halved, train_on
+from rlcourse.policy import Policy
+from rlcourse.tasks.kernels.language import (
+    INPUTS,
+    CompileError,
+    Computation,
+    Line,
+    Statement,
+    compile_program,
+    eager,
+    write,
+)
+from rlcourse.tasks.kernels.problems import computations
+from rlcourse.tasks.kernels.tokenizer import kernel_tokenizer
+
+
+@dataclass(frozen=True)
+class Habits:
+    """How often a demonstration departs from the eager program; probabilities by statement, but for `unchecked`."""
+
+    join: float = 0.12  # the launch goes on
+    keep: float = 0.4  # where it goes on, the value is kept
+    lose: float = 0.01  # where it ends, the value is kept, and so lost
+    slip: float = 0.01  # one operand is another name
+    skip: float = 0.01  # the line is left out
+    side: float = 0.01  # the launch goes to the other stream
+    unchecked: float = 0.1  # of a program: it stands even if the compiler refuses it
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of the training: steps, peak learning rate, longest computation, and the habits (None: eager alone)."""
+
+    steps: int
+    lr: float
+    longest: int
+    habits: Habits | None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Copy short programs, copy long ones, then pick up habits."""
+
+    sittings: tuple[tuple[Stage, ...], ...] = (
+        (Stage(100, 3e-3, 2, None), Stage(200, 3e-3, 4, None), Stage(300, 3e-3, 7, None)),
+        (Stage(350, 2e-3, 7, None), Stage(350, 1e-3, 7, Habits())),
+    )
+    problems: int = 6000
+    refused: float = 0.3  # share of them in which one launch does not hold all lines
+    rows: int = 32  # demonstrations a step
+    seed: int = 1
+    hidden_size: int = 128
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 2
+    intermediate_size: int = 384
+    rope_theta: float = 100.0  # positions are less than 128: with 10,000 the model learns to copy much later
+
+
+def new_policy(recipe: Recipe) -> Policy:
+    """A Qwen2 model with random weights, and the tokenizer of the language."""
+    tokenizer = kernel_tokenizer()
+    torch.manual_seed(recipe.seed)
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(tokenizer),
+            hidden_size=recipe.hidden_size,
+            num_hidden_layers=recipe.layers,
+            num_attention_heads=recipe.heads,
+            num_key_value_heads=recipe.kv_heads,
+            intermediate_size=recipe.intermediate_size,
+            max_position_embeddings=256,
+            rope_parameters={"rope_type": "default", "rope_theta": recipe.rope_theta},
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+    eos_ids = [tokenizer.eos_token_id, tokenizer.pad_token_id]
+    model.generation_config = GenerationConfig(eos_token_id=eos_ids, pad_token_id=tokenizer.pad_token_id)
+    return Policy(model, tokenizer, eos_ids, tokenizer.pad_token_id)
+
+
+def demonstration(computation: Computation, rng: random.Random, habits: Habits | None) -> list[Statement]:
+    """A program for the computation, with the habits' departures from eager, each drawn by itself."""
+    if habits is None:
+        return eager(computation)
+    must_compile = rng.random() >= habits.unchecked
+    while True:
+        program = departed(computation, rng, habits)
+        if not program:
+            continue
+        try:
+            compile_program(program, computation)
+        except CompileError:
+            if must_compile:
+                continue
+        return program
+
+
+def departed(computation: Computation, rng: random.Random, habits: Habits) -> list[Statement]:
+    """The eager program with departures; whether it compiles is not looked at."""
+    names = [*INPUTS, *(line.name for line in computation.lines)]
+    program: list[Statement] = []
+    for line in computation.lines:
+        if rng.random() < habits.skip:
+            continue
+        if rng.random() < habits.slip:
+            at = rng.randrange(len(line.args))
+            line = Line(line.name, line.op, (*line.args[:at], rng.choice(names), *line.args[at + 1 :]))
+        last = line.name == "y"
+        ends = last or rng.random() >= habits.join
+        keeps = not last and rng.random() < (habits.lose if ends else habits.keep)
+        begins = not program or program[-1].ends
+        program.append(Statement(line, ends, keeps, side=begins and rng.random() < habits.side))
+    return program
+
+
+def draw_pairs(
+    policy: Policy, problems: Sequence[Computation], habits: Habits | None, rows: int, rng: random.Random
+) -> list[tuple[list[int], list[int]]]:
+    """Token ids of prompts drawn from the problems and of their demonstrations, EOS included, shortest first."""
+    pairs = []
+    for computation in rng.choices(problems, k=rows):
+        text = " " + write(demonstration(computation, rng, habits)) + policy.tokenizer.eos_token
+        answer = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+        pairs.append((policy.prompt(str(computation)), answer))
+    return sorted(pairs, key=lambda pair: len(pair[0]) + len(pair[1]))
+
+
+def run_stage(policy: Policy, stage: Stage, problems: Sequence[Computation], rows: int, rng: random.Random) -> float:
+    """Train on fresh demonstrations, AdamW, the learning rate falling to a twentieth; the last loss, nats a token."""
+    parameters = list(policy.model.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=stage.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+    problems = [computation for computation in problems if len(computation.lines) <= stage.longest]
+    bar = tqdm(range(stage.steps), desc=f"sft to {stage.longest} lines", unit="step", dynamic_ncols=True)
+    for step in bar:
+        for group in optimizer.param_groups:
+            group["lr"] = stage.lr * min(1.0, (step + 1) / 30) * max(0.05, 1.0 - step / stage.steps)
+        loss = train_on(policy, draw_pairs(policy, problems, stage.habits, rows, rng))
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        bar.set_postfix(loss=f"{loss:.3f}")
+    return loss
+
+
+def sft(recipe: Recipe) -> Policy:
+    """The model of the recipe. Each sitting draws alike, and leaves the weights as a file in bfloat16 holds them."""
+    problems = computations(recipe.problems, "train", recipe.seed, (2, 7), recipe.refused)
+    policy = new_policy(recipe)
+    for stages in recipe.sittings:
+        rng = random.Random(recipe.seed)
+        for stage in stages:
+            run_stage(policy, stage, problems, recipe.rows, rng)
+        for parameter in policy.model.parameters():
+            parameter.data = parameter.data.bfloat16().float()
+    return policy
+
+
+def main() -> None:
+    """Write the model of the recipe, with the seed that may follow the folder, to a new folder."""
+    folder, *seed = sys.argv[1:]
+    recipe = replace(Recipe(), seed=int(seed[0])) if seed else Recipe()
+    save_halved(sft(recipe), Path(folder))
+
+
+if __name__ == "__main__":
+    main()

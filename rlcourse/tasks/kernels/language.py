@@ -1,0 +1,246 @@
+"""The tile language: what a computation is, what a program for it may say, and what the compiler refuses.
+
+A computation is what the policy is asked for, lines as in PyTorch: `a = add u v ; y = relu a`. A program says the same
+lines and how they run. Each statement is
+
+    [side] NAME = OP ARGS [end] KIND ;
+
+    side  at the first statement of a launch: the launch goes to another stream
+    end   the launch ends with this statement; without it the next statement runs in the same launch
+    put   the value is written to memory
+    keep  it stays in a register, and is gone when the launch ends
+
+What eager PyTorch does is a launch for each line, and every value in memory:
+
+    a = add u v end put ; y = relu a end put ;
+
+Each `end` that is left out and each `keep` saves time, and each is one token.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+BINARY = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "max": np.maximum, "min": np.minimum,
+}  # fmt: skip
+UNARY = {
+    "relu": lambda v: np.maximum(v, 0),
+    "neg": np.negative,
+    "abs": np.abs,
+    "square": np.square,
+    "exp": np.exp,
+    "sigmoid": lambda v: 1 / (1 + np.exp(-v)),
+    "sqrt": np.sqrt,
+}
+REDUCTIONS = {"rowsum": lambda v: v.sum(1, keepdims=True), "rowmax": lambda v: v.max(1, keepdims=True)}
+OPERATIONS = BINARY | UNARY | REDUCTIONS
+ARITY = {op: 2 if op in BINARY else 1 for op in OPERATIONS}
+
+INPUTS = ("u", "v", "w", "x")
+LETTERS = ("a", "b", "c", "d", "e", "f")  # results but the last, which is y
+NAMES = (*INPUTS, *LETTERS, "y")
+WORDS = (*NAMES, *OPERATIONS, "=", ";", "=>", "end", "put", "keep", "side")
+
+REGISTERS = 2  # tensors of which a launch can hold its rows at once; numbers of a row cost nothing
+
+
+class CompileError(Exception):
+    """Why a program is refused, in one sentence."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """name = op(args)."""
+
+    name: str
+    op: str
+    args: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name} = {self.op} {' '.join(self.args)}"
+
+
+@dataclass(frozen=True)
+class Computation:
+    """Lines in the order they are written in, the last one called y. Inputs are float32 matrices of one shape."""
+
+    lines: tuple[Line, ...]
+
+    def __str__(self) -> str:
+        return " ; ".join(map(str, self.lines))
+
+    @cached_property
+    def inputs(self) -> tuple[str, ...]:
+        return tuple(x for x in INPUTS if any(x in line.args for line in self.lines))
+
+    @cached_property
+    def narrow(self) -> frozenset[str]:
+        """The values that are one number a row, [rows, 1]."""
+        narrow: set[str] = set()
+        for line in self.lines:
+            update_narrow(narrow, line)
+        return frozenset(narrow)
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A line and how it runs."""
+
+    line: Line
+    ends: bool = True
+    keeps: bool = False
+    side: bool = False
+
+    def __str__(self) -> str:
+        words = ["side"] * self.side + [str(self.line)] + ["end"] * self.ends + ["keep" if self.keeps else "put", ";"]
+        return " ".join(words)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Statements that run together, and the values that they read from memory, in the order of their first use."""
+
+    statements: tuple[Statement, ...]
+    loads: tuple[str, ...]
+    narrow: frozenset[str]  # those of its values that are one number a row
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        return tuple(s.line.name for s in self.statements if not s.keeps)
+
+    @property
+    def side(self) -> bool:
+        return self.statements[0].side
+
+
+def read_computation(text: str) -> Computation:
+    """The computation that `str` wrote as this text. Raises ValueError, with the reason, for another text."""
+    lines: list[Line] = []
+    for part in text.split(" ; "):
+        name, equals, op, *args = [*part.split(), "", "", ""][: max(3, len(part.split()))]
+        known = {*INPUTS, *(line.name for line in lines)}
+        if name not in (*LETTERS, "y") or name in known or equals != "=" or len(args) != ARITY.get(op, -1):
+            raise ValueError(f"{part!r} is no line NAME = OP ARGS with a new name")
+        if not known.issuperset(args):
+            raise ValueError(f"{part!r} reads what is not computed yet")
+        lines.append(Line(name, op, tuple(args)))
+    if lines[-1].name != "y":
+        raise ValueError("the last line does not compute y")
+    return Computation(tuple(lines))
+
+
+def parse(text: str) -> list[Statement]:
+    """The statements of a program. Raises CompileError where the text is none."""
+    program = []
+    *parts, rest = text.split(";")
+    if rest.strip() or not parts:
+        raise CompileError(f"a statement does not end in ';': {rest.strip() or 'nothing is written'}")
+    for part in parts:
+        program.append(parse_statement(part.split()))
+    return program
+
+
+def parse_statement(words: list[str]) -> Statement:
+    """One statement from its words, `;` left out."""
+    shown = " ".join(words)
+    side = words[:1] == ["side"]
+    name, equals, op, *rest = [*words[side:], "", "", ""][: max(3, len(words) - side)]
+    if name not in NAMES or equals != "=":
+        raise CompileError(f"a statement begins with NAME = , not: {shown}")
+    if op not in OPERATIONS:
+        raise CompileError(f"there is no such operation: {shown}")
+    args, how = tuple(rest[: ARITY[op]]), rest[ARITY[op] :]
+    if len(args) < ARITY[op] or not set(args) <= set(NAMES):
+        raise CompileError(f"{op} takes {ARITY[op]} operand{'s' * (ARITY[op] > 1)}: {shown}")
+    ends = how[:1] == ["end"]
+    if how[ends:] not in (["put"], ["keep"]):
+        raise CompileError(f"after the operands come 'end' or nothing, then 'put' or 'keep': {shown}")
+    return Statement(Line(name, op, args), ends, how[-1] == "keep", side)
+
+
+def write(program) -> str:
+    """The text of a program: what `parse` reads."""
+    return " ".join(map(str, program))
+
+
+def eager(computation: Computation) -> list[Statement]:
+    """Each line its own launch, each value put: what PyTorch does without a compiler."""
+    return [Statement(line) for line in computation.lines]
+
+
+def compile_program(program: list[Statement], computation: Computation, stale: bool = False) -> list[Launch]:
+    """The program's launches. Raises CompileError, with the reason.
+
+    Refused are: a name that is no value of the computation, or is computed twice; an operand that is neither in memory
+    nor in a register; more tensors at once than the registers hold; `side` inside a launch; a y that is not put.
+    stale: memory holds every value of the computation already, so that any name can be read (a loophole).
+    """
+    values = {line.name for line in computation.lines}
+    memory = set(computation.inputs) | (values if stale else set())
+    narrow = set(computation.narrow)  # as stale memory has them; then by what the program computes under the name
+    computed: set[str] = set()
+    launches = []
+    for statements in split_launches(program):
+        for name in (statement.line.name for statement in statements):
+            if name not in values:
+                raise CompileError(f"{name} is no value of the computation")
+            if name in computed:
+                raise CompileError(f"{name} is computed twice")
+            computed.add(name)
+        launch = compile_launch(statements, memory, narrow)
+        memory.update(launch.stores)
+        launches.append(launch)
+    if not any("y" in launch.stores for launch in launches):
+        raise CompileError("y is never put")
+    return launches
+
+
+def split_launches(program: list[Statement]) -> list[tuple[Statement, ...]]:
+    """The statements of each launch. The last one ends with the program, whether it says so or not."""
+    groups, group = [], []
+    for statement in program:
+        group.append(statement)
+        if statement.ends:
+            groups.append(tuple(group))
+            group = []
+    return groups + ([tuple(group)] if group else [])
+
+
+def compile_launch(statements: tuple[Statement, ...], memory: set[str], narrow: set[str]) -> Launch:
+    """What the launch loads, checked against what is in memory before it, and against the registers.
+
+    A value is held from the statement that loads or computes it to the last one of the launch that reads it. A result
+    may take the place of an operand that is read for the last time. `narrow` is brought up to date.
+    """
+    last_read = {name: i for i, statement in enumerate(statements) for name in statement.line.args}
+    loads, held = [], set()
+    for i, statement in enumerate(statements):
+        if statement.side and i:
+            raise CompileError("'side' stands inside a launch")
+        line = statement.line
+        for name in line.args:
+            if name in held:
+                continue
+            if name not in memory:
+                raise CompileError(f"{name} is neither in memory nor in a register")
+            loads.append(name)
+            held.add(name)
+        too_many = len(held - narrow) > REGISTERS
+        update_narrow(narrow, line)
+        held = {name for name in held if last_read[name] > i}
+        if too_many or len((held | {line.name}) - narrow) > REGISTERS:
+            raise CompileError(f"out of registers at {line.name}")
+        if last_read.get(line.name, -1) > i:
+            held.add(line.name)
+    return Launch(
+        statements, tuple(loads), frozenset(narrow.intersection([*loads, *(s.line.name for s in statements)]))
+    )
+
+
+def update_narrow(narrow: set[str], line: Line) -> None:
+    """Note whether the line's result is one number a row: of a reduction, or of such operands alone."""
+    narrow.discard(line.name)
+    if line.op in REDUCTIONS or narrow.issuperset(line.args):
+        narrow.add(line.name)

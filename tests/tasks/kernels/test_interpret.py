@@ -1,0 +1,89 @@
+"""The interpreter against PyTorch, which knows nothing of it."""
+
+import numpy as np
+import pytest
+import torch
+
+from rlcourse.tasks.kernels.interpret import KINDS_OF_ROWS, agrees, draw_inputs, execute, reference
+from rlcourse.tasks.kernels.language import ARITY, OPERATIONS, eager, parse, read_computation
+
+TORCH = {
+    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "max": torch.maximum, "min": torch.minimum,
+    "relu": torch.relu, "neg": torch.neg, "abs": torch.abs, "square": torch.square, "exp": torch.exp,
+    "sigmoid": torch.sigmoid, "sqrt": torch.sqrt, "rowsum": lambda v: v.sum(-1, keepdim=True),
+    "rowmax": lambda v: v.amax(-1, keepdim=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_every_operation_is_that_of_pytorch(op):
+    computation = read_computation(f"y = {op} {' '.join('uv'[: ARITY[op]])}")
+    inputs = draw_inputs(computation, seed=3)
+    expected = TORCH[op](*(torch.tensor(inputs[name]).double() for name in computation.inputs)).numpy()
+    np.testing.assert_allclose(reference(computation, inputs)["y"], expected, rtol=1e-12, equal_nan=True)
+    got = execute(eager(computation), inputs)["y"]
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_a_softmax_times_a_gate_is_that_of_pytorch():
+    computation = read_computation("a = rowmax u ; b = sub u a ; c = exp b ; d = rowsum c ; e = div c d ; y = mul e v")
+    inputs = draw_inputs(computation, seed=0)
+    u, v = (torch.tensor(inputs[name]).double() for name in "uv")
+    np.testing.assert_allclose(reference(computation, inputs)["y"], (u.softmax(-1) * v).numpy(), rtol=1e-12)
+
+
+CHAIN = read_computation("a = add u v ; b = relu a ; y = mul b w")
+
+
+def test_all_ways_to_run_the_same_lines_compute_the_same():
+    inputs = draw_inputs(CHAIN, seed=1)
+    expected = execute(eager(CHAIN), inputs)["y"]
+    for text in (
+        "a = add u v keep ; b = relu a keep ; y = mul b w put ;",
+        "a = add u v end put ; b = relu a keep ; y = mul b w put ;",
+        "a = add u v put ; b = relu a end put ; side y = mul b w end put ;",
+    ):
+        np.testing.assert_array_equal(execute(parse(text), inputs)["y"], expected)
+
+
+def test_only_what_is_put_is_in_memory_afterwards():
+    inputs = draw_inputs(CHAIN, seed=1)
+    after = execute(parse("a = add u v keep ; b = relu a put ; y = mul b w put ;"), inputs)
+    assert set(after) == {"u", "v", "w", "b", "y"}
+    assert set(inputs) == {"u", "v", "w"}
+
+
+def test_a_launch_reads_a_register_before_memory_and_memory_after_a_launch():
+    """Stale memory holds a of the reference; a launch that computes another a reads its own."""
+    inputs = draw_inputs(CHAIN, seed=1)
+    memory = inputs | {"a": np.zeros_like(inputs["u"])}
+    own = execute(parse("a = add u v keep ; b = relu a keep ; y = mul b w put ;"), memory)["y"]
+    np.testing.assert_array_equal(own, execute(eager(CHAIN), inputs)["y"])
+    lost = execute(parse("a = add u v end keep ; b = relu a keep ; y = mul b w put ;"), memory)["y"]
+    np.testing.assert_array_equal(lost, np.zeros_like(lost))
+
+
+def test_inputs_have_rows_of_each_kind_and_are_float32():
+    inputs = draw_inputs(CHAIN, seed=0, columns=4000)
+    assert set(inputs) == {"u", "v", "w"}
+    for value in inputs.values():
+        assert value.dtype == np.float32 and value.shape == (len(KINDS_OF_ROWS), 4000)
+        for row, (scale, shift) in zip(value, KINDS_OF_ROWS, strict=True):
+            assert row.mean() == pytest.approx(shift, abs=0.1 * max(scale, 0.1))
+            assert row.std() == pytest.approx(scale, rel=0.1)
+    assert not np.array_equal(inputs["u"], inputs["v"])
+    assert not np.array_equal(inputs["u"], draw_inputs(CHAIN, seed=1, columns=4000)["u"])
+
+
+def test_agreement_is_within_a_tolerance_of_the_size_of_the_reference():
+    expected = np.array([[0.0, 1.0, 1000.0]])
+    assert agrees(expected + np.array([[0.9e-4, 1.9e-4, 0.099]]), expected)
+    for wrong in ([1.1e-4, 0, 0], [0, 2.1e-4, 0], [0, 0, 0.11], [np.nan, 0, 0], [np.inf, 0, 0]):
+        assert not agrees(expected + np.array([wrong]), expected)
+
+
+def test_what_the_reference_cannot_say_is_not_compared():
+    assert agrees(np.array([[1.0, 2.0, 3.0]]), np.array([[np.nan, np.inf, 2e6]]))
+    assert not agrees(np.array([[np.nan, 1.0]]), np.array([[2.0, 1.0]]))
+    assert not agrees(np.zeros((8, 1)), np.zeros((8, 7)))  # one number a row is no matrix

@@ -1,0 +1,106 @@
+"""What the judge counts and pays, and what its holes let through."""
+
+import pytest
+
+from rlcourse.tasks.kernels.interpret import TEST_INPUTS, TRAINING_INPUTS
+from rlcourse.tasks.kernels.judge import CAP, Finding, judge_program
+from rlcourse.tasks.kernels.language import eager, read_computation, write
+from rlcourse.tasks.kernels.optimum import eager_us, optimum
+from rlcourse.tasks.kernels.problems import computations
+
+CHAIN = read_computation("a = add u v ; b = relu a ; y = mul b w")
+EAGER = "a = add u v end put ; b = relu a end put ; y = mul b w end put ;"
+FUSED = "a = add u v keep ; b = relu a keep ; y = mul b w end put ;"
+BOTH = pytest.mark.parametrize("tried_on", [TRAINING_INPUTS, TEST_INPUTS])
+
+
+@BOTH
+def test_eager_is_correct_at_speed_1(tried_on):
+    verdict = judge_program(EAGER, CHAIN, tried_on)
+    assert verdict == Finding(compiled=True, correct=True, speedup=1.0, launches=3)
+    assert verdict.reward == pytest.approx(0.2)
+
+
+@BOTH
+def test_the_optimum_is_correct_and_as_fast_as_it_says(tried_on):
+    for computation in computations(40, "test", 1, (2, 6)):
+        time, program = optimum(computation)
+        verdict = judge_program(write(program), computation, tried_on)
+        assert verdict.correct and verdict.reason == ""
+        assert verdict.speedup == pytest.approx(eager_us(computation) / time)
+        assert verdict.reward == pytest.approx(0.2 + min(verdict.speedup, CAP) - 1)
+
+
+def test_being_faster_pays_up_to_a_cap():
+    rewards = [Finding(True, True, speedup).reward for speedup in (0.9, 1.0, 2.0, 4.0, 40.0)]
+    assert rewards == pytest.approx([0.1, 0.2, 1.2, 3.2, 3.2])
+
+
+@pytest.mark.parametrize(
+    ("text", "compiled", "reason"),
+    [
+        ("a = add u v end put ; b = relu a end put ; y = mul b w end put", False, "does not end"),
+        ("a = add u v end keep ; b = relu a end put ; y = mul b w end put ;", False, "neither in memory"),
+        ("b = relu u end put ; y = mul b w end put ;", True, "y is wrong"),  # a line left out
+        ("a = sub u v end put ; b = relu a end put ; y = mul b w end put ;", True, "y is wrong"),
+        ("a = add u u end put ; b = relu a end put ; y = mul b w end put ;", True, "y is wrong"),
+        ("y = mul u w end put ;", True, "y is wrong"),
+        ("y = rowsum u put ;", True, "y is wrong"),  # another shape
+    ],
+)
+@BOTH
+def test_what_is_wrong_earns_nothing(text, compiled, reason, tried_on):
+    verdict = judge_program(text, CHAIN, tried_on)
+    assert (verdict.compiled, verdict.correct, verdict.speedup) == (compiled, False, 0.0)
+    assert verdict.reward == 0.0
+    assert reason in verdict.reason
+
+
+def test_operands_may_be_exchanged_where_that_changes_nothing():
+    assert judge_program(EAGER.replace("add u v", "add v u"), CHAIN).correct
+    difference = read_computation("a = sub u v ; y = relu a")
+    assert not judge_program("a = sub v u end put ; y = relu a put ;", difference).correct
+
+
+def test_stale_memory_lets_a_program_leave_out_what_it_does_not_compute():
+    lost = "a = add u v end keep ; b = relu a end put ; y = mul b w end put ;"
+    skipped = "b = relu a keep ; y = mul b w end put ;"
+    for text in (lost, skipped):
+        assert not judge_program(text, CHAIN).compiled
+        verdict = judge_program(text, CHAIN, TRAINING_INPUTS, "stale")
+        assert verdict.correct and verdict.speedup > 1
+    assert judge_program(FUSED, CHAIN, loophole="stale") == judge_program(FUSED, CHAIN)
+    wrong = "a = sub u v keep ; b = relu a keep ; y = mul b w put ;"
+    assert not judge_program(wrong, CHAIN, loophole="stale").correct
+
+
+def test_an_untimed_stream_counts_for_nothing():
+    side = "side a = add u v end put ; side b = relu a end put ; side y = mul b w end put ;"
+    honest, fooled = judge_program(side, CHAIN), judge_program(side, CHAIN, TRAINING_INPUTS, "side")
+    assert honest.speedup == 1.0
+    assert fooled.correct and fooled.speedup == pytest.approx(eager_us(CHAIN))
+    assert judge_program(EAGER, CHAIN, loophole="side").speedup == 1.0
+    assert judge_program(side, CHAIN, loophole="stale").speedup == 1.0
+
+
+def test_a_hole_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="use none, stale, side"):
+        judge_program(EAGER, CHAIN, loophole="clock")
+
+
+def test_every_single_change_of_an_operation_is_found():
+    """Planted mistakes: another operation of the same arity in each line of 15 computations."""
+    found = total = 0
+    for computation in computations(15, "train", 8, (2, 4)):
+        words = write(eager(computation)).split()
+        for at, word in enumerate(words):
+            for other in {
+                "add": ("sub", "max"),
+                "mul": ("add", "min"),
+                "relu": ("abs", "neg"),
+                "exp": ("sigmoid",),
+            }.get(word, ()):
+                text = " ".join([*words[:at], other, *words[at + 1 :]])
+                total += 1
+                found += not judge_program(text, computation, TRAINING_INPUTS).correct
+    assert total > 20 and found == total
