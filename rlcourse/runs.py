@@ -30,6 +30,9 @@ class Kind:
     find_a_run: tuple[str, ...]
     may_differ: tuple[str, ...]
 
+    def __repr__(self) -> str:  # in a signature: the functions' addresses say nothing
+        return f"Kind({self.config.__name__})"
+
 
 TRAIN = Kind(TrainConfig, check_settings, check_config, FIND_A_RUN, MAY_DIFFER)
 
