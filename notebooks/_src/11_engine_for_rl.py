@@ -725,8 +725,8 @@ cost_bet.result(round(longer("qwen2.5-0.5b", 256)))
 # exact["results"] if row["shape"] == "embedded"):.0f }} %. {{ assert min(longer("embedded", rows) for rows in counts) >
 # max(longer("qwen2.5-0.5b", rows) for rows in counts) }} From 16 to 64 rows its exact update takes the same time, {{
 # 1e3 * of["embedded", 16, ONE]["update_s"]:.0f }} ms, so it is not arithmetic that fills them. Small kernels that are
-# launched one by one are what we suspect, and have not traced. {{ assert of["embedded", 64, ONE]["update_s"] < 1.05 * of["embedded", 16, ONE]["update_s"] }} What it buys is an
-# alarm without a threshold, at the end of the next section.
+# launched one by one are what we suspect, and have not traced. {{ assert of["embedded", 64, ONE]["update_s"] < 1.05 *
+# of["embedded", 16, ONE]["update_s"] }} What it buys is an alarm without a threshold, at the end of the next section.
 #
 # ## 7 · A ratio that is not 1
 #
