@@ -13,6 +13,7 @@ import statistics
 import threading
 import time
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -141,14 +142,24 @@ class Judge:
         return self.run(code)
 
     def run(self, code: str) -> Verdict:
-        """The verdict on code, whatever the rules say of its text."""
-        verdict = Verdict()
+        """The verdict on code, whatever the rules say of its text.
+
+        What a GPU holds is seen for all processes together: one that is blamed for it while others run beside it is
+        judged again, alone from its first line on.
+        """
         with alone(self.device):
             self.baseline("eager")  # which says early where this machine cannot judge
+        verdict = self._run(code, nullcontext(), alone(self.device))
+        if verdict.reason == "gpu memory":
+            verdict = self._run(code, alone(self.device), nullcontext())
+        return verdict
+
+    def _run(self, code: str, throughout: AbstractContextManager, once_compiled: AbstractContextManager) -> Verdict:
+        verdict = Verdict()
         try:
-            with self._process() as candidate:
+            with throughout, self._process() as candidate:
                 self._compile(candidate, code)
-                with alone(self.device):
+                with once_compiled:
                     candidate.watch_gpu()
                     self._run_once(candidate, verdict)
                     least = self._correct(candidate, verdict)
@@ -170,7 +181,7 @@ class Judge:
     def _time_reference(self, compile_it: bool) -> None:
         with self._process() as candidate:
             self._load(candidate, self.problem.source, "Model", compile_it)
-            self._run(candidate, 0, "timed", self.settings.compile_seconds)
+            self._trial(candidate, 0, "timed", self.settings.compile_seconds)
             self.baselines["compiled" if compile_it else "eager"] = self._time(candidate, "timed")
             if not compile_it:
                 self.baselines["empty"] = self._time(candidate, "empty")
@@ -200,7 +211,7 @@ class Judge:
         setup |= {"device": str(self.device), "compile": compile_it, "gpu_share": share}
         candidate.ask(["load", setup], self.settings.compile_seconds)
 
-    def _run(self, candidate: Candidate, case: int, way: str, seconds: float) -> tuple[int, dict, float]:
+    def _trial(self, candidate: Candidate, case: int, way: str, seconds: float) -> tuple[int, dict, float]:
         """A trial of `telling[case]`: its seed, what the process says of it, and its time by the clock out here."""
         seed, (shape, kind) = new_seed(), self.telling[case]
         found, took = candidate.ask(["run", seed, shape, kind, way], seconds)
@@ -218,7 +229,7 @@ class Judge:
     def _run_once(self, candidate: Candidate, verdict: Verdict) -> None:
         """The first pass, in which Triton and CuTe DSL compile."""
         try:
-            self._run(candidate, 0, "timed", self.settings.first_seconds)
+            self._trial(candidate, 0, "timed", self.settings.first_seconds)
         except Refused as error:
             verdict.metrics["compiled"] = float(error.reason == "error")
             raise
@@ -230,7 +241,7 @@ class Judge:
         least = 0.0
         for case in range(len(self.telling)):
             for _ in range(self.settings.cases):
-                seed, found, _ = self._run(candidate, case, "checked", self.settings.run_seconds)
+                seed, found, _ = self._trial(candidate, case, "checked", self.settings.run_seconds)
                 expected = self._compare(candidate, case, seed, found)
                 others = sorted(set(found["operations"]) - self.settings.operations)
                 if others:
@@ -275,7 +286,7 @@ class Judge:
         for trial in range(-WARMUP, self.settings.trials):
             if trial >= LEAST_TRIALS and time.monotonic() > deadline:
                 break
-            seed, found, took = self._run(candidate, 0, way, self.settings.run_seconds)
+            seed, found, took = self._trial(candidate, 0, way, self.settings.run_seconds)
             if trial >= 0:
                 own.append(found["seconds"])
                 outside.append(took)

@@ -7,6 +7,7 @@ import torch
 from texts import pointwise_problem
 
 from rlcourse.tasks.kernelbench import Settings
+from rlcourse.tasks.kernelbench.candidate import Refused
 from rlcourse.tasks.kernelbench.cases import digest, make_inputs
 from rlcourse.tasks.kernelbench.judging import Judge, Times
 
@@ -92,3 +93,14 @@ def test_a_change_after_the_answer_is_seen():
         return [answer[0] + 1e-7] if kind == "show" and times == 3 else answer
 
     assert verdict_on(change).reason == "late"
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_who_is_blamed_for_the_memory_of_all_is_judged_again_by_itself(again):
+    def takes_it(kind, answer, times):
+        if kind == "load" and times < (2 if again else 1):
+            raise Refused("gpu memory")
+        return answer
+
+    verdict = verdict_on(takes_it)
+    assert verdict.reason == ("gpu memory" if again else "") and verdict.metrics["correct"] == (0 if again else 1)
