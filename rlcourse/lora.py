@@ -131,13 +131,6 @@ def copy_merged(targets: list[Tensor], sources: list[Tensor], model: PreTrainedM
             target.copy_(_merged_weight(adapted[id(source)]))
 
 
-def merged(sources: list[Tensor], model: PreTrainedModel) -> Iterator[Tensor]:
-    """Each source, a weight of `model`, one after the other, as W + s B A where an adapter changes it."""
-    adapted = {id(layer.weight): layer for layer in _adapted_layers(model)}
-    for source in sources:
-        yield _merged_weight(adapted[id(source)]) if id(source) in adapted else source
-
-
 def base_parameters(model: PreTrainedModel) -> list[Tensor]:
     """The parameters of the model without those of its adapter, in the order of the plain model's."""
     return [parameter for name, parameter in model.named_parameters() if ".lora_" not in name]

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlcourse.lora import copy_merged, merged
+from rlcourse.lora import copy_merged
+
+COMPARED = 64  # weights compared at once: few launches, and little memory
 
 
 @dataclass
@@ -104,8 +106,14 @@ class FusedWeights:
     def same_as(self, model: PreTrainedModel) -> bool:
         """Whether they are the model's weights as they are now. They are compared number by number: PyTorch's count of
         changes leaves out what a fused optimizer changes."""
-        pairs = zip(self.targets, merged(self._sources(model), model), strict=True)
-        return bool(torch.stack([(mine == its.to(mine.dtype)).all() for mine, its in pairs]).all())
+        sources, largest = self._sources(model), []
+        for first in range(0, len(sources), COMPARED):
+            held = self.targets[first : first + COMPARED]
+            apart = [torch.empty_like(weight) for weight in held]
+            copy_merged(apart, sources[first : first + COMPARED], model)
+            torch._foreach_sub_(apart, held)
+            largest += torch._foreach_norm(apart, float("inf"))
+        return not torch.stack(largest).any()
 
     def _sources(self, model: PreTrainedModel) -> list[Tensor]:
         """The model's weights, as `targets` has them."""

@@ -598,7 +598,7 @@ MISTAKES = [
     ("rollout/triton_sample.py", "so_far.to(tl.int32), zero", "zero, zero", ENGINE),
     ("rollout/paged.py", "if weights.syncs != self.syncs or not", "if not", ENGINE),
     ("rollout/paged.py", " or not weights.same_as(self.policy.model):", ":", ENGINE),
-    ("exact/weights.py", "return bool(torch.stack([(mine == its", "return bool(torch.stack([(mine == mine", ENGINE),
+    ("exact/weights.py", "torch._foreach_sub_(apart, held)", "torch._foreach_sub_(apart, apart)", ENGINE),
     # exact: the order of sums
     ("exact/operations.py", "tl.split(x.reshape(A, B >> (level + 1), 2))", "tl.split(tl.trans(x.reshape(A, 2, B >> (level + 1)), 0, 2, 1))", OPERATIONS),
     ("exact/operations.py", "row_sum((x * x).reshape(A * (B // 32), 32), A * (B // 32), 32, 5)", "tl.sum((x * x).reshape(A * (B // 32), 32), 1)", OPERATIONS),
@@ -719,7 +719,7 @@ MISTAKES = [
     ("sft/data.py", "if not answer.strip():", "if False:", SFT_DATA),
     ("sft/data.py", "prompt, text = task.prompt(problem, policy),", "prompt, text = policy.prompt(problem.question),", SFT_DATA),
     ("sft/data.py", " | NO_THINKING", "", SFT_DATA),
-    ("exact/weights.py", "merged(self._sources(model), model)", "self._sources(model)", LORA),
+    ("exact/weights.py", "copy_merged(apart, sources[first : first + COMPARED], model)", "torch._foreach_copy_(apart, sources[first : first + COMPARED])", LORA),
     ("exact/weights.py", "copy_merged(self.targets, self._sources(model), model)", "torch._foreach_copy_(self.targets, self._sources(model))", LORA),
     ("sft/data.py", "split=config.split", 'split="train"', SFT_DATA),
     ("sft/data.py", "example.ids.numpy().tobytes() + ", "", FINE_TUNING),
