@@ -156,8 +156,8 @@ def _pieces(decoder: Decoder, step: TritonStep, rows: int) -> dict[str, tuple]:
             first.down.nbytes, down_error, count,
         ),
         "draw": (  # the name that records bear
-            lambda: step._sample(rows, Sampling()), lambda: sample_tokens(logits, Sampling()), logits.nbytes,
-            lambda: None, 1,
+            lambda: step._sample(step.slots.first(rows), step.logits, step.squares, Sampling()),
+            lambda: sample_tokens(logits, Sampling()), logits.nbytes, lambda: None, 1,
         ),
     }  # fmt: skip
 

@@ -7,7 +7,7 @@ and writes the record `lesson00_gain`. Seeds that are recorded already, with the
 import sys
 from typing import Any
 
-from rlcourse.config import make_config
+from rlcourse.config import TrainConfig, make_config
 from rlcourse.course.lessons.curve_records import load_curve, write_curve
 from rlcourse.course.lessons.experiment import Experiment
 from rlcourse.course.lessons.gain import FACTORS, Counts, accuracy, count, factors, split
@@ -44,13 +44,18 @@ def run(seed: int, at: tuple[int, ...] = STEPS, **settings: Any) -> dict[str, An
     return {"evals": evals}
 
 
+def is_this_setup(setup: dict[str, Any]) -> bool:
+    """Whether a record's setup is `SETUP`. Settings that the record does not know yet must be at their defaults."""
+    return TrainConfig().to_dict() | setup == SETUP
+
+
 def recorded() -> dict[int, dict[str, Any]]:
     """What is recorded with this setup, by seed."""
     try:
         record = load_curve("lesson00_gain")
     except FileNotFoundError:
         return {}
-    rows = record["results"] if record["setup"] == SETUP else []
+    rows = record["results"] if is_this_setup(record["setup"]) else []
     return {int(row.pop("variant").removeprefix("seed ")): row for row in rows}
 
 
