@@ -1,4 +1,7 @@
-"""The small model in `data/kernels/model/`, made by `python -m rlcourse.course.embedded.kernels FOLDER`.
+"""The recipe of the small model in `data/kernels/model/`: `python -m rlcourse.course.embedded.kernels FOLDER`.
+
+The weights that ship were trained with these settings before they stood here; that this file makes the same bytes has
+not been tried.
 
 A Qwen2 of 0.8 million parameters learns to repeat a computation as a program. Demonstrations are what a careless
 programmer would leave behind: nearly always eager, now and then with a launch that goes on or a value that is kept, and
@@ -13,9 +16,8 @@ from pathlib import Path
 
 import torch
 from tqdm import tqdm
-from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
-from rlcourse.course.embedded.sft import save_halved, train_on
+from rlcourse.course.embedded.sft import random_policy, save_halved, train_on
 from rlcourse.policy import Policy
 from rlcourse.tasks.kernels.language import (
     INPUTS,
@@ -76,27 +78,8 @@ class Recipe:
 
 def new_policy(recipe: Recipe) -> Policy:
     """A Qwen2 model with random weights, and the tokenizer of the language."""
-    tokenizer = kernel_tokenizer()
-    torch.manual_seed(recipe.seed)
-    model = Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=len(tokenizer),
-            hidden_size=recipe.hidden_size,
-            num_hidden_layers=recipe.layers,
-            num_attention_heads=recipe.heads,
-            num_key_value_heads=recipe.kv_heads,
-            intermediate_size=recipe.intermediate_size,
-            max_position_embeddings=256,
-            rope_parameters={"rope_type": "default", "rope_theta": recipe.rope_theta},
-            tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    )
-    eos_ids = [tokenizer.eos_token_id, tokenizer.pad_token_id]
-    model.generation_config = GenerationConfig(eos_token_id=eos_ids, pad_token_id=tokenizer.pad_token_id)
-    return Policy(model, tokenizer, eos_ids, tokenizer.pad_token_id)
+    rope = {"rope_type": "default", "rope_theta": recipe.rope_theta}
+    return random_policy(kernel_tokenizer(), recipe, max_position_embeddings=256, rope_parameters=rope)
 
 
 def demonstration(computation: Computation, rng: random.Random, habits: Habits | None) -> list[Statement]:

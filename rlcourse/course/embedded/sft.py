@@ -13,12 +13,13 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
-from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 from rlcourse.checkpoint import save_model
 from rlcourse.course.embedded.demonstrations import WORKED, Mix, demonstration, minigsm_texts, uneven_mix
@@ -68,21 +69,26 @@ class SFTConfig:
 
 def new_policy(config: SFTConfig) -> Policy:
     """A Qwen2 model with random weights, and a tokenizer trained on the task's texts."""
-    tokenizer = train_tokenizer(minigsm_texts(), config.vocab_size)
-    torch.manual_seed(config.seed)
+    return random_policy(train_tokenizer(minigsm_texts(), config.vocab_size), config, max_position_embeddings=512)
+
+
+def random_policy(tokenizer: PreTrainedTokenizerBase, recipe: Any, **others: Any) -> Policy:
+    """A Qwen2 model with random weights for this tokenizer. Of the recipe it takes seed, hidden_size, layers, heads,
+    kv_heads and intermediate_size; others: more fields of `Qwen2Config`."""
+    torch.manual_seed(recipe.seed)
     model = Qwen2ForCausalLM(
         Qwen2Config(
             vocab_size=len(tokenizer),
-            hidden_size=config.hidden_size,
-            num_hidden_layers=config.layers,
-            num_attention_heads=config.heads,
-            num_key_value_heads=config.kv_heads,
-            intermediate_size=config.intermediate_size,
-            max_position_embeddings=512,
+            hidden_size=recipe.hidden_size,
+            num_hidden_layers=recipe.layers,
+            num_attention_heads=recipe.heads,
+            num_key_value_heads=recipe.kv_heads,
+            intermediate_size=recipe.intermediate_size,
             tie_word_embeddings=True,
             bos_token_id=None,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
+            **others,
         )
     )
     # <|endoftext|> ends an answer too, should the model ever sample it.
