@@ -26,6 +26,7 @@ import signal
 import struct
 import sys
 import time
+from contextlib import suppress
 
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 RDONLY, NOSUID, NODEV, NOEXEC, BIND, REC, PRIVATE = 1, 2, 4, 8, 4096, 16384, 1 << 18
@@ -65,7 +66,8 @@ def main(plan: dict) -> None:
     os.close(plan["keep"])
 
     def end(*_):
-        os.kill(first, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has ended by itself, and what it said is the reason
+            os.kill(first, signal.SIGKILL)
 
     signal.signal(signal.SIGTERM, end)
     os.waitpid(first, 0)

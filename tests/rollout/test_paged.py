@@ -41,10 +41,10 @@ START = [(7 * i) % 90 + 5 for i in range(BLOCK)]
 PROMPTS = [[5, 9, 40], [(3 * i) % 80 + 4 for i in range(2 * BLOCK)], [*START, *range(30, 35)], [*START, *range(50, 53)]]
 
 
-def policy_that_ends(share: int = 12 * BLOCK // 8):
+def policy_that_ends(share: int = 12 * BLOCK // 8, seed: int = 3):
     """One token of so many ends an answer."""
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1, "head_dim": 64}
-    policy = make_policy(3, max_position_embeddings=1024, **sizes)
+    policy = make_policy(seed, max_position_embeddings=1024, **sizes)
     policy.eos_ids = list(range(0, len(policy.tokenizer), share))
     return policy
 
@@ -222,14 +222,25 @@ def test_the_budget_is_that_of_the_cache(small):
     ],
 )
 def test_answers_are_those_of_the_engine_with_room_for_all(sampling, usable, slots, late, small):
-    policy = policy_that_ends()
-    engine = Watched(policy, usable, slots)
-    engine.late = late
-    found = generate(engine, PROMPTS, 2, NEW, sampling)
-    assert_same(found, unpaged(policy, PROMPTS, 2, NEW, sampling))
-    assert bool(sent_back(engine.plans)) == (usable < 40)
-    assert any(plan.together for plan in engine.plans)
-    if usable == 7 and not ON_GPU:  # whose prompt's blocks another one goes on with, and which had more than one token
-        assert any(limit % 2 for limit in sent_back(engine.plans))
-        assert any(piece.end > len(PROMPTS[piece.completion // 2]) for piece in engine.pieces)
-    assert len(found.completion_lengths.unique()) > 1
+    """Which answers there are depends on the processor: up to three sets of weights are tried until some are sent back."""
+    for seed in (3, 4, 5):
+        policy = policy_that_ends(seed=seed)
+        engine = Watched(policy, usable, slots)
+        engine.late = late
+        found = generate(engine, PROMPTS, 2, NEW, sampling)
+        assert_same(found, unpaged(policy, PROMPTS, 2, NEW, sampling))
+        assert any(plan.together for plan in engine.plans)
+        assert len(found.completion_lengths.unique()) > 1
+        if usable == 40:
+            assert not sent_back(engine.plans)
+        if usable == 40 or as_expected(engine, usable):
+            return
+    pytest.fail("nothing was sent back, or not the way that this case is for")
+
+
+def as_expected(engine: Watched, usable: int) -> bool:
+    """Something was sent back; with 7 blocks one whose prompt another one goes on with, and which had several tokens."""
+    if usable != 7 or ON_GPU:
+        return bool(sent_back(engine.plans))
+    taken_up = any(piece.end > len(PROMPTS[piece.completion // 2]) for piece in engine.pieces)
+    return taken_up and any(limit % 2 for limit in sent_back(engine.plans))
