@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlcourse.policy import Policy
 from rlcourse.rollout.paged import PagedEngine
 from rlcourse.rollout.paged_scheduler import PagedScheduler
 from rlcourse.rollout.slots import Slots
@@ -64,7 +65,9 @@ class ServingEngine(PagedEngine):
 
     step_kind = LimitedStep
 
-    def __init__(self, policy, dtype: torch.dtype, cache_gb: float, max_slots: int = 256, steps_between_looks: int = 16):
+    def __init__(
+        self, policy: Policy, dtype: torch.dtype, cache_gb: float, max_slots: int = 256, steps_between_looks: int = 16
+    ):
         super().__init__(policy, dtype, cache_gb, max_slots)
         self.steps_between_looks = steps_between_looks
 
@@ -74,8 +77,8 @@ class ServingEngine(PagedEngine):
         tokens come in several parts. The clock starts when one asks for the first.
 
         An answer ends at its limit or with a token that ends answers. Raises ValueError for requests that are not in
-        the order in which they come or lack a token, and when the longest prompt with the largest limit does not fit the
-        model's positions or the cache.
+        the order in which they come or lack a token, and when the longest prompt with the largest limit does not fit
+        the model's positions or the cache.
         """
         start = time.perf_counter()
         prompts, arrivals = [request.prompt for request in requests], [request.arrival_s for request in requests]
