@@ -17,7 +17,8 @@ from rlcourse.config import make_config
 from rlcourse.device import find_device
 from rlcourse.measure.timing import median_and_spread
 from rlcourse.policy import Policy, load_policy
-from rlcourse.rollout.serve import Request, ServingEngine
+from rlcourse.rollout.arrivals import Request
+from rlcourse.rollout.serve import ServingEngine
 from rlcourse.sampling import Sampling
 from rlcourse.tasks import load_task
 

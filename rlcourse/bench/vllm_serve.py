@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from rlcourse.rollout.serve import Request
+from rlcourse.rollout.arrivals import Request
 
 
 class ServingVLLM:

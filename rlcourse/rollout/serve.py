@@ -7,40 +7,16 @@ belong to its number, its place in the list, so its tokens depend neither on who
 import time
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rlcourse.policy import Policy
+from rlcourse.rollout.arrivals import ArrivalScheduler, Request
 from rlcourse.rollout.paged import PagedEngine
-from rlcourse.rollout.paged_scheduler import PagedScheduler
 from rlcourse.rollout.slots import Slots
 from rlcourse.rollout.triton_step import TritonStep
 from rlcourse.sampling import Sampling
-
-
-@dataclass(frozen=True)
-class Request:
-    """A prompt's token ids, tokens of its answer at most, and when it comes: seconds after the first may."""
-
-    prompt: list[int]
-    max_new_tokens: int
-    arrival_s: float = 0.0
-
-
-class ArrivalScheduler(PagedScheduler):
-    """Plans for completions of which those from `arrived` on are not there yet. To be set before each plan."""
-
-    arrived = 0
-
-    @property
-    def idle(self) -> bool:
-        """Whether all that have arrived have ended."""
-        return self.limit == self.arrived and not self.tables
-
-    def _room_ahead(self) -> bool:
-        return self.limit < self.arrived and super()._room_ahead()
 
 
 class LimitedStep(TritonStep):

@@ -11,8 +11,8 @@ pytest.importorskip("triton", reason="Triton is there on Linux alone")
 from rlcourse.bench import Options, models, run_bench, serve, vllm_serve
 from rlcourse.config import make_config
 from rlcourse.measure.memory import QWEN3, QWEN25, ModelShape
+from rlcourse.rollout.arrivals import Request
 from rlcourse.rollout.blocks import BLOCK_TOKENS, blocks_in
-from rlcourse.rollout.serve import Request
 from rlcourse.sampling import Sampling
 
 THREE = [Request([1, 2], 4, 0.0), Request([3], 5, 10.0), Request([4, 5], 1, 10.0)]

@@ -21,6 +21,7 @@ BLOCKS, PAGED = ["rollout/test_blocks.py"], ["rollout/test_paged_scheduler.py"]
 LORA, SFT_DATA = ["test_lora.py"], ["sft/test_sft_data.py"]
 PACKING, FINE_TUNING = ["sft/test_packing.py"], ["sft/test_fine_tuning.py"]
 ENGINE = ["rollout/test_paged.py"]
+ARRIVALS, SERVE = ["rollout/test_arrivals.py"], ["rollout/test_serve.py"]
 
 MISTAKES = [
     # the twelve
@@ -599,6 +600,14 @@ MISTAKES = [
     ("rollout/paged.py", "if weights.syncs != self.syncs or not", "if not", ENGINE),
     ("rollout/paged.py", " or not weights.same_as(self.policy.model):", ":", ENGINE),
     ("exact/weights.py", "torch._foreach_sub_(apart, held)", "torch._foreach_sub_(apart, apart)", ENGINE),
+    # rollout/arrivals.py and serve.py
+    ("rollout/arrivals.py", "self.limit < self.arrived and super()", "super()", ARRIVALS),
+    ("rollout/arrivals.py", " and not self.tables", "", ARRIVALS),
+    ("rollout/arrivals.py", "return self.limit == self.arrived and", "return", ARRIVALS),
+    ("rollout/serve.py", "slots.num_tokens >= self.limits", "slots.num_tokens > self.limits", SERVE),
+    ("rollout/serve.py", "self.limits[slots.completion]", "self.limits[: len(slots.completion)]", SERVE),
+    ("rollout/serve.py", "slots.ended[slots.completion] = slots.done", "pass", SERVE),
+    ("rollout/serve.py", "scheduler.arrived = bisect_right(arrivals, time.perf_counter() - start)", "scheduler.arrived = len(requests)", SERVE),
     # exact: the order of sums
     ("exact/operations.py", "tl.split(x.reshape(A, B >> (level + 1), 2))", "tl.split(tl.trans(x.reshape(A, 2, B >> (level + 1)), 0, 2, 1))", OPERATIONS),
     ("exact/operations.py", "row_sum((x * x).reshape(A * (B // 32), 32), A * (B // 32), 32, 5)", "tl.sum((x * x).reshape(A * (B // 32), 32), 1)", OPERATIONS),

@@ -74,6 +74,7 @@ API = {
         "rollout.blocks",
         "rollout.paged_scheduler",
         "rollout.serve",
+        "rollout.arrivals",
     ],
     "Sampler and trainer alike": [
         "exact",
