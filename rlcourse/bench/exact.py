@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from rlcourse.bench.models import DEFAULT_SHAPE, write_random_model
+from rlcourse.bench import Options
+from rlcourse.bench.models import write_random_model
 from rlcourse.bench.speed import step_trainer, time_steps
 from rlcourse.rollout.fast import FastEngine
 from rlcourse.tasks import load_task
@@ -23,7 +24,7 @@ def exact(shape: str, completions: list[int], new_tokens: int = 256, repeats: in
     """
     task, rows = load_task("minigsm"), []
     with tempfile.TemporaryDirectory() as folder:
-        for found in ("embedded", shape) if shape == DEFAULT_SHAPE else (shape,):
+        for found in ("embedded", shape) if shape == Options.shape else (shape,):
             model = "embedded" if found == "embedded" else str(Path(folder) / "model")
             if found != "embedded":
                 write_random_model(found, task, Path(model))

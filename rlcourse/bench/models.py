@@ -49,7 +49,6 @@ SHAPES = {
         "num_key_value_heads": 2,
     },
 }
-DEFAULT_SHAPE = "qwen2.5-0.5b"
 QWEN3 = ("qwen3-0.6b",)  # the others are a Qwen2
 POSITIONS = 32768  # of every shape
 

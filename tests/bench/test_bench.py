@@ -5,7 +5,7 @@ import types
 
 import pytest
 import torch
-from policies import DEVICE
+from policies import DEVICE, make_policy
 from transformers import AutoModelForCausalLM
 
 from rlcourse import bench
@@ -155,6 +155,25 @@ def test_every_rung_of_the_ladder_decodes_the_same_rows():
         assert row["tokens_per_s"] > 0 and row["spread"] >= 0 and row["floor_ms"] > 0
         assert row["kernels_a_step"] > 10 and (DEVICE == "cuda" or row["busy"] is None)
     assert setup["lengths"] == "equal" and setup["copy_gb_per_s"] > 0
+
+
+@pytest.mark.parametrize("wins", [False, True])
+def test_of_other_shapes_our_kernels_alone_are_measured(monkeypatch, wins):
+    monkeypatch.setattr(decode, "cute_wins", lambda device: wins)
+
+    def rungs(device: str, kept: str) -> list[str]:
+        return list(decode.ladder(types.SimpleNamespace(device=torch.device(device)), torch.float32, 8, kept))
+
+    assert rungs("cuda", "ours") == (["graph-triton", "graph"] if wins else ["graph"])
+    assert rungs("cpu", "ours") == ["fast"] and len(rungs("cuda", "cached")) > 4
+    kept = []
+    monkeypatch.setattr(decode, "ladder", lambda policy, dtype, rows, which: kept.append(which) or {})
+    monkeypatch.setattr(decode, "_policy", lambda *_: make_policy())
+    monkeypatch.setattr(decode, "vllm_decode", lambda *_: [])
+    monkeypatch.setattr(decode, "measure_machine", lambda _: types.SimpleNamespace(bytes_per_s=1e9))
+    for shape in ("qwen2.5-0.5b", "qwen3-0.6b"):
+        decode.decode(shape, [8], prompt_tokens=4, new_tokens=65, repeats=1)
+    assert kept == ["cached", "ours"]
 
 
 def test_milliseconds_a_step_leave_the_prefill_out(monkeypatch):
