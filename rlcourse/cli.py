@@ -160,7 +160,8 @@ def bench(
     what: Annotated[
         str,
         typer.Argument(
-            help="learn, decode, kernels, cute, story, trace, rollout, step, update, mismatch, exact, paged or logprobs"
+            help="learn, decode, kernels, cute, story, trace, rollout, step, update, mismatch, exact, paged, serve or "
+            "logprobs"
         ),
     ],
     shape: Annotated[str, typer.Option("--shape", help="Random weights of this shape; decode: or embedded")] = (
@@ -181,7 +182,7 @@ def bench(
     on the config's model, a whole training `step` beside TRL's, the `update`, the `kernels` of a decode step, those in
     `cute` DSL, the `story` of a kernel in the loop and the `trace` of two of its steps, the `mismatch` between sampling
     and training log-probs, what it costs that they are `exact`, what a `paged`
-    cache gives and costs, the memory of `logprobs`."""
+    cache gives and costs, how requests that arrive are `serve`d, the memory of `logprobs`."""
     with user_errors():
         config = make_config(**settings)
         from rlcourse.bench import Options, run_bench

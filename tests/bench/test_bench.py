@@ -307,6 +307,15 @@ def test_equal_and_skewed_lengths_have_records_of_their_own(monkeypatch, recorde
     assert [call[0] for call in recorded] == ["decode", "decode-skewed"]
 
 
+def test_other_shapes_have_records_of_their_own(monkeypatch, recorded):
+    for shape, lengths in (("qwen2.5-0.5b", "equal"), ("qwen3-0.6b", "equal"), ("qwen3-0.6b", "skewed")):
+        monkeypatch.setattr(
+            decode, "decode", lambda *a, found={"shape": shape, "lengths": lengths}: (found, [{"variant": "graph"}])
+        )
+        run_bench("decode", make_config(), Options(shape=shape, lengths=lengths), record=True)
+    assert [call[0] for call in recorded] == ["decode", "decode-qwen3-0.6b", "decode-skewed-qwen3-0.6b"]
+
+
 @pytest.mark.parametrize("size", [2, 5, 8])
 def test_coin_flips_give_every_group_signal(size):
     torch.manual_seed(0)
@@ -316,17 +325,21 @@ def test_coin_flips_give_every_group_signal(size):
     assert len({tuple(row) for row in rewards.tolist()}) > 1 and set(rewards.flatten().tolist()) == {0.0, 1.0}
 
 
-def test_a_random_model_has_its_shape_and_loads(tmp_path):
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_a_random_model_has_its_shape_and_loads(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(models, "QWEN3", ("tiny",) if kind == "qwen3" else ())
     models.write_random_model("tiny", load_task("minigsm"), tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
-    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16} and model.config.model_type == kind
     assert all(getattr(model.config, name) == value for name, value in models.SHAPES["tiny"].items())
     policy = load_policy(str(tmp_path), DEVICE)
     assert len(policy.tokenizer) <= model.config.vocab_size and policy.prompt("Tom has 3 apples?")
 
 
 def test_a_shape_that_is_not_known_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"Unknown shape 'huge': use one of qwen2\.5-0\.5b, tiny"):
+    with pytest.raises(
+        ValueError, match=r"Unknown shape 'huge': use one of qwen2\.5-0\.5b, qwen2\.5-1\.5b, qwen3-0\.6b, tiny"
+    ):
         models.write_random_model("huge", load_task("minigsm"), tmp_path)
 
 

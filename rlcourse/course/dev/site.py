@@ -73,6 +73,7 @@ API = {
         "rollout.paged_prefill",
         "rollout.blocks",
         "rollout.paged_scheduler",
+        "rollout.serve",
     ],
     "Sampler and trainer alike": [
         "exact",
