@@ -125,7 +125,7 @@ class Trainer:
 
     def _say_if_two_sets_of_numbers(self) -> None:
         """In 16 bits, engine and trainer round differently but where both are exact; with an adapter they are not."""
-        if self.config.dtype == "float32" or (self.engine.exact and self.learner.exact is not None):
+        if self.config.dtype == "float32" or (self.engine.exact and self.learner.exact):
             return
         tqdm.write(
             f"Engine {self.config.engine} and trainer round differently on {self.device}"

@@ -9,6 +9,7 @@ import torch
 from rlcourse.bench import Options
 from rlcourse.bench.models import write_random_model
 from rlcourse.bench.speed import step_trainer, time_steps
+from rlcourse.logprobs import PlainPass
 from rlcourse.rollout.fast import FastEngine
 from rlcourse.tasks import load_task
 
@@ -40,10 +41,10 @@ def exact(shape: str, completions: list[int], new_tokens: int = 256, repeats: in
 
 def _step(model: str, task: str, count: int, new_tokens: int, repeats: int, folder: str, two: bool) -> dict[str, Any]:
     trainer = step_trainer(model, task, count, new_tokens, folder)
-    if trainer.learner.exact is None:
+    if not trainer.learner.exact:
         raise ValueError("Sampler and trainer agree on a Hopper GPU in 16 bits alone: see `rlcourse bench mismatch`.")
     if two:
-        trainer.learner.exact = None
+        trainer.learner.policy_pass = PlainPass(trainer.policy.model, trainer.config.dtype, trainer.config.compile)
         trainer.engine = FastEngine(trainer.policy, torch.bfloat16, compile=True)
         trainer.engine.exact = False
     return {"rows": count} | time_steps(trainer, repeats)
