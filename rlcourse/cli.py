@@ -18,6 +18,7 @@ from rlcourse import __version__
 from rlcourse.cli_errors import user_errors
 from rlcourse.cli_options import PANELS, parse_rows, takes_settings, within
 from rlcourse.config import TrainConfig, check_settings, make_config
+from rlcourse.distributed import hush_all_but_first
 from rlcourse.files import try_empty_folder, try_file, try_folder
 from rlcourse.settings import COUNT, MEMORY_GB, SEED, Range
 from rlcourse.sft import config as sft_config
@@ -36,6 +37,7 @@ app = typer.Typer(
 def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ):
+    hush_all_but_first()
     if version:
         print(f"rlcourse {__version__}")
         raise typer.Exit
