@@ -79,6 +79,7 @@ class World:
 
     def __init__(self, store: Any, rank: int, size: int):
         self.store, self.rank, self.size = store, rank, size
+        self.gpus: Any = None  # the group for what is on a GPU
 
     def device(self, config: Any) -> torch.device:
         """This rank's device: one GPU each. Raises ValueError if a rank would have no GPU, or no prompt."""
@@ -94,6 +95,7 @@ class World:
             )
         if device.type == "cuda":
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", self.rank)))
+            self.gpus = torch.distributed.new_group(backend="nccl")
         return device
 
     def engine(self, engine: Any, device: torch.device) -> Any:
@@ -160,7 +162,7 @@ class World:
     def total(self, values: Tensor) -> Tensor:
         """The sum over ranks, in place. Where all but one have 0 it is exact."""
         with lost_ranks():
-            torch.distributed.all_reduce(values)
+            torch.distributed.all_reduce(values, group=self.gpus if values.is_cuda else None)
         return values
 
     def means(self, means: Any) -> Any:
@@ -229,10 +231,7 @@ def start_world() -> Iterator[Alone | World]:
     import torch.distributed as dist
 
     store, rank, size = next(dist.rendezvous("env://"))
-    # NCCL for what is on a GPU; it starts when something is sent.
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", store=store, rank=rank, world_size=size
-    )
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     try:
         yield World(store, rank, size)
         dist.destroy_process_group()
