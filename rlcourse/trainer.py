@@ -20,6 +20,7 @@ from rlcourse.checkpoint import (
     step_of,
 )
 from rlcourse.config import TrainConfig
+from rlcourse.distributed import share_of
 from rlcourse.distributed.world import ALONE, Alone, World, start_world
 from rlcourse.evaluation import answer_problems, evaluate_test, summarize
 from rlcourse.files import try_folder
@@ -83,7 +84,7 @@ class Trainer:
         self.policy = policy_of_run(config, device, checkpoint)
         goes_on = checkpoint is not None and not config.lora_rank  # an adapter has its base below it
         start = load_policy(config.model, device) if goes_on and config.needs_reference else None
-        check_memory(config, self.policy.model.config, device)
+        check_memory(share_of(config, world.size), self.policy.model.config, device)
         # Weights and two moments: without room for one checkpoint a run would end with nothing.
         checkpoint_bytes = 12 * sum(p.numel() for p in self.policy.model.parameters() if p.requires_grad)
         world.first(lambda: try_folder(run.path, "choose another --output", checkpoint_bytes))

@@ -2,8 +2,8 @@
 
 Each returns the setup and the result rows of a measurement record: `decode` in `decode.py`; `kernels` in `kernels.py`;
 `cute` in `cute.py`; `story` in `story.py`; `trace` in `trace.py`, with traces that are kept in `data/traces/`; `paged`
-in `paged.py`; `rollout`, `step` and `update` in `speed.py`; `mismatch` and `logprobs` in `numerics.py`; peers that are
-measured beside ours in `peers.py`.
+in `paged.py`; `rollout`, `step` and `update` in `speed.py`; `scale` in `scale.py`; `mismatch` and `logprobs` in
+`numerics.py`; peers that are measured beside ours in `peers.py`.
 """
 
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ from rlcourse.paths import data_folder
 POSITIONS = {"qwen2.5-0.5b": 32768, "tiny": 32768, "embedded": 512}  # shapes, and the tokens of their longest row
 LENGTHS = ("equal", "skewed")
 BENCHMARKS = (
-    "learn", "decode", "kernels", "cute", "story", "trace", "rollout", "step", "update", "mismatch", "exact",
-    "paged", "logprobs",
+    "learn", "decode", "kernels", "cute", "story", "trace", "rollout", "step", "scale", "update", "mismatch",
+    "exact", "paged", "logprobs",
 )  # fmt: skip
 WIDEST_SPREAD = 0.2  # a measurement whose interquartile range is a larger share of its median is not recorded
 
@@ -34,6 +34,7 @@ class Options:
     new_tokens: int = 256
     lengths: str = "equal"
     repeats: int = 5
+    gpus: tuple[int, ...] = (1, 2)
 
     def check(self, what: str) -> None:
         """Raise ValueError, before anything is loaded, for options that the benchmark `what` cannot run with."""
@@ -92,6 +93,10 @@ def run_bench(what: str, config: TrainConfig, options: Options, record: bool) ->
             setup, rows = speed.rollout(config, repeats)
         case "step":
             setup, rows = speed.step(shape, counts, options.new_tokens, repeats)
+        case "scale":
+            from rlcourse.bench.scale import scale
+
+            setup, rows = scale(shape, counts[-1], options.new_tokens, list(options.gpus), repeats)
         case "exact":
             from rlcourse.bench.exact import exact
 

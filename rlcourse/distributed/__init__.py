@@ -6,6 +6,8 @@ folder. One process exchanges nothing. Here is what the environment says of a la
 
 import os
 import sys
+from dataclasses import replace
+from typing import Any
 
 
 def launched() -> tuple[int, int]:
@@ -17,6 +19,11 @@ def hush_all_but_first() -> None:
     """From now on only the first rank prints. The others raise what it raises, and would say it as often."""
     if launched()[0]:
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
+
+
+def share_of(config: Any, size: int) -> Any:
+    """The config with the prompts of one of `size` ranks, of the one that has most: what its device has to hold."""
+    return replace(config, num_prompts=-(-config.num_prompts // size))
 
 
 def command() -> list[str]:
