@@ -15,8 +15,8 @@ from rich.panel import Panel
 from rich.table import Table
 
 from rlcourse import __version__
-from rlcourse.cli_errors import user_errors
-from rlcourse.cli_options import PANELS, parse_rows, takes_settings, within
+from rlcourse.cli_errors import refuse, user_errors
+from rlcourse.cli_options import PANELS, parse_gpus, parse_rows, takes_settings, within
 from rlcourse.config import TrainConfig, check_settings, make_config
 from rlcourse.distributed import hush_all_but_first, launched, share_of
 from rlcourse.files import try_empty_folder, try_file, try_folder
@@ -35,9 +35,12 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def root(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ):
     hush_all_but_first()
+    if launched()[1] > 1 and context.invoked_subcommand not in ("train", "eval"):
+        refuse("torchrun is for `train` and `eval`: start this command without it.")
     if version:
         print(f"rlcourse {__version__}")
         raise typer.Exit
@@ -196,7 +199,7 @@ def bench(
         from rlcourse.bench import Options, run_bench
 
         options = Options(
-            shape, tuple(parse_rows(rows)), prompt_tokens, new_tokens, lengths, repeats, tuple(parse_rows(gpus))
+            shape, tuple(parse_rows(rows)), prompt_tokens, new_tokens, lengths, repeats, tuple(parse_gpus(gpus))
         )
         run_bench(what, config, options, record)
 
