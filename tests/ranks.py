@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from rlcourse.batch import concatenate
 
-SECONDS = 60  # no rank takes longer, or it waits for one that will never come
+SECONDS = 120  # no rank takes longer, or it waits for one that will never come
 
 
 class KeyedByPrompt(BruteForce):
