@@ -511,7 +511,7 @@ def test_the_engine_and_the_model_are_made_as_the_config_says(tiny, monkeypatch)
     made.clear()
     with monkeypatch.context() as patch:
         patch.setattr("rlcourse.step.collect", power_cut)  # before anything is compiled
-        patch.setattr(trainer, "find_device", lambda config: torch.device("cpu"))
+        patch.setattr("rlcourse.distributed.world.find_device", lambda config: torch.device("cpu"))
         options |= {"compile": True, "gradient_checkpointing": True, "name": "other", "device": "auto"}
         options |= {"engine": "fast", "cache_gb": 2.0}
         with pytest.raises((PowerCut, TypeError)):

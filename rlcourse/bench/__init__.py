@@ -2,9 +2,9 @@
 
 Each returns the setup and the result rows of a measurement record: `decode` in `decode.py`; `kernels` in `kernels.py`;
 `cute` in `cute.py`; `story` in `story.py`; `trace` in `trace.py`, with traces that are kept in `data/traces/`; `paged`
-in `paged.py`; `serve` in `serve.py`; `rollout`, `step` and `update` in `speed.py`; `mismatch` and `logprobs` in
-`numerics.py`; peers that are measured beside ours in `peers.py`. A record of another shape than `Options.shape` has it
-in its name.
+in `paged.py`; `serve` in `serve.py`; `rollout`, `step` and `update` in `speed.py`; `scale` in `scale.py`; `mismatch`
+and `logprobs` in `numerics.py`; peers that are measured beside ours in `peers.py`. A record of another shape than
+`Options.shape` has it in its name.
 """
 
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ POSITIONS = {  # shapes, and the tokens of their longest row
 }  # fmt: skip
 LENGTHS = ("equal", "skewed")
 BENCHMARKS = (
-    "learn", "decode", "kernels", "cute", "story", "trace", "rollout", "step", "update", "mismatch", "exact",
-    "paged", "serve", "logprobs",
+    "learn", "decode", "kernels", "cute", "story", "trace", "rollout", "step", "scale", "update", "mismatch",
+    "exact", "paged", "serve", "logprobs",
 )  # fmt: skip
 WIDEST_SPREAD = 0.2  # a measurement whose interquartile range is a larger share of its median is not recorded
 
@@ -37,6 +37,7 @@ class Options:
     new_tokens: int = 256
     lengths: str = "equal"
     repeats: int = 5
+    gpus: tuple[int, ...] = (1, 2)
 
     def check(self, what: str) -> None:
         """Raise ValueError, before anything is loaded, for options that the benchmark `what` cannot run with."""
@@ -95,6 +96,10 @@ def run_bench(what: str, config: TrainConfig, options: Options, record: bool) ->
             setup, rows = speed.rollout(config, repeats)
         case "step":
             setup, rows = speed.step(shape, counts, options.new_tokens, repeats)
+        case "scale":
+            from rlcourse.bench.scale import scale
+
+            setup, rows = scale(shape, counts[-1], options.new_tokens, list(options.gpus), repeats)
         case "exact":
             from rlcourse.bench.exact import exact
 
