@@ -26,12 +26,13 @@ from rlcourse.settings import (
     setting,
     shown,
 )
-from rlcourse.tasks import check_task_name
+from rlcourse.tasks import check_task_name, is_address
 
 if TYPE_CHECKING:
     from rlcourse.sampling import Sampling
 
 
+PATIENCE = Range(1, 3600)  # seconds
 ENGINES = ("hf-dynamic", "hf-static", "fast")
 MOST_ROWS = 1_000_000  # of a step
 
@@ -105,6 +106,20 @@ class TrainConfig:
     reward_correct: float = setting(1.0, "reward of a right answer", within=REWARD)
     reward_format: float = setting(0.0, "reward of a wrong answer that can be read", within=REWARD)
     reward_neither: float = setting(0.0, "reward of everything else", within=REWARD)
+
+    # Judge
+    judge: str | None = setting(
+        None,
+        "language model that scores answers, too: the address of an OpenAI-compatible endpoint, such as "
+        "http://localhost:8000/v1 (its key in the variable RLCOURSE_JUDGE_KEY), or a model for our own engine",
+    )
+    judge_model: str | None = setting(None, "name of the model at that address")
+    judge_weight: float = setting(
+        0.5, "the reward is (1 - judge_weight) x measured + judge_weight x judged, the latter from 0 to 1", within=SHARE
+    )
+    judge_seconds: float = setting(60.0, "seconds for an answer of an endpoint, all tries together", within=PATIENCE)
+    judge_input_price: float = setting(0.0, "price of a million tokens that the judge reads", within=WEIGHT)
+    judge_output_price: float = setting(0.0, "price of a million tokens that it writes", within=WEIGHT)
 
     # Rollout
     engine: str = setting("fast", "rollout engine", ENGINES)
@@ -314,5 +329,10 @@ def check_config(config: TrainConfig) -> None:
         raise ValueError(f"minibatches ({config.minibatches}) must not exceed the rows of a step ({config.rows}).")
     if config.dtype == "bfloat16" and config.device == "cpu":
         raise ValueError("dtype bfloat16 is for a GPU: use --dtype float32 on a CPU.")
+    if config.judge is not None and is_address(config.judge):
+        if config.judge_model is None:
+            raise ValueError("A judge behind an address has a name there: add --judge-model.")
+        if any(sign in config.judge for sign in "@?#"):  # the config is saved
+            raise ValueError("judge is an address without user, password and query: the key is in RLCOURSE_JUDGE_KEY.")
     if config.cache_gb and (config.engine != "fast" or config.device == "cpu"):
         raise ValueError("A paged cache is for the engine fast on a GPU: leave --cache-gb out.")
