@@ -40,7 +40,7 @@ MOST_ROWS = 1_000_000  # of a step
 @dataclass
 class TrainConfig:
     # What is trained, and on what
-    preset: str = setting("laptop", "named set of defaults: laptop, a10g, h200, deepmath or kernels")
+    preset: str = setting("laptop", "named set of defaults: laptop, a10g, h200, deepmath, kernels or kernelbench")
     algorithm: str = setting(
         "dr_grpo",
         "named set of switches, listed in rlcourse/config.py; ppo, gspo and cispo set 2 mini-batches, the others 1, "
@@ -253,6 +253,28 @@ PRESETS: dict[str, dict[str, Any]] = {
         "eval_problems": 300,
         "pass_k": 4,
         "save_every": 60,
+    },
+    "kernelbench": _GSM8K  # level 1: 80 problems to train on; for a GPU as large as the H200
+    | {
+        "model": "Qwen/Qwen3-0.6B",
+        "task": "kernelbench",
+        "algorithm": "grpo",
+        "lora_rank": 32,
+        "lr": 1e-5,
+        "num_prompts": 8,
+        "num_generations": 8,
+        "micro_batch_rows": 8,
+        "logprob_chunk": 16384,
+        "max_prompt_tokens": 2048,
+        "max_new_tokens": 2048,
+        "gradient_checkpointing": True,
+        "compile": False,
+        "sleep": True,
+        "eval_every": 50,
+        "eval_validation": 8,
+        "eval_problems": 20,
+        "pass_k": 4,
+        "pass_k_problems": 20,
     },
 }
 

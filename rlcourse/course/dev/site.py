@@ -34,6 +34,8 @@ API = {
         "tasks.jsonl",
         "tasks.tokenizer",
         "tasks.pool",
+        "tasks.judged",
+        "tasks.llm_judge",
     ],
     "Kernels in a small language": [
         "tasks.kernels",
@@ -85,7 +87,7 @@ API = {
     "Reward": ["tasks.verify", "tasks.boxed"],
     "Advantages and loss": ["advantages", "logprobs", "losses", "learner"],
     "Trainer": ["trainer", "evaluation", "checkpoint", "runs", "files", "interrupts"],
-    "Fine-tuning and LoRA": ["sft", "sft.config", "sft.data", "sft.packing", "sft.trainer", "lora"],
+    "Fine-tuning and LoRA": ["sft", "sft.config", "sft.data", "sft.packing", "sft.traces", "sft.trainer", "lora"],
     "Kernels": ["kernels", "kernels.toolchain", "kernels.decode_attention", "kernels.decode_ops", "ptx"],
     "Measuring": [
         "measure.timing",
