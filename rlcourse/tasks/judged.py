@@ -106,10 +106,8 @@ class JudgedVerdict:
         return self.measured.metrics | dict(zip(METRICS, own, strict=True))
 
     def reward(self, config: "TrainConfig") -> float:
-        weight, measured = config.judge_weight, self.measured.reward(config)
-        if is_refused(self.measured):
-            return measured
-        return (1 - weight) * measured + weight * (self.judged or 0.0)
+        weight = config.judge_weight
+        return (1 - weight) * self.measured.reward(config) + weight * (self.judged or 0.0)
 
 
 def is_refused(verdict: Verdict) -> bool:
