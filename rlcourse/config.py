@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rlcourse.sampling import Sampling
 
 
-PATIENCE = Range(1, 3600)  # seconds
+PATIENCE = Range(0.1, 3600)  # seconds
 ENGINES = ("hf-dynamic", "hf-static", "fast")
 MOST_ROWS = 1_000_000  # of a step
 

@@ -14,6 +14,8 @@ from mistakes import MISTAKES
 import rlcourse
 
 SLOW = {"rollout/test_paged.py", "sft/test_fine_tuning.py", "test_lora.py", "tasks/test_pool.py", "tasks/test_math.py"}
+SLOW |= {"sandbox/test_box.py", "tasks/test_llm_judge.py", "tasks/test_judged.py", "sft/test_traces.py"}
+SLOW |= {"tasks/kernelbench/test_kernelbench_task.py", "tasks/kernelbench/test_answers.py"}
 PACKAGE = Path(rlcourse.__file__).parent
 FOUND, SURVIVED = 1, 0  # exit codes of pytest
 SOUND = sorted({name for *_, tests in MISTAKES for name in tests})
@@ -66,18 +68,23 @@ def results(request):
     found.process.wait()
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("sound", SOUND)
+def level(tests: list[str], often: bool) -> pytest.MarkDecorator:
+    """Where a job belongs: with slow tests to the exhaustive ones, unless it is one to run more often."""
+    return pytest.mark.exhaustive if SLOW.intersection(tests) and not often else pytest.mark.thorough
+
+
+@pytest.mark.parametrize("sound", [pytest.param(name, marks=level([name], often=False)) for name in SOUND])
 def test_the_sound_package_passes(sound, results):
     result = results[f"sound {sound}"]
     assert result["code"] == SURVIVED, result["said"]
 
 
 def case(number: int):
-    """A mistake as a case. Of those with slow tests one in five is thorough, the others are exhaustive."""
+    """A mistake as a case. Of those with slow tests one in ten is thorough, the others are exhaustive."""
     file, old, new, tests = MISTAKES[number]
-    level = pytest.mark.exhaustive if SLOW.intersection(tests) and number % 5 else pytest.mark.thorough
-    return pytest.param(number, marks=level, id=f"{file}: {new.strip() or old.strip()}"[:90])
+    return pytest.param(
+        number, marks=level(tests, often=number % 10 == 0), id=f"{file}: {new.strip() or old.strip()}"[:90]
+    )
 
 
 @pytest.mark.parametrize("number", map(case, range(len(MISTAKES))))

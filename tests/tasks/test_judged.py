@@ -156,7 +156,7 @@ def test_without_a_judge_a_task_stays_itself_and_with_one_it_is_the_configs(tmp_
     asked = with_judge(task, config, tmp_path).asked
     assert (asked.model.url, asked.model.name, asked.model.seconds) == ("http://host:1/v1/chat/completions", "m", 9)
     assert asked.prices == (2, 0) and asked.file == tmp_path / "judge.jsonl" and asked.names == tuple(OF_PROGRAMS)
-    monkeypatch.setattr("rlcourse.llm.LLM", lambda *a, **k: SimpleNamespace(policy=SimpleNamespace(prompt=str)))
+    monkeypatch.setattr("rlcourse.llm.LLM", lambda *a, **k: SimpleNamespace(policy=SimpleNamespace(prompt=print)))
     assert isinstance(with_judge(task, make_config(judge="folder"), tmp_path).asked.model, LocalModel)
 
 
