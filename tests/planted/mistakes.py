@@ -21,6 +21,7 @@ BLOCKS, PAGED = ["rollout/test_blocks.py"], ["rollout/test_paged_scheduler.py"]
 LORA, SFT_DATA = ["test_lora.py"], ["sft/test_sft_data.py"]
 PACKING, FINE_TUNING = ["sft/test_packing.py"], ["sft/test_fine_tuning.py"]
 ENGINE = ["rollout/test_paged.py"]
+WORLD, RANKS = ["distributed/test_world.py"], ["distributed/test_ranks_train.py"]
 
 MISTAKES = [
     # the twelve
@@ -824,4 +825,29 @@ MISTAKES = [
     ("tasks/kernels/task.py", "    if not fits_one_launch(computation):", "    if fits_one_launch(computation):", TILE_TASK),
     ("tasks/kernels/task.py", "return dict.fromkeys(METRICS) | long", "return metrics | long", TILE_TASK),
     ("tasks/kernels/task.py", '"share_of_optimum": speedup / most', '"share_of_optimum": 1 / most', TILE_TASK),
+    # several ranks
+    ("distributed/world.py", "rows[self.rank :: self.size].split(most)", "rows.split(most)", WORLD),
+    ("distributed/world.py", "if len(piece)]", "]", WORLD),
+    ("distributed/world.py", "(torch.add, torch.add, torch.maximum)", "(torch.add, torch.add, torch.add)", WORLD),
+    ("distributed/world.py", "strict=True) if ranks]", "strict=True)]", WORLD),
+    ("distributed/world.py", "gradient.copy_(summed.view_as(gradient))", "pass", WORLD),
+    ("distributed/world.py", "if any(of_rank != sums[0] for of_rank in sums):", "if False:", WORLD),
+    ("distributed/world.py", "return next(filter(None, self.gather(stop)), None)", "return stop", WORLD),
+    ("distributed/world.py", "    except RuntimeError as error:\n        raise RankLost(", "    except ZeroDivisionError as error:\n        raise RankLost(", WORLD),
+    ("distributed/world.py", 'return store.add("errors", 1) == 1', "return True", RANKS),
+    ("distributed/world.py", "if config.num_prompts < self.size:", "if False:", RANKS),
+    ("distributed/shared.py", "torch.manual_seed(seed + self.world.rank)", "torch.manual_seed(seed)", WORLD),
+    ("distributed/shared.py", "with torch.random.fork_rng([self.device]", "with torch.random.fork_rng(enabled=False, devices=[self.device]", WORLD),
+    ("distributed/shared.py", "for group in self.world.share(groups) for attempt in group]", "for attempt in self.world.share(attempts)]", WORLD),
+    ("learner.py", "self.world.add_gradients(parameters_of(self.optimizer))\n", "pass\n", WORLD),
+    ("learner.py", "return self.world.total(values)", "return values", WORLD),
+    ("learner.py", "return self.world.total(logprobs)", "return logprobs", WORLD),
+    ("step.py", "return learner.world.total(old)", "return old", WORLD),
+    ("step.py", "learner.world.means(means)", "means", WORLD),
+    ("step.py", "plan_minibatches(batch, config, learner.world)", "plan_minibatches(batch, config)", WORLD),
+    ("interrupts.py", "stop = self.agree(self.asked)", "stop = self.asked", RANKS),
+    ("interrupts.py", "if not self.follows and (not", "if (not", RANKS),
+    ("runs.py", "[*command(), *arguments", '["rlcourse", *arguments', RANKS),
+    ("measure/doctor.py", "share_of(config, ranks)", "config", ["measure/test_doctor.py"]),
+    ("bench/scale.py", "(count * one[", "(one[", ["bench/test_scale.py"]),
 ]
