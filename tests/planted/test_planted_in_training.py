@@ -14,6 +14,7 @@ from mistakes import MISTAKES
 import rlcourse
 
 SLOW = {"rollout/test_paged.py", "sft/test_fine_tuning.py", "test_lora.py", "tasks/test_pool.py", "tasks/test_math.py"}
+SLOW |= {"distributed/test_ranks_train.py"}
 PACKAGE = Path(rlcourse.__file__).parent
 FOUND, SURVIVED = 1, 0  # exit codes of pytest
 SOUND = sorted({name for *_, tests in MISTAKES for name in tests})
