@@ -24,8 +24,8 @@ class StopAfterStep:
     follows: another process decides, and this one never stops by itself.
     """
 
-    def __init__(self, agree: Callable[[Any], Any] = lambda stop: stop, follows: bool = False):
-        self.agree, self.follows = agree, follows
+    def __init__(self, agree: Callable[[Any], Any] | None = None, follows: bool = False):
+        self.agree, self.follows = agree or (lambda stop: stop), follows
 
     def __enter__(self) -> "StopAfterStep":
         self.inside, self.asked = False, None
@@ -64,7 +64,7 @@ def saved_when_stopped(
     step: Callable[[], int],
     save: Callable[[], None],
     resume_command: Callable[[], str],
-    agree: Callable[[Any], Any] = lambda stop: stop,
+    agree: Callable[[Any], Any] | None = None,
     follows: bool = False,
 ) -> Iterator[StopAfterStep]:
     """The loop of a run: at Ctrl-C or SIGTERM its current step is finished, then `save` is called, and the way to go on

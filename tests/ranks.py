@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
 import torch
 from policies import BruteForce
 from tqdm import tqdm
@@ -86,3 +87,15 @@ def wait_for(condition) -> None:
     while not condition():
         assert time.monotonic() < until, "it did not happen"
         time.sleep(0.01)
+
+
+def near(found: dict, expected: dict, **tolerance) -> bool:
+    """Whether two lines of a log say the same, but for rounding."""
+    assert found.keys() == expected.keys()
+    different = {
+        name: (found[name], value)
+        for name, value in expected.items()
+        if (found[name] != value if value is None else found[name] != pytest.approx(value, **tolerance))
+    }
+    assert not different
+    return True

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import KeyedByPrompt, Ranks, wait_for
+from ranks import KeyedByPrompt, Ranks, near, wait_for
 from test_trainer import TINY, assert_same_run, folder, lines, use_the_toy, weights  # noqa: F401
 
 from rlcourse import cli, trainer
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the ranks are
 # Two rows in each optimizer step, each a micro-batch of its own: two ranks add up what one process does, and a + b is
 # b + a to the last bit.
 PAIRS = TINY | {"minibatches": 3, "micro_batch_rows": 1, "pass_k": 0}
-THREE = TINY | {"num_prompts": 4, "algorithm": "ppo", "reference": True}
+THREE = TINY | {"num_prompts": 4, "algorithm": "ppo", "kl_coef": 0.1}
 
 
 def use_keyed_samples(patch) -> None:
@@ -81,9 +81,11 @@ def assert_nearly_same_run(run: Path, whole: Path) -> None:
     for name in ("metrics", "evals"):
         assert len(ours[name]) == len(theirs[name])
         for mine, other in zip(ours[name], theirs[name], strict=True):
-            assert mine == pytest.approx(other, rel=1e-3, abs=1e-5)
+            assert near(mine, other, rel=1e-3, abs=1e-5)
     ours, theirs = weights(run), weights(whole)
-    assert all(torch.allclose(ours[name], value, atol=2e-5) for name, value in theirs.items())
+    for name, value in theirs.items():
+        if not name.endswith("k_proj.bias"):  # the model does not depend on it: its gradient is rounding alone
+            torch.testing.assert_close(ours[name], value, atol=1e-4, rtol=0, msg=name)
 
 
 # A whole run
@@ -94,7 +96,7 @@ def test_two_ranks_train_what_one_process_does_to_the_last_bit(pairs, folder, tm
     assert ranks.codes == [0, 0], ranks.printed
     ours, theirs = lines(tmp_path / "run"), lines(pairs)
     for mine, other in zip(ours["metrics"], theirs["metrics"], strict=True):
-        assert mine == pytest.approx(other, rel=1e-12)  # means of float64 parts
+        assert near(mine, other, rel=1e-12)  # means of float64 parts
         assert mine["grad_norm"] == other["grad_norm"] and mine["reward"] == other["reward"]
     shutil.copy(pairs / "metrics.jsonl", tmp_path / "run" / "metrics.jsonl")
     assert_same_run(tmp_path / "run", pairs)

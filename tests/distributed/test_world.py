@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 from policies import FixedEngine, make_policy
-from ranks import Ranks, on_ranks
+from ranks import Ranks, near, on_ranks
 from test_step import COMPLETIONS, FINISHED, GROUP, PROMPTS, REWARDS, TASK, Prompts, config_for, sampler_logprobs
 
 from rlcourse import distributed
@@ -50,6 +50,7 @@ class OneNumber:
 def step_of(name: str, world) -> dict:
     """All that can be seen of the step: advantages, gradients of each optimizer step, metrics, rewards, weights."""
     config, seen = CASES[name], {"gradients": []}
+    rows = list(zip(COMPLETIONS, sampler_logprobs(config.sampling, 0.1), FINISHED, strict=True))
     policy = make_policy()
     policy.prompt = lambda question, instruction="": PROMPTS[int(question)]
     policy.texts = lambda ids, mask: ["x"] * len(ids)
@@ -58,7 +59,6 @@ def step_of(name: str, world) -> dict:
     if learner.value_head is not None:
         torch.nn.init.normal_(learner.value_head.output.weight, std=0.5)
     parameters = [*policy.model.parameters(), *(learner.value_head.parameters() if learner.value_head else [])]
-    rows = list(zip(COMPLETIONS, sampler_logprobs(config.sampling, 0.1), FINISHED, strict=True))
     engine = FixedEngine({tuple(p): rows[i * GROUP :][:GROUP] for i, p in enumerate(PROMPTS)})
     engine = OneNumber(engine) if world is ALONE else world.engine(engine, CPU)
     rewards = [1.0] * len(REWARDS) if name == "nothing to learn" else REWARDS
@@ -113,11 +113,11 @@ def test_the_step_of_several_ranks_is_that_of_one_process(name, alone, together)
     assert bool(learned) == (name != "nothing to learn")
     for of_rank in together:
         found = of_rank[name]
-        exact = 0 if CASES[name].advantage != "gae" else 1e-6  # those need values, of other micro-batches
+        exact = 0 if CASES[name].advantage != "gae" else 1e-5  # those need values, of other micro-batches
         torch.testing.assert_close(found["advantages"], expected["advantages"], atol=exact, rtol=0)
         assert torch.equal(found["rewards"], expected["rewards"])
         assert torch.equal(found["state"], expected["state"])
-        assert found["metrics"] == pytest.approx(expected["metrics"], rel=2e-4, abs=1e-6)
+        assert near(found["metrics"], expected["metrics"], rel=2e-4, abs=1e-6)
         for ours, theirs in zip(found["gradients"], expected["gradients"], strict=True):
             scale = max((g.abs().max().item() for g in theirs if g is not None), default=0.0)
             for g, h in zip(ours, theirs, strict=True):

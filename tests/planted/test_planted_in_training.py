@@ -13,15 +13,9 @@ from mistakes import MISTAKES
 
 import rlcourse
 
-SLOW = {
-    "rollout/test_paged.py",
-    "rollout/test_serve.py",
-    "sft/test_fine_tuning.py",
-    "test_lora.py",
-    "tasks/test_pool.py",
-    "tasks/test_math.py",
-}
-SLOW |= {"sandbox/test_box.py", "tasks/test_llm_judge.py", "tasks/test_judged.py", "sft/test_traces.py"}
+SLOW = {"rollout/test_paged.py", "rollout/test_serve.py", "distributed/test_ranks_train.py", "test_lora.py"}
+SLOW |= {"sft/test_fine_tuning.py", "sft/test_traces.py", "tasks/test_pool.py", "tasks/test_math.py"}
+SLOW |= {"sandbox/test_box.py", "tasks/test_llm_judge.py", "tasks/test_judged.py"}
 SLOW |= {"tasks/kernelbench/test_kernelbench_task.py", "tasks/kernelbench/test_answers.py"}
 PACKAGE = Path(rlcourse.__file__).parent
 FOUND, SURVIVED = 1, 0  # exit codes of pytest

@@ -93,7 +93,7 @@ def test_eval_prints_the_papers_table(policy, monkeypatch):
     for problem, text in zip(problems, FOUND, strict=True):
         ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
         said[tuple(task.prompt(problem, policy))] = [(ids, [0.0] * len(ids), True)]
-    monkeypatch.setattr(evaluation, "load_all", lambda config: (policy, FixedEngine(said), task))
+    monkeypatch.setattr(evaluation, "load_all", lambda *_: (policy, FixedEngine(said), task))
     done = CliRunner().invoke(cli.app, ["eval", "--task", "kernelbench", "--pass-k", "0"], env={"COLUMNS": "120"})
     assert done.exit_code == 0, done.output
     rows = dict(re.findall(r"│ (\S.*?) +│ (\S+) +│", done.output))
