@@ -27,6 +27,7 @@ METRICS = {
     "judge_cached": ".1%",
     "judge_cost": ".6f",  # of one, on average; their sum is in summary.json
 }
+NO_PROGRAM = ("no code", "no ModelNew", "no kernel")  # words of the task `kernelbench`
 OF_ANSWERS = {"correctness": "how likely it is that the answer is right"}
 OF_PROGRAMS = {
     "correctness": "how likely it is that the program computes what the problem asks for, on every input",
@@ -111,8 +112,8 @@ class JudgedVerdict:
 
 
 def is_refused(verdict: Verdict) -> bool:
-    """Whether the measuring judge calls it a cheat, or could not look."""
-    return verdict.metrics.get("refused", 0.0) != 0.0
+    """Whether the measuring judge calls it a cheat, finds no program to judge, or could not look."""
+    return verdict.metrics.get("refused", 0.0) != 0.0 or verdict.words in NO_PROGRAM
 
 
 @dataclass(frozen=True)

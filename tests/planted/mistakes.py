@@ -928,6 +928,7 @@ MISTAKES = [
     ("tasks/judged.py", "if a.finished and not is_refused(measured[i])]", "if not is_refused(measured[i])]", JUDGED),
     ("tasks/judged.py", 'verdict.metrics.get("refused", 0.0) != 0.0', 'verdict.metrics.get("refused", 0.0) == 1.0', JUDGED),
     ("tasks/judged.py", "=== {hashlib.blake2b(attempt.text.encode(errors='replace'), digest_size=12).hexdigest()} ===", "=== answer ===", JUDGED),
+    ("tasks/judged.py", " or verdict.words in NO_PROGRAM", "", JUDGED),
     ("tasks/judged.py", 'OF_PROGRAMS if "compiled" in task.metrics else OF_ANSWERS', "OF_PROGRAMS", JUDGED),
     ("tasks/judged.py", "float(self.judged is None)", "0.0", JUDGED),
     ("trainer.py", "self.engine, self.judged, self.prompts", "self.engine, self.task, self.prompts", JUDGED),

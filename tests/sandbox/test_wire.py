@@ -145,7 +145,7 @@ def test_one_that_drips_is_late_however_often_it_sends(pair):
     start = time.monotonic()
     with pytest.raises(TimeoutError):
         receive(ours, 0.3)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 5
     over.set()
 
 

@@ -17,6 +17,7 @@ VERDICTS = {  # of the measuring judge: earned, refused
     "compiles": (0.1, 0.0),
     "cheats": (0.0, 1.0),
     "unmeasured": (0.0, None),
+    "no": (0.0, 0.0),
 }
 
 
@@ -86,11 +87,12 @@ def test_the_judged_part_is_the_mean_of_the_scores(tmp_path):
 
 def test_what_is_refused_cut_off_or_not_measured_is_not_shown_and_earns_nothing(tmp_path):
     task = judged(lambda user: scores(1.0), tmp_path)
-    given = attempts("cheats", "unmeasured", "right") + attempts("right", finished=False)
+    given = attempts("cheats", "unmeasured", "right", "no kernel", "no code")
+    given += attempts("right", finished=False)
     found = task.judge(given, training=True)
-    assert [verdict.reward(HALF) for verdict in found] == [0, 0, pytest.approx(1.2), 0]
-    assert [verdict.metrics["judged"] for verdict in found] == [None, None, 1.0, None]
-    assert [verdict.metrics["judge_failed"] for verdict in found] == [None, None, 0.0, None]
+    assert [verdict.reward(HALF) for verdict in found] == [0, 0, pytest.approx(1.2), 0, 0, 0]
+    assert [verdict.metrics["judged"] for verdict in found] == [None, None, 1.0, None, None, None]
+    assert [verdict.metrics["judge_failed"] for verdict in found] == [None, None, 0.0, None, None, None]
     assert len(task.asked.model.asked) == 1
 
 
