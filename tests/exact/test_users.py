@@ -15,6 +15,7 @@ from thorough import thorough
 from rlcourse import learner as module
 from rlcourse import logprobs
 from rlcourse.config import make_config
+from rlcourse.distributed.world import ALONE
 from rlcourse.exact import model as exact_model
 from rlcourse.exact import weights
 from rlcourse.exact.model import ExactPass
@@ -106,6 +107,7 @@ def test_the_old_policy_is_the_samplers_where_both_are_exact(engine, learner):
     one = SimpleNamespace(
         exact=learner,
         config=SimpleNamespace(minibatches=1),
+        world=ALONE,
         logprobs_and_values=lambda part: (own[: len(part.finished), : part.logprobs.shape[1]], None),
     )
     minibatches = [SimpleNamespace(micro_batches=[torch.tensor([0, 1]), torch.tensor([2])])] * 2
