@@ -143,6 +143,24 @@ def sft(
         print_fine_tuning(trainer.resume(**settings) if resume else trainer.fine_tune(config))
 
 
+@app.command("filter")
+def keep_right(
+    data: Annotated[Path, typer.Argument(help="Conversations, as `rlcourse sft` takes them")],
+    task: Annotated[str, typer.Option("--task", help="Task whose judge decides")],
+    output: Annotated[Path, typer.Option("--output", help="File to write those to that are right.")],
+    data_dir: Annotated[str | None, typer.Option("--data-dir", help="Folder of the task's problems.")] = None,
+):
+    """Of demonstrations keep those that a task's judge finds right, for `rlcourse sft` to learn. Those of problems that
+    are held out are left out."""
+    with user_errors():
+        data, output = data.expanduser(), output.expanduser()
+        try_file(output, "choose another --output")
+        from rlcourse.sft import traces
+        from rlcourse.tasks import load_task
+
+        print(traces.keep_right(data, load_task(task, data_dir), output))
+
+
 @app.command()
 def merge(
     adapter: Annotated[Path, typer.Argument(help="A folder with an adapter, or a run that trained one")],
@@ -165,8 +183,8 @@ def bench(
     what: Annotated[
         str,
         typer.Argument(
-            help="learn, decode, kernels, cute, story, trace, rollout, step, scale, update, mismatch, exact, paged "
-            "or logprobs"
+            help="learn, decode, kernels, cute, story, trace, rollout, step, scale, update, mismatch, exact, paged, "
+            "serve or logprobs"
         ),
     ],
     shape: Annotated[str, typer.Option("--shape", help="Random weights of this shape; decode: or embedded")] = (
@@ -193,7 +211,7 @@ def bench(
     on the config's model, a whole training `step` beside TRL's, its `scale` over several GPUs, the `update`, the
     `kernels` of a decode step, those in `cute` DSL, the `story` of a kernel in the loop and the `trace` of two of its
     steps, the `mismatch` between sampling and training log-probs, what it costs that they are `exact`, what a `paged`
-    cache gives and costs, the memory of `logprobs`."""
+    cache gives and costs, how requests that arrive are `serve`d, the memory of `logprobs`."""
     with user_errors():
         config = make_config(**settings)
         from rlcourse.bench import Options, run_bench

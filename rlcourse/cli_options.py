@@ -18,6 +18,7 @@ PANELS = {
     "lora_rank": "LoRA",
     "advantage": "Algorithm switches",
     "reward_parser": "Reward",
+    "judge": "Judge",
     "engine": "Rollout",
     "steps": "Optimisation",
     "eval_every": "Evaluation",

@@ -10,11 +10,10 @@ from transformers import PreTrainedModel
 
 from rlcourse.batch import Rollout
 from rlcourse.config import TrainConfig
-from rlcourse.device import autocast
 from rlcourse.distributed.world import ALONE, Alone, World
 from rlcourse.exact.weights import can_fuse, fused_weights, is_exact, may_be_exact
-from rlcourse.logprobs import hidden_states, token_logprobs
-from rlcourse.lora import has_adapter, without_adapter
+from rlcourse.logprobs import PlainPass
+from rlcourse.lora import has_adapter
 from rlcourse.policy import Policy, ValueHead, frozen_copy
 
 
@@ -37,8 +36,9 @@ class Learner:
         if config.needs_reference:
             adapted = has_adapter(policy.model)
             self.reference = policy.model if adapted else frozen_copy(start or policy.model)
-        self.exact = exact_pass(policy.model, config)
-        self.exact_reference = self.exact and self.reference and exact_pass(self.reference, config)
+        self.policy_pass = model_pass(policy.model, config, config.compile)
+        if self.reference is not None:
+            self.reference_pass = model_pass(self.reference, config, as_base=True)
         hidden_size = policy.model.config.hidden_size
         self.value_head = ValueHead(hidden_size).to(policy.device) if config.advantage == "gae" else None
         groups = [{"params": [p for p in policy.model.parameters() if p.requires_grad], "peak_lr": config.lr}]
@@ -49,14 +49,13 @@ class Learner:
     def logprobs_and_values(self, rollout: Rollout) -> tuple[Tensor, Tensor | None]:
         """Of each completion token its log-prob, and with a value head the value of the state before it: [rows, T]."""
         config = self.config
-        if self.exact is not None:
-            logprobs, hidden = self.exact.token_logprobs(rollout, config.sampling, config.logprob_chunk)
-        else:
-            with autocast(config.dtype, self.policy.device):
-                logprobs, hidden = token_logprobs(
-                    self.policy.model, rollout, config.sampling, config.logprob_chunk, config.compile
-                )
+        logprobs, hidden = self.policy_pass.token_logprobs(rollout, config.sampling, config.logprob_chunk)
         return logprobs, None if self.value_head is None else self.value_head(hidden)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the log-probs are those of the exact engine, to the last bit."""
+        return self.policy_pass.exact
 
     @property
     def lr(self) -> float:
@@ -69,11 +68,7 @@ class Learner:
         values = torch.zeros_like(rollout.logprobs)
         for rows in _micro_batches(rollout, self):
             part = rollout[rows]
-            if self.exact is not None:
-                hidden = self.exact.hidden_states(part)
-            else:
-                with autocast(self.config.dtype, self.policy.device):
-                    hidden = hidden_states(self.policy.model, part)
+            hidden = self.policy_pass.hidden_states(part)
             values[rows, : hidden.shape[1]] = self.value_head(hidden) * part.completion_mask
         return self.world.total(values)
 
@@ -83,11 +78,7 @@ class Learner:
         config, logprobs = self.config, torch.zeros_like(rollout.logprobs)
         for rows in _micro_batches(rollout, self):
             part = rollout[rows]
-            if self.exact_reference is not None:
-                found, _ = self.exact_reference.token_logprobs(part, config.sampling, config.logprob_chunk)
-            else:
-                with without_adapter(self.reference), autocast(config.dtype, self.policy.device):
-                    found, _ = token_logprobs(self.reference, part, config.sampling, config.logprob_chunk)
+            found, _ = self.reference_pass.token_logprobs(part, config.sampling, config.logprob_chunk)
             logprobs[rows, : found.shape[1]] = found
         return self.world.total(logprobs)
 
@@ -123,17 +114,18 @@ def update(optimizer: torch.optim.Optimizer, config: Any, step: int) -> float:
     return grad_norm
 
 
-def exact_pass(model: PreTrainedModel, config: TrainConfig) -> Any:
-    """The pass over the model whose numbers are those of the fast engine, or None where there is none.
+def model_pass(model: PreTrainedModel, config: TrainConfig, compile: bool = False, as_base: bool = False) -> Any:
+    """What computes log-probs in training: the pass whose numbers are those of the fast engine where there is one,
+    else a `PlainPass`.
 
     With an adapter there is none: the engine rounds W + s B A once, the trainer keeps A and B apart for their
     gradients.
     """
-    dtype = getattr(torch, config.dtype)
+    dtype, plain = getattr(torch, config.dtype), PlainPass(model, config.dtype, compile, as_base)
     if dtype == torch.float32 or not may_be_exact(model.device) or not can_fuse(model) or has_adapter(model):
-        return None  # before memory is taken
+        return plain  # before memory is taken
     if not is_exact(fused_weights(model, dtype)):
-        return None
+        return plain
     from rlcourse.exact.model import ExactPass  # only where there is Triton
 
     return ExactPass(model, dtype, config.gradient_checkpointing)

@@ -158,7 +158,7 @@ def old_logprobs(learner: Learner, engine: RolloutEngine, batch: Batch, minibatc
     """
     if len(minibatches) == 1:
         return None
-    if engine.exact and learner.exact is not None:
+    if engine.exact and learner.exact:
         return batch.rollout.logprobs
     old = torch.zeros_like(batch.rollout.logprobs)
     for minibatch in minibatches[: learner.config.minibatches]:

@@ -33,6 +33,7 @@ from rlcourse.rollout import make_engine
 from rlcourse.runs import RunFolder, new_run, run_to_resume
 from rlcourse.step import train_step
 from rlcourse.tasks import Problem, in_format, load_task
+from rlcourse.tasks.judged import with_judge
 from rlcourse.tasks.prompts import PromptSampler
 
 
@@ -79,7 +80,9 @@ class Trainer:
         config = run.config
         self.config, self.run, self.device, self.world = config, run, device, world
         torch.manual_seed(config.seed)
-        self.task = world.task(load_task(config.task, config.data_dir))
+        task = load_task(config.task, config.data_dir)
+        answers = run.path / ("judge.jsonl" if world.rank == 0 else f"judge.{world.rank}.jsonl")
+        self.task, self.judged = world.task(task), world.task(with_judge(task, config, answers))
         self.headline = next(iter(self.task.metrics))
         self.policy = policy_of_run(config, device, checkpoint)
         goes_on = checkpoint is not None and not config.lora_rank  # an adapter has its base below it
@@ -132,7 +135,7 @@ class Trainer:
 
     def _say_if_two_sets_of_numbers(self) -> None:
         """In 16 bits, engine and trainer round differently but where both are exact; with an adapter they are not."""
-        if self.config.dtype == "float32" or (self.engine.exact and self.learner.exact is not None):
+        if self.config.dtype == "float32" or (self.engine.exact and self.learner.exact):
             return
         tqdm.write(
             f"Engine {self.config.engine} and trainer round differently on {self.device}"
@@ -147,7 +150,7 @@ class Trainer:
             self._validate(bar)  # at the start, and where a run was stopped before it came to that
             while self.step < config.steps:
                 with stop.delayed():
-                    metrics, completions = train_step(self.learner, self.engine, self.task, self.prompts, self.step)
+                    metrics, completions = train_step(self.learner, self.engine, self.judged, self.prompts, self.step)
                     check_metrics(metrics)
                     self.step += 1
                     self.run.log_step(metrics, completions)
@@ -176,7 +179,8 @@ class Trainer:
 
     def _summary(self, after: dict[str, Any]) -> dict[str, Any]:
         before = self.before
-        return {
+        judge = {"judge": self.judged.asked.totals} if self.config.judge else {}
+        return judge | {
             f"{self.headline}_before": before[self.headline],
             f"{self.headline}_after": after[self.headline],
             "eval_problems": after["problems"],

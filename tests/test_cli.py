@@ -167,7 +167,7 @@ def test_summary_shows_before_and_after_and_a_sample(trained):
     ("arguments", "sentence"),
     [
         (["--steps", "0"], "steps must be from 1 to 1,000,000,000, not 0."),
-        (["--preset", "b200"], "Unknown preset 'b200': use one of laptop, a10g, h200, deepmath, kernels."),
+        (["--preset", "b200"], "Unknown preset 'b200': use one of laptop, a10g, h200, deepmath, kernels, kernelbench."),
         (["--algorithm", "magic"], "Unknown algorithm 'magic'"),
         (
             ["--task", "poetry"],

@@ -49,7 +49,14 @@ def test_facts_are_json_and_describe_this_machine():
     facts = json.loads(json.dumps(doctor.gather()))
     this = facts["machine"]
     assert this["cores"] >= 1 and this["memory_bytes"] > GB / 2 and this["cpu"] and this["versions"]["torch"]
-    assert [row["preset"] for row in facts["presets"]] == ["laptop", "a10g", "h200", "deepmath", "kernels"]
+    assert [row["preset"] for row in facts["presets"]] == [
+        "laptop",
+        "a10g",
+        "h200",
+        "deepmath",
+        "kernels",
+        "kernelbench",
+    ]
 
 
 def test_the_name_of_the_host_is_no_fact(monkeypatch):

@@ -34,6 +34,8 @@ API = {
         "tasks.jsonl",
         "tasks.tokenizer",
         "tasks.pool",
+        "tasks.judged",
+        "tasks.llm_judge",
     ],
     "Kernels in a small language": [
         "tasks.kernels",
@@ -73,6 +75,8 @@ API = {
         "rollout.paged_prefill",
         "rollout.blocks",
         "rollout.paged_scheduler",
+        "rollout.serve",
+        "rollout.arrivals",
     ],
     "Sampler and trainer alike": [
         "exact",
@@ -86,7 +90,7 @@ API = {
     "Advantages and loss": ["advantages", "logprobs", "losses", "learner"],
     "Trainer": ["trainer", "evaluation", "checkpoint", "runs", "files", "interrupts"],
     "Several GPUs": ["distributed", "distributed.world", "distributed.shared"],
-    "Fine-tuning and LoRA": ["sft", "sft.config", "sft.data", "sft.packing", "sft.trainer", "lora"],
+    "Fine-tuning and LoRA": ["sft", "sft.config", "sft.data", "sft.packing", "sft.traces", "sft.trainer", "lora"],
     "Kernels": ["kernels", "kernels.toolchain", "kernels.decode_attention", "kernels.decode_ops", "ptx"],
     "Measuring": [
         "measure.timing",
