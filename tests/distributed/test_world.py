@@ -1,6 +1,7 @@
 """A step of several ranks against that of one process, whose gradients tests/test_step.py compares with the papers."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -15,6 +16,7 @@ from rlcourse import step as module
 from rlcourse.batch import concatenate
 from rlcourse.distributed import world as world_module
 from rlcourse.distributed.world import ALONE, RankLost, World, start_world
+from rlcourse.interrupts import StopAfterStep, Terminated
 from rlcourse.learner import Learner
 from rlcourse.tasks import Attempt, MathTask, Problem
 
@@ -239,6 +241,17 @@ def test_a_rank_that_ends_is_noticed_by_the_others(tmp_path):
             one_leaves(rank)
 
     assert Ranks(3, work, tmp_path).end().codes == [0, 7, 0]
+
+
+def test_a_rank_that_follows_stops_when_all_agree_and_not_before():
+    done, answers = [], iter([None, Terminated])
+    with pytest.raises(Terminated), StopAfterStep(lambda stop: next(answers), follows=True) as stop:
+        signal.raise_signal(signal.SIGINT)
+        for _ in range(3):
+            with stop.delayed():
+                signal.raise_signal(signal.SIGINT)
+                done.append("a step")
+    assert done == ["a step"] * 2
 
 
 # One process

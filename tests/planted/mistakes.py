@@ -958,7 +958,7 @@ MISTAKES = [
     ("step.py", "learner.world.means(means)", "means", WORLD),
     ("step.py", "plan_minibatches(batch, config, learner.world)", "plan_minibatches(batch, config)", WORLD),
     ("interrupts.py", "stop = self.agree(self.asked)", "stop = self.asked", RANKS),
-    ("interrupts.py", "if not self.follows and (not", "if (not", RANKS),
+    ("interrupts.py", "if not self.follows and (not", "if (not", WORLD),
     ("runs.py", "[*command(), *arguments", '["rlcourse", *arguments', RANKS),
     ("measure/doctor.py", "share_of(config, ranks)", "config", ["measure/test_doctor.py"]),
     ("bench/scale.py", "(count * one[", "(one[", ["bench/test_scale.py"]),
