@@ -179,8 +179,7 @@ class Trainer:
 
     def _summary(self, after: dict[str, Any]) -> dict[str, Any]:
         before = self.before
-        judge = {"judge": self.judged.asked.totals} if self.config.judge else {}
-        return judge | {
+        return self._asked() | {
             f"{self.headline}_before": before[self.headline],
             f"{self.headline}_after": after[self.headline],
             "eval_problems": after["problems"],
@@ -193,6 +192,14 @@ class Trainer:
             "before": before,
             "after": after,
         }
+
+    def _asked(self) -> dict[str, Any]:
+        """What a language model that judges has cost, on all ranks together."""
+        if self.config.judge is None:
+            return {}
+        own = self.judged.asked.totals
+        together = self.world.total(torch.tensor([*own.values()], dtype=torch.float64))
+        return {"judge": dict(zip(own, together.tolist(), strict=True))}
 
     def _save(self) -> None:
         """Save all that `resume` needs: model, optimizer, value head, random states, data order, results so far."""

@@ -871,8 +871,10 @@ MISTAKES = [
     # tasks/kernelbench
     ("tasks/kernelbench/rules.py", "case ast.Try() | ast.TryStar():", "case ast.TryStar():", RULES),
     ("tasks/kernelbench/rules.py", "if not FLAGS.fullmatch(text):", "if False:", RULES),
-    ("tasks/kernelbench/rules.py", '    text = re.sub(r"\\\\\\r?\\n", "", text)\n', "", RULES),
-    ("tasks/kernelbench/rules.py", '    text = re.sub(r"/\\*.*?\\*/|//[^\\n]*", " ", text, flags=re.DOTALL)\n', "", RULES),
+    ("tasks/kernelbench/rules.py", '    text = re.sub(r"\\\\[ \\t\\v\\f]*\\r?\\n", "", text)\n', "", RULES),
+    ("tasks/kernelbench/rules.py", 'lambda piece: " " if piece["comment"] else piece[0], text', "lambda piece: piece[0], text", RULES),
+    ("tasks/kernelbench/rules.py", 'PIECES.sub(lambda piece: " " if piece["comment"] else piece[0], text)', 're.sub(r"/\\*.*?\\*/|//[^\\n]*", " ", text, flags=re.DOTALL)', RULES),
+    ("tasks/kernelbench/rules.py", "    if 'R\"' in text:\n", "    if False:\n", RULES),
     ("tasks/kernelbench/rules.py", "if isinstance(part.ctx, ast.Store | ast.Del) and", "if False and", RULES),
     ("tasks/kernelbench/rules.py", "if name in BUILTINS or (", "if (", RULES),
     ("tasks/kernelbench/judging.py", "taken = max(times.own, beyond, least)", "taken = max(times.own, beyond)", ANSWERS),
