@@ -54,6 +54,7 @@ from rlcourse.sft.packing import plan_rows
 policy = load_policy("embedded")
 model = policy.model
 qwen = model_shape("Qwen/Qwen2.5-0.5B")
+small_gpu, large_gpu = make_config("a10g"), make_config("h200")
 
 # %% [markdown]
 # ## 1 · Half of the step
@@ -114,14 +115,15 @@ print(f"counted {counted:,}   6 x {linear:,} weights x {rows * length} tokens = 
 assert counted == 6 * linear * rows * length
 
 # %% [markdown]
-# To the last operation. (Norms, biases and attention itself are left out here.) The head is one of these layers, and for
-# Qwen it is the largest: 151,936 × 896 weights, which only the answers' tokens need. If its product is computed once
-# more in the backward pass, as in section 3, it has 8 operations and not 6.
+# To the last operation. (Norms, biases and attention itself are left out here.) The head is one of these layers, and
+# for Qwen it is the largest: {{ qwen.vocabulary:,d }} × {{ qwen.hidden }} weights, which only the answers' tokens need.
+# If its product is computed once more in the backward pass, as in section 3, it has 8 operations and not 6.
 #
 # ### How close to the GPU's rate?
 #
 # The operations of the update over its seconds, as a share of what a large matrix product reaches on the same GPU, is
-# the *model FLOPs utilisation*, MFU. (Mostly it is given as a share of the data sheet's rate, which no product reaches.)
+# the *model FLOPs utilisation*, MFU. (Mostly it is given as a share of the data sheet's rate, which no product
+# reaches.)
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -164,7 +166,7 @@ mfu_bet.result(round(mfu[64]))
 # %% [markdown]
 # ## 2 · A ledger of gigabytes
 #
-# {{ parameters(qwen):, }} parameters. What must be in memory at the worst moment of an update? Training keeps weights
+# {{ parameters(qwen):,d }} parameters. What must be in memory at the worst moment of an update? Training keeps weights
 # in float32, AdamW has two moments, the engine a copy in bf16, which the trainer's products use as well.
 
 
@@ -435,9 +437,9 @@ memory_bet.result(round(100 * held[True] / held[False]))
 # and 8 rows of 512 tokens the package's formula says {{ activation_bytes(qwen, 8, 512, "bfloat16", False) / 1e9:.1f }}
 # GB without and {{ activation_bytes(qwen, 8, 512, "bfloat16", True) / 1e9:.1f }} GB with checkpointing.
 #
-# Chunked logits and checkpointing are one idea: **what is cheap to compute need not be kept**. The preset for 24 GB uses
-# both, that for the H200 the first alone. {{ assert make_config("a10g").gradient_checkpointing and not
-# make_config("h200").gradient_checkpointing }}
+# Chunked logits and checkpointing are one idea: **what is cheap to compute need not be kept**. The preset for 24 GB
+# uses both, that for the H200 the first alone. {{ assert small_gpu.gradient_checkpointing and not
+# large_gpu.gradient_checkpointing }}
 #
 # ## 5 · Padding and packing
 #
@@ -770,8 +772,8 @@ silent_bet.result(unseen[0] if unseen and unseen[0] in SILENT else SILENT[3])
 # $$dV = P^\top dO, \quad dP = dO\, V^\top, \quad dS = P \odot (dP - \textstyle\sum_j P_j\, dP_j), \quad
 # dQ = dS\, K / \sqrt{D}, \quad dK = dS^\top Q / \sqrt{D}.$$
 #
-# The sum in $dS$ runs over all keys, which would need a pass of its own. But $\sum_j P_j\, dP_j = \sum_j P_j\, (dO \cdot
-# V_j) = dO \cdot O$: **the row sum of** $dO \odot O$, known before the first key is read. And with grouped queries $H /
+# The sum in $dS$ runs over all keys, which would need a pass of its own. But $\sum_j P_j\, dP_j = \sum_j P_j\, (dO
+# \cdot V_j) = dO \cdot O$: **the row sum of** $dO \odot O$, known before the first key is read. And with grouped queries $H /
 # K$ query heads share a key head, so their gradients of it add up.
 
 
@@ -788,7 +790,7 @@ def attend(q, k, v):
 
 def attend_backward(d_out, q, k, v, out, lse, tile: int = 16):
     """Gradients of q, k, v. Scores stand for `tile` keys at a time."""
-    (heads, length, size), group = q.shape, len(q) // len(k)
+    (_, length, size), group = q.shape, len(q) // len(k)
     mean = (d_out * out).sum(-1, keepdim=True)
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     for keys in torch.arange(length).split(tile):
@@ -826,7 +828,7 @@ pairs, numbers = (2 * qwen.heads * 2048**2, 4 * qwen.heads * 2048)
 #
 # bf16 has 8 bits of precision: two to three decimal digits. For the factors of a product that is enough, as a large sum
 # averages the rounding. For something that is changed a little, many times, it is not. RL's learning rates are small;
-# that of the GSM8K preset is {{ make_config("a10g").lr:g }}, and an Adam step moves a weight by about as much.
+# that of the GSM8K preset is {{ small_gpu.lr:g }}, and an Adam step moves a weight by about as much.
 
 # %% tags=["hide-input"]
 # @title Your bet

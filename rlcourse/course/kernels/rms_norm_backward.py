@@ -20,7 +20,7 @@ PROGRAMS = 528  # four for each processor of an H200
 
 
 def rms_norm_backward_reference(x: Tensor, weight: Tensor, dy: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Gradients of x [rows, hidden] and weight [hidden], by autograd in float64, from dy [rows, hidden], the gradient of
+    """Gradients of x [rows, hidden] and weight [hidden], by autograd in float64; dy [rows, hidden] is the gradient of
     x / sqrt(mean(x^2) + eps) * weight."""
     x, weight = (t.double().requires_grad_() for t in (x, weight))
     y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
