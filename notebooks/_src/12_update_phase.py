@@ -773,8 +773,8 @@ silent_bet.result(unseen[0] if unseen and unseen[0] in SILENT else SILENT[3])
 # dQ = dS\, K / \sqrt{D}, \quad dK = dS^\top Q / \sqrt{D}.$$
 #
 # The sum in $dS$ runs over all keys, which would need a pass of its own. But $\sum_j P_j\, dP_j = \sum_j P_j\, (dO
-# \cdot V_j) = dO \cdot O$: **the row sum of** $dO \odot O$, known before the first key is read. And with grouped queries $H /
-# K$ query heads share a key head, so their gradients of it add up.
+# \cdot V_j) = dO \cdot O$: **the row sum of** $dO \odot O$, known before the first key is read. And with grouped
+# queries $H / K$ query heads share a key head, so their gradients of it add up.
 
 
 # %%
