@@ -243,18 +243,18 @@ peak_bet.result(PEAKS[2] if peaks[256] < 1.3 * peaks[64] else PEAKS[1])
 # %% [markdown]
 # Four times the answers, and {{ (peaks[256] - peaks[64]) / 1e9:.1f }} GB more. Of it {{ more["gradients, float32"] /
 # 1e9:.1f }} are gradients that wait, and {{ more["engine's cache, bf16"] / 1e9:.1f }} the engine's cache. {{ assert
-# peaks[256] < 1.15 * peaks[64] }} **Memory is that of a micro-batch.** The ledger leaves {{ min(missing.values()):.0f }} to {{ max(missing.values()):.0f }} % of the
-# peaks unexplained: what is between two operations, what the allocator rounds, prompts longer than the mean. {{ assert
-# max(map(abs, missing.values())) < 25 }} That is good enough to see what to attack. At 64 answers {{ 100 *
-# few["activations"] / ours[64]:.0f }} % are activations and {{ 100 * few["logits of a chunk, bf16"] / ours[64]:.0f }} %
-# the logits, and those of a *chunk* only.
+# peaks[256] < 1.15 * peaks[64] }} **Memory is that of a micro-batch.** The ledger leaves {{ min(missing.values()):.0f
+# }} to {{ max(missing.values()):.0f }} % of the peaks unexplained: what is between two operations, what the allocator
+# rounds, prompts longer than the mean. {{ assert max(map(abs, missing.values())) < 25 }} That is good enough to see
+# what to attack. At 64 answers {{ 100 * few["activations"] / ours[64]:.0f }} % are activations and {{ 100 * few["logits
+# of a chunk, bf16"] / ours[64]:.0f }} % the logits, and those of a *chunk* only.
 #
 # ## 3 · Logits that never stand
 #
 # All logits of 64 such answers are 64 × 256 × {{ qwen.vocabulary:,d }} numbers: {{ 4 * 64 * 256 * qwen.vocabulary /
-# 1e9:.0f }} GB in float32, and the softmax and its gradient as much again. Nobody needs them. The loss needs one number a token,
-# $\log p(y) = z_y - \log \sum_j e^{z_j}$, and its gradient is known: for a token whose log-prob has the gradient $g$
-# (minus the advantage, in REINFORCE)
+# 1e9:.0f }} GB in float32, and the softmax and its gradient as much again. Nobody needs them. The loss needs one number
+# a token, $\log p(y) = z_y - \log \sum_j e^{z_j}$, and its gradient is known: for a token whose log-prob has the
+# gradient $g$ (minus the advantage, in REINFORCE)
 #
 # $$\frac{\partial \mathcal{L}}{\partial z_j} = g \, ([j = y] - p_j),$$
 #
@@ -352,8 +352,8 @@ print(f"{'the head itself':20}                {inputs[1].nbytes:7,} bytes")
 # %% [markdown]
 # ### What the record says of it, and what it cannot say
 #
-# {{ whole["tokens"]:,d }} tokens and Qwen's head on an H200: chunks of 1,024, of 4,096, and all at once. The head is computed twice in
-# chunks, 8 operations instead of 6, a third more. So what should chunks of 1,024 cost in time?
+# {{ whole["tokens"]:,d }} tokens and Qwen's head on an H200: chunks of 1,024, of 4,096, and all at once. The head is
+# computed twice in chunks, 8 operations instead of 6, a third more. So what should chunks of 1,024 cost in time?
 
 # %% tags=["hide-input"]
 # @title Your bet
