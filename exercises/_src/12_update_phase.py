@@ -227,8 +227,7 @@ if check.q3.passed:
 # %% [markdown] tags=["solution"]
 # **One tensor of slopes.** Its sum over the vocabulary is 0 for each token, with both parts: adding a number to all
 # logits changes no probability. That is a test without a reference. **The forgotten half.** Whoever takes $p$ for a
-# constant in $-\sum p \log p$ gets $-p$ and something that sums to 0, hence no gradient at all in the mean: an entropy
-# bonus that does nothing, and no error.
+# constant in $-\sum p \log p$ gets a slope of exactly 0: an entropy bonus that does nothing, and no error.
 
 # %% [markdown]
 # ## q4 · What leaks?
@@ -358,7 +357,7 @@ if check.q5.passed:
     sizes = torch.logspace(-5, 0, 400).bfloat16()
     fig, ax = plt.subplots(figsize=(7, 2.8))
     ax.plot(sizes.float(), steps_to_move(sizes, 1e-6), color="#0072B2")
-    ax.axhline(200, color="black", linestyle=":", label="steps of the a10g preset")
+    ax.axhline(200, color="black", linestyle=":", label="200 steps")
     ax.set(xscale="log", yscale="log", xlabel="weight", ylabel="steps")
     ax.legend()
     ax.grid()

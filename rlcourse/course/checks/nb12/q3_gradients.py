@@ -14,9 +14,9 @@ def plain(hidden, head, targets, a, b, temperature, mistake: str = "") -> tuple[
     logits = hidden @ head.T / (1.0 if mistake == "temperature" else temperature)
     logp = logits.log_softmax(-1)
     p = logp.exp()
-    if mistake == "no H":
-        p = p.detach()  # then the slope of -sum p log p is -p (1 - ...): the part through p is lost
     entropy = -(p * logp).sum(-1)
+    if mistake == "no H":
+        entropy = -((p * logp).detach() * logits).sum(-1)  # its slope is -p log p
     sign = {"sign": -1.0, "log p alone": 0.0}.get(mistake, 1.0)
     loss = (a.double() * logp.gather(1, targets[:, None])[:, 0]).sum() + sign * b * entropy.sum()
     if mistake == "mean":
