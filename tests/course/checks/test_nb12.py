@@ -43,13 +43,8 @@ def rows_that_fit(budget, n, layers, kept, hidden, vocabulary, prompt, answer, c
     own = tokens * (4 * hidden * layers + kept * (rule != "one layer") if again else kept * layers)
     logit = (4 if rule == "one copy" else 12) * vocabulary
     of_head = prompt + answer if rule == "all tokens" else answer
-    if rule == "a whole chunk":
-        return max(0, (room - chunk * logit) // own)
-    below = room // (own + of_head * logit)
-    if rule == "no chunk" or below * of_head < chunk:
-        most = max(below, (room - chunk * logit) // own) if rule != "no chunk" else below
-        return most
-    return (room - chunk * logit) // own
+    below, beyond = room // (own + of_head * logit), (room - chunk * logit) // own
+    return max(0, {"a whole chunk": beyond, "no chunk": below}.get(rule, max(below, beyond)))
 
 
 def by_bisection(budget, n, layers, kept, hidden, vocabulary, prompt, answer, chunk, again):
