@@ -163,7 +163,7 @@ mfu_bet.result(round(mfu[64]))
 # matrix, has {{ head_share:.0f }} % of the operations. The optimizer reads and writes 28 bytes for each parameter,
 # whatever the number of tokens, so it weighs more when they are few. The grey part is what one can still save:
 # everything between the products (norms, softmax, rounding, copies), products that are too small, and work done twice.
-# This record is of one day's code, like the first figure's, and the two are not of the same prompts.
+# (Its seconds are not those of the first figure: other prompts, and the code of another hour of that day.)
 
 # %% [markdown]
 # ## 2 · A ledger of gigabytes
@@ -175,8 +175,8 @@ mfu_bet.result(round(mfu[64]))
 # %%
 def kept_by_a_layer(shape) -> int:
     """Bytes that a layer of `rlcourse/exact/layers.py` keeps of each token for its backward pass. float32: the residual
-    stream before attention and before the MLP, and squares for their norms; bf16: q, k, v, attention's output, and the
-    projection that SwiGLU halves."""
+    stream before attention and before the MLP, squares for their norms, a number for each head; bf16: q, k, v,
+    attention's output, and the projection that SwiGLU halves."""
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     stream = 2 * (4 * shape.hidden + 4 * shape.hidden // 32)
     return stream + 2 * (q + 2 * kv + q) + 4 * shape.heads + 2 * 2 * shape.intermediate
@@ -521,8 +521,8 @@ explorer(
 )
 
 # %% [markdown]
-# Not here. All rows but the last are nearly full, and the last one has more room to be empty if it is wide. With few
-# answers rows that hardly hold the longest are best; with thousands it makes no difference.
+# Not here. All rows but the last are nearly full, and the last one has more room to be empty if it is wide. The more
+# answers there are, the less it counts.
 #
 # ### What may not leak
 #
