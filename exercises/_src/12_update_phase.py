@@ -30,7 +30,7 @@ print("ready")
 # ●●○○○ · 15 minutes
 #
 # Three colleagues wrote three backward passes, each for a function of its own of `n` numbers. One of the gradients is
-# wrong in one number, by a few percent of its largest. You have no code, only what was measured: values of the
+# wrong in one number, by 6 % or more of its largest. You have no code, only what was measured: values of the
 # functions around the point, in float32.
 #
 # - `steps` `[S]` float64: step sizes $h$, from large to small;

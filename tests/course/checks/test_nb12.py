@@ -133,7 +133,7 @@ def steps_to_move(weights, step, rule=""):
             gap /= 2
         number = weight.double().abs().item() / 2.0 ** (exponent.item() - 8)
         stays = {"ties move": False, "ties stay": True}.get(rule, number % 2 == 0)
-        way = {"whole": gap, "float16": gap / 8}.get(rule, gap / 2)
+        way = {"whole": gap, "float16": gap / 16}.get(rule, gap / 2)
         if rule == "rounded each step":
             moves = float((weight.float() + step).bfloat16()) != float(weight)
             found.append(1 if moves else -1)
@@ -238,7 +238,7 @@ def test_a_right_claim_is_far_nearer_than_the_wrong_one(scales, offset, curved):
         torch.manual_seed(seed)
         plus, minus, claims, place = table(scales, offset, curved)
         best = errors(plus, minus, claims).amin(1)
-        assert best[place] > 0.03 and best[torch.arange(3) != place].max() < 0.01
+        assert best[place] > 0.02 and best[torch.arange(3) != place].max() < 0.01
 
 
 def test_the_ledger_of_the_check_never_falls():

@@ -40,16 +40,22 @@ LEDGER = {
 
 
 def check_fit(f, draw_one) -> None:
+    """Five shapes at once, the last budget to the byte."""
+    requests, expected = [], []
     for number in range(5):
         sizes = draw_one()
         wanted = draw(0, 3) if number == 0 else draw(4, 40)
-        slack = int(torch.rand(()).item() * (needed(wanted + 1, *sizes) - needed(wanted, *sizes)))
-        budget = needed(wanted, *sizes) + slack
-        if number == 4:
-            budget = needed(wanted, *sizes)  # to the byte
-        mistakes = {said: torch.tensor(most(budget, *sizes, mistake=m)) for m, said in LEDGER.items()}
-        mistakes["One more does not fit."] = torch.tensor(wanted + 1)
-        compare(f(budget, *sizes), torch.tensor(wanted), mistakes)
+        room = needed(wanted + 1, *sizes) - needed(wanted, *sizes)
+        slack = 0 if number == 4 else int(torch.rand(()).item() * room)
+        requests.append((needed(wanted, *sizes) + slack, *sizes))
+        expected.append(wanted)
+    results = [f(*request) for request in requests]
+    if any(result is None for result in results):
+        raise AssertionError("the result is None: is there a `return`?")
+    mistakes = {said: torch.tensor([most(*r, mistake=m) for r in requests]) for m, said in LEDGER.items()}
+    mistakes["One more does not fit."] = torch.tensor(expected) + 1
+    found = torch.stack([torch.as_tensor(result) for result in results])
+    compare(found, torch.tensor(expected), mistakes, what="the number of rows, for five shapes,")
 
 
 def shape(chunk: tuple[int, int], again: bool) -> tuple:
