@@ -293,7 +293,12 @@ if check.q4.passed:
     picture = torch.stack([spoiled(place % 40, seen, torch.ones(80, dtype=torch.bool), n) for n in range(1, 17)])
     fig, ax = plt.subplots(figsize=(8, 2.6))
     ax.imshow(picture, aspect="auto", cmap="Oranges", vmax=1.5, extent=(0, 80, 16.5, 0.5))
-    ax.set(xlabel="token", ylabel="layers", title="Spoiled log-probs: the leak, and B's first token in any case")
+    ax.set(
+        xlabel="token",
+        ylabel="layers",
+        yticks=range(1, 17, 3),
+        title="Spoiled log-probs: the leak, and B's first token in any case",
+    )
     plt.show()
 
 # %% [markdown] tags=["solution"]

@@ -182,26 +182,28 @@ def kept_by_a_layer(shape) -> int:
     return stream + 2 * (q + 2 * kv + q) + 4 * shape.heads + 2 * 2 * shape.intermediate
 
 
-def ledger(shape, rows: int, prompt: float, answer: int, micro_rows: int = 64, chunk: int = 16384) -> dict[str, float]:
-    """Bytes at the head's backward pass, when all layers' activations are there."""
+def ledger(shape, rows: int, width: float, answer: int, micro_rows: int = 64, chunk: int = 16384) -> dict[str, float]:
+    """Bytes at the head's backward pass, when all layers' activations are there. width: tokens of a row, padding too."""
     n, together = parameters(shape), min(rows, micro_rows)
     return {
         "weights, float32": 4 * n,
         "two moments, float32": 8 * n,
         "engine's weights, bf16": 2 * n,
         "gradients, float32": 4 * n if rows > micro_rows else 0,  # of the micro-batches before
-        "engine's cache, bf16": rows * (prompt + answer) * 2 * 2 * shape.layers * shape.kv_heads * shape.head_dim,
-        "activations": together * (prompt + answer) * shape.layers * kept_by_a_layer(shape),
+        "engine's cache, bf16": rows * width * 2 * 2 * shape.layers * shape.kv_heads * shape.head_dim,
+        "activations": together * width * shape.layers * kept_by_a_layer(shape),
         "logits of a chunk, bf16": 2 * min(chunk, together * answer) * shape.vocabulary,
         "head's gradient, float32": 4 * shape.vocabulary * shape.hidden,
     }
 
 
-asked = [len(policy.prompt(problem.question)) for problem in load_task("minigsm").problems("train")[:500]]
-prompt = sum(asked) / len(asked)  # of the record's task; its tokenizer was trained on the same texts
-for name, size in ledger(qwen, 64, prompt, 256).items():
+asked = [len(policy.prompt(problem.question)) for problem in load_task("minigsm").problems("train")[:512]]
+longest = [max(asked[i : i + 8]) + 256 for i in range(0, 512, 8)]  # 64 answers, 8 to a prompt
+width = sum(64 * -(-tokens // 64) for tokens in longest) / len(longest)  # rows are padded to a multiple of 64
+print(f"rows of {width:.0f} tokens, of which {sum(asked) / len(asked) + 256:.0f} are no padding")
+for name, size in ledger(qwen, 64, width, 256).items():
     print(f"{name:26} {size / 1e9:5.1f} GB")
-print(f"{'together':26} {sum(ledger(qwen, 64, prompt, 256).values()) / 1e9:5.1f} GB")
+print(f"{'together':26} {sum(ledger(qwen, 64, width, 256).values()) / 1e9:5.1f} GB")
 
 # %% [markdown]
 # Gradients are not in the list for one micro-batch: a weight's gradient is made when its layer's activations are used
@@ -221,7 +223,7 @@ fig, ax = plt.subplots(figsize=(9, 3.2), layout="constrained")
 shades = (BLUE, SKY, "#999999", VERMILION, "#555555", GREEN, ORANGE, "#F0E442")
 ours = {}
 for place, rows in enumerate(steps):
-    left, parts = 0.0, ledger(qwen, rows, prompt, 256)
+    left, parts = 0.0, ledger(qwen, rows, width, 256)
     ours[rows] = sum(parts.values())
     for (name, size), color in zip(parts.items(), shades, strict=True):
         ax.barh(place, size / 1e9, 0.6, left=left, color=color, label=None if place else name)
@@ -235,7 +237,7 @@ ax.set(xlabel="GB", xlim=(0, 58), title=f"What was counted, and the peak; {prove
 ax.legend(loc="center right", fontsize=8)
 plt.show()
 peaks = {rows: row["peak_memory_bytes"] for rows, row in steps.items()}
-few, many = (ledger(qwen, rows, prompt, 256) for rows in (64, 256))
+few, many = (ledger(qwen, rows, width, 256) for rows in (64, 256))
 more = {name: many[name] - few[name] for name in few}
 missing = {rows: 100 * (1 - ours[rows] / peaks[rows]) for rows in steps}
 peak_bet.result(PEAKS[2] if peaks[256] < 1.3 * peaks[64] else PEAKS[1])
@@ -245,9 +247,10 @@ peak_bet.result(PEAKS[2] if peaks[256] < 1.3 * peaks[64] else PEAKS[1])
 # 1e9:.1f }} are gradients that wait, and {{ more["engine's cache, bf16"] / 1e9:.1f }} the engine's cache. {{ assert
 # peaks[256] < 1.15 * peaks[64] }} **Memory is that of a micro-batch.** The ledger leaves {{ min(missing.values()):.0f
 # }} to {{ max(missing.values()):.0f }} % of the peaks unexplained: what is between two operations, what the allocator
-# rounds, prompts longer than the mean. {{ assert max(map(abs, missing.values())) < 25 }} That is good enough to see
-# what to attack. At 64 answers {{ 100 * few["activations"] / ours[64]:.0f }} % are activations and {{ 100 * few["logits
-# of a chunk, bf16"] / ours[64]:.0f }} % the logits, and those of a *chunk* only.
+# rounds, and prompts that another tokenizer cut than the embedded model's, which counted here. {{ assert max(map(abs,
+# missing.values())) < 25 }} That is good enough to see what to attack. At 64 answers {{ 100 * few["activations"] /
+# ours[64]:.0f }} % are activations and {{ 100 * few["logits of a chunk, bf16"] / ours[64]:.0f }} % the logits, and
+# those of a *chunk* only.
 #
 # ## 3 · Logits that never stand
 #
