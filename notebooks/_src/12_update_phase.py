@@ -183,7 +183,7 @@ def kept_by_a_layer(shape) -> int:
 
 
 def ledger(shape, rows: int, width: float, answer: int, micro_rows: int = 64, chunk: int = 16384) -> dict[str, float]:
-    """Bytes at the head's backward pass, when all layers' activations are there. width: tokens of a row, padding too."""
+    """Bytes at the head's backward pass, when all layers' activations are there. width: of a row, with its padding."""
     n, together = parameters(shape), min(rows, micro_rows)
     return {
         "weights, float32": 4 * n,

@@ -12,13 +12,13 @@ def walk(positions, seen, learned, layers: int, mistake: str = "") -> Tensor:
     """Which log-probs are spoiled, token by token and layer by layer."""
     starts = [i for i, position in enumerate(positions.tolist()) if position == 0]
     owner = [sum(start <= i for start in starts) for i in range(len(positions))]
-    looks = seen.T if mistake == "turned" else seen
+    looks = (seen.T if mistake == "turned" else seen).tolist()
     bad = [False] * len(owner)
     for _ in range({"one layer": 1, "for ever": len(owner)}.get(mistake, layers)):
         before = list(bad)
         for i in range(len(owner)):
             for j in range(len(owner)):
-                if looks[i, j] and (owner[i] != owner[j] or before[j]):
+                if looks[i][j] and (owner[i] != owner[j] or before[j]):
                     bad[i] = True
     result = []
     for t in range(len(owner)):
