@@ -210,7 +210,7 @@ print(f"{'together':26} {sum(ledger(qwen, 64, width, 256).values()) / 1e9:5.1f} 
 # %% [markdown]
 # Gradients are not in the list for one micro-batch: a weight's gradient is made when its layer's activations are used
 # for the last time, so both are never there whole. With several micro-batches the gradients of the first stay, and the
-# second comes on top.
+# others come on top.
 #
 # Now the recorded peaks of the runs above. The preset's micro-batches have 64 rows, so 256 answers are four.
 
@@ -718,7 +718,8 @@ for rows, programs in ((7, 2), (2, 3), (1, 1)):
     assert error < 1e-5
 
 # %% [markdown]
-# Each row is read once and written once, and the weight once for each block. That is the floor. **How fast it is on a
+# Each row of `x` and of `dy` is read once, one of `dx` is written, and the weight is read once for each block: no
+# kernel can move less, but for the weight. **How fast it is on a
 # GPU we have not measured**; in training the package uses its Triton kernel of the same plan
 # (`rlcourse/exact/backward_kernels.py`).
 #
