@@ -247,12 +247,12 @@ peak_bet.result(PEAKS[2] if peaks[256] < 1.3 * peaks[64] else PEAKS[1])
 # %% [markdown]
 # Four times the answers, and {{ (peaks[256] - peaks[64]) / 1e9:.1f }} GB more. Of it {{ more["gradients, float32"] /
 # 1e9:.1f }} are gradients that wait, and {{ more["engine's cache, bf16"] / 1e9:.1f }} the engine's cache. {{ assert
-# peaks[256] < 1.15 * peaks[64] }} **Memory is that of a micro-batch.** The ledger leaves {{ min(missing.values()):.0f
-# }} to {{ max(missing.values()):.0f }} % of the peaks unexplained: what is between two operations, what the allocator
-# rounds, and prompts that another tokenizer cut than the embedded model's, which counted here. {{ assert max(map(abs,
-# missing.values())) < 25 }} That is good enough to see what to attack. At 64 answers {{ 100 * few["activations"] /
-# ours[64]:.0f }} % are activations and {{ 100 * few["logits of a chunk, bf16"] / ours[64]:.0f }} % the logits, and
-# those of a *chunk* only.
+# peaks[256] < 1.15 * peaks[64] }} **Memory is that of a micro-batch.** The ledger is {{ min(missing.values()):.0f }} to
+# {{ max(missing.values()):.0f }} % below the peaks. {{ assert max(map(abs, missing.values())) < 25 }} It leaves out
+# what stands between two operations and what the allocator rounds up, and it counts prompts with the embedded model's
+# tokenizer, which is not the record's. That is good enough to see what to attack. At 64 answers {{ 100 *
+# few["activations"] / ours[64]:.0f }} % are activations and {{ 100 * few["logits of a chunk, bf16"] / ours[64]:.0f }} %
+# the logits, and those of a *chunk* only.
 #
 # ## 3 · Logits that never stand
 #
