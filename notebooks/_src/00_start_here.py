@@ -717,7 +717,7 @@ tested = [100 * record["results"][0]["summary"][f"accuracy_{when}"] for when in 
 # | $\beta$ | weight of the KL divergence to the reference |
 # | $d$; $k_1$, $k_2$, $k_3$ | $\log \pi_\theta - \log \pi_\text{ref}$ at a drawn token; estimates of the KL from it |
 # | $k$, $n$, $c$ | pass@k: samples asked for, samples there are, right ones among them |
-# | $H$, $K$, $D$, $S$ | lessons 07 to 11: query heads, key-value heads, size of a head, slots of a cache |
+# | $H$, $K$, $D$, $S$ | lessons 07 to 12: query heads, key-value heads, size of a head, slots of a cache |
 # | $m$, $l$, acc | online softmax: largest score so far, sum of exponentials, weighted sum of values |
 #
 # ## Check yourself

@@ -75,6 +75,11 @@ COURSE = {
     "11_engine_for_rl": Lesson(
         "An engine for RL", 4, "a cache in blocks and its schedule; what an update invalidates; one token, one number"
     ),
+    "12_update_phase": Lesson(
+        "The update phase",
+        4,
+        "where its seconds and gigabytes go; logits that never stand; two backward passes by hand",
+    ),
 }
 
 BADGE = "https://colab.research.google.com/assets/colab-badge.svg"

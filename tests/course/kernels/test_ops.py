@@ -10,6 +10,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 from launching import DEVICE, spread
 
 from rlcourse.course.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm
+from rlcourse.course.kernels.rms_norm_backward import rms_norm_backward
 from rlcourse.course.kernels.rope import rope
 from rlcourse.course.kernels.sampler import sample
 from rlcourse.course.kernels.swiglu import swiglu, swiglu_reference
@@ -37,6 +38,7 @@ def calls():
         "vector_add": (vector_add, torch.randn(5), torch.randn(5)),
         "rms_norm": (rms_norm, spread(x, 72), weight, 1e-6),
         "add_rms_norm": (add_rms_norm, x, spread(residual, 80), weight, 1e-6),
+        "rms_norm_backward": (rms_norm_backward, torch.randn(3, 128), torch.rand(128), torch.randn(3, 128), 1e-6),
         "rope": (rope, qkv, torch.rand(9, 8), torch.rand(9, 8), where, where, *caches),
         "swiglu": (swiglu, x),
         "sample": (sample, torch.randn(3, 40), 0.9, torch.tensor([5]), where),

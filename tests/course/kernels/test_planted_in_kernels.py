@@ -18,7 +18,7 @@ from test_rope import assert_same_cache
 from test_rope import case as rope_case
 from test_sampler import assert_same
 
-from rlcourse.course.kernels import rms_norm, rope, sampler, swiglu
+from rlcourse.course.kernels import rms_norm, rms_norm_backward, rope, sampler, swiglu
 from rlcourse.kernels import KernelError, toolchain
 from rlcourse.kernels.toolchain import simulate
 from rlcourse.ptx import PTXError
@@ -43,6 +43,16 @@ def check_rms_norm(module, **order):
         reference = rms_norm.add_rms_norm_reference(x * 1e-2, expected, weight, 1e-6)
         assert_close(y, reference if add else rms_norm.rms_norm_reference(x * 1e-2, weight, 1e-6))
         assert not add or torch.equal(stream, expected)
+
+
+def check_rms_norm_backward(module, **order):
+    x, dy, weight = torch.randn(5, 256), torch.randn(5, 256), 1 + torch.rand(256)
+    x[2] *= 1e-3  # eps counts
+    dx, partial = torch.full_like(x, NAN), torch.full((2, 256), NAN)
+    simulate(module.RMSNormBackward(256), x, weight, dy, dx, partial, **order)
+    expected = rms_norm_backward.rms_norm_backward_reference(x, weight, dy, 1e-6)
+    for found, right in zip((dx, partial.sum(0)), expected, strict=True):
+        assert ((found - right).abs() <= 1e-5 * right.abs().amax(-1, keepdim=True)).all()
 
 
 def check_swiglu(module, **order):
@@ -89,6 +99,12 @@ SOURCE = [  # (module, what stands there, what is put there instead)
     ("rms_norm", "if row < x.shape[0]:\n            load(x", "if row <= x.shape[0]:\n            load(x"),
     ("rms_norm", "piece = scale[None, i]", "piece = scale[None, 0]"),
     ("rms_norm", "                store(held, residual[row, None], lane, self.lanes)\n", ""),
+    ("rms_norm_backward", "- value * pull)", ")"),
+    ("rms_norm_backward", "along * inverse * inverse * inverse", "along * inverse * inverse"),
+    ("rms_norm_backward", "(1 / self.hidden) + self.eps", "(1 / self.hidden)"),
+    ("rms_norm_backward", "        sums.fill(0.0)\n", ""),
+    ("rms_norm_backward", "range(program, x.shape[0],", "range(program, x.shape[0] + 1,"),
+    ("rms_norm_backward", "store(sums, partial[program, None]", "store(sums, partial[0, None]"),
     ("swiglu", "both[None, self.pieces + piece]", "both[None, piece]"),
     ("swiglu", "if row < gate_up.shape[0]", "if row <= gate_up.shape[0]"),
     ("swiglu", "g * -LOG2_E", "g * LOG2_E"),

@@ -1,0 +1,444 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# Six exercises for [lesson 12](../notebooks/12_update_phase.ipynb): one wrong gradient among three, the largest
+# micro-batch that fits, log-prob and entropy without logits, what leaks in a packed row, a weight that does not move,
+# and a norm to mend. The first and the last three are puzzles. Write your code where it says `# YOUR CODE HERE`, then
+# run the cell below it. Use `torch` alone: the functions must stand by themselves.
+#
+# Of the three hints the first asks a question, the second has the idea, the third the shape of the answer.
+
+# %%
+import matplotlib.pyplot as plt
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rlcourse.course.checks import nb12 as check
+
+torch.manual_seed(0)
+print("ready")
+
+# %% [markdown]
+# ## q1 · One wrong gradient among three
+#
+# ●●○○○ · 15 minutes
+#
+# Three colleagues wrote three backward passes, each for a function of its own of `n` numbers. One of the gradients is
+# wrong in one number, by 6 % or more of its largest. You have no code, only what was measured: values of the
+# functions around the point, in float32.
+#
+# - `steps` `[S]` float64: step sizes $h$, from large to small;
+# - `plus`, `minus` `[3, S, n]` float32: for each function and step its value where number $i$ was moved by $+h$, and by
+#   $-h$;
+# - `claims` `[3, n]` float32: the gradients that they claim.
+#
+# Return the place of the wrong one: 0, 1 or 2. The functions may be of very different size, curved, or far from zero.
+#
+# <details><summary>Hint 1: a question</summary>
+# Print the differences of one number for all steps. Which of them would you believe, and why not the others?
+# </details>
+# <details><summary>Hint 2: the idea</summary>
+#
+# A right gradient agrees with the differences at *some* step, where neither curvature nor rounding is large. A wrong
+# one does so at none. You need not know which step that is.
+# </details>
+# <details><summary>Hint 3: the shape of the answer</summary>
+#
+# Differences `[3, S, n]`; from them, for each function and step, one number that says how bad the worst place is, for
+# that gradient's size; then two reductions of different kinds.
+# </details>
+
+
+# %% tags=["exercise"]
+def wrong_gradient(steps: torch.Tensor, plus: torch.Tensor, minus: torch.Tensor, claims: torch.Tensor) -> int:
+    """Which of three claims [3, n] is not the gradient. steps: [S]; plus, minus: [3, S, n]."""
+    # BEGIN SOLUTION
+    slopes = (plus.double() - minus.double()) / (2 * steps[:, None])
+    off = (slopes - claims[:, None]).abs().amax(2) / claims.abs().amax(1, keepdim=True)
+    return int(off.amin(1).argmax())
+    # END SOLUTION
+
+
+# %%
+check.q1(wrong_gradient)
+
+# %% [markdown] tags=["solution"]
+# **The best step is not known, and need not be.** At its best step each right gradient is off by rounding and curvature
+# alone, far less than a percent; the wrong one is off by its mistake at every step. So: the *worst* number (a mistake
+# may be in one place), at the *best* step, for its *size*. A mean over numbers would hide one among thousands.
+
+# %% [markdown]
+# ## q2 · What fits?
+#
+# ●●●○○ · 20 minutes
+#
+# A GPU with 24 GB. How many rows may a micro-batch have? Count the bytes like this:
+#
+# - for each of `n` parameters: a float32 weight, its gradient (that of the micro-batches before waits), AdamW's two
+#   moments, all float32, and the engine's copy in bf16;
+# - activations: each token of the micro-batch, `prompt` + `answer` of them in a row, keeps `kept` bytes in each of
+#   `layers` layers. With `again` (checkpointing) it keeps 4 × `hidden` bytes in each layer, and besides, for all tokens
+#   of the micro-batch, **one** layer's `kept` bytes, of the layer that is just computed again;
+# - logits: only the answers' tokens have some, at most `chunk` of them at a time: `vocabulary` numbers each, in
+#   float32, in three copies.
+#
+# Return the largest number of rows whose bytes are at most `budget`, 0 if none fits. `budget` is always enough for what
+# does not depend on the rows.
+#
+# <details><summary>Hint 1: a question</summary>
+# Which part stops growing at some number of rows? What does one row cost before, what after?
+# </details>
+# <details><summary>Hint 2: the idea</summary>
+#
+# Write the bytes as a function of the rows first. It never falls, so you can search. Or solve it on both sides of the
+# bend.
+# </details>
+# <details><summary>Hint 3: the shape of the answer</summary>
+#
+# An inner function from rows to bytes, with three summands, one of which has two cases and one a `min`; then a loop.
+# </details>
+
+
+# %% tags=["exercise"]
+def rows_that_fit(
+    budget: int, n: int, layers: int, kept: int, hidden: int, vocabulary: int, prompt: int, answer: int, chunk: int,
+    again: bool,
+) -> int:  # fmt: skip
+    """The largest number of rows of a micro-batch that needs at most `budget` bytes."""
+
+    # BEGIN SOLUTION
+    def needed(rows: int) -> int:
+        tokens = rows * (prompt + answer)
+        activations = tokens * (4 * hidden * layers + kept) if again else tokens * kept * layers
+        return (4 + 4 + 8 + 2) * n + activations + 3 * 4 * vocabulary * min(chunk, rows * answer)
+
+    rows = 0
+    while needed(rows + 1) <= budget:
+        rows += 1
+    return rows
+    # END SOLUTION
+
+
+# %%
+check.q2(rows_that_fit)
+
+# %% [markdown]
+# Your function for Qwen2.5-0.5B's shape on 24 GB, over the chunk: with and without checkpointing. **Look for** where
+# the chunk matters, and where it does not.
+
+# %% tags=["hide-input"]
+# @title Figure: rows of a micro-batch on 24 GB
+if check.q2.passed:
+    chunks = [2**k for k in range(6, 15)]
+    fig, ax = plt.subplots(figsize=(7, 2.8))
+    for again, color, style in ((False, "#56B4E9", "-"), (True, "#E69F00", "--")):
+        sizes = 494_032_768, 24, 70_000, 896, 151_936, 150, 300
+        rows = [rows_that_fit(24 * 10**9, *sizes, chunk, again) for chunk in chunks]
+        ax.plot(chunks, rows, color=color, linestyle=style, marker="o", label="computed again" if again else "kept")
+    ax.set(xscale="log", yscale="log", xlabel="chunk of the head, tokens", ylabel="rows")
+    ax.legend()
+    ax.grid()
+    plt.show()
+
+# %% [markdown] tags=["solution"]
+# **A bend.** Up to `chunk` answer tokens each row brings its own logits; beyond, none. So with a small chunk a row
+# costs its activations only, and checkpointing multiplies the rows. With a large chunk the logits take the room, and
+# all that checkpointing saves is not worth much. The two belong together, and the `a10g` preset has both.
+
+# %% [markdown]
+# ## q3 · Log-prob and entropy without logits
+#
+# ●●●●○ · 30 minutes
+#
+# Many losses have a bonus for entropy, and sampling has a temperature $\tau$. Let $p = \text{softmax}(\text{hidden}
+# \cdot \text{head}^\top / \tau)$ and
+#
+# $$\mathcal{L} = \sum_t a_t \log p_t(y_t) + b \sum_t H_t , \qquad H_t = -\sum_j p_{t,j} \log p_{t,j} .$$
+#
+# Return the gradients of `hidden` `[n, d]` and `head` `[V, d]`, in float32 or better, without autograd, and with logits
+# for at most `chunk` tokens at a time. The check looks at the numbers; the cell after it at the largest tensor.
+#
+# <details><summary>Hint 1: a question</summary>
+# What is the sum of the gradient over all logits of one token, and why must it be that?
+# </details>
+# <details><summary>Hint 2: the idea</summary>
+#
+# By one logit, the slope of $\log p(y)$ is one-hot minus $p$. That of $H$ is $-p_j (\log p_j + H)$: $p$ stands in it
+# twice, and the second time brings the $H$. Everything then passes through the division by $\tau$.
+# </details>
+# <details><summary>Hint 3: the shape of the answer</summary>
+#
+# A loop over chunks with log-probs, probabilities and entropies in it; one tensor of slopes, of two summands; two
+# products, one of which fills rows, and one adds up.
+# </details>
+
+
+# %% tags=["exercise"]
+def gradients(
+    hidden: torch.Tensor, head: torch.Tensor, targets: torch.Tensor, a: torch.Tensor, b: float, temperature: float,
+    chunk: int,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Gradients of hidden [n, d] and head [V, d]. targets: [n] int64; a: [n]."""
+    # BEGIN SOLUTION
+    d_hidden, d_head = torch.zeros_like(hidden), torch.zeros_like(head)
+    for at in torch.arange(len(hidden)).split(chunk):
+        logp = (hidden[at] @ head.T / temperature).log_softmax(1)
+        p = logp.exp()
+        entropy = -(p * logp).sum(1, keepdim=True)
+        slope = -a[at, None] * p - b * p * (logp + entropy)
+        slope[torch.arange(len(at)), targets[at]] += a[at]
+        slope /= temperature
+        d_hidden[at] = slope @ head
+        d_head += slope.T @ hidden[at]
+    return d_hidden, d_head
+    # END SOLUTION
+
+
+# %%
+check.q3(gradients)
+
+
+# %%
+class Largest(TorchDispatchMode):
+    """Remembers the most numbers of one tensor that was made."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        made = function(*arguments, **(options or {}))
+        for t in made if isinstance(made, tuple | list) else [made]:
+            if isinstance(t, torch.Tensor):
+                self.numbers = max(self.numbers, t.numel())
+        return made
+
+
+if check.q3.passed:
+    hidden, head, targets = torch.randn(400, 8), torch.randn(1000, 8), torch.randint(1000, (400,))
+    with Largest() as seen:
+        gradients(hidden, head, targets, torch.randn(400), 0.1, 0.9, 20)
+    print(f"largest tensor: {seen.numbers:,} numbers; a chunk's logits {20 * 1000:,}; all logits {400 * 1000:,}")
+
+# %% [markdown] tags=["solution"]
+# **One tensor of slopes.** Its sum over the vocabulary is 0 for each token, with both parts: adding a number to all
+# logits changes no probability. That is a test without a reference. **The forgotten half.** Whoever takes $p$ for a
+# constant in $-\sum p \log p$ gets a slope of exactly 0: an entropy bonus that does nothing, and no error.
+
+# %% [markdown]
+# ## q4 · What leaks?
+#
+# ●●●●○ · 25 minutes
+#
+# A packed row holds several answers, and somebody's attention mask is wrong in a few places. Which log-probs are
+# spoiled? What a token has seen in one layer, others see in the next one, so a leak spreads, and only so far.
+#
+# - `positions` `[L]` int64: an answer begins where it is 0; the first token of the row has position 0;
+# - `seen` `[L, L]` bool: in each layer token $i$ sees token $j$. Each sees itself;
+# - `learned` `[L]` bool: the tokens whose log-probs are in the loss;
+# - `layers`: how many layers there are.
+#
+# A token's state is spoiled by a layer if there it sees a token of another answer, or a state that was spoiled before
+# that layer. Once spoiled it stays so. The log-prob of token $t$ is read off the last state of token $t - 1$: it is
+# spoiled if that state is, or if token $t - 1$ is of another answer. Return bool `[L]`: learned tokens whose log-prob
+# is spoiled. Token 0 is predicted by nothing, so it is never among them.
+#
+# <details><summary>Hint 1: a question</summary>
+# A window of one token, a leak into token 3, two layers: how far does it get?
+# </details>
+# <details><summary>Hint 2: the idea</summary>
+#
+# Number the answers first. A layer is a product of a boolean matrix with the states that are spoiled, plus what comes
+# in from outside. Take the states before a layer all at once: what a layer spoils is seen in the next one only.
+# </details>
+# <details><summary>Hint 3: the shape of the answer</summary>
+#
+# Owners by one running sum; a matrix of "sees a foreign token"; a loop over layers with one line; at the end a shift by
+# one with an `or` and an `and`.
+# </details>
+
+
+# %% tags=["exercise"]
+def spoiled(positions: torch.Tensor, seen: torch.Tensor, learned: torch.Tensor, layers: int) -> torch.Tensor:
+    """Which learned tokens' log-probs are spoiled, bool [L]. positions: [L]; seen: bool [L, L]; learned: bool [L]."""
+    # BEGIN SOLUTION
+    owner = (positions == 0).cumsum(0)
+    foreign = (seen & (owner[:, None] != owner)).any(1)
+    bad = torch.zeros_like(learned)
+    for _ in range(layers):
+        bad = foreign | (seen & bad).any(1)
+    result = torch.zeros_like(learned)
+    result[1:] = (bad[:-1] | (owner[1:] != owner[:-1])) & learned[1:]
+    return result
+    # END SOLUTION
+
+
+# %%
+check.q4(spoiled)
+
+# %% [markdown]
+# Two answers of 40 tokens, a window of three, and one leak into the second. **Look for** how the layers carry it on.
+
+# %% tags=["hide-input"]
+# @title Figure: one leak, layer by layer
+if check.q4.passed:
+    place = torch.arange(80)
+    back = place[:, None] - place
+    seen = (back >= 0) & (back < 3) & (place[:, None] // 40 == place // 40)
+    seen[45, 10] = True
+    picture = torch.stack([spoiled(place % 40, seen, torch.ones(80, dtype=torch.bool), n) for n in range(1, 17)])
+    fig, ax = plt.subplots(figsize=(8, 2.6))
+    ax.imshow(picture, aspect="auto", cmap="Oranges", vmax=1.5, extent=(0, 80, 16.5, 0.5))
+    ax.set(
+        xlabel="token",
+        ylabel="layers",
+        yticks=range(1, 17, 3),
+        title="Spoiled log-probs: the leak, and B's first token in any case",
+    )
+    plt.show()
+
+# %% [markdown] tags=["solution"]
+# **A front that moves.** With a window of three a leak gets two tokens further in each layer; with full attention it
+# has the rest of the answer in two. **Two traps.** The shift: a token that sees too much spoils the prediction of the
+# *next* one. And the first token of an answer, which no mask protects: it must not be learned in a packed row, or it
+# must be a prompt's, which is not learned anyway.
+
+# %% [markdown]
+# ## q5 · Why does this weight never move?
+#
+# ●●●○○ · 25 minutes
+#
+# A colleague keeps weights in bf16 and wants to save the float32 master. "I collect the steps beside each weight,
+# exactly, and add them once they are enough to move it." How many steps must she collect?
+#
+# `weights` `[n]` bf16, not 0; `step`: what each optimizer step adds, of either sign. Return int64 `[n]`: the least $k
+# \ge 1$ for which $w + k \cdot \text{step}$, rounded to bf16, is not $w$. Rounding is to the nearest number, and on a
+# tie to the one whose last bit is 0.
+#
+# Only so much as to how: `weights.view(torch.int16)` has the bits of a weight as a whole number. The numbers of bf16
+# lie, in each sign, in the order of these whole numbers.
+#
+# <details><summary>Hint 1: a question</summary>
+# How far is it from 1 to the next number of bf16 above it, and how far to the next below?
+# </details>
+# <details><summary>Hint 2: the idea</summary>
+#
+# A weight moves when the sum passes half the way to its neighbour in the direction of the step. Exactly half-way it
+# moves only if it is the odd one of the two.
+# </details>
+# <details><summary>Hint 3: the shape of the answer</summary>
+#
+# The neighbour by whole numbers, plus or minus one by two signs; half of the distance in float64, over the size of the
+# step; rounded up in one case, and down plus one in the other. Or a search, with the rounding left to torch.
+# </details>
+
+
+# %% tags=["exercise"]
+def steps_to_move(weights: torch.Tensor, step: float) -> torch.Tensor:
+    """Least number of steps, int64 [n], whose sum moves a weight. weights: bf16 [n]; step: float, not 0."""
+    # BEGIN SOLUTION
+    bits = weights.view(torch.int16)
+    outwards = (weights > 0) == (step > 0)
+    neighbour = torch.where(outwards, bits + 1, bits - 1).view(torch.bfloat16)
+    half = (neighbour.double() - weights.double()).abs() / 2 / abs(step)
+    return torch.where(bits % 2 == 0, half.floor() + 1, half.ceil()).long()
+    # END SOLUTION
+
+
+# %%
+check.q5(steps_to_move)
+
+# %% [markdown]
+# Steps of 1e-6 and weights of every size. **Look for** the weight that moves at each step, and how many steps a run
+# has.
+
+# %% tags=["hide-input"]
+# @title Figure: steps until a bf16 weight moves
+if check.q5.passed:
+    sizes = torch.logspace(-5, 0, 400).bfloat16()
+    fig, ax = plt.subplots(figsize=(7, 2.8))
+    ax.plot(sizes.float(), steps_to_move(sizes, 1e-6), color="#0072B2")
+    ax.axhline(200, color="black", linestyle=":", label="200 steps")
+    ax.set(xscale="log", yscale="log", xlabel="weight", ylabel="steps")
+    ax.legend()
+    ax.grid()
+    plt.show()
+
+# %% [markdown] tags=["solution"]
+# **Half of the distance, in the direction of the step.** Numbers are twice as dense below a power of two as above it,
+# so there the two directions differ. **Ties** go to the even number: an even weight stays, an odd one moves. **Her
+# idea** needs the collected sum in more than bf16, for each weight: with a bf16 weight and 16 bits of remainder beside
+# it she has the float32 master again, cut in two. That is how some optimizers store it.
+
+# %% [markdown]
+# ## q6 · A norm to mend
+#
+# ●●●○○ · 20 minutes
+#
+# Some models write a norm's factor as 1 + weight, so that weights begin at 0, and have a norm for each head. A
+# colleague's backward pass, for `x` `[rows, heads, d]` and one `weight` `[d]` for all heads:
+
+
+# %%
+def hers(x, weight, g, eps):
+    s = (x.square().mean(-1, keepdim=True) + eps).rsqrt()
+    along = (g * x).sum(-1, keepdim=True)
+    dx = s * g * (1 + weight) - x * s**3 * along / x.shape[-1]
+    return dx, (s * g * x).sum((0, 1))
+
+
+x, weight, g = torch.randn(4, 2, 8).double().requires_grad_(), torch.zeros(8).double(), torch.randn(4, 2, 8).double()
+y = x * (x.square().mean(-1, keepdim=True) + 1e-3).rsqrt() * (1 + weight)
+(expected,) = torch.autograd.grad(y, x, g)
+print("her test, with the weights of a new model:", torch.allclose(hers(x.detach(), weight, g, 1e-3)[0], expected))
+
+# %% [markdown]
+# Her test passes, and fine-tuning gets slowly worse. Find the fault, and write it right: the gradients of `x` and of
+# `weight`, from `g` `[rows, heads, d]`, the gradient of $y = s \, (1 + w) \odot x$.
+#
+# <details><summary>Hint 1: a question</summary>
+# For which weights is her test blind?
+# </details>
+# <details><summary>Hint 2: the idea</summary>
+#
+# The loss reaches $s$ through every number of $y$. What is the slope of $y_j$ by $s$?
+# </details>
+# <details><summary>Hint 3: the shape of the answer</summary>
+#
+# Her five lines, one of which has a factor more.
+# </details>
+
+
+# %% tags=["exercise"]
+def mended(x: torch.Tensor, weight: torch.Tensor, g: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of x [rows, heads, d] and weight [d]."""
+    # BEGIN SOLUTION
+    s = (x.square().mean(-1, keepdim=True) + eps).rsqrt()
+    slope = g * (1 + weight)
+    along = (slope * x).sum(-1, keepdim=True)
+    return s * slope - x * s**3 * along / x.shape[-1], (s * g * x).sum((0, 1))
+    # END SOLUTION
+
+
+# %%
+check.q6(mended)
+
+# %% [markdown]
+# How wrong was hers, as the weights leave 0?
+
+# %%
+if check.q6.passed:
+    x, g = torch.randn(64, 2, 32), torch.randn(64, 2, 32)
+    for size in (0.0, 0.01, 0.1, 1.0):
+        weight = size * torch.randn(32)
+        right, wrong = mended(x, weight, g, 1e-6)[0], hers(x, weight, g, 1e-6)[0]
+        print(f"weights of size {size:4}: off by {(wrong - right).norm() / right.norm():.2%}")
+
+# %% [markdown] tags=["solution"]
+# **A test that cannot fail.** With weights of 0 the missing factor is 1. Test with numbers that are neither 0 nor 1,
+# and all different. The mistake is small for small weights, so the loss falls all the same, a little less than it
+# could: this kind of fault is found by a test of the gradient or not at all.

@@ -1,0 +1,1015 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# **You will learn**
+#
+# - where the seconds of an update go, counted, and which share of a GPU's rate it reaches;
+# - a ledger of its memory that you add up yourself and hold against recorded peaks;
+# - log-probs and their gradient without logits in memory, and activations that are computed twice;
+# - to pack answers of many lengths, and what may leak between them;
+# - the backward pass of a norm and of attention by hand, the norm's as a kernel;
+# - why a weight of 16 bits may never move.
+#
+# You need [lesson 06](06_where_time_goes.ipynb) for floors, [lesson 08](08_first_kernels.ipynb) for kernels, and the
+# online softmax of [lesson 09](09_decode_attention.ipynb), section 2.
+#
+# In lessons 07 to 11 the rollout became fast. This lesson is about the other half of the step.
+
+# %%
+import importlib.util
+import inspect
+import itertools
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import torch
+import torch.nn.functional as F
+from IPython.display import Code, Markdown, display
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from rlcourse.config import make_config
+from rlcourse.course import pick
+from rlcourse.course.kernels import rms_norm_backward as norm_kernel
+from rlcourse.course.kernels.interpret import run
+from rlcourse.course.widgets import bet, explorer
+from rlcourse.logprobs import chunked_logprobs
+from rlcourse.measure.memory import activation_bytes, model_shape, parameters
+from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, SKY, VERMILION
+from rlcourse.measure.records import load_record, provenance
+from rlcourse.measure.roofline import update as update_work
+from rlcourse.policy import load_policy
+from rlcourse.ptx import PTXError
+from rlcourse.sampling import Sampling
+from rlcourse.sft.data import Example
+from rlcourse.sft.packing import plan_rows
+from rlcourse.tasks import load_task
+
+policy = load_policy("embedded")
+model = policy.model
+qwen = model_shape("Qwen/Qwen2.5-0.5B")
+small_gpu, large_gpu = make_config("a10g"), make_config("h200")
+
+# %% [markdown]
+# ## 1 · Half of the step
+#
+# One step with the shape of Qwen2.5-0.5B on an H200, all answers 256 tokens long: a rollout, then an update. With 16
+# answers a step the rollout takes most of the time.
+
+# %% tags=["hide-input"]
+# @title Your bet
+share_bet = bet("And with 256 answers a step: what share of it does the update take?", (30, 0, 100, 1), "%")
+
+# %% tags=["hide-input"]
+# @title Figure: rollout and update
+exact = load_record("exact", "NVIDIA H200")
+steps = {
+    row["rows"]: row
+    for row in exact["results"]
+    if row["variant"] == "one set of numbers" and row["shape"] == "qwen2.5-0.5b"
+}
+share = {rows: 100 * row["update_s"] / row["step_s"] for rows, row in steps.items()}
+names = [f"{rows} answers" for rows in steps]
+fig, ax = plt.subplots(figsize=(8, 2.6), layout="constrained")
+left = [0.0] * len(steps)
+for phase, color in (("rollout", SKY), ("update", VERMILION)):
+    widths = [row[f"{phase}_s"] for row in steps.values()]
+    bars = ax.barh(names, widths, left=left, color=color, label=phase)
+    ax.bar_label(bars, fmt="%.2f", label_type="center", color="white" if phase == "update" else BLACK)
+    left = [a + b for a, b in zip(left, widths, strict=True)]
+ax.invert_yaxis()
+ax.set(xlabel="seconds", title=f"A step, {provenance(exact)}")
+ax.legend(loc="upper right")
+plt.show()
+share_bet.result(round(share[256]))
+growth = {phase: steps[256][f"{phase}_s"] / steps[16][f"{phase}_s"] for phase in ("rollout", "update")}
+
+# %% [markdown]
+# {{ share[16]:.0f }} %, {{ share[64]:.0f }} % and {{ share[256]:.0f }} %. {{ assert share[16] < share[64] < share[256]
+# and share[256] > 55 }} With 16 times the answers the rollout takes {{ growth["rollout"]:.1f }} times as long and the
+# update {{ growth["update"]:.1f }} times. A decode step reads all weights, for few rows or many (lesson 06). The update
+# has all tokens at once, so its time is that of its arithmetic, and that grows with the tokens.
+#
+# ### 6 operations for each weight and token
+#
+# A linear layer multiplies and adds once for each weight and token: 2 operations forward. Its backward pass has two
+# products of the same size, one for the gradient of its input and one for that of its weight: 4 more. So a model does
+# about **6 × parameters × tokens**. Count it:
+
+# %%
+rows, length = 4, 50
+ids = torch.randint(5, 500, (rows, length))
+with FlopCounterMode(display=False) as counter:
+    model(ids, use_cache=False).logits.sum().backward()
+model.zero_grad()
+by_kind = {str(name).removeprefix("aten."): n for name, n in counter.get_flop_counts()["Global"].items()}
+linear = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
+counted = by_kind["mm"] + by_kind["addmm"]
+print(f"counted {counted:,}   6 x {linear:,} weights x {rows * length} tokens = {6 * linear * rows * length:,}")
+assert counted == 6 * linear * rows * length
+
+# %% [markdown]
+# To the last operation. (Norms, biases and attention itself are left out here.) The head is one of these layers, and
+# for Qwen it is the largest: {{ qwen.vocabulary:,d }} × {{ qwen.hidden }} weights, which only the answers' tokens need.
+# If its product is computed once more in the backward pass, as in section 3, it has 8 operations and not 6.
+#
+# ### How close to the GPU's rate?
+#
+# The operations of the update over its seconds, as a share of what a large matrix product reaches on the same GPU, is
+# the *model FLOPs utilisation*, MFU. (Mostly it is given as a share of the data sheet's rate, which no product
+# reaches.)
+
+# %% tags=["hide-input"]
+# @title Your bet
+record = load_record("update", "NVIDIA H200")
+tokens = record["results"][-1]["tokens"]
+mfu_bet = bet(f"The update of 64 answers, {tokens:,} tokens: what MFU has it?", (90, 0, 100, 1), "%")
+
+# %% tags=["hide-input"]
+# @title Figure: the seconds of an update, against its floor
+fig, ax = plt.subplots(figsize=(9, 2.4), layout="constrained")
+mfu, names = {}, []
+for place, row in enumerate(record["results"]):
+    rows, tokens = row["rows"], row["tokens"]
+    work = update_work(qwen, rows, tokens / rows, record["setup"]["new_tokens"])
+    mfu[rows] = 100 * row["tflops"] / row["peak_tflops"]
+    seconds = {part: flops / row["peak_tflops"] / 1e12 for part, flops in work.flops.items()}
+    seconds["optimizer: bytes"] = row["floor_s"] - sum(seconds.values())
+    seconds["above the floor"] = row["update_s"] - row["floor_s"]
+    left = 0.0
+    for (part, value), color in zip(seconds.items(), (BLUE, GREEN, ORANGE, SKY, "#cccccc"), strict=True):
+        bar = ax.barh(place, 1e3 * value, left=left, color=color, label=None if place else part)
+        if 1e3 * value > 8:
+            ax.bar_label(bar, fmt="%.0f", label_type="center")
+        left += 1e3 * value
+    names.append(f"{rows} answers,\n{tokens:,} tokens")
+    head_share = 100 * work.flops["head"] / work.total_flops
+ax.set_yticks(range(len(names)), names)
+ax.invert_yaxis()
+ax.set(xlabel="milliseconds", xlim=(0, 260), title=f"Floors of the parts, and the rest; {provenance(record)}")
+ax.legend(loc="upper right", fontsize=9)
+plt.show()
+mfu_bet.result(round(mfu[64]))
+
+# %% [markdown]
+# {{ mfu[64]:.0f }} % at 64 answers and {{ mfu[16]:.0f }} % at 16. {{ assert mfu[16] < mfu[64] < 60 }} The head, one
+# matrix, has {{ head_share:.0f }} % of the operations. The optimizer reads and writes 28 bytes for each parameter,
+# whatever the number of tokens, so it weighs more when they are few. The grey part is what one can still save:
+# everything between the products (norms, softmax, rounding, copies), products that are too small, and work done twice.
+# (Its seconds are not those of the first figure: other prompts, and the code of another hour of that day.)
+
+# %% [markdown]
+# ## 2 · A ledger of gigabytes
+#
+# {{ parameters(qwen):,d }} parameters. What must be in memory at the worst moment of an update? Training keeps weights
+# in float32, AdamW has two moments, the engine a copy in bf16, which the trainer's products use as well.
+
+
+# %%
+def kept_by_a_layer(shape) -> int:
+    """Bytes that a layer of `rlcourse/exact/layers.py` keeps of each token for its backward pass. float32: the residual
+    stream before attention and before the MLP, squares for their norms, a number for each head; bf16: q, k, v,
+    attention's output, and the projection that SwiGLU halves."""
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    stream = 2 * (4 * shape.hidden + 4 * shape.hidden // 32)
+    return stream + 2 * (q + 2 * kv + q) + 4 * shape.heads + 2 * 2 * shape.intermediate
+
+
+def ledger(shape, rows: int, width: float, answer: int, micro_rows: int = 64, chunk: int = 16384) -> dict[str, float]:
+    """Bytes at the head's backward pass, when all layers' activations are there. width: of a row, with its padding."""
+    n, together = parameters(shape), min(rows, micro_rows)
+    return {
+        "weights, float32": 4 * n,
+        "two moments, float32": 8 * n,
+        "engine's weights, bf16": 2 * n,
+        "gradients, float32": 4 * n if rows > micro_rows else 0,  # of the micro-batches before
+        "engine's cache, bf16": rows * width * 2 * 2 * shape.layers * shape.kv_heads * shape.head_dim,
+        "activations": together * width * shape.layers * kept_by_a_layer(shape),
+        "logits of a chunk, bf16": 2 * min(chunk, together * answer) * shape.vocabulary,
+        "head's gradient, float32": 4 * shape.vocabulary * shape.hidden,
+    }
+
+
+asked = [len(policy.prompt(problem.question)) for problem in load_task("minigsm").problems("train")[:512]]
+longest = [max(asked[i : i + 8]) + 256 for i in range(0, 512, 8)]  # 64 answers, 8 to a prompt
+width = sum(64 * -(-tokens // 64) for tokens in longest) / len(longest)  # rows are padded to a multiple of 64
+print(f"rows of {width:.0f} tokens, of which {sum(asked) / len(asked) + 256:.0f} are no padding")
+for name, size in ledger(qwen, 64, width, 256).items():
+    print(f"{name:26} {size / 1e9:5.1f} GB")
+print(f"{'together':26} {sum(ledger(qwen, 64, width, 256).values()) / 1e9:5.1f} GB")
+
+# %% [markdown]
+# Gradients are not in the list for one micro-batch: a weight's gradient is made when its layer's activations are used
+# for the last time, so both are never there whole. With several micro-batches the gradients of the first stay, and the
+# others come on top.
+#
+# Now the recorded peaks of the runs above. The preset's micro-batches have 64 rows, so 256 answers are four.
+
+# %% tags=["hide-input"]
+# @title Your bet
+PEAKS = ["4 times as much", "twice as much", "about a tenth more"]
+peak_bet = bet(f"64 answers peak at {steps[64]['peak_memory_bytes'] / 1e9:.0f} GB. And 256 answers?", PEAKS)
+
+# %% tags=["hide-input"]
+# @title Figure: the ledger beside recorded peaks
+fig, ax = plt.subplots(figsize=(9, 3.2), layout="constrained")
+shades = (BLUE, SKY, "#999999", VERMILION, "#555555", GREEN, ORANGE, "#F0E442")
+ours = {}
+for place, rows in enumerate(steps):
+    left, parts = 0.0, ledger(qwen, rows, width, 256)
+    ours[rows] = sum(parts.values())
+    for (name, size), color in zip(parts.items(), shades, strict=True):
+        ax.barh(place, size / 1e9, 0.6, left=left, color=color, label=None if place else name)
+        left += size / 1e9
+    peak = steps[rows]["peak_memory_bytes"] / 1e9
+    ax.plot([peak, peak], [place - 0.4, place + 0.4], color=BLACK, linewidth=2.5)
+    ax.text(peak + 0.4, place, f"recorded {peak:.1f}", va="center")
+ax.set_yticks(range(len(steps)), [f"{rows} answers" for rows in steps])
+ax.invert_yaxis()
+ax.set(xlabel="GB", xlim=(0, 58), title=f"What was counted, and the peak; {provenance(exact)}")
+ax.legend(loc="center right", fontsize=8)
+plt.show()
+peaks = {rows: row["peak_memory_bytes"] for rows, row in steps.items()}
+few, many = (ledger(qwen, rows, width, 256) for rows in (64, 256))
+more = {name: many[name] - few[name] for name in few}
+missing = {rows: 100 * (1 - ours[rows] / peaks[rows]) for rows in steps}
+peak_bet.result(PEAKS[2] if peaks[256] < 1.3 * peaks[64] else PEAKS[1])
+
+# %% [markdown]
+# Four times the answers, and {{ (peaks[256] - peaks[64]) / 1e9:.1f }} GB more. Of it {{ more["gradients, float32"] /
+# 1e9:.1f }} are gradients that wait, and {{ more["engine's cache, bf16"] / 1e9:.1f }} the engine's cache. {{ assert
+# peaks[256] < 1.15 * peaks[64] }} **Memory is that of a micro-batch.** The ledger is {{ min(missing.values()):.0f }} to
+# {{ max(missing.values()):.0f }} % below the peaks. {{ assert max(map(abs, missing.values())) < 25 }} It leaves out
+# what stands between two operations and what the allocator rounds up, and it counts prompts with the embedded model's
+# tokenizer, which is not the record's. That is good enough to see what to attack. At 64 answers {{ 100 *
+# few["activations"] / ours[64]:.0f }} % are activations and {{ 100 * few["logits of a chunk, bf16"] / ours[64]:.0f }} %
+# the logits, and those of a *chunk* only.
+#
+# ## 3 · Logits that never stand
+#
+# All logits of 64 such answers are 64 × 256 × {{ qwen.vocabulary:,d }} numbers: {{ 4 * 64 * 256 * qwen.vocabulary /
+# 1e9:.0f }} GB in float32, and the softmax and its gradient as much again. Nobody needs them. The loss needs one number
+# a token, $\log p(y) = z_y - \log \sum_j e^{z_j}$, and its gradient is known: for a token whose log-prob has the
+# gradient $g$ (minus the advantage, in REINFORCE)
+#
+# $$\frac{\partial \mathcal{L}}{\partial z_j} = g \, ([j = y] - p_j),$$
+#
+# **one-hot minus probability**. So take a chunk of tokens, compute its logits, keep one number of each row, and forget
+# them. In the backward pass compute them once more.
+
+
+# %%
+class LogProbs(torch.autograd.Function):
+    """log p [n] of targets [n], from hidden [n, d] and head [vocabulary, d]; logits stand for `chunk` tokens."""
+
+    @staticmethod
+    def forward(ctx, hidden, head, targets, chunk):
+        pieces = []
+        for h, y in zip(hidden.split(chunk), targets.split(chunk), strict=True):
+            logits = h @ head.T
+            pieces.append((logits.gather(1, y[:, None])[:, 0], logits.logsumexp(1)))
+        chosen, log_mass = (torch.cat(part) for part in zip(*pieces, strict=True))
+        ctx.save_for_backward(hidden, head, targets, log_mass)
+        ctx.chunk = chunk
+        return chosen - log_mass
+
+    @staticmethod
+    def backward(ctx, gradient):
+        hidden, head, targets, log_mass = ctx.saved_tensors
+        d_hidden, d_head = torch.empty_like(hidden), torch.zeros_like(head)
+        for at in torch.arange(len(hidden)).split(ctx.chunk):
+            slope = -(hidden[at] @ head.T - log_mass[at, None]).exp_()  # -p, from logits that are computed again
+            slope[torch.arange(len(at)), targets[at]] += 1
+            slope *= gradient[at, None]
+            d_hidden[at] = slope @ head
+            d_head += slope.T @ hidden[at]
+        return d_hidden, d_head, None, None
+
+
+# %% [markdown]
+# Is it the same loss, and the same gradient? In float64, so that rounding hides nothing; with chunks that do not fit;
+# beside the plain computation by autograd, and the package's.
+
+# %%
+torch.manual_seed(0)
+n, d, vocabulary = 50, 16, 300
+inputs = torch.randn(n, d).double(), torch.randn(vocabulary, d).double()
+targets, advantages = torch.randint(vocabulary, (n,)), torch.randn(n).double()
+
+
+def loss_and_gradients(logprobs) -> list[torch.Tensor]:
+    """Of REINFORCE: the loss, and the gradients of the last hidden states and of the head."""
+    hidden, head = (t.clone().requires_grad_() for t in inputs)
+    loss = -(advantages * logprobs(hidden, head)).mean()
+    return [loss.detach(), *torch.autograd.grad(loss, (hidden, head))]
+
+
+plain = loss_and_gradients(lambda h, w: (h @ w.T).log_softmax(-1)[torch.arange(n), targets])
+ways = {f"ours, chunks of {c}": lambda h, w, c=c: LogProbs.apply(h, w, targets, c) for c in (1, 7, 16, 50)}
+ways["the package's, 16"] = lambda h, w: chunked_logprobs(h, w, targets, Sampling(), 16)
+for name, way in ways.items():
+    apart = [(a - b).abs().max().item() for a, b in zip(loss_and_gradients(way), plain, strict=True)]
+    print(f"{name:20} loss off by {apart[0]:.0e}, gradients by {apart[1]:.0e} and {apart[2]:.0e}")
+    assert max(apart) < (1e-12 if name.startswith("ours") else 1e-5)
+
+# %% [markdown]
+# The package's takes its softmax in float32, whatever comes in, hence its larger numbers. Both halves must be tried: a
+# loss that is right with a gradient that is not trains, slowly, and looks fine.
+#
+# And does it hold what it promises? A *dispatch mode* sees every tensor that any operation makes.
+
+
+# %%
+class Largest(TorchDispatchMode):
+    """Remembers the most bytes of one tensor that was made."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        made = function(*arguments, **(options or {}))
+        for t in made if isinstance(made, tuple | list) else [made]:
+            if isinstance(t, torch.Tensor):
+                self.bytes = max(self.bytes, t.numel() * t.element_size())
+        return made
+
+
+for name, way in {
+    "all logits at once": lambda h, w: (h @ w.T).log_softmax(-1)[torch.arange(n), targets],
+    **ways,
+}.items():
+    with Largest() as seen:
+        loss_and_gradients(way)
+    print(f"{name:20} largest tensor {seen.bytes:7,} bytes")
+chunks = load_record("logprobs", "NVIDIA H200")
+found = {row["variant"]: row for row in chunks["results"]}
+whole = found["all at once"]
+print(f"{'the head itself':20}                {inputs[1].nbytes:7,} bytes")
+
+# %% [markdown]
+# ### What the record says of it, and what it cannot say
+#
+# {{ whole["tokens"]:,d }} tokens and Qwen's head on an H200: chunks of 1,024, of 4,096, and all at once. The head is
+# computed twice in chunks, 8 operations instead of 6, a third more. So what should chunks of 1,024 cost in time?
+
+# %% tags=["hide-input"]
+# @title Your bet
+price_bet = bet("Chunks of 1,024 take as long as all at once, times", (1.33, 1, 5, 0.01))
+
+# %% tags=["hide-input"]
+# @title Figure: time against memory
+fig, ax = plt.subplots(figsize=(7.5, 3), layout="constrained")
+for (name, row), color in zip(found.items(), (VERMILION, ORANGE, BLUE), strict=True):
+    ax.plot(row["peak_memory_bytes"] / 1e9, 1e3 * row["seconds"], "o", color=color, markersize=10)
+    ax.annotate(name, (row["peak_memory_bytes"] / 1e9, 1e3 * row["seconds"]), (8, 6), textcoords="offset points")
+ax.axhline(8 / 6 * 1e3 * whole["seconds"], color=BLACK, linestyle=":", label="a third more than all at once")
+ax.set(xscale="log", xlim=(2, 250), ylim=(0, 500), xlabel="peak memory, GB", ylabel="milliseconds")
+ax.set(title=f"{whole['tokens']:,} tokens forward and backward, {provenance(chunks)}")
+ax.legend(loc="lower left")
+plt.show()
+price = {name: row["seconds"] / whole["seconds"] for name, row in found.items()}
+less = whole["peak_memory_bytes"] / found["chunks of 4096"]["peak_memory_bytes"]
+price_bet.result(round(price["chunks of 1024"], 2))
+
+# %% [markdown]
+# Chunks of 4,096 need {{ less:.0f }} times less memory for {{ price["chunks of 4096"]:.2f }} times the time: the third
+# more that was to be expected. {{ assert 1.25 < price["chunks of 4096"] < 1.45 }} Chunks of 1,024 need {{ price["chunks
+# of 1024"]:.1f }} times the time, and no count of operations explains it. {{ assert price["chunks of 1024"] > 2.5 }}
+#
+# Before you explain a surprise, **look at how it was measured**. `logprobs` in `rlcourse/bench/numerics.py` runs each
+# variant once, without a run to warm up, and 1,024 comes first, in a fresh process. The first product of a process
+# also pays for loading the library and its kernels. How much of the surprise is that? This record cannot say. So we
+# draw no conclusion from its first row, and you should not set `--logprob-chunk` by it. A GPU and five lines more
+# would settle it: measure each variant several times, and leave the first out.
+#
+# ## 4 · Activations, computed twice
+#
+# The layers keep what their backward pass will ask for. PyTorch lets one look: a *hook* sees each tensor that is saved.
+# The other way is to keep only the input of each layer, and to run the layer again when its gradient is due (Chen et
+# al. 2016): *gradient checkpointing*. PyTorch's `checkpoint` does it to any function.
+
+
+# %%
+def kept_bytes(compute) -> int:
+    """Bytes that a forward pass keeps for its backward pass, beside the weights. Views of one memory count once."""
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept = {}
+
+    def note(t: torch.Tensor) -> torch.Tensor:
+        memory = t.untyped_storage()
+        if memory.data_ptr() not in weights:
+            kept[memory.data_ptr()] = memory.nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        result = compute()
+    del result
+    return sum(kept.values())
+
+
+# %% tags=["hide-input"]
+# @title Your bet
+memory_bet = bet("The embedded model has 4 layers. What share of its activations does checkpointing keep?",
+                 (25, 0, 100, 1), "%")  # fmt: skip
+
+# %%
+rows, length = 8, pick(64, 128)
+ids = torch.randint(5, 500, (rows, length))
+trunk, held, gradients = model.get_decoder(), {}, {}
+for again in (False, True):
+    for layer in trunk.layers if again else []:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+    held[again] = kept_bytes(lambda: trunk(input_ids=ids, use_cache=False).last_hidden_state)
+    with FlopCounterMode(display=False) as counter:
+        trunk(input_ids=ids, use_cache=False).last_hidden_state.square().sum().backward()
+    gradients[again] = [p.grad.clone() for p in model.parameters() if p.grad is not None], counter.get_total_flops()
+    model.zero_grad()
+for layer in trunk.layers:
+    del layer.forward  # the class's own is there again
+same = all(torch.equal(a, b) for a, b in zip(gradients[False][0], gradients[True][0], strict=True))
+of_shape = activation_bytes(model_shape("embedded"), rows, length, "float32", False)
+print(f"kept {held[False]:,} bytes (the package's formula says {of_shape:,}); with checkpointing {held[True]:,}")
+print(f"operations {gradients[True][1] / gradients[False][1]:.2f} times; gradients with the same bits: {same}")
+memory_bet.result(round(100 * held[True] / held[False]))
+
+# %% [markdown]
+# {{ 100 * held[True] / held[False]:.0f }} %, not a quarter: of each layer only its input stays, one of many tensors of
+# that size. {{ assert same and held[True] < 0.15 * held[False] }} The operations are {{ gradients[True][1] /
+# gradients[False][1]:.2f }} times as many. A whole forward pass would be a third more, but the last product of a layer
+# is not done again, since nothing in the backward pass asks for its result. {{ assert 1.2 < gradients[True][1] /
+# gradients[False][1] < 1.3 }} (While one layer is computed again all of its activations are there,
+# which this count of the forward pass does not show.) The gradients are the same to the last bit. With Qwen's shape
+# and 8 rows of 512 tokens the package's formula says {{ activation_bytes(qwen, 8, 512, "bfloat16", False) / 1e9:.1f }}
+# GB without and {{ activation_bytes(qwen, 8, 512, "bfloat16", True) / 1e9:.1f }} GB with checkpointing.
+#
+# Chunked logits and checkpointing are one idea: **what is cheap to compute need not be kept**. The preset for 24 GB
+# uses both, that for the H200 the first alone. {{ assert small_gpu.gradient_checkpointing and not
+# large_gpu.gradient_checkpointing }}
+#
+# ## 5 · Padding and packing
+#
+# Answers have many lengths, a tensor has one. In a batch that is padded to its longest answer most of the work may be
+# for nothing.
+
+# %% tags=["hide-input"]
+# @title Your bet
+padding_bet = bet(
+    "64 answers of up to 512 tokens, half of them shorter than 100. Padded to the longest: what share is padding?",
+    (30, 0, 100, 1), "%",
+)  # fmt: skip
+
+# %%
+torch.manual_seed(1)
+lengths = (2 + torch.distributions.Geometric(1 - 0.5 ** (1 / 100)).sample((64,)).long()).clamp(max=512).tolist()
+
+
+def padding(batches: list[list[int]]) -> float:
+    """% of all places that hold no token. batches: lengths of the rows of each."""
+    places = sum(len(batch) * max(batch) for batch in batches)
+    return 100 * (1 - sum(map(sum, batches)) / places)
+
+
+def examples(lengths: list[int]) -> list[Example]:
+    return [Example(torch.zeros(n, dtype=torch.int32), torch.ones(n, dtype=torch.bool)) for n in lengths]
+
+
+packed = [sum(len(e.ids) for e in row) for row in plan_rows(examples(lengths), 512)]
+shares = {
+    "one batch": padding([lengths]),
+    "micro-batches of 8, as they come": padding([lengths[i : i + 8] for i in range(0, 64, 8)]),
+    "micro-batches of 8, by length": padding([sorted(lengths)[i : i + 8] for i in range(0, 64, 8)]),
+    "packed into rows of 512": 100 * (1 - sum(packed) / (512 * len(packed))),
+}
+for name, value in shares.items():
+    print(f"{name:34} {value:4.1f} % padding")
+padding_bet.result(round(shares["one batch"]))
+
+# %% [markdown]
+# The package's trainer sorts into micro-batches of like length, which alone removes most of it. {{ assert
+# shares["micro-batches of 8, by length"] < 0.5 * shares["one batch"] }} Its fine-tuning *packs*: several examples in
+# a row, the longest first, each into the first row with room. {{ assert shares["packed into rows of 512"] <
+# shares["micro-batches of 8, by length"] }}
+#
+# **Explore** the width of packed rows. Is less lost in wider ones?
+
+# %% tags=["hide-input"]
+# @title Explorer: rows that are packed
+
+
+def draw_rows(ax, width: int, answers: int) -> None:
+    """Each packed row as a bar of its answers."""
+    rows = plan_rows(examples(lengths[:answers]), width)
+    for place, row in enumerate(rows):
+        left = 0
+        for number, example in enumerate(row):
+            ax.barh(place, len(example.ids), left=left, color=(SKY, BLUE, GREEN, ORANGE)[number % 4], edgecolor="white")
+            left += len(example.ids)
+    used = sum(lengths[:answers]) / (width * len(rows))
+    ax.set(xlim=(0, width), xlabel="token", ylabel="row", ylim=(len(rows) - 0.4, -0.6), yticks=range(len(rows)))
+    ax.set_title(f"{answers} answers, width {width}:\n{len(rows)} rows, {100 * (1 - used):.0f} % padding", fontsize=11)
+
+
+explorer(
+    draw_rows,
+    static=[{"width": w, "answers": 32} for w in (512, 768, 1536)],
+    width=(512, 512, 2048, 64),
+    answers=(32, 8, 64, 4),
+)
+
+# %% [markdown]
+# Not here. All rows but the last are nearly full, and the last one has more room to be empty if it is wide. The more
+# answers there are, the less it counts.
+#
+# ### What may not leak
+#
+# Two answers in one row are two texts that must not know of each other. Two things say so: the **positions** begin at 0
+# again, and **attention** stays within an answer. Let us break each. The row is answer A, then answer B; what becomes
+# of B's log-probs?
+
+# %% tags=["hide-input"]
+# @title Your bet
+LEAKS = ["both change B", "attention alone changes B", "positions alone change B", "neither, with a causal mask"]
+leak_bet = bet("Break (1) the positions of B, which now go on, or (2) attention, which now sees A too:", LEAKS)
+
+# %%
+task_texts = ["Tom has 3 apples and buys 12 more. How many apples has he?", "Ann has 5 pens and loses 2 of them."]
+first, second = (policy.prompt(text) for text in task_texts)
+a, b = len(first), len(second)
+row = torch.tensor([first + second])
+owner = torch.tensor([0] * a + [1] * b)
+causal = torch.ones(a + b, a + b, dtype=torch.bool).tril()
+restart, go_on = torch.cat([torch.arange(a), torch.arange(b)]), torch.arange(a + b)
+apart_mask = causal & (owner[:, None] == owner)
+
+
+@torch.no_grad()
+def logprobs_of_b(ids, positions, seen) -> torch.Tensor:
+    """Log-probs of B's tokens but its first. seen [L, L]: which token (row) sees which."""
+    mask = torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)[None, None]
+    logits = model(ids, position_ids=positions[None], attention_mask=mask, use_cache=False).logits[0, -b:-1]
+    return logits.log_softmax(-1).gather(1, ids[0, -b + 1 :, None])[:, 0]
+
+
+alone = logprobs_of_b(torch.tensor([second]), torch.arange(b), torch.ones(b, b, dtype=torch.bool).tril())
+off = {
+    "both right": logprobs_of_b(row, restart, apart_mask) - alone,
+    "positions go on": logprobs_of_b(row, go_on, apart_mask) - alone,
+    "attention sees A": logprobs_of_b(row, restart, causal) - alone,
+    "both wrong": logprobs_of_b(row, go_on, causal) - alone,
+}
+off = {name: gap.abs().max().item() for name, gap in off.items()}
+for name, gap in off.items():
+    print(f"{name:17} B's log-probs off by up to {gap:.1e}")
+leak_bet.result(LEAKS[1] if off["positions go on"] < 1e-3 < off["attention sees A"] else LEAKS[0])
+
+# %% [markdown]
+# Attention alone, here. RoPE turns queries and keys by their positions, and a score depends on the **difference** of
+# two positions only (lesson 09). Shift all of an answer's positions by one number and nothing changes but rounding. {{
+# assert off["both right"] < 1e-4 and off["positions go on"] < 1e-3 and off["attention sees A"] > 0.05 }} Do not
+# conclude that positions do not matter. They must not pass what the model was trained for. With learned positions they
+# change everything. And transformers, when it gets positions and no mask, **reads off the positions where an answer
+# begins**: forget to restart them and attention leaks. So the package tries it on the model before it packs
+# (`check_packing`).
+#
+# One more leak has nothing to do with attention. The last token of A predicts "the next token", and the next one in the
+# row is B's first. Whoever shifts the row by one and takes the mean trains A to go on with B.
+#
+# ## 6 · The backward pass of a norm, by hand
+#
+# RMSNorm is $y = s \, w \odot x$ with $s = (\frac{1}{d}\sum_j x_j^2 + \epsilon)^{-1/2}$, $d$ the width. $x$ enters
+# twice: as itself, and through $s$. With $g$ the gradient of $y$:
+#
+# $$\frac{\partial \mathcal{L}}{\partial x_i} = s \, g_i w_i \;-\; \frac{s^3}{d} \, x_i \sum_j g_j w_j x_j ,
+# \qquad \frac{\partial \mathcal{L}}{\partial w_i} = \sum_\text{rows} s \, g_i x_i .$$
+
+
+# %%
+def norm(x, weight, eps=1e-6):
+    return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
+
+
+def norm_backward(x, weight, g, eps=1e-6):
+    """Gradients of x [rows, d] and weight [d], from that of the result, g [rows, d]."""
+    s = (x.square().mean(-1, keepdim=True) + eps).rsqrt()
+    through_s = s**3 / x.shape[1] * (g * weight * x).sum(-1, keepdim=True)
+    return s * g * weight - x * through_s, (s * g * x).sum(0)
+
+
+torch.manual_seed(0)
+x, weight, g = torch.randn(3, 24).double(), torch.rand(24).double() + 0.5, torch.randn(3, 24).double()
+
+# %% [markdown]
+# Who checks a formula? Autograd can, where it knows the operation. **Finite differences** always can: they need only
+# the function. Move one number by $\pm h$ and see what the loss does. How small should $h$ be?
+
+# %% tags=["hide-input"]
+# @title Your bet
+STEPS = ["as small as float64 has it, 1e-15", "about 1e-5", "about 1e-1"]
+step_bet = bet("The error of (loss(x + h) - loss(x - h)) / 2h in float64 is smallest with h:", STEPS)
+
+# %%
+ours = norm_backward(x, weight, g)[0]
+x_auto = x.clone().requires_grad_()
+(by_autograd,) = torch.autograd.grad((norm(x_auto, weight) * g).sum(), x_auto)
+
+
+def finite_differences(f, x: torch.Tensor, h: float) -> torch.Tensor:
+    """The gradient of f, a function of x [rows, d] to a number, by central differences."""
+    slopes = torch.zeros_like(x)
+    for i, j in itertools.product(*map(range, x.shape)):
+        step = torch.zeros_like(x)
+        step[i, j] = h
+        slopes[i, j] = (f(x + step) - f(x - step)) / (2 * h)
+    return slopes
+
+
+sizes = [10.0**-k for k in range(16)]
+errors = {}
+for dtype in (torch.float64, torch.float32):
+    w_, g_ = weight.to(dtype), g.to(dtype)
+    found = [finite_differences(lambda x: (norm(x, w_) * g_).sum(), x.to(dtype), h) for h in sizes]  # noqa: B023
+    errors[dtype] = [(f.double() - ours).abs().max().item() for f in found]
+print(f"autograd and our formula differ by {(ours - by_autograd).abs().max():.0e}")
+
+# %% tags=["hide-input"]
+# @title Figure: the error of finite differences
+fig, ax = plt.subplots(figsize=(7.5, 3), layout="constrained")
+for (dtype, values), color, marker in zip(errors.items(), (BLUE, VERMILION), "os", strict=True):
+    ax.plot(sizes, values, color=color, marker=marker, label=str(dtype)[6:])
+ax.set(
+    xscale="log", yscale="log", xlabel="h", ylabel="largest error", title="Too large: curvature. Too small: rounding"
+)
+ax.legend()
+ax.grid()
+plt.show()
+best = {dtype: sizes[values.index(min(values))] for dtype, values in errors.items()}
+step_bet.result(STEPS[1] if 1e-7 < best[torch.float64] < 1e-3 else STEPS[0])
+
+# %% [markdown]
+# The best step in float64 is {{ best[torch.float64]:.0e }}, and the error there {{ min(errors[torch.float64]):.0e }};
+# in float32 it is {{ best[torch.float32]:.0e }} and {{ min(errors[torch.float32]):.0e }}. {{ assert 1e-7 <
+# best[torch.float64] < 1e-3 < best[torch.float32] * 5 and min(errors[torch.float64]) < 1e-8 }} Rounding divided by $h$
+# grows as $h$ falls, and curvature times $h^2$ falls. So **check gradients in float64**, and compute in whatever you
+# like afterwards.
+#
+# A property finds mistakes too, without any reference. With $\epsilon = 0$ the norm does not see the length of $x$, so
+# moving along $x$ changes nothing: the gradient is at a right angle to $x$. Three mistakes and two looks:
+
+# %%
+s = (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+along = (g * weight * x).sum(-1, keepdim=True)
+suspects = {
+    "right": ours,
+    "s held still": s * g * weight,
+    "1/d forgotten": s * g * weight - x * s**3 * along,
+    "w forgotten in the sum": s * g * weight - x * s**3 / 24 * (g * x).sum(-1, keepdim=True),
+}
+differences = finite_differences(lambda x: (norm(x, weight) * g).sum(), x, 1e-5)
+for name, found in suspects.items():
+    print(f"{name:23} off by {(found - differences).abs().max():.0e}; along x {(found * x).sum(-1).abs().max():.0e}")
+
+# %% [markdown]
+# ## 7 · The same as a kernel
+#
+# Forward, a norm's rows have nothing to do with one another. Backward the weight's gradient is a **sum over all rows**,
+# that is over all blocks. If all blocks added into one vector they would race, and with atomic additions the order, and
+# so the bits, would change from run to run (lesson 11). The usual way: few blocks, each takes many rows and keeps its
+# own sum in registers; the sums are added at the end. The body of `rlcourse/course/kernels/rms_norm_backward.py`:
+
+# %% tags=["hide-input"]
+# @title The kernel
+text = Path(norm_kernel.__file__).read_text()
+body = text[text.index("    @cute.kernel") : text.index("@cute.jit\ndef load")]
+display(Code(inspect.cleandoc(body), language="python"))
+
+# %% [markdown]
+# A block is one warp, so sums over a row cross by shuffles, and no shared memory is needed. All lanes of a warp have
+# the same rows, so all come to each shuffle. In the interpreter of lesson 08, with rows that do not divide evenly among
+# the blocks, and more blocks than rows:
+
+# %%
+torch.manual_seed(0)
+
+
+def try_kernel(kernel, rows: int, programs: int, hidden: int = 256, **order):
+    """Largest error of both gradients, relative to the largest number, and the interpreter's report."""
+    x, weight, g = torch.randn(rows, hidden), 1 + torch.rand(hidden), torch.randn(rows, hidden)
+    dx, partial = torch.full_like(x, torch.nan), torch.full((programs, hidden), torch.nan)
+    report = run(kernel, x, weight, g, dx, partial, **order)
+    right = norm_backward(x.double(), weight.double(), g.double())
+    found = dx, partial.sum(0)
+    return max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(found, right, strict=True)), report
+
+
+kernel = norm_kernel.RMSNormBackward(256)
+for rows, programs in ((7, 2), (2, 3), (1, 1)):
+    error, report = try_kernel(kernel, rows, programs)
+    print(
+        f"{rows} rows in {programs} blocks: error {error:.0e}; read {dict(report.read)}, wrote {dict(report.written)}"
+    )
+    assert error < 1e-5
+
+# %% [markdown]
+# Each row of `x` and of `dy` is read once, one of `dx` is written, and the weight is read once for each block: no
+# kernel can move less, but for the weight. **How fast it is on a
+# GPU we have not measured**; in training the package uses its Triton kernel of the same plan
+# (`rlcourse/exact/backward_kernels.py`).
+#
+# Would the test have seen a mistake? Plant some. Each is one change in the source, and the kernel is run on 7 rows in
+# two blocks. Which is seen by a wrong number, which by the interpreter, and which by nobody?
+
+# %% tags=["hide-input"]
+# @title Your bet
+SILENT = ["a row too many", "sums start without a zero", "all blocks add to one row", "none of these"]
+silent_bet = bet("Which mistake does nobody see if there is one block?", SILENT)
+
+# %%
+PLANTED = {
+    "s held still": ("- value * pull)", ")"),
+    "a square for a cube": ("along * inverse * inverse * inverse", "along * inverse * inverse"),
+    "w forgotten in the sum": ("along += (slope * value)", "along += (grad[None, i].load() * value)"),
+    "half of a warp": ("along = cute.arch.warp_reduction_sum(along)",
+                       "along = cute.arch.warp_reduction_sum(along, threads_in_group=16)"),
+    "sums start without a zero": ("        sums.fill(0.0)\n", ""),
+    "a row too many": ("range(program, x.shape[0],", "range(program, x.shape[0] + 1,"),
+    "all blocks add to one row": ("store(sums, partial[program, None], lane)", "store(sums, partial[0, None], lane)"),
+}  # fmt: skip
+
+
+def planted(old: str, new: str):
+    """The kernel with one change in its source."""
+    source, _, _ = text.replace(old, new, 1).partition("@torch.library.custom_op")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "planted_kernel.py"
+        path.write_text(source)
+        spec = importlib.util.spec_from_file_location("planted_kernel", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        kernel = module.RMSNormBackward(256)
+        return kernel, [verdict(kernel, programs) for programs in (2, 1)]
+
+
+def verdict(kernel, programs: int) -> str:
+    try:
+        error, _ = try_kernel(kernel, 7, programs)
+    except PTXError as caught:
+        return type(caught).__name__
+    return "nothing" if error < 1e-5 else "wrong numbers"
+
+
+verdicts = {}
+for name, (old, new) in PLANTED.items():
+    assert old in text
+    verdicts[name] = planted(old, new)[1]
+display(Markdown("\n".join(["| mistake | two blocks | one block |", "| --- | --- | --- |"]
+                           + [f"| {name} | {two} | {one} |" for name, (two, one) in verdicts.items()])))  # fmt: skip
+unseen = [name for name, (_, one) in verdicts.items() if one == "nothing"]
+silent_bet.result(unseen[0] if unseen and unseen[0] in SILENT else SILENT[3])
+
+# %% [markdown]
+# With two blocks all are found. {{ assert all(two != "nothing" for two, _ in verdicts.values()) and unseen == ["all
+# blocks add to one row"] }} With one block the last is not a mistake, so no test of that size can see it: **the size of
+# a test decides what it can find**.
+#
+# ## 8 · Attention's backward pass, by hand
+#
+# $O = PV$ with $P = \text{softmax}(S)$ and $S = QK^\top / \sqrt{D}$. Autograd would keep $P$: a number for each pair of
+# tokens and each head. FlashAttention (Dao et al. 2022) keeps one number for each query, the log of its sum of
+# exponentials $\text{lse}$, and computes $P = e^{S - \text{lse}}$ again. It is section 3 once more. The rest is the
+# chain rule:
+#
+# $$dV = P^\top dO, \quad dP = dO\, V^\top, \quad dS = P \odot (dP - \textstyle\sum_j P_j\, dP_j), \quad
+# dQ = dS\, K / \sqrt{D}, \quad dK = dS^\top Q / \sqrt{D}.$$
+#
+# The sum in $dS$ runs over all keys, which would need a pass of its own. But $\sum_j P_j\, dP_j = \sum_j P_j\, (dO
+# \cdot V_j) = dO \cdot O$: **the row sum of** $dO \odot O$, known before the first key is read. And with grouped
+# queries $H / K$ query heads share a key head, so their gradients of it add up.
+
+
+# %%
+def attend(q, k, v):
+    """Causal attention for q [H, L, D], k and v [K, L, D]: (out [H, L, D], lse [H, L])."""
+    group, size = len(q) // len(k), q.shape[-1]
+    scores = q @ k.repeat_interleave(group, 0).mT / size**0.5
+    hidden = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1)
+    lse = scores.masked_fill(hidden, -torch.inf).logsumexp(-1)
+    p = (scores - lse[..., None]).masked_fill(hidden, -torch.inf).exp()
+    return p @ v.repeat_interleave(group, 0), lse
+
+
+def attend_backward(d_out, q, k, v, out, lse, tile: int = 16):
+    """Gradients of q, k, v. Scores stand for `tile` keys at a time."""
+    (_, length, size), group = q.shape, len(q) // len(k)
+    mean = (d_out * out).sum(-1, keepdim=True)
+    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    for keys in torch.arange(length).split(tile):
+        k_, v_ = (t[:, keys].repeat_interleave(group, 0) for t in (k, v))  # [H, tile, D]
+        scores = q @ k_.mT / size**0.5
+        p = (scores - lse[..., None]).masked_fill(keys > torch.arange(length)[:, None], -torch.inf).exp()
+        ds = p * (d_out @ v_.mT - mean) / size**0.5
+        dq += ds @ k_
+        dk[:, keys] = (ds.mT @ q).unflatten(0, (-1, group)).sum(1)
+        dv[:, keys] = (p.mT @ d_out).unflatten(0, (-1, group)).sum(1)
+    return dq, dk, dv
+
+
+torch.manual_seed(0)
+q, k, v = (torch.randn(heads, 50, 8).double().requires_grad_() for heads in (6, 2, 2))
+d_out = torch.randn(6, 50, 8).double()
+theirs = F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True, enable_gqa=True)[0]
+expected = torch.autograd.grad(theirs, (q, k, v), d_out)
+out, lse = attend(q.detach(), k.detach(), v.detach())
+for tile in (7, 50):
+    found = attend_backward(d_out, q.detach(), k.detach(), v.detach(), out, lse, tile)
+    errors = [(a - b).abs().max().item() for a, b in zip(found, expected, strict=True)]
+    print(f"tiles of {tile:2}: dq, dk, dv off by {', '.join(f'{e:.0e}' for e in errors)}")
+    assert max(errors) < 1e-12
+pairs, numbers = (2 * qwen.heads * 2048**2, 4 * qwen.heads * 2048)
+
+# %% [markdown]
+# For one answer of 2,048 tokens a layer of Qwen2.5-0.5B would keep {{ pairs / 1e6:.0f }} MB of probabilities in bf16,
+# and keeps {{ numbers / 1e3:.0f }} KB instead. Products: two forward, five backward, one of them for the second time.
+#
+# A mistake that is easily made: `repeat_interleave` repeats each head in place (0, 0, 0, 1, 1, 1), `repeat` all of them
+# in turn (0, 1, 0, 1, 0, 1). With either, shapes fit; only the first is what `enable_gqa` and the checkpoints mean.
+#
+# ## 9 · Sixteen bits
+#
+# bf16 has 8 bits of precision: two to three decimal digits. For the factors of a product that is enough, as a large sum
+# averages the rounding. For something that is changed a little, many times, it is not. RL's learning rates are small;
+# that of the GSM8K preset is {{ small_gpu.lr:g }}, and an Adam step moves a weight by about as much.
+
+# %% tags=["hide-input"]
+# @title Your bet
+moved_bet = bet(
+    "All weights are kept in bf16. One Adam step at a learning rate of 1e-6: what share of the weights changes at all?",
+    (50, 0, 100, 1), "%",
+)  # fmt: skip
+
+# %%
+torch.manual_seed(0)
+weights = torch.cat([p.detach().flatten() for p in model.parameters() if p.dim() == 2]).bfloat16()
+signs = torch.randint(0, 2, weights.shape) * 2 - 1
+
+
+def moved(lr: float) -> float:
+    """% of the bf16 weights that differ after a step of +-lr."""
+    return 100 * ((weights.float() + lr * signs).bfloat16() != weights).float().mean().item()
+
+
+rates = [10.0**-k for k in (7, 6, 5, 4, 3)]
+print("lr", {f"{lr:.0e}": f"{moved(lr):.1f} %" for lr in rates})
+w = torch.tensor(0.02).bfloat16()
+above = (w.view(torch.int16) + 1).view(torch.bfloat16)
+print(f"beside {w.item():.6f} the next number of bf16 is {above.item():.6f}: {above.item() - w.item():.1e} further")
+moved_bet.result(round(moved(1e-6), 1))
+
+# %% [markdown]
+# {{ moved(1e-6):.1f }} %: those that are nearly 0. {{ assert moved(1e-6) < 5 < moved(1e-4) }} All others are rounded
+# back to where they were, in this step and in every step, so they never move, however long one trains. Three ways to
+# keep a weight that is moved by 1e-6 in each step:
+
+# %%
+torch.manual_seed(0)
+count, lr = 400, 1e-6
+
+
+def stochastic(x: torch.Tensor) -> torch.Tensor:
+    """float32 to bf16, up or down at random, so that the mean is right."""
+    return ((x.view(torch.int32) + torch.randint(0, 2**16, x.shape, dtype=torch.int32)) & -(2**16)).view(torch.float32)
+
+
+paths = {"float32 master": [], "bf16": [], "bf16, rounded at random": []}
+master, nearest = torch.tensor(0.02).bfloat16().float(), torch.tensor(0.02).bfloat16()
+drawn = torch.full((2000,), master.item())  # 2,000 such weights: the mean
+for _ in range(count):
+    master, nearest, drawn = master + lr, (nearest.float() + lr).bfloat16(), stochastic(drawn + lr)
+    for name, value in zip(paths, (master, nearest, drawn.mean()), strict=True):
+        paths[name].append(1e3 * (float(value) - float(w)))
+
+# %% tags=["hide-input"]
+# @title Figure: a weight that is moved by 1e-6 a step
+fig, ax = plt.subplots(figsize=(7.5, 2.8), layout="constrained")
+for (name, path), color, width in zip(paths.items(), (BLUE, VERMILION, GREEN), (5, 2, 1.5), strict=True):
+    ax.plot(path, color=color, linewidth=width, label=name)
+ax.set(xlabel="step", ylabel="distance from the start, 10⁻³", title="Where is the weight?")
+ax.legend()
+ax.grid()
+plt.show()
+
+# %% [markdown]
+# So the package keeps weights in float32, and makes a copy in bf16 for the products: a *master weight*. {{ assert
+# paths["bf16"][-1] == 0 and abs(paths["bf16, rounded at random"][-1] - paths["float32 master"][-1]) < 0.05 }} Rounding
+# at random is the other way: right in the mean, with noise.
+#
+# ### And the moments?
+#
+# Adam's second moment is a running mean of squares, $v \leftarrow v + (1 - \beta_2)(g^2 - v)$. Say gradients were of
+# size 1 for long and are now 0.1. $v$ should fall to 0.01, and the step $1/\sqrt{v}$ grow tenfold. With $\beta_2 =
+# 0.999$, PyTorch's default, in bf16?
+
+# %% tags=["hide-input"]
+# @title Your bet
+FALLS = ["to 0.01", "to about 0.1", "it stays at 1"]
+moment_bet = bet("v in bf16 starts at 1, the squares are 0.01 from now on, beta2 = 0.999. Where does v end?", FALLS)
+
+# %% tags=["hide-input"]
+# @title Figure: the second moment after gradients have become small
+fig, axes = plt.subplots(1, 2, figsize=(10, 2.9), sharey=True, layout="constrained")
+ends = {}
+for ax, (beta, steps_) in zip(axes, ((0.999, 8000), (0.95, 200)), strict=True):
+    for dtype, color, style in ((torch.float32, BLUE, "-"), (torch.bfloat16, VERMILION, "--")):
+        value, path = torch.tensor(1.0, dtype=dtype), []
+        for _ in range(steps_):
+            value = (value.float() + (1 - beta) * (0.01 - value.float())).to(dtype)
+            path.append(value.item())
+        ends[beta, dtype] = path[-1]
+        ax.plot(path, color=color, linestyle=style, label=str(dtype)[6:])
+    ax.set(yscale="log", xlabel="step", title=f"beta2 = {beta}", ylim=(0.007, 1.5))
+    ax.grid()
+axes[0].set_ylabel("v")
+axes[0].legend()
+plt.show()
+end = ends[0.999, torch.bfloat16]
+moment_bet.result(FALLS[2] if end > 0.9 else FALLS[1] if end > 0.05 else FALLS[0])
+
+# %% [markdown]
+# It stays where it was: a step would change it by a thousandth, and bf16's numbers just below 1 are four thousandths
+# apart. {{ assert end == 1.0 }} With $\beta_2 = 0.95$, the package's, it falls to {{ ends[0.95, torch.bfloat16]:.4f }},
+# and float32 to {{ ends[0.95, torch.float32]:.4f }}: close, and a little stuck as well. {{ assert ends[0.95,
+# torch.bfloat16] < 0.013 }} (Moments in 8 bits exist, with a scale for each block and care: Dettmers et al. 2022.)
+#
+# In bytes for each parameter: all in float32 is 4 (weight) + 4 (gradient) + 8 (moments) = 16, and the engine's copy 2
+# more. Weights and gradients in bf16 with a float32 master and moments are 2 + 2 + 4 + 8, also 16. All in bf16 is 8,
+# and at this learning rate it does not learn.
+#
+# ## Check yourself
+#
+# 1. A model of 1.5 billion parameters, 20,000 tokens an update, a GPU that reaches 400 TFLOP/s. How long, at least?
+#
+# <details><summary>Answer</summary>
+# 6 × 1.5e9 × 20,000 = 1.8e14 operations: 0.45 s at that rate. More with recomputation: 8 instead of 6 for the layers
+# that are computed again.
+# </details>
+#
+# 2. The peak of memory is the same with twice the answers a step. How can that be?
+#
+# <details><summary>Answer</summary>
+# Activations and logits are those of a micro-batch. More answers are more micro-batches, one after the other; gradients
+# that wait are the same for two or for twenty.
+# </details>
+#
+# 3. A chunked loss equals the plain one to 1e-7. Why is that not enough?
+#
+# <details><summary>Answer</summary>
+# The backward pass is code of its own. It can have another temperature, mask or sign, and the loss will not show it.
+# Compare gradients, of the hidden states and of the head, in float64.
+# </details>
+#
+# 4. In a packed row the positions restart. You look at the model's code and find an explicit causal mask over the row.
+#    What now?
+#
+# <details><summary>Answer</summary>
+# Attention leaks from one answer into the next. Build a mask that also asks whether both tokens are of one answer, or
+# hand over lengths to an attention that takes them. Then compare each answer with itself alone.
+# </details>
+#
+# 5. Why does attention's backward pass keep its output, when it computes all scores again?
+#
+# <details><summary>Answer</summary>
+# For the row sum of dO times O, which replaces a sum over all keys that would need a pass of its own.
+# </details>
+#
+# 6. A colleague trains in pure bf16 at a learning rate of 1e-3 and it works. At 1e-6 the loss is flat. A bug?
+#
+# <details><summary>Answer</summary>
+# No: rounding. At 1e-3 the steps are larger than the distance between neighbouring numbers of most weights. Keep
+# weights in float32, or round at random.
+# </details>
+#
+# ## Exercises
+#
+# [exercises/12_update_phase.ipynb](../exercises/12_update_phase.ipynb): one wrong gradient among three, the largest
+# micro-batch that fits, log-prob and entropy without logits, what leaks in a packed row, a weight that does not move,
+# and a norm to mend.
+#
+# ## Further reading
+#
+# - Kaplan et al. 2020, *Scaling Laws for Neural Language Models*, arXiv:2001.08361: 6 operations a parameter and token.
+# - Chowdhery et al. 2022, *PaLM*, arXiv:2204.02311, appendix B: MFU.
+# - Chen et al. 2016, *Training Deep Nets with Sublinear Memory Cost*, arXiv:1604.06174.
+# - Wijmans et al. 2024, *Cut Your Losses in Large-Vocabulary Language Models*, arXiv:2411.09009: a loss without logits.
+# - Hsu et al. 2024, *Liger Kernel*, arXiv:2410.10989: head and loss in one, and other kernels for training.
+# - Krell et al. 2021, *Efficient Sequence Packing without Cross-contamination*, arXiv:2107.02027.
+# - Dao et al. 2022, *FlashAttention*, arXiv:2205.14135, appendix B: attention's backward pass.
+# - Micikevicius et al. 2017, *Mixed Precision Training*, arXiv:1710.03740: master weights.
+# - Zamirai et al. 2020, *Revisiting BFloat16 Training*, arXiv:2010.06192: weights that do not move; rounding at random.
+# - Dettmers et al. 2022, *8-bit Optimizers via Block-wise Quantization*, arXiv:2110.02861.

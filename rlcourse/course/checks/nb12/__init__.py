@@ -1,0 +1,10 @@
+"""Checks of the exercises of lesson 12: gradients without autograd, a ledger, a leak, and weights that do not move."""
+
+from rlcourse.course.checks.nb12.q1_wrong_gradient import q1
+from rlcourse.course.checks.nb12.q2_rows_that_fit import q2
+from rlcourse.course.checks.nb12.q3_gradients import q3
+from rlcourse.course.checks.nb12.q4_spoiled import q4
+from rlcourse.course.checks.nb12.q5_steps_to_move import q5
+from rlcourse.course.checks.nb12.q6_mended import q6
+
+QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4, "q5": q5, "q6": q6}
