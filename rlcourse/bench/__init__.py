@@ -117,7 +117,7 @@ def run_bench(what: str, config: TrainConfig, options: Options, record: bool) ->
         case "mismatch":
             setup, rows = numerics.mismatch(config)
         case "logprobs":
-            setup, rows = numerics.logprobs()
+            setup, rows = numerics.logprobs(repeats=repeats)
     table = results_table(rows, f"{what} on {device_name()}")
     Console(width=max(Console().width, 200)).print(table)  # a pipe has 80 columns, too few
     if record:

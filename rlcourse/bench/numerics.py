@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from rlcourse.config import TrainConfig
 from rlcourse.device import autocast
 from rlcourse.learner import model_pass
 from rlcourse.logprobs import chunked_logprobs
+from rlcourse.measure.timing import median_seconds
 from rlcourse.policy import Policy
 from rlcourse.rollout import make_engine
 from rlcourse.sampling import Sampling
@@ -76,8 +78,10 @@ def token_groups(policy: Policy, rollout: Rollout, exact: Tensor) -> dict[str, T
     return groups | {"digits": is_digit, "no digits": ~is_digit}
 
 
-def logprobs(rows: int = 64, length: int = 512, vocabulary: int = 151936, hidden_size: int = 896) -> tuple[dict, Rows]:
-    """Peak GPU memory and seconds of log-probs, forward and backward, in chunks and all at once.
+def logprobs(
+    rows: int = 64, length: int = 512, vocabulary: int = 151936, hidden_size: int = 896, repeats: int = 5
+) -> tuple[dict, Rows]:
+    """Peak GPU memory and seconds (median) of log-probs, forward and backward, in chunks and all at once.
 
     Raises ValueError without a GPU.
     """
@@ -90,24 +94,24 @@ def logprobs(rows: int = 64, length: int = 512, vocabulary: int = 151936, hidden
         hidden = torch.randn(n, hidden_size, device="cuda", requires_grad=True)
         head = (0.02 * torch.randn(vocabulary, hidden_size, device="cuda")).requires_grad_()
         targets = torch.randint(vocabulary, (n,), device="cuda")
-        torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        start, end = torch.cuda.Event(True), torch.cuda.Event(True)
         row = {"variant": "all at once" if chunk == n else f"chunks of {chunk}", "rows": rows, "tokens": n}
+        run = partial(_forward_and_backward, hidden, head, targets, chunk)
         try:
-            start.record()
-            with autocast("bfloat16", hidden.device):
-                values = chunked_logprobs(hidden, head, targets, Sampling(), chunk)
-            values.mean().backward()
-            end.record()
-            torch.cuda.synchronize()
-            row |= {"seconds": start.elapsed_time(end) / 1e3}
+            row |= {"seconds": median_seconds(run, hidden.device, repeats)}
             row |= {"peak_memory_bytes": torch.cuda.max_memory_allocated() - before}
         except torch.OutOfMemoryError:
             row |= {"seconds": None, "peak_memory_bytes": None}
         results.append(row)
-        del hidden, head, targets
+        del hidden, head, targets, run
         torch.cuda.empty_cache()
     setup = {"rows": rows, "length": length, "vocabulary": vocabulary, "hidden_size": hidden_size, "dtype": "bfloat16"}
-    return setup, results
+    return setup | {"repeats": repeats}, results
+
+
+def _forward_and_backward(hidden: Tensor, head: Tensor, targets: Tensor, chunk: int) -> None:
+    hidden.grad = head.grad = None
+    with autocast("bfloat16", hidden.device):
+        logprobs = chunked_logprobs(hidden, head, targets, Sampling(), chunk)
+    logprobs.mean().backward()
