@@ -1,5 +1,5 @@
-"""The recorded runs of lesson 14, three seeds each: the kernel model trained by an honest judge, by one with a hole, and
-by the honest one again, from where the hole has led: `python -m rlcourse.course.lessons.lesson14`.
+"""The recorded runs of lesson 14, three seeds each: the kernel model trained by an honest judge; by one with a hole; by
+the honest one again, from where the hole has led: `python -m rlcourse.course.lessons.lesson14`.
 
 Takes names of `RUNS`, or does them all. Writes the record `lesson14_<name>` of each. The runs themselves stay in
 runs/lesson14: the one that closes a hole begins with the model that the open one has left there, and trains that first
@@ -75,7 +75,7 @@ def one_run(name: str, seed: int, **overrides: Any) -> dict[str, Any]:
     """
     config = run_config(name, seed, **overrides)
     run = trained(config)
-    summary, lines = read_json(run / "summary.json", "delete it"), read_lines(run / "metrics.jsonl")
+    summary, lines = read_json(run / "summary.json", "delete the folder"), read_lines(run / "metrics.jsonl")
     models = {"before": config.model, "after": str(latest_checkpoint(run))}
     return {
         "curves": block_means(lines),
@@ -97,10 +97,13 @@ def run_config(name: str, seed: int, **overrides: Any) -> TrainConfig:
 
 
 def trained(config: TrainConfig) -> Path:
-    """The folder of the config's run, which is trained unless it has been."""
+    """The folder of the config's run, which is trained unless it has been. Raises ValueError for one that was trained
+    with other settings."""
     run = Path(config.output) / config.run_name
     if not (run / "summary.json").exists():
         train(config)
+    if read_json(run / "config.json", "delete the folder") != config.to_dict():
+        raise ValueError(f"{run} was trained with other settings: delete it.")
     return run
 
 
