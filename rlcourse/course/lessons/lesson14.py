@@ -70,18 +70,20 @@ def one_run(name: str, seed: int, **overrides: Any) -> dict[str, Any]:
 
     curves: `steps` and, for each name in `CURVES` that the run has, the mean of the `BLOCK` steps that end there, over
     sampled answers to problems of training. evals: greedy answers to the validation problems. test: greedy answers to
-    the test problems, before and after. held_out: greedy and sampled answers to `held_out`, before and after. samples:
-    answers of the last steps. seconds, peak_memory_bytes: of the training.
+    the test problems, before and after. held_out: greedy and sampled answers to `held_out`, before and after; of a run
+    that closes a hole they also say what a judge that still had it would count. samples: answers of the last steps.
+    seconds, peak_memory_bytes: of the training.
     """
     config = run_config(name, seed, **overrides)
     run = trained(config)
     summary, lines = read_json(run / "summary.json", "delete the folder"), read_lines(run / "metrics.jsonl")
     models = {"before": config.model, "after": str(latest_checkpoint(run))}
+    task = RUNS[BEGINS_AFTER.get(name, name)].get("task", "kernels")
     return {
         "curves": block_means(lines),
         "evals": [{"step": line["step"]} | only(line, MEASURED) for line in read_lines(run / "evals.jsonl")],
         "test": {when: only(summary[when], (*MEASURED, *OF_LONG)) for when in models},
-        "held_out": {when: on_held_out(config, model) for when, model in models.items()},
+        "held_out": {when: on_held_out(model, task) for when, model in models.items()},
         "samples": [s for s in read_lines(run / "samples.jsonl") if s["step"] > config.steps - SHOWN],
         "seconds": summary["wall_seconds"],
         "peak_memory_bytes": summary["peak_memory_bytes"],
@@ -129,9 +131,10 @@ def held_out() -> list[KernelProblem]:
     return [KernelProblem(c) for c in computations(HELD_OUT, "test", 14, (2, 5), REFUSED)]
 
 
-def on_held_out(config: TrainConfig, model: str) -> dict[str, dict[str, float | None]]:
-    """What a model's greedy and sampled answers to `held_out` say, by the config's task."""
-    policy, engine, task = load_all(make_config("kernels", model=model, task=config.task))
+def on_held_out(model: str, task_name: str) -> dict[str, dict[str, float | None]]:
+    """What a model's greedy and sampled answers to `held_out` say, by a task."""
+    config = make_config("kernels", model=model, task=task_name)
+    policy, engine, task = load_all(config)
     found = {}
     for decoding, sampling, count in (("greedy", GREEDY, 1), ("sampled", config.sampling, SAMPLES)):
         answers = answer_problems(policy, engine, task, held_out(), config.max_new_tokens, sampling, count)
