@@ -39,7 +39,7 @@ CARELESS = "the kernel model after 40 supervised steps on demonstrations in whic
 RUNS: dict[str, dict[str, Any]] = {
     "honest": {},
     "stale_open": {"task": TASK + "stale", "steps": 40, "model": CARELESS},
-    "stale_closed": {"steps": 60},
+    "stale_closed": {"steps": 40},
     "side_open": {"task": TASK + "side", "steps": 80},
     "side_closed": {"steps": 60},
 }
