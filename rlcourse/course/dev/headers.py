@@ -75,6 +75,11 @@ COURSE = {
     "11_engine_for_rl": Lesson(
         "An engine for RL", 4, "a cache in blocks and its schedule; what an update invalidates; one token, one number"
     ),
+    "14_kernel_writer": Lesson(
+        "A model that writes kernels",
+        4,
+        "a language, a compiler and a clock; a policy that learns to fuse; a judge that is cheated, and one that is not",
+    ),
 }
 
 BADGE = "https://colab.research.google.com/assets/colab-badge.svg"

@@ -21,7 +21,11 @@ def kind(words: str, correct: float, speedup: float, compiled: float = 1.0, when
     """A kind that is right so often; `compiled` of those that are wrong compile, and seem so fast."""
     wrong = 1 - correct
     fast = speedup if when_wrong is None else when_wrong
-    outcomes = ((correct, 1.0, 1.0, speedup), (wrong * compiled, 1.0, 0.0, fast), (wrong * (1 - compiled), 0.0, 0.0, 0.0))
+    outcomes = (
+        (correct, 1.0, 1.0, speedup),
+        (wrong * compiled, 1.0, 0.0, fast),
+        (wrong * (1 - compiled), 0.0, 0.0, 0.0),
+    )
     return Kind(words, tuple(o for o in outcomes if o[0] > 0))
 
 
@@ -35,7 +39,9 @@ def means(f, kinds: list[Kind]) -> list[float]:
     order = torch.randperm(len(rows))
     found = f(*rows[order].T.contiguous())
     assert found is not None, "the reward is None: is there a `return`?"
-    assert torch.is_tensor(found) and found.shape == rows.shape[:1], f"expected one reward for each of {len(rows)} programs"
+    assert torch.is_tensor(found) and found.shape == rows.shape[:1], (
+        f"expected one reward for each of {len(rows)} programs"
+    )
     found = found.double()
     assert found.isfinite().all(), "a reward is not finite"
     earned = torch.empty_like(found)
@@ -75,7 +81,9 @@ def _(f):
 def _(f):
     for _ in range(3):
         slow = kind("right, slower than eager", 1.0, percent(15, 60))
-        check_reward(f, (slow, kind("wrong, as fast as eager", 0.0, 1.0)), (slow, Kind("no code", ((1.0, 0.0, 0.0, 0.0),))))
+        check_reward(
+            f, (slow, kind("wrong, as fast as eager", 0.0, 1.0)), (slow, Kind("no code", ((1.0, 0.0, 0.0, 0.0),)))
+        )
 
 
 @q3.case("speed is worth a risk, far up")
@@ -83,14 +91,18 @@ def _(f):
     for _ in range(3):
         fused = kind("2.5 times as fast, right three times in four", percent(75, 85), 2.5)
         bold = kind("7 times as fast and more, right two times in three", percent(66, 72), 7 + percent(0, 99))
-        check_reward(f, (fused, kind("right, as fast as eager", 1.0, 1.0)), (bold, kind("right, 4 times as fast", 1.0, 4.0)))
+        check_reward(
+            f, (fused, kind("right, as fast as eager", 1.0, 1.0)), (bold, kind("right, 4 times as fast", 1.0, 4.0))
+        )
 
 
 @q3.case("a clock that is wrong now and then")
 def _(f):
     for _ in range(3):
         rare, huge = percent(1, 2), float(draw(2_000, 10_000))
-        glitch = Kind("as fast as eager, now and then measured as a wonder", ((1 - rare, 1.0, 1.0, 1.0), (rare, 1.0, 1.0, huge)))
+        glitch = Kind(
+            "as fast as eager, now and then measured as a wonder", ((1 - rare, 1.0, 1.0, 1.0), (rare, 1.0, 1.0, huge))
+        )
         check_reward(f, (kind("right, twice as fast", 1.0, 2.0), glitch))
 
 
