@@ -97,11 +97,11 @@ check.q1(cheat)
 # %% [markdown] tags=["solution"]
 # **Level 1** computes the last line from values that are still there: memory must be cleared of *everything* between
 # the reference and the program, and what clears it must not be the program's own allocator. **Level 2** moves the work
-# to where nobody looks. A limit to what is believed does not close the hole, it says how greedy a cheat may be. The clock
-# outside, from before the first launch until the device is idle, closes it. **Level 3** is right on the inputs that are
-# tried and on no others; the next exercise is about that. A policy finds these cheats in the order in which they turn
-# up among its samples. Level 1 takes one slip, a line left out; level 2 a word in several places; level 3 the same slip
-# as level 1, at the right place.
+# to where nobody looks. A limit to what is believed does not close the hole, it says how greedy a cheat may be. The
+# clock outside, from before the first launch until the device is idle, closes it. **Level 3** is right on the inputs
+# that are tried and on no others; the next exercise is about that. A policy finds these cheats in the order in which
+# they turn up among its samples. Level 1 takes one slip, a line left out; level 2 a word in several places; level 3 the
+# same slip as level 1, at the right place.
 
 # %% [markdown]
 # ## q2 · Inputs that no wrong program survives
@@ -109,8 +109,8 @@ check.q1(cheat)
 # ●●●○○ · 30 minutes
 #
 # Close level 3. You draw the inputs on which a program is tried. For the names of the inputs and a seed return a tensor
-# `[inputs, rows, columns]` of at most 64 numbers an input. Programs run in float32. A result is right where it is within
-# 10⁻⁴ · (1 + |y|) of the reference; where the reference is not finite or beyond 10⁶ nothing is compared.
+# `[inputs, rows, columns]` of at most 64 numbers an input. Programs run in float32. A result is right where it is
+# within 10⁻⁴ · (1 + |y|) of the reference; where the reference is not finite or beyond 10⁶ nothing is compared.
 #
 # The check plants mistakes: a line that is left out, operands that are swapped or confused, a reduction of the first
 # columns alone, or one that begins at the wrong number, functions that are right for small or for large numbers alone.
@@ -123,8 +123,8 @@ check.q1(cheat)
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Each row is a test case of its own, since all operations work on rows. So rows can be of different kinds, and each kind
-# exposes something else: small ones, large ones, all positive, all negative. But not too large: what happens to
+# Each row is a test case of its own, since all operations work on rows. So rows can be of different kinds, and each
+# kind exposes something else: small ones, large ones, all positive, all negative. But not too large: what happens to
 # float32's digits when two large numbers cancel?
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
@@ -162,11 +162,11 @@ if check.q2.passed:
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# **Positive rows** let `relu` and `abs` pass, so some numbers must be negative; **mixed rows** let a search from 0 pass,
-# so some whole rows must be negative. **Few columns** let a program pass that handles a few. **Small numbers** make a
-# step of a sigmoid, and large ones show where it is flat. **What no inputs expose**: a program that is wrong in one of
-# 2³² cases, or one that looks at its inputs and behaves. Tests of this kind can only refuse. That is why the judge of
-# real kernels also draws its inputs after the candidate's code is loaded, in several shapes.
+# **Positive rows** let `relu` and `abs` pass, so some numbers must be negative; **mixed rows** let a search from 0
+# pass, so some whole rows must be negative. **Few columns** let a program pass that handles a few. **Small numbers**
+# make a step of a sigmoid, and large ones show where it is flat. **What no inputs expose**: a program that is wrong in
+# one of 2³² cases, or one that looks at its inputs and behaves. Tests of this kind can only refuse. That is why the
+# judge of real kernels also draws its inputs after the candidate's code is loaded, in several shapes.
 
 # %% [markdown]
 # ## q3 · Design a reward
@@ -174,8 +174,8 @@ if check.q2.passed:
 # ●●●●○ · 30 minutes
 #
 # The lesson's reward suits a language in which nothing is slower than eager and no clock errs. Design one for **real
-# kernels**. You get for each program, as tensors `[N]` in float32: `compiled` and `correct`, 0 or 1, and `speedup`, as it
-# was measured. Whoever compiles is measured, right or wrong; who does not compile has 0. Return the rewards `[N]`.
+# kernels**. You get for each program, as tensors `[N]` in float32: `compiled` and `correct`, 0 or 1, and `speedup`, as
+# it was measured. Whoever compiles is measured, right or wrong; who does not compile has 0. Return the rewards `[N]`.
 #
 # A policy that learns for long ends with the kind of program whose **mean** reward is highest. The check computes these
 # means for kinds of programs and asks for the ones that you want:
@@ -183,7 +183,8 @@ if check.q2.passed:
 # - an honest attempt, right in one of 20 cases, before the empty program that always compiles and computes nothing;
 # - right before wrong, and a first kernel that is right at a fifth of eager's speed before code that is wrong or none;
 # - faster before slower, also far up, between 4 and 8 times, and also if it is right only in two cases of three;
-# - but 2 times as fast before a program as fast as eager that the clock, once in a hundred runs, takes for 5,000 times as fast;
+# - but 2 times as fast before a program as fast as eager that the clock, once in a hundred runs, takes for 5,000 times
+#   as fast;
 # - as fast as eager and right before a fast one that is right in one of ten cases, however fast it is when wrong.
 #
 # <details><summary>Hint 1: a question</summary>
@@ -191,13 +192,13 @@ if check.q2.passed:
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# What is wrong must earn nothing from its speed. What is right must earn more than nothing at any speed. One wonder in a
-# hundred must not be worth more than what is real in the other 99.
+# What is wrong must earn nothing from its speed. What is right must earn more than nothing at any speed. One wonder in
+# a hundred must not be worth more than what is real in the other 99.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# A product of `correct` with a sum: a number for being right, and a function of the speed-up that rises, without ever being
-# negative, up to a limit. A part for compiling is allowed. How large may it be?
+# A product of `correct` with a sum: a number for being right, and a function of the speed-up that rises, without ever
+# being negative, up to a limit. A part for compiling is allowed. How large may it be?
 # </details>
 
 
@@ -214,11 +215,12 @@ check.q3(reward)
 
 # %% [markdown] tags=["solution"]
 # **Compiling.** The empty program earns α for certain; an attempt that compiles half the time and is right in one of 20
-# cases earns α/2 + 0.05 · β. So α has to be less than a tenth of what being right is worth *at the start*, when it is rare.
-# Zero is the safe choice; a little helps where nothing compiles. **Slow and right.** A reward that falls below 0 pays for
-# giving up. **The limit.** Without one the mean is what the clock's mistakes make it: 5,000 once in a hundred runs is 50.
-# Too low, and nothing above it is learned. KernelBench's authors look twice at 10 times as fast. A logarithm instead of a
-# limit makes the wonder cheap as well, but also a real gain from 4 to 8, and then a risk is not worth it.
+# cases earns α/2 + 0.05 · β. So α has to be less than a tenth of what being right is worth *at the start*, when it is
+# rare. Zero is the safe choice; a little helps where nothing compiles. **Slow and right.** A reward that falls below 0
+# pays for giving up. **The limit.** Without one the mean is what the clock's mistakes make it: 5,000 once in a hundred
+# runs is 50. Too low, and nothing above it is learned. KernelBench's authors look twice at 10 times as fast. A
+# logarithm instead of a limit makes the wonder cheap as well, but also a real gain from 4 to 8, and then a risk is not
+# worth it.
 
 # %% [markdown]
 # ## q4 · The optimum by hand
@@ -233,9 +235,9 @@ check.q3(reward)
 # 3. `a = MAP u ; b = JOIN v w ; c = REDUCE b ; d = JOIN a c ; y = JOIN d u`
 # 4. `a = MAP u ; b = JOIN u v ; c = JOIN b w ; y = JOIN c a`
 #
-# `JOIN` is an operation of two matrices, `MAP` of one, `REDUCE` is `rowsum` or `rowmax`. Your function gets the number of
-# the problem and its lines as texts such as `"a = add u v"`, with operations and names that are drawn. It returns the
-# program; lines may stand in another order. The card tells the microseconds, yours and the least.
+# `JOIN` is an operation of two matrices, `MAP` of one, `REDUCE` is `rowsum` or `rowmax`. Your function gets the number
+# of the problem and its lines as texts such as `"a = add u v"`, with operations and names that are drawn. It returns
+# the program; lines may stand in another order. The card tells the microseconds, yours and the least.
 #
 # <details><summary>Hint 1: a question</summary>
 # Which tensors are held when problem 1 computes `b`? And when problem 2 does, if it computes `a` last but one?
@@ -270,10 +272,10 @@ def by_hand(problem: int, lines: list[str]) -> str:
 check.q4(by_hand)
 
 # %% [markdown] tags=["solution"]
-# **1** needs four inputs and two results, and the last line needs both: three tensors while `b` is computed, in any order.
-# So one value goes through memory. **2 and 3** fit one launch, in another order: the branch that reads two inputs runs
-# while both registers are free, and leaves one result behind; in 3 it leaves one number a row, which takes no room, so
-# that `u` can stay. **4** needs `u` in both branches, and a value is loaded once in a launch and held from its first to its
-# last use: there is no order in which `u`, what the other branch holds and the result of this one are two. Wherever you
-# cut, seven matrices are moved, so several programs are the fastest.
-# A compiler that may load a value twice would do better than the language allows. Inductor and nvcc are allowed to.
+# **1** needs four inputs and two results, and the last line needs both: three tensors while `b` is computed, in any
+# order. So one value goes through memory. **2 and 3** fit one launch, in another order: the branch that reads two
+# inputs runs while both registers are free, and leaves one result behind; in 3 it leaves one number a row, which takes
+# no room, so that `u` can stay. **4** needs `u` in both branches, and a value is loaded once in a launch and held from
+# its first to its last use: there is no order in which `u`, what the other branch holds and the result of this one are
+# two. Wherever you cut, seven matrices are moved, so several programs are the fastest. A compiler that may load a value
+# twice would do better than the language allows. Inductor and nvcc are allowed to.

@@ -34,12 +34,10 @@ from rlcourse.collect import answer_rewards
 from rlcourse.config import make_config
 from rlcourse.course import pick
 from rlcourse.course.embedded.kernels import Recipe, Stage, new_policy, run_stage
-from rlcourse.course.lessons.curve_records import load_curve
 from rlcourse.course.widgets import bet
 from rlcourse.evaluation import answer_problems, load_all
 from rlcourse.learner import Learner
 from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, SKY, VERMILION
-from rlcourse.measure.records import provenance
 from rlcourse.rollout import make_engine
 from rlcourse.sampling import GREEDY, Sampling
 from rlcourse.step import train_step
@@ -117,13 +115,12 @@ for name, text in programs.items():
 # %% tags=["hide-input"]
 # @title Figure: what a program is charged for
 fig, ax = plt.subplots(figsize=(8, 2.8), layout="constrained")
-for row, (name, text) in enumerate(programs.items()):
+for row, text in enumerate(programs.values()):
     if not judge_program(text, swish).correct:
         continue
     launches = compile_program(parse(text), swish)
-    loads, stores = (
-        MATRIX_US * sum(len(part) for part in parts) for parts in zip(*((x.loads, x.stores) for x in launches))
-    )
+    loads = MATRIX_US * sum(len(launch.loads) for launch in launches)
+    stores = MATRIX_US * sum(len(launch.stores) for launch in launches)
     total, left = program_us(launches), 0.0
     start = A10G.launch_us * len(launches)
     for us, color, label in (
@@ -172,9 +169,8 @@ print(f"eager {eager_us(residual):.1f} µs, the least {us:.1f} µs:  {write(best
 test = [problem.computation for problem in task.problems("test") if not problem.is_long]
 most = [eager_us(c) / optimum(c)[0] for c in test]
 refused = [not fits_one_launch(c) for c in test]
-print(
-    f"{len(test)} test problems; refused in one launch: {sum(refused)}; best speed-up {min(most):.2f} to {max(most):.2f}"
-)
+print(f"{len(test)} test problems, {sum(refused)} of them refused in one launch")
+print(f"best speed-up: {min(most):.2f} to {max(most):.2f} times eager")
 
 # %% [markdown]
 # ## 2 · The same step
@@ -222,8 +218,8 @@ for (text, words), count in found.most_common(6):
 # @title Your bet
 STEPS, FEW = pick(2, 40), pick(6, 60)
 first_bet = bet(
-    f"{STEPS} steps of {config.num_prompts} problems × {config.num_generations} samples, under two minutes. How many times "
-    "as fast as eager are the greedy programs that are right, on problems not trained on?",
+    f"{STEPS} steps of {config.num_prompts} problems × {config.num_generations} samples. How many times as fast as "
+    "eager are the greedy programs that are right, on problems not trained on?",
     (1.2, 1, 4, 0.1),
     "times",
 )
@@ -279,11 +275,9 @@ def mean(rows: list[dict], name: str) -> float:
 # And fewer samples are right: {{ 100 * mean(early, "correct"):.0f }} % at the start, {{ 100 * mean(late, "correct"):.0f
 # }} % at the end, though the reward rose from {{ mean(early, "reward"):.2f }} to {{ mean(late, "reward"):.2f }}. {{
 # assert mean(late, "correct") < mean(early, "correct") and mean(late, "reward") > mean(early, "reward") }} That is no
-# accident of this run. A program that is three times as fast earns 2.2, an eager one 0.2: **at these prices a gamble that
-# comes off one time in five is worth more than safety.** Most of the training problems are those that one launch does
-# not hold, and there the gamble is lost until the policy has learned where to cut.
-#
-# HONEST-SECTION
+# accident of this run. A program that is three times as fast earns 2.2, an eager one 0.2: **at these prices a gamble
+# that comes off one time in five is worth more than safety.** Most of the training problems are those that one launch
+# does not hold, and there the gamble is lost until the policy has learned where to cut.
 #
 # ## 4 · What each part of the reward does alone
 #
@@ -326,21 +320,26 @@ alone = {}
 for name, part in PARTS.items():
     _, part_policy, part_engine, _ = train(PART_STEPS, part, num_prompts=8)
     answers = answers_of(part_policy, part_engine, validation)
-    n = len(answers)
-    alone[name] = {
-        what: sum(a.verdict.metrics[what] or 0 for a in answers) / n for what in ("compiled", "correct", "fast_1")
-    }
+    alone[name] = {what: mean([a.verdict.metrics for a in answers], what) for what in ("compiled", "correct", "fast_1")}
     shares = ", ".join(f"{what} {100 * share:.0f} %" for what, share in alone[name].items())
     print(f"{name:9} alone: {shares}.  {answers[0].problem.question}  →  {answers[0].text.strip()}")
 
 # %% [markdown]
-# PARTS-TEXT
+# None of it is a disaster, and none of it is what was wanted. Paid for **compiling**, or for **being right**, the
+# policy becomes more careful: the greedy programs stay eager, {{ 100 * alone["is right"]["fast_1"]:.0f }} % of them
+# faster, and the rare departures that section 2 grew from are trained away, since they fail more often. {{ assert
+# alone["compiles"]["fast_1"] == 0 == alone["is right"]["fast_1"] }} Paid for **speed**, right or wrong, it makes
+# programs faster, and {{ 100 * alone["speed"]["correct"]:.0f }} % of the greedy ones are still right. {{ assert
+# alone["speed"]["fast_1"] > 0.5 and alone["speed"]["correct"] > 0.8 }} That is luck of this language and of this start:
+# few samples are wrong *and* fast, so there is little to be paid for. A product, speed only if right, does not need the
+# luck. And a reward for compiling has a price of its own where hardly anything compiles: the shortest program that does
+# is easier to write than the one that was asked for.
 #
 # ## 5 · What it found
 #
 # A program of this language is also a GPU kernel: each launch becomes one in Triton, what is loaded is `tl.load`, what
-# is put is `tl.store`, what is kept is a variable. Here is the answer of the model of section 2 to a problem that it was
-# not trained on, as Triton source.
+# is put is `tl.store`, what is kept is a variable. Here is the answer of the model of section 2 to a problem that it
+# was not trained on, as Triton source.
 
 # %%
 fused = max(right, key=lambda a: a.verdict.metrics["speedup"])
@@ -401,13 +400,11 @@ plt.show()
 # %% [markdown]
 # Random weights learn from nothing, whatever the problem. {{ assert sum(plateau["random weights"]) == 0 }} A moment of
 # supervised training is the first way out; [lesson 13](13_sft_and_lora.ipynb) is about how much of it. The second is in
-# the orange bars: on problems of five lines this policy earns nothing either, and on those of two lines {{
-# plateau["two lines seen"][0]:.0f }} % of its groups teach something. {{ assert plateau["two lines seen"][0] > 30 and
-# plateau["two lines seen"][3] == 0 }} **Easier problems first** costs a list to be sorted. The third way, a score for
-# part of the way, by a judge model or a rule, we tried in an earlier version of this task and could not make work. What a
-# rule pays for, the policy does: a score for compiling taught a weak start to write short programs that compile.
-#
-# HACK-SECTION
+# the orange bars: on problems of five lines this policy earns nothing either, and on those of two lines {{ plateau["two
+# lines seen"][0]:.0f }} % of its groups teach something. {{ assert plateau["two lines seen"][0] > 30 and plateau["two
+# lines seen"][3] == 0 }} **Easier problems first** costs a list to be sorted. The third way, a score for part of the
+# way, by a judge model or a rule, we tried in an earlier version of this task and could not make work. What a rule pays
+# for, the policy does: a score for compiling taught a weak start to write short programs that compile.
 #
 # ## 8 · Real kernels
 #
@@ -447,9 +444,7 @@ changes = {
     "another stream": HONEST.replace(LAUNCH, f"        with torch.cuda.stream(torch.cuda.Stream()):\n    {LAUNCH}"),
     "a thread": HONEST.replace("import torch\n", "import threading\nimport torch\n", 1),
     "a patched clock": HONEST.replace(LAUNCH, f"        torch.cuda.Event.elapsed_time = lambda *_: 1e-6\n{LAUNCH}"),
-    "a fallback": HONEST.replace(
-        LAUNCH, f"        try:\n    {LAUNCH}        except Exception:\n            return x\n"
-    ),
+    "a fallback": HONEST.replace(LAUNCH, f"        try:\n    {LAUNCH}        except TypeError:\n            out = x\n"),
     "reads stale memory": HONEST.replace(LAUNCH, ""),
 }
 for name, text in changes.items():
@@ -457,8 +452,8 @@ for name, text in changes.items():
 assert rules.check(HONEST) is None and sum(rules.check(text) is None for text in changes.values()) == 2
 
 # %% [markdown]
-# The last one passes: nothing in its text is forbidden, and without the launch it just returns memory that it got. It is
-# `stale` again, in Python. Measuring refuses it: the memory that it gets holds nothing of use. **Rules name cheats,
+# The last one passes: nothing in its text is forbidden, and without the launch it just returns memory that it got. It
+# is `stale` again, in Python. Measuring refuses it: the memory that it gets holds nothing of use. **Rules name cheats,
 # measuring is what holds.** Each published cheat that we know of, and ways out of the process, are written down as
 # kernels in `tests/tasks/kernelbench/cheats.py`, and a test submits each.
 #
@@ -468,12 +463,12 @@ assert rules.check(HONEST) is None and sum(rules.check(text) is None for text in
 # | --- | --- | --- | --- |
 # | Kevin (Baronio et al. 2025) | QwQ-32B, several turns | correct 56 → 82 % | mean 0.53 → 1.10 times eager |
 # | Makora (Tehrani et al. 2026) | GPT-5, one attempt | correct 43.7 → 77.0 % | beats TorchInductor on 14.8 → 21.8 % |
-# | Dr. Kernel (Liu et al. 2026) | 14 billion parameters, several turns | | at least 1.2 times eager: 31.6 % of level 2 |
+# | Dr. Kernel (Liu et al. 2026) | 14 billion parameters | | 31.6 % of level 2 at least 1.2 times eager |
 #
 # Half of what a strong model writes is slower than PyTorch even when it is right, and first of all RL has to make it
-# right. Set beside this the curve above, where being right came for free. Our numbers of this kind do not exist: kernels
-# in Triton and CuTe DSL, right, wrong, slow and cheating, have been judged by this environment on an H200, and **nobody has
-# trained a model in it yet**. `rlcourse train --preset a10g --task kernelbench` is what would do so.
+# right. Set beside this the curve above, where being right came for free. Our numbers of this kind do not exist:
+# kernels in Triton and CuTe DSL, right, wrong, slow and cheating, have been judged by this environment on an H200, and
+# **nobody has trained a model in it yet**. `rlcourse train --preset a10g --task kernelbench` is what would do so.
 #
 # ## Check yourself
 #

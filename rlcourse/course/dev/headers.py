@@ -78,7 +78,7 @@ COURSE = {
     "14_kernel_writer": Lesson(
         "A model that writes kernels",
         4,
-        "a language, a compiler and a clock; a policy that learns to fuse; a judge that is cheated, and one that is not",
+        "a language, a compiler and a clock; a policy that learns to fuse; a judge that is cheated",
     ),
 }
 

@@ -48,8 +48,8 @@ WRONG = {  # by case: op, what a wrong program computes instead, what that is
         ("sigmoid", lambda v: (v > 0) * 1.0, "has a step for `sigmoid`"),
         ("sigmoid", sigmoid_near_0, "has a sigmoid that is right near 0 alone"),
         ("sigmoid", lambda v: 1 / (1 + np.exp(-np.clip(v, -2, 2))), "has a sigmoid that is flat beyond 2"),
-        ("max", lambda v, w: np.minimum(np.maximum(v, w), 4), "has no value above 4"),
-        ("abs", lambda v: np.minimum(np.abs(v), 4), "has no value above 4"),
+        ("max", lambda v, w: np.minimum(np.maximum(v, w), 3), "has no value above 3"),
+        ("abs", lambda v: np.minimum(np.abs(v), 3), "has no value above 3"),
     ],
 }
 
