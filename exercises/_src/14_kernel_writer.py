@@ -94,6 +94,14 @@ def cheat(lines: list[list[str]], level: int) -> str:
 # %%
 check.q1(cheat)
 
+# %% [markdown]
+# Your cheats for one computation. Read them as a judge would have to.
+
+# %%
+if check.q1.passed:
+    for level in (1, 2, 3):
+        print(level, cheat([["a", "add", "u", "v"], ["b", "rowsum", "a"], ["y", "mul", "a", "b"]], level))
+
 # %% [markdown] tags=["solution"]
 # **Level 1** computes the last line from values that are still there: memory must be cleared of *everything* between
 # the reference and the program, and what clears it must not be the program's own allocator. **Level 2** moves the work
@@ -212,6 +220,25 @@ def reward(compiled: torch.Tensor, correct: torch.Tensor, speedup: torch.Tensor)
 
 # %%
 check.q3(reward)
+
+# %% [markdown]
+# Your reward beside the lesson's, over the measured speed-up. **Look for** what the lesson pays for a kernel that is
+# right and slow.
+
+# %% tags=["hide-input"]
+# @title Figure: two rewards
+if check.q3.passed:
+    speed = torch.linspace(0.05, 14, 400)
+    one = torch.ones_like(speed)
+    fig, ax = plt.subplots(figsize=(7, 3))
+    ax.plot(speed, reward(one, one, speed), color="#0072B2", label="yours, right")
+    ax.plot(speed, reward(one, 0 * one, speed), color="#0072B2", linestyle=":", label="yours, wrong")
+    ax.plot(speed, 0.2 + speed.clamp(max=4) - 1, color="#E69F00", linestyle="--", label="the lesson's, right")
+    ax.axhline(0, color="black", linewidth=0.8)
+    ax.set(xlabel="measured speed-up", ylabel="reward")
+    ax.legend()
+    ax.grid()
+    plt.show()
 
 # %% [markdown] tags=["solution"]
 # **Compiling.** The empty program earns α for certain; an attempt that compiles half the time and is right in one of 20

@@ -1,6 +1,7 @@
 """q1: programs that three careless judges count as faster than any honest one."""
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 
@@ -28,7 +29,8 @@ def counted_us(text: str, computation: Computation, level: int) -> float:
     for inputs, values in trials(computation, level):
         memory = inputs
         if level == 1:
-            memory = {name: value.astype(np.float32) for name, value in values.items()} | inputs
+            with np.errstate(over="ignore"):
+                memory = {name: value.astype(np.float32) for name, value in values.items()} | inputs
             memory["y"] = np.full_like(memory["y"], np.nan)
         if not agrees(execute(program, memory)["y"], values["y"]):
             raise AssertionError("the judge says: y is wrong")
@@ -96,9 +98,15 @@ def victims(level: int, count: int, wanted: Callable[[Computation], bool] = lamb
     """Computations that the level's judge can be cheated on, drawn."""
     found: list[Computation] = []
     while len(found) < count:
-        some = computations(12, "train", draw(0, 10**9), (3, 5))
-        found += [c for c in some if wanted(c) and succeeds(known_cheat(c, level), c, level) == ""]
+        found += [c for c in that_can_be_cheated(level, draw(0, 10**9)) if wanted(c)]
     return found[:count]
+
+
+@lru_cache(100)
+def that_can_be_cheated(level: int, seed: int) -> list[Computation]:
+    """Some of a dozen computations."""
+    some = computations(12, "train", seed, (3, 5))
+    return [c for c in some if succeeds(known_cheat(c, level), c, level) == ""]
 
 
 def check_cheat(f, level: int, **options) -> None:
