@@ -144,28 +144,27 @@ hand_bet.result(round(by_hand, 1))
 # {{ by_hand:.1f }} times, with two words left out and two changed. {{ assert by_hand > 2.5 }} Operations are the black
 # sliver at the end of the bars: what costs is to start, and to move.
 #
-# A compiler stands in front of the clock. What it refuses has a reason:
+# A compiler and a check stand in front of the clock. What they refuse has a reason:
 
 # %%
 residual = read_computation("a = add u v ; b = sigmoid a ; c = mul a b ; y = add c u")
-for text in (
-    "a = add u v end keep ; b = sigmoid a end put ; c = mul a b end put ; y = add c u end put ;",
-    "b = sigmoid a keep ; c = mul a b keep ; y = add c u end put ;",
-    "a = add u v keep ; b = sigmoid a keep ; c = mul a b keep ; y = add c u end keep ;",
-    "a = add u v keep ; b = sigmoid a keep ; c = mul a b keep ; y = add c u end put ;",
-    "a = add u v keep ; b = sigmoid a keep ; c = sub a b keep ; y = add c v end put ;",
+for computation, text in (
+    (swish, "a = add u v end keep ; b = sigmoid a end put ; y = mul a b end put ;"),
+    (swish, "a = add u v keep ; b = sigmoid a keep ; y = mul a b end keep ;"),
+    (swish, "a = add u v keep ; b = sigmoid a keep ; y = mul a u end put ;"),
+    (residual, "a = add u v keep ; b = sigmoid a keep ; c = mul a b keep ; y = add c u end put ;"),
 ):
-    print(f"{judge_program(text, residual).reason:45} {text}")
+    print(f"{text}\n    {judge_program(text, computation).reason}")
 
 # %% [markdown]
-# Look at the fourth: nothing is wrong with it but that `u`, `a` and `b` are three tensors. It needs two launches, and
-# where to cut is a question with several answers. The best one is found **by search**: all orders of the lines, times
-# all places to end a launch, and everything kept that no later launch reads. No benchmark of real kernels can say how
-# far from the optimum a kernel is. This one can.
+# Look at the last: it belongs to the four lines of `residual`, and nothing is wrong with it but that `u`, `a` and `b`
+# are three tensors. It needs two launches, and where to cut is a question with several answers. The best one is found
+# **by search**: all orders of the lines, times all places to end a launch, and everything kept that no later launch
+# reads. No benchmark of real kernels can say how far from the optimum a kernel is. This one can.
 
 # %%
 us, best = optimum(residual)
-print(f"eager {eager_us(residual):.1f} µs, the least {us:.1f} µs:  {write(best)}")
+print(f"registers of a launch: {REGISTERS}; eager {eager_us(residual):.1f} µs, the least {us:.1f} µs:  {write(best)}")
 test = [problem.computation for problem in task.problems("test") if not problem.is_long]
 most = [eager_us(c) / optimum(c)[0] for c in test]
 refused = [not fits_one_launch(c) for c in test]
@@ -180,7 +179,7 @@ print(f"best speed-up: {min(most):.2f} to {max(most):.2f} times eager")
 # $$R = \begin{cases} 0.2 + \min(\text{speed-up}, 4) - 1 & \text{if the result is right on random inputs} \\ 0 &
 # \text{otherwise} \end{cases}$$
 #
-# So eager earns 0.2, and twice as fast as eager 1.2. Compiling earns nothing by itself; section 4 says why. The loop
+# So eager earns 0.2, and twice as fast as eager 1.2. Compiling earns nothing by itself; why, is told below. The loop
 # is that of lesson 05, line for line. What differs is **one word, the task's name**, and the model that can read it:
 
 
@@ -279,7 +278,7 @@ def mean(rows: list[dict], name: str) -> float:
 # that comes off one time in five is worth more than safety.** Most of the training problems are those that one launch
 # does not hold, and there the gamble is lost until the policy has learned where to cut.
 #
-# ## 4 · What each part of the reward does alone
+# ## 3 · What each part of the reward does alone
 #
 # A common reward for kernels is a sum: something for compiling, something for being right, something for speed. Here
 # are the three parts, each as the only thing that is paid, for a few steps from the same start. "Speed" asks no
@@ -318,16 +317,18 @@ part_bet = bet(
 PARTS = {"compiles": metric("compiled"), "is right": metric("correct"), "speed": speed_alone}
 alone = {}
 for name, part in PARTS.items():
-    _, part_policy, part_engine, _ = train(PART_STEPS, part, num_prompts=8)
+    _, part_policy, part_engine, part_log = train(PART_STEPS, part, num_prompts=8)
     answers = answers_of(part_policy, part_engine, validation)
     alone[name] = {what: mean([a.verdict.metrics for a in answers], what) for what in ("compiled", "correct", "fast_1")}
-    shares = ", ".join(f"{what} {100 * share:.0f} %" for what, share in alone[name].items())
-    print(f"{name:9} alone: {shares}.  {answers[0].problem.question}  →  {answers[0].text.strip()}")
+    alone[name] |= {"first": mean(part_log[:5], "speedup"), "last": mean(part_log[-5:], "speedup")}
+    print(f"{name:9} alone:", *(f"{what} {value:.2f}" for what, value in alone[name].items()), sep="  ")
 
 # %% [markdown]
 # None of it is a disaster, and none of it is what was wanted. Paid for **compiling**, or for **being right**, the
 # policy becomes more careful: the greedy programs stay eager, {{ 100 * alone["is right"]["fast_1"]:.0f }} % of them
-# faster, and the rare departures that section 2 grew from are trained away, since they fail more often. {{ assert
+# faster, and the rare departures that section 2 grew from are trained away, since they fail more often:
+# its samples go from {{ alone["is right"]["first"]:.2f }} to {{ alone["is right"]["last"]:.2f }} times eager. {{ assert
+# alone["is right"]["last"] < alone["is right"]["first"] and
 # alone["compiles"]["fast_1"] == 0 == alone["is right"]["fast_1"] }} Paid for **speed**, right or wrong, it makes
 # programs faster, and {{ 100 * alone["speed"]["correct"]:.0f }} % of the greedy ones are still right. {{ assert
 # alone["speed"]["fast_1"] > 0.5 and alone["speed"]["correct"] > 0.8 }} That is luck of this language and of this start:
@@ -335,7 +336,7 @@ for name, part in PARTS.items():
 # luck. And a reward for compiling has a price of its own where hardly anything compiles: the shortest program that does
 # is easier to write than the one that was asked for.
 #
-# ## 5 · What it found
+# ## 4 · What it found
 #
 # A program of this language is also a GPU kernel: each launch becomes one in Triton, what is loaded is `tl.load`, what
 # is put is `tl.store`, what is kept is a variable. Here is the answer of the model of section 2 to a problem that it
@@ -359,36 +360,36 @@ for name, some in (("one launch holds it", False), ("one launch is refused", Tru
     print(f"{name}: {good} of {len(group)} right;", *Counter(a.verdict.words for a in group).most_common(3))
 
 # %% [markdown]
-# ## 6 · A policy that earns nothing
+# ## 5 · A policy that earns nothing
 #
 # All of this began with a model that was right nearly always. What if it is never right? Then all rewards of a group
 # are 0, the advantages are 0, and so is the gradient: training goes on, and nothing moves. What counts is therefore not
-# the mean reward but the **share of groups that teach something**, those with at least one right sample and one that is
-# not. Three policies: random weights; the same after {{ pick(10, 100) }} supervised steps on programs of two lines; and
-# the shipped one.
+# the mean reward but the **share of groups with a right sample in them**. (Groups in which all are right teach nothing
+# either, and need not.) Three policies: random weights; the same after {{ pick(10, 150) }} supervised steps on programs
+# of two lines; and the shipped one.
 
 
 # %%
-def teaching(policy) -> list[float]:
-    """% of groups of 8 samples that have right and wrong ones, for problems of 2, 3, 4 and 5 lines."""
+def hopeful(policy) -> list[float]:
+    """% of groups of 8 samples with a right one among them, for problems of 2, 3, 4 and 5 lines."""
     engine, shares = make_engine(policy, "fast", torch.float32), []
     for lines in (2, 3, 4, 5):
         few = [p for p in task.problems("train") if p.level == lines][: pick(4, 24)]
         groups = answer_problems(policy, engine, task, few, 64, Sampling(), 8)
-        shares.append(100 * sum(0 < sum(a.right for a in group) < 8 for group in groups) / len(groups))
+        shares.append(100 * sum(any(a.right for a in group) for group in groups) / len(groups))
     return shares
 
 
 torch.manual_seed(0)
 weak = new_policy(Recipe())
-plateau = {"random weights": teaching(weak)}
+plateau = {"random weights": hopeful(weak)}
 short = computations(pick(50, 500), "train", 1, (2, 2))
-run_stage(weak, Stage(pick(10, 100), 3e-3, 2, None), short, 32, random.Random(1))
-plateau["two lines seen"] = teaching(weak)
-plateau["shipped"] = teaching(train(0)[1])
+run_stage(weak, Stage(pick(10, 150), 3e-3, 2, None), short, 32, random.Random(1))
+plateau["two lines seen"] = hopeful(weak)
+plateau["shipped"] = hopeful(train(0)[1])
 
 # %% tags=["hide-input"]
-# @title Figure: groups that teach something
+# @title Figure: groups with a right sample
 fig, ax = plt.subplots(figsize=(7, 2.8), layout="constrained")
 for number, ((name, shares), color) in enumerate(zip(plateau.items(), (BLACK, ORANGE, BLUE), strict=True)):
     bars = ax.bar([lines + 0.27 * (number - 1) for lines in (2, 3, 4, 5)], shares, 0.25, color=color, label=name)
@@ -400,13 +401,14 @@ plt.show()
 # %% [markdown]
 # Random weights learn from nothing, whatever the problem. {{ assert sum(plateau["random weights"]) == 0 }} A moment of
 # supervised training is the first way out; [lesson 13](13_sft_and_lora.ipynb) is about how much of it. The second is in
-# the orange bars: on problems of five lines this policy earns nothing either, and on those of two lines {{ plateau["two
-# lines seen"][0]:.0f }} % of its groups teach something. {{ assert plateau["two lines seen"][0] > 30 and plateau["two
-# lines seen"][3] == 0 }} **Easier problems first** costs a list to be sorted. The third way, a score for part of the
-# way, by a judge model or a rule, we tried in an earlier version of this task and could not make work. What a rule pays
-# for, the policy does: a score for compiling taught a weak start to write short programs that compile.
+# the orange bars: on problems of five lines {{ plateau["two lines seen"][3]:.0f }} % of this policy's groups have a
+# right sample, and on those of two lines {{ plateau["two lines seen"][0]:.0f }} %. {{ assert plateau["two lines
+# seen"][0] > plateau["two lines seen"][3] + 20 }} **Easier problems first** costs a list to be sorted. The third way, a
+# score for part of the way, by a judge model or a rule, we tried in an earlier version of this task and could not make
+# work. What a rule pays for, the policy does: a score for compiling taught a weak start to write short programs that
+# compile.
 #
-# ## 8 · Real kernels
+# ## 6 · Real kernels
 #
 # In the tile language a cheat needs a hole, because the language cannot say anything else. A model that writes Python
 # can say everything. It can look for the clock, the reference, the test's own variables. So the judge of the task
@@ -465,8 +467,8 @@ assert rules.check(HONEST) is None and sum(rules.check(text) is None for text in
 # | Makora (Tehrani et al. 2026) | GPT-5, one attempt | correct 43.7 → 77.0 % | beats TorchInductor on 14.8 → 21.8 % |
 # | Dr. Kernel (Liu et al. 2026) | 14 billion parameters | | 31.6 % of level 2 at least 1.2 times eager |
 #
-# Half of what a strong model writes is slower than PyTorch even when it is right, and first of all RL has to make it
-# right. Set beside this the curve above, where being right came for free. Our numbers of this kind do not exist:
+# Before training, Kevin's kernels are on average slower than PyTorch, and first of all RL has to make them right. Here
+# being right came for free. Our numbers of this kind do not exist:
 # kernels in Triton and CuTe DSL, right, wrong, slow and cheating, have been judged by this environment on an H200, and
 # **nobody has trained a model in it yet**. `rlcourse train --preset a10g --task kernelbench` is what would do so.
 #
