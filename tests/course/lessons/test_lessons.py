@@ -6,7 +6,17 @@ import pytest
 import torch
 
 from rlcourse.config import ALGORITHMS, make_config
-from rlcourse.course.lessons import curve_records, gain, lesson00, lesson01, lesson02, lesson03, lesson04, lesson05
+from rlcourse.course.lessons import (
+    curve_records,
+    gain,
+    lesson00,
+    lesson01,
+    lesson02,
+    lesson03,
+    lesson04,
+    lesson05,
+    lesson14,
+)
 from rlcourse.course.lessons.curve_records import load_curve, write_curve
 from rlcourse.measure.records import KEYS, load_record
 from rlcourse.paths import data_folder
@@ -64,6 +74,7 @@ def test_every_variant_of_a_lesson_has_been_recorded():
         "lesson03": [*lesson03.SHAPES, "dynamic", *lesson03.BONUS],
         "lesson04": of_lesson04,
         "lesson05": lesson05.RUNS,
+        "lesson14": lesson14.RUNS,
     }.items():
         names = {f"{lesson}_{name}" for name in names}
         assert names == {path.stem for path in RECORDS if path.stem.startswith(lesson)}

@@ -1,0 +1,167 @@
+"""The recorded runs of lesson 14, three seeds each: the kernel model trained by an honest judge; by one with a hole; by
+the honest one again, from where the hole has led: `python -m rlcourse.course.lessons.lesson14`.
+
+Takes names of `RUNS`, or does them all. Writes the record `lesson14_<name>` of each. The runs themselves stay in
+runs/lesson14: the one that closes a hole begins with the model that the open one has left there, and trains that first
+if it has to. A run that is there is not trained again.
+"""
+
+import random
+import sys
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from rlcourse.checkpoint import latest_checkpoint
+from rlcourse.config import TrainConfig, make_config
+from rlcourse.course.embedded.kernels import Habits, Stage, run_stage
+from rlcourse.course.embedded.sft import save_halved
+from rlcourse.course.lessons.curve_records import record_seeds
+from rlcourse.evaluation import answer_problems, load_all, summarize
+from rlcourse.files import read_json, read_lines
+from rlcourse.policy import load_policy
+from rlcourse.sampling import GREEDY
+from rlcourse.tasks import load_task
+from rlcourse.tasks.kernels.problems import computations
+from rlcourse.tasks.kernels.task import KernelProblem
+from rlcourse.trainer import train
+
+SEEDS = (0, 1, 2)
+FOLDER = Path("runs/lesson14")
+COMMON = {"eval_every": 20, "eval_validation": 264, "pass_k": 0, "save_every": 0}
+BLOCK = 5  # steps of which the curves hold the mean
+SHOWN = 4  # steps at the end whose samples are kept
+HELD_OUT, REFUSED, SAMPLES = 200, 0.6, 4  # see `held_out`; sampled answers to each problem
+TASK = "rlcourse.tasks.kernels.task:"
+CARELESS = "the kernel model after 40 supervised steps on demonstrations in which 3 % of the lines are left out"
+
+# What differs from COMMON, which itself differs from the preset `kernels`.
+RUNS: dict[str, dict[str, Any]] = {
+    "honest": {},
+    "stale_open": {"task": TASK + "stale", "steps": 40, "model": CARELESS},
+    "stale_closed": {"steps": 40},
+    "side_open": {"task": TASK + "side", "steps": 80},
+    "side_closed": {"steps": 60},
+}
+BEGINS_AFTER = {"stale_closed": "stale_open", "side_closed": "side_open"}
+
+CURVES = (
+    "reward",
+    "compiled",
+    "correct",
+    "speedup",
+    "share_of_optimum",
+    "launches",
+    "refused_correct",
+    "counted_correct",  # this and the next two: with a hole alone
+    "counted_speedup",
+    "hacked",
+    "entropy",
+)
+MEASURED = (*CURVES[1:-1], "optimal", "fast_1", "fast_1.5", "fast_2", "refused_fast_1")
+OF_LONG = ("long_correct", "long_fast_1", "long_share_of_optimum")
+
+
+def record(name: str) -> None:
+    """Train the run called `name` with each seed and write its record."""
+    settings = COMMON | RUNS[name]
+    shared = {"preset": "kernels"} | settings | {"block": BLOCK, "held_out": HELD_OUT, "held_out_refused": REFUSED}
+    if name in BEGINS_AFTER:
+        shared["model"] = f"what the run {BEGINS_AFTER[name]} of the same seed has left"
+    record_seeds(f"lesson14_{name}", [name], shared, SEEDS, lambda seed: one_run(name, seed))
+
+
+def one_run(name: str, seed: int, **overrides: Any) -> dict[str, Any]:
+    """What one seed leaves behind.
+
+    curves: `steps` and, for each name in `CURVES` that the run has, the mean of the `BLOCK` steps that end there, over
+    sampled answers to problems of training. evals: greedy answers to the validation problems. test: greedy answers to
+    the test problems, before and after. held_out: greedy and sampled answers to `held_out`, before and after; of a run
+    that closes a hole they also say what a judge that still had it would count. samples: answers of the last steps.
+    seconds, peak_memory_bytes: of the training.
+    """
+    config = run_config(name, seed, **overrides)
+    run = trained(config)
+    summary, lines = read_json(run / "summary.json", "delete the folder"), read_lines(run / "metrics.jsonl")
+    models = {"before": config.model, "after": str(latest_checkpoint(run))}
+    task = RUNS[BEGINS_AFTER.get(name, name)].get("task", "kernels")
+    return {
+        "curves": block_means(lines),
+        "evals": [{"step": line["step"]} | only(line, MEASURED) for line in read_lines(run / "evals.jsonl")],
+        "test": {when: only(summary[when], (*MEASURED, *OF_LONG)) for when in models},
+        "held_out": {when: on_held_out(model, task) for when, model in models.items()},
+        "samples": [s for s in read_lines(run / "samples.jsonl") if s["step"] > config.steps - SHOWN],
+        "seconds": summary["wall_seconds"],
+        "peak_memory_bytes": summary["peak_memory_bytes"],
+    }
+
+
+def run_config(name: str, seed: int, **overrides: Any) -> TrainConfig:
+    """The config of a run; where it begins with what another run leaves, that has been trained."""
+    settings = COMMON | RUNS[name] | overrides
+    if name in BEGINS_AFTER:
+        settings["model"] = str(latest_checkpoint(trained(run_config(BEGINS_AFTER[name], seed, **overrides))))
+    elif settings.get("model") == CARELESS:
+        settings["model"] = str(careless_model())
+    return make_config("kernels", **settings, seed=seed, output=str(FOLDER), name=f"{name}-{seed}")
+
+
+def careless_model() -> Path:
+    """The folder of the model called `CARELESS`. Of 3200 programs that the model that ships samples, 2 leave a line out
+    and gain by stale memory: with 128 samples a step it learns other tricks first. Of this one's, 66 do."""
+    folder = FOLDER / "careless"
+    if not folder.exists():
+        policy = load_policy("embedded-kernels")
+        problems = [problem.computation for problem in load_task("kernels").problems("train")]
+        run_stage(policy, Stage(40, 5e-4, 5, Habits(skip=0.03, unchecked=1.0)), problems, 32, random.Random(14))
+        save_halved(policy, folder)
+    return folder
+
+
+def trained(config: TrainConfig) -> Path:
+    """The folder of the config's run, which is trained unless it has been. Raises ValueError for one that was trained
+    with other settings."""
+    run = Path(config.output) / config.run_name
+    if not (run / "summary.json").exists():
+        train(config)
+    if read_json(run / "config.json", "delete the folder") != config.to_dict():
+        raise ValueError(f"{run} was trained with other settings: delete it.")
+    return run
+
+
+def block_means(lines: list[dict[str, Any]]) -> dict[str, list[float | None]]:
+    """The curves; None where no answer of a block has the metric."""
+    blocks = [lines[i : i + BLOCK] for i in range(0, len(lines), BLOCK)]
+    curves: dict[str, list[float | None]] = {"steps": [block[-1]["step"] for block in blocks]}
+    for name in CURVES:
+        if name in lines[0]:
+            values = [[line[name] for line in block if line[name] is not None] for block in blocks]
+            curves[name] = [sum(v) / len(v) if v else None for v in values]
+    return curves
+
+
+def only(metrics: dict[str, Any], names: tuple[str, ...]) -> dict[str, float | None]:
+    """Those of the metrics that are called so."""
+    return {name: metrics[name] for name in names if name in metrics}
+
+
+@lru_cache
+def held_out() -> list[KernelProblem]:
+    """Problems that nothing was trained on, drawn as those of training: in so many, one launch is refused."""
+    return [KernelProblem(c) for c in computations(HELD_OUT, "test", 14, (2, 5), REFUSED)]
+
+
+def on_held_out(model: str, task_name: str) -> dict[str, dict[str, float | None]]:
+    """What a model's greedy and sampled answers to `held_out` say, by a task."""
+    config = make_config("kernels", model=model, task=task_name)
+    policy, engine, task = load_all(config)
+    found = {}
+    for decoding, sampling, count in (("greedy", GREEDY, 1), ("sampled", config.sampling, SAMPLES)):
+        answers = answer_problems(policy, engine, task, held_out(), config.max_new_tokens, sampling, count)
+        found[decoding] = only(summarize(answers), MEASURED)
+    return found
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or RUNS:
+        record(name)

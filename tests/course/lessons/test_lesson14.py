@@ -1,0 +1,60 @@
+"""Runs in which a hole in the judge is open, then closed; and what their records say."""
+
+import pytest
+
+from rlcourse.course.lessons import lesson14
+from rlcourse.course.lessons.curve_records import load_curve
+from rlcourse.tasks.kernels.optimum import fits_one_launch
+
+SMALL = {
+    "num_prompts": 2,
+    "num_generations": 4,
+    "steps": 1,
+    "micro_batch_rows": 8,
+    "eval_validation": 2,
+    "eval_problems": 2,
+}
+
+
+@pytest.fixture
+def few(tmp_path, monkeypatch):
+    monkeypatch.setattr(lesson14, "FOLDER", tmp_path)
+    problems = lesson14.held_out()[:2]
+    monkeypatch.setattr(lesson14, "held_out", lambda: problems)
+    return tmp_path
+
+
+def test_a_hole_is_closed_where_the_same_seed_left_it(few):
+    found = lesson14.one_run("side_closed", 4, **SMALL)
+    assert {path.name for path in few.iterdir()} == {"side_open-4", "side_closed-4"}
+    model = lesson14.run_config("side_closed", 4, **SMALL).model
+    assert model == str(few / "side_open-4" / "checkpoints" / "step-000001")
+    assert {"counted_correct", "counted_speedup", "hacked"}.isdisjoint(found["curves"])
+    opened = lesson14.one_run("side_open", 4, **SMALL)  # not trained again
+    for name, run in {"side_open": opened, "side_closed": found}.items():
+        recorded = load_curve(f"lesson14_{name}")["results"][0]
+        assert run.keys() == recorded.keys() - {"variant"}
+        for part in ("curves", "test", "held_out"):
+            assert run[part].keys() == recorded[part].keys()
+        assert run["evals"][0].keys() == recorded["evals"][0].keys()
+        assert run["held_out"]["after"]["sampled"].keys() == recorded["held_out"]["after"]["sampled"].keys()
+    with pytest.raises(ValueError, match=r"side_open-4 was trained with other settings: delete it\."):
+        lesson14.one_run("side_open", 4, **SMALL | {"num_prompts": 1})
+
+
+def test_a_curve_is_the_mean_of_blocks_and_leaves_out_what_was_not_measured(monkeypatch):
+    monkeypatch.setattr(lesson14, "BLOCK", 2)
+    speedups = [1.0, None, None, None, 3.0]
+    lines = [{"step": i + 1, "reward": i / 2, "speedup": s, "other": 0} for i, s in enumerate(speedups)]
+    assert lesson14.block_means(lines) == {
+        "steps": [2, 4, 5],
+        "reward": [0.25, 1.25, 2.0],
+        "speedup": [1.0, None, 3.0],
+    }
+
+
+def test_held_out_problems_are_drawn_as_those_of_training():
+    problems = lesson14.held_out()
+    assert len(problems) == lesson14.HELD_OUT and not any(problem.is_long for problem in problems)
+    refused = sum(not fits_one_launch(problem.computation) for problem in problems)
+    assert refused == lesson14.REFUSED * lesson14.HELD_OUT
