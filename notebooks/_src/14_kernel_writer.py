@@ -442,7 +442,7 @@ opened = {hole: load_curve(f"lesson14_{hole}_open") for hole in cheats}
 closed = {hole: load_curve(f"lesson14_{hole}_closed") for hole in cheats}
 OPEN_STEPS = opened["side"]["results"][0]["curves"]["steps"][-1]
 cheat_bet = bet(
-    f"The side stream is not timed. What share of the samples uses that after {OPEN_STEPS} steps (mean of three seeds)?",
+    f"The side stream is not timed. What share of the samples uses that after {OPEN_STEPS} steps?",
     (5, 0, 100, 1),
     "%",
 )
