@@ -18,10 +18,9 @@
 # You need [lesson 05](05_full_loop.ipynb), for the step and for a verifier with a hole, and
 # [lesson 06](06_where_the_time_goes.ipynb), for launches and bytes.
 #
-# Models of 8 billion parameters and more learn to write GPU kernels by reinforcement learning, on clusters. It is worth
-# seeing the whole of it once where a run takes minutes, where the fastest program is known, and where nobody can blame
-# the clock. The model here has 0.8 million parameters.
-
+# Models of 8 billion parameters and more are trained to write GPU kernels by reinforcement learning. It is worth seeing
+# the whole of it once where a run takes minutes, where the fastest program is known, and where nobody can blame the
+# clock. The model here has 0.8 million parameters.
 # %%
 import random
 from collections import Counter
