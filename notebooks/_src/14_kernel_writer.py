@@ -21,6 +21,7 @@
 # Models of 8 billion parameters and more are trained to write GPU kernels by reinforcement learning. It is worth seeing
 # the whole of it once where a run takes minutes, where the fastest program is known, and where nobody can blame the
 # clock. The model here has 0.8 million parameters.
+
 # %%
 import random
 from collections import Counter
