@@ -80,6 +80,11 @@ COURSE = {
         4,
         "where its seconds and gigabytes go; logits that never stand; two backward passes by hand",
     ),
+    "14_kernel_writer": Lesson(
+        "A model that writes kernels",
+        4,
+        "a language, a compiler and a clock; a policy that learns to fuse; a judge that is cheated",
+    ),
 }
 
 BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
