@@ -15,6 +15,7 @@ import pytest
 import torch
 from ranks import KeyedByPrompt, Ranks, near, wait_for
 from test_trainer import TINY, assert_same_run, folder, lines, use_the_toy, weights  # noqa: F401
+from thorough import thorough
 
 from rlcourse import cli, trainer
 from rlcourse.checkpoint import latest_checkpoint
@@ -119,7 +120,7 @@ def test_three_ranks_train_what_one_process_does_and_one_of_them_says_so(folder,
 # How it ends
 
 
-@pytest.mark.parametrize("stopped", [[1], [0, 1]])
+@pytest.mark.parametrize("stopped", [[1], thorough([[0, 1]])])
 def test_ctrl_c_saves_after_the_step_of_all_ranks_and_one_process_goes_on(stopped, pairs, folder, tmp_path):
     def interrupt(rank, step):
         if step == 3 and rank in stopped:
@@ -137,7 +138,7 @@ def test_ctrl_c_saves_after_the_step_of_all_ranks_and_one_process_goes_on(stoppe
     assert_same_run(tmp_path / "run", pairs)
 
 
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("killed", [thorough(0), 1])
 def test_a_rank_that_is_killed_ends_the_others_with_a_sentence_and_nothing_is_lost(killed, pairs, folder, tmp_path):
     def kill(rank, step):
         if (rank, step) == (killed, 4):

@@ -246,10 +246,10 @@ def test_a_rank_that_ends_is_noticed_by_the_others(tmp_path):
 def test_a_rank_that_follows_stops_when_all_agree_and_not_before():
     done, answers = [], iter([None, Terminated])
     with pytest.raises(Terminated), StopAfterStep(lambda stop: next(answers), follows=True) as stop:
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
         for _ in range(3):
             with stop.delayed():
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(signal.SIGTERM)
                 done.append("a step")
     assert done == ["a step"] * 2
 
