@@ -74,8 +74,8 @@ def test_weights_that_are_not_finite_are_never_saved(what, tiny, tmp_path, monke
     original = RunFolder.log_step
 
     class Watched(trainer.Trainer):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
             RunFolder.poisoned = self
 
     def log_step(self, metrics, completions):
