@@ -23,6 +23,7 @@ PACKING, FINE_TUNING = ["sft/test_packing.py"], ["sft/test_fine_tuning.py"]
 ENGINE = ["rollout/test_paged.py"]
 ARRIVALS, SERVE = ["rollout/test_arrivals.py"], ["rollout/test_serve.py"]
 BOX, WIRE = ["sandbox/test_box.py"], ["sandbox/test_wire.py"]
+WORKER = ["tasks/kernelbench/test_worker.py"]
 RULES, ANSWERS, COMPARE, KB_PROBLEMS, KB_TASK = (
     [f"tasks/kernelbench/test_{name}.py"] for name in ("rules", "answers", "compare", "kernelbench_problems", "kernelbench_task")
 )
@@ -910,6 +911,21 @@ MISTAKES = [
     ("tasks/kernelbench/task.py", 'metrics["correct"] if metrics["compiled"] else None', 'metrics["correct"]', KB_TASK),
     ("tasks/kernelbench/task.py", "except (RuntimeError, ValueError) as error:", "except RuntimeError as error:", KB_TASK),
     ("tasks/kernelbench/task.py", "verdict.reward(settings), verdict.reason", 'verdict.metrics["correct"], verdict.reason', KB_TASK),
+    ("tasks/kernelbench/worker.py", "            torch.use_deterministic_algorithms(True, warn_only=True)\n", "", WORKER),
+    ("tasks/kernelbench/worker.py", "            torch.use_deterministic_algorithms(False)\n", "", WORKER),
+    ("tasks/kernelbench/worker.py", "        self.names.add(operation.name()", "        str(operation.name()", WORKER),
+    ("tasks/kernelbench/worker.py", "type(output) is torch.Tensor for", "isinstance(output, torch.Tensor) for", WORKER),
+    ("tasks/kernelbench/worker.py", "    except BaseException as error:  # SystemExit", "    except Exception as error:  # SystemExit", WORKER),
+    ("tasks/kernelbench/worker.py", "                start = now()\n", "                start = time.perf_counter()\n", WORKER),
+    ("tasks/kernelbench/worker.py", 'vars(module), setup["seed"], self.device)', "vars(module), 0, self.device)", WORKER),
+    ("tasks/kernelbench/worker.py", '        if way == "checked":\n            found["inputs"]', '        if way == "timed":\n            found["inputs"]', WORKER),
+    ("tasks/kernelbench/candidate.py", "compiler = module.startswith(COMPILE_ERRORS)", "compiler = False", WORKER),
+    ("tasks/kernelbench/candidate.py", 'case {"error": [str(kind), str(module), str(message)]}:', 'case {"error": [kind, module, message]}:', WORKER),
+    ("tasks/kernelbench/candidate.py", 'self.lost("hang", f"no answer after {seconds:g} s")', 'self.lost("died", "")', WORKER),
+    ("tasks/kernelbench/candidate.py", "        said = self.close()\n        if", '        said = ""\n        if', WORKER),
+    ("tasks/kernelbench/candidate.py", "max(deadline - time.monotonic(), 1e-3), limit))", "max(deadline - time.monotonic(), 1e-3)))", WORKER),
+    ("tasks/kernelbench/machine.py", "fcntl.flock(file, fcntl.LOCK_EX)", "fcntl.flock(file, fcntl.LOCK_SH)", WORKER),
+    ("tasks/kernelbench/machine.py", "        with torch.random.fork_rng(devices):\n            yield", "        yield", WORKER),
     # a language model as a judge, and what it leaves to learn
     ("tasks/llm_judge.py", "if self.in_a_row >= GIVE_UP:", "if False:", LLM_JUDGE),
     ("tasks/llm_judge.py", "build_opener(NoRedirect)", "build_opener()", LLM_JUDGE),

@@ -54,7 +54,7 @@ class Watched(ServingEngine):
 
     def _prepare(self, plan, *arguments):
         self.plans.append(plan)
-        assert len(self.plans) < 200, "it does not end"
+        assert len(self.plans) < 30, "it does not end"
         super()._prepare(plan, *arguments)
 
 

@@ -71,3 +71,19 @@ def test_what_could_hide_a_word_is_refused(text, reason):
     with pytest.raises(rules.Broken) as broken:
         rules.cpp(text)
     assert broken.value.args[0] == reason
+
+
+@pytest.mark.parametrize(
+    ("given", "allowed"),
+    [
+        ('extra_cflags=["-O3", "-march=native"]', True),
+        ('extra_cflags=["-O3 -fplugin=x.so"]', False),
+        ('extra_cflags=["-include", "/etc/passwd"]', False),
+        ('extra_cflags=["-DJOIN=a"]', False),
+        ('extra_cflags=[flag for flag in ("-O3",)]', False),
+        ('extra_ldflags=["-lcublas"]', False),
+    ],
+)
+def test_a_compiler_takes_flags_of_speed_alone(given, allowed):
+    found = rules.check(pointwise_cpp("x").replace('extra_cflags=["-O1"]', given))
+    assert found is None if allowed else found[0] == "compiler"
