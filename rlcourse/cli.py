@@ -3,7 +3,6 @@
 Only light modules are imported here, so that `--help` answers at once; each command imports what it runs.
 """
 
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,9 +15,10 @@ from rich.table import Table
 
 from rlcourse import __version__
 from rlcourse.cli_errors import refuse, user_errors
-from rlcourse.cli_options import PANELS, parse_gpus, parse_rows, takes_settings, within
-from rlcourse.config import TrainConfig, check_settings, make_config
-from rlcourse.distributed import hush_all_but_first, launched, share_of
+from rlcourse.cli_options import parse_gpus, parse_rows, takes_settings, within
+from rlcourse.cli_tables import print_config, print_fine_tuning, print_memory, print_summary, printed
+from rlcourse.config import check_settings, make_config
+from rlcourse.distributed import hush_all_but_first, launched
 from rlcourse.files import try_empty_folder, try_file, try_folder
 from rlcourse.settings import COUNT, MEMORY_GB, SEED, Range
 from rlcourse.sft import config as sft_config
@@ -269,86 +269,6 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the facts
         facts = doctor.gather()
         doctor.print_json(facts) if as_json else doctor.print_report(facts)
         raise typer.Exit(0 if doctor.healthy(facts) else 1)
-
-
-def print_config(config: TrainConfig) -> None:
-    """The resolved config; what differs from the laptop preset is in bold."""
-    table = Table("setting", "value", title=f"Config of {escape(config.run_name)}")
-    for f in fields(TrainConfig):
-        if f.name in PANELS:
-            table.add_section()
-        value = getattr(config, f.name)
-        table.add_row(f.name, escape(str(value)), style="bold" if value != f.default else None)
-    Console().print(table)
-
-
-def print_memory(config: TrainConfig) -> None:
-    """The memory estimate, by part and by phase."""
-    from rlcourse.device import wanted_device
-    from rlcourse.measure import memory
-    from rlcourse.measure.machine import format_bytes
-
-    device, ranks = wanted_device(config), launched()[1]
-    shape = memory.model_shape(config.model)
-    estimate = memory.estimate(share_of(config, ranks), shape, device)
-    each = f", each of {ranks} processes" if ranks > 1 else ""
-    title = f"Memory estimate on {device}{each}: {memory.parameters(shape):,} parameters"
-    table = Table("part", "memory", title=title)
-    table.columns[1].justify = "right"
-    for name, count in vars(estimate).items():
-        if count:
-            table.add_row(name.replace("_", " "), format_bytes(count))
-    table.add_row("libraries", format_bytes(memory.LIBRARIES), end_section=True)
-    table.add_row("rollout phase", format_bytes(estimate.rollout))
-    table.add_row("update phase", format_bytes(estimate.update))
-    table.add_row("at most, with every row at its longest", format_bytes(estimate.peak), style="bold")
-    Console().print(table)
-
-
-def printed(name: str, value: float | None, metrics: dict[str, str]) -> str:
-    """A result as a table has it: in its task's format, tokens with one decimal, everything else as a share."""
-    from rlcourse.tasks import in_format
-
-    return in_format(value, metrics.get(name, ".1f" if name == "tokens" else ".1%"))
-
-
-def print_summary(summary: dict[str, Any]) -> None:
-    """What a run achieved: test results before and after, and some answers of the trained model."""
-    before, after = summary["before"], summary["after"]
-    table = Table("test problems", "before", "after", title=f"{summary['eval_problems']} problems held out")
-    for name in (*summary["metrics"], *(key for key in after if key.startswith("pass@")), "tokens"):
-        values = (printed(name, when[name], summary["metrics"]) for when in (before, after))
-        table.add_row(name.replace("_", " "), *values)
-    samples = Table("question", "answer after training", "right", title="Samples", show_lines=True)
-    for sample in after["samples"][:4]:
-        samples.add_row(escape(sample["question"]), escape(sample["text"]), "yes" if sample["right"] else "no")
-    console = Console()
-    console.print(samples, table)
-    console.print(
-        f"{summary['steps']} steps in {summary['wall_seconds']:.0f} s. Curve, metrics, samples and checkpoints are in "
-        f"{escape(summary['folder'])}.",
-        highlight=False,
-        soft_wrap=True,
-    )
-
-
-def print_fine_tuning(summary: dict[str, Any]) -> None:
-    """What fine-tuning achieved: held-out loss, and what the task measures, before and after."""
-    before, after = summary["before"], summary["after"]
-    table = Table("measure", "before", "after", title=f"{summary['examples']:,} examples learned")
-    if "loss" in after:
-        table.add_row(f"loss of {summary['held_out']} held out", f"{before['loss']:.3f}", f"{after['loss']:.3f}")
-    for name in summary["metrics"]:
-        values = (printed(name, when[name], summary["metrics"]) for when in (before, after))
-        table.add_row(name.replace("_", " "), *values)
-    console = Console()
-    console.print(table)
-    console.print(
-        f"{summary['steps']} steps in {summary['wall_seconds']:.0f} s. Curve, metrics and checkpoints are in "
-        f"{escape(summary['folder'])}.",
-        highlight=False,
-        soft_wrap=True,
-    )
 
 
 def main() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from rlcourse.bench import Options
 from rlcourse.bench.models import write_random_model
+from rlcourse.bench.options import Options
 from rlcourse.bench.peers import vllm_decode
 from rlcourse.measure.memory import ModelShape
 from rlcourse.measure.profiling import Profile, profile

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from rlcourse.bench import Options
 from rlcourse.bench.models import write_random_model
+from rlcourse.bench.options import Options
 from rlcourse.bench.speed import step_trainer, time_steps
 from rlcourse.logprobs import PlainPass
 from rlcourse.rollout.fast import FastEngine

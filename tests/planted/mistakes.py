@@ -492,7 +492,7 @@ MISTAKES = [
     ("config.py", "temperature: float = setting(1.0,", "temperature: float = setting(0.9,", CONFIG),
     ("config.py", "gae_lambda: float = setting(0.95,", "gae_lambda: float = setting(0.59,", CONFIG),
     ("config.py", "reward_format: float = setting(0.0,", "reward_format: float = setting(0.1,", CONFIG),
-    ("config.py", '"eval_problems": 1319,', '"eval_problems": 1000,', CONFIG),
+    ("presets.py", '"eval_problems": 1319,', '"eval_problems": 1000,', CONFIG),
     # and these did not
     ("step.py", 'or (config.kl_coef and config.kl_in == "loss"):', "or config.kl_coef:", STEP),
     ("step.py", "adv.gae(token_rewards, values, mask", "adv.gae(token_rewards, values, loss_mask", STEP),
@@ -505,7 +505,7 @@ MISTAKES = [
     ("batch.py", "torch.tensor(list(eos_ids),", "torch.tensor(list(eos_ids)[:1],", BATCH),
     ("batch.py", "problems[row * len(problems) // len(texts)]", "problems[row % len(problems)]", COLLECT),
     ("checkpoint.py", "for leftover in (aside, replaced):", "for leftover in (aside,):", CHECKPOINT),
-    ("config.py", '1024,\n        "gradient_checkpointing": True,', '1024,\n        "gradient_checkpointing": False,', ["measure/test_doctor.py"]),
+    ("presets.py", '1024,\n        "gradient_checkpointing": True,', '1024,\n        "gradient_checkpointing": False,', ["measure/test_doctor.py"]),
     ("losses.py", "return -advantages * logprobs, torch.zeros_like(mask)", "return -advantages * logprobs, mask", LOSSES),
     ("advantages.py", "if num_generations < 2:", "if num_generations < 1:", ADVANTAGES),
     ("batch.py", "width = int((prompt_lengths + lengths).max())", "width = longest + completion_ids.shape[1]", BATCH),

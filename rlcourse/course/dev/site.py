@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 # The modules of the API pages, grouped along the road of one training step.
 API = {
-    "Settings": ["config", "settings", "device"],
+    "Settings": ["config", "presets", "settings", "device"],
     "The step": ["step", "collect", "batch"],
     "Tasks": [
         "tasks",

@@ -1,0 +1,84 @@
+"""Named sets of defaults for `--preset`; what a set does not name is as on a laptop, in `rlcourse/config.py`."""
+
+from typing import Any
+
+_GSM8K = {
+    "model": "Qwen/Qwen2.5-0.5B-Instruct",
+    "task": "gsm8k",
+    "dtype": "bfloat16",
+    "lr": 1e-6,
+    "steps": 200,
+    "max_prompt_tokens": 256,
+    "max_new_tokens": 300,
+    "compile": True,
+    "logprob_chunk": 4096,
+    "eval_every": 20,
+    "eval_validation": 256,
+    "eval_problems": 1319,
+    "pass_k_problems": 64,
+    "save_every": 20,
+}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "laptop": {},
+    "a10g": _GSM8K
+    | {
+        "num_prompts": 8,
+        "num_generations": 8,
+        "micro_batch_rows": 8,
+        "logprob_chunk": 1024,
+        "gradient_checkpointing": True,
+    },
+    "h200": _GSM8K | {"num_prompts": 32, "num_generations": 8, "micro_batch_rows": 64, "logprob_chunk": 16384},
+    "deepmath": _GSM8K  # for a GPU as large as the H200
+    | {
+        "model": "Qwen/Qwen3-0.6B",
+        "task": "math",
+        "num_prompts": 32,
+        "num_generations": 8,
+        "micro_batch_rows": 16,
+        "logprob_chunk": 16384,
+        "max_prompt_tokens": 512,
+        "max_new_tokens": 2048,
+        "gradient_checkpointing": True,
+        "sleep": True,
+        "eval_problems": 500,
+        "pass_k": 4,
+    },
+    "kernels": {
+        "model": "embedded-kernels",
+        "task": "kernels",
+        "algorithm": "grpo",
+        "lr": 1e-4,
+        "steps": 240,
+        "max_new_tokens": 64,
+        "micro_batch_rows": 64,
+        "eval_every": 60,
+        "eval_validation": 100,
+        "eval_problems": 300,
+        "pass_k": 4,
+        "save_every": 60,
+    },
+    "kernelbench": _GSM8K  # level 1: 80 problems to train on; for a GPU as large as the H200
+    | {
+        "model": "Qwen/Qwen3-0.6B",
+        "task": "kernelbench",
+        "algorithm": "grpo",
+        "lora_rank": 32,
+        "lr": 1e-5,
+        "num_prompts": 8,
+        "num_generations": 8,
+        "micro_batch_rows": 8,
+        "logprob_chunk": 16384,
+        "max_prompt_tokens": 2048,
+        "max_new_tokens": 2048,
+        "gradient_checkpointing": True,
+        "compile": False,
+        "sleep": True,
+        "eval_every": 50,
+        "eval_validation": 8,
+        "eval_problems": 20,
+        "pass_k": 4,
+        "pass_k_problems": 20,
+    },
+}
