@@ -15,7 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from rlcourse import cli, evaluation, trainer
-from rlcourse.bench import POSITIONS, Options, decode, models, speed
+from rlcourse.bench import decode, models, speed
+from rlcourse.bench.options import POSITIONS, Options
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.course import lab
 from rlcourse.course.grading import report
