@@ -92,3 +92,13 @@ def test_what_the_lesson_says_of_stale_memory():
         assert seed["after"]["correct"] - seed["before"]["correct"] > 0.2
     for seed in of_seeds("stale_closed", "held_out"):
         assert seed["after"]["sampled"]["hacked"] < seed["before"]["sampled"]["hacked"] / 10
+
+
+def test_what_the_lesson_says_of_the_honest_run():
+    """First everything is put into one launch, also where it cannot be; then the problems that need two come back."""
+    for after in of_seeds("honest", "test", "after"):
+        assert after["correct"] > 0.9 and after["fast_1.5"] > 0.85 and after["share_of_optimum"] > 0.75
+        assert after["refused_fast_1"] > 0.4
+    for evals in of_seeds("honest", "evals"):
+        at = {line["step"]: line for line in evals}
+        assert at[0]["refused_correct"] == 1 and at[60]["refused_correct"] < 0.1 and at[240]["refused_correct"] > 0.5
