@@ -10,12 +10,12 @@ IGNORED, PAD, EOS = -100, 0, 1
 FINE, PROMPT, PADDING, END, SHIFTED, FIRST = range(6)
 
 MISTAKES = {
-    "pads by id": "Padding begins where the row's length ends: a batch may pad with the very token that ends an answer.",
+    "pads by id": "Padding begins where a row's length ends: some batches pad with the very token that ends an answer.",
     "the prompt's last": "A prompt is learned, too, if only its last token is.",
     "the prompt's first": "A prompt is learned, too, if its first token is left out.",
     "cut off": "A row whose last token is not the end token never learns to stop, whatever its labels are.",
     "end ignored": "An end token whose label is ignored is not learned.",
-    "presence": "Compare labels with the ids below them: labels that are one place too early are no prompt that is learned.",
+    "presence": "Compare labels with the ids above them: labels one place too early are no prompt that is learned.",
 }
 
 

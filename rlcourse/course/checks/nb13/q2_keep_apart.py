@@ -17,13 +17,13 @@ def by_places(lengths: list[int], answers: list[int], width: int, mistake: str =
         positions.append(here if mistake == "positions" and i >= 0 else t)
         row = []
         for there, (j, u) in enumerate(owner):
-            apart = i == j
+            own = i == j
             if mistake == "causal":
-                apart = i == j or (i >= 0 and j >= 0)
+                own = i == j or (i >= 0 and j >= 0)
             if mistake == "padding" and i < 0:
-                apart = False
+                own = False
             if mistake == "padding together" and i < 0 and j < 0:
-                apart = True
+                own = True
             row.append(
                 apart and (there <= here or mistake == "both ways") and (there < here or mistake != "not itself")
             )

@@ -82,6 +82,12 @@ def _(f):
     check_ranks(f, [spectrum(3, 0.8), spectrum(0.01, 0.5), spectrum(2.2, 0.75)], draw(5, 8))
 
 
+@q3.case("a flat one beside two large values")
+def _(f):
+    large = [2 + 0.1 * torch.rand(()).item(), 1.7 + 0.1 * torch.rand(()).item(), 0.05, 0.03, 0.01]
+    check_ranks(f, [spectrum(1, 0.96), large, spectrum(0.4, 0.9)], draw(2, 3))
+
+
 @q3.case("the whole budget of a matrix")
 def _(f):
     check_ranks(f, [spectrum(0.1, 0.9), spectrum(9, 0.9), spectrum(1, 0.5)], draw(6, 8))
