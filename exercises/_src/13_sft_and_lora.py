@@ -8,9 +8,9 @@
 
 # %% [markdown]
 # Five exercises for [lesson 13](../notebooks/13_sft_and_lora.ipynb): find what is wrong with an SFT batch, keep packed
-# examples apart, share ranks out by singular values, merge adapters by hand, and predict how long RL waits for its first
-# signal. The first, third and fifth are puzzles. Write your code where it says `# YOUR CODE HERE`, then run the cell
-# below it. Use `torch` alone: the functions must stand by themselves.
+# examples apart, share ranks out by singular values, merge adapters by hand, and predict how long RL waits for its
+# first signal. The first, third and fifth are puzzles. Write your code where it says `# YOUR CODE HERE`, then run the
+# cell below it. Use `torch` alone: the functions must stand by themselves.
 #
 # Of the three hints the first asks a question, the second has the idea, the third the shape of the answer.
 
@@ -31,8 +31,8 @@ print("ready")
 # Five colleagues wrote a collator each. Every loss falls, and every model has a fault: one never stops, one writes
 # questions, one writes the same token for ever. Write the test that none of them wrote.
 #
-# A batch has `ids` and `labels`, both `[rows, L]` int64, as transformers takes them: the label at place `t` is the id at
-# place `t`, or -100 if it is not learned. **The model shifts by itself**: it compares its output at `t - 1` with the
+# A batch has `ids` and `labels`, both `[rows, L]` int64, as transformers takes them: the label at place `t` is the id
+# at place `t`, or -100 if it is not learned. **The model shifts by itself**: it compares its output at `t - 1` with the
 # label at `t`. Row `i` is a prompt of `prompts[i]` tokens, an answer, its end token `eos`, and from place `lengths[i]`
 # on padding. Padding may be any token, `eos` too. The first label that counts is the answer's first token, the last is
 # `eos`. Each row has one fault at most. Return its number for each row, int64 `[rows]`:
@@ -107,10 +107,10 @@ if check.q1.passed:
 # %% [markdown] tags=["solution"]
 # **3, and 3.** She ignored every label that is the padding token, and her padding token is `eos`: common advice for
 # models that ship without one. Every end has lost its label with it. The loss is fine, the model never stops, and each
-# answer runs into the limit. What the others see: **1**, the model learns to write questions, and part of each step goes
-# there. **2**, after its answer the model writes padding; the loss looks splendid, since most of it is padding. **4**,
-# the model learns to skip a token: a loss that falls and never gets near the right one's. **5** hardly shows, until the
-# first token decides how an answer begins.
+# answer runs into the limit. What the others see: **1**, the model learns to write questions, and part of each step
+# goes there. **2**, after its answer the model writes padding; the loss looks splendid, since most of it is padding.
+# **4**, the model learns to skip a token: a loss that falls and never gets near the right one's. **5** hardly shows,
+# until the first token decides how an answer begins.
 
 # %% [markdown]
 # ## q2 · Keep them apart
@@ -123,8 +123,8 @@ if check.q1.passed:
 # - `positions` `[width]` int64, which rotary embeddings take: from 0 in each example, 0 on padding;
 # - `sees` `[width, width]` bool: whether the token at place `row` may look at the one at place `column`. A place of
 #   padding sees itself alone, since the softmax of nothing is nan;
-# - `predicts` `[width]` bool: whether the loss counts **the output at that place**, which predicts the next token. Answer
-#   tokens are learned, and nothing is learned from another example.
+# - `predicts` `[width]` bool: whether the loss counts **the output at that place**, which predicts the next token.
+#   Answer tokens are learned, and nothing is learned from another example.
 #
 # <details><summary>Hint 1: a question</summary>
 # An example without a prompt begins at place 7. Which output predicts its first token, and whose output is that?
@@ -199,8 +199,8 @@ if check.q2.passed:
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# `torch.linalg.svdvals` takes all matrices at once. Then one choice over all of its numbers together, and a count of who
-# was chosen.
+# `torch.linalg.svdvals` takes all matrices at once. Then one choice over all of its numbers together, and a count of
+# who was chosen.
 # </details>
 
 
@@ -220,8 +220,8 @@ check.q3(ranks)
 # %% [markdown] tags=["solution"]
 # **One list.** The singular values of all matrices compete in one list, and the `budget` largest win. They are sorted
 # within a matrix, so nobody gets his third before his second. A matrix that is changed most of all may deserve one rank
-# alone, if its change is one direction. **What it does not say**: whether a direction with a small singular value matters
-# to the loss. Small in this norm is not unimportant, and the lesson measures the loss, too.
+# alone, if its change is one direction. **What it does not say**: whether a direction with a small singular value
+# matters to the loss. Small in this norm is not unimportant, and the lesson measures the loss, too.
 
 # %% [markdown]
 # ## q4 · Merge by hand
@@ -229,8 +229,8 @@ check.q3(ranks)
 # ●●○○○ · 15 minutes
 #
 # A weight `[rows, columns]`, in float32 or bf16, and some adapters that were trained for it, each a tuple `(A, B,
-# alpha)`: `A` `[r, columns]` and `B` `[rows, r]` float32, with a rank `r` of its own. Return the weight with all of them
-# merged: a tensor of the weight's dtype. Some adapters are small. Together they are not.
+# alpha)`: `A` `[r, columns]` and `B` `[rows, r]` float32, with a rank `r` of its own. Return the weight with all of
+# them merged: a tensor of the weight's dtype. Some adapters are small. Together they are not.
 #
 # <details><summary>Hint 1: a question</summary>
 # Which numbers can bf16 hold between 1 and 2? What is 1 + 0.003 there, and five times in a row?
@@ -281,21 +281,21 @@ if check.q4.passed:
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# **Once, at the end.** bf16 has 8 bits of a number: between 1 and 2 its steps are 1/128, and what is smaller than half of
-# one is gone. An adapter that trains for a long time at a low rate is of just that size. That is why the package keeps
-# weights in float32, adds there, and rounds once for the engine. **Rank and alpha.** Each adapter is scaled by its own
-# `alpha / r`. Joined into one of larger rank they still need it: the scale then goes into `B`.
+# **Once, at the end.** bf16 has 8 bits of a number: between 1 and 2 its steps are 1/128, and what is smaller than half
+# of one is gone. An adapter that trains for a long time at a low rate is of just that size. That is why the package
+# keeps weights in float32, adds there, and rounds once for the engine. **Rank and alpha.** Each adapter is scaled by
+# its own `alpha / r`. Joined into one of larger rank they still need it: the scale then goes into `B`.
 
 # %% [markdown]
 # ## q5 · When does RL start?
 #
 # ●●●○○ · 20 minutes
 #
-# A step of RL draws `prompts` problems, each any of the training problems with equal chance, and `group` answers to each.
-# An answer to problem $i$ is right with probability `rates[i]`, float64. A group has a signal if its answers are not all
-# right and not all wrong. Until one has, nothing changes. Return **the expected number of steps up to and including the
-# first one in which at least one group has a signal**, as a number or a tensor without dimensions; infinity if there will
-# be none. It must be right to a percent for rates of one in a thousand million, too.
+# A step of RL draws `prompts` problems, each any of the training problems with equal chance, and `group` answers to
+# each. An answer to problem $i$ is right with probability `rates[i]`, float64. A group has a signal if its answers are
+# not all right and not all wrong. Until one has, nothing changes. Return **the expected number of steps up to and
+# including the first one in which at least one group has a signal**, as a number or a tensor without dimensions;
+# infinity if there will be none. It must be right to a percent for rates of one in a thousand million, too.
 #
 # <details><summary>Hint 1: a question</summary>
 # Nine problems are hopeless and one is answered right half of the time. Is that the same as ten problems with a rate of
@@ -308,8 +308,8 @@ if check.q4.passed:
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# Four lines, with a mean in the second. For small numbers `torch.log1p` and `torch.expm1` keep the digits that `1 - (1 -
-# p) ** n` rounds away. Look at what your formula says for 0 and for 1.
+# Four lines, with a mean in the second. For small numbers `torch.log1p` and `torch.expm1` keep the digits that `1 - (1
+# - p) ** n` rounds away. Look at what your formula says for 0 and for 1.
 # </details>
 
 
@@ -350,9 +350,9 @@ if check.q5.passed:
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# **The mean comes after the curve.** A group of a problem that is solved half of the time has a signal almost surely, so
-# rates of 0 and 1/2 are not as good as their mean in every problem. Two models with the same pass@1 can start in one step
-# or in ten. **What helps**: for tiny rates the wait is 1 / (rate × group × prompts), so that it does not matter how many
-# answers are in one group, only how many there are in all. Ten times as many answers buy a factor of ten; a few steps of
-# SFT buy a factor of a thousand. **What the formula leaves out**: the first signal is one right answer in one group. It
-# starts learning, and does not promise that it goes on.
+# **The mean comes after the curve.** A group of a problem that is solved half of the time has a signal almost surely,
+# so rates of 0 and 1/2 are not as good as their mean in every problem. Two models with the same pass@1 can start in one
+# step or in ten. **What helps**: for tiny rates the wait is 1 / (rate × group × prompts), so that it does not matter
+# how many answers are in one group, only how many there are in all. Ten times as many answers buy a factor of ten; a
+# few steps of SFT buy a factor of a thousand. **What the formula leaves out**: the first signal is one right answer in
+# one group. It starts learning, and does not promise that it goes on.

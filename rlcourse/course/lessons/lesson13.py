@@ -35,14 +35,14 @@ IN_WORDS = Mix(worked=0, guess=0, prose=1)  # steps, now and then checked or wro
 GUESSED = 0.6  # share of the base's answers that are "The answer is N." alone
 BASE = {"base_steps": 40, "base_rows": 32, "base_lr": 1e-3}
 DEMONSTRATIONS, HELD_OUT = 64, 64
-SFT = {"demonstrations": DEMONSTRATIONS, "rows": 32, "lr": 5e-4}
+SFT = {"demonstrations": DEMONSTRATIONS, "sft_rows": 32, "sft_lr": 5e-4}
 RL = {"num_prompts": 8, "num_generations": 8, "steps": 24, "lr": 1e-4, "warmup_steps": 1}
 ASKED, SAMPLED, SAMPLES = 200, 48, 16  # validation problems: answered greedily; sampled, each so often
 WIDTH, LIMIT = 256, 80  # tokens of a packed row; of an answer
 
 RUNS: dict[str, dict[str, Any]] = {
     **{f"start_{steps}": {"sft_steps": steps, "every": 6} for steps in (0, 1, 3, 10, 80)},
-    **{f"lora_{rank}": {"sft_steps": 3, "rank": rank, "seconds": 40, "every": 8} for rank in (1, 4, 16, "full")},
+    **{f"lora_{rank}": {"sft_steps": 3, "rank": rank, "seconds": 24, "every": 8} for rank in (1, 8, "full")},
 }
 
 
@@ -148,7 +148,7 @@ def start(base: Policy, seed: int, sft_steps: int, every: int) -> dict[str, Any]
     policy = twin(base)
     known = examples(policy, DEMONSTRATIONS, 100 + seed, worked)
     unseen = examples(policy, HELD_OUT, 99, worked)
-    losses = fine_tune(policy, known, sft_steps, SFT["rows"], SFT["lr"], seed)
+    losses = fine_tune(policy, known, sft_steps, SFT["sft_rows"], SFT["sft_lr"], seed)
     training = Reinforcement(policy, seed)
     between = measure(policy, training.engine) | {"held_out": answer_loss(policy, unseen)}
     evals, steps = [{"step": 0, "accuracy": between["accuracy"]}], []
@@ -171,7 +171,7 @@ def lora(base: Policy, seed: int, sft_steps: int, rank: int | str, seconds: floa
     """RL after a short SFT of all weights, for so many seconds of one core; evaluations are not counted."""
     policy = twin(base)
     known = examples(policy, DEMONSTRATIONS, 100 + seed, worked)
-    fine_tune(policy, known, sft_steps, SFT["rows"], SFT["lr"], seed)
+    fine_tune(policy, known, sft_steps, SFT["sft_rows"], SFT["sft_lr"], seed)
     torch.manual_seed(seed)
     if rank != "full":
         add_adapter(policy.model, "embedded", rank, 32.0, "all-linear")

@@ -16,17 +16,15 @@ def by_places(lengths: list[int], answers: list[int], width: int, mistake: str =
     for here, (i, t) in enumerate(owner):
         positions.append(here if mistake == "positions" and i >= 0 else t)
         row = []
-        for there, (j, u) in enumerate(owner):
-            own = i == j
-            if mistake == "causal":
-                own = i == j or (i >= 0 and j >= 0)
-            if mistake == "padding" and i < 0:
-                own = False
-            if mistake == "padding together" and i < 0 and j < 0:
-                own = True
-            row.append(
-                apart and (there <= here or mistake == "both ways") and (there < here or mistake != "not itself")
-            )
+        for there, (j, _) in enumerate(owner):
+            texts = i >= 0 and j >= 0
+            own = {
+                "causal": i == j or texts,
+                "padding": i == j and texts,
+                "padding together": i == j or (i < 0 and j < 0),
+            }.get(mistake, i == j)
+            before = there < here if mistake == "not itself" else there <= here or mistake == "both ways"
+            row.append(own and before)
         sees.append(row)
         length, answer = (lengths[i], answers[i]) if i >= 0 else (0, 0)
         if mistake == "not shifted":
