@@ -75,6 +75,9 @@ COURSE = {
     "11_engine_for_rl": Lesson(
         "An engine for RL", 4, "a cache in blocks and its schedule; what an update invalidates; one token, one number"
     ),
+    "13_sft_and_lora": Lesson(
+        "SFT and LoRA before RL", 3, "a start for a model that earns nothing; how much SFT, how much rank, and why"
+    ),
 }
 
 BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
