@@ -39,7 +39,7 @@ MISTAKES = {
 
 
 def grid(*shape: int) -> Tensor:
-    """Small whole numbers over 64: products and sums of them are exact in float32, whatever their order, not in bf16."""
+    """Small whole numbers over 64: products and sums of them are exact in float32, in any order, and not in bf16."""
     return torch.randint(-32, 33, shape) / 64
 
 
