@@ -500,10 +500,10 @@ lora_bet = bet("RL with adapters of rank 1, at equal seconds:", RANK1)
 
 # %% tags=["hide-input"]
 # @title Figure: adapters and all weights at equal seconds
-lora = {rank: load_curve(f"lesson13_lora_{rank}") for rank in (1, 8, "full")}
+lora = {rank: load_curve(f"lesson13_lora_{rank}") for rank in (1, "full")}
 fig, ax = plt.subplots(figsize=(8, 3.4), layout="constrained")
 end, speed, numbers = {}, {}, {}
-for (rank, found), color, style in zip(lora.items(), (VERMILION, ORANGE, BLUE), ("--", "-.", "-"), strict=True):
+for (rank, found), color, style in zip(lora.items(), (VERMILION, BLUE), ("--", "-"), strict=True):
     for number, row in enumerate(found["results"]):
         points = [(e["seconds"], 100 * e["accuracy"]) for e in row["evals"]]
         label = "all weights" if rank == "full" else f"rank {rank}"
@@ -522,7 +522,7 @@ behind = mean["full"] - mean[1]
 lora_bet.result(RANK1[0] if behind > 8 else RANK1[1] if behind > 3 else RANK1[2])
 
 # %% [markdown]
-# At the end: {{ mean["full"]:.0f }} % with all weights, {{ mean[8]:.0f }} % at rank 8, {{ mean[1]:.0f }} % at rank 1.
+# At the end: {{ mean["full"]:.0f }} % with all weights, {{ mean[1]:.0f }} % at rank 1.
 # Rank 1 trains {{ numbers[1]:, }} numbers instead of {{ numbers["full"]:, }}, gets less far with them {{ assert behind
 # > 3 }} and is hardly faster: {{ speed[1]:.2f }} steps a second, all weights {{ speed["full"]:.2f }}. {{ assert
 # speed[1] < 1.2 * speed["full"] }} Three seeds are few, and ten times the learning rate is a rule of thumb that nobody
