@@ -354,8 +354,8 @@ enough_bet.result(f"{best} step{'s' * (best > 1)}")
 # all(row["after"]["accuracy"] < row["between"]["accuracy"] for row in starts[80]["results"]) }} RL chooses among what
 # is sampled, and there is little to choose.
 #
-# So a warm start is judged by pass@k and held-out loss, not by how low its training loss is. Stop early, and rather
-# with few epochs of many demonstrations than with many of few.
+# So a warm start is judged by pass@k and held-out loss, not by its own accuracy and not by its training loss. Stop
+# early, and rather with few epochs of many demonstrations than with many of few.
 #
 # ## 5 · An update as a picture
 #
