@@ -171,6 +171,7 @@ if check.q2.passed:
         [20.3] * int(predicts.sum()), predicts.nonzero()[:, 0], "<", color="#D55E00", label="its output is in the loss"
     )
     ax.set(xlabel="sees the token at", ylabel="token at", xlim=(-0.5, 21), title="numbers: positions")
+    ax.set(xticks=range(0, 20, 5), yticks=range(0, 20, 5))
     ax.legend(loc="upper right", fontsize=8)
     plt.show()
 
