@@ -283,7 +283,7 @@ print(f"places with a row each: {padded:,}; packed in {len(rows)} rows: {packed.
 # %% [markdown]
 # A row each computes {{ 100 * (padded / tokens - 1):.0f }} % more than there is, packed rows {{ 100 *
 # (packed.ids.numel() / tokens - 1):.0f }} %. These demonstrations are of like length. Where the longest conversation
-# has ten times the tokens of the usual one, packing is the difference between a day and an afternoon.
+# has ten times the tokens of the usual one, most of the work would be padding.
 #
 # ## 4 · How much is enough?
 #
@@ -460,9 +460,9 @@ for rank in (1, 4, 16, 64):
     print(f"{rank:4}{first_step(rank):32.4f}{first_step(rank, alpha=rank):32.4f}")
 
 # %% [markdown]
-# The left column changes little with the rank, the right one with every rank. That is all that the scale is for. (At
-# very large ranks it over-corrects a little; rsLoRA divides by $\sqrt r$.) Rule of thumb, here too: ten times the
-# learning rate of all weights, alpha 32.
+# The left column changes little with the rank, the right one with every rank. That is all that the scale is for. (For
+# very large ranks rsLoRA divides by $\sqrt r$ instead; Kalajdzievski 2023, arXiv:2312.03732.) Rule of thumb, here too:
+# ten times the learning rate of all weights, alpha 32.
 #
 # **Sampler and trainer.** The trainer keeps `A` and `B` apart, it needs their gradients. The engine wants plain
 # matrices: before each rollout it takes `W + (alpha / r) B A`, computed in float32 and rounded once. Two ways to
@@ -498,7 +498,7 @@ for name, policy in (("all weights", full), ("LoRA", adapted)):
 #
 # ## 7 · Equal seconds
 #
-# What does an adapter buy? The moments of Adam and the gradients, two to four numbers for each weight, exist for the
+# What does an adapter buy? A gradient and Adam's two moments, three numbers for each weight that learns, exist for the
 # adapter alone. That decides whether a 7-billion model fits on a card. It does **not** make a step faster: the forward
 # and backward pass go through `W` all the same, with two thin products more.
 #
