@@ -719,6 +719,7 @@ tested = [100 * record["results"][0]["summary"][f"accuracy_{when}"] for when in 
 # | $k$, $n$, $c$ | pass@k: samples asked for, samples there are, right ones among them |
 # | $H$, $K$, $D$, $S$ | lessons 07 to 12: query heads, key-value heads, size of a head, slots of a cache |
 # | $m$, $l$, acc | online softmax: largest score so far, sum of exponentials, weighted sum of values |
+# | `A`, `B`, $r$, `alpha` | lesson 13: an adapter's two matrices, named as in peft, its rank and its scale |
 #
 # ## Check yourself
 #

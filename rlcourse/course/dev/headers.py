@@ -80,6 +80,9 @@ COURSE = {
         4,
         "where its seconds and gigabytes go; logits that never stand; two backward passes by hand",
     ),
+    "13_sft_and_lora": Lesson(
+        "SFT and LoRA before RL", 3, "a start for a model that earns nothing; how much SFT, how much rank, and why"
+    ),
     "14_kernel_writer": Lesson(
         "A model that writes kernels",
         4,

@@ -114,6 +114,7 @@ API = {
         "course.lessons.experiment",
         "course.lessons.gain",
         "course.lessons.generate_attention",
+        "course.lessons.lesson13",
     ],
 }
 

@@ -1,0 +1,601 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# **You will learn**
+#
+# - why RL from a model that is never right does nothing at all, and how right it must be to begin;
+# - to write a step of supervised fine-tuning (SFT): which tokens are learned, and how examples share a row unseen;
+# - how much SFT a warm start needs, and what too much of it takes away from RL;
+# - what a low-rank adapter (LoRA) keeps of an update, what it leaves out, and what `alpha / r` is for;
+# - why sampler and trainer agree although one has merged weights and the other has not.
+#
+# You need [lesson 01](01_policy_gradient.ipynb) for the loop and [lesson 03](03_grpo.ipynb) for groups.
+#
+# RL makes likely what the model already does now and then. This lesson is about a model that never does it. The base is
+# the embedded model with a changed habit: it was trained until **all** its answers end in words, many of them guesses.
+# It can calculate. It earns nothing, since the strict verifier reads `#### N`.
+
+# %%
+import matplotlib.pyplot as plt
+import torch
+
+from rlcourse.course import pick
+from rlcourse.course.lessons import lesson13
+from rlcourse.course.lessons.curve_records import load_curve
+from rlcourse.course.lessons.lesson13 import (
+    DEMONSTRATIONS,
+    RL,
+    SFT,
+    Reinforcement,
+    answer_loss,
+    examples,
+    make_base,
+    twin,
+    worked,
+)
+from rlcourse.course.widgets import bet
+from rlcourse.logprobs import token_logprobs
+from rlcourse.lora import add_adapter, linear_layers
+from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, SKY, VERMILION
+from rlcourse.measure.records import provenance
+from rlcourse.rollout import make_engine
+from rlcourse.sampling import Sampling
+from rlcourse.sft.data import Example
+from rlcourse.sft.packing import pack, plan_rows, summed_loss
+from rlcourse.tasks import load_task
+
+task = load_task("minigsm")
+base = make_base(pick(3, 40))
+problems = task.problems("validation")
+torch.manual_seed(0)
+rollout = make_engine(base, "fast", torch.float32).generate(
+    [base.prompt(p.question) for p in problems[:4]], 1, 80, Sampling()
+)
+for problem, text in zip(problems, base.texts(rollout.completion_ids, rollout.completion_mask), strict=False):
+    print(f"{problem.question}\n  -> {text!r}, right would be {problem.gold}\n")
+
+# %% [markdown]
+# ## 1 · Where RL cannot start
+#
+# {{ RL["num_prompts"] }} problems a step, {{ RL["num_generations"] }} answers to each, the loop of lesson 01 as the
+# package has it. No KL term, no weight decay.
+
+# %% tags=["hide-input"]
+# @title Your bet
+STILL = ["they drift a little, as noise pushes them", "not one of them moves", "the wrong answers get less likely"]
+still_bet = bet("All rewards are 0. What do six steps of RL do to the weights?", STILL)
+
+# %%
+alone = Reinforcement(twin(base), seed=0)
+before = [p.detach().clone() for p in alone.policy.model.parameters()]
+print("step   reward   groups without signal   gradient norm")
+for step in range(6):
+    metrics = alone.learn()
+    print(f"{step:4}{metrics['reward']:9.2f}{metrics['groups_without_signal']:24.0%}{metrics['grad_norm']:16.2f}")
+moved = sum(int((p != b).sum()) for p, b in zip(alone.policy.model.parameters(), before, strict=True))
+print(f"{moved} of {sum(b.numel() for b in before):,} weights have another value")
+still_bet.result(STILL[1] if moved == 0 else STILL[0])
+
+# %% [markdown]
+# {{ assert moved == 0 }} In a group whose answers all get the same reward every advantage is $R - \bar R = 0$. Nothing
+# is multiplied by nothing: no gradient, no drift, and six steps of computing for the very same model. (With plain
+# REINFORCE and no baseline it is the same here, as all rewards are 0.)
+#
+# A problem that is solved with probability $p$ gives a group of $G$ answers a signal with probability
+#
+# $$ 1 - (1-p)^G - p^G. $$
+#
+# For small $p$ that is about $Gp$. **Look for** the $p$ at which a step has one group with a signal on average, and for
+# how far below it the base is after one step of what comes next, and above it after three.
+
+# %% tags=["hide-input"]
+# @title Figure: when a group has a signal
+starts = {k: load_curve(f"lesson13_start_{k}") for k in (0, 1, 3, 10, 80)}
+
+
+def mean_of(k: int, when: str, what: str) -> float:
+    """The mean over seeds of what was measured `between` SFT and RL, or `after` both."""
+    found = [row[when][what] for row in starts[k]["results"]]
+    return sum(found) / len(found)
+
+
+p = torch.logspace(-5, 0, 300, dtype=torch.float64).clamp(max=1 - 1e-9)
+fig, ax = plt.subplots(figsize=(9.5, 3.2), layout="constrained")
+for group, color, style in ((4, SKY, ":"), (8, BLUE, "-"), (64, GREEN, "--")):
+    ax.loglog(p, 1 - (1 - p) ** group - p**group, style, color=color, label=f"G = {group}")
+ax.axhline(1 / RL["num_prompts"], color=BLACK, linestyle=":", linewidth=1)
+ax.text(1.2e-5, 1.15 / RL["num_prompts"], f"one group of {RL['num_prompts']}", fontsize=9)
+for k, color in ((1, ORANGE), (3, VERMILION), (10, BLACK)):
+    if (rate := mean_of(k, "between", "pass@1")) > 0:
+        ax.axvline(rate, color=color, alpha=0.7, label=f"the base after {k} step{'s' * (k > 1)} of SFT")
+ax.set(xlabel="p, the rate of right answers", ylabel="groups with a signal", ylim=(1e-4, 1.5))
+ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+plt.show()
+
+# %% [markdown]
+# More answers help in proportion and no better. Where one answer in 10,000 is right, ten times as many answers still
+# leave most steps empty. Easier problems help, a partial reward helps (lesson 05 shows how that is hacked), and what
+# everybody does is to show the model how.
+#
+# ## 2 · A step of SFT
+#
+# {{ DEMONSTRATIONS }} problems with a worked answer each, none of which RL will meet. The loss is cross-entropy on the
+# next token, as in pretraining, **of the answer's tokens alone**. You know the gradient: it is REINFORCE's, with
+# somebody else's samples and $A = 1$. That is the link between the two halves of this lesson, and the difference: SFT
+# needs no sample to be right, and never says that anything is wrong.
+
+# %%
+demos = examples(base, DEMONSTRATIONS, 100, worked)
+held_out = examples(base, 64, 99, worked)
+one = demos[0]
+print("not learned:", repr(base.tokenizer.decode(one.ids[~one.learned])))
+print("learned:    ", repr(base.tokenizer.decode(one.ids[one.learned])))
+
+
+def sft_step(model, optimizer, some, everything=False) -> float:
+    """One step on some examples, each in a row of its own. everything: learn the prompts as well."""
+    width = max(len(e.ids) for e in some)
+    ids = torch.zeros(len(some), width, dtype=torch.long)  # padding is 0, and never learned
+    learned = torch.zeros(len(some), width, dtype=torch.bool)
+    for row, e in enumerate(some):
+        ids[row, : len(e.ids)] = e.ids
+        learned[row, : len(e.ids)] = e.learned | everything
+    logits = model(ids).logits[:, :-1]  # the output at t - 1 ...
+    targets, mask = ids[:, 1:], learned[:, 1:]  # ... predicts the token at t
+    loss = torch.nn.functional.cross_entropy(logits[mask], targets[mask])
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+# %% [markdown]
+# Four lines decide. The shift: the output at $t-1$ predicts the token at $t$. The mask, shifted with it. Padding, which
+# is in no loss. And the end token, which **is** learned, or the model never stops. Exercise 1 has them all wrong, one
+# by one.
+#
+# Why not learn the prompts, too? They are text like any other, and they are most of the tokens.
+
+# %% tags=["hide-input"]
+# @title Your bet
+share = sum(int((~e.learned).sum()) for e in demos) / sum(len(e.ids) for e in demos)
+PROMPTS_TOO = [
+    "it makes hardly a difference",
+    "it learns faster: there are more tokens",
+    "it learns the answers slower",
+]
+prompt_bet = bet(f"{share:.0%} of the tokens are prompts. What if they are in the loss?", PROMPTS_TOO)
+
+# %%
+STEPS = pick(2, 8)
+curves = {}
+for name in ("answers only", "prompts, too"):
+    for seed in range(pick(1, 3)):
+        policy = twin(base)
+        optimizer = torch.optim.AdamW(policy.model.parameters(), lr=SFT["sft_lr"], betas=(0.9, 0.95), weight_decay=0)
+        order = torch.randperm(len(demos), generator=torch.Generator().manual_seed(seed)).tolist()
+        line = [answer_loss(policy, held_out[:24])]
+        for step in range(STEPS):
+            some = [demos[order[i % len(demos)]] for i in range(16 * step, 16 * step + 16)]
+            sft_step(policy.model, optimizer, some, everything=name == "prompts, too")
+            line.append(answer_loss(policy, held_out[:24]))
+        curves[name, seed] = line
+
+# %% tags=["hide-input"]
+# @title Figure: loss of unseen answers
+fig, ax = plt.subplots(figsize=(7, 3), layout="constrained")
+for (name, seed), line in curves.items():
+    color, style = (BLUE, "-") if name == "answers only" else (VERMILION, "--")
+    ax.plot(line, style, color=color, label=None if seed else name)
+ax.set(xlabel="step", ylabel="nats a token of an unseen answer", ylim=(0, None))
+ax.grid()
+ax.legend()
+plt.show()
+last = {name: [line[-1] for (n, _), line in curves.items() if n == name] for name in ("answers only", "prompts, too")}
+slower = min(last["prompts, too"]) > max(last["answers only"])
+none = answer_loss(base, held_out)
+of_prompts = answer_loss(base, [Example(e.ids, ~e.learned & (torch.arange(len(e.ids)) > 0)) for e in held_out])
+prompt_bet.result(PROMPTS_TOO[2] if slower else PROMPTS_TOO[0])
+
+# %% [markdown]
+# After {{ STEPS }} steps the loss of unseen answers is {{ sum(last["answers only"]) / len(last["answers only"]):.2f }}
+# nats a token with answers only and {{ sum(last["prompts, too"]) / len(last["prompts, too"]):.2f }} with prompts. {{
+# assert slower }} To the base a token of a question costs {{ of_prompts:.1f }} nats and one of an answer {{ none:.1f
+# }}. {{ assert of_prompts > 3 * none }} A step is of one length, the clip and Adam see to that, and now most of what
+# pulls at it are names and numbers that nobody can predict and nobody asks the model to write. (With long prompts,
+# short answers and few examples it can serve as a regulariser; Shi et al. 2024. It has to earn its place.)
+#
+# ## 3 · One row, several examples
+#
+# Padding is computed and thrown away. So several examples share a row. The attention must not notice: a token sees the
+# earlier tokens of **its own** example. Three ways to put two examples into one row:
+
+# %%
+first, second = demos[1], demos[2]
+ids = torch.cat([first.ids, second.ids]).long()[None]
+n, m = len(first.ids), len(second.ids)
+running = torch.arange(n + m)[None]
+restarting = torch.cat([torch.arange(n), torch.arange(m)])[None]
+block = torch.ones(n + m, n + m, dtype=torch.bool).tril()
+block[n:, :n] = False
+additive = torch.zeros(1, 1, n + m, n + m).masked_fill(~block, float("-inf"))
+WAYS = {
+    "one text": {"position_ids": running},
+    "positions restart": {"position_ids": restarting},
+    "masked by hand, positions run on": {"position_ids": running, "attention_mask": additive},
+}
+
+
+@torch.no_grad()
+def of_second(**how) -> torch.Tensor:
+    """log-probs of the second example's tokens but its first: [m - 1]."""
+    logits = base.model(ids, use_cache=False, **how).logits[0, n:-1]
+    return logits.log_softmax(-1).gather(1, ids[0, n + 1 :, None])[:, 0]
+
+
+with torch.no_grad():
+    logits = base.model(second.ids.long()[None]).logits[0, :-1]
+    by_itself = logits.log_softmax(-1).gather(1, second.ids[1:, None].long())[:, 0]
+leaks = {name: of_second(**how) - by_itself for name, how in WAYS.items()}
+for name, leak in leaks.items():
+    print(f"{name:34} mean |difference| {leak.abs().mean():.1e}, largest {leak.abs().max():.1e} nats")
+
+# %% tags=["hide-input"]
+# @title Figure: the leak, token by token
+fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.2), width_ratios=(1, 2), layout="constrained")
+left.imshow(block.float() + 0.45 * torch.ones(n + m, n + m).tril(), cmap="Blues", vmin=0, vmax=2.2)
+left.set(title="dark: its own. Pale: the leak", xlabel="sees the token at", ylabel="token at")
+right.plot(leaks["one text"], "o-", color=VERMILION, label="one text")
+right.plot(leaks["positions restart"], "-", color=BLUE, label="positions restart")
+right.axvspan(int((~second.learned).sum()) - 1.5, m - 1.5, color=ORANGE, alpha=0.15, label="the answer")
+right.set(xlabel="token of the second example", ylabel="log-prob, less that by itself")
+right.legend(fontsize=8)
+plt.show()
+answer_from = int((~second.learned).sum()) - 1
+leak_answer = (-leaks["one text"][answer_from:]).mean().item()
+
+# %% [markdown]
+# As one text the second example's tokens have other log-probs, in the answer {{ leak_answer:+.3f }} nats of loss on
+# average, because a stranger's question and answer stand before it. Nothing crashes and the loss looks fine. {{ assert
+# leaks["one text"].abs().mean() > 1000 * leaks["positions restart"].abs().mean() }}
+#
+# **Why do restarted positions suffice?** Rotary positions enter attention only as differences, so by themselves they
+# change nothing: masked by hand, with positions that run on, the numbers are the same. But transformers, given
+# positions and no mask, *reads where examples begin* from the places at which they fall back to 0, and masks there. Not
+# every architecture does, so the package tries two short examples on the model before it trains (`check_packing`).
+#
+# How much does it save?
+
+# %%
+rows = plan_rows(demos, 256)
+packed, tokens = pack(rows, base.pad_id, base.device), sum(len(e.ids) for e in demos)
+padded = len(demos) * max(len(e.ids) for e in demos)
+print(f"{len(demos)} examples with {tokens:,} tokens")
+print(f"places with a row each: {padded:,}; packed in {len(rows)} rows: {packed.ids.numel():,}")
+
+# %% [markdown]
+# A row each computes {{ 100 * (padded / tokens - 1):.0f }} % more than there is, packed rows {{ 100 *
+# (packed.ids.numel() / tokens - 1):.0f }} %. These demonstrations are of like length. Where the longest conversation
+# has ten times the tokens of the usual one, most of the work would be padding.
+#
+# ## 4 · How much is enough?
+#
+# Recorded, three seeds each: 0, 1, 3, 10 and 80 steps of {{ SFT["sft_rows"] }} of the {{ DEMONSTRATIONS }}
+# demonstrations, then {{ RL["steps"] }} steps of RL. 80 steps see each demonstration {{ 80 * SFT["sft_rows"] /
+# DEMONSTRATIONS:.0f }} times.
+
+# %% tags=["hide-input"]
+# @title Your bet
+ENOUGH = ["80 steps", "10 steps", "3 steps", "1 step"]
+enough_bet = bet("After which SFT is the model best, once RL is done?", ENOUGH)
+
+# %% [markdown]
+# Left, before RL. **Look for** where pass@16 and the entropy turn. pass@16 is what RL has to choose from. Right, RL
+# from there.
+
+# %% tags=["hide-input"]
+# @title Figure: what SFT leaves for RL
+KS = list(starts)
+COLORS = dict(zip(KS, (SKY, ORANGE, VERMILION, BLACK, BLUE), strict=True))
+fig, (left, right) = plt.subplots(1, 2, figsize=(10.5, 3.8), layout="constrained")
+for what, color, label in (("pass@16", GREEN, "pass@16"), ("accuracy", BLACK, "greedy"), ("pass@1", BLUE, "pass@1")):
+    left.plot(range(len(KS)), [100 * mean_of(k, "between", what) for k in KS], "o-", color=color, label=label)
+    for seed in range(3):
+        left.plot(
+            range(len(KS)), [100 * starts[k]["results"][seed]["between"][what] for k in KS], ".", color=color, alpha=0.5
+        )
+other = left.twinx()
+other.plot(range(len(KS)), [mean_of(k, "between", "entropy") for k in KS], "s--", color=VERMILION)
+other.set_ylabel("entropy, nats a token (dashed)", color=VERMILION)
+other.set_ylim(0, None)
+left.set_xticks(range(len(KS)), KS)
+left.set(xlabel="steps of SFT", ylabel="validation, % right", title="before RL", ylim=(0, 100))
+left.legend(fontsize=8)
+for k in KS:
+    for number, row in enumerate(starts[k]["results"]):
+        points = [(e["step"], 100 * e["accuracy"]) for e in row["evals"]]
+        right.plot(*zip(*points, strict=True), color=COLORS[k], label=None if number else f"{k}")
+right.set(xlabel="steps of RL", title=f"then RL, greedy, {provenance(starts[0])}")
+right.legend(title="steps of SFT", fontsize=8, ncols=5, loc="lower right", bbox_to_anchor=(1, 0.07))
+right.grid()
+plt.show()
+final = {k: mean_of(k, "after", "accuracy") for k in KS}
+silent = {k: sum(sum(r["steps"]["groups_without_signal"]) for r in starts[k]["results"]) / 3 / RL["steps"] for k in KS}
+best = max(final, key=final.get)
+enough_bet.result(f"{best} step{'s' * (best > 1)}")
+
+# %% [markdown]
+# **RL alone earns nothing**, in {{ RL["steps"] }} steps of {{ RL["num_prompts"] * RL["num_generations"] }} answers, in
+# any seed. {{ assert final[0] == 0 }} One step of SFT is not enough either: a rare right answer, and no start. {{
+# assert final[1] < 0.02 }} **Three steps** bring {{ 100 * mean_of(3, "between", "accuracy"):.0f }} %, and RL makes {{
+# 100 * final[3]:.0f }} % of it. {{ assert final[3] > 2 * mean_of(3, "between", "accuracy") }} Ten steps bring {{ 100 *
+# mean_of(10, "between", "accuracy"):.0f }} % at once, and RL adds {{ 100 * (final[10] - mean_of(10, "between",
+# "accuracy")):.0f }} points. {{ assert final[10] > mean_of(10, "between", "accuracy") }}
+#
+# **Eighty steps look as good as ten, and are not.** Greedy answers: {{ 100 * mean_of(80, "between", "accuracy"):.0f }}
+# %, single samples even better, pass@1 {{ 100 * mean_of(80, "between", "pass@1"):.0f }} % instead of {{ 100 *
+# mean_of(10, "between", "pass@1"):.0f }}. {{ assert mean_of(80, "between", "pass@1") > mean_of(10, "between", "pass@1")
+# and abs(mean_of(80, "between", "accuracy") - mean_of(10, "between", "accuracy")) < 0.03 }} But the model knows its
+# demonstrations by heart: the loss of unseen answers has gone from {{ mean_of(10, "between", "held_out"):.3f }} back up
+# to {{ mean_of(80, "between", "held_out"):.3f }} nats, the entropy down to {{ mean_of(80, "between", "entropy"):.2f }},
+# and pass@16 from {{ 100 * mean_of(10, "between", "pass@16"):.0f }} to {{ 100 * mean_of(80, "between", "pass@16"):.0f
+# }} %. {{ assert mean_of(80, "between", "held_out") > mean_of(10, "between", "held_out") and mean_of(80, "between",
+# "entropy") < mean_of(10, "between", "entropy") and mean_of(80, "between", "pass@16") < mean_of(10, "between",
+# "pass@16") }} (In pass@16 the seeds overlap; after RL they do not.) Sixteen answers are nearly one answer sixteen
+# times, and {{ 100 * silent[80]:.0f }} % of the groups have no signal, {{ 100 * silent[10]:.0f }} % after ten steps. {{
+# assert silent[80] > silent[10] + 0.1 and max(r["after"]["accuracy"] for r in starts[80]["results"]) <
+# min(r["after"]["accuracy"] for r in starts[10]["results"]) }} RL then does not help but harm: {{ 100 * final[80]:.0f
+# }} % in the end, lower in each of the three seeds. {{ assert all(row["after"]["accuracy"] < row["between"]["accuracy"]
+# for row in starts[80]["results"]) }} RL chooses among what is sampled, and there is little to choose.
+#
+# So a warm start is judged by pass@k and held-out loss, not by its own accuracy and not by its training loss. Stop
+# early, and rather with few epochs of many demonstrations than with many of few.
+#
+# ## 5 · An update as a picture
+#
+# A fine-tuned matrix is $W + \Delta W$. LoRA (Hu et al. 2021) bets that $\Delta W$ is nearly of **low rank**: a product
+# of a tall and a flat matrix. Is it? Ten steps of SFT of all weights, and the singular values of what changed:
+
+# %%
+LINEAR = linear_layers(base.model)
+full = twin(base)
+lesson13.fine_tune(full, demos, pick(2, 10), SFT["sft_rows"], SFT["sft_lr"], seed=0)
+old, new = base.model.state_dict(), full.model.state_dict()
+changes = {k: new[k] - old[k] for k in new if k.endswith("weight") and k.split(".")[-2] in LINEAR}
+others = [k for k in new if k not in changes and k != "lm_head.weight"]
+spectra = {k: torch.linalg.svdvals(change) for k, change in changes.items()}
+parts = {k: torch.linalg.svd(change, full_matrices=False) for k, change in changes.items()}
+
+
+def truncated(rank: int, with_others: bool) -> float:
+    """Held-out loss of the base with all changes cut to a rank; with the embedding's and norms' changes, or without."""
+    policy = twin(base)
+    state = policy.model.state_dict()
+    with torch.no_grad():
+        for k, (u, s, v) in parts.items():
+            state[k] += (u[:, :rank] * s[:rank]) @ v[:rank]
+        for k in others if with_others else ():
+            state[k].copy_(new[k])
+    return answer_loss(policy, held_out)
+
+
+# %% tags=["hide-input"]
+# @title Your bet
+rank_bet = bet(
+    "The matrices are 128 wide. What rank of every change keeps nine tenths of the gain in held-out loss?",
+    (32, 1, 128, 1),
+)
+
+# %% tags=["hide-input"]
+# @title Figure: singular values, and the loss that a rank keeps
+RANKS = [0, 1, 2, 4, 8, 16, 32, 64, 128]
+kept = {which: [truncated(rank, which) for rank in RANKS] for which in (True, False)}
+fig, (left, right) = plt.subplots(1, 2, figsize=(10.5, 3.6), layout="constrained")
+SHOWN = {"self_attn.q_proj": BLUE, "self_attn.v_proj": SKY, "mlp.gate_proj": ORANGE, "mlp.down_proj": VERMILION}
+for name, color in SHOWN.items():
+    for k, s in spectra.items():
+        if name in k:
+            left.semilogy(range(1, len(s) + 1), s / s[0], color=color, alpha=0.7, label=name if ".0." in k else None)
+noise = torch.linalg.svdvals(torch.randn(128, 128, generator=torch.Generator().manual_seed(0)))
+left.semilogy(range(1, 129), noise / noise[0], ":", color=BLACK, label="random numbers")
+left.set(xlabel="number", ylabel="singular value, first = 1", ylim=(1e-3, 1.5), title="what changed in ten steps")
+left.legend(fontsize=8)
+for which, color, style, label in (
+    (True, BLUE, "o-", "and all else"),
+    (False, VERMILION, "s--", "linear layers alone"),
+):
+    right.plot(range(len(RANKS)), kept[which], style, color=color, label=label)
+right.axhline(answer_loss(full, held_out), color=BLACK, linestyle=":", label="the whole update")
+right.set_xticks(range(len(RANKS)), RANKS)
+right.set(xlabel="rank that is kept", ylabel="held-out loss", title="the update, cut to a rank")
+right.legend(fontsize=8)
+plt.show()
+whole = kept[True][-1]
+enough = next(rank for rank, loss in zip(RANKS, kept[True], strict=True) if none - loss >= 0.9 * (none - whole))
+rank_bet.result(enough)
+energy = sum(float((s[:8] ** 2).sum()) for s in spectra.values()) / sum(float((s**2).sum()) for s in spectra.values())
+
+# %% [markdown]
+# The picture has a head and a long tail. The first eight of 128 directions hold {{ 100 * energy:.0f }} % of the
+# squares. In the loss rank {{ enough }} does nine tenths of the whole update, and rank {{
+# RANKS[kept[True].index(min(kept[True]))] }} does **more** than all of it: {{ min(kept[True]):.3f }} nats instead of {{
+# whole:.3f }}. {{ assert enough <= 4 and min(kept[True][:7]) < whole - 0.005 }} The tail fits the demonstrations and
+# not the unseen answers. A direction's size is not its worth: only the right panel says what may go.
+#
+# **What LoRA leaves out** is more than the tail. The embedding, which is also the output head here, and the norms get
+# no adapter. Here nobody misses them: with the linear layers alone the loss is {{ kept[False][-1]:.3f }} at full rank.
+# {{ assert kept[False][-1] < whole + 0.005 }} A model that has to learn new tokens would. And cutting a finished update
+# is not training with an adapter. A real one chooses its directions itself.
+#
+# ## 6 · `A`, `B` and `alpha / r`
+#
+# An adapter of rank $r$ gives a layer `W x + (alpha / r) B A x`, with `A` `[r, in]` random, `B` `[out, r]` **zero**,
+# and `W` frozen. So it begins as the base exactly. Both zero would never move, as each one's gradient is a product with
+# the other. `alpha / r` keeps a promise: you choose a learning rate once, at one rank. Without it each of $r$
+# directions would add its part to every step. One step of Adam, over the rank:
+
+
+# %%
+def first_step(rank: int, alpha: float = 32.0) -> float:
+    """By how much one step on all demonstrations changes their loss."""
+    policy = twin(base)
+    torch.manual_seed(0)
+    add_adapter(policy.model, "embedded", rank, alpha, "all-linear")
+    learning = [p for p in policy.model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(learning, lr=1e-3, weight_decay=0)
+    loss = summed_loss(policy.model, packed, 4096) / packed.learned.sum()
+    loss.backward()
+    optimizer.step()
+    return answer_loss(policy, demos) - loss.item()
+
+
+print("rank   alpha / r: change of the loss   alpha = r: change of the loss")
+for rank in (1, 4, 16, 64):
+    print(f"{rank:4}{first_step(rank):32.4f}{first_step(rank, alpha=rank):32.4f}")
+
+# %% [markdown]
+# The left column changes little with the rank, the right one with every rank. That is all that the scale is for. (For
+# very large ranks rsLoRA divides by $\sqrt r$ instead; Kalajdzievski 2023, arXiv:2312.03732.) Rule of thumb, here too:
+# ten times the learning rate of all weights, alpha 32.
+#
+# **Sampler and trainer.** The trainer keeps `A` and `B` apart, it needs their gradients. The engine wants plain
+# matrices: before each rollout it takes `W + (alpha / r) B A`, computed in float32 and rounded once. Two ways to
+# compute one number. Do they agree?
+
+# %%
+adapted = twin(base)
+torch.manual_seed(0)
+add_adapter(adapted.model, "embedded", 8, 32.0, "all-linear")
+learning = [p for p in adapted.model.parameters() if p.requires_grad]
+optimizer = torch.optim.AdamW(learning, lr=5e-3, weight_decay=0)
+for step in range(pick(2, 8)):
+    sft_step(adapted.model, optimizer, demos[16 * (step % 4) :][:16])
+prompts = [base.prompt(p.question) for p in problems[:16]]
+gaps = {}
+for name, policy in (("all weights", full), ("LoRA", adapted)):
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.manual_seed(0)
+        rollout = make_engine(policy, "fast", dtype).generate(prompts, 4, 60, Sampling())
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            trained = token_logprobs(policy.model, rollout, Sampling(), 4096)[0]
+        gap = (trained - rollout.logprobs)[rollout.completion_mask].abs()
+        gaps[name, dtype] = gap.mean().item()
+        print(f"{name:12} {str(dtype)[6:]:9} |trainer - sampler|: mean {gap.mean():.1e}, max {gap.max():.1e} nats")
+
+# %% [markdown]
+# In float32 merging is worth a rounding error. {{ assert gaps["LoRA", torch.float32] < 1e-5 }} In bf16 the gap is that
+# of the format, {{ gaps["LoRA", torch.bfloat16] / gaps["all weights", torch.bfloat16]:.1f }} times the one of all
+# weights on this run. What does break it is **rounding the weights after each merge and going on from there**: an
+# update smaller than half a step of bf16 is then lost for good, every time. So `W` stays in float32 and is never
+# overwritten (exercise 4). And whoever forgets to merge again after an update samples from the last policy:
+# `mismatch_mean` of lesson 11 rises.
+#
+# ## 7 · Equal seconds
+#
+# What does an adapter buy? A gradient and Adam's two moments, three numbers for each weight that learns, exist for the
+# adapter alone. That decides whether a 7-billion model fits on a card. It does **not** make a step faster: the forward
+# and backward pass go through `W` all the same, with two thin products more.
+#
+# Recorded: RL after three steps of SFT, for {{ load_curve("lesson13_lora_full")["setup"]["seconds"] }} seconds of one
+# core each, alpha 32, and ten times the learning rate for adapters.
+
+# %% tags=["hide-input"]
+# @title Your bet
+RANK1 = ["as good as all weights", "a little behind", "far behind"]
+lora_bet = bet("RL with adapters of rank 1, at equal seconds:", RANK1)
+
+# %% tags=["hide-input"]
+# @title Figure: adapters and all weights at equal seconds
+lora = {rank: load_curve(f"lesson13_lora_{rank}") for rank in (1, "full")}
+fig, ax = plt.subplots(figsize=(8, 3.4), layout="constrained")
+end, speed, numbers = {}, {}, {}
+for (rank, found), color, style in zip(lora.items(), (VERMILION, BLUE), ("--", "-"), strict=True):
+    for number, row in enumerate(found["results"]):
+        points = [(e["seconds"], 100 * e["accuracy"]) for e in row["evals"]]
+        label = "all weights" if rank == "full" else f"rank {rank}"
+        ax.plot(*zip(*points, strict=True), style, color=color, marker="o", label=None if number else label)
+    end[rank] = [100 * row["evals"][-1]["accuracy"] for row in found["results"]]
+    speed[rank] = sum(row["evals"][-1]["step"] / row["evals"][-1]["seconds"] for row in found["results"]) / 3
+    numbers[rank] = found["results"][0]["numbers"]
+ax.set(
+    xlabel="seconds of one core", ylabel="validation, % right, greedy", title=f"Three seeds each, {provenance(found)}"
+)
+ax.grid()
+ax.legend()
+plt.show()
+mean = {rank: sum(values) / len(values) for rank, values in end.items()}
+behind = mean["full"] - mean[1]
+lora_bet.result(RANK1[2] if behind > 8 else RANK1[1] if behind > 3 else RANK1[0])
+
+# %% [markdown]
+# At the end: {{ mean["full"]:.0f }} % with all weights, {{ mean[1]:.0f }} % at rank 1.
+# Rank 1 trains {{ numbers[1]:, }} numbers instead of {{ numbers["full"]:, }}, gets less far with them {{ assert behind
+# > 3 }} and is hardly faster: {{ speed[1]:.2f }} steps a second, all weights {{ speed["full"]:.2f }}. {{ assert
+# speed[1] < 1.2 * speed["full"] }} Three seeds are few, and ten times the learning rate is a rule of thumb that nobody
+# tuned here.
+#
+# On large models small ranks do as well as all weights in RL, whose reward is at most one bit for each answer (Schulman
+# and Thinking Machines 2025), and less well where much is to be learned by heart (Biderman et al. 2024). Our matrices
+# are 128 wide; that such a model has fewer directions to spare is our guess. What carries over is the way to decide:
+# look at the singular values and the held-out loss of one full update, choose a rank, and compare at equal seconds.
+#
+# ## Check yourself
+#
+# 1. A base is right in one answer of 5,000. You have {{ RL["num_prompts"] }} × {{ RL["num_generations"] }} answers a
+#    step. How many steps until the first signal, about? And with twice the group?
+#
+# <details><summary>Answer</summary>
+# One in 5,000 at 64 answers a step: about 78 steps. Twice the group is twice the answers, so half as many steps, each
+# of which costs twice as much. Nothing is won.
+# </details>
+#
+# 2. SFT's gradient is REINFORCE's with $A = 1$. Why does SFT not need a baseline?
+#
+# <details><summary>Answer</summary>
+# Its samples come from somebody else and are fixed. A baseline takes off noise that comes from drawing one's own
+# answers, and keeps the mean because the score has mean zero under the policy that drew them. Under fixed ones it has
+# not.
+# </details>
+#
+# 3. Training loss 0.001, held-out loss rising, greedy accuracy as it was. May RL begin?
+#
+# <details><summary>Answer</summary>
+# It may, and it will find little: look at pass@k and the entropy of samples. Take an earlier checkpoint.
+# </details>
+#
+# 4. You pack examples for a model whose positions are learned vectors, not rotary ones. The mask is right, positions
+#    run on. What goes wrong?
+#
+# <details><summary>Answer</summary>
+# The second example is computed with vectors of places that it never has when it is asked alone, perhaps of places that
+# were never trained. With rotary ones only differences count.
+# </details>
+#
+# 5. Why are `A` random and `B` zero, and not the other way round, or both random?
+#
+# <details><summary>Answer</summary>
+# One of the two must be zero, so that the policy begins as the base, which may also be the reference of the KL. Either
+# would do for that. Both zero would never move; both random would begin as another model.
+# </details>
+#
+# ## Exercises
+#
+# [exercises/13_sft_and_lora.ipynb](../exercises/13_sft_and_lora.ipynb): find the fault in each row of an SFT batch,
+# keep packed examples apart, share ranks out by singular values, merge adapters in bf16, predict when RL starts. Then
+# try the real thing: `rlcourse sft --help` and `rlcourse train --lora-rank 8`.
+#
+# ## Further reading
+#
+# - Hu et al. 2021, *LoRA: Low-Rank Adaptation of Large Language Models*, arXiv:2106.09685.
+# - Schulman and Thinking Machines Lab 2025, *LoRA Without Regret*: ranks, learning rates, SFT against RL.
+# - Biderman et al. 2024, *LoRA Learns Less and Forgets Less*, arXiv:2405.09673.
+# - Shi et al. 2024, *Instruction Tuning With Loss Over Instructions*, arXiv:2405.14394.
+# - Krell et al. 2021, *Efficient Sequence Packing without Cross-contamination*, arXiv:2107.02027.
+# - DeepSeek-AI 2025, *DeepSeek-R1*, arXiv:2501.12948: RL with and without a cold start.
