@@ -12,7 +12,7 @@
 # and a norm to mend. The first and the last three are puzzles. Write your code where it says `# YOUR CODE HERE`, then
 # run the cell below it. Use `torch` alone: the functions must stand by themselves.
 #
-# Of the three hints the first asks a question, the second has the idea, the third the shape of the answer.
+# Each exercise has three hints: a question, the idea, and the shape of the answer.
 
 # %%
 import matplotlib.pyplot as plt
@@ -29,19 +29,19 @@ print("ready")
 #
 # ●●○○○ · 15 minutes
 #
-# Three colleagues wrote three backward passes, each for a function of its own of `n` numbers. One of the gradients is
-# wrong in one number, by 6 % or more of its largest. You have no code, only what was measured: values of the
-# functions around the point, in float32.
+# Three colleagues each wrote a function of `n` numbers, and its backward pass. One of the three gradients is wrong in
+# one number, by at least 6 % of that gradient's largest number. You do not have the code, only measurements: values of
+# the functions around the point, in float32.
 #
 # - `steps` `[S]` float64: step sizes $h$, from large to small;
-# - `plus`, `minus` `[3, S, n]` float32: for each function and step its value where number $i$ was moved by $+h$, and by
-#   $-h$;
-# - `claims` `[3, n]` float32: the gradients that they claim.
+# - `plus`, `minus` `[3, S, n]` float32: for each function, each step $h$ and each number $i$, the function's value when
+#   number $i$ is moved by $+h$, and by $-h$;
+# - `claims` `[3, n]` float32: the gradients that the colleagues' code returned.
 #
-# Return the place of the wrong one: 0, 1 or 2. The functions may be of very different size, curved, or far from zero.
+# Return which one is wrong: 0, 1 or 2. The functions may differ greatly in size, be curved, or be far from zero.
 #
 # <details><summary>Hint 1: a question</summary>
-# Print the differences of one number for all steps. Which of them would you believe, and why not the others?
+# Print one number's finite differences for all steps. Which of them would you believe, and why not the others?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
@@ -50,8 +50,8 @@ print("ready")
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# Differences `[3, S, n]`; from them, for each function and step, one number that says how bad the worst place is, for
-# that gradient's size; then two reductions of different kinds.
+# Differences `[3, S, n]`; from them, for each function and step, one number that says how bad the worst place is,
+# relative to that gradient's size; then two reductions of different kinds.
 # </details>
 
 
@@ -70,8 +70,9 @@ check.q1(wrong_gradient)
 
 # %% [markdown] tags=["solution"]
 # **The best step is not known, and need not be.** At its best step each right gradient is off by rounding and curvature
-# alone, far less than a percent; the wrong one is off by its mistake at every step. So: the *worst* number (a mistake
-# may be in one place), at the *best* step, for its *size*. A mean over numbers would hide one among thousands.
+# alone, much less than the mistake; the wrong one is off by its mistake at every step. So take the *worst* number (a
+# mistake may be in one place), at the *best* step, relative to the gradient's *size*. A mean would hide one wrong
+# number among thousands.
 
 # %% [markdown]
 # ## q2 · What fits?
@@ -80,24 +81,24 @@ check.q1(wrong_gradient)
 #
 # A GPU with 24 GB. How many rows may a micro-batch have? Count the bytes like this:
 #
-# - for each of `n` parameters: a float32 weight, its gradient (that of the micro-batches before waits), AdamW's two
+# - for each of `n` parameters: its weight, its gradient (which waits from earlier micro-batches) and AdamW's two
 #   moments, all float32, and the engine's copy in bf16;
-# - activations: each token of the micro-batch, `prompt` + `answer` of them in a row, keeps `kept` bytes in each of
-#   `layers` layers. With `again` (checkpointing) it keeps 4 × `hidden` bytes in each layer, and besides, for all tokens
-#   of the micro-batch, **one** layer's `kept` bytes, of the layer that is just computed again;
-# - logits: only the answers' tokens have some, at most `chunk` of them at a time: `vocabulary` numbers each, in
+# - activations: a row has `prompt` + `answer` tokens, and each token keeps `kept` bytes in each of `layers` layers.
+#   With `again` (checkpointing) each token keeps 4 × `hidden` bytes in each layer, and besides `kept` bytes for **one**
+#   layer: the one that is being computed again;
+# - logits: only the answers' tokens have them, at most `chunk` tokens at a time: `vocabulary` numbers a token, in
 #   float32, in three copies.
 #
-# Return the largest number of rows whose bytes are at most `budget`, 0 if none fits. `budget` is always enough for what
-# does not depend on the rows.
+# Return the largest number of rows that need at most `budget` bytes, 0 if not even one fits. `budget` is always enough
+# for what does not depend on the rows.
 #
 # <details><summary>Hint 1: a question</summary>
 # Which part stops growing at some number of rows? What does one row cost before, what after?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Write the bytes as a function of the rows first. It never falls, so you can search. Or solve it on both sides of the
-# bend.
+# Write the bytes as a function of the rows first. It only grows with the rows, so you can search. Or solve it on both
+# sides of the bend.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
@@ -147,35 +148,37 @@ if check.q2.passed:
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# **A bend.** Up to `chunk` answer tokens each row brings its own logits; beyond, none. So with a small chunk a row
-# costs its activations only, and checkpointing multiplies the rows. With a large chunk the logits take the room, and
-# all that checkpointing saves is not worth much. The two belong together, and the `a10g` preset has both.
+# **A bend.** Until there are `chunk` answer tokens, each row adds its own logits; beyond, none. So with a small chunk a
+# row costs its activations only, and checkpointing allows about ten times the rows. With a large chunk the logits take
+# the room, and checkpointing only about doubles the rows. The two belong together, and the `a10g` preset has both.
 
 # %% [markdown]
 # ## q3 · Log-prob and entropy without logits
 #
 # ●●●●○ · 30 minutes
 #
-# Many losses have a bonus for entropy, and sampling has a temperature $\tau$. Let $p = \text{softmax}(\text{hidden}
+# Many losses have a term for the entropy, and sampling has a temperature $\tau$. Let $p = \text{softmax}(\text{hidden}
 # \cdot \text{head}^\top / \tau)$ and
 #
 # $$\mathcal{L} = \sum_t a_t \log p_t(y_t) + b \sum_t H_t , \qquad H_t = -\sum_j p_{t,j} \log p_{t,j} .$$
 #
-# Return the gradients of `hidden` `[n, d]` and `head` `[V, d]`, in float32 or better, without autograd, and with logits
-# for at most `chunk` tokens at a time. The check looks at the numbers; the cell after it at the largest tensor.
+# Return the gradients of $\mathcal{L}$ by `hidden` `[n, d]` and by `head` `[V, d]`, in float32 or better, without
+# autograd, and with logits for at most `chunk` tokens at a time. The check tests the numbers; the cell after it looks
+# at the largest tensor.
 #
 # <details><summary>Hint 1: a question</summary>
 # What is the sum of the gradient over all logits of one token, and why must it be that?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# By one logit, the slope of $\log p(y)$ is one-hot minus $p$. That of $H$ is $-p_j (\log p_j + H)$: $p$ stands in it
-# twice, and the second time brings the $H$. Everything then passes through the division by $\tau$.
+# Before the division by $\tau$ is counted, the slope of $\log p(y)$ by the logits is one-hot minus $p$. That of $H$ by
+# logit $j$ is $-p_j (\log p_j + H)$: all probabilities depend on each logit, which brings in the $H$. At the end divide
+# by $\tau$.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# A loop over chunks with log-probs, probabilities and entropies in it; one tensor of slopes, of two summands; two
-# products, one of which fills rows, and one adds up.
+# A loop over chunks that computes log-probs, probabilities and entropies; one tensor of slopes, a sum of two terms; two
+# products, one of which fills in rows while the other adds up.
 # </details>
 
 
@@ -225,35 +228,36 @@ if check.q3.passed:
     print(f"largest tensor: {seen.numbers:,} numbers; a chunk's logits {20 * 1000:,}; all logits {400 * 1000:,}")
 
 # %% [markdown] tags=["solution"]
-# **One tensor of slopes.** Its sum over the vocabulary is 0 for each token, with both parts: adding a number to all
-# logits changes no probability. That is a test without a reference. **The forgotten half.** Whoever takes $p$ for a
-# constant in $-\sum p \log p$ gets a slope of exactly 0: an entropy bonus that does nothing, and no error.
+# **One tensor of slopes.** For each token its sum over the vocabulary is 0, for both terms: adding a number to all
+# logits changes no probability. That is a test without a reference. **The forgotten half.** If you take the factor $p$
+# in $-\sum p \log p$ for a constant, you get a slope of exactly 0: an entropy bonus that does nothing, and no error.
 
 # %% [markdown]
 # ## q4 · What leaks?
 #
 # ●●●●○ · 25 minutes
 #
-# A packed row holds several answers, and somebody's attention mask is wrong in a few places. Which log-probs are
-# spoiled? What a token has seen in one layer, others see in the next one, so a leak spreads, and only so far.
+# A packed row holds several answers, and its attention mask is wrong in a few places. Which log-probs are spoiled? What
+# a token has seen in one layer, others see through it in the next, so a leak spreads, but only so far.
 #
-# - `positions` `[L]` int64: an answer begins where it is 0; the first token of the row has position 0;
+# - `positions` `[L]` int64: an answer begins wherever this is 0; the first token of the row has position 0;
 # - `seen` `[L, L]` bool: in each layer token $i$ sees token $j$. Each sees itself;
 # - `learned` `[L]` bool: the tokens whose log-probs are in the loss;
 # - `layers`: how many layers there are.
 #
-# A token's state is spoiled by a layer if there it sees a token of another answer, or a state that was spoiled before
-# that layer. Once spoiled it stays so. The log-prob of token $t$ is read off the last state of token $t - 1$: it is
-# spoiled if that state is, or if token $t - 1$ is of another answer. Return bool `[L]`: learned tokens whose log-prob
-# is spoiled. Token 0 is predicted by nothing, so it is never among them.
+# A layer spoils a token's state if in it the token sees a token of another answer, or a state that was spoiled before
+# that layer. Once spoiled, a state stays so. The log-prob of token $t$ is computed from the last state of token $t -
+# 1$: it is spoiled if that state is, or if token $t - 1$ belongs to another answer. Return bool `[L]`: the learned
+# tokens whose log-probs are spoiled. Nothing predicts token 0, so it is never among them.
 #
 # <details><summary>Hint 1: a question</summary>
-# A window of one token, a leak into token 3, two layers: how far does it get?
+# Each token sees itself and the one before, token 3 also sees another answer, and there are two layers: how far does
+# the leak get?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Number the answers first. A layer is a product of a boolean matrix with the states that are spoiled, plus what comes
-# in from outside. Take the states before a layer all at once: what a layer spoils is seen in the next one only.
+# Number the answers first. A layer is a product of a boolean matrix with the vector of spoiled states, plus what comes
+# in from other answers. Update all states at once: what a layer spoils is seen only in the next one.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
@@ -281,7 +285,8 @@ def spoiled(positions: torch.Tensor, seen: torch.Tensor, learned: torch.Tensor, 
 check.q4(spoiled)
 
 # %% [markdown]
-# Two answers of 40 tokens, a window of three, and one leak into the second. **Look for** how the layers carry it on.
+# Two answers of 40 tokens each; each token sees itself and the two before; and there is one leak into the second
+# answer. **Look for** how the layers carry it on.
 
 # %% tags=["hide-input"]
 # @title Figure: one leak, layer by layer
@@ -302,10 +307,10 @@ if check.q4.passed:
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# **A front that moves.** With a window of three a leak gets two tokens further in each layer; with full attention it
-# has the rest of the answer in two. **Two traps.** The shift: a token that sees too much spoils the prediction of the
-# *next* one. And the first token of an answer, which no mask protects: it must not be learned in a packed row, or it
-# must be a prompt's, which is not learned anyway.
+# **A front that moves.** With a window of three tokens a leak gets two tokens further in each layer; with full causal
+# attention two layers carry it to the rest of the answer. **Two traps.** The shift: a token that sees too much spoils
+# the prediction of the *next* one. And the first token of a text, which no mask protects: it must not be learned in a
+# packed row. Where it is a prompt's it is not learned anyway.
 
 # %% [markdown]
 # ## q5 · Why does this weight never move?
@@ -313,22 +318,22 @@ if check.q4.passed:
 # ●●●○○ · 25 minutes
 #
 # A colleague keeps weights in bf16 and wants to save the float32 master. "I collect the steps beside each weight,
-# exactly, and add them once they are enough to move it." How many steps must she collect?
+# exactly, and add their sum as soon as it is enough to move the weight." How many steps must she collect?
 #
 # `weights` `[n]` bf16, not 0; `step`: what each optimizer step adds, of either sign. Return int64 `[n]`: the least $k
 # \ge 1$ for which $w + k \cdot \text{step}$, rounded to bf16, is not $w$. Rounding is to the nearest number, and on a
 # tie to the one whose last bit is 0.
 #
-# Only so much as to how: `weights.view(torch.int16)` has the bits of a weight as a whole number. The numbers of bf16
-# lie, in each sign, in the order of these whole numbers.
+# One tip: `weights.view(torch.int16)` has each weight's bits as a whole number. When that number grows by one, the
+# weight becomes the next number of bf16 away from 0, whatever its sign.
 #
 # <details><summary>Hint 1: a question</summary>
 # How far is it from 1 to the next number of bf16 above it, and how far to the next below?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# A weight moves when the sum passes half the way to its neighbour in the direction of the step. Exactly half-way it
-# moves only if it is the odd one of the two.
+# A weight moves when the sum passes half the way to its neighbour in the direction of the step. At exactly half the way
+# it moves only if its own last bit is 1.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
@@ -353,8 +358,8 @@ def steps_to_move(weights: torch.Tensor, step: float) -> torch.Tensor:
 check.q5(steps_to_move)
 
 # %% [markdown]
-# Steps of 1e-6 and weights of every size. **Look for** the weight that moves at each step, and how many steps a run
-# has.
+# Steps of 1e-6 and weights of every size. **Look for** the weights that move at each step, and for those that do not
+# move once in a run of 200 steps.
 
 # %% tags=["hide-input"]
 # @title Figure: steps until a bf16 weight moves
@@ -379,7 +384,7 @@ if check.q5.passed:
 #
 # ●●●○○ · 20 minutes
 #
-# Some models write a norm's factor as 1 + weight, so that weights begin at 0, and have a norm for each head. A
+# Some models scale by 1 + weight in a norm, so that weights begin at 0, and normalise each head by itself. This is a
 # colleague's backward pass, for `x` `[rows, heads, d]` and one `weight` `[d]` for all heads:
 
 
@@ -397,8 +402,8 @@ y = x * (x.square().mean(-1, keepdim=True) + 1e-3).rsqrt() * (1 + weight)
 print("her test, with the weights of a new model:", torch.allclose(hers(x.detach(), weight, g, 1e-3)[0], expected))
 
 # %% [markdown]
-# Her test passes, and fine-tuning gets slowly worse. Find the fault, and write it right: the gradients of `x` and of
-# `weight`, from `g` `[rows, heads, d]`, the gradient of $y = s \, (1 + w) \odot x$.
+# Her test passes, and fine-tuning gets slowly worse. Find the fault, and write a correct version: the gradients of `x`
+# and of `weight`, from `g` `[rows, heads, d]`, the gradient of the loss by $y = s \, (1 + w) \odot x$.
 #
 # <details><summary>Hint 1: a question</summary>
 # For which weights is her test blind?
@@ -409,7 +414,7 @@ print("her test, with the weights of a new model:", torch.allclose(hers(x.detach
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# Her five lines, one of which has a factor more.
+# Her lines, one of which has one more factor.
 # </details>
 
 
@@ -439,6 +444,6 @@ if check.q6.passed:
         print(f"weights of size {size:4}: off by {(wrong - right).norm() / right.norm():.2%}")
 
 # %% [markdown] tags=["solution"]
-# **A test that cannot fail.** With weights of 0 the missing factor is 1. Test with numbers that are neither 0 nor 1,
-# and all different. The mistake is small for small weights, so the loss falls all the same, a little less than it
-# could: this kind of fault is found by a test of the gradient or not at all.
+# **A test that cannot see the fault.** With weights of 0 the missing factor is 1. Test with numbers that are neither 0
+# nor 1, and all different. The mistake is small for small weights, so the loss still falls, a little less than it
+# could: a fault of this kind is found by a test of the gradient or not at all.

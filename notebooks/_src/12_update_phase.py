@@ -9,17 +9,17 @@
 # %% [markdown]
 # **You will learn**
 #
-# - where the seconds of an update go, counted, and which share of a GPU's rate it reaches;
-# - a ledger of its memory that you add up yourself and hold against recorded peaks;
-# - log-probs and their gradient without logits in memory, and activations that are computed twice;
-# - to pack answers of many lengths, and what may leak between them;
+# - where the seconds of an update go, and what share of a GPU's speed it reaches;
+# - to add up its memory yourself and compare the sum with recorded peaks;
+# - to compute log-probs and their gradient without ever holding all logits, and activations twice to save memory;
+# - to pack answers of many lengths into one row, and what must not leak between them;
 # - the backward pass of a norm and of attention by hand, the norm's as a kernel;
-# - why a weight of 16 bits may never move.
+# - why a weight kept in 16 bits may never move.
 #
 # You need [lesson 06](06_where_time_goes.ipynb) for floors, [lesson 08](08_first_kernels.ipynb) for kernels, and the
 # online softmax of [lesson 09](09_decode_attention.ipynb), section 2.
 #
-# In lessons 07 to 11 the rollout became fast. This lesson is about the other half of the step.
+# Lessons 07 to 11 made the rollout fast. This lesson is about the other half of the step.
 
 # %%
 import importlib.util
@@ -96,14 +96,16 @@ growth = {phase: steps[256][f"{phase}_s"] / steps[16][f"{phase}_s"] for phase in
 # %% [markdown]
 # {{ share[16]:.0f }} %, {{ share[64]:.0f }} % and {{ share[256]:.0f }} %. {{ assert share[16] < share[64] < share[256]
 # and share[256] > 55 }} With 16 times the answers the rollout takes {{ growth["rollout"]:.1f }} times as long and the
-# update {{ growth["update"]:.1f }} times. A decode step reads all weights, for few rows or many (lesson 06). The update
-# has all tokens at once, so its time is that of its arithmetic, and that grows with the tokens.
+# update {{ growth["update"]:.1f }} times. A decode step reads all weights, whether for few rows or many (lesson 06).
+# The update has all tokens at once, so most of its time goes into arithmetic, and that grows with the tokens. (It grows
+# less than 16 times: some work, such as the optimizer's, does not depend on the tokens, and small products use the GPU
+# less well.)
 #
 # ### 6 operations for each weight and token
 #
 # A linear layer multiplies and adds once for each weight and token: 2 operations forward. Its backward pass has two
 # products of the same size, one for the gradient of its input and one for that of its weight: 4 more. So a model does
-# about **6 × parameters × tokens**. Count it:
+# about **6 × parameters × tokens**. Let PyTorch count the products of the embedded model:
 
 # %%
 rows, length = 4, 50
@@ -118,15 +120,16 @@ print(f"counted {counted:,}   6 x {linear:,} weights x {rows * length} tokens = 
 assert counted == 6 * linear * rows * length
 
 # %% [markdown]
-# To the last operation. (Norms, biases and attention itself are left out here.) The head is one of these layers, and
-# for Qwen it is the largest: {{ qwen.vocabulary:,d }} × {{ qwen.hidden }} weights, which only the answers' tokens need.
-# If its product is computed once more in the backward pass, as in section 3, it has 8 operations and not 6.
+# They agree to the last operation. (Norms, biases and attention itself are left out.) The head, which turns the last
+# hidden states into logits, is one of these layers, and in Qwen the largest: {{ qwen.vocabulary:,d }} × {{ qwen.hidden
+# }} weights, which only the answers' tokens need. Section 3 computes its product a second time in the backward pass;
+# then it has 8 operations for each weight and token, not 6.
 #
 # ### How close to the GPU's rate?
 #
-# The operations of the update over its seconds, as a share of what a large matrix product reaches on the same GPU, is
-# the *model FLOPs utilisation*, MFU. (Mostly it is given as a share of the data sheet's rate, which no product
-# reaches.)
+# Divide the operations that an update needs by its seconds, and that by the rate that a large matrix product reaches on
+# the same GPU: this is the *model FLOPs utilisation*, MFU. What is computed a second time does not count. (Most papers
+# divide by the data sheet's rate, which is higher than any product we measured, so their MFU is lower.)
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -161,24 +164,26 @@ plt.show()
 mfu_bet.result(round(mfu[64]))
 
 # %% [markdown]
-# {{ mfu[64]:.0f }} % at 64 answers and {{ mfu[16]:.0f }} % at 16. {{ assert mfu[16] < mfu[64] < 60 }} The head, one
-# matrix, has {{ head_share:.0f }} % of the operations. The optimizer reads and writes 28 bytes for each parameter,
-# whatever the number of tokens, so it weighs more when they are few. The grey part is what one can still save:
-# everything between the products (norms, softmax, rounding, copies), products that are too small, and work done twice.
-# (Its seconds are not those of the first figure: other prompts, and the code of another hour of that day.)
+# {{ mfu[64]:.0f }} % at 64 answers and {{ mfu[16]:.0f }} % at 16. {{ assert mfu[16] < mfu[64] < 60 }} The head, a
+# single matrix, has {{ head_share:.0f }} % of the operations. The optimizer reads and writes 28 bytes for each
+# parameter, whatever the number of tokens, so it weighs more when they are few. The grey part is the most that could
+# still be saved: everything between the products (norms, softmax, rounding, copies), products too small to fill the
+# GPU, and work done twice. (The times differ from the first figure's: the prompts were GSM8K's, which are longer, and
+# the code has changed between the two recordings.)
 
 # %% [markdown]
 # ## 2 · A ledger of gigabytes
 #
-# {{ parameters(qwen):,d }} parameters. What must be in memory at the worst moment of an update? Training keeps weights
-# in float32, AdamW has two moments, the engine a copy in bf16, which the trainer's products use as well.
+# Qwen2.5-0.5B has {{ parameters(qwen):,d }} parameters. What must be in memory at the worst moment of an update?
+# Training keeps the weights in float32, AdamW two moments of each, and the engine a copy in bf16, which the trainer's
+# products use as well.
 
 
 # %%
 def kept_by_a_layer(shape) -> int:
     """Bytes that a layer of `rlcourse/exact/layers.py` keeps of each token for its backward pass. float32: the residual
-    stream before attention and before the MLP, squares for their norms, a number for each head; bf16: q, k, v,
-    attention's output, and the projection that SwiGLU halves."""
+    stream before attention and before the MLP, sums of squares for their norms, one number a head (section 8); bf16: q,
+    k, v, attention's output, and SwiGLU's gate and up projections."""
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     stream = 2 * (4 * shape.hidden + 4 * shape.hidden // 32)
     return stream + 2 * (q + 2 * kv + q) + 4 * shape.heads + 2 * 2 * shape.intermediate
@@ -208,9 +213,9 @@ for name, size in ledger(qwen, 64, width, 256).items():
 print(f"{'together':26} {sum(ledger(qwen, 64, width, 256).values()) / 1e9:5.1f} GB")
 
 # %% [markdown]
-# Gradients are not in the list for one micro-batch: a weight's gradient is made when its layer's activations are used
-# for the last time, so both are never there whole. With several micro-batches the gradients of the first stay, and the
-# others come on top.
+# Why are the gradients 0? The backward pass goes from the head down, and frees a layer's activations once it has made
+# that layer's gradients. At the worst moment, at the head, all activations are there and only the head's gradient. With
+# several micro-batches the first one's gradients stay, and the next one's activations come on top.
 #
 # Now the recorded peaks of the runs above. The preset's micro-batches have 64 rows, so 256 answers are four.
 
@@ -249,27 +254,28 @@ peak_bet.result(PEAKS[2] if peaks[256] < 1.3 * peaks[64] else PEAKS[1])
 # 1e9:.1f }} are gradients that wait, and {{ more["engine's cache, bf16"] / 1e9:.1f }} the engine's cache. {{ assert
 # peaks[256] < 1.15 * peaks[64] }} **Memory is that of a micro-batch.** The ledger is {{ min(missing.values()):.0f }} to
 # {{ max(missing.values()):.0f }} % below the peaks. {{ assert max(map(abs, missing.values())) < 25 }} It leaves out
-# what stands between two operations and what the allocator rounds up, and it counts prompts with the embedded model's
-# tokenizer, which is not the record's. That is good enough to see what to attack. At 64 answers {{ 100 *
-# few["activations"] / ours[64]:.0f }} % are activations and {{ 100 * few["logits of a chunk, bf16"] / ours[64]:.0f }} %
-# the logits, and those of a *chunk* only.
+# temporary tensors and what the allocator rounds up, and it counts the prompts' tokens with the embedded model's
+# tokenizer, which is not the one of the recorded runs. That is good enough to see where to save. At 64 answers {{ 100 *
+# few["activations"] / ours[64]:.0f }} % of it are activations and {{ 100 * few["logits of a chunk, bf16"] /
+# ours[64]:.0f }} % logits, though only those of one *chunk* of tokens, which the next section explains.
 #
-# ## 3 · Logits that never stand
+# ## 3 · Logits that are never all there
 #
 # All logits of 64 such answers are 64 × 256 × {{ qwen.vocabulary:,d }} numbers: {{ 4 * 64 * 256 * qwen.vocabulary /
-# 1e9:.0f }} GB in float32, and the softmax and its gradient as much again. Nobody needs them. The loss needs one number
-# a token, $\log p(y) = z_y - \log \sum_j e^{z_j}$, and its gradient is known: for a token whose log-prob has the
-# gradient $g$ (minus the advantage, in REINFORCE)
+# 1e9:.0f }} GB in float32, as much again for the softmax, and as much again for its gradient. Nobody needs them. The
+# loss needs one number a token, $\log p(y) = z_y - \log \sum_j e^{z_j}$, where $z_j$ is the logit of word $j$ of the
+# vocabulary and $y$ the token that was sampled. Its gradient is known. Let $g$ be the gradient of the loss by that
+# log-prob (in REINFORCE minus the advantage, over the number of tokens). Then
 #
 # $$\frac{\partial \mathcal{L}}{\partial z_j} = g \, ([j = y] - p_j),$$
 #
-# **one-hot minus probability**. So take a chunk of tokens, compute its logits, keep one number of each row, and forget
-# them. In the backward pass compute them once more.
+# **one-hot minus probability**. So take a chunk of tokens, compute its logits, keep the log-prob and the log of the sum
+# for each token, and throw the logits away. The backward pass computes them once more.
 
 
 # %%
 class LogProbs(torch.autograd.Function):
-    """log p [n] of targets [n], from hidden [n, d] and head [vocabulary, d]; logits stand for `chunk` tokens."""
+    """log p [n] of targets [n], from hidden [n, d] and head [vocabulary, d]; logits of `chunk` tokens at a time."""
 
     @staticmethod
     def forward(ctx, hidden, head, targets, chunk):
@@ -296,8 +302,9 @@ class LogProbs(torch.autograd.Function):
 
 
 # %% [markdown]
-# Is it the same loss, and the same gradient? In float64, so that rounding hides nothing; with chunks that do not fit;
-# beside the plain computation by autograd, and the package's.
+# Is it the same loss, and the same gradient? We compare with the plain computation by autograd: in float64, so that
+# rounding hides nothing, and also with chunks that do not divide the number of tokens. The package's own function is
+# tried, too.
 
 # %%
 torch.manual_seed(0)
@@ -322,10 +329,10 @@ for name, way in ways.items():
     assert max(apart) < (1e-12 if name.startswith("ours") else 1e-5)
 
 # %% [markdown]
-# The package's takes its softmax in float32, whatever comes in, hence its larger numbers. Both halves must be tried: a
-# loss that is right with a gradient that is not trains, slowly, and looks fine.
+# The package's function computes its softmax in float32 whatever it is given, hence its larger errors. Test the loss
+# *and* the gradient: with the right loss and a wrong gradient, training goes on, more slowly, and looks fine.
 #
-# And does it hold what it promises? A *dispatch mode* sees every tensor that any operation makes.
+# And does it save the memory that it promises? A *dispatch mode* sees every tensor that any operation makes.
 
 
 # %%
@@ -355,10 +362,14 @@ whole = found["all at once"]
 print(f"{'the head itself':20}                {inputs[1].nbytes:7,} bytes")
 
 # %% [markdown]
-# ### What the record says of it, and what it cannot say
+# In chunks of up to 16 no tensor is larger than the gradient of the head, which has the size of the head. All logits
+# are larger. (16 is the width of the hidden states here, so a chunk of 16 has as many logits as the head has weights.)
 #
-# {{ whole["tokens"]:,d }} tokens and Qwen's head on an H200: chunks of 1,024, of 4,096, and all at once. The head is
-# computed twice in chunks, 8 operations instead of 6, a third more. So what should chunks of 1,024 cost in time?
+# ### What the record shows, and what it cannot show
+#
+# The record: {{ whole["tokens"]:,d }} tokens and Qwen's head on an H200, in chunks of 1,024, of 4,096, and all at once.
+# In chunks the head's product is computed twice, so there are 8 operations instead of 6, a third more. What should
+# chunks of 1,024 cost in time?
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -378,23 +389,30 @@ plt.show()
 price = {name: row["seconds"] / whole["seconds"] for name, row in found.items()}
 less = whole["peak_memory_bytes"] / found["chunks of 4096"]["peak_memory_bytes"]
 price_bet.result(round(price["chunks of 1024"], 2))
+products = {
+    k: k * whole["tokens"] * qwen.vocabulary * qwen.hidden / record["results"][-1]["peak_tflops"] / 1e9 for k in (6, 8)
+}
 
 # %% [markdown]
-# Chunks of 4,096 need {{ less:.0f }} times less memory for {{ price["chunks of 4096"]:.2f }} times the time: the third
-# more that was to be expected. {{ assert 1.25 < price["chunks of 4096"] < 1.45 }} Chunks of 1,024 need {{ price["chunks
-# of 1024"]:.1f }} times the time, and no count of operations explains it. {{ assert price["chunks of 1024"] > 2.5 }}
+# Chunks of 4,096 need 1/{{ less:.0f }} of the memory and {{ price["chunks of 4096"]:.2f }} times the time. {{ assert
+# 1.25 < price["chunks of 4096"] < 1.45 }} That looks like the third more, but operations are not the reason: at the
+# rate of section 1 all products would take {{ products[6]:.0f }} ms, or {{ products[8]:.0f }} in chunks, and the record
+# says {{ 1e3 * whole["seconds"]:.0f }} and {{ 1e3 * found["chunks of 4096"]["seconds"]:.0f }}. {{ assert 3 *
+# products[8] < 1e3 * whole["seconds"] }} Most of the time must go elsewhere, such as into reading and writing float32
+# logits, of which the forward pass's part is repeated as well. Chunks of 1,024 need {{ price["chunks of 1024"]:.1f }}
+# times the time, and no count of operations explains that. {{ assert price["chunks of 1024"] > 2.5 }}
 #
 # Before you explain a surprise, **look at how it was measured**. `logprobs` in `rlcourse/bench/numerics.py` runs each
 # variant once, without a run to warm up, and 1,024 comes first, in a fresh process. The first product of a process
 # also pays for loading the library and its kernels. How much of the surprise is that? This record cannot say. So we
-# draw no conclusion from its first row, and you should not set `--logprob-chunk` by it. A GPU and five lines more
-# would settle it: measure each variant several times, and leave the first out.
+# draw no conclusion from its first row, and you should not choose `--logprob-chunk` by it. A GPU and five more lines
+# would settle it: run each variant several times, and leave out the first run.
 #
 # ## 4 · Activations, computed twice
 #
-# The layers keep what their backward pass will ask for. PyTorch lets one look: a *hook* sees each tensor that is saved.
-# The other way is to keep only the input of each layer, and to run the layer again when its gradient is due (Chen et
-# al. 2016): *gradient checkpointing*. PyTorch's `checkpoint` does it to any function.
+# In the forward pass each layer keeps what its backward pass will need. PyTorch lets us look: a *hook* sees each tensor
+# that is saved. The alternative is to keep only the input of each layer, and to run the layer again when its gradient
+# is due (Chen et al. 2016). This is *gradient checkpointing*; PyTorch's `checkpoint` does it for any function.
 
 
 # %%
@@ -441,23 +459,25 @@ print(f"operations {gradients[True][1] / gradients[False][1]:.2f} times; gradien
 memory_bet.result(round(100 * held[True] / held[False]))
 
 # %% [markdown]
-# {{ 100 * held[True] / held[False]:.0f }} %, not a quarter: of each layer only its input stays, one of many tensors of
-# that size. {{ assert same and held[True] < 0.15 * held[False] }} The operations are {{ gradients[True][1] /
-# gradients[False][1]:.2f }} times as many. A whole forward pass would be a third more, but the last product of a layer
-# is not done again, since nothing in the backward pass asks for its result. {{ assert 1.2 < gradients[True][1] /
-# gradients[False][1] < 1.3 }} (While one layer is computed again all of its activations are there,
-# which this count of the forward pass does not show.) The gradients are the same to the last bit. With Qwen's shape
-# and 8 rows of 512 tokens the package's formula says {{ activation_bytes(qwen, 8, 512, "bfloat16", False) / 1e9:.1f }}
-# GB without and {{ activation_bytes(qwen, 8, 512, "bfloat16", True) / 1e9:.1f }} GB with checkpointing.
+# {{ 100 * held[True] / held[False]:.0f }} %, not a quarter: of each layer only its input stays, and a layer otherwise
+# keeps many tensors of that size. {{ assert same and held[True] < 0.15 * held[False] }} The operations are {{
+# gradients[True][1] / gradients[False][1]:.2f }} times as many. Repeating the whole forward pass would make it a third
+# more, but the last product of a layer is not repeated, since nothing in the backward pass needs its result. {{ assert
+# 1.2 < gradients[True][1] / gradients[False][1] < 1.3 }} (While one layer is computed again all of its activations are
+# there, which this count of the forward pass does not show.) The gradients are the same to the last bit. With Qwen's
+# shape and 8 rows of 512 tokens the package's formula says {{ activation_bytes(qwen, 8, 512, "bfloat16", False) /
+# 1e9:.1f }} GB without and {{ activation_bytes(qwen, 8, 512, "bfloat16", True) / 1e9:.1f }} GB with checkpointing.
+# (That is for transformers' layers. Those of section 2 would keep {{ 8 * 512 * qwen.layers * kept_by_a_layer(qwen) /
+# 1e9:.1f }} GB without.)
 #
-# Chunked logits and checkpointing are one idea: **what is cheap to compute need not be kept**. The preset for 24 GB
-# uses both, that for the H200 the first alone. {{ assert small_gpu.gradient_checkpointing and not
+# Chunked logits and checkpointing are one idea: **what can be computed again need not be kept**. The preset for a GPU
+# with 24 GB uses both, the one for the H200 only the first. {{ assert small_gpu.gradient_checkpointing and not
 # large_gpu.gradient_checkpointing }}
 #
 # ## 5 · Padding and packing
 #
-# Answers have many lengths, a tensor has one. In a batch that is padded to its longest answer most of the work may be
-# for nothing.
+# Answers differ in length, and the rows of a tensor do not. In a batch that is padded to its longest answer most of the
+# work may be wasted.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -493,12 +513,12 @@ for name, value in shares.items():
 padding_bet.result(round(shares["one batch"]))
 
 # %% [markdown]
-# The package's trainer sorts into micro-batches of like length, which alone removes most of it. {{ assert
-# shares["micro-batches of 8, by length"] < 0.5 * shares["one batch"] }} Its fine-tuning *packs*: several examples in
-# a row, the longest first, each into the first row with room. {{ assert shares["packed into rows of 512"] <
-# shares["micro-batches of 8, by length"] }}
+# The package's trainer sorts answers by length and cuts micro-batches from that, which alone removes most of it. {{
+# assert shares["micro-batches of 8, by length"] < 0.5 * shares["one batch"] }} Its supervised fine-tuning *packs*
+# several examples into a row: the longest first, each into the first row that has room. {{ assert shares["packed into
+# rows of 512"] < shares["micro-batches of 8, by length"] }}
 #
-# **Explore** the width of packed rows. Is less lost in wider ones?
+# **Explore** the width of packed rows. Is less wasted if they are wider?
 
 # %% tags=["hide-input"]
 # @title Explorer: rows that are packed
@@ -525,19 +545,19 @@ explorer(
 )
 
 # %% [markdown]
-# Not here. All rows but the last are nearly full, and the last one has more room to be empty if it is wide. The more
-# answers there are, the less it counts.
+# Not here. All rows but the last are nearly full, and the last can waste more if it is wide. The more answers there
+# are, the less that counts.
 #
-# ### What may not leak
+# ### What must not leak
 #
-# Two answers in one row are two texts that must not know of each other. Two things say so: the **positions** begin at 0
-# again, and **attention** stays within an answer. Let us break each. The row is answer A, then answer B; what becomes
-# of B's log-probs?
+# Two answers in one row are two texts that must know nothing of each other. Two things keep them apart: **positions**
+# start again at 0 with each answer, and **attention** stays within an answer. Let us break each. The row is text A,
+# then text B. What happens to B's log-probs?
 
 # %% tags=["hide-input"]
 # @title Your bet
 LEAKS = ["both change B", "attention alone changes B", "positions alone change B", "neither, with a causal mask"]
-leak_bet = bet("Break (1) the positions of B, which now go on, or (2) attention, which now sees A too:", LEAKS)
+leak_bet = bet("Either B's positions go on from A's, or B's attention sees A too. Which changes B's log-probs?", LEAKS)
 
 # %%
 task_texts = ["Tom has 3 apples and buys 12 more. How many apples has he?", "Ann has 5 pens and loses 2 of them."]
@@ -574,18 +594,19 @@ leak_bet.result(LEAKS[1] if off["positions go on"] < 1e-3 < off["attention sees 
 # Attention alone, here. RoPE turns queries and keys by their positions, and a score depends on the **difference** of
 # two positions only (lesson 09). Shift all of an answer's positions by one number and nothing changes but rounding. {{
 # assert off["both right"] < 1e-4 and off["positions go on"] < 1e-3 and off["attention sees A"] > 0.05 }} Do not
-# conclude that positions do not matter. They must not pass what the model was trained for. With learned positions they
-# change everything. And transformers, when it gets positions and no mask, **reads off the positions where an answer
-# begins**: forget to restart them and attention leaks. So the package tries it on the model before it packs
-# (`check_packing`).
+# conclude that positions do not matter. They must not exceed those that the model was trained on. In a model with
+# learned position embeddings, they change everything. And transformers, when given positions and no mask, **uses the
+# positions to find where an answer begins**: forget to restart them, and attention leaks. So before it packs, the
+# package tests on the model that nothing leaks (`check_packing`).
 #
-# One more leak has nothing to do with attention. The last token of A predicts "the next token", and the next one in the
-# row is B's first. Whoever shifts the row by one and takes the mean trains A to go on with B.
+# One more leak has nothing to do with attention. The last token of A predicts the next token, and the next one in the
+# row is B's first. If you shift the row by one and take the mean over all its tokens, you train A to continue with B.
 #
 # ## 6 · The backward pass of a norm, by hand
 #
-# RMSNorm is $y = s \, w \odot x$ with $s = (\frac{1}{d}\sum_j x_j^2 + \epsilon)^{-1/2}$, $d$ the width. $x$ enters
-# twice: as itself, and through $s$. With $g$ the gradient of $y$:
+# RMSNorm is $y = s \, w \odot x$ with $s = (\frac{1}{d}\sum_j x_j^2 + \epsilon)^{-1/2}$. Here $x$ is a row of $d$
+# numbers, $w$ the weight, and $s$ one number for the row. $x$ enters twice: as itself, and through $s$. With $g$ the
+# gradient of the loss by $y$:
 #
 # $$\frac{\partial \mathcal{L}}{\partial x_i} = s \, g_i w_i \;-\; \frac{s^3}{d} \, x_i \sum_j g_j w_j x_j ,
 # \qquad \frac{\partial \mathcal{L}}{\partial w_i} = \sum_\text{rows} s \, g_i x_i .$$
@@ -607,12 +628,12 @@ torch.manual_seed(0)
 x, weight, g = torch.randn(3, 24).double(), torch.rand(24).double() + 0.5, torch.randn(3, 24).double()
 
 # %% [markdown]
-# Who checks a formula? Autograd can, where it knows the operation. **Finite differences** always can: they need only
-# the function. Move one number by $\pm h$ and see what the loss does. How small should $h$ be?
+# How do you check a formula? With autograd, where it knows the operation. With **finite differences**, always: they
+# need nothing but the function. Move one number by $\pm h$ and see what the loss does. How small should $h$ be?
 
 # %% tags=["hide-input"]
 # @title Your bet
-STEPS = ["as small as float64 has it, 1e-15", "about 1e-5", "about 1e-1"]
+STEPS = ["as small as possible, 1e-15", "about 1e-5", "about 1e-1"]
 step_bet = bet("The error of (loss(x + h) - loss(x - h)) / 2h in float64 is smallest with h:", STEPS)
 
 # %%
@@ -645,7 +666,11 @@ fig, ax = plt.subplots(figsize=(7.5, 3), layout="constrained")
 for (dtype, values), color, marker in zip(errors.items(), (BLUE, VERMILION), "os", strict=True):
     ax.plot(sizes, values, color=color, marker=marker, label=str(dtype)[6:])
 ax.set(
-    xscale="log", yscale="log", xlabel="h", ylabel="largest error", title="Too large: curvature. Too small: rounding"
+    xscale="log",
+    yscale="log",
+    xlabel="h",
+    ylabel="largest error",
+    title="Right: the function is not straight. Left: rounding",
 )
 ax.legend()
 ax.grid()
@@ -656,12 +681,13 @@ step_bet.result(STEPS[1] if 1e-7 < best[torch.float64] < 1e-3 else STEPS[0])
 # %% [markdown]
 # The best step in float64 is {{ best[torch.float64]:.0e }}, and the error there {{ min(errors[torch.float64]):.0e }};
 # in float32 it is {{ best[torch.float32]:.0e }} and {{ min(errors[torch.float32]):.0e }}. {{ assert 1e-7 <
-# best[torch.float64] < 1e-3 < best[torch.float32] * 5 and min(errors[torch.float64]) < 1e-8 }} Rounding divided by $h$
-# grows as $h$ falls, and curvature times $h^2$ falls. So **check gradients in float64**, and compute in whatever you
-# like afterwards.
+# best[torch.float64] < 1e-3 < best[torch.float32] * 5 and min(errors[torch.float64]) < 1e-8 }} As $h$ falls, the error
+# from rounding grows as $1/h$, and that from the function not being a straight line falls as $h^2$. So **check
+# gradients in float64**, and compute in whatever you like afterwards.
 #
-# A property finds mistakes too, without any reference. With $\epsilon = 0$ the norm does not see the length of $x$, so
-# moving along $x$ changes nothing: the gradient is at a right angle to $x$. Three mistakes and two looks:
+# A known property finds mistakes too, without any reference. With $\epsilon = 0$ the length of $x$ does not matter to
+# the norm, so moving $x$ along itself changes nothing: the gradient is at a right angle to $x$, and their product is 0.
+# Here are three mistakes, each tested both ways:
 
 # %%
 s = (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
@@ -677,12 +703,17 @@ for name, found in suspects.items():
     print(f"{name:23} off by {(found - differences).abs().max():.0e}; along x {(found * x).sum(-1).abs().max():.0e}")
 
 # %% [markdown]
+# Both tests find all three. {{ assert all((f * x).sum(-1).abs().max() > 1 and (f - differences).abs().max() > 0.01 for
+# name, f in suspects.items() if name != "right") }} (The right gradient's product with $x$ is not quite 0, since
+# $\epsilon$ is 1e-6.)
+#
 # ## 7 · The same as a kernel
 #
-# Forward, a norm's rows have nothing to do with one another. Backward the weight's gradient is a **sum over all rows**,
-# that is over all blocks. If all blocks added into one vector they would race, and with atomic additions the order, and
-# so the bits, would change from run to run (lesson 11). The usual way: few blocks, each takes many rows and keeps its
-# own sum in registers; the sums are added at the end. The body of `rlcourse/course/kernels/rms_norm_backward.py`:
+# Forward, the rows of a norm have nothing to do with one another. Backward, the weight's gradient is a **sum over all
+# rows**, and so over all blocks. If all blocks added into one vector they would race; with atomic additions they would
+# not, but their order, and so the bits, would change from run to run (lesson 11). The usual way is to start few blocks:
+# each takes many rows and keeps its own sum in registers, and the blocks' sums are added at the end. The body of
+# `rlcourse/course/kernels/rms_norm_backward.py`:
 
 # %% tags=["hide-input"]
 # @title The kernel
@@ -691,9 +722,9 @@ body = text[text.index("    @cute.kernel") : text.index("@cute.jit\ndef load")]
 display(Code(inspect.cleandoc(body), language="python"))
 
 # %% [markdown]
-# A block is one warp, so sums over a row cross by shuffles, and no shared memory is needed. All lanes of a warp have
-# the same rows, so all come to each shuffle. In the interpreter of lesson 08, with rows that do not divide evenly among
-# the blocks, and more blocks than rows:
+# A block is one warp, so shuffles are enough to sum over a row, and no shared memory is needed. All lanes of a warp
+# work on the same row, so all reach each shuffle. We run it in the interpreter of lesson 08: with rows that do not
+# divide evenly among the blocks, with more blocks than rows, and with one of each:
 
 # %%
 torch.manual_seed(0)
@@ -718,18 +749,18 @@ for rows, programs in ((7, 2), (2, 3), (1, 1)):
     assert error < 1e-5
 
 # %% [markdown]
-# Each row of `x` and of `dy` is read once, one of `dx` is written, and the weight is read once for each block: no
-# kernel can move less, but for the weight. **How fast it is on a
-# GPU we have not measured**; in training the package uses its Triton kernel of the same plan
-# (`rlcourse/exact/backward_kernels.py`).
+# Each row of `x` and of `dy` is read once and each row of `dx` written once, and no kernel can do with less. Besides,
+# each block reads the weight and writes its sums. **We have not measured how fast it is on a GPU.** In training the
+# package uses a Triton kernel with the same plan (`rlcourse/exact/backward_kernels.py`).
 #
-# Would the test have seen a mistake? Plant some. Each is one change in the source, and the kernel is run on 7 rows in
-# two blocks. Which is seen by a wrong number, which by the interpreter, and which by nobody?
+# Would this test have found a mistake? Plant some. Each is one change in the source, and each changed kernel runs on 7
+# rows, in two blocks and in one. Which mistakes show as wrong numbers, which does the interpreter report, and which
+# does nothing reveal?
 
 # %% tags=["hide-input"]
 # @title Your bet
 SILENT = ["a row too many", "sums start without a zero", "all blocks add to one row", "none of these"]
-silent_bet = bet("Which mistake does nobody see if there is one block?", SILENT)
+silent_bet = bet("Which mistake goes unnoticed if there is one block?", SILENT)
 
 # %%
 PLANTED = {
@@ -775,23 +806,24 @@ unseen = [name for name, (_, one) in verdicts.items() if one == "nothing"]
 silent_bet.result(unseen[0] if unseen and unseen[0] in SILENT else SILENT[3])
 
 # %% [markdown]
-# With two blocks all are found. {{ assert all(two != "nothing" for two, _ in verdicts.values()) and unseen == ["all
-# blocks add to one row"] }} With one block the last is not a mistake, so no test of that size can see it: **the size of
-# a test decides what it can find**.
+# (`Uninitialised`, `OutOfBounds` and `Race` are the interpreter's reports.) With two blocks all are found. {{ assert
+# all(two != "nothing" for two, _ in verdicts.values()) and unseen == ["all blocks add to one row"] }} With one block
+# the last is no mistake, so no test of that size can find it: **the size of a test decides what it can find**.
 #
 # ## 8 · Attention's backward pass, by hand
 #
-# $O = PV$ with $P = \text{softmax}(S)$ and $S = QK^\top / \sqrt{D}$. Autograd would keep $P$: a number for each pair of
-# tokens and each head. FlashAttention (Dao et al. 2022) keeps one number for each query, the log of its sum of
-# exponentials $\text{lse}$, and computes $P = e^{S - \text{lse}}$ again. It is section 3 once more. The rest is the
-# chain rule:
+# In this section $Q$, $K$, $V$ are a head's queries, keys and values, a row for each token, and $S$ its scores.
+# Forward, $O = PV$ with $P = \text{softmax}(S)$ and $S = QK^\top / \sqrt{D}$. Autograd would keep $P$: a number for
+# each pair of tokens and each head. FlashAttention-2 (Dao 2023) keeps one number for each query, $\text{lse}$, the log
+# of its sum of exponentials, and computes $P = e^{S - \text{lse}}$ again: the idea of section 3. The rest is the chain
+# rule, with $dX$ for the gradient of the loss by $X$:
 #
 # $$dV = P^\top dO, \quad dP = dO\, V^\top, \quad dS = P \odot (dP - \textstyle\sum_j P_j\, dP_j), \quad
 # dQ = dS\, K / \sqrt{D}, \quad dK = dS^\top Q / \sqrt{D}.$$
 #
-# The sum in $dS$ runs over all keys, which would need a pass of its own. But $\sum_j P_j\, dP_j = \sum_j P_j\, (dO
-# \cdot V_j) = dO \cdot O$: **the row sum of** $dO \odot O$, known before the first key is read. And with grouped
-# queries $H / K$ query heads share a key head, so their gradients of it add up.
+# The sum in $dS$ runs over all keys $j$ of a query, which would need a pass of its own. But for each query $\sum_j
+# P_j\, dP_j = \sum_j P_j\, (dO \cdot V_j) = dO \cdot O$: **the row sum of** $dO \odot O$, known before the first key is
+# read. With grouped queries several query heads share a key-value head, so its gradient is the sum of theirs.
 
 
 # %%
@@ -806,9 +838,9 @@ def attend(q, k, v):
 
 
 def attend_backward(d_out, q, k, v, out, lse, tile: int = 16):
-    """Gradients of q, k, v. Scores stand for `tile` keys at a time."""
+    """Gradients of q, k, v. Scores are computed for `tile` keys at a time."""
     (_, length, size), group = q.shape, len(q) // len(k)
-    mean = (d_out * out).sum(-1, keepdim=True)
+    mean = (d_out * out).sum(-1, keepdim=True)  # of dP, weighted by P
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     for keys in torch.arange(length).split(tile):
         k_, v_ = (t[:, keys].repeat_interleave(group, 0) for t in (k, v))  # [H, tile, D]
@@ -835,17 +867,18 @@ for tile in (7, 50):
 pairs, numbers = (2 * qwen.heads * 2048**2, 4 * qwen.heads * 2048)
 
 # %% [markdown]
-# For one answer of 2,048 tokens a layer of Qwen2.5-0.5B would keep {{ pairs / 1e6:.0f }} MB of probabilities in bf16,
-# and keeps {{ numbers / 1e3:.0f }} KB instead. Products: two forward, five backward, one of them for the second time.
+# For one answer of 2,048 tokens a layer of Qwen2.5-0.5B would keep {{ pairs / 1e6:.0f }} MB of probabilities in bf16.
+# It keeps {{ numbers / 1e3:.0f }} KB of $\text{lse}$ in float32 instead. There are two matrix products forward, and
+# five backward, one of which ($QK^\top$) is computed for the second time.
 #
 # A mistake that is easily made: `repeat_interleave` repeats each head in place (0, 0, 0, 1, 1, 1), `repeat` all of them
-# in turn (0, 1, 0, 1, 0, 1). With either, shapes fit; only the first is what `enable_gqa` and the checkpoints mean.
+# in turn (0, 1, 0, 1, 0, 1). The shapes fit either way, but `enable_gqa` and the published weights mean the first.
 #
 # ## 9 · Sixteen bits
 #
-# bf16 has 8 bits of precision: two to three decimal digits. For the factors of a product that is enough, as a large sum
-# averages the rounding. For something that is changed a little, many times, it is not. RL's learning rates are small;
-# that of the GSM8K preset is {{ small_gpu.lr:g }}, and an Adam step moves a weight by about as much.
+# bf16 has 8 bits of precision: two to three decimal digits. That is enough for the factors of a matrix product, since a
+# large sum averages out the rounding. It is not enough for a number that is changed a little, many times. RL's learning
+# rates are small: that of the GSM8K preset is {{ small_gpu.lr:g }}, and an Adam step moves a weight by about that much.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -874,8 +907,8 @@ moved_bet.result(round(moved(1e-6), 1))
 
 # %% [markdown]
 # {{ moved(1e-6):.1f }} %: those that are nearly 0. {{ assert moved(1e-6) < 5 < moved(1e-4) }} All others are rounded
-# back to where they were, in this step and in every step, so they never move, however long one trains. Three ways to
-# keep a weight that is moved by 1e-6 in each step:
+# back to where they were, in this step and in every later one, so at this learning rate they never move, however long
+# you train. Here are three ways to keep a weight, which each step moves by 1e-6:
 
 # %%
 torch.manual_seed(0)
@@ -906,15 +939,15 @@ ax.grid()
 plt.show()
 
 # %% [markdown]
-# So the package keeps weights in float32, and makes a copy in bf16 for the products: a *master weight*. {{ assert
+# So the package keeps *master weights* in float32, and makes a copy in bf16 for the products. {{ assert
 # paths["bf16"][-1] == 0 and abs(paths["bf16, rounded at random"][-1] - paths["float32 master"][-1]) < 0.05 }} Rounding
-# at random is the other way: right in the mean, with noise.
+# at random is the other way: right on average, with noise. (The green line is the mean of 2,000 such weights.)
 #
 # ### And the moments?
 #
-# Adam's second moment is a running mean of squares, $v \leftarrow v + (1 - \beta_2)(g^2 - v)$. Say gradients were of
-# size 1 for long and are now 0.1. $v$ should fall to 0.01, and the step $1/\sqrt{v}$ grow tenfold. With $\beta_2 =
-# 0.999$, PyTorch's default, in bf16?
+# Adam's second moment is a running mean of squares, $v \leftarrow v + (1 - \beta_2)(g^2 - v)$. Say the gradients $g$
+# were of size 1 for a long time and are now 0.1. Then $v$ should fall from 1 to 0.01, and $1/\sqrt{v}$, which scales
+# the step, grow tenfold. Does it, in bf16 and with $\beta_2 = 0.999$, PyTorch's default?
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -943,13 +976,14 @@ moment_bet.result(FALLS[2] if end > 0.9 else FALLS[1] if end > 0.05 else FALLS[0
 
 # %% [markdown]
 # It stays where it was: a step would change it by a thousandth, and bf16's numbers just below 1 are four thousandths
-# apart. {{ assert end == 1.0 }} With $\beta_2 = 0.95$, the package's, it falls to {{ ends[0.95, torch.bfloat16]:.4f }},
-# and float32 to {{ ends[0.95, torch.float32]:.4f }}: close, and a little stuck as well. {{ assert ends[0.95,
-# torch.bfloat16] < 0.013 }} (Moments in 8 bits exist, with a scale for each block and care: Dettmers et al. 2022.)
+# apart, so that it is rounded back. {{ assert end == 1.0 }} With $\beta_2 = 0.95$, the package's, it falls to {{
+# ends[0.95, torch.bfloat16]:.4f }}, and float32 to {{ ends[0.95, torch.float32]:.4f }}: close, though in the end it is
+# stuck as well. {{ assert ends[0.95, torch.bfloat16] < 0.013 }} (Moments in 8 bits exist, with a scale for each block
+# and care: Dettmers et al. 2022.)
 #
-# In bytes for each parameter: all in float32 is 4 (weight) + 4 (gradient) + 8 (moments) = 16, and the engine's copy 2
-# more. Weights and gradients in bf16 with a float32 master and moments are 2 + 2 + 4 + 8, also 16. All in bf16 is 8,
-# and at this learning rate it does not learn.
+# In bytes for each parameter, all in float32 is 4 (weight) + 4 (gradient) + 8 (moments) = 16, and 2 more for
+# the engine's copy. Weights and gradients in bf16, with master weights and moments in float32, are 2 + 2 + 4 + 8: 16
+# as well. All in bf16 is 8, and at this learning rate hardly a weight moves.
 #
 # ## Check yourself
 #
@@ -960,29 +994,29 @@ moment_bet.result(FALLS[2] if end > 0.9 else FALLS[1] if end > 0.05 else FALLS[0
 # that are computed again.
 # </details>
 #
-# 2. The peak of memory is the same with twice the answers a step. How can that be?
+# 2. With twice the answers a step the peak of memory is almost the same. How can that be?
 #
 # <details><summary>Answer</summary>
-# Activations and logits are those of a micro-batch. More answers are more micro-batches, one after the other; gradients
-# that wait are the same for two or for twenty.
+# Activations and logits are those of a micro-batch. More answers are more micro-batches, one after the other. The
+# gradients that wait are as large for two micro-batches as for twenty. Only the engine's cache grows.
 # </details>
 #
 # 3. A chunked loss equals the plain one to 1e-7. Why is that not enough?
 #
 # <details><summary>Answer</summary>
-# The backward pass is code of its own. It can have another temperature, mask or sign, and the loss will not show it.
+# The backward pass is code of its own. It can have a wrong temperature, mask or sign, and the loss will not show it.
 # Compare gradients, of the hidden states and of the head, in float64.
 # </details>
 #
-# 4. In a packed row the positions restart. You look at the model's code and find an explicit causal mask over the row.
-#    What now?
+# 4. In a packed row the positions restart. In the model's code you find an explicit causal mask over the whole row.
+#    What do you do?
 #
 # <details><summary>Answer</summary>
 # Attention leaks from one answer into the next. Build a mask that also asks whether both tokens are of one answer, or
-# hand over lengths to an attention that takes them. Then compare each answer with itself alone.
+# pass the lengths to an attention that takes them. Then compare each answer's log-probs with those it has alone.
 # </details>
 #
-# 5. Why does attention's backward pass keep its output, when it computes all scores again?
+# 5. Attention's backward pass computes all scores again. Why is its output kept all the same?
 #
 # <details><summary>Answer</summary>
 # For the row sum of dO times O, which replaces a sum over all keys that would need a pass of its own.
@@ -991,7 +1025,7 @@ moment_bet.result(FALLS[2] if end > 0.9 else FALLS[1] if end > 0.05 else FALLS[0
 # 6. A colleague trains in pure bf16 at a learning rate of 1e-3 and it works. At 1e-6 the loss is flat. A bug?
 #
 # <details><summary>Answer</summary>
-# No: rounding. At 1e-3 the steps are larger than the distance between neighbouring numbers of most weights. Keep
+# No: rounding. At 1e-3 a step is larger than the distance from most weights to the next number of bf16. Keep
 # weights in float32, or round at random.
 # </details>
 #
@@ -1010,6 +1044,7 @@ moment_bet.result(FALLS[2] if end > 0.9 else FALLS[1] if end > 0.05 else FALLS[0
 # - Hsu et al. 2024, *Liger Kernel*, arXiv:2410.10989: head and loss in one, and other kernels for training.
 # - Krell et al. 2021, *Efficient Sequence Packing without Cross-contamination*, arXiv:2107.02027.
 # - Dao et al. 2022, *FlashAttention*, arXiv:2205.14135, appendix B: attention's backward pass.
+# - Dao 2023, *FlashAttention-2*, arXiv:2307.08691: one number for each query.
 # - Micikevicius et al. 2017, *Mixed Precision Training*, arXiv:1710.03740: master weights.
 # - Zamirai et al. 2020, *Revisiting BFloat16 Training*, arXiv:2010.06192: weights that do not move; rounding at random.
 # - Dettmers et al. 2022, *8-bit Optimizers via Block-wise Quantization*, arXiv:2110.02861.
