@@ -15,9 +15,10 @@ from rich.panel import Panel
 from rich.table import Table
 
 from rlcourse import __version__
-from rlcourse.cli_errors import user_errors
-from rlcourse.cli_options import PANELS, parse_rows, takes_settings, within
+from rlcourse.cli_errors import refuse, user_errors
+from rlcourse.cli_options import PANELS, parse_gpus, parse_rows, takes_settings, within
 from rlcourse.config import TrainConfig, check_settings, make_config
+from rlcourse.distributed import hush_all_but_first, launched, share_of
 from rlcourse.files import try_empty_folder, try_file, try_folder
 from rlcourse.settings import COUNT, MEMORY_GB, SEED, Range
 from rlcourse.sft import config as sft_config
@@ -34,8 +35,12 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def root(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ):
+    hush_all_but_first()
+    if launched()[1] > 1 and context.invoked_subcommand not in ("train", "eval"):
+        refuse("torchrun is for `train` and `eval`: start this command without it.")
     if version:
         print(f"rlcourse {__version__}")
         raise typer.Exit
@@ -138,6 +143,24 @@ def sft(
         print_fine_tuning(trainer.resume(**settings) if resume else trainer.fine_tune(config))
 
 
+@app.command("filter")
+def keep_right(
+    data: Annotated[Path, typer.Argument(help="Conversations, as `rlcourse sft` takes them")],
+    task: Annotated[str, typer.Option("--task", help="Task whose judge decides")],
+    output: Annotated[Path, typer.Option("--output", help="File to write those to that are right.")],
+    data_dir: Annotated[str | None, typer.Option("--data-dir", help="Folder of the task's problems.")] = None,
+):
+    """Of demonstrations keep those that a task's judge finds right, for `rlcourse sft` to learn. Those of problems that
+    are held out are left out."""
+    with user_errors():
+        data, output = data.expanduser(), output.expanduser()
+        try_file(output, "choose another --output")
+        from rlcourse.sft import traces
+        from rlcourse.tasks import load_task
+
+        print(traces.keep_right(data, load_task(task, data_dir), output))
+
+
 @app.command()
 def merge(
     adapter: Annotated[Path, typer.Argument(help="A folder with an adapter, or a run that trained one")],
@@ -160,33 +183,42 @@ def bench(
     what: Annotated[
         str,
         typer.Argument(
-            help="learn, decode, kernels, cute, story, trace, rollout, step, update, mismatch, exact, paged or logprobs"
+            help="learn, decode, kernels, cute, story, trace, rollout, step, scale, update, mismatch, exact, paged, "
+            "serve or logprobs"
         ),
     ],
     shape: Annotated[str, typer.Option("--shape", help="Random weights of this shape; decode: or embedded")] = (
         "qwen2.5-0.5b"
     ),
-    rows: Annotated[str, typer.Option("--rows", help="decode, kernels, paged, step, update: rows")] = "16,64",
+    rows: Annotated[str, typer.Option("--rows", help="decode, kernels, paged, step, update: rows; scale: the last")] = (
+        "16,64"
+    ),
     prompt_tokens: Annotated[
         int, typer.Option("--prompt-tokens", help="decode: tokens of a prompt", callback=within(COUNT))
     ] = 128,
     new_tokens: Annotated[
-        int, typer.Option("--new-tokens", help="decode, step, update: of an answer", callback=within(Range(2, 10**9)))
+        int,
+        typer.Option(
+            "--new-tokens", help="decode, step, scale, update: of an answer", callback=within(Range(2, 10**9))
+        ),
     ] = 256,
     lengths: Annotated[str, typer.Option("--lengths", help="decode: equal, or skewed (median 120)")] = "equal",
+    gpus: Annotated[str, typer.Option("--gpus", help="scale: numbers of ranks, one GPU each")] = "1,2",
     repeats: Annotated[int, typer.Option("--repeats", help="Timed repetitions", callback=within(COUNT))] = 5,
     record: Annotated[bool, typer.Option("--record", help="Keep the result in data/measurements/.")] = False,
 ):
     """Measure this machine: whether every engine and algorithm can `learn`, the ladder of `decode`, `rollout` engines
-    on the config's model, a whole training `step` beside TRL's, the `update`, the `kernels` of a decode step, those in
-    `cute` DSL, the `story` of a kernel in the loop and the `trace` of two of its steps, the `mismatch` between sampling
-    and training log-probs, what it costs that they are `exact`, what a `paged`
-    cache gives and costs, the memory of `logprobs`."""
+    on the config's model, a whole training `step` beside TRL's, its `scale` over several GPUs, the `update`, the
+    `kernels` of a decode step, those in `cute` DSL, the `story` of a kernel in the loop and the `trace` of two of its
+    steps, the `mismatch` between sampling and training log-probs, what it costs that they are `exact`, what a `paged`
+    cache gives and costs, how requests that arrive are `serve`d, the memory of `logprobs`."""
     with user_errors():
         config = make_config(**settings)
         from rlcourse.bench import Options, run_bench
 
-        options = Options(shape, tuple(parse_rows(rows)), prompt_tokens, new_tokens, lengths, repeats)
+        options = Options(
+            shape, tuple(parse_rows(rows)), prompt_tokens, new_tokens, lengths, repeats, tuple(parse_gpus(gpus))
+        )
         run_bench(what, config, options, record)
 
 
@@ -256,10 +288,12 @@ def print_memory(config: TrainConfig) -> None:
     from rlcourse.measure import memory
     from rlcourse.measure.machine import format_bytes
 
-    device = wanted_device(config)
+    device, ranks = wanted_device(config), launched()[1]
     shape = memory.model_shape(config.model)
-    estimate = memory.estimate(config, shape, device)
-    table = Table("part", "memory", title=f"Memory estimate on {device}: {memory.parameters(shape):,} parameters")
+    estimate = memory.estimate(share_of(config, ranks), shape, device)
+    each = f", each of {ranks} processes" if ranks > 1 else ""
+    title = f"Memory estimate on {device}{each}: {memory.parameters(shape):,} parameters"
+    table = Table("part", "memory", title=title)
     table.columns[1].justify = "right"
     for name, count in vars(estimate).items():
         if count:

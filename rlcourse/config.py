@@ -26,12 +26,13 @@ from rlcourse.settings import (
     setting,
     shown,
 )
-from rlcourse.tasks import check_task_name
+from rlcourse.tasks import check_task_name, is_address
 
 if TYPE_CHECKING:
     from rlcourse.sampling import Sampling
 
 
+PATIENCE = Range(0.1, 3600)  # seconds
 ENGINES = ("hf-dynamic", "hf-static", "fast")
 MOST_ROWS = 1_000_000  # of a step
 
@@ -39,7 +40,7 @@ MOST_ROWS = 1_000_000  # of a step
 @dataclass
 class TrainConfig:
     # What is trained, and on what
-    preset: str = setting("laptop", "named set of defaults: laptop, a10g, h200, deepmath or kernels")
+    preset: str = setting("laptop", "named set of defaults: laptop, a10g, h200, deepmath, kernels or kernelbench")
     algorithm: str = setting(
         "dr_grpo",
         "named set of switches, listed in rlcourse/config.py; ppo, gspo and cispo set 2 mini-batches, the others 1, "
@@ -105,6 +106,20 @@ class TrainConfig:
     reward_correct: float = setting(1.0, "reward of a right answer", within=REWARD)
     reward_format: float = setting(0.0, "reward of a wrong answer that can be read", within=REWARD)
     reward_neither: float = setting(0.0, "reward of everything else", within=REWARD)
+
+    # Judge
+    judge: str | None = setting(
+        None,
+        "language model that scores answers, too: the address of an OpenAI-compatible endpoint, such as "
+        "http://localhost:8000/v1 (its key in the variable RLCOURSE_JUDGE_KEY), or a model for our own engine",
+    )
+    judge_model: str | None = setting(None, "name of the model at that address")
+    judge_weight: float = setting(
+        0.5, "the reward is (1 - judge_weight) x measured + judge_weight x judged, the latter from 0 to 1", within=SHARE
+    )
+    judge_seconds: float = setting(60.0, "seconds for an answer of an endpoint, all tries together", within=PATIENCE)
+    judge_input_price: float = setting(0.0, "price of a million tokens that the judge reads", within=WEIGHT)
+    judge_output_price: float = setting(0.0, "price of a million tokens that it writes", within=WEIGHT)
 
     # Rollout
     engine: str = setting("fast", "rollout engine", ENGINES)
@@ -239,6 +254,28 @@ PRESETS: dict[str, dict[str, Any]] = {
         "pass_k": 4,
         "save_every": 60,
     },
+    "kernelbench": _GSM8K  # level 1: 80 problems to train on; for a GPU as large as the H200
+    | {
+        "model": "Qwen/Qwen3-0.6B",
+        "task": "kernelbench",
+        "algorithm": "grpo",
+        "lora_rank": 32,
+        "lr": 1e-5,
+        "num_prompts": 8,
+        "num_generations": 8,
+        "micro_batch_rows": 8,
+        "logprob_chunk": 16384,
+        "max_prompt_tokens": 2048,
+        "max_new_tokens": 2048,
+        "gradient_checkpointing": True,
+        "compile": False,
+        "sleep": True,
+        "eval_every": 50,
+        "eval_validation": 8,
+        "eval_problems": 20,
+        "pass_k": 4,
+        "pass_k_problems": 20,
+    },
 }
 
 _REINFORCE = {"surrogate": "reinforce", "aggregation": "constant"}
@@ -314,5 +351,10 @@ def check_config(config: TrainConfig) -> None:
         raise ValueError(f"minibatches ({config.minibatches}) must not exceed the rows of a step ({config.rows}).")
     if config.dtype == "bfloat16" and config.device == "cpu":
         raise ValueError("dtype bfloat16 is for a GPU: use --dtype float32 on a CPU.")
+    if config.judge is not None and is_address(config.judge):
+        if config.judge_model is None:
+            raise ValueError("A judge behind an address has a name there: add --judge-model.")
+        if any(sign in config.judge for sign in "@?#"):  # the config is saved
+            raise ValueError("judge is an address without user, password and query: the key is in RLCOURSE_JUDGE_KEY.")
     if config.cache_gb and (config.engine != "fast" or config.device == "cpu"):
         raise ValueError("A paged cache is for the engine fast on a GPU: leave --cache-gb out.")

@@ -8,7 +8,8 @@ from tqdm import tqdm
 
 from rlcourse.batch import judge
 from rlcourse.config import TrainConfig
-from rlcourse.device import find_device, without_cudnn_attention
+from rlcourse.device import without_cudnn_attention
+from rlcourse.distributed.world import ALONE, Alone, World, start_world
 from rlcourse.policy import Policy, load_policy
 from rlcourse.rollout import RolloutEngine, make_engine
 from rlcourse.sampling import GREEDY, Sampling
@@ -81,8 +82,9 @@ def evaluate_test(
 def evaluate(config: TrainConfig) -> dict[str, Any]:
     """Load the config's model and measure it on the test problems: what `rlcourse eval` does. Beside the results,
     `metrics` holds the formats of the task's."""
-    policy, engine, task = load_all(config)
-    return evaluate_test(policy, engine, task, config) | {"metrics": task.metrics}
+    with start_world() as world:
+        policy, engine, task = load_all(config, world)
+        return evaluate_test(policy, engine, task, config) | {"metrics": task.metrics}
 
 
 def sample(config: TrainConfig, count: int, greedy: bool) -> list[Answer]:
@@ -94,12 +96,12 @@ def sample(config: TrainConfig, count: int, greedy: bool) -> list[Answer]:
     return [answer for (answer,) in answers]
 
 
-def load_all(config: TrainConfig) -> tuple[Policy, RolloutEngine, Task]:
-    """Policy, engine and task of a config, on its device."""
-    policy = load_policy(config.model, find_device(config))
-    dtype = getattr(torch, config.dtype)
+def load_all(config: TrainConfig, world: Alone | World = ALONE) -> tuple[Policy, RolloutEngine, Task]:
+    """Policy, engine and task of a config, on its device. world: who shares the work."""
+    device, dtype = world.device(config), getattr(torch, config.dtype)
+    policy = load_policy(config.model, device)
     engine = make_engine(policy, config.engine, dtype, config.compile, cache_gb=config.cache_gb)
-    return policy, engine, load_task(config.task, config.data_dir)
+    return policy, world.engine(engine, device), world.task(load_task(config.task, config.data_dir))
 
 
 def summarize(answers: list[list[Answer]]) -> dict[str, float | None]:

@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from tqdm import tqdm
 
@@ -17,7 +18,14 @@ def raise_terminated(*_) -> None:
 
 
 class StopAfterStep:
-    """Delays Ctrl-C and SIGTERM until the current step ends, so that half a step is never saved."""
+    """Delays Ctrl-C and SIGTERM until the current step ends, so that half a step is never saved.
+
+    agree: at the end of a step, the stop that was asked for, or None → the one that all processes of the run make.
+    follows: another process decides, and this one never stops by itself.
+    """
+
+    def __init__(self, agree: Callable[[Any], Any] | None = None, follows: bool = False):
+        self.agree, self.follows = agree or (lambda stop: stop), follows
 
     def __enter__(self) -> "StopAfterStep":
         self.inside, self.asked = False, None
@@ -35,7 +43,7 @@ class StopAfterStep:
 
     def _asked(self, number: int, _) -> None:
         stop = Terminated if number == signal.SIGTERM else KeyboardInterrupt
-        if not self.inside or self.asked:
+        if not self.follows and (not self.inside or self.asked):
             raise stop
         self.asked = stop
         tqdm.write("Finishing this step, then saving. Press Ctrl-C again to stop at once.")
@@ -45,18 +53,24 @@ class StopAfterStep:
         """Within, Ctrl-C takes effect at the end; a second one at once."""
         self.inside = True
         yield
+        stop = self.agree(self.asked)
         self.inside = False  # an interrupted step leaves it True
-        if self.asked:
-            raise self.asked
+        if stop:
+            raise stop
 
 
 @contextmanager
 def saved_when_stopped(
-    step: Callable[[], int], save: Callable[[], None], resume_command: Callable[[], str]
+    step: Callable[[], int],
+    save: Callable[[], None],
+    resume_command: Callable[[], str],
+    agree: Callable[[Any], Any] | None = None,
+    follows: bool = False,
 ) -> Iterator[StopAfterStep]:
     """The loop of a run: at Ctrl-C or SIGTERM its current step is finished, then `save` is called, and the way to go on
-    printed. step: how many steps are done. Half a step, after a second Ctrl-C, is no state to go on from: not saved."""
-    stop = StopAfterStep()
+    printed. step: how many steps are done. Half a step, after a second Ctrl-C, is no state to go on from: not saved.
+    agree, follows: see `StopAfterStep`."""
+    stop = StopAfterStep(agree, follows)
     try:
         with stop:
             yield stop

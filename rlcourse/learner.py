@@ -1,6 +1,7 @@
 """What learns: the policy, what an algorithm needs beside it, and the optimizer."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,10 +10,10 @@ from transformers import PreTrainedModel
 
 from rlcourse.batch import Rollout
 from rlcourse.config import TrainConfig
-from rlcourse.device import autocast
+from rlcourse.distributed.world import ALONE, Alone, World
 from rlcourse.exact.weights import can_fuse, fused_weights, is_exact, may_be_exact
-from rlcourse.logprobs import hidden_states, token_logprobs
-from rlcourse.lora import has_adapter, without_adapter
+from rlcourse.logprobs import PlainPass
+from rlcourse.lora import has_adapter
 from rlcourse.policy import Policy, ValueHead, frozen_copy
 
 
@@ -20,17 +21,24 @@ class Learner:
     """The policy, PPO's value head and the frozen reference where the config asks for them, and AdamW over the first
     two. Weights and moments are float32. Of a policy with an adapter only that learns, and the reference is its base.
 
-    start: the model that the reference is a copy of; the policy as it is now if not given.
+    start: the model that the reference is a copy of; the policy as it is now if not given. world: who shares the work.
     """
 
-    def __init__(self, policy: Policy, config: TrainConfig, start: PreTrainedModel | None = None):
-        self.policy, self.config = policy, config
+    def __init__(
+        self,
+        policy: Policy,
+        config: TrainConfig,
+        start: PreTrainedModel | None = None,
+        world: Alone | World = ALONE,
+    ):
+        self.policy, self.config, self.world = policy, config, world
         self.reference = None
         if config.needs_reference:
             adapted = has_adapter(policy.model)
             self.reference = policy.model if adapted else frozen_copy(start or policy.model)
-        self.exact = exact_pass(policy.model, config)
-        self.exact_reference = self.exact and self.reference and exact_pass(self.reference, config)
+        self.policy_pass = model_pass(policy.model, config, config.compile)
+        if self.reference is not None:
+            self.reference_pass = model_pass(self.reference, config, as_base=True)
         hidden_size = policy.model.config.hidden_size
         self.value_head = ValueHead(hidden_size).to(policy.device) if config.advantage == "gae" else None
         groups = [{"params": [p for p in policy.model.parameters() if p.requires_grad], "peak_lr": config.lr}]
@@ -41,14 +49,13 @@ class Learner:
     def logprobs_and_values(self, rollout: Rollout) -> tuple[Tensor, Tensor | None]:
         """Of each completion token its log-prob, and with a value head the value of the state before it: [rows, T]."""
         config = self.config
-        if self.exact is not None:
-            logprobs, hidden = self.exact.token_logprobs(rollout, config.sampling, config.logprob_chunk)
-        else:
-            with autocast(config.dtype, self.policy.device):
-                logprobs, hidden = token_logprobs(
-                    self.policy.model, rollout, config.sampling, config.logprob_chunk, config.compile
-                )
+        logprobs, hidden = self.policy_pass.token_logprobs(rollout, config.sampling, config.logprob_chunk)
         return logprobs, None if self.value_head is None else self.value_head(hidden)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the log-probs are those of the exact engine, to the last bit."""
+        return self.policy_pass.exact
 
     @property
     def lr(self) -> float:
@@ -59,29 +66,21 @@ class Learner:
     def values(self, rollout: Rollout) -> Tensor:
         """The value of the state before each completion token, [rows, T], 0 beyond a completion."""
         values = torch.zeros_like(rollout.logprobs)
-        for rows in _micro_batches(rollout, self.config):
+        for rows in _micro_batches(rollout, self):
             part = rollout[rows]
-            if self.exact is not None:
-                hidden = self.exact.hidden_states(part)
-            else:
-                with autocast(self.config.dtype, self.policy.device):
-                    hidden = hidden_states(self.policy.model, part)
+            hidden = self.policy_pass.hidden_states(part)
             values[rows, : hidden.shape[1]] = self.value_head(hidden) * part.completion_mask
-        return values
+        return self.world.total(values)
 
     @torch.no_grad()
     def reference_logprobs(self, rollout: Rollout) -> Tensor:
         """The frozen reference's log-prob of each completion token, [rows, T]."""
         config, logprobs = self.config, torch.zeros_like(rollout.logprobs)
-        for rows in _micro_batches(rollout, config):
+        for rows in _micro_batches(rollout, self):
             part = rollout[rows]
-            if self.exact_reference is not None:
-                found, _ = self.exact_reference.token_logprobs(part, config.sampling, config.logprob_chunk)
-            else:
-                with without_adapter(self.reference), autocast(config.dtype, self.policy.device):
-                    found, _ = token_logprobs(self.reference, part, config.sampling, config.logprob_chunk)
+            found, _ = self.reference_pass.token_logprobs(part, config.sampling, config.logprob_chunk)
             logprobs[rows, : found.shape[1]] = found
-        return logprobs
+        return self.world.total(logprobs)
 
     def update(self, step: int) -> float:
         """One optimizer step with the gradients that there are, at the learning rate of training step `step` (from 0).
@@ -89,6 +88,7 @@ class Learner:
 
         Raises RuntimeError, drops the gradients and leaves the weights alone if the gradient is not finite.
         """
+        self.world.add_gradients(parameters_of(self.optimizer))
         return update(self.optimizer, self.config, step)
 
 
@@ -97,10 +97,13 @@ def new_optimizer(groups: list[dict[str, Any]], config: Any) -> torch.optim.Adam
     return torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True)
 
 
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
 def update(optimizer: torch.optim.Optimizer, config: Any, step: int) -> float:
     """See `Learner.update`. config: that of any training, with max_grad_norm and what `lr_factor` reads."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    grad_norm = torch.nn.utils.clip_grad_norm_(parameters, config.max_grad_norm).item()
+    grad_norm = torch.nn.utils.clip_grad_norm_(parameters_of(optimizer), config.max_grad_norm).item()
     if not math.isfinite(grad_norm):
         optimizer.zero_grad(set_to_none=True)  # or a caller who goes on would add to them
         raise RuntimeError("The gradient is not finite, so the weights were left alone: try a lower --lr.")
@@ -111,26 +114,27 @@ def update(optimizer: torch.optim.Optimizer, config: Any, step: int) -> float:
     return grad_norm
 
 
-def exact_pass(model: PreTrainedModel, config: TrainConfig) -> Any:
-    """The pass over the model whose numbers are those of the fast engine, or None where there is none.
+def model_pass(model: PreTrainedModel, config: TrainConfig, compile: bool = False, as_base: bool = False) -> Any:
+    """What computes log-probs in training: the pass whose numbers are those of the fast engine where there is one,
+    else a `PlainPass`.
 
     With an adapter there is none: the engine rounds W + s B A once, the trainer keeps A and B apart for their
     gradients.
     """
-    dtype = getattr(torch, config.dtype)
+    dtype, plain = getattr(torch, config.dtype), PlainPass(model, config.dtype, compile, as_base)
     if dtype == torch.float32 or not may_be_exact(model.device) or not can_fuse(model) or has_adapter(model):
-        return None  # before memory is taken
+        return plain  # before memory is taken
     if not is_exact(fused_weights(model, dtype)):
-        return None
+        return plain
     from rlcourse.exact.model import ExactPass  # only where there is Triton
 
     return ExactPass(model, dtype, config.gradient_checkpointing)
 
 
-def _micro_batches(rollout: Rollout, config: TrainConfig) -> tuple[Tensor, ...]:
-    """All rows, those of like length together."""
+def _micro_batches(rollout: Rollout, learner: Learner) -> Sequence[Tensor]:
+    """All rows, those of like length together; of several ranks this one's."""
     lengths = rollout.prompt_lengths + rollout.completion_lengths
-    return lengths.argsort(stable=True).split(config.micro_batch_rows)
+    return learner.world.split(lengths.argsort(stable=True), learner.config.micro_batch_rows)
 
 
 def lr_factor(step: int, config: Any) -> float:

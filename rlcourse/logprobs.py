@@ -5,6 +5,8 @@ of 151,936 take 20 GB. Here they stand in memory for `chunk` tokens at once; the
 """
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +15,37 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from rlcourse.batch import Rollout
+from rlcourse.device import autocast
+from rlcourse.lora import without_adapter
 from rlcourse.sampling import Sampling, sampling_logits
 
 WIDTH_ON_GPU = 32  # sequences are this many tokens wide or a multiple: attention is twice as slow on odd widths
+
+
+class PlainPass:
+    """`token_logprobs` and `hidden_states` of a model in a precision: "float32", or "bfloat16" by autocast.
+
+    as_base: of a model with an adapter, what it is without it.
+    """
+
+    exact = False  # its numbers are not the engine's
+
+    def __init__(self, model: PreTrainedModel, dtype: str, compile: bool = False, as_base: bool = False):
+        self.model, self.dtype, self.compile, self.as_base = model, dtype, compile, as_base
+
+    def token_logprobs(self, rollout: Rollout, sampling: Sampling, chunk: int) -> tuple[Tensor, Tensor]:
+        with self._as_asked():
+            return token_logprobs(self.model, rollout, sampling, chunk, self.compile)
+
+    def hidden_states(self, rollout: Rollout) -> Tensor:
+        with self._as_asked():
+            return hidden_states(self.model, rollout)
+
+    @contextmanager
+    def _as_asked(self) -> Iterator[None]:
+        base = without_adapter(self.model) if self.as_base else nullcontext()
+        with base, autocast(self.dtype, self.model.device):
+            yield
 
 
 def token_logprobs(

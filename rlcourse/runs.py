@@ -12,6 +12,7 @@ from typing import Any
 
 from rlcourse.batch import Completions
 from rlcourse.config import TrainConfig, check_config, check_settings
+from rlcourse.distributed import command
 from rlcourse.files import append_json, read_json, read_lines, try_folder, write_json, write_text
 
 FIND_A_RUN = ("preset", "algorithm", "seed", "output", "name")  # settings that say which run --resume means
@@ -179,7 +180,7 @@ class RunFolder:
     def resume_command(self) -> str:
         """This process's command line, with --resume."""
         arguments = [a for a in sys.argv[1:] if a != "--resume"]
-        return shlex.join(["rlcourse", *arguments, "--resume"])
+        return shlex.join([*command(), *arguments, "--resume"])
 
 
 def make_tracker(path: Path, config: TrainConfig):

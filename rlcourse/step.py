@@ -11,6 +11,7 @@ from rlcourse.batch import Batch, Completions
 from rlcourse.collect import RewardFunction, answer_rewards, collect, rollout_metrics
 from rlcourse.config import TrainConfig
 from rlcourse.device import without_cudnn_attention
+from rlcourse.distributed.world import ALONE, Alone, World
 from rlcourse.learner import Learner
 from rlcourse.losses import aggregate, kl_estimate, sampler_correction, token_loss, value_loss
 from rlcourse.measure.profiling import peak_memory_bytes
@@ -45,7 +46,7 @@ def train_step(
         with timer("advantages"):
             batch = make_batch(learner, completions)
         with timer("update"):
-            minibatches = plan_minibatches(batch, config)
+            minibatches = plan_minibatches(batch, config, learner.world)
             old = old_logprobs(learner, engine, batch, minibatches)
             for minibatch in minibatches:
                 for rows in minibatch.micro_batches:
@@ -74,7 +75,7 @@ def train_step(
                     means.add("clip_fraction", clipped, mask)
                     means.add("mismatch", (before - sampler).abs(), part.rollout.completion_mask)
                 grad_norms.append(learner.update(step))
-    metrics = {"step": step + 1} | step_metrics(batch, sampled, config, means)
+    metrics = {"step": step + 1} | step_metrics(batch, sampled, config, learner.world.means(means))
     metrics |= {"grad_norm": sum(grad_norms) / len(grad_norms), "lr": learner.lr, "timing": step_timing(timer, sampled)}
     return metrics, completions
 
@@ -122,7 +123,7 @@ class Minibatch:
     share: dict[str, int]
 
 
-def plan_minibatches(batch: Batch, config: TrainConfig) -> list[Minibatch]:
+def plan_minibatches(batch: Batch, config: TrainConfig, world: Alone | World = ALONE) -> list[Minibatch]:
     """The mini-batches of all epochs: the rows in a new random order each time. Micro-batches hold rows of like length,
     so that little padding is computed, and only rows that train; those that don't still count as rows."""
     train = rows_that_train(batch, config)
@@ -135,7 +136,7 @@ def plan_minibatches(batch: Batch, config: TrainConfig) -> list[Minibatch]:
             share = {"rows": len(rows), "tokens": tokens, "max_new_tokens": config.max_new_tokens}
             training = rows[train[rows]]
             by_length = training[lengths[training].argsort(stable=True)]
-            pieces = [piece for piece in by_length.split(config.micro_batch_rows) if len(piece)]
+            pieces = [piece for piece in world.split(by_length, config.micro_batch_rows) if len(piece)]
             planned.append(Minibatch(pieces, share))
     return planned
 
@@ -157,14 +158,14 @@ def old_logprobs(learner: Learner, engine: RolloutEngine, batch: Batch, minibatc
     """
     if len(minibatches) == 1:
         return None
-    if engine.exact and learner.exact is not None:
+    if engine.exact and learner.exact:
         return batch.rollout.logprobs
     old = torch.zeros_like(batch.rollout.logprobs)
     for minibatch in minibatches[: learner.config.minibatches]:
         for rows in minibatch.micro_batches:
             logprobs, _ = learner.logprobs_and_values(batch.rollout[rows])
             old[rows, : logprobs.shape[1]] = logprobs
-    return old
+    return learner.world.total(old)
 
 
 class Means:

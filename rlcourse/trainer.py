@@ -20,7 +20,8 @@ from rlcourse.checkpoint import (
     step_of,
 )
 from rlcourse.config import TrainConfig
-from rlcourse.device import find_device
+from rlcourse.distributed import share_of
+from rlcourse.distributed.world import ALONE, Alone, World, start_world
 from rlcourse.evaluation import answer_problems, evaluate_test, summarize
 from rlcourse.files import try_folder
 from rlcourse.interrupts import StopAfterStep, saved_when_stopped
@@ -32,6 +33,7 @@ from rlcourse.rollout import make_engine
 from rlcourse.runs import RunFolder, new_run, run_to_resume
 from rlcourse.step import train_step
 from rlcourse.tasks import Problem, in_format, load_task
+from rlcourse.tasks.judged import with_judge
 from rlcourse.tasks.prompts import PromptSampler
 
 
@@ -42,12 +44,13 @@ def train(config: TrainConfig) -> dict[str, Any]:
     stop being finite. On Ctrl-C or SIGTERM the current step is finished, a checkpoint is saved and KeyboardInterrupt is
     raised.
     """
-    device = find_device(config)
-    run = new_run(config)
-    try:
-        return Trainer(run, device).run_all()
-    finally:
-        run.remove_unless_begun()
+    with start_world() as world:
+        device = world.device(config)
+        run = world.run(lambda: new_run(config))
+        try:
+            return Trainer(run, device, world=world).run_all()
+        finally:
+            run.remove_unless_begun()
 
 
 def resume(**settings: Any) -> dict[str, Any]:
@@ -56,41 +59,47 @@ def resume(**settings: Any) -> dict[str, Any]:
     settings: those that identify the run (`name`, or preset, algorithm and seed; `output`), and those to change from
     now on. Raises ValueError for one that cannot change.
     """
-    run = run_to_resume(settings)
-    device, checkpoint = find_device(run.config), latest_checkpoint(run.path)
-    if run.config.steps < step_of(checkpoint):
-        raise ValueError(
-            f"{run.path} has done {step_of(checkpoint)} steps, more than --steps {run.config.steps}: ask for more."
-        )
-    trainer = Trainer(run, device, checkpoint)
-    run.keep_config()
-    return trainer.run_all()
+    with start_world() as world:
+        run = world.run(lambda: run_to_resume(settings))
+        device, checkpoint = world.device(run.config), world.first(lambda: latest_checkpoint(run.path))
+        if run.config.steps < step_of(checkpoint):
+            raise ValueError(
+                f"{run.path} has done {step_of(checkpoint)} steps, more than --steps {run.config.steps}: ask for more."
+            )
+        trainer = Trainer(run, device, checkpoint, world)
+        run.keep_config()
+        return trainer.run_all()
 
 
 class Trainer:
     """The state of a run, and the loop over its steps."""
 
-    def __init__(self, run: RunFolder, device: torch.device, checkpoint: Path | None = None):
+    def __init__(
+        self, run: RunFolder, device: torch.device, checkpoint: Path | None = None, world: Alone | World = ALONE
+    ):
         config = run.config
-        self.config, self.run, self.device = config, run, device
+        self.config, self.run, self.device, self.world = config, run, device, world
         torch.manual_seed(config.seed)
-        self.task = load_task(config.task, config.data_dir)
+        task = load_task(config.task, config.data_dir)
+        answers = run.path / ("judge.jsonl" if world.rank == 0 else f"judge.{world.rank}.jsonl")
+        self.task, self.judged = world.task(task), world.task(with_judge(task, config, answers))
         self.headline = next(iter(self.task.metrics))
         self.policy = policy_of_run(config, device, checkpoint)
         goes_on = checkpoint is not None and not config.lora_rank  # an adapter has its base below it
         start = load_policy(config.model, device) if goes_on and config.needs_reference else None
-        check_memory(config, self.policy.model.config, device)
+        check_memory(share_of(config, world.size), self.policy.model.config, device)
         # Weights and two moments: without room for one checkpoint a run would end with nothing.
         checkpoint_bytes = 12 * sum(p.numel() for p in self.policy.model.parameters() if p.requires_grad)
-        try_folder(run.path, "choose another --output", checkpoint_bytes)
-        self.learner = Learner(self.policy, config, start and start.model)
+        world.first(lambda: try_folder(run.path, "choose another --output", checkpoint_bytes))
+        self.learner = Learner(self.policy, config, start and start.model, world)
         if config.gradient_checkpointing:
             checkpoint_activations(self.policy.model)
         if config.compile:
             compile_layers(self.policy.model)
         longest = config.max_prompt_tokens + config.max_new_tokens
         dtype = getattr(torch, config.dtype)
-        self.engine = make_engine(self.policy, config.engine, dtype, config.compile, longest, config.cache_gb)
+        engine = make_engine(self.policy, config.engine, dtype, config.compile, longest, config.cache_gb)
+        self.engine = world.engine(engine, device)
         self.prompts = PromptSampler(self._short_enough(self.task.problems("train")), config.seed)
         self.step, self.seconds, self.before = 0, 0.0, None
         if checkpoint is not None:
@@ -113,7 +122,8 @@ class Trainer:
     def run_all(self) -> dict[str, Any]:
         """Evaluation, training, evaluation. See `train`."""
         self._say_if_two_sets_of_numbers()
-        with saved_when_stopped(lambda: self.step, self._save, self.run.resume_command) as stop:
+        again, agree, follows = self.run.resume_command, self.world.agree, self.world.rank > 0
+        with saved_when_stopped(lambda: self.step, self._save, again, agree, follows) as stop:
             if self.before is None:
                 self.before = self._test("before")
             self._loop(stop)
@@ -125,7 +135,7 @@ class Trainer:
 
     def _say_if_two_sets_of_numbers(self) -> None:
         """In 16 bits, engine and trainer round differently but where both are exact; with an adapter they are not."""
-        if self.config.dtype == "float32" or (self.engine.exact and self.learner.exact is not None):
+        if self.config.dtype == "float32" or (self.engine.exact and self.learner.exact):
             return
         tqdm.write(
             f"Engine {self.config.engine} and trainer round differently on {self.device}"
@@ -140,7 +150,7 @@ class Trainer:
             self._validate(bar)  # at the start, and where a run was stopped before it came to that
             while self.step < config.steps:
                 with stop.delayed():
-                    metrics, completions = train_step(self.learner, self.engine, self.task, self.prompts, self.step)
+                    metrics, completions = train_step(self.learner, self.engine, self.judged, self.prompts, self.step)
                     check_metrics(metrics)
                     self.step += 1
                     self.run.log_step(metrics, completions)
@@ -149,12 +159,13 @@ class Trainer:
                 bar.set_postfix(shown | {"tokens_per_s": f"{metrics['timing']['tokens_per_s']:.0f}"})
                 self._validate(bar)
                 if config.save_every and self.step % config.save_every == 0 and self.step < config.steps:
+                    self.world.check_alike(self.policy.model.parameters())
                     self._save()
 
     def _validate(self, bar: tqdm) -> None:
         """Log what greedy answers to validation problems say to evals.jsonl: every `eval_every` steps, once each."""
         every = self.config.eval_every
-        if not every or self.step % every or self.run.has_eval(self.step):
+        if not every or self.step % every or self.world.first(lambda: self.run.has_eval(self.step)):
             return
         problems = self.task.problems("validation")[: self.config.eval_validation]
         answers = answer_problems(self.policy, self.engine, self.task, problems, self.config.max_new_tokens)
@@ -168,7 +179,8 @@ class Trainer:
 
     def _summary(self, after: dict[str, Any]) -> dict[str, Any]:
         before = self.before
-        return {
+        judge = {"judge": self.judged.asked.totals} if self.config.judge else {}
+        return judge | {
             f"{self.headline}_before": before[self.headline],
             f"{self.headline}_after": after[self.headline],
             "eval_problems": after["problems"],
@@ -194,7 +206,8 @@ class Trainer:
             "seconds": self.seconds,
             "before": self.before,
         }
-        save_checkpoint(self.run.path, self.step, self.policy, state)
+        if self.world.rank == 0:  # the others have the same
+            save_checkpoint(self.run.path, self.step, self.policy, state)
 
     def _load(self, checkpoint: Path) -> None:
         state = load_state(checkpoint)

@@ -135,6 +135,26 @@ def test_dry_run_prints_config_and_memory_and_trains_nothing(trained):
     assert "494,032,768 parameters" in result.output
 
 
+def test_dry_run_of_several_ranks_says_what_each_has_to_hold(trained, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    result = invoke("train", "--preset", "h200", "--dry-run")  # 32 prompts: one rank has 11
+    config = make_config("h200", num_prompts=11)
+    needed = memory.estimate(config, memory.model_shape(config.model), "cuda")
+    assert f"{needed.rollout / 1e9:.3g} GB" in result.output and "each of 3 processes" in result.output
+
+
+def test_torchrun_is_refused_for_what_has_one_process(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    result = invoke("sample")
+    assert result.exit_code == 2 and "start this command without it" in result.stderr
+
+
+@pytest.mark.parametrize("gpus", ["0", "", "1,x", "-1"])
+def test_bench_refuses_numbers_of_gpus_that_are_none(gpus):
+    done = invoke("bench", "scale", f"--gpus={gpus}")
+    assert done.exit_code == 2 and done.stderr.startswith("--gpus takes numbers of GPUs, set apart by commas, not ")
+
+
 def test_summary_shows_before_and_after_and_a_sample(trained):
     output = invoke("train").output
     row = next(line for line in output.splitlines() if " accuracy " in line)
@@ -147,7 +167,7 @@ def test_summary_shows_before_and_after_and_a_sample(trained):
     ("arguments", "sentence"),
     [
         (["--steps", "0"], "steps must be from 1 to 1,000,000,000, not 0."),
-        (["--preset", "b200"], "Unknown preset 'b200': use one of laptop, a10g, h200, deepmath, kernels."),
+        (["--preset", "b200"], "Unknown preset 'b200': use one of laptop, a10g, h200, deepmath, kernels, kernelbench."),
         (["--algorithm", "magic"], "Unknown algorithm 'magic'"),
         (
             ["--task", "poetry"],

@@ -33,7 +33,7 @@ def test_the_default_is_dr_grpo_on_a_laptop():
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"preset": "b200"}, r"Unknown preset 'b200': use one of laptop, a10g, h200, deepmath, kernels\."),
+        ({"preset": "b200"}, r"Unknown preset 'b200': use one of laptop, a10g, h200, deepmath, kernels, kernelbench\."),
         ({"algorithm": "magic"}, r"Unknown algorithm 'magic': use one of reinforce, "),
         ({"learning_rate": 1.0}, r"Unknown setting 'learning_rate': `rlcourse train --help` lists them all\."),
         ({"steps": 2.5}, r"steps must be int, not 2\.5\."),
@@ -151,6 +151,12 @@ def test_deepmath_trains_qwen3_on_mathematics_with_room_for_long_answers():
     config = make_config("deepmath")
     assert (config.model, config.task, config.dtype) == ("Qwen/Qwen3-0.6B", "math", "bfloat16")
     assert config.eval_problems == 500 and config.max_new_tokens == 2048 and config.sleep
+
+
+def test_kernelbench_is_grpo_with_an_adapter_of_the_papers_two_ranks():
+    config = make_config("kernelbench")
+    assert (config.task, config.algorithm, config.lora_rank, config.judge_weight) == ("kernelbench", "grpo", 32, 0.5)
+    assert config.eval_problems == 20 and make_config("kernelbench", lora_rank=8).lora_rank == 8
 
 
 def test_the_run_is_named_after_preset_algorithm_and_seed():

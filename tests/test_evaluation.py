@@ -241,7 +241,7 @@ def test_what_is_loaded_and_how_it_is_sampled_is_what_the_config_says(policy, mo
     monkeypatch.setattr(evaluation, "load_policy", load_policy)
     monkeypatch.setattr(evaluation, "make_engine", make_engine)
     monkeypatch.setattr(evaluation, "load_task", lambda *arguments: made.append(arguments) or TASK)
-    monkeypatch.setattr(evaluation, "find_device", lambda config: torch.device("cpu"))
+    monkeypatch.setattr("rlcourse.distributed.world.find_device", lambda config: torch.device("cpu"))
     settings = {
         "engine": "fast",
         "cache_gb": 2.0,

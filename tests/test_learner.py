@@ -8,7 +8,7 @@ import torch
 from policies import DEVICE, logprobs_alone, make_policy, rollout_of, rows_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlcourse import learner as module
+from rlcourse import logprobs
 from rlcourse.config import make_config
 from rlcourse.learner import Learner, lr_factor
 from rlcourse.sampling import Sampling
@@ -188,8 +188,8 @@ def test_compile_is_for_the_passes_that_train_alone(monkeypatch):
         asked.append(torch.is_grad_enabled())
         return original(*arguments)
 
-    original = module.token_logprobs.__globals__["_logprobs"]
-    monkeypatch.setitem(module.token_logprobs.__globals__, "_compiled", lambda: compiled)
+    original = logprobs._logprobs
+    monkeypatch.setattr(logprobs, "_compiled", lambda: compiled)
     one = learner("grpo", kl_coef=0.1, compile=True)
     one.reference_logprobs(ROLLOUT)
     assert not asked

@@ -216,7 +216,7 @@ def test_the_exact_pass_steps_aside_for_an_adapter(policy, monkeypatch):
     config = make_config(lora_rank=3, dtype="bfloat16")
     monkeypatch.setattr(learner_module, "may_be_exact", lambda device: True)
     monkeypatch.setattr(learner_module, "is_exact", lambda weights: pytest.fail("it asks for more"))
-    assert learner_module.exact_pass(policy.model, config) is None
+    assert not learner_module.model_pass(policy.model, config).exact
 
 
 def test_names_choose_what_gets_an_adapter(model_folder):

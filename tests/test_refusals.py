@@ -113,8 +113,14 @@ def test_settings_are_checked_by_every_command_that_takes_them(command):
         ("bench decode --prompt-tokens 0", "--prompt-tokens must be from 1"),
         ("bench decode --repeats 0", "--repeats must be from 1"),
         ("bench decode --lengths odd", "Unknown lengths 'odd': use equal or skewed."),
-        ("bench decode --shape huge", "Unknown shape 'huge': use one of qwen2.5-0.5b, tiny, embedded."),
-        ("bench step --shape embedded", "Unknown shape 'embedded': use one of qwen2.5-0.5b, tiny."),
+        (
+            "bench decode --shape huge",
+            "Unknown shape 'huge': use one of qwen2.5-0.5b, qwen2.5-1.5b, qwen3-0.6b, tiny, embedded.",
+        ),
+        (
+            "bench step --shape embedded",
+            "Unknown shape 'embedded': use one of qwen2.5-0.5b, qwen2.5-1.5b, qwen3-0.6b, tiny.",
+        ),
         ("bench step --rows 80000000000", "--rows takes multiples of 8"),
         ("bench coffee", "Unknown benchmark 'coffee'"),
         ("grade x.ipynb --memory nan", "--memory must be from 0.1 to 1,000, not nan."),

@@ -45,6 +45,10 @@ BOUNDS = {
     "cache_gb": ([0, 1000], [-1]),
     "lora_rank": ([0, 4096], [-1, 4097]),
     "lora_alpha": ([1e-9, 1e9], [0, -1]),
+    "judge_weight": ([0, 1], [-0.1, 1.1]),
+    "judge_seconds": ([0.1, 3600], [0, 3601]),
+    "judge_input_price": ([0, 1000], [-1]),
+    "judge_output_price": ([0, 1000], [-1]),
 } | {
     name: ([1, 10**9], [0, -1])
     for name in [

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -510,7 +511,7 @@ def test_the_engine_and_the_model_are_made_as_the_config_says(tiny, monkeypatch)
     made.clear()
     with monkeypatch.context() as patch:
         patch.setattr("rlcourse.step.collect", power_cut)  # before anything is compiled
-        patch.setattr(trainer, "find_device", lambda config: torch.device("cpu"))
+        patch.setattr("rlcourse.distributed.world.find_device", lambda config: torch.device("cpu"))
         options |= {"compile": True, "gradient_checkpointing": True, "name": "other", "device": "auto"}
         options |= {"engine": "fast", "cache_gb": 2.0}
         with pytest.raises((PowerCut, TypeError)):
@@ -602,7 +603,7 @@ def test_a_run_says_where_engine_and_trainer_round_differently(tiny, dtype, engi
     monkeypatch.setattr(Trainer, "_test", stop)  # the first that a run does after it has said so
     run = Trainer(new_run(make_config(**tiny)), torch.device("cpu"))
     object.__setattr__(run.config, "dtype", dtype)
-    run.engine.exact, run.learner.exact = engine, trainer
+    run.engine.exact, run.learner.policy_pass = engine, SimpleNamespace(exact=trainer)
     with pytest.raises(Wanted):
         run.run_all()
     said = "Engine fast and trainer round differently on cpu: `mismatch_mean` in metrics.jsonl says by how much"

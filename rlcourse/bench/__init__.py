@@ -2,8 +2,9 @@
 
 Each returns the setup and the result rows of a measurement record: `decode` in `decode.py`; `kernels` in `kernels.py`;
 `cute` in `cute.py`; `story` in `story.py`; `trace` in `trace.py`, with traces that are kept in `data/traces/`; `paged`
-in `paged.py`; `rollout`, `step` and `update` in `speed.py`; `mismatch` and `logprobs` in `numerics.py`; peers that are
-measured beside ours in `peers.py`.
+in `paged.py`; `serve` in `serve.py`; `rollout`, `step` and `update` in `speed.py`; `scale` in `scale.py`; `mismatch`
+and `logprobs` in `numerics.py`; peers that are measured beside ours in `peers.py`. A record of another shape than
+`Options.shape` has it in its name.
 """
 
 from dataclasses import dataclass
@@ -15,11 +16,13 @@ from rlcourse.files import try_folder
 from rlcourse.measure.records import device_name, results_table, write_record
 from rlcourse.paths import data_folder
 
-POSITIONS = {"qwen2.5-0.5b": 32768, "tiny": 32768, "embedded": 512}  # shapes, and the tokens of their longest row
+POSITIONS = {  # shapes, and the tokens of their longest row
+    "qwen2.5-0.5b": 32768, "qwen2.5-1.5b": 32768, "qwen3-0.6b": 32768, "tiny": 32768, "embedded": 512,
+}  # fmt: skip
 LENGTHS = ("equal", "skewed")
 BENCHMARKS = (
-    "learn", "decode", "kernels", "cute", "story", "trace", "rollout", "step", "update", "mismatch", "exact",
-    "paged", "logprobs",
+    "learn", "decode", "kernels", "cute", "story", "trace", "rollout", "step", "scale", "update", "mismatch",
+    "exact", "paged", "serve", "logprobs",
 )  # fmt: skip
 WIDEST_SPREAD = 0.2  # a measurement whose interquartile range is a larger share of its median is not recorded
 
@@ -34,6 +37,7 @@ class Options:
     new_tokens: int = 256
     lengths: str = "equal"
     repeats: int = 5
+    gpus: tuple[int, ...] = (1, 2)
 
     def check(self, what: str) -> None:
         """Raise ValueError, before anything is loaded, for options that the benchmark `what` cannot run with."""
@@ -92,14 +96,22 @@ def run_bench(what: str, config: TrainConfig, options: Options, record: bool) ->
             setup, rows = speed.rollout(config, repeats)
         case "step":
             setup, rows = speed.step(shape, counts, options.new_tokens, repeats)
+        case "scale":
+            from rlcourse.bench.scale import scale
+
+            setup, rows = scale(shape, counts[-1], options.new_tokens, list(options.gpus), repeats)
         case "exact":
             from rlcourse.bench.exact import exact
 
-            setup, rows = exact(counts, options.new_tokens, repeats)
+            setup, rows = exact(shape, counts, options.new_tokens, repeats)
         case "paged":
             from rlcourse.bench.paged import paged
 
             setup, rows = paged(shape, counts, options.prompt_tokens, options.new_tokens, repeats)
+        case "serve":
+            from rlcourse.bench.serve import serve
+
+            setup, rows = serve(shape, repeats)
         case "update":
             setup, rows = speed.update(shape, counts, options.new_tokens, repeats)
         case "mismatch":
@@ -120,9 +132,11 @@ def _record(what: str, setup: dict, rows: list[dict], traces: dict[str, list[dic
     if wide:
         raise ValueError(f"Not recorded: {', '.join(wide)} varied by over {WIDEST_SPREAD:.0%} between repetitions.")
     name = what if setup.get("lengths", "equal") == "equal" else f"{what}-{setup['lengths']}"
+    suffix = "" if setup.get("shape", Options.shape) == Options.shape else f"-{setup['shape']}"
+    name += suffix
     print(f"Recorded in {write_record(name, setup, rows)}.")
     if traces:
         from rlcourse.measure.traces import trace_path, write_trace
 
         for variant, events in traces.items():
-            write_trace(events, trace_path(variant))
+            write_trace(events, trace_path(f"{variant}{suffix}"))

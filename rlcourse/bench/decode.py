@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from rlcourse.bench import Options
 from rlcourse.bench.models import write_random_model
 from rlcourse.bench.peers import vllm_decode
 from rlcourse.measure.memory import ModelShape
@@ -27,11 +28,12 @@ GROUP = 8  # rows that share a prompt
 ROUNDS = 8  # of skewed answers: so many times more than are decoded at once
 DRAWS = 8  # of such a rollout: with few rows, a late long answer decides how well the slots of one are used
 MEDIAN = 120  # tokens of skewed answers
+WHOLE_LADDER = (Options.shape, "embedded", "tiny")  # shapes; of others our own kernels are measured alone
 
 
 def ladder(policy: Policy, dtype: torch.dtype, rows: int, kept: str) -> dict[str, Callable[[], RolloutEngine]]:
     """How to make each engine, slowest first. kept: "all"; "cached", those with a cache; "fast", the best of
-    `generate` and our own, of which ours decodes `rows` at once."""
+    `generate` and our own; "ours", our own kernels alone. Ours decodes `rows` at once."""
 
     def fast(kernels: str, compile: bool = False) -> RolloutEngine:
         return FastEngine(policy, dtype, compile, max_slots=rows, kernels=kernels)
@@ -52,6 +54,7 @@ def ladder(policy: Policy, dtype: torch.dtype, rows: int, kept: str) -> dict[str
     left_out = ["fast"] if on_gpu else ["hf-static-compiled", *captured]
     left_out += [] if cute_wins(policy.device) else ["graph-triton"]
     left_out += [] if kept == "all" else ["hf-none"]
+    left_out += [name for name in rungs if name not in ("graph-triton", "graph", "fast")] if kept == "ours" else []
     if kept == "fast":
         left_out += ["hf-static"] + (["hf-dynamic", "graph-eager", "graph-compiled", "graph-triton"] if on_gpu else [])
     return {name: make for name, make in rungs.items() if name not in left_out}
@@ -100,7 +103,8 @@ def decode(
     answers end by themselves, tokens after their end do not count, and there are `ROUNDS` times as many answers as rows
     are decoded at once; ours does so `DRAWS` times, with other random numbers, and vLLM once, with lengths that are
     drawn from the same distribution. A step's time is that of a rollout less
-    that of one token, by the number of steps: prefill does not count. Temperature 1, nothing left out.
+    that of one token, by the number of steps: prefill does not count. Temperature 1, nothing left out. Of the shapes
+    that are not in `WHOLE_LADDER`, our kernels and vLLM.
     """
     if lengths not in ("equal", "skewed"):
         raise ValueError(f"Unknown lengths {lengths!r}: use equal, or skewed.")
@@ -109,6 +113,8 @@ def decode(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     machine = measure_machine(device)
+    kept = "fast" if lengths == "skewed" else "all" if new_tokens <= 64 else "cached"
+    kept = kept if shape in WHOLE_LADDER else "ours"
     with tempfile.TemporaryDirectory() as folder:
         policy = _policy(shape, Path(folder), device)
         vocabulary = policy.model.config.vocab_size
@@ -119,7 +125,7 @@ def decode(
         }
         for count in rows:
             results += _one_size(
-                policy, dtype, machine, prompts[count], count, prompt_tokens, new_tokens, lengths, repeats
+                policy, dtype, machine, prompts[count], count, prompt_tokens, new_tokens, lengths, repeats, kept
             )
         for count in rows if device.type == "cuda" and shape != "embedded" else ():  # last: it has settings of its own
             answers = answer_lengths(GROUP * len(prompts[count]), new_tokens, lengths)
@@ -132,13 +138,12 @@ def decode(
 
 def _one_size(
     policy: Policy, dtype: torch.dtype, machine: Machine, prompts: list[list[int]], rows: int, prompt_tokens: int,
-    new_tokens: int, lengths: str, repeats: int,
+    new_tokens: int, lengths: str, repeats: int, kept: str,
 ) -> Rows:  # fmt: skip
-    """Every rung at one number of rows."""
+    """Every rung that is kept, at one number of rows."""
     device, sizes = policy.device, ModelShape.from_config(policy.model.config)
     mean_context = sum(map(len, prompts)) / len(prompts) + new_tokens / 2
     work = decode_step(sizes, rows, mean_context, torch.finfo(dtype).bits // 8)
-    kept = "fast" if lengths == "skewed" else "all" if new_tokens <= 64 else "cached"
     results: Rows = []
     for variant, make in ladder(policy, dtype, rows, kept).items():
         engine = make()

@@ -6,43 +6,45 @@ from typing import Any
 
 import torch
 
+from rlcourse.bench import Options
 from rlcourse.bench.models import write_random_model
 from rlcourse.bench.speed import step_trainer, time_steps
+from rlcourse.logprobs import PlainPass
 from rlcourse.rollout.fast import FastEngine
 from rlcourse.tasks import load_task
 
 Rows = list[dict[str, Any]]
-SHAPES = ("embedded", "qwen2.5-0.5b")
 
 
-def exact(completions: list[int], new_tokens: int = 256, repeats: int = 5) -> tuple[dict[str, Any], Rows]:
-    """Seconds of a training step and the gap between sampling and training log-probs, of the embedded model and of
-    random weights of Qwen2.5-0.5B's shape: with one set of numbers, and with transformers' layers, compiled, in the
-    trainer and PyTorch's attention in prefill.
+def exact(shape: str, completions: list[int], new_tokens: int = 256, repeats: int = 5) -> tuple[dict[str, Any], Rows]:
+    """Seconds of a training step and the gap between sampling and training log-probs, of random weights of `shape`, and
+    beside Qwen2.5-0.5B's of the embedded model: with one set of numbers, and with transformers' layers, compiled, in
+    the trainer and PyTorch's attention in prefill.
 
     Raises ValueError on a GPU where the two are not known to agree.
     """
     task, rows = load_task("minigsm"), []
     with tempfile.TemporaryDirectory() as folder:
-        for shape in SHAPES:
-            model = "embedded" if shape == "embedded" else str(Path(folder) / "model")
-            if shape != "embedded":
-                write_random_model(shape, task, Path(model))
+        for found in ("embedded", shape) if shape == Options.shape else (shape,):
+            model = "embedded" if found == "embedded" else str(Path(folder) / "model")
+            if found != "embedded":
+                write_random_model(found, task, Path(model))
             for count in completions:
                 for variant in ("one set of numbers", "two"):
                     with tempfile.TemporaryDirectory() as run:
                         row = _step(model, task.name, count, new_tokens, repeats, run, variant == "two")
-                    rows.append({"variant": variant, "shape": shape} | row)
+                    rows.append({"variant": variant, "shape": found} | row)
                     torch.cuda.empty_cache()
-    return {"task": task.name, "num_generations": 8, "new_tokens": new_tokens, "repeats": repeats}, rows
+    setup = {"shape": shape, "task": task.name, "num_generations": 8, "new_tokens": new_tokens, "repeats": repeats}
+    return setup, rows
 
 
 def _step(model: str, task: str, count: int, new_tokens: int, repeats: int, folder: str, two: bool) -> dict[str, Any]:
     trainer = step_trainer(model, task, count, new_tokens, folder)
-    if trainer.learner.exact is None:
+    if not trainer.learner.exact:
         raise ValueError("Sampler and trainer agree on a Hopper GPU in 16 bits alone: see `rlcourse bench mismatch`.")
     if two:
-        trainer.learner.exact = None
+        trainer.learner.policy_pass = PlainPass(trainer.policy.model, trainer.config.dtype, trainer.config.compile)
         trainer.engine = FastEngine(trainer.policy, torch.bfloat16, compile=True)
         trainer.engine.exact = False
     return {"rows": count} | time_steps(trainer, repeats)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from rlcourse.config import TrainConfig
 from rlcourse.device import find_device
@@ -23,6 +23,23 @@ SHAPES = {
         "num_attention_heads": 14,
         "num_key_value_heads": 2,
     },
+    "qwen2.5-1.5b": {
+        "vocab_size": 151936,
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+    },
+    "qwen3-0.6b": {
+        "vocab_size": 151936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+    },
     "tiny": {
         "vocab_size": 2048,
         "hidden_size": 64,
@@ -32,8 +49,7 @@ SHAPES = {
         "num_key_value_heads": 2,
     },
 }
-
-
+QWEN3 = ("qwen3-0.6b",)  # the others are a Qwen2
 POSITIONS = 32768  # of every shape
 
 
@@ -53,14 +69,15 @@ def policy_and_prompts(config: TrainConfig) -> tuple[Policy, list[list[int]]]:
 
 
 def write_random_model(shape: str, task: Task, folder: Path) -> None:
-    """Write a Qwen2 of a known shape with random weights (bfloat16), and a tokenizer trained for the task.
+    """Write a Qwen2 or Qwen3 of a known shape with random weights (bfloat16), and a tokenizer trained for the task.
 
     Raises ValueError for an unknown shape.
     """
     if shape not in SHAPES:
         raise ValueError(f"Unknown shape {shape!r}: use one of {', '.join(SHAPES)}.")
     tokenizer = train_tokenizer(task_texts(task), vocab_size=2000)
-    config = Qwen2Config(
+    config_of, model_of = (Qwen3Config, Qwen3ForCausalLM) if shape in QWEN3 else (Qwen2Config, Qwen2ForCausalLM)
+    config = config_of(
         **SHAPES[shape],
         max_position_embeddings=POSITIONS,
         rms_norm_eps=1e-6,
@@ -72,7 +89,7 @@ def write_random_model(shape: str, task: Task, folder: Path) -> None:
     )
     torch.manual_seed(0)
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):  # a GPU draws the numbers in no time
-        model = Qwen2ForCausalLM(config)
+        model = model_of(config)
     model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -11,8 +11,8 @@ from rlcourse.batch import Rollout
 from rlcourse.bench.models import policy_and_prompts
 from rlcourse.config import TrainConfig
 from rlcourse.device import autocast
-from rlcourse.learner import exact_pass
-from rlcourse.logprobs import chunked_logprobs, token_logprobs
+from rlcourse.learner import model_pass
+from rlcourse.logprobs import chunked_logprobs
 from rlcourse.policy import Policy
 from rlcourse.rollout import make_engine
 from rlcourse.sampling import Sampling
@@ -42,11 +42,8 @@ def mismatch(config: TrainConfig) -> tuple[dict[str, Any], Rows]:
 
 @torch.no_grad()
 def _trainer_logprobs(policy: Policy, rollout: Rollout, config: TrainConfig, dtype: str) -> Tensor:
-    exact = exact_pass(policy.model, dataclasses.replace(config, dtype=dtype))
-    if exact is not None:
-        return exact.token_logprobs(rollout, config.sampling, config.logprob_chunk)[0]
-    with autocast(dtype, policy.device):
-        return token_logprobs(policy.model, rollout, config.sampling, config.logprob_chunk)[0]
+    trained = model_pass(policy.model, dataclasses.replace(config, dtype=dtype))
+    return trained.token_logprobs(rollout, config.sampling, config.logprob_chunk)[0]
 
 
 def _gap(rollout: Rollout, trained: Tensor, exact: Tensor, chosen: Tensor) -> dict[str, float]:

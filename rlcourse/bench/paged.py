@@ -61,7 +61,8 @@ def paged(shape: str, rows: list[int], prompt_tokens: int = 128, new_tokens: int
         for count in rows:
             found += _equal(policy, count, prompt_tokens, new_tokens, repeats)
     setup = {"shape": shape, "dtype": "bfloat16", "rows_a_prompt": GROUP, "temperature": 1.0, "repeats": repeats}
-    return setup | {"median": MEDIAN, "budget_gb": _budget(policy, prompt_tokens)}, found
+    setup |= {"prompt_tokens": prompt_tokens, "longest": LONGEST, "median": MEDIAN}
+    return setup | {"budget_gb": _budget(policy, prompt_tokens)}, found
 
 
 def _budget(policy: Policy, prompt_tokens: int) -> float:

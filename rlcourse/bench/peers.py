@@ -57,7 +57,7 @@ def run_trl(
     `torch.compile` of the model, which the first step compiles, and one with prompts of another length once more."""
     from datasets import Dataset
     from datasets.table import InMemoryTable
-    from transformers import Qwen2ForCausalLM
+    from transformers import AutoModelForCausalLM
     from trl import GRPOConfig, GRPOTrainer
 
     on_gpu = torch.cuda.is_available()
@@ -91,7 +91,7 @@ def run_trl(
             seed=1,
         )
         trainer = GRPOTrainer(
-            model=Qwen2ForCausalLM.from_pretrained(model, dtype=torch.bfloat16 if on_gpu else torch.float32),
+            model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16 if on_gpu else torch.float32),
             reward_funcs=lambda completions, **_: [random.random() for _ in completions],
             args=arguments,
             # A fingerprint of our own, as datasets cannot hash a table with every pyarrow.

@@ -10,7 +10,7 @@ import torch
 
 from rlcourse.bench.models import policy_and_prompts, write_random_model
 from rlcourse.config import TrainConfig, make_config
-from rlcourse.device import find_device
+from rlcourse.distributed.world import ALONE, Alone, World
 from rlcourse.measure import roofline
 from rlcourse.measure.memory import ModelShape
 from rlcourse.measure.timing import measure, median_and_spread, median_seconds, seconds
@@ -122,7 +122,9 @@ def time_steps(trainer: Trainer, repeats: int, warmup: int = WARMUP) -> dict[str
     }
 
 
-def step_trainer(model: str, task: str, completions: int, new_tokens: int, folder: str) -> Trainer:
+def step_trainer(
+    model: str, task: str, completions: int, new_tokens: int, folder: str, world: Alone | World = ALONE
+) -> Trainer:
     """A trainer whose step has `completions` rows in groups of 8."""
     config = make_config(
         "h200" if torch.cuda.is_available() else "laptop",
@@ -135,7 +137,7 @@ def step_trainer(model: str, task: str, completions: int, new_tokens: int, folde
         name=f"step-{completions}",
         warmup_steps=1,
     )
-    return Trainer(new_run(config), find_device(config))
+    return Trainer(world.run(lambda: new_run(config)), world.device(config), world=world)
 
 
 def coin_flips(answers: list[Answer], config: TrainConfig) -> list[float]:

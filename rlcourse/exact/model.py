@@ -18,6 +18,8 @@ class ExactPass:
     """What `rlcourse.logprobs` computes, of a Qwen2 or Qwen3 model whose weights are float32, with the numbers of the
     fast engine. recompute: save memory, computing each layer again for its gradients."""
 
+    exact = True
+
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, recompute: bool = False):
         self.model, self.weights, self.recompute = model, fused_weights(model, dtype), recompute
 

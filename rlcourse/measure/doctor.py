@@ -26,8 +26,8 @@ def gather() -> dict[str, Any]:
     """The facts, ready for JSON: 'machine', 'checks' and 'presets'.
 
     machine: see `machine_facts`. checks: one {name, ok, required, detail, mend} for each thing that was looked for;
-    mend is the command that helps, '' if ok. presets: one {preset, device, needs_bytes, has_bytes, fits} for each, None
-    if unknown.
+    mend is the command that helps, '' if ok. presets: one {preset, device, ranks, needs_bytes, has_bytes, fits} for
+    each, None if unknown; where there are several GPUs one for a rank on each of them, too.
     """
     facts = machine_facts()
     checks = [*library_checks(facts), gpu_check(facts), *data_checks(), *optional_checks()]
@@ -150,10 +150,11 @@ def optional_checks() -> list[dict[str, Any]]:
 
 
 def preset_facts(facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """The most memory that each preset needs, and what its device has; [] without torch and transformers."""
+    """The most memory that each preset needs on a device, and what that has; [] without torch and transformers."""
     if facts["torch_error"] or facts["versions"].get("transformers", "") is None:
         return []
     from rlcourse.config import PRESETS, make_config
+    from rlcourse.distributed import share_of
     from rlcourse.measure import memory
 
     rows = []
@@ -162,12 +163,14 @@ def preset_facts(facts: dict[str, Any]) -> list[dict[str, Any]]:
         gpu = config.dtype == "bfloat16"
         has = max((g["memory_bytes"] for g in facts["gpus"]), default=0) if gpu else facts["memory_bytes"]
         device = "cuda" if gpu else "cpu"
-        try:
-            estimate = memory.estimate(config, memory.model_shape(config.model), device)
-            needs, fits = estimate.peak, None if has is None else estimate.fits(has)
-        except (FileNotFoundError, ValueError):  # the embedded model is missing or broken
-            needs, fits = None, None
-        rows.append({"preset": preset, "device": device, "needs_bytes": needs, "has_bytes": has, "fits": fits})
+        for ranks in sorted({1, max(1, len(facts["gpus"]))} if gpu else {1}):
+            try:
+                estimate = memory.estimate(share_of(config, ranks), memory.model_shape(config.model), device)
+                needs, fits = estimate.peak, None if has is None else estimate.fits(has)
+            except (FileNotFoundError, ValueError):  # the embedded model is missing or broken
+                needs, fits = None, None
+            row = {"preset": preset, "device": device, "ranks": ranks, "needs_bytes": needs, "has_bytes": has}
+            rows.append(row | {"fits": fits})
     return rows
 
 
@@ -208,6 +211,7 @@ def print_report(facts: dict[str, Any], console: Console | None = None) -> None:
     table = Table("preset", "device", "needs at most", "this machine has", "fits", title="Presets")
     for row in facts["presets"]:
         fits = {True: "[green]yes[/green]", False: "[red]no[/red]", None: "unknown"}[row["fits"]]
-        table.add_row(row["preset"], row["device"], size(row["needs_bytes"]), size(row["has_bytes"]), fits)
+        device = row["device"] if row["ranks"] == 1 else f"each of {row['ranks']} x {row['device']}"
+        table.add_row(row["preset"], device, size(row["needs_bytes"]), size(row["has_bytes"]), fits)
     if facts["presets"]:
         console.print(table)

@@ -5,7 +5,7 @@ import types
 
 import pytest
 import torch
-from policies import DEVICE
+from policies import DEVICE, make_policy
 from transformers import AutoModelForCausalLM
 
 from rlcourse import bench
@@ -155,6 +155,25 @@ def test_every_rung_of_the_ladder_decodes_the_same_rows():
         assert row["tokens_per_s"] > 0 and row["spread"] >= 0 and row["floor_ms"] > 0
         assert row["kernels_a_step"] > 10 and (DEVICE == "cuda" or row["busy"] is None)
     assert setup["lengths"] == "equal" and setup["copy_gb_per_s"] > 0
+
+
+@pytest.mark.parametrize("wins", [False, True])
+def test_of_other_shapes_our_kernels_alone_are_measured(monkeypatch, wins):
+    monkeypatch.setattr(decode, "cute_wins", lambda device: wins)
+
+    def rungs(device: str, kept: str) -> list[str]:
+        return list(decode.ladder(types.SimpleNamespace(device=torch.device(device)), torch.float32, 8, kept))
+
+    assert rungs("cuda", "ours") == (["graph-triton", "graph"] if wins else ["graph"])
+    assert rungs("cpu", "ours") == ["fast"] and len(rungs("cuda", "cached")) > 4
+    kept = []
+    monkeypatch.setattr(decode, "ladder", lambda policy, dtype, rows, which: kept.append(which) or {})
+    monkeypatch.setattr(decode, "_policy", lambda *_: make_policy())
+    monkeypatch.setattr(decode, "vllm_decode", lambda *_: [])
+    monkeypatch.setattr(decode, "measure_machine", lambda _: types.SimpleNamespace(bytes_per_s=1e9))
+    for shape in ("qwen2.5-0.5b", "qwen3-0.6b"):
+        decode.decode(shape, [8], prompt_tokens=4, new_tokens=65, repeats=1)
+    assert kept == ["cached", "ours"]
 
 
 def test_milliseconds_a_step_leave_the_prefill_out(monkeypatch):
@@ -307,6 +326,15 @@ def test_equal_and_skewed_lengths_have_records_of_their_own(monkeypatch, recorde
     assert [call[0] for call in recorded] == ["decode", "decode-skewed"]
 
 
+def test_other_shapes_have_records_of_their_own(monkeypatch, recorded):
+    for shape, lengths in (("qwen2.5-0.5b", "equal"), ("qwen3-0.6b", "equal"), ("qwen3-0.6b", "skewed")):
+        monkeypatch.setattr(
+            decode, "decode", lambda *a, found={"shape": shape, "lengths": lengths}: (found, [{"variant": "graph"}])
+        )
+        run_bench("decode", make_config(), Options(shape=shape, lengths=lengths), record=True)
+    assert [call[0] for call in recorded] == ["decode", "decode-qwen3-0.6b", "decode-skewed-qwen3-0.6b"]
+
+
 @pytest.mark.parametrize("size", [2, 5, 8])
 def test_coin_flips_give_every_group_signal(size):
     torch.manual_seed(0)
@@ -316,17 +344,21 @@ def test_coin_flips_give_every_group_signal(size):
     assert len({tuple(row) for row in rewards.tolist()}) > 1 and set(rewards.flatten().tolist()) == {0.0, 1.0}
 
 
-def test_a_random_model_has_its_shape_and_loads(tmp_path):
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_a_random_model_has_its_shape_and_loads(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(models, "QWEN3", ("tiny",) if kind == "qwen3" else ())
     models.write_random_model("tiny", load_task("minigsm"), tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
-    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16} and model.config.model_type == kind
     assert all(getattr(model.config, name) == value for name, value in models.SHAPES["tiny"].items())
     policy = load_policy(str(tmp_path), DEVICE)
     assert len(policy.tokenizer) <= model.config.vocab_size and policy.prompt("Tom has 3 apples?")
 
 
 def test_a_shape_that_is_not_known_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"Unknown shape 'huge': use one of qwen2\.5-0\.5b, tiny"):
+    with pytest.raises(
+        ValueError, match=r"Unknown shape 'huge': use one of qwen2\.5-0\.5b, qwen2\.5-1\.5b, qwen3-0\.6b, tiny"
+    ):
         models.write_random_model("huge", load_task("minigsm"), tmp_path)
 
 

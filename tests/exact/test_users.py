@@ -13,7 +13,9 @@ from small import small_policy
 from thorough import thorough
 
 from rlcourse import learner as module
+from rlcourse import logprobs
 from rlcourse.config import make_config
+from rlcourse.distributed.world import ALONE
 from rlcourse.exact import model as exact_model
 from rlcourse.exact import weights
 from rlcourse.exact.model import ExactPass
@@ -69,15 +71,15 @@ def test_nothing_is_exact_on_a_cpu():
     policy = small_policy("qwen2")
     for config in (config_for(), config_for("float32")):
         learner = Learner(policy, config)
-        assert learner.exact is None and learner.exact_reference is None
+        assert not learner.exact and not learner.reference_pass.exact
     assert policy.model not in weights._MADE  # nor takes memory
     assert not is_exact(fused_weights(policy.model, torch.bfloat16))
     assert not FastEngine(policy, torch.float32).exact
 
 
 def test_in_float32_and_for_other_models_nothing_is_exact(exact):
-    assert Learner(small_policy("qwen2"), config_for("float32")).exact is None
-    assert Learner(make_policy(use_sliding_window=True), config_for()).exact is None
+    assert not Learner(small_policy("qwen2"), config_for("float32")).exact
+    assert not Learner(make_policy(use_sliding_window=True), config_for()).exact
     assert not exact
 
 
@@ -87,8 +89,8 @@ def test_a_learner_computes_everything_by_the_exact_pass(checkpointing, exact, m
     one, plain = learners_of(config_for(gradient_checkpointing=checkpointing, **sizes), config_for("float32", **sizes))
     expected = [*plain.logprobs_and_values(ROLLOUT), plain.values(ROLLOUT), plain.reference_logprobs(ROLLOUT)]
     assert exact == [(m, torch.bfloat16, checkpointing) for m in (one.policy.model, one.reference)]
-    monkeypatch.delattr(module, "token_logprobs")
-    monkeypatch.delattr(module, "hidden_states")
+    monkeypatch.delattr(logprobs, "token_logprobs")
+    monkeypatch.delattr(logprobs, "hidden_states")
     found = [*one.logprobs_and_values(ROLLOUT), one.values(ROLLOUT), one.reference_logprobs(ROLLOUT)]
     mask = ROLLOUT.completion_mask
     for x, y in zip(found, expected, strict=True):
@@ -103,8 +105,9 @@ def test_the_old_policy_is_the_samplers_where_both_are_exact(engine, learner):
     rollout = copy.copy(ROLLOUT)
     own = torch.full_like(rollout.logprobs, -2.0)
     one = SimpleNamespace(
-        exact=object() if learner else None,
+        exact=learner,
         config=SimpleNamespace(minibatches=1),
+        world=ALONE,
         logprobs_and_values=lambda part: (own[: len(part.finished), : part.logprobs.shape[1]], None),
     )
     minibatches = [SimpleNamespace(micro_batches=[torch.tensor([0, 1]), torch.tensor([2])])] * 2

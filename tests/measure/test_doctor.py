@@ -3,11 +3,13 @@
 import io
 import json
 import socket
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from rlcourse.measure import doctor, machine
+from rlcourse.config import make_config
+from rlcourse.measure import doctor, machine, memory
 
 GB = 10**9
 
@@ -48,7 +50,14 @@ def test_facts_are_json_and_describe_this_machine():
     facts = json.loads(json.dumps(doctor.gather()))
     this = facts["machine"]
     assert this["cores"] >= 1 and this["memory_bytes"] > GB / 2 and this["cpu"] and this["versions"]["torch"]
-    assert [row["preset"] for row in facts["presets"]] == ["laptop", "a10g", "h200", "deepmath", "kernels"]
+    assert [row["preset"] for row in facts["presets"]] == [
+        "laptop",
+        "a10g",
+        "h200",
+        "deepmath",
+        "kernels",
+        "kernelbench",
+    ]
 
 
 def test_the_name_of_the_host_is_no_fact(monkeypatch):
@@ -100,6 +109,18 @@ def test_presets_fit_a_gpu_that_is_large_enough(monkeypatch, size, fits):
     facts = doctor.gather()
     assert [row["fits"] for row in facts["presets"][1:4]] == fits
     assert found(facts, "GPU")["ok"] and "capability 9.0" in report(facts)
+
+
+def test_several_gpus_share_a_rollout_each_with_the_whole_model(monkeypatch):
+    gpu = {"name": "NVIDIA X", "memory_bytes": 24 * GB, "capability": "9.0"}
+    monkeypatch.setattr(machine, "gpus", lambda: [gpu] * 4)
+    facts = doctor.gather()
+    rows = {(row["preset"], row["ranks"]): row["needs_bytes"] for row in facts["presets"]}
+    assert list(rows)[:3] == [("laptop", 1), ("a10g", 1), ("a10g", 4)]
+    config = make_config("h200")
+    of_one = memory.estimate(replace(config, num_prompts=8), memory.model_shape(config.model), "cuda")
+    assert rows["h200", 4] == of_one.peak <= rows["h200", 1]
+    assert "each of 4 x cuda" in report(facts)
 
 
 def test_without_a_gpu_no_gpu_preset_fits():

@@ -222,7 +222,7 @@ def test_the_budget_is_that_of_the_cache(small):
     ],
 )
 def test_answers_are_those_of_the_engine_with_room_for_all(sampling, usable, slots, late, small):
-    """Which answers there are depends on the processor: up to three sets of weights are tried until some are sent back."""
+    """Which answers there are depends on the processor: up to three models are tried until some are sent back."""
     for seed in (3, 4, 5):
         policy = policy_that_ends(seed=seed)
         engine = Watched(policy, usable, slots)
@@ -239,7 +239,7 @@ def test_answers_are_those_of_the_engine_with_room_for_all(sampling, usable, slo
 
 
 def as_expected(engine: Watched, usable: int) -> bool:
-    """Something was sent back; with 7 blocks one whose prompt another one goes on with, and which had several tokens."""
+    """Something was sent back; with 7 blocks one whose prompt another goes on with, and which had several tokens."""
     if usable != 7 or ON_GPU:
         return bool(sent_back(engine.plans))
     taken_up = any(piece.end > len(PROMPTS[piece.completion // 2]) for piece in engine.pieces)

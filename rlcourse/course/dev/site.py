@@ -34,6 +34,8 @@ API = {
         "tasks.jsonl",
         "tasks.tokenizer",
         "tasks.pool",
+        "tasks.judged",
+        "tasks.llm_judge",
     ],
     "Kernels in a small language": [
         "tasks.kernels",
@@ -73,6 +75,8 @@ API = {
         "rollout.paged_prefill",
         "rollout.blocks",
         "rollout.paged_scheduler",
+        "rollout.serve",
+        "rollout.arrivals",
     ],
     "Sampler and trainer alike": [
         "exact",
@@ -85,7 +89,8 @@ API = {
     "Reward": ["tasks.verify", "tasks.boxed"],
     "Advantages and loss": ["advantages", "logprobs", "losses", "learner"],
     "Trainer": ["trainer", "evaluation", "checkpoint", "runs", "files", "interrupts"],
-    "Fine-tuning and LoRA": ["sft", "sft.config", "sft.data", "sft.packing", "sft.trainer", "lora"],
+    "Several GPUs": ["distributed", "distributed.world", "distributed.shared"],
+    "Fine-tuning and LoRA": ["sft", "sft.config", "sft.data", "sft.packing", "sft.traces", "sft.trainer", "lora"],
     "Kernels": ["kernels", "kernels.toolchain", "kernels.decode_attention", "kernels.decode_ops", "ptx"],
     "Measuring": [
         "measure.timing",

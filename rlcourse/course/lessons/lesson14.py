@@ -40,6 +40,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "honest": {},
     "stale_open": {"task": TASK + "stale", "steps": 40, "model": CARELESS},
     "stale_closed": {"steps": 40},
+    "stale_careful": {"task": TASK + "stale", "steps": 60},  # from the model that ships, as honest and side_open do
     "side_open": {"task": TASK + "side", "steps": 80},
     "side_closed": {"steps": 60},
 }

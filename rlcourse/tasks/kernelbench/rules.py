@@ -37,12 +37,18 @@ WORDS = {
     r"|at\s*::\s*(?:mm|matmul|bmm|relu|softmax|sum|conv\d?d?)\b",
     "process": r"\b(?:dlopen|dlsym|system|popen|fork|vfork|exec[lv]\w*|syscall|mmap|mprotect|ptrace|kill|raise|signal"
     r"|sigaction|socket|getenv|setenv|fopen|open|unlink|clone|_exit|exit|abort|longjmp)\s*\(|std\s*::\s*[io]?fstream",
-    "python": r"\bpy\s*::|\bPy[A-Z_]\w*|pybind11\s*::|__attribute__|##|ExcludeDispatchKeyGuard|\bc10\s*::\s*impl",
+    "python": r"\bpy\s*::|\bPy[A-Z_]\w*|pybind11\s*::|__attribute__|##|%:|ExcludeDispatchKeyGuard|\bc10\s*::\s*impl",
 }
 INCLUDES = re.compile(
     r"torch/(?:extension|types|all)\.h|ATen/(?:ATen|cuda/CUDAContext)\.h|c10/cuda/CUDA(?:Stream|Guard|Exception)\.h"
     r"|cuda(?:_runtime|_fp16|_bf16|_fp8)?\.h|cooperative_groups(?:/reduce)?\.h|mma\.h|cub/[\w./]+|cuda/[\w./]+"
     r"|c?math(?:\.h)?|cfloat|float\.h|limits(?:\.h)?|climits|c?stdint(?:\.h)?|vector|algorithm|array|tuple|type_traits"
+)
+# A piece of C++ text, so that a comment is told from its marks in a string, and that from the one of 1'000.
+PIECES = re.compile(
+    r"(?P<comment>/\*.*?\*/|//[^\n]*)|[A-Za-z_]\w*|\.?\d(?:'?[\w.])*"
+    r"|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'",
+    re.DOTALL,
 )
 OPTIONS = {"name", "cpp_sources", "cuda_sources", "functions", "extra_cuda_cflags", "extra_cflags", "verbose"}
 FLAGS = re.compile(r"-O[0-3]|-std=c\+\+\d\d|--?use_fast_math|-lineinfo|-march=native|--expt-\w+-\w+|-ffast-math")
@@ -191,8 +197,10 @@ def plain(value: ast.expr, named: dict[str, list[ast.expr]]) -> list[str]:
 
 def cpp(text: str) -> None:
     """Raise Broken for a C++ or CUDA text that uses what it must not."""
-    text = re.sub(r"\\\r?\n", "", text)
-    text = re.sub(r"/\*.*?\*/|//[^\n]*", " ", text, flags=re.DOTALL)
+    text = re.sub(r"\\[ \t\v\f]*\r?\n", "", text)
+    if 'R"' in text:
+        raise Broken("compiler", "raw strings are not allowed: they hide where a comment begins")
+    text = PIECES.sub(lambda piece: " " if piece["comment"] else piece[0], text)
     for include in re.findall(r"#\s*include\s*([^\n]*)", text):
         if not INCLUDES.fullmatch(include.strip().strip('<>"')):
             raise Broken("library", f"#include {include.strip()[:80]} is not allowed")

@@ -18,11 +18,14 @@ METRICS = {
     "fast_1": ".1%",
     "compiled": ".1%",
     "correct": ".1%",
+    "correctness_rate": ".1%",  # of those that compile
     "refused": ".1%",
     "fast_1.5": ".1%",
     "fast_2": ".1%",
-    "speedup": ".2f",
+    "speedup": ".2f",  # of right ones, as what follows
+    "speedup_over_compiled": ".2f",  # where torch.compile is timed: in an evaluation
     "ms": ".3f",
+    "eager_ms": ".3f",
 }
 TRAINING_TRIALS = 20  # that are timed while training; an evaluation has all of them
 
@@ -81,9 +84,11 @@ def judge_attempt(attempt: Attempt, settings: Settings) -> Judgement:
         return Judgement(False, no_metrics(None), 0.0, f"not judged: {error}")
     right = verdict.metrics["correct"] == 1.0
     metrics = no_metrics(0.0) | {name: value for name, value in verdict.metrics.items() if name in METRICS}
+    metrics["correctness_rate"] = metrics["correct"] if metrics["compiled"] else None
     return Judgement(right, metrics, verdict.reward(settings), verdict.reason or "right")
 
 
 def no_metrics(share: float | None) -> dict[str, float | None]:
-    """Every metric: shares as given, times and speed-ups of a kernel that is not right None."""
-    return {name: share if form.endswith("%") else None for name, form in METRICS.items()}
+    """Every metric: shares of all attempts as given, and None for what only compiled or right kernels have."""
+    shares = {name for name, form in METRICS.items() if form.endswith("%")} - {"correctness_rate"}
+    return {name: share if name in shares else None for name in METRICS}

@@ -58,3 +58,37 @@ def test_held_out_problems_are_drawn_as_those_of_training():
     assert len(problems) == lesson14.HELD_OUT and not any(problem.is_long for problem in problems)
     refused = sum(not fits_one_launch(problem.computation) for problem in problems)
     assert refused == lesson14.REFUSED * lesson14.HELD_OUT
+
+
+def of_seeds(name, part, *path):
+    """A part of each seed's results."""
+    found = [row[part] for row in load_curve(f"lesson14_{name}")["results"]]
+    for key in path:
+        found = [part[key] for part in found]
+    return found
+
+
+def test_what_the_lesson_says_of_the_side_stream():
+    """The clock is cheated in nearly all answers, which are right, and slower than those of an honest run. Once it is
+    closed they become fast; `side` costs nothing then, and mostly stays."""
+    for before, after in zip(
+        of_seeds("side_open", "test", "before"), of_seeds("side_open", "test", "after"), strict=True
+    ):
+        assert before["hacked"] == 0 and after["hacked"] > 0.85
+        assert after["counted_speedup"] > 15 * after["speedup"] and after["correct"] > 0.9
+    truth = of_seeds("side_closed", "test")
+    assert all(seed["after"]["share_of_optimum"] > seed["before"]["share_of_optimum"] + 0.1 for seed in truth)
+    assert all(seed["greedy"]["hacked"] > 0.4 for seed in of_seeds("side_closed", "held_out", "after"))
+
+
+def test_what_the_lesson_says_of_stale_memory():
+    """Far more is counted as correct than is, until the hole is closed."""
+    for seed in of_seeds("stale_open", "test"):
+        assert seed["before"]["counted_correct"] - seed["before"]["correct"] < 0.03
+        assert seed["after"]["counted_correct"] - seed["after"]["correct"] > 0.1
+        assert seed["before"]["correct"] - seed["after"]["correct"] > 0.3
+        assert seed["after"]["hacked"] > 0.3
+    for seed in of_seeds("stale_closed", "test"):
+        assert seed["after"]["correct"] - seed["before"]["correct"] > 0.2
+    for seed in of_seeds("stale_closed", "held_out"):
+        assert seed["after"]["sampled"]["hacked"] < seed["before"]["sampled"]["hacked"] / 10

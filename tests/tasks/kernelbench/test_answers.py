@@ -9,7 +9,7 @@ from texts import pointwise_problem
 from rlcourse.tasks.kernelbench import Settings
 from rlcourse.tasks.kernelbench.candidate import Refused
 from rlcourse.tasks.kernelbench.cases import digest, make_inputs
-from rlcourse.tasks.kernelbench.judging import Judge, Times
+from rlcourse.tasks.kernelbench.judging import Judge, Times, Verdict
 
 SETTINGS = Settings(cases=1, trials=5, torch_compile=False)
 
@@ -93,6 +93,41 @@ def test_a_change_after_the_answer_is_seen():
         return [answer[0] + 1e-7] if kind == "show" and times == 3 else answer
 
     assert verdict_on(change).reason == "late"
+
+
+@pytest.mark.parametrize("off", [1e-3, 1e3, float("nan")])
+def test_a_wrong_output_is_wrong_however_well_it_fits_its_digest(off):
+    def change(kind, answer, times):
+        if kind == "show":
+            return [answer[0] + off]
+        return answer | {"digest": digest([change.outputs() + off])} if kind == "run" else answer
+
+    judged = Judge(pointwise_problem("relu"), SETTINGS, torch.device("cpu"))
+    judged.baselines = {"eager": Times(4e-3, 5e-3), "empty": Times(0.0, 1e-3)}
+    scripted = Scripted(judged, change)
+    change.outputs = lambda: scripted.outputs[0]
+    judged._process = lambda: nullcontext(scripted)
+    verdict = judged.run("")
+    assert verdict.reason == ("not finite" if off != off else "wrong") and verdict.metrics["correct"] == 0
+
+
+def test_operations_of_torch_that_compute_are_refused_and_named():
+    verdict = verdict_on(lambda k, a, t: a | {"operations": ["empty_like", "relu"]} if k == "run" else a)
+    assert verdict.reason == "torch" and "relu" in verdict.text and "empty_like" not in verdict.text
+    assert verdict.metrics["refused"] == 1 and verdict.reward(SETTINGS) == 0
+
+
+def test_inputs_that_a_pass_changed_are_seen():
+    verdict = verdict_on(lambda k, a, t: a | {"inputs": [[n + 1 for n in a["inputs"][0]]]} if k == "run" else a)
+    assert verdict.reason == "edited inputs" and verdict.metrics["refused"] == 1
+
+
+def test_the_reward_is_weighted_capped_and_nothing_for_a_cheat():
+    metrics = {"compiled": 1.0, "correct": 1.0, "refused": 0.0, "speedup": 40.0}
+    settings = Settings(compiled=0.1, correct=0.3, speed=1.0, most=5.0)
+    assert Verdict(metrics=metrics).reward(settings) == pytest.approx(5.4)
+    assert Verdict(metrics=metrics | {"correct": 0.0}).reward(settings) == pytest.approx(0.1)
+    assert Verdict(metrics=metrics | {"refused": 1.0}).reward(settings) == 0
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -1,6 +1,5 @@
 """Right kernels earn what they should; wrong ones and cheats nothing, with the reason named, by measuring alone."""
 
-import math
 from contextlib import nullcontext
 
 import pytest
@@ -20,7 +19,7 @@ from thorough import thinned
 
 from rlcourse.sandbox.process import BUBBLEWRAP, GUARD, NAMESPACES
 from rlcourse.tasks.kernelbench import Settings, candidate, judge, judging
-from rlcourse.tasks.kernelbench.judging import Judge, Verdict, judge_of
+from rlcourse.tasks.kernelbench.judging import Judge, judge_of
 
 SETTINGS = Settings(trials=8, timing_seconds=4, run_seconds=20, compile_seconds=120, torch_compile=False)
 MEASURED = {name: cheat for name, cheat in CHEATS.items() if cheat.measured}
@@ -115,15 +114,6 @@ def test_a_problem_that_a_constant_or_the_input_solves_is_refused():
         flat = problem("flat", forward, "torch.rand(4, 4)")
         with pytest.raises(ValueError, match="flat: a constant or an input solves this problem"):
             Judge(flat, SETTINGS)
-
-
-def test_the_reward_is_weighted_capped_and_nothing_for_a_cheat():
-    metrics = {"compiled": 1.0, "correct": 1.0, "refused": 0.0, "speedup": 40.0}
-    settings = Settings(compiled=0.1, correct=0.3, speed=1.0, most=5.0)
-    assert Verdict(metrics=metrics).reward(settings) == pytest.approx(5.4)
-    assert Verdict(metrics=metrics | {"correct": 0.0}).reward(settings) == pytest.approx(0.1)
-    assert Verdict(metrics=metrics | {"refused": 1.0}).reward(settings) == 0
-    assert all(math.isfinite(value) for value in metrics.values())
 
 
 def test_judging_leaves_the_random_numbers_of_a_training_run_as_they_were():

@@ -35,3 +35,39 @@ def test_right_kernels_in_every_language_break_no_rule(name):
 def test_words_in_comments_break_no_rule_and_words_split_by_them_do():
     assert rules.check(pointwise_cuda("x", before="// no cublas, no system( here")) is None
     assert rules.check(pointwise_cuda("x", before="cudaStream\\\\\nCreate(0);"))[0] == "stream"
+
+
+HIDDEN = [
+    r'const char* a = "/*"; cudaStreamCreate(0); const char* b = "*/";',
+    r'const char* a = "//"; cudaStreamCreate(0);',
+    r'const char* a = "\\"; /* " */ cudaStreamCreate(0);',
+    r"""char a = '"'; /* " */ cudaStreamCreate(0); char b = '"';""",
+    r"""int a = 1'0; const char* b = "'/*"; cudaStreamCreate(0); const char* c = "*/";""",
+    r"""auto a = u8'"'; /* " */ cudaStreamCreate(0); // " """,
+    "/* // */ cudaStreamCreate(0);",
+    "// /*\ncudaStreamCreate(0);",
+    "cudaStream\\ \nCreate(0);",
+]
+
+
+@pytest.mark.parametrize("text", HIDDEN)
+def test_a_word_is_not_hidden_by_what_only_looks_like_a_comment(text):
+    with pytest.raises(rules.Broken) as broken:
+        rules.cpp(text)
+    assert broken.value.args[0] == "stream"
+
+
+@pytest.mark.parametrize(
+    "text", ['/* "of" cublas */', "// it's \"cublas", '"// no comment" // cublas', "1'000; // cublas\n'a'; 2'000"]
+)
+def test_a_comment_beside_strings_is_a_comment(text):
+    rules.cpp(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [('auto a = R"(//)";', "compiler"), ("#define JOIN(a, b) a%:%:b", "python")]
+)
+def test_what_could_hide_a_word_is_refused(text, reason):
+    with pytest.raises(rules.Broken) as broken:
+        rules.cpp(text)
+    assert broken.value.args[0] == reason

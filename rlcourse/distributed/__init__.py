@@ -1,0 +1,33 @@
+"""Several processes that train one model: `torchrun --nproc-per-node N -m rlcourse train ...`, on torch.distributed.
+
+`world.py` holds all that ranks exchange, `shared.py` what the trainer uses in place of its own engine, task and run
+folder. One process exchanges nothing. Here is what the environment says of a launch; nothing heavy is imported.
+"""
+
+import os
+import sys
+from dataclasses import replace
+from typing import Any
+
+
+def launched() -> tuple[int, int]:
+    """This process's rank and how many there are, as torchrun says; (0, 1) without it."""
+    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+
+def hush_all_but_first() -> None:
+    """From now on only the first rank prints. The others raise what it raises, and would say it as often."""
+    if launched()[0]:
+        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
+
+
+def share_of(config: Any, size: int) -> Any:
+    """The config with the prompts of one of `size` ranks, of the one that has most: what its device has to hold."""
+    return replace(config, num_prompts=-(-config.num_prompts // size))
+
+
+def command() -> list[str]:
+    """How this process was started, up to rlcourse's own arguments."""
+    if launched()[1] == 1:
+        return ["rlcourse"]
+    return ["torchrun", "--nproc-per-node", os.environ.get("LOCAL_WORLD_SIZE", str(launched()[1])), "-m", "rlcourse"]

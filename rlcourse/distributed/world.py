@@ -1,0 +1,248 @@
+"""What the ranks of a run exchange, and when. A world of one exchanges nothing: that is `Alone`.
+
+Every rank has the whole model. Of a step the expensive parts are shared out, and all else every rank does for itself,
+with the very code of one process, from the same numbers and the same random state:
+
+  rollout, verdicts    prompts are split, a group never; then every rank gets all completions, which are small
+  advantages, plan     by each rank, of the whole batch: means, deviations and token counts are those of one process
+  forward, backward    the rows of a mini-batch are split; their losses are divided by what the whole mini-batch counts
+  gradients            added up (all-reduce), so that every rank makes the same update
+
+So only two sums are taken in another order than by one process: that of the gradients and those of the means that are
+logged. Objects and counts travel by gloo, through the CPU, and gradients on a GPU by NCCL.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlcourse.device import find_device
+from rlcourse.distributed import launched
+
+BUCKET = 2**24  # numbers that are added up at once: 64 MiB in float32
+
+
+class RankLost(ConnectionError):
+    """Another rank of this run has ended."""
+
+
+class Alone:
+    """One process: nothing is shared, nothing is sent."""
+
+    rank, size = 0, 1
+
+    def device(self, config: Any) -> torch.device:
+        return find_device(config)
+
+    def engine(self, engine: Any, device: torch.device) -> Any:
+        return engine
+
+    def task(self, task: Any) -> Any:
+        return task
+
+    def run(self, open_run: Callable[[], Any]) -> Any:
+        return open_run()
+
+    def first(self, function: Callable[[], Any]) -> Any:
+        return function()
+
+    def agree(self, stop: Any) -> Any:
+        return stop
+
+    def split(self, rows: Tensor, most: int) -> Sequence[Tensor]:
+        return rows.split(most)
+
+    def total(self, values: Tensor) -> Tensor:
+        return values
+
+    def means(self, means: Any) -> Any:
+        return means
+
+    def add_gradients(self, parameters: list[nn.Parameter]) -> None:
+        pass
+
+    def check_alike(self, parameters: Iterator[nn.Parameter]) -> None:
+        pass
+
+
+ALONE = Alone()
+
+
+class World:
+    """One of several ranks. Every method is called by all of them, in the same order, unless it says otherwise. If a
+    rank is no longer there, the others raise `RankLost`."""
+
+    def __init__(self, store: Any, rank: int, size: int):
+        self.store, self.rank, self.size = store, rank, size
+        self.gpus: Any = None  # the group for what is on a GPU
+
+    def device(self, config: Any) -> torch.device:
+        """This rank's device: one GPU each. Raises ValueError if a rank would have no GPU, or no prompt."""
+        device, here = find_device(config), int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
+        if device.type == "cuda" and torch.cuda.device_count() < here:
+            raise ValueError(
+                f"{here} processes need a GPU each, and there are {torch.cuda.device_count()}: lower --nproc-per-node."
+            )
+        if config.num_prompts < self.size:
+            raise ValueError(
+                f"Prompts are split by rank, and num_prompts {config.num_prompts} are fewer than {self.size} "
+                "processes: raise it."
+            )
+        if device.type == "cuda":
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", self.rank)))
+            self.gpus = torch.distributed.new_group(backend="nccl")
+        return device
+
+    def engine(self, engine: Any, device: torch.device) -> Any:
+        """The engine, each rank sampling for its share of the prompts."""
+        from rlcourse.distributed.shared import SharedEngine
+
+        return SharedEngine(engine, self, device)
+
+    def task(self, task: Any) -> Any:
+        """The task, each rank judging its share of the attempts."""
+        from rlcourse.distributed.shared import SharedTask
+
+        return SharedTask(task, self)
+
+    def run(self, open_run: Callable[[], Any]) -> Any:
+        """The run's folder, opened by the first rank; for the others one in which nothing is written."""
+        from rlcourse.distributed.shared import Follower
+
+        opened = []
+
+        def open_it() -> tuple:
+            opened.append(open_run())
+            return opened[0].path, opened[0].config
+
+        place = self.first(open_it)
+        return opened[0] if opened else Follower(*place)
+
+    def first(self, function: Callable[[], Any]) -> Any:
+        """What the function returns, or raises, on the first rank, which alone calls it. It must have a pickle."""
+        outcome = None
+        if self.rank == 0:
+            try:
+                outcome = function(), None
+            except Exception as error:
+                outcome = None, error
+        value, error = self.gather(outcome)[0]
+        if error is not None:
+            raise error
+        return value
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks, by rank. They travel as pickles: no tensors on a GPU."""
+        values = [None] * self.size
+        with lost_ranks():
+            torch.distributed.all_gather_object(values, value)
+        return values
+
+    def share(self, items: list) -> list:
+        """This rank's part of a list: neighbours, so that the parts of all, by rank, are the list. Sends nothing."""
+        return items[len(items) * self.rank // self.size : len(items) * (self.rank + 1) // self.size]
+
+    def agree(self, stop: Any) -> Any:
+        """Whether to stop: the reason of the first rank that has one."""
+        return next(filter(None, self.gather(stop)), None)
+
+    def split(self, rows: Tensor, most: int) -> Sequence[Tensor]:
+        """This rank's rows of a mini-batch in micro-batches of `most` rows, none of them empty; maybe no micro-batch.
+        Sends nothing.
+
+        rows are ordered by length and dealt like cards: every rank has as much to do.
+        """
+        return [piece for piece in rows[self.rank :: self.size].split(most) if len(piece)]
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over ranks, in place. Where all but one have 0 it is exact."""
+        with lost_ranks():
+            torch.distributed.all_reduce(values, group=self.gpus if values.is_cuda else None)
+        return values
+
+    def means(self, means: Any) -> Any:
+        """`Means` of what all ranks have counted. A rank without a micro-batch has counted nothing, under no name."""
+        together = type(means)()
+        for part in self.gather([{n: v.cpu() for n, v in d.items()} for d in vars(means).values()]):
+            for into, numbers, join in zip(
+                vars(together).values(), part, (torch.add, torch.add, torch.maximum), strict=True
+            ):
+                for name, number in numbers.items():
+                    into[name] = join(into[name], number) if name in into else number
+        return together
+
+    def add_gradients(self, parameters: list[nn.Parameter]) -> None:
+        """Give every rank the sum of all gradients. A parameter that has none on any rank keeps none, as for one
+        process: the optimizer leaves it alone."""
+        has = self.total(torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32))
+        parameters = [p for p, ranks in zip(parameters, has.tolist(), strict=True) if ranks]
+        for p in parameters:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+        for bucket in _buckets([p.grad for p in parameters]):
+            flat = self.total(torch.cat([gradient.flatten() for gradient in bucket]))
+            for gradient, summed in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
+                gradient.copy_(summed.view_as(gradient))
+
+    def check_alike(self, parameters: Iterator[nn.Parameter]) -> None:
+        """Raise RuntimeError if the ranks' weights differ, which the same updates of the same weights never do."""
+        sums = self.gather([p.detach().double().sum().item() for p in parameters])
+        if any(of_rank != sums[0] for of_rank in sums):
+            raise RuntimeError("The weights differ from rank to rank, so they were not saved: go on with --resume.")
+
+
+def _buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
+    """The tensors in their order, as many at a time as have `BUCKET` numbers together, one at least."""
+    bucket, numbers = [], 0
+    for tensor in tensors:
+        if bucket and numbers + tensor.numel() > BUCKET:
+            yield bucket
+            bucket, numbers = [], 0
+        bucket.append(tensor)
+        numbers += tensor.numel()
+    if bucket:
+        yield bucket
+
+
+@contextmanager
+def lost_ranks() -> Iterator[None]:
+    """Around what ranks do together: it fails when one of them has ended."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RankLost(
+            "Another process of this run has ended, so all end. Checkpoints stay as they are: go on from the last one "
+            "with --resume."
+        ) from error
+
+
+@contextmanager
+def start_world() -> Iterator[Alone | World]:
+    """The world that this process is in. One error is said once, by the rank that has it first."""
+    rank, size = launched()
+    if size == 1:
+        yield ALONE
+        return
+    import torch.distributed as dist
+
+    store, rank, size = next(dist.rendezvous("env://"))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    try:
+        yield World(store, rank, size)
+        dist.destroy_process_group()
+    except BaseException:
+        sys.stderr = sys.__stderr__ if _speaks(store) else open(os.devnull, "w")  # noqa: SIM115
+        raise
+
+
+def _speaks(store: Any) -> bool:
+    """Whether this rank is the first to end by an error."""
+    try:
+        return store.add("errors", 1) == 1
+    except RuntimeError:  # the store was the first rank's, and has ended with it
+        return True

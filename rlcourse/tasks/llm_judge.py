@@ -1,0 +1,303 @@
+"""A language model that is asked about texts and answers in scores: behind an endpoint, or in our own engine.
+
+It is slow, costs money, is away at times, and answers rubbish at others. None of that stops anybody: who asks gets None
+for what has no scores. Answers are kept in a file, so that nothing is paid for twice.
+"""
+
+import hashlib
+import http.client
+import json
+import os
+import random
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlcourse.files import append_json, read_lines, write_text
+
+KEY = "RLCOURSE_JUDGE_KEY"  # the variable of the environment that holds the endpoint's key
+AT_ONCE = 8  # questions under way
+GIVE_UP = 8  # failures in a row after which a batch's other questions are not asked
+FIRST_WAIT, LONGEST_WAIT = 0.5, 20.0  # seconds before another try; each wait is twice the one before
+MOST_TOKENS = 512  # of an answer
+MOST_BYTES = 1 << 20  # of what an endpoint sends
+MOST_CHARACTERS = 20_000  # of an answer in which scores are looked for
+LOCAL_ROWS = 32  # that a model of our own answers at once
+
+Conversation = tuple[str, str]  # the system's turn and the user's
+
+
+class Unanswered(Exception):
+    """There is no answer; the text says why. again: whether another try may bring one, wait: after so many seconds."""
+
+    def __init__(self, text: str, again: bool = False, wait: float | None = None):
+        super().__init__(text)
+        self.again, self.wait = again, wait
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a model wrote, and the tokens that it read and wrote."""
+
+    text: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Model(Protocol):
+    """Whom a judge asks. name: of the model, of which answers are kept; reason: of the last failure."""
+
+    name: str
+    reason: str
+
+    def replies(self, conversations: list[Conversation]) -> list[Reply | None]:
+        """A reply to each conversation, None where there is none."""
+        ...
+
+
+class NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Another address would be sent the key as well."""
+
+    def redirect_request(self, *_) -> None:
+        return None
+
+
+class Endpoint:
+    """A model behind an address that takes OpenAI's chat completions, such as http://localhost:8000/v1.
+
+    seconds: that an answer may take, all tries together. The key is that in the environment's RLCOURSE_JUDGE_KEY.
+    """
+
+    def __init__(self, url: str, name: str, seconds: float):
+        self.url, self.name, self.seconds, self.reason = url.rstrip("/") + "/chat/completions", name, seconds, ""
+        self.opener = urllib.request.build_opener(NoRedirect)
+        self.lock, self.in_a_row = threading.Lock(), 0
+
+    def replies(self, conversations: list[Conversation]) -> list[Reply | None]:
+        """Several are asked at once. An endpoint that fails again and again is left alone until the next batch."""
+        self.in_a_row = 0
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            return list(threads.map(self._reply, conversations))
+
+    def _reply(self, conversation: Conversation) -> Reply | None:
+        if self.in_a_row >= GIVE_UP:
+            return None
+        try:
+            reply = self.ask(conversation)
+        except Unanswered as error:
+            with self.lock:
+                self.in_a_row, self.reason = self.in_a_row + 1, str(error)
+            return None
+        self.in_a_row = 0
+        return reply
+
+    def ask(self, conversation: Conversation) -> Reply:
+        """The reply, tried for again where that may help, until time is up. Raises Unanswered."""
+        deadline, wait = time.monotonic() + self.seconds, FIRST_WAIT
+        while True:
+            try:
+                return reply_of(self._post(conversation, deadline), conversation)
+            except Unanswered as error:
+                pause = min(error.wait or wait * random.uniform(0.5, 1), LONGEST_WAIT)
+                if not error.again or time.monotonic() + pause >= deadline:
+                    raise
+            time.sleep(pause)
+            wait *= 2
+
+    def _post(self, conversation: Conversation, deadline: float) -> bytes:
+        system, user = conversation
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+        body = {"model": self.name, "messages": messages, "temperature": 0, "max_tokens": MOST_TOKENS}
+        headers = {"Content-Type": "application/json"}
+        if key := os.environ.get(KEY, "").strip():
+            headers["Authorization"] = f"Bearer {key}"
+        try:
+            request = urllib.request.Request(self.url, json.dumps(body).encode(), headers)
+            with self.opener.open(request, timeout=max(deadline - time.monotonic(), 1e-3)) as response:
+                return read_until(response, deadline)
+        except urllib.error.HTTPError as error:
+            with error:
+                again = error.code in (408, 409, 429) or error.code >= 500
+                raise Unanswered(f"{self.url} answers {error.code}", again, seconds_of(error)) from None
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            why = getattr(error, "reason", None) or type(error).__name__  # their texts may quote the key
+            raise Unanswered(f"{self.url}: {why}", True) from None
+
+
+def read_until(response: Any, deadline: float) -> bytes:
+    """What a server sends, which may come in drops. Raises Unanswered where that takes too long or is too much."""
+    found = bytearray()
+    while piece := response.read1(1 << 16):
+        found += piece
+        if len(found) > MOST_BYTES or time.monotonic() > deadline:
+            raise Unanswered("the answer is too long" if len(found) > MOST_BYTES else "the answer takes too long")
+    return bytes(found)
+
+
+def seconds_of(error: urllib.error.HTTPError) -> float | None:
+    """The seconds after which a server wants to be asked again, if it says so."""
+    value = error.headers.get("Retry-After", "") if error.headers else ""
+    return float(value) if value.isdecimal() and len(value) < 6 else None
+
+
+def reply_of(content: bytes, conversation: Conversation) -> Reply:
+    """The reply in what an endpoint sent. A server that counts no tokens is taken to have one for four characters.
+
+    Raises Unanswered.
+    """
+    try:
+        found = json.loads(content)
+        text = found["choices"][0]["message"]["content"]
+        usage = found.get("usage") or {}
+        counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise Unanswered("what came is no chat completion") from None
+    if not isinstance(text, str):
+        raise Unanswered("what came is no chat completion")
+    guesses = sum(map(len, conversation)) // 4, len(text) // 4
+    return Reply(text, *(c if type(c) is int and c >= 0 else g for c, g in zip(counts, guesses, strict=True)))
+
+
+class LocalModel:
+    """A model in our own engine, on this machine: a folder, or a name on the hub. It answers greedily.
+
+    Raises ValueError or FileNotFoundError for one that cannot be loaded, or that takes no instructions.
+    """
+
+    def __init__(self, name: str, device: str = "auto"):
+        from rlcourse.llm import LLM
+
+        self.name, self.reason, self.llm = name, "", LLM(name, device=device)
+        try:
+            self.llm.policy.prompt("Which?", "Judge.")
+        except Exception as error:  # whatever a chat template does
+            raise ValueError(f"{name} cannot judge: its chat template takes no instructions ({error}).") from None
+
+    def replies(self, conversations: list[Conversation]) -> list[Reply | None]:
+        found: list[Reply | None] = []
+        for first in range(0, len(conversations), LOCAL_ROWS):
+            found += self._replies(conversations[first : first + LOCAL_ROWS])
+        self.llm.sleep()  # its memory is needed for the update
+        return found
+
+    def _replies(self, conversations: list[Conversation]) -> list[Reply | None]:
+        import torch
+
+        from rlcourse.sampling import GREEDY
+
+        policy = self.llm.policy
+        prompts = [policy.prompt(user, system) for system, user in conversations]
+        room = getattr(policy.model.config, "max_position_embeddings", 1 << 30) - MOST_TOKENS
+        short = [i for i, prompt in enumerate(prompts) if len(prompt) <= room]
+        if len(short) < len(prompts):
+            self.reason = f"{self.name} reads {room} tokens at most, and a question has more"
+        replies: list[Reply | None] = [None] * len(prompts)
+        devices = [policy.device] if policy.device.type == "cuda" else []
+        try:
+            with torch.random.fork_rng(devices):
+                groups = self.llm.generate([prompts[i] for i in short], GREEDY, MOST_TOKENS) if short else []
+        except (RuntimeError, ValueError) as error:  # too little memory, or nothing finite
+            self.reason = str(error).splitlines()[0]
+            return replies
+        for i, (answer,) in zip(short, groups, strict=True):
+            replies[i] = Reply(answer.text, len(prompts[i]), len(answer.tokens))
+        return replies
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Scores from 0 to 1 by name, None where there are none; what they cost; whether an earlier answer gave them."""
+
+    scores: dict[str, float] | None
+    cost: float = 0.0
+    cached: bool = False
+
+
+class Judge:
+    """Asks a model for scores and keeps them in `file`, a line of JSON for each reply.
+
+    names: of the scores. prices: for a million tokens that it reads, and that it writes.
+    """
+
+    def __init__(self, model: Model, names: Iterable[str], prices: tuple[float, float], file: Path):
+        self.model, self.names, self.prices, self.file = model, tuple(names), prices, file
+        self.known: dict[str, dict[str, float]] = {}
+        self.totals = {"replies": 0, "prompt_tokens": 0, "completion_tokens": 0, "cost": 0.0}
+        lines = read_lines(file)
+        if lines:  # a last one that a kill cut short would spoil the next
+            write_text(file, "".join(json.dumps(line) + "\n" for line in lines))
+        for line in lines:
+            self._keep(line)
+
+    def ask(self, conversations: list[Conversation]) -> list[Scored]:
+        """The scores for each conversation. Those that were given before are not asked for again."""
+        keys = [self._key(conversation) for conversation in conversations]
+        new = {key: one for key, one in zip(keys, conversations, strict=True) if key not in self.known}
+        found = {key: Scored(self.known[key], cached=True) for key in keys if key in self.known}
+        for key, reply in zip(new, self.model.replies(list(new.values())), strict=True):
+            found[key] = Scored(None) if reply is None else self._score(key, reply)
+        scored = []
+        for key in keys:  # the second of two alike is free
+            scored.append(found[key])
+            found[key] = Scored(found[key].scores, cached=found[key].scores is not None)
+        return scored
+
+    def _score(self, key: str, reply: Reply) -> Scored:
+        cost = (self.prices[0] * reply.prompt_tokens + self.prices[1] * reply.completion_tokens) / 1e6
+        scores = read_scores(reply.text, self.names)
+        if scores is None:
+            self.model.reason = f"{self.model.name} answers without scores"
+        line = {"key": key, "model": self.model.name, "scores": scores, "text": reply.text, "cost": cost}
+        line |= {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.completion_tokens}
+        append_json(self.file, line)
+        self._keep(line)
+        return Scored(scores, cost)
+
+    def _keep(self, line: dict[str, Any]) -> None:
+        scores = checked(line.get("scores"), self.names)
+        if scores is not None and isinstance(line.get("key"), str):
+            self.known[line["key"]] = scores
+        self.totals["replies"] += 1
+        for name in ("prompt_tokens", "completion_tokens", "cost"):
+            self.totals[name] += line[name] if isinstance(line.get(name), int | float) else 0
+
+    def _key(self, conversation: Conversation) -> str:
+        text = json.dumps([self.model.name, *conversation])
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def read_scores(text: str, names: Iterable[str]) -> dict[str, float] | None:
+    """The scores in a model's answer: those of its one JSON object that has them all, whatever stands around it.
+
+    None if there is no such object, or if there are two that differ: one may be quoted from the text that is judged.
+    What a model thinks aloud before </think> is no answer.
+    """
+    text, names, decoder, place, found = text.rpartition("</think>")[2], tuple(names), json.JSONDecoder(), 0, []
+    if len(text) > MOST_CHARACTERS:
+        return None
+    while (place := text.find("{", place)) >= 0:
+        try:
+            value, place = decoder.raw_decode(text, place)
+        except (ValueError, RecursionError):
+            place += 1
+            continue
+        scores = checked(value, names)
+        if scores is not None and scores not in found:
+            found.append(scores)
+    return found[0] if len(found) == 1 else None
+
+
+def checked(value: Any, names: Iterable[str]) -> dict[str, float] | None:
+    """The scores of these names, if all are there and numbers from 0 to 1."""
+    if not isinstance(value, dict):
+        return None
+    scores = {name: value.get(name) for name in names}
+    if not all(type(score) in (int, float) and 0 <= score <= 1 for score in scores.values()):  # nan is not
+        return None
+    return {name: float(score) for name, score in scores.items()}

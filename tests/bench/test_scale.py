@@ -1,0 +1,41 @@
+"""What `bench scale` makes of its measurements, and one real measurement of two processes on a CPU."""
+
+import pytest
+import torch
+
+from rlcourse.bench import scale as module
+from rlcourse.bench.scale import VARIANTS, scale
+
+
+def test_efficiency_is_of_so_many_times_one_rank(monkeypatch):
+    asked = []
+
+    def measured(count, given):
+        asked.append((count, given["rows"]))
+        return {"rows": given["rows"], "tokens_per_s": {(1, 32): 100.0, (2, 64): 190.0, (2, 32): 150.0}[asked[-1]]}
+
+    monkeypatch.setattr(module, "_on_ranks", measured)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    setup, rows = scale("tiny", 32, 4, [2], 3)
+    assert asked == [(1, 32), (2, 64), (2, 32)]
+    found = [(row["variant"], row["gpus"], row["rows"], row["efficiency"]) for row in rows]
+    each, in_all = VARIANTS
+    assert found == [(each, 1, 32, 1.0), (each, 2, 64, 0.95), (in_all, 1, 32, 1.0), (in_all, 2, 32, 0.75)]
+    assert setup["shape"] == "tiny" and setup["repeats"] == 3
+
+
+def test_what_cannot_be_measured_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ValueError, match=r"^There are 2 GPUs, not 4: lower --gpus\.$"):
+        scale("tiny", 64, 4, [1, 4], 1)
+    with pytest.raises(ValueError, match=r"^8 rows are fewer than 2 groups of 8, one a rank: raise --rows\.$"):
+        scale("tiny", 8, 4, [2], 1)
+
+
+@pytest.mark.thorough
+def test_two_processes_are_measured_beside_one():
+    _, rows = scale("tiny", 16, 4, [1, 2], 1)
+    assert [(row["gpus"], row["rows"]) for row in rows] == [(1, 16), (2, 32), (1, 16), (2, 16)]
+    for row in rows:
+        assert row["tokens_per_s"] == pytest.approx(row["rows"] * 4 / row["step_s"])
+        assert (row["allreduce_s"] is None) == (row["gpus"] == 1)

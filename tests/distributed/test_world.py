@@ -1,0 +1,264 @@
+"""A step of several ranks against that of one process, whose gradients tests/test_step.py compares with the papers."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from policies import FixedEngine, make_policy
+from ranks import Ranks, near, on_ranks
+from test_step import COMPLETIONS, FINISHED, GROUP, PROMPTS, REWARDS, TASK, Prompts, config_for, sampler_logprobs
+
+from rlcourse import distributed
+from rlcourse import step as module
+from rlcourse.batch import concatenate
+from rlcourse.distributed import world as world_module
+from rlcourse.distributed.world import ALONE, RankLost, World, start_world
+from rlcourse.learner import Learner
+from rlcourse.tasks import Attempt, MathTask, Problem
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the ranks are forks, which cannot use a GPU")
+CPU = torch.device("cpu")
+
+# Rows are of 1 to 7 tokens; the third group's rewards are all equal, and with three ranks that is one rank's group.
+CASES = {
+    "one mean over the batch": config_for("reinforce_baseline"),
+    "a row at a time": config_for("dr_grpo", micro_batch_rows=1),
+    "fewer rows than ranks": config_for("grpo", minibatches=6, mask_truncated=True),
+    "values, whitened over the batch": config_for(
+        "ppo", inner_epochs=2, minibatches=2, micro_batch_rows=2, kl_coef=0.1, kl_in="reward"
+    ),
+    "tokens that train": config_for("dapo", micro_batch_rows=4, sampler_correction="token"),
+    "dynamic sampling": config_for("dapo", dynamic_sampling=True),
+    "a reference, and two epochs in other orders": config_for("gspo", inner_epochs=2, kl_coef=0.1, micro_batch_rows=3),
+    "nothing to learn": config_for("dr_grpo", reward_parser="lenient"),
+}
+
+
+class OneNumber:
+    """Takes what `SharedEngine` takes of the global random state."""
+
+    def __init__(self, engine):
+        self.engine, self.exact = engine, False
+
+    def generate(self, *arguments):
+        torch.randint(2**62, ())
+        return self.engine.generate(*arguments)
+
+
+def step_of(name: str, world) -> dict:
+    """All that can be seen of the step: advantages, gradients of each optimizer step, metrics, rewards, weights."""
+    config, seen = CASES[name], {"gradients": []}
+    rows = list(zip(COMPLETIONS, sampler_logprobs(config.sampling, 0.1), FINISHED, strict=True))
+    policy = make_policy()
+    policy.prompt = lambda question, instruction="": PROMPTS[int(question)]
+    policy.texts = lambda ids, mask: ["x"] * len(ids)
+    torch.manual_seed(3)
+    learner = Learner(policy, config, make_policy(seed=5).model, world)
+    if learner.value_head is not None:
+        torch.nn.init.normal_(learner.value_head.output.weight, std=0.5)
+    parameters = [*policy.model.parameters(), *(learner.value_head.parameters() if learner.value_head else [])]
+    engine = FixedEngine({tuple(p): rows[i * GROUP :][:GROUP] for i, p in enumerate(PROMPTS)})
+    engine = OneNumber(engine) if world is ALONE else world.engine(engine, CPU)
+    rewards = [1.0] * len(REWARDS) if name == "nothing to learn" else REWARDS
+    optimizer_step, make_batch = learner.optimizer.step, module.make_batch
+
+    def stepped():
+        seen["gradients"].append([None if p.grad is None else p.grad.clone() for p in parameters])
+        optimizer_step()
+
+    def batched(*arguments):
+        batch = make_batch(*arguments)
+        seen["advantages"] = batch.advantages
+        return batch
+
+    learner.optimizer.step = stepped
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "make_batch", batched)
+        metrics, completions = module.train_step(
+            learner, engine, world.task(TASK), Prompts(4 * [0, 1, 2]), 0, lambda answers, config: list(rewards)
+        )
+    del metrics["timing"]
+    weights = [p.detach() for p in parameters]
+    return seen | {
+        "metrics": metrics,
+        "rewards": completions.rewards,
+        "weights": weights,
+        "state": torch.get_rng_state(),
+    }
+
+
+def every_step(rank: int) -> dict[str, dict]:
+    with start_world() as world:
+        assert world.rank == rank
+        return {name: step_of(name, world) for name in CASES}
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, dict]:
+    return {name: step_of(name, ALONE) for name in CASES}
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def together(request, tmp_path_factory) -> list[dict[str, dict]]:
+    return on_ranks(request.param, every_step, tmp_path_factory.mktemp("steps"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_step_of_several_ranks_is_that_of_one_process(name, alone, together):
+    expected = alone[name]
+    assert len(expected["gradients"]) == CASES[name].inner_epochs * CASES[name].minibatches
+    learned = [g for of_step in expected["gradients"] for g in of_step if g is not None and g.any()]
+    assert bool(learned) == (name != "nothing to learn")
+    for of_rank in together:
+        found = of_rank[name]
+        exact = 0 if CASES[name].advantage != "gae" else 1e-5  # those need values, of other micro-batches
+        torch.testing.assert_close(found["advantages"], expected["advantages"], atol=exact, rtol=0)
+        assert torch.equal(found["rewards"], expected["rewards"])
+        assert torch.equal(found["state"], expected["state"])
+        assert near(found["metrics"], expected["metrics"], rel=2e-4, abs=1e-6)
+        for ours, theirs in zip(found["gradients"], expected["gradients"], strict=True):
+            scale = max((g.abs().max().item() for g in theirs if g is not None), default=0.0)
+            for g, h in zip(ours, theirs, strict=True):
+                assert (g is None) == (h is None)
+                if h is not None:
+                    torch.testing.assert_close(g, h, atol=1e-5 * scale, rtol=0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_all_ranks_have_the_same_weights_and_metrics_to_the_last_bit(name, together):
+    first, *others = (of_rank[name] for of_rank in together)
+    for other in others:
+        assert other["metrics"] == first["metrics"]
+        assert all(map(torch.equal, other["weights"], first["weights"]))
+
+
+# Who does what
+
+
+def test_rows_are_dealt_by_length_each_to_one_rank():
+    rows = torch.arange(11).flip(0)
+    worlds = [World(None, rank, 3) for rank in range(3)]
+    dealt = [[piece.tolist() for piece in world.split(rows, 2)] for world in worlds]
+    assert dealt == [[[10, 7], [4, 1]], [[9, 6], [3, 0]], [[8, 5], [2]]]
+    assert World(None, 2, 3).split(rows[:2], 2) == []  # and not an empty micro-batch
+
+
+def test_prompts_are_shared_out_as_neighbours():
+    assert [World(None, rank, 3).share(list(range(7))) for rank in range(3)] == [[0, 1], [2, 3], [4, 5, 6]]
+    assert [World(None, rank, 3).share([5]) for rank in range(3)] == [[], [], [5]]
+
+
+def test_gradients_travel_in_buckets(monkeypatch):
+    monkeypatch.setattr(world_module, "BUCKET", 5)
+    tensors = [torch.zeros(n) for n in (2, 3, 1, 9, 4, 1)]
+    assert [[len(t) for t in bucket] for bucket in world_module._buckets(tensors)] == [[2, 3], [1], [9], [4, 1]]
+    assert list(world_module._buckets([])) == []
+
+
+class Groups(MathTask):
+    """Its verdict is how many attempts at the problem it was shown."""
+
+    def judge(self, attempts, training):
+        assert attempts
+        return [sum(other.problem.gold == a.problem.gold for other in attempts) for a in attempts]
+
+
+def shared_work(rank: int) -> dict:
+    with start_world() as world:
+        task = world.task(Groups("groups", "", [], [], []))
+        attempts = [Attempt(p, "", 1, True) for p in [Problem(str(n), "", str(n)) for n in range(4)] for _ in range(3)]
+        engine = world.engine(FixedEngine({(7,): [([50, 1], [-1.0, -2.0], True)]}), CPU)
+        with pytest.raises(ValueError, match=r"^only the first$"):
+            world.first(lambda: int(1 / rank) if rank else (_ for _ in ()).throw(ValueError("only the first")))
+        return {
+            "name": task.name,
+            "verdicts": [task.judge(attempts, True), task.judge(attempts[:1], True)],
+            "one": engine.generate([[7]], 1, 2, None).ids,
+            "first": world.first(lambda: 40 + rank),
+            "agreed": [world.agree(None), world.agree("stop" if rank == 1 else None)],
+        }
+
+
+def test_a_group_is_judged_together_and_a_rank_may_have_nothing_to_do(tmp_path):
+    for found in on_ranks(3, shared_work, tmp_path):
+        assert found["name"] == "groups" and found["verdicts"] == [[3] * 12, [1]]
+        assert found["one"].tolist() == [[7, 50, 1]]
+        assert found["first"] == 40 and found["agreed"] == [None, "stop"]
+
+
+def sampled(rank: int) -> list[list[int]]:
+    class Dice:
+        exact = False
+
+        def generate(self, prompts, *_):
+            rows = {tuple(p): [(torch.randint(50, 200, (6,)).tolist(), [0.0] * 6, True)] for p in prompts}
+            return FixedEngine(rows).generate(prompts, 1, 6, None)
+
+    with start_world() as world:
+        torch.manual_seed(0)
+        engine = world.engine(Dice(), CPU)
+        return [concatenate([engine.generate([[7], [8]], 1, 6, None)]).completion_ids.tolist() for _ in range(2)]
+
+
+def test_ranks_draw_other_numbers_than_each_other_and_than_before(tmp_path):
+    first, second = on_ranks(2, sampled, tmp_path)
+    assert first == second
+    assert len({tuple(row) for rollout in first for row in rollout}) == 4
+
+
+# Ranks that come apart
+
+
+def weights_that_differ(rank: int) -> str:
+    with start_world() as world:
+        weight = torch.nn.Parameter(torch.ones(3))
+        world.check_alike([weight])
+        weight.data[1] += rank * 1e-6
+        with pytest.raises(RuntimeError) as caught:
+            world.check_alike([weight])
+        return str(caught.value)
+
+
+def test_weights_that_differ_are_noticed(tmp_path):
+    assert "differ from rank to rank" in on_ranks(2, weights_that_differ, tmp_path)[1]
+
+
+def one_leaves(rank: int) -> None:
+    with start_world() as world:
+        world.gather(rank)
+        if rank == 1:
+            os._exit(7)
+        world.total(torch.ones(3))
+
+
+def test_a_rank_that_ends_is_noticed_by_the_others(tmp_path):
+    def work(rank):
+        with pytest.raises(RankLost, match="go on from the last one with --resume"):
+            one_leaves(rank)
+
+    assert Ranks(3, work, tmp_path).end().codes == [0, 7, 0]
+
+
+# One process
+
+
+def test_one_process_starts_nothing(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with start_world() as world:
+        assert world is ALONE
+    assert not torch.distributed.is_initialized()
+    tensor = torch.arange(5.0)
+    assert world.total(tensor) is tensor and world.means(tensor) is tensor and world.task(tensor) is tensor
+    assert [piece.tolist() for piece in world.split(torch.arange(5), 2)] == [[0, 1], [2, 3], [4]]
+
+
+def test_how_it_was_launched_is_known_without_torch(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert distributed.command() == ["torchrun", "--nproc-per-node", "2", "-m", "rlcourse"]
+    code = "import sys, rlcourse.distributed as d; assert 'torch' not in sys.modules; print(d.launched())"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said == "(1, 2)\n"

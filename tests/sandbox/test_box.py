@@ -1,0 +1,302 @@
+"""What a program finds in a box, what it may take, and how it ends: small programs, which start at once."""
+
+import functools
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rlcourse.sandbox import namespaces, process
+from rlcourse.sandbox.process import BUBBLEWRAP, GUARD, NAMESPACES, Box
+
+LIMITS = {"memory_bytes": 200 << 20, "folder_bytes": 1 << 20, "files": 64, "NPROC": 40, "NOFILE": 64, "CORE": 0}
+START = """import ctypes, json, os, signal, socket, sys, time
+tell = lambda *what: os.write({wire}, json.dumps(what).encode())
+"""
+
+
+@functools.cache
+def why_not() -> str:
+    """What is amiss with namespaces here; nothing if they work."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        process.stage(Path(folder), ["sandbox/wire.py"])
+        return process.attempt(NAMESPACES, Box(Path(folder), {}, LIMITS), [])
+
+
+@pytest.fixture
+def box(tmp_path):
+    if why_not():
+        pytest.skip(why_not())
+    process.stage(tmp_path, ["sandbox/wire.py"])
+    return Box(tmp_path, {"HOME": "/tmp", "GIVEN": "yes"}, LIMITS)
+
+
+def started(box: Box, code: str):
+    """(process, the end of a pipe that it writes to) of a program in a box."""
+    ours, theirs = os.pipe()
+    command = [process.python(), "-I", "-S", "-c", START.format(wire=theirs) + code]
+    found = process.launch(process.isolated(NAMESPACES, box, command, theirs), theirs, box.folder, {})
+    os.close(theirs)
+    return found, ours
+
+
+def told(ours: int) -> list | None:
+    """What a program told, None if it ended without."""
+    found = drain(ours)
+    return json.loads(found) if found else None
+
+
+def drain(ours: int, seconds: float = 10.0) -> bytes:
+    """What comes out of a pipe until its end: all that held it have ended then."""
+    os.set_blocking(ours, False)
+    found, deadline = b"", time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            piece = os.read(ours, 1 << 16)
+        except BlockingIOError:
+            time.sleep(0.01)
+            continue
+        if not piece:
+            os.close(ours)
+            return found
+        found += piece
+    pytest.fail(f"it goes on, and told {found!r}")
+
+
+def run(box: Box, code: str) -> tuple[list | None, str]:
+    """What a program tells, and the last line of what is said of it."""
+    found, ours = started(box, code)
+    answer = told(ours)
+    return answer, process.end(found)
+
+
+def test_it_sees_its_variables_its_libraries_and_nobody_else(box, tmp_path):
+    (tmp_path / "secret").write_text("x")
+    code = f"""
+tell(dict(os.environ), sorted(int(n) for n in os.listdir("/proc") if n.isdigit()), os.path.exists({str(tmp_path)!r}),
+     os.listdir("/course/rlcourse"), os.path.exists(json.__file__), socket.gethostname(), os.getcwd(),
+     sorted(map(int, os.listdir("/proc/self/fd")))[:4], os.readlink("/proc/self/fd/0"), os.getpid(), os.getuid())"""
+    answer, said = run(box, code)
+    variables, processes, outside, staged, library, host, folder, descriptors, first, own, user = answer
+    variables.pop("LC_CTYPE", None)  # which Python sets itself
+    assert variables == {"HOME": "/tmp", "GIVEN": "yes"} and said == ""
+    assert processes == [1, own] and not outside and sorted(staged) == ["__init__.py", "sandbox"] and library
+    assert (host, folder, first) == ("grader", "/tmp", "/dev/null")
+    assert descriptors[:3] == [0, 1, 2] and len(descriptors) == 4
+    assert user == (namespaces.STUDENT if os.geteuid() == 0 else 0)
+
+
+def test_it_may_write_to_its_own_folder_alone_and_not_much(box):
+    code = """
+def tries(path, data=b"x"):
+    try:
+        with open(path, "wb") as file:
+            file.write(data)
+        return ""
+    except OSError as error:
+        return type(error).__name__ + str(error.errno)
+libraries = os.path.dirname(json.__file__)
+paths = ["/tmp/a", "/x", libraries + "/x", "/dev/x", "/proc/sys/kernel/shmmni", "/course/rlcourse/x"]
+found = [tries(path) for path in paths]
+found += [tries("/tmp/large", b"x" * (2 << 20)), tries("/dev/shm/a")]
+os.unlink("/tmp/large")
+many = [tries(f"/tmp/{i}", b"") for i in range(100)]
+closed = [os.statvfs(path).f_flag & os.ST_RDONLY for path in ("/", libraries, "/course", "/proc/sys", "/tmp")]
+tell(found, many.count(""), closed)"""
+    (found, count, closed), _ = run(box, code)
+    assert closed == [os.ST_RDONLY] * 4 + [0]
+    assert found[0] == found[7] == "" and found[6] == "OSError28"
+    assert all(re.fullmatch(r"(OSError30|PermissionError1|PermissionError13)", name) for name in found[1:6]), found
+    assert 40 < count < 64
+
+
+def test_it_has_no_rights_no_network_and_no_way_to_get_any(box):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        code = f"""
+status = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
+try:
+    socket.create_connection(("127.0.0.1", {server.getsockname()[1]}), 2)
+    connected = True
+except OSError:
+    connected = False
+libc = ctypes.CDLL(None, use_errno=True)
+mounted = libc.mount(b"none", b"/tmp", b"tmpfs", 0, 0)
+tell([status[name].strip() for name in ("CapEff", "CapPrm", "CapBnd", "NoNewPrivs", "Seccomp")], connected,
+     [name for _, name in socket.if_nameindex()], libc.unshare(0x10000000), mounted)"""
+        (status, connected, interfaces, unshared, mounted), _ = run(box, code)
+    assert status == ["0" * 16] * 3 + ["1", "2"] and not connected and interfaces in ([], ["lo"])
+    assert unshared == mounted == -1
+
+
+@pytest.mark.parametrize("allowed", [[], ["memfd_create"]])
+def test_calls_that_hide_memory_are_refused_unless_allowed(box, allowed):
+    code = """
+def tries(number):
+    libc = ctypes.CDLL(None, use_errno=True)
+    return libc.syscall(ctypes.c_long(number), 0, 0, 0, 0, 0) , ctypes.get_errno()
+def memory():
+    try:
+        return "made" if os.memfd_create("x") > 2 else ""
+    except OSError as error:
+        return error.errno
+tell(memory(), [tries(number) for number in json.loads(os.environ["NUMBERS"])])"""
+    numbers = list(namespaces.REFUSED[os.uname().machine])[1:]
+    if os.uname().machine == "x86_64":
+        numbers += [0x40000000 + 39]  # getpid of x32
+    given = Box(box.folder, {"NUMBERS": json.dumps(numbers)}, LIMITS, allowed=allowed)
+    (found, refused), _ = run(given, code)
+    assert found == ("made" if allowed else 1) and refused == [[-1, 1]] * len(numbers)
+
+
+def test_the_memory_of_all_its_processes_is_counted_together(box):
+    code = """
+for _ in range(4):
+    if os.fork() == 0:
+        held = bytearray(70 << 20)
+        time.sleep(8)
+time.sleep(8)
+tell("it lives")"""
+    assert run(box, code) == (None, "it took too much memory")
+
+
+def test_what_it_holds_within_its_limit_is_left_to_it(box):
+    assert run(box, "held = bytearray(100 << 20)\ntime.sleep(0.3)\ntell(len(held))") == ([100 << 20], "")
+
+
+def test_limits_of_the_system_are_set(box):
+    code = """import resource
+tell([resource.getrlimit(getattr(resource, "RLIMIT_" + name)) for name in ("NPROC", "NOFILE", "CORE")])"""
+    ([processes, files, core],), _ = run(box, code)
+    assert (processes, files, core) == ([40, 40], [64, 64], [0, 0])
+
+
+def test_a_limit_above_that_of_the_system_is_that_of_the_system(monkeypatch):
+    found = []
+    monkeypatch.setattr(namespaces.resource, "getrlimit", lambda kind: (5, 50))
+    monkeypatch.setattr(namespaces.resource, "setrlimit", lambda kind, both: found.append(both))
+    namespaces.set_limits({"NOFILE": 100, "FSIZE": 7, "memory_bytes": 1})
+    assert found == [(50, 50), (7, 7)]
+
+
+def test_what_it_started_ends_with_it(box):
+    code = "if os.fork() == 0:\n    os.setsid()\n    time.sleep(60)\ntell('done')"
+    start = time.monotonic()
+    assert run(box, code) == (["done"], "") and time.monotonic() - start < 15
+
+
+def test_it_is_ended_whatever_it_does_against_that(box):
+    code = """
+for number in range(1, 32):
+    if number not in (9, 19):
+        signal.signal(number, signal.SIG_IGN)
+os.fork()
+tell("up")"""
+    found, ours = started(box, code + "\ntime.sleep(60)")
+    assert os.read(ours, 6) == b'["up"]'
+    start = time.monotonic()
+    assert process.end(found) == "" and time.monotonic() - start < 9
+    assert found.returncode == 0
+    drain(ours)
+
+
+def test_it_ends_when_its_starter_is_gone(box):
+    ours, theirs = os.pipe()
+    command = [process.python(), "-I", "-S", "-c", START.format(wire=theirs) + "tell('up')\ntime.sleep(60)"]
+    command = process.isolated(NAMESPACES, box, command, theirs)
+    starter = f"import subprocess, time\nsubprocess.Popen({command!r}, pass_fds=[{theirs}])\ntime.sleep(60)"
+    with subprocess.Popen([sys.executable, "-S", "-c", starter], pass_fds=[theirs]) as parent:
+        os.close(theirs)
+        assert os.read(ours, 6) == b'["up"]'
+        parent.kill()
+    assert told(ours) is None
+
+
+def test_to_be_ended_just_after_its_end_is_no_error():
+    """The signal comes between the end of the first process and that of the one that waits for it."""
+    code = f"""
+import os, signal, sys
+sys.path.insert(0, {str(Path(namespaces.__file__).parent)!r})
+import namespaces
+namespaces.own_user = lambda: 0
+namespaces.files = lambda plan: os._exit(0)
+wait = os.waitpid
+def told_then(*which):
+    found = wait(*which)
+    os.kill(os.getpid(), signal.SIGTERM)
+    return found
+os.waitpid = told_then
+namespaces.main({{"keep": os.open(os.devnull, os.O_RDONLY)}})
+print("done")"""
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+def test_what_goes_wrong_before_the_start_is_one_line(box):
+    found, ours = started(Box(box.folder, {}, LIMITS, read=[["/no/such/folder", "/x"]]), "tell(1)")
+    assert told(ours) is None and re.search("No such file", process.end(found))
+
+
+def test_an_ordinary_process_is_ended_with_its_children_and_its_last_words_are_heard(tmp_path):
+    ours, theirs = os.pipe()
+    code = f"""
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.fork()
+print("first", "last", sep="\\n", file=sys.stderr, flush=True)
+os.write({theirs}, b"u")
+time.sleep(60)"""
+    found = process.launch([sys.executable, "-S", "-c", code], theirs, tmp_path, {"PATH": "/usr/bin"})
+    os.close(theirs)
+    assert os.read(ours, 1) == b"u"
+    start = time.monotonic()
+    assert process.end(found) == "last" and time.monotonic() - start < 9
+    assert process.end(found) == ""  # a second time nothing happens
+    drain(ours)
+    assert found.returncode in (-signal.SIGKILL, -signal.SIGTERM)
+
+
+def test_a_folder_is_removed_however_deep_and_whatever_its_rights(tmp_path):
+    folder = tmp_path / "left"
+    folder.mkdir()
+    place = os.open(folder, os.O_RDONLY)
+    for _ in range(1050):  # deeper than Python's recursion
+        os.mkdir("d", dir_fd=place)
+        below = os.open("d", os.O_RDONLY, dir_fd=place)
+        os.close(place)
+        place = below
+    os.close(place)
+    (folder / "closed").mkdir(mode=0)
+    process.remove(folder)
+    process.remove(folder)
+    assert not folder.exists()
+
+
+def test_staged_are_the_named_files_and_empty_packages(tmp_path):
+    place = process.stage(tmp_path, ["sandbox/wire.py", "tasks/kernelbench/cases.py"])
+    found = {str(path.relative_to(place)) for path in place.rglob("*.py")}
+    packages = {"rlcourse/__init__.py", "rlcourse/sandbox/__init__.py", "rlcourse/tasks/__init__.py"}
+    packages |= {"rlcourse/tasks/kernelbench/__init__.py"}
+    assert found == packages | {"rlcourse/sandbox/wire.py", "rlcourse/tasks/kernelbench/cases.py"}
+    assert all((place / name).read_text() == "" for name in packages)
+    assert (place / "rlcourse/sandbox/wire.py").read_text() == (process.PACKAGE / "sandbox/wire.py").read_text()
+
+
+def test_the_first_way_that_works_is_taken_and_the_reasons_of_the_others_are_kept():
+    tried = {NAMESPACES: "no rights", BUBBLEWRAP: ""}
+    assert process.find_way(tried.get) == (BUBBLEWRAP, "")
+    assert process.find_way(lambda way: "") == (NAMESPACES, "")
+    assert process.find_way((tried | {BUBBLEWRAP: "not installed"}).get) == (GUARD, "no rights; not installed")
+
+
+def test_a_way_that_does_not_show_the_files_that_are_needed_does_not_work(box):
+    assert process.attempt(NAMESPACES, box, [json.__file__, "/course/rlcourse/sandbox/wire.py"]) == ""
+    assert "No such file" in process.attempt(NAMESPACES, box, [str(box.folder / "course")])

@@ -1,0 +1,99 @@
+"""Which demonstrations a warm start may learn from: right ones, of problems to train on."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from rlcourse import cli
+from rlcourse.sft.data import of_file
+from rlcourse.sft.traces import keep_right, trace_of
+from rlcourse.tasks import MathTask, Problem
+
+
+def problem(question: str, gold: str) -> Problem:
+    return Problem(question, "", gold)
+
+
+TASK = MathTask(
+    "toy",
+    "",
+    train=[problem("What is 1+1?", "2"), problem("What is 1+1? Twice that?", "4")],
+    validation=[problem("What is 2+2?", "4")],
+    test=[problem("What is 3+3? ", "6")],
+)
+
+
+def line(prompt: str, answer: str) -> dict:
+    return {"prompt": prompt, "answer": answer}
+
+
+def written(path, records) -> None:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def test_right_answers_to_problems_of_training_are_kept_as_they_are(tmp_path):
+    chat = [{"role": "system", "content": "What is 1+1?"}, {"role": "user", "content": "Well?"}]
+    records = [
+        line("Solve: What is 1+1?\nThanks.", "#### 2") | {"source": "ü"},
+        line("What is 1+1?", "#### 3"),
+        line("What is 1+1? Twice that?", "#### 4"),  # the longer question, not the one that it begins with
+        line("What is 1+1? Twice that?", "#### 2"),
+        line("What is 2+2?", "#### 4"),
+        line("What is 3+3?", "#### 6"),
+        line("What is 9+9?", "#### 18"),
+        {"messages": [*chat, {"role": "assistant", "content": "#### 2"}]},
+        {"messages": [*chat, {"role": "assistant", "content": "#### 2"}, *chat,
+                      {"role": "assistant", "content": "#### 5"}]},
+    ]  # fmt: skip
+    written(tmp_path / "all.jsonl", records)
+    found = keep_right(tmp_path / "all.jsonl", TASK, tmp_path / "right.jsonl")
+    kept = [json.loads(text) for text in (tmp_path / "right.jsonl").read_text().splitlines()]
+    assert kept == [records[0], records[2], records[7]]
+    assert (found.read, found.kept, found.wrong.total(), found.held_out, found.unknown) == (9, 3, 3, 2, 1)
+    assert str(found).startswith(
+        "3 of 9 are right and kept; not right: 3 (wrong 3); of problems that are held out: 2; "
+    )
+    assert len(list(of_file(tmp_path / "right.jsonl"))) == 3  # `rlcourse sft` takes it
+
+
+def test_nothing_right_is_refused_and_nothing_written(tmp_path):
+    written(tmp_path / "all.jsonl", [line("What is 1+1?", "#### 3")])
+    with pytest.raises(ValueError, match=r"Nothing is left of .*: 0 of 1 are right"):
+        keep_right(tmp_path / "all.jsonl", TASK, tmp_path / "right.jsonl")
+    assert not (tmp_path / "right.jsonl").exists()
+
+
+def test_an_evaluations_judge_is_asked(tmp_path):
+    written(tmp_path / "all.jsonl", [line("What is 1+1?", "#### 2")])
+    seen = []
+
+    class Task(MathTask):
+        def judge(self, attempts, training):
+            seen.append(training)
+            return super().judge(attempts, training)
+
+    keep_right(tmp_path / "all.jsonl", Task("x", "", TASK.train, [], []), tmp_path / "right.jsonl")
+    assert seen == [False]
+
+
+def test_the_answer_is_the_last_one_and_the_question_stands_before_it():
+    messages = [{"role": role, "content": text} for role, text in [("user", "a?"), ("assistant", "x"), ("user", "b?")]]
+    problems = [problem("b?", ""), problem("a?", "")]
+    assert trace_of(messages, problems) == (problems[1], "x")
+
+
+def test_the_command_filters_programs_of_the_tile_language(tmp_path):
+    from rlcourse.tasks import load_task
+
+    first, second = (p for p in load_task("kernels").train[:2])
+    records = [line(first.question, first.gold), line(second.question, "nothing")]
+    written(tmp_path / "all.jsonl", records)
+    arguments = ["filter", str(tmp_path / "all.jsonl"), "--task", "kernels", "--output", str(tmp_path / "right.jsonl")]
+    done = CliRunner().invoke(cli.app, arguments)
+    assert done.exit_code == 0 and "1 of 2 are right and kept; not right: 1 (" in done.output
+    assert [json.loads(text) for text in (tmp_path / "right.jsonl").read_text().splitlines()] == records[:1]
+    done = CliRunner().invoke(cli.app, [*arguments[:3], "poetry", *arguments[4:]])
+    assert done.exit_code == 2 and done.stderr.startswith("Unknown task 'poetry'")
+    done = CliRunner().invoke(cli.app, ["filter", str(tmp_path / "none.jsonl"), *arguments[2:]])
+    assert done.exit_code == 2 and done.stderr.startswith("There is no file ")
