@@ -16,7 +16,7 @@
 # - what it takes to judge real kernels, which can fight back.
 #
 # You need [lesson 05](05_full_loop.ipynb), for the step and for a verifier with a hole, and
-# [lesson 06](06_where_the_time_goes.ipynb), for launches and bytes.
+# [lesson 06](06_where_time_goes.ipynb), for launches and bytes.
 #
 # Models of 8 billion parameters and more are trained to write GPU kernels by reinforcement learning. It is worth seeing
 # the whole of it once where a run takes minutes, where the fastest program is known, and where nobody can blame the
