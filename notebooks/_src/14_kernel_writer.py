@@ -450,7 +450,8 @@ for hole, text in cheats.items():
 print(f"the least time that a judge counts: {LEAST_US:.0f} µs")
 
 # %% [markdown]
-# The least time counts where nothing else is timed, as in `side`. The model has never been told of either. It knows the word `side` from the careless programmer, as it knows slips. Does it find them? The tasks
+# Under `side` nothing is timed, so that the least time counts. The model has never been told of either hole. It knows
+# the word `side` from the careless programmer, as it knows slips. Does it find them? The tasks
 # `rlcourse.tasks.kernels.task:stale` and `:side` train with an open judge and **measure** with an honest one beside it.
 
 # %% tags=["hide-input"]
