@@ -293,7 +293,69 @@ def mean(rows: list[dict], name: str) -> float:
 # to cut. (Of the validation problems these are {{ share_refused(validation):.0f }} %, which is why the greedy programs
 # look so much better.) {{ assert share_refused(task.problems("train")) > 50 > 2 * share_refused(validation) }}
 #
-# ## 3 · What each part of the reward does alone
+# ## 3 · Whole runs
+#
+# Three seeds of `rlcourse train --preset kernels`, recorded. The judge of the evaluations is stricter than that of the
+# training: other inputs, of three widths. **Look for** the turn in the left picture, and for what the middle one does
+# at the same time.
+
+# %% tags=["hide-input"]
+# @title Figure: three whole runs
+honest = load_curve("lesson14_honest")
+LOOKS = ((BLUE, "-"), (ORANGE, "--"), (GREEN, ":"))
+PANELS = (("launches", 1, "launches"), ("refused_correct", 100, "one launch refused: % right"))
+fig, axes = plt.subplots(1, 3, figsize=(10.5, 3), layout="constrained")
+for row, (color, style) in zip(honest["results"], LOOKS, strict=True):
+    look = {"color": color, "linestyle": style, "label": row["variant"]}
+    steps = [e["step"] for e in row["evals"]]
+    for ax, (name, scale, title) in zip(axes, (*PANELS, ("share_of_optimum", 100, "% of the optimum")), strict=True):
+        ax.plot(steps, [scale * e[name] for e in row["evals"]], **look)
+        ax.set(title=title, xlabel="training step", ylim=(0, None))
+for ax in axes:
+    ax.grid()
+axes[0].set_ylabel("greedy, validation")
+axes[0].legend()
+plt.show()
+
+
+def range_of(record: dict, when: str, name: str, scale: float = 100) -> str:
+    """The least and the largest value of the seeds, of greedy answers to the test problems."""
+    values = sorted(scale * row["test"][when][name] for row in record["results"])
+    return f"{values[0]:.3g} to {values[-1]:.3g}"
+
+
+def least(record: dict, name: str) -> float:
+    """The least value of the seeds after training."""
+    return min(row["test"]["after"][name] for row in record["results"])
+
+
+def share_at(step: int) -> float:
+    """% of the optimum on validation problems, mean of the seeds."""
+    found = [e["share_of_optimum"] for row in honest["results"] for e in row["evals"] if e["step"] == step]
+    return 100 * sum(found) / len(found)
+
+
+lowest = [min(e["refused_correct"] for e in row["evals"]) for row in honest["results"]]
+
+# %% [markdown]
+# Two phases. First everything is merged into one launch and kept, wherever that leads. It leads to the compiler's
+# refusal in those problems that one launch does not hold: the greedy policy could do all of these at the start, slowly,
+# and at its lowest each seed gets {{ 100 * max(lowest):.0f }} % of them right. Then it learns where to cut. Launches
+# become more again, and the refused problems come back. {{ assert max(lowest) < 0.005 }} The share of the optimum tells
+# nothing of that: after 60 steps it was {{ share_at(60):.0f }} %, and is {{ share_at(240):.0f }} % at the end, since
+# some of the others have become slower. {{ assert abs(share_at(60) - share_at(240)) < 8 }}
+#
+# At the end, greedy, on {{ len(test) }} test problems of structures that were not trained on: {{ range_of(honest,
+# "after", "correct") }} % right, {{ range_of(honest, "after", "speedup", 1) }} times eager, {{ range_of(honest,
+# "after", "share_of_optimum") }} % of the optimum ({{ 100 *
+# honest["results"][0]["test"]["before"]["share_of_optimum"]:.0f }} % at the start), in at most {{ max(row["seconds"]
+# for row in honest["results"]):.0f }} s on a busy machine. {{ assert least(honest, "share_of_optimum") > 0.7 and
+# least(honest, "speedup") > 1.8 }} Of the {{ sum(refused) }} problems that one launch does not hold, {{
+# range_of(honest, "after", "refused_correct") }} % are right. And on problems of 6 and 7 lines, longer than any in
+# training, {{ range_of(honest, "after", "long_correct") }} %; the start, in no hurry, got {{ 100 *
+# honest["results"][0]["test"]["before"]["long_correct"]:.0f }} %.
+#
+# ## 4 · What each part of the reward does alone
 #
 # A common reward for kernels is a sum: something for compiling, something for being right, something for speed. Here
 # are the three parts, each as the only thing that is paid, for a few steps from the same start. "Speed" asks no
@@ -355,7 +417,7 @@ part_bet.result("fast and right" if found["correct"] > 0.8 and found["fast_1"] >
 # hardly anything compiles, a reward for compiling does harm: the shortest program that compiles is easier to write than
 # the one that was asked for.
 #
-# ## 4 · What it found
+# ## 5 · What it found
 #
 # A program of this language is also a GPU kernel: each launch becomes one in Triton, what is loaded is `tl.load`, what
 # is put is `tl.store`, what is kept is a variable. Here is the answer of the model of section 2 to a problem that it
@@ -380,7 +442,7 @@ for name, some in (("one launch holds it", False), ("one launch is refused", Tru
     print(f"{name}: {good} of {len(group)} right;", *Counter(a.verdict.words for a in group).most_common(3))
 
 # %% [markdown]
-# ## 5 · A policy that earns nothing
+# ## 6 · A policy that earns nothing
 #
 # All of this began with a model that was right nearly always. What if it is never right? Then all rewards of a group
 # are 0, the advantages are 0, and so is the gradient: training goes on, and nothing moves. What counts is therefore not
@@ -428,7 +490,7 @@ plt.show()
 # could not make work. What a rule pays for, the policy does: a score for compiling taught a weak start to write short
 # programs that compile.
 #
-# ## 6 · A judge with a hole
+# ## 7 · A judge with a hole
 #
 # The judge of section 1 can be opened in two places. Models have used both against judges of real kernels:
 #
@@ -561,7 +623,7 @@ for hole, shown in paid.items():
 # at(opened["side"], "reward", -1):.2f }} with `side`. As in lesson 05: keep a second judge that cannot be fooled in the
 # same way, and read what is written.
 #
-# ## 7 · Real kernels
+# ## 8 · Real kernels
 #
 # In the tile language a cheat needs a hole in the judge, since a program can say nothing else. A model that writes
 # Python can say everything. It can look for the clock, the reference, the test's own variables. So the judge of the
