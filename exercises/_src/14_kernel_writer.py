@@ -172,9 +172,10 @@ if check.q2.passed:
 # %% [markdown] tags=["solution"]
 # **Positive rows** let `relu` and `abs` pass, so some numbers must be negative; **mixed rows** let a search from 0
 # pass, so some whole rows must be negative. **Few columns** let a program pass that handles a few. **Small numbers**
-# make a step of a sigmoid, and large ones show where it is flat. **What no inputs expose**: a program that is wrong in
-# one of 2³² cases, or one that looks at its inputs and behaves. Tests of this kind can only refuse. That is why the
-# judge of real kernels also draws its inputs after the candidate's code is loaded, in several shapes.
+# expose a step in the place of a sigmoid, large ones a sigmoid that is flat too early. **What no inputs expose**: a
+# program that is wrong in one of 2³² cases, or one that looks at its inputs and behaves. Tests of this kind can only
+# refuse. That is why the judge of real kernels also draws its inputs after the candidate's code is loaded, in several
+# shapes.
 
 # %% [markdown]
 # ## q3 · Design a reward
@@ -191,9 +192,9 @@ if check.q2.passed:
 # - an honest attempt, right in one of 20 cases, before the empty program that always compiles and computes nothing;
 # - right before wrong, and a first kernel that is right at a fifth of eager's speed before code that is wrong or none;
 # - faster before slower, also far up, between 4 and 8 times, and also if it is right only in two cases of three;
-# - but 2 times as fast before a program as fast as eager that the clock, once in a hundred runs, takes for 5,000 times
-#   as fast;
-# - as fast as eager and right before a fast one that is right in one of ten cases, however fast it is when wrong.
+# - but twice as fast as eager before only as fast as eager, even if the clock, once in a hundred runs, takes the latter
+#   for 5,000 times as fast;
+# - right and as fast as eager before a faster program that is right in one of ten cases, however fast it is when wrong.
 #
 # <details><summary>Hint 1: a question</summary>
 # The lesson's reward pays 0.2 + min(speed-up, 4) − 1 for what is correct. Which of the five does it fail?
@@ -304,5 +305,5 @@ check.q4(by_hand)
 # inputs runs while both registers are free, and leaves one result behind; in 3 it leaves one number a row, which takes
 # no room, so that `u` can stay. **4** needs `u` in both branches, and a value is loaded once in a launch and held from
 # its first to its last use: there is no order in which `u`, what the other branch holds and the result of this one are
-# two. Wherever you cut, seven matrices are moved, so several programs are the fastest. A compiler that may load a value
-# twice would do better than the language allows. Inductor and nvcc are allowed to.
+# two. There are three places to cut at which seven matrices are moved, so several programs are the fastest. A compiler
+# that may load a value twice would do better than the language allows. Inductor and nvcc are allowed to.

@@ -9,7 +9,7 @@
 # %% [markdown]
 # **You will learn**
 #
-# - to write a program for a GPU in a language of a dozen words, and to see what it is charged for;
+# - to write a program for a GPU in a language of some thirty words, and to see what it is charged for;
 # - that the step of lesson 05 trains a model to write such programs, with one word of it changed;
 # - what each part of a reward does alone, and why a policy that earns nothing stays where it is;
 # - how a policy finds a hole in its judge, what that looks like from outside, and whether closing it heals;
@@ -45,7 +45,7 @@ from rlcourse.step import train_step
 from rlcourse.tasks import load_task
 from rlcourse.tasks.kernelbench import rules
 from rlcourse.tasks.kernels.clock import A10G, ELEMENT_BYTES, program_us
-from rlcourse.tasks.kernels.judge import judge_program
+from rlcourse.tasks.kernels.judge import LEAST_US, judge_program
 from rlcourse.tasks.kernels.language import (
     REGISTERS,
     CompileError,
@@ -66,8 +66,9 @@ MATRIX_US = A10G.rows * A10G.columns * ELEMENT_BYTES / A10G.bytes_per_us  # to l
 # %% [markdown]
 # ## 1 · Beat PyTorch by hand
 #
-# A **computation** is lines as you would write them in PyTorch; the result is called `y`. PyTorch without a compiler
-# ("eager") runs a kernel for each line: it loads the operands from memory, computes, stores the result.
+# A **computation** is written line by line, as in PyTorch: `a = add u v` is a = u + v. `u`, `v`, `w` and `x` are
+# inputs, and the result is called `y`. PyTorch without a compiler ("eager") runs a kernel for each line: it loads the
+# operands from memory, computes, stores the result.
 
 # %%
 swish = read_computation("a = add u v ; b = sigmoid a ; y = mul a b")
@@ -83,14 +84,15 @@ print(judge_program(write(eager(swish)), swish))
 # | `put` | the value is written to memory |
 # | `keep` | the value stays in a register, and is gone when the launch ends |
 #
-# So every optimisation is one word: leave out an `end`, and a launch is saved and what would have been loaded again is
-# there already. Write `keep` for `put`, and a store is saved. A launch has registers for {{ REGISTERS }} tensors at
-# once.
+# So most optimisations are one word. Leave out an `end`: that saves a launch, and the loads of what is in a register
+# already. Write `keep` for `put`: that saves a store. The lines may also change places. A launch has registers for {{
+# REGISTERS }} tensors at once.
 #
 # Time is **counted**, not measured: {{ A10G.launch_us:.0f }} µs a launch, {{ MATRIX_US:.0f }} µs for each matrix of {{
-# A10G.rows }} × {{ A10G.columns }} that is loaded or stored, and next to nothing for the operations, at the rates of an
-# A10G's data sheet. So it is the same on your machine and on ours, and it can be searched. It is no measurement: caches
-# and everything else that lessons 06 to 09 dealt with are missing.
+# A10G.rows }} × {{ A10G.columns }} float32 numbers that is loaded or stored, and next to nothing for the operations.
+# Memory and operations have the rates of an A10G's data sheet; the cost of a launch is an assumption. So the time is
+# the same on your machine and on ours, and a search can find its minimum. It is no measurement: caches and everything
+# else that lessons 06 to 09 dealt with are missing.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -145,7 +147,7 @@ hand_bet.result(round(by_hand, 1))
 # {{ by_hand:.1f }} times, with two words left out and two changed. {{ assert by_hand > 2.5 }} Operations are the black
 # sliver at the end of the bars: what costs is to start, and to move.
 #
-# A compiler and a check stand in front of the clock. What they refuse has a reason:
+# A compiler and a check stand in front of the clock. Each refusal has a reason:
 
 # %%
 residual = read_computation("a = add u v ; b = sigmoid a ; c = mul a b ; y = add c u")
@@ -158,10 +160,11 @@ for computation, text in (
     print(f"{text}\n    {judge_program(text, computation).reason}")
 
 # %% [markdown]
-# Look at the last: it belongs to the four lines of `residual`, and nothing is wrong with it but that `u`, `a` and `b`
-# are three tensors. It needs two launches, and where to cut is a question with several answers. The best one is found
-# **by search**: all orders of the lines, times all places to end a launch, and everything kept that no later launch
-# reads. No benchmark of real kernels can say how far from the optimum a kernel is. This one can.
+# Look at the last, a program for the four lines of `residual`. Only one thing is wrong with it: `u`, `a` and `b` are
+# all needed while `b` is computed, and they are three tensors. So it takes two launches, and there are several places
+# to cut. The best is found **by search**: all orders of the lines, times all places to end a launch, and everything
+# kept that no later launch reads. No benchmark of real kernels can say how far from the optimum a kernel is. This one
+# can.
 
 # %%
 us, best = optimum(residual)
@@ -169,6 +172,13 @@ print(f"registers of a launch: {REGISTERS}; eager {eager_us(residual):.1f} µs, 
 test = [problem.computation for problem in task.problems("test") if not problem.is_long]
 most = [eager_us(c) / optimum(c)[0] for c in test]
 refused = [not fits_one_launch(c) for c in test]
+
+
+def share_refused(problems) -> float:
+    """% of the problems whose lines, in the order in which they are written, one launch does not hold."""
+    return 100 * sum(not fits_one_launch(p.computation) for p in problems) / len(problems)
+
+
 print(f"{len(test)} test problems, {sum(refused)} of them refused in one launch")
 print(f"best speed-up: {min(most):.2f} to {max(most):.2f} times eager")
 
@@ -180,8 +190,9 @@ print(f"best speed-up: {min(most):.2f} to {max(most):.2f} times eager")
 # $$R = \begin{cases} 0.2 + \min(\text{speed-up}, 4) - 1 & \text{if the result is right on random inputs} \\ 0 &
 # \text{otherwise} \end{cases}$$
 #
-# So eager earns 0.2, and twice as fast as eager 1.2. Compiling earns nothing by itself; why, is told below. The loop
-# is that of lesson 05, line for line. What differs is **one word, the task's name**, and the model that can read it:
+# So eager earns 0.2, twice as fast as eager 1.2, and beyond four times as fast there is nothing more to earn. Compiling
+# earns nothing by itself; the reason comes later. The loop is that of lesson 05, line for line. What differs is **one
+# word, the task's name**, and the model that can read it:
 
 
 # %%
@@ -209,10 +220,10 @@ for (text, words), count in found.most_common(6):
     print(f"{count:3} times: {text}   ({words})")
 
 # %% [markdown]
-# This is the start: a model that has been shown programs of a careless programmer (supervised, lesson 13's subject):
-# nearly always eager, with a launch now and then that goes on, and **never a clock**. It copies lines well, and has no
-# idea what is fast. Greedy answers are eager, all of them. The rare departures among the samples are what training has
-# to work with.
+# This is the start: a model that has been shown what a careless programmer writes (by supervised training, the subject
+# of lesson 13). Such programs are nearly always eager; here and there a launch goes on for another line. **No clock
+# came into it.** So the model copies lines well, and has no idea what is fast. Its greedy answers are all eager. The
+# rare departures among the samples are what training has to work with.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -269,27 +280,30 @@ def mean(rows: list[dict], name: str) -> float:
 # %% [markdown]
 # From {{ mean(early, "launches"):.1f }} launches to {{ mean(late, "launches"):.1f }}, and from {{ mean(early,
 # "speedup"):.2f }} to {{ mean(late, "speedup"):.2f }} times eager among samples that are right. {{ assert mean(late,
-# "speedup") > 1.4 * mean(early, "speedup") }} Greedy programs on problems it was not trained on are {{ speed:.2f }}
-# times as fast. {{ assert speed > 1.5 }} Nobody told it that launches or bytes cost anything.
+# "speedup") > 1.4 * mean(early, "speedup") }} Of its greedy programs for problems that it was not trained on, those
+# that are right are {{ speed:.2f }} times as fast. {{ assert speed > 1.5 }} Nothing but the reward told it that
+# launches or bytes cost anything.
 #
 # And fewer samples are right: {{ 100 * mean(early, "correct"):.0f }} % at the start, {{ 100 * mean(late, "correct"):.0f
 # }} % at the end, though the reward rose from {{ mean(early, "reward"):.2f }} to {{ mean(late, "reward"):.2f }}. {{
 # assert mean(late, "correct") < mean(early, "correct") and mean(late, "reward") > mean(early, "reward") }} That is no
 # accident of this run. A program that is three times as fast earns 2.2, an eager one 0.2: **at these prices a gamble
-# that comes off one time in five is worth more than safety.** Most of the training problems are those that one launch
-# does not hold, and there the gamble is lost: one would have to know where to cut.
+# that comes off one time in five is worth more than safety.** In {{ share_refused(task.problems("train")):.0f }} % of
+# the training problems one launch does not hold the lines, and there the gamble is lost: one would have to know where
+# to cut. (Of the validation problems these are {{ share_refused(validation):.0f }} %, which is why the greedy programs
+# look so much better.) {{ assert share_refused(task.problems("train")) > 50 > 2 * share_refused(validation) }}
 #
 # ## 3 · Whole runs
 #
 # Three seeds of `rlcourse train --preset kernels`, recorded. The judge of the evaluations is stricter than that of the
-# training: other inputs, of three widths. **Look for** the turn in the left picture, and for what the middle one does
-# at the same time.
+# training: other inputs, of three widths. The share of the optimum is the least time over the program's, and 0 for a
+# program that is wrong. **Look for** the turn in the left picture, and for what the middle one does at the same time.
 
 # %% tags=["hide-input"]
 # @title Figure: three whole runs
 honest = load_curve("lesson14_honest")
 LOOKS = ((BLUE, "-"), (ORANGE, "--"), (GREEN, ":"))
-PANELS = (("launches", 1, "launches"), ("refused_correct", 100, "one launch refused: % right"))
+PANELS = (("launches", 1, "launches"), ("refused_correct", 100, "% right where one launch is refused"))
 fig, axes = plt.subplots(1, 3, figsize=(10.5, 3), layout="constrained")
 for row, (color, style) in zip(honest["results"], LOOKS, strict=True):
     look = {"color": color, "linestyle": style, "label": row["variant"]}
@@ -338,14 +352,16 @@ lowest = [min(e["refused_correct"] for e in row["evals"]) for row in honest["res
 # for row in honest["results"]):.0f }} s on a busy machine. {{ assert least(honest, "share_of_optimum") > 0.7 and
 # least(honest, "speedup") > 1.8 }} Of the {{ sum(refused) }} problems that one launch does not hold, {{
 # range_of(honest, "after", "refused_correct") }} % are right. And on problems of 6 and 7 lines, longer than any in
-# training, {{ range_of(honest, "after", "long_correct") }} %; the start, in no hurry, got {{ 100 *
+# training, {{ range_of(honest, "after", "long_correct") }} %; the start, which wrote eager programs, got {{ 100 *
 # honest["results"][0]["test"]["before"]["long_correct"]:.0f }} %.
 #
 # ## 4 · What each part of the reward does alone
 #
 # A common reward for kernels is a sum: something for compiling, something for being right, something for speed. Here
 # are the three parts, each as the only thing that is paid, for a few steps from the same start. "Speed" asks no
-# questions: it pays for the counted speed of whatever compiles.
+# questions: it pays for the counted speed of whatever compiles. What is printed: the shares of greedy programs that
+# compile, that are right (`correct`), and that are right and faster than eager (`fast_1`); then how many times as fast
+# as eager the right samples were in the first and in the last five steps.
 
 # %%
 PART_STEPS = pick(2, 25)
@@ -389,17 +405,17 @@ found = alone["speed"]
 part_bet.result("fast and right" if found["correct"] > 0.8 and found["fast_1"] > 0.5 else "fast and wrong")
 
 # %% [markdown]
-# None of it is a disaster, and none of it is what was wanted. Paid for **compiling**, or for **being right**, the
-# policy becomes more careful: the greedy programs stay eager, {{ 100 * alone["is right"]["fast_1"]:.0f }} % of them
-# faster, and the rare departures that section 2 grew from are trained away, since they fail more often:
-# its samples go from {{ alone["is right"]["first"]:.2f }} to {{ alone["is right"]["last"]:.2f }} times eager. {{ assert
-# alone["is right"]["last"] < alone["is right"]["first"] and
-# alone["compiles"]["fast_1"] == 0 == alone["is right"]["fast_1"] }} Paid for **speed**, right or wrong, it makes
-# programs faster, and {{ 100 * alone["speed"]["correct"]:.0f }} % of the greedy ones are still right. {{ assert
-# alone["speed"]["fast_1"] > 0.5 and alone["speed"]["correct"] > 0.8 }} That is luck of this language and of this start:
-# few samples are wrong *and* fast, so there is little to be paid for. A product, speed only if right, does not need the
-# luck. And a reward for compiling has a price of its own where hardly anything compiles: the shortest program that does
-# is easier to write than the one that was asked for.
+# None of it is a disaster, but two of the three teach nothing about speed. Paid for **compiling**, or for **being
+# right**, the policy becomes more careful. Its greedy programs stay eager ({{ 100 * alone["is right"]["fast_1"]:.0f }}
+# % are faster), and the rare departures that section 2 grew from are trained away, since they fail more often: paid for
+# being right, samples go from {{ alone["is right"]["first"]:.2f }} to {{ alone["is right"]["last"]:.2f }} times eager.
+# {{ assert alone["is right"]["last"] < alone["is right"]["first"] and alone["compiles"]["fast_1"] == 0 == alone["is
+# right"]["fast_1"] }} Paid for **speed**, right or wrong, it makes programs faster, and {{ 100 *
+# alone["speed"]["correct"]:.0f }} % of the greedy ones are still right. {{ assert alone["speed"]["fast_1"] > 0.5 and
+# alone["speed"]["correct"] > 0.8 }} That is luck of this language and of this start: few samples are wrong *and* fast,
+# so there is little to be gained by being wrong. A product, speed only if right, does not need the luck. And where
+# hardly anything compiles, a reward for compiling does harm: the shortest program that compiles is easier to write than
+# the one that was asked for.
 #
 # ## 5 · What it found
 #
@@ -416,7 +432,8 @@ Code(lower(parse(fused.text), fused.problem.computation), language="python")
 # One load for each input, one store. The tests run such sources in Triton's own interpreter against PyTorch; on a GPU
 # nobody has timed them yet, so that counted and measured time have not been compared.
 #
-# And where it fails? The problems that one launch does not hold, apart from the others:
+# And where does it fail? The problems that one launch does not hold, apart from the others, each with the three most
+# frequent findings of the judge:
 
 # %%
 for name, some in (("one launch holds it", False), ("one launch is refused", True)):
@@ -429,9 +446,9 @@ for name, some in (("one launch holds it", False), ("one launch is refused", Tru
 #
 # All of this began with a model that was right nearly always. What if it is never right? Then all rewards of a group
 # are 0, the advantages are 0, and so is the gradient: training goes on, and nothing moves. What counts is therefore not
-# the mean reward but the **share of groups with a right sample in them**. (Groups in which all are right teach nothing
-# either, and need not.) Three policies: random weights; the same after {{ pick(10, 150) }} supervised steps on programs
-# of two lines; and the shipped one.
+# the mean reward but the **share of groups with a right sample in them**. (A group in which all are right does teach
+# something here, as long as some are faster than others.) Three policies: random weights; the same after {{ pick(10,
+# 150) }} supervised steps on programs of two lines; and the shipped one.
 
 
 # %%
@@ -468,14 +485,14 @@ plt.show()
 # supervised training is the first way out; [lesson 13](13_sft_and_lora.ipynb) is about how much of it. The second is in
 # the orange bars: on problems of five lines {{ plateau["two lines seen"][3]:.0f }} % of this policy's groups have a
 # right sample, and on those of two lines {{ plateau["two lines seen"][0]:.0f }} %. {{ assert plateau["two lines
-# seen"][0] > plateau["two lines seen"][3] + 20 }} **Easier problems first** costs a list to be sorted. The third way, a
-# score for part of the way, by a judge model or a rule, we tried in an earlier version of this task and could not make
-# work. What a rule pays for, the policy does: a score for compiling taught a weak start to write short programs that
-# compile.
+# seen"][0] > plateau["two lines seen"][3] + 20 }} **Easier problems first** costs no more than sorting a list. The
+# third way, a score for part of the way, by a judge model or a rule, we tried in an earlier version of this task and
+# could not make work. What a rule pays for, the policy does: a score for compiling taught a weak start to write short
+# programs that compile.
 #
 # ## 7 · A judge with a hole
 #
-# The judge of section 1 can be opened in two places, both from the list of what models have done to real ones:
+# The judge of section 1 can be opened in two places. Models have used both against judges of real kernels:
 #
 # - `stale`: memory is not cleared between the reference and the program. What the program did not write is there all
 #   the same, because the reference has written it.
@@ -492,11 +509,12 @@ for hole, text in cheats.items():
     open_judge, honest_judge = judge_program(text, swish, loophole=hole), judge_program(text, swish)
     print(f"{text}\n  {hole}: {open_judge.speedup:.2f} times, reward {open_judge.reward:.2f}")
     print(f"  honest: {honest_judge.reason or f'{honest_judge.speedup:.2f} times, reward {honest_judge.reward:.2f}'}")
+print(f"the least time that a judge counts: {LEAST_US:.0f} µs")
 
 # %% [markdown]
-# The model has never been told of either. It knows the word `side` from a careless programmer, as it knows slips. Does
-# it find them? The tasks `rlcourse.tasks.kernels.task:stale` and `:side` train with an open judge and **measure** with
-# an honest one beside it.
+# Under `side` nothing is timed, so that the least time counts. The model has never been told of either hole. It knows
+# the word `side` from the careless programmer, as it knows slips. Does it find them? The tasks
+# `rlcourse.tasks.kernels.task:stale` and `:side` train with an open judge and **measure** with an honest one beside it.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -512,8 +530,8 @@ cheat_bet = bet(
 # %% [markdown]
 # Recorded, three seeds each. `side` starts from the model that ships. Among its samples hardly any leaves a line out,
 # so `stale` starts from another: {{ opened["stale"]["setup"]["model"] }}. At the dotted line the hole is closed, and
-# training goes on with the honest judge from where the hole has led. **Look for** the distance between what is counted
-# and what is true.
+# training goes on with the honest judge from where the hole has led; cheats are counted up to that line. **Look for**
+# the distance between what is counted and what is true.
 
 # %% tags=["hide-input"]
 # @title Figure: two holes, open and closed
@@ -561,12 +579,13 @@ cheat_bet.result(round(100 * at(opened["side"], "hacked", -1)))
 # **Side.** The clock says {{ at(opened["side"], "counted_speedup", -1):.0f }} times eager, and {{ at(opened["side"],
 # "speedup", -1):.1f }} is true. {{ assert at(opened["side"], "counted_speedup", -1) > 4 * at(opened["side"], "speedup",
 # -1) }} In the first steps {{ 100 * at(opened["side"], "hacked", 0):.0f }} % of the samples had the word in the right
-# place. They earned most, and that is all it takes. What is free need not be made fast either, so the programs stop
+# place. They earned most, and that is all it takes. What is not timed need not be fast, so the programs soon stop
 # getting faster in truth.
 #
-# **Stale.** While the reward rises fourfold, the judge counts {{ 100 * at(opened["stale"], "counted_correct", -1):.0f
-# }} % of the samples right, and {{ 100 * at(opened["stale"], "correct", -1):.0f }} % are; in the first steps it was {{
-# 100 * at(opened["stale"], "counted_correct", 0):.0f }} and {{ 100 * at(opened["stale"], "correct", 0):.0f }} %. {{
+# **Stale.** The reward rises fourfold. At the end the judge counts {{ 100 * at(opened["stale"], "counted_correct",
+# -1):.0f }} % of the samples as right, and {{ 100 * at(opened["stale"], "correct", -1):.0f }} % are; in the first steps
+# it was {{ 100 * at(opened["stale"], "counted_correct", 0):.0f }} and {{ 100 * at(opened["stale"], "correct", 0):.0f }}
+# %. (Right samples became rarer in section 2, too, with an honest judge. The distance is what the hole adds.) {{
 # assert at(opened["stale"], "counted_correct", -1) > at(opened["stale"], "correct", -1) + 0.15 and at(opened["stale"],
 # "correct", -1) < at(opened["stale"], "correct", 0) - 0.2 and 3.5 < at(opened["stale"], "reward", -1) /
 # at(opened["stale"], "reward", 0) < 4.7 }} Here a cheat is a slip that nobody punishes: a line is left out, or a kept
@@ -587,16 +606,17 @@ for hole, shown in paid.items():
     print(f"{hole}:", *lies[:2], sep="\n")
 
 # %% [markdown]
-# **Closed.** No cheat is worth anything any more, from one step to the next. What heals, and what does not? After
-# `stale` the samples go from {{ 100 * at(closed["stale"], "correct", 0):.0f }} % right, in the first steps, to {{ 100 *
-# at(closed["stale"], "correct", -1):.0f }} %, and those that would still cheat from {{ cheating("stale", "before"):.0f
-# }} to {{ cheating("stale", "after"):.0f }} %. {{ assert cheating("stale", "after") < cheating("stale", "before") }}
-# After `side` true speed rises from {{ at(closed["side"], "speedup", 0):.1f }} to {{ at(closed["side"], "speedup",
+# **Closed.** From one step to the next, cheats are worth nothing. What heals, and what does not? After `stale` the
+# samples go from {{ 100 * at(closed["stale"], "correct", 0):.0f }} % right, in the first steps, to {{ 100 *
+# at(closed["stale"], "correct", -1):.0f }} %. On held-out problems, samples that a judge with the hole would pay too
+# much go from {{ cheating("stale", "before"):.0f }} to {{ cheating("stale", "after"):.0f }} %. {{ assert
+# cheating("stale", "after") < cheating("stale", "before") }} After `side` true speed rises from {{ at(closed["side"],
+# "speedup", 0):.1f }} to {{ at(closed["side"], "speedup",
 # -1):.1f }} times eager, since fusing pays again. {{ assert at(closed["side"], "speedup", -1) > at(closed["side"],
-# "speedup", 0) + 0.3 }} But the word stays: {{ cheating("side", "before"):.0f }} % of the samples had it before, {{
-# cheating("side", "after"):.0f }} % have it still. {{ assert cheating("side", "after") > 30 }} With an honest clock it
-# costs nothing and gains nothing, and **what is not punished is not unlearned**. Were the hole to open again, they
-# would be paid at once.
+# "speedup", 0) + 0.3 }} But the word stays: the same count only goes from {{ cheating("side", "before"):.0f }}
+# to {{ cheating("side", "after"):.0f }} %. {{ assert cheating("side", "after") > 30 }} With an honest clock it
+# costs nothing and gains nothing, and **what is not punished is not unlearned**. Were the hole to open again, these
+# samples would be paid at once.
 #
 # Look at the reward of these runs alone, and you see a run that goes well: {{ at(opened["stale"], "reward", 0):.2f }} →
 # {{ at(opened["stale"], "reward", -1):.2f }} with `stale`, {{ at(opened["side"], "reward", 0):.2f }} → {{
@@ -605,14 +625,15 @@ for hole, shown in paid.items():
 #
 # ## 8 · Real kernels
 #
-# In the tile language a cheat needs a hole, because the language cannot say anything else. A model that writes Python
-# can say everything. It can look for the clock, the reference, the test's own variables. So the judge of the task
-# `kernelbench` is built the other way round:
+# In the tile language a cheat needs a hole in the judge, since a program can say nothing else. A model that writes
+# Python can say everything. It can look for the clock, the reference, the test's own variables. So the judge of the
+# task `kernelbench` believes nothing that it can find out for itself:
 #
 # - **The candidate runs in a process of its own**: on Linux without your files, your network, or much memory, and with
-#   a time limit. What it prints and writes counts for nothing. If it hangs or crashes, that costs this candidate alone.
-# - **The judge keeps what matters**: inputs are drawn after the clock has started, references stay where no kernel sees
-#   them, the time that counts is that of the clock outside, and outputs of trials that nobody announces are compared.
+#   a time limit. What it prints counts for nothing. If it hangs or crashes, that costs this candidate alone.
+# - **The judge keeps what matters**: inputs are made after the clock has started, from a seed that nobody knew before,
+#   and references stay where no kernel sees them. No time counts that is shorter than the clock outside says, less what
+#   an empty trial takes. Among the timed trials, outputs are compared of some that nobody announces.
 # - **Rules read the text first.** They refuse what has no place in a kernel, and give the refusal a name.
 #
 # The rules alone, on a kernel for `relu` and on changes of it:
@@ -650,9 +671,9 @@ assert rules.check(HONEST) is None and sum(rules.check(text) is None for text in
 
 # %% [markdown]
 # The last one passes: nothing in its text is forbidden, and without the launch it just returns memory that it got. It
-# is `stale` again, in Python. Measuring refuses it: the memory that it gets holds nothing of use. **Rules name cheats,
-# measuring is what holds.** Each published cheat that we know of, and ways out of the process, are written down as
-# kernels in `tests/tasks/kernelbench/cheats.py`, and a test submits each.
+# is `stale` again, in Python. It is refused when it is run: in the trials that check it, memory that nobody has written
+# to holds nan. **Rules name cheats, measuring is what holds.** Each published cheat that we know of, and ways out of
+# the process, are written down as kernels in `tests/tasks/kernelbench/cheats.py`, and a test submits each.
 #
 # What others report, by their own measurements on KernelBench's problems:
 #
@@ -663,9 +684,9 @@ assert rules.check(HONEST) is None and sum(rules.check(text) is None for text in
 # | Dr. Kernel (Liu et al. 2026) | 14 billion parameters | | 31.6 % of level 2 at least 1.2 times eager |
 #
 # Before training, Kevin's kernels are on average slower than PyTorch, and first of all RL has to make them right. Here
-# being right came for free. Our numbers of this kind do not exist:
-# kernels in Triton and CuTe DSL, right, wrong, slow and cheating, have been judged by this environment on an H200, and
-# **nobody has trained a model in it yet**. `rlcourse train --preset a10g --task kernelbench` is what would do so.
+# being right came for free. We have no such numbers: kernels in Triton and CuTe DSL, right, wrong, slow and cheating,
+# have been judged by this environment on an H200, but **nobody has trained a model in it yet**. The command would be
+# `rlcourse train --preset kernelbench`.
 #
 # ## Check yourself
 #
