@@ -78,6 +78,5 @@ def test_a_notebook_that_is_not_listed_is_refused():
 
 
 def test_the_course_is_numbered_from_0_and_its_difficulties_are_1_to_5():
-    numbers = [int(name[:2]) for name in COURSE]
-    assert numbers[0] == 0 and numbers == sorted(set(numbers)) and all(name[2] == "_" for name in COURSE)
+    assert [name[:3] for name in COURSE] == [f"{i:02}_" for i in range(len(COURSE))]
     assert all(1 <= lesson.difficulty <= 5 and lesson.title and lesson.holds for lesson in COURSE.values())
