@@ -253,9 +253,9 @@ peak_bet.result(PEAKS[2] if peaks[256] < 1.3 * peaks[64] else PEAKS[1])
 # Four times the answers, and {{ (peaks[256] - peaks[64]) / 1e9:.1f }} GB more. Of it {{ more["gradients, float32"] /
 # 1e9:.1f }} are gradients that wait, and {{ more["engine's cache, bf16"] / 1e9:.1f }} the engine's cache. {{ assert
 # peaks[256] < 1.15 * peaks[64] }} **Memory is that of a micro-batch.** The ledger is {{ min(missing.values()):.0f }} to
-# {{ max(missing.values()):.0f }} % below the peaks. {{ assert max(map(abs, missing.values())) < 25 }} It leaves out
-# temporary tensors and what the allocator rounds up, and it counts the prompts' tokens with the embedded model's
-# tokenizer, which is not the one of the recorded runs. That is good enough to see where to save. At 64 answers {{ 100 *
+# {{ max(missing.values()):.0f }} % below the peaks. {{ assert max(map(abs, missing.values())) < 25 }} It
+# leaves out the temporary tensors between two operations, and perhaps more: we have not traced the rest. That is good
+# enough to see where to save. At 64 answers {{ 100 *
 # few["activations"] / ours[64]:.0f }} % of it are activations and {{ 100 * few["logits of a chunk, bf16"] /
 # ours[64]:.0f }} % logits, though only those of one *chunk* of tokens, which the next section explains.
 #
@@ -977,9 +977,9 @@ moment_bet.result(FALLS[2] if end > 0.9 else FALLS[1] if end > 0.05 else FALLS[0
 # %% [markdown]
 # It stays where it was: a step would change it by a thousandth, and bf16's numbers just below 1 are four thousandths
 # apart, so that it is rounded back. {{ assert end == 1.0 }} With $\beta_2 = 0.95$, the package's, it falls to {{
-# ends[0.95, torch.bfloat16]:.4f }}, and float32 to {{ ends[0.95, torch.float32]:.4f }}: close, though in the end it is
-# stuck as well. {{ assert ends[0.95, torch.bfloat16] < 0.013 }} (Moments in 8 bits exist, with a scale for each block
-# and care: Dettmers et al. 2022.)
+# ends[0.95, torch.bfloat16]:.4f }}, and float32 to {{ ends[0.95, torch.float32]:.4f }}: close, though in the end bf16
+# is stuck here as well. {{ assert ends[0.95, torch.bfloat16] < 0.013 }} (Moments in 8 bits exist, with a scale for each
+# block and care: Dettmers et al. 2022.)
 #
 # In bytes for each parameter, all in float32 is 4 (weight) + 4 (gradient) + 8 (moments) = 16, and 2 more for
 # the engine's copy. Weights and gradients in bf16, with master weights and moments in float32, are 2 + 2 + 4 + 8: 16
