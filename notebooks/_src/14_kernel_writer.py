@@ -290,8 +290,8 @@ def mean(rows: list[dict], name: str) -> float:
 # accident of this run. A program that is three times as fast earns 2.2, an eager one 0.2: **at these prices a gamble
 # that comes off one time in five is worth more than safety.** In {{ share_refused(task.problems("train")):.0f }} % of
 # the training problems one launch does not hold the lines, and there the gamble is lost: one would have to know where
-# to cut. (Of the validation problems these are {{ share_refused(validation):.0f }} %, which is why the greedy programs
-# look so much better.) {{ assert share_refused(task.problems("train")) > 50 > 2 * share_refused(validation) }}
+# to cut. (Of the validation problems these are {{ share_refused(validation):.0f }} %, one reason why the greedy
+# programs look so much better.) {{ assert share_refused(task.problems("train")) > 50 > 2 * share_refused(validation) }}
 #
 # ## 3 · Whole runs
 #
@@ -681,7 +681,7 @@ assert rules.check(HONEST) is None and sum(rules.check(text) is None for text in
 # | --- | --- | --- | --- |
 # | Kevin (Baronio et al. 2025) | QwQ-32B, several turns | correct 56 → 82 % | mean 0.53 → 1.10 times eager |
 # | Makora (Tehrani et al. 2026) | GPT-5, one attempt | correct 43.7 → 77.0 % | beats TorchInductor on 14.8 → 21.8 % |
-# | Dr. Kernel (Liu et al. 2026) | 14 billion parameters | | 31.6 % of level 2 at least 1.2 times eager |
+# | Dr. Kernel (Liu et al. 2026) | 14 billion, more turns in the test | | 31.6 % of level 2 at least 1.2 × eager |
 #
 # Before training, Kevin's kernels are on average slower than PyTorch, and first of all RL has to make them right. Here
 # being right came for free. We have no such numbers: kernels in Triton and CuTe DSL, right, wrong, slow and cheating,
