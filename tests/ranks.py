@@ -3,7 +3,6 @@ on nothing but the prompt and the weights, so that runs of any number of ranks c
 
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -37,12 +36,12 @@ class Ranks:
     in `printed`, how they ended in `codes`; a negative code is a signal."""
 
     def __init__(self, size: int, work, folder: Path):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        # As with torchrun the store outlives every rank.
+        self.store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         folder.mkdir(parents=True, exist_ok=True)
         self.size, self.work, self.folder = size, work, folder
-        self.environment = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        self.environment = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.store.port)}
+        self.environment |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
         self.pids = [self._start(rank) for rank in range(size)]
 
     def _start(self, rank: int) -> int:
