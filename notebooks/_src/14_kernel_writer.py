@@ -486,8 +486,8 @@ plt.show()
 # the orange bars: on problems of five lines {{ plateau["two lines seen"][3]:.0f }} % of this policy's groups have a
 # right sample, and on those of two lines {{ plateau["two lines seen"][0]:.0f }} %. {{ assert plateau["two lines
 # seen"][0] > plateau["two lines seen"][3] + 20 }} **Easier problems first** costs no more than sorting a list. The
-# third way, a score for part of the way, by a judge model or a rule, we tried in an earlier version of this task and
-# could not make work. What a rule pays for, the policy does: a score for compiling taught a weak start to write short
+# third way, a score by rule for part of the way, we tried in an earlier version of this task and could not make work.
+# What a rule pays for, the policy does: a score for compiling taught a weak start to write short
 # programs that compile.
 #
 # ## 7 · A judge with a hole

@@ -27,7 +27,7 @@ WORKER = ["tasks/kernelbench/test_worker.py"]
 RULES, ANSWERS, COMPARE, KB_PROBLEMS, KB_TASK = (
     [f"tasks/kernelbench/test_{name}.py"] for name in ("rules", "answers", "compare", "kernelbench_problems", "kernelbench_task")
 )
-LLM_JUDGE, JUDGED, TRACES = ["tasks/test_llm_judge.py"], ["tasks/test_judged.py"], ["sft/test_traces.py"]
+LLM_JUDGE, JUDGED, TRACES = ["tasks/test_llm_judge.py"], ["tasks/test_judged.py"], ["sft/test_right_traces.py"]
 WORLD, RANKS = ["distributed/test_world.py"], ["distributed/test_ranks_train.py"]
 
 MISTAKES = [

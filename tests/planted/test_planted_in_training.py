@@ -15,7 +15,7 @@ import rlcourse
 
 SLOW = {"rollout/test_paged.py", "rollout/test_serve.py", "distributed/test_ranks_train.py", "test_lora.py"}
 SLOW |= {"distributed/test_world.py"}
-SLOW |= {"sft/test_fine_tuning.py", "sft/test_traces.py", "tasks/test_pool.py", "tasks/test_math.py"}
+SLOW |= {"sft/test_fine_tuning.py", "sft/test_right_traces.py", "tasks/test_pool.py", "tasks/test_math.py"}
 SLOW |= {"sandbox/test_box.py", "tasks/test_llm_judge.py", "tasks/test_judged.py"}
 SLOW |= {f"tasks/kernelbench/test_{name}.py" for name in ("kernelbench_task", "answers", "worker")}
 PACKAGE = Path(rlcourse.__file__).parent

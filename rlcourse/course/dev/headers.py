@@ -78,7 +78,7 @@ COURSE = {
     "12_update_phase": Lesson(
         "The update phase",
         4,
-        "where its seconds and gigabytes go; logits that never stand; two backward passes by hand",
+        "where its seconds and gigabytes go; logits that are never all in memory; two backward passes by hand",
     ),
     "13_sft_and_lora": Lesson(
         "SFT and LoRA before RL", 3, "a start for a model that earns nothing; how much SFT, how much rank, and why"
