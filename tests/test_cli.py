@@ -375,7 +375,7 @@ def test_bench_refuses_completions_that_are_no_whole_groups(completions):
 def test_an_unknown_benchmark_is_named():
     done = invoke("bench", "coffee")
     assert done.exit_code == 2
-    assert done.stderr == f"Unknown benchmark 'coffee': use {', '.join(bench.BENCHMARKS[:-1])} or logprobs.\n"
+    assert done.stderr == f"Unknown benchmark 'coffee': use {', '.join(bench.options.BENCHMARKS[:-1])} or logprobs.\n"
 
 
 def test_help_and_version_answer_without_loading_torch():
