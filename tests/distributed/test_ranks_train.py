@@ -120,7 +120,7 @@ def test_three_ranks_train_what_one_process_does_and_one_of_them_says_so(folder,
 # How it ends
 
 
-@pytest.mark.parametrize("stopped", [[1], thorough([[0, 1]])])
+@pytest.mark.parametrize("stopped", [[1], thorough([0, 1])])
 def test_ctrl_c_saves_after_the_step_of_all_ranks_and_one_process_goes_on(stopped, pairs, folder, tmp_path):
     def interrupt(rank, step):
         if step == 3 and rank in stopped:

@@ -522,7 +522,7 @@ MISTAKES = [
     ("trainer.py", "            self._check_loaded(step_of(checkpoint))\n", "", ENDINGS),
     ("trainer.py", "    if run.config.steps < step_of(checkpoint):", "    if False:", ENDINGS),
     ("trainer.py", "        check_memory(share_of(config, world.size), self.policy.model.config, device)\n", "", ENDINGS),
-    ("trainer.py", "    run.keep_config()\n", "", TRAINER),
+    ("trainer.py", "        run.keep_config()\n", "", TRAINER),
     ("trainer.py", "run = world.run(lambda: run_to_resume(settings))\n", "run = world.run(lambda: run_to_resume(settings))\n        run.keep_config()\n", ENDINGS),
     ("trainer.py", "        world.first(lambda: try_folder(run.path, \"choose another --output\", checkpoint_bytes))\n", "", ENDINGS),
     ("interrupts.py", "for number in (signal.SIGINT, signal.SIGTERM):", "for number in (signal.SIGINT,):", ENDINGS),
