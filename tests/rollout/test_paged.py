@@ -214,9 +214,9 @@ def test_the_budget_is_that_of_the_cache(small):
 @pytest.mark.parametrize(
     ("sampling", "usable", "slots", "late"),
     [
-        (Sampling(0.8), 7, 8, 0),
+        (Sampling(0.8), 7, 8, 1),
         thorough((GREEDY, 40, 3, 1)),
-        thorough((GREEDY, 7, 8, 1)),
+        thorough((GREEDY, 7, 8, 0)),
         thorough((Sampling(), 9, 5, 1)),
         thorough((Sampling(), 40, 8, 0)),
     ],
