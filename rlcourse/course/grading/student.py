@@ -201,6 +201,8 @@ class Run:
             remote = (kind if defined else Undefined)(self, name)
             result = self.questions[name].run(remote, derived(self.seed, name))
             self.results[name] = self._own(result)
+            if remote.late:  # processes and threads that it started may go on, and take time and memory from the next
+                self.worker.close()
             self.verdicts[name, times] = result.passed
         return self.verdicts[name, times]
 
@@ -241,6 +243,7 @@ class Remote:
     def __init__(self, run: Run, name: str):
         self.run, self.name = run, name
         self.deadline = 0.0
+        self.late = False  # a call was not done in its time
 
     @contextmanager
     def limited(self, seconds: float) -> Iterator[None]:
@@ -263,14 +266,14 @@ class Remote:
         if left <= 0:
             raise OutOfTime
         try:
-            answer = self.run.worker.ask([kind, left, arguments, options], left + GRACE_SECONDS)
-        except TimeoutError:
+            return value(self.run.worker.ask([kind, left, arguments, options], left + GRACE_SECONDS))
+        except (TimeoutError, OutOfTime):
+            self.late = True
             raise OutOfTime from None
         except Died as death:
             if time.monotonic() >= self.deadline:  # compilers do not take it well to be told that time is up
                 raise OutOfTime from None
             raise AssertionError(str(death)) from None
-        return value(answer)
 
 
 class RemoteMaker(Remote):

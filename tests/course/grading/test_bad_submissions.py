@@ -139,6 +139,24 @@ def test_harm_earns_nothing_ends_and_leaves_nothing_behind(harm, tmp_path, tempo
         assert result.results[1].score == 2 or "patched" in harm, report.as_text(result)
 
 
+LINGERS = """
+import os, time
+def double(x):
+    if os.fork() == 0:
+        time.sleep(3)
+        os.kill(os.getppid(), 9)
+    time.sleep(100)
+"""
+
+
+@on_linux
+def test_what_a_late_call_started_does_not_outlive_its_question(tmp_path, monkeypatch):
+    monkeypatch.setattr(student, "CELL_SECONDS", 2)
+    slow = "time.sleep(1.5)\ndef square(x):\n    return x * x"
+    cells = [IMPORTS.format(number=90), LINGERS, "check.q1(double)", slow, "check.q2(square)"]
+    assert [r.score for r in grade(write(tmp_path / "90_lingers.ipynb", cells)).results] == [0, 2]
+
+
 @on_linux
 def test_a_notebook_has_a_limit_as_a_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(student, "CELL_SECONDS", 2)
