@@ -167,7 +167,8 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstim
     """Bytes that training `shape` with `config` needs on `device`, 'cpu' or 'cuda'.
 
     n = parameters, b = bytes of a number in config.dtype, L = max_prompt_tokens + max_new_tokens, m = rows of a
-    micro-batch, rows = those of a step or of an evaluation's batch, whichever are more:
+    micro-batch if all have L tokens: m x L is micro_batch_tokens, rounded up, or the tokens of a whole mini-batch; rows
+    = those of a step or of an evaluation's batch, whichever are more:
 
     - weights 4 n, gradients 4 n, AdamW's two moments 8 n, all float32; a frozen reference 4 n if there is one; with an
       adapter of a parameters weights 4 (n + a), gradients 4 a, moments 8 a, and the reference is the base
@@ -181,7 +182,7 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstim
     - sampling: 3 x rows x vocabulary x 4: the logits of one position, their noise, and their sum
     - autocast: 2 n for the bfloat16 copies of the weights that autocast keeps, 0 in float32
     - activations: see `activation_bytes`
-    - logits: LOGIT_COPIES x chunk x vocabulary x 4, chunk = min(logprob_chunk, m x max_new_tokens)
+    - logits: LOGIT_COPIES x chunk x vocabulary x 4, chunk = min(logprob_chunk, m x L, mini-batch x max_new_tokens)
     """
     n = parameters(shape)
     adapter = adapter_parameters(shape, config.lora_rank, config.lora_targets)
@@ -190,8 +191,9 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstim
     b = 2 if config.dtype == "bfloat16" else 4
     length = config.max_prompt_tokens + config.max_new_tokens
     rows = max(config.rows, min(BATCH_ROWS, config.eval_problems))
-    micro_rows = min(config.micro_batch_rows, -(-config.rows // config.minibatches))
-    chunk = min(config.logprob_chunk, micro_rows * config.max_new_tokens)
+    minibatch = -(-config.rows // config.minibatches)
+    micro_rows = min(-(-config.micro_batch_tokens // length), minibatch)
+    chunk = min(config.logprob_chunk, micro_rows * length, minibatch * config.max_new_tokens)
     fast, on_gpu = config.engine == "fast", device == "cuda"
     prompts = max(config.num_prompts, min(BATCH_ROWS, config.eval_problems)) if fast else 0
     slots = min(rows, MAX_SLOTS) if fast and on_gpu else rows
@@ -234,7 +236,7 @@ def check_memory(config: TrainConfig, model_config, device: torch.device) -> Non
     if has is not None and needs > FAR_TOO_MUCH * has:
         raise ValueError(
             f"This run needs up to {format_bytes(needs)} of memory, and there are {format_bytes(has)}: lower "
-            "--num-prompts, --num-generations, --max-new-tokens, --max-prompt-tokens or --micro-batch-rows."
+            "--num-prompts, --num-generations, --max-new-tokens, --max-prompt-tokens or --micro-batch-tokens."
         )
 
 

@@ -29,6 +29,7 @@ RULES, ANSWERS, COMPARE, KB_PROBLEMS, KB_TASK = (
 )
 LLM_JUDGE, JUDGED, TRACES = ["tasks/test_llm_judge.py"], ["tasks/test_judged.py"], ["sft/test_right_traces.py"]
 WORLD, RANKS = ["distributed/test_world.py"], ["distributed/test_ranks_train.py"]
+MICRO_BATCHES, MEMORY = ["test_micro_batches.py"], ["measure/test_memory.py"]
 
 MISTAKES = [
     # the twelve
@@ -121,9 +122,18 @@ MISTAKES = [
     ("step.py", '{"rows": len(rows), "tokens"', '{"rows": len(train), "tokens"', STEP),
     ("step.py", '{"rows": len(rows), "tokens"', '{"rows": int(train[rows].sum()), "tokens"', STEP),
     ("step.py", '"max_new_tokens": config.max_new_tokens}', '"max_new_tokens": batch.loss_mask.shape[1] - 1}', STEP),
-    ("step.py", "training = rows[train[rows]]", "training = rows", STEP),
-    ("step.py", "training[lengths[training].argsort(stable=True)]", "training", STEP),
-    ("step.py", "world.split(by_length, config.micro_batch_rows)", "world.split(by_length, len(lengths))", STEP),
+    ("step.py", "micro_batches(rows[train[rows]]", "micro_batches(rows", STEP),
+    ("micro_batches.py", "lengths[rows].argsort(stable=True)", "lengths[rows].argsort(descending=True)", MICRO_BATCHES),
+    ("micro_batches.py", "world.deal(rows[lengths[rows].argsort(stable=True)])", "world.deal(rows)", MICRO_BATCHES),
+    ("micro_batches.py", "world.deal(rows[", "(rows[", MICRO_BATCHES),
+    ("micro_batches.py", "lengths[rows].tolist()", "lengths.tolist()[: len(rows)]", MICRO_BATCHES),
+    ("micro_batches.py", "most_tokens // longest", "most_tokens // longest + 1", MICRO_BATCHES),
+    ("micro_batches.py", "max(1, most_tokens", "max(2, most_tokens", MICRO_BATCHES),
+    ("micro_batches.py", "best[n - k][0] + 1", "best[n - k][0]", MICRO_BATCHES),
+    ("micro_batches.py", "best[n - k][1] + k * longest", "best[n - k][1] + k", MICRO_BATCHES),
+    ("micro_batches.py", "best[n - k][1] + k * longest, k)", "0, k)", MICRO_BATCHES),
+    ("micro_batches.py", "counts[::-1]", "counts", MICRO_BATCHES),
+    ("step.py", "lengths, config.micro_batch_tokens, world)", "lengths, 10**9, world)", STEP),
     ("step.py", "if batch.values is not None or (config.kl_coef", "if (config.kl_coef", STEP),
     ("step.py", 'is not None or (config.kl_coef and config.kl_in == "loss"):', "is not None:", STEP),
     ("step.py", "(batch.advantages * batch.loss_mask).ne(0)", "batch.advantages.ne(0)", STEP),
@@ -158,12 +168,12 @@ MISTAKES = [
     ("step.py", "config.kl_coef * aggregate(kl, mask,", "config.kl_coef * aggregate(kl, part.rollout.completion_mask,", STEP),
     ("step.py", "kl_estimate(rollout.logprobs, ref_logprobs, \"k1\")", "kl_estimate(ref_logprobs, rollout.logprobs, \"k1\")", STEP),
     ("step.py", "if batch.ref_logprobs is not None:", "if config.kl_coef:", STEP),
-    ("step.py", "[piece for piece in world.split(by_length, config.micro_batch_rows) if len(piece)]", "[piece for piece in world.split(by_length, config.micro_batch_rows)][:1]", STEP),
+    ("step.py", "Minibatch(together, share)", "Minibatch(together[:1], share)", STEP),
     ("step.py", "loss.backward()", "(loss / len(minibatch.micro_batches)).backward()", STEP),
     # learner.py
     ("learner.py", "        optimizer.zero_grad(set_to_none=True)  # or", "        # or", LEARNER),
     ("learner.py", "fused=True)", "fused=True, eps=1e-5)", LEARNER),
-    ("learner.py", "lengths = rollout.prompt_lengths + rollout.completion_lengths", "lengths = rollout.prompt_lengths", LEARNER),
+    ("batch.py", "return self.prompt_lengths + self.completion_lengths", "return self.prompt_lengths", LEARNER),
     ("logprobs.py", "with base, autocast(self.dtype, self.model.device):", "with base:", LEARNER),
     ("learner.py", "PlainPass(model, config.dtype, compile, as_base)", "PlainPass(model, 'float32', compile, as_base)", LEARNER),
     ("learner.py", "@torch.no_grad()\n    def values", "def values", LEARNER),
@@ -184,8 +194,8 @@ MISTAKES = [
     ("learner.py", "token_logprobs(part, config.sampling", "token_logprobs(part, type(config.sampling)()", LEARNER),
     ("learner.py", "logprobs[rows, : found.shape[1]] = found", "logprobs[: len(rows), : found.shape[1]] = found", LEARNER),
     ("learner.py", "values[rows, : hidden.shape[1]] =", "values[: len(rows), : hidden.shape[1]] =", LEARNER),
-    ("learner.py", "split(lengths.argsort(stable=True), learner", "split(torch.arange(len(lengths)), learner", LEARNER),
-    ("learner.py", "lengths.argsort(stable=True), learner.config.micro_batch_rows)", "lengths.argsort(stable=True), len(lengths))", LEARNER),
+    ("learner.py", "torch.arange(len(rollout.lengths), ", "torch.arange(len(rollout.lengths) - 1, ", LEARNER),
+    ("learner.py", "rollout.lengths, self.config.micro_batch_tokens", "rollout.lengths, 10**9", LEARNER),
     ("learner.py", "for group in optimizer.param_groups for p in", "for group in optimizer.param_groups[:1] for p in", LEARNER),
     ("learner.py", 'group["lr"] = group["peak_lr"] * lr_factor', 'group["lr"] *= lr_factor', LEARNER),
     ("learner.py", "    optimizer.step()\n", "", LEARNER),
@@ -714,6 +724,9 @@ MISTAKES = [
     ("checkpoint.py", "config.lora_rank, config.lora_alpha, config.lora_targets)", "config.lora_rank, 1.0, config.lora_targets)", FINE_TUNING),
     ("checkpoint.py", "config.lora_alpha, config.lora_targets)", 'config.lora_alpha, "q_proj")', FINE_TUNING),
     ("measure/memory.py", "shape.layers * rank * sum", "rank * sum", LORA),
+    ("measure/memory.py", "min(-(-config.micro_batch_tokens // length), minibatch)", "min(config.micro_batch_tokens // length, minibatch)", MEMORY),
+    ("measure/memory.py", "min(-(-config.micro_batch_tokens // length), minibatch)", "-(-config.micro_batch_tokens // length)", MEMORY),
+    ("measure/memory.py", "min(config.logprob_chunk, micro_rows * length, minibatch", "min(config.logprob_chunk, minibatch", MEMORY),
     ("measure/memory.py", "gradients=4 * learned,", "gradients=4 * n,", LORA),
     ("measure/memory.py", "if config.needs_reference and not config.lora_rank else 0", "if config.needs_reference else 0", LORA),
     # sft/data.py
@@ -760,7 +773,7 @@ MISTAKES = [
     ("sft/trainer.py", "self.config = replace(config, steps=steps)", "self.config = replace(config, steps=steps, schedule='constant')", FINE_TUNING),
     ("sft/trainer.py", "config.epochs * len(self.data.train) / config.batch_size", "len(self.data.train) / config.batch_size", FINE_TUNING),
     ("sft/trainer.py", "config.max_length if self.config.packing else 0", "config.max_length", FINE_TUNING),
-    ("sft/trainer.py", "for i in range(0, len(rows), self.config.micro_batch_rows)]", "for i in range(0, len(rows), len(rows))]", FINE_TUNING),
+    ("sft/trainer.py", "rows_together([*map(tokens_of, rows)], self.config.micro_batch_tokens)", "rows_together([*map(tokens_of, rows)], 10**9)", FINE_TUNING),
     ("sft/trainer.py", 'self.order.position = state["examples_learned"]', "pass", FINE_TUNING),
     ("sft/trainer.py", '            self.optimizer.load_state_dict(state["optimizer"])\n', "", FINE_TUNING),
     ("sft/trainer.py", "        if data != self.data.fingerprint:\n", "        if False:\n", FINE_TUNING),
@@ -956,7 +969,7 @@ MISTAKES = [
     ("sft/traces.py", "strict=True) if verdict.right]", "strict=True)]", TRACES),
     ("sft/traces.py", "for message in messages[:last]", "for message in messages", TRACES),
     # several ranks
-    ("distributed/world.py", "rows[self.rank :: self.size].split(most)", "rows.split(most)", WORLD),
+    ("distributed/world.py", "return rows[self.rank :: self.size]", "return rows", MICRO_BATCHES),
     ("distributed/world.py", "if len(piece)]", "]", WORLD),
     ("distributed/world.py", "(torch.add, torch.add, torch.maximum)", "(torch.add, torch.add, torch.add)", WORLD),
     ("distributed/world.py", "strict=True) if ranks]", "strict=True)]", WORLD),
