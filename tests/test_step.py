@@ -562,14 +562,8 @@ def test_one_update_has_a_ratio_of_exactly_1_even_if_the_sampler_differs(algorit
 @pytest.mark.parametrize("algorithm", ["gspo", "ppo"])
 def test_the_first_of_several_updates_has_a_ratio_of_exactly_1(algorithm):
     """lr 0 makes every update the first one. Nothing is clipped even if the clip leaves no room at all."""
-    options = {
-        "minibatches": 3,
-        "lr": 0.0,
-        "value_lr": 0.0,
-        "clip_low": 0.0,
-        "clip_high": 0.0,
-        "micro_batch_tokens": 40,
-    }
+    options = {"minibatches": 3, "micro_batch_tokens": 40}
+    options |= dict.fromkeys(("lr", "value_lr", "clip_low", "clip_high"), 0.0)
     exact, noisy = (Run(config_for(algorithm, **options), noise) for noise in (0.0, 0.01))
     assert noisy.metrics["clip_fraction"] == exact.metrics["clip_fraction"] == 0.0
     for (_, one), (_, other) in zip(exact.steps, noisy.steps, strict=True):
