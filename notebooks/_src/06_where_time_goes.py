@@ -789,7 +789,7 @@ plt.show()
 # %% [markdown]
 # The small step at the left is the rollout. Each rise in the update is a forward pass, which keeps what its backward
 # pass will need. The second is higher because rows are sorted by length and it holds the longer answers. The backward
-# pass gives the memory back to the process but not to the system, so this curve never falls; the next rise begins only
+# pass gives the memory back to the process but not to the system, so this curve hardly falls; the next rise begins only
 # once that memory is used up. A GPU's allocator says exactly what is handed out.
 #
 # ## 7 · Three kinds of slow
