@@ -21,9 +21,13 @@ def rows_together(lengths: list[int], most_tokens: int) -> list[int]:
     The fewest micro-batches that this allows, and of such cuts the one with the fewest tokens.
     """
     best = [(0, 0, 0)]  # of the first n rows: micro-batches, tokens, and how many rows the last micro-batch has
+    most = [0]  # by number of micro-batches: how many of the first rows they can hold
     for n, longest in enumerate(lengths, start=1):
-        most = min(n, max(1, most_tokens // longest))
-        best.append(min((best[n - k][0] + 1, best[n - k][1] + k * longest, k) for k in range(1, most + 1)))
+        first = n - min(n, max(1, most_tokens // longest))  # where the last micro-batch may begin, or later, as long
+        before = best[first][0]  # as those before it are no more
+        found = min((best[m][1] + (n - m) * longest, n - m) for m in range(first, most[before] + 1))
+        best.append((before + 1, *found))
+        most[before + 1 :] = [n]
     counts, left = [], len(lengths)
     while left:
         counts.append(best[left][2])
