@@ -27,7 +27,7 @@ def _tokenizer():
 
 
 def make_policy(seed: int = 0, tied: bool = True, architecture: str = "qwen2", **shape) -> Policy:
-    """A Qwen2, Qwen3 or Llama of two layers whose next-token distribution is far from uniform, so that mistakes show."""
+    """A small Qwen2, Qwen3 or Llama whose next-token distribution is far from uniform, so that mistakes show."""
     tokenizer = copy.deepcopy(_tokenizer())
     torch.manual_seed(seed)
     sizes = dict(

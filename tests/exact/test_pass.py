@@ -49,7 +49,8 @@ def gradients(policy, found, mask) -> dict[str, torch.Tensor]:
     return {name: parameter.grad.clone() for name, parameter in policy.model.named_parameters()}
 
 
-CASES = [("qwen2", WARM), ("qwen3", PLAIN), thorough(("qwen2", TOP_K)), thorough(("qwen2", PLAIN))]
+CASES = [("qwen2", WARM), ("qwen3", PLAIN), ("llama", WARM), thorough(("qwen2", TOP_K)), thorough(("qwen2", PLAIN))]
+CASES += [thorough(("llama", PLAIN)), thorough(("llama", TOP_P)), thorough(("tied llama", WARM))]
 CASES += [thorough(("qwen3", WARM)), thorough(("qwen3", TOP_K)), thorough(("qwen3", TOP_P)), ("qwen2", TOP_P)]
 
 
@@ -69,7 +70,7 @@ def test_logprobs_and_gradients_are_those_of_transformers(shape, sampling):
         assert (found[name] - gradient).norm() < 1e-4 * gradient.norm(), name
 
 
-@pytest.mark.parametrize("shape", ["qwen2", thorough("qwen3")])
+@pytest.mark.parametrize("shape", ["qwen2", thorough("qwen3"), thorough("llama")])
 def test_what_is_computed_again_has_the_same_bits(shape):
     policy = small_policy(shape)
     rollout = rollout_for(policy)[torch.tensor([1])]

@@ -22,7 +22,9 @@ PROMPTS = [[5, 9, 40, 7], [11], [30, 31, 32, 33, 34, 35, 36]]
 SHAPES = {
     "qwen2": {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64},
     "qwen2, one query a head": {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64},
+    "llama": {"architecture": "llama", "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 64},
     "qwen3, wide heads": {"architecture": "qwen3", "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 128},
+    "llama, wide heads": {"architecture": "llama", "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 128},
 }
 DRAWS = 20_000 if DEVICE == "cuda" else 400  # the interpreter takes many milliseconds for each
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
