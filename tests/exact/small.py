@@ -14,7 +14,7 @@ SHAPES = {
         "head_dim": 64, "tied": False,
     },
     "tied llama": {
-        "architecture": "llama", "intermediate_size": 256, "num_attention_heads": 3, "num_key_value_heads": 1,
+        "architecture": "llama", "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 1,
         "head_dim": 128,
     },
 }  # fmt: skip

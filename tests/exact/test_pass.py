@@ -49,9 +49,17 @@ def gradients(policy, found, mask) -> dict[str, torch.Tensor]:
     return {name: parameter.grad.clone() for name, parameter in policy.model.named_parameters()}
 
 
-CASES = [("qwen2", WARM), ("qwen3", PLAIN), ("llama", WARM), thorough(("qwen2", TOP_K)), thorough(("qwen2", PLAIN))]
-CASES += [thorough(("llama", PLAIN)), thorough(("llama", TOP_P)), thorough(("tied llama", WARM))]
-CASES += [thorough(("qwen3", WARM)), thorough(("qwen3", TOP_K)), thorough(("qwen3", TOP_P)), ("qwen2", TOP_P)]
+CASES = [("qwen2", WARM), ("qwen3", PLAIN), ("llama", WARM), ("llama", TOP_P)]
+REST = [
+    ("qwen2", TOP_K),
+    ("qwen2", TOP_P),
+    ("qwen2", PLAIN),
+    ("qwen3", WARM),
+    ("qwen3", TOP_K),
+    ("qwen3", TOP_P),
+    ("tied llama", WARM),
+]
+CASES += map(thorough, REST)
 
 
 @pytest.mark.parametrize(("shape", "sampling"), CASES)
@@ -70,7 +78,7 @@ def test_logprobs_and_gradients_are_those_of_transformers(shape, sampling):
         assert (found[name] - gradient).norm() < 1e-4 * gradient.norm(), name
 
 
-@pytest.mark.parametrize("shape", ["qwen2", thorough("qwen3"), thorough("llama")])
+@pytest.mark.parametrize("shape", ["qwen2", thorough("qwen3")])
 def test_what_is_computed_again_has_the_same_bits(shape):
     policy = small_policy(shape)
     rollout = rollout_for(policy)[torch.tensor([1])]
