@@ -50,15 +50,8 @@ def gradients(policy, found, mask) -> dict[str, torch.Tensor]:
 
 
 CASES = [("qwen2", WARM), ("qwen3", PLAIN), ("llama", WARM), ("llama", TOP_P)]
-REST = [
-    ("qwen2", TOP_K),
-    ("qwen2", TOP_P),
-    ("qwen2", PLAIN),
-    ("qwen3", WARM),
-    ("qwen3", TOP_K),
-    ("qwen3", TOP_P),
-    ("tied llama", WARM),
-]
+REST = [("qwen2", TOP_K), ("qwen2", TOP_P), ("qwen2", PLAIN), ("qwen3", WARM), ("qwen3", TOP_K), ("qwen3", TOP_P)]
+REST += [("tied llama", WARM)]
 CASES += map(thorough, REST)
 
 
