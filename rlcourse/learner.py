@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from rlcourse.batch import Rollout
 from rlcourse.config import TrainConfig
 from rlcourse.distributed.world import ALONE, Alone, World
-from rlcourse.exact.weights import can_fuse, fused_weights, is_exact, may_be_exact
+from rlcourse.exact.weights import fused_weights, is_exact, may_be_exact, unknown_part
 from rlcourse.logprobs import PlainPass
 from rlcourse.lora import has_adapter
 from rlcourse.micro_batches import micro_batches
@@ -127,7 +127,7 @@ def model_pass(model: PreTrainedModel, config: TrainConfig, compile: bool = Fals
     gradients.
     """
     dtype, plain = getattr(torch, config.dtype), PlainPass(model, config.dtype, compile, as_base)
-    if dtype == torch.float32 or not may_be_exact(model.device) or not can_fuse(model) or has_adapter(model):
+    if dtype == torch.float32 or not may_be_exact(model.device) or unknown_part(model) or has_adapter(model):
         return plain  # before memory is taken
     if not is_exact(fused_weights(model, dtype)):
         return plain

@@ -62,24 +62,27 @@ class ModelShape:
         return shape
 
 
-# The config.json of each model on the hub, https://huggingface.co/Qwen
+# The config.json of each model on the hub, https://huggingface.co/Qwen and https://huggingface.co/meta-llama
 QWEN25 = {
     "Qwen/Qwen2.5-0.5B": ModelShape(24, 896, 14, 2, 64, 4864, 151936, tied=True),
     "Qwen/Qwen2.5-1.5B": ModelShape(28, 1536, 12, 2, 128, 8960, 151936, tied=True),
     "Qwen/Qwen2.5-3B": ModelShape(36, 2048, 16, 2, 128, 11008, 151936, tied=True),
     "Qwen/Qwen2.5-7B": ModelShape(28, 3584, 28, 4, 128, 18944, 152064, tied=False),
 }
-QWEN3 = {"Qwen/Qwen3-0.6B": ModelShape(28, 1024, 16, 8, 128, 3072, 151936, tied=True)}
+OTHERS = {
+    "Qwen/Qwen3-0.6B": ModelShape(28, 1024, 16, 8, 128, 3072, 151936, tied=True),
+    "meta-llama/Llama-3.2-1B": ModelShape(16, 2048, 32, 8, 64, 8192, 128256, tied=True),
+}
 
 
 def model_shape(name: str) -> ModelShape:
     """The shape of a model that ships, of a model folder, or of a model on the hub.
 
-    Qwen2.5 0.5B to 7B (and -Instruct) and Qwen3-0.6B are known; another hub name is looked up in the cache, then on the
-    network.
+    Qwen2.5 0.5B to 7B, Llama-3.2-1B (and -Instruct) and Qwen3-0.6B are known; another hub name is looked up in the
+    cache, then on the network.
     Raises FileNotFoundError if there is no such model here or there, ValueError if it is of another kind.
     """
-    known = (QWEN25 | QWEN3).get(name.removesuffix("-Instruct"))
+    known = (QWEN25 | OTHERS).get(name.removesuffix("-Instruct"))
     if known:
         return known
     folder = model_folder(name)

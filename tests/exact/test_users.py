@@ -129,7 +129,7 @@ def engine_for(policy, exact, monkeypatch) -> FastEngine:
     return engine
 
 
-@pytest.mark.parametrize("shape", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("shape", ["qwen2", "qwen3", "llama"])
 def test_greedy_tokens_after_an_exact_prefill_are_those_of_generate(shape, exact, monkeypatch):
     policy = small_policy(shape, num_hidden_layers=2, intermediate_size=256)
     found = engine_for(policy, exact, monkeypatch).generate(PROMPTS, 2, 5, GREEDY)

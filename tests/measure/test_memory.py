@@ -57,6 +57,11 @@ def test_known_shapes_have_the_published_number_of_parameters(name, published):
     assert set(QWEN25) >= {name}
 
 
+def test_a_llama_has_so_few_biases_less_that_it_does_not_matter():
+    for name in ("meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-1B-Instruct"):
+        assert parameters(model_shape(name)) == pytest.approx(1_235_814_400, rel=1e-4)
+
+
 def test_shape_of_a_folder_is_read_from_its_config(tmp_path):
     qwen2_config(TINY).save_pretrained(tmp_path)
     assert model_shape(str(tmp_path)) == TINY

@@ -17,6 +17,7 @@ TILE = [f"tasks/kernels/test_{name}.py" for name in ("language", "clock", "inter
 PROBLEMS, TILE_TASK, LOWERING = ["tasks/kernels/test_tile_problems.py"], ["tasks/kernels/test_tile_task.py"], ["tasks/kernels/test_lowering.py"]
 TASK, MATH, POOL = ["tasks/test_task.py"], ["tasks/test_math.py"], ["tasks/test_pool.py"]
 PASS, OPERATIONS, USERS = ["exact/test_pass.py"], ["exact/test_operations.py"], ["exact/test_users.py"]
+FAMILIES = ["rollout/test_families.py"]
 BLOCKS, PAGED = ["rollout/test_blocks.py"], ["rollout/test_paged_scheduler.py"]
 LORA, SFT_DATA = ["test_lora.py"], ["sft/test_sft_data.py"]
 PACKING, FINE_TUNING = ["sft/test_packing.py"], ["sft/test_fine_tuning.py"]
@@ -387,7 +388,7 @@ MISTAKES = [
     ("tasks/pool.py", "return value if ok else Failed(value)", "return value", POOL),
     ("tasks/pool.py", "        self.close = weakref.finalize(self, _stop, self.workers)\n", "        self.close = lambda: None\n", POOL),
     ("tasks/pool.py", "        if memory_gb is not None:", "        if False:", POOL),
-    ("policy.py", ", **NO_THINKING)", ")", POLICY),
+    ("policy.py", ", **TEMPLATE)", ")", POLICY),
     # tasks: the protocol
     ("tasks/task.py", "self.verify(a.text, a.problem.gold) if a.finished else CUT_OFF for", "self.verify(a.text, a.problem.gold) for", VERIFY),
     ("tasks/task.py", "policy.prompt(problem.question, self.instruction)", "policy.prompt(problem.question)", COLLECT),
@@ -678,6 +679,20 @@ MISTAKES = [
     ("exact/head.py", "return logits.float() * scale", "return logits.float() * scale.square()", PASS),
     ("exact/model.py", "rollout.prompt_lengths[:, None] - 1 + columns", "rollout.prompt_lengths[:, None] + columns", PASS),
     ("exact/model.py", "        self.weights.sync(self.model)\n", "", PASS),
+    ("exact/head.py", "parameters = model.model.norm.weight, model.lm_head.weight", "parameters = model.model.norm.weight, model.model.embed_tokens.weight", PASS),
+    ("exact/head.py", "ScaledLogits.apply(x, weights, model.model.norm.weight, model.lm_head.weight)", "ScaledLogits.apply(x, weights, model.model.norm.weight, model.model.embed_tokens.weight)", PASS),
+    # exact/weights.py, and what becomes of models that it does not know
+    ("exact/weights.py", "self.inv_freq = model.model.rotary_emb.inv_freq", 'self.inv_freq = config.rope_parameters["rope_theta"] ** -(torch.arange(0, self.head_dim, 2, device=model.device) / self.head_dim)', FAMILIES),
+    ("exact/weights.py", "self.eps = config.rms_norm_eps", "self.eps = 1e-6", FAMILIES),
+    ("exact/weights.py", "tied = trunk.embed_tokens.weight is model.lm_head.weight", "tied = True", FAMILIES),
+    ("exact/weights.py", "if rope not in ROPES:", "if False:", FAMILIES),
+    ("exact/weights.py", 'if getattr(config, "use_sliding_window", False):', "if False:", FAMILIES),
+    ("exact/weights.py", 'if config.hidden_act not in ("silu", "swish"):', "if False:", FAMILIES),
+    ("exact/weights.py", 'getattr(config, "attention_bias", False) or ', "", FAMILIES),
+    ("exact/weights.py", ' or getattr(config, "mlp_bias", False)', "", FAMILIES),
+    ("rollout/__init__.py", "unknown := unknown_part(policy.model)", 'unknown := ""', FAMILIES),
+    ("bench/models.py", "unknown := unknown_part(policy.model)", 'unknown := ""', FAMILIES),
+    ("policy.py", ', "date_string": "26 Jul 2024"', "", POLICY),
     # exact: who uses it
     ("exact/layers.py", "torch.arange(prompts, device=ids.device), lengths - 1]", "torch.arange(prompts, device=ids.device), -1]", USERS),
     ("exact/layers.py", "values[:, :, :width] = v.", "values[:, :, :width] = k.", USERS),
@@ -689,7 +704,7 @@ MISTAKES = [
     ("learner.py", "return self.policy_pass.exact", "return True", USERS),
     ("learner.py", "if dtype == torch.float32 or not may_be_exact(model.device)", "if not may_be_exact(model.device)", USERS),
     ("learner.py", " or not may_be_exact(model.device) or", " or", USERS),
-    ("learner.py", " or not can_fuse(model) or", " or", USERS),
+    ("learner.py", " or unknown_part(model) or", " or", USERS),
     ("learner.py", "ExactPass(model, dtype, config.gradient_checkpointing)", "ExactPass(model, dtype, False)", USERS),
     ("learner.py", "hidden = self.policy_pass.hidden_states(part)", "hidden = PlainPass(self.policy.model, 'float32').hidden_states(part)", USERS),
     ("learner.py", "model_pass(self.reference, config, as_base=True)", "PlainPass(self.reference, config.dtype)", USERS),
@@ -749,7 +764,7 @@ MISTAKES = [
     ("sft/data.py", 'minigsm.generate(MINIGSM_PROBLEMS, 1, "sft")', 'minigsm.generate(MINIGSM_PROBLEMS, 1, "train")', SFT_DATA),
     ("sft/data.py", "if not answer.strip():", "if False:", SFT_DATA),
     ("sft/data.py", "prompt, text = task.prompt(problem, policy),", "prompt, text = policy.prompt(problem.question),", SFT_DATA),
-    ("sft/data.py", " | NO_THINKING", "", SFT_DATA),
+    ("sft/data.py", " | TEMPLATE", "", SFT_DATA),
     ("exact/weights.py", "copy_merged(apart, sources[first : first + COMPARED], model)", "torch._foreach_copy_(apart, sources[first : first + COMPARED])", LORA),
     ("exact/weights.py", "copy_merged(self.targets, self._sources(model), model)", "torch._foreach_copy_(self.targets, self._sources(model))", LORA),
     ("sft/data.py", "split=config.split", 'split="train"', SFT_DATA),
