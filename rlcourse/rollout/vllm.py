@@ -139,6 +139,11 @@ def check_vllm(device: torch.device) -> None:
         raise ValueError("The engine vllm is vLLM: `python -m pip install 'rlcourse[vllm]'`.")
 
 
+def runs_on(device: torch.device) -> bool:
+    """Whether the engine can run there."""
+    return device.type == "cuda" and importlib.util.find_spec("vllm") is not None
+
+
 def new_llm(model: str, dtype: torch.dtype, **options: Any) -> Any:
     """vLLM's `LLM` over a model folder, in this process, on token ids alone and without sampling defaults of the
     model's. options: vLLM's. The process's random states stay as they are."""
