@@ -51,10 +51,11 @@ def change(policy):
             parameter.add_(0.1 * torch.randn_like(parameter))
 
 
-def test_weights_come_before_every_rollout_and_old_keys_and_values_are_forgotten(policy):
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7, top_k=4), Sampling(1.5, top_p=0.6)])
+def test_weights_come_before_every_rollout_and_old_keys_and_values_are_forgotten(policy, sampling):
     sampler = engine(policy)
     for _ in range(3):
-        assert_logprobs_are_the_models(policy, sampler.generate(PROMPTS, 2, 6, Sampling()), Sampling())
+        assert_logprobs_are_the_models(policy, sampler.generate(PROMPTS, 2, 6, sampling), sampling)
         change(policy)
     assert llm().heard == ["weights"] * 3
 
