@@ -19,6 +19,7 @@ from rlcourse.measure import machine
 from rlcourse.measure.machine import format_bytes
 from rlcourse.paths import EMBEDDED_MODELS, model_folder
 from rlcourse.rollout.fast import MAX_SLOTS, PREFILL_TOKENS
+from rlcourse.rollout.vllm import CACHE_GB
 
 LIBRARIES = 600_000_000  # bytes of Python, torch, transformers and datasets, or of a CUDA context
 HEADROOM = 1.1  # what the allocator takes for what is counted
@@ -177,9 +178,9 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstim
       adapter of a parameters weights 4 (n + a), gradients 4 a, moments 8 a, and the reference is the base
     - rollout weights: b n for the engine's own copy; the hf engines need none in float32
     - KV cache: tokens x layers x 2 x kv_heads x head_dim x b, of rows x L tokens; the fast engine has the prompts' own
-      cache beside them, and on a GPU MAX_SLOTS rows at most; with config.cache_gb as much in all; kept: what is still
-      there in the update, that of hf-static and, on a GPU, that of the fast engine
-    - prefill: of t tokens, with the fast engine PREFILL_TOKENS at most, one layer at a time: t x heads x
+      cache beside them, and on a GPU MAX_SLOTS rows at most; with config.cache_gb as much in all, vllm without it
+      CACHE_GB; kept: what is still there in the update, that of hf-static and, on a GPU, that of fast and vllm
+    - prefill: of t tokens, with fast and vllm PREFILL_TOKENS at most, one layer at a time: t x heads x
       max_prompt_tokens x 3 x 4 for the scores of attention, their softmax and a bias, or t x 4 x intermediate x b for
       SwiGLU, whichever is more
     - sampling: 3 x rows x vocabulary x 4: the logits of one position, their noise, and their sum
@@ -190,7 +191,7 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstim
     n = parameters(shape)
     adapter = adapter_parameters(shape, config.lora_rank, config.lora_targets)
     learned = adapter if config.lora_rank else n
-    own_weights = config.engine == "fast" or config.dtype == "bfloat16"
+    own_weights = config.engine in ("fast", "vllm") or config.dtype == "bfloat16"
     b = 2 if config.dtype == "bfloat16" else 4
     length = config.max_prompt_tokens + config.max_new_tokens
     rows = max(config.rows, min(BATCH_ROWS, config.eval_problems))
@@ -198,14 +199,15 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstim
     micro_rows = min(-(-config.micro_batch_tokens // length), minibatch)
     chunk = min(config.logprob_chunk, micro_rows * length, minibatch * config.max_new_tokens)
     fast, on_gpu = config.engine == "fast", device == "cuda"
+    own_cache = on_gpu and config.engine in ("fast", "vllm")
     prompts = max(config.num_prompts, min(BATCH_ROWS, config.eval_problems)) if fast else 0
     slots = min(rows, MAX_SLOTS) if fast and on_gpu else rows
     cache = (
         (slots * length + prompts * config.max_prompt_tokens) * shape.layers * 2 * shape.kv_heads * shape.head_dim * b
     )
-    if config.cache_gb:
-        cache = int(config.cache_gb * 1e9)
-    at_once = PREFILL_TOKENS if fast else math.inf
+    if config.cache_gb or config.engine == "vllm":
+        cache = int((config.cache_gb or CACHE_GB) * 1e9)
+    at_once = PREFILL_TOKENS if fast or config.engine == "vllm" else math.inf
     prefill_tokens = min(at_once, rows * config.max_prompt_tokens)
     return MemoryEstimate(
         weights=4 * (n + adapter),
@@ -214,7 +216,7 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstim
         reference=4 * n if config.needs_reference and not config.lora_rank else 0,
         rollout_weights=b * n if own_weights else 0,
         kv_cache=cache,
-        kept_cache=cache if ((fast and on_gpu) or config.engine == "hf-static") and not config.sleep else 0,
+        kept_cache=cache if (own_cache or config.engine == "hf-static") and not config.sleep else 0,
         prefill=prefill_tokens * max(12 * shape.heads * config.max_prompt_tokens, 4 * shape.intermediate * b),
         sampling=3 * rows * shape.vocabulary * 4,
         autocast=2 * n if b == 2 else 0,

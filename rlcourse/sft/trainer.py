@@ -103,7 +103,7 @@ class FineTuning:
         self.metrics = self.task.metrics
         self.problems = self.task.problems("validation")[: config.eval_problems]
         dtype = getattr(torch, config.dtype)
-        self.engine = make_engine(self.policy, config.engine, dtype, config.compile)
+        self.engine = make_engine(self.policy, config.engine, dtype, config.compile, sleeps=True)
 
     def run_all(self) -> dict[str, Any]:
         """Evaluation, training, evaluation. See `fine_tune`."""

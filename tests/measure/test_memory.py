@@ -126,6 +126,13 @@ def test_phases_hold_what_stands_in_them():
     assert whole.fits(whole.peak) and not whole.fits(whole.peak - 1)
 
 
+def test_vllm_has_weights_and_a_cache_of_its_own():
+    vllm = estimate(make_config(engine="vllm"), TINY, "cuda")
+    assert vllm.kv_cache == vllm.kept_cache == 4_000_000_000 and vllm.rollout_weights == 4 * parameters(TINY)
+    smaller = estimate(make_config(engine="vllm", cache_gb=0.5, sleep=True), TINY, "cuda")
+    assert smaller.kv_cache == 500_000_000 and smaller.kept_cache == 0
+
+
 def test_parts_that_a_config_does_not_need_are_zero():
     plain = estimate(make_config(engine="hf-dynamic"), TINY, "cpu")
     assert (plain.reference, plain.rollout_weights, plain.autocast) == (0, 0, 0)

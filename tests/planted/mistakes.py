@@ -29,6 +29,7 @@ RULES, ANSWERS, COMPARE, KB_PROBLEMS, KB_TASK = (
     [f"tasks/kernelbench/test_{name}.py"] for name in ("rules", "answers", "compare", "kernelbench_problems", "kernelbench_task")
 )
 LLM_JUDGE, JUDGED, TRACES = ["tasks/test_llm_judge.py"], ["tasks/test_judged.py"], ["sft/test_right_traces.py"]
+VLLM = ["rollout/test_vllm.py"]
 WORLD, RANKS = ["distributed/test_world.py"], ["distributed/test_ranks_train.py"]
 MICRO_BATCHES, MEMORY = ["test_micro_batches.py"], ["measure/test_memory.py"]
 
@@ -424,7 +425,8 @@ MISTAKES = [
     ("trainer.py", "        if config.gradient_checkpointing:\n", "        if False:\n", TRAINER),
     ("trainer.py", "config.max_prompt_tokens + config.max_new_tokens\n", "config.max_new_tokens\n", TRAINER),
     ("trainer.py", "dtype, config.compile, longest", "torch.float32, config.compile, longest", TRAINER),
-    ("trainer.py", "longest, config.cache_gb)", "longest)", TRAINER),
+    ("trainer.py", "longest, config.cache_gb, config.sleep)", "longest, sleeps=config.sleep)", TRAINER),
+    ("trainer.py", "config.cache_gb, config.sleep)", "config.cache_gb)", TRAINER),
     ("trainer.py", "self.prompts, self.step)", "self.prompts, 0)", TRAINER),
     ("trainer.py", "                    self.run.log_step(metrics, completions)\n", "", TRAINER),
     ("trainer.py", "self.step % config.save_every == 0 and", "self.step % config.save_every == 1 and", TRAINER),
@@ -985,6 +987,25 @@ MISTAKES = [
     ("sft/traces.py", "elif id(problem) not in training:", "elif False:", TRACES),
     ("sft/traces.py", "strict=True) if verdict.right]", "strict=True)]", TRACES),
     ("sft/traces.py", "for message in messages[:last]", "for message in messages", TRACES),
+    # vLLM as an engine
+    ("rollout/vllm.py", "        self.llm.reset_prefix_cache()  # what is there was computed with other weights\n", "", VLLM),
+    ("rollout/vllm.py", 'logprobs_mode="processed_logprobs"', 'logprobs_mode="raw_logprobs"', VLLM),
+    ("rollout/vllm.py", "        self._take_weights()\n", "", VLLM),
+    ("rollout/vllm.py", "            self.llm.wake_up()\n", "", VLLM),
+    ("rollout/vllm.py", '"stop_token_ids": self.policy.eos_ids, ', "", VLLM),
+    ("rollout/vllm.py", "    np.random.seed(int(torch.randint(2**32, ())))\n", "", VLLM),
+    ("rollout/vllm.py", "    with random_states_kept():\n", "    if True:\n", VLLM),
+    ("rollout/vllm.py", "for prompt in prompts for _ in range(num_generations)]", "for _ in range(num_generations) for prompt in prompts]", VLLM),
+    ("rollout/vllm.py", "temperature=sampling.temperature", "temperature=1.0", VLLM),
+    ("rollout/vllm.py", "top_k=sampling.top_k", "top_k=0", VLLM),
+    ("rollout/vllm.py", "top_p=sampling.top_p", "top_p=1.0", VLLM),
+    ("rollout/vllm.py", "if tokens > room:", "if False:", VLLM),
+    ("rollout/vllm.py", "self.converted = has_other_names(policy.model)", "self.converted = False", VLLM),
+    ("rollout/vllm.py", "if self.sleeps and not self.asleep:", "if not self.asleep:", VLLM),
+    ("rollout/vllm.py", "if launched()[1] > 1 else {}", "if False else {}", VLLM),
+    ("lora.py", 'name.replace(".base_layer.", ".")', "name", VLLM),
+    ("lora.py", "parameter.detach() if layer is None else _merged_weight(layer)", "parameter.detach()", VLLM),
+    ("trainer.py", 'self.config.dtype == "float32" and self.config.engine != "vllm"', 'self.config.dtype == "float32"', VLLM),
     # several ranks
     ("distributed/world.py", "return rows[self.rank :: self.size]", "return rows", MICRO_BATCHES),
     ("distributed/world.py", "if len(piece)]", "]", WORLD),

@@ -208,7 +208,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence(small, monkeypatch):
     policy = policy_that_ends()
     with pytest.raises(ValueError, match="give it a larger budget"):
         Watched(policy, 2).generate(PROMPTS, 1, NEW, GREEDY)
-    with pytest.raises(ValueError, match="A paged cache is for the engine fast"):
+    with pytest.raises(ValueError, match="A paged cache is for the engines fast and vllm"):
         make_engine(policy, "hf-dynamic", DTYPE, cache_gb=1.0)
     monkeypatch.undo()
     with pytest.raises(ValueError, match="A paged cache needs an NVIDIA GPU"):

@@ -77,6 +77,7 @@ API = {
         "rollout.blocks",
         "rollout.paged_scheduler",
         "rollout.serve",
+        "rollout.vllm",
         "rollout.arrivals",
     ],
     "Sampler and trainer alike": [
