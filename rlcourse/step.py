@@ -136,8 +136,7 @@ def plan_minibatches(batch: Batch, config: TrainConfig, world: Alone | World = A
             share = {"rows": len(rows), "tokens": tokens, "max_new_tokens": config.max_new_tokens}
             training = rows[train[rows]]
             by_length = training[lengths[training].argsort(stable=True)]
-            pieces = [piece for piece in world.split(by_length, config.micro_batch_rows) if len(piece)]
-            planned.append(Minibatch(pieces, share))
+            planned.append(Minibatch(list(world.split(by_length, config.micro_batch_rows)), share))
     return planned
 
 
@@ -178,6 +177,8 @@ class Means:
 
     def add(self, name: str, values: Tensor, mask: Tensor) -> None:
         """Count the values [rows, T] where `mask` is True."""
+        if not len(values):
+            return
         values = values.detach().double().masked_fill(~mask, 0.0)
         zero = values.new_zeros(())
         self.sums[name] = self.sums.get(name, zero) + values.sum()

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from rlcourse.device import find_device
-from rlcourse.distributed import launched
+from rlcourse.distributed import check_launch, launched
 
 BUCKET = 2**24  # numbers that are added up at once: 64 MiB in float32
 
@@ -35,6 +35,22 @@ class Alone:
     """One process: nothing is shared, nothing is sent."""
 
     rank, size = 0, 1
+
+    def of(self, config: Any) -> "Alone":
+        check_launch(config)
+        return self
+
+    def load(self, load: Callable[[torch.device], Any], device: torch.device) -> Any:
+        return load(device)
+
+    def shard(self, module: nn.Module) -> nn.Module:
+        return module
+
+    def whole(self, policy: Any, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return policy, state
+
+    def part(self, state: dict[str, Any], learner: Any) -> dict[str, Any]:
+        return state
 
     def device(self, config: Any) -> torch.device:
         return find_device(config)
@@ -55,7 +71,7 @@ class Alone:
         return stop
 
     def split(self, rows: Tensor, most: int) -> Sequence[Tensor]:
-        return rows.split(most)
+        return rows.split(most) if len(rows) else []
 
     def total(self, values: Tensor) -> Tensor:
         return values
@@ -80,6 +96,30 @@ class World:
     def __init__(self, store: Any, rank: int, size: int):
         self.store, self.rank, self.size = store, rank, size
         self.gpus: Any = None  # the group for what is on a GPU
+
+    def of(self, config: Any) -> "World":
+        """The world for this config. Sends nothing."""
+        if not config.shard:
+            return self
+        from rlcourse.distributed.sharded import ShardedWorld
+
+        return ShardedWorld(self.store, self.rank, self.size)
+
+    def load(self, load: Callable[[torch.device], Any], device: torch.device) -> Any:
+        """The policy that `load` gives for a device, as this rank keeps it. Sends nothing."""
+        return load(device)
+
+    def shard(self, module: nn.Module) -> nn.Module:
+        """The module as this rank keeps it. Sends nothing."""
+        return module
+
+    def whole(self, policy: Any, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Policy and training state for the first rank to save; the others' mean nothing. The inverse of `part`."""
+        return policy, state
+
+    def part(self, state: dict[str, Any], learner: Any) -> dict[str, Any]:
+        """Of a training state as it was saved what this rank's learner takes. Sends nothing."""
+        return state
 
     def device(self, config: Any) -> torch.device:
         """This rank's device: one GPU each. Raises ValueError if a rank would have no GPU, or no prompt."""

@@ -158,7 +158,7 @@ MISTAKES = [
     ("step.py", "config.kl_coef * aggregate(kl, mask,", "config.kl_coef * aggregate(kl, part.rollout.completion_mask,", STEP),
     ("step.py", "kl_estimate(rollout.logprobs, ref_logprobs, \"k1\")", "kl_estimate(ref_logprobs, rollout.logprobs, \"k1\")", STEP),
     ("step.py", "if batch.ref_logprobs is not None:", "if config.kl_coef:", STEP),
-    ("step.py", "[piece for piece in world.split(by_length, config.micro_batch_rows) if len(piece)]", "[piece for piece in world.split(by_length, config.micro_batch_rows)][:1]", STEP),
+    ("step.py", "list(world.split(by_length, config.micro_batch_rows))", "list(world.split(by_length, config.micro_batch_rows))[:1]", STEP),
     ("step.py", "loss.backward()", "(loss / len(minibatch.micro_batches)).backward()", STEP),
     # learner.py
     ("learner.py", "        optimizer.zero_grad(set_to_none=True)  # or", "        # or", LEARNER),
@@ -521,7 +521,7 @@ MISTAKES = [
     ("trainer.py", "                    check_metrics(metrics)\n", "", ENDINGS),
     ("trainer.py", "            self._check_loaded(step_of(checkpoint))\n", "", ENDINGS),
     ("trainer.py", "    if run.config.steps < step_of(checkpoint):", "    if False:", ENDINGS),
-    ("trainer.py", "        check_memory(share_of(config, world.size), self.policy.model.config, device)\n", "", ENDINGS),
+    ("trainer.py", "        check_memory(share_of(config, world.size), self.policy.model.config, device, world.size)\n", "", ENDINGS),
     ("trainer.py", "        run.keep_config()\n", "", TRAINER),
     ("trainer.py", "run = world.run(lambda: run_to_resume(settings))\n", "run = world.run(lambda: run_to_resume(settings))\n        run.keep_config()\n", ENDINGS),
     ("trainer.py", "        world.first(lambda: try_folder(run.path, \"choose another --output\", checkpoint_bytes))\n", "", ENDINGS),
