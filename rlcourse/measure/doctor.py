@@ -174,15 +174,8 @@ def preset_facts(facts: dict[str, Any]) -> list[dict[str, Any]]:
                 needs, fits = estimate.peak, None if has is None else estimate.fits(has)
             except (FileNotFoundError, ValueError):  # the embedded model is missing or broken
                 needs, fits = None, None
-            row = {
-                "preset": preset,
-                "device": device,
-                "ranks": ranks,
-                "shard": shard,
-                "needs_bytes": needs,
-                "has_bytes": has,
-            }
-            rows.append(row | {"fits": fits})
+            row = {"preset": preset, "device": device, "ranks": ranks, "shard": shard}
+            rows.append(row | {"needs_bytes": needs, "has_bytes": has, "fits": fits})
     return rows
 
 
