@@ -46,7 +46,6 @@ class ShardedWorld(World):
         self.mesh = DeviceMesh.from_group(self.gpus or dist.group.WORLD, device.type)
         self.precision = MixedPrecisionPolicy()
         if config.dtype == "bfloat16":
-            # The residual stream stays float32, as under autocast alone.
             self.precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
         return device
 
@@ -58,6 +57,8 @@ class ShardedWorld(World):
         for layer in model.get_decoder().layers:
             self._shard(layer, self.precision)
         self._shard(model, self.precision)  # what is around the layers: embedding, norm and head
+        # The residual stream is float32, as it is under autocast alone.
+        model.get_input_embeddings().register_forward_hook(lambda module, inputs, output: output.float())
         register_fsdp_forward_method(model, "together")
         return policy
 

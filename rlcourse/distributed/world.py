@@ -24,6 +24,10 @@ from torch import Tensor, nn
 from rlcourse.device import find_device
 from rlcourse.distributed import check_launch, launched
 
+LOST = (
+    "Another process of this run has ended, so all end. Checkpoints stay as they are: go on from the last one with "
+    "--resume."
+)
 BUCKET = 2**24  # numbers that are added up at once: 64 MiB in float32
 
 
@@ -255,10 +259,7 @@ def lost_ranks() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise RankLost(
-            "Another process of this run has ended, so all end. Checkpoints stay as they are: go on from the last one "
-            "with --resume."
-        ) from error
+        raise RankLost(LOST) from error
 
 
 @contextmanager
@@ -275,9 +276,16 @@ def start_world() -> Iterator[Alone | World]:
     try:
         yield World(store, rank, size)
         dist.destroy_process_group()
-    except BaseException:
+    except BaseException as error:
         sys.stderr = sys.__stderr__ if _speaks(store) else open(os.devnull, "w")  # noqa: SIM115
+        if isinstance(error, RuntimeError) and _of_the_wire(error):  # within a pass over a sharded model
+            raise RankLost(LOST) from error
         raise
+
+
+def _of_the_wire(error: RuntimeError) -> bool:
+    """Whether it is gloo's or NCCL's, and not that of the computation around it."""
+    return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
 
 
 def _speaks(store: Any) -> bool:

@@ -151,7 +151,8 @@ def rows_of_two() -> Rollout:
 
 def passed(one_pass: PlainPass, rollout: Rollout) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Log-probs, and the gradient of their sum by every weight."""
-    logprobs, _ = one_pass.token_logprobs(rollout, SAMPLING, 2)
+    logprobs, hidden = one_pass.token_logprobs(rollout, SAMPLING, 2)
+    assert hidden.dtype == torch.float32  # the residual stream
     logprobs.sum().backward()
     return logprobs.detach(), [whole(p.grad) for p in one_pass.model.parameters()]
 
