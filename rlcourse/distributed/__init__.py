@@ -46,6 +46,11 @@ def whole(tensor: Any) -> Any:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
+def own(tensor: Any) -> Any:
+    """Of a tensor that is sharded what this rank has; any other as it is."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
 def command() -> list[str]:
     """How this process was started, up to rlcourse's own arguments."""
     if launched()[1] == 1:

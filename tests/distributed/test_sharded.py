@@ -22,7 +22,7 @@ from rlcourse.batch import Rollout
 from rlcourse.checkpoint import latest_checkpoint, load_state
 from rlcourse.cli_tables import print_memory
 from rlcourse.config import ENGINES, make_config
-from rlcourse.distributed import is_sharded, whole
+from rlcourse.distributed import is_sharded, own, whole
 from rlcourse.distributed.sharded import ShardedPass, ShardedWorld, empty_copy
 from rlcourse.distributed.world import start_world
 from rlcourse.learner import Learner
@@ -115,13 +115,13 @@ def held(rank: int) -> dict:
             assert all(hasattr(p, "to_local") for p in parameters)
         logprobs, values = learner.logprobs_and_values(rollout)
         (logprobs.sum() + values.sum()).backward()
-        gradients = sum(p.grad.to_local().nbytes for p in parameters)
+        gradients = sum(own(p.grad).nbytes for p in parameters)
         learner.update(0)
         moments = [m for of_one in learner.optimizer.state.values() for m in of_one.values() if m.dim()]
         return {
-            "weights": sum(p.to_local().nbytes for p in parameters),
+            "weights": sum(own(p).nbytes for p in parameters),
             "gradients": gradients,
-            "moments": sum(m.to_local().nbytes for m in moments),
+            "moments": sum(own(m).nbytes for m in moments),
             "dtypes": {t.dtype for t in (*parameters, *moments)},
             "whole": [name for name, p in learner.policy.model.named_parameters() if not hasattr(p, "to_local")],
         }
@@ -205,7 +205,7 @@ def answers_of(policy, name: str, engine_of=lambda engine: engine) -> list:
     with torch.no_grad():
         before = engine.generate(PROMPTS, 2, 5, GREEDY)
         for p in policy.model.parameters():
-            (p.to_local() if hasattr(p, "to_local") else p).mul_(1.2)  # an update
+            own(p).mul_(1.2)  # an update
         return [rows_of(rollout) for rollout in (before, engine.generate(PROMPTS, 2, 5, GREEDY))]
 
 

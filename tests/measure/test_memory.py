@@ -130,7 +130,7 @@ def test_sharded_between_four_a_rank_has_a_quarter_and_what_is_gathered():
         assert getattr(part, name) == getattr(whole, name) / 4
     for name in ("rollout_weights", "kv_cache", "kept_cache", "prefill", "sampling", "activations", "logits"):
         assert getattr(part, name) == getattr(whole, name)
-    # The embedding, 151,936 x 896, with the last norm; two layers of 14,912,384; their gradients; the embedding's again.
+    # The embedding, 151,936 x 896, with the last norm; two layers of 14,912,384; gradients; the embedding's again.
     around = 151_936 * 896 + 896
     assert part.autocast == 0 and part.gathered == 2 * 2 * (around + 2 * 14_912_384) + 4 * around
     assert whole.update - part.update == 3 * (16 + 4) * 494_032_768 / 4 + whole.autocast - part.gathered
