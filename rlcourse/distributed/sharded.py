@@ -143,7 +143,7 @@ def empty_copy(model: PreTrainedModel, dtype: torch.dtype, device: torch.device)
         parameter.data = parameter.data.to(dtype)
     clone = clone.to_empty(device=device).eval().requires_grad_(False)
     clone.tie_weights()
-    for name, buffer in model.named_buffers():
+    for name, buffer in model.named_buffers(remove_duplicate=False):
         clone.get_buffer(name).copy_(buffer)
     clone.generation_config = model.generation_config
     return clone

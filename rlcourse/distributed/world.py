@@ -1,7 +1,7 @@
 """What the ranks of a run exchange, and when. A world of one exchanges nothing: that is `Alone`.
 
-Every rank has the whole model. Of a step the expensive parts are shared out, and all else every rank does for itself,
-with the very code of one process, from the same numbers and the same random state:
+Every rank has the whole model, unless it is sharded (`sharded.py`). Of a step the expensive parts are shared out, and
+all else every rank does for itself, with the very code of one process, from the same numbers and the same random state:
 
   rollout, verdicts    prompts are split, a group never; then every rank gets all completions, which are small
   advantages, plan     by each rank, of the whole batch: means, deviations and token counts are those of one process
