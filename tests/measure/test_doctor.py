@@ -132,7 +132,7 @@ def test_several_gpus_can_have_a_part_of_the_model_each(monkeypatch):
     needs = {(row["preset"], row["ranks"], row["shard"]): row["needs_bytes"] for row in facts["presets"]}
     config = replace(share_of(make_config("h200"), 4), shard=True)
     assert needs["h200", 4, True] == memory.estimate(config, memory.model_shape(config.model), "cuda", 4).peak
-    assert needs["h200", 4, True] < needs["h200", 4, False] < needs["h200", 1, False]
+    assert needs["h200", 4, True] < needs["h200", 4, False] <= needs["h200", 1, False]
     assert ("kernelbench", 4, True) not in needs and ("laptop", 1, True) not in needs  # an adapter; one process
     assert "each of 4 x cuda, --shard" in report(facts)
 
