@@ -243,7 +243,7 @@ def test_code_that_ends_the_process_is_no_success(monkeypatch):
             OSError(28, "No space left on device", "runs/x/metrics.jsonl"),
             "No space left on device: runs/x/metrics.jsonl.\n",
         ),
-        (MemoryError(), "There is not enough memory. Lower --micro-batch-rows"),
+        (MemoryError(), "There is not enough memory. Lower --micro-batch-tokens"),
         (
             RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
             "There is not enough memory. Lower",

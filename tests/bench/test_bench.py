@@ -65,8 +65,9 @@ def test_tokens_a_second_count_the_tokens_up_to_eos(monkeypatch):
 
 def test_the_mismatch_in_float32_is_rounding_alone():
     setup, rows = numerics.mismatch(make_config(**TINY))
-    assert [row["variant"] for row in rows][:3] == ENGINES and setup["dtype"] == "float32"
-    for row in rows[:3]:
+    rows = [row for row in rows if row["variant"] in ENGINES]
+    assert [row["variant"] for row in rows] == ENGINES and setup["dtype"] == "float32"
+    for row in rows:
         assert 0 < row["mismatch_mean"] <= row["mismatch_max"] < 1e-4
         assert 6 <= row["tokens"] <= 48 and row["trainer_error_mean"] == 0
 

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 # The modules of the API pages, grouped along the road of one training step.
 API = {
     "Settings": ["config", "presets", "settings", "device"],
-    "The step": ["step", "collect", "batch"],
+    "The step": ["step", "collect", "batch", "micro_batches"],
     "Tasks": [
         "tasks",
         "tasks.task",
@@ -77,6 +77,7 @@ API = {
         "rollout.blocks",
         "rollout.paged_scheduler",
         "rollout.serve",
+        "rollout.vllm",
         "rollout.arrivals",
     ],
     "Sampler and trainer alike": [
@@ -90,7 +91,7 @@ API = {
     "Reward": ["tasks.verify", "tasks.boxed"],
     "Advantages and loss": ["advantages", "logprobs", "losses", "learner"],
     "Trainer": ["trainer", "evaluation", "checkpoint", "runs", "files", "interrupts"],
-    "Several GPUs": ["distributed", "distributed.world", "distributed.shared"],
+    "Several GPUs": ["distributed", "distributed.world", "distributed.shared", "distributed.sharded"],
     "Fine-tuning and LoRA": ["sft", "sft.config", "sft.data", "sft.packing", "sft.traces", "sft.trainer", "lora"],
     "Kernels": ["kernels", "kernels.toolchain", "kernels.decode_attention", "kernels.decode_ops", "ptx"],
     "Measuring": [
