@@ -149,8 +149,10 @@ class TrainConfig:
     minibatches: int = setting(
         1, "optimizer steps in each pass; old log-probs are the trainer's own before the first", within=COUNT
     )
-    micro_batch_rows: int = setting(
-        32, "rows in one forward and backward; gradients accumulate over a mini-batch", within=COUNT
+    micro_batch_tokens: int = setting(
+        2048,
+        "tokens in one forward and backward, with padding; a longer row goes alone, and gradients accumulate",
+        within=COUNT,
     )
     gradient_checkpointing: bool = setting(False, "recompute activations in the backward pass to save memory")
     logprob_chunk: int = setting(4096, "tokens whose logits are in memory at once", within=COUNT)

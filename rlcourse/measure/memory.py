@@ -63,24 +63,27 @@ class ModelShape:
         return shape
 
 
-# The config.json of each model on the hub, https://huggingface.co/Qwen
+# The config.json of each model on the hub, https://huggingface.co/Qwen and https://huggingface.co/meta-llama
 QWEN25 = {
     "Qwen/Qwen2.5-0.5B": ModelShape(24, 896, 14, 2, 64, 4864, 151936, tied=True),
     "Qwen/Qwen2.5-1.5B": ModelShape(28, 1536, 12, 2, 128, 8960, 151936, tied=True),
     "Qwen/Qwen2.5-3B": ModelShape(36, 2048, 16, 2, 128, 11008, 151936, tied=True),
     "Qwen/Qwen2.5-7B": ModelShape(28, 3584, 28, 4, 128, 18944, 152064, tied=False),
 }
-QWEN3 = {"Qwen/Qwen3-0.6B": ModelShape(28, 1024, 16, 8, 128, 3072, 151936, tied=True)}
+OTHERS = {
+    "Qwen/Qwen3-0.6B": ModelShape(28, 1024, 16, 8, 128, 3072, 151936, tied=True),
+    "meta-llama/Llama-3.2-1B": ModelShape(16, 2048, 32, 8, 64, 8192, 128256, tied=True),
+}
 
 
 def model_shape(name: str) -> ModelShape:
     """The shape of a model that ships, of a model folder, or of a model on the hub.
 
-    Qwen2.5 0.5B to 7B (and -Instruct) and Qwen3-0.6B are known; another hub name is looked up in the cache, then on the
-    network.
+    Qwen2.5 0.5B to 7B, Llama-3.2-1B (and -Instruct) and Qwen3-0.6B are known; another hub name is looked up in the
+    cache, then on the network.
     Raises FileNotFoundError if there is no such model here or there, ValueError if it is of another kind.
     """
-    known = (QWEN25 | QWEN3).get(name.removesuffix("-Instruct"))
+    known = (QWEN25 | OTHERS).get(name.removesuffix("-Instruct"))
     if known:
         return known
     folder = model_folder(name)
@@ -168,7 +171,8 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstim
     """Bytes that training `shape` with `config` needs on `device`, 'cpu' or 'cuda'.
 
     n = parameters, b = bytes of a number in config.dtype, L = max_prompt_tokens + max_new_tokens, m = rows of a
-    micro-batch, rows = those of a step or of an evaluation's batch, whichever are more:
+    micro-batch if all have L tokens: m x L is micro_batch_tokens, rounded up, or the tokens of a whole mini-batch; rows
+    = those of a step or of an evaluation's batch, whichever are more:
 
     - weights 4 n, gradients 4 n, AdamW's two moments 8 n, all float32; a frozen reference 4 n if there is one; with an
       adapter of a parameters weights 4 (n + a), gradients 4 a, moments 8 a, and the reference is the base
@@ -182,7 +186,7 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstim
     - sampling: 3 x rows x vocabulary x 4: the logits of one position, their noise, and their sum
     - autocast: 2 n for the bfloat16 copies of the weights that autocast keeps, 0 in float32
     - activations: see `activation_bytes`
-    - logits: LOGIT_COPIES x chunk x vocabulary x 4, chunk = min(logprob_chunk, m x max_new_tokens)
+    - logits: LOGIT_COPIES x chunk x vocabulary x 4, chunk = min(logprob_chunk, m x L, mini-batch x max_new_tokens)
     """
     n = parameters(shape)
     adapter = adapter_parameters(shape, config.lora_rank, config.lora_targets)
@@ -191,8 +195,9 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstim
     b = 2 if config.dtype == "bfloat16" else 4
     length = config.max_prompt_tokens + config.max_new_tokens
     rows = max(config.rows, min(BATCH_ROWS, config.eval_problems))
-    micro_rows = min(config.micro_batch_rows, -(-config.rows // config.minibatches))
-    chunk = min(config.logprob_chunk, micro_rows * config.max_new_tokens)
+    minibatch = -(-config.rows // config.minibatches)
+    micro_rows = min(-(-config.micro_batch_tokens // length), minibatch)
+    chunk = min(config.logprob_chunk, micro_rows * length, minibatch * config.max_new_tokens)
     fast, on_gpu = config.engine == "fast", device == "cuda"
     own_cache = on_gpu and config.engine in ("fast", "vllm")
     prompts = max(config.num_prompts, min(BATCH_ROWS, config.eval_problems)) if fast else 0
@@ -236,7 +241,7 @@ def check_memory(config: TrainConfig, model_config, device: torch.device) -> Non
     if has is not None and needs > FAR_TOO_MUCH * has:
         raise ValueError(
             f"This run needs up to {format_bytes(needs)} of memory, and there are {format_bytes(has)}: lower "
-            "--num-prompts, --num-generations, --max-new-tokens, --max-prompt-tokens or --micro-batch-rows."
+            "--num-prompts, --num-generations, --max-new-tokens, --max-prompt-tokens or --micro-batch-tokens."
         )
 
 

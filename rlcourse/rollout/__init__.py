@@ -4,12 +4,15 @@
 step over a paged one; `vllm.py` asks vLLM, for models that our step does not know.
 """
 
+import sys
 from typing import Protocol
 
 import torch
+from tqdm import tqdm
 
 from rlcourse.batch import Rollout
 from rlcourse.config import ENGINES
+from rlcourse.exact.weights import unknown_part
 from rlcourse.policy import Policy
 from rlcourse.sampling import Sampling
 
@@ -49,8 +52,9 @@ def make_engine(
     hf-dynamic and hf-static: `generate` with one of its caches; fast: our own step, compiled where it is in PyTorch and
     `compile` says so. longest: tokens of a prompt and its completion at most, if known: a static cache is then made for
     all. cache_gb: the fast engine has a paged cache of so many GB; 0: each completion has room for its full length. Of
-    vllm it is the cache's size in any case. sleeps: `sleep` will be called, for which vLLM has to be prepared. Raises
-    ValueError for an unknown name, or what an engine cannot do: an architecture, a paged cache, a machine without GPU.
+    vllm it is the cache's size in any case. sleeps: `sleep` will be called, for which vLLM has to be prepared.
+    A model that the fast engine does not know is sampled from by hf-dynamic, which a sentence on stderr says. Raises
+    ValueError for an unknown name, a paged cache where there is none, or vllm where it cannot run.
     """
     from rlcourse.rollout.fast import FastEngine  # they import this module for `Rollout`
     from rlcourse.rollout.hf import HFEngine
@@ -67,6 +71,9 @@ def make_engine(
         return PagedEngine(policy, dtype, cache_gb)
 
     match engine:
+        case "fast" if unknown := unknown_part(policy.model):
+            tqdm.write(f"The fast engine does not know {unknown}: hf-dynamic samples instead.", file=sys.stderr)
+            return HFEngine(policy, dtype, "dynamic")
         case "fast":
             return FastEngine(policy, dtype, compile)
         case "hf-dynamic":

@@ -17,6 +17,7 @@ TILE = [f"tasks/kernels/test_{name}.py" for name in ("language", "clock", "inter
 PROBLEMS, TILE_TASK, LOWERING = ["tasks/kernels/test_tile_problems.py"], ["tasks/kernels/test_tile_task.py"], ["tasks/kernels/test_lowering.py"]
 TASK, MATH, POOL = ["tasks/test_task.py"], ["tasks/test_math.py"], ["tasks/test_pool.py"]
 PASS, OPERATIONS, USERS = ["exact/test_pass.py"], ["exact/test_operations.py"], ["exact/test_users.py"]
+FAMILIES = ["rollout/test_families.py"]
 BLOCKS, PAGED = ["rollout/test_blocks.py"], ["rollout/test_paged_scheduler.py"]
 LORA, SFT_DATA = ["test_lora.py"], ["sft/test_sft_data.py"]
 PACKING, FINE_TUNING = ["sft/test_packing.py"], ["sft/test_fine_tuning.py"]
@@ -30,6 +31,7 @@ RULES, ANSWERS, COMPARE, KB_PROBLEMS, KB_TASK = (
 LLM_JUDGE, JUDGED, TRACES = ["tasks/test_llm_judge.py"], ["tasks/test_judged.py"], ["sft/test_right_traces.py"]
 VLLM = ["rollout/test_vllm.py"]
 WORLD, RANKS = ["distributed/test_world.py"], ["distributed/test_ranks_train.py"]
+MICRO_BATCHES, MEMORY = ["test_micro_batches.py"], ["measure/test_memory.py"]
 
 MISTAKES = [
     # the twelve
@@ -122,9 +124,19 @@ MISTAKES = [
     ("step.py", '{"rows": len(rows), "tokens"', '{"rows": len(train), "tokens"', STEP),
     ("step.py", '{"rows": len(rows), "tokens"', '{"rows": int(train[rows].sum()), "tokens"', STEP),
     ("step.py", '"max_new_tokens": config.max_new_tokens}', '"max_new_tokens": batch.loss_mask.shape[1] - 1}', STEP),
-    ("step.py", "training = rows[train[rows]]", "training = rows", STEP),
-    ("step.py", "training[lengths[training].argsort(stable=True)]", "training", STEP),
-    ("step.py", "world.split(by_length, config.micro_batch_rows)", "world.split(by_length, len(lengths))", STEP),
+    ("step.py", "micro_batches(rows[train[rows]]", "micro_batches(rows", STEP),
+    ("micro_batches.py", "lengths[rows].argsort(stable=True)", "lengths[rows].argsort(descending=True)", MICRO_BATCHES),
+    ("micro_batches.py", "world.deal(rows[lengths[rows].argsort(stable=True)])", "world.deal(rows)", MICRO_BATCHES),
+    ("micro_batches.py", "world.deal(rows[", "(rows[", MICRO_BATCHES),
+    ("micro_batches.py", "lengths[rows].tolist()", "lengths.tolist()[: len(rows)]", MICRO_BATCHES),
+    ("micro_batches.py", "most_tokens // longest", "most_tokens // longest + 1", MICRO_BATCHES),
+    ("micro_batches.py", "max(1, most_tokens", "max(2, most_tokens", MICRO_BATCHES),
+    ("micro_batches.py", "most[before] + 1)", "n)", MICRO_BATCHES),
+    ("micro_batches.py", "most[before] + 1)", "first + 1)", MICRO_BATCHES),
+    ("micro_batches.py", "best[m][1] + (n - m) * longest", "best[m][1] + n - m", MICRO_BATCHES),
+    ("micro_batches.py", "best[m][1] + (n - m) * longest", "0", MICRO_BATCHES),
+    ("micro_batches.py", "counts[::-1]", "counts", MICRO_BATCHES),
+    ("step.py", "lengths, config.micro_batch_tokens, world)", "lengths, 10**9, world)", STEP),
     ("step.py", "if batch.values is not None or (config.kl_coef", "if (config.kl_coef", STEP),
     ("step.py", 'is not None or (config.kl_coef and config.kl_in == "loss"):', "is not None:", STEP),
     ("step.py", "(batch.advantages * batch.loss_mask).ne(0)", "batch.advantages.ne(0)", STEP),
@@ -159,12 +171,12 @@ MISTAKES = [
     ("step.py", "config.kl_coef * aggregate(kl, mask,", "config.kl_coef * aggregate(kl, part.rollout.completion_mask,", STEP),
     ("step.py", "kl_estimate(rollout.logprobs, ref_logprobs, \"k1\")", "kl_estimate(ref_logprobs, rollout.logprobs, \"k1\")", STEP),
     ("step.py", "if batch.ref_logprobs is not None:", "if config.kl_coef:", STEP),
-    ("step.py", "[piece for piece in world.split(by_length, config.micro_batch_rows) if len(piece)]", "[piece for piece in world.split(by_length, config.micro_batch_rows)][:1]", STEP),
+    ("step.py", "Minibatch(together, share)", "Minibatch(together[:1], share)", STEP),
     ("step.py", "loss.backward()", "(loss / len(minibatch.micro_batches)).backward()", STEP),
     # learner.py
     ("learner.py", "        optimizer.zero_grad(set_to_none=True)  # or", "        # or", LEARNER),
     ("learner.py", "fused=True)", "fused=True, eps=1e-5)", LEARNER),
-    ("learner.py", "lengths = rollout.prompt_lengths + rollout.completion_lengths", "lengths = rollout.prompt_lengths", LEARNER),
+    ("batch.py", "return self.prompt_lengths + self.completion_lengths", "return self.prompt_lengths", LEARNER),
     ("logprobs.py", "with base, autocast(self.dtype, self.model.device):", "with base:", LEARNER),
     ("learner.py", "PlainPass(model, config.dtype, compile, as_base)", "PlainPass(model, 'float32', compile, as_base)", LEARNER),
     ("learner.py", "@torch.no_grad()\n    def values", "def values", LEARNER),
@@ -185,8 +197,8 @@ MISTAKES = [
     ("learner.py", "token_logprobs(part, config.sampling", "token_logprobs(part, type(config.sampling)()", LEARNER),
     ("learner.py", "logprobs[rows, : found.shape[1]] = found", "logprobs[: len(rows), : found.shape[1]] = found", LEARNER),
     ("learner.py", "values[rows, : hidden.shape[1]] =", "values[: len(rows), : hidden.shape[1]] =", LEARNER),
-    ("learner.py", "split(lengths.argsort(stable=True), learner", "split(torch.arange(len(lengths)), learner", LEARNER),
-    ("learner.py", "lengths.argsort(stable=True), learner.config.micro_batch_rows)", "lengths.argsort(stable=True), len(lengths))", LEARNER),
+    ("learner.py", "torch.arange(len(rollout.lengths), ", "torch.arange(len(rollout.lengths) - 1, ", LEARNER),
+    ("learner.py", "rollout.lengths, self.config.micro_batch_tokens", "rollout.lengths, 10**9", LEARNER),
     ("learner.py", "for group in optimizer.param_groups for p in", "for group in optimizer.param_groups[:1] for p in", LEARNER),
     ("learner.py", 'group["lr"] = group["peak_lr"] * lr_factor', 'group["lr"] *= lr_factor', LEARNER),
     ("learner.py", "    optimizer.step()\n", "", LEARNER),
@@ -377,7 +389,7 @@ MISTAKES = [
     ("tasks/pool.py", "return value if ok else Failed(value)", "return value", POOL),
     ("tasks/pool.py", "        self.close = weakref.finalize(self, _stop, self.workers)\n", "        self.close = lambda: None\n", POOL),
     ("tasks/pool.py", "        if memory_gb is not None:", "        if False:", POOL),
-    ("policy.py", ", **NO_THINKING)", ")", POLICY),
+    ("policy.py", ", **TEMPLATE)", ")", POLICY),
     # tasks: the protocol
     ("tasks/task.py", "self.verify(a.text, a.problem.gold) if a.finished else CUT_OFF for", "self.verify(a.text, a.problem.gold) for", VERIFY),
     ("tasks/task.py", "policy.prompt(problem.question, self.instruction)", "policy.prompt(problem.question)", COLLECT),
@@ -597,6 +609,7 @@ MISTAKES = [
     ("rollout/paged_prefill.py", "number = at - slots.prompt_lengths[prompt][:, None]", "number = at - slots.prompt_lengths[prompt][:, None] - 1", ENGINE),
     ("rollout/paged_prefill.py", "weights.cos[positions], weights.sin[positions]", "weights.cos, weights.sin", ENGINE),
     ("rollout/paged_prefill.py", "last = (end - begin - 1)", "last = (end - 1)", ENGINE),
+    ("rollout/paged_prefill.py", "lambda piece: (piece.begin, piece.end)", "lambda piece: piece.end - piece.begin", ENGINE),
     ("rollout/paged_prefill.py", "longest * (len(found[-1]) + 1) > most_tokens", "longest * len(found[-1]) > most_tokens", ENGINE),
     ("rollout/triton_prefill.py", "<= begin + rows[:, None]", "<= rows[:, None]", ENGINE),
     ("rollout/triton_attention.py", "table += tl.load(completion + row) * W", "table += row * W", ENGINE),
@@ -668,6 +681,20 @@ MISTAKES = [
     ("exact/head.py", "return logits.float() * scale", "return logits.float() * scale.square()", PASS),
     ("exact/model.py", "rollout.prompt_lengths[:, None] - 1 + columns", "rollout.prompt_lengths[:, None] + columns", PASS),
     ("exact/model.py", "        self.weights.sync(self.model)\n", "", PASS),
+    ("exact/head.py", "parameters = model.model.norm.weight, model.lm_head.weight", "parameters = model.model.norm.weight, model.model.embed_tokens.weight", PASS),
+    ("exact/head.py", "ScaledLogits.apply(x, weights, model.model.norm.weight, model.lm_head.weight)", "ScaledLogits.apply(x, weights, model.model.norm.weight, model.model.embed_tokens.weight)", PASS),
+    # exact/weights.py, and what becomes of models that it does not know
+    ("exact/weights.py", "self.inv_freq = model.model.rotary_emb.inv_freq", 'self.inv_freq = config.rope_parameters["rope_theta"] ** -(torch.arange(0, self.head_dim, 2, device=model.device) / self.head_dim)', FAMILIES),
+    ("exact/weights.py", "self.eps = config.rms_norm_eps", "self.eps = 1e-6", FAMILIES),
+    ("exact/weights.py", "tied = trunk.embed_tokens.weight is model.lm_head.weight", "tied = True", FAMILIES),
+    ("exact/weights.py", "if rope not in ROPES:", "if False:", FAMILIES),
+    ("exact/weights.py", 'if getattr(config, "use_sliding_window", False):', "if False:", FAMILIES),
+    ("exact/weights.py", 'if config.hidden_act not in ("silu", "swish"):', "if False:", FAMILIES),
+    ("exact/weights.py", 'getattr(config, "attention_bias", False) or ', "", FAMILIES),
+    ("exact/weights.py", ' or getattr(config, "mlp_bias", False)', "", FAMILIES),
+    ("rollout/__init__.py", "unknown := unknown_part(policy.model)", 'unknown := ""', FAMILIES),
+    ("bench/models.py", "unknown := unknown_part(policy.model)", 'unknown := ""', FAMILIES),
+    ("policy.py", ', "date_string": "26 Jul 2024"', "", POLICY),
     # exact: who uses it
     ("exact/layers.py", "torch.arange(prompts, device=ids.device), lengths - 1]", "torch.arange(prompts, device=ids.device), -1]", USERS),
     ("exact/layers.py", "values[:, :, :width] = v.", "values[:, :, :width] = k.", USERS),
@@ -679,7 +706,7 @@ MISTAKES = [
     ("learner.py", "return self.policy_pass.exact", "return True", USERS),
     ("learner.py", "if dtype == torch.float32 or not may_be_exact(model.device)", "if not may_be_exact(model.device)", USERS),
     ("learner.py", " or not may_be_exact(model.device) or", " or", USERS),
-    ("learner.py", " or not can_fuse(model) or", " or", USERS),
+    ("learner.py", " or unknown_part(model) or", " or", USERS),
     ("learner.py", "ExactPass(model, dtype, config.gradient_checkpointing)", "ExactPass(model, dtype, False)", USERS),
     ("learner.py", "hidden = self.policy_pass.hidden_states(part)", "hidden = PlainPass(self.policy.model, 'float32').hidden_states(part)", USERS),
     ("learner.py", "model_pass(self.reference, config, as_base=True)", "PlainPass(self.reference, config.dtype)", USERS),
@@ -716,6 +743,9 @@ MISTAKES = [
     ("checkpoint.py", "config.lora_rank, config.lora_alpha, config.lora_targets)", "config.lora_rank, 1.0, config.lora_targets)", FINE_TUNING),
     ("checkpoint.py", "config.lora_alpha, config.lora_targets)", 'config.lora_alpha, "q_proj")', FINE_TUNING),
     ("measure/memory.py", "shape.layers * rank * sum", "rank * sum", LORA),
+    ("measure/memory.py", "min(-(-config.micro_batch_tokens // length), minibatch)", "min(config.micro_batch_tokens // length, minibatch)", MEMORY),
+    ("measure/memory.py", "min(-(-config.micro_batch_tokens // length), minibatch)", "-(-config.micro_batch_tokens // length)", MEMORY),
+    ("measure/memory.py", "min(config.logprob_chunk, micro_rows * length, minibatch", "min(config.logprob_chunk, minibatch", MEMORY),
     ("measure/memory.py", "gradients=4 * learned,", "gradients=4 * n,", LORA),
     ("measure/memory.py", "if config.needs_reference and not config.lora_rank else 0", "if config.needs_reference else 0", LORA),
     # sft/data.py
@@ -736,7 +766,7 @@ MISTAKES = [
     ("sft/data.py", 'minigsm.generate(MINIGSM_PROBLEMS, 1, "sft")', 'minigsm.generate(MINIGSM_PROBLEMS, 1, "train")', SFT_DATA),
     ("sft/data.py", "if not answer.strip():", "if False:", SFT_DATA),
     ("sft/data.py", "prompt, text = task.prompt(problem, policy),", "prompt, text = policy.prompt(problem.question),", SFT_DATA),
-    ("sft/data.py", " | NO_THINKING", "", SFT_DATA),
+    ("sft/data.py", " | TEMPLATE", "", SFT_DATA),
     ("exact/weights.py", "copy_merged(apart, sources[first : first + COMPARED], model)", "torch._foreach_copy_(apart, sources[first : first + COMPARED])", LORA),
     ("exact/weights.py", "copy_merged(self.targets, self._sources(model), model)", "torch._foreach_copy_(self.targets, self._sources(model))", LORA),
     ("sft/data.py", "split=config.split", 'split="train"', SFT_DATA),
@@ -762,7 +792,7 @@ MISTAKES = [
     ("sft/trainer.py", "self.config = replace(config, steps=steps)", "self.config = replace(config, steps=steps, schedule='constant')", FINE_TUNING),
     ("sft/trainer.py", "config.epochs * len(self.data.train) / config.batch_size", "len(self.data.train) / config.batch_size", FINE_TUNING),
     ("sft/trainer.py", "config.max_length if self.config.packing else 0", "config.max_length", FINE_TUNING),
-    ("sft/trainer.py", "for i in range(0, len(rows), self.config.micro_batch_rows)]", "for i in range(0, len(rows), len(rows))]", FINE_TUNING),
+    ("sft/trainer.py", "rows_together([*map(tokens_of, rows)], self.config.micro_batch_tokens)", "rows_together([*map(tokens_of, rows)], 10**9)", FINE_TUNING),
     ("sft/trainer.py", 'self.order.position = state["examples_learned"]', "pass", FINE_TUNING),
     ("sft/trainer.py", '            self.optimizer.load_state_dict(state["optimizer"])\n', "", FINE_TUNING),
     ("sft/trainer.py", "        if data != self.data.fingerprint:\n", "        if False:\n", FINE_TUNING),
@@ -977,7 +1007,7 @@ MISTAKES = [
     ("lora.py", "parameter.detach() if layer is None else _merged_weight(layer)", "parameter.detach()", VLLM),
     ("trainer.py", 'self.config.dtype == "float32" and self.config.engine != "vllm"', 'self.config.dtype == "float32"', VLLM),
     # several ranks
-    ("distributed/world.py", "rows[self.rank :: self.size].split(most)", "rows.split(most)", WORLD),
+    ("distributed/world.py", "return rows[self.rank :: self.size]", "return rows", MICRO_BATCHES),
     ("distributed/world.py", "if len(piece)]", "]", WORLD),
     ("distributed/world.py", "(torch.add, torch.add, torch.maximum)", "(torch.add, torch.add, torch.add)", WORLD),
     ("distributed/world.py", "strict=True) if ranks]", "strict=True)]", WORLD),

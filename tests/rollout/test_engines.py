@@ -10,10 +10,8 @@ import torch
 import vllm_in_memory
 from policies import DEVICE, make_policy
 from reference import answers, assert_logprobs_are_the_models
-from transformers import BertConfig, BertLMHeadModel
 
 from rlcourse.rollout import fast, make_engine
-from rlcourse.rollout.decoder import Decoder
 from rlcourse.rollout.hf import left_pad
 from rlcourse.sampling import GREEDY, Sampling
 
@@ -210,21 +208,6 @@ def test_prompts_prefilled_a_few_at_a_time_are_those_prefilled_at_once(policy, t
     in_pieces = engine(policy, "fast").generate(PROMPTS, 2, 10, GREEDY)
     assert torch.equal(in_pieces.completion_ids, at_once.completion_ids)
     assert torch.allclose(in_pieces.logprobs, at_once.logprobs, atol=1e-5)
-
-
-def test_the_fast_engine_says_which_models_it_knows(policy):
-    policy.model.config.model_type = "llama"
-    with pytest.raises(ValueError, match=r"knows Qwen2 and Qwen3 models .*, not llama: use --engine hf-dynamic"):
-        engine(policy, "fast")
-    sliding = make_policy(use_sliding_window=True, sliding_window=8)
-    with pytest.raises(ValueError, match="without a sliding window"):
-        engine(sliding, "fast")
-
-
-def test_an_architecture_without_rope_is_refused_by_name():
-    model = BertLMHeadModel(BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
-    with pytest.raises(ValueError, match=r"knows Qwen2 and Qwen3 models .*, not bert: use --engine hf-dynamic"):
-        Decoder(model, torch.float32, False)
 
 
 @pytest.mark.parametrize("head_dim", [8, 16])  # 16: queries wider than the hidden state, as in Qwen3

@@ -29,7 +29,7 @@ from rlcourse.tasks import MathTask, Problem
 
 TINY = {
     "batch_size": 5,
-    "micro_batch_rows": 2,
+    "micro_batch_tokens": 60,
     "max_length": 60,
     "logprob_chunk": 16,
     "steps": 7,
@@ -104,7 +104,7 @@ def loss_alone(model, examples) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"packing": False}, {"micro_batch_rows": 1}, {"batch_size": 30, "gradient_checkpointing": True}, LORA],
+    [{}, {"packing": False}, {"micro_batch_tokens": 1}, {"batch_size": 30, "gradient_checkpointing": True}, LORA],
     ids=str,
 )
 def test_a_step_is_adamws_with_the_gradient_of_the_mean_loss(options, tiny):

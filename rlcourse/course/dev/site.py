@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 # The modules of the API pages, grouped along the road of one training step.
 API = {
     "Settings": ["config", "presets", "settings", "device"],
-    "The step": ["step", "collect", "batch"],
+    "The step": ["step", "collect", "batch", "micro_batches"],
     "Tasks": [
         "tasks",
         "tasks.task",
