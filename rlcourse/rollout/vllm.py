@@ -160,7 +160,8 @@ def new_llm(model: str, dtype: torch.dtype, **options: Any) -> Any:
 
 
 def sampling_params(sampling: Sampling, max_new_tokens: int, **options: Any) -> Any:
-    """vLLM's `SamplingParams` of a distribution: no penalties, nothing that ends a completion but `stop_token_ids`."""
+    """vLLM's `SamplingParams` of a distribution: no penalties, nothing that ends a completion but its length and, among
+    the options, `stop_token_ids`."""
     from vllm import SamplingParams
 
     return SamplingParams(

@@ -993,6 +993,7 @@ MISTAKES = [
     ("rollout/vllm.py", "        self._take_weights()\n", "", VLLM),
     ("rollout/vllm.py", "            self.llm.wake_up()\n", "", VLLM),
     ("rollout/vllm.py", '"stop_token_ids": self.policy.eos_ids, ', "", VLLM),
+    ("rollout/vllm.py", "ignore_eos=True", "ignore_eos=False", VLLM),
     ("rollout/vllm.py", "    np.random.seed(int(torch.randint(2**32, ())))\n", "", VLLM),
     ("rollout/vllm.py", "    with random_states_kept():\n", "    if True:\n", VLLM),
     ("rollout/vllm.py", "for prompt in prompts for _ in range(num_generations)]", "for _ in range(num_generations) for prompt in prompts]", VLLM),

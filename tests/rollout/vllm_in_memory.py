@@ -152,7 +152,7 @@ class LLM:
         params, rows = sampling_params, [prompt["prompt_token_ids"] for prompt in prompts]
         assert params.n == 1 and params.logprobs == 0 and params.flat_logprobs
         stops = set(params.stop_token_ids or [])
-        if not params.ignore_eos and self.options["generation_config"] != "vllm":
+        if not params.ignore_eos:  # also where `generation_config` is "vllm"
             stops.add(self.model.config.eos_token_id)
         found = [CompletionOutput([], FlatLogprobs()) for _ in rows]
         open_rows = list(range(len(rows)))
