@@ -52,9 +52,9 @@ def make_engine(
     hf-dynamic and hf-static: `generate` with one of its caches; fast: our own step, compiled where it is in PyTorch and
     `compile` says so. longest: tokens of a prompt and its completion at most, if known: a static cache is then made for
     all. cache_gb: the fast engine has a paged cache of so many GB; 0: each completion has room for its full length. Of
-    vllm it is the cache's size in any case. sleeps: `sleep` will be called, for which vLLM has to be prepared.
-    A model that the fast engine does not know is sampled from by hf-dynamic, which a sentence on stderr says. Raises
-    ValueError for an unknown name, a paged cache where there is none, or vllm where it cannot run.
+    vllm it is the cache's size in any case. sleeps: `sleep` will be called, for which vLLM has to be prepared. A model
+    that the fast engine does not know is sampled from by hf-dynamic, which a sentence on stderr says. Raises ValueError
+    for an unknown name, or what an engine cannot do: a paged cache, a machine without GPU.
     """
     from rlcourse.rollout.fast import FastEngine  # they import this module for `Rollout`
     from rlcourse.rollout.hf import HFEngine

@@ -103,7 +103,7 @@ class LLM:
         np.random.seed(seed)
         torch.manual_seed(seed)
         config = AutoConfig.from_pretrained(model)
-        assert config.architectures
+        [self.architecture] = config.architectures
         self.model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval()
         self.model.requires_grad_(False)
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
