@@ -994,6 +994,7 @@ MISTAKES = [
     ("rollout/vllm.py", "        self._take_weights()\n", "", VLLM),
     ("rollout/vllm.py", "            self.llm.wake_up()\n", "", VLLM),
     ("rollout/vllm.py", '"stop_token_ids": self.policy.eos_ids, ', "", VLLM),
+    ("rollout/vllm.py", "ignore_eos=True", "ignore_eos=False", VLLM),
     ("rollout/vllm.py", "    np.random.seed(int(torch.randint(2**32, ())))\n", "", VLLM),
     ("rollout/vllm.py", "    with random_states_kept():\n", "    if True:\n", VLLM),
     ("rollout/vllm.py", "for prompt in prompts for _ in range(num_generations)]", "for _ in range(num_generations) for prompt in prompts]", VLLM),
@@ -1006,6 +1007,8 @@ MISTAKES = [
     ("rollout/vllm.py", "if launched()[1] > 1 else {}", "if False else {}", VLLM),
     ("lora.py", 'name.replace(".base_layer.", ".")', "name", VLLM),
     ("lora.py", "parameter.detach() if layer is None else _merged_weight(layer)", "parameter.detach()", VLLM),
+    ("lora.py", "whole(parameter.detach() if layer is None else _merged_weight(layer))", "parameter.detach() if layer is None else _merged_weight(layer)", VLLM),
+    ("rollout/vllm.py", "architecture(policy.model)]", "type(policy.model).__name__]", VLLM),
     ("trainer.py", 'self.config.dtype == "float32" and self.config.engine != "vllm"', 'self.config.dtype == "float32"', VLLM),
     # several ranks
     ("distributed/world.py", "return rows[self.rank :: self.size]", "return rows", MICRO_BATCHES),
