@@ -101,7 +101,7 @@ class Trainer:
             compile_layers(self.policy.model)
         longest = config.max_prompt_tokens + config.max_new_tokens
         dtype = getattr(torch, config.dtype)
-        engine = make_engine(self.policy, config.engine, dtype, config.compile, longest, config.cache_gb)
+        engine = make_engine(self.policy, config.engine, dtype, config.compile, longest, config.cache_gb, config.sleep)
         self.engine = world.engine(engine, device)
         self.prompts = PromptSampler(self._short_enough(self.task.problems("train")), config.seed)
         self.step, self.seconds, self.before = 0, 0.0, None
@@ -137,8 +137,10 @@ class Trainer:
         return summary
 
     def _say_if_two_sets_of_numbers(self) -> None:
-        """In 16 bits, engine and trainer round differently but where both are exact; with an adapter they are not."""
-        if self.config.dtype == "float32" or (self.engine.exact and self.learner.exact):
+        """In 16 bits, engine and trainer round differently but where both are exact; with an adapter they are not. vLLM
+        rounds differently in any case."""
+        plain = self.config.dtype == "float32" and self.config.engine != "vllm"
+        if plain or (self.engine.exact and self.learner.exact):
             return
         tqdm.write(
             f"Engine {self.config.engine} and trainer round differently on {self.device}"

@@ -15,7 +15,7 @@ ones.
 """
 
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -76,10 +76,10 @@ class ShardedWorld(World):
         """See `World`."""
         return ShardedEngine(engine, self, device)
 
-    def split(self, rows: Tensor, most: int) -> Sequence[Tensor]:
-        """See `World`. All ranks get as many micro-batches as the first, which has most rows; the last may be empty."""
-        pieces, first = super().split(rows, most), len(rows[:: self.size])
-        return [*pieces, *[rows[:0]] * (-(-first // most) - len(pieces))]
+    def level(self, micro_batches: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """This rank's micro-batches, and empty ones until it has as many as any: a pass is made by all together."""
+        none = torch.zeros(0, dtype=torch.long, device=self.mesh.device_type)
+        return (*micro_batches, *[none] * (max(self.gather(len(micro_batches))) - len(micro_batches)))
 
     def add_gradients(self, parameters: list[nn.Parameter]) -> None:
         pass  # the backward passes have

@@ -8,6 +8,7 @@ import signal
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,10 +25,11 @@ from rlcourse.cli_tables import print_memory
 from rlcourse.config import ENGINES, make_config
 from rlcourse.distributed import is_sharded, own, whole
 from rlcourse.distributed.sharded import ShardedPass, ShardedWorld, empty_copy
-from rlcourse.distributed.world import start_world
+from rlcourse.distributed.world import World, start_world
 from rlcourse.learner import Learner
 from rlcourse.logprobs import PlainPass
 from rlcourse.lora import copy_merged
+from rlcourse.micro_batches import micro_batches
 from rlcourse.policy import checkpoint_activations
 from rlcourse.rollout import make_engine
 from rlcourse.sampling import GREEDY, Sampling
@@ -89,15 +91,21 @@ def test_the_step_of_sharded_ranks_is_that_of_one_process(name, alone, sharded):
             )
 
 
-def test_all_ranks_get_as_many_micro_batches():
+def test_all_ranks_get_as_many_micro_batches(monkeypatch):
+    lengths = torch.tensor([2, 2, 2, 2, 2, 2, 4, 4])
+
     def dealt(rows: int, most: int) -> list[list[list[int]]]:
         worlds = [ShardedWorld(None, rank, 3) for rank in range(3)]
-        return [[piece.tolist() for piece in world.split(torch.arange(rows), most)] for world in worlds]
+        counts = [len(micro_batches(torch.arange(rows), lengths, most, World(None, rank, 3))) for rank in range(3)]
+        for world in worlds:
+            world.mesh = SimpleNamespace(device_type="cpu")
+            monkeypatch.setattr(world, "gather", lambda own: counts)
+        return [[p.tolist() for p in micro_batches(torch.arange(rows), lengths, most, world)] for world in worlds]
 
-    assert dealt(11, 2) == [[[0, 3], [6, 9]], [[1, 4], [7, 10]], [[2, 5], [8]]]
-    assert dealt(7, 2) == [[[0, 3], [6]], [[1, 4], []], [[2, 5], []]]
-    assert dealt(1, 2) == [[[0]], [[]], [[]]]
-    assert dealt(0, 2) == [[], [], []]
+    assert dealt(8, 4) == [[[0, 3], [6]], [[1, 4], [7]], [[2, 5], []]]
+    assert dealt(8, 100) == [[[0, 3, 6]], [[1, 4, 7]], [[2, 5]]]
+    assert dealt(1, 4) == [[[0]], [[]], [[]]]
+    assert dealt(0, 4) == [[], [], []]
 
 
 # What a rank holds
