@@ -276,6 +276,8 @@ def check_config(config: TrainConfig) -> None:
         raise ValueError(f"minibatches ({config.minibatches}) must not exceed the rows of a step ({config.rows}).")
     if config.dtype == "bfloat16" and config.device == "cpu":
         raise ValueError("dtype bfloat16 is for a GPU: use --dtype float32 on a CPU.")
+    if config.shard and config.engine == "vllm":
+        raise ValueError("--shard gathers weights for our own engines, not for vllm: use --engine fast or hf-dynamic.")
     if config.shard and config.lora_rank:
         raise ValueError(
             "--shard splits weights that learn, and with an adapter few do: leave --shard or --lora-rank out."

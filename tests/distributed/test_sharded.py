@@ -22,7 +22,7 @@ from rlcourse import trainer
 from rlcourse.batch import Rollout
 from rlcourse.checkpoint import latest_checkpoint, load_state
 from rlcourse.cli_tables import print_memory
-from rlcourse.config import ENGINES, make_config
+from rlcourse.config import make_config
 from rlcourse.distributed import is_sharded, own, whole
 from rlcourse.distributed.sharded import ShardedPass, ShardedWorld, empty_copy
 from rlcourse.distributed.world import World, start_world
@@ -206,6 +206,11 @@ def test_passes_and_gradients_are_those_of_the_whole_model(tmp_path):
 # Engines
 
 PROMPTS = [[5, 6, 7], [9, 8]]
+ENGINES = {  # and a model for each
+    "hf-dynamic": {},
+    "hf-static": {"architecture": "qwen3", "tied": False},
+    "fast": {"architecture": "llama", "tied": False},
+}
 
 
 def answers_of(policy, name: str, engine_of=lambda engine: engine) -> list:
@@ -220,15 +225,17 @@ def answers_of(policy, name: str, engine_of=lambda engine: engine) -> list:
 def sharded_answers(rank: int) -> dict[str, list]:
     with sharded_world() as world:
         return {
-            name: answers_of(world.load(lambda _: make_policy(), CPU), name, lambda engine: world.engine(engine, CPU))
-            for name in ENGINES
+            name: answers_of(
+                world.load(lambda _, kind=kind: make_policy(**kind), CPU), name, lambda one: world.engine(one, CPU)
+            )
+            for name, kind in ENGINES.items()
         }
 
 
 def test_engines_sample_from_the_weights_of_all_ranks_as_they_are_now(tmp_path):
     ranks = on_ranks(3, sharded_answers, tmp_path)  # one of them without a prompt
-    for name in ENGINES:
-        expected = answers_of(make_policy(), name)
+    for name, kind in ENGINES.items():
+        expected = answers_of(make_policy(**kind), name)
         assert expected[0] != expected[1]
         for of_rank in ranks:
             for ours, theirs in zip(of_rank[name], expected, strict=True):
@@ -300,7 +307,9 @@ def test_one_process_has_nothing_to_shard(folder, tmp_path, monkeypatch):
         print_memory(make_config(shard=True))
 
 
-def test_an_adapter_is_not_sharded():
+def test_neither_adapters_nor_vllm_go_with_it():
+    with pytest.raises(ValueError, match=r"^--shard gathers weights for our own engines, not for vllm: use"):
+        make_config(shard=True, engine="vllm")
     with pytest.raises(ValueError, match=r"^--shard splits weights that learn"):
         make_config(shard=True, lora_rank=2)
 
