@@ -15,7 +15,7 @@ from rlcourse.kernels.arguments import Argument, Scalar, need_dtype, type_name
 from rlcourse.kernels.dsl import Float32, cute, range_constexpr
 from rlcourse.kernels.toolchain import launch
 
-VECTOR = 8  # 16-bit numbers in 16 bytes; of float32 twice 16 bytes
+VECTOR = 4  # float32 numbers in 16 bytes; of 16-bit ones, neighbouring threads read 8 bytes each
 
 
 def adamw_reference(
@@ -78,7 +78,7 @@ class AdamW:
                 self.move(g, w, m, v, rounded, i, rate, correction, keep)
             for whole, held in ((master, w), (mean, m), (square, v), (weight, rounded)):
                 cute.autovec_copy(held, cute.tiled_divide(whole, (VECTOR,))[None, piece])
-        else:  # the last thread that has anything to do: up to 7 parameters
+        else:  # the last thread that has anything to do: up to 3 parameters
             for i in range_constexpr(VECTOR):
                 at = piece * VECTOR + i
                 if at < grad.shape[0]:
