@@ -1,10 +1,10 @@
 """Benchmarks that ship: `rlcourse bench NAME`, and `--record` to keep what was measured in `data/measurements/`.
 
 Each returns the setup and the result rows of a measurement record: `decode` in `decode.py`; `kernels` in `kernels.py`;
-`cute` in `cute.py`; `story` in `story.py`; `trace` in `trace.py`, with traces that are kept in `data/traces/`; `paged`
-in `paged.py`; `serve` in `serve.py`; `rollout`, `step` and `update` in `speed.py`; `scale` in `scale.py`; `mismatch`
-and `logprobs` in `numerics.py`; peers that are measured beside ours in `peers.py`. A record of another shape than
-`Options.shape` has it in its name.
+`cute` in `cute.py`; `layer` in `layer.py`; `story` in `story.py`; `trace` in `trace.py`, with traces that are kept in
+`data/traces/`; `paged` in `paged.py`; `serve` in `serve.py`; `rollout`, `step` and `update` in `speed.py`; `scale` in
+`scale.py`; `mismatch` and `logprobs` in `numerics.py`; peers that are measured beside ours in `peers.py`. A record of
+another shape than `Options.shape` has it in its name.
 """
 
 from rich.console import Console
@@ -46,6 +46,10 @@ def run_bench(what: str, config: TrainConfig, options: Options, record: bool) ->
             from rlcourse.bench.cute import cute
 
             setup, rows = cute(repeats)
+        case "layer":
+            from rlcourse.bench.layer import layer
+
+            setup, rows = layer(repeats)
         case "story":
             from rlcourse.bench.story import story
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlcourse.kernels import KernelError
 from rlcourse.kernels.arguments import Argument, Scalar, need_dtype, type_name
 from rlcourse.kernels.dsl import Float32, cute, range_constexpr
 from rlcourse.kernels.toolchain import launch
@@ -106,6 +107,8 @@ def adamw(
     """`adamw_reference` in one launch: grad [n] bfloat16, float16 or float32; master, mean, square float32 [n]; weight
     bfloat16 or float16 [n]. What step and lr are is part of the launch: a CUDA graph would keep them as they were.
     Raises KernelError."""
+    if step < 1:
+        raise KernelError(f"AdamW counts steps from 1 and got {step}.")
     if len(grad):
         kernel = AdamW(type_name(grad), type_name(weight), beta1, beta2, eps)
         rate, correction = lr / (1 - beta1**step), 1 / math.sqrt(1 - beta2**step)

@@ -8,6 +8,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 from launching import launch, run
 
 from rlcourse.course.kernels.adamw import AdamW, adamw, adamw_reference
+from rlcourse.kernels import KernelError
 
 LR, DECAY = 3e-3, 0.1
 
@@ -79,3 +80,5 @@ def test_nothing_beside_the_buffer_is_touched():
     for whole, rest in zip(ours, before, strict=True):
         assert torch.equal(whole[1003:].nan_to_num(), rest.nan_to_num()) and whole[:1003].isfinite().all()
     call(grad[:0], *(t[:0] for t in ours), 1, LR)
+    with pytest.raises(KernelError, match="counts steps from 1 and got 0"):
+        call(grad, *ours, 0, LR)

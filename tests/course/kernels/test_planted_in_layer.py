@@ -1,6 +1,7 @@
 """Do the checks of the kernels of a layer find mistakes? Each kernel is broken on purpose and must be found out."""
 
 import importlib
+import math
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 from launching import assert_close, spread
 from test_planted_in_kernels import found_out, planted
 
-from rlcourse.course.kernels import embedding, residual_norm, residual_norm_backward, rotate, token_logprob
+from rlcourse.course.kernels import attention, embedding, residual_norm, residual_norm_backward, rotate, token_logprob
 from rlcourse.course.kernels.adamw import adamw_reference
 from rlcourse.course.kernels.swiglu_backward import swiglu_backward_reference
 from rlcourse.course.kernels.token_logprob_backward import token_logprob_backward_reference
@@ -123,6 +124,45 @@ def check_residual_norm_backward(module, **order):
     torch.testing.assert_close(partial.sum(0), expected[1], rtol=1e-5, atol=1e-4)
 
 
+def attention_case():
+    starts = torch.tensor([0, 5, 24, 41])  # the last of three tiles has one token
+    q, k, v, dout = (torch.randn(41, heads, 64).half() for heads in (4, 2, 2, 4))
+    wide = [t.double().requires_grad_() for t in (2 * q, k, v)]
+    exact = attention.attention_reference(*wide, starts)
+    return 2 * q, k, v, dout, attention.sequence_of(41, starts), exact, wide
+
+
+def assert_near(found, exact, step):
+    assert found.isfinite().all() and (found.double() - exact).abs().max() <= step * exact.abs().max()
+
+
+def log_sums(q, k, start):
+    """To base 2, of the scores of each query with the keys from its start to itself: [H, tokens]."""
+    scores, place = torch.einsum("qhd,khd->hqk", q.double(), k.double().repeat_interleave(2, 1)) / 8, torch.arange(41)
+    seen = (place <= place[:, None]) & (place >= start[:, None])
+    return scores.masked_fill(~seen, -torch.inf).logsumexp(-1).div(math.log(2)).float()
+
+
+def check_attention(module, **order):
+    q, k, v, _, (start, _), exact, _ = attention_case()
+    out, log_sum = torch.full_like(q, NAN), torch.full((4, 41), NAN)
+    simulate(module.Attention(4, 2, 64, "float16"), q, k, v, start, out, log_sum, **order)
+    assert_near(out, exact, 2**-10)
+    torch.testing.assert_close(log_sum, log_sums(q, k, start), rtol=1e-5, atol=1e-5)
+
+
+def check_attention_backward(module, **order):
+    q, k, v, dout, bounds, exact, wide = attention_case()
+    expected = torch.autograd.grad(exact, wide, dout.double())
+    delta = (dout.double() * exact.detach()).sum(-1).T.float().contiguous()
+    given = q, k, v, *bounds, log_sums(q, k, bounds[0]), delta, dout
+    dq, dk, dv = (torch.full_like(t, NAN) for t in (q, k, v))
+    simulate(module.AttentionBackwardQueries(4, 2, 64, "float16"), *given, dq, **order)
+    simulate(module.AttentionBackwardKeys(4, 2, 64, "float16"), *given, dk, dv, **order)
+    for found, right in zip((dq, dk, dv), expected, strict=True):
+        assert_near(found, right, 2**-9)
+
+
 CHECKS = {name.removeprefix("check_"): check for name, check in list(globals().items()) if name.startswith("check_")}
 
 MISTAKES = [  # (module, what stands there, what is put there instead)
@@ -168,6 +208,22 @@ MISTAKES = [  # (module, what stands there, what is put there instead)
     ("embedding", "total.store(total.load() + sums.load())", "total.store(sums.load())"),
     ("embedding", "if place < token.shape[0]", "if place <= token.shape[0]"),
     ("embedding", "table[token[row], None]", "table[row, None]"),
+    ("attention", "token <= query + 8 * half", "token < query + 8 * half"),
+    ("attention", " & (token >= first[half])", ""),
+    ("attention", "above, mass[half] * shrink", "above, mass[half]"),
+    ("attention", "0, i // 2] * shrink", "0, i // 2]"),
+    ("attention", "offset=1 << step)\n                row", "offset=1)\n                row"),
+    ("attention", "range(start[base],", "range(base,"),
+    ("attention", "head // const_expr(self.heads // self.kv_heads)", "head % const_expr(self.kv_heads)"),
+    ("attention", "if row < tokens and c == 0", "if c == 0"),
+    ("attention_backward", "factors.fill(self.head**-0.5)", "factors.fill(1.0)"),
+    ("attention_backward", " - delta[head, query])", ")"),
+    ("attention_backward", " & (query < tokens)", ""),
+    ("attention_backward", "seen = (key <= query) & (key >= first)", "seen = (key >= first)"),
+    ("attention_backward", "kv_head * group + group)", "kv_head * group + 1)"),
+    ("attention_backward", "last = end[cutlass.min(base + TILE, tokens) - 1]", "last = end[base]"),
+    ("attention_backward", "            factors.fill(1.0)\n", ""),
+    ("attention_backward", "scores[place] * (through[place] - part)", "scores[place] * through[place]"),
     ("residual_norm", "            store(held, total[row, None], lane)\n", ""),
     ("residual_norm", "(1 / self.hidden) + self.eps", "(1 / self.hidden)"),
     ("residual_norm", "if row < x.shape[0]", "if row <= x.shape[0]"),
