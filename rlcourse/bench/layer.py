@@ -7,6 +7,7 @@ of a copy says how far either can get. Measured as in `cute.py`.
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rlcourse.bench.cute import (
@@ -23,6 +24,7 @@ from rlcourse.bench.cute import (
     three,
 )
 from rlcourse.course.kernels import adamw as optimizer
+from rlcourse.course.kernels import attention as packed
 from rlcourse.course.kernels import embedding as table_rows
 from rlcourse.course.kernels import residual_norm as norm
 from rlcourse.course.kernels import residual_norm_backward as norm_backward
@@ -31,6 +33,7 @@ from rlcourse.course.kernels import swiglu_backward as gate
 from rlcourse.course.kernels import token_logprob as head
 from rlcourse.course.kernels import token_logprob_backward as head_backward
 
+LENGTH = 512  # of the sequences that attend
 STEP, LR, BETAS, DECAY = 5, 1e-5, (0.9, 0.95), 0.1  # of AdamW
 
 
@@ -54,6 +57,7 @@ def cases(tokens: int = 16384, rows: int = 2048, vocabulary: int = VOCABULARY, p
     yield from per_token(tokens, half, torch.arange(tokens, device=device))
     yield from logits(rows, vocabulary, half, wide, place)
     yield from weights(tokens, vocabulary, parameters, half, wide)
+    yield from attention(max(1, tokens // LENGTH), min(tokens, LENGTH), half)
 
 
 def per_token(tokens: int, half, position: Tensor) -> Iterator[Case]:
@@ -183,3 +187,38 @@ def weights(tokens: int, vocabulary: int, parameters: int, half, wide) -> Iterat
         "embedding_backward", (tokens, HIDDEN), size + 8 * HIDDEN * len(draw().unique()),
         lambda: (draw(), half(tokens, HIDDEN), wide(vocabulary, HIDDEN)), add, three(add, add_ours),
     )  # fmt: skip
+
+
+def attention(sequences: int, length: int, half) -> Iterator[Case]:
+    """Causal attention with grouped queries over sequences of one length, so that PyTorch's needs no padding either:
+    forward, and forward and backward together. Bound by products, not by the bytes that are counted here."""
+    tokens, sizes = sequences * length, (HEADS, KV_HEADS, KV_HEADS)
+    numbers = sum(sizes) + HEADS  # of heads that are read and written
+
+    def make() -> tuple:
+        ends = length * torch.arange(sequences + 1, device=half(1).device)
+        return *(half(tokens, heads, HEAD_SIZE) for heads in sizes), ends, half(tokens, HEADS, HEAD_SIZE)
+
+    def sdpa(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, *_: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(0, (sequences, length)).transpose(1, 2) for t in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return out.transpose(1, 2).flatten(0, 1)
+
+    def ours(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, *_: Tensor) -> Tensor:
+        return packed.packed_attention(q, k, v, ends)[0]
+
+    def exact(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, *_: Tensor) -> Tensor:
+        return packed.attention_reference(q.float(), k.float(), v.float(), ends)
+
+    def with_gradients(attend, dtype: torch.dtype = torch.bfloat16):
+        @torch.enable_grad()
+        def run(*tensors: Tensor) -> tuple[Tensor, ...]:
+            leaves = [t.detach().to(dtype).requires_grad_() for t in tensors[:3]]
+            return torch.autograd.grad(attend(*leaves, *tensors[3:]), leaves, tensors[4].to(dtype))
+
+        return run
+
+    shape, moved, ways = (sequences, length), 2 * tokens * numbers * HEAD_SIZE, {"sdpa": sdpa, "cute": ours}
+    yield Case("packed_attention", shape, moved, make, exact, ways)
+    ways = {way: with_gradients(attend) for way, attend in ways.items()}
+    yield Case("packed_attention_gradients", shape, 3 * moved, make, with_gradients(exact, torch.float32), ways)

@@ -101,7 +101,7 @@ def test_kernels_of_a_layer_beside_pytorch_compute_the_same():
     with interpreted() if DEVICE == "cpu" else contextlib.nullcontext():
         for case in layer.cases(tokens=3, rows=2, vocabulary=1000, parameters=1030, device=DEVICE):
             tensors = case.make()
-            for way in ("eager", "cute"):
+            for way in case.ways.keys() - {"compiled"}:
                 assert cute.largest_error(case, case.ways[way], tensors) < 1e-2, (case.name, way)
 
 
