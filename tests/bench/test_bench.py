@@ -96,6 +96,7 @@ def test_kernels_in_cute_beside_pytorch_compute_the_same():
             assert row["us"] > 0 and row["relative_error"] < 2e-2, row
 
 
+@pytest.mark.thorough
 def test_kernels_of_a_layer_beside_pytorch_compute_the_same():
     pytest.importorskip("cutlass")
     with interpreted() if DEVICE == "cpu" else contextlib.nullcontext():

@@ -140,17 +140,21 @@ class AttentionBackwardKeys:
                 queries, slopes = chunks(q, head), chunks(dout, head)
                 for at in cutlass.range(base, last, TILE):
                     scores = products(keys, load_rows(queries, at, g, c, self.head))
-                    through = products(values, load_rows(slopes, at, g, c, self.head))
                     for i in range_constexpr(4):
                         query = at + 2 * c + 8 * (i // 2) + i % 2
                         there = cutlass.min(query, tokens - 1)
-                        first, mass, part = start[there], log_sum[head, there], delta[head, there]
+                        first, mass = start[there], log_sum[head, there]
                         for half in range_constexpr(2):
                             place, key = ((i % 2, half), 0, i // 2), base + g + 8 * half
                             seen = (key <= query) & (key >= first) & (query < tokens)
                             scores[place] = weight_of(scores[place], mass, seen, self.head)
-                            through[place] = scores[place] * (through[place] - part)
                     accumulate(acc_v, scores, load_columns(slopes, at, g, c, self.head))
+                    through = products(values, load_rows(slopes, at, g, c, self.head))
+                    for i in range_constexpr(4):
+                        part = delta[head, cutlass.min(at + 2 * c + 8 * (i // 2) + i % 2, tokens - 1)]
+                        for half in range_constexpr(2):
+                            place = ((i % 2, half), 0, i // 2)
+                            through[place] = scores[place] * (through[place] - part)
                     accumulate(acc_k, through, load_columns(queries, at, g, c, self.head))
             factors.fill(self.head**-0.5)
             write_rows(chunks(dk, kv_head), acc_k, factors, base, g, c)

@@ -165,4 +165,4 @@ def _(token, dy, dtable):
     return None
 
 
-EXAMPLES = (Embedding(896, "bfloat16"), EmbeddingBackward(896, "bfloat16"), EmbeddingBackward(1024, "float16"))
+EXAMPLES = (Embedding(896, "bfloat16"), EmbeddingBackward(896, "bfloat16"))  # Qwen2.5-0.5B

@@ -97,4 +97,4 @@ def _(gate_up, dy):
     return gate_up.new_empty(gate_up.shape)
 
 
-EXAMPLES = (SwigluBackward(4864, "bfloat16"), SwigluBackward(3072, "float16"))  # Qwen2.5-0.5B, Qwen3-0.6B
+EXAMPLES = (SwigluBackward(4864, "bfloat16"),)  # Qwen2.5-0.5B

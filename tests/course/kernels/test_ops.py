@@ -10,6 +10,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 from launching import DEVICE, spread
 
 from rlcourse.course.kernels.adamw import adamw
+from rlcourse.course.kernels.attention import packed_attention
 from rlcourse.course.kernels.embedding import embedding, embedding_backward
 from rlcourse.course.kernels.residual_norm import residual_norm
 from rlcourse.course.kernels.residual_norm_backward import residual_norm_backward
@@ -50,6 +51,11 @@ def calls():
         "rope": (rope, qkv, torch.rand(9, 8), torch.rand(9, 8), where, where, *caches),
         "swiglu": (swiglu, x),
         "swiglu_backward": (swiglu_backward, x, residual[:, :32]),
+        "packed_attention": (
+            packed_attention,
+            *(torch.randn(3, n, 64).half() for n in (2, 1, 1)),
+            torch.tensor([0, 3]),
+        ),
         "rotate": (rotate, qkv.view(3, 8, 16), torch.rand(9, 8), torch.rand(9, 8), where),
         "residual_norm": (residual_norm, spread(x, 72), residual, weight, 1e-6),
         "residual_norm_backward": (residual_norm_backward, x, weight, residual, x.clone(), 1e-6),

@@ -39,10 +39,14 @@ def both(logits, target, grad, **order):
 
 
 @pytest.mark.parametrize(
-    ("rows", "vocabulary", "dtype"),
-    [(1, 1, torch.bfloat16), (3, 8, torch.float16), (2, 2049, torch.bfloat16), (2, 4103, torch.float16)],
+    ("rows", "vocabulary", "dtype", "order"),
+    [
+        (1, 1, torch.bfloat16, "lockstep"),
+        (3, 8, torch.float16, "warp"),
+        (2, 2049, torch.bfloat16, "random"),
+        (2, 4103, torch.float16, "lockstep"),
+    ],
 )
-@pytest.mark.parametrize("order", ["lockstep", "random"])
 def test_logprobs_and_gradients_are_those_of_float64(rows, vocabulary, dtype, order):
     logits, target, grad = case(rows, vocabulary, dtype)
     logprob, log_sum, found = both(logits, target, grad, order=order)
