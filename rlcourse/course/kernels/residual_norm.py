@@ -107,4 +107,4 @@ def _gradients(ctx, dtotal, dy):
 
 residual_norm.register_autograd(_gradients, setup_context=_keep)
 
-EXAMPLES = (ResidualNorm(2048, "bfloat16"),)  # Qwen3-1.7B
+EXAMPLES = (ResidualNorm(1536, "bfloat16"),)  # Qwen2.5-1.5B
