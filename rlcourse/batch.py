@@ -49,6 +49,11 @@ class Rollout:
     finished: Tensor
 
     @property
+    def lengths(self) -> Tensor:
+        """[rows] int64, tokens of prompt and completion."""
+        return self.prompt_lengths + self.completion_lengths
+
+    @property
     def completion_mask(self) -> Tensor:
         """[rows, T] bool, True up to and including EOS."""
         return completion_mask(self.completion_lengths, self.logprobs.shape[1])
@@ -63,8 +68,8 @@ class Rollout:
     def __getitem__(self, rows) -> "Rollout":
         """Some rows (a slice, indices or a mask), without columns that are padding in all of them."""
         chosen = {f.name: getattr(self, f.name)[rows] for f in fields(self)}
-        width = int((chosen["prompt_lengths"] + chosen["completion_lengths"]).max())
-        longest = int(chosen["completion_lengths"].max())
+        width = max((chosen["prompt_lengths"] + chosen["completion_lengths"]).tolist(), default=0)
+        longest = max(chosen["completion_lengths"].tolist(), default=0)
         return Rollout(**chosen | {"ids": chosen["ids"][:, :width], "logprobs": chosen["logprobs"][:, :longest]})
 
 

@@ -14,6 +14,7 @@ from mistakes import MISTAKES
 import rlcourse
 
 SLOW = {"bench/test_scale.py", "distributed/test_ranks_train.py", "distributed/test_world.py", "test_lora.py"}
+SLOW |= {"distributed/test_sharded.py"}
 SLOW |= {"rollout/test_paged.py", "rollout/test_serve.py"}
 SLOW |= {"sft/test_fine_tuning.py", "sft/test_right_traces.py", "tasks/test_pool.py", "tasks/test_math.py"}
 SLOW |= {"sandbox/test_box.py", "tasks/test_llm_judge.py", "tasks/test_judged.py"}
@@ -82,10 +83,10 @@ def test_the_sound_package_passes(sound, results):
 
 
 def case(number: int):
-    """A mistake as a case. One in three is thorough, of those with slow tests one in twenty; the others are
+    """A mistake as a case. One in four is thorough, of those with slow tests one in twenty; the others are
     exhaustive."""
     file, old, new, tests = MISTAKES[number]
-    often = number % (20 if SLOW.intersection(tests) else 3) == 0
+    often = number % (20 if SLOW.intersection(tests) else 4) == 0
     return pytest.param(number, marks=level(often), id=f"{file}: {new.strip() or old.strip()}"[:90])
 
 

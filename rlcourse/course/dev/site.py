@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 # The modules of the API pages, grouped along the road of one training step.
 API = {
     "Settings": ["config", "presets", "settings", "device"],
-    "The step": ["step", "collect", "batch"],
+    "The step": ["step", "collect", "batch", "micro_batches"],
     "Tasks": [
         "tasks",
         "tasks.task",
@@ -35,6 +35,7 @@ API = {
         "tasks.tokenizer",
         "tasks.pool",
         "tasks.judged",
+        "tasks.endpoint",
         "tasks.llm_judge",
     ],
     "Kernels in a small language": [
@@ -76,6 +77,7 @@ API = {
         "rollout.blocks",
         "rollout.paged_scheduler",
         "rollout.serve",
+        "rollout.vllm",
         "rollout.arrivals",
     ],
     "Sampler and trainer alike": [
@@ -89,7 +91,7 @@ API = {
     "Reward": ["tasks.verify", "tasks.boxed"],
     "Advantages and loss": ["advantages", "logprobs", "losses", "learner"],
     "Trainer": ["trainer", "evaluation", "checkpoint", "runs", "files", "interrupts"],
-    "Several GPUs": ["distributed", "distributed.world", "distributed.shared"],
+    "Several GPUs": ["distributed", "distributed.world", "distributed.shared", "distributed.sharded"],
     "Fine-tuning and LoRA": ["sft", "sft.config", "sft.data", "sft.packing", "sft.traces", "sft.trainer", "lora"],
     "Kernels": ["kernels", "kernels.toolchain", "kernels.decode_attention", "kernels.decode_ops", "ptx"],
     "Kernels of a layer": [
