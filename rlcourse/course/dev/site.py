@@ -94,6 +94,18 @@ API = {
     "Several GPUs": ["distributed", "distributed.world", "distributed.shared", "distributed.sharded"],
     "Fine-tuning and LoRA": ["sft", "sft.config", "sft.data", "sft.packing", "sft.traces", "sft.trainer", "lora"],
     "Kernels": ["kernels", "kernels.toolchain", "kernels.decode_attention", "kernels.decode_ops", "ptx"],
+    "Kernels of a layer": [
+        "course.kernels.swiglu_backward",
+        "course.kernels.rotate",
+        "course.kernels.residual_norm",
+        "course.kernels.residual_norm_backward",
+        "course.kernels.token_logprob",
+        "course.kernels.token_logprob_backward",
+        "course.kernels.adamw",
+        "course.kernels.embedding",
+        "course.kernels.attention",
+        "course.kernels.attention_backward",
+    ],
     "Measuring": [
         "measure.timing",
         "measure.profiling",
