@@ -23,6 +23,7 @@
 # `torch.distributed` that run on a cluster. On GPUs the backend is NCCL instead of gloo, and the rest stays.
 
 # %%
+import inspect
 import json
 import subprocess
 import sys
@@ -49,7 +50,7 @@ from rlcourse.distributed.world import ALONE, World
 from rlcourse.learner import Learner
 from rlcourse.losses import aggregate
 from rlcourse.measure.memory import model_shape, parameters
-from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, SKY, VERMILION
+from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, SKY
 from rlcourse.measure.records import load_record, provenance
 from rlcourse.policy import load_policy
 from rlcourse.rollout import make_engine
@@ -115,10 +116,10 @@ for cut, on_first in CUTS.items():
 
 # %% [markdown]
 # Cut between problems, what looks at its own group alone cannot tell. {{ assert off["between problems", "group mean"]
-# == 0 and off["between problems", "group mean and deviation"] == 0 }} Whatever looks at the batch, a mean, a deviation,
-# PPO's whitening, has to be taken over **all** ranks. {{ assert off["between problems", "batch mean"] > 0.01 }} Cut
-# through groups, everything is wrong, and nothing crashes. {{ assert min(off["through groups", k] for k in KINDS) >
-# 0.01 }}
+# == 0 and off["between problems", "group mean and deviation"] == 0 }} Cut through groups, it is wrong, and nothing
+# crashes. {{ assert off["through groups", "group mean"] > 0.05 }} Whatever looks at the batch, a mean, a deviation,
+# PPO's whitening, has to be taken over **all** ranks, however one cuts. {{ assert off["between problems", "batch mean"]
+# > 0.01 }}
 #
 # So the advantages are right. Next, the loss. Each rank has its rows, computes the mean loss of **its own** answers and
 # the gradient of that. Then the gradients of both are averaged. PyTorch's `DistributedDataParallel` does just that, and
@@ -256,18 +257,20 @@ for ranks in (two, Ranks(RING_N)):
     found = ranks.run(compare_sums, ranks.size, LENGTH)
     by_ring, by_torch = [f[0] for f in found], [f[1] for f in found]
     exact = sum(torch.randn(LENGTH, generator=torch.Generator().manual_seed(r)).double() for r in range(ranks.size))
-    print(f"{ranks.size} ranks: all hold the same bits: {all(torch.equal(by_ring[0], other) for other in by_ring)};")
-    print(f"   largest error: ours {(by_ring[0] - exact).abs().max():.1e}, torch {(by_torch[0] - exact).abs().max():.1e}")
+    errors = [(sums[0] - exact).abs().max().item() for sums in (by_ring, by_torch)]
+    print(f"{ranks.size} ranks, all with the same bits: {all(torch.equal(by_ring[0], other) for other in by_ring)}")
+    print(f"   largest error: ours {errors[0]:.1e}, torch {errors[1]:.1e}")
     print(f"   sent by each rank: {', '.join(f'{f[2] / (4 * LENGTH):.3f} M' for f in found)}")
     sent_most = max(f[2] for f in found) / (4 * LENGTH)
-    ring_right = (by_ring[0] - exact).abs().max() < 1e-5 and torch.equal(by_ring[0], by_ring[-1])
+    ring_right = errors[0] < 1e-5 and torch.equal(by_ring[0], by_ring[-1])
 ranks.close()
 ring_bet.result(round(sent_most, 2))
 
 # %% [markdown]
 # {{ assert ring_right and abs(sent_most - 2 * (RING_N - 1) / RING_N) < 0.001 }} Each rank sends $2M(N-1)/N$, **never
-# more than twice the gradient, however many ranks there are**. Less is not possible (Patarasuk and Yuan 2009). What
-# does grow with $N$ is the number of steps, each with a latency of its own; exercise 2 trades one for the other.
+# more than twice the gradient, however many ranks there are**. Ranks that add up by themselves cannot do with less
+# (Patarasuk and Yuan 2009). What does grow with $N$ is the number of steps, each with a latency of its own; exercise 2
+# trades one for the other.
 #
 # Two more things are in the printout. All ranks hold the **same bits**, since a piece is summed once and then copied.
 # So every rank makes the same update, and weights are never sent at all. And the sum is not that of one process to the
@@ -501,14 +504,15 @@ plt.show()
 # updates ago, $k$ = 0, 1, 4, 16. That is this class, and all else is the package's step:
 
 # %%
-import inspect  # noqa: I001
-
 print(inspect.getsource(LaggingEngine.generate))
+
+
+FEW = {"num_prompts": 2}
 
 
 def live(lag: int, correction: str, steps: int):
     """A few steps: what each measured, and the ratio of every token sampled at the end."""
-    config = make_config("laptop", **COMMON | {"sampler_correction": correction, "device": "cpu"})
+    config = make_config("laptop", **COMMON | {"sampler_correction": correction, "device": "cpu", **pick(FEW, {})})
     experiment = Experiment(config)
     experiment.engine = LaggingEngine(experiment.policy, lag)
     log = [experiment.train(step)[0] for step in range(steps)]
@@ -520,14 +524,15 @@ def live(lag: int, correction: str, steps: int):
 
 
 STEPS = pick(2, 8)
-lags = {lag: live(lag, "off", STEPS) for lag in (0, 1, 4)}
-for lag, (log, ratio) in lags.items():
-    gap = log[-1]["mismatch_mean"]
-    print(f"k = {lag}: after {STEPS} steps |log ratio| {gap:.1e} a token; ratios above 2: {(ratio > 2).float().mean():.1%}")
+lags = {lag: live(lag, "off", STEPS) for lag in pick((0, 4), (0, 1, 4))}
+gaps = {lag: log[-1]["mismatch_mean"] for lag, (log, _) in lags.items()}
+for lag, (_, ratio) in lags.items():
+    above = (ratio > 2).float().mean()
+    print(f"k = {lag}: after {STEPS} steps |log ratio| {gaps[lag]:.1e} a token; ratios above 2: {above:.1%}")
 
 # %% [markdown]
-# {{ assert lags[0][0][-1]["mismatch_mean"] < 1e-5 < lags[1][0][-1]["mismatch_mean"] < lags[4][0][-1]["mismatch_mean"]
-# }} With $k=0$ sampler and trainer agree to rounding. Then the gap grows with $k$. Now the recorded runs: {{
+# {{ assert gaps[0] < 1e-5 and list(gaps.values()) == sorted(gaps.values()) }} With $k=0$ sampler and trainer agree to
+# rounding. Then the gap grows with $k$. Now the recorded runs: {{
 # COMMON["steps"] }} steps of {{ COMMON["num_prompts"] }} × {{ COMMON["num_generations"] }} answers, learning rate {{
 # COMMON["lr"] }}, three seeds each.
 
@@ -577,7 +582,9 @@ plt.show()
 harmed = [k for k in ("1", "4", "16") if max(at_end((k, "off"))) < min(at_end(("0", "off")))]
 old_bet.result({("16",): OLD[0], ("4", "16"): OLD[1], ("1", "4", "16"): OLD[2]}.get(tuple(harmed), OLD[3]))
 for key in KEYS:
-    print(f"k = {key[0]:>2}, correction {key[1]:5}: {mean(at_end(key)):.0f} %, seeds", [f"{x:.1f}" for x in at_end(key)])
+    print(
+        f"k = {key[0]:>2}, correction {key[1]:5}: {mean(at_end(key)):.0f} %, seeds", [f"{x:.1f}" for x in at_end(key)]
+    )
 
 # %% [markdown]
 # TEXT_OF_STALENESS
@@ -621,7 +628,8 @@ two.close()
 # %%
 folder = Path(tempfile.mkdtemp())
 launch = [sys.executable, *pick([], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"])]
-arguments = "train --steps 2 --num-prompts 4 --eval-problems 8 --eval-every 0 --pass-k 0 --name small".split()
+options = {"steps": 2, "num-prompts": 4, "eval-problems": 8, "eval-every": 0, "pass-k": 0, "name": "small"}
+arguments = ["train", *(word for name, value in options.items() for word in (f"--{name}", str(value)))]
 print("torchrun --standalone --nproc-per-node 2 -m rlcourse", *arguments)
 done = subprocess.run([*launch, "-m", "rlcourse", *arguments, "--output", folder], capture_output=True, text=True)
 assert done.returncode == 0, done.stderr[-2000:]
@@ -677,11 +685,12 @@ plt.show()
 #
 # This package is for understanding, and for runs of one machine. Leave when you need:
 #
-# | you need | go to |
-# | --- | --- |
-# | a model our engine does not know, very many requests, an API server | [vLLM](https://docs.vllm.ai), with weights handed over after each update (its page "Weight Transfer") |
-# | models of 7 billion and up, Megatron, tensor and expert parallelism, many recipes | [verl](https://verl.readthedocs.io): a controller over FSDP or Megatron trainers and vLLM or SGLang samplers |
-# | asynchronous training by design, agents and tools, many machines | [prime-rl](https://github.com/PrimeIntellect-ai/prime-rl): inference, orchestrator and trainer as three programs, one step apart |
+# - **[vLLM](https://docs.vllm.ai)**: a model that our engine does not know, very many requests, an API server. It
+#   samples alone; weights are handed over after each update (its page *Weight Transfer*).
+# - **[verl](https://verl.readthedocs.io)**: models of 7 billion and up, tensor and expert parallelism, many recipes.
+#   One controller, FSDP or Megatron to train, vLLM or SGLang to sample.
+# - **[prime-rl](https://github.com/PrimeIntellect-ai/prime-rl)**: asynchronous by design, agents and tools, many
+#   machines. Inference, orchestrator and trainer are three programs, one step apart.
 #
 # You now know the questions to ask there. Are counts taken over all ranks? Does a group ever get cut? How old are the
 # weights that sample, and what corrects for that? Which log-probs are the old ones?
@@ -718,7 +727,7 @@ same_prompt = prompt[0].tolist() == policy.prompt(problems[0].question)
 #
 # <details><summary>Answer</summary>
 # All start from the same weights, get the same summed gradient to the last bit, and do the same arithmetic. They stay
-# equal. One rank that clips by its own norm, or draws its own dropout into Adam's state, would break that.
+# equal. A rank that clips by the norm of its own gradient, before the sum, would break that.
 # </details>
 #
 # 3. Twice as many GPUs, equal work a GPU. By how much do the bytes that a rank sends grow from 8 to 16?
