@@ -29,9 +29,9 @@ print("ready")
 #
 # ●●○○○ · 15 minutes
 #
-# The loss is a mean over all tokens of all ranks. Rank $r$ has added up the gradients of its tokens: `sums[r]`, of
-# `tokens[r]` tokens in `rows[r]` answers. Each colleague shows you the vector that his optimizer got. Its size cannot
-# tell you much, since you have never seen the right one. Say what he did:
+# The loss is a mean over all tokens of all ranks. Each rank has added up the gradients of its tokens: `sums[rank]`, of
+# `tokens[rank]` tokens in `rows[rank]` answers. Each colleague shows you the vector that his optimizer got. Its size
+# cannot tell you much, since you have never seen the right one. Say what he did:
 #
 # | | his vector |
 # | --- | --- |
@@ -106,14 +106,15 @@ if check.q1.passed:
 #
 # ●●●○○ · 25 minutes
 #
-# The ring sends the fewest bytes and takes $2(N-1)$ steps. A small message, such as a count, costs only latency: what
+# The ring sends the fewest bytes and takes $2(P-1)$ steps. A small message, such as a count, costs only latency: what
 # counts is the number of rounds. In a **round** ranks form pairs, and the two of a pair swap their sums: both then have
 # the sum of both. Plan the rounds so that in the end every rank has every rank's numbers in its sum, **exactly once**,
-# in as few rounds as possible, $\log_2 N$.
+# in as few rounds as possible, $\log_2 P$.
 #
-# Ranks stand on machines, `machine` `[N]` int64, the machine of each rank. Every machine has equally many ranks, in no
-# order; that number and the number of machines $M$ are powers of 2. Links between machines are slow. So at most
-# $\log_2 M$ of the rounds may have pairs on different machines. Return `[rounds, N]` int64: each rank's partner.
+# Ranks stand on machines, `machine` `[P]` int64, the machine of each rank. Every machine has equally many ranks, in no
+# order; that number and the number of machines are powers of 2. Links between machines are slow. So at most $\log_2$ of
+# the number of machines of the rounds may have pairs on different machines. Return `[rounds, P]` int64: each rank's
+# partner.
 #
 # <details><summary>Hint 1: a question</summary>
 # Four ranks on one machine. After the first round there are two kinds of sums. Who must meet whom in the second?
@@ -132,7 +133,7 @@ if check.q1.passed:
 
 # %% tags=["exercise"]
 def partners(machine: torch.Tensor) -> torch.Tensor:
-    """Each rank's partner in each round, int64 [rounds, N]. machine: [N] int64."""
+    """Each rank's partner in each round, int64 [rounds, P]. machine: [P] int64."""
     # BEGIN SOLUTION
     order = machine.argsort(stable=True)  # rank at each place
     place = order.argsort()
@@ -162,7 +163,7 @@ if check.q2.passed:
 
 # %% [markdown] tags=["solution"]
 # **A hypercube.** Each round doubles what a rank knows, and no two partners know the same. That is recursive doubling;
-# each rank sends its whole vector in every round, $\log_2 N$ times, where the ring sends less than two. The figure has
+# each rank sends its whole vector in every round, $\log_2 P$ times, where the ring sends less than two. The figure has
 # the crossing: below it rounds count, above it bytes do. Libraries such as NCCL choose by size. In practice one also
 # joins both ideas: add up within a machine, ring between machines, spread again.
 
@@ -268,10 +269,10 @@ if check.q3.passed:
 #
 # ●●○○○ · 15 minutes
 #
-# One batch of `rows` rows is split over $N$ ranks, equally many each, so $N$ divides `rows`. A rank with $n$ rows takes
-# `start_s + row_s * n` seconds. Then the gradient, `gradient_bytes`, goes round by a ring at `bytes_per_s`, without
-# latency. **Efficiency** is the time on one rank, over $N$ times the time on $N$ ranks. Return the largest $N$ whose
-# efficiency is at least `least`, as an int. ($N = 1$ has efficiency 1, and `least` is below 1.)
+# One batch of `rows` rows is split over $P$ ranks, equally many each, so $P$ divides `rows`. A rank takes `start_s +
+# row_s * (its rows)` seconds. Then the gradient, `gradient_bytes`, goes round by a ring at `bytes_per_s`, without
+# latency. **Efficiency** is the time on one rank, over $P$ times the time on $P$ ranks. Return the largest $P$ whose
+# efficiency is at least `least`, as an int. ($P = 1$ has efficiency 1, and `least` is below 1.)
 #
 # <details><summary>Hint 1: a question</summary>
 # With free communication and `start_s` = 0, what is the answer?
@@ -282,7 +283,7 @@ if check.q3.passed:
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# A function for the seconds on $n$ ranks, and `max` over the numbers that divide and are good enough.
+# A function for the seconds on some ranks, and `max` over the numbers that divide and are good enough.
 # </details>
 
 
@@ -303,7 +304,7 @@ def most_ranks(rows: int, start_s: float, row_s: float, gradient_bytes: int, byt
 check.q4(most_ranks)
 
 # %% [markdown] tags=["solution"]
-# **The start is what kills it.** $N$ ranks pay it $N$ times. A faster link does not help there; a larger batch does,
+# **The start is what kills it.** $P$ ranks pay it $P$ times. A faster link does not help there; a larger batch does,
 # and so does whatever makes the start cheaper (lessons 07 and 10: it is mostly decode steps that read all weights for a
 # few rows). That is why "equal work in all" and "equal work a GPU" are two benchmarks, and why you ask which of the two
 # a figure of somebody else is.

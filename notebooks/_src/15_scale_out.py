@@ -61,8 +61,8 @@ from rlcourse.tasks.prompts import PromptSampler
 # %% [markdown]
 # ## 1 · Two processes and one message
 #
-# A **rank** is a process with a number, 0 to $N-1$, and usually with a GPU of its own. (In this lesson $N$ is the
-# number of ranks.) Ranks share no memory. They run the same program, and what one needs from another is sent.
+# A **rank** is a process with a number, 0 to $P-1$, and usually with a GPU of its own; $P$ is the number of ranks.
+# Ranks share no memory. They run the same program, and what one needs from another is sent.
 #
 # `Ranks(2)` starts two processes and keeps them. `run` calls a function on both; each gets its rank.
 
@@ -209,7 +209,7 @@ loss_bet.result(WRONG[1] if distance["token_mean", "own"] > 1e-3 > distance["seq
 # ## 3 · All-reduce, by hand
 #
 # `all_reduce` gave every rank the sum of all gradients. How? Rank 0 could collect all, add up and send the sum back. At
-# $N$ ranks and $M$ bytes of gradient, $2(N-1)M$ bytes then pass through rank 0, while the others wait.
+# $P$ ranks and $M$ bytes of gradient, $2(P-1)M$ bytes then pass through rank 0, while the others wait.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -221,9 +221,9 @@ ring_bet = bet(
 )
 
 # %% [markdown]
-# The ring: cut the gradient into $N$ pieces. In each step every rank gives one piece to its right neighbour and takes
-# one from its left. In the first $N-1$ steps what arrives is **added** to one's own, so that sums grow as they travel.
-# Then each rank has one piece complete, and in $N-1$ more steps the complete pieces travel on.
+# The ring: cut the gradient into $P$ pieces. In each step every rank gives one piece to its right neighbour and takes
+# one from its left. In the first $P-1$ steps what arrives is **added** to one's own, so that sums grow as they travel.
+# Then each rank has one piece complete, and in $P-1$ more steps the complete pieces travel on.
 
 
 # %%
@@ -267,9 +267,9 @@ ranks.close()
 ring_bet.result(round(sent_most, 2))
 
 # %% [markdown]
-# {{ assert ring_right and abs(sent_most - 2 * (RING_N - 1) / RING_N) < 0.001 }} Each rank sends $2M(N-1)/N$, **never
+# {{ assert ring_right and abs(sent_most - 2 * (RING_N - 1) / RING_N) < 0.001 }} Each rank sends $2M(P-1)/P$, **never
 # more than twice the gradient, however many ranks there are**. Ranks that add up by themselves cannot do with less
-# (Patarasuk and Yuan 2009). What does grow with $N$ is the number of steps, each with a latency of its own; exercise 2
+# (Patarasuk and Yuan 2009). What does grow with $P$ is the number of steps, each with a latency of its own; exercise 2
 # trades one for the other.
 #
 # Two more things are in the printout. All ranks hold the **same bits**, since a piece is summed once and then copied.
@@ -279,25 +279,25 @@ ring_bet.result(round(sent_most, 2))
 
 # %% tags=["hide-input"]
 # @title Figure: how many terms each piece of each rank holds
-N = 4
-terms = [[{rank} for _ in range(N)] for rank in range(N)]
+P = 4
+terms = [[{rank} for _ in range(P)] for rank in range(P)]
 frames = [[[len(piece) for piece in of_rank] for of_rank in terms]]
-for step in range(2 * (N - 1)):
-    given = [terms[rank][(rank - step) % N] for rank in range(N)]
-    for rank in range(N):
-        place, arrived = (rank - step - 1) % N, given[(rank - 1) % N]
-        terms[rank][place] = terms[rank][place] | arrived if step < N - 1 else arrived
+for step in range(2 * (P - 1)):
+    given = [terms[rank][(rank - step) % P] for rank in range(P)]
+    for rank in range(P):
+        place, arrived = (rank - step - 1) % P, given[(rank - 1) % P]
+        terms[rank][place] = terms[rank][place] | arrived if step < P - 1 else arrived
     frames.append([[len(piece) for piece in of_rank] for of_rank in terms])
 fig, axes = plt.subplots(1, len(frames), figsize=(11, 2.1), layout="constrained")
 for step, (ax, frame) in enumerate(zip(axes, frames, strict=True)):
-    ax.imshow(frame, cmap="Blues", vmin=0, vmax=N + 1)
-    for rank in range(N):
-        for piece in range(N):
+    ax.imshow(frame, cmap="Blues", vmin=0, vmax=P + 1)
+    for rank in range(P):
+        for piece in range(P):
             ax.text(piece, rank, frame[rank][piece], ha="center", va="center", fontsize=8)
-    ax.set(xticks=[], yticks=[], title="start" if not step else f"{'add' if step < N else 'copy'} {step}")
+    ax.set(xticks=[], yticks=[], title="start" if not step else f"{'add' if step < P else 'copy'} {step}")
 axes[0].set(ylabel="rank", xlabel="piece")
 plt.show()
-complete = all(count == N for of_rank in frames[-1] for count in of_rank)
+complete = all(count == P for of_rank in frames[-1] for count in of_rank)
 
 # %% [markdown]
 # {{ assert complete }} Follow one piece down a column: 1, 2, 3, 4 terms as it goes round, then 4 spreads.
@@ -326,7 +326,7 @@ def time_all_reduce(rank, counts, repeats):
 
 measured = two.run(time_all_reduce, COUNTS, pick(5, 15))[0]
 latency = min(measured)
-bandwidth = 4 * COUNTS[-1] / (measured[-1] - latency)  # at 2 ranks 2 (N - 1) / N = 1: each sends M bytes
+bandwidth = 4 * COUNTS[-1] / (measured[-1] - latency)  # at 2 ranks 2 (P - 1) / P = 1: each sends M bytes
 
 # %% tags=["hide-input"]
 # @title Figure: seconds of an all-reduce between two processes here
@@ -500,8 +500,8 @@ plt.show()
 # ## 6 · How old may the weights be?
 #
 # Lesson 11 had a sampler with old weights and the cure: weigh each token by $\min(\pi_\theta / \pi_\text{old}, 2)$,
-# truncated importance sampling (TIS). Here the question is how far that goes. Answers come from the weights of $k$
-# updates ago, $k$ = 0, 1, 4, 16. That is this class, and all else is the package's step:
+# truncated importance sampling (TIS). Here the question is how far that goes. Answers come from the weights of some
+# updates ago, **lag** 0, 1, 4 or 16. That is this class, and all else is the package's step:
 
 # %%
 print(inspect.getsource(LaggingEngine.generate))
@@ -528,18 +528,18 @@ lags = {lag: live(lag, "off", STEPS) for lag in pick((0, 4), (0, 1, 4))}
 gaps = {lag: log[-1]["mismatch_mean"] for lag, (log, _) in lags.items()}
 for lag, (_, ratio) in lags.items():
     above = (ratio > 2).float().mean()
-    print(f"k = {lag}: after {STEPS} steps |log ratio| {gaps[lag]:.1e} a token; ratios above 2: {above:.1%}")
+    print(f"lag {lag}: after {STEPS} steps |log ratio| {gaps[lag]:.1e} a token; ratios above 2: {above:.1%}")
 
 # %% [markdown]
-# {{ assert gaps[0] < 1e-5 and list(gaps.values()) == sorted(gaps.values()) }} With $k=0$ sampler and trainer agree to
-# rounding. Then the gap grows with $k$. Now the recorded runs: {{
+# {{ assert gaps[0] < 1e-5 and list(gaps.values()) == sorted(gaps.values()) }} With lag 0 sampler and trainer agree to
+# rounding. Then the gap grows with the lag. Now the recorded runs: {{
 # COMMON["steps"] }} steps of {{ COMMON["num_prompts"] }} × {{ COMMON["num_generations"] }} answers, learning rate {{
 # COMMON["lr"] }}, three seeds each.
 
 # %% tags=["hide-input"]
 # @title Your bet
 OLD = ["only 16 does harm", "4 already does harm", "even 1 does harm", "none: an answer's reward does not age"]
-old_bet = bet("Without correction: which lags end lower than k = 0, beyond the spread of the seeds?", OLD)
+old_bet = bet("Without correction: which lags end lower than lag 0, beyond the spread of the seeds?", OLD)
 
 # %% [markdown]
 # **Look for** the black line that rises and then falls, and for what the dashed one of the same colour does.
@@ -563,9 +563,9 @@ def mean(values) -> float:
 fig, axes = plt.subplots(1, 3, figsize=(10.5, 3.3), layout="constrained", sharey=True)
 for ax, k in zip(axes, ("1", "4", "16"), strict=True):
     for key, style, label in (
-        (("0", "off"), ":", "k = 0"),
-        ((k, "off"), "-", f"k = {k}"),
-        ((k, "token"), "--", f"k = {k}, TIS"),
+        (("0", "off"), ":", "lag 0"),
+        ((k, "off"), "-", f"lag {k}"),
+        ((k, "token"), "--", f"lag {k}, TIS"),
     ):
         rows = curves[key]["results"]
         at = [e["step"] for e in rows[0]["evals"]]
@@ -573,7 +573,7 @@ for ax, k in zip(axes, ("1", "4", "16"), strict=True):
         columns = list(zip(*seeds, strict=True))
         ax.plot(at, [mean(c) for c in columns], style, color=COLORS[key[0]], label=label)
         ax.fill_between(at, [min(c) for c in columns], [max(c) for c in columns], color=COLORS[key[0]], alpha=0.15)
-    ax.set(xlabel="step", title=f"k = {k}")
+    ax.set(xlabel="step", title=f"lag {k}")
     ax.grid()
     ax.legend(loc="lower right")
 axes[0].set(ylabel="validation, greedy, % right", ylim=(0, 100))
@@ -646,7 +646,7 @@ for line in (folder / "small" / "metrics.jsonl").read_text().splitlines():
 # All of this is **data parallel**: every rank has the whole model, 16 bytes for each number that trains (weight,
 # gradient and Adam's two moments in float32). Ranks hold {{ 16 * parameters(model_shape("Qwen/Qwen2.5-7B")) / 1e9:.0f
 # }} GB each for Qwen2.5-7B, and all hold the same. **FSDP** (Zhao et al. 2023; the idea is ZeRO, Rajbhandari et al.
-# 2019) has each rank keep $1/N$ of everything. It gathers the weights of a layer just before they are used, and drops
+# 2019) has each rank keep $1/P$ of everything. It gathers the weights of a layer just before they are used, and drops
 # them right after. Gradients are summed with the first half of your ring, which leaves each rank the piece it keeps.
 
 # %% tags=["hide-input"]
@@ -677,9 +677,9 @@ plt.show()
 
 # %% [markdown]
 # From {{ held["data parallel"]:.0f }} GB to {{ held["ZeRO-3, FSDP"]:.0f }} GB a rank. The price: $3M$ instead of $2M$
-# of traffic (M in the weights' bytes, N large): gather for the forward pass, gather again for the backward pass, half a
-# ring for the gradients. As long as everything fits, data parallel is simpler. (LoRA, lesson 13, and recomputation,
-# lesson 12, come first: they cost no second GPU.)
+# of traffic ($M$: the bytes of all weights; $P$ large): gather for the forward pass, gather again for the backward
+# pass, half a ring for the gradients. As long as everything fits, data parallel is simpler. (LoRA, lesson 13, and
+# recomputation, lesson 12, come first: they cost no second GPU.)
 #
 # ## 9 · When to leave, and how
 #
