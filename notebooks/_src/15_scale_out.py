@@ -581,10 +581,9 @@ fig.suptitle(f"Mean of three seeds, band from worst to best; {provenance(curves[
 plt.show()
 harmed = [k for k in ("1", "4", "16") if max(at_end((k, "off"))) < min(at_end(("0", "off")))]
 old_bet.result({("16",): OLD[0], ("4", "16"): OLD[1], ("1", "4", "16"): OLD[2]}.get(tuple(harmed), OLD[3]))
-for key in KEYS:
-    print(
-        f"k = {key[0]:>2}, correction {key[1]:5}: {mean(at_end(key)):.0f} %, seeds", [f"{x:.1f}" for x in at_end(key)]
-    )
+for k, correction in KEYS:
+    ends = at_end((k, correction))
+    print(f"lag {k:>2}, correction {correction:5}: {mean(ends):.0f} %, seeds", [f"{end:.1f}" for end in ends])
 
 # %% [markdown]
 # TEXT_OF_STALENESS

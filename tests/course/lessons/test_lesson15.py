@@ -1,5 +1,7 @@
 """The runs of lesson 15: answers of weights that are so many updates old, and nothing else that differs."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -27,7 +29,7 @@ def test_the_sampler_has_the_weights_of_so_many_updates_ago(lag):
     for update, found in enumerate(sampled):
         expected = versions[max(0, update - lag)]
         assert torch.equal(found.ids, expected.ids) and torch.equal(found.logprobs, expected.logprobs)
-    different = [not torch.equal(a.logprobs, b.logprobs) for a, b in zip(versions, versions[1:], strict=False)]
+    different = [not torch.equal(a.logprobs, b.logprobs) for a, b in itertools.pairwise(versions)]
     assert all(different)
 
 
