@@ -8,7 +8,7 @@ POSITIONS = {  # shapes, and the tokens of their longest row
 LENGTHS = ("equal", "skewed")
 BENCHMARKS = (
     "learn", "decode", "kernels", "cute", "story", "trace", "rollout", "step", "scale", "update", "mismatch",
-    "exact", "paged", "serve", "logprobs",
+    "exact", "gap", "paged", "serve", "logprobs",
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="Triton is there on Linux alone")
 
 from policies import DEVICE, make_policy
 from reference import recomputed_logprobs
-from thorough import thinned, thorough
+from thorough import exhaustive, thinned, thorough
 
 from rlcourse.exact import GROUP, weights
 from rlcourse.rollout import fast, make_engine, scheduler, tiles, triton_step
@@ -145,8 +145,7 @@ def test_greedy_tokens_are_those_of_generate(shape, monkeypatch):
     assert_same_logprobs(found, policy, GREEDY)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("available", [1, 3])
+@pytest.mark.parametrize("available", [thorough(1), exhaustive(3)])
 def test_slots_are_taken_over_within_the_step(available, monkeypatch):
     """The host starts the first completions alone, and who continues does not change what is said."""
     policy = model("qwen2", seed=3)
