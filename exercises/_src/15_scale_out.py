@@ -30,8 +30,8 @@ print("ready")
 # ●●○○○ · 15 minutes
 #
 # The loss is a mean over all tokens of all ranks. Each rank has added up the gradients of its tokens: `sums[rank]`, of
-# `tokens[rank]` tokens in `rows[rank]` answers. Each colleague shows you the vector that his optimizer got. Its size
-# cannot tell you much, since you have never seen the right one. Say what he did:
+# `tokens[rank]` tokens in `rows[rank]` answers. Each colleague shows you the vector that his optimizer got. Say
+# what he did:
 #
 # | | his vector |
 # | --- | --- |
@@ -156,7 +156,7 @@ if check.q2.passed:
         ax.loglog(sizes, rounds * (latency + sizes / rate), "--", color=color, label=f"your rounds, {ranks} ranks")
         steps = 2 * (ranks - 1)
         ax.loglog(sizes, steps * (latency + sizes / ranks / rate), color=color, label=f"ring, {ranks} ranks")
-    ax.set(xlabel="bytes", ylabel="seconds, by a formula", title="20 µs a message, 12.5 GB/s")
+    ax.set(xlabel="bytes", ylabel="seconds, by a formula", title=f"{1e6 * latency:g} µs a message, {rate / 1e9:g} GB/s")
     ax.grid()
     ax.legend(fontsize=8)
     plt.show()
