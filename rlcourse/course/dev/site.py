@@ -121,6 +121,7 @@ API = {
         "course.grading",
         "course.grading.grade",
         "course.widgets",
+        "course.ranks",
         "course.embedded.demonstrations",
         "course.embedded.sft",
         "course.embedded.kernels",
@@ -129,6 +130,7 @@ API = {
         "course.lessons.gain",
         "course.lessons.generate_attention",
         "course.lessons.lesson13",
+        "course.lessons.lesson15",
     ],
 }
 
