@@ -130,6 +130,9 @@ class TrainConfig:
         "GB of a paged cache for the fast engine on a GPU; 0: room for each completion at its full length",
         within=WEIGHT,
     )
+    overlap: bool = setting(
+        False, "of two processes one samples while the other trains, with weights that are one step behind"
+    )
     num_prompts: int = setting(16, "prompts a step", within=COUNT)
     num_generations: int = setting(8, "completions of each prompt: the group", within=COUNT)
     max_prompt_tokens: int = setting(64, "problems with longer prompts are left out", within=COUNT)
@@ -267,6 +270,8 @@ def check_config(config: TrainConfig) -> None:
         raise ValueError(f"advantage {config.advantage!r} compares the completions of a prompt: num_generations >= 2.")
     if config.surrogate == "reinforce" and config.inner_epochs * config.minibatches > 1:
         raise ValueError("surrogate 'reinforce' has no importance ratio: it needs inner_epochs 1 and minibatches 1.")
+    if config.overlap and config.sampler_correction == "off":
+        raise ValueError("overlap trains on what older weights have sampled: add --sampler-correction token.")
     if config.minibatches > config.rows:
         raise ValueError(f"minibatches ({config.minibatches}) must not exceed the rows of a step ({config.rows}).")
     if config.dtype == "bfloat16" and config.device == "cpu":

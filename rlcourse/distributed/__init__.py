@@ -1,7 +1,8 @@
 """Several processes that train one model: `torchrun --nproc-per-node N -m rlcourse train ...`, on torch.distributed.
 
-`world.py` holds all that ranks exchange, `shared.py` what the trainer uses in place of its own engine, task and run
-folder. One process exchanges nothing. Here is what the environment says of a launch; nothing heavy is imported.
+`world.py` holds all that ranks exchange that share each step, `shared.py` what the trainer uses in place of its own
+engine, task and run folder. In `overlap.py` one rank samples while the other trains. One process exchanges nothing.
+Here is what the environment says of a launch; nothing heavy is imported.
 """
 
 import os

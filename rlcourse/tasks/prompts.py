@@ -15,12 +15,14 @@ class PromptSampler:
 
     def sample(self, count: int) -> list[Problem]:
         """The next `count` problems."""
-        sampled = []
-        for position in range(self.position, self.position + count):
-            epoch, index = divmod(position, len(self.problems))
-            sampled.append(self.problems[self._permutation(epoch)[index]])
+        sampled = self.peek(count)
         self.position += count
         return sampled
+
+    def peek(self, count: int) -> list[Problem]:
+        """What `sample` would return."""
+        places = [divmod(self.position + i, len(self.problems)) for i in range(count)]
+        return [self.problems[self._permutation(epoch)[index]] for epoch, index in places]
 
     @lru_cache(maxsize=2)  # noqa: B019 (the object lives as long as the run)
     def _permutation(self, epoch: int) -> list[int]:

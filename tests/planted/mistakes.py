@@ -29,6 +29,7 @@ RULES, ANSWERS, COMPARE, KB_PROBLEMS, KB_TASK = (
 )
 LLM_JUDGE, JUDGED, TRACES = ["tasks/test_llm_judge.py"], ["tasks/test_judged.py"], ["sft/test_right_traces.py"]
 WORLD, RANKS = ["distributed/test_world.py"], ["distributed/test_ranks_train.py"]
+OVERLAP = ["distributed/test_overlap.py"]
 
 MISTAKES = [
     # the twelve
@@ -980,4 +981,17 @@ MISTAKES = [
     ("runs.py", "[*command(), *arguments", '["rlcourse", *arguments', RANKS),
     ("measure/doctor.py", "share_of(config, ranks)", "config", ["measure/test_doctor.py"]),
     ("bench/scale.py", "(count * one[", "(one[", ["bench/test_scale.py"]),
+    # one rank samples while the other trains
+    ("step.py", '"sampler_ratio", (before - sampler).exp()', '"sampler_ratio", (sampler - before).exp()', STEP),
+    ("step.py", 'means.mean("sampler_ratio"), "sampler_ratio_max": means.max("sampler_ratio")', 'means.max("sampler_ratio"), "sampler_ratio_max": means.mean("sampler_ratio")', STEP),
+    ("distributed/overlap.py", "dist.broadcast(weight.detach(), 0", "dist.broadcast(weight.detach().clone(), 0", OVERLAP),
+    ("distributed/overlap.py", "self.under_way = self.steps_done()", "self.under_way = self.steps_done() + 1", OVERLAP),
+    ("distributed/overlap.py", "torch.manual_seed(request.seed)", "torch.manual_seed(0)", OVERLAP),
+    ("distributed/overlap.py", "return stop or self.ahead.stop", "return stop", OVERLAP),
+    ("distributed/overlap.py", "self._begin((self.next_prompts(), num_generations, max_new_tokens, sampling))", "self.state()", OVERLAP),
+    ("distributed/overlap.py", "        self._wait()\n        return self.waiting and", "        return self.waiting and", OVERLAP),
+    ("distributed/overlap.py", "self.tokens += int", "self.tokens = int", OVERLAP),
+    ("trainer.py", "self.world.ahead.load(state[\"ahead\"])", "pass", OVERLAP),
+    ("tasks/prompts.py", "divmod(self.position + i, len", "divmod(self.position, len", OVERLAP),
+    ("collect.py", "late = (steps - rollout.versions)[rollout.completion_mask]", "late = (steps - rollout.versions)", OVERLAP),
 ]
