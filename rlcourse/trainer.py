@@ -29,6 +29,7 @@ from rlcourse.interrupts import StopAfterStep, saved_when_stopped
 from rlcourse.learner import Learner
 from rlcourse.measure.memory import check_memory
 from rlcourse.measure.profiling import peak_memory_bytes
+from rlcourse.partial import load_waiting, waiting_state
 from rlcourse.policy import Policy, checkpoint_activations, compile_layers, load_policy
 from rlcourse.rollout import RolloutEngine, make_engine
 from rlcourse.runs import RunFolder, new_run, run_to_resume
@@ -239,6 +240,7 @@ class Trainer:
             "prompts_sampled": self.prompts.position,
             "seconds": self.seconds,
             "before": self.before,
+            "waiting": waiting_state(self.prompts),
             "ahead": self.world.ahead and self.world.ahead.state(),
         }
         if self.world.rank == 0:  # the others have the same
@@ -252,6 +254,7 @@ class Trainer:
             if self.learner.value_head is not None:
                 self.learner.value_head.load_state_dict(state["value_head"])
             self.prompts.position = state["prompts_sampled"]
+            load_waiting(state["waiting"], self.prompts, self.step, self.config)
             set_random_state(state["random"], self.device)
             if self.world.ahead is not None:
                 self.world.ahead.load(state["ahead"])

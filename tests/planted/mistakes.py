@@ -29,7 +29,7 @@ RULES, ANSWERS, COMPARE, KB_PROBLEMS, KB_TASK = (
 )
 LLM_JUDGE, JUDGED, TRACES = ["tasks/test_llm_judge.py"], ["tasks/test_judged.py"], ["sft/test_right_traces.py"]
 WORLD, RANKS = ["distributed/test_world.py"], ["distributed/test_ranks_train.py"]
-OVERLAP = ["distributed/test_overlap.py"]
+OVERLAP, PARTIAL = ["distributed/test_overlap.py"], ["test_partial.py"]
 
 MISTAKES = [
     # the twelve
@@ -994,4 +994,20 @@ MISTAKES = [
     ("trainer.py", "self.world.ahead.load(state[\"ahead\"])", "pass", OVERLAP),
     ("tasks/prompts.py", "divmod(self.position + i, len", "divmod(self.position, len", OVERLAP),
     ("collect.py", "late = (steps - rollout.versions)[rollout.completion_mask]", "late = (steps - rollout.versions)", OVERLAP),
+    # partial rollouts
+    ("partial.py", "version = (prompts.position - len(prompts.waiting))", "version = prompts.position", PARTIAL),
+    ("partial.py", "answer.tokens += tokens[:length]", "answer.tokens += tokens", PARTIAL),
+    ("partial.py", "answer.versions += [version] * length", "answer.versions = [version] * (len(answer.versions) + length)", PARTIAL),
+    ("partial.py", "answer.ended = ended", "answer.ended = False", PARTIAL),
+    ("partial.py", "return all(answer.done(config)", "return any(answer.done(config)", PARTIAL),
+    ("partial.py", "[prompt + answer.tokens for", "[prompt for", PARTIAL),
+    ("partial.py", "ready = ready[: config.num_prompts]", "ready = ready[-config.num_prompts :]", PARTIAL),
+    ("partial.py", "ready = ready[: config.num_prompts]", "pass", PARTIAL),
+    ("partial.py", "max(min(config.num_prompts, left), config", "max(config.num_prompts, config", PARTIAL),
+    ("partial.py", "prompts.position - max(0, begun))", "prompts.position)", PARTIAL),
+    ("partial.py", "len(self.tokens) >= config.max_new_tokens", "len(self.tokens) > config.max_new_tokens", PARTIAL),
+    ("partial.py", "if len(groups) != begun - steps * config.num_prompts or", "if", PARTIAL),
+    ("trainer.py", "waiting_state(self.prompts)", "[]", PARTIAL),
+    ("step.py", " and batch.rollout.versions is None", "", PARTIAL),
+    ("collect.py", "if config.partial_rollout_tokens:", "if False:", PARTIAL),
 ]
