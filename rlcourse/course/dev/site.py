@@ -63,6 +63,7 @@ API = {
     "Policy": ["policy", "sampling"],
     "Rollout": [
         "llm",
+        "partial",
         "rollout",
         "rollout.hf",
         "rollout.fast",

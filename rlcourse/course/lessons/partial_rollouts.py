@@ -18,13 +18,13 @@ from rlcourse.paths import data_folder
 
 SEEDS = (0, 1, 2)
 TOKENS = 16
-SETTINGS: dict[str, Any] = {"algorithm": "dr_grpo", "steps": 24, "lr": 1e-4, "num_prompts": 8}
+SETTINGS: dict[str, Any] = {"algorithm": "dr_grpo", "steps": 32, "lr": 1e-4, "num_prompts": 8}
 VARIANTS: dict[str, dict[str, Any]] = {
     "whole": {},
     "partial, off": {"partial_rollout_tokens": TOKENS},
     "partial, token": {"partial_rollout_tokens": TOKENS, "sampler_correction": "token"},
 }
-EVAL_EVERY, EVAL_PROBLEMS = 12, 250  # steps between evaluations; validation problems in each
+EVAL_EVERY, EVAL_PROBLEMS = 16, 250  # steps between evaluations; validation problems in each
 
 
 def run(variant: str, seed: int, **overrides) -> dict[str, Any]:
