@@ -57,6 +57,11 @@ class Rollout:
         return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
 
     @property
+    def lengths(self) -> Tensor:
+        """[rows] int64, tokens of prompt and completion."""
+        return self.prompt_lengths + self.completion_lengths
+
+    @property
     def completion_mask(self) -> Tensor:
         """[rows, T] bool, True up to and including EOS."""
         return completion_mask(self.completion_lengths, self.logprobs.shape[1])

@@ -183,8 +183,8 @@ def bench(
     what: Annotated[
         str,
         typer.Argument(
-            help="learn, decode, kernels, cute, story, trace, rollout, step, scale, update, mismatch, exact, paged, "
-            "serve or logprobs"
+            help="learn, decode, kernels, cute, story, trace, rollout, step, scale, update, mismatch, exact, gap, "
+            "paged, serve or logprobs"
         ),
     ],
     shape: Annotated[str, typer.Option("--shape", help="Random weights of this shape; decode: or embedded")] = (
@@ -210,8 +210,9 @@ def bench(
     """Measure this machine: whether every engine and algorithm can `learn`, the ladder of `decode`, `rollout` engines
     on the config's model, a whole training `step` beside TRL's, its `scale` over several GPUs, the `update`, the
     `kernels` of a decode step, those in `cute` DSL, the `story` of a kernel in the loop and the `trace` of two of its
-    steps, the `mismatch` between sampling and training log-probs, what it costs that they are `exact`, what a `paged`
-    cache gives and costs, how requests that arrive are `serve`d, the memory of `logprobs`."""
+    steps, the `mismatch` between sampling and training log-probs, what it costs that they are `exact`, what training
+    is like with the `gap` put back, what a `paged` cache gives and costs, how requests that arrive are `serve`d, the
+    memory of `logprobs`."""
     with user_errors():
         config = make_config(**settings)
         from rlcourse.bench import Options, run_bench

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 PATIENCE = Range(0.1, 3600)  # seconds
-ENGINES = ("hf-dynamic", "hf-static", "fast")
+ENGINES = ("hf-dynamic", "hf-static", "fast", "vllm")
 MOST_ROWS = 1_000_000  # of a step
 
 
@@ -127,7 +127,7 @@ class TrainConfig:
     sleep: bool = setting(False, "free the memory of the rollout's cache and graphs for the update")
     cache_gb: float = setting(
         0.0,
-        "GB of a paged cache for the fast engine on a GPU; 0: room for each completion at its full length",
+        "GB of a paged cache on a GPU; 0: the fast engine has room for each completion at its full length, vllm 4 GB",
         within=WEIGHT,
     )
     overlap: bool = setting(
@@ -158,8 +158,10 @@ class TrainConfig:
     minibatches: int = setting(
         1, "optimizer steps in each pass; old log-probs are the trainer's own before the first", within=COUNT
     )
-    micro_batch_rows: int = setting(
-        32, "rows in one forward and backward; gradients accumulate over a mini-batch", within=COUNT
+    micro_batch_tokens: int = setting(
+        2048,
+        "tokens in one forward and backward, with padding; a longer row goes alone, and gradients accumulate",
+        within=COUNT,
     )
     gradient_checkpointing: bool = setting(False, "recompute activations in the backward pass to save memory")
     logprob_chunk: int = setting(4096, "tokens whose logits are in memory at once", within=COUNT)
@@ -293,5 +295,7 @@ def check_config(config: TrainConfig) -> None:
             raise ValueError("A judge behind an address has a name there: add --judge-model.")
         if any(sign in config.judge for sign in "@?#"):  # the config is saved
             raise ValueError("judge is an address without user, password and query: the key is in RLCOURSE_JUDGE_KEY.")
-    if config.cache_gb and (config.engine != "fast" or config.device == "cpu"):
-        raise ValueError("A paged cache is for the engine fast on a GPU: leave --cache-gb out.")
+    if config.cache_gb and (config.engine not in ("fast", "vllm") or config.device == "cpu"):
+        raise ValueError("A paged cache is for the engines fast and vllm on a GPU: leave --cache-gb out.")
+    if config.engine == "vllm" and config.device == "cpu":
+        raise ValueError("The engine vllm needs an NVIDIA GPU: use --engine fast or hf-dynamic.")

@@ -1,7 +1,6 @@
 """What learns: the policy, what an algorithm needs beside it, and the optimizer."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,9 +10,10 @@ from transformers import PreTrainedModel
 from rlcourse.batch import Rollout
 from rlcourse.config import TrainConfig
 from rlcourse.distributed.world import ALONE, Alone, World
-from rlcourse.exact.weights import can_fuse, fused_weights, is_exact, may_be_exact
+from rlcourse.exact.weights import fused_weights, is_exact, may_be_exact, unknown_part
 from rlcourse.logprobs import PlainPass
 from rlcourse.lora import has_adapter
+from rlcourse.micro_batches import micro_batches
 from rlcourse.policy import Policy, ValueHead, frozen_copy
 
 
@@ -66,7 +66,7 @@ class Learner:
     def values(self, rollout: Rollout) -> Tensor:
         """The value of the state before each completion token, [rows, T], 0 beyond a completion."""
         values = torch.zeros_like(rollout.logprobs)
-        for rows in _micro_batches(rollout, self):
+        for rows in self._micro_batches(rollout):
             part = rollout[rows]
             hidden = self.policy_pass.hidden_states(part)
             values[rows, : hidden.shape[1]] = self.value_head(hidden) * part.completion_mask
@@ -76,11 +76,16 @@ class Learner:
     def reference_logprobs(self, rollout: Rollout) -> Tensor:
         """The frozen reference's log-prob of each completion token, [rows, T]."""
         config, logprobs = self.config, torch.zeros_like(rollout.logprobs)
-        for rows in _micro_batches(rollout, self):
+        for rows in self._micro_batches(rollout):
             part = rollout[rows]
             found, _ = self.reference_pass.token_logprobs(part, config.sampling, config.logprob_chunk)
             logprobs[rows, : found.shape[1]] = found
         return self.world.total(logprobs)
+
+    def _micro_batches(self, rollout: Rollout) -> tuple[Tensor, ...]:
+        """All rows of the rollout; of several ranks this one's."""
+        every = torch.arange(len(rollout.lengths), device=rollout.ids.device)
+        return micro_batches(every, rollout.lengths, self.config.micro_batch_tokens, self.world)
 
     def update(self, step: int) -> float:
         """One optimizer step with the gradients that there are, at the learning rate of training step `step` (from 0).
@@ -122,19 +127,13 @@ def model_pass(model: PreTrainedModel, config: TrainConfig, compile: bool = Fals
     gradients.
     """
     dtype, plain = getattr(torch, config.dtype), PlainPass(model, config.dtype, compile, as_base)
-    if dtype == torch.float32 or not may_be_exact(model.device) or not can_fuse(model) or has_adapter(model):
+    if dtype == torch.float32 or not may_be_exact(model.device) or unknown_part(model) or has_adapter(model):
         return plain  # before memory is taken
     if not is_exact(fused_weights(model, dtype)):
         return plain
     from rlcourse.exact.model import ExactPass  # only where there is Triton
 
     return ExactPass(model, dtype, config.gradient_checkpointing)
-
-
-def _micro_batches(rollout: Rollout, learner: Learner) -> Sequence[Tensor]:
-    """All rows, those of like length together; of several ranks this one's."""
-    lengths = rollout.prompt_lengths + rollout.completion_lengths
-    return learner.world.split(lengths.argsort(stable=True), learner.config.micro_batch_rows)
 
 
 def lr_factor(step: int, config: Any) -> float:

@@ -133,7 +133,22 @@ def copy_merged(targets: list[Tensor], sources: list[Tensor], model: PreTrainedM
 
 def base_parameters(model: PreTrainedModel) -> list[Tensor]:
     """The parameters of the model without those of its adapter, in the order of the plain model's."""
-    return [parameter for name, parameter in model.named_parameters() if ".lora_" not in name]
+    return [parameter for _, parameter in plain_parameters(model)]
+
+
+def plain_parameters(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """The same, each with its name in the plain model."""
+    for name, parameter in model.named_parameters():
+        if ".lora_" not in name:
+            yield name.replace(".base_layer.", "."), parameter
+
+
+def merged_parameters(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """The same, W + s B A where an adapter changes W, made when it is asked for."""
+    adapted = {id(layer.weight): layer for layer in _adapted_layers(model)}
+    for name, parameter in plain_parameters(model):
+        layer = adapted.get(id(parameter))
+        yield name, parameter.detach() if layer is None else _merged_weight(layer)
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ from rlcourse.learner import Learner
 from rlcourse.losses import aggregate, kl_estimate, sampler_correction, token_loss, value_loss
 from rlcourse.measure.profiling import peak_memory_bytes
 from rlcourse.measure.timing import PhaseTimer
+from rlcourse.micro_batches import micro_batches
 from rlcourse.rollout import RolloutEngine
 from rlcourse.tasks import Task
 from rlcourse.tasks.prompts import PromptSampler
@@ -121,25 +122,23 @@ def completion_advantages(rewards: Tensor, config: TrainConfig) -> Tensor:
 class Minibatch:
     """The rows of one optimizer step, as micro-batches of row indices. share: what `aggregate` counts in all of it."""
 
-    micro_batches: list[Tensor]
+    micro_batches: tuple[Tensor, ...]
     share: dict[str, int]
 
 
 def plan_minibatches(batch: Batch, config: TrainConfig, world: Alone | World = ALONE) -> list[Minibatch]:
     """The mini-batches of all epochs: the rows in a new random order each time. Micro-batches hold rows of like length,
-    so that little padding is computed, and only rows that train; those that don't still count as rows."""
+    `micro_batch_tokens` of them with little padding, and only rows that train; those that don't still count as rows."""
     train = rows_that_train(batch, config)
-    lengths = batch.rollout.prompt_lengths + batch.rollout.completion_lengths
+    lengths = batch.rollout.lengths
     planned = []
     for _ in range(config.inner_epochs):
         order = torch.randperm(len(lengths)).to(lengths.device)
         for rows in order.tensor_split(config.minibatches):
             tokens = int(batch.loss_mask[rows].sum())
             share = {"rows": len(rows), "tokens": tokens, "max_new_tokens": config.max_new_tokens}
-            training = rows[train[rows]]
-            by_length = training[lengths[training].argsort(stable=True)]
-            pieces = [piece for piece in world.split(by_length, config.micro_batch_rows) if len(piece)]
-            planned.append(Minibatch(pieces, share))
+            together = micro_batches(rows[train[rows]], lengths, config.micro_batch_tokens, world)
+            planned.append(Minibatch(together, share))
     return planned
 
 

@@ -209,7 +209,7 @@ def test_out_of_memory_says_what_to_lower(monkeypatch):
 
     raising(monkeypatch, torch.OutOfMemoryError("CUDA out of memory."))
     result = invoke("train")
-    assert result.exit_code == 1 and "--micro-batch-rows" in result.stderr
+    assert result.exit_code == 1 and "--micro-batch-tokens" in result.stderr
 
 
 def test_developers_get_the_traceback(monkeypatch):

@@ -54,7 +54,7 @@ BOUNDS = {
     name: ([1, 10**9], [0, -1])
     for name in [
         *["num_prompts", "num_generations", "max_prompt_tokens", "max_new_tokens"],
-        *["minibatches", "micro_batch_rows", "logprob_chunk"],
+        *["minibatches", "micro_batch_tokens", "logprob_chunk"],
     ]
 }
 

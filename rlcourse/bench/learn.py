@@ -4,6 +4,7 @@ import itertools
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +74,14 @@ def describe(settings: dict[str, Any]) -> dict[str, Any]:
     return {"variant": ", ".join(word for word in words if word)} | row
 
 
-def one_run(settings: dict[str, Any]) -> dict[str, Any]:
-    """Train once, from nothing that an earlier run compiled."""
+def one_run(settings: dict[str, Any], change: Callable[[Trainer], None] = lambda trainer: None) -> dict[str, Any]:
+    """Train once, from nothing that an earlier run compiled. change: what is done to the trainer before it begins."""
     torch._dynamo.reset()
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         config = make_config("laptop", **settings, output=folder, name="learn")
         trainer = Trainer(new_run(config), find_device(config))
+        change(trainer)
         summary = trainer.run_all()
         steps = read_lines(Path(folder) / "learn" / "metrics.jsonl")
 

@@ -14,7 +14,7 @@ logged. Objects and counts travel by gloo, through the CPU, and gradients on a G
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -60,8 +60,8 @@ class Alone:
     def agree(self, stop: Any) -> Any:
         return stop
 
-    def split(self, rows: Tensor, most: int) -> Sequence[Tensor]:
-        return rows.split(most)
+    def deal(self, rows: Tensor) -> Tensor:
+        return rows
 
     def total(self, values: Tensor) -> Tensor:
         return values
@@ -165,13 +165,10 @@ class World:
         """Whether to stop: the reason of the first rank that has one."""
         return next(filter(None, self.gather(stop)), None)
 
-    def split(self, rows: Tensor, most: int) -> Sequence[Tensor]:
-        """This rank's rows of a mini-batch in micro-batches of `most` rows, none of them empty; maybe no micro-batch.
-        Sends nothing.
-
-        rows are ordered by length and dealt like cards: every rank has as much to do.
-        """
-        return [piece for piece in rows[self.rank :: self.size].split(most) if len(piece)]
+    def deal(self, rows: Tensor) -> Tensor:
+        """This rank's rows, maybe none. They are in order of length and dealt like cards, so that every rank has as
+        much to do. Sends nothing."""
+        return rows[self.rank :: self.size]
 
     def total(self, values: Tensor) -> Tensor:
         """The sum over ranks, in place. Where all but one have 0 it is exact."""

@@ -144,6 +144,8 @@ def optional_checks() -> list[dict[str, Any]]:
     for package in ("tensorboard", "wandb"):
         found = importlib.util.find_spec(package) is not None
         checks.append(check(package, found, f"for --log-to {package}", f"python -m pip install {package}"))
+    found = importlib.util.find_spec("vllm") is not None
+    checks.append(check("vLLM", found, "for --engine vllm on a GPU", "python -m pip install 'rlcourse[vllm]'"))
     found = importlib.util.find_spec("math_verify") is not None
     checks.append(check("math-verify", found, "for --task math", "python -m pip install 'rlcourse[math]'"))
     return checks

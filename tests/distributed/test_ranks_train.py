@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the ranks are
 
 # Two rows in each optimizer step, each a micro-batch of its own: two ranks add up what one process does, and a + b is
 # b + a to the last bit.
-PAIRS = TINY | {"minibatches": 3, "micro_batch_rows": 1, "pass_k": 0}
+PAIRS = TINY | {"minibatches": 3, "micro_batch_tokens": 1, "pass_k": 0}
 THREE = TINY | {"num_prompts": 4, "algorithm": "ppo", "kl_coef": 0.1}
 
 

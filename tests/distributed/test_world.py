@@ -18,6 +18,7 @@ from rlcourse.distributed import world as world_module
 from rlcourse.distributed.world import ALONE, RankLost, World, start_world
 from rlcourse.interrupts import StopAfterStep, Terminated
 from rlcourse.learner import Learner
+from rlcourse.micro_batches import micro_batches
 from rlcourse.tasks import Attempt, MathTask, Problem
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the ranks are forks, which cannot use a GPU")
@@ -26,14 +27,16 @@ CPU = torch.device("cpu")
 # Rows are of 1 to 7 tokens; the third group's rewards are all equal, and with three ranks that is one rank's group.
 CASES = {
     "one mean over the batch": config_for("reinforce_baseline"),
-    "a row at a time": config_for("dr_grpo", micro_batch_rows=1),
+    "a row at a time": config_for("dr_grpo", micro_batch_tokens=1),
     "fewer rows than ranks": config_for("grpo", minibatches=6, mask_truncated=True),
     "values, whitened over the batch": config_for(
-        "ppo", inner_epochs=2, minibatches=2, micro_batch_rows=2, kl_coef=0.1, kl_in="reward"
+        "ppo", inner_epochs=2, minibatches=2, micro_batch_tokens=25, kl_coef=0.1, kl_in="reward"
     ),
-    "tokens that train": config_for("dapo", micro_batch_rows=4, sampler_correction="token"),
+    "tokens that train": config_for("dapo", micro_batch_tokens=60, sampler_correction="token"),
     "dynamic sampling": config_for("dapo", dynamic_sampling=True),
-    "a reference, and two epochs in other orders": config_for("gspo", inner_epochs=2, kl_coef=0.1, micro_batch_rows=3),
+    "a reference, and two epochs in other orders": config_for(
+        "gspo", inner_epochs=2, kl_coef=0.1, micro_batch_tokens=40
+    ),
     "nothing to learn": config_for("dr_grpo", reward_parser="lenient"),
 }
 
@@ -141,10 +144,9 @@ def test_all_ranks_have_the_same_weights_and_metrics_to_the_last_bit(name, toget
 
 def test_rows_are_dealt_by_length_each_to_one_rank():
     rows = torch.arange(11).flip(0)
-    worlds = [World(None, rank, 3) for rank in range(3)]
-    dealt = [[piece.tolist() for piece in world.split(rows, 2)] for world in worlds]
-    assert dealt == [[[10, 7], [4, 1]], [[9, 6], [3, 0]], [[8, 5], [2]]]
-    assert World(None, 2, 3).split(rows[:2], 2) == []  # and not an empty micro-batch
+    dealt = [World(None, rank, 3).deal(rows).tolist() for rank in range(3)]
+    assert dealt == [[10, 7, 4, 1], [9, 6, 3, 0], [8, 5, 2]]
+    assert micro_batches(rows[:2], rows + 1, 9, World(None, 2, 3)) == ()  # and not an empty micro-batch
 
 
 def test_prompts_are_shared_out_as_neighbours():
@@ -264,7 +266,7 @@ def test_one_process_starts_nothing(monkeypatch):
     assert not torch.distributed.is_initialized()
     tensor = torch.arange(5.0)
     assert world.total(tensor) is tensor and world.means(tensor) is tensor and world.task(tensor) is tensor
-    assert [piece.tolist() for piece in world.split(torch.arange(5), 2)] == [[0, 1], [2, 3], [4]]
+    assert world.deal(tensor) is tensor
 
 
 def test_how_it_was_launched_is_known_without_torch(monkeypatch):

@@ -57,6 +57,11 @@ def test_known_shapes_have_the_published_number_of_parameters(name, published):
     assert set(QWEN25) >= {name}
 
 
+def test_a_llama_has_so_few_biases_less_that_it_does_not_matter():
+    for name in ("meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-1B-Instruct"):
+        assert parameters(model_shape(name)) == pytest.approx(1_235_814_400, rel=1e-4)
+
+
 def test_shape_of_a_folder_is_read_from_its_config(tmp_path):
     qwen2_config(TINY).save_pretrained(tmp_path)
     assert model_shape(str(tmp_path)) == TINY
@@ -85,7 +90,7 @@ def test_a_model_that_is_nowhere_is_said_to_be(tmp_path, monkeypatch):
 def test_every_part_equals_the_sum_done_by_hand():
     # Qwen2.5-0.5B: n = 494,032,768; 24 layers, 2 KV heads of 64, vocabulary 151,936. 64 rows; 100 + 300 tokens.
     settings = {"max_prompt_tokens": 100, "max_new_tokens": 300, "num_prompts": 8, "num_generations": 8}
-    config = make_config("a10g", eval_problems=10, micro_batch_rows=4, logprob_chunk=1000, kl_coef=0.1, **settings)
+    config = make_config("a10g", eval_problems=10, micro_batch_tokens=1201, logprob_chunk=1000, kl_coef=0.1, **settings)
     parts = vars(estimate(config, QWEN25["Qwen/Qwen2.5-0.5B"], "cuda"))
     assert parts == {
         "weights": 1_976_131_072,
@@ -121,6 +126,13 @@ def test_phases_hold_what_stands_in_them():
     assert whole.fits(whole.peak) and not whole.fits(whole.peak - 1)
 
 
+def test_vllm_has_weights_and_a_cache_of_its_own():
+    vllm = estimate(make_config(engine="vllm"), TINY, "cuda")
+    assert vllm.kv_cache == vllm.kept_cache == 4_000_000_000 and vllm.rollout_weights == 4 * parameters(TINY)
+    smaller = estimate(make_config(engine="vllm", cache_gb=0.5, sleep=True), TINY, "cuda")
+    assert smaller.kv_cache == 500_000_000 and smaller.kept_cache == 0
+
+
 def test_parts_that_a_config_does_not_need_are_zero():
     plain = estimate(make_config(engine="hf-dynamic"), TINY, "cpu")
     assert (plain.reference, plain.rollout_weights, plain.autocast) == (0, 0, 0)
@@ -149,9 +161,18 @@ def test_the_fast_engine_prefills_so_many_tokens_at_a_time():
 
 
 def test_a_minibatch_limits_the_rows_of_a_micro_batch():
-    whole = make_config(num_prompts=4, num_generations=4, micro_batch_rows=128)
-    half = make_config(num_prompts=4, num_generations=4, micro_batch_rows=128, minibatches=2)
+    whole = make_config(num_prompts=4, num_generations=4, micro_batch_tokens=10**6)
+    half = make_config(num_prompts=4, num_generations=4, micro_batch_tokens=10**6, minibatches=2)
     assert estimate(half, TINY, "cpu").activations * 2 == estimate(whole, TINY, "cpu").activations
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (49, 1), (50, 1), (51, 2), (120, 3), (10**6, 16)])
+def test_a_micro_batch_is_counted_in_tokens_and_has_a_row_at_least(tokens, rows):
+    """Rows of 50 tokens. It may have as many tokens as it is given, in shorter rows."""
+    sizes = {"num_prompts": 4, "num_generations": 4, "max_prompt_tokens": 30, "max_new_tokens": 20}
+    found = estimate(make_config(**sizes, micro_batch_tokens=tokens, logprob_chunk=10**6), TINY, "cpu")
+    assert found.activations == activation_bytes(TINY, rows, 50, "float32", False) and rows * 50 >= min(tokens, 16 * 50)
+    assert found.logits == 3 * min(rows * 50, 16 * 20) * TINY.vocabulary * 4
 
 
 def saved_for_backward(shape: ModelShape, rows: int, length: int, dtype: str, checkpointing: bool) -> int:

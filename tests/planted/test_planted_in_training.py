@@ -83,10 +83,10 @@ def test_the_sound_package_passes(sound, results):
 
 
 def case(number: int):
-    """A mistake as a case. One in three is thorough, of those with slow tests one in twenty; the others are
+    """A mistake as a case. One in four is thorough, of those with slow tests one in twenty; the others are
     exhaustive."""
     file, old, new, tests = MISTAKES[number]
-    often = number % (20 if SLOW.intersection(tests) else 3) == 0
+    often = number % (20 if SLOW.intersection(tests) else 4) == 0
     return pytest.param(number, marks=level(often), id=f"{file}: {new.strip() or old.strip()}"[:90])
 
 

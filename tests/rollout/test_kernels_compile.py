@@ -27,21 +27,25 @@ NAMES = {
 }
 
 
-def programs(capability: int, which: str) -> dict[str, dict]:
+def programs(capability: int, *which: str) -> dict[str, dict]:
     """What each of those kernels needs, by name."""
     script = Path(__file__).with_name("compile_kernels.py")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    run = [sys.executable, str(script), str(capability), which]
+    run = [sys.executable, str(script), str(capability), *which]
     done = subprocess.run(run, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
+QWEN, LLAMA = "qwen2.5-0.5b", "llama-3.2-1b"
+CASES = [thorough((c, r, QWEN)) if (c, r) != (90, 16) else (c, r, QWEN) for c in SHARED for r in (16, 64, 256)]
+
+
 @pytest.mark.parametrize(
-    ("capability", "rows"), [thorough((c, r)) if (c, r) != (90, 16) else (c, r) for c in SHARED for r in (16, 64, 256)]
+    ("capability", "rows", "shape"), [*CASES, pytest.param(90, 64, LLAMA, marks=pytest.mark.exhaustive)]
 )
-def test_kernels_compile_and_fit(capability, rows):
-    found = programs(capability, str(rows))
+def test_kernels_compile_and_fit(capability, rows, shape):
+    found = programs(capability, str(rows), shape)
     assert found.keys() == NAMES
     for name, needs in found.items():
         assert needs["shared"] <= SHARED[capability], name

@@ -8,8 +8,9 @@ import pytest
 from rlcourse import trainer
 from rlcourse.config import make_config
 from rlcourse.tasks import Attempt, Judgement, Problem, load_task
+from rlcourse.tasks.endpoint import Reply
 from rlcourse.tasks.judged import METRICS, OF_ANSWERS, OF_PROGRAMS, JudgedTask, with_judge
-from rlcourse.tasks.llm_judge import Judge, LocalModel, Reply
+from rlcourse.tasks.llm_judge import Judge, LocalModel
 
 HALF = make_config(judge_weight=0.5)
 VERDICTS = {  # of the measuring judge: earned, refused

@@ -9,8 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from policies import make_policy
 
-from rlcourse.tasks import llm_judge
-from rlcourse.tasks.llm_judge import Endpoint, Judge, LocalModel, Reply, Unanswered, read_scores
+from rlcourse.tasks import endpoint, llm_judge
+from rlcourse.tasks.endpoint import Endpoint, Reply, Unanswered
+from rlcourse.tasks.llm_judge import Judge, LocalModel, read_scores
 
 NAMES = ("correctness", "speed")
 GOOD = {"correctness": 0.75, "speed": 0.5}
@@ -74,8 +75,8 @@ def failing(status: int, times: int, headers=None):
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.delenv(llm_judge.KEY, raising=False)
-    monkeypatch.setattr(llm_judge, "FIRST_WAIT", 0.01)
+    monkeypatch.delenv(endpoint.KEY, raising=False)
+    monkeypatch.setattr(endpoint, "FIRST_WAIT", 0.01)
     with Server() as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         yield server
@@ -99,20 +100,20 @@ def test_what_is_asked_is_a_chat_completion(server, monkeypatch, tmp_path):
 
 
 def test_the_key_comes_from_the_environment_and_stays_out_of_the_file(server, monkeypatch, tmp_path):
-    monkeypatch.setenv(llm_judge.KEY, "secret-key\n")
+    monkeypatch.setenv(endpoint.KEY, "secret-key\n")
     judge_at(server, tmp_path).ask([QUESTION])
     assert server.headers[0]["Authorization"] == "Bearer secret-key"
     assert "secret" not in (tmp_path / "judge.jsonl").read_text()
 
 
 def test_a_key_that_no_header_takes_is_not_repeated(server, monkeypatch, tmp_path):
-    monkeypatch.setenv(llm_judge.KEY, "secret\nkey")
+    monkeypatch.setenv(endpoint.KEY, "secret\nkey")
     judge = judge_at(server, tmp_path, seconds=1)
     assert judge.ask([QUESTION])[0].scores is None and "secret" not in judge.model.reason
 
 
 def test_another_address_is_not_followed_and_gets_no_key(server, monkeypatch, tmp_path):
-    monkeypatch.setenv(llm_judge.KEY, "secret")
+    monkeypatch.setenv(endpoint.KEY, "secret")
     server.script = lambda n, _: (302, {"Location": f"{server.url}/elsewhere"}, b"")
     judge = judge_at(server, tmp_path)
     assert judge.ask([QUESTION])[0].scores is None and len(server.asked) == 1 and "302" in judge.model.reason
@@ -177,8 +178,8 @@ def test_what_will_not_pass_is_not_tried_again(server, tmp_path, status):
 
 def test_waits_double_and_a_server_may_ask_for_longer_ones(server, tmp_path, monkeypatch):
     waits = []
-    monkeypatch.setattr(llm_judge.time, "sleep", waits.append)
-    monkeypatch.setattr(llm_judge, "FIRST_WAIT", 0.4)
+    monkeypatch.setattr(endpoint.time, "sleep", waits.append)
+    monkeypatch.setattr(endpoint, "FIRST_WAIT", 0.4)
     server.script = lambda n, _: completion(json.dumps(GOOD)) if n == 4 else (
         429, {"Retry-After": "3"} if n == 3 else {}, b""
     )  # fmt: skip
@@ -220,9 +221,9 @@ def test_a_judge_that_is_down_is_left_alone_for_the_rest_of_a_batch(tmp_path, mo
         start = time.monotonic()
         assert {scored.scores for scored in judge.ask(questions(200))} == {None}
         assert time.monotonic() - start < 10 and "refused" in model.reason.lower()
-        assert llm_judge.GIVE_UP <= len(tried) <= llm_judge.GIVE_UP + llm_judge.AT_ONCE
+        assert endpoint.GIVE_UP <= len(tried) <= endpoint.GIVE_UP + endpoint.AT_ONCE
         judge.ask(questions(1))
-    assert len(tried) > llm_judge.GIVE_UP and tried[-1] == questions(1)[0]  # the next batch is a new chance
+    assert len(tried) > endpoint.GIVE_UP and tried[-1] == questions(1)[0]  # the next batch is a new chance
 
 
 def test_now_and_then_a_failure_does_not_count_as_being_down(server, tmp_path):
@@ -240,7 +241,7 @@ def test_several_are_asked_at_once_and_answers_go_where_they_belong(server, tmp_
     server.script = script
     found = judge_at(server, tmp_path).ask(questions(40))
     assert [scored.scores["correctness"] for scored in found] == [i / 100 for i in range(40)]
-    assert 1 < server.most <= llm_judge.AT_ONCE
+    assert 1 < server.most <= endpoint.AT_ONCE
 
 
 def test_what_was_answered_is_not_asked_again_even_by_another_judge_of_the_run(server, tmp_path):

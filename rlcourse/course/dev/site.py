@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 # The modules of the API pages, grouped along the road of one training step.
 API = {
     "Settings": ["config", "presets", "settings", "device"],
-    "The step": ["step", "collect", "batch"],
+    "The step": ["step", "collect", "batch", "micro_batches"],
     "Tasks": [
         "tasks",
         "tasks.task",
@@ -35,6 +35,7 @@ API = {
         "tasks.tokenizer",
         "tasks.pool",
         "tasks.judged",
+        "tasks.endpoint",
         "tasks.llm_judge",
     ],
     "Kernels in a small language": [
@@ -77,6 +78,7 @@ API = {
         "rollout.blocks",
         "rollout.paged_scheduler",
         "rollout.serve",
+        "rollout.vllm",
         "rollout.arrivals",
     ],
     "Sampler and trainer alike": [

@@ -15,7 +15,7 @@ from texts import (
     pointwise_triton,
     problem,
 )
-from thorough import thinned
+from thorough import exhaustive, thinned, thorough
 
 from rlcourse.sandbox.process import BUBBLEWRAP, GUARD, NAMESPACES
 from rlcourse.tasks.kernelbench import Settings, candidate, judge, judging
@@ -49,8 +49,7 @@ def test_right_kernels_of_rows_in_triton_pass(name):
 
 
 @on_cpu
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", ["relu", "gelu", "scale"])
+@pytest.mark.parametrize("name", [thorough("relu"), exhaustive("gelu"), exhaustive("scale")])
 def test_right_kernels_in_cpp_pass(name):
     is_right(*judge(pointwise_problem(name), fenced(pointwise_cpp(POINTWISE[name][2])), SETTINGS))
 
