@@ -23,8 +23,9 @@ def hush_all_but_first() -> None:
 
 
 def share_of(config: Any, size: int) -> Any:
-    """The config with the prompts of one of `size` ranks, of the one that has most: what its device has to hold."""
-    return replace(config, num_prompts=-(-config.num_prompts // size))
+    """The config with the prompts of one of `size` ranks, of the one that has most: what its device has to hold. Where
+    ranks overlap each has all."""
+    return config if config.overlap else replace(config, num_prompts=-(-config.num_prompts // size))
 
 
 def command() -> list[str]:
