@@ -4,7 +4,7 @@ An answer grows by at most `partial_rollout_tokens` in one rollout. What has not
 log-probs and the version of the weights that sampled each, and the weights of the next step go on from there. A group
 trains when all its answers are done, and a step trains on the first `num_prompts` groups that are: each rollout begins
 as many, until there are enough. A run begins as many groups as its steps train on, so that each trains once and none is
-left at the end.
+left at the end. A step's `tokens_per_s` counts the tokens that train, whenever they were sampled.
 """
 
 from collections.abc import Iterable

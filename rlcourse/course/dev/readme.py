@@ -89,19 +89,21 @@ def sampler_gap_markdown() -> str:
 
 
 def partial_rollouts_markdown() -> str:
-    """Of each variant the accuracy after, least to most over the seeds, and the means over their steps of how old
-    tokens were and how many decode steps a step waited for."""
+    """Of each variant the accuracy after, least to most over the seeds, and the means over their steps of the reward,
+    of how old tokens were and of how many decode steps a step waited for."""
     record = load_curve("partial_rollouts")
-    lines = ["| rollouts, correction | seeds | accuracy after | steps that a token is old | decode steps a step |"]
-    lines.append("| --- | --- | --- | --- | --- |")
+    lines = [
+        "| rollouts, correction | seeds | accuracy after | mean reward | steps a token is old | decode steps a step |"
+    ]
+    lines.append("| --- | --- | --- | --- | --- | --- |")
     for variant in dict.fromkeys(row["variant"] for row in record["results"]):
         runs = [row for row in record["results"] if row["variant"] == variant]
         after = _range([run["evals"][-1]["accuracy"] for run in runs])
-        age, waited = (
+        reward, age, waited = (
             statistics.fmean(value for run in runs for value in run["steps"][name])
-            for name in ("staleness_mean", "decode_steps")
+            for name in ("reward", "staleness_mean", "decode_steps")
         )
-        lines.append(f"| {variant} | {len(runs)} | {after} | {age:.1f} | {waited:.0f} |")
+        lines.append(f"| {variant} | {len(runs)} | {after} | {reward:.2f} | {age:.1f} | {waited:.0f} |")
     return "\n".join(lines) + f"\n\n{provenance(record)}\n"
 
 
