@@ -76,8 +76,8 @@ class Rollout:
     def __getitem__(self, rows) -> "Rollout":
         """Some rows (a slice, indices or a mask), without columns that are padding in all of them."""
         chosen = {name: tensor[rows] for name, tensor in self.tensors.items()}
-        width = int((chosen["prompt_lengths"] + chosen["completion_lengths"]).max())
-        longest = int(chosen["completion_lengths"].max())
+        width = max((chosen["prompt_lengths"] + chosen["completion_lengths"]).tolist(), default=0)
+        longest = max(chosen["completion_lengths"].tolist(), default=0)
         columns = {"ids": width, "logprobs": longest, "versions": longest}
         return Rollout(
             **{name: tensor[:, : columns[name]] if name in columns else tensor for name, tensor in chosen.items()}

@@ -167,6 +167,9 @@ class TrainConfig:
     logprob_chunk: int = setting(4096, "tokens whose logits are in memory at once", within=COUNT)
     dtype: str = setting("float32", "precision of forward passes; weights stay float32", ("float32", "bfloat16"))
     compile: bool = setting(False, "torch.compile the fast engine's decode step and the layers in training")
+    shard: bool = setting(
+        False, "each of torchrun's processes keeps a part of weights, gradients and moments alone (FSDP2)"
+    )
     device: str = setting("auto", "'auto' uses a GPU if there is one", ("auto", "cpu", "cuda"))
 
     # Evaluation
@@ -290,6 +293,12 @@ def check_config(config: TrainConfig) -> None:
         raise ValueError(f"minibatches ({config.minibatches}) must not exceed the rows of a step ({config.rows}).")
     if config.dtype == "bfloat16" and config.device == "cpu":
         raise ValueError("dtype bfloat16 is for a GPU: use --dtype float32 on a CPU.")
+    if config.shard and (config.overlap or config.partial_rollout_tokens):
+        raise ValueError("--shard has every rank sample whole answers: leave it, or overlap and partial rollouts, out.")
+    if config.shard and config.lora_rank:
+        raise ValueError(
+            "--shard splits weights that learn, and with an adapter few do: leave --shard or --lora-rank out."
+        )
     if config.judge is not None and is_address(config.judge):
         if config.judge_model is None:
             raise ValueError("A judge behind an address has a name there: add --judge-model.")

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from rlcourse.distributed import is_sharded, whole
 from rlcourse.files import read_json
 
 ALL_LINEAR = "all-linear"
@@ -121,8 +122,13 @@ def copy_merged(targets: list[Tensor], sources: list[Tensor], model: PreTrainedM
     """Copy each source, a weight of `model`, into its target, as W + s B A where an adapter changes it.
 
     One merged matrix stands in memory at a time: there is no second copy of the weights. The sum is in the weight's
-    own dtype, float32, and rounded once to the target's.
+    own dtype, float32, and rounded once to the target's. The weights of a sharded model are gathered one by one, in the
+    target's dtype, by all ranks together.
     """
+    if is_sharded(model):
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(whole(source.to(target.dtype)))
+        return
     adapted = {id(layer.weight): layer for layer in _adapted_layers(model)}
     plain = [(target, source) for target, source in zip(targets, sources, strict=True) if id(source) not in adapted]
     torch._foreach_copy_([target for target, _ in plain], [source for _, source in plain])  # in a few launches

@@ -6,12 +6,13 @@ from rlcourse.distributed.world import ALONE, Alone, World
 
 
 def micro_batches(rows: Tensor, lengths: Tensor, most_tokens: int, world: Alone | World = ALONE) -> tuple[Tensor, ...]:
-    """The rows in order of length, cut by `rows_together`; of several ranks those of this one, maybe none.
+    """The rows in order of length, cut by `rows_together`; of several ranks those of this one, maybe none. All ranks
+    call it.
 
     rows: indices int64 [n] into lengths [rows], the tokens of each.
     """
     rows = world.deal(rows[lengths[rows].argsort(stable=True)])
-    return rows.split(rows_together(lengths[rows].tolist(), most_tokens)) if len(rows) else ()
+    return world.level(rows.split(rows_together(lengths[rows].tolist(), most_tokens)) if len(rows) else ())
 
 
 def rows_together(lengths: list[int], most_tokens: int) -> list[int]:

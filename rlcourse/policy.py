@@ -19,6 +19,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from rlcourse.distributed import is_sharded
 from rlcourse.files import read_bytes, read_json
 from rlcourse.hub import hub_or_cache
 from rlcourse.lora import base_of, is_adapter, load_adapter, merge
@@ -191,7 +192,11 @@ def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
 
 def low_precision_copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     """A copy with parameters in `dtype`, an adapter merged; buffers stay, as `model.to(bfloat16)` would round RoPE's
-    frequencies."""
+    frequencies. Of a sharded model it has no weights yet: an engine gathers them before it samples."""
+    if is_sharded(model):
+        from rlcourse.distributed.sharded import empty_copy
+
+        return empty_copy(model, dtype, model.device)
     clone = copy.deepcopy(model).eval()
     merge(clone)
     clone.requires_grad_(False)

@@ -180,6 +180,8 @@ class Means:
 
     def add(self, name: str, values: Tensor, mask: Tensor) -> None:
         """Count the values [rows, T] where `mask` is True."""
+        if not len(values):
+            return
         values = values.detach().double().masked_fill(~mask, 0.0)
         zero = values.new_zeros(())
         self.sums[name] = self.sums.get(name, zero) + values.sum()

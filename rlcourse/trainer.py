@@ -47,6 +47,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     raised.
     """
     with start_world() as world:
+        world = world.of(config)
         device = world.device(config)
         run = world.run(lambda: new_run(config))
         try:
@@ -63,6 +64,7 @@ def resume(**settings: Any) -> dict[str, Any]:
     """
     with start_world() as world:
         run = world.run(lambda: run_to_resume(settings))
+        world = world.of(run.config)
         device, checkpoint = world.device(run.config), world.first(lambda: latest_checkpoint(run.path))
         if run.config.steps < step_of(checkpoint):
             raise ValueError(
@@ -106,10 +108,11 @@ class Trainer:
         answers = run.path / ("judge.jsonl" if world.rank == 0 else f"judge.{world.rank}.jsonl")
         self.task, self.judged = world.task(task), world.task(with_judge(task, config, answers))
         self.headline = next(iter(self.task.metrics))
-        self.policy = policy_of_run(config, device, checkpoint)
-        goes_on = checkpoint is not None and not config.lora_rank  # an adapter has its base below it
-        start = load_policy(config.model, device) if goes_on and config.needs_reference else None
-        check_memory(share_of(config, world.size), self.policy.model.config, device)
+        self.policy = world.load(lambda place: policy_of_run(config, place, checkpoint), device)
+        start = None
+        if config.needs_reference and (checkpoint is not None or config.shard) and not config.lora_rank:
+            start = world.load(lambda place: load_policy(config.model, place), device)  # an adapter has its base below
+        check_memory(share_of(config, world.size), self.policy.model.config, device, world.size)
         # Weights and two moments: without room for one checkpoint a run would end with nothing.
         checkpoint_bytes = 12 * sum(p.numel() for p in self.policy.model.parameters() if p.requires_grad)
         world.first(lambda: try_folder(run.path, "choose another --output", checkpoint_bytes))
@@ -245,12 +248,14 @@ class Trainer:
             "waiting": waiting_state(self.prompts),
             "ahead": self.world.ahead and self.world.ahead.state(),
         }
+        policy, state = self.world.whole(self.policy, state)
         if self.world.rank == 0:  # the others have the same
-            save_checkpoint(self.run.path, self.step, self.policy, state)
+            save_checkpoint(self.run.path, self.step, policy, state)
 
     def _load(self, checkpoint: Path) -> None:
         state = load_state(checkpoint)
         try:
+            state = self.world.part(state, self.learner)
             self.step, self.seconds, self.before = state["step"], state["seconds"], state["before"]
             self.learner.optimizer.load_state_dict(state["optimizer"])
             if self.learner.value_head is not None:

@@ -1,7 +1,7 @@
 """What the ranks of a run exchange, and when. A world of one exchanges nothing: that is `Alone`.
 
-Every rank has the whole model. Of a step the expensive parts are shared out, and all else every rank does for itself,
-with the very code of one process, from the same numbers and the same random state:
+Every rank has the whole model, unless it is sharded (`sharded.py`). Of a step the expensive parts are shared out, and
+all else every rank does for itself, with the very code of one process, from the same numbers and the same random state:
 
   rollout, verdicts    prompts are split, a group never; then every rank gets all completions, which are small
   advantages, plan     by each rank, of the whole batch: means, deviations and token counts are those of one process
@@ -22,8 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from rlcourse.device import find_device
-from rlcourse.distributed import launched
+from rlcourse.distributed import check_launch, launched
 
+LOST = (
+    "Another process of this run has ended, so all end. Checkpoints stay as they are: go on from the last one with "
+    "--resume."
+)
 BUCKET = 2**24  # numbers that are added up at once: 64 MiB in float32
 
 
@@ -36,6 +40,22 @@ class Alone:
 
     rank, size = 0, 1
     ahead: Any = None  # the engine of another rank, where one samples while the other trains: `overlap.Ahead`
+
+    def of(self, config: Any) -> "Alone":
+        check_launch(config)
+        return self
+
+    def load(self, load: Callable[[torch.device], Any], device: torch.device) -> Any:
+        return load(device)
+
+    def shard(self, module: nn.Module) -> nn.Module:
+        return module
+
+    def whole(self, policy: Any, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return policy, state
+
+    def part(self, state: dict[str, Any], learner: Any) -> dict[str, Any]:
+        return state
 
     def device(self, config: Any) -> torch.device:
         if config.overlap:
@@ -63,6 +83,9 @@ class Alone:
     def deal(self, rows: Tensor) -> Tensor:
         return rows
 
+    def level(self, micro_batches: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return micro_batches
+
     def total(self, values: Tensor) -> Tensor:
         return values
 
@@ -88,6 +111,30 @@ class World:
     def __init__(self, store: Any, rank: int, size: int):
         self.store, self.rank, self.size = store, rank, size
         self.gpus: Any = None  # the group for what is on a GPU
+
+    def of(self, config: Any) -> "World":
+        """The world for this config. Sends nothing."""
+        if not config.shard:
+            return self
+        from rlcourse.distributed.sharded import ShardedWorld
+
+        return ShardedWorld(self.store, self.rank, self.size)
+
+    def load(self, load: Callable[[torch.device], Any], device: torch.device) -> Any:
+        """The policy that `load` gives for a device, as this rank keeps it. Sends nothing."""
+        return load(device)
+
+    def shard(self, module: nn.Module) -> nn.Module:
+        """The module as this rank keeps it. Sends nothing."""
+        return module
+
+    def whole(self, policy: Any, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Policy and training state for the first rank to save; the others' mean nothing. The inverse of `part`."""
+        return policy, state
+
+    def part(self, state: dict[str, Any], learner: Any) -> dict[str, Any]:
+        """Of a training state as it was saved what this rank's learner takes. Sends nothing."""
+        return state
 
     def device(self, config: Any) -> torch.device:
         """This rank's device: one GPU each. Raises ValueError if a rank would have no GPU, or no prompt."""
@@ -170,6 +217,10 @@ class World:
         much to do. Sends nothing."""
         return rows[self.rank :: self.size]
 
+    def level(self, micro_batches: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """This rank's micro-batches, and more where a pass is one of all ranks together. Sends nothing."""
+        return micro_batches
+
     def total(self, values: Tensor) -> Tensor:
         """The sum over ranks, in place. Where all but one have 0 it is exact."""
         with lost_ranks():
@@ -226,10 +277,7 @@ def lost_ranks() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise RankLost(
-            "Another process of this run has ended, so all end. Checkpoints stay as they are: go on from the last one "
-            "with --resume."
-        ) from error
+        raise RankLost(LOST) from error
 
 
 @contextmanager
@@ -246,9 +294,16 @@ def start_world() -> Iterator[Alone | World]:
     try:
         yield World(store, rank, size)
         dist.destroy_process_group()
-    except BaseException:
+    except BaseException as error:
         sys.stderr = sys.__stderr__ if _speaks(store) else open(os.devnull, "w")  # noqa: SIM115
+        if isinstance(error, RuntimeError) and _of_the_wire(error):  # within a pass over a sharded model
+            raise RankLost(LOST) from error
         raise
+
+
+def _of_the_wire(error: RuntimeError) -> bool:
+    """Whether it is gloo's or NCCL's, and not that of the computation around it."""
+    return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
 
 
 def _speaks(store: Any) -> bool:

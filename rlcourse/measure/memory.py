@@ -144,6 +144,7 @@ class MemoryEstimate:
     prefill: int
     sampling: int
     autocast: int
+    gathered: int
     activations: int
     logits: int
 
@@ -167,8 +168,10 @@ class MemoryEstimate:
         return self.peak <= memory_bytes
 
 
-def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstimate:
+def estimate(config: TrainConfig, shape: ModelShape, device: str, ranks: int = 1) -> MemoryEstimate:
     """Bytes that training `shape` with `config` needs on `device`, 'cpu' or 'cuda'.
+
+    ranks: between how many the model is split, if config.shard says so. config: that of one rank (`share_of`).
 
     n = parameters, b = bytes of a number in config.dtype, L = max_prompt_tokens + max_new_tokens, m = rows of a
     micro-batch if all have L tokens: m x L is micro_batch_tokens, rounded up, or the tokens of a whole mini-batch; rows
@@ -184,14 +187,17 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstim
       max_prompt_tokens x 3 x 4 for the scores of attention, their softmax and a bias, or t x 4 x intermediate x b for
       SwiGLU, whichever is more
     - sampling: 3 x rows x vocabulary x 4: the logits of one position, their noise, and their sum
-    - autocast: 2 n for the bfloat16 copies of the weights that autocast keeps, 0 in float32
+    - autocast: 2 n for the bfloat16 copies of the weights that autocast keeps, 0 in float32 and with config.shard
+    - config.shard: weights, gradients, moments and reference are divided by `ranks`, the engine has a copy of its own;
+      gathered: see `gathered_bytes`
     - activations: see `activation_bytes`
     - logits: LOGIT_COPIES x chunk x vocabulary x 4, chunk = min(logprob_chunk, m x L, mini-batch x max_new_tokens)
     """
     n = parameters(shape)
     adapter = adapter_parameters(shape, config.lora_rank, config.lora_targets)
     learned = adapter if config.lora_rank else n
-    own_weights = config.engine in ("fast", "vllm") or config.dtype == "bfloat16"
+    own_weights = config.engine in ("fast", "vllm") or config.dtype == "bfloat16" or config.shard
+    parts = ranks if config.shard else 1
     b = 2 if config.dtype == "bfloat16" else 4
     length = config.max_prompt_tokens + config.max_new_tokens
     rows = max(config.rows, min(BATCH_ROWS, config.eval_problems))
@@ -210,32 +216,45 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstim
     at_once = PREFILL_TOKENS if fast or config.engine == "vllm" else math.inf
     prefill_tokens = min(at_once, rows * config.max_prompt_tokens)
     return MemoryEstimate(
-        weights=4 * (n + adapter),
-        gradients=4 * learned,
-        optimizer=8 * learned,
-        reference=4 * n if config.needs_reference and not config.lora_rank else 0,
+        weights=4 * (n + adapter) // parts,
+        gradients=4 * learned // parts,
+        optimizer=8 * learned // parts,
+        reference=4 * n // parts if config.needs_reference and not config.lora_rank else 0,
         rollout_weights=b * n if own_weights else 0,
         kv_cache=cache,
         kept_cache=cache if (own_cache or config.engine == "hf-static") and not config.sleep else 0,
         prefill=prefill_tokens * max(12 * shape.heads * config.max_prompt_tokens, 4 * shape.intermediate * b),
         sampling=3 * rows * shape.vocabulary * 4,
-        autocast=2 * n if b == 2 else 0,
+        autocast=2 * n if b == 2 and not config.shard else 0,
+        gathered=gathered_bytes(shape, b) if config.shard else 0,
         activations=activation_bytes(shape, micro_rows, length, config.dtype, config.gradient_checkpointing),
         logits=LOGIT_COPIES * chunk * shape.vocabulary * 4,
     )
 
 
-def check_memory(config: TrainConfig, model_config, device: torch.device) -> None:
+def gathered_bytes(shape: ModelShape, b: int) -> int:
+    """Bytes that are whole on a rank of a sharded model at the peak of its backward pass.
+
+    What is around the layers and two layers, one that computes and the next, as b bytes a number; their gradients, as
+    many again; and of what is being added up over ranks a copy in float32, that of the largest of these.
+    """
+    around = parameters(replace(shape, layers=0))
+    layer = parameters(replace(shape, layers=1)) - around
+    return 2 * b * (around + 2 * layer) + 4 * max(around, layer)
+
+
+def check_memory(config: TrainConfig, model_config, device: torch.device, ranks: int = 1) -> None:
     """Raise ValueError for a run that needs far more memory than the device has: it would be killed without a word.
 
     model_config: transformers' config of the model; models that are not Qwen2-like pass, as their needs are not known.
+    ranks: see `estimate`.
     """
     try:
         shape = ModelShape.from_config(model_config)
     except ValueError:
         return
     longest = min(config.max_prompt_tokens, model_config.max_position_embeddings)
-    needs = estimate(replace(config, max_prompt_tokens=longest), shape, device.type).peak
+    needs = estimate(replace(config, max_prompt_tokens=longest), shape, device.type, ranks).peak
     on_gpu = device.type == "cuda"
     has = torch.cuda.get_device_properties(device).total_memory if on_gpu else machine.memory_bytes()
     if has is not None and needs > FAR_TOO_MUCH * has:

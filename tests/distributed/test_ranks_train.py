@@ -41,7 +41,7 @@ def _toy(monkeypatch):
     use_keyed_samples(monkeypatch)
 
 
-def whole(settings: dict, folder: str, tmp_path_factory) -> Path:
+def whole_run_of(settings: dict, folder: str, tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
         use_keyed_samples(patch)
@@ -52,7 +52,7 @@ def whole(settings: dict, folder: str, tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def pairs(folder, tmp_path_factory) -> Path:
     """An uninterrupted run of one process."""
-    return whole(PAIRS, folder, tmp_path_factory)
+    return whole_run_of(PAIRS, folder, tmp_path_factory)
 
 
 def start(
@@ -105,7 +105,7 @@ def test_two_ranks_train_what_one_process_does_to_the_last_bit(pairs, folder, tm
 
 
 def test_three_ranks_train_what_one_process_does_and_one_of_them_says_so(folder, tmp_path, tmp_path_factory):
-    expected = whole(THREE, folder, tmp_path_factory)
+    expected = whole_run_of(THREE, folder, tmp_path_factory)
     ranks = start(3, THREE, folder, tmp_path).end()
     assert ranks.codes == [0, 0, 0], ranks.printed
     run = tmp_path / "run"
@@ -119,7 +119,7 @@ def test_three_ranks_train_what_one_process_does_and_one_of_them_says_so(folder,
 
 def test_two_ranks_roll_out_partly_as_one_process_does(folder, tmp_path, tmp_path_factory):
     settings = TINY | {"num_prompts": 4, "algorithm": "reinforce", "partial_rollout_tokens": 1}
-    expected = whole(settings, folder, tmp_path_factory)
+    expected = whole_run_of(settings, folder, tmp_path_factory)
     ranks = start(2, settings, folder, tmp_path).end()
     assert ranks.codes == [0, 0], ranks.printed
     assert_nearly_same_run(tmp_path / "run", expected)

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,11 +15,13 @@ from test_step import COMPLETIONS, FINISHED, GROUP, PROMPTS, REWARDS, TASK, Prom
 from rlcourse import distributed
 from rlcourse import step as module
 from rlcourse.batch import concatenate
+from rlcourse.distributed import whole
 from rlcourse.distributed import world as world_module
 from rlcourse.distributed.world import ALONE, RankLost, World, start_world
 from rlcourse.interrupts import StopAfterStep, Terminated
 from rlcourse.learner import Learner
 from rlcourse.micro_batches import micro_batches
+from rlcourse.policy import ValueHead
 from rlcourse.tasks import Attempt, MathTask, Problem
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the ranks are forks, which cannot use a GPU")
@@ -52,17 +55,29 @@ class OneNumber:
         return self.engine.generate(*arguments)
 
 
-def step_of(name: str, world) -> dict:
+class RandomHead(ValueHead):
+    """One whose values are not all 0 at the start."""
+
+    def __init__(self, hidden_size: int):
+        super().__init__(hidden_size)
+        torch.nn.init.normal_(self.output.weight, std=0.5)
+
+
+def step_of(name: str, world, shard: bool = False) -> dict:
     """All that can be seen of the step: advantages, gradients of each optimizer step, metrics, rewards, weights."""
-    config, seen = CASES[name], {"gradients": []}
+    config, seen = replace(CASES[name], shard=shard), {"gradients": []}
+    if shard:
+        world = world.of(config)
+        world.device(config)
     rows = list(zip(COMPLETIONS, sampler_logprobs(config.sampling, 0.1), FINISHED, strict=True))
-    policy = make_policy()
+    policy = world.load(lambda _: make_policy(), CPU)
+    start = world.load(lambda _: make_policy(seed=5), CPU).model
     policy.prompt = lambda question, instruction="": PROMPTS[int(question)]
     policy.texts = lambda ids, mask: ["x"] * len(ids)
     torch.manual_seed(3)
-    learner = Learner(policy, config, make_policy(seed=5).model, world)
-    if learner.value_head is not None:
-        torch.nn.init.normal_(learner.value_head.output.weight, std=0.5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rlcourse.learner.ValueHead", RandomHead)
+        learner = Learner(policy, config, start, world)
     parameters = [*policy.model.parameters(), *(learner.value_head.parameters() if learner.value_head else [])]
     engine = FixedEngine({tuple(p): rows[i * GROUP :][:GROUP] for i, p in enumerate(PROMPTS)})
     engine = OneNumber(engine) if world is ALONE else world.engine(engine, CPU)
@@ -70,7 +85,7 @@ def step_of(name: str, world) -> dict:
     optimizer_step, make_batch = learner.optimizer.step, module.make_batch
 
     def stepped():
-        seen["gradients"].append([None if p.grad is None else p.grad.clone() for p in parameters])
+        seen["gradients"].append([None if p.grad is None else whole(p.grad.clone()) for p in parameters])
         optimizer_step()
 
     def batched(*arguments):
@@ -85,7 +100,7 @@ def step_of(name: str, world) -> dict:
             learner, engine, world.task(TASK), Prompts(4 * [0, 1, 2]), 0, lambda answers, config: list(rewards)
         )
     del metrics["timing"]
-    weights = [p.detach() for p in parameters]
+    weights = [whole(p.detach()) for p in parameters]
     return seen | {
         "metrics": metrics,
         "rewards": completions.rewards,
@@ -112,7 +127,10 @@ def together(request, tmp_path_factory) -> list[dict[str, dict]]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_step_of_several_ranks_is_that_of_one_process(name, alone, together):
-    expected = alone[name]
+    assert_same_step(name, alone[name], together)
+
+
+def assert_same_step(name: str, expected: dict, together: list[dict[str, dict]]) -> None:
     assert len(expected["gradients"]) == CASES[name].inner_epochs * CASES[name].minibatches
     learned = [g for of_step in expected["gradients"] for g in of_step if g is not None and g.any()]
     assert bool(learned) == (name != "nothing to learn")

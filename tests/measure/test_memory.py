@@ -103,6 +103,7 @@ def test_every_part_equals_the_sum_done_by_hand():
         "prefill": 64 * 100 * 4 * 4864 * 2,
         "sampling": 3 * 64 * 151_936 * 4,
         "autocast": 988_065_536,
+        "gathered": 0,
         # 1,600 tokens: 24 layer inputs of 896 float32, and one layer's norms, attention with its mask, feed-forward.
         "activations": 1_600 * (24 * 4 * 896 + 26 * 896 + 2 * (4 * 896 + 400) + 8 * 4864),
         "logits": 3 * 1000 * 151_936 * 4,
@@ -131,6 +132,23 @@ def test_vllm_has_weights_and_a_cache_of_its_own():
     assert vllm.kv_cache == vllm.kept_cache == 4_000_000_000 and vllm.rollout_weights == 4 * parameters(TINY)
     smaller = estimate(make_config(engine="vllm", cache_gb=0.5, sleep=True), TINY, "cuda")
     assert smaller.kv_cache == 500_000_000 and smaller.kept_cache == 0
+
+
+def test_sharded_between_four_a_rank_has_a_quarter_and_what_is_gathered():
+    shape = QWEN25["Qwen/Qwen2.5-0.5B"]
+    config = make_config("h200", kl_coef=0.1)
+    whole, part = estimate(config, shape, "cuda"), estimate(replace(config, shard=True), shape, "cuda", 4)
+    for name in ("weights", "gradients", "optimizer", "reference"):
+        assert getattr(part, name) == getattr(whole, name) / 4
+    for name in ("rollout_weights", "kv_cache", "kept_cache", "prefill", "sampling", "activations", "logits"):
+        assert getattr(part, name) == getattr(whole, name)
+    # The embedding, 151,936 x 896, with the last norm; two layers of 14,912,384; gradients; the embedding's again.
+    around = 151_936 * 896 + 896
+    assert part.autocast == 0 and part.gathered == 2 * 2 * (around + 2 * 14_912_384) + 4 * around
+    assert whole.update - part.update == 3 * (16 + 4) * 494_032_768 / 4 + whole.autocast - part.gathered
+    assert estimate(make_config(shard=True, engine="hf-dynamic"), TINY, "cpu", 2).rollout_weights == 4 * parameters(
+        TINY
+    )
 
 
 def test_parts_that_a_config_does_not_need_are_zero():

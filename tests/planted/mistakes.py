@@ -33,6 +33,7 @@ VLLM = ["rollout/test_vllm.py"]
 WORLD, RANKS = ["distributed/test_world.py"], ["distributed/test_ranks_train.py"]
 OVERLAP, PARTIAL = ["distributed/test_overlap.py"], ["test_partial.py"]
 MICRO_BATCHES, MEMORY = ["test_micro_batches.py"], ["measure/test_memory.py"]
+SHARDED = ["distributed/test_sharded.py"]
 
 MISTAKES = [
     # the twelve
@@ -536,7 +537,7 @@ MISTAKES = [
     ("trainer.py", "                    check_metrics(metrics)\n", "", ENDINGS),
     ("trainer.py", "            self._check_loaded(step_of(checkpoint))\n", "", ENDINGS),
     ("trainer.py", "    if run.config.steps < step_of(checkpoint):", "    if False:", ENDINGS),
-    ("trainer.py", "        check_memory(share_of(config, world.size), self.policy.model.config, device)\n", "", ENDINGS),
+    ("trainer.py", "        check_memory(share_of(config, world.size), self.policy.model.config, device, world.size)\n", "", ENDINGS),
     ("trainer.py", "        self.run.keep_config()\n", "", TRAINER),
     ("trainer.py", "run = world.run(lambda: run_to_resume(settings))\n", "run = world.run(lambda: run_to_resume(settings))\n        run.keep_config()\n", ENDINGS),
     ("trainer.py", "        world.first(lambda: try_folder(run.path, \"choose another --output\", checkpoint_bytes))\n", "", ENDINGS),
@@ -1027,6 +1028,17 @@ MISTAKES = [
     ("step.py", "return learner.world.total(old)", "return old", WORLD),
     ("step.py", "learner.world.means(means)", "means", WORLD),
     ("step.py", "plan_minibatches(batch, config, learner.world)", "plan_minibatches(batch, config)", WORLD),
+    ("distributed/world.py", "if isinstance(error, RuntimeError) and _of_the_wire(error):", "if False:", SHARDED),
+    ("distributed/sharded.py", "module.set_gradient_divide_factor(1.0)", "module.set_gradient_divide_factor(2.0)", SHARDED),
+    ("distributed/sharded.py", "self.model.reshard()", "pass", SHARDED),
+    ("distributed/sharded.py", "lambda module, inputs, output: output.float()", "lambda module, inputs, output: output", SHARDED),
+    ("distributed/sharded.py", "clone.get_buffer(name).copy_(buffer)", "pass", SHARDED),
+    ("distributed/sharded.py", "value[self.rank * rows :][:rows]", "value[:rows]", SHARDED),
+    ("lora.py", "target.copy_(whole(source.to(target.dtype)))", "pass", SHARDED),
+    ("runs.py", '"device", "shard", "save_every"', '"device", "save_every"', SHARDED),
+    ("batch.py", '(chosen["completion_lengths"].tolist(), default=0)', '(chosen["completion_lengths"].tolist())', SHARDED),
+    ("measure/memory.py", "weights=4 * (n + adapter) // parts", "weights=4 * (n + adapter)", ["measure/test_memory.py"]),
+    ("measure/doctor.py", "shape(config.model), device, ranks)", "shape(config.model), device)", ["measure/test_doctor.py"]),
     ("interrupts.py", "stop = self.agree(self.asked)", "stop = self.asked", RANKS),
     ("interrupts.py", "if not self.follows and (not", "if (not", WORLD),
     ("runs.py", "[*command(), *arguments", '["rlcourse", *arguments', RANKS),
