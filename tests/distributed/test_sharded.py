@@ -22,7 +22,7 @@ from rlcourse import trainer
 from rlcourse.batch import Rollout
 from rlcourse.checkpoint import latest_checkpoint, load_state
 from rlcourse.cli_tables import print_memory
-from rlcourse.config import ENGINES, make_config
+from rlcourse.config import make_config
 from rlcourse.distributed import is_sharded, own, whole
 from rlcourse.distributed.sharded import ShardedPass, ShardedWorld, empty_copy
 from rlcourse.distributed.world import World, start_world
@@ -206,6 +206,7 @@ def test_passes_and_gradients_are_those_of_the_whole_model(tmp_path):
 # Engines
 
 PROMPTS = [[5, 6, 7], [9, 8]]
+ENGINES = ["hf-dynamic", "hf-static", "fast"]
 
 
 def answers_of(policy, name: str, engine_of=lambda engine: engine) -> list:
@@ -318,3 +319,8 @@ def test_moments_of_another_model_are_refused(tmp_path):
                 world.part(state, learner)
 
     on_ranks(2, work, tmp_path)
+
+
+def test_vllm_has_no_whole_weights_to_take_over():
+    with pytest.raises(ValueError, match=r"^The engine vllm takes over whole weights"):
+        make_config(shard=True, engine="vllm")

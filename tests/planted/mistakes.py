@@ -182,7 +182,7 @@ MISTAKES = [
     ("logprobs.py", "with base, autocast(self.dtype, self.model.device):", "with base:", LEARNER),
     ("learner.py", "PlainPass(model, config.dtype, compile, as_base)", "PlainPass(model, 'float32', compile, as_base)", LEARNER),
     ("learner.py", "@torch.no_grad()\n    def values", "def values", LEARNER),
-    ("learner.py", "if config.advantage == \"gae\" else None", "if config.algorithm == \"grpo\" else None", LEARNER),
+    ("learner.py", "if gae else None", "if config.algorithm == \"grpo\" else None", LEARNER),
     ("learner.py", "frozen_copy(start or policy.model)", "frozen_copy(policy.model)", LEARNER),
     ("learner.py", "frozen_copy(start or policy.model)", "(start or policy.model)", LEARNER),
     ("learner.py", "if config.needs_reference:", "if config.kl_coef:", LEARNER),
@@ -274,7 +274,7 @@ MISTAKES = [
     ("batch.py", "device=lengths.device) < lengths[:, None]", "device=lengths.device) <= lengths[:, None]", BATCH),
     ("batch.py", "columns = self.prompt_lengths[:, None] +", "columns = self.prompt_lengths[:, None] - 1 +", BATCH),
     ("batch.py", "return ids.masked_fill(~self.completion_mask, 0)", "return ids", BATCH),
-    ("batch.py", 'int((chosen["prompt_lengths"] + chosen["completion_lengths"]).max())', 'int(chosen["prompt_lengths"].max() + chosen["completion_lengths"].max())', BATCH),
+    ("batch.py", 'max((chosen["prompt_lengths"] + chosen["completion_lengths"]).tolist(), default=0)', 'int(chosen["prompt_lengths"].max() + chosen["completion_lengths"].max())', BATCH),
     ("batch.py", '"logprobs": longest, "versions"', '"versions"', BATCH),
     ("batch.py", "repeat_interleave(group, dim=0), prompt", "repeat(group, 1), prompt", BATCH),
     ("batch.py", "ids[row, prompt_lengths[row] + column]", "ids[row, longest + column - 1]", BATCH),
@@ -419,7 +419,7 @@ MISTAKES = [
     ("checkpoint.py", '    torch.set_rng_state(state["cpu"])\n', "", CHECKPOINT),
     # trainer.py
     ("trainer.py", "torch.manual_seed(config.seed)", "pass", TRAINER),
-    ("trainer.py", "if goes_on and config.needs_reference else None", "if False else None", TRAINER),
+    ("trainer.py", "if config.needs_reference and (checkpoint is not None or config.shard)", "if config.needs_reference and config.shard", TRAINER),
     ("checkpoint.py", "else load_saved_policy(checkpoint, device)", "else load_policy(config.model, device)", TRAINER),
     ("trainer.py", "self._short_enough(self.task.problems(\"train\"))", 'self.task.problems("train")', TRAINER),
     ("trainer.py", 'self._short_enough(self.task.problems("train")), config.seed', 'self._short_enough(self.task.problems("train")), 0', TRAINER),
@@ -748,7 +748,7 @@ MISTAKES = [
     ("measure/memory.py", "min(-(-config.micro_batch_tokens // length), minibatch)", "min(config.micro_batch_tokens // length, minibatch)", MEMORY),
     ("measure/memory.py", "min(-(-config.micro_batch_tokens // length), minibatch)", "-(-config.micro_batch_tokens // length)", MEMORY),
     ("measure/memory.py", "min(config.logprob_chunk, micro_rows * length, minibatch", "min(config.logprob_chunk, minibatch", MEMORY),
-    ("measure/memory.py", "gradients=4 * learned,", "gradients=4 * n,", LORA),
+    ("measure/memory.py", "gradients=4 * learned //", "gradients=4 * n //", LORA),
     ("measure/memory.py", "if config.needs_reference and not config.lora_rank else 0", "if config.needs_reference else 0", LORA),
     # sft/data.py
     ("sft/data.py", "        add(answer, True)\n", "        add(answer, False)\n", SFT_DATA),
@@ -1010,7 +1010,6 @@ MISTAKES = [
     ("trainer.py", 'self.config.dtype == "float32" and self.config.engine != "vllm"', 'self.config.dtype == "float32"', VLLM),
     # several ranks
     ("distributed/world.py", "return rows[self.rank :: self.size]", "return rows", MICRO_BATCHES),
-    ("distributed/world.py", "if len(piece)]", "]", WORLD),
     ("distributed/world.py", "(torch.add, torch.add, torch.maximum)", "(torch.add, torch.add, torch.add)", WORLD),
     ("distributed/world.py", "strict=True) if ranks]", "strict=True)]", WORLD),
     ("distributed/world.py", "gradient.copy_(summed.view_as(gradient))", "pass", WORLD),
