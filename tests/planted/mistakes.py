@@ -31,6 +31,7 @@ RULES, ANSWERS, COMPARE, KB_PROBLEMS, KB_TASK = (
 LLM_JUDGE, JUDGED, TRACES = ["tasks/test_llm_judge.py"], ["tasks/test_judged.py"], ["sft/test_right_traces.py"]
 VLLM = ["rollout/test_vllm.py"]
 WORLD, RANKS = ["distributed/test_world.py"], ["distributed/test_ranks_train.py"]
+OVERLAP, PARTIAL = ["distributed/test_overlap.py"], ["test_partial.py"]
 MICRO_BATCHES, MEMORY = ["test_micro_batches.py"], ["measure/test_memory.py"]
 SHARDED = ["distributed/test_sharded.py"]
 
@@ -274,7 +275,7 @@ MISTAKES = [
     ("batch.py", "columns = self.prompt_lengths[:, None] +", "columns = self.prompt_lengths[:, None] - 1 +", BATCH),
     ("batch.py", "return ids.masked_fill(~self.completion_mask, 0)", "return ids", BATCH),
     ("batch.py", 'max((chosen["prompt_lengths"] + chosen["completion_lengths"]).tolist(), default=0)', 'int(chosen["prompt_lengths"].max() + chosen["completion_lengths"].max())', BATCH),
-    ("batch.py", '"logprobs": chosen["logprobs"][:, :longest]', '"logprobs": chosen["logprobs"]', BATCH),
+    ("batch.py", '"logprobs": longest, "versions"', '"versions"', BATCH),
     ("batch.py", "repeat_interleave(group, dim=0), prompt", "repeat(group, 1), prompt", BATCH),
     ("batch.py", "ids[row, prompt_lengths[row] + column]", "ids[row, longest + column - 1]", BATCH),
     ("batch.py", "(0, width - longest), value=pad_id)", "(0, width - longest))", BATCH),
@@ -537,7 +538,7 @@ MISTAKES = [
     ("trainer.py", "            self._check_loaded(step_of(checkpoint))\n", "", ENDINGS),
     ("trainer.py", "    if run.config.steps < step_of(checkpoint):", "    if False:", ENDINGS),
     ("trainer.py", "        check_memory(share_of(config, world.size), self.policy.model.config, device, world.size)\n", "", ENDINGS),
-    ("trainer.py", "        run.keep_config()\n", "", TRAINER),
+    ("trainer.py", "        self.run.keep_config()\n", "", TRAINER),
     ("trainer.py", "run = world.run(lambda: run_to_resume(settings))\n", "run = world.run(lambda: run_to_resume(settings))\n        run.keep_config()\n", ENDINGS),
     ("trainer.py", "        world.first(lambda: try_folder(run.path, \"choose another --output\", checkpoint_bytes))\n", "", ENDINGS),
     ("interrupts.py", "for number in (signal.SIGINT, signal.SIGTERM):", "for number in (signal.SIGINT,):", ENDINGS),
@@ -711,8 +712,8 @@ MISTAKES = [
     ("learner.py", "ExactPass(model, dtype, config.gradient_checkpointing)", "ExactPass(model, dtype, False)", USERS),
     ("learner.py", "hidden = self.policy_pass.hidden_states(part)", "hidden = PlainPass(self.policy.model, 'float32').hidden_states(part)", USERS),
     ("learner.py", "model_pass(self.reference, config, as_base=True)", "PlainPass(self.reference, config.dtype)", USERS),
-    ("step.py", "if engine.exact and learner.exact:", "if engine.exact:", USERS),
-    ("step.py", "if engine.exact and learner.exact:", "if learner.exact:", USERS),
+    ("step.py", "if engine.exact and learner.exact and", "if engine.exact and", USERS),
+    ("step.py", "if engine.exact and learner.exact and", "if learner.exact and", USERS),
     # lora.py, and who uses it
     ("lora.py", "torch.addmm(layer.weight, b, a, alpha=layer.scaling[NAME])", "torch.addmm(layer.weight, b, a)", LORA),
     ("lora.py", "torch.addmm(layer.weight, b, a, alpha=layer.scaling[NAME])", "layer.weight.clone()", LORA),
@@ -982,7 +983,7 @@ MISTAKES = [
     ("tasks/judged.py", " or verdict.words in NO_PROGRAM", "", JUDGED),
     ("tasks/judged.py", 'OF_PROGRAMS if "compiled" in task.metrics else OF_ANSWERS', "OF_PROGRAMS", JUDGED),
     ("tasks/judged.py", "float(self.judged is None)", "0.0", JUDGED),
-    ("trainer.py", "self.engine, self.judged, self.prompts", "self.engine, self.task, self.prompts", JUDGED),
+    ("trainer.py", "self.sampler, self.judged, self.prompts", "self.sampler, self.task, self.prompts", JUDGED),
     ("sft/traces.py", "training=False", "training=True", TRACES),
     ("sft/traces.py", "-len(problem.question)", "len(problem.question)", TRACES),
     ("sft/traces.py", "elif id(problem) not in training:", "elif False:", TRACES),
@@ -1019,7 +1020,7 @@ MISTAKES = [
     ("distributed/world.py", "return next(filter(None, self.gather(stop)), None)", "return stop", WORLD),
     ("distributed/world.py", "    except RuntimeError as error:\n        raise RankLost(", "    except ZeroDivisionError as error:\n        raise RankLost(", WORLD),
     ("distributed/world.py", 'return store.add("errors", 1) == 1', "return True", RANKS),
-    ("distributed/world.py", "if config.num_prompts < self.size:", "if False:", RANKS),
+    ("distributed/world.py", "if config.num_prompts < self.size and", "if False and", RANKS),
     ("distributed/shared.py", "torch.manual_seed(seed + self.world.rank)", "torch.manual_seed(seed)", WORLD),
     ("distributed/shared.py", "with torch.random.fork_rng([self.device]", "with torch.random.fork_rng(enabled=False, devices=[self.device]", WORLD),
     ("distributed/shared.py", "for group in self.world.share(groups) for attempt in group]", "for attempt in self.world.share(attempts)]", WORLD),
@@ -1050,4 +1051,33 @@ MISTAKES = [
     ("course/ranks.py", "recurse=True", "recurse=False", ["course/test_course_ranks.py"]),
     ("course/lessons/lesson15.py", "maxlen=lag + 1", "maxlen=lag or 1", ["course/lessons/test_lesson15.py"]),
     ("course/lessons/lesson15.py", "load_state_dict(self.seen[0])", "load_state_dict(self.seen[-1])", ["course/lessons/test_lesson15.py"]),
+    # one rank samples while the other trains
+    ("step.py", '"sampler_ratio", (before - sampler).exp()', '"sampler_ratio", (sampler - before).exp()', STEP),
+    ("step.py", '"sampler_ratio_max": means.max(', '"sampler_ratio_max": means.mean(', STEP),
+    ("distributed/overlap.py", "dist.broadcast(weight.detach(), 0", "dist.broadcast(weight.detach().clone(), 0", OVERLAP),
+    ("distributed/overlap.py", "self.under_way = self.steps_done()", "self.under_way = self.steps_done() + 1", OVERLAP),
+    ("distributed/overlap.py", "torch.manual_seed(request.seed)", "torch.manual_seed(0)", OVERLAP),
+    ("distributed/overlap.py", "return stop or self.ahead.stop", "return stop", OVERLAP),
+    ("distributed/overlap.py", "self._begin((self.next_prompts(), num_generations, max_new_tokens, sampling))", "self.state()", OVERLAP),
+    ("distributed/overlap.py", "        self._wait()\n        return self.waiting and", "        return self.waiting and", OVERLAP),
+    ("distributed/overlap.py", "self.tokens += int", "self.tokens = int", OVERLAP),
+    ("trainer.py", "self.world.ahead.load(state[\"ahead\"])", "pass", OVERLAP),
+    ("tasks/prompts.py", "self.at(self.position + i)", "self.at(self.position)", PARTIAL),
+    ("collect.py", "late = (steps - rollout.versions)[rollout.completion_mask]", "late = (steps - rollout.versions)", OVERLAP),
+    # partial rollouts
+    ("partial.py", "version = (prompts.position - len(prompts.waiting))", "version = prompts.position", PARTIAL),
+    ("partial.py", "answer.tokens += tokens[:length]", "answer.tokens += tokens", PARTIAL),
+    ("partial.py", "answer.versions += [version] * length", "answer.versions = [version] * (len(answer.versions) + length)", PARTIAL),
+    ("partial.py", "answer.ended = ended", "answer.ended = False", PARTIAL),
+    ("partial.py", "return all(answer.done(config)", "return any(answer.done(config)", PARTIAL),
+    ("partial.py", "[prompt + answer.tokens for", "[prompt for", PARTIAL),
+    ("partial.py", "ready = ready[: config.num_prompts]", "ready = ready[-config.num_prompts :]", PARTIAL),
+    ("partial.py", "ready = ready[: config.num_prompts]", "pass", PARTIAL),
+    ("partial.py", "max(min(config.num_prompts, left), config", "max(config.num_prompts, config", PARTIAL),
+    ("partial.py", "prompts.position - max(0, begun))", "prompts.position)", PARTIAL),
+    ("partial.py", "len(self.tokens) >= config.max_new_tokens", "len(self.tokens) > config.max_new_tokens", PARTIAL),
+    ("partial.py", "if len(groups) != begun - steps * config.num_prompts or", "if", PARTIAL),
+    ("trainer.py", "waiting_state(self.prompts)", "[]", PARTIAL),
+    ("step.py", " and batch.rollout.versions is None", "", PARTIAL),
+    ("collect.py", "if config.partial_rollout_tokens:", "if False:", PARTIAL),
 ]

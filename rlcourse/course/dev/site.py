@@ -64,6 +64,7 @@ API = {
     "Policy": ["policy", "sampling"],
     "Rollout": [
         "llm",
+        "partial",
         "rollout",
         "rollout.hf",
         "rollout.fast",
@@ -91,7 +92,13 @@ API = {
     "Reward": ["tasks.verify", "tasks.boxed"],
     "Advantages and loss": ["advantages", "logprobs", "losses", "learner"],
     "Trainer": ["trainer", "evaluation", "checkpoint", "runs", "files", "interrupts"],
-    "Several GPUs": ["distributed", "distributed.world", "distributed.shared", "distributed.sharded"],
+    "Several GPUs": [
+        "distributed",
+        "distributed.world",
+        "distributed.shared",
+        "distributed.sharded",
+        "distributed.overlap",
+    ],
     "Fine-tuning and LoRA": ["sft", "sft.config", "sft.data", "sft.packing", "sft.traces", "sft.trainer", "lora"],
     "Kernels": ["kernels", "kernels.toolchain", "kernels.decode_attention", "kernels.decode_ops", "ptx"],
     "Kernels of a layer": [
