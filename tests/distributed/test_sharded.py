@@ -111,6 +111,11 @@ def test_all_ranks_get_as_many_micro_batches(monkeypatch):
 # What a rank holds
 
 
+def _whole(model: torch.nn.Module) -> list[str]:
+    """The weights that all ranks have put together and not dropped again."""
+    return [name for name, p in model.named_parameters() if not hasattr(p, "to_local")]
+
+
 def held(rank: int) -> dict:
     """Bytes of weights, gradients and moments on this rank in a step."""
     config = replace(SHARDED, algorithm="ppo", advantage="gae")
@@ -120,7 +125,7 @@ def held(rank: int) -> dict:
         parameters = [p for group in learner.optimizer.param_groups for p in group["params"]]
         with torch.no_grad():
             learner.logprobs_and_values(rollout)
-            assert all(hasattr(p, "to_local") for p in parameters)
+        unsharded = _whole(learner.policy.model)
         logprobs, values = learner.logprobs_and_values(rollout)
         (logprobs.sum() + values.sum()).backward()
         gradients = sum(own(p.grad).nbytes for p in parameters)
@@ -131,7 +136,7 @@ def held(rank: int) -> dict:
             "gradients": gradients,
             "moments": sum(own(m).nbytes for m in moments),
             "dtypes": {t.dtype for t in (*parameters, *moments)},
-            "whole": [name for name, p in learner.policy.model.named_parameters() if not hasattr(p, "to_local")],
+            "whole": unsharded + _whole(learner.policy.model),
         }
 
 
