@@ -299,8 +299,6 @@ def check_config(config: TrainConfig) -> None:
         raise ValueError(
             "--shard splits weights that learn, and with an adapter few do: leave --shard or --lora-rank out."
         )
-    if config.shard and config.engine == "vllm":
-        raise ValueError("The engine vllm takes over whole weights, and --shard leaves none: use another --engine.")
     if config.judge is not None and is_address(config.judge):
         if config.judge_model is None:
             raise ValueError("A judge behind an address has a name there: add --judge-model.")

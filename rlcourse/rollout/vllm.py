@@ -48,7 +48,7 @@ class VLLMEngine:
         self.converted = has_other_names(policy.model)
         self.folder = tempfile.TemporaryDirectory(prefix="rlcourse-vllm-")  # as long as the engine is there
         config = copy.deepcopy(policy.model.config)
-        config.architectures = [type(policy.model).__name__]
+        config.architectures = [architecture(policy.model)]
         config.save_pretrained(self.folder.name)
         options = {"distributed_executor_backend": "external_launcher"} if launched()[1] > 1 else {}
         self.llm = new_llm(
@@ -160,7 +160,8 @@ def new_llm(model: str, dtype: torch.dtype, **options: Any) -> Any:
 
 
 def sampling_params(sampling: Sampling, max_new_tokens: int, **options: Any) -> Any:
-    """vLLM's `SamplingParams` of a distribution: no penalties, nothing that ends a completion but `stop_token_ids`."""
+    """vLLM's `SamplingParams` of a distribution: no penalties, nothing that ends a completion but its length and, among
+    the options, `stop_token_ids`."""
     from vllm import SamplingParams
 
     return SamplingParams(
@@ -176,10 +177,15 @@ def free_memory() -> None:
     torch.cuda.empty_cache()
 
 
+def architecture(model: PreTrainedModel) -> str:
+    """The name of the model's class in transformers: FSDP makes a class of its own of it."""
+    return next(kind.__name__ for kind in type(model).__mro__ if kind.__module__.startswith("transformers."))
+
+
 def has_other_names(model: PreTrainedModel) -> bool:
     """Whether transformers saves the model's weights under other names than they have in memory, or in other pieces:
     vLLM knows those of a file."""
-    own = dict(plain_parameters(model))
+    own = {name: torch.empty(weight.shape, device="meta") for name, weight in plain_parameters(model)}
     return _as_saved(model, own).keys() != own.keys()
 
 

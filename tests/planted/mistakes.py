@@ -995,6 +995,7 @@ MISTAKES = [
     ("rollout/vllm.py", "        self._take_weights()\n", "", VLLM),
     ("rollout/vllm.py", "            self.llm.wake_up()\n", "", VLLM),
     ("rollout/vllm.py", '"stop_token_ids": self.policy.eos_ids, ', "", VLLM),
+    ("rollout/vllm.py", "ignore_eos=True", "ignore_eos=False", VLLM),
     ("rollout/vllm.py", "    np.random.seed(int(torch.randint(2**32, ())))\n", "", VLLM),
     ("rollout/vllm.py", "    with random_states_kept():\n", "    if True:\n", VLLM),
     ("rollout/vllm.py", "for prompt in prompts for _ in range(num_generations)]", "for _ in range(num_generations) for prompt in prompts]", VLLM),
@@ -1007,6 +1008,8 @@ MISTAKES = [
     ("rollout/vllm.py", "if launched()[1] > 1 else {}", "if False else {}", VLLM),
     ("lora.py", 'name.replace(".base_layer.", ".")', "name", VLLM),
     ("lora.py", "parameter.detach() if layer is None else _merged_weight(layer)", "parameter.detach()", VLLM),
+    ("lora.py", "whole(parameter.detach() if layer is None else _merged_weight(layer))", "parameter.detach() if layer is None else _merged_weight(layer)", VLLM),
+    ("rollout/vllm.py", "architecture(policy.model)]", "type(policy.model).__name__]", VLLM),
     ("trainer.py", 'self.config.dtype == "float32" and self.config.engine != "vllm"', 'self.config.dtype == "float32"', VLLM),
     # several ranks
     ("distributed/world.py", "return rows[self.rank :: self.size]", "return rows", MICRO_BATCHES),
@@ -1043,6 +1046,11 @@ MISTAKES = [
     ("runs.py", "[*command(), *arguments", '["rlcourse", *arguments', RANKS),
     ("measure/doctor.py", "share_of(config, ranks)", "config", ["measure/test_doctor.py"]),
     ("bench/scale.py", "(count * one[", "(one[", ["bench/test_scale.py"]),
+    # course/ranks.py, course/lessons/lesson15.py
+    ("course/ranks.py", 'print(f"rank {rank}: {line}")', "pass", ["course/test_course_ranks.py"]),
+    ("course/ranks.py", "recurse=True", "recurse=False", ["course/test_course_ranks.py"]),
+    ("course/lessons/lesson15.py", "maxlen=lag + 1", "maxlen=lag or 1", ["course/lessons/test_lesson15.py"]),
+    ("course/lessons/lesson15.py", "load_state_dict(self.seen[0])", "load_state_dict(self.seen[-1])", ["course/lessons/test_lesson15.py"]),
     # one rank samples while the other trains
     ("step.py", '"sampler_ratio", (before - sampler).exp()', '"sampler_ratio", (sampler - before).exp()', STEP),
     ("step.py", '"sampler_ratio_max": means.max(', '"sampler_ratio_max": means.mean(', STEP),

@@ -19,7 +19,7 @@ from policies import make_policy
 from reference import answers, assert_logprobs_are_the_models
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 
-from rlcourse import trainer
+from rlcourse import lora, trainer
 from rlcourse.bench import numerics, peers, speed
 from rlcourse.config import make_config
 from rlcourse.lora import add_adapter, merged_parameters
@@ -91,6 +91,17 @@ def test_an_adapter_is_merged_one_matrix_at_a_time(tied):
     made = [name for name, weight in merged_parameters(policy.model) if weight.data_ptr() not in kept]
     assert len(made) == 2 * 7 and all("_proj.weight" in name for name in made)  # two layers; the rest is not copied
     assert not any(weight.requires_grad for _, weight in merged_parameters(policy.model))
+
+
+def test_the_weights_of_a_sharded_model_are_gathered(policy, monkeypatch):
+    """FSDP makes classes of its own; every rank gathers the same weights in the same order."""
+    gathered = []
+    monkeypatch.setattr(lora, "whole", lambda weight: gathered.append(weight) or weight.clone())
+    policy.model.__class__ = type("FSDPQwen2ForCausalLM", (type(policy.model),), {})
+    assert_logprobs_are_the_models(policy, engine(policy).generate(PROMPTS, 2, 6, Sampling()), Sampling())
+    assert llm().architecture == "Qwen2ForCausalLM"
+    own = [weight.data_ptr() for weight in policy.model.parameters()]
+    assert [weight.data_ptr() for weight in gathered] == own
 
 
 def test_weights_have_the_names_of_a_saved_model(tmp_path):

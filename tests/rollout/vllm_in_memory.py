@@ -103,7 +103,7 @@ class LLM:
         np.random.seed(seed)
         torch.manual_seed(seed)
         config = AutoConfig.from_pretrained(model)
-        assert config.architectures
+        [self.architecture] = config.architectures
         self.model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval()
         self.model.requires_grad_(False)
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -152,7 +152,7 @@ class LLM:
         params, rows = sampling_params, [prompt["prompt_token_ids"] for prompt in prompts]
         assert params.n == 1 and params.logprobs == 0 and params.flat_logprobs
         stops = set(params.stop_token_ids or [])
-        if not params.ignore_eos and self.options["generation_config"] != "vllm":
+        if not params.ignore_eos:  # also where `generation_config` is "vllm"
             stops.add(self.model.config.eos_token_id)
         found = [CompletionOutput([], FlatLogprobs()) for _ in rows]
         open_rows = list(range(len(rows)))
