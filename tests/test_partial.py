@@ -109,7 +109,7 @@ def steps_of(engine, seed: int = 0, steps: int = STEPS, config=CONFIG):
 @pytest.mark.parametrize("ends", [0.02, 0.3, 0.8, 1.0])
 @pytest.mark.parametrize("seed", range(3))
 def test_every_answer_trains_once_whole_and_beside_its_group(ends, seed):
-    engine, trained, asked, latest = Numbered(seed, ends), [], [], 0
+    engine, trained, asked, latest, gone = Numbered(seed, ends), [], [], 0, set()
     for step, problems, rollout, prompts in steps_of(engine, seed):
         rows = rows_of(rollout)
         assert len(problems) == 3 and len(rows) == 12
@@ -130,7 +130,10 @@ def test_every_answer_trains_once_whole_and_beside_its_group(ends, seed):
         asked += [problem.question for problem in problems]
         assert prompts.position - len(prompts.waiting) == 3 * (step + 1)
         begun = [group.position for group in prompts.waiting]
-        assert begun == sorted(begun)
+        chosen = set(range(prompts.position)) - {*begun} - gone
+        assert begun == sorted(begun) and len(chosen) == 3
+        assert all(max(chosen) < group.position for group in prompts.waiting if group.done(CONFIG))  # the oldest first
+        gone |= chosen
     assert sorted(trained) == sorted(engine.sampled)  # nothing was sampled for nothing
     assert sorted(asked) == sorted(problem.question for problem in PromptSampler(PROBLEMS, seed).peek(18))
     assert prompts.waiting == []
