@@ -152,11 +152,10 @@ def plain_parameters(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 def merged_parameters(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """The same, W + s B A where an adapter changes W, made when it is asked for. The weights of a sharded model are
     then gathered, by all ranks together."""
-    adapted, sharded = {id(layer.weight): layer for layer in _adapted_layers(model)}, is_sharded(model)
+    adapted = {id(layer.weight): layer for layer in _adapted_layers(model)}
     for name, parameter in plain_parameters(model):
         layer = adapted.get(id(parameter))
-        weight = parameter.detach() if layer is None else _merged_weight(layer)
-        yield name, whole(weight) if sharded else weight
+        yield name, whole(parameter.detach() if layer is None else _merged_weight(layer))
 
 
 @torch.no_grad()

@@ -1007,7 +1007,7 @@ MISTAKES = [
     ("rollout/vllm.py", "if launched()[1] > 1 else {}", "if False else {}", VLLM),
     ("lora.py", 'name.replace(".base_layer.", ".")', "name", VLLM),
     ("lora.py", "parameter.detach() if layer is None else _merged_weight(layer)", "parameter.detach()", VLLM),
-    ("lora.py", "whole(weight) if sharded else weight", "weight", VLLM),
+    ("lora.py", "whole(parameter.detach() if layer is None else _merged_weight(layer))", "parameter.detach() if layer is None else _merged_weight(layer)", VLLM),
     ("rollout/vllm.py", "architecture(policy.model)]", "type(policy.model).__name__]", VLLM),
     ("trainer.py", 'self.config.dtype == "float32" and self.config.engine != "vllm"', 'self.config.dtype == "float32"', VLLM),
     # several ranks
