@@ -274,12 +274,15 @@ class Paper:
             # With values or a KL all rows are computed.
             training = [i for i in training if FINISHED[i]]
         gap = torch.cat([(self.old[i] - self.sampler[i]).abs() for i in training])
+        ratio = torch.cat([self.old[i].exp() / self.sampler[i].exp() for i in training])
         found = {
             "entropy": -sampler.mean().item(),
             "policy_loss": mean(self.policy_losses),
             "clip_fraction": mean(self.clipped),
             "mismatch_mean": gap.mean().item(),
             "mismatch_max": gap.max().item(),
+            "sampler_ratio_mean": ratio.mean().item(),
+            "sampler_ratio_max": ratio.max().item(),
         }
         if self.algorithm == "ppo":
             found["value_loss"] = mean(self.value_losses)

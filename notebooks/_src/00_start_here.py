@@ -720,6 +720,7 @@ tested = [100 * record["results"][0]["summary"][f"accuracy_{when}"] for when in 
 # | $H$, $K$, $D$, $S$ | lessons 07 to 12: query heads, key-value heads, size of a head, slots of a cache |
 # | $m$, $l$, acc | online softmax: largest score so far, sum of exponentials, weighted sum of values |
 # | `A`, `B`, $r$, `alpha` | lesson 13: an adapter's two matrices, named as in peft, its rank and its scale |
+# | $P$, $M$ | lesson 15: processes that train one model (ranks), bytes of a gradient |
 #
 # ## Check yourself
 #

@@ -8,7 +8,7 @@ POSITIONS = {  # shapes, and the tokens of their longest row
 }  # fmt: skip
 LENGTHS = ("equal", "skewed")
 BENCHMARKS = (
-    "learn", "decode", "kernels", "cute", "story", "trace", "rollout", "step", "scale", "update", "mismatch",
+    "learn", "decode", "kernels", "cute", "layer", "story", "trace", "rollout", "step", "scale", "update", "mismatch",
     "exact", "gap", "paged", "serve", "logprobs",
 )  # fmt: skip
 

@@ -39,6 +39,7 @@ class Alone:
     """One process: nothing is shared, nothing is sent."""
 
     rank, size = 0, 1
+    ahead: Any = None  # the engine of another rank, where one samples while the other trains: `overlap.Ahead`
 
     def of(self, config: Any) -> "Alone":
         check_launch(config)
@@ -57,9 +58,14 @@ class Alone:
         return state
 
     def device(self, config: Any) -> torch.device:
+        if config.overlap:
+            raise ValueError("overlap takes two processes: start it with torchrun --nproc-per-node 2.")
         return find_device(config)
 
     def engine(self, engine: Any, device: torch.device) -> Any:
+        return engine
+
+    def sampler(self, engine: Any, next_prompts: Callable[[], Any], steps_done: Callable[[], int]) -> Any:
         return engine
 
     def task(self, task: Any) -> Any:
@@ -100,6 +106,8 @@ class World:
     """One of several ranks. Every method is called by all of them, in the same order, unless it says otherwise. If a
     rank is no longer there, the others raise `RankLost`."""
 
+    ahead: Any = None  # see `Alone`
+
     def __init__(self, store: Any, rank: int, size: int):
         self.store, self.rank, self.size = store, rank, size
         self.gpus: Any = None  # the group for what is on a GPU
@@ -135,7 +143,9 @@ class World:
             raise ValueError(
                 f"{here} processes need a GPU each, and there are {torch.cuda.device_count()}: lower --nproc-per-node."
             )
-        if config.num_prompts < self.size:
+        if config.overlap and self.size != 2:
+            raise ValueError(f"overlap takes two processes, not {self.size}: use torchrun --nproc-per-node 2.")
+        if config.num_prompts < self.size and not config.overlap:
             raise ValueError(
                 f"Prompts are split by rank, and num_prompts {config.num_prompts} are fewer than {self.size} "
                 "processes: raise it."
@@ -150,6 +160,10 @@ class World:
         from rlcourse.distributed.shared import SharedEngine
 
         return SharedEngine(engine, self, device)
+
+    def sampler(self, engine: Any, next_prompts: Callable[[], Any], steps_done: Callable[[], int]) -> Any:
+        """The engine that training samples with: the one that evaluates."""
+        return engine
 
     def task(self, task: Any) -> Any:
         """The task, each rank judging its share of the attempts."""

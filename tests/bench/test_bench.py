@@ -1,5 +1,6 @@
 """The benchmarks that ship: what they measure, in which shape, and what is not good enough to be recorded."""
 
+import contextlib
 import sys
 import types
 
@@ -9,8 +10,9 @@ from policies import DEVICE, make_policy
 from transformers import AutoModelForCausalLM
 
 from rlcourse import bench
-from rlcourse.bench import Options, cute, decode, learn, models, numerics, peers, run_bench, speed, trace
+from rlcourse.bench import Options, cute, decode, layer, learn, models, numerics, peers, run_bench, speed, trace
 from rlcourse.config import ALGORITHMS, make_config
+from rlcourse.kernels.toolchain import interpreted
 from rlcourse.measure import records, traces
 from rlcourse.policy import load_policy
 from rlcourse.tasks import load_task
@@ -81,7 +83,7 @@ def test_every_token_is_in_one_group_of_each_kind():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("name", ["kernels", "cute", "story", "trace"])
+@pytest.mark.parametrize("name", ["kernels", "cute", "layer", "story", "trace"])
 def test_the_kernels_need_a_gpu(name):
     with pytest.raises(ValueError, match="no CUDA GPU was found"):
         run_bench(name, make_config(), Options(), False)
@@ -93,6 +95,16 @@ def test_kernels_in_cute_beside_pytorch_compute_the_same():
     for case in (cute.norm(64), cute.gate(32), cute.attention(3, 128, 70), cute.fused_attention(3, 128, 70)):
         for row in cute.measure_case(case, 1):
             assert row["us"] > 0 and row["relative_error"] < 2e-2, row
+
+
+@pytest.mark.thorough
+def test_kernels_of_a_layer_beside_pytorch_compute_the_same():
+    pytest.importorskip("cutlass")
+    with interpreted() if DEVICE == "cpu" else contextlib.nullcontext():
+        for case in layer.cases(tokens=3, rows=2, vocabulary=1000, parameters=1030, device=DEVICE):
+            tensors = case.make()
+            for way in case.ways.keys() - {"compiled"}:
+                assert cute.largest_error(case, case.ways[way], tensors) < 1e-2, (case.name, way)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

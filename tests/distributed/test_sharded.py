@@ -22,7 +22,7 @@ from rlcourse import trainer
 from rlcourse.batch import Rollout
 from rlcourse.checkpoint import latest_checkpoint, load_state
 from rlcourse.cli_tables import print_memory
-from rlcourse.config import ENGINES, make_config
+from rlcourse.config import make_config
 from rlcourse.distributed import is_sharded, own, whole
 from rlcourse.distributed.sharded import ShardedPass, ShardedWorld, empty_copy
 from rlcourse.distributed.world import World, start_world
@@ -206,6 +206,11 @@ def test_passes_and_gradients_are_those_of_the_whole_model(tmp_path):
 # Engines
 
 PROMPTS = [[5, 6, 7], [9, 8]]
+ENGINES = {  # and a model for each
+    "hf-dynamic": {},
+    "hf-static": {"architecture": "qwen3", "tied": False},
+    "fast": {"architecture": "llama", "tied": False},
+}
 
 
 def answers_of(policy, name: str, engine_of=lambda engine: engine) -> list:
@@ -220,15 +225,17 @@ def answers_of(policy, name: str, engine_of=lambda engine: engine) -> list:
 def sharded_answers(rank: int) -> dict[str, list]:
     with sharded_world() as world:
         return {
-            name: answers_of(world.load(lambda _: make_policy(), CPU), name, lambda engine: world.engine(engine, CPU))
-            for name in ENGINES
+            name: answers_of(
+                world.load(lambda _, kind=kind: make_policy(**kind), CPU), name, lambda one: world.engine(one, CPU)
+            )
+            for name, kind in ENGINES.items()
         }
 
 
 def test_engines_sample_from_the_weights_of_all_ranks_as_they_are_now(tmp_path):
     ranks = on_ranks(3, sharded_answers, tmp_path)  # one of them without a prompt
-    for name in ENGINES:
-        expected = answers_of(make_policy(), name)
+    for name, kind in ENGINES.items():
+        expected = answers_of(make_policy(**kind), name)
         assert expected[0] != expected[1]
         for of_rank in ranks:
             for ours, theirs in zip(of_rank[name], expected, strict=True):
@@ -251,10 +258,16 @@ def stop_at(step: int, number: int, rank: int = 1):
     return stop
 
 
-def test_a_sharded_run_killed_and_stopped_goes_on_with_fewer_ranks_and_then_whole(folder, tmp_path, tmp_path_factory):
-    expected = whole_run_of(THREE, folder, tmp_path_factory)
-    run = tmp_path / "run"
-    ranks = run_sharded(3, THREE, folder, tmp_path, stop_at(4, signal.SIGKILL))
+def die_in_a_pass(rank: int, step: int) -> None:
+    """The others then wait for it in the middle of a pass."""
+    if (rank, step) == (1, 4):
+        Learner.logprobs_and_values = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_run_goes_on_whole_and_sharded_by_turns(folder, tmp_path, tmp_path_factory):
+    expected, run = whole_run_of(THREE, folder, tmp_path_factory), tmp_path / "run"
+    shutil.copytree(whole_run_of(THREE | {"steps": 2}, folder, tmp_path_factory), run)
+    ranks = run_sharded(3, {"name": "run", "steps": 7}, folder, tmp_path, die_in_a_pass, ["--resume"])
     assert ranks.codes == [1, -signal.SIGKILL, 1], ranks.printed
     assert ranks.printed.count("Another process of this run has ended") == 1 and "Traceback" not in ranks.printed
     assert latest_checkpoint(run).name == "step-000003"
@@ -264,16 +277,6 @@ def test_a_sharded_run_killed_and_stopped_goes_on_with_fewer_ranks_and_then_whol
     resume(name="run", output=str(tmp_path), shard=False)
     assert_nearly_same_run(run, expected)
     assert sorted(path.name for path in run.iterdir()) == sorted(path.name for path in expected.iterdir())
-
-
-def test_a_whole_run_goes_on_sharded(folder, tmp_path, tmp_path_factory):
-    settings = THREE | {"steps": 3}
-    expected = whole_run_of(THREE, folder, tmp_path_factory)
-    begun = whole_run_of(settings, folder, tmp_path_factory)
-    shutil.copytree(begun, tmp_path / "run")
-    ranks = run_sharded(3, {"name": "run", "steps": 7}, folder, tmp_path, more=["--resume"])
-    assert ranks.codes == [0, 0, 0], ranks.printed
-    assert_nearly_same_run(tmp_path / "run", expected)
 
 
 def test_a_sharded_run_that_was_killed_repeats_itself_to_the_last_bit(folder, tmp_path):

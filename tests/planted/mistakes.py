@@ -31,6 +31,7 @@ RULES, ANSWERS, COMPARE, KB_PROBLEMS, KB_TASK = (
 LLM_JUDGE, JUDGED, TRACES = ["tasks/test_llm_judge.py"], ["tasks/test_judged.py"], ["sft/test_right_traces.py"]
 VLLM = ["rollout/test_vllm.py"]
 WORLD, RANKS = ["distributed/test_world.py"], ["distributed/test_ranks_train.py"]
+OVERLAP, PARTIAL = ["distributed/test_overlap.py"], ["test_partial.py"]
 MICRO_BATCHES, MEMORY = ["test_micro_batches.py"], ["measure/test_memory.py"]
 SHARDED = ["distributed/test_sharded.py"]
 
@@ -181,7 +182,7 @@ MISTAKES = [
     ("logprobs.py", "with base, autocast(self.dtype, self.model.device):", "with base:", LEARNER),
     ("learner.py", "PlainPass(model, config.dtype, compile, as_base)", "PlainPass(model, 'float32', compile, as_base)", LEARNER),
     ("learner.py", "@torch.no_grad()\n    def values", "def values", LEARNER),
-    ("learner.py", "if config.advantage == \"gae\" else None", "if config.algorithm == \"grpo\" else None", LEARNER),
+    ("learner.py", "if gae else None", "if config.algorithm == \"grpo\" else None", LEARNER),
     ("learner.py", "frozen_copy(start or policy.model)", "frozen_copy(policy.model)", LEARNER),
     ("learner.py", "frozen_copy(start or policy.model)", "(start or policy.model)", LEARNER),
     ("learner.py", "if config.needs_reference:", "if config.kl_coef:", LEARNER),
@@ -273,8 +274,8 @@ MISTAKES = [
     ("batch.py", "device=lengths.device) < lengths[:, None]", "device=lengths.device) <= lengths[:, None]", BATCH),
     ("batch.py", "columns = self.prompt_lengths[:, None] +", "columns = self.prompt_lengths[:, None] - 1 +", BATCH),
     ("batch.py", "return ids.masked_fill(~self.completion_mask, 0)", "return ids", BATCH),
-    ("batch.py", 'int((chosen["prompt_lengths"] + chosen["completion_lengths"]).max())', 'int(chosen["prompt_lengths"].max() + chosen["completion_lengths"].max())', BATCH),
-    ("batch.py", '"logprobs": chosen["logprobs"][:, :longest]', '"logprobs": chosen["logprobs"]', BATCH),
+    ("batch.py", 'max((chosen["prompt_lengths"] + chosen["completion_lengths"]).tolist(), default=0)', 'int(chosen["prompt_lengths"].max() + chosen["completion_lengths"].max())', BATCH),
+    ("batch.py", '"logprobs": longest, "versions"', '"versions"', BATCH),
     ("batch.py", "repeat_interleave(group, dim=0), prompt", "repeat(group, 1), prompt", BATCH),
     ("batch.py", "ids[row, prompt_lengths[row] + column]", "ids[row, longest + column - 1]", BATCH),
     ("batch.py", "(0, width - longest), value=pad_id)", "(0, width - longest))", BATCH),
@@ -418,7 +419,7 @@ MISTAKES = [
     ("checkpoint.py", '    torch.set_rng_state(state["cpu"])\n', "", CHECKPOINT),
     # trainer.py
     ("trainer.py", "torch.manual_seed(config.seed)", "pass", TRAINER),
-    ("trainer.py", "if goes_on and config.needs_reference else None", "if False else None", TRAINER),
+    ("trainer.py", "if config.needs_reference and (checkpoint is not None or config.shard)", "if config.needs_reference and config.shard", TRAINER),
     ("checkpoint.py", "else load_saved_policy(checkpoint, device)", "else load_policy(config.model, device)", TRAINER),
     ("trainer.py", "self._short_enough(self.task.problems(\"train\"))", 'self.task.problems("train")', TRAINER),
     ("trainer.py", 'self._short_enough(self.task.problems("train")), config.seed', 'self._short_enough(self.task.problems("train")), 0', TRAINER),
@@ -537,7 +538,7 @@ MISTAKES = [
     ("trainer.py", "            self._check_loaded(step_of(checkpoint))\n", "", ENDINGS),
     ("trainer.py", "    if run.config.steps < step_of(checkpoint):", "    if False:", ENDINGS),
     ("trainer.py", "        check_memory(share_of(config, world.size), self.policy.model.config, device, world.size)\n", "", ENDINGS),
-    ("trainer.py", "        run.keep_config()\n", "", TRAINER),
+    ("trainer.py", "        self.run.keep_config()\n", "", TRAINER),
     ("trainer.py", "run = world.run(lambda: run_to_resume(settings))\n", "run = world.run(lambda: run_to_resume(settings))\n        run.keep_config()\n", ENDINGS),
     ("trainer.py", "        world.first(lambda: try_folder(run.path, \"choose another --output\", checkpoint_bytes))\n", "", ENDINGS),
     ("interrupts.py", "for number in (signal.SIGINT, signal.SIGTERM):", "for number in (signal.SIGINT,):", ENDINGS),
@@ -711,8 +712,8 @@ MISTAKES = [
     ("learner.py", "ExactPass(model, dtype, config.gradient_checkpointing)", "ExactPass(model, dtype, False)", USERS),
     ("learner.py", "hidden = self.policy_pass.hidden_states(part)", "hidden = PlainPass(self.policy.model, 'float32').hidden_states(part)", USERS),
     ("learner.py", "model_pass(self.reference, config, as_base=True)", "PlainPass(self.reference, config.dtype)", USERS),
-    ("step.py", "if engine.exact and learner.exact:", "if engine.exact:", USERS),
-    ("step.py", "if engine.exact and learner.exact:", "if learner.exact:", USERS),
+    ("step.py", "if engine.exact and learner.exact and", "if engine.exact and", USERS),
+    ("step.py", "if engine.exact and learner.exact and", "if learner.exact and", USERS),
     # lora.py, and who uses it
     ("lora.py", "torch.addmm(layer.weight, b, a, alpha=layer.scaling[NAME])", "torch.addmm(layer.weight, b, a)", LORA),
     ("lora.py", "torch.addmm(layer.weight, b, a, alpha=layer.scaling[NAME])", "layer.weight.clone()", LORA),
@@ -747,7 +748,7 @@ MISTAKES = [
     ("measure/memory.py", "min(-(-config.micro_batch_tokens // length), minibatch)", "min(config.micro_batch_tokens // length, minibatch)", MEMORY),
     ("measure/memory.py", "min(-(-config.micro_batch_tokens // length), minibatch)", "-(-config.micro_batch_tokens // length)", MEMORY),
     ("measure/memory.py", "min(config.logprob_chunk, micro_rows * length, minibatch", "min(config.logprob_chunk, minibatch", MEMORY),
-    ("measure/memory.py", "gradients=4 * learned,", "gradients=4 * n,", LORA),
+    ("measure/memory.py", "gradients=4 * learned //", "gradients=4 * n //", LORA),
     ("measure/memory.py", "if config.needs_reference and not config.lora_rank else 0", "if config.needs_reference else 0", LORA),
     # sft/data.py
     ("sft/data.py", "        add(answer, True)\n", "        add(answer, False)\n", SFT_DATA),
@@ -982,7 +983,7 @@ MISTAKES = [
     ("tasks/judged.py", " or verdict.words in NO_PROGRAM", "", JUDGED),
     ("tasks/judged.py", 'OF_PROGRAMS if "compiled" in task.metrics else OF_ANSWERS', "OF_PROGRAMS", JUDGED),
     ("tasks/judged.py", "float(self.judged is None)", "0.0", JUDGED),
-    ("trainer.py", "self.engine, self.judged, self.prompts", "self.engine, self.task, self.prompts", JUDGED),
+    ("trainer.py", "self.sampler, self.judged, self.prompts", "self.sampler, self.task, self.prompts", JUDGED),
     ("sft/traces.py", "training=False", "training=True", TRACES),
     ("sft/traces.py", "-len(problem.question)", "len(problem.question)", TRACES),
     ("sft/traces.py", "elif id(problem) not in training:", "elif False:", TRACES),
@@ -1012,7 +1013,6 @@ MISTAKES = [
     ("trainer.py", 'self.config.dtype == "float32" and self.config.engine != "vllm"', 'self.config.dtype == "float32"', VLLM),
     # several ranks
     ("distributed/world.py", "return rows[self.rank :: self.size]", "return rows", MICRO_BATCHES),
-    ("distributed/world.py", "if len(piece)]", "]", WORLD),
     ("distributed/world.py", "(torch.add, torch.add, torch.maximum)", "(torch.add, torch.add, torch.add)", WORLD),
     ("distributed/world.py", "strict=True) if ranks]", "strict=True)]", WORLD),
     ("distributed/world.py", "gradient.copy_(summed.view_as(gradient))", "pass", WORLD),
@@ -1020,7 +1020,7 @@ MISTAKES = [
     ("distributed/world.py", "return next(filter(None, self.gather(stop)), None)", "return stop", WORLD),
     ("distributed/world.py", "    except RuntimeError as error:\n        raise RankLost(", "    except ZeroDivisionError as error:\n        raise RankLost(", WORLD),
     ("distributed/world.py", 'return store.add("errors", 1) == 1', "return True", RANKS),
-    ("distributed/world.py", "if config.num_prompts < self.size:", "if False:", RANKS),
+    ("distributed/world.py", "if config.num_prompts < self.size and", "if False and", RANKS),
     ("distributed/shared.py", "torch.manual_seed(seed + self.world.rank)", "torch.manual_seed(seed)", WORLD),
     ("distributed/shared.py", "with torch.random.fork_rng([self.device]", "with torch.random.fork_rng(enabled=False, devices=[self.device]", WORLD),
     ("distributed/shared.py", "for group in self.world.share(groups) for attempt in group]", "for attempt in self.world.share(attempts)]", WORLD),
@@ -1046,4 +1046,38 @@ MISTAKES = [
     ("runs.py", "[*command(), *arguments", '["rlcourse", *arguments', RANKS),
     ("measure/doctor.py", "share_of(config, ranks)", "config", ["measure/test_doctor.py"]),
     ("bench/scale.py", "(count * one[", "(one[", ["bench/test_scale.py"]),
+    # course/ranks.py, course/lessons/lesson15.py
+    ("course/ranks.py", 'print(f"rank {rank}: {line}")', "pass", ["course/test_course_ranks.py"]),
+    ("course/ranks.py", "recurse=True", "recurse=False", ["course/test_course_ranks.py"]),
+    ("course/lessons/lesson15.py", "maxlen=lag + 1", "maxlen=lag or 1", ["course/lessons/test_lesson15.py"]),
+    ("course/lessons/lesson15.py", "load_state_dict(self.seen[0])", "load_state_dict(self.seen[-1])", ["course/lessons/test_lesson15.py"]),
+    # one rank samples while the other trains
+    ("step.py", '"sampler_ratio", (before - sampler).exp()', '"sampler_ratio", (sampler - before).exp()', STEP),
+    ("step.py", '"sampler_ratio_max": means.max(', '"sampler_ratio_max": means.mean(', STEP),
+    ("distributed/overlap.py", "dist.broadcast(weight.detach(), 0", "dist.broadcast(weight.detach().clone(), 0", OVERLAP),
+    ("distributed/overlap.py", "self.under_way = self.steps_done()", "self.under_way = self.steps_done() + 1", OVERLAP),
+    ("distributed/overlap.py", "torch.manual_seed(request.seed)", "torch.manual_seed(0)", OVERLAP),
+    ("distributed/overlap.py", "return stop or self.ahead.stop", "return stop", OVERLAP),
+    ("distributed/overlap.py", "self._begin((self.next_prompts(), num_generations, max_new_tokens, sampling))", "self.state()", OVERLAP),
+    ("distributed/overlap.py", "        self._wait()\n        return self.waiting and", "        return self.waiting and", OVERLAP),
+    ("distributed/overlap.py", "self.tokens += int", "self.tokens = int", OVERLAP),
+    ("trainer.py", "self.world.ahead.load(state[\"ahead\"])", "pass", OVERLAP),
+    ("tasks/prompts.py", "self.at(self.position + i)", "self.at(self.position)", PARTIAL),
+    ("collect.py", "late = (steps - rollout.versions)[rollout.completion_mask]", "late = (steps - rollout.versions)", OVERLAP),
+    # partial rollouts
+    ("partial.py", "version = (prompts.position - len(prompts.waiting))", "version = prompts.position", PARTIAL),
+    ("partial.py", "answer.tokens += tokens[:length]", "answer.tokens += tokens", PARTIAL),
+    ("partial.py", "answer.versions += [version] * length", "answer.versions = [version] * (len(answer.versions) + length)", PARTIAL),
+    ("partial.py", "answer.ended = ended", "answer.ended = False", PARTIAL),
+    ("partial.py", "return all(answer.done(config)", "return any(answer.done(config)", PARTIAL),
+    ("partial.py", "[prompt + answer.tokens for", "[prompt for", PARTIAL),
+    ("partial.py", "ready = ready[: config.num_prompts]", "ready = ready[-config.num_prompts :]", PARTIAL),
+    ("partial.py", "ready = ready[: config.num_prompts]", "pass", PARTIAL),
+    ("partial.py", "max(min(config.num_prompts, left), config", "max(config.num_prompts, config", PARTIAL),
+    ("partial.py", "prompts.position - max(0, begun))", "prompts.position)", PARTIAL),
+    ("partial.py", "len(self.tokens) >= config.max_new_tokens", "len(self.tokens) > config.max_new_tokens", PARTIAL),
+    ("partial.py", "if len(groups) != begun - steps * config.num_prompts or", "if", PARTIAL),
+    ("trainer.py", "waiting_state(self.prompts)", "[]", PARTIAL),
+    ("step.py", " and batch.rollout.versions is None", "", PARTIAL),
+    ("collect.py", "if config.partial_rollout_tokens:", "if False:", PARTIAL),
 ]

@@ -88,6 +88,11 @@ COURSE = {
         4,
         "a language, a compiler and a clock; a policy that learns to fuse; a judge that is cheated",
     ),
+    "15_scale_out": Lesson(
+        "Scale out",
+        3,
+        "two processes train one model, by hand; an all-reduce; when it pays; how old a sampler's weights may be",
+    ),
 }
 
 BADGE = "https://colab.research.google.com/assets/colab-badge.svg"

@@ -64,6 +64,7 @@ API = {
     "Policy": ["policy", "sampling"],
     "Rollout": [
         "llm",
+        "partial",
         "rollout",
         "rollout.hf",
         "rollout.fast",
@@ -91,9 +92,27 @@ API = {
     "Reward": ["tasks.verify", "tasks.boxed"],
     "Advantages and loss": ["advantages", "logprobs", "losses", "learner"],
     "Trainer": ["trainer", "evaluation", "checkpoint", "runs", "files", "interrupts"],
-    "Several GPUs": ["distributed", "distributed.world", "distributed.shared", "distributed.sharded"],
+    "Several GPUs": [
+        "distributed",
+        "distributed.world",
+        "distributed.shared",
+        "distributed.sharded",
+        "distributed.overlap",
+    ],
     "Fine-tuning and LoRA": ["sft", "sft.config", "sft.data", "sft.packing", "sft.traces", "sft.trainer", "lora"],
     "Kernels": ["kernels", "kernels.toolchain", "kernels.decode_attention", "kernels.decode_ops", "ptx"],
+    "Kernels of a layer": [
+        "course.kernels.swiglu_backward",
+        "course.kernels.rotate",
+        "course.kernels.residual_norm",
+        "course.kernels.residual_norm_backward",
+        "course.kernels.token_logprob",
+        "course.kernels.token_logprob_backward",
+        "course.kernels.adamw",
+        "course.kernels.embedding",
+        "course.kernels.attention",
+        "course.kernels.attention_backward",
+    ],
     "Measuring": [
         "measure.timing",
         "measure.profiling",
@@ -109,6 +128,7 @@ API = {
         "course.grading",
         "course.grading.grade",
         "course.widgets",
+        "course.ranks",
         "course.embedded.demonstrations",
         "course.embedded.sft",
         "course.embedded.kernels",
@@ -117,6 +137,7 @@ API = {
         "course.lessons.gain",
         "course.lessons.generate_attention",
         "course.lessons.lesson13",
+        "course.lessons.lesson15",
     ],
 }
 

@@ -16,6 +16,7 @@ from rlcourse.course.lessons import (
     lesson04,
     lesson05,
     lesson14,
+    lesson15,
 )
 from rlcourse.course.lessons.curve_records import load_curve, write_curve
 from rlcourse.measure.records import KEYS, load_record
@@ -75,6 +76,7 @@ def test_every_variant_of_a_lesson_has_been_recorded():
         "lesson04": of_lesson04,
         "lesson05": lesson05.RUNS,
         "lesson14": lesson14.RUNS,
+        "lesson15": lesson15.RUNS,
     }.items():
         names = {f"{lesson}_{name}" for name in names}
         assert names == {path.stem for path in RECORDS if path.stem.startswith(lesson)}

@@ -1,0 +1,790 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# **You will learn**
+#
+# - what several processes that train one model send each other, and when;
+# - which losses come out wrong when each process averages its own answers, and which do not;
+# - to write an all-reduce as a ring, and to say from bytes and bandwidth when it costs too much;
+# - why more GPUs shorten the update and hardly the rollout, and what overlap does about it;
+# - how old the sampler's weights may be before training fails, and what importance sampling saves;
+# - when this package is no longer the right tool, and how your model leaves it.
+#
+# You need [lesson 01](01_policy_gradient.ipynb) for the loop, [lesson 04](04_dr_grpo.ipynb) for the three ways to add
+# up tokens, and [lesson 11](11_engine_for_rl.ipynb) for the importance weights of a sampler that is not the policy.
+#
+# No GPU is needed, let alone two. Everything here runs in real processes on your CPU, through the same calls of
+# `torch.distributed` that run on a cluster. On GPUs the backend is NCCL instead of gloo, and the rest stays.
+
+# %%
+import inspect
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import torch
+import torch.distributed as dist
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rlcourse import advantages as adv
+from rlcourse.checkpoint import latest_checkpoint
+from rlcourse.config import make_config
+from rlcourse.course import pick
+from rlcourse.course.lessons.curve_records import load_curve
+from rlcourse.course.lessons.experiment import Experiment
+from rlcourse.course.lessons.lesson15 import COMMON, LaggingEngine
+from rlcourse.course.loop import GROUP, LIMIT, answer_mask, log_probs, task, verify
+from rlcourse.course.ranks import Ranks
+from rlcourse.course.widgets import bet, explorer
+from rlcourse.distributed.world import ALONE, World
+from rlcourse.learner import Learner
+from rlcourse.losses import aggregate
+from rlcourse.measure.memory import model_shape, parameters
+from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, SKY
+from rlcourse.measure.records import load_record, provenance
+from rlcourse.policy import load_policy
+from rlcourse.rollout import make_engine
+from rlcourse.sampling import Sampling
+from rlcourse.step import train_step
+from rlcourse.tasks.prompts import PromptSampler
+
+# %% [markdown]
+# ## 1 · Two processes and one message
+#
+# A **rank** is a process with a number, 0 to $P-1$, and usually with a GPU of its own; $P$ is the number of ranks.
+# Ranks share no memory. They run the same program, and what one needs from another is sent.
+#
+# `Ranks(2)` starts two processes and keeps them. `run` calls a function on both; each gets its rank.
+
+# %%
+two = Ranks(2)
+
+
+def hello(rank):
+    if rank == 0:
+        dist.send(torch.tensor([3.0, 1.0, 4.0]), dst=1)
+        return "sent"
+    received = torch.zeros(3)  # the receiver must know shape and dtype beforehand: bytes travel, nothing else
+    dist.recv(received, src=0)
+    print("I got", received.tolist())
+    return "received"
+
+
+print(two.run(hello))
+
+# %% [markdown]
+# All that training needs is built of such messages. The first question is which answers a rank gets.
+#
+# ## 2 · Prompts are split, groups never
+#
+# Eight problems, {{ GROUP }} answers to each, sampled by one process. Half of the rows go to each rank. There are two
+# ways to cut: between problems, or through every group, so that each rank has {{ GROUP // 2 }} answers to each problem.
+# Each rank then computes advantages from the rewards it has.
+
+# %%
+policy = load_policy("embedded")
+engine = make_engine(policy, "fast", torch.float32)
+problems = task.problems("train")[:8]
+torch.manual_seed(0)
+rollout = engine.generate([policy.prompt(p.question) for p in problems], GROUP, LIMIT, Sampling())
+rewards = verify(problems, rollout, policy)
+row = torch.arange(len(rewards))
+CUTS = {"between problems": row < len(row) // 2, "through groups": row % GROUP < GROUP // 2}
+KINDS = {
+    "batch mean": lambda r, size: adv.batch_centered(r),
+    "group mean": adv.group_centered,
+    "group mean and deviation": adv.group_normalized,
+}
+off = {}
+for cut, on_first in CUTS.items():
+    for kind, advantages_of in KINDS.items():
+        found = torch.zeros_like(rewards)
+        for own in (on_first, ~on_first):
+            found[own] = advantages_of(rewards[own], GROUP if cut == "between problems" else GROUP // 2)
+        off[cut, kind] = (found - advantages_of(rewards, GROUP)).abs().max().item()
+        print(f"cut {cut:17} advantage by {kind:25} off by at most {off[cut, kind]:.2f}")
+
+# %% [markdown]
+# Cut between problems, what looks at its own group alone cannot tell. {{ assert off["between problems", "group mean"]
+# == 0 and off["between problems", "group mean and deviation"] == 0 }} Cut through groups, it is wrong, and nothing
+# crashes. {{ assert off["through groups", "group mean"] > 0.05 }} Whatever looks at the batch, a mean, a deviation,
+# PPO's whitening, has to be taken over **all** ranks, however one cuts. {{ assert off["between problems", "batch mean"]
+# > 0.01 }}
+#
+# So the advantages are right. Next, the loss. Each rank has its rows, computes the mean loss of **its own** answers and
+# the gradient of that. Then the gradients of both are averaged. PyTorch's `DistributedDataParallel` does just that, and
+# in supervised training with equal batches nobody notices.
+
+# %% tags=["hide-input"]
+# @title Your bet
+WRONG = [
+    "none of them: the mean of two means is the mean",
+    "the mean over all tokens (DAPO)",
+    "the mean over answers of the mean over tokens (GRPO)",
+    "the sum over a constant (Dr. GRPO)",
+]
+loss_bet = bet("Two ranks with equally many answers. Which loss gets another gradient than one process's?", WRONG)
+
+
+# %%
+def gradient(rollout, advantages, how, rows, tokens):
+    """The gradient of the loss as one vector. rows, tokens: what the loss is divided by."""
+    model = load_policy("embedded").model
+    losses = -advantages[:, None] * log_probs(model, rollout)
+    aggregate(losses, answer_mask(rollout), how, rows=rows, tokens=tokens, max_new_tokens=LIMIT).backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def own_mean(rank, rollout, advantages, how, cut):
+    """Each rank divides by what it has; gradients are averaged."""
+    own = torch.arange(len(advantages)).tensor_split([cut])[rank]
+    part = rollout[own]
+    found = gradient(part, advantages[own], how, len(own), int(answer_mask(part).sum()))
+    dist.all_reduce(found)  # the sum, on every rank
+    return found / 2
+
+
+def share_of_all(rank, rollout, advantages, how, cut):
+    """Each rank divides by what all have; gradients are added up."""
+    own = torch.arange(len(advantages)).tensor_split([cut])[rank]
+    part = rollout[own]
+    count = torch.tensor([len(own), int(answer_mask(part).sum())])
+    dist.all_reduce(count)
+    found = gradient(part, advantages[own], how, *count.tolist())
+    dist.all_reduce(found)
+    return found
+
+
+advantages = adv.group_centered(rewards, GROUP)
+HOWS = {"token_mean": "DAPO", "sequence_mean": "GRPO", "constant": "Dr. GRPO"}
+half, total = len(row) // 2, int(answer_mask(rollout).sum())
+distance = {}
+for how in HOWS:
+    one = gradient(rollout, advantages, how, len(row), total)
+    for name, way, cut in (
+        ("own", own_mean, half),
+        ("own, 6 and 2 problems", own_mean, 6 * GROUP),
+        ("all", share_of_all, half),
+        ("all, 6 and 2 problems", share_of_all, 6 * GROUP),
+    ):
+        found = two.run(way, rollout, advantages, how, cut)
+        assert torch.equal(*found)  # both ranks hold the same bits
+        distance[how, name] = ((found[0] - one).norm() / one.norm()).item()
+
+# %% tags=["hide-input"]
+# @title Table: distance from the gradient of one process
+print(f"{'':30}" + "".join(f"{name:>12}" for name in HOWS.values()))
+for name, said in (
+    ("own", "own means, 4 and 4 problems"),
+    ("own, 6 and 2 problems", "own means, 6 and 2 problems"),
+    ("all", "shares, 4 and 4 problems"),
+    ("all, 6 and 2 problems", "shares, 6 and 2 problems"),
+):
+    print(f"{said:30}" + "".join(f"{distance[how, name]:12.1e}" for how in HOWS))
+tokens = [int(answer_mask(rollout[part]).sum()) for part in (row[:half], row[half:])]
+print(f"tokens of the two ranks, 4 and 4 problems: {tokens[0]} and {tokens[1]}")
+loss_bet.result(WRONG[1] if distance["token_mean", "own"] > 1e-3 > distance["sequence_mean", "own"] else WRONG[0])
+
+# %% [markdown]
+# With equally many answers GRPO and Dr. GRPO come out right by luck: each rank divides by the same number. {{ assert
+# max(distance["sequence_mean", "own"], distance["constant", "own"]) < 1e-4 < distance["token_mean", "own"] }} DAPO
+# divides by tokens, and the ranks have {{ tokens[0] }} and {{ tokens[1] }}. So the gradient is off by {{ 100 *
+# distance["token_mean", "own"]:.0f }} %, in every step, toward the rank whose answers are shorter. With 6 and 2
+# problems all three are wrong. {{ assert min(distance[how, "own, 6 and 2 problems"] for how in HOWS) > 0.01 }} That is
+# the case whenever the number of prompts does not divide by the ranks, or a filter takes groups away.
+#
+# The rule is one line: **count over all ranks before you divide, then add up.** It costs two integers. {{ assert
+# max(v for (_, name), v in distance.items() if name.startswith("all")) < 1e-4 }}
+#
+# ## 3 · All-reduce, by hand
+#
+# `all_reduce` gave every rank the sum of all gradients. How? Rank 0 could collect all, add up and send the sum back. At
+# $P$ ranks and $M$ bytes of gradient, $2(P-1)M$ bytes then pass through rank 0, while the others wait.
+
+# %% tags=["hide-input"]
+# @title Your bet
+RING_N = pick(3, 4)
+ring_bet = bet(
+    f"{RING_N} ranks, no rank special, each link used evenly. How many times M must each rank send, at least?",
+    (RING_N - 1.0, 0.5, 8.0, 0.25),
+    "M",
+)
+
+# %% [markdown]
+# The ring: cut the gradient into $P$ pieces. In each step every rank gives one piece to its right neighbour and takes
+# one from its left. In the first $P-1$ steps what arrives is **added** to one's own, so that sums grow as they travel.
+# Then each rank has one piece complete, and in $P-1$ more steps the complete pieces travel on.
+
+
+# %%
+def ring_all_reduce(rank, size, numbers):
+    """Add up `numbers` of all ranks, in place. Returns the bytes that this rank has sent."""
+    pieces, sent = list(numbers.tensor_split(size)), 0
+    right, left = (rank + 1) % size, (rank - 1) % size
+    for step in range(2 * (size - 1)):
+        give = pieces[(rank - step) % size]
+        take = pieces[(rank - step - 1) % size]
+        arrived = torch.empty_like(take)
+        sending = dist.isend(give, right)  # does not wait: all give at the same time
+        dist.recv(arrived, left)
+        sending.wait()
+        take.copy_(take + arrived if step < size - 1 else arrived)
+        sent += give.numel() * give.element_size()
+    return sent
+
+
+def compare_sums(rank, size, length):
+    torch.manual_seed(rank)
+    mine = torch.randn(length)
+    theirs = mine.clone()
+    sent = ring_all_reduce(rank, size, mine)
+    dist.all_reduce(theirs)
+    return mine, theirs, sent
+
+
+LENGTH = 100_003  # divides by no number of ranks here
+for ranks in (two, Ranks(RING_N)):
+    found = ranks.run(compare_sums, ranks.size, LENGTH)
+    by_ring, by_torch = [f[0] for f in found], [f[1] for f in found]
+    exact = sum(torch.randn(LENGTH, generator=torch.Generator().manual_seed(r)).double() for r in range(ranks.size))
+    errors = [(sums[0] - exact).abs().max().item() for sums in (by_ring, by_torch)]
+    print(f"{ranks.size} ranks, all with the same bits: {all(torch.equal(by_ring[0], other) for other in by_ring)}")
+    print(f"   largest error: ours {errors[0]:.1e}, torch {errors[1]:.1e}")
+    print(f"   sent by each rank: {', '.join(f'{f[2] / (4 * LENGTH):.3f} M' for f in found)}")
+    sent_most = max(f[2] for f in found) / (4 * LENGTH)
+    ring_right = errors[0] < 1e-5 and torch.equal(by_ring[0], by_ring[-1])
+ranks.close()
+ring_bet.result(round(sent_most, 2))
+
+# %% [markdown]
+# {{ assert ring_right and abs(sent_most - 2 * (RING_N - 1) / RING_N) < 0.001 }} Each rank sends $2M(P-1)/P$, **never
+# more than twice the gradient, however many ranks there are**. Ranks that add up by themselves cannot do with less
+# (Patarasuk and Yuan 2009). What does grow with $P$ is the number of steps, each with a latency of its own; exercise 2
+# trades one for the other.
+#
+# Two more things are in the printout. All ranks hold the **same bits**, since a piece is summed once and then copied.
+# So every rank makes the same update, and weights are never sent at all. And the sum is not that of one process to the
+# last bit: each piece is summed in another order. That is why the package promises one process's result *but for
+# rounding*.
+
+# %% tags=["hide-input"]
+# @title Figure: how many terms each piece of each rank holds
+P = 4
+terms = [[{rank} for _ in range(P)] for rank in range(P)]
+frames = [[[len(piece) for piece in of_rank] for of_rank in terms]]
+for step in range(2 * (P - 1)):
+    given = [terms[rank][(rank - step) % P] for rank in range(P)]
+    for rank in range(P):
+        place, arrived = (rank - step - 1) % P, given[(rank - 1) % P]
+        terms[rank][place] = terms[rank][place] | arrived if step < P - 1 else arrived
+    frames.append([[len(piece) for piece in of_rank] for of_rank in terms])
+fig, axes = plt.subplots(1, len(frames), figsize=(11, 2.1), layout="constrained")
+for step, (ax, frame) in enumerate(zip(axes, frames, strict=True)):
+    ax.imshow(frame, cmap="Blues", vmin=0, vmax=P + 1)
+    for rank in range(P):
+        for piece in range(P):
+            ax.text(piece, rank, frame[rank][piece], ha="center", va="center", fontsize=8)
+    ax.set(xticks=[], yticks=[], title="start" if not step else f"{'add' if step < P else 'copy'} {step}")
+axes[0].set(ylabel="rank", xlabel="piece")
+plt.show()
+complete = all(count == P for of_rank in frames[-1] for count in of_rank)
+
+# %% [markdown]
+# {{ assert complete }} Follow one piece down a column: 1, 2, 3, 4 terms as it goes round, then 4 spreads.
+#
+# ## 4 · When it pays
+#
+# A message takes a latency and then its bytes over the bandwidth. Measure both between your two processes:
+
+# %%
+COUNTS = [2**i for i in range(6, pick(19, 23), 2)]
+
+
+def time_all_reduce(rank, counts, repeats):
+    """Median seconds of an all-reduce of so many float32 numbers."""
+    found = []
+    for count in counts:
+        numbers, times = torch.ones(count), []
+        dist.all_reduce(numbers)  # the first of a size takes longer
+        for _ in range(repeats):
+            dist.barrier()
+            start = time.perf_counter()
+            dist.all_reduce(numbers)
+            times.append(time.perf_counter() - start)
+        found.append(sorted(times)[repeats // 2])
+    return found
+
+
+measured = two.run(time_all_reduce, COUNTS, pick(5, 15))[0]
+latency = min(measured)
+bandwidth = 4 * COUNTS[-1] / (measured[-1] - latency)  # at 2 ranks 2 (P - 1) / P = 1: each sends M bytes
+
+# %% tags=["hide-input"]
+# @title Figure: seconds of an all-reduce between two processes here
+sizes = [4 * count for count in COUNTS]
+fig, ax = plt.subplots(figsize=(6.5, 3))
+ax.loglog(sizes, [1e3 * s for s in measured], "o", color=BLUE, label="measured")
+ax.loglog(sizes, [1e3 * (latency + b / bandwidth) for b in sizes], color=BLACK, label="latency + bytes / bandwidth")
+ax.set(xlabel="bytes", ylabel="ms", title=f"{1e6 * latency:.0f} µs and {bandwidth / 1e9:.1f} GB/s, on this machine")
+ax.grid()
+ax.legend()
+plt.show()
+
+# %% [markdown]
+# Small messages cost the latency whatever they hold. So gradients are sent in **buckets**, many tensors at a time: the
+# package sends up to 64 MiB at once.
+#
+# Now a GPU. We have a recorded step of Qwen2.5-0.5B on one H200, at two sizes. For several GPUs there is a benchmark,
+# `rlcourse bench scale`.
+
+# %%
+try:
+    scale = load_record("scale")
+    for r in scale["results"]:
+        print(r["variant"], "| GPUs:", r["gpus"], f"| efficiency {r['efficiency']:.2f} |", provenance(scale))
+except FileNotFoundError:
+    print("No record of `rlcourse bench scale` yet. All that follows about several GPUs is an ESTIMATE.")
+
+# %% [markdown]
+# The estimate: the step takes what was recorded on one GPU, and then the gradient is sent, in float32 as the package
+# does, by a ring, with nothing else running meanwhile. Every GPU has its own rows ("equal work a GPU"). The
+# **efficiency** is the share of the time in which work is done, $t / (t + t_\text{ring})$.
+
+
+# %%
+def ring_seconds(numbers: int, ranks: int, gb_per_s: float) -> float:
+    """An all-reduce of so many float32 numbers, by the bytes alone."""
+    return 2 * (ranks - 1) / ranks * 4 * numbers / (gb_per_s * 1e9)
+
+
+step_record = load_record("step", "NVIDIA H200")
+steps = {r["rows"]: r for r in step_record["results"] if r["variant"] == "rlcourse"}
+NUMBERS = parameters(model_shape("Qwen/Qwen2.5-0.5B"))
+LINKS = {"NVLink 4": 450.0, "PCIe 5, 16 lanes": 64.0, "InfiniBand NDR": 50.0, "100 Gbit/s Ethernet": 12.5}  # GB/s
+print(f"{NUMBERS:,} numbers, {4 * NUMBERS / 1e9:.2f} GB; one GPU: {provenance(step_record)}; the rest an estimate")
+print(f"{'link, GB/s one way':30}{'ring':>9}{'step for 0.9':>15}" + "".join(f"   {n:3} rows" for n in steps))
+needed = {}
+for link, speed in LINKS.items():
+    ring = ring_seconds(NUMBERS, 8, speed)
+    needed[link] = 9 * ring  # t / (t + ring) >= 0.9
+    kept = "".join(f"{r['step_s'] / (r['step_s'] + ring):11.2f}" for r in steps.values())
+    print(f"{link + f', {speed:g}':30}{1e3 * ring:6.0f} ms{needed[link]:13.2f} s{kept}")
+
+# %% [markdown]
+# The bandwidths are data sheets' (NVIDIA for NVLink and NDR, PCI-SIG for PCIe), and real ones are lower. The column
+# "step for 0.9" is the shortest step at which efficiency stays at 0.9: **nine times the all-reduce**. For 8 GPUs on
+# NVLink that is {{ needed["NVLink 4"]:.2f }} s, shorter than any step we recorded. {{ assert needed["NVLink 4"] <
+# min(r["step_s"] for r in steps.values()) }} Over 100 Gbit/s Ethernet it is {{ needed["100 Gbit/s Ethernet"]:.1f }} s,
+# and our step with {{ max(steps) }} rows takes {{ steps[max(steps)]["step_s"]:.2f }} s. {{ assert needed["100 Gbit/s
+# Ethernet"] > max(r["step_s"] for r in steps.values()) }} Then you give each GPU more rows, or send bf16, or send while
+# the backward pass is still at work (as DDP and FSDP do).
+#
+# Move the sliders: the gradient of your model, your link, your step.
+
+
+# %%
+def draw_efficiency(ax, billions, gb_per_s, step_s):
+    ranks = range(1, 65)
+    for label, seconds, color in (("your step", step_s, BLUE), ("a step 4 times as long", 4 * step_s, GREEN)):
+        kept = [seconds / (seconds + ring_seconds(1e9 * billions, n, gb_per_s)) for n in ranks]
+        ax.plot(ranks, kept, color=color, label=label)
+    ax.axhline(0.9, color=BLACK, linestyle=":")
+    ax.set(xlabel="GPUs, equal work each", ylabel="efficiency, estimated", ylim=(0, 1.05), xscale="log")
+    ax.set_xticks([1, 2, 4, 8, 16, 32, 64], [1, 2, 4, 8, 16, 32, 64])
+    ax.set_title(f"{billions:g} billion, {gb_per_s:g} GB/s, {step_s:g} s", fontsize=11)
+    ax.legend(loc="lower left")
+
+
+explorer(
+    draw_efficiency,
+    [
+        {"billions": 0.5, "gb_per_s": 450.0, "step_s": 0.4},
+        {"billions": 0.5, "gb_per_s": 12.5, "step_s": 0.4},
+        {"billions": 7.0, "gb_per_s": 50.0, "step_s": 10.0},
+    ],
+    billions=(0.5, 0.5, 70.0, 0.5),
+    gb_per_s=(450.0, 1.0, 900.0, 1.0),
+    step_s=(0.4, 0.1, 60.0, 0.1),
+)
+
+# %% [markdown]
+# Beyond a few GPUs the curves are flat: the ring's bytes hardly grow. What ends scaling is another thing.
+#
+# ## 5 · Why the rollout does not shrink
+#
+# So far each GPU had its own 64 rows. Now split the **same** {{ max(steps) }} rows over four GPUs. The record has {{
+# min(steps) }} rows, too, which is the share of one:
+
+# %% tags=["hide-input"]
+# @title Your bet
+split_bet = bet("Four GPUs, a quarter of the rows each, free communication. How many times as fast is the step?",
+                (4.0, 1.0, 4.0, 0.1), "times")  # fmt: skip
+
+# %%
+many, few = steps[max(steps)], steps[min(steps)]
+assert max(steps) == 4 * min(steps)
+for part in ("rollout_s", "update_s", "step_s"):
+    print(f"{part:10} {many[part]:.3f} s -> {few[part]:.3f} s: {many[part] / few[part]:.1f} times as fast")
+print(provenance(step_record))
+speedup = many["step_s"] / few["step_s"]
+split_bet.result(round(speedup, 1))
+
+# %% [markdown]
+# The update shrinks {{ many["update_s"] / few["update_s"]:.1f }} times, the rollout {{ many["rollout_s"] /
+# few["rollout_s"]:.1f }} times. {{ assert many["update_s"] / few["update_s"] > 2 > many["rollout_s"] / few["rollout_s"]
+# }} You know why from lesson 06: a decode step reads all weights, for 16 rows as for 64, and it must be done as often
+# as the longest answer has tokens. Four GPUs, {{ speedup:.1f }} times the speed: efficiency {{ speedup / 4:.2f }}, and
+# not a byte has been sent. {{ assert speedup < 2.5 }}
+#
+# What helps then is not to split, but to do two things at once. One GPU samples the next batch while the other trains
+# on the last one. A straight line through the two recorded sizes gives the time of any share:
+
+
+# %%
+def seconds(part: str, rows: float) -> float:
+    """A line through the two recorded sizes: an estimate."""
+    slope = (many[part] - few[part]) / (many["rows"] - few["rows"])
+    return few[part] + slope * (rows - few["rows"])
+
+
+ROWS = max(steps)
+alone = many["rollout_s"] + many["update_s"]
+split = seconds("rollout_s", ROWS / 2) + seconds("update_s", ROWS / 2)
+overlapped = max(many["rollout_s"], many["update_s"])
+
+# %% tags=["hide-input"]
+# @title Figure: two GPUs, two ways (an estimate)
+fig, ax = plt.subplots(figsize=(9.5, 2.9), layout="constrained")
+LANES = ["one GPU", "split: GPU 0", "split: GPU 1", "overlap: GPU 0", "overlap: GPU 1"]
+
+
+def block(lane, start, length, color, text):
+    ax.barh(lane, length, left=start, color=color, edgecolor="white", height=0.8)
+    ax.text(start + length / 2, lane, text, ha="center", va="center", fontsize=8, clip_on=True)
+
+
+for lane, rows in ((0, ROWS), (1, ROWS / 2), (2, ROWS / 2)):
+    start = 0.0
+    for number in range(4):
+        for part, color in (("rollout_s", SKY), ("update_s", ORANGE)):
+            if start < 0.95:
+                block(lane, start, seconds(part, rows), color, number)
+            start += seconds(part, rows)
+end_sampled, end_trained, number = 0.0, 0.0, 0
+while end_sampled < 0.95:
+    block(3, end_sampled, many["rollout_s"], SKY, number)
+    end_sampled += many["rollout_s"]
+    begin = max(end_sampled, end_trained)
+    block(4, begin, many["update_s"], ORANGE, number)
+    end_trained, number = begin + many["update_s"], number + 1
+ax.set_yticks(range(len(LANES)), LANES)
+ax.invert_yaxis()
+ax.set(xlabel=f"seconds; blue: rollout, orange: update. {provenance(step_record)}; two GPUs estimated", xlim=(0, 1.0))
+plt.show()
+
+# %% [markdown]
+# One GPU: {{ alone:.2f }} s a step. Two GPUs that split the rows: {{ split:.2f }} s. Two that overlap: {{
+# overlapped:.2f }} s, {{ split / overlapped:.1f }} times as fast as split. {{ assert overlapped < split < alone }} An
+# estimate, without any communication, and with a rollout and an update that happen to take equally long. The price is
+# in the picture: rollout 1 begins before update 0 has ended. **Answers come from weights that are one update old.**
+#
+# ## 6 · How old may the weights be?
+#
+# Lesson 11 had a sampler with old weights and the cure: weigh each token by $\min(\pi_\theta / \pi_\text{old}, 2)$,
+# truncated importance sampling (TIS). Here the question is how far that goes. Answers come from the weights of some
+# updates ago, **lag** 0, 1, 4 or 16. That is this class, and all else is the package's step:
+
+# %%
+print(inspect.getsource(LaggingEngine.generate))
+
+
+FEW = {"num_prompts": 2}
+
+
+def live(lag: int, steps: int):
+    """Of every token that the lagging engine samples after some steps: log ratio of the policy to the sampler."""
+    config = make_config("laptop", **COMMON | pick(FEW, {}), device="cpu")
+    experiment = Experiment(config)
+    experiment.engine = LaggingEngine(experiment.policy, lag)
+    for step in range(steps):
+        experiment.train(step)
+    prompts = [experiment.policy.prompt(p.question) for p in task.problems("validation")[: pick(4, 16)]]
+    old = experiment.engine.generate(prompts, 4, LIMIT, Sampling())
+    with torch.no_grad():
+        now, mask = log_probs(experiment.policy.model, old), answer_mask(old)
+    return now[mask] - old.logprobs[old.completion_mask]
+
+
+STEPS = pick(2, 8)
+apart = {lag: live(lag, STEPS) for lag in pick((0, 4), (0, 1, 4))}
+gaps = {lag: log_ratio.abs().mean().item() for lag, log_ratio in apart.items()}
+for lag, log_ratio in apart.items():
+    above = (log_ratio.exp() > 2).float().mean()
+    print(f"lag {lag}: after {STEPS} steps |log ratio| {gaps[lag]:.1e} a token; ratios above 2: {above:.1%}")
+
+# %% [markdown]
+# {{ assert gaps[0] < 1e-5 and list(gaps.values()) == sorted(gaps.values()) }} With lag 0 sampler and trainer agree to
+# rounding. Then the gap grows with the lag. Now the recorded runs: {{ COMMON["steps"] }} steps of {{
+# COMMON["num_prompts"] }} × {{ COMMON["num_generations"] }} answers, learning rate {{ COMMON["lr"] }}, three seeds
+# each.
+
+# %% tags=["hide-input"]
+# @title Your bet
+OLD = ["only 16 does harm", "4 already does harm", "even 1 does harm", "none: an answer's reward does not age"]
+old_bet = bet("Without correction: which lags end lower than lag 0, beyond the spread of the seeds?", OLD)
+
+# %% [markdown]
+# **Look for** the black line that rises and then falls, and for what the dashed one of the same colour does.
+
+# %% tags=["hide-input"]
+# @title Figure: training on old answers
+KEYS = [("0", "off"), *((k, c) for k in ("1", "4", "16") for c in ("off", "token"))]
+curves = {(k, c): load_curve(f"lesson15_lag_{k}" + ("_token" if c == "token" else "")) for k, c in KEYS}
+COLORS = {"0": GREEN, "1": SKY, "4": ORANGE, "16": BLACK}
+
+
+def at_end(key) -> list[float]:
+    """Each seed's greedy accuracy at the end, %."""
+    return [100 * r["evals"][-1]["accuracy"] for r in curves[key]["results"]]
+
+
+def mean(values) -> float:
+    return sum(values) / len(values)
+
+
+fig, axes = plt.subplots(1, 3, figsize=(10.5, 3.3), layout="constrained", sharey=True)
+for ax, k in zip(axes, ("1", "4", "16"), strict=True):
+    for key, style, label in (
+        (("0", "off"), ":", "lag 0"),
+        ((k, "off"), "-", f"lag {k}"),
+        ((k, "token"), "--", f"lag {k}, TIS"),
+    ):
+        rows = curves[key]["results"]
+        at = [e["step"] for e in rows[0]["evals"]]
+        seeds = [[100 * e["accuracy"] for e in r["evals"]] for r in rows]
+        columns = list(zip(*seeds, strict=True))
+        ax.plot(at, [mean(c) for c in columns], style, color=COLORS[key[0]], label=label)
+        ax.fill_between(at, [min(c) for c in columns], [max(c) for c in columns], color=COLORS[key[0]], alpha=0.15)
+    ax.set(xlabel="step", title=f"lag {k}")
+    ax.grid()
+    ax.legend(loc="lower right")
+axes[0].set(ylabel="validation, greedy, % right", ylim=(0, 100))
+fig.suptitle(f"Mean of three seeds, band from worst to best; {provenance(curves['0', 'off'])}", fontsize=10)
+plt.show()
+worst_gap = max(m for r in curves["16", "off"]["results"] for m in r["steps"]["mismatch_mean"] if m is not None)
+harmed = [k for k in ("1", "4", "16") if max(at_end((k, "off"))) < min(at_end(("0", "off")))]
+old_bet.result({("16",): OLD[0], ("4", "16"): OLD[1], ("1", "4", "16"): OLD[2]}.get(tuple(harmed), OLD[3]))
+for k, correction in KEYS:
+    ends = at_end((k, correction))
+    print(f"lag {k:>2}, correction {correction:5}: {mean(ends):.0f} %, seeds", [f"{end:.1f}" for end in ends])
+
+# %% [markdown]
+# {{ assert harmed == ["4", "16"] }} **Lag 1 costs nothing that three seeds could show**: {{ mean(at_end(("1",
+# "off"))):.0f }} % against {{ mean(at_end(("0", "off"))):.0f }}. {{ assert abs(mean(at_end(("1", "off"))) -
+# mean(at_end(("0", "off")))) < 5 }} That is the case for overlap. Lag 4 ends at {{ mean(at_end(("4", "off"))):.0f }} %,
+# each seed below each of lag 0. Lag 16 rises with the others for six steps, since all lags begin with the same weights.
+# Then it **falls to {{ mean(at_end(("16", "off"))):.0f }} %, below where it began**. {{ assert mean(at_end(("16",
+# "off"))) < 100 * curves["16", "off"]["results"][0]["evals"][0]["accuracy"] }}
+#
+# Why down, and not just slowly up? A wrong answer is made less likely. The old sampler does not know, gives it again,
+# and it is pushed down again. $-A \log \pi_\theta$ has no floor, and its gradient pulls at a token that has been given
+# up as hard as at a likely one. It fits the record: in the worst step sampler and policy are {{ worst_gap:.1f }} nats a
+# token apart. The importance weight is the missing brake: it falls with $\pi_\theta$, and what the policy has given up
+# no longer counts.
+#
+# With TIS lag 4 ends at {{ mean(at_end(("4", "token"))):.0f }} % and lag 16 at {{ mean(at_end(("16", "token"))):.0f }}
+# %, each seed above every one without. {{ assert min(at_end(("16", "token"))) > max(at_end(("16", "off"))) and
+# mean(at_end(("4", "token"))) > mean(at_end(("4", "off"))) }} It is a cure and no miracle: lag 16 stays below lag 0 in
+# each seed. What another policy answers says less about this one. {{ assert max(at_end(("16", "token"))) <
+# min(at_end(("0", "off"))) }}
+#
+# What does not carry over is the number. Here an update moves the policy far, and 16 updates are nearly half of the
+# run. With a large model and a learning rate of 1e-6 several updates may be less than one of ours: AReaL (Fu et al.
+# 2025) trains with bounds of a few updates, with a loss made for it. So do not ask how many updates old the weights
+# are. Ask how far apart the two policies are, which `mismatch_mean` in `metrics.jsonl` says of every step.
+#
+# ## 7 · The package's own ranks
+#
+# What you did by hand is `rlcourse/distributed/world.py`. A step of it on two ranks, with the same answers on both,
+# against one process. Every rank samples everything here, from one seed, so that the results can be compared; only the
+# forward and backward passes are split.
+
+
+# %%
+def some_steps(rank, size, steps):
+    """Weights after some training steps as one vector, and the rewards."""
+    world = ALONE if size == 1 else World(None, rank, size)
+    config = make_config("laptop", num_prompts=4, device="cpu")
+    policy, log = load_policy("embedded"), []
+    engine, learner = make_engine(policy, "fast", torch.float32), Learner(policy, config, world=world)
+    prompts = PromptSampler(task.problems("train"), 0)
+    torch.manual_seed(0)
+    for step in range(steps):
+        log.append(train_step(learner, engine, task, prompts, step)[0]["reward"])
+    return torch.cat([p.detach().flatten() for p in policy.model.parameters()]), log
+
+
+start = torch.cat([p.detach().flatten() for p in policy.model.parameters()])
+(one, log_of_one), (first, log_of_two), (second, _) = some_steps(0, 1, pick(1, 3)), *two.run(some_steps, 2, pick(1, 3))
+moved, off_by = (one - start).norm().item(), (one - first).norm().item()
+print("both ranks hold the same weights:", torch.equal(first, second), "| rewards:", log_of_one, log_of_two)
+print(f"training moved the weights by {moved:.1e}; two ranks end {off_by:.1e} from one process")
+two.close()
+
+# %% [markdown]
+# {{ assert torch.equal(first, second) and off_by < 0.01 * moved and log_of_one == log_of_two }} The same but for
+# rounding. Advantages, the order of rows and all counts every rank computes for itself, from all rewards, with the very
+# code of one process. Only gradients are added up.
+#
+# From the command line it is `torchrun` in front of the command you know. Each rank now samples for its own prompts,
+# from random numbers of its own: other answers than one process draws, from the same distribution.
+
+# %%
+folder = Path(tempfile.mkdtemp())
+launch = [sys.executable, *pick([], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"])]
+options = {"steps": 2, "num-prompts": 4, "eval-problems": 8, "eval-every": 0, "pass-k": 0, "name": "small"}
+arguments = ["train", *(word for name, value in options.items() for word in (f"--{name}", str(value)))]
+print("torchrun --standalone --nproc-per-node 2 -m rlcourse", *arguments)
+done = subprocess.run([*launch, "-m", "rlcourse", *arguments, "--output", folder], capture_output=True, text=True)
+assert done.returncode == 0, done.stderr[-2000:]
+for line in (folder / "small" / "metrics.jsonl").read_text().splitlines():
+    metrics = json.loads(line)
+    print({name: round(metrics[name], 3) for name in ("step", "reward", "grad_norm", "length")})
+
+# %% [markdown]
+# One metrics file, one checkpoint: the first rank writes, the others follow. A run goes on with another number of ranks
+# if you start it so. If a rank dies, the others end with one sentence, and the last checkpoint stays.
+#
+# ## 8 · Who holds what
+#
+# All of this is **data parallel**: every rank has the whole model, 16 bytes for each number that trains (weight,
+# gradient and Adam's two moments in float32). Ranks hold {{ 16 * parameters(model_shape("Qwen/Qwen2.5-7B")) / 1e9:.0f
+# }} GB each for Qwen2.5-7B, and all hold the same. **FSDP** (Zhao et al. 2023; the idea is ZeRO, Rajbhandari et al.
+# 2019) has each rank keep $1/P$ of everything. It gathers the weights of a layer just before they are used, and drops
+# them right after. Gradients are summed with the first half of your ring, which leaves each rank the piece it keeps.
+
+# %% tags=["hide-input"]
+# @title Figure: who holds what of Qwen2.5-7B on 8 ranks
+BILLIONS = parameters(model_shape("Qwen/Qwen2.5-7B")) / 1e9
+PARTS = (("weights", 4, BLUE), ("gradients", 4, ORANGE), ("moments", 8, GREEN))
+WAYS = {
+    "data parallel": ((), "2 M"),
+    "ZeRO-1": (("moments",), "2 M"),
+    "ZeRO-2": (("moments", "gradients"), "2 M"),
+    "ZeRO-3, FSDP": (("moments", "gradients", "weights"), "3 M"),
+}
+fig, ax = plt.subplots(figsize=(8.5, 2.8), layout="constrained")
+held = {}
+for lane, (way, (shared, sent)) in enumerate(WAYS.items()):
+    left = 0.0
+    for part, size, color in PARTS:
+        gigabytes = BILLIONS * size / (8 if part in shared else 1)
+        ax.barh(lane, gigabytes, left=left, color=color, label=None if lane else part)
+        left += gigabytes
+    held[way] = left
+    ax.text(left + 1, lane, f"{left:.0f} GB, sends {sent} a step", va="center", fontsize=9)
+ax.set_yticks(range(len(WAYS)), WAYS)
+ax.invert_yaxis()
+ax.set(xlabel="GB on each of 8 ranks, without activations (computed)", xlim=(0, 170))
+ax.legend(loc="lower right")
+plt.show()
+
+# %% [markdown]
+# From {{ held["data parallel"]:.0f }} GB to {{ held["ZeRO-3, FSDP"]:.0f }} GB a rank. The price: $3M$ instead of $2M$
+# of traffic ($M$: the bytes of all weights; $P$ large): gather for the forward pass, gather again for the backward
+# pass, half a ring for the gradients. As long as everything fits, data parallel is simpler. (LoRA, lesson 13, and
+# recomputation, lesson 12, come first: they cost no second GPU.)
+#
+# ## 9 · When to leave, and how
+#
+# This package is for understanding, and for runs of one machine. Leave when you need:
+#
+# - **[vLLM](https://docs.vllm.ai)**: a model that our engine does not know, very many requests, an API server. It
+#   samples alone; weights are handed over after each update (its page *Weight Transfer*).
+# - **[verl](https://verl.readthedocs.io)**: models of 7 billion and up, tensor and expert parallelism, many recipes.
+#   One controller, FSDP or Megatron to train, vLLM or SGLang to sample.
+# - **[prime-rl](https://github.com/PrimeIntellect-ai/prime-rl)**: asynchronous by design, agents and tools, many
+#   machines. Inference, orchestrator and trainer are three programs, one step apart.
+#
+# You now know the questions to ask there. Are counts taken over all ranks? Does a group ever get cut? How old are the
+# weights that sample, and what corrects for that? Which log-probs are the old ones?
+#
+# The model comes along: a checkpoint of ours **is** a Hugging Face folder. Here is the one that the command above has
+# just written, opened without this package:
+
+# %%
+checkpoint = latest_checkpoint(folder / "small")
+print(sorted(path.name for path in checkpoint.iterdir()))
+model, tokenizer = AutoModelForCausalLM.from_pretrained(checkpoint), AutoTokenizer.from_pretrained(checkpoint)
+prompt = tokenizer.apply_chat_template(
+    [{"role": "user", "content": problems[0].question}], add_generation_prompt=True, return_tensors="pt"
+)["input_ids"]
+answer = model.generate(prompt, max_new_tokens=LIMIT, do_sample=False)[0, prompt.shape[1] :]
+print(problems[0].question, "->", repr(tokenizer.decode(answer, skip_special_tokens=True)), "| gold:", problems[0].gold)
+same_prompt = prompt[0].tolist() == policy.prompt(problems[0].question)
+
+# %% [markdown]
+# {{ assert same_prompt }} `vllm serve FOLDER`, verl's `actor_rollout_ref.model.path=FOLDER` and prime-rl's model name
+# take such a folder. (`trainer.pt` is ours: optimizer and random state. A LoRA run writes an adapter in peft's format;
+# `rlcourse merge` makes a whole model of it.) What does not come along is the task: there you write its reward function
+# again, and the traps of lesson 05 with it.
+#
+# ## Check yourself
+#
+# 1. Four ranks, DAPO's loss. A colleague averages the gradients of the four local means. When is that right?
+#
+# <details><summary>Answer</summary>
+# When all four have equally many tokens. Otherwise a token on the rank with few of them weighs more.
+# </details>
+#
+# 2. Why does nobody send weights in data parallel training?
+#
+# <details><summary>Answer</summary>
+# All start from the same weights, get the same summed gradient to the last bit, and do the same arithmetic. They stay
+# equal. A rank that clips by the norm of its own gradient, before the sum, would break that.
+# </details>
+#
+# 3. Twice as many GPUs, equal work a GPU. By how much do the bytes that a rank sends grow from 8 to 16?
+#
+# <details><summary>Answer</summary>
+# From 2 · 7/8 = 1.75 to 2 · 15/16 = 1.875 times the gradient: 7 %.
+# </details>
+#
+# 4. Rollout takes 30 s, update 10 s. What does overlap bring with two GPUs, and what else could you do?
+#
+# <details><summary>Answer</summary>
+# 30 s instead of 40: the trainer idles two thirds of the time. Give three GPUs to the sampler and one to the trainer,
+# or make the rollout faster first.
+# </details>
+#
+# 5. With TIS each weight is at most 2. What becomes of a token that the policy now makes ten times as likely as the
+#    sampler did?
+#
+# <details><summary>Answer</summary>
+# It counts twice instead of ten times: a bias, on the side of caution. Without the cap a few such tokens would be the
+# whole gradient. A token that has become unlikely fades by itself, its weight goes to 0.
+# </details>
+#
+# ## Exercises
+#
+# [exercises/15_scale_out.ipynb](../exercises/15_scale_out.ipynb): find out what colleagues divided by, add up in few
+# rounds, see which program hangs and where, split a batch until it no longer pays, and say how old every batch is.
+#
+# ## Further reading
+#
+# - Patarasuk and Yuan 2009, *Bandwidth optimal all-reduce algorithms for clusters of workstations*: the ring.
+# - Rajbhandari et al. 2019, *ZeRO*, arXiv:1910.02054; Zhao et al. 2023, *PyTorch FSDP*, arXiv:2304.11277.
+# - Noukhovitch et al. 2024, *Asynchronous RLHF*, arXiv:2410.18252: how far off-policy one may go.
+# - Fu et al. 2025, *AReaL*, arXiv:2505.24298: bounded staleness and a loss made for it.
+# - Sheng et al. 2024, *HybridFlow*, arXiv:2409.19256: the design of verl.
+# - Prime Intellect 2025, *INTELLECT-2*, arXiv:2505.07291: asynchronous RL over the internet.

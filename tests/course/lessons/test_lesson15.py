@@ -1,0 +1,48 @@
+"""The runs of lesson 15: answers of weights that are so many updates old, and nothing else that differs."""
+
+import itertools
+
+import pytest
+import torch
+
+from rlcourse.course.lessons import lesson15
+from rlcourse.course.lessons.curve_records import load_curve
+from rlcourse.policy import load_policy
+from rlcourse.rollout import make_engine
+from rlcourse.sampling import Sampling
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_the_sampler_has_the_weights_of_so_many_updates_ago(lag):
+    policy = load_policy("embedded")
+    engine, sampled = lesson15.LaggingEngine(policy, lag), []
+    versions = []
+    prompts = [policy.prompt("Emma has 3 apples. She buys 4 more. How many apples does Emma have?")]
+    for update in range(5):
+        with torch.no_grad():
+            for p in policy.model.parameters():
+                p.mul_(1.0 if update == 0 else 0.97)
+        torch.manual_seed(0)
+        versions.append(make_engine(policy, "fast", torch.float32).generate(prompts, 2, 6, Sampling()))
+        torch.manual_seed(0)
+        sampled.append(engine.generate(prompts, 2, 6, Sampling()))
+    for update, found in enumerate(sampled):
+        expected = versions[max(0, update - lag)]
+        assert torch.equal(found.ids, expected.ids) and torch.equal(found.logprobs, expected.logprobs)
+    different = [not torch.equal(a.logprobs, b.logprobs) for a, b in itertools.pairwise(versions)]
+    assert all(different)
+
+
+def test_a_run_leaves_what_its_record_holds(monkeypatch):
+    small = {"num_prompts": 2, "num_generations": 2, "steps": 2, "max_new_tokens": 8}
+    for name, value in {"ASKED": 2, "EVERY": 1, "COMMON": lesson15.COMMON | small}.items():
+        monkeypatch.setattr(lesson15, name, value)
+    found = lesson15.one_run(0, **lesson15.RUNS["lag_1_token"])
+    recorded = load_curve("lesson15_lag_1_token")["results"][0]
+    assert {"variant", *found} == recorded.keys() and found["steps"].keys() == recorded["steps"].keys()
+    assert found["evals"][0].keys() == recorded["evals"][0].keys() and len(found["evals"]) == 3
+
+
+@pytest.mark.parametrize("name", lesson15.RUNS)
+def test_every_run_is_recorded_with_its_settings(name):
+    assert load_curve(f"lesson15_{name}")["setup"] == lesson15.COMMON | lesson15.RUNS[name]
