@@ -168,7 +168,7 @@ class Trainer:
         if plain or (self.engine.exact and self.learner.exact):
             return
         tqdm.write(
-            f"Engine {self.config.engine} and trainer round differently on {self.device}"
+            f"Engine and trainer round differently on {self.device}"
             f"{' with an adapter' if self.config.lora_rank else ''}: `mismatch_mean` in "
             "metrics.jsonl says by how much, and --sampler-correction token makes up for it."
         )

@@ -606,5 +606,5 @@ def test_a_run_says_where_engine_and_trainer_round_differently(tiny, dtype, engi
     run.engine.exact, run.learner.policy_pass = engine, SimpleNamespace(exact=trainer)
     with pytest.raises(Wanted):
         run.run_all()
-    said = "Engine fast and trainer round differently on cpu: `mismatch_mean` in metrics.jsonl says by how much"
+    said = "Engine and trainer round differently on cpu: `mismatch_mean` in metrics.jsonl says by how much"
     assert (said in capsys.readouterr().out) == says
