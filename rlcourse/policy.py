@@ -194,14 +194,26 @@ def low_precision_copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrained
     """A copy with parameters in `dtype`, an adapter merged; buffers stay, as `model.to(bfloat16)` would round RoPE's
     frequencies. Of a sharded model it has no weights yet: an engine gathers them before it samples."""
     if is_sharded(model):
-        from rlcourse.distributed.sharded import empty_copy
-
         return empty_copy(model, dtype, model.device)
     clone = copy.deepcopy(model).eval()
     merge(clone)
     clone.requires_grad_(False)
     for parameter in clone.parameters():
         parameter.data = parameter.data.to(dtype)
+    return clone
+
+
+def empty_copy(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """A model as this one was before it was sharded, whole and frozen, its parameters in `dtype` and not filled in."""
+    with torch.device("meta"):
+        clone = AutoModelForCausalLM.from_config(model.config)
+    for parameter in clone.parameters():
+        parameter.data = parameter.data.to(dtype)
+    clone = clone.to_empty(device=device).eval().requires_grad_(False)
+    clone.tie_weights()
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        clone.get_buffer(name).copy_(buffer)
+    clone.generation_config = model.generation_config
     return clone
 
 

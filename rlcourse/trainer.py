@@ -21,7 +21,7 @@ from rlcourse.checkpoint import (
 )
 from rlcourse.collect import staleness
 from rlcourse.config import TrainConfig
-from rlcourse.distributed import share_of
+from rlcourse.distributed import check_launch, share_of
 from rlcourse.distributed.world import ALONE, Alone, World, start_world
 from rlcourse.evaluation import answer_problems, evaluate_test, summarize
 from rlcourse.files import try_folder
@@ -47,7 +47,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     raised.
     """
     with start_world() as world:
-        world = world.of(config)
+        world = world_of(config, world)
         device = world.device(config)
         run = world.run(lambda: new_run(config))
         try:
@@ -64,13 +64,23 @@ def resume(**settings: Any) -> dict[str, Any]:
     """
     with start_world() as world:
         run = world.run(lambda: run_to_resume(settings))
-        world = world.of(run.config)
+        world = world_of(run.config, world)
         device, checkpoint = world.device(run.config), world.first(lambda: latest_checkpoint(run.path))
         if run.config.steps < step_of(checkpoint):
             raise ValueError(
                 f"{run.path} has done {step_of(checkpoint)} steps, more than --steps {run.config.steps}: ask for more."
             )
         return run_part(run, device, world, checkpoint)
+
+
+def world_of(config: TrainConfig, world: Alone | World) -> Alone | World:
+    """The world, for ranks that have a part of the model each where the config says so. Sends nothing."""
+    check_launch(config)
+    if not config.shard:
+        return world
+    from rlcourse.distributed.sharded import ShardedWorld
+
+    return ShardedWorld(world.store, world.rank, world.size)
 
 
 def run_part(

@@ -28,7 +28,7 @@ OPTIONAL = {
 NOTEBOOKS = {"jupytext", "nbclient", "nbformat", "ipywidgets", "PIL"}  # extras: notebooks alone need them
 BOUNDS = re.compile(r"([a-z0-9_-]+)>=([\d.]+),<([\d.]+)")
 # Who may import the course: the command line, and benchmarks of the kernels that the lessons build.
-KNOWS_THE_COURSE = {"rlcourse.cli", "rlcourse.bench.cute", "rlcourse.bench.story"}
+KNOWS_THE_COURSE = {"rlcourse.cli", "rlcourse.bench.cute", "rlcourse.bench.layer", "rlcourse.bench.story"}
 
 
 def project() -> dict:

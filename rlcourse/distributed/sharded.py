@@ -25,13 +25,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rlcourse.batch import Rollout
 from rlcourse.distributed import whole
 from rlcourse.distributed.shared import SharedEngine
 from rlcourse.distributed.world import World
 from rlcourse.logprobs import PlainPass
+from rlcourse.policy import empty_copy
 from rlcourse.sampling import Sampling
 
 CPU = torch.device("cpu")
@@ -133,20 +133,6 @@ def _gathered(value: Any, keep: bool) -> Any:
         gathered = whole(value)
         return gathered.to(CPU) if keep else None
     return value
-
-
-def empty_copy(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """A model as this one was before it was sharded, whole and frozen, its parameters in `dtype` and not filled in."""
-    with torch.device("meta"):
-        clone = AutoModelForCausalLM.from_config(model.config)
-    for parameter in clone.parameters():
-        parameter.data = parameter.data.to(dtype)
-    clone = clone.to_empty(device=device).eval().requires_grad_(False)
-    clone.tie_weights()
-    for name, buffer in model.named_buffers(remove_duplicate=False):
-        clone.get_buffer(name).copy_(buffer)
-    clone.generation_config = model.generation_config
-    return clone
 
 
 class ShardedPass(PlainPass):

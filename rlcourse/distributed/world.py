@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from rlcourse.device import find_device
-from rlcourse.distributed import check_launch, launched
+from rlcourse.distributed import launched
 
 LOST = (
     "Another process of this run has ended, so all end. Checkpoints stay as they are: go on from the last one with "
@@ -40,10 +40,6 @@ class Alone:
 
     rank, size = 0, 1
     ahead: Any = None  # the engine of another rank, where one samples while the other trains: `overlap.Ahead`
-
-    def of(self, config: Any) -> "Alone":
-        check_launch(config)
-        return self
 
     def load(self, load: Callable[[torch.device], Any], device: torch.device) -> Any:
         return load(device)
@@ -111,14 +107,6 @@ class World:
     def __init__(self, store: Any, rank: int, size: int):
         self.store, self.rank, self.size = store, rank, size
         self.gpus: Any = None  # the group for what is on a GPU
-
-    def of(self, config: Any) -> "World":
-        """The world for this config. Sends nothing."""
-        if not config.shard:
-            return self
-        from rlcourse.distributed.sharded import ShardedWorld
-
-        return ShardedWorld(self.store, self.rank, self.size)
 
     def load(self, load: Callable[[torch.device], Any], device: torch.device) -> Any:
         """The policy that `load` gives for a device, as this rank keeps it. Sends nothing."""

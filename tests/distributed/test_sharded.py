@@ -24,16 +24,16 @@ from rlcourse.checkpoint import latest_checkpoint, load_state
 from rlcourse.cli_tables import print_memory
 from rlcourse.config import make_config
 from rlcourse.distributed import is_sharded, own, whole
-from rlcourse.distributed.sharded import ShardedPass, ShardedWorld, empty_copy
+from rlcourse.distributed.sharded import ShardedPass, ShardedWorld
 from rlcourse.distributed.world import World, start_world
 from rlcourse.learner import Learner
 from rlcourse.logprobs import PlainPass
 from rlcourse.lora import copy_merged
 from rlcourse.micro_batches import micro_batches
-from rlcourse.policy import checkpoint_activations
+from rlcourse.policy import checkpoint_activations, empty_copy
 from rlcourse.rollout import make_engine
 from rlcourse.sampling import GREEDY, Sampling
-from rlcourse.trainer import resume, train
+from rlcourse.trainer import resume, train, world_of
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the ranks are forks, which cannot use a GPU")
 SHARDED = make_config(shard=True, num_prompts=3, max_new_tokens=6, warmup_steps=0)
@@ -63,7 +63,7 @@ def _toy(monkeypatch):
 @contextmanager
 def sharded_world(config=SHARDED):
     with start_world() as world:
-        world = world.of(config)
+        world = world_of(config, world)
         world.device(config)
         yield world
 
@@ -175,7 +175,7 @@ def sharded_passes(rank: int) -> dict[str, tuple]:
     with start_world() as alone:
         for name in ("float32", "recomputed", "bfloat16"):
             config = replace(SHARDED, dtype="bfloat16" if name == "bfloat16" else "float32", device="cpu")
-            world = alone.of(config)
+            world = world_of(config, alone)
             world.device(config)
             model = world.load(lambda _: make_policy(), CPU).model
             if name == "recomputed":

@@ -23,6 +23,7 @@ from rlcourse.learner import Learner
 from rlcourse.micro_batches import micro_batches
 from rlcourse.policy import ValueHead
 from rlcourse.tasks import Attempt, MathTask, Problem
+from rlcourse.trainer import world_of
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the ranks are forks, which cannot use a GPU")
 CPU = torch.device("cpu")
@@ -67,7 +68,7 @@ def step_of(name: str, world, shard: bool = False) -> dict:
     """All that can be seen of the step: advantages, gradients of each optimizer step, metrics, rewards, weights."""
     config, seen = replace(CASES[name], shard=shard), {"gradients": []}
     if shard:
-        world = world.of(config)
+        world = world_of(config, world)
         world.device(config)
     rows = list(zip(COMPLETIONS, sampler_logprobs(config.sampling, 0.1), FINISHED, strict=True))
     policy = world.load(lambda _: make_policy(), CPU)

@@ -1034,7 +1034,7 @@ MISTAKES = [
     ("distributed/sharded.py", "module.set_gradient_divide_factor(1.0)", "module.set_gradient_divide_factor(2.0)", SHARDED),
     ("distributed/sharded.py", "self.model.reshard()", "pass", SHARDED),
     ("distributed/sharded.py", "lambda module, inputs, output: output.float()", "lambda module, inputs, output: output", SHARDED),
-    ("distributed/sharded.py", "clone.get_buffer(name).copy_(buffer)", "pass", SHARDED),
+    ("policy.py", "clone.get_buffer(name).copy_(buffer)", "pass", SHARDED),
     ("distributed/sharded.py", "value[self.rank * rows :][:rows]", "value[:rows]", SHARDED),
     ("lora.py", "target.copy_(whole(source.to(target.dtype)))", "pass", SHARDED),
     ("runs.py", '"device", "shard", "save_every"', '"device", "save_every"', SHARDED),
