@@ -39,7 +39,9 @@ class Rollout:
 
     ids [rows, W] int64: prompt, completion, padding; prompt_lengths, completion_lengths [rows] int64, the latter with
     EOS; logprobs [rows, T] float32: of each completion token under the distribution it was sampled from, 0 beyond the
-    completion; finished [rows] bool: EOS was sampled within the limit. T is the longest completion.
+    completion; finished [rows] bool: EOS was sampled within the limit. T is the longest completion. versions [rows, T]
+    int64, only where they may differ from the weights that train: the training steps that the weights had behind them
+    that sampled the token.
     """
 
     ids: Tensor
@@ -47,6 +49,17 @@ class Rollout:
     completion_lengths: Tensor
     logprobs: Tensor
     finished: Tensor
+    versions: Tensor | None = None
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The fields that are there, by name."""
+        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
+
+    @property
+    def lengths(self) -> Tensor:
+        """[rows] int64, tokens of prompt and completion."""
+        return self.prompt_lengths + self.completion_lengths
 
     @property
     def completion_mask(self) -> Tensor:
@@ -62,10 +75,13 @@ class Rollout:
 
     def __getitem__(self, rows) -> "Rollout":
         """Some rows (a slice, indices or a mask), without columns that are padding in all of them."""
-        chosen = {f.name: getattr(self, f.name)[rows] for f in fields(self)}
-        width = int((chosen["prompt_lengths"] + chosen["completion_lengths"]).max())
-        longest = int(chosen["completion_lengths"].max())
-        return Rollout(**chosen | {"ids": chosen["ids"][:, :width], "logprobs": chosen["logprobs"][:, :longest]})
+        chosen = {name: tensor[rows] for name, tensor in self.tensors.items()}
+        width = max((chosen["prompt_lengths"] + chosen["completion_lengths"]).tolist(), default=0)
+        longest = max(chosen["completion_lengths"].tolist(), default=0)
+        columns = {"ids": width, "logprobs": longest, "versions": longest}
+        return Rollout(
+            **{name: tensor[:, : columns[name]] if name in columns else tensor for name, tensor in chosen.items()}
+        )
 
 
 def join_rows(prompts: list[list[int]], completion_ids: Tensor, lengths: Tensor, pad_id: int) -> tuple[Tensor, Tensor]:
@@ -97,7 +113,7 @@ def concatenate(rollouts: list[Rollout]) -> Rollout:
             pieces = [F.pad(piece, (0, widest - piece.shape[1])) for piece in pieces]
         return torch.cat(pieces)
 
-    return Rollout(**{f.name: joined(f.name) for f in fields(Rollout)})
+    return Rollout(**{name: joined(name) for name in rollouts[0].tensors})
 
 
 def judge(policy: "Policy", task: Task, problems: list[Problem], rollout: Rollout, training: bool) -> list[Answer]:

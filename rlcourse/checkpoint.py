@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from rlcourse.distributed import own
 from rlcourse.files import reason, try_folder
 from rlcourse.lora import add_adapter, has_adapter, is_adapter, load_adapter, save_adapter
 from rlcourse.policy import Policy, load_policy
@@ -57,7 +58,8 @@ def check_finite(policy: Policy, state: dict[str, Any]) -> None:
     """Raise RuntimeError unless every weight of the policy and every number of the training state is finite."""
     optimizer, value_head = state.get("optimizer") or {"state": {}}, state.get("value_head") or {}
     moments = [tensor for of_one in optimizer["state"].values() for tensor in of_one.values()]
-    if not all(tensor.isfinite().all() for tensor in [*policy.model.parameters(), *value_head.values(), *moments]):
+    tensors = [*policy.model.parameters(), *value_head.values(), *moments]
+    if not all(own(tensor).isfinite().all() for tensor in tensors):
         raise RuntimeError(
             "The weights are no longer finite, so they were not saved, and earlier checkpoints stay as they are: start "
             "a new run with a lower --lr."

@@ -183,8 +183,8 @@ def bench(
     what: Annotated[
         str,
         typer.Argument(
-            help="learn, decode, kernels, cute, story, trace, rollout, step, scale, update, mismatch, exact, gap, "
-            "paged, serve or logprobs"
+            help="learn, decode, kernels, cute, layer, story, trace, rollout, step, scale, update, mismatch, exact, "
+            "gap, paged, serve or logprobs"
         ),
     ],
     shape: Annotated[str, typer.Option("--shape", help="Random weights of this shape; decode: or embedded")] = (

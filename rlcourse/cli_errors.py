@@ -14,7 +14,7 @@ from rich.markup import escape
 from rlcourse.files import reason
 from rlcourse.interrupts import Terminated, raise_terminated
 
-LESS_MEMORY = "Lower --micro-batch-rows, --num-prompts or --max-new-tokens, or add --gradient-checkpointing."
+LESS_MEMORY = "Lower --micro-batch-tokens, --num-prompts or --max-new-tokens, or add --gradient-checkpointing."
 SHOW_WHERE = "(RLCOURSE_TRACEBACK=1 shows where.)"
 
 

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from rlcourse.cli_options import PANELS
 from rlcourse.config import TrainConfig
-from rlcourse.distributed import launched, share_of
+from rlcourse.distributed import check_launch, launched, share_of
 
 
 def print_config(config: TrainConfig) -> None:
@@ -29,9 +29,10 @@ def print_memory(config: TrainConfig) -> None:
     from rlcourse.measure import memory
     from rlcourse.measure.machine import format_bytes
 
+    check_launch(config)
     device, ranks = wanted_device(config), launched()[1]
     shape = memory.model_shape(config.model)
-    estimate = memory.estimate(share_of(config, ranks), shape, device)
+    estimate = memory.estimate(share_of(config, ranks), shape, device, ranks)
     each = f", each of {ranks} processes" if ranks > 1 else ""
     title = f"Memory estimate on {device}{each}: {memory.parameters(shape):,} parameters"
     table = Table("part", "memory", title=title)

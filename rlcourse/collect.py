@@ -5,12 +5,13 @@ from collections.abc import Callable
 import torch
 
 from rlcourse.advantages import has_signal
-from rlcourse.batch import Completions, join_completions, judge
+from rlcourse.batch import Completions, Rollout, join_completions, judge
 from rlcourse.config import TrainConfig
 from rlcourse.measure.timing import PhaseTimer
+from rlcourse.partial import roll_out_partly
 from rlcourse.policy import Policy
 from rlcourse.rollout import RolloutEngine
-from rlcourse.tasks import Answer, Problem, Task, mean_metrics
+from rlcourse.tasks import Answer, Task, mean_metrics
 from rlcourse.tasks.prompts import PromptSampler
 
 DYNAMIC_ROUNDS = 4  # rollouts of dynamic sampling in one step at most
@@ -40,8 +41,7 @@ def collect(
     timer = timer or PhaseTimer(policy.device)
 
     def round_of_groups() -> Completions:
-        problems = prompts.sample(config.num_prompts)
-        return roll_out(policy, engine, task, problems, config, reward_function, timer)
+        return roll_out(policy, engine, task, prompts, config, reward_function, timer)
 
     rounds = [round_of_groups()]
     if not config.dynamic_sampling:
@@ -56,15 +56,19 @@ def roll_out(
     policy: Policy,
     engine: RolloutEngine,
     task: Task,
-    problems: list[Problem],
+    prompts: PromptSampler,
     config: TrainConfig,
     reward_function: RewardFunction,
     timer: PhaseTimer,
 ) -> Completions:
-    """`num_generations` completions of each problem, judged and rewarded."""
+    """`num_generations` completions of each of `num_prompts` problems, judged and rewarded."""
     with timer("rollout"):
-        prompts = [task.prompt(problem, policy) for problem in problems]
-        rollout = engine.generate(prompts, config.num_generations, config.max_new_tokens, config.sampling)
+        if config.partial_rollout_tokens:
+            problems, rollout = roll_out_partly(policy, engine, task, prompts, config)
+        else:
+            problems = prompts.sample(config.num_prompts)
+            asked = [task.prompt(problem, policy) for problem in problems]
+            rollout = engine.generate(asked, config.num_generations, config.max_new_tokens, config.sampling)
     with timer("reward"):
         answers = judge(policy, task, problems, rollout, training=True)
         rewards = torch.tensor(reward_function(answers, config), dtype=torch.float32, device=rollout.ids.device)
@@ -81,6 +85,15 @@ def _rows_with_signal_first(sampled: Completions, config: TrainConfig) -> torch.
     groups = torch.argsort(~signal, stable=True)[: config.num_prompts]
     members = torch.arange(config.num_generations, device=groups.device)
     return (groups[:, None] * config.num_generations + members).flatten()
+
+
+def staleness(rollout: Rollout, steps: int) -> dict[str, float]:
+    """How old the weights were that sampled: mean and largest number of steps from when a token was sampled to when it
+    trains, after `steps` steps. Nothing where no rollout is ever late."""
+    if rollout.versions is None:
+        return {}
+    late = (steps - rollout.versions)[rollout.completion_mask].double()
+    return {"staleness_mean": late.mean().item(), "staleness_max": late.max().item()}
 
 
 def rollout_metrics(sampled: Completions, config: TrainConfig) -> dict[str, float | None]:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 PATIENCE = Range(0.1, 3600)  # seconds
-ENGINES = ("hf-dynamic", "hf-static", "fast")
+ENGINES = ("hf-dynamic", "hf-static", "fast", "vllm")
 MOST_ROWS = 1_000_000  # of a step
 
 
@@ -127,8 +127,17 @@ class TrainConfig:
     sleep: bool = setting(False, "free the memory of the rollout's cache and graphs for the update")
     cache_gb: float = setting(
         0.0,
-        "GB of a paged cache for the fast engine on a GPU; 0: room for each completion at its full length",
+        "GB of a paged cache on a GPU; 0: the fast engine has room for each completion at its full length, vllm 4 GB",
         within=WEIGHT,
+    )
+    overlap: bool = setting(
+        False, "of two processes one samples while the other trains, with weights that are one step behind"
+    )
+    partial_rollout_tokens: int = setting(
+        0,
+        "tokens by which an answer grows in one rollout; if it has not ended it goes on in the next, and its group "
+        "trains when all are done; 0: no limit but max_new_tokens",
+        within=COUNT_OR_NONE,
     )
     num_prompts: int = setting(16, "prompts a step", within=COUNT)
     num_generations: int = setting(8, "completions of each prompt: the group", within=COUNT)
@@ -149,13 +158,18 @@ class TrainConfig:
     minibatches: int = setting(
         1, "optimizer steps in each pass; old log-probs are the trainer's own before the first", within=COUNT
     )
-    micro_batch_rows: int = setting(
-        32, "rows in one forward and backward; gradients accumulate over a mini-batch", within=COUNT
+    micro_batch_tokens: int = setting(
+        2048,
+        "tokens in one forward and backward, with padding; a longer row goes alone, and gradients accumulate",
+        within=COUNT,
     )
     gradient_checkpointing: bool = setting(False, "recompute activations in the backward pass to save memory")
     logprob_chunk: int = setting(4096, "tokens whose logits are in memory at once", within=COUNT)
     dtype: str = setting("float32", "precision of forward passes; weights stay float32", ("float32", "bfloat16"))
     compile: bool = setting(False, "torch.compile the fast engine's decode step and the layers in training")
+    shard: bool = setting(
+        False, "each of torchrun's processes keeps a part of weights, gradients and moments alone (FSDP2)"
+    )
     device: str = setting("auto", "'auto' uses a GPU if there is one", ("auto", "cpu", "cuda"))
 
     # Evaluation
@@ -267,14 +281,30 @@ def check_config(config: TrainConfig) -> None:
         raise ValueError(f"advantage {config.advantage!r} compares the completions of a prompt: num_generations >= 2.")
     if config.surrogate == "reinforce" and config.inner_epochs * config.minibatches > 1:
         raise ValueError("surrogate 'reinforce' has no importance ratio: it needs inner_epochs 1 and minibatches 1.")
+    if config.overlap and config.sampler_correction == "off":
+        raise ValueError("overlap trains on what older weights have sampled: add --sampler-correction token.")
+    if config.partial_rollout_tokens and config.max_new_tokens % config.partial_rollout_tokens:
+        raise ValueError(
+            f"max_new_tokens must be a multiple of {config.partial_rollout_tokens}, partial_rollout_tokens."
+        )
+    if config.partial_rollout_tokens and (config.dynamic_sampling or config.overlap):
+        raise ValueError("Partial rollouts go without dynamic sampling and overlap: leave partial_rollout_tokens out.")
     if config.minibatches > config.rows:
         raise ValueError(f"minibatches ({config.minibatches}) must not exceed the rows of a step ({config.rows}).")
     if config.dtype == "bfloat16" and config.device == "cpu":
         raise ValueError("dtype bfloat16 is for a GPU: use --dtype float32 on a CPU.")
+    if config.shard and (config.overlap or config.partial_rollout_tokens):
+        raise ValueError("--shard has every rank sample whole answers: leave it, or overlap and partial rollouts, out.")
+    if config.shard and config.lora_rank:
+        raise ValueError(
+            "--shard splits weights that learn, and with an adapter few do: leave --shard or --lora-rank out."
+        )
     if config.judge is not None and is_address(config.judge):
         if config.judge_model is None:
             raise ValueError("A judge behind an address has a name there: add --judge-model.")
         if any(sign in config.judge for sign in "@?#"):  # the config is saved
             raise ValueError("judge is an address without user, password and query: the key is in RLCOURSE_JUDGE_KEY.")
-    if config.cache_gb and (config.engine != "fast" or config.device == "cpu"):
-        raise ValueError("A paged cache is for the engine fast on a GPU: leave --cache-gb out.")
+    if config.cache_gb and (config.engine not in ("fast", "vllm") or config.device == "cpu"):
+        raise ValueError("A paged cache is for the engines fast and vllm on a GPU: leave --cache-gb out.")
+    if config.engine == "vllm" and config.device == "cpu":
+        raise ValueError("The engine vllm needs an NVIDIA GPU: use --engine fast or hf-dynamic.")

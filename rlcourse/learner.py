@@ -1,7 +1,6 @@
 """What learns: the policy, what an algorithm needs beside it, and the optimizer."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,10 +9,12 @@ from transformers import PreTrainedModel
 
 from rlcourse.batch import Rollout
 from rlcourse.config import TrainConfig
+from rlcourse.distributed import is_sharded, whole
 from rlcourse.distributed.world import ALONE, Alone, World
-from rlcourse.exact.weights import can_fuse, fused_weights, is_exact, may_be_exact
+from rlcourse.exact.weights import fused_weights, is_exact, may_be_exact, unknown_part
 from rlcourse.logprobs import PlainPass
 from rlcourse.lora import has_adapter
+from rlcourse.micro_batches import micro_batches
 from rlcourse.policy import Policy, ValueHead, frozen_copy
 
 
@@ -21,7 +22,8 @@ class Learner:
     """The policy, PPO's value head and the frozen reference where the config asks for them, and AdamW over the first
     two. Weights and moments are float32. Of a policy with an adapter only that learns, and the reference is its base.
 
-    start: the model that the reference is a copy of; the policy as it is now if not given. world: who shares the work.
+    start: the model that the reference is a copy of; the policy as it is now if not given. Of a sharded policy it must
+    be given, and is the reference itself. world: who shares the work.
     """
 
     def __init__(
@@ -35,12 +37,16 @@ class Learner:
         self.reference = None
         if config.needs_reference:
             adapted = has_adapter(policy.model)
-            self.reference = policy.model if adapted else frozen_copy(start or policy.model)
+            if is_sharded(policy.model):
+                self.reference = start.eval().requires_grad_(False)
+            else:
+                self.reference = policy.model if adapted else frozen_copy(start or policy.model)
         self.policy_pass = model_pass(policy.model, config, config.compile)
         if self.reference is not None:
             self.reference_pass = model_pass(self.reference, config, as_base=True)
         hidden_size = policy.model.config.hidden_size
-        self.value_head = ValueHead(hidden_size).to(policy.device) if config.advantage == "gae" else None
+        gae = config.advantage == "gae"
+        self.value_head = world.shard(ValueHead(hidden_size).to(policy.device)) if gae else None
         groups = [{"params": [p for p in policy.model.parameters() if p.requires_grad], "peak_lr": config.lr}]
         if self.value_head is not None:
             groups.append({"params": list(self.value_head.parameters()), "peak_lr": config.value_lr})
@@ -66,7 +72,7 @@ class Learner:
     def values(self, rollout: Rollout) -> Tensor:
         """The value of the state before each completion token, [rows, T], 0 beyond a completion."""
         values = torch.zeros_like(rollout.logprobs)
-        for rows in _micro_batches(rollout, self):
+        for rows in self._micro_batches(rollout):
             part = rollout[rows]
             hidden = self.policy_pass.hidden_states(part)
             values[rows, : hidden.shape[1]] = self.value_head(hidden) * part.completion_mask
@@ -76,11 +82,16 @@ class Learner:
     def reference_logprobs(self, rollout: Rollout) -> Tensor:
         """The frozen reference's log-prob of each completion token, [rows, T]."""
         config, logprobs = self.config, torch.zeros_like(rollout.logprobs)
-        for rows in _micro_batches(rollout, self):
+        for rows in self._micro_batches(rollout):
             part = rollout[rows]
             found, _ = self.reference_pass.token_logprobs(part, config.sampling, config.logprob_chunk)
             logprobs[rows, : found.shape[1]] = found
         return self.world.total(logprobs)
+
+    def _micro_batches(self, rollout: Rollout) -> tuple[Tensor, ...]:
+        """All rows of the rollout; of several ranks this one's."""
+        every = torch.arange(len(rollout.lengths), device=rollout.ids.device)
+        return micro_batches(every, rollout.lengths, self.config.micro_batch_tokens, self.world)
 
     def update(self, step: int) -> float:
         """One optimizer step with the gradients that there are, at the learning rate of training step `step` (from 0).
@@ -103,7 +114,7 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
 
 def update(optimizer: torch.optim.Optimizer, config: Any, step: int) -> float:
     """See `Learner.update`. config: that of any training, with max_grad_norm and what `lr_factor` reads."""
-    grad_norm = torch.nn.utils.clip_grad_norm_(parameters_of(optimizer), config.max_grad_norm).item()
+    grad_norm = whole(torch.nn.utils.clip_grad_norm_(parameters_of(optimizer), config.max_grad_norm)).item()
     if not math.isfinite(grad_norm):
         optimizer.zero_grad(set_to_none=True)  # or a caller who goes on would add to them
         raise RuntimeError("The gradient is not finite, so the weights were left alone: try a lower --lr.")
@@ -119,22 +130,20 @@ def model_pass(model: PreTrainedModel, config: TrainConfig, compile: bool = Fals
     else a `PlainPass`.
 
     With an adapter there is none: the engine rounds W + s B A once, the trainer keeps A and B apart for their
-    gradients.
+    gradients; nor of a sharded model, of which no rank has all weights.
     """
+    if is_sharded(model):
+        from rlcourse.distributed.sharded import ShardedPass
+
+        return ShardedPass(model, config.dtype, compile)
     dtype, plain = getattr(torch, config.dtype), PlainPass(model, config.dtype, compile, as_base)
-    if dtype == torch.float32 or not may_be_exact(model.device) or not can_fuse(model) or has_adapter(model):
+    if dtype == torch.float32 or not may_be_exact(model.device) or unknown_part(model) or has_adapter(model):
         return plain  # before memory is taken
     if not is_exact(fused_weights(model, dtype)):
         return plain
     from rlcourse.exact.model import ExactPass  # only where there is Triton
 
     return ExactPass(model, dtype, config.gradient_checkpointing)
-
-
-def _micro_batches(rollout: Rollout, learner: Learner) -> Sequence[Tensor]:
-    """All rows, those of like length together; of several ranks this one's."""
-    lengths = rollout.prompt_lengths + rollout.completion_lengths
-    return learner.world.split(lengths.argsort(stable=True), learner.config.micro_batch_rows)
 
 
 def lr_factor(step: int, config: Any) -> float:

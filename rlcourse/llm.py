@@ -48,7 +48,7 @@ class LLM:
         dtype = dtype or ("bfloat16" if found.type == "cuda" else "float32")
         make_config(dtype=dtype)  # refuses what is no dtype
         self.policy = load_policy(model, found)
-        self.engine = make_engine(self.policy, engine, getattr(torch, dtype), cache_gb=cache_gb)
+        self.engine = make_engine(self.policy, engine, getattr(torch, dtype), cache_gb=cache_gb, sleeps=True)
 
     def generate(
         self,

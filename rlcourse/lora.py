@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from rlcourse.distributed import is_sharded, whole
 from rlcourse.files import read_json
 
 ALL_LINEAR = "all-linear"
@@ -121,8 +122,13 @@ def copy_merged(targets: list[Tensor], sources: list[Tensor], model: PreTrainedM
     """Copy each source, a weight of `model`, into its target, as W + s B A where an adapter changes it.
 
     One merged matrix stands in memory at a time: there is no second copy of the weights. The sum is in the weight's
-    own dtype, float32, and rounded once to the target's.
+    own dtype, float32, and rounded once to the target's. The weights of a sharded model are gathered one by one, in the
+    target's dtype, by all ranks together.
     """
+    if is_sharded(model):
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(whole(source.to(target.dtype)))
+        return
     adapted = {id(layer.weight): layer for layer in _adapted_layers(model)}
     plain = [(target, source) for target, source in zip(targets, sources, strict=True) if id(source) not in adapted]
     torch._foreach_copy_([target for target, _ in plain], [source for _, source in plain])  # in a few launches
@@ -133,7 +139,23 @@ def copy_merged(targets: list[Tensor], sources: list[Tensor], model: PreTrainedM
 
 def base_parameters(model: PreTrainedModel) -> list[Tensor]:
     """The parameters of the model without those of its adapter, in the order of the plain model's."""
-    return [parameter for name, parameter in model.named_parameters() if ".lora_" not in name]
+    return [parameter for _, parameter in plain_parameters(model)]
+
+
+def plain_parameters(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """The same, each with its name in the plain model."""
+    for name, parameter in model.named_parameters():
+        if ".lora_" not in name:
+            yield name.replace(".base_layer.", "."), parameter
+
+
+def merged_parameters(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """The same, W + s B A where an adapter changes W, made when it is asked for. The weights of a sharded model are
+    then gathered, by all ranks together."""
+    adapted = {id(layer.weight): layer for layer in _adapted_layers(model)}
+    for name, parameter in plain_parameters(model):
+        layer = adapted.get(id(parameter))
+        yield name, whole(parameter.detach() if layer is None else _merged_weight(layer))
 
 
 @torch.no_grad()

@@ -19,13 +19,15 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from rlcourse.distributed import is_sharded
 from rlcourse.files import read_bytes, read_json
 from rlcourse.hub import hub_or_cache
 from rlcourse.lora import base_of, is_adapter, load_adapter, merge
 from rlcourse.paths import model_folder
 
 WIDTHS = ("vocab_size", "hidden_size", "intermediate_size", "head_dim", "num_attention_heads", "num_key_value_heads")
-NO_THINKING = {"enable_thinking": False}  # Qwen3 answers at once; templates that do not know the word ignore it
+# Qwen3 answers at once; Llama 3 is told the date, which else would be today's. Other templates ignore the words.
+TEMPLATE = {"enable_thinking": False, "date_string": "26 Jul 2024"}
 COPY_AGAIN = "copy the model's files again"  # the remedy for broken ones
 
 transformers_logging.disable_progress_bar()  # loading and saving would draw bars among ours
@@ -54,7 +56,7 @@ class Policy:
             raise ValueError("The model's tokenizer has no chat template: use an instruction-tuned model.")
         messages = [{"role": "system", "content": instruction}] if instruction else []
         messages.append({"role": "user", "content": question})
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **NO_THINKING)
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **TEMPLATE)
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def texts(self, completion_ids: Tensor, completion_mask: Tensor) -> list[str]:
@@ -190,7 +192,11 @@ def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
 
 def low_precision_copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     """A copy with parameters in `dtype`, an adapter merged; buffers stay, as `model.to(bfloat16)` would round RoPE's
-    frequencies."""
+    frequencies. Of a sharded model it has no weights yet: an engine gathers them before it samples."""
+    if is_sharded(model):
+        from rlcourse.distributed.sharded import empty_copy
+
+        return empty_copy(model, dtype, model.device)
     clone = copy.deepcopy(model).eval()
     merge(clone)
     clone.requires_grad_(False)

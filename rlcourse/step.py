@@ -16,6 +16,7 @@ from rlcourse.learner import Learner
 from rlcourse.losses import aggregate, kl_estimate, sampler_correction, token_loss, value_loss
 from rlcourse.measure.profiling import peak_memory_bytes
 from rlcourse.measure.timing import PhaseTimer
+from rlcourse.micro_batches import micro_batches
 from rlcourse.rollout import RolloutEngine
 from rlcourse.tasks import Task
 from rlcourse.tasks.prompts import PromptSampler
@@ -34,8 +35,9 @@ def train_step(
 
     Measured are means over tokens or rows: of all that was sampled (`rollout_metrics`), of the batch (`kl`, by the
     sampler's log-probs, whose rounding in bfloat16 it holds too), and of the rows that train (`policy_loss`,
-    `clip_fraction`, `value_loss`, and `mismatch`, the distance between the log-prob of a token in the sampler and in
-    the trainer before it updates). A mean over nothing is None. `timing` has the seconds of each phase.
+    `clip_fraction`, `value_loss`, and of a token before the trainer updates `mismatch`, the distance of its log-prob in
+    the sampler from that in the trainer, and `sampler_ratio`, how much more probable it is to the trainer). A mean over
+    nothing is None. `timing` has the seconds of each phase.
     """
     config = learner.config
     timer, means, grad_norms = PhaseTimer(learner.policy.device), Means(), []
@@ -74,6 +76,7 @@ def train_step(
                     means.add("policy_loss", losses, mask)
                     means.add("clip_fraction", clipped, mask)
                     means.add("mismatch", (before - sampler).abs(), part.rollout.completion_mask)
+                    means.add("sampler_ratio", (before - sampler).exp(), part.rollout.completion_mask)
                 grad_norms.append(learner.update(step))
     metrics = {"step": step + 1} | step_metrics(batch, sampled, config, learner.world.means(means))
     metrics |= {"grad_norm": sum(grad_norms) / len(grad_norms), "lr": learner.lr, "timing": step_timing(timer, sampled)}
@@ -119,25 +122,23 @@ def completion_advantages(rewards: Tensor, config: TrainConfig) -> Tensor:
 class Minibatch:
     """The rows of one optimizer step, as micro-batches of row indices. share: what `aggregate` counts in all of it."""
 
-    micro_batches: list[Tensor]
+    micro_batches: tuple[Tensor, ...]
     share: dict[str, int]
 
 
 def plan_minibatches(batch: Batch, config: TrainConfig, world: Alone | World = ALONE) -> list[Minibatch]:
     """The mini-batches of all epochs: the rows in a new random order each time. Micro-batches hold rows of like length,
-    so that little padding is computed, and only rows that train; those that don't still count as rows."""
+    `micro_batch_tokens` of them with little padding, and only rows that train; those that don't still count as rows."""
     train = rows_that_train(batch, config)
-    lengths = batch.rollout.prompt_lengths + batch.rollout.completion_lengths
+    lengths = batch.rollout.lengths
     planned = []
     for _ in range(config.inner_epochs):
         order = torch.randperm(len(lengths)).to(lengths.device)
         for rows in order.tensor_split(config.minibatches):
             tokens = int(batch.loss_mask[rows].sum())
             share = {"rows": len(rows), "tokens": tokens, "max_new_tokens": config.max_new_tokens}
-            training = rows[train[rows]]
-            by_length = training[lengths[training].argsort(stable=True)]
-            pieces = [piece for piece in world.split(by_length, config.micro_batch_rows) if len(piece)]
-            planned.append(Minibatch(pieces, share))
+            together = micro_batches(rows[train[rows]], lengths, config.micro_batch_tokens, world)
+            planned.append(Minibatch(together, share))
     return planned
 
 
@@ -153,12 +154,13 @@ def old_logprobs(learner: Learner, engine: RolloutEngine, batch: Batch, minibatc
     """The trainer's own log-probs [rows, T] of the rows that train, before the first of several updates: the old policy
     of the importance ratio. None for one update alone, whose forward pass has them.
 
-    Where engine and trainer are exact they are the sampler's. Elsewhere those differ, in bfloat16 by more than GSPO's
-    clip range; micro-batches are then those of the first epoch, so that the same kernels round alike.
+    Where engine and trainer are exact, and no weights older, they are the sampler's. Elsewhere those differ, in
+    bfloat16 by more than GSPO's clip range; micro-batches are then those of the first epoch, so that the same kernels
+    round alike.
     """
     if len(minibatches) == 1:
         return None
-    if engine.exact and learner.exact:
+    if engine.exact and learner.exact and batch.rollout.versions is None:
         return batch.rollout.logprobs
     old = torch.zeros_like(batch.rollout.logprobs)
     for minibatch in minibatches[: learner.config.minibatches]:
@@ -178,6 +180,8 @@ class Means:
 
     def add(self, name: str, values: Tensor, mask: Tensor) -> None:
         """Count the values [rows, T] where `mask` is True."""
+        if not len(values):
+            return
         values = values.detach().double().masked_fill(~mask, 0.0)
         zero = values.new_zeros(())
         self.sums[name] = self.sums.get(name, zero) + values.sum()
@@ -200,7 +204,11 @@ def step_metrics(batch: Batch, sampled: Completions, config: TrainConfig, means:
         metrics["kl"] = kl[batch.rollout.completion_mask].mean().item()
     names = ["policy_loss", "clip_fraction"] + ([] if batch.values is None else ["value_loss"])
     metrics |= {name: means.mean(name) for name in names}
-    return metrics | {"mismatch_mean": means.mean("mismatch"), "mismatch_max": means.max("mismatch")}
+    metrics |= {"mismatch_mean": means.mean("mismatch"), "mismatch_max": means.max("mismatch")}
+    return metrics | {
+        "sampler_ratio_mean": means.mean("sampler_ratio"),
+        "sampler_ratio_max": means.max("sampler_ratio"),
+    }
 
 
 def step_timing(timer: PhaseTimer, sampled: Completions) -> dict[str, float]:

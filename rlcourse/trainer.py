@@ -19,6 +19,7 @@ from rlcourse.checkpoint import (
     set_random_state,
     step_of,
 )
+from rlcourse.collect import staleness
 from rlcourse.config import TrainConfig
 from rlcourse.distributed import share_of
 from rlcourse.distributed.world import ALONE, Alone, World, start_world
@@ -28,8 +29,9 @@ from rlcourse.interrupts import StopAfterStep, saved_when_stopped
 from rlcourse.learner import Learner
 from rlcourse.measure.memory import check_memory
 from rlcourse.measure.profiling import peak_memory_bytes
-from rlcourse.policy import checkpoint_activations, compile_layers, load_policy
-from rlcourse.rollout import make_engine
+from rlcourse.partial import load_waiting, waiting_state
+from rlcourse.policy import Policy, checkpoint_activations, compile_layers, load_policy
+from rlcourse.rollout import RolloutEngine, make_engine
 from rlcourse.runs import RunFolder, new_run, run_to_resume
 from rlcourse.step import train_step
 from rlcourse.tasks import Problem, in_format, load_task
@@ -45,10 +47,11 @@ def train(config: TrainConfig) -> dict[str, Any]:
     raised.
     """
     with start_world() as world:
+        world = world.of(config)
         device = world.device(config)
         run = world.run(lambda: new_run(config))
         try:
-            return Trainer(run, device, world=world).run_all()
+            return run_part(run, device, world)
         finally:
             run.remove_unless_begun()
 
@@ -61,14 +64,35 @@ def resume(**settings: Any) -> dict[str, Any]:
     """
     with start_world() as world:
         run = world.run(lambda: run_to_resume(settings))
+        world = world.of(run.config)
         device, checkpoint = world.device(run.config), world.first(lambda: latest_checkpoint(run.path))
         if run.config.steps < step_of(checkpoint):
             raise ValueError(
                 f"{run.path} has done {step_of(checkpoint)} steps, more than --steps {run.config.steps}: ask for more."
             )
-        trainer = Trainer(run, device, checkpoint, world)
-        run.keep_config()
-        return trainer.run_all()
+        return run_part(run, device, world, checkpoint)
+
+
+def run_part(
+    run: RunFolder, device: torch.device, world: Alone | World, checkpoint: Path | None = None
+) -> dict[str, Any]:
+    """This rank's part of the run: all of it, or where ranks overlap the sampling alone."""
+    if not run.config.overlap:
+        return Trainer(run, device, checkpoint, world).run_all()
+    from rlcourse.distributed import overlap
+
+    if world.rank > 0:
+        policy = policy_of_run(run.config, device, checkpoint)
+        return overlap.sample_ahead(world, policy, engine_of_run(policy, run.config))
+    with overlap.Pair(world) as pair:
+        return pair.end(Trainer(run, device, checkpoint, pair).run_all())
+
+
+def engine_of_run(policy: Policy, config: TrainConfig) -> RolloutEngine:
+    """The config's engine, with room for prompts and answers of full length."""
+    longest = config.max_prompt_tokens + config.max_new_tokens
+    dtype = getattr(torch, config.dtype)
+    return make_engine(policy, config.engine, dtype, config.compile, longest, config.cache_gb, config.sleep)
 
 
 class Trainer:
@@ -84,10 +108,11 @@ class Trainer:
         answers = run.path / ("judge.jsonl" if world.rank == 0 else f"judge.{world.rank}.jsonl")
         self.task, self.judged = world.task(task), world.task(with_judge(task, config, answers))
         self.headline = next(iter(self.task.metrics))
-        self.policy = policy_of_run(config, device, checkpoint)
-        goes_on = checkpoint is not None and not config.lora_rank  # an adapter has its base below it
-        start = load_policy(config.model, device) if goes_on and config.needs_reference else None
-        check_memory(share_of(config, world.size), self.policy.model.config, device)
+        self.policy = world.load(lambda place: policy_of_run(config, place, checkpoint), device)
+        start = None
+        if config.needs_reference and (checkpoint is not None or config.shard) and not config.lora_rank:
+            start = world.load(lambda place: load_policy(config.model, place), device)  # an adapter has its base below
+        check_memory(share_of(config, world.size), self.policy.model.config, device, world.size)
         # Weights and two moments: without room for one checkpoint a run would end with nothing.
         checkpoint_bytes = 12 * sum(p.numel() for p in self.policy.model.parameters() if p.requires_grad)
         world.first(lambda: try_folder(run.path, "choose another --output", checkpoint_bytes))
@@ -96,10 +121,8 @@ class Trainer:
             checkpoint_activations(self.policy.model)
         if config.compile:
             compile_layers(self.policy.model)
-        longest = config.max_prompt_tokens + config.max_new_tokens
-        dtype = getattr(torch, config.dtype)
-        engine = make_engine(self.policy, config.engine, dtype, config.compile, longest, config.cache_gb)
-        self.engine = world.engine(engine, device)
+        self.engine = world.engine(engine_of_run(self.policy, config), device)
+        self.sampler = world.sampler(self.engine, self._next_prompts, lambda: self.step)
         self.prompts = PromptSampler(self._short_enough(self.task.problems("train")), config.seed)
         self.step, self.seconds, self.before = 0, 0.0, None
         if checkpoint is not None:
@@ -119,8 +142,13 @@ class Trainer:
             )
         return kept
 
+    def _next_prompts(self) -> list[list[int]]:
+        """What the rollout after this one is asked."""
+        return [self.task.prompt(problem, self.policy) for problem in self.prompts.peek(self.config.num_prompts)]
+
     def run_all(self) -> dict[str, Any]:
         """Evaluation, training, evaluation. See `train`."""
+        self.run.keep_config()
         self._say_if_two_sets_of_numbers()
         again, agree, follows = self.run.resume_command, self.world.agree, self.world.rank > 0
         with saved_when_stopped(lambda: self.step, self._save, again, agree, follows) as stop:
@@ -134,11 +162,13 @@ class Trainer:
         return summary
 
     def _say_if_two_sets_of_numbers(self) -> None:
-        """In 16 bits, engine and trainer round differently but where both are exact; with an adapter they are not."""
-        if self.config.dtype == "float32" or (self.engine.exact and self.learner.exact):
+        """In 16 bits, engine and trainer round differently but where both are exact; with an adapter they are not. vLLM
+        rounds differently in any case."""
+        plain = self.config.dtype == "float32" and self.config.engine != "vllm"
+        if plain or (self.engine.exact and self.learner.exact):
             return
         tqdm.write(
-            f"Engine {self.config.engine} and trainer round differently on {self.device}"
+            f"Engine and trainer round differently on {self.device}"
             f"{' with an adapter' if self.config.lora_rank else ''}: `mismatch_mean` in "
             "metrics.jsonl says by how much, and --sampler-correction token makes up for it."
         )
@@ -150,7 +180,10 @@ class Trainer:
             self._validate(bar)  # at the start, and where a run was stopped before it came to that
             while self.step < config.steps:
                 with stop.delayed():
-                    metrics, completions = train_step(self.learner, self.engine, self.judged, self.prompts, self.step)
+                    metrics, completions = train_step(self.learner, self.sampler, self.judged, self.prompts, self.step)
+                    metrics |= staleness(completions.rollout, self.step)
+                    if self.world.ahead is not None:
+                        metrics["timing"] |= self.world.ahead.timing()
                     check_metrics(metrics)
                     self.step += 1
                     self.run.log_step(metrics, completions)
@@ -212,19 +245,26 @@ class Trainer:
             "prompts_sampled": self.prompts.position,
             "seconds": self.seconds,
             "before": self.before,
+            "waiting": waiting_state(self.prompts),
+            "ahead": self.world.ahead and self.world.ahead.state(),
         }
+        policy, state = self.world.whole(self.policy, state)
         if self.world.rank == 0:  # the others have the same
-            save_checkpoint(self.run.path, self.step, self.policy, state)
+            save_checkpoint(self.run.path, self.step, policy, state)
 
     def _load(self, checkpoint: Path) -> None:
         state = load_state(checkpoint)
         try:
+            state = self.world.part(state, self.learner)
             self.step, self.seconds, self.before = state["step"], state["seconds"], state["before"]
             self.learner.optimizer.load_state_dict(state["optimizer"])
             if self.learner.value_head is not None:
                 self.learner.value_head.load_state_dict(state["value_head"])
             self.prompts.position = state["prompts_sampled"]
+            load_waiting(state["waiting"], self.prompts, self.step, self.config)
             set_random_state(state["random"], self.device)
+            if self.world.ahead is not None:
+                self.world.ahead.load(state["ahead"])
             self._check_loaded(step_of(checkpoint))
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError):
             raise damaged(checkpoint, "trainer.pt does not fit the model and the run") from None

@@ -4,7 +4,7 @@ import copy
 from functools import lru_cache
 
 import torch
-from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from rlcourse.batch import Rollout
 from rlcourse.policy import Policy
@@ -12,6 +12,12 @@ from rlcourse.sampling import Sampling
 from rlcourse.tasks.tokenizer import train_tokenizer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # engines and trainer are tested on a GPU where there is one
+# As Llama 3 has it, with few positions: some frequencies stay, some are between, some become an eighth.
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 1000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+FAMILIES = {"qwen2": {}, "qwen3": {}, "llama": {"rope_parameters": LLAMA3, "rms_norm_eps": 1e-3, "pad_token_id": None}}
 TEXTS = ["user\nassistant\n", "Tom has 3 apples and buys 12 more. #### 15", "Anna has 7+8=15 cards left."] * 20
 
 
@@ -21,7 +27,7 @@ def _tokenizer():
 
 
 def make_policy(seed: int = 0, tied: bool = True, architecture: str = "qwen2", **shape) -> Policy:
-    """A Qwen2 or Qwen3 of two layers whose next-token distribution is far from uniform, so that mistakes show."""
+    """A small Qwen2, Qwen3 or Llama whose next-token distribution is far from uniform, so that mistakes show."""
     tokenizer = copy.deepcopy(_tokenizer())
     torch.manual_seed(seed)
     sizes = dict(
@@ -33,18 +39,10 @@ def make_policy(seed: int = 0, tied: bool = True, architecture: str = "qwen2", *
         num_attention_heads=4,
         num_key_value_heads=2,
     )
-    kinds = {"qwen2": (Qwen2ForCausalLM, Qwen2Config), "qwen3": (Qwen3ForCausalLM, Qwen3Config)}
-    causal_lm, config = kinds[architecture]
-    model = causal_lm(
-        config(
-            tie_word_embeddings=tied,
-            initializer_range=0.3,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-            **(sizes | shape),
-        )
-    )
+    tokens = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    details = tokens | sizes | FAMILIES[architecture] | shape
+    config = AutoConfig.for_model(architecture, tie_word_embeddings=tied, initializer_range=0.3, **details)
+    model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias") or "norm" in name:

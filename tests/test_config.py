@@ -57,8 +57,12 @@ def test_the_default_is_dr_grpo_on_a_laptop():
         ({"algorithm": "rloo", "minibatches": 2}, r"surrogate 'reinforce' has no importance ratio: it needs inner_"),
         ({"num_prompts": 2, "num_generations": 4, "minibatches": 9}, r"minibatches \(9\) must not exceed .* \(8\)\."),
         ({"dtype": "bfloat16", "device": "cpu"}, r"dtype bfloat16 is for a GPU: use --dtype float32 on a CPU\."),
-        ({"cache_gb": 1, "device": "cpu"}, r"A paged cache is for the engine fast on a GPU: leave --cache-gb out\."),
-        ({"cache_gb": 1, "engine": "hf-static"}, r"A paged cache is for the engine fast on a GPU"),
+        (
+            {"cache_gb": 1, "device": "cpu"},
+            r"A paged cache is for the engines fast and vllm on a GPU: leave --cache-gb out\.",
+        ),
+        ({"cache_gb": 1, "engine": "hf-static"}, r"A paged cache is for the engines fast and vllm on a GPU"),
+        ({"engine": "vllm", "device": "cpu"}, r"The engine vllm needs an NVIDIA GPU: use --engine fast or hf-dynamic"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_sentence(settings, sentence):

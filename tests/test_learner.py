@@ -96,16 +96,17 @@ def test_logprobs_and_values_are_those_of_each_row_alone():
     assert nothing is None and torch.equal(bare_logprobs, logprobs)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 128])
-def test_the_value_pass_of_any_micro_batch_gives_the_values_of_each_row_alone(rows):
-    one = learner(micro_batch_rows=rows)
+@pytest.mark.parametrize(
+    ("tokens", "parts"),
+    [(1, [(1, 2), (1, 4), (1, 9), (1, 9), (1, 22)]), (18, [(2, 4), (2, 9), (1, 22)]), (128, [(5, 22)])],
+)
+def test_the_value_pass_of_any_micro_batch_gives_the_values_of_each_row_alone(tokens, parts):
+    one = learner(micro_batch_tokens=tokens)
     expected, seen = values_alone(one), forward_shapes(one.policy.model)
     values = one.values(ROLLOUT)
     torch.testing.assert_close(values.double(), expected, atol=2e-5, rtol=0)
     assert not values.requires_grad and values[~ROLLOUT.completion_mask].eq(0).all()
-    widths = sorted(len(prompt) + len(completion) for prompt, completion in ROWS)
-    parts = [widths[i : i + rows] for i in range(0, 5, rows)]
-    assert seen == [(len(part), part[-1]) for part in parts]  # rows of like length together
+    assert seen == parts  # rows of like length together
 
 
 def test_the_value_pass_computes_no_logprobs():
@@ -126,11 +127,13 @@ def test_logits_stand_in_memory_for_a_chunk_of_tokens():
         assert max(shapes.head_rows(one)) == 3
 
 
-@pytest.mark.parametrize("rows", [2, 128])
-def test_the_reference_is_the_start_whatever_is_learned_after_it(rows):
+@pytest.mark.parametrize(("tokens", "parts"), [(18, 3), (128, 1)])
+def test_the_reference_is_the_start_whatever_is_learned_after_it(tokens, parts):
     start = make_policy(seed=5).model
     one = Learner(
-        make_policy(), make_config(kl_coef=0.1, micro_batch_rows=rows, temperature=0.7, top_k=60), copy.deepcopy(start)
+        make_policy(),
+        make_config(kl_coef=0.1, micro_batch_tokens=tokens, temperature=0.7, top_k=60),
+        copy.deepcopy(start),
     )
     with torch.no_grad():
         for parameter in one.policy.model.parameters():
@@ -138,7 +141,7 @@ def test_the_reference_is_the_start_whatever_is_learned_after_it(rows):
     seen = forward_shapes(one.reference)
     found = one.reference_logprobs(ROLLOUT)
     torch.testing.assert_close(found.double(), reference_alone(start, Sampling(0.7, top_k=60)), atol=2e-5, rtol=0)
-    assert not found.requires_grad and len(seen) == (3 if rows == 2 else 1)
+    assert not found.requires_grad and len(seen) == parts
     assert not any(p.requires_grad for p in one.reference.parameters())
 
 

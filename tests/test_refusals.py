@@ -116,11 +116,11 @@ def test_settings_are_checked_by_every_command_that_takes_them(command):
         ("bench decode --lengths odd", "Unknown lengths 'odd': use equal or skewed."),
         (
             "bench decode --shape huge",
-            "Unknown shape 'huge': use one of qwen2.5-0.5b, qwen2.5-1.5b, qwen3-0.6b, tiny, embedded.",
+            "Unknown shape 'huge': use one of qwen2.5-0.5b, qwen2.5-1.5b, qwen3-0.6b, llama-3.2-1b, tiny, embedded.",
         ),
         (
             "bench step --shape embedded",
-            "Unknown shape 'embedded': use one of qwen2.5-0.5b, qwen2.5-1.5b, qwen3-0.6b, tiny.",
+            "Unknown shape 'embedded': use one of qwen2.5-0.5b, qwen2.5-1.5b, qwen3-0.6b, llama-3.2-1b, tiny.",
         ),
         ("bench step --rows 80000000000", "--rows takes multiples of 8"),
         ("bench coffee", "Unknown benchmark 'coffee'"),
@@ -243,7 +243,7 @@ def test_code_that_ends_the_process_is_no_success(monkeypatch):
             OSError(28, "No space left on device", "runs/x/metrics.jsonl"),
             "No space left on device: runs/x/metrics.jsonl.\n",
         ),
-        (MemoryError(), "There is not enough memory. Lower --micro-batch-rows"),
+        (MemoryError(), "There is not enough memory. Lower --micro-batch-tokens"),
         (
             RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
             "There is not enough memory. Lower",

@@ -43,6 +43,7 @@ BOUNDS = {
     "save_every": ([0, 10**9], [-1]),
     "seed": ([0, 2**31 - 1], [-1, 2**31, 10**22]),
     "cache_gb": ([0, 1000], [-1]),
+    "partial_rollout_tokens": ([0, 10**9], [-1, 2e9]),
     "lora_rank": ([0, 4096], [-1, 4097]),
     "lora_alpha": ([1e-9, 1e9], [0, -1]),
     "judge_weight": ([0, 1], [-0.1, 1.1]),
@@ -53,7 +54,7 @@ BOUNDS = {
     name: ([1, 10**9], [0, -1])
     for name in [
         *["num_prompts", "num_generations", "max_prompt_tokens", "max_new_tokens"],
-        *["minibatches", "micro_batch_rows", "logprob_chunk"],
+        *["minibatches", "micro_batch_tokens", "logprob_chunk"],
     ]
 }
 

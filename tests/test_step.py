@@ -15,6 +15,7 @@ from rlcourse.batch import Batch, Completions
 from rlcourse.collect import answer_rewards
 from rlcourse.config import ALGORITHMS, make_config
 from rlcourse.learner import Learner
+from rlcourse.micro_batches import rows_together
 from rlcourse.policy import checkpoint_activations
 from rlcourse.sampling import Sampling
 from rlcourse.step import Means, completion_advantages, make_batch, plan_minibatches, rows_that_train, train_step
@@ -273,12 +274,15 @@ class Paper:
             # With values or a KL all rows are computed.
             training = [i for i in training if FINISHED[i]]
         gap = torch.cat([(self.old[i] - self.sampler[i]).abs() for i in training])
+        ratio = torch.cat([self.old[i].exp() / self.sampler[i].exp() for i in training])
         found = {
             "entropy": -sampler.mean().item(),
             "policy_loss": mean(self.policy_losses),
             "clip_fraction": mean(self.clipped),
             "mismatch_mean": gap.mean().item(),
             "mismatch_max": gap.max().item(),
+            "sampler_ratio_mean": ratio.mean().item(),
+            "sampler_ratio_max": ratio.max().item(),
         }
         if self.algorithm == "ppo":
             found["value_loss"] = mean(self.value_losses)
@@ -332,11 +336,11 @@ def binary_batch() -> Batch:
 
 
 @pytest.mark.parametrize("minibatches", [1, 3])
-@pytest.mark.parametrize("micro_batch_rows", [1, 2, 128])
-def test_a_share_counts_the_whole_minibatch_of_which_only_rows_that_train_are_computed(minibatches, micro_batch_rows):
+@pytest.mark.parametrize("micro_batch_tokens", [1, 60, 10_000])
+def test_a_share_counts_the_whole_minibatch_of_which_only_rows_that_train_are_computed(minibatches, micro_batch_tokens):
     batch = binary_batch()
     config = make_config(
-        minibatches=minibatches, inner_epochs=4, micro_batch_rows=micro_batch_rows, max_new_tokens=99, num_prompts=7
+        minibatches=minibatches, inner_epochs=4, micro_batch_tokens=micro_batch_tokens, max_new_tokens=99, num_prompts=7
     )
     torch.manual_seed(0)
     plan = plan_minibatches(batch, config)
@@ -353,8 +357,7 @@ def test_a_share_counts_the_whole_minibatch_of_which_only_rows_that_train_are_co
             assert sorted(flat) == [i for i in rows if i % 2 == 0]
             lengths = [int(batch.rollout.prompt_lengths[i]) + 2**i for i in flat]
             assert lengths == sorted(lengths)  # rows of like length together
-            assert all(0 < len(piece) <= micro_batch_rows for piece in computed)
-            assert len(computed) == math.ceil(len(flat) / micro_batch_rows)
+            assert [len(piece) for piece in computed] == rows_together(lengths, micro_batch_tokens)
             found += rows
             splits.add((epoch, tuple(sorted(rows))))
         assert sorted(found) == list(range(7))
@@ -528,12 +531,12 @@ def test_options_hold_in_several_epochs_too(options):
     assert_follows_the_paper(config, "ppo", noise=0.3)
 
 
-@pytest.mark.parametrize("micro_batch_rows", [1, 5])
+@pytest.mark.parametrize("micro_batch_tokens", [1, 50])
 @pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "dapo", "ppo"])
-def test_gradient_accumulation_changes_nothing(algorithm, micro_batch_rows):
+def test_gradient_accumulation_changes_nothing(algorithm, micro_batch_tokens):
     options = {"kl_coef": 0.1, "inner_epochs": 2, "minibatches": 2, "lr": 0.0, "value_lr": 0.0}
     whole = Run(config_for(algorithm, **options))
-    parts = Run(config_for(algorithm, micro_batch_rows=micro_batch_rows, **options))
+    parts = Run(config_for(algorithm, micro_batch_tokens=micro_batch_tokens, **options))
     for (_, one), (_, other) in zip(whole.steps, parts.steps, strict=True):
         assert_same_gradient(other, one)
     for name, value in whole.metrics.items():
@@ -562,7 +565,8 @@ def test_one_update_has_a_ratio_of_exactly_1_even_if_the_sampler_differs(algorit
 @pytest.mark.parametrize("algorithm", ["gspo", "ppo"])
 def test_the_first_of_several_updates_has_a_ratio_of_exactly_1(algorithm):
     """lr 0 makes every update the first one. Nothing is clipped even if the clip leaves no room at all."""
-    options = {"minibatches": 3, "lr": 0.0, "value_lr": 0.0, "clip_low": 0.0, "clip_high": 0.0, "micro_batch_rows": 2}
+    options = {"minibatches": 3, "micro_batch_tokens": 40}
+    options |= dict.fromkeys(("lr", "value_lr", "clip_low", "clip_high"), 0.0)
     exact, noisy = (Run(config_for(algorithm, **options), noise) for noise in (0.0, 0.01))
     assert noisy.metrics["clip_fraction"] == exact.metrics["clip_fraction"] == 0.0
     for (_, one), (_, other) in zip(exact.steps, noisy.steps, strict=True):

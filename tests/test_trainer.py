@@ -507,16 +507,16 @@ def test_the_engine_and_the_model_are_made_as_the_config_says(tiny, monkeypatch)
     monkeypatch.setattr(trainer, "compile_layers", lambda model: made.append("compiled"))
     options = {"steps": 1, "eval_every": 0, "pass_k": 0, "engine": "hf-static"}
     train(make_config(**tiny | options))
-    assert made == [("hf-static", torch.float32, False, 64 + 4, 0.0)]
+    assert made == [("hf-static", torch.float32, False, 64 + 4, 0.0, False)]
     made.clear()
     with monkeypatch.context() as patch:
         patch.setattr("rlcourse.step.collect", power_cut)  # before anything is compiled
         patch.setattr("rlcourse.distributed.world.find_device", lambda config: torch.device("cpu"))
         options |= {"compile": True, "gradient_checkpointing": True, "name": "other", "device": "auto"}
-        options |= {"engine": "fast", "cache_gb": 2.0}
+        options |= {"engine": "fast", "cache_gb": 2.0, "sleep": True}
         with pytest.raises((PowerCut, TypeError)):
             train(make_config(**tiny | options | {"dtype": "bfloat16"}))
-    assert made == ["checkpointing", "compiled", ("fast", torch.bfloat16, True, 64 + 4, 2.0)]
+    assert made == ["checkpointing", "compiled", ("fast", torch.bfloat16, True, 64 + 4, 2.0, True)]
 
 
 # What cannot work
@@ -606,5 +606,5 @@ def test_a_run_says_where_engine_and_trainer_round_differently(tiny, dtype, engi
     run.engine.exact, run.learner.policy_pass = engine, SimpleNamespace(exact=trainer)
     with pytest.raises(Wanted):
         run.run_all()
-    said = "Engine fast and trainer round differently on cpu: `mismatch_mean` in metrics.jsonl says by how much"
+    said = "Engine and trainer round differently on cpu: `mismatch_mean` in metrics.jsonl says by how much"
     assert (said in capsys.readouterr().out) == says

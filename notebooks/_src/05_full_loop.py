@@ -154,7 +154,7 @@ assert all(words in body for words in MARKS)
 # %% [markdown]
 # Nothing is there but your four lines and choices, nearly all of them switched off here: several mini-batches with the
 # old log-probs that their ratio needs, a KL term, a value head, an engine that gives its memory back (`sleep`). A
-# micro-batch is as many rows as fit into memory; the gradients of all of them add up.
+# micro-batch is as many rows as so many tokens allow; the gradients of all of them add up.
 #
 # | in your loop | in the package |
 # | --- | --- |
@@ -722,7 +722,7 @@ CARDS = {  # memory by the data sheet, in bytes; a card reports a little less
     "A10G": (24e9, {"preset": "a10g"}),
     "H200": (141e9, {"preset": "h200"}),
 }
-CARDS["T4"][1].update(max_prompt_tokens=200, max_new_tokens=200, micro_batch_rows=4)
+CARDS["T4"][1].update(max_prompt_tokens=200, max_new_tokens=200, micro_batch_tokens=1600)
 configs = {card: make_config(**settings) for card, (_, settings) in CARDS.items()}
 shape = memory.model_shape(configs["A10G"].model)
 a10g = configs["A10G"]
@@ -755,7 +755,7 @@ for name in (
     "num_prompts",
     "num_generations",
     "max_new_tokens",
-    "micro_batch_rows",
+    "micro_batch_tokens",
     "logprob_chunk",
     "gradient_checkpointing",
 ):

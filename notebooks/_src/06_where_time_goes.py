@@ -43,7 +43,7 @@ from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERM
 from rlcourse.measure.records import load_record, provenance
 
 cpu = torch.device("cpu")
-config = make_config("laptop", device="cpu", num_prompts=pick(4, 16), micro_batch_rows=64)
+config = make_config("laptop", device="cpu", num_prompts=pick(4, 16))
 policy, engine, task = load_all(config)
 print(f"{config.rows} answers a step, {torch.get_num_threads()} thread(s)")
 
@@ -701,7 +701,8 @@ prefill_bet.result(round(decode_s / prefill_s))
 from rlcourse.collect import collect
 
 rollout = collect(policy, engine, task, order, config)[0].rollout
-passes = -(-config.rows // config.micro_batch_rows)  # micro-batches
+AT_ONCE = 64  # rows of a micro-batch
+passes = -(-config.rows // AT_ONCE)
 print(f"to write {int(rollout.completion_lengths.sum()):,} tokens, all weights were read", end=" ")
 print(f"{int(rollout.completion_lengths.max())} times; to learn from them about {3 * passes} times:")
 print(f"once forward and twice backward for each of {passes} micro-batches")
@@ -753,7 +754,7 @@ from rlcourse.measure.profiling import MemoryTimeline
 
 def update(rollout) -> None:
     """The update of a step, all of whose rows train: forward, backward, optimizer."""
-    for rows in rollout.completion_lengths.argsort().split(config.micro_batch_rows):
+    for rows in rollout.completion_lengths.argsort().split(AT_ONCE):
         part = rollout[rows]
         logprobs, _ = learner.logprobs_and_values(part)
         signs = torch.where(torch.rand(len(rows), 1) < 0.5, 1.0, -1.0)  # in place of advantages: none is 0
@@ -788,7 +789,7 @@ plt.show()
 # %% [markdown]
 # The small step at the left is the rollout. Each rise in the update is a forward pass, which keeps what its backward
 # pass will need. The second is higher because rows are sorted by length and it holds the longer answers. The backward
-# pass gives the memory back to the process but not to the system, so this curve never falls; the next rise begins only
+# pass gives the memory back to the process but not to the system, so this curve hardly falls; the next rise begins only
 # once that memory is used up. A GPU's allocator says exactly what is handed out.
 #
 # ## 7 · Three kinds of slow

@@ -217,7 +217,7 @@ print(f"{'together':26} {sum(ledger(qwen, 64, width, 256).values()) / 1e9:5.1f} 
 # that layer's gradients. At the worst moment, at the head, all activations are there and only the head's gradient. With
 # several micro-batches the first one's gradients stay, and the next one's activations come on top.
 #
-# Now the recorded peaks of the runs above. The preset's micro-batches have 64 rows, so 256 answers are four.
+# Now the recorded peaks of the runs above. The preset's micro-batches had 64 rows then, so 256 answers were four.
 
 # %% tags=["hide-input"]
 # @title Your bet

@@ -24,15 +24,15 @@ EPS = 1e-6
 
 @dataclass
 class Case:
-    """One computation: `make` gives the tensors of a call, `exact` its result in float32, and `ways` are by name
-    functions of these tensors that compute it."""
+    """One computation: `make` gives the tensors of a call, `exact` its result in float32, one tensor or several, and
+    `ways` are by name functions of these tensors that compute it."""
 
     name: str
     shape: tuple[int, ...]
     moved: int
     make: Callable[[], tuple]
-    exact: Callable[..., Tensor]
-    ways: dict[str, Callable[..., Tensor]]
+    exact: Callable[..., Tensor | tuple[Tensor, ...]]
+    ways: dict[str, Callable[..., Tensor | tuple[Tensor, ...]]]
 
 
 def cute(repeats: int = 5) -> tuple[dict[str, Any], Rows]:
@@ -40,6 +40,11 @@ def cute(repeats: int = 5) -> tuple[dict[str, Any], Rows]:
 
     Raises ValueError without a GPU or without CuTe DSL.
     """
+    return measure_cases(cases, repeats)
+
+
+def measure_cases(cases: Callable[[], Iterator[Case]], repeats: int) -> tuple[dict[str, Any], Rows]:
+    """Setup and rows of a record. Raises ValueError without a GPU or without CuTe DSL."""
     if not torch.cuda.is_available():
         raise ValueError("The kernels need a GPU, and no CUDA GPU was found: `rlcourse doctor` says what runs here.")
     if importlib.util.find_spec("cutlass") is None:
@@ -60,9 +65,7 @@ def measure_case(case: Case, repeats: int) -> Rows:
     sets = [first, *(case.make() for _ in range(max(3, min(23, round(COLD / own)))))]
     rows: Rows = []
     for way, function in case.ways.items():
-        # Some ways change what they are given, and some return a buffer.
-        found = function(*(t.clone() for t in first)).clone()
-        error = _error(found, case.exact(*(t.clone() for t in first)))
+        error = largest_error(case, function, first)
 
         def run(function=function) -> None:
             for tensors in sets:
@@ -73,6 +76,17 @@ def measure_case(case: Case, repeats: int) -> Rows:
         row = {"variant": f"{case.name}-{way}", "shape": list(case.shape), "us": us, "spread": spread}
         rows.append(row | {"gb_per_s": case.moved / us / 1e3, "relative_error": error})
     return rows
+
+
+def largest_error(case: Case, function: Callable, tensors: tuple) -> float:
+    """Of all results. Some ways change what they are given, and some return a buffer."""
+    found = [t.clone() for t in parts(function(*(t.clone() for t in tensors)))]
+    exact = parts(case.exact(*(t.clone() for t in tensors)))
+    return max(_error(ours, right.float()) for ours, right in zip(found, exact, strict=True))
+
+
+def parts(found: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return found if isinstance(found, tuple) else (found,)
 
 
 def cases() -> Iterator[Case]:

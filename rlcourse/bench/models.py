@@ -4,16 +4,17 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from rlcourse.config import TrainConfig
 from rlcourse.device import find_device
+from rlcourse.exact.weights import unknown_part
 from rlcourse.policy import Policy, load_policy
 from rlcourse.tasks import Task, load_task
 from rlcourse.tasks.prompts import PromptSampler
 from rlcourse.tasks.tokenizer import train_tokenizer
 
-# The config.json of each model on the hub, https://huggingface.co/Qwen
+# The config.json of each model on the hub, https://huggingface.co/Qwen and https://huggingface.co/meta-llama
 SHAPES = {
     "qwen2.5-0.5b": {
         "vocab_size": 151936,
@@ -40,6 +41,15 @@ SHAPES = {
         "num_key_value_heads": 8,
         "head_dim": 128,
     },
+    "llama-3.2-1b": {
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+    },
     "tiny": {
         "vocab_size": 2048,
         "hidden_size": 64,
@@ -49,7 +59,15 @@ SHAPES = {
         "num_key_value_heads": 2,
     },
 }
-QWEN3 = ("qwen3-0.6b",)  # the others are a Qwen2
+QWEN = {"rms_norm_eps": 1e-6, "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0}}
+LLAMA = {
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {
+        "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 32.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+    },
+}  # fmt: skip
+FAMILIES = {"qwen3-0.6b": ("qwen3", QWEN), "llama-3.2-1b": ("llama", LLAMA)}  # the others are a Qwen2
 POSITIONS = 32768  # of every shape
 
 
@@ -62,26 +80,31 @@ def task_texts(task: Task, count: int = 2000) -> Iterable[str]:
 
 
 def policy_and_prompts(config: TrainConfig) -> tuple[Policy, list[list[int]]]:
-    """The config's model, and the prompts of its first training step."""
+    """The config's model, and the prompts of its first training step.
+
+    Raises ValueError for a model that the fast engine does not know: its figures would be those of another engine.
+    """
     task, policy = load_task(config.task, config.data_dir), load_policy(config.model, find_device(config))
+    if unknown := unknown_part(policy.model):
+        raise ValueError(f"The fast engine does not know {unknown}: measure another --model.")
     problems = PromptSampler(task.problems("train"), config.seed).sample(config.num_prompts)
     return policy, [task.prompt(problem, policy) for problem in problems]
 
 
 def write_random_model(shape: str, task: Task, folder: Path) -> None:
-    """Write a Qwen2 or Qwen3 of a known shape with random weights (bfloat16), and a tokenizer trained for the task.
+    """Write a model of a known shape with random weights (bfloat16), and a tokenizer trained for the task.
 
     Raises ValueError for an unknown shape.
     """
     if shape not in SHAPES:
         raise ValueError(f"Unknown shape {shape!r}: use one of {', '.join(SHAPES)}.")
     tokenizer = train_tokenizer(task_texts(task), vocab_size=2000)
-    config_of, model_of = (Qwen3Config, Qwen3ForCausalLM) if shape in QWEN3 else (Qwen2Config, Qwen2ForCausalLM)
-    config = config_of(
+    family, details = FAMILIES.get(shape, ("qwen2", QWEN))
+    config = AutoConfig.for_model(
+        family,
         **SHAPES[shape],
+        **details,
         max_position_embeddings=POSITIONS,
-        rms_norm_eps=1e-6,
-        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
@@ -89,7 +112,7 @@ def write_random_model(shape: str, task: Task, folder: Path) -> None:
     )
     torch.manual_seed(0)
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):  # a GPU draws the numbers in no time
-        model = model_of(config)
+        model = AutoModelForCausalLM.from_config(config)
     model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -16,7 +16,7 @@ from rlcourse.learner import model_pass
 from rlcourse.logprobs import chunked_logprobs
 from rlcourse.measure.timing import median_seconds
 from rlcourse.policy import Policy
-from rlcourse.rollout import make_engine
+from rlcourse.rollout import make_engine, vllm
 from rlcourse.sampling import Sampling
 
 Rows = list[dict[str, Any]]
@@ -30,7 +30,7 @@ def mismatch(config: TrainConfig) -> tuple[dict[str, Any], Rows]:
     """
     policy, prompts = policy_and_prompts(config)
     dtype, rows = getattr(torch, config.dtype), []
-    for name in ("hf-dynamic", "hf-static", "fast"):
+    for name in ("hf-dynamic", "hf-static", *(["vllm"] if vllm.runs_on(policy.device) else []), "fast"):
         engine = make_engine(policy, name, dtype, False)
         torch.manual_seed(config.seed)
         rollout = engine.generate(prompts, config.num_generations, config.max_new_tokens, config.sampling)

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import gc
 import random
 import tempfile
 import time
@@ -13,6 +12,8 @@ import torch
 from rlcourse.device import without_cudnn_attention
 from rlcourse.measure.timing import measure, median_and_spread, seconds
 from rlcourse.policy import load_policy
+from rlcourse.rollout.vllm import free_memory, new_llm, sampling_params
+from rlcourse.sampling import Sampling
 from rlcourse.tasks import Task
 
 
@@ -154,20 +155,14 @@ def vllm_decode(
     Prompts are as if never seen: each repetition begins with an empty prefix cache, as after an update of the weights.
     """
     try:
-        from vllm import LLM, SamplingParams
+        import vllm  # noqa: F401
     except ImportError:
         return []
-    torch.cuda.empty_cache()  # it looks at what is free
-    llm = LLM(
-        model=model, dtype="bfloat16", max_num_seqs=rows, max_model_len=prompt_tokens + new_tokens,
-        gpu_memory_utilization=0.3, skip_tokenizer_init=True, seed=0,
-    )  # fmt: skip
+    sizes = {"max_num_seqs": rows, "max_model_len": prompt_tokens + new_tokens}
+    llm = new_llm(model, torch.bfloat16, gpu_memory_utilization=0.3, **sizes)
     group = len(lengths) // len(prompts)
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts for _ in range(group)]
-    params = [
-        SamplingParams(temperature=1.0, top_k=-1, top_p=1.0, max_tokens=length, ignore_eos=True, detokenize=False)
-        for length in lengths
-    ]
+    params = [sampling_params(Sampling(), length) for length in lengths]
     tokens = []
 
     def generate(llm) -> None:
@@ -180,8 +175,7 @@ def vllm_decode(
 
     took, spread = median_and_spread(measure(functools.partial(timed, llm), repeats))
     del llm  # its memory, for the next
-    gc.collect()
-    torch.cuda.empty_cache()
+    free_memory()
     return [
         {
             "variant": "vllm",

@@ -10,11 +10,12 @@ import torch
 
 from rlcourse.bench.models import policy_and_prompts, write_random_model
 from rlcourse.config import TrainConfig, make_config
+from rlcourse.device import find_device
 from rlcourse.distributed.world import ALONE, Alone, World
 from rlcourse.measure import roofline
 from rlcourse.measure.memory import ModelShape
 from rlcourse.measure.timing import measure, median_and_spread, median_seconds, seconds
-from rlcourse.rollout import make_engine
+from rlcourse.rollout import make_engine, vllm
 from rlcourse.runs import new_run
 from rlcourse.step import train_step
 from rlcourse.tasks import Answer, load_task
@@ -35,6 +36,8 @@ def rollout(config: TrainConfig, repeats: int = 5) -> tuple[dict[str, Any], Rows
     variants = {name: (name, False) for name in ("hf-dynamic", "hf-static", "fast")}
     if device.type == "cuda":
         variants["fast-compiled"] = ("fast", True)
+    if vllm.runs_on(device):
+        variants["vllm"] = ("vllm", False)
     rows = []
     for variant, (name, compiled) in variants.items():
         engine = make_engine(policy, name, dtype, compiled)
@@ -70,7 +73,8 @@ def rollout(config: TrainConfig, repeats: int = 5) -> tuple[dict[str, Any], Rows
 def step(
     shape: str, completions: list[int], new_tokens: int = 256, repeats: int = 5, peers: bool = True
 ) -> tuple[dict[str, Any], Rows]:
-    """Seconds of a whole Dr. GRPO step on GSM8K with random weights of `shape`, beside TRL's where it is installed.
+    """Seconds of a whole Dr. GRPO step on GSM8K with random weights of `shape`; the same with vLLM as its engine, and
+    TRL's, where they are installed.
 
     Random weights never end an answer, so every completion has `new_tokens` tokens, and they earn nothing; rewards are
     coin flips instead, so that every group has a gradient.
@@ -82,6 +86,9 @@ def step(
         write_random_model(shape, task, model)
         for count in completions:
             rows.append(our_step(str(model), task.name, count, new_tokens, repeats, folder))
+            if peers and vllm.runs_on(find_device(make_config())):
+                rows.append(our_step(str(model), task.name, count, new_tokens, repeats, folder, "vllm"))
+                vllm.free_memory()
             if peers:
                 from rlcourse.bench.peers import trl_steps
 
@@ -90,10 +97,13 @@ def step(
     return setup, rows
 
 
-def our_step(model: str, task: str, completions: int, new_tokens: int, repeats: int, folder: str) -> dict[str, Any]:
+def our_step(
+    model: str, task: str, completions: int, new_tokens: int, repeats: int, folder: str, engine: str = "fast"
+) -> dict[str, Any]:
     """Our step, as `time_steps` gives it."""
-    trainer = step_trainer(model, task, completions, new_tokens, folder)
-    return {"variant": "rlcourse", "rows": completions} | time_steps(trainer, repeats)
+    trainer = step_trainer(model, task, completions, new_tokens, folder, engine=engine)
+    variant = "rlcourse" if engine == "fast" else f"rlcourse, {engine}"
+    return {"variant": variant, "rows": completions} | time_steps(trainer, repeats)
 
 
 def time_steps(trainer: Trainer, repeats: int, warmup: int = WARMUP) -> dict[str, Any]:
@@ -123,7 +133,13 @@ def time_steps(trainer: Trainer, repeats: int, warmup: int = WARMUP) -> dict[str
 
 
 def step_trainer(
-    model: str, task: str, completions: int, new_tokens: int, folder: str, world: Alone | World = ALONE
+    model: str,
+    task: str,
+    completions: int,
+    new_tokens: int,
+    folder: str,
+    world: Alone | World = ALONE,
+    engine: str = "fast",
 ) -> Trainer:
     """A trainer whose step has `completions` rows in groups of 8."""
     config = make_config(
@@ -134,7 +150,8 @@ def step_trainer(
         num_generations=8,
         max_new_tokens=new_tokens,
         output=folder,
-        name=f"step-{completions}",
+        engine=engine,
+        name=f"step-{engine}-{completions}",
         warmup_steps=1,
     )
     return Trainer(world.run(lambda: new_run(config)), world.device(config), world=world)

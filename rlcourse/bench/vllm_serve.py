@@ -1,13 +1,14 @@
 """vLLM beside ours in `rlcourse bench serve`: the same requests, at the same times."""
 
 import contextlib
-import gc
 import time
 from collections.abc import Iterator
 
 import torch
 
 from rlcourse.rollout.arrivals import Request
+from rlcourse.rollout.vllm import free_memory, new_llm, sampling_params
+from rlcourse.sampling import Sampling
 
 
 class ServingVLLM:
@@ -18,25 +19,12 @@ class ServingVLLM:
     """
 
     def __init__(self, model: str, longest: int, rows: int, temperature: float):
-        from vllm import LLM
-
-        torch.cuda.empty_cache()  # it looks at what is free
-        self.llm = LLM(
-            model=model, dtype="bfloat16", max_num_seqs=rows, max_model_len=longest, gpu_memory_utilization=0.3,
-            skip_tokenizer_init=True, seed=0,
-        )  # fmt: skip
-        self.temperature, self.steps = temperature, 0
+        sizes = {"max_num_seqs": rows, "max_model_len": longest}
+        self.llm = new_llm(model, torch.bfloat16, gpu_memory_utilization=0.3, **sizes)
+        self.sampling, self.steps = Sampling(temperature), 0
 
     def _params(self, requests: list[Request], **options) -> list:
-        from vllm import SamplingParams
-
-        return [
-            SamplingParams(
-                temperature=self.temperature, top_k=-1, top_p=1.0, max_tokens=request.max_new_tokens, ignore_eos=True,
-                detokenize=False, **options,
-            )
-            for request in requests
-        ]  # fmt: skip
+        return [sampling_params(self.sampling, request.max_new_tokens, **options) for request in requests]
 
     def serve(self, requests: list[Request]) -> Iterator[tuple[int, int]]:
         """(number, new tokens) of a request whenever the engine has some."""
@@ -84,5 +72,4 @@ def vllm_serve(model: str, longest: int, rows: int, temperature: float) -> Itera
         yield serving
     finally:
         del serving.llm
-        gc.collect()
-        torch.cuda.empty_cache()
+        free_memory()

@@ -1,6 +1,5 @@
 """What the trainer of a rank has in place of its engine, its task and its run's folder."""
 
-from dataclasses import fields
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +43,7 @@ class SharedEngine:
 
 def moved(rollout: Rollout, device: torch.device | str) -> Rollout:
     """The rollout on a device."""
-    return Rollout(**{f.name: getattr(rollout, f.name).to(device) for f in fields(Rollout)})
+    return Rollout(**{name: tensor.to(device) for name, tensor in rollout.tensors.items()})
 
 
 class SharedTask:

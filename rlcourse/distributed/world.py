@@ -1,7 +1,7 @@
 """What the ranks of a run exchange, and when. A world of one exchanges nothing: that is `Alone`.
 
-Every rank has the whole model. Of a step the expensive parts are shared out, and all else every rank does for itself,
-with the very code of one process, from the same numbers and the same random state:
+Every rank has the whole model, unless it is sharded (`sharded.py`). Of a step the expensive parts are shared out, and
+all else every rank does for itself, with the very code of one process, from the same numbers and the same random state:
 
   rollout, verdicts    prompts are split, a group never; then every rank gets all completions, which are small
   advantages, plan     by each rank, of the whole batch: means, deviations and token counts are those of one process
@@ -14,7 +14,7 @@ logged. Objects and counts travel by gloo, through the CPU, and gradients on a G
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,8 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from rlcourse.device import find_device
-from rlcourse.distributed import launched
+from rlcourse.distributed import check_launch, launched
 
+LOST = (
+    "Another process of this run has ended, so all end. Checkpoints stay as they are: go on from the last one with "
+    "--resume."
+)
 BUCKET = 2**24  # numbers that are added up at once: 64 MiB in float32
 
 
@@ -35,11 +39,33 @@ class Alone:
     """One process: nothing is shared, nothing is sent."""
 
     rank, size = 0, 1
+    ahead: Any = None  # the engine of another rank, where one samples while the other trains: `overlap.Ahead`
+
+    def of(self, config: Any) -> "Alone":
+        check_launch(config)
+        return self
+
+    def load(self, load: Callable[[torch.device], Any], device: torch.device) -> Any:
+        return load(device)
+
+    def shard(self, module: nn.Module) -> nn.Module:
+        return module
+
+    def whole(self, policy: Any, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return policy, state
+
+    def part(self, state: dict[str, Any], learner: Any) -> dict[str, Any]:
+        return state
 
     def device(self, config: Any) -> torch.device:
+        if config.overlap:
+            raise ValueError("overlap takes two processes: start it with torchrun --nproc-per-node 2.")
         return find_device(config)
 
     def engine(self, engine: Any, device: torch.device) -> Any:
+        return engine
+
+    def sampler(self, engine: Any, next_prompts: Callable[[], Any], steps_done: Callable[[], int]) -> Any:
         return engine
 
     def task(self, task: Any) -> Any:
@@ -54,8 +80,11 @@ class Alone:
     def agree(self, stop: Any) -> Any:
         return stop
 
-    def split(self, rows: Tensor, most: int) -> Sequence[Tensor]:
-        return rows.split(most)
+    def deal(self, rows: Tensor) -> Tensor:
+        return rows
+
+    def level(self, micro_batches: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return micro_batches
 
     def total(self, values: Tensor) -> Tensor:
         return values
@@ -77,9 +106,35 @@ class World:
     """One of several ranks. Every method is called by all of them, in the same order, unless it says otherwise. If a
     rank is no longer there, the others raise `RankLost`."""
 
+    ahead: Any = None  # see `Alone`
+
     def __init__(self, store: Any, rank: int, size: int):
         self.store, self.rank, self.size = store, rank, size
         self.gpus: Any = None  # the group for what is on a GPU
+
+    def of(self, config: Any) -> "World":
+        """The world for this config. Sends nothing."""
+        if not config.shard:
+            return self
+        from rlcourse.distributed.sharded import ShardedWorld
+
+        return ShardedWorld(self.store, self.rank, self.size)
+
+    def load(self, load: Callable[[torch.device], Any], device: torch.device) -> Any:
+        """The policy that `load` gives for a device, as this rank keeps it. Sends nothing."""
+        return load(device)
+
+    def shard(self, module: nn.Module) -> nn.Module:
+        """The module as this rank keeps it. Sends nothing."""
+        return module
+
+    def whole(self, policy: Any, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Policy and training state for the first rank to save; the others' mean nothing. The inverse of `part`."""
+        return policy, state
+
+    def part(self, state: dict[str, Any], learner: Any) -> dict[str, Any]:
+        """Of a training state as it was saved what this rank's learner takes. Sends nothing."""
+        return state
 
     def device(self, config: Any) -> torch.device:
         """This rank's device: one GPU each. Raises ValueError if a rank would have no GPU, or no prompt."""
@@ -88,7 +143,9 @@ class World:
             raise ValueError(
                 f"{here} processes need a GPU each, and there are {torch.cuda.device_count()}: lower --nproc-per-node."
             )
-        if config.num_prompts < self.size:
+        if config.overlap and self.size != 2:
+            raise ValueError(f"overlap takes two processes, not {self.size}: use torchrun --nproc-per-node 2.")
+        if config.num_prompts < self.size and not config.overlap:
             raise ValueError(
                 f"Prompts are split by rank, and num_prompts {config.num_prompts} are fewer than {self.size} "
                 "processes: raise it."
@@ -103,6 +160,10 @@ class World:
         from rlcourse.distributed.shared import SharedEngine
 
         return SharedEngine(engine, self, device)
+
+    def sampler(self, engine: Any, next_prompts: Callable[[], Any], steps_done: Callable[[], int]) -> Any:
+        """The engine that training samples with: the one that evaluates."""
+        return engine
 
     def task(self, task: Any) -> Any:
         """The task, each rank judging its share of the attempts."""
@@ -151,13 +212,14 @@ class World:
         """Whether to stop: the reason of the first rank that has one."""
         return next(filter(None, self.gather(stop)), None)
 
-    def split(self, rows: Tensor, most: int) -> Sequence[Tensor]:
-        """This rank's rows of a mini-batch in micro-batches of `most` rows, none of them empty; maybe no micro-batch.
-        Sends nothing.
+    def deal(self, rows: Tensor) -> Tensor:
+        """This rank's rows, maybe none. They are in order of length and dealt like cards, so that every rank has as
+        much to do. Sends nothing."""
+        return rows[self.rank :: self.size]
 
-        rows are ordered by length and dealt like cards: every rank has as much to do.
-        """
-        return [piece for piece in rows[self.rank :: self.size].split(most) if len(piece)]
+    def level(self, micro_batches: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """This rank's micro-batches, and more where a pass is one of all ranks together. Sends nothing."""
+        return micro_batches
 
     def total(self, values: Tensor) -> Tensor:
         """The sum over ranks, in place. Where all but one have 0 it is exact."""
@@ -215,10 +277,7 @@ def lost_ranks() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise RankLost(
-            "Another process of this run has ended, so all end. Checkpoints stay as they are: go on from the last one "
-            "with --resume."
-        ) from error
+        raise RankLost(LOST) from error
 
 
 @contextmanager
@@ -235,9 +294,16 @@ def start_world() -> Iterator[Alone | World]:
     try:
         yield World(store, rank, size)
         dist.destroy_process_group()
-    except BaseException:
+    except BaseException as error:
         sys.stderr = sys.__stderr__ if _speaks(store) else open(os.devnull, "w")  # noqa: SIM115
+        if isinstance(error, RuntimeError) and _of_the_wire(error):  # within a pass over a sharded model
+            raise RankLost(LOST) from error
         raise
+
+
+def _of_the_wire(error: RuntimeError) -> bool:
+    """Whether it is gloo's or NCCL's, and not that of the computation around it."""
+    return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
 
 
 def _speaks(store: Any) -> bool:

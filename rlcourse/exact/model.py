@@ -15,8 +15,8 @@ WIDTH = 64  # sequences are this many tokens wide or a multiple: cuDNN plans att
 
 
 class ExactPass:
-    """What `rlcourse.logprobs` computes, of a Qwen2 or Qwen3 model whose weights are float32, with the numbers of the
-    fast engine. recompute: save memory, computing each layer again for its gradients."""
+    """What `rlcourse.logprobs` computes, of a model of `FusedWeights` that is float32, with the numbers of the fast
+    engine. recompute: save memory, computing each layer again for its gradients."""
 
     exact = True
 

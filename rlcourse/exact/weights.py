@@ -1,4 +1,5 @@
-"""The weights of a Qwen2 or Qwen3 model as engine and training pass read them: fused, in the arithmetic's dtype."""
+"""The weights of a Qwen2, Qwen3 or Llama model as engine and training pass read them: fused, in the arithmetic's
+dtype."""
 
 import importlib.util
 import weakref
@@ -11,11 +12,14 @@ from transformers import PreTrainedModel
 from rlcourse.lora import copy_merged
 
 COMPARED = 64  # weights compared at once: few launches, and little memory
+FAMILIES = ("qwen2", "qwen3", "llama")
+ROPES = ("default", "llama3")  # an angle is the position times a frequency, which transformers' model has
 
 
 @dataclass
 class Layer:
-    """Weights of one layer; each matrix is [out, in]. Qwen2 has a bias, Qwen3 norms of each query and key."""
+    """Weights of one layer; each matrix is [out, in]. Qwen2 has a bias, Qwen3 norms of each query and key,
+    Llama neither."""
 
     attention_norm: Tensor
     qkv: Tensor
@@ -50,16 +54,13 @@ class FusedWeights:
     `dtype`, norms in float32. They are those of the last `sync`. cos, sin: RoPE's table [positions, D / 2] float32.
     syncs: how many there have been.
 
-    Raises ValueError for an architecture other than Qwen2 and Qwen3.
+    Raises ValueError for what `unknown_part` finds.
     """
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype):
-        config = model.config
-        if not can_fuse(model):
-            raise ValueError(
-                "The fast engine knows Qwen2 and Qwen3 models with plain RoPE and without a sliding window, not "
-                f"{config.model_type}: use --engine hf-dynamic."
-            )
+        config, unknown = model.config, unknown_part(model)
+        if unknown:
+            raise ValueError(f"The fast engine does not know {unknown}: use --engine hf-dynamic.")
         self.dtype = dtype
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
@@ -123,12 +124,21 @@ class FusedWeights:
         return sources + ([] if self.head is self.embedding else [model.lm_head.weight])
 
 
-def can_fuse(model: PreTrainedModel) -> bool:
-    """Whether it is a Qwen2 or Qwen3 with plain RoPE and without a sliding window."""
+def unknown_part(model: PreTrainedModel) -> str:
+    """The part of the model that is not computed here; '' if it is a Qwen2, Qwen3 or Llama as these are published."""
     config = model.config
-    rope = getattr(config, "rope_parameters", None) or {}  # which other architectures may lack
-    plain = rope.get("rope_type", "default") == "default"
-    return config.model_type in ("qwen2", "qwen3") and plain and not config.use_sliding_window
+    if config.model_type not in FAMILIES:
+        return f"models of the type {config.model_type} (but Qwen2, Qwen3 and Llama)"
+    rope = config.rope_parameters["rope_type"]
+    if rope not in ROPES:
+        return f"RoPE of the type {rope}"
+    if getattr(config, "use_sliding_window", False):
+        return "a sliding window"
+    if config.hidden_act not in ("silu", "swish"):
+        return f"the activation {config.hidden_act}"
+    if getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False):
+        return "the biases that attention_bias or mlp_bias adds"
+    return ""
 
 
 def fits(weights: FusedWeights) -> bool:

@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,9 @@ def gather() -> dict[str, Any]:
     """The facts, ready for JSON: 'machine', 'checks' and 'presets'.
 
     machine: see `machine_facts`. checks: one {name, ok, required, detail, mend} for each thing that was looked for;
-    mend is the command that helps, '' if ok. presets: one {preset, device, ranks, needs_bytes, has_bytes, fits} for
-    each, None if unknown; where there are several GPUs one for a rank on each of them, too.
+    mend is the command that helps, '' if ok. presets: one {preset, device, ranks, shard, needs_bytes, has_bytes,
+    fits} for each, None if unknown; where there are several GPUs one for a rank on each of them, too, and one with
+    `--shard`.
     """
     facts = machine_facts()
     checks = [*library_checks(facts), gpu_check(facts), *data_checks(), *optional_checks()]
@@ -144,6 +146,8 @@ def optional_checks() -> list[dict[str, Any]]:
     for package in ("tensorboard", "wandb"):
         found = importlib.util.find_spec(package) is not None
         checks.append(check(package, found, f"for --log-to {package}", f"python -m pip install {package}"))
+    found = importlib.util.find_spec("vllm") is not None
+    checks.append(check("vLLM", found, "for --engine vllm on a GPU", "python -m pip install 'rlcourse[vllm]'"))
     found = importlib.util.find_spec("math_verify") is not None
     checks.append(check("math-verify", found, "for --task math", "python -m pip install 'rlcourse[math]'"))
     return checks
@@ -163,14 +167,17 @@ def preset_facts(facts: dict[str, Any]) -> list[dict[str, Any]]:
         gpu = config.dtype == "bfloat16"
         has = max((g["memory_bytes"] for g in facts["gpus"]), default=0) if gpu else facts["memory_bytes"]
         device = "cuda" if gpu else "cpu"
-        for ranks in sorted({1, max(1, len(facts["gpus"]))} if gpu else {1}):
+        several = max(1, len(facts["gpus"])) if gpu else 1
+        ways = sorted({(1, False), (several, False), (several, several > 1 and not config.lora_rank)})
+        for ranks, shard in ways:
             try:
-                estimate = memory.estimate(share_of(config, ranks), memory.model_shape(config.model), device)
+                share = replace(share_of(config, ranks), shard=shard)
+                estimate = memory.estimate(share, memory.model_shape(config.model), device, ranks)
                 needs, fits = estimate.peak, None if has is None else estimate.fits(has)
             except (FileNotFoundError, ValueError):  # the embedded model is missing or broken
                 needs, fits = None, None
-            row = {"preset": preset, "device": device, "ranks": ranks, "needs_bytes": needs, "has_bytes": has}
-            rows.append(row | {"fits": fits})
+            row = {"preset": preset, "device": device, "ranks": ranks, "shard": shard}
+            rows.append(row | {"needs_bytes": needs, "has_bytes": has, "fits": fits})
     return rows
 
 
@@ -212,6 +219,7 @@ def print_report(facts: dict[str, Any], console: Console | None = None) -> None:
     for row in facts["presets"]:
         fits = {True: "[green]yes[/green]", False: "[red]no[/red]", None: "unknown"}[row["fits"]]
         device = row["device"] if row["ranks"] == 1 else f"each of {row['ranks']} x {row['device']}"
+        device += ", --shard" if row["shard"] else ""
         table.add_row(row["preset"], device, size(row["needs_bytes"]), size(row["has_bytes"]), fits)
     if facts["presets"]:
         console.print(table)

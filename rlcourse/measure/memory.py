@@ -19,6 +19,7 @@ from rlcourse.measure import machine
 from rlcourse.measure.machine import format_bytes
 from rlcourse.paths import EMBEDDED_MODELS, model_folder
 from rlcourse.rollout.fast import MAX_SLOTS, PREFILL_TOKENS
+from rlcourse.rollout.vllm import CACHE_GB
 
 LIBRARIES = 600_000_000  # bytes of Python, torch, transformers and datasets, or of a CUDA context
 HEADROOM = 1.1  # what the allocator takes for what is counted
@@ -62,24 +63,27 @@ class ModelShape:
         return shape
 
 
-# The config.json of each model on the hub, https://huggingface.co/Qwen
+# The config.json of each model on the hub, https://huggingface.co/Qwen and https://huggingface.co/meta-llama
 QWEN25 = {
     "Qwen/Qwen2.5-0.5B": ModelShape(24, 896, 14, 2, 64, 4864, 151936, tied=True),
     "Qwen/Qwen2.5-1.5B": ModelShape(28, 1536, 12, 2, 128, 8960, 151936, tied=True),
     "Qwen/Qwen2.5-3B": ModelShape(36, 2048, 16, 2, 128, 11008, 151936, tied=True),
     "Qwen/Qwen2.5-7B": ModelShape(28, 3584, 28, 4, 128, 18944, 152064, tied=False),
 }
-QWEN3 = {"Qwen/Qwen3-0.6B": ModelShape(28, 1024, 16, 8, 128, 3072, 151936, tied=True)}
+OTHERS = {
+    "Qwen/Qwen3-0.6B": ModelShape(28, 1024, 16, 8, 128, 3072, 151936, tied=True),
+    "meta-llama/Llama-3.2-1B": ModelShape(16, 2048, 32, 8, 64, 8192, 128256, tied=True),
+}
 
 
 def model_shape(name: str) -> ModelShape:
     """The shape of a model that ships, of a model folder, or of a model on the hub.
 
-    Qwen2.5 0.5B to 7B (and -Instruct) and Qwen3-0.6B are known; another hub name is looked up in the cache, then on the
-    network.
+    Qwen2.5 0.5B to 7B, Llama-3.2-1B (and -Instruct) and Qwen3-0.6B are known; another hub name is looked up in the
+    cache, then on the network.
     Raises FileNotFoundError if there is no such model here or there, ValueError if it is of another kind.
     """
-    known = (QWEN25 | QWEN3).get(name.removesuffix("-Instruct"))
+    known = (QWEN25 | OTHERS).get(name.removesuffix("-Instruct"))
     if known:
         return known
     folder = model_folder(name)
@@ -140,6 +144,7 @@ class MemoryEstimate:
     prefill: int
     sampling: int
     autocast: int
+    gathered: int
     activations: int
     logits: int
 
@@ -163,78 +168,99 @@ class MemoryEstimate:
         return self.peak <= memory_bytes
 
 
-def estimate(config: TrainConfig, shape: ModelShape, device: str) -> MemoryEstimate:
+def estimate(config: TrainConfig, shape: ModelShape, device: str, ranks: int = 1) -> MemoryEstimate:
     """Bytes that training `shape` with `config` needs on `device`, 'cpu' or 'cuda'.
 
+    ranks: between how many the model is split, if config.shard says so. config: that of one rank (`share_of`).
+
     n = parameters, b = bytes of a number in config.dtype, L = max_prompt_tokens + max_new_tokens, m = rows of a
-    micro-batch, rows = those of a step or of an evaluation's batch, whichever are more:
+    micro-batch if all have L tokens: m x L is micro_batch_tokens, rounded up, or the tokens of a whole mini-batch; rows
+    = those of a step or of an evaluation's batch, whichever are more:
 
     - weights 4 n, gradients 4 n, AdamW's two moments 8 n, all float32; a frozen reference 4 n if there is one; with an
       adapter of a parameters weights 4 (n + a), gradients 4 a, moments 8 a, and the reference is the base
     - rollout weights: b n for the engine's own copy; the hf engines need none in float32
     - KV cache: tokens x layers x 2 x kv_heads x head_dim x b, of rows x L tokens; the fast engine has the prompts' own
-      cache beside them, and on a GPU MAX_SLOTS rows at most; with config.cache_gb as much in all; kept: what is still
-      there in the update, that of hf-static and, on a GPU, that of the fast engine
-    - prefill: of t tokens, with the fast engine PREFILL_TOKENS at most, one layer at a time: t x heads x
+      cache beside them, and on a GPU MAX_SLOTS rows at most; with config.cache_gb as much in all, vllm without it
+      CACHE_GB; kept: what is still there in the update, that of hf-static and, on a GPU, that of fast and vllm
+    - prefill: of t tokens, with fast and vllm PREFILL_TOKENS at most, one layer at a time: t x heads x
       max_prompt_tokens x 3 x 4 for the scores of attention, their softmax and a bias, or t x 4 x intermediate x b for
       SwiGLU, whichever is more
     - sampling: 3 x rows x vocabulary x 4: the logits of one position, their noise, and their sum
-    - autocast: 2 n for the bfloat16 copies of the weights that autocast keeps, 0 in float32
+    - autocast: 2 n for the bfloat16 copies of the weights that autocast keeps, 0 in float32 and with config.shard
+    - config.shard: weights, gradients, moments and reference are divided by `ranks`, the engine has a copy of its own;
+      gathered: see `gathered_bytes`
     - activations: see `activation_bytes`
-    - logits: LOGIT_COPIES x chunk x vocabulary x 4, chunk = min(logprob_chunk, m x max_new_tokens)
+    - logits: LOGIT_COPIES x chunk x vocabulary x 4, chunk = min(logprob_chunk, m x L, mini-batch x max_new_tokens)
     """
     n = parameters(shape)
     adapter = adapter_parameters(shape, config.lora_rank, config.lora_targets)
     learned = adapter if config.lora_rank else n
-    own_weights = config.engine == "fast" or config.dtype == "bfloat16"
+    own_weights = config.engine in ("fast", "vllm") or config.dtype == "bfloat16" or config.shard
+    parts = ranks if config.shard else 1
     b = 2 if config.dtype == "bfloat16" else 4
     length = config.max_prompt_tokens + config.max_new_tokens
     rows = max(config.rows, min(BATCH_ROWS, config.eval_problems))
-    micro_rows = min(config.micro_batch_rows, -(-config.rows // config.minibatches))
-    chunk = min(config.logprob_chunk, micro_rows * config.max_new_tokens)
+    minibatch = -(-config.rows // config.minibatches)
+    micro_rows = min(-(-config.micro_batch_tokens // length), minibatch)
+    chunk = min(config.logprob_chunk, micro_rows * length, minibatch * config.max_new_tokens)
     fast, on_gpu = config.engine == "fast", device == "cuda"
+    own_cache = on_gpu and config.engine in ("fast", "vllm")
     prompts = max(config.num_prompts, min(BATCH_ROWS, config.eval_problems)) if fast else 0
     slots = min(rows, MAX_SLOTS) if fast and on_gpu else rows
     cache = (
         (slots * length + prompts * config.max_prompt_tokens) * shape.layers * 2 * shape.kv_heads * shape.head_dim * b
     )
-    if config.cache_gb:
-        cache = int(config.cache_gb * 1e9)
-    at_once = PREFILL_TOKENS if fast else math.inf
+    if config.cache_gb or config.engine == "vllm":
+        cache = int((config.cache_gb or CACHE_GB) * 1e9)
+    at_once = PREFILL_TOKENS if fast or config.engine == "vllm" else math.inf
     prefill_tokens = min(at_once, rows * config.max_prompt_tokens)
     return MemoryEstimate(
-        weights=4 * (n + adapter),
-        gradients=4 * learned,
-        optimizer=8 * learned,
-        reference=4 * n if config.needs_reference and not config.lora_rank else 0,
+        weights=4 * (n + adapter) // parts,
+        gradients=4 * learned // parts,
+        optimizer=8 * learned // parts,
+        reference=4 * n // parts if config.needs_reference and not config.lora_rank else 0,
         rollout_weights=b * n if own_weights else 0,
         kv_cache=cache,
-        kept_cache=cache if ((fast and on_gpu) or config.engine == "hf-static") and not config.sleep else 0,
+        kept_cache=cache if (own_cache or config.engine == "hf-static") and not config.sleep else 0,
         prefill=prefill_tokens * max(12 * shape.heads * config.max_prompt_tokens, 4 * shape.intermediate * b),
         sampling=3 * rows * shape.vocabulary * 4,
-        autocast=2 * n if b == 2 else 0,
+        autocast=2 * n if b == 2 and not config.shard else 0,
+        gathered=gathered_bytes(shape, b) if config.shard else 0,
         activations=activation_bytes(shape, micro_rows, length, config.dtype, config.gradient_checkpointing),
         logits=LOGIT_COPIES * chunk * shape.vocabulary * 4,
     )
 
 
-def check_memory(config: TrainConfig, model_config, device: torch.device) -> None:
+def gathered_bytes(shape: ModelShape, b: int) -> int:
+    """Bytes that are whole on a rank of a sharded model at the peak of its backward pass.
+
+    What is around the layers and two layers, one that computes and the next, as b bytes a number; their gradients, as
+    many again; and of what is being added up over ranks a copy in float32, that of the largest of these.
+    """
+    around = parameters(replace(shape, layers=0))
+    layer = parameters(replace(shape, layers=1)) - around
+    return 2 * b * (around + 2 * layer) + 4 * max(around, layer)
+
+
+def check_memory(config: TrainConfig, model_config, device: torch.device, ranks: int = 1) -> None:
     """Raise ValueError for a run that needs far more memory than the device has: it would be killed without a word.
 
     model_config: transformers' config of the model; models that are not Qwen2-like pass, as their needs are not known.
+    ranks: see `estimate`.
     """
     try:
         shape = ModelShape.from_config(model_config)
     except ValueError:
         return
     longest = min(config.max_prompt_tokens, model_config.max_position_embeddings)
-    needs = estimate(replace(config, max_prompt_tokens=longest), shape, device.type).peak
+    needs = estimate(replace(config, max_prompt_tokens=longest), shape, device.type, ranks).peak
     on_gpu = device.type == "cuda"
     has = torch.cuda.get_device_properties(device).total_memory if on_gpu else machine.memory_bytes()
     if has is not None and needs > FAR_TOO_MUCH * has:
         raise ValueError(
             f"This run needs up to {format_bytes(needs)} of memory, and there are {format_bytes(has)}: lower "
-            "--num-prompts, --num-generations, --max-new-tokens, --max-prompt-tokens or --micro-batch-rows."
+            "--num-prompts, --num-generations, --max-new-tokens, --max-prompt-tokens or --micro-batch-tokens."
         )
 
 

@@ -1,15 +1,18 @@
 """Rollout engines: who generates. All take the same prompts and give the same `Rollout`.
 
 `hf.py` calls transformers' `generate`; `fast.py` runs a decode step of its own over a static cache, `paged.py` the same
-step over a paged one.
+step over a paged one; `vllm.py` asks vLLM, for models that our step does not know.
 """
 
+import sys
 from typing import Protocol
 
 import torch
+from tqdm import tqdm
 
 from rlcourse.batch import Rollout
 from rlcourse.config import ENGINES
+from rlcourse.exact.weights import unknown_part
 from rlcourse.policy import Policy
 from rlcourse.sampling import Sampling
 
@@ -42,25 +45,35 @@ def make_engine(
     compile: bool = False,
     longest: int | None = None,
     cache_gb: float = 0.0,
+    sleeps: bool = False,
 ) -> RolloutEngine:
     """The engine called `engine` over the policy's weights, sampling in `dtype`.
 
     hf-dynamic and hf-static: `generate` with one of its caches; fast: our own step, compiled where it is in PyTorch and
     `compile` says so. longest: tokens of a prompt and its completion at most, if known: a static cache is then made for
-    all. cache_gb: the fast engine has a paged cache of so many GB; 0: each completion has room for its full length.
-    Raises ValueError for an unknown name, or what the fast engine cannot do: an architecture, or a paged cache.
+    all. cache_gb: the fast engine has a paged cache of so many GB; 0: each completion has room for its full length. Of
+    vllm it is the cache's size in any case. sleeps: `sleep` will be called, for which vLLM has to be prepared. A model
+    that the fast engine does not know is sampled from by hf-dynamic, which a sentence on stderr says. Raises ValueError
+    for an unknown name, or what an engine cannot do: a paged cache, a machine without GPU.
     """
     from rlcourse.rollout.fast import FastEngine  # they import this module for `Rollout`
     from rlcourse.rollout.hf import HFEngine
 
+    if engine == "vllm":
+        from rlcourse.rollout.vllm import VLLMEngine
+
+        return VLLMEngine(policy, dtype, cache_gb, sleeps)
     if cache_gb:
         if engine != "fast":
-            raise ValueError(f"A paged cache is for the engine fast, not {engine!r}: leave --cache-gb out.")
+            raise ValueError(f"A paged cache is for the engines fast and vllm, not {engine!r}: leave --cache-gb out.")
         from rlcourse.rollout.paged import PagedEngine  # only where there is Triton
 
         return PagedEngine(policy, dtype, cache_gb)
 
     match engine:
+        case "fast" if unknown := unknown_part(policy.model):
+            tqdm.write(f"The fast engine does not know {unknown}: hf-dynamic samples instead.", file=sys.stderr)
+            return HFEngine(policy, dtype, "dynamic")
         case "fast":
             return FastEngine(policy, dtype, compile)
         case "hf-dynamic":

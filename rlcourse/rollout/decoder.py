@@ -1,4 +1,4 @@
-"""Qwen2's and Qwen3's forward pass over fused copies of the weights and a static cache: what the fast engine runs.
+"""The forward pass of Qwen2, Qwen3 and Llama over fused copies of the weights and a static cache, in PyTorch.
 
 The arithmetic is that of transformers with three changes: the query, key and value projections are one matrix,
 so are gate and up; the query heads that share a key-value head are folded into one batched matrix product, so the cache
@@ -15,9 +15,9 @@ from rlcourse.exact.weights import Layer, fused_weights
 
 
 class Decoder:
-    """The two passes over a Qwen2 or Qwen3 model's fused weights in PyTorch: `prefill` and `decode`.
+    """The two passes over a model's fused weights in PyTorch: `prefill` and `decode`.
 
-    Raises ValueError for another architecture.
+    Raises ValueError for what `FusedWeights` does not know.
     """
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, compile: bool):

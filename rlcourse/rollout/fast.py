@@ -34,13 +34,13 @@ PROMPT_BUCKET = 64  # on a GPU prompts are padded to a multiple, so that few pre
 
 
 class FastEngine:
-    """Rollouts of a Qwen2 or Qwen3 policy. `generate` takes over its weights first, so no stale weight is ever sampled
-    from.
+    """Rollouts of a Qwen2, Qwen3 or Llama policy. `generate` takes over its weights first, so no stale weight is ever
+    sampled from.
 
     compile: what runs in PyTorch is compiled. max_slots: completions decoded at once; None: MAX_SLOTS on a GPU, all on
     a CPU. kernels: what decodes on a GPU that they can run on: "triton"; "cute", the same with attention in CuTe DSL;
     "" for PyTorch alone. exact: the log-probs are those of the training pass (`rlcourse.exact`), to the last bit; they
-    are with "triton" on Hopper. Raises ValueError for an architecture that `Decoder` does not know.
+    are with "triton" on Hopper. Raises ValueError for a model that `FusedWeights` does not know.
     """
 
     def __init__(

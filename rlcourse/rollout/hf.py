@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from rlcourse.batch import Rollout, completion_lengths, completion_mask, join_rows
+from rlcourse.distributed import is_sharded
 from rlcourse.lora import base_parameters, copy_merged
 from rlcourse.policy import Policy, check_positions, low_precision_copy
 from rlcourse.sampling import Sampling, sampling_logits
@@ -81,7 +82,7 @@ class HFEngine:
             raise ValueError(f"Attention {attention!r} reads a static cache: use cache='static', not {cache!r}.")
         self.policy, self.cache, self.compile, self.longest = policy, cache, compile, longest
         self.kept: tuple[int, int, StaticCache] | None = None  # rows, tokens and the cache
-        own = dtype != torch.float32 or attention != "sdpa"
+        own = dtype != torch.float32 or attention != "sdpa" or is_sharded(policy.model)
         self.model = low_precision_copy(policy.model, dtype) if own else policy.model
         if attention != "sdpa":
             self.model.set_attn_implementation(attention)

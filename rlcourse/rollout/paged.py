@@ -31,7 +31,7 @@ CAPTURED_PREFILL = 4096  # tokens of a pass up to which it is captured: of more,
 
 
 class PagedEngine:
-    """Rollouts of a Qwen2 or Qwen3 policy by our Triton kernels, over a paged cache.
+    """Rollouts of a Qwen2, Qwen3 or Llama policy by our Triton kernels, over a paged cache.
 
     cache_gb: GB (10^9 bytes) of the cache. max_slots: completions decoded at once at most. exact: as `FastEngine`'s.
     Full blocks of prompts are found again by later rollouts with the same weights. Raises ValueError for a model or a

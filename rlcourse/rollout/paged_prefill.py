@@ -20,11 +20,11 @@ from rlcourse.rollout.slots import Slots
 
 
 def passes(pieces: list[Piece], most_tokens: int, most_pieces: int) -> list[list[Piece]]:
-    """The pieces in their order, those together that have no more than so many tokens with all as long as the
-    longest."""
+    """The pieces in order of length, those together that have no more than so many tokens with all as long as the
+    longest. Those that begin earlier come first: what a piece reads was written by pieces that begin before it."""
     found: list[list[Piece]] = []
     longest = 0
-    for piece in pieces:
+    for piece in sorted(pieces, key=lambda piece: (piece.begin, piece.end)):
         longest = max(longest, piece.end - piece.begin)
         if not found or len(found[-1]) == most_pieces or longest * (len(found[-1]) + 1) > most_tokens:
             found.append([])

@@ -18,10 +18,11 @@ A rollout is `while plan := scheduler.next_plan()`; for each the device does, in
 
  1. Slots with completion >= plan.limit become NOBODY's and done; next_completion = min(next_completion, plan.limit).
  2. block_table[i] = row for each of plan.rows.
- 3. plan.pieces, in order: keys and values of tokens begin to end - 1 of a completion (its prompt, then what it has
-    sampled) into the blocks of its row. A piece may read what an earlier one has written: if both are one forward pass,
-    each layer writes all keys and values before it reads any. After a piece with `first_tokens`, which is of a group's
-    first completion, the first token of each of the group is sampled: lengths = 1, and ended if it is the end or T = 1.
+ 3. plan.pieces, in order or by `begin`: keys and values of tokens begin to end - 1 of a completion (its prompt, then
+    what it has sampled) into the blocks of its row. A piece may read what an earlier one has written, which begins
+    before it: if both are one forward pass, each layer writes all keys and values before it reads any. After a piece
+    with `first_tokens`, which is of a group's first completion, the first token of each of the group is sampled:
+    lengths = 1, and ended if it is the end or T = 1.
  4. plan.copies, in any order: block `source` to block `target`, all layers.
  5. If plan.together, live slots move to the front: every array of the slots in the order of a stable argsort of done.
  6. Refill: those of the first plan.size slots that are done take, in their order, the completions from next_completion

@@ -61,7 +61,11 @@ class SFTConfig:
     batch_size: int = setting(64, "examples a step", within=COUNT)
     max_length: int = setting(256, "examples of more tokens are left out; also the width of a packed row", within=COUNT)
     packing: bool = setting(True, "put several examples in a row, each with its own positions and attention")
-    micro_batch_rows: int = setting(8, "rows in one forward and backward; gradients add up over a step", within=COUNT)
+    micro_batch_tokens: int = setting(
+        2048,
+        "tokens in one forward and backward, with padding; a longer row goes alone, and gradients accumulate",
+        within=COUNT,
+    )
     lr: float = setting(3e-4, "peak learning rate (AdamW)", within=SHARE)
     schedule: str = setting("cosine", "what the learning rate does after warm-up", ("constant", "linear", "cosine"))
     warmup_steps: int = setting(5, "steps over which the learning rate rises from 0", within=COUNT_OR_NONE)

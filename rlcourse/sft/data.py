@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlcourse.hub import hub_or_cache
-from rlcourse.policy import NO_THINKING, Policy
+from rlcourse.policy import TEMPLATE, Policy
 from rlcourse.sft.config import SFTConfig, is_task
 from rlcourse.tasks import load_task
 from rlcourse.tasks.jsonl import parse_record, read_json_lines
@@ -167,7 +167,7 @@ def encode(policy: Policy, messages: Messages, where: str) -> Example:
 
     def text(turns: Messages, prompt: bool) -> str:
         try:
-            options = {"tokenize": False, "add_generation_prompt": prompt} | NO_THINKING
+            options = {"tokenize": False, "add_generation_prompt": prompt} | TEMPLATE
             return tokenizer.apply_chat_template(turns, **options)
         except Exception as error:  # whatever a template does, such as refusing a role
             why = next(iter(str(error).splitlines()), "")

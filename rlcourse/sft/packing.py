@@ -45,10 +45,14 @@ def plan_rows(examples: list[Example], width: int) -> list[Row]:
     return rows
 
 
+def tokens_of(row: Row) -> int:
+    return sum(len(example.ids) for example in row)
+
+
 def pack(rows: list[Row], pad_id: int, device: torch.device) -> Rows:
     """The rows as tensors, as wide as the longest. Padding counts on as part of a row's last example: causal attention
     hides it from all that stands before it, so rows with one example each need no mask."""
-    width = max(sum(len(e.ids) for e in row) for row in rows)
+    width = max(map(tokens_of, rows))
     width += -width % WIDTH_ON_GPU if device.type == "cuda" else 0
     ids = torch.full((len(rows), width), pad_id)
     positions = torch.zeros((len(rows), width), dtype=torch.long)

@@ -3,6 +3,7 @@
 import math
 import time
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,13 @@ from rlcourse.files import try_folder
 from rlcourse.interrupts import StopAfterStep, saved_when_stopped
 from rlcourse.learner import new_optimizer, update
 from rlcourse.measure.profiling import peak_memory_bytes
+from rlcourse.micro_batches import rows_together
 from rlcourse.policy import checkpoint_activations, compile_layers
 from rlcourse.rollout import make_engine
 from rlcourse.runs import Kind, RunFolder, new_run, run_to_resume
 from rlcourse.sft.config import FIND_A_RUN, MAY_DIFFER, SFTConfig, check_config, check_settings
 from rlcourse.sft.data import Example, load_data
-from rlcourse.sft.packing import Row, check_packing, pack, plan_rows, summed_loss
+from rlcourse.sft.packing import Row, check_packing, pack, plan_rows, summed_loss, tokens_of
 from rlcourse.tasks import load_task
 from rlcourse.tasks.prompts import PromptSampler
 
@@ -101,7 +103,7 @@ class FineTuning:
         self.metrics = self.task.metrics
         self.problems = self.task.problems("validation")[: config.eval_problems]
         dtype = getattr(torch, config.dtype)
-        self.engine = make_engine(self.policy, config.engine, dtype, config.compile)
+        self.engine = make_engine(self.policy, config.engine, dtype, config.compile, sleeps=True)
 
     def run_all(self) -> dict[str, Any]:
         """Evaluation, training, evaluation. See `fine_tune`."""
@@ -173,9 +175,10 @@ class FineTuning:
         }
 
     def _micro_batches(self, examples: list[Example]) -> list[list[Row]]:
-        """The examples in rows, `micro_batch_rows` at a time, rows of like length together."""
-        rows = plan_rows(examples, self.config.max_length if self.config.packing else 0)
-        return [rows[i : i + self.config.micro_batch_rows] for i in range(0, len(rows), self.config.micro_batch_rows)]
+        """The examples in rows, those of like length together, `micro_batch_tokens` at a time."""
+        rows = sorted(plan_rows(examples, self.config.max_length if self.config.packing else 0), key=tokens_of)
+        counts, rest = rows_together([*map(tokens_of, rows)], self.config.micro_batch_tokens), iter(rows)
+        return [[*islice(rest, count)] for count in counts]
 
     def _summed_loss(self, rows: list[Row]) -> torch.Tensor:
         packed = pack(rows, self.policy.pad_id, self.device)

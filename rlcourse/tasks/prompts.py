@@ -1,6 +1,7 @@
 """The order in which training goes through the problems."""
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -8,19 +9,27 @@ from rlcourse.tasks.task import Problem
 
 
 class PromptSampler:
-    """Goes through the problems, in a new random order each epoch. Its state is `position`, the number sampled."""
+    """Goes through the problems, in a new random order each epoch. Its state is `position`, the number sampled, and
+    where rollouts are partial the groups that wait: those begun that have not trained (`rlcourse.partial`)."""
 
     def __init__(self, problems: list[Problem], seed: int):
         self.problems, self.seed, self.position = problems, seed, 0
+        self.waiting: list[Any] = []
 
     def sample(self, count: int) -> list[Problem]:
         """The next `count` problems."""
-        sampled = []
-        for position in range(self.position, self.position + count):
-            epoch, index = divmod(position, len(self.problems))
-            sampled.append(self.problems[self._permutation(epoch)[index]])
+        sampled = self.peek(count)
         self.position += count
         return sampled
+
+    def peek(self, count: int) -> list[Problem]:
+        """What `sample` would return."""
+        return [self.at(self.position + i) for i in range(count)]
+
+    def at(self, position: int) -> Problem:
+        """The problem at a position of the order, from 0."""
+        epoch, index = divmod(position, len(self.problems))
+        return self.problems[self._permutation(epoch)[index]]
 
     @lru_cache(maxsize=2)  # noqa: B019 (the object lives as long as the run)
     def _permutation(self, epoch: int) -> list[int]:

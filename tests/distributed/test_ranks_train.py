@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the ranks are
 
 # Two rows in each optimizer step, each a micro-batch of its own: two ranks add up what one process does, and a + b is
 # b + a to the last bit.
-PAIRS = TINY | {"minibatches": 3, "micro_batch_rows": 1, "pass_k": 0}
+PAIRS = TINY | {"minibatches": 3, "micro_batch_tokens": 1, "pass_k": 0}
 THREE = TINY | {"num_prompts": 4, "algorithm": "ppo", "kl_coef": 0.1}
 
 
@@ -41,7 +41,7 @@ def _toy(monkeypatch):
     use_keyed_samples(monkeypatch)
 
 
-def whole(settings: dict, folder: str, tmp_path_factory) -> Path:
+def whole_run_of(settings: dict, folder: str, tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
         use_keyed_samples(patch)
@@ -52,7 +52,7 @@ def whole(settings: dict, folder: str, tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def pairs(folder, tmp_path_factory) -> Path:
     """An uninterrupted run of one process."""
-    return whole(PAIRS, folder, tmp_path_factory)
+    return whole_run_of(PAIRS, folder, tmp_path_factory)
 
 
 def start(
@@ -105,7 +105,7 @@ def test_two_ranks_train_what_one_process_does_to_the_last_bit(pairs, folder, tm
 
 
 def test_three_ranks_train_what_one_process_does_and_one_of_them_says_so(folder, tmp_path, tmp_path_factory):
-    expected = whole(THREE, folder, tmp_path_factory)
+    expected = whole_run_of(THREE, folder, tmp_path_factory)
     ranks = start(3, THREE, folder, tmp_path).end()
     assert ranks.codes == [0, 0, 0], ranks.printed
     run = tmp_path / "run"
@@ -115,6 +115,15 @@ def test_three_ranks_train_what_one_process_does_and_one_of_them_says_so(folder,
     assert sorted(path.name for path in run.iterdir()) == sorted(path.name for path in expected.iterdir())
     assert ranks.printed.count("7 steps in") == 1 and ranks.printed.count("answer after training") == 1
     assert "Traceback" not in ranks.printed and not (tmp_path / "run-2").exists()
+
+
+def test_two_ranks_roll_out_partly_as_one_process_does(folder, tmp_path, tmp_path_factory):
+    settings = TINY | {"num_prompts": 4, "algorithm": "reinforce", "partial_rollout_tokens": 1}
+    expected = whole_run_of(settings, folder, tmp_path_factory)
+    ranks = start(2, settings, folder, tmp_path).end()
+    assert ranks.codes == [0, 0], ranks.printed
+    assert_nearly_same_run(tmp_path / "run", expected)
+    assert max(line["staleness_max"] for line in lines(expected)["metrics"]) >= 1
 
 
 # How it ends

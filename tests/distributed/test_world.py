@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,10 +15,13 @@ from test_step import COMPLETIONS, FINISHED, GROUP, PROMPTS, REWARDS, TASK, Prom
 from rlcourse import distributed
 from rlcourse import step as module
 from rlcourse.batch import concatenate
+from rlcourse.distributed import whole
 from rlcourse.distributed import world as world_module
 from rlcourse.distributed.world import ALONE, RankLost, World, start_world
 from rlcourse.interrupts import StopAfterStep, Terminated
 from rlcourse.learner import Learner
+from rlcourse.micro_batches import micro_batches
+from rlcourse.policy import ValueHead
 from rlcourse.tasks import Attempt, MathTask, Problem
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the ranks are forks, which cannot use a GPU")
@@ -26,14 +30,16 @@ CPU = torch.device("cpu")
 # Rows are of 1 to 7 tokens; the third group's rewards are all equal, and with three ranks that is one rank's group.
 CASES = {
     "one mean over the batch": config_for("reinforce_baseline"),
-    "a row at a time": config_for("dr_grpo", micro_batch_rows=1),
+    "a row at a time": config_for("dr_grpo", micro_batch_tokens=1),
     "fewer rows than ranks": config_for("grpo", minibatches=6, mask_truncated=True),
     "values, whitened over the batch": config_for(
-        "ppo", inner_epochs=2, minibatches=2, micro_batch_rows=2, kl_coef=0.1, kl_in="reward"
+        "ppo", inner_epochs=2, minibatches=2, micro_batch_tokens=25, kl_coef=0.1, kl_in="reward"
     ),
-    "tokens that train": config_for("dapo", micro_batch_rows=4, sampler_correction="token"),
+    "tokens that train": config_for("dapo", micro_batch_tokens=60, sampler_correction="token"),
     "dynamic sampling": config_for("dapo", dynamic_sampling=True),
-    "a reference, and two epochs in other orders": config_for("gspo", inner_epochs=2, kl_coef=0.1, micro_batch_rows=3),
+    "a reference, and two epochs in other orders": config_for(
+        "gspo", inner_epochs=2, kl_coef=0.1, micro_batch_tokens=40
+    ),
     "nothing to learn": config_for("dr_grpo", reward_parser="lenient"),
 }
 
@@ -49,17 +55,29 @@ class OneNumber:
         return self.engine.generate(*arguments)
 
 
-def step_of(name: str, world) -> dict:
+class RandomHead(ValueHead):
+    """One whose values are not all 0 at the start."""
+
+    def __init__(self, hidden_size: int):
+        super().__init__(hidden_size)
+        torch.nn.init.normal_(self.output.weight, std=0.5)
+
+
+def step_of(name: str, world, shard: bool = False) -> dict:
     """All that can be seen of the step: advantages, gradients of each optimizer step, metrics, rewards, weights."""
-    config, seen = CASES[name], {"gradients": []}
+    config, seen = replace(CASES[name], shard=shard), {"gradients": []}
+    if shard:
+        world = world.of(config)
+        world.device(config)
     rows = list(zip(COMPLETIONS, sampler_logprobs(config.sampling, 0.1), FINISHED, strict=True))
-    policy = make_policy()
+    policy = world.load(lambda _: make_policy(), CPU)
+    start = world.load(lambda _: make_policy(seed=5), CPU).model
     policy.prompt = lambda question, instruction="": PROMPTS[int(question)]
     policy.texts = lambda ids, mask: ["x"] * len(ids)
     torch.manual_seed(3)
-    learner = Learner(policy, config, make_policy(seed=5).model, world)
-    if learner.value_head is not None:
-        torch.nn.init.normal_(learner.value_head.output.weight, std=0.5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rlcourse.learner.ValueHead", RandomHead)
+        learner = Learner(policy, config, start, world)
     parameters = [*policy.model.parameters(), *(learner.value_head.parameters() if learner.value_head else [])]
     engine = FixedEngine({tuple(p): rows[i * GROUP :][:GROUP] for i, p in enumerate(PROMPTS)})
     engine = OneNumber(engine) if world is ALONE else world.engine(engine, CPU)
@@ -67,7 +85,7 @@ def step_of(name: str, world) -> dict:
     optimizer_step, make_batch = learner.optimizer.step, module.make_batch
 
     def stepped():
-        seen["gradients"].append([None if p.grad is None else p.grad.clone() for p in parameters])
+        seen["gradients"].append([None if p.grad is None else whole(p.grad.clone()) for p in parameters])
         optimizer_step()
 
     def batched(*arguments):
@@ -82,7 +100,7 @@ def step_of(name: str, world) -> dict:
             learner, engine, world.task(TASK), Prompts(4 * [0, 1, 2]), 0, lambda answers, config: list(rewards)
         )
     del metrics["timing"]
-    weights = [p.detach() for p in parameters]
+    weights = [whole(p.detach()) for p in parameters]
     return seen | {
         "metrics": metrics,
         "rewards": completions.rewards,
@@ -109,7 +127,10 @@ def together(request, tmp_path_factory) -> list[dict[str, dict]]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_step_of_several_ranks_is_that_of_one_process(name, alone, together):
-    expected = alone[name]
+    assert_same_step(name, alone[name], together)
+
+
+def assert_same_step(name: str, expected: dict, together: list[dict[str, dict]]) -> None:
     assert len(expected["gradients"]) == CASES[name].inner_epochs * CASES[name].minibatches
     learned = [g for of_step in expected["gradients"] for g in of_step if g is not None and g.any()]
     assert bool(learned) == (name != "nothing to learn")
@@ -141,10 +162,9 @@ def test_all_ranks_have_the_same_weights_and_metrics_to_the_last_bit(name, toget
 
 def test_rows_are_dealt_by_length_each_to_one_rank():
     rows = torch.arange(11).flip(0)
-    worlds = [World(None, rank, 3) for rank in range(3)]
-    dealt = [[piece.tolist() for piece in world.split(rows, 2)] for world in worlds]
-    assert dealt == [[[10, 7], [4, 1]], [[9, 6], [3, 0]], [[8, 5], [2]]]
-    assert World(None, 2, 3).split(rows[:2], 2) == []  # and not an empty micro-batch
+    dealt = [World(None, rank, 3).deal(rows).tolist() for rank in range(3)]
+    assert dealt == [[10, 7, 4, 1], [9, 6, 3, 0], [8, 5, 2]]
+    assert micro_batches(rows[:2], rows + 1, 9, World(None, 2, 3)) == ()  # and not an empty micro-batch
 
 
 def test_prompts_are_shared_out_as_neighbours():
@@ -264,7 +284,7 @@ def test_one_process_starts_nothing(monkeypatch):
     assert not torch.distributed.is_initialized()
     tensor = torch.arange(5.0)
     assert world.total(tensor) is tensor and world.means(tensor) is tensor and world.task(tensor) is tensor
-    assert [piece.tolist() for piece in world.split(torch.arange(5), 2)] == [[0, 1], [2, 3], [4]]
+    assert world.deal(tensor) is tensor
 
 
 def test_how_it_was_launched_is_known_without_torch(monkeypatch):

@@ -9,6 +9,14 @@ SHAPES = {
         "architecture": "qwen3", "intermediate_size": 320, "num_attention_heads": 2, "num_key_value_heads": 1,
         "head_dim": 64, "tied": False,
     },
+    "llama": {
+        "architecture": "llama", "intermediate_size": 192, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "head_dim": 64, "tied": False,
+    },
+    "tied llama": {
+        "architecture": "llama", "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 1,
+        "head_dim": 128,
+    },
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from policies import DEVICE, make_policy
 
 from rlcourse.batch import Rollout
 from rlcourse.exact.weights import fused_weights, is_exact
+from rlcourse.rollout import make_engine
 from rlcourse.rollout.fast import FastEngine
 from rlcourse.sampling import GREEDY, Sampling
 
@@ -26,6 +27,17 @@ SHAPES = {
     },
     "qwen3": {
         "architecture": "qwen3", "hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4,
+        "num_key_value_heads": 1, "head_dim": 128, "tied": False,
+    },
+    "qwen2, untied": {
+        "hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 2, "head_dim": 64, "tied": False,
+    },
+    "llama-3.2-1b": {
+        "architecture": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 64,
+    },
+    "llama, untied": {
+        "architecture": "llama", "hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 2,
         "num_key_value_heads": 1, "head_dim": 128, "tied": False,
     },
 }  # fmt: skip
@@ -105,6 +117,15 @@ def test_after_an_update_and_after_sleep():
             for parameter in policy.model.parameters():
                 parameter.add_(0.01 * torch.randn_like(parameter))
         engine.sleep()
+
+
+@pytest.mark.parametrize("shape", ["qwen2", "llama-3.2-1b", "llama, untied"])
+def test_a_paged_cache(shape):
+    policy = policy_of(shape, 0.05)
+    engine = make_engine(policy, "fast", torch.bfloat16, cache_gb=0.2)
+    prompts = prompts_of(12, 257, policy.model.config.vocab_size)
+    for _ in range(3):  # eagerly, captured, replayed; from the second time on blocks of prompts are found again
+        assert_equal(policy, engine.generate(prompts, 4, 150, Sampling()), Sampling())
 
 
 @pytest.mark.parametrize("shape", SHAPES)

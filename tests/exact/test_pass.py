@@ -49,8 +49,10 @@ def gradients(policy, found, mask) -> dict[str, torch.Tensor]:
     return {name: parameter.grad.clone() for name, parameter in policy.model.named_parameters()}
 
 
-CASES = [("qwen2", WARM), ("qwen3", PLAIN), thorough(("qwen2", TOP_K)), thorough(("qwen2", PLAIN))]
-CASES += [thorough(("qwen3", WARM)), thorough(("qwen3", TOP_K)), thorough(("qwen3", TOP_P)), ("qwen2", TOP_P)]
+CASES = [("qwen2", WARM), ("qwen3", PLAIN), ("llama", WARM), ("llama", TOP_P)]
+REST = [("qwen2", TOP_K), ("qwen2", TOP_P), ("qwen2", PLAIN), ("qwen3", WARM), ("qwen3", TOP_K), ("qwen3", TOP_P)]
+REST += [("tied llama", WARM)]
+CASES += map(thorough, REST)
 
 
 @pytest.mark.parametrize(("shape", "sampling"), CASES)

@@ -85,7 +85,7 @@ def test_in_float32_and_for_other_models_nothing_is_exact(exact):
 
 @pytest.mark.parametrize("checkpointing", [True, thorough(False)])
 def test_a_learner_computes_everything_by_the_exact_pass(checkpointing, exact, monkeypatch):
-    sizes = {"micro_batch_rows": 2, "logprob_chunk": 4}
+    sizes = {"micro_batch_tokens": 10, "logprob_chunk": 4}
     one, plain = learners_of(config_for(gradient_checkpointing=checkpointing, **sizes), config_for("float32", **sizes))
     expected = [*plain.logprobs_and_values(ROLLOUT), plain.values(ROLLOUT), plain.reference_logprobs(ROLLOUT)]
     assert exact == [(m, torch.bfloat16, checkpointing) for m in (one.policy.model, one.reference)]
@@ -129,7 +129,7 @@ def engine_for(policy, exact, monkeypatch) -> FastEngine:
     return engine
 
 
-@pytest.mark.parametrize("shape", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("shape", ["qwen2", "qwen3", "llama"])
 def test_greedy_tokens_after_an_exact_prefill_are_those_of_generate(shape, exact, monkeypatch):
     policy = small_policy(shape, num_hidden_layers=2, intermediate_size=256)
     found = engine_for(policy, exact, monkeypatch).generate(PROMPTS, 2, 5, GREEDY)

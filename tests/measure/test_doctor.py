@@ -3,11 +3,14 @@
 import io
 import json
 import socket
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
+from rlcourse.config import make_config
+from rlcourse.distributed import share_of
 from rlcourse.measure import doctor, machine, memory
 
 GB = 10**9
@@ -120,6 +123,18 @@ def test_several_gpus_share_a_rollout_each_with_the_whole_model(monkeypatch):
     assert list(rows)[:3] == [("laptop", 1), ("a10g", 1), ("a10g", 4)]
     assert (rows["h200", 1], rows["h200", 4]) == (32, 8)
     assert "each of 4 x cuda" in report(facts)
+
+
+def test_several_gpus_can_have_a_part_of_the_model_each(monkeypatch):
+    gpu = {"name": "NVIDIA X", "memory_bytes": 24 * GB, "capability": "9.0"}
+    monkeypatch.setattr(machine, "gpus", lambda: [gpu] * 4)
+    facts = doctor.gather()
+    needs = {(row["preset"], row["ranks"], row["shard"]): row["needs_bytes"] for row in facts["presets"]}
+    config = replace(share_of(make_config("h200"), 4), shard=True)
+    assert needs["h200", 4, True] == memory.estimate(config, memory.model_shape(config.model), "cuda", 4).peak
+    assert needs["h200", 4, True] < needs["h200", 4, False] <= needs["h200", 1, False]
+    assert ("kernelbench", 4, True) not in needs and ("laptop", 1, True) not in needs  # an adapter; one process
+    assert "each of 4 x cuda, --shard" in report(facts)
 
 
 def test_without_a_gpu_no_gpu_preset_fits():

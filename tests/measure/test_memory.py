@@ -57,6 +57,11 @@ def test_known_shapes_have_the_published_number_of_parameters(name, published):
     assert set(QWEN25) >= {name}
 
 
+def test_a_llama_has_so_few_biases_less_that_it_does_not_matter():
+    for name in ("meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-1B-Instruct"):
+        assert parameters(model_shape(name)) == pytest.approx(1_235_814_400, rel=1e-4)
+
+
 def test_shape_of_a_folder_is_read_from_its_config(tmp_path):
     qwen2_config(TINY).save_pretrained(tmp_path)
     assert model_shape(str(tmp_path)) == TINY
@@ -85,7 +90,7 @@ def test_a_model_that_is_nowhere_is_said_to_be(tmp_path, monkeypatch):
 def test_every_part_equals_the_sum_done_by_hand():
     # Qwen2.5-0.5B: n = 494,032,768; 24 layers, 2 KV heads of 64, vocabulary 151,936. 64 rows; 100 + 300 tokens.
     settings = {"max_prompt_tokens": 100, "max_new_tokens": 300, "num_prompts": 8, "num_generations": 8}
-    config = make_config("a10g", eval_problems=10, micro_batch_rows=4, logprob_chunk=1000, kl_coef=0.1, **settings)
+    config = make_config("a10g", eval_problems=10, micro_batch_tokens=1201, logprob_chunk=1000, kl_coef=0.1, **settings)
     parts = vars(estimate(config, QWEN25["Qwen/Qwen2.5-0.5B"], "cuda"))
     assert parts == {
         "weights": 1_976_131_072,
@@ -98,6 +103,7 @@ def test_every_part_equals_the_sum_done_by_hand():
         "prefill": 64 * 100 * 4 * 4864 * 2,
         "sampling": 3 * 64 * 151_936 * 4,
         "autocast": 988_065_536,
+        "gathered": 0,
         # 1,600 tokens: 24 layer inputs of 896 float32, and one layer's norms, attention with its mask, feed-forward.
         "activations": 1_600 * (24 * 4 * 896 + 26 * 896 + 2 * (4 * 896 + 400) + 8 * 4864),
         "logits": 3 * 1000 * 151_936 * 4,
@@ -119,6 +125,30 @@ def test_phases_hold_what_stands_in_them():
     assert dynamic.kept_cache == 0 and static.kept_cache == static.kv_cache == dynamic.kv_cache
     assert whole.peak == pytest.approx(1.1 * max(whole.rollout, whole.update))
     assert whole.fits(whole.peak) and not whole.fits(whole.peak - 1)
+
+
+def test_vllm_has_weights_and_a_cache_of_its_own():
+    vllm = estimate(make_config(engine="vllm"), TINY, "cuda")
+    assert vllm.kv_cache == vllm.kept_cache == 4_000_000_000 and vllm.rollout_weights == 4 * parameters(TINY)
+    smaller = estimate(make_config(engine="vllm", cache_gb=0.5, sleep=True), TINY, "cuda")
+    assert smaller.kv_cache == 500_000_000 and smaller.kept_cache == 0
+
+
+def test_sharded_between_four_a_rank_has_a_quarter_and_what_is_gathered():
+    shape = QWEN25["Qwen/Qwen2.5-0.5B"]
+    config = make_config("h200", kl_coef=0.1)
+    whole, part = estimate(config, shape, "cuda"), estimate(replace(config, shard=True), shape, "cuda", 4)
+    for name in ("weights", "gradients", "optimizer", "reference"):
+        assert getattr(part, name) == getattr(whole, name) / 4
+    for name in ("rollout_weights", "kv_cache", "kept_cache", "prefill", "sampling", "activations", "logits"):
+        assert getattr(part, name) == getattr(whole, name)
+    # The embedding, 151,936 x 896, with the last norm; two layers of 14,912,384; gradients; the embedding's again.
+    around = 151_936 * 896 + 896
+    assert part.autocast == 0 and part.gathered == 2 * 2 * (around + 2 * 14_912_384) + 4 * around
+    assert whole.update - part.update == 3 * (16 + 4) * 494_032_768 / 4 + whole.autocast - part.gathered
+    assert estimate(make_config(shard=True, engine="hf-dynamic"), TINY, "cpu", 2).rollout_weights == 4 * parameters(
+        TINY
+    )
 
 
 def test_parts_that_a_config_does_not_need_are_zero():
@@ -149,9 +179,18 @@ def test_the_fast_engine_prefills_so_many_tokens_at_a_time():
 
 
 def test_a_minibatch_limits_the_rows_of_a_micro_batch():
-    whole = make_config(num_prompts=4, num_generations=4, micro_batch_rows=128)
-    half = make_config(num_prompts=4, num_generations=4, micro_batch_rows=128, minibatches=2)
+    whole = make_config(num_prompts=4, num_generations=4, micro_batch_tokens=10**6)
+    half = make_config(num_prompts=4, num_generations=4, micro_batch_tokens=10**6, minibatches=2)
     assert estimate(half, TINY, "cpu").activations * 2 == estimate(whole, TINY, "cpu").activations
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (49, 1), (50, 1), (51, 2), (120, 3), (10**6, 16)])
+def test_a_micro_batch_is_counted_in_tokens_and_has_a_row_at_least(tokens, rows):
+    """Rows of 50 tokens. It may have as many tokens as it is given, in shorter rows."""
+    sizes = {"num_prompts": 4, "num_generations": 4, "max_prompt_tokens": 30, "max_new_tokens": 20}
+    found = estimate(make_config(**sizes, micro_batch_tokens=tokens, logprob_chunk=10**6), TINY, "cpu")
+    assert found.activations == activation_bytes(TINY, rows, 50, "float32", False) and rows * 50 >= min(tokens, 16 * 50)
+    assert found.logits == 3 * min(rows * 50, 16 * 20) * TINY.vocabulary * 4
 
 
 def saved_for_backward(shape: ModelShape, rows: int, length: int, dtype: str, checkpointing: bool) -> int:

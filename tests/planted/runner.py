@@ -26,6 +26,7 @@ import torch._dynamo
 import torch.profiler
 import transformers
 import transformers.models.gpt2.modeling_gpt2
+import transformers.models.llama.modeling_llama
 import transformers.models.qwen2.modeling_qwen2
 import transformers.models.qwen3.modeling_qwen3  # noqa: F401
 import typer.testing

@@ -1,8 +1,8 @@
 """Compiles the kernels of a decode step for a GPU that need not be there, and prints what each needs, as JSON.
 
-`python compile_kernels.py CAPABILITY ROWS`, for example 86 64; with `attention` or `rest` instead of ROWS, those of the
-training pass, with `prefill` those of a paged cache. test_kernels_compile.py runs it in a process of its own, since in
-the tests kernels are those of Triton's interpreter.
+`python compile_kernels.py CAPABILITY ROWS [SHAPE]`, for example 86 64 llama-3.2-1b; with `attention` or `rest` instead
+of ROWS, those of the training pass, with `prefill` those of a paged cache. test_kernels_compile.py runs it in a process
+of its own, since in the tests kernels are those of Triton's interpreter.
 """
 
 import json
@@ -23,6 +23,10 @@ from rlcourse.exact.products import share_of
 from rlcourse.rollout import tiles, triton_attention, triton_kernels, triton_prefill, triton_refill, triton_sample
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD, VOCABULARY = 896, 4864, 14, 2, 64, 151936  # Qwen2.5-0.5B
+SHAPES = {  # hidden, inner, heads, key-value heads, size of a head, vocabulary, bias
+    "qwen2.5-0.5b": (HIDDEN, INNER, HEADS, KV_HEADS, HEAD, VOCABULARY, True),
+    "llama-3.2-1b": (2048, 8192, 32, 8, 64, 128256, False),
+}
 SHARED = {80: 163, 86: 99, 90: 227, 100: 227, 120: 99}  # kB a block can have
 POINTERS = {
     "token": "i64", "position": "i64", "x": "fp32", "squares": "fp32", "cos": "fp32", "sin": "fp32",
@@ -106,7 +110,7 @@ def paged_prefill(capability: int) -> dict:
 
 
 def rest_of_pass(capability: int) -> dict:
-    """Programs of the training pass and its gradients, those of heads with a bias and with norms."""
+    """Programs of the training pass and its gradients, those of heads with a bias, with norms and with neither."""
     found, d = {}, {"d": HIDDEN}
     row, columns = d | {"B": triton.next_power_of_2(HIDDEN)}, d | {"inner": INNER, "B": COLUMNS}
     count = -(-VOCABULARY // VOCABULARY_TILE)
@@ -125,26 +129,28 @@ def rest_of_pass(capability: int) -> dict:
     add("logits, backward", backward_kernels.logit_gradient_kernel, True, **d, B=VOCABULARY_TILE)
     qwen2 = d | {"H": HEADS, "K": KV_HEADS, "D": HEAD, "B": 32, "HAS_BIAS": True, "HAS_NORM": False}
     qwen3 = {"d": 1024, "H": 16, "K": 8, "D": 128, "B": 32, "HAS_BIAS": False, "HAS_NORM": True}  # Qwen3-0.6B
-    for name, sizes in (("bias", qwen2), ("norms", qwen3)):
+    llama = {"d": 2048, "H": 32, "K": 8, "D": 64, "B": 64, "HAS_BIAS": False, "HAS_NORM": False}  # Llama-3.2-1B
+    for name, sizes in (("bias", qwen2), ("norms", qwen3), ("neither", llama)):
         levels = (sizes["D"] // 2).bit_length() - 1
         add(f"heads, {name}", pass_kernels.rope_kernel, **sizes, LEVELS=levels)
         add(f"heads, {name}, backward", backward_kernels.rope_backward_kernel, True, **sizes)
     return found
 
 
-def step(capability: int, rows: int) -> dict:
+def step(capability: int, rows: int, shape: str) -> dict:
     """Programs of a decode step, and over a paged cache those that are others."""
-    config = tiles.tiles_for(rows, SHARED[capability] * 1024, HEAD)
+    hidden, inner, heads, kv_heads, head, vocabulary, bias = SHAPES[shape]
+    config = tiles.tiles_for(rows, SHARED[capability] * 1024, head)
     pdl = {"PDL": capability >= 90}
 
     def product(p: tiles.MatmulTile, depth: int, pair: bool = False) -> tuple[dict, dict]:
         options = tiles.launch_options(p, depth, pair)
         return options, {"BM": p.rows, "BK": p.depth, "PRELOADED": options.pop("PRELOADED")} | pdl
 
-    model = {"H": HEADS, "K": KV_HEADS, "D": HEAD}
+    model = {"H": heads, "K": kv_heads, "D": head}
     found = {}
-    options, constants = product(config.qkv, HIDDEN, pair=True)
-    kind = {"HAS_BIAS": True, "HAS_NORM": False, "LEVELS": 5, "d": HIDDEN}
+    options, constants = product(config.qkv, hidden, pair=True)
+    kind = {"HAS_BIAS": bias, "HAS_NORM": False, "LEVELS": (head // 2).bit_length() - 1, "d": hidden}
     for name, block in (("qkv", 0), ("qkv, paged", KEYS)):
         found[name] = compiled(
             triton_kernels.qkv_kernel, capability, options, **constants, **kind, **model, BLOCK=block
@@ -154,12 +160,12 @@ def step(capability: int, rows: int) -> dict:
     for name, paged in (("attention", False), ("attention, paged", True)):
         sizes = shares | model | {"PAGED": paged}
         found[name] = compiled(triton_attention.attention_kernel, capability, options, **sizes)
-    for name, p, depth in (("out", config.out, HEADS * HEAD), ("down", config.down, INNER)):
+    for name, p, depth in (("out", config.out, heads * head), ("down", config.down, inner)):
         share = share_of(depth) if name == "down" else depth
         options, constants = product(p, share)
         shares = min(p.shares, -(-depth // share))
         sizes = {
-            "N": HIDDEN,
+            "N": hidden,
             "KD": depth,
             "SHARE": share,
             "SHARES": shares,
@@ -168,11 +174,11 @@ def step(capability: int, rows: int) -> dict:
         }
         found[name] = compiled(triton_kernels.add_kernel, capability, options, **constants, **sizes)
     p = config.gate_up
-    options, constants = product(p, HIDDEN, pair=True)
-    sizes = {"inner": INNER, "d": HIDDEN, "BN": p.columns}
+    options, constants = product(p, hidden, pair=True)
+    sizes = {"inner": inner, "d": hidden, "BN": p.columns}
     found["gate_up"] = compiled(triton_kernels.gate_up_kernel, capability, options, **constants, **sizes)
-    count = -(-VOCABULARY // VOCABULARY_TILE)
-    sample = {"BN": VOCABULARY_TILE, "TILES": count, "d": HIDDEN} | pdl
+    count = -(-vocabulary // VOCABULARY_TILE)
+    sample = {"BN": VOCABULARY_TILE, "TILES": count, "d": hidden} | pdl
     found["tile"] = compiled(pass_kernels.mass_kernel, capability, {}, **sample)
     ends = {"B": triton.next_power_of_2(count), "E": 2, "GREEDY": False}
     found["pick"] = compiled(triton_sample.pick_kernel, capability, {}, **sample, **ends)
@@ -181,11 +187,11 @@ def step(capability: int, rows: int) -> dict:
     return found
 
 
-def main(capability: int, which: str) -> None:
+def main(capability: int, which: str, shape: str = "qwen2.5-0.5b") -> None:
     kinds = {"attention": attention_of_pass, "rest": rest_of_pass, "prefill": paged_prefill}
-    found = kinds[which](capability) if which in kinds else step(capability, int(which))
+    found = kinds[which](capability) if which in kinds else step(capability, int(which), shape)
     print(json.dumps({name: needs(program) for name, program in found.items()}))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), *sys.argv[2:])

@@ -23,5 +23,5 @@ def answers(rollout) -> list[list[int]]:
     return [ids[:length] for ids, length in zip(rollout.completion_ids.tolist(), lengths, strict=True)]
 
 
-def assert_logprobs_are_the_models(policy, rollout, sampling) -> None:
-    torch.testing.assert_close(rollout.logprobs, recomputed_logprobs(policy, rollout, sampling), atol=1e-4, rtol=0)
+def assert_logprobs_are_the_models(policy, rollout, sampling, atol: float = 1e-4) -> None:
+    torch.testing.assert_close(rollout.logprobs, recomputed_logprobs(policy, rollout, sampling), atol=atol, rtol=0)

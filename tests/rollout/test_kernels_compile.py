@@ -27,25 +27,30 @@ NAMES = {
 }
 
 
-def programs(capability: int, which: str) -> dict[str, dict]:
+def programs(capability: int, *which: str) -> dict[str, dict]:
     """What each of those kernels needs, by name."""
     script = Path(__file__).with_name("compile_kernels.py")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    run = [sys.executable, str(script), str(capability), which]
+    run = [sys.executable, str(script), str(capability), *which]
     done = subprocess.run(run, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
+QWEN, LLAMA = "qwen2.5-0.5b", "llama-3.2-1b"
+CASES = [thorough((c, r, QWEN)) if (c, r) != (90, 16) else (c, r, QWEN) for c in SHARED for r in (16, 64, 256)]
+
+
 @pytest.mark.parametrize(
-    ("capability", "rows"), [thorough((c, r)) if (c, r) != (90, 16) else (c, r) for c in SHARED for r in (16, 64, 256)]
+    ("capability", "rows", "shape"), [*CASES, pytest.param(90, 64, LLAMA, marks=pytest.mark.exhaustive)]
 )
-def test_kernels_compile_and_fit(capability, rows):
-    found = programs(capability, str(rows))
+def test_kernels_compile_and_fit(capability, rows, shape):
+    found = programs(capability, str(rows), shape)
     assert found.keys() == NAMES
     for name, needs in found.items():
         assert needs["shared"] <= SHARED[capability], name
-        assert needs["spilled"] <= 128, name  # of the up to 900 bytes of weights that a thread holds
+        most = 128 if shape == QWEN else 256  # tiles are those measured for Qwen, and Llama's products are deeper
+        assert needs["spilled"] <= most, name  # of the up to 900 bytes of weights that a thread holds
         assert needs["waits"] == (capability >= 90), name  # a kernel may begin before its turn
 
 

@@ -41,10 +41,10 @@ START = [(7 * i) % 90 + 5 for i in range(BLOCK)]
 PROMPTS = [[5, 9, 40], [(3 * i) % 80 + 4 for i in range(2 * BLOCK)], [*START, *range(30, 35)], [*START, *range(50, 53)]]
 
 
-def policy_that_ends(share: int = 12 * BLOCK // 8, seed: int = 3):
+def policy_that_ends(share: int = 12 * BLOCK // 8, seed: int = 3, **kind):
     """One token of so many ends an answer."""
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1, "head_dim": 64}
-    policy = make_policy(seed, max_position_embeddings=1024, **sizes)
+    policy = make_policy(seed, max_position_embeddings=1024, **sizes, **kind)
     policy.eos_ids = list(range(0, len(policy.tokenizer), share))
     return policy
 
@@ -149,10 +149,22 @@ def test_long_prompts_are_prefilled_in_pieces(small, monkeypatch):
 def test_pieces_are_joined_as_long_as_padding_allows():
     pieces = [Piece(i, 0, n, True) for i, n in enumerate((5, 3, 4, 20, 1, 1))]
     found = paged_prefill.passes(pieces, 15, 2)
-    assert [[piece.completion for piece in group] for group in found] == [[0, 1], [2], [3], [4, 5]]
-    assert [len(group) for group in paged_prefill.passes(pieces, 15, 9)] == [3, 1, 2]
-    assert [len(group) for group in paged_prefill.passes(pieces, 14, 9)] == [2, 1, 1, 2]
+    assert [[piece.completion for piece in group] for group in found] == [[4, 5], [1, 2], [0], [3]]
+    assert [len(group) for group in paged_prefill.passes(pieces, 16, 9)] == [4, 1, 1]
+    assert [len(group) for group in paged_prefill.passes(pieces, 15, 9)] == [3, 2, 1]
     assert paged_prefill.passes([], 15, 9) == []
+    late = [Piece(0, 8, 10, True), Piece(1, 0, 9, True), Piece(2, 8, 9, True)]  # what begins at 8 may read the other's
+    assert [[p.completion for p in group] for group in paged_prefill.passes(late, 9, 9)] == [[1], [2, 0]]
+
+
+def test_a_short_piece_is_not_computed_before_the_long_one_that_it_reads(small, monkeypatch):
+    policy, prompts = policy_that_ends(), [[*START, *range(30, 30 + BLOCK // 2)], [*START, 50]]
+    monkeypatch.setattr(paged, "PREFILL_TOKENS", 2 * BLOCK)  # enough for both, and not for both as long as the longest
+    engine = Watched(policy, 40)
+    found = generate(engine, prompts, 1, 2, GREEDY)
+    assert [(p.begin, p.end) for p in engine.plans[0].pieces] == [(0, BLOCK + BLOCK // 2), (BLOCK, BLOCK + 1)]
+    assert len(paged_prefill.passes(engine.plans[0].pieces, 2 * BLOCK, 9)) == 2
+    assert_same(found, unpaged(policy, prompts, 1, 2, GREEDY))
 
 
 @pytest.mark.parametrize("splits", [1, 2, 5])
@@ -185,8 +197,8 @@ def test_attention_over_blocks_has_the_bits_of_that_over_rows(splits, head_dim, 
     assert found[0].isfinite().all() and (found[0] != 0).any(1).all()
 
 
-def test_restricted_sampling_leaves_the_right_tokens_out(small):
-    policy, sampling = policy_that_ends(), Sampling(0.7, top_k=3)
+def test_restricted_sampling_of_an_untied_llama_leaves_the_right_tokens_out(small):
+    policy, sampling = policy_that_ends(architecture="llama", tied=False), Sampling(0.7, top_k=3)
     found = generate(Watched(policy, 12), PROMPTS[:2], 2, 4, sampling)
     gap = (found.logprobs - recomputed_logprobs(policy, found, sampling))[found.completion_mask].abs()
     assert gap.max() < 1e-4 if not ON_GPU else gap.mean() < 0.1
@@ -196,7 +208,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence(small, monkeypatch):
     policy = policy_that_ends()
     with pytest.raises(ValueError, match="give it a larger budget"):
         Watched(policy, 2).generate(PROMPTS, 1, NEW, GREEDY)
-    with pytest.raises(ValueError, match="A paged cache is for the engine fast"):
+    with pytest.raises(ValueError, match="A paged cache is for the engines fast and vllm"):
         make_engine(policy, "hf-dynamic", DTYPE, cache_gb=1.0)
     monkeypatch.undo()
     with pytest.raises(ValueError, match="A paged cache needs an NVIDIA GPU"):

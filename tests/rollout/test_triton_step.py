@@ -23,6 +23,8 @@ SHAPES = {
     "qwen2": {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64},
     "qwen2, one query a head": {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64},
     "qwen3, wide heads": {"architecture": "qwen3", "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 128},
+    "llama": {"architecture": "llama", "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 64},
+    "llama, wide heads": {"architecture": "llama", "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 128},
 }
 DRAWS = 20_000 if DEVICE == "cuda" else 400  # the interpreter takes many milliseconds for each
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
@@ -77,8 +79,9 @@ def assert_same_logprobs(found, policy, sampling):
 
 
 @pytest.mark.parametrize("cut", [tiles.TILES_UP_TO_16_ROWS, LATE], ids=["early", "late"])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("rows", [1, thorough(19)])
+@pytest.mark.parametrize(
+    ("shape", "rows"), [(shape, 1) for shape in SHAPES] + [thorough((shape, 19)) for shape in list(SHAPES)[:3]]
+)
 def test_a_step_writes_the_cache_and_the_logits_of_the_step_in_pytorch(shape, cut, rows, monkeypatch):
     monkeypatch.setattr(triton_step, "tiles_for", lambda *_: cut)
     policy = model(shape)
@@ -109,7 +112,7 @@ def test_a_step_writes_the_cache_and_the_logits_of_the_step_in_pytorch(shape, cu
     assert not step.arrived.any()  # counters are ready for the next step
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if "llama" not in shape])  # attention is that of Qwen
 @pytest.mark.parametrize("rows", [3, thorough(19)])
 def test_attention_in_cute_dsl_takes_the_place_of_that_in_triton(shape, rows):
     pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
@@ -135,7 +138,7 @@ def test_attention_in_cute_dsl_takes_the_place_of_that_in_triton(shape, rows):
     assert (rest.isnan() | (rest == 0)).all()
 
 
-@pytest.mark.parametrize("shape", thinned(SHAPES, 3))
+@pytest.mark.parametrize("shape", thinned(list(SHAPES)[:4], 3))
 def test_greedy_tokens_are_those_of_generate(shape, monkeypatch):
     policy = model(shape, seed=3)
     found = rollout(triton_engine(policy, monkeypatch), 1, 6, GREEDY)

@@ -29,7 +29,7 @@ from rlcourse.tasks import MathTask, Problem
 
 TINY = {
     "batch_size": 5,
-    "micro_batch_rows": 2,
+    "micro_batch_tokens": 60,
     "max_length": 60,
     "logprob_chunk": 16,
     "steps": 7,
@@ -104,7 +104,7 @@ def loss_alone(model, examples) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"packing": False}, {"micro_batch_rows": 1}, {"batch_size": 30, "gradient_checkpointing": True}, LORA],
+    [{}, {"packing": False}, {"micro_batch_tokens": 1}, {"batch_size": 30, "gradient_checkpointing": True}, LORA],
     ids=str,
 )
 def test_a_step_is_adamws_with_the_gradient_of_the_mean_loss(options, tiny):
@@ -180,7 +180,7 @@ def test_the_task_is_answered_by_the_policy_as_it_is_then(tiny, tmp_path, monkey
             return super().generate(prompts, *others)
 
     monkeypatch.setattr(trainer, "load_task", lambda name, data_dir: MathTask("toy", "", [], problems, []))
-    monkeypatch.setattr(trainer, "make_engine", lambda *a: engines.append(Engine(a[0])) or engines[0])
+    monkeypatch.setattr(trainer, "make_engine", lambda *a, **_: engines.append(Engine(a[0])) or engines[0])
     lenient = make_config(**tiny | {"task": "gsm8k", "eval_problems": 3, "max_new_tokens": 3, "steps": 2})
     summary = fine_tune(lenient)
     (engine,) = engines

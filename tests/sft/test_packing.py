@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from policies import DEVICE, make_policy
+from thorough import thorough
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from rlcourse.policy import checkpoint_activations
@@ -46,7 +47,7 @@ def packed(rows):
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("chunk", [7, 4096])
 @pytest.mark.parametrize("width", [0, 40, 64, 1000])
-@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", thorough("llama")])
 def test_loss_and_gradient_are_those_of_each_example_alone(architecture, width, chunk, checkpointing):
     policy = make_policy(architecture=architecture, tied=False)
     exact = copy.deepcopy(policy.model).double()

@@ -2,10 +2,11 @@
 `python -m rlcourse.course.dev.readme`. No figure in them is typed.
 
 A table stands between `<!-- record nvidia-h200 step: column, column -->`, `<!-- curves -->`, `<!-- gain -->`,
-`<!-- sampler_gap -->`, `<!-- headline -->` or `<!-- course -->` and `<!-- end -->`.
+`<!-- sampler_gap -->`, `<!-- partial_rollouts -->`, `<!-- headline -->` or `<!-- course -->` and `<!-- end -->`.
 """
 
 import re
+import statistics
 from pathlib import Path
 
 from rlcourse.course.dev import front
@@ -18,9 +19,8 @@ from rlcourse.measure.records import load_record, provenance, record_markdown
 
 ROOT = Path(__file__).resolve().parents[3]
 FILLED = ("README.md", "RECORDS.md")
-MARKER = re.compile(
-    r"(<!-- (record|headline|curves|gain|sampler_gap|course)([^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL
-)
+KINDS = "record|headline|curves|gain|sampler_gap|partial_rollouts|course"
+MARKER = re.compile(rf"(<!-- ({KINDS})([^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def fill(text: str) -> str:
@@ -39,6 +39,8 @@ def _table(kind: str, arguments: str) -> str:
         return gain_markdown()
     if kind == "sampler_gap":
         return sampler_gap_markdown()
+    if kind == "partial_rollouts":
+        return partial_rollouts_markdown()
     source, columns = arguments.split(":")
     device, name = source.split()
     return record_markdown(load_record(name, device), [column.strip() for column in columns.split(",")])
@@ -83,6 +85,25 @@ def sampler_gap_markdown() -> str:
         by_variant.setdefault(row["variant"], []).append(sum(last) / len(last))
     lines = ["| sampler, correction | seeds | accuracy after |", "| --- | --- | --- |"]
     lines += [f"| {variant} | {len(found)} | {_range(found)} |" for variant, found in by_variant.items()]
+    return "\n".join(lines) + f"\n\n{provenance(record)}\n"
+
+
+def partial_rollouts_markdown() -> str:
+    """Of each variant the accuracy after, least to most over the seeds, and the means over their steps of the reward,
+    of how old tokens were and of how many decode steps a step waited for."""
+    record = load_curve("partial_rollouts")
+    lines = [
+        "| rollouts, correction | seeds | accuracy after | mean reward | steps a token is old | decode steps a step |"
+    ]
+    lines.append("| --- | --- | --- | --- | --- | --- |")
+    for variant in dict.fromkeys(row["variant"] for row in record["results"]):
+        runs = [row for row in record["results"] if row["variant"] == variant]
+        after = _range([run["evals"][-1]["accuracy"] for run in runs])
+        reward, age, waited = (
+            statistics.fmean(value for run in runs for value in run["steps"][name])
+            for name in ("reward", "staleness_mean", "decode_steps")
+        )
+        lines.append(f"| {variant} | {len(runs)} | {after} | {reward:.2f} | {age:.1f} | {waited:.0f} |")
     return "\n".join(lines) + f"\n\n{provenance(record)}\n"
 
 

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 # The modules of the API pages, grouped along the road of one training step.
 API = {
     "Settings": ["config", "presets", "settings", "device"],
-    "The step": ["step", "collect", "batch"],
+    "The step": ["step", "collect", "batch", "micro_batches"],
     "Tasks": [
         "tasks",
         "tasks.task",
@@ -64,6 +64,7 @@ API = {
     "Policy": ["policy", "sampling"],
     "Rollout": [
         "llm",
+        "partial",
         "rollout",
         "rollout.hf",
         "rollout.fast",
@@ -77,6 +78,7 @@ API = {
         "rollout.blocks",
         "rollout.paged_scheduler",
         "rollout.serve",
+        "rollout.vllm",
         "rollout.arrivals",
     ],
     "Sampler and trainer alike": [
@@ -90,9 +92,27 @@ API = {
     "Reward": ["tasks.verify", "tasks.boxed"],
     "Advantages and loss": ["advantages", "logprobs", "losses", "learner"],
     "Trainer": ["trainer", "evaluation", "checkpoint", "runs", "files", "interrupts"],
-    "Several GPUs": ["distributed", "distributed.world", "distributed.shared"],
+    "Several GPUs": [
+        "distributed",
+        "distributed.world",
+        "distributed.shared",
+        "distributed.sharded",
+        "distributed.overlap",
+    ],
     "Fine-tuning and LoRA": ["sft", "sft.config", "sft.data", "sft.packing", "sft.traces", "sft.trainer", "lora"],
     "Kernels": ["kernels", "kernels.toolchain", "kernels.decode_attention", "kernels.decode_ops", "ptx"],
+    "Kernels of a layer": [
+        "course.kernels.swiglu_backward",
+        "course.kernels.rotate",
+        "course.kernels.residual_norm",
+        "course.kernels.residual_norm_backward",
+        "course.kernels.token_logprob",
+        "course.kernels.token_logprob_backward",
+        "course.kernels.adamw",
+        "course.kernels.embedding",
+        "course.kernels.attention",
+        "course.kernels.attention_backward",
+    ],
     "Measuring": [
         "measure.timing",
         "measure.profiling",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlcourse.course.kernels.swiglu_backward import swiglu_backward
 from rlcourse.kernels import KernelError
 from rlcourse.kernels.arguments import Argument, need_dtype, type_name
 from rlcourse.kernels.dsl import Float32, const_expr, cute, range_constexpr
@@ -78,8 +79,8 @@ class Swiglu:
 
 @torch.library.custom_op("rlcourse::swiglu", mutates_args=())
 def swiglu(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up for gate_up [rows, 2 * inner], whose rows' stride is free; bfloat16 or float16. As
-    `swiglu_reference`. Returns [rows, inner]. Raises KernelError."""
+    """silu(gate) * up for gate_up [rows, 2 * inner], whose rows' stride is free; bfloat16 or float16; with a gradient.
+    As `swiglu_reference`. Returns [rows, inner]. Raises KernelError."""
     inner = gate_up.shape[-1] // 2
     out = gate_up.new_empty(*gate_up.shape[:-1], inner)
     if out.numel():
@@ -91,5 +92,11 @@ def swiglu(gate_up: Tensor) -> Tensor:
 def _(gate_up):
     return gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
 
+
+def _keep(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
+
+
+swiglu.register_autograd(lambda ctx, dy: swiglu_backward(*ctx.saved_tensors, dy.contiguous()), setup_context=_keep)
 
 EXAMPLES = (Swiglu(4864, "bfloat16"), Swiglu(4864, "float16"), Swiglu(3072, "bfloat16"))  # Qwen2.5-0.5B, Qwen3-0.6B

@@ -39,7 +39,13 @@ def load_curve(name: str, device: str | None = None) -> dict[str, Any]:
 
 
 def _command(name: str) -> str:
-    module = name if name == "sampler_gap" else name.split("_")[0] if name.startswith("lesson") else "curves"
+    module = (
+        name
+        if name in ("sampler_gap", "partial_rollouts")
+        else name.split("_")[0]
+        if name.startswith("lesson")
+        else "curves"
+    )
     return f"python -m rlcourse.course.lessons.{module}"
 
 

@@ -9,11 +9,20 @@ pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
 from launching import DEVICE, spread
 
+from rlcourse.course.kernels.adamw import adamw
+from rlcourse.course.kernels.attention import packed_attention
+from rlcourse.course.kernels.embedding import embedding, embedding_backward
+from rlcourse.course.kernels.residual_norm import residual_norm
+from rlcourse.course.kernels.residual_norm_backward import residual_norm_backward
 from rlcourse.course.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm
 from rlcourse.course.kernels.rms_norm_backward import rms_norm_backward
 from rlcourse.course.kernels.rope import rope
+from rlcourse.course.kernels.rotate import rotate
 from rlcourse.course.kernels.sampler import sample
 from rlcourse.course.kernels.swiglu import swiglu, swiglu_reference
+from rlcourse.course.kernels.swiglu_backward import swiglu_backward
+from rlcourse.course.kernels.token_logprob import token_logprob
+from rlcourse.course.kernels.token_logprob_backward import token_logprob_backward
 from rlcourse.course.kernels.vector_add import vector_add
 from rlcourse.kernels.toolchain import interpreted
 
@@ -41,6 +50,20 @@ def calls():
         "rms_norm_backward": (rms_norm_backward, torch.randn(3, 128), torch.rand(128), torch.randn(3, 128), 1e-6),
         "rope": (rope, qkv, torch.rand(9, 8), torch.rand(9, 8), where, where, *caches),
         "swiglu": (swiglu, x),
+        "swiglu_backward": (swiglu_backward, x, residual[:, :32]),
+        "packed_attention": (
+            packed_attention,
+            *(torch.randn(3, n, 64).half() for n in (2, 1, 1)),
+            torch.tensor([0, 3]),
+        ),
+        "rotate": (rotate, qkv.view(3, 8, 16), torch.rand(9, 8), torch.rand(9, 8), where),
+        "residual_norm": (residual_norm, spread(x, 72), residual, weight, 1e-6),
+        "residual_norm_backward": (residual_norm_backward, x, weight, residual, x.clone(), 1e-6),
+        "token_logprob": (token_logprob, spread(x, 72), where),
+        "token_logprob_backward": (token_logprob_backward, x, where, torch.rand(3), torch.rand(3)),
+        "adamw": (adamw, torch.rand(5), *(torch.rand(5) for _ in range(3)), torch.rand(5).half(), 1, 0.1),
+        "embedding": (embedding, x, torch.tensor([2, 0])),
+        "embedding_backward": (embedding_backward, torch.tensor([2, 0]), x[:2], torch.rand(3, 64)),
         "sample": (sample, torch.randn(3, 40), 0.9, torch.tensor([5]), where),
     }
 

@@ -151,32 +151,37 @@ def orders(name):
     return ("lockstep", "warp", "random") if name == "sampler" else ("lockstep",)
 
 
-def found_out(name, module) -> bool:
+def found_out(check, module, name="") -> bool:
     for order in orders(name):
         try:
-            CHECKS[name](module, order=order)
+            check(module, order=order)
         except (AssertionError, PTXError, KernelError):
             return True
     return False
 
 
+def planted(name, old, new, folder, monkeypatch):
+    """The module of a kernel with one change in its source, up to its operations, which can be made once."""
+    source = Path(rms_norm.__file__).with_name(f"{name}.py").read_text()
+    assert old in source, "this mistake can no longer be made: write another one"
+    kernel, _, _ = source.replace(old, new, 1).partition("@torch.library.custom_op")
+    path = folder / f"{folder.name}.py"
+    path.write_text(kernel)
+    monkeypatch.syspath_prepend(folder)
+    return importlib.import_module(path.stem)
+
+
 @pytest.mark.thorough  # as the tests of these kernels are
 @pytest.mark.parametrize("name", CHECKS)
 def test_sound_kernels_pass(name):
-    assert not found_out(name, importlib.import_module(f"rlcourse.course.kernels.{name}"))
+    assert not found_out(CHECKS[name], importlib.import_module(f"rlcourse.course.kernels.{name}"), name)
 
 
 @pytest.mark.parametrize(
     ("name", "old", "new"), thinned(SOURCE, every=6), ids=[f"{name}: {old}" for name, old, _ in SOURCE]
 )
 def test_mistakes_in_the_source_are_found(name, old, new, tmp_path, monkeypatch):
-    source = Path(rms_norm.__file__).with_name(f"{name}.py").read_text()
-    assert old in source, "this mistake can no longer be made: write another one"
-    kernel, _, _ = source.replace(old, new, 1).partition("@torch.library.custom_op")  # operations can be made once
-    path = tmp_path / f"{tmp_path.name}.py"
-    path.write_text(kernel)
-    monkeypatch.syspath_prepend(tmp_path)
-    assert found_out(name, importlib.import_module(path.stem))
+    assert found_out(CHECKS[name], planted(name, old, new, tmp_path, monkeypatch), name)
 
 
 @pytest.mark.parametrize(
@@ -192,10 +197,10 @@ def test_mistakes_in_the_code_are_found(name, pattern, new, monkeypatch):
         return SimpleNamespace(ptx=ptx, shared_bytes=code.shared_bytes)
 
     monkeypatch.setattr(toolchain, "compiled", broken)
-    assert found_out(name, importlib.import_module(f"rlcourse.course.kernels.{name}"))
+    assert found_out(CHECKS[name], importlib.import_module(f"rlcourse.course.kernels.{name}"), name)
 
 
 def test_too_little_shared_memory_is_found(monkeypatch):
     plain = toolchain.compiled
     monkeypatch.setattr(toolchain, "compiled", lambda *a: replace(plain(*a), shared_bytes=plain(*a).shared_bytes - 4))
-    assert found_out("sampler", sampler)
+    assert found_out(check_sampler, sampler, "sampler")

@@ -6,9 +6,17 @@ from thorough import thinned
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
+from rlcourse.course.kernels.adamw import AdamW
+from rlcourse.course.kernels.embedding import Embedding, EmbeddingBackward
+from rlcourse.course.kernels.residual_norm import ResidualNorm
+from rlcourse.course.kernels.residual_norm_backward import ResidualNormBackward
 from rlcourse.course.kernels.rms_norm import RMSNorm
+from rlcourse.course.kernels.rotate import Rotate
 from rlcourse.course.kernels.sampler import MOST_SPLITS, SIZE, Sampler
 from rlcourse.course.kernels.swiglu import Swiglu
+from rlcourse.course.kernels.swiglu_backward import SwigluBackward
+from rlcourse.course.kernels.token_logprob import TokenLogprob
+from rlcourse.course.kernels.token_logprob_backward import TokenLogprobBackward
 from rlcourse.course.kernels.vector_add import VectorAdd
 from rlcourse.kernels.toolchain import simulate
 
@@ -23,7 +31,7 @@ def moved(kernel, *tensors):
     """Bytes read and written by name, after a look at the accesses of all that is large."""
     report = simulate(kernel, *tensors)
     for access in report.accesses.values():
-        if access.bytes > 1024:
+        if access.bytes > 1024 and access.efficiency < 4:  # no number of a row, which all its threads read
             assert ".v4.b32" in access.text and access.bytes == 512 * access.warps, access
             assert access.efficiency >= 1, access
     return dict(report.read), dict(report.written)
@@ -60,3 +68,53 @@ def test_the_sampler_reads_its_logits_once():
     assert report.read["logits"] == 2 * 2 * vocabulary
     (access,) = (a for a in report.accesses.values() if a.bytes == 2 * 2 * vocabulary)
     assert ".v4.b32" in access.text and access.efficiency == 1
+
+
+def test_a_layer_backward_moves_a_row_once():
+    size = ROWS * 896 * 2
+    found = moved(SwigluBackward(896, "bfloat16"), half(ROWS, 2 * 896), half(ROWS, 896), half(ROWS, 2 * 896))
+    assert found == ({"gate_up": 2 * size, "dy": size}, {"dgate_up": 2 * size})
+    x, position = half(ROWS, 14, 64), torch.zeros(ROWS, dtype=torch.int64)
+    tables = [torch.zeros(2, 32) for _ in range(2)]
+    read, written = moved(Rotate(14, 64, "bfloat16"), x, *tables, position, x.clone())
+    assert (read["x"], written) == (size, {"y": size})
+
+
+def test_the_norm_with_a_residual_moves_a_row_once():
+    x, size = half(ROWS, 1024), ROWS * 1024 * 2
+    y = x.clone(), x.clone()
+    read, written = moved(ResidualNorm(1024, "bfloat16"), x, x.clone(), half(1024), *y)
+    assert (read["x"], read["residual"], written) == (size, size, {"total": size, "y": size})
+    rows = [x.clone() for _ in range(3)]
+    read, written = moved(ResidualNormBackward(1024, "bfloat16"), x, half(1024), *rows, torch.zeros(2, 1024))
+    assert (read["total"], read["dy"], read["dtotal"], written["dx"]) == (size,) * 4
+
+
+def test_logits_are_read_once_forward_and_read_and_written_once_backward():
+    rows, size = [torch.zeros(2) for _ in range(2)], 2 * 8192 * 2
+    logits, target = half(2, 8192), torch.tensor([5, 8191])
+    read, _ = moved(TokenLogprob("bfloat16"), logits, target, *rows)
+    assert read["logits"] == size + 2 * 2  # and once more the targets
+    read, written = moved(TokenLogprobBackward("bfloat16"), logits, target, *rows)
+    assert (read["logits"], written) == (size, {"logits": size})
+
+
+def test_adamw_moves_28_bytes_a_parameter_in_whole_sectors():
+    n = 4096
+    tensors = half(n), *(torch.ones(n) for _ in range(3)), half(n)
+    report = simulate(AdamW("bfloat16", "bfloat16"), *tensors, 1.0, 1.0, 1.0)
+    assert report.read == {"grad": 2 * n, "master": 4 * n, "mean": 4 * n, "square": 4 * n}
+    assert report.written == {"weight": 2 * n, "master": 4 * n, "mean": 4 * n, "square": 4 * n}
+    for access in report.accesses.values():
+        each = 8 if access.bytes == 2 * n else 16  # bytes of a thread
+        assert access.bytes == 32 * each * access.warps and access.efficiency == 1, access
+
+
+def test_the_embedding_moves_rows_of_tokens_alone():
+    token, size = torch.arange(ROWS) // 4, ROWS * 1024 * 2
+    read, written = moved(Embedding(1024, "bfloat16"), half(9, 1024), token, half(ROWS, 1024))
+    assert (read["table"], written) == (size, {"y": size})
+    end = torch.searchsorted(token, token, right=True)
+    arguments = token, torch.arange(ROWS), end, half(ROWS, 1024), torch.zeros(9, 1024)
+    report = simulate(EmbeddingBackward(1024, "bfloat16"), *arguments)
+    assert (report.read["dy"], report.read["dtable"], report.written) == (size, 4 * 4096, {"dtable": 4 * 4096})

@@ -10,7 +10,6 @@ SMALL = {
     "num_prompts": 2,
     "num_generations": 4,
     "steps": 1,
-    "micro_batch_rows": 8,
     "eval_validation": 2,
     "eval_problems": 2,
 }

@@ -26,7 +26,7 @@ from rlcourse.tasks import load_task
 
 CURVES = sorted((data_folder() / "curves").glob("*/*.json"))
 RECORDS = [path for path in CURVES if path.stem.startswith("lesson") or path.stem in ALGORITHMS]
-SMALL = {"num_prompts": 2, "num_generations": 4, "max_new_tokens": 12, "steps": 1, "micro_batch_rows": 8}
+SMALL = {"num_prompts": 2, "num_generations": 4, "max_new_tokens": 12, "steps": 1}
 
 
 @pytest.fixture

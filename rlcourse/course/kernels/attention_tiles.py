@@ -1,0 +1,148 @@
+"""What the kernels of attention over packed sequences share: products of tiles of 16 rows, without shared memory.
+
+All of them multiply with mma.sync m16n8k16, in two forms:
+
+    products     scores [16, 16] = a [16, D] times b^T [D, 16]
+    accumulate   acc [16, D] += weights [16, 16] times b [16, D]
+
+An instruction wants certain rows and columns of each lane. But which dimension is "number 3" of a sum does not matter
+as long as both factors agree, nor which dimension is "column 3" of a result as long as it is written where it belongs.
+So numbers are given such that what a lane needs are 16 bytes that lie together. Lane 4 g + c, with g in 0..7 and c in
+0..3, holds
+
+    of rows (a, and b of `products`)   dimensions 8c..8c+7 of each 32, of rows g and g + 8
+    of columns (b of `accumulate`)     dimensions 8g..8g+7 of each 64, of rows 2c, 2c + 1, 2c + 8, 2c + 9
+    of scores and weights              rows g and g + 8; columns 2c, 2c + 1, 2c + 8, 2c + 9
+    of acc                             rows g and g + 8; dimensions 16c..16c+15 of each 64
+
+A tile is read in both layouts where both are needed: the second time it comes from the cache.
+"""
+
+from rlcourse.kernels import KernelError
+from rlcourse.kernels.arguments import Argument, need_dtype
+from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_constexpr
+
+TILE = 16  # rows of a tile: queries or keys
+WARPS = 4  # of a block; each has a tile of its own
+LOWEST = -1e30  # a running maximum begins here and not at -inf, since -inf - -inf is nan
+
+
+def check_shape(kernel) -> None:
+    """Raises KernelError for heads that these kernels cannot do."""
+    need_dtype(kernel)
+    if kernel.head != 64 or kernel.heads % kernel.kv_heads:
+        name = type(kernel).__name__
+        raise KernelError(
+            f"{name} takes heads of size 64 and whole groups of query heads for each key-value head, not "
+            f"{kernel.heads} and {kernel.kv_heads} heads of size {kernel.head}: use PyTorch's attention."
+        )
+
+
+def heads_argument(kernel, name: str, heads: int, output: bool = False) -> Argument:
+    """[tokens, heads, D]: where it is read, it may be a part of a packed projection."""
+    return Argument(name, kernel.dtype, ("tokens", heads, kernel.head), free=1, output=output)
+
+
+@cute.jit
+def own_tile():
+    """The first row of this warp's tile, and the lane's g and c."""
+    thread, _, _ = cute.arch.thread_idx()
+    block, _, _ = cute.arch.block_idx()
+    return (block * WARPS + thread // 32) * TILE, thread % 32 // 4, thread % 4
+
+
+@cute.jit
+def chunks(x: cute.Tensor, head):
+    """A head of x [tokens, heads, D] as 16-byte chunks: [(1, 8), tokens, D / 8]."""
+    return cute.tiled_divide(x[None, head, None], (1, 8))
+
+
+def zeros(dtype, *shape) -> cute.Tensor:
+    """In registers, elements next to each other from the first dimension on."""
+    room = cute.make_rmem_tensor(cute.make_layout(shape), dtype)
+    room.fill(0.0)
+    return room
+
+
+@cute.jit
+def load_rows(x: cute.Tensor, base, g, c, size: cutlass.Constexpr):
+    """Rows base..base+15 of a head in the layout of rows: [8, D / 32, rows g and g + 8]. Past the end, the last row."""
+    held = zeros(x.element_type, 8, size // 32, 2)
+    for half in range_constexpr(2):
+        row = cutlass.min(base + g + 8 * half, x.shape[1] - 1)
+        for j in range_constexpr(size // 32):
+            cute.autovec_copy(x[None, row, 4 * j + c], held[None, j, half])
+    return held
+
+
+@cute.jit
+def load_columns(x: cute.Tensor, base, g, c, size: cutlass.Constexpr):
+    """Rows base..base+15 of a head in the layout of columns: [8, D / 64, 4 rows]. Past the end, the last row."""
+    held = zeros(x.element_type, 8, size // 64, 4)
+    for i in range_constexpr(4):
+        row = cutlass.min(base + 2 * c + i % 2 + i // 2 * 8, x.shape[1] - 1)
+        for j in range_constexpr(size // 64):
+            cute.autovec_copy(x[None, row, 8 * j + g], held[None, j, i])
+    return held
+
+
+@cute.jit
+def left_operand(rows: cute.Tensor):
+    """Rows as left operand of `products`: ((pair, row g or g + 8, half of 16), 1, D / 16)."""
+    steps = const_expr(2 * rows.shape[1])
+    operand = zeros(rows.element_type, (2, 2, 2), 1, steps)
+    for i in range_constexpr(4 * steps):
+        for half in range_constexpr(2):
+            operand[(i % 2, half, i // 2 % 2), 0, i // 4] = rows[i % 8, i // 8, half]
+    return operand
+
+
+@cute.jit
+def products(left: cute.Tensor, rows: cute.Tensor):
+    """Scores ((column pair, row g or g + 8), 1, columns 0-7 or 8-15): those of each row of `left` with each of
+    `rows`."""
+    scores, steps = zeros(Float32, (2, 2), 1, 2), const_expr(left.shape[2])
+    layout = cute.make_layout(((2, 2), 2, steps), stride=((1, 2), 4 * steps, 4))
+    right = cute.make_tensor(rows.iterator, layout)  # the registers are in the instruction's order as they came
+    for i in range_constexpr(steps):
+        cute.gemm(tensor_cores(rows), scores, left[None, None, i], right[None, None, i], scores)
+    return scores
+
+
+@cute.jit
+def accumulate(acc: cute.Tensor, weights: cute.Tensor, columns: cute.Tensor):
+    """acc ((column pair, row g or g + 8), 1, D / 8) += weights times the rows in `columns`. A register of the right
+    operand holds one dimension of two rows, those that came hold two dimensions of one: hence the moves."""
+    dtype, tiles = columns.element_type, const_expr(8 * columns.shape[1])
+    left, right = zeros(dtype, (2, 2, 2), 1), zeros(dtype, (2, 2), tiles)
+    for i in range_constexpr(8):
+        pair, row, half = i % 2, i // 2 % 2, i // 4
+        left[(pair, row, half), 0] = weights[(pair, row), 0, half].to(dtype)
+    for tile in range_constexpr(tiles):
+        for i in range_constexpr(4):
+            right[(i % 2, i // 2), tile] = columns[tile % 8, tile // 8, i]
+    cute.gemm(tensor_cores(columns), acc, left, right, acc)
+
+
+@cute.jit
+def tensor_cores(operand: cute.Tensor):
+    return cute.make_tiled_mma(cute.nvgpu.warp.MmaF16BF16Op(operand.element_type, Float32, (16, 8, 16)))
+
+
+@cute.jit
+def write_rows(out: cute.Tensor, acc: cute.Tensor, factors: cute.Tensor, base, g, c):
+    """Rows of acc, each times its factor, to a head's rows base..base+15, rounded once; none past the end."""
+    chunk = cute.make_rmem_tensor(8, out.element_type)
+    for half in range_constexpr(2):
+        row = base + g + 8 * half
+        if row < out.shape[1]:
+            for j in range_constexpr(acc.shape[2] // 8):
+                for p in range_constexpr(2):
+                    for e in range_constexpr(8):
+                        chunk[e] = (acc[(p, half), 0, 8 * j + e] * factors[half]).to(out.element_type)
+                    cute.autovec_copy(chunk, out[None, row, 8 * j + 2 * c + p])
+
+
+@cute.jit
+def power(x: Float32):
+    return cute.math.exp2(x, fastmath=True)

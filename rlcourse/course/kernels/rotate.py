@@ -1,0 +1,121 @@
+"""Rotary positions in training: every token's queries and keys are turned, and their gradients turned back.
+
+A rotation by an angle has as its gradient the rotation by minus that angle. So one kernel is forward and backward pass,
+and nothing is kept for the backward pass but the positions. `rope.py` is the kernel for a decode step.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlcourse.kernels import KernelError
+from rlcourse.kernels.arguments import Argument, need_dtype, type_name
+from rlcourse.kernels.dsl import Float32, const_expr, cute
+from rlcourse.kernels.toolchain import launch
+
+VECTOR = 8  # 16-bit numbers in 16 bytes
+
+
+def rotate_reference(x: Tensor, cos: Tensor, sin: Tensor, position: Tensor, back: bool = False) -> Tensor:
+    """Each head of x [tokens, heads, head] turned by its token's position, or with `back` by minus that, in float32,
+    rounded once, at the end.
+
+    cos, sin float32 [positions, head / 2]: of the angles position / base^(2 i / head) (Su et al. 2021,
+    arXiv:2104.09864; element i turns with element i + head / 2, as in Qwen). position int64 [tokens].
+    """
+    first, second = x.float().chunk(2, -1)
+    c, s = cos[position][:, None], sin[position][:, None]
+    s = -s if back else s
+    return torch.cat([first * c - second * s, second * c + first * s], -1).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class Rotate:
+    """`rotate_reference` for a number of heads and a head size."""
+
+    heads: int
+    head: int
+    dtype: str
+    back: bool = False
+    threads: int = 256
+
+    def __post_init__(self):
+        need_dtype(self)
+        if self.head % (2 * VECTOR):
+            raise KernelError(f"Rotate cannot cut heads of {self.head}: it takes multiples of {2 * VECTOR}.")
+
+    @property
+    def pieces(self) -> int:
+        """Pairs of 16-byte pieces in a head."""
+        return self.head // (2 * VECTOR)
+
+    def arguments(self) -> tuple:
+        shape, table = ("tokens", self.heads, self.head), ("positions", self.head // 2)
+        cos, sin = (Argument(name, "float32", table) for name in ("cos", "sin"))
+        position = Argument("position", "int64", ("tokens",), align=8)
+        y = Argument("y", self.dtype, shape, free=1, output=True)
+        return Argument("x", self.dtype, shape, free=1), cos, sin, position, y
+
+    def grid(self, x, *_):
+        return -(-x.shape[0] * self.heads * self.pieces // self.threads), 1, 1
+
+    @cute.jit
+    def __call__(self, x: cute.Tensor, cos: cute.Tensor, sin: cute.Tensor, position: cute.Tensor, y: cute.Tensor,
+                 stream):  # fmt: skip
+        launched = self.kernel(x, cos, sin, position, y)
+        launched.launch(grid=self.grid(x), block=[self.threads, 1, 1], stream=stream)
+
+    @cute.kernel
+    def kernel(self, x: cute.Tensor, cos: cute.Tensor, sin: cute.Tensor, position: cute.Tensor, y: cute.Tensor):
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        index = block * self.threads + thread
+        token, head, piece = index // (self.heads * self.pieces), index // self.pieces % self.heads, index % self.pieces
+        if token < x.shape[0]:
+            source = cute.tiled_divide(x[token, head, None], (VECTOR,))
+            first, second = (cute.make_rmem_tensor(VECTOR, x.element_type) for _ in range(2))
+            c, s = (cute.make_rmem_tensor(VECTOR, Float32) for _ in range(2))
+            cute.autovec_copy(source[None, piece], first)
+            cute.autovec_copy(source[None, self.pieces + piece], second)
+            at = position[token]
+            cute.autovec_copy(cute.tiled_divide(cos[at, None], (VECTOR,))[None, piece], c)
+            cute.autovec_copy(cute.tiled_divide(sin[at, None], (VECTOR,))[None, piece], s)
+            if const_expr(self.back):
+                s.store(-s.load())
+            u, v = first.load().to(Float32), second.load().to(Float32)
+            first.store((u * c.load() - v * s.load()).to(x.element_type))
+            second.store((v * c.load() + u * s.load()).to(x.element_type))
+            target = cute.tiled_divide(y[token, head, None], (VECTOR,))
+            cute.autovec_copy(first, target[None, piece])
+            cute.autovec_copy(second, target[None, self.pieces + piece])
+
+
+@torch.library.custom_op("rlcourse::rotate", mutates_args=())
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, position: Tensor, back: bool = False) -> Tensor:
+    """`rotate_reference` in one launch, with a gradient for x [tokens, heads, head]: bfloat16 or float16, the stride of
+    tokens free, so it may be the queries and keys of a packed projection. Positions must be within the tables. Raises
+    KernelError."""
+    y = x.new_empty(x.shape)
+    if y.numel():
+        launch(Rotate(x.shape[1], x.shape[2], type_name(x), back), x, cos, sin, position, y)
+    return y
+
+
+@rotate.register_fake
+def _(x, cos, sin, position, back=False):
+    return x.new_empty(x.shape)
+
+
+def _keep(ctx, inputs, output):
+    _, *tables, ctx.back = inputs
+    ctx.save_for_backward(*tables)
+
+
+def _turn_back(ctx, dy):
+    return rotate(dy.contiguous(), *ctx.saved_tensors, not ctx.back), None, None, None, None
+
+
+rotate.register_autograd(_turn_back, setup_context=_keep)
+
+EXAMPLES = (Rotate(16, 64, "bfloat16"),)  # queries and keys of Qwen2.5-0.5B

@@ -1,0 +1,189 @@
+"""Ranks of which each has a part of the model alone: FSDP2, for a model that does not fit one GPU (`--shard`).
+
+Of N ranks each keeps an N-th of every weight, of its gradient and of its two moments, split by rows, all in float32.
+What is whole is so for a moment:
+
+  forward, backward   a layer is gathered just before it computes, in bfloat16 where the config says so, then dropped
+  gradients           of a layer, added up over ranks in float32 as soon as it is done; each rank keeps its rows
+  update              by each rank, of its rows: AdamW needs no others, and the norm that clips is that of all
+  engine              has all weights in its dtype: before a rollout they are gathered into it, one after the other
+  checkpoint          gathered, one tensor after the other, into the first rank's memory on the CPU, and written as that
+                      of one process: a run goes on with any number of ranks, sharded or not
+
+Each pass is made by all ranks together. A rank that has fewer micro-batches than another makes up for it with empty
+ones.
+"""
+
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from rlcourse.batch import Rollout
+from rlcourse.distributed import whole
+from rlcourse.distributed.shared import SharedEngine
+from rlcourse.distributed.world import World
+from rlcourse.logprobs import PlainPass
+from rlcourse.sampling import Sampling
+
+CPU = torch.device("cpu")
+
+
+class ShardedWorld(World):
+    """One of several ranks that have a part of the model each."""
+
+    def device(self, config: Any) -> torch.device:
+        """See `World`."""
+        device = super().device(config)
+        self.mesh = DeviceMesh.from_group(self.gpus or dist.group.WORLD, device.type)
+        self.precision = MixedPrecisionPolicy()
+        if config.dtype == "bfloat16":
+            self.precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+        return device
+
+    def load(self, load: Callable[[torch.device], Any], device: torch.device) -> Any:
+        """See `World`. The model is loaded on the CPU; a layer at a time is whole on a GPU."""
+        policy = load(CPU)
+        model = policy.model
+        model.together = types.MethodType(lambda self, compute: compute(), model)
+        for layer in model.get_decoder().layers:
+            self._shard(layer, self.precision)
+        self._shard(model, self.precision)  # what is around the layers: embedding, norm and head
+        # The residual stream is float32, as it is under autocast alone.
+        model.get_input_embeddings().register_forward_hook(lambda module, inputs, output: output.float())
+        register_fsdp_forward_method(model, "together")
+        return policy
+
+    def shard(self, module: nn.Module) -> nn.Module:
+        """See `World`. The module computes in float32."""
+        return self._shard(module, MixedPrecisionPolicy())
+
+    def _shard(self, module: nn.Module, precision: MixedPrecisionPolicy) -> nn.Module:
+        fully_shard(module, mesh=self.mesh, mp_policy=precision)
+        module.set_gradient_divide_factor(1.0)  # gradients are added up: losses are shares of the mini-batch's
+        module.set_force_sum_reduction_for_comms(True)  # by a plain sum, which gloo has, too
+        return module
+
+    def engine(self, engine: Any, device: torch.device) -> Any:
+        """See `World`."""
+        return ShardedEngine(engine, self, device)
+
+    def level(self, micro_batches: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """This rank's micro-batches, and empty ones until it has as many as any: a pass is made by all together."""
+        none = torch.zeros(0, dtype=torch.long, device=self.mesh.device_type)
+        return (*micro_batches, *[none] * (max(self.gather(len(micro_batches))) - len(micro_batches)))
+
+    def add_gradients(self, parameters: list[nn.Parameter]) -> None:
+        pass  # the backward passes have
+
+    def check_alike(self, parameters: Iterator[nn.Parameter]) -> None:
+        pass  # no two ranks have the same
+
+    def whole(self, policy: Any, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """See `World`."""
+        first = self.rank == 0
+        model = empty_copy(policy.model, torch.float32, CPU) if first else None
+        for name, parameter in policy.model.named_parameters():
+            gathered = whole(parameter.detach())
+            if first:
+                model.get_parameter(name).data.copy_(gathered)
+        return replace(policy, model=model), _gathered(state, first)
+
+    def part(self, state: dict[str, Any], learner: Any) -> dict[str, Any]:
+        """See `World`. Raises ValueError for a tensor of another shape than the learner's."""
+        parameters = [p for group in learner.optimizer.param_groups for p in group["params"]]
+        optimizer, head = state["optimizer"], state["value_head"]
+        moments = {
+            index: {
+                name: self._rows(value, parameters[index]) if name.startswith("exp_avg") else value
+                for name, value in of_one.items()
+            }
+            for index, of_one in optimizer["state"].items()
+        }
+        if learner.value_head is not None:
+            own = dict(learner.value_head.named_parameters())
+            head = {name: self._rows(value, own[name]) for name, value in head.items()}
+        return state | {"optimizer": optimizer | {"state": moments}, "value_head": head}
+
+    def _rows(self, value: Tensor, like: DTensor) -> DTensor:
+        """This rank's rows of a whole tensor, as it has them of the parameter."""
+        if value.shape != like.shape:
+            raise ValueError("a tensor of another model")
+        rows = -(-len(value) // self.size)
+        own = value[self.rank * rows :][:rows].to(like.device, copy=True)
+        return DTensor.from_local(
+            own, like.device_mesh, like.placements, run_check=False, shape=value.shape, stride=value.stride()
+        )
+
+
+def _gathered(value: Any, keep: bool) -> Any:
+    """A state with all its sharded tensors whole and on the CPU, those of dictionaries in it, too; None in their place
+    on ranks that do not keep them."""
+    if isinstance(value, dict):
+        return {name: _gathered(inner, keep) for name, inner in value.items()}
+    if isinstance(value, DTensor):
+        gathered = whole(value)
+        return gathered.to(CPU) if keep else None
+    return value
+
+
+def empty_copy(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """A model as this one was before it was sharded, whole and frozen, its parameters in `dtype` and not filled in."""
+    with torch.device("meta"):
+        clone = AutoModelForCausalLM.from_config(model.config)
+    for parameter in clone.parameters():
+        parameter.data = parameter.data.to(dtype)
+    clone = clone.to_empty(device=device).eval().requires_grad_(False)
+    clone.tie_weights()
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        clone.get_buffer(name).copy_(buffer)
+    clone.generation_config = model.generation_config
+    return clone
+
+
+class ShardedPass(PlainPass):
+    """`PlainPass` of a sharded model. All ranks call it together; one whose rollout has no rows computes one token that
+    counts nothing."""
+
+    def token_logprobs(self, rollout: Rollout, sampling: Sampling, chunk: int) -> tuple[Tensor, Tensor]:
+        compute = super().token_logprobs
+        return self._together(rollout, lambda some: compute(some, sampling, chunk))
+
+    def hidden_states(self, rollout: Rollout) -> Tensor:
+        compute = super().hidden_states
+        return self._together(rollout, lambda some: (compute(some),))[0]
+
+    def _together(self, rollout: Rollout, compute: Callable[[Rollout], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """What `compute` returns, each [rows, T, ...]. Within `together` embedding and head are whole."""
+        some = rollout if len(rollout.ids) else _one_token(rollout.ids.device)
+        found = self.model.together(lambda: compute(some))
+        if not torch.is_grad_enabled():
+            self.model.reshard()  # FSDP keeps them whole for a backward pass that does not come
+        return found if some is rollout else tuple(value[:0, :0] for value in found)
+
+
+def _one_token(device: torch.device) -> Rollout:
+    """A prompt of one token and an answer of one."""
+    one = torch.ones(1, dtype=torch.int64, device=device)
+    return Rollout(one.new_zeros(1, 2), one, one, torch.zeros(1, 1, device=device), one.bool())
+
+
+class ShardedEngine(SharedEngine):
+    """See `SharedEngine`. The engine gathers the weights at the start of `generate`, which takes all ranks."""
+
+    def generate(
+        self, prompts: list[list[int]], num_generations: int, max_new_tokens: int, sampling: Sampling
+    ) -> Rollout:
+        """See `RolloutEngine`. A rank without a prompt of its own samples a token that nobody gets."""
+        if not self.world.share(prompts):
+            with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+                self.engine.generate(prompts[:1], num_generations, 1, sampling)
+        return super().generate(prompts, num_generations, max_new_tokens, sampling)

@@ -1,0 +1,225 @@
+"""vLLM as a rollout engine, for models that our own does not know: `python -m pip install 'rlcourse[vllm]'`.
+
+It runs in the trainer's process on the trainer's GPU; of several ranks, each has its own. It is made from the policy's
+config alone, with random weights, and takes over the policy's before each rollout, in memory. Tokens are drawn from the
+distribution that `Sampling` says and nothing else. Their log-probs are those of vLLM's kernels, which round differently
+from the trainer's: `mismatch` in a step's metrics says by how much.
+"""
+
+import copy
+import gc
+import importlib.util
+import os
+import random
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rlcourse.batch import Rollout, join_rows
+from rlcourse.distributed import launched
+from rlcourse.lora import merged_parameters, plain_parameters
+from rlcourse.policy import Policy, check_positions
+from rlcourse.sampling import Sampling
+
+CACHE_GB = 4.0  # of keys and values, if nothing else is said
+MAX_ROWS = 256  # completions decoded at once; more wait their turn
+TEMPERATURES = 0.01, 2.0  # it raises lower ones, without a word, and refuses higher ones
+
+
+class VLLMEngine:
+    """Rollouts of a policy by vLLM.
+
+    cache_gb: GB (10^9 bytes) for keys and values; 0: CACHE_GB. A prompt and its completion must fit there; of several,
+    those that do not wait. sleeps: `sleep` gives the memory of weights and cache back; without it, `sleep` does
+    nothing. One engine that sleeps can be made in a process. Raises ValueError where there is no vLLM or no GPU.
+    """
+
+    exact = False
+
+    def __init__(self, policy: Policy, dtype: torch.dtype, cache_gb: float = 0.0, sleeps: bool = False):
+        check_vllm(policy.device)
+        self.policy, self.sleeps, self.asleep = policy, sleeps, False
+        self.converted = has_other_names(policy.model)
+        self.folder = tempfile.TemporaryDirectory(prefix="rlcourse-vllm-")  # as long as the engine is there
+        config = copy.deepcopy(policy.model.config)
+        config.architectures = [architecture(policy.model)]
+        config.save_pretrained(self.folder.name)
+        options = {"distributed_executor_backend": "external_launcher"} if launched()[1] > 1 else {}
+        self.llm = new_llm(
+            self.folder.name,
+            dtype,
+            load_format="dummy",  # no weights are read
+            logprobs_mode="processed_logprobs",  # of the distribution that is sampled from, not of the model's own
+            max_num_seqs=MAX_ROWS,
+            max_model_len=-1,  # all of the model's positions, or as many as the cache holds
+            kv_cache_memory_bytes=int((cache_gb or CACHE_GB) * 1e9),
+            gpu_memory_utilization=0.01,  # which must be free at the start; the size of the cache is said above
+            enable_sleep_mode=sleeps,
+            **options,
+        )
+
+    @torch.no_grad()
+    def generate(
+        self, prompts: list[list[int]], num_generations: int, max_new_tokens: int, sampling: Sampling
+    ) -> Rollout:
+        """See `RolloutEngine`. Raises ValueError when prompt and completion do not fit the model's positions or the
+        cache, and for a temperature that vLLM does not take."""
+        self._check(max(map(len, prompts)) + max_new_tokens, sampling)
+        if self.asleep:
+            self.llm.wake_up()
+            self.asleep = False
+        self._take_weights()
+        options = {"stop_token_ids": self.policy.eos_ids, "logprobs": 0, "flat_logprobs": True}  # 0 more than sampled
+        params = sampling_params(sampling, max_new_tokens, **options)
+        rows = [{"prompt_token_ids": list(prompt)} for prompt in prompts for _ in range(num_generations)]
+        with numpy_from_torch():
+            outputs = self.llm.generate(rows, params, use_tqdm=False)
+        return self._rollout(prompts, [output.outputs[0] for output in outputs])
+
+    def sleep(self) -> None:
+        """Give back the memory of weights and cache, if the engine was made for it. The next rollout takes it again."""
+        if self.sleeps and not self.asleep:
+            # Level 2 would forget the weights, too; and, of some models, what is neither a weight nor a buffer.
+            self.llm.sleep(level=1)
+            self.asleep = True
+
+    def _check(self, tokens: int, sampling: Sampling) -> None:
+        check_positions(self.policy.model, tokens)
+        room = self.llm.llm_engine.model_config.max_model_len
+        if tokens > room:
+            raise ValueError(
+                f"A prompt and its completion of {tokens:,} tokens do not fit vLLM's cache, which holds {room:,}: "
+                "raise --cache-gb."
+            )
+        low, high = TEMPERATURES
+        if not sampling.greedy and not low <= sampling.temperature <= high:
+            raise ValueError(
+                f"vLLM samples at temperatures of {low:g} to {high:g}, not {sampling.temperature:g}: use another "
+                "--engine."
+            )
+
+    def _take_weights(self) -> None:
+        """Hand over the policy's weights as they are now, an adapter merged, one after the other."""
+        model = self.policy.model
+        weights = merged_parameters(model)
+        if self.converted:
+            weights = iter(_as_saved(model, dict(weights)).items())
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        self.llm.reset_prefix_cache()  # what is there was computed with other weights
+
+    def _rollout(self, prompts: list[list[int]], completions: list[Any]) -> Rollout:
+        """vLLM's completions, one a row, as a Rollout."""
+        device, tokens = self.policy.device, [list(completion.token_ids) for completion in completions]
+        logprobs = [list(completion.logprobs.logprobs) for completion in completions]
+        if list(map(len, tokens)) != list(map(len, logprobs)):
+            raise RuntimeError("vLLM did not give one log-prob for each token.")
+        lengths = torch.tensor([len(row) for row in tokens], device=device)
+        ids, prompt_lengths = join_rows(prompts, _padded(tokens, device), lengths, self.policy.pad_id)
+        last = torch.tensor([row[-1] for row in tokens], device=device)
+        return Rollout(
+            ids=ids,
+            prompt_lengths=prompt_lengths,
+            completion_lengths=lengths,
+            logprobs=_padded(logprobs, device),
+            finished=torch.isin(last, torch.tensor(self.policy.eos_ids, device=device)),
+        )
+
+
+def check_vllm(device: torch.device) -> None:
+    """Raise ValueError where the engine cannot run."""
+    if device.type != "cuda":
+        raise ValueError("The engine vllm needs an NVIDIA GPU: use --engine fast or hf-dynamic.")
+    if importlib.util.find_spec("vllm") is None:
+        raise ValueError("The engine vllm is vLLM: `python -m pip install 'rlcourse[vllm]'`.")
+
+
+def runs_on(device: torch.device) -> bool:
+    """Whether the engine can run there."""
+    return device.type == "cuda" and importlib.util.find_spec("vllm") is not None
+
+
+def new_llm(model: str, dtype: torch.dtype, **options: Any) -> Any:
+    """vLLM's `LLM` over a model folder, in this process, on token ids alone and without sampling defaults of the
+    model's. options: vLLM's. The process's random states stay as they are."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in a process of its own it could not be handed tensors
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    from vllm import LLM
+
+    torch.cuda.empty_cache()  # it looks at what is free
+    with random_states_kept():
+        return LLM(
+            model=model, dtype=str(dtype).removeprefix("torch."), skip_tokenizer_init=True, generation_config="vllm",
+            use_tqdm_on_load=False, seed=0, **options,
+        )  # fmt: skip
+
+
+def sampling_params(sampling: Sampling, max_new_tokens: int, **options: Any) -> Any:
+    """vLLM's `SamplingParams` of a distribution: no penalties, nothing that ends a completion but its length and, among
+    the options, `stop_token_ids`."""
+    from vllm import SamplingParams
+
+    return SamplingParams(
+        temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, max_tokens=max_new_tokens,
+        ignore_eos=True, detokenize=False, **options,
+    )  # fmt: skip
+
+
+def free_memory() -> None:
+    """Free the GPU memory of an `LLM` that nothing refers to any more."""
+    gc.unfreeze()  # vLLM freezes all that there is at its start, itself too
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def architecture(model: PreTrainedModel) -> str:
+    """The name of the model's class in transformers: FSDP makes a class of its own of it."""
+    return next(kind.__name__ for kind in type(model).__mro__ if kind.__module__.startswith("transformers."))
+
+
+def has_other_names(model: PreTrainedModel) -> bool:
+    """Whether transformers saves the model's weights under other names than they have in memory, or in other pieces:
+    vLLM knows those of a file."""
+    own = {name: torch.empty(weight.shape, device="meta") for name, weight in plain_parameters(model)}
+    return _as_saved(model, own).keys() != own.keys()
+
+
+def _as_saved(model: PreTrainedModel, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    from transformers.core_model_loading import revert_weight_conversion
+
+    return revert_weight_conversion(model, weights)
+
+
+@contextmanager
+def random_states_kept() -> Iterator[None]:
+    """Within, anybody may seed Python's, NumPy's and PyTorch's global generators; afterwards they are as before."""
+    python, numpy = random.getstate(), np.random.get_state()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+@contextmanager
+def numpy_from_torch() -> Iterator[None]:
+    """Within, NumPy's global generator follows from PyTorch's: vLLM draws from the one or from the other, by model."""
+    before = np.random.get_state()
+    np.random.seed(int(torch.randint(2**32, ())))
+    try:
+        yield
+    finally:
+        np.random.set_state(before)
+
+
+def _padded(rows: list[list], device: torch.device) -> Tensor:
+    """Rows of numbers as a tensor [rows, longest], 0 beyond each."""
+    longest = max(map(len, rows))
+    return torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=device)

@@ -1,0 +1,87 @@
+"""The embedding and the gradient of its table."""
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
+
+from launching import assert_close, launch, run, spread
+
+from rlcourse.course.kernels.embedding import (
+    Embedding,
+    embedding,
+    embedding_backward,
+    embedding_backward_reference,
+    embedding_reference,
+)
+from rlcourse.kernels import KernelError
+from rlcourse.ptx import PTXError
+
+TOKENS = {  # of a vocabulary of 10
+    "one": [7],
+    "all equal": [4] * 19,
+    "all different": [3, 9, 0, 1, 8, 2],
+    "in runs and alone": [5, 2, 5, 5, 9, 0, 2, 5, 5, 0, 9, 5, 1],
+}
+
+
+def backward(*tensors):
+    """The operation, which gives nothing back; it changes the table's gradient."""
+    return run(lambda *t: (embedding_backward(*t), t[2])[1], *tensors)
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden", "dtype"),
+    [*((name, 136, torch.bfloat16) for name in TOKENS), ("all equal", 8, torch.float16), ("one", 896, torch.bfloat16)],
+)
+def test_rows_are_gathered_and_gradients_added(name, hidden, dtype):
+    torch.manual_seed(hidden)
+    token, table = torch.tensor(TOKENS[name]), torch.randn(10, hidden).to(dtype)
+    found = run(embedding, table, token)
+    assert torch.equal(found, embedding_reference(table, token)) and torch.equal(found, table[token])
+    dy, dtable = spread(torch.randn(len(token), hidden).to(dtype), hidden + 8), torch.randn(10, hidden)
+    before, expected = dtable.clone(), dtable.clone()
+    backward(token, dy, dtable)
+    embedding_backward_reference(token, dy, expected)
+    torch.testing.assert_close(dtable, expected, rtol=1e-5, atol=1e-5)
+    idle = [row for row in range(10) if row not in TOKENS[name]]
+    assert torch.equal(dtable[idle], before[idle])
+
+
+def test_the_gradient_is_that_of_pytorch():
+    token = torch.tensor(TOKENS["in runs and alone"])
+    dy, table = torch.randn(len(token), 16).bfloat16(), torch.zeros(10, 16, requires_grad=True)
+    torch.nn.functional.embedding(token, table).backward(dy.float())
+    found = torch.zeros(10, 16)
+    backward(token, dy, found)
+    torch.testing.assert_close(found, table.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_equal_tokens_are_added_in_their_order():
+    """1e4, then -1e4, then 1: in another order, and in float32, the small one would lose bits."""
+    dy = torch.zeros(3, 8)
+    dy[:, 0] = torch.tensor([2.0**24, -(2.0**24), 1.0])
+    found = torch.zeros(2, 8)
+    backward(torch.tensor([1, 1, 1]), dy.bfloat16(), found)
+    assert found[1, 0] == 1
+    found.zero_()
+    backward(torch.tensor([1, 1, 1]), dy[[0, 2, 1]].bfloat16(), found)
+    assert found[1, 0] == 0
+
+
+def test_no_tokens_odd_widths_and_tokens_that_are_not_there():
+    none = torch.empty(0, dtype=torch.int64)
+    assert run(embedding, torch.zeros(3, 8).half(), none).shape == (0, 8)
+    dtable = torch.ones(3, 8)
+    assert (backward(none, torch.zeros(0, 8).half(), dtable) == 1).all()
+    with pytest.raises(KernelError, match="Embedding cannot cut rows of 12"):
+        Embedding(12, "bfloat16")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU would read what is there")
+def test_the_interpreter_finds_a_token_outside_of_the_table():
+    table, y = torch.zeros(3, 8).half(), torch.zeros(1, 8).half()
+    with pytest.raises(PTXError):
+        launch(Embedding(8, "float16"), table, torch.tensor([9]), y)
+    launch(Embedding(8, "float16"), table, torch.tensor([2]), y)
+    assert_close(y, table[2:])

@@ -1,0 +1,328 @@
+"""Ranks that have a part of the model each, against one process: a step, what a rank holds, engines, a run that goes on
+with other numbers of ranks, sharded or not."""
+# ruff: noqa: F811 (fixtures of other tests)
+
+import os
+import shutil
+import signal
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from policies import make_policy, rollout_of, rows_of
+from ranks import KeyedByPrompt, on_ranks
+from test_ranks_train import PAIRS, THREE, assert_nearly_same_run, start, use_keyed_samples, whole_run_of
+from test_trainer import assert_same_run, folder  # noqa: F401
+from test_world import CASES, CPU, alone, assert_same_step, step_of  # noqa: F401
+
+from rlcourse import trainer
+from rlcourse.batch import Rollout
+from rlcourse.checkpoint import latest_checkpoint, load_state
+from rlcourse.cli_tables import print_memory
+from rlcourse.config import make_config
+from rlcourse.distributed import is_sharded, own, whole
+from rlcourse.distributed.sharded import ShardedPass, ShardedWorld, empty_copy
+from rlcourse.distributed.world import World, start_world
+from rlcourse.learner import Learner
+from rlcourse.logprobs import PlainPass
+from rlcourse.lora import copy_merged
+from rlcourse.micro_batches import micro_batches
+from rlcourse.policy import checkpoint_activations
+from rlcourse.rollout import make_engine
+from rlcourse.sampling import GREEDY, Sampling
+from rlcourse.trainer import resume, train
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the ranks are forks, which cannot use a GPU")
+SHARDED = make_config(shard=True, num_prompts=3, max_new_tokens=6, warmup_steps=0)
+
+
+class KeyedCopy(KeyedByPrompt):
+    """`KeyedByPrompt` on a copy of its own, as a sharded policy needs."""
+
+    def __init__(self, policy):
+        self.source = policy.model
+        super().__init__(replace(policy, model=empty_copy(policy.model, torch.float32, CPU)))
+
+    def generate(self, *arguments):
+        with torch.no_grad():
+            copy_merged(list(self.policy.model.parameters()), list(self.source.parameters()), self.source)
+        return super().generate(*arguments)
+
+
+@pytest.fixture(autouse=True)
+def _toy(monkeypatch):
+    use_keyed_samples(monkeypatch)
+    monkeypatch.setattr(
+        trainer, "make_engine", lambda policy, *_: (KeyedCopy if is_sharded(policy.model) else KeyedByPrompt)(policy)
+    )
+
+
+@contextmanager
+def sharded_world(config=SHARDED):
+    with start_world() as world:
+        world = world.of(config)
+        world.device(config)
+        yield world
+
+
+# A step
+
+
+def every_step(rank: int) -> dict[str, dict]:
+    with start_world() as world:
+        return {name: step_of(name, world, shard=True) for name in CASES}
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def sharded(request, tmp_path_factory) -> list[dict[str, dict]]:
+    return on_ranks(request.param, every_step, tmp_path_factory.mktemp("sharded"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_step_of_sharded_ranks_is_that_of_one_process(name, alone, sharded):
+    assert_same_step(name, alone[name], sharded)
+    for of_rank in sharded:
+        for ours, theirs in zip(of_rank[name]["weights"], alone[name]["weights"], strict=True):
+            assert ours.shape == theirs.shape and (ours - theirs).abs().max() < 2.1 * CASES[name].lr * len(
+                alone[name]["gradients"]
+            )
+
+
+def test_all_ranks_get_as_many_micro_batches(monkeypatch):
+    lengths = torch.tensor([2, 2, 2, 2, 2, 2, 4, 4])
+
+    def dealt(rows: int, most: int) -> list[list[list[int]]]:
+        worlds = [ShardedWorld(None, rank, 3) for rank in range(3)]
+        counts = [len(micro_batches(torch.arange(rows), lengths, most, World(None, rank, 3))) for rank in range(3)]
+        for world in worlds:
+            world.mesh = SimpleNamespace(device_type="cpu")
+            monkeypatch.setattr(world, "gather", lambda own: counts)
+        return [[p.tolist() for p in micro_batches(torch.arange(rows), lengths, most, world)] for world in worlds]
+
+    assert dealt(8, 4) == [[[0, 3], [6]], [[1, 4], [7]], [[2, 5], []]]
+    assert dealt(8, 100) == [[[0, 3, 6]], [[1, 4, 7]], [[2, 5]]]
+    assert dealt(1, 4) == [[[0]], [[]], [[]]]
+    assert dealt(0, 4) == [[], [], []]
+
+
+# What a rank holds
+
+
+def _whole(model: torch.nn.Module) -> list[str]:
+    """The weights that all ranks have put together and not dropped again."""
+    return [name for name, p in model.named_parameters() if not hasattr(p, "to_local")]
+
+
+def held(rank: int) -> dict:
+    """Bytes of weights, gradients and moments on this rank in a step."""
+    config = replace(SHARDED, algorithm="ppo", advantage="gae")
+    with sharded_world(config) as world:
+        learner = Learner(world.load(lambda _: make_policy(), CPU), config, None, world)
+        rollout = rollout_of([([5, 6], [7, 8, 9]), ([4], [3])])
+        parameters = [p for group in learner.optimizer.param_groups for p in group["params"]]
+        with torch.no_grad():
+            learner.logprobs_and_values(rollout)
+        unsharded = _whole(learner.policy.model)
+        logprobs, values = learner.logprobs_and_values(rollout)
+        (logprobs.sum() + values.sum()).backward()
+        gradients = sum(own(p.grad).nbytes for p in parameters)
+        learner.update(0)
+        moments = [m for of_one in learner.optimizer.state.values() for m in of_one.values() if m.dim()]
+        return {
+            "weights": sum(own(p).nbytes for p in parameters),
+            "gradients": gradients,
+            "moments": sum(own(m).nbytes for m in moments),
+            "dtypes": {t.dtype for t in (*parameters, *moments)},
+            "whole": unsharded + _whole(learner.policy.model),
+        }
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_rank_holds_its_part_of_weights_gradients_and_moments(size, tmp_path):
+    learner = Learner(make_policy(), replace(SHARDED, shard=False, advantage="gae"))
+    parameters = [p for group in learner.optimizer.param_groups for p in group["params"]]
+    total, rows = sum(p.nbytes for p in parameters), sum(p[0].nbytes for p in parameters)
+    ranks = on_ranks(size, held, tmp_path)
+    for name, times in (("weights", 1), ("gradients", 1), ("moments", 2)):
+        assert sum(rank[name] for rank in ranks) == times * total
+        assert max(rank[name] for rank in ranks) <= times * (total / size + rows)  # one row more of each, at most
+    assert max(rank["weights"] for rank in ranks) < 1.1 * total / size
+    assert all(rank["dtypes"] == {torch.float32} and rank["whole"] == [] for rank in ranks)
+
+
+# Precision and recomputed activations
+
+SAMPLING = Sampling(temperature=0.7)
+
+
+def rows_of_two() -> Rollout:
+    return rollout_of([([5, 6], [7, 8, 9, 20, 31]), ([4], [3, 50, 60]), ([9, 8], [1])])
+
+
+def passed(one_pass: PlainPass, rollout: Rollout) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Log-probs, and the gradient of their sum by every weight."""
+    logprobs, hidden = one_pass.token_logprobs(rollout, SAMPLING, 2)
+    assert hidden.dtype == torch.float32  # the residual stream
+    logprobs.sum().backward()
+    return logprobs.detach(), [whole(p.grad) for p in one_pass.model.parameters()]
+
+
+def sharded_passes(rank: int) -> dict[str, tuple]:
+    found, own = {}, rows_of_two()[[[0, 2], [1]][rank]]
+    with start_world() as alone:
+        for name in ("float32", "recomputed", "bfloat16"):
+            config = replace(SHARDED, dtype="bfloat16" if name == "bfloat16" else "float32", device="cpu")
+            world = alone.of(config)
+            world.device(config)
+            model = world.load(lambda _: make_policy(), CPU).model
+            if name == "recomputed":
+                checkpoint_activations(model)
+            found[name] = passed(ShardedPass(model, config.dtype), own)
+            assert {p.dtype for p in model.parameters()} == {torch.float32}
+    return found
+
+
+def test_passes_and_gradients_are_those_of_the_whole_model(tmp_path):
+    logprobs, gradients = passed(PlainPass(make_policy().model, "float32"), rows_of_two())
+    rounded_logprobs, rounded = passed(PlainPass(make_policy().model, "bfloat16"), rows_of_two())
+    ranks = on_ranks(2, sharded_passes, tmp_path)
+    found = {name: torch.zeros_like(logprobs) for name in ranks[0]}
+    for name, by_row in found.items():
+        by_row[[0, 2]], by_row[1, :3] = ranks[0][name][0], ranks[1][name][0][0]
+    for name in ("float32", "recomputed"):
+        torch.testing.assert_close(found[name], logprobs, atol=1e-5, rtol=0)
+        for of_rank in ranks:
+            for ours, theirs in zip(of_rank[name][1], gradients, strict=True):
+                torch.testing.assert_close(ours, theirs, atol=1e-5 * max(g.abs().max() for g in gradients), rtol=0)
+
+    def error(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
+        return sum((a - b).square().sum() for a, b in zip(ours, theirs, strict=True)).sqrt().item()
+
+    # As far from float32 as under autocast, and not more.
+    assert 0 < error([found["bfloat16"]], [logprobs]) < 2 * error([rounded_logprobs], [logprobs])
+    for of_rank in ranks:
+        assert {g.dtype for g in of_rank["bfloat16"][1]} == {torch.float32}
+        assert 0 < error(of_rank["bfloat16"][1], gradients) < 2 * error(rounded, gradients)
+
+
+# Engines
+
+PROMPTS = [[5, 6, 7], [9, 8]]
+ENGINES = {  # and a model for each
+    "hf-dynamic": {},
+    "hf-static": {"architecture": "qwen3", "tied": False},
+    "fast": {"architecture": "llama", "tied": False},
+}
+
+
+def answers_of(policy, name: str, engine_of=lambda engine: engine) -> list:
+    engine = engine_of(make_engine(policy, name, torch.float32))
+    with torch.no_grad():
+        before = engine.generate(PROMPTS, 2, 5, GREEDY)
+        for p in policy.model.parameters():
+            own(p).mul_(1.2)  # an update
+        return [rows_of(rollout) for rollout in (before, engine.generate(PROMPTS, 2, 5, GREEDY))]
+
+
+def sharded_answers(rank: int) -> dict[str, list]:
+    with sharded_world() as world:
+        return {
+            name: answers_of(
+                world.load(lambda _, kind=kind: make_policy(**kind), CPU), name, lambda one: world.engine(one, CPU)
+            )
+            for name, kind in ENGINES.items()
+        }
+
+
+def test_engines_sample_from_the_weights_of_all_ranks_as_they_are_now(tmp_path):
+    ranks = on_ranks(3, sharded_answers, tmp_path)  # one of them without a prompt
+    for name, kind in ENGINES.items():
+        expected = answers_of(make_policy(**kind), name)
+        assert expected[0] != expected[1]
+        for of_rank in ranks:
+            for ours, theirs in zip(of_rank[name], expected, strict=True):
+                for (*mine, logprobs, _), (*other, their_logprobs, _) in zip(ours, theirs, strict=True):
+                    assert mine == other and logprobs == pytest.approx(their_logprobs, abs=1e-5)
+
+
+# Whole runs
+
+
+def run_sharded(size: int, settings: dict, folder: str, tmp_path: Path, before_step=lambda rank, step: None, more=()):
+    return start(size, settings, folder, tmp_path, before_step, more=[*more, "--shard"]).end()
+
+
+def stop_at(step: int, number: int, rank: int = 1):
+    def stop(of_rank: int, at: int) -> None:
+        if (of_rank, at) == (rank, step):
+            os.kill(os.getpid(), number)
+
+    return stop
+
+
+def die_in_a_pass(rank: int, step: int) -> None:
+    """The others then wait for it in the middle of a pass."""
+    if (rank, step) == (1, 4):
+        Learner.logprobs_and_values = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_run_goes_on_whole_and_sharded_by_turns(folder, tmp_path, tmp_path_factory):
+    expected, run = whole_run_of(THREE, folder, tmp_path_factory), tmp_path / "run"
+    shutil.copytree(whole_run_of(THREE | {"steps": 2}, folder, tmp_path_factory), run)
+    ranks = run_sharded(3, {"name": "run", "steps": 7}, folder, tmp_path, die_in_a_pass, ["--resume"])
+    assert ranks.codes == [1, -signal.SIGKILL, 1], ranks.printed
+    assert ranks.printed.count("Another process of this run has ended") == 1 and "Traceback" not in ranks.printed
+    assert latest_checkpoint(run).name == "step-000003"
+    ranks = run_sharded(2, {"name": "run"}, folder, tmp_path, stop_at(4, signal.SIGINT), ["--resume"])
+    assert ranks.codes == [130, 130], ranks.printed
+    assert latest_checkpoint(run).name == "step-000005"
+    resume(name="run", output=str(tmp_path), shard=False)
+    assert_nearly_same_run(run, expected)
+    assert sorted(path.name for path in run.iterdir()) == sorted(path.name for path in expected.iterdir())
+
+
+def test_a_sharded_run_that_was_killed_repeats_itself_to_the_last_bit(folder, tmp_path):
+    settings = PAIRS | {"algorithm": "ppo"}
+    whole_run, killed = tmp_path / "whole", tmp_path / "killed"
+    assert run_sharded(2, settings, folder, whole_run).codes == [0, 0]
+    assert run_sharded(2, settings, folder, killed, stop_at(4, signal.SIGKILL)).codes == [1, -signal.SIGKILL]
+    ranks = run_sharded(2, {"name": "run"}, folder, killed, more=["--resume"])
+    assert ranks.codes == [0, 0], ranks.printed
+    assert_same_run(killed / "run", whole_run / "run")
+    ours, theirs = (load_state(latest_checkpoint(path / "run")) for path in (killed, whole_run))
+    for name, value in theirs["value_head"].items():
+        assert torch.equal(ours["value_head"][name], value)
+    for index, moments in theirs["optimizer"]["state"].items():
+        assert all(torch.equal(ours["optimizer"]["state"][index][name], value) for name, value in moments.items())
+
+
+# What cannot be
+
+
+def test_one_process_has_nothing_to_shard(folder, tmp_path, monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    refused = r"^--shard splits the model between processes: start them with `torchrun .*, or add --no-shard\.$"
+    with pytest.raises(ValueError, match=refused):
+        train(make_config(**PAIRS, model=folder, output=str(tmp_path), shard=True))
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ValueError, match=refused):
+        print_memory(make_config(shard=True))
+
+
+def test_an_adapter_is_not_sharded():
+    with pytest.raises(ValueError, match=r"^--shard splits weights that learn"):
+        make_config(shard=True, lora_rank=2)
+
+
+def test_moments_of_another_model_are_refused(tmp_path):
+    def work(rank: int) -> None:
+        with sharded_world() as world:
+            learner = Learner(world.load(lambda _: make_policy(), CPU), SHARDED, None, world)
+            state = {"optimizer": {"state": {0: {"step": 1, "exp_avg": torch.zeros(2)}}}, "value_head": None}
+            with pytest.raises(ValueError, match="another model"):
+                world.part(state, learner)
+
+    on_ranks(2, work, tmp_path)

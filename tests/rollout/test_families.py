@@ -1,0 +1,232 @@
+"""Llama's shapes and untied heads on the engine's step in PyTorch, in training around it, and what no engine of ours
+knows. The same by our kernels: test_triton_step.py, test_paged.py, and in tests/exact."""
+
+import copy
+import math
+
+import pytest
+import torch
+from policies import DEVICE, LLAMA3, logprobs_alone, make_policy
+from reference import answers, assert_logprobs_are_the_models
+from safetensors.torch import load_file
+from transformers import AutoConfig, BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from rlcourse import trainer
+from rlcourse.bench import models
+from rlcourse.checkpoint import latest_checkpoint
+from rlcourse.config import make_config
+from rlcourse.exact.weights import FusedWeights
+from rlcourse.llm import LLM
+from rlcourse.lora import add_adapter
+from rlcourse.policy import load_policy
+from rlcourse.rollout import make_engine
+from rlcourse.rollout.decoder import Decoder
+from rlcourse.rollout.fast import FastEngine
+from rlcourse.rollout.hf import HFEngine
+from rlcourse.runs import RunFolder
+from rlcourse.sampling import GREEDY, Sampling
+from rlcourse.tasks import MathTask, Problem
+from rlcourse.tasks.verify import verify
+from rlcourse.trainer import resume, train
+
+PROMPTS = [[5, 9, 40, 7], [11], [30, 31, 32, 33, 34, 35, 36], [(7 * i) % 200 + 5 for i in range(90)]]
+SHAPES = {
+    "one kv head": {"tied": True, "head_dim": 64, "num_key_value_heads": 1},
+    "untied": {"tied": False, "head_dim": 128},
+    "a kv head a query": {"tied": False, "num_key_value_heads": 4},
+}
+
+
+def llama(shape: str = "untied", seed: int = 3, **sizes):
+    return make_policy(seed, architecture="llama", **(SHAPES[shape] | sizes))
+
+
+def scaled_frequencies(size: int, base: float, factor: float, low: float, high: float, positions: int) -> list[float]:
+    """RoPE's frequencies as Llama 3.1 changes them, in float64: short waves stay, those of which fewer than `low` fit
+    into the first training's positions are `factor` times as long, and in between it is a mix."""
+    found = []
+    for i in range(0, size, 2):
+        frequency = base ** (-i / size)
+        waves = positions * frequency / (2 * math.pi)
+        mix = min(max((waves - low) / (high - low), 0.0), 1.0)
+        found.append(mix * frequency + (1 - mix) * frequency / factor)
+    return found
+
+
+def test_angles_are_those_of_llama_3_and_of_transformers():
+    policy = llama()
+    weights = FusedWeights(policy.model, torch.float32)
+    rope = [LLAMA3[name] for name in ("factor", "low_freq_factor", "high_freq_factor")]
+    expected = scaled_frequencies(128, LLAMA3["rope_theta"], *rope, LLAMA3["original_max_position_embeddings"])
+    plain = [LLAMA3["rope_theta"] ** (-i / 128) for i in range(0, 128, 2)]
+    assert {round(b / a, 3) for a, b in zip(expected, plain, strict=True)} >= {1.0, 8.0}  # and what is between
+    angles = torch.arange(256, dtype=torch.float64)[:, None] * torch.tensor(expected, dtype=torch.float64)
+    for found, exact in ((weights.cos, angles.cos()), (weights.sin, angles.sin())):
+        torch.testing.assert_close(found.double().cpu(), exact, rtol=0, atol=5e-5)
+    positions = torch.arange(256, device=DEVICE)[None]
+    cos, sin = policy.model.model.rotary_emb(torch.zeros(1, device=DEVICE), positions)
+    assert torch.equal(cos[0, :, :64], weights.cos) and torch.equal(sin[0, :, 64:], weights.sin)
+
+
+def test_the_bench_shape_has_the_frequencies_of_llama_3_2():
+    config = AutoConfig.for_model("llama", **models.SHAPES["llama-3.2-1b"], **models.LLAMA)
+    expected = scaled_frequencies(64, 500_000.0, 32.0, 1.0, 4.0, 8192)
+    assert LlamaRotaryEmbedding(config).inv_freq.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logits_of_prompts_and_of_later_tokens_are_those_of_transformers_in_float64(shape):
+    policy = llama(shape)
+    decoder, exact = Decoder(policy.model, torch.float32, False), copy.deepcopy(policy.model).double()
+    lengths = torch.tensor([len(prompt) for prompt in PROMPTS], device=DEVICE)
+    ids = torch.zeros(len(PROMPTS), 95, dtype=torch.long, device=DEVICE)
+    for row, prompt in enumerate(PROMPTS):
+        ids[row, : len(prompt)] = torch.tensor(prompt)
+    cache, rows = decoder.new_cache(len(PROMPTS), 95), torch.arange(len(PROMPTS), device=DEVICE)
+    with torch.no_grad():
+        found = [decoder.prefill(ids[:, :90], lengths, cache)]
+        for _ in range(4):
+            tokens = found[-1].argmax(1)
+            ids[rows, lengths] = tokens
+            found.append(decoder.decode(tokens, lengths, cache, 95))
+            lengths = lengths + 1
+        for row, prompt in enumerate(PROMPTS):
+            logits = exact(ids[row, None, : len(prompt) + 4]).logits[0, len(prompt) - 1 :]
+            ours = torch.stack([step[row] for step in found])
+            torch.testing.assert_close(ours.double(), logits, rtol=0, atol=1e-5 * logits.abs().max().item())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_samples_are_the_models_before_and_after_an_update_and_sleep(shape):
+    policy = llama(shape, seed=5)
+    engine, plain = FastEngine(policy), HFEngine(policy)
+    for _ in range(2):
+        found, expected = (one.generate(PROMPTS, 1, 8, GREEDY) for one in (engine, plain))
+        assert answers(found) == answers(expected)
+        assert_logprobs_are_the_models(policy, engine.generate(PROMPTS, 2, 8, Sampling(0.7)), Sampling(0.7))
+        engine.sleep()
+        with torch.no_grad():
+            for parameter in policy.model.parameters():
+                parameter.add_(0.05 * torch.randn_like(parameter))
+
+
+@pytest.fixture
+def folder(tmp_path) -> str:
+    """An untied Llama of which every third token ends an answer."""
+    policy = llama(head_dim=16)
+    policy.model.generation_config.eos_token_id = list(range(0, 300, 3))
+    policy.model.save_pretrained(tmp_path / "model")
+    policy.tokenizer.save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def test_a_saved_llama_is_one_for_programs_of_ones_own(folder):
+    fast, plain = (LLM(folder, name, device="cpu") for name in ("fast", "hf-dynamic"))
+    assert isinstance(fast.engine, FastEngine)
+    prompts = ["What is 3+4?", [5, 9, 40, 7], [11]]
+    for _ in range(2):
+        found, expected = (llm.generate(prompts, GREEDY, 6) for llm in (fast, plain))
+        assert [[a.tokens for a in group] for group in found] == [[a.tokens for a in group] for group in expected]
+        fast.sleep()
+
+
+def test_an_adapter_of_a_llama_is_merged_where_the_engine_keeps_its_weights(folder):
+    policy = load_policy(folder, DEVICE)
+    torch.manual_seed(1)
+    add_adapter(policy.model, folder, 3, 12.0, "all-linear")
+    engine = FastEngine(policy)
+    for _ in range(2):
+        with torch.no_grad():
+            for name, parameter in policy.model.named_parameters():
+                if "lora_B" in name:
+                    parameter.normal_(std=0.2)
+        found = engine.generate(PROMPTS[:3], 2, 6, Sampling())
+        for row, answer in enumerate(answers(found)):
+            expected = logprobs_alone(policy.model, PROMPTS[row // 2], answer).detach()
+            torch.testing.assert_close(found.logprobs[row, : len(answer)], expected, rtol=0, atol=1e-4)
+
+
+class Parity(MathTask):
+    """Right is a text whose characters add up to an even number: about half of all texts."""
+
+    def verify(self, text, gold):
+        return verify(f"#### {sum(map(ord, text)) % 2}", gold)
+
+
+def test_a_run_of_an_untied_llama_goes_on_where_it_died(folder, tmp_path, monkeypatch):
+    problems = [Problem(f"Tom has {n}", "", "0") for n in range(9)]
+    monkeypatch.setattr(trainer, "load_task", lambda *_: Parity("toy", "", problems, problems, problems))
+    monkeypatch.setattr("rlcourse.measure.plots.plot_run", lambda metrics, evals, path, _: path.write_text(""))
+    options = {
+        "model": folder, "num_prompts": 2, "num_generations": 4, "max_new_tokens": 4, "steps": 3, "save_every": 2,
+        "eval_every": 0, "eval_problems": 2, "pass_k": 0, "lr": 1e-2, "warmup_steps": 0, "kl_coef": 0.1, "name": "run",
+        "device": "cpu",
+    }  # fmt: skip
+    train(make_config(**options, output=str(tmp_path / "whole")))
+    original = RunFolder.log_step
+
+    def log_step(self, metrics, completions):
+        original(self, metrics, completions)
+        if metrics["step"] == 3:
+            raise KeyError("a power cut")
+
+    with monkeypatch.context() as patch, pytest.raises(KeyError):
+        patch.setattr(RunFolder, "log_step", log_step)
+        train(make_config(**options, output=str(tmp_path)))
+    torch.manual_seed(12345)
+    resume(name="run", output=str(tmp_path))
+    start, whole, again = (
+        load_file(f"{place}/model.safetensors")
+        for place in (folder, latest_checkpoint(tmp_path / "whole" / "run"), latest_checkpoint(tmp_path / "run"))
+    )
+    assert start.keys() == whole.keys() == again.keys() >= {"lm_head.weight", "model.embed_tokens.weight"}
+    for name, weight in whole.items():
+        assert torch.equal(again[name], weight) and not torch.equal(start[name], weight), name
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [
+        ({"architecture": "qwen2", "use_sliding_window": True, "sliding_window": 3}, "a sliding window"),
+        ({"architecture": "qwen2", "hidden_act": "gelu"}, "the activation gelu"),
+        ({"architecture": "qwen3", "attention_bias": True}, "the biases that attention_bias or mlp_bias adds"),
+        ({"architecture": "llama", "attention_bias": True}, "the biases that attention_bias or mlp_bias adds"),
+        ({"architecture": "llama", "mlp_bias": True}, "the biases that attention_bias or mlp_bias adds"),
+        ({"architecture": "llama", "rope_parameters": YARN}, "RoPE of the type yarn"),
+    ],
+)
+def test_what_the_fast_engine_does_not_know_is_said_and_sampled_by_hf(kind, part, capsys):
+    policy = make_policy(**kind)
+    with torch.no_grad():
+        for name, parameter in policy.model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_()
+    with pytest.raises(ValueError, match=f"^The fast engine does not know {part}: use --engine hf-dynamic.$"):
+        FastEngine(policy)
+    engine = make_engine(policy, "fast", torch.float32)
+    said = capsys.readouterr()
+    assert said.err == f"The fast engine does not know {part}: hf-dynamic samples instead.\n" and not said.out
+    found = engine.generate(PROMPTS[:3], 2, 6, Sampling())
+    assert_logprobs_are_the_models(policy, found, Sampling())
+    with pytest.raises(ValueError, match="does not know"):
+        make_engine(policy, "fast", torch.float32, cache_gb=1.0)
+
+
+def test_models_of_other_families_are_refused_by_name():
+    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=2))
+    bert = BertLMHeadModel(BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
+    for model, kind in ((gpt2, "gpt2"), (bert, "bert")):
+        with pytest.raises(ValueError, match=rf"models of the type {kind} \(but Qwen2, Qwen3 and Llama\)"):
+            Decoder(model, torch.float32, False)
+
+
+def test_no_benchmark_calls_another_engine_fast(tmp_path):
+    policy = make_policy(architecture="llama", mlp_bias=True, max_position_embeddings=512)
+    policy.model.save_pretrained(tmp_path)
+    policy.tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"attention_bias or mlp_bias adds: measure another --model\.$"):
+        models.policy_and_prompts(make_config(model=str(tmp_path), device="cpu"))

@@ -1,0 +1,196 @@
+"""A stand-in for vLLM: of its interface what our engine uses, and nothing else, over transformers' model.
+
+As far as it goes it does what vLLM 0.24 does, also what is awkward: it seeds everybody's generators, draws from
+NumPy's, keeps keys and values of prompts until it is told that they are stale, ends answers at ids of the model's own
+unless told not to, and reports log-probs of the model's own distribution unless told to report those sampled with.
+`test_vllm.py` holds the signatures against vLLM's where that is installed.
+"""
+
+import importlib.machinery
+import importlib.util
+import os
+import random
+import sys
+import types
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from policies import log_distribution
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rlcourse.rollout import vllm
+from rlcourse.sampling import Sampling
+
+BLOCK = 16  # tokens
+ENGINE_ARGS = {  # what `LLM` hands on, with vLLM's defaults
+    "load_format": "auto", "logprobs_mode": "raw_logprobs", "generation_config": "auto", "max_num_seqs": None,
+    "max_model_len": None, "enable_sleep_mode": False, "use_tqdm_on_load": True, "distributed_executor_backend": None,
+}  # fmt: skip
+
+
+def is_there() -> bool:
+    """Whether vLLM itself can run here."""
+    return torch.cuda.is_available() and importlib.util.find_spec("vllm") is not None
+
+
+def put_in(monkeypatch) -> None:
+    """Within the test, this is vLLM."""
+    module = types.ModuleType("vllm")
+    module.__spec__ = importlib.machinery.ModuleSpec("vllm", None)
+    module.LLM, module.SamplingParams = LLM, SamplingParams
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    monkeypatch.setattr(vllm, "check_vllm", lambda device: None)  # it needs no GPU
+    LLM.made.clear()
+
+
+@dataclass
+class SamplingParams:
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int | None = 16
+    ignore_eos: bool = False
+    stop_token_ids: list[int] | None = None
+    logprobs: int | None = None
+    flat_logprobs: bool = False
+    detokenize: bool = True
+
+    def __post_init__(self):
+        if 0 < self.temperature < 0.01:
+            self.temperature = 0.01
+        if self.temperature > 2:
+            raise ValueError("temperature must be in [0, 2]")
+        if self.temperature == 0 and self.n > 1:
+            raise ValueError("n must be 1 when using greedy sampling")
+
+
+@dataclass
+class FlatLogprobs:
+    logprobs: list[float] = field(default_factory=list)
+
+
+@dataclass
+class CompletionOutput:
+    token_ids: list[int]
+    logprobs: FlatLogprobs
+
+
+@dataclass
+class RequestOutput:
+    outputs: list[CompletionOutput]
+
+
+class LLM:
+    made: list["LLM"] = []  # noqa: RUF012
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        skip_tokenizer_init: bool = False,
+        dtype: str = "auto",
+        seed: int = 0,
+        gpu_memory_utilization: float = 0.92,
+        kv_cache_memory_bytes: int | None = None,
+        **kwargs,
+    ):
+        assert not kwargs.keys() - ENGINE_ARGS.keys()
+        self.options = ENGINE_ARGS | kwargs | {"dtype": dtype, "gpu_memory_utilization": gpu_memory_utilization}
+        assert skip_tokenizer_init and self.options["load_format"] == "dummy"  # the folder has neither
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        config = AutoConfig.from_pretrained(model)
+        [self.architecture] = config.architectures
+        self.model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval()
+        self.model.requires_grad_(False)
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        token = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * self.model.dtype.itemsize
+        room = kv_cache_memory_bytes // (BLOCK * token) * BLOCK
+        longest = min(room, config.max_position_embeddings)
+        self.llm_engine = types.SimpleNamespace(model_config=types.SimpleNamespace(max_model_len=longest))
+        self.cached: dict[tuple, torch.Tensor] = {}  # of a prompt what its first token is drawn from
+        self.asleep, self.heard = 0, []
+        self.made.append(self)
+
+    def collective_rpc(self, method, timeout=None, args: tuple = (), kwargs: dict | None = None) -> list:
+        assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+        assert method == "reload_weights"
+        return [self._reload_weights(*args, **(kwargs or {}))]
+
+    def _reload_weights(self, weights_iterator=None, weights_path=None, is_checkpoint_format: bool = True) -> None:
+        """Of a worker. What is not in the iterator stays as it is: vLLM says so in its log alone."""
+        assert not self.asleep
+        own = dict(self.model.named_parameters())
+        for name, weight in weights_iterator:
+            own[name].data.copy_(weight)
+        self.heard.append("weights")
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        self.cached.clear()
+        return True
+
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        assert self.options["enable_sleep_mode"] and not self.asleep
+        self.asleep = level
+        self.cached.clear()
+        self.heard.append("sleep")
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        assert self.asleep and tags is None
+        if self.asleep == 2:
+            for parameter in self.model.parameters():
+                parameter.data.normal_()
+        self.asleep = 0
+        self.heard.append("wake")
+
+    @torch.no_grad()
+    def generate(self, prompts, sampling_params=None, *, use_tqdm: bool = True) -> list[RequestOutput]:
+        assert not self.asleep and not use_tqdm and not sampling_params.detokenize
+        params, rows = sampling_params, [prompt["prompt_token_ids"] for prompt in prompts]
+        assert params.n == 1 and params.logprobs == 0 and params.flat_logprobs
+        stops = set(params.stop_token_ids or [])
+        if not params.ignore_eos:  # also where `generation_config` is "vllm"
+            stops.add(self.model.config.eos_token_id)
+        found = [CompletionOutput([], FlatLogprobs()) for _ in rows]
+        open_rows = list(range(len(rows)))
+        while open_rows:
+            for i, logits in zip(open_rows, self._logits(rows, found, open_rows), strict=True):
+                token, logprob = self._draw(logits, params)
+                found[i].token_ids.append(token)
+                found[i].logprobs.logprobs.append(logprob)
+            open_rows = [i for i in open_rows if not self._ends(rows[i], found[i].token_ids, params, stops)]
+        return [RequestOutput([one]) for one in found]
+
+    def _logits(self, rows, found, open_rows) -> list[torch.Tensor]:
+        """What the next token of each row that is open is drawn from."""
+        first = not found[open_rows[0]].token_ids
+        if first and all(tuple(rows[i]) in self.cached for i in open_rows):
+            return [self.cached[tuple(rows[i])] for i in open_rows]
+        texts = [rows[i] + found[i].token_ids for i in open_rows]
+        distinct = list(dict.fromkeys(map(tuple, texts)))
+        width = max(map(len, distinct))
+        logits = self.model(torch.tensor([[*text, *[0] * (width - len(text))] for text in distinct])).logits.float()
+        known = {text: row[len(text) - 1] for text, row in zip(distinct, logits, strict=True)}
+        if first:
+            self.cached = known | self.cached
+            return [self.cached[tuple(text)] for text in texts]
+        return [known[tuple(text)] for text in texts]
+
+    def _draw(self, logits, params) -> tuple[int, float]:
+        """A token and the log-prob that is reported of it."""
+        own = logits.log_softmax(0)
+        if params.temperature == 0:
+            token = int(logits.argmax())
+            return token, own[token].item()
+        sampled_from = log_distribution(logits, Sampling(params.temperature, params.top_k, params.top_p))
+        token = int(np.searchsorted(sampled_from.double().exp().cumsum(0).numpy(), np.random.random(), side="right"))
+        token = min(token, int(sampled_from.isfinite().nonzero().max()))  # the sum may end below 1
+        reported = sampled_from if self.options["logprobs_mode"] == "processed_logprobs" else own
+        return token, reported[token].item()
+
+    def _ends(self, prompt, tokens, params, stops) -> bool:
+        longest = self.llm_engine.model_config.max_model_len
+        return tokens[-1] in stops or len(tokens) >= params.max_tokens or len(prompt) + len(tokens) >= longest
