@@ -497,6 +497,8 @@ plt.show()
 # overlapped:.2f }} s, {{ split / overlapped:.1f }} times as fast as split. {{ assert overlapped < split < alone }} An
 # estimate, without any communication, and with a rollout and an update that happen to take equally long. The price is
 # in the picture: rollout 1 begins before update 0 has ended. **Answers come from weights that are one update old.**
+# (In the package: `torchrun --nproc-per-node 2 -m rlcourse train --overlap --sampler-correction token`. It refuses to
+# overlap without a correction, for a reason that comes next.)
 #
 # ## 6 · How old may the weights be?
 #
@@ -703,7 +705,8 @@ plt.show()
 # From {{ held["data parallel"]:.0f }} GB to {{ held["ZeRO-3, FSDP"]:.0f }} GB a rank. The price: $3M$ instead of $2M$
 # of traffic ($M$: the bytes of all weights; $P$ large): gather for the forward pass, gather again for the backward
 # pass, half a ring for the gradients. As long as everything fits, data parallel is simpler. (LoRA, lesson 13, and
-# recomputation, lesson 12, come first: they cost no second GPU.)
+# recomputation, lesson 12, come first: they cost no second GPU. In the package it is
+# `--shard`.)
 #
 # ## 9 · When to leave, and how
 #

@@ -1046,9 +1046,7 @@ MISTAKES = [
     ("runs.py", "[*command(), *arguments", '["rlcourse", *arguments', RANKS),
     ("measure/doctor.py", "share_of(config, ranks)", "config", ["measure/test_doctor.py"]),
     ("bench/scale.py", "(count * one[", "(one[", ["bench/test_scale.py"]),
-    # course/ranks.py, course/lessons/lesson15.py
-    ("course/ranks.py", 'print(f"rank {rank}: {line}")', "pass", ["course/test_course_ranks.py"]),
-    ("course/ranks.py", "recurse=True", "recurse=False", ["course/test_course_ranks.py"]),
+    # course/lessons/lesson15.py
     ("course/lessons/lesson15.py", "maxlen=lag + 1", "maxlen=lag or 1", ["course/lessons/test_lesson15.py"]),
     ("course/lessons/lesson15.py", "load_state_dict(self.seen[0])", "load_state_dict(self.seen[-1])", ["course/lessons/test_lesson15.py"]),
     # one rank samples while the other trains

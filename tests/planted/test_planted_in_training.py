@@ -14,7 +14,7 @@ from mistakes import MISTAKES
 import rlcourse
 
 SLOW = {"bench/test_scale.py", "distributed/test_ranks_train.py", "distributed/test_world.py", "test_lora.py"}
-SLOW |= {"distributed/test_overlap.py", "distributed/test_sharded.py", "course/test_course_ranks.py"}
+SLOW |= {"distributed/test_overlap.py", "distributed/test_sharded.py"}
 SLOW |= {"rollout/test_paged.py", "rollout/test_serve.py"}
 SLOW |= {"sft/test_fine_tuning.py", "sft/test_right_traces.py", "tasks/test_pool.py", "tasks/test_math.py"}
 SLOW |= {"sandbox/test_box.py", "tasks/test_llm_judge.py", "tasks/test_judged.py"}
