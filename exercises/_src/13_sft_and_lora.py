@@ -42,11 +42,11 @@ print("ready")
 # | 0 | none |
 # | 1 | some of the prompt is learned |
 # | 2 | some of the padding is learned |
-# | 3 | the end is not learned: its label is ignored, or the last token of the row is not `eos` |
+# | 3 | the end is not learned: its label is ignored, or the last token before the padding is not `eos` |
 # | 4 | labels were shifted already, so the model shifts them a second time |
 # | 5 | the answer's first token is not learned |
 #
-# Here are two rows of one colleague. `·` is not learned. Which number has the first, which the second?
+# Here are two rows of one colleague. `·` is not learned. Which number belongs to the first, and which to the second?
 
 # %%
 EOS = 1
@@ -65,7 +65,7 @@ for ids, labels in zip(hers.tolist(), her_labels.tolist(), strict=True):
 # <details><summary>Hint 2: the idea</summary>
 #
 # Each fault is a fact about two sets of places, those that are learned and those that should be. Only one fault has
-# labels that are not the ids below them. Ask for that one first.
+# labels that are not the ids above them. Ask for that one first.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
@@ -188,7 +188,7 @@ if check.q2.passed:
 # Full fine-tuning has changed some matrices of one size. You may keep, of all the changes together, `budget` ranks: an
 # approximation of rank $r_i$ for matrix $i$, $\sum_i r_i$ = `budget`. `updates` `[matrices, rows, columns]` float32
 # holds the changes. Return the ranks, int64 `[matrices]`, for which **the sum of squares of all entries that are left
-# out** is smallest. `budget` is at most `matrices` × the smaller side. No two singular values agree.
+# out** is smallest. `budget` is at most `matrices` × the smaller side. No two singular values are equal.
 #
 # <details><summary>Hint 1: a question</summary>
 # A matrix is cut from rank 3 to rank 2. By how much does the sum of squares that is left out grow?
@@ -220,8 +220,8 @@ check.q3(ranks)
 
 # %% [markdown] tags=["solution"]
 # **One list.** The singular values of all matrices compete in one list, and the `budget` largest win. They are sorted
-# within a matrix, so nobody gets his third before his second. A matrix that is changed most of all may deserve one rank
-# alone, if its change is one direction. **What it does not say**: whether a direction with a small singular value
+# within a matrix, so none gets its third before its second. The matrix that changed most of all may deserve a single
+# rank, if its change is one direction. **What it does not say**: whether a direction with a small singular value
 # matters to the loss. Small in this norm is not unimportant, and the lesson measures the loss, too.
 
 # %% [markdown]
@@ -238,7 +238,7 @@ check.q3(ranks)
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Rounding is not linear: the sum of rounded numbers is another one than the rounded sum.
+# Rounding is not linear: a sum of rounded numbers is not the rounded sum.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
@@ -262,7 +262,7 @@ check.q4(merge)
 
 # %% [markdown]
 # How much of an adapter survives in bf16? Weights near 1, and adapters of falling size. **Look for** the size below
-# which nothing is left.
+# which next to nothing is left.
 
 # %% tags=["hide-input"]
 # @title Figure: what rounding leaves of an adapter
@@ -273,19 +273,19 @@ if check.q4.passed:
     sizes = [2.0**-i for i in range(4, 16)]
     changed = []
     for size in sizes:
-        change = merge(weight, [(a, size * b / 4, 4.0)]).float() - weight.float()
+        change = merge(weight, [(a, size * b / 2, 4.0)]).float() - weight.float()  # b @ a: 4 products, deviation 2
         changed.append(100 * (change != 0).float().mean().item())
     fig, ax = plt.subplots(figsize=(7, 2.6))
     ax.semilogx([size for size in sizes], changed, "o-", base=2, color="#0072B2")
-    ax.set(xlabel="size of B A beside weights of 1 to 2", ylabel="entries that change, %")
+    ax.set(xlabel="standard deviation of B A, beside weights of 1 to 2", ylabel="entries that change, %")
     ax.grid()
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# **Once, at the end.** bf16 has 8 bits of a number: between 1 and 2 its steps are 1/128, and what is smaller than half
-# of one is gone. An adapter that trains for a long time at a low rate is of just that size. That is why the package
-# keeps weights in float32, adds there, and rounds once for the engine. **Rank and alpha.** Each adapter is scaled by
-# its own `alpha / r`. Joined into one of larger rank they still need it: the scale then goes into `B`.
+# **Once, at the end.** bf16 keeps 8 significant bits: between 1 and 2 its steps are 1/128, and what is smaller than
+# half a step, 2⁻⁸, is gone. An adapter that trains for a long time at a low rate is of just that size. That is why the
+# package keeps weights in float32, adds there, and rounds once for the engine. **Rank and alpha.** Each adapter is
+# scaled by its own `alpha / r`. Joined into one of larger rank they still need it: the scale then goes into `B`.
 
 # %% [markdown]
 # ## q5 · When does RL start?
@@ -296,7 +296,7 @@ if check.q4.passed:
 # each. An answer to problem $i$ is right with probability `rates[i]`, float64. A group has a signal if its answers are
 # not all right and not all wrong. Until one has, nothing changes. Return **the expected number of steps up to and
 # including the first one in which at least one group has a signal**, as a number or a tensor without dimensions;
-# infinity if there will be none. It must be right to a percent for rates of one in a thousand million, too.
+# infinity if there will be none. It must be right to within one percent, for rates of one in a billion, too.
 #
 # <details><summary>Hint 1: a question</summary>
 # Nine problems are hopeless and one is answered right half of the time. Is that the same as ten problems with a rate of
@@ -353,7 +353,8 @@ if check.q5.passed:
 # %% [markdown] tags=["solution"]
 # **The mean comes after the curve.** A group of a problem that is solved half of the time has a signal almost surely,
 # so rates of 0 and 1/2 are not as good as their mean in every problem. Two models with the same pass@1 can start in one
-# step or in ten. **What helps**: for tiny rates the wait is 1 / (rate × group × prompts), so that it does not matter
-# how many answers are in one group, only how many there are in all. Ten times as many answers buy a factor of ten; a
-# few steps of SFT buy a factor of a thousand. **What the formula leaves out**: the first signal is one right answer in
-# one group. It starts learning, and does not promise that it goes on.
+# step or in ten. The dashed curve turns up at its end: there the one problem is solved nearly always, and a group in
+# which all are right has no signal either. **What helps**: for tiny rates the wait is 1 / (rate × group × prompts), so
+# that it does not matter how many answers are in one group, only how many there are in all. Ten times as many answers
+# buy a factor of ten; a few steps of SFT bought far more in the lesson. **What the formula leaves out**: the first
+# signal is one right answer in one group. It starts learning, and does not promise that it goes on.
