@@ -217,13 +217,13 @@ prompt_bet.result(PROMPTS_TOO[2] if slower else PROMPTS_TOO[0])
 # After {{ STEPS }} steps the loss of unseen answers is {{ sum(last["answers only"]) / len(last["answers only"]):.2f }}
 # nats a token with answers only and {{ sum(last["prompts, too"]) / len(last["prompts, too"]):.2f }} with prompts. {{
 # assert slower }} To the base a token of a question costs {{ of_prompts:.1f }} nats and one of an answer {{ none:.1f
-# }}. {{ assert of_prompts > 3 * none }} A question's is more than the {{ uniform:.1f }} nats of a guess at random among
-# all tokens: this model has never been asked to write a question. {{ assert of_prompts > uniform }} With prompts in the
-# loss, {{ 100 * of_the_loss:.0f }} % of it is theirs. {{ assert of_the_loss > 0.9 }} Clip and Adam hold a step to about
-# the same length whatever it learns, so what goes into questions is missing from answers, and at first it disturbs
-# them: their loss rises. {{ assert all(max(line[2:]) > line[1] for (name, _), line in curves.items() if name ==
-# "prompts, too") }} A base that was pretrained on text knows how questions read and should lose less. (With long
-# prompts, short answers and few examples prompts in the loss can serve as a regulariser; Shi et al. 2024.)
+# }}. {{ assert of_prompts > 3 * none }} A random guess among all tokens would cost {{ uniform:.1f }}: this model has
+# never learned to write a question, and guesses worse than that. {{ assert of_prompts > uniform }} With prompts in the
+# loss, they make up {{ 100 * of_the_loss:.0f }} % of it at the start. {{ assert of_the_loss > 0.9 }} Clip and Adam hold
+# a step to about the same length whatever it learns, so what goes into questions is missing from answers, and at first
+# it disturbs them: their loss rises. {{ assert all(max(line[2:]) > line[1] for (name, _), line in curves.items() if
+# name == "prompts, too") }} A base that was pretrained on text knows how questions read and should lose less. (With
+# long prompts, short answers and few examples prompts in the loss can serve as a regulariser; Shi et al. 2024.)
 #
 # ## 3 · One row, several examples
 #
@@ -352,7 +352,7 @@ enough_bet.result(f"{best} step{'s' * (best > 1)}")
 # "between", "accuracy"):.0f }} %, and RL raises that to {{ 100 * final[3]:.0f }} %. {{ assert final[3] > 2 * mean_of(3,
 # "between", "accuracy") }} Ten steps bring {{ 100 * mean_of(10, "between", "accuracy"):.0f }} % at once, and RL adds {{
 # 100 * (final[10] - mean_of(10, "between", "accuracy")):.0f }} points. {{ assert final[10] > mean_of(10, "between",
-# "accuracy") }} In each seed they end above three steps. {{ assert all(a["after"]["accuracy"] > b["after"]["accuracy"]
+# "accuracy") }} In each seed ten steps end above three. {{ assert all(a["after"]["accuracy"] > b["after"]["accuracy"]
 # for a, b in zip(starts[10]["results"], starts[3]["results"], strict=True)) }}
 #
 # **Eighty steps look as good as ten, and are not.** Greedy answers: {{ 100 * mean_of(80, "between", "accuracy"):.0f }}
