@@ -50,7 +50,7 @@ class ShardedWorld(World):
         return device
 
     def load(self, load: Callable[[torch.device], Any], device: torch.device) -> Any:
-        """See `World`. The model is loaded on the CPU; a layer at a time is whole on a GPU."""
+        """See `Alone`. The model is loaded on the CPU; a layer at a time is whole on a GPU."""
         policy = load(CPU)
         model = policy.model
         model.together = types.MethodType(lambda self, compute: compute(), model)
@@ -63,7 +63,7 @@ class ShardedWorld(World):
         return policy
 
     def shard(self, module: nn.Module) -> nn.Module:
-        """See `World`. The module computes in float32."""
+        """See `Alone`. The module computes in float32."""
         return self._shard(module, MixedPrecisionPolicy())
 
     def _shard(self, module: nn.Module, precision: MixedPrecisionPolicy) -> nn.Module:
@@ -88,7 +88,7 @@ class ShardedWorld(World):
         pass  # no two ranks have the same
 
     def whole(self, policy: Any, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """See `World`."""
+        """See `Alone`."""
         first = self.rank == 0
         model = empty_copy(policy.model, torch.float32, CPU) if first else None
         for name, parameter in policy.model.named_parameters():
@@ -98,7 +98,7 @@ class ShardedWorld(World):
         return replace(policy, model=model), _gathered(state, first)
 
     def part(self, state: dict[str, Any], learner: Any) -> dict[str, Any]:
-        """See `World`. Raises ValueError for a tensor of another shape than the learner's."""
+        """See `Alone`. Raises ValueError for a tensor of another shape than the learner's."""
         parameters = [p for group in learner.optimizer.param_groups for p in group["params"]]
         optimizer, head = state["optimizer"], state["value_head"]
         moments = {

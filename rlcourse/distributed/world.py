@@ -98,31 +98,13 @@ class Alone:
 ALONE = Alone()
 
 
-class World:
+class World(Alone):
     """One of several ranks. Every method is called by all of them, in the same order, unless it says otherwise. If a
     rank is no longer there, the others raise `RankLost`."""
-
-    ahead: Any = None  # see `Alone`
 
     def __init__(self, store: Any, rank: int, size: int):
         self.store, self.rank, self.size = store, rank, size
         self.gpus: Any = None  # the group for what is on a GPU
-
-    def load(self, load: Callable[[torch.device], Any], device: torch.device) -> Any:
-        """The policy that `load` gives for a device, as this rank keeps it. Sends nothing."""
-        return load(device)
-
-    def shard(self, module: nn.Module) -> nn.Module:
-        """The module as this rank keeps it. Sends nothing."""
-        return module
-
-    def whole(self, policy: Any, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Policy and training state for the first rank to save; the others' mean nothing. The inverse of `part`."""
-        return policy, state
-
-    def part(self, state: dict[str, Any], learner: Any) -> dict[str, Any]:
-        """Of a training state as it was saved what this rank's learner takes. Sends nothing."""
-        return state
 
     def device(self, config: Any) -> torch.device:
         """This rank's device: one GPU each. Raises ValueError if a rank would have no GPU, or no prompt."""
@@ -148,10 +130,6 @@ class World:
         from rlcourse.distributed.shared import SharedEngine
 
         return SharedEngine(engine, self, device)
-
-    def sampler(self, engine: Any, next_prompts: Callable[[], Any], steps_done: Callable[[], int]) -> Any:
-        """The engine that training samples with: the one that evaluates."""
-        return engine
 
     def task(self, task: Any) -> Any:
         """The task, each rank judging its share of the attempts."""
@@ -204,10 +182,6 @@ class World:
         """This rank's rows, maybe none. They are in order of length and dealt like cards, so that every rank has as
         much to do. Sends nothing."""
         return rows[self.rank :: self.size]
-
-    def level(self, micro_batches: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """This rank's micro-batches, and more where a pass is one of all ranks together. Sends nothing."""
-        return micro_batches
 
     def total(self, values: Tensor) -> Tensor:
         """The sum over ranks, in place. Where all but one have 0 it is exact."""
