@@ -48,7 +48,10 @@ def gap(config: TrainConfig) -> tuple[dict[str, Any], Rows]:
     for (name, (settings, ways)), seed in itertools.product(SETTINGS.items(), SEEDS):
         for way in ways:
             row = {"variant": f"{name}, {way}", "seed": seed}
-            row |= one_run(common | settings | {"seed": seed}, lambda trainer, way=way: put_back(trainer, way))
+            try:
+                row |= one_run(common | settings | {"seed": seed}, lambda trainer, way=way: put_back(trainer, way))
+            except RuntimeError as error:  # of a kernel, say: the other ways still tell something
+                row |= {"error": f"{type(error).__name__}: {error}"[:200]}
             rows.append(row)
             Console(width=200).print(row, highlight=False)
     return {"model": "embedded", "task": "minigsm"} | common, rows

@@ -9,32 +9,35 @@ from typing import Any
 
 import torch
 
-from rlcourse.device import without_cudnn_attention
+from rlcourse.config import make_config
+from rlcourse.device import find_device, without_cudnn_attention
 from rlcourse.measure.timing import measure, median_and_spread, seconds
 from rlcourse.policy import load_policy
-from rlcourse.rollout.vllm import free_memory, new_llm, sampling_params
+from rlcourse.rollout.vllm import free_memory, new_llm, runs_on, sampling_params
 from rlcourse.sampling import Sampling
 from rlcourse.tasks import Task
 
 
 def trl_steps(model: str, task: Task, completions: int, new_tokens: int, repeats: int) -> list[dict[str, Any]]:
-    """A row for TRL's default (dynamic cache), one for the same with the model of the update compiled, and one for its
-    static cache with the decode step compiled; none where TRL is missing.
+    """A row for TRL's default (dynamic cache), one for the same with the model of the update compiled, one for its
+    static cache with the decode step compiled, and one with vLLM in its process, where that is; none where TRL is
+    missing.
 
-    Weights and optimizer are bfloat16, as TRL loads this checkpoint: less work than our float32 weights.
+    Weights and optimizer are bfloat16, as TRL loads this checkpoint: less work than our float32 weights. vLLM's cache
+    counts as peak memory, and is as large as it is allowed.
     """
     try:
         import trl  # noqa: F401
     except ImportError:
         return []
     rows = []
-    for variant, warmup in (("trl-default", 2), ("trl-update-compiled", 3), ("trl-static-compiled", 2)):
-        static = variant == "trl-static-compiled"
+    with_vllm = ["trl-vllm"] if runs_on(find_device(make_config())) else []
+    for variant in ("trl-default", "trl-update-compiled", "trl-static-compiled", *with_vllm):
+        warmup = 3 if variant == "trl-update-compiled" else 2
+        growing = variant in ("trl-default", "trl-update-compiled")
         # Of a growing cache, cuDNN would plan anew for each length.
-        with contextlib.nullcontext() if static else without_cudnn_attention():
-            timed = run_trl(
-                model, task, completions, new_tokens, warmup + repeats, static, variant == "trl-update-compiled"
-            )[warmup:]
+        with without_cudnn_attention() if growing else contextlib.nullcontext():
+            timed = run_trl(model, task, completions, new_tokens, warmup + repeats, variant)[warmup:]
         step_s, spread = median_and_spread([t["step_s"] for t in timed])
         rollout_s = median_and_spread([t["rollout_s"] for t in timed])[0]
         rows.append(
@@ -51,11 +54,10 @@ def trl_steps(model: str, task: Task, completions: int, new_tokens: int, repeats
     return rows
 
 
-def run_trl(
-    model: str, task: Task, completions: int, new_tokens: int, steps: int, static: bool, update_compiled: bool = False
-) -> list[dict]:
-    """Seconds of each step and of its generation, from TRL's own trainer. update_compiled: the loss is computed with
-    `torch.compile` of the model, which the first step compiles, and one with prompts of another length once more."""
+def run_trl(model: str, task: Task, completions: int, new_tokens: int, steps: int, variant: str) -> list[dict]:
+    """Seconds of each step and of its generation, from TRL's own trainer. With the update compiled, the loss is computed
+    with `torch.compile` of the model, which the first step compiles, and one with prompts of another length once more.
+    """
     from datasets import Dataset
     from datasets.table import InMemoryTable
     from transformers import AutoModelForCausalLM
@@ -66,6 +68,7 @@ def run_trl(
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     torch._dynamo.reset()
+    static, with_vllm = variant == "trl-static-compiled", variant == "trl-vllm"
     policy = load_policy(model)
     prompts = [policy.tokenizer.decode(task.prompt(p, policy)) for p in task.problems("train")]
     with tempfile.TemporaryDirectory() as folder:
@@ -85,6 +88,9 @@ def run_trl(
             use_cpu=not on_gpu,
             gradient_checkpointing=False,
             cache_implementation="static" if static else None,
+            use_vllm=with_vllm,
+            vllm_mode="colocate",
+            vllm_gpu_memory_utilization=0.3,
             logging_steps=1000,
             save_strategy="no",
             report_to="none",
@@ -102,10 +108,14 @@ def run_trl(
         if static and on_gpu:
             trainer.generation_config.disable_compile = False  # TRL sets it, so its static cache is not compiled
             trainer.generation_config.max_cache_len = 320 + new_tokens
-        if update_compiled:
+        if variant == "trl-update-compiled":
             compiled, loss = torch.compile(trainer.model), trainer._compute_loss
             trainer._compute_loss = lambda model, inputs: loss(compiled, inputs)
-        return _timed_training(trainer, on_gpu)
+        timed = _timed_training(trainer, on_gpu)
+        del trainer
+        if with_vllm:
+            free_memory()
+        return timed
 
 
 def _timed_training(trainer, on_gpu: bool) -> list[dict[str, float]]:

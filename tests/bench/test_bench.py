@@ -100,7 +100,7 @@ def test_kernels_in_cute_beside_pytorch_compute_the_same():
 @pytest.mark.thorough
 def test_kernels_of_a_layer_beside_pytorch_compute_the_same():
     pytest.importorskip("cutlass")
-    with interpreted() if DEVICE == "cpu" else contextlib.nullcontext():
+    with torch.no_grad(), interpreted() if DEVICE == "cpu" else contextlib.nullcontext():
         for case in layer.cases(tokens=3, rows=2, vocabulary=1000, parameters=1030, device=DEVICE):
             tensors = case.make()
             for way in case.ways.keys() - {"compiled"}:
@@ -132,20 +132,22 @@ def test_trl_has_the_attention_that_is_faster_for_its_cache(monkeypatch, before)
     pytest.importorskip("trl")
     allowed, enabled = {}, torch.backends.cuda.cudnn_sdp_enabled
 
-    def run_trl(model, task, completions, new_tokens, steps, static, update_compiled):
-        allowed[static] = enabled()
+    def run_trl(model, task, completions, new_tokens, steps, variant):
+        allowed[variant] = enabled()
         compiling = {"step_s": 90.0, "rollout_s": 1.0}
-        return [compiling] * (3 if update_compiled else 2) + [{"step_s": 2.0, "rollout_s": 1.0}] * 3
+        return [compiling] * (3 if variant == "trl-update-compiled" else 2) + [{"step_s": 2.0, "rollout_s": 1.0}] * 3
 
     monkeypatch.setattr(peers, "run_trl", run_trl)
+    monkeypatch.setattr(peers, "runs_on", lambda device: True)
     kept = enabled()
     try:
         torch.backends.cuda.enable_cudnn_sdp(before)
         rows = peers.trl_steps("model", None, 8, 6, 3)
-        assert allowed == {False: False, True: before} and enabled() is before
+        growing = {"trl-default": False, "trl-update-compiled": False}
+        assert allowed == growing | {"trl-static-compiled": before, "trl-vllm": before} and enabled() is before
     finally:
         torch.backends.cuda.enable_cudnn_sdp(kept)
-    names = ["trl-default", "trl-update-compiled", "trl-static-compiled"]
+    names = ["trl-default", "trl-update-compiled", "trl-static-compiled", "trl-vllm"]
     assert [(row["variant"], row["update_s"]) for row in rows] == [(name, 1.0) for name in names]
 
 

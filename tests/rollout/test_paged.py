@@ -234,20 +234,20 @@ def test_the_budget_is_that_of_the_cache(small):
     ],
 )
 def test_answers_are_those_of_the_engine_with_room_for_all(sampling, usable, slots, late, small):
-    """Which answers there are depends on the processor: up to three models are tried until some are sent back."""
+    """Which answers there are depends on the processor: up to three models are tried until rows move together, and
+    some are sent back."""
     for seed in (3, 4, 5):
         policy = policy_that_ends(seed=seed)
         engine = Watched(policy, usable, slots)
         engine.late = late
         found = generate(engine, PROMPTS, 2, NEW, sampling)
         assert_same(found, unpaged(policy, PROMPTS, 2, NEW, sampling))
-        assert any(plan.together for plan in engine.plans)
         assert len(found.completion_lengths.unique()) > 1
         if usable == 40:
             assert not sent_back(engine.plans)
-        if usable == 40 or as_expected(engine, usable):
+        if any(plan.together for plan in engine.plans) and (usable == 40 or as_expected(engine, usable)):
             return
-    pytest.fail("nothing was sent back, or not the way that this case is for")
+    pytest.fail("nothing moved together, or nothing was sent back, or not the way that this case is for")
 
 
 def as_expected(engine: Watched, usable: int) -> bool:

@@ -119,7 +119,7 @@ def test_a_request_that_cannot_be_served_is_refused_in_a_sentence(small):  # noq
         ([Request([1], 0)], "has a token and asks for one"),
         ([Request([], 3)], "has a token and asks for one"),
         ([], "there is one request at least"),
-        ([Request([1], 100 * BLOCK)], "give it a larger budget"),
+        ([Request([1], 1000)], "give it a larger budget"),
     ):
         with pytest.raises(ValueError, match=sentence):
             list(engine.serve(requests, GREEDY))

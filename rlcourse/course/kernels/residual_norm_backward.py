@@ -22,6 +22,7 @@ MOST_PIECES = 6
 PROGRAMS = 528  # four for each processor of an H200
 
 
+@torch.enable_grad()
 def residual_norm_backward_reference(
     total: Tensor, weight: Tensor, dtotal: Tensor, dy: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:

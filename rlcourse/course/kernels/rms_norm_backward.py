@@ -19,6 +19,7 @@ MOST_PIECES = 16  # of 16 bytes: a thread holds four rows' worth of them, in 255
 PROGRAMS = 528  # four for each processor of an H200
 
 
+@torch.enable_grad()
 def rms_norm_backward_reference(x: Tensor, weight: Tensor, dy: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Gradients of x [rows, hidden] and weight [hidden], by autograd in float64; dy [rows, hidden] is the gradient of
     x / sqrt(mean(x^2) + eps) * weight."""

@@ -19,6 +19,7 @@ VECTOR = 8  # 16-bit numbers in 16 bytes
 LOG2_E = 1.4426950408889634
 
 
+@torch.enable_grad()
 def swiglu_backward_reference(gate_up: Tensor, dy: Tensor) -> Tensor:
     """The gradient of gate_up [rows, 2 * inner] from that of silu(gate) * up, dy [rows, inner]: by autograd in float64,
     rounded once, at the end."""

@@ -15,6 +15,7 @@ from rlcourse.kernels.dsl import Float32, cute, cutlass, range_constexpr
 from rlcourse.kernels.toolchain import launch
 
 
+@torch.enable_grad()
 def token_logprob_backward_reference(logits: Tensor, target: Tensor, grad: Tensor) -> Tensor:
     """The gradient of logits [rows, vocabulary] from those of the log-probs, grad [rows]: grad * (one-hot - softmax) by
     autograd in float64; zeros for a row that does not count."""
