@@ -58,7 +58,7 @@ def write_record(
         "driver": None if device.startswith("CPU") else machine.driver(),
         "versions": machine.versions(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": command or shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command or shlex.join([_program(Path(sys.argv[0])), *sys.argv[1:]]),
         "setup": setup,
         "results": results,
     }
@@ -68,6 +68,11 @@ def write_record(
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, record)
     return path
+
+
+def _program(path: Path) -> str:
+    """What one types for it: of `python -m rlcourse`, rlcourse."""
+    return path.parent.name if path.name == "__main__.py" else path.name
 
 
 def load_record(

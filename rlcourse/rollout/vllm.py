@@ -12,6 +12,7 @@ import importlib.util
 import os
 import random
 import tempfile
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -30,6 +31,7 @@ from rlcourse.sampling import Sampling
 CACHE_GB = 4.0  # of keys and values, if nothing else is said
 MAX_ROWS = 256  # completions decoded at once; more wait their turn
 TEMPERATURES = 0.01, 2.0  # it raises lower ones, without a word, and refuses higher ones
+LIVING: weakref.WeakSet["VLLMEngine"] = weakref.WeakSet()
 
 
 class VLLMEngine:
@@ -37,13 +39,17 @@ class VLLMEngine:
 
     cache_gb: GB (10^9 bytes) for keys and values; 0: CACHE_GB. A prompt and its completion must fit there; of several,
     those that do not wait. sleeps: `sleep` gives the memory of weights and cache back; without it, `sleep` does
-    nothing. One engine that sleeps can be made in a process. Raises ValueError where there is no vLLM or no GPU.
+    nothing. Raises ValueError where there is no vLLM or no GPU, and beside another engine: of two in one process both
+    sample from something else than their policy (seen with vLLM 0.24 on an H200).
     """
 
     exact = False
 
     def __init__(self, policy: Policy, dtype: torch.dtype, cache_gb: float = 0.0, sleeps: bool = False):
         check_vllm(policy.device)
+        if LIVING:
+            raise ValueError("A process has one engine vllm at most: delete the other one first, or start a process.")
+        LIVING.add(self)
         self.policy, self.sleeps, self.asleep = policy, sleeps, False
         self.converted = has_other_names(policy.model)
         self.folder = tempfile.TemporaryDirectory(prefix="rlcourse-vllm-")  # as long as the engine is there

@@ -61,6 +61,9 @@ def test_paths_of_the_machine_are_cut_down_to_their_last_part(tmp_path, monkeypa
     record = json.loads(write_record("decode", setup, RESULTS, device="CPU x", folder=tmp_path).read_text())
     assert record["command"] == "rlcourse bench --output=runs model"
     assert record["setup"] == {"model": "qwen", "home": ["y", "z"], "unit": "tokens/s", "ratio": "1 / 2"}
+    monkeypatch.setattr(sys, "argv", [f"{folder}/rlcourse/__main__.py", "bench"])  # python -m rlcourse
+    record = json.loads(write_record("decode", {}, RESULTS, device="CPU x", folder=tmp_path).read_text())
+    assert record["command"] == "rlcourse bench"
 
 
 def test_a_hub_name_is_no_path(tmp_path):

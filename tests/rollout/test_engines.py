@@ -11,7 +11,7 @@ import vllm_in_memory
 from policies import DEVICE, make_policy
 from reference import answers, assert_logprobs_are_the_models
 
-from rlcourse.rollout import fast, make_engine
+from rlcourse.rollout import fast, make_engine, vllm
 from rlcourse.rollout.hf import left_pad
 from rlcourse.sampling import GREEDY, Sampling
 
@@ -19,9 +19,9 @@ ENGINES = ["hf-dynamic", "hf-static", "fast", "vllm"] + (["fast-compiled"] if DE
 PROMPTS = [[5, 9, 40, 7], [11], [30, 31, 32, 33, 34, 35, 36], [8, 8]]
 
 
-LLMS = {}  # vLLM's, which take a minute to start, by the config of their model
+LLMS = {}  # vLLM's, which takes a minute to start, by the config of its model; there can be one
 SIZES = {"vllm": {"hidden_size": 128}}  # its attention has heads of 32 numbers at least
-APART = {"vllm": 5e-3} if vllm_in_memory.is_there() else {}  # its kernels round float32 as they multiply
+APART = {"vllm": 0.1} if vllm_in_memory.is_there() else {}  # its kernels round float32 as they multiply
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +40,8 @@ def engine(policy, name):
     if name == "vllm" and vllm_in_memory.is_there():
         shape = policy.model.config.to_json_string()
         if shape not in LLMS:
+            LLMS.clear()
+            vllm.free_memory()
             LLMS[shape] = make_engine(policy, name, torch.float32, cache_gb=0.2)
         LLMS[shape].policy = policy  # whose weights it takes over
         return LLMS[shape]

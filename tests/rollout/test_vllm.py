@@ -71,6 +71,15 @@ def test_it_sleeps_and_wakes_with_the_policys_weights(policy):
     assert llm().heard == ["sleep", "wake", "weights", "weights"] and llm().options["enable_sleep_mode"]
 
 
+def test_a_second_one_beside_it_is_refused(policy):
+    first = engine(policy)
+    with pytest.raises(ValueError, match="A process has one engine vllm at most"):
+        engine(policy)
+    del first
+    vllm.free_memory()
+    assert engine(policy).generate(PROMPTS, 1, 1, GREEDY).completion_lengths.tolist() == [1, 1, 1]
+
+
 def test_an_engine_that_was_not_made_for_it_stays_awake(policy):
     sampler = engine(policy)
     sampler.sleep()
@@ -182,6 +191,8 @@ def test_what_does_not_fit_the_cache_is_refused_in_one_sentence(policy):
     assert sampler.generate(PROMPTS, 1, 25, GREEDY).completion_lengths.max() <= 25
     with pytest.raises(ValueError, match=r"of 33 tokens do not fit vLLM's cache, which holds 32: raise --cache-gb\.$"):
         sampler.generate(PROMPTS, 1, 26, GREEDY)
+    del sampler
+    vllm.free_memory()
     with pytest.raises(ValueError, match=r"257 tokens exceed the model's 256 positions"):
         engine(policy).generate(PROMPTS, 1, 250, GREEDY)
 

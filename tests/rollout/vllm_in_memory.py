@@ -12,6 +12,7 @@ import os
 import random
 import sys
 import types
+import weakref
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -41,6 +42,7 @@ def put_in(monkeypatch) -> None:
     module.LLM, module.SamplingParams = LLM, SamplingParams
     monkeypatch.setitem(sys.modules, "vllm", module)
     monkeypatch.setattr(vllm, "check_vllm", lambda device: None)  # it needs no GPU
+    monkeypatch.setattr(vllm, "LIVING", weakref.WeakSet())
     LLM.made.clear()
 
 
