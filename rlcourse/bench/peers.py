@@ -33,11 +33,10 @@ def trl_steps(model: str, task: Task, completions: int, new_tokens: int, repeats
     rows = []
     with_vllm = ["trl-vllm"] if runs_on(find_device(make_config())) else []
     for variant in ("trl-default", "trl-update-compiled", "trl-static-compiled", *with_vllm):
-        warmup = 3 if variant == "trl-update-compiled" else 2
         growing = variant in ("trl-default", "trl-update-compiled")
         # Of a growing cache, cuDNN would plan anew for each length.
         with without_cudnn_attention() if growing else contextlib.nullcontext():
-            timed = run_trl(model, task, completions, new_tokens, warmup + repeats, variant)[warmup:]
+            timed = run_trl(model, task, completions, new_tokens, 2 + repeats, variant)[2:]  # two that compile
         step_s, spread = median_and_spread([t["step_s"] for t in timed])
         rollout_s = median_and_spread([t["rollout_s"] for t in timed])[0]
         rows.append(
@@ -56,7 +55,7 @@ def trl_steps(model: str, task: Task, completions: int, new_tokens: int, repeats
 
 def run_trl(model: str, task: Task, completions: int, new_tokens: int, steps: int, variant: str) -> list[dict]:
     """Seconds of each step and of its generation, from TRL's own trainer. With the update compiled, the loss is computed
-    with `torch.compile` of the model, which the first step compiles, and one with prompts of another length once more.
+    with `torch.compile` of the model, for prompts of any length at once.
     """
     from datasets import Dataset
     from datasets.table import InMemoryTable
@@ -109,7 +108,7 @@ def run_trl(model: str, task: Task, completions: int, new_tokens: int, steps: in
             trainer.generation_config.disable_compile = False  # TRL sets it, so its static cache is not compiled
             trainer.generation_config.max_cache_len = 320 + new_tokens
         if variant == "trl-update-compiled":
-            compiled, loss = torch.compile(trainer.model), trainer._compute_loss
+            compiled, loss = torch.compile(trainer.model, dynamic=True), trainer._compute_loss
             trainer._compute_loss = lambda model, inputs: loss(compiled, inputs)
         timed = _timed_training(trainer, on_gpu)
         del trainer

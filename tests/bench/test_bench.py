@@ -135,7 +135,7 @@ def test_trl_has_the_attention_that_is_faster_for_its_cache(monkeypatch, before)
     def run_trl(model, task, completions, new_tokens, steps, variant):
         allowed[variant] = enabled()
         compiling = {"step_s": 90.0, "rollout_s": 1.0}
-        return [compiling] * (3 if variant == "trl-update-compiled" else 2) + [{"step_s": 2.0, "rollout_s": 1.0}] * 3
+        return [compiling] * 2 + [{"step_s": 2.0, "rollout_s": 1.0}] * 3
 
     monkeypatch.setattr(peers, "run_trl", run_trl)
     monkeypatch.setattr(peers, "runs_on", lambda device: True)
