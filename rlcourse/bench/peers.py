@@ -54,8 +54,8 @@ def trl_steps(model: str, task: Task, completions: int, new_tokens: int, repeats
 
 
 def run_trl(model: str, task: Task, completions: int, new_tokens: int, steps: int, variant: str) -> list[dict]:
-    """Seconds of each step and of its generation, from TRL's own trainer. With the update compiled, the loss is computed
-    with `torch.compile` of the model, for prompts of any length at once.
+    """Seconds of each step and of its generation, from TRL's own trainer. With the update compiled, the loss is
+    computed with `torch.compile` of the model, for prompts of any length at once.
     """
     from datasets import Dataset
     from datasets.table import InMemoryTable
