@@ -259,8 +259,8 @@ if check.q3.passed:
 #
 # ●●●○○ · 20 minutes
 #
-# Lesson 09 has a faster kernel in which **two** things changed, and a record that cannot tell them apart. So take a
-# model. The time of a kernel is the longest of three:
+# Lesson 09 has a faster kernel in which **two** things changed, and one that was written to tell them apart. What would
+# a model have said before? The time of a kernel is the longest of three:
 #
 # - **bytes**: `data` bytes at the card's bandwidth, `gb_s` GB/s;
 # - **issue**: `instructions` of warps in all; each of the `sms` SMs has four schedulers, each of which starts one
@@ -338,8 +338,9 @@ if check.q4.passed:
 # **By this model** fewer instructions alone bring nothing on either card. On the A10 nothing brings anything, since the
 # bytes are what takes the time. On the H200 more bytes on their way bring the kernel down to its next bound, and only
 # then do instructions matter: the second change is worth something *after* the first. That is why "which of the two was
-# it?" has no answer from before and after alone. The model is no measurement either: the order of things is what to
-# take from it, and an experiment with one change is what to do next.
+# it?" has no answer from before and after alone. The model is no measurement either. Lesson 09 has the experiment, with
+# twice the bytes on their way, and they brought less than this model says, which knows nothing of a warp that asks for
+# nothing while it computes. A model says what to try, and not what comes of it.
 
 # %% [markdown]
 # ## q5 · A decode-attention kernel

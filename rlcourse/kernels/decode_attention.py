@@ -16,8 +16,8 @@ belongs. So numbers are given such that each lane's operands are 16 bytes that l
     of scores       head g, tokens 2c, 2c + 1, 2c + 8, 2c + 9: what the second product wants of the weights
     of acc          dimensions 8g..8g+7 of each 64, of heads 2c and 2c + 1
 
-There is no shared memory in the loop, and registers are loaded again as soon as a product has used them: the next keys
-travel during the softmax, the next values until the next softmax is done.
+There is no shared memory in the loop, and registers are loaded again as soon as a product has used them. So PTX has it;
+the assembler moves the loads of a round to its end, where they travel together.
 """
 
 import math

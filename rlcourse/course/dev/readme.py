@@ -2,7 +2,8 @@
 `python -m rlcourse.course.dev.readme`. No figure in them is typed.
 
 A table stands between `<!-- record nvidia-h200 step: column, column -->`, `<!-- curves -->`, `<!-- gain -->`,
-`<!-- sampler_gap -->`, `<!-- partial_rollouts -->`, `<!-- headline -->` or `<!-- course -->` and `<!-- end -->`.
+`<!-- sampler_gap -->`, `<!-- gap -->`, `<!-- partial_rollouts -->`, `<!-- headline -->` or `<!-- course -->` and
+`<!-- end -->`.
 """
 
 import re
@@ -19,7 +20,7 @@ from rlcourse.measure.records import load_record, provenance, record_markdown
 
 ROOT = Path(__file__).resolve().parents[3]
 FILLED = ("README.md", "RECORDS.md")
-KINDS = "record|headline|curves|gain|sampler_gap|partial_rollouts|course"
+KINDS = "record|headline|curves|gain|sampler_gap|gap|partial_rollouts|course"
 MARKER = re.compile(rf"(<!-- ({KINDS})([^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -39,6 +40,8 @@ def _table(kind: str, arguments: str) -> str:
         return gain_markdown()
     if kind == "sampler_gap":
         return sampler_gap_markdown()
+    if kind == "gap":
+        return gap_markdown()
     if kind == "partial_rollouts":
         return partial_rollouts_markdown()
     source, columns = arguments.split(":")
@@ -85,6 +88,24 @@ def sampler_gap_markdown() -> str:
         by_variant.setdefault(row["variant"], []).append(sum(last) / len(last))
     lines = ["| sampler, correction | seeds | accuracy after |", "| --- | --- | --- |"]
     lines += [f"| {variant} | {len(found)} | {_range(found)} |" for variant, found in by_variant.items()]
+    return "\n".join(lines) + f"\n\n{provenance(record)}\n"
+
+
+def gap_markdown() -> str:
+    """One line a way to train: test accuracy and share of clipped tokens, mean and least to most over the seeds, and
+    the mean gap, where one is known."""
+    record = load_record("gap", "nvidia-h200")
+    lines = ["| trained with, numbers | seeds | accuracy after | its mean | clipped tokens | their mean | gap, nats |"]
+    lines.append("| --- | --- | --- | --- | --- | --- | --- |")
+    for variant in dict.fromkeys(row["variant"] for row in record["results"]):
+        runs = [row for row in record["results"] if row["variant"] == variant]
+        cells = [variant, str(len(runs))]
+        for name in ("accuracy_after", "clip_fraction"):
+            found = [run[name] for run in runs]
+            cells += [_range(found), f"{statistics.fmean(found):.1%}"]
+        gaps = [run["mismatch_mean"] for run in runs if run["mismatch_mean"] is not None]
+        cells.append(f"{statistics.fmean(gaps):.2g}" if gaps else "")
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + f"\n\n{provenance(record)}\n"
 
 

@@ -2,7 +2,8 @@
 
 The third step (`rlcourse/kernels/decode_attention.py`) differs from the second in two things: its products run on
 tensor cores, and more bytes are on their way. This kernel changes the second alone, so that a measurement can tell
-which of them brought how much. It is there for that.
+which of them brought how much. It is there for that. What it has more of is bytes on their way at a time, not time
+for them: the assembler moves the loads of a round behind most of its arithmetic.
 """
 
 import math
