@@ -1036,7 +1036,7 @@ ax.axvline(100, color=BLACK, linestyle=":", linewidth=1)
 ax.set_yticks(range(len(LABELS)), list(LABELS.values()))
 ax.invert_yaxis()
 ax.set(xlabel="bytes that must move, % of a copy's rate", xlim=(0, 140))
-ax.legend(loc="lower right", fontsize=8)
+ax.legend(loc="lower center", bbox_to_anchor=(0.4, 1), ncols=3, fontsize=8)
 attends = {"forward": "packed_attention", "forward and\nbackward": "packed_attention_gradients"}
 for k, (way, color) in enumerate((("sdpa", SKY), ("cute", BLUE))):
     bars = ax2.bar(
@@ -1257,8 +1257,8 @@ moment_bet.result(FALLS[2] if end > 0.9 else FALLS[1] if end > 0.05 else FALLS[0
 # ## Exercises
 #
 # [exercises/12_update_phase.ipynb](../exercises/12_update_phase.ipynb): one wrong gradient among three, the largest
-# micro-batch that fits, log-prob and entropy without logits, what leaks in a packed row, a weight that does not move,
-# and a norm to mend.
+# micro-batch that fits, log-prob and entropy without logits, what leaks in a packed row, a weight that does not move, a
+# norm to mend, and a kernel to mend.
 #
 # ## Further reading
 #
