@@ -966,8 +966,8 @@ pairs, numbers = (2 * qwen.heads * 2048**2, 4 * qwen.heads * 2048)
 # ## 9 · By hand or by the compiler?
 #
 # Between its products a layer has little arithmetic, so the floor of such a kernel is the bytes that it must read and
-# write, at the rate of a copy. `rlcourse/course/kernels/` has a kernel in CuTe DSL for every step of training between
-# the products, forward and backward. The simplest backward pass is SwiGLU's, $y = u \, a \, \sigma(a)$, with $a$ the
+# write, at the rate of a copy. `rlcourse/course/kernels/` has them in CuTe DSL: a layer forward and backward, the
+# log-probs, the embedding, and AdamW. The simplest backward pass is SwiGLU's, $y = u \, a \, \sigma(a)$, with $a$ the
 # gate, $u$ the up projection, and $\sigma$ the sigmoid. With $g$ the gradient of the loss by $y$:
 #
 # $$\frac{\partial \mathcal{L}}{\partial u} = g \, a \, \sigma(a) , \qquad
@@ -1079,7 +1079,7 @@ slower = {name: timed[f"{name}-cute"]["us"] / timed[f"{name}-sdpa"]["us"] for na
 #   assert lead["residual_norm_backward"] < 0.8 }} The plan of section 7 has its price: {{ programs }} warps, {{
 #   programs // 132 }} for each of 132 processors, take {{ rows / programs:.0f }} rows each, one after the other. If all
 #   of them were loading three rows at any moment, {{ 1e-6 * flying:.1f }} MB would be under way. Lesson 08's model
-#   (section 9) wants {{ 1e-6 * wanted:.1f }} MB, and these warps also add, wait for one another's shuffles and write.
+#   (section 9) wants {{ 1e-6 * wanted:.1f }} MB, and these warps also add, shuffle and write.
 #   {{ assert flying < wanted }}
 # - **The compiler's, by far**: the embedding's gradient, {{ 1 / lead["embedding_backward"]:.0f }} times. {{ assert
 #   worst == "embedding_backward" and lead[worst] < 0.2 }} PyTorch adds each token's gradient to its word's row
