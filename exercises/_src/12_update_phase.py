@@ -7,19 +7,26 @@
 # ---
 
 # %% [markdown]
-# Six exercises for [lesson 12](../notebooks/12_update_phase.ipynb): one wrong gradient among three, the largest
-# micro-batch that fits, log-prob and entropy without logits, what leaks in a packed row, a weight that does not move,
-# and a norm to mend. The first and the last three are puzzles. Write your code where it says `# YOUR CODE HERE`, then
-# run the cell below it. Use `torch` alone: the functions must stand by themselves.
+# Seven exercises for [lesson 12](../notebooks/12_update_phase.ipynb): one wrong gradient among three, the largest
+# micro-batch that fits, log-prob and entropy without logits, what leaks in a packed row, a weight that does not move, a
+# norm to mend, and a kernel to mend. The first and the last four are puzzles. Write your code where it says `# YOUR
+# CODE HERE`, then run the cell below it. Six are functions that need `torch` alone. The seventh is a kernel: the check
+# compiles it and runs it in the interpreter, then on your GPU, if there is one. It needs CuTe DSL (Linux: `pip install
+# "rlcourse[kernels]"`).
 #
 # Each exercise has three hints: a question, the idea, and the shape of the answer.
 
 # %%
+from dataclasses import dataclass
+
 import matplotlib.pyplot as plt
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlcourse.course.checks import nb12 as check
+from rlcourse.kernels.arguments import Argument
+from rlcourse.kernels.dsl import Float32, cute
+from rlcourse.kernels.toolchain import simulate
 
 torch.manual_seed(0)
 print("ready")
@@ -447,3 +454,136 @@ if check.q6.passed:
 # **A test that cannot see the fault.** With weights of 0 the missing factor is 1. Test with numbers that are neither 0
 # nor 1, and all different. The mistake is small for small weights, so the loss still falls, a little less than it
 # could: a fault of this kind is found by a test of the gradient or not at all.
+
+# %% [markdown]
+# ## q7 · A kernel to mend
+#
+# ●●●●○ · 25 minutes
+#
+# A loss that weights all words, such as an entropy or a distance to another model's probabilities, has a gradient $g_j$
+# by each probability $p_j$. For the logits $z$ it makes, as $dS$ in section 8 of the lesson,
+#
+# $$\frac{\partial \mathcal{L}}{\partial z_j} = p_j \, \Bigl(g_j - \sum_k p_k \, g_k\Bigr) , \qquad p_j = e^{z_j -
+# \text{log\_sum}} .$$
+#
+# The forward pass has left `log_sum` of each row. A colleague's kernel gives each row to a warp:
+
+
+# %%
+@dataclass(frozen=True)
+class Hers:
+    """dz [rows, n] from z [rows, n], log_sum [rows] and g [rows, n]; float32. A warp does a row, a block two."""
+
+    threads: int = 64
+
+    def arguments(self) -> tuple:
+        z, g, dz = (
+            Argument(name, "float32", ("rows", "n"), free=1, align=4, output=name == "dz") for name in ("z", "g", "dz")
+        )
+        return z, Argument("log_sum", "float32", ("rows",), align=4), g, dz
+
+    def grid(self, z, log_sum, g, dz):
+        return -(-z.shape[0] // 2), 1, 1
+
+    @cute.jit
+    def __call__(self, z: cute.Tensor, log_sum: cute.Tensor, g: cute.Tensor, dz: cute.Tensor, stream):
+        launched = self.kernel(z, log_sum, g, dz)
+        launched.launch(grid=self.grid(z, log_sum, g, dz), block=[self.threads, 1, 1], stream=stream)
+
+    @cute.kernel
+    def kernel(self, z: cute.Tensor, log_sum: cute.Tensor, g: cute.Tensor, dz: cute.Tensor):
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        row, lane = 2 * block + thread // 32, thread % 32
+        mean, mass = Float32(0.0), cute.math.exp(log_sum[row])
+        for j in range(lane, z.shape[1], 32):
+            p = cute.math.exp(z[row, j]) / mass
+            mean += cute.arch.warp_reduction_sum(p * g[row, j])
+        for j in range(lane, z.shape[1], 32):
+            p = cute.math.exp(z[row, j]) / mass
+            dz[row, j] = p * (g[row, j] - mean)
+
+
+def her_test(rows: int, n: int) -> str:
+    z, g = torch.randn(rows, n), torch.randn(rows, n)
+    dz, wide = torch.full_like(z, torch.nan), z.double().requires_grad_()
+    (expected,) = torch.autograd.grad(wide.softmax(1), wide, g.double())
+    try:
+        simulate(Hers(), z, z.logsumexp(1), g, dz)
+    except Exception as error:
+        return str(error)
+    return f"off by {(dz - expected).abs().max():.0e}"
+
+
+print("her test, 4 rows of 64:", her_test(4, 64))
+
+# %% [markdown]
+# Her test passes, and there are **three** mistakes in her kernel. Mend them: any number of rows, any `n`, and logits of
+# any size. Call `her_test` with other numbers; where the interpreter stops, it says why.
+#
+# <details><summary>Hint 1: a question</summary>
+# What have 4 rows of 64 numbers in common, which 3 rows of 70 have not? And how large is $e^{z}$ for $z = 100$ in
+# float32?
+# </details>
+# <details><summary>Hint 2: the idea</summary>
+#
+# A sum over a warp is a shuffle: all 32 lanes must come to it, equally often. How often does lane 31 run through her
+# loop if `n` is 70? The second warp of the last block may have no row. And a difference of two large numbers may be
+# taken before the power.
+# </details>
+# <details><summary>Hint 3: the shape of the answer</summary>
+#
+# One condition around everything; the first loop adds up a lane's own part, and one line after it adds up over lanes;
+# one power a number instead of two and a division.
+# </details>
+
+
+# %% tags=["exercise"]
+@dataclass(frozen=True)
+class SoftmaxBackward:
+    """dz [rows, n] from z [rows, n], log_sum [rows] and g [rows, n]; float32. A warp does a row, a block two."""
+
+    threads: int = 64
+
+    def arguments(self) -> tuple:
+        z, g, dz = (
+            Argument(name, "float32", ("rows", "n"), free=1, align=4, output=name == "dz") for name in ("z", "g", "dz")
+        )
+        return z, Argument("log_sum", "float32", ("rows",), align=4), g, dz
+
+    def grid(self, z, log_sum, g, dz):
+        return -(-z.shape[0] // 2), 1, 1
+
+    @cute.jit
+    def __call__(self, z: cute.Tensor, log_sum: cute.Tensor, g: cute.Tensor, dz: cute.Tensor, stream):
+        launched = self.kernel(z, log_sum, g, dz)
+        launched.launch(grid=self.grid(z, log_sum, g, dz), block=[self.threads, 1, 1], stream=stream)
+
+    @cute.kernel
+    def kernel(self, z: cute.Tensor, log_sum: cute.Tensor, g: cute.Tensor, dz: cute.Tensor):
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        row, lane = 2 * block + thread // 32, thread % 32
+        # BEGIN SOLUTION
+        if row < z.shape[0]:
+            mean = Float32(0.0)
+            for j in range(lane, z.shape[1], 32):
+                mean += cute.math.exp(z[row, j] - log_sum[row]) * g[row, j]
+            mean = cute.arch.warp_reduction_sum(mean)
+            for j in range(lane, z.shape[1], 32):
+                dz[row, j] = cute.math.exp(z[row, j] - log_sum[row]) * (g[row, j] - mean)
+        # END SOLUTION
+
+
+# %%
+check.q7(SoftmaxBackward)
+
+# %% [markdown] tags=["solution"]
+# **The shuffle within the loop.** With 64 numbers each lane runs through it twice, and the sum of two sums over a warp
+# is right. With 70, six lanes come a third time and wait for 26 that never come: the interpreter says so, while on a
+# GPU the result is undefined. The condition on the row is no such danger, since all lanes of a warp have one row.
+# **The missing row.** An odd number of rows leaves the last block with one warp too many. **The power.** $e^{z}$ is
+# infinite in float32 from $z = 89$ on, and infinity over infinity is nan; far below 0 it is 0 over 0. Logits of a
+# trained model do get there. The difference first, and no power is above 1.
+#
+# One size of test found none of the three.

@@ -14,6 +14,7 @@
 # - to compute log-probs and their gradient without ever holding all logits, and activations twice to save memory;
 # - to pack answers of many lengths into one row, and what must not leak between them;
 # - the backward pass of a norm and of attention by hand, the norm's as a kernel;
+# - where a kernel by hand beats the compiler's, and where it loses;
 # - why a weight kept in 16 bits may never move.
 #
 # You need [lesson 06](06_where_time_goes.ipynb) for floors, [lesson 08](08_first_kernels.ipynb) for kernels, and the
@@ -39,7 +40,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rlcourse.config import make_config
 from rlcourse.course import pick
+from rlcourse.course.kernels import residual_norm_backward as residual_kernel
 from rlcourse.course.kernels import rms_norm_backward as norm_kernel
+from rlcourse.course.kernels import swiglu_backward as gate_kernel
 from rlcourse.course.kernels.interpret import run
 from rlcourse.course.widgets import bet, explorer
 from rlcourse.logprobs import chunked_logprobs
@@ -365,48 +368,133 @@ print(f"{'the head itself':20}                {inputs[1].nbytes:7,} bytes")
 # In chunks of up to 16 no tensor is larger than the gradient of the head, which has the size of the head. All logits
 # are larger. (16 is the width of the hidden states here, so a chunk of 16 has as many logits as the head has weights.)
 #
-# ### What the record shows, and what it cannot show
+# ### What it costs in time
 #
-# The record: {{ whole["tokens"]:,d }} tokens and Qwen's head on an H200, in chunks of 1,024, of 4,096, and all at once.
-# In chunks the head's product is computed twice, so there are 8 operations instead of 6, a third more. What should
-# chunks of 1,024 cost in time?
+# The record: {{ whole["tokens"]:,d }} tokens and Qwen's head on an H200, by the package's function, in PyTorch that is
+# not compiled: in chunks of 1,024, of 4,096, and all at once. In chunks the head's product is computed twice, so there
+# are 8 operations instead of 6, a third more. What should chunks of 1,024 cost in time?
 
 # %% tags=["hide-input"]
 # @title Your bet
-price_bet = bet("Chunks of 1,024 take as long as all at once, times", (1.33, 1, 5, 0.01))
-
-# %% tags=["hide-input"]
-# @title Figure: time against memory
-fig, ax = plt.subplots(figsize=(7.5, 3), layout="constrained")
-for (name, row), color in zip(found.items(), (VERMILION, ORANGE, BLUE), strict=True):
-    ax.plot(row["peak_memory_bytes"] / 1e9, 1e3 * row["seconds"], "o", color=color, markersize=10)
-    ax.annotate(name, (row["peak_memory_bytes"] / 1e9, 1e3 * row["seconds"]), (8, 6), textcoords="offset points")
-ax.axhline(8 / 6 * 1e3 * whole["seconds"], color=BLACK, linestyle=":", label="a third more than all at once")
-ax.set(xscale="log", xlim=(2, 250), ylim=(0, 500), xlabel="peak memory, GB", ylabel="milliseconds")
-ax.set(title=f"{whole['tokens']:,} tokens forward and backward, {provenance(chunks)}")
-ax.legend(loc="lower left")
-plt.show()
-price = {name: row["seconds"] / whole["seconds"] for name, row in found.items()}
-less = whole["peak_memory_bytes"] / found["chunks of 4096"]["peak_memory_bytes"]
-price_bet.result(round(price["chunks of 1024"], 2))
-products = {
-    k: k * whole["tokens"] * qwen.vocabulary * qwen.hidden / record["results"][-1]["peak_tflops"] / 1e9 for k in (6, 8)
-}
+price_bet = bet("Chunks of 1,024 take as long as all at once, times", (1.33, 1, 3, 0.01))
 
 # %% [markdown]
-# Chunks of 4,096 need 1/{{ less:.0f }} of the memory and {{ price["chunks of 4096"]:.2f }} times the time. {{ assert
-# 1.25 < price["chunks of 4096"] < 1.45 }} That looks like the third more, but operations are not the reason: at the
-# rate of section 1 all products would take {{ products[6]:.0f }} ms, or {{ products[8]:.0f }} in chunks, and the record
-# says {{ 1e3 * whole["seconds"]:.0f }} and {{ 1e3 * found["chunks of 4096"]["seconds"]:.0f }}. {{ assert 3 *
-# products[8] < 1e3 * whole["seconds"] }} Most of the time must go elsewhere, such as into reading and writing float32
-# logits, of which the forward pass's part is repeated as well. Chunks of 1,024 need {{ price["chunks of 1024"]:.1f }}
-# times the time, and no count of operations explains that. {{ assert price["chunks of 1024"] > 2.5 }}
+# Not only products are repeated. How many bytes do the other operations move? Another dispatch mode counts them, on a
+# copy of the problem whose tokens, vocabulary, width and chunks are 64 times smaller. There every tensor is 64² times
+# smaller.
+
+
+# %%
+class Traffic(TorchDispatchMode):
+    """Adds up the bytes that operations other than products read and write, of the head's size and of the logits'."""
+
+    def __init__(self, head: torch.Tensor):
+        super().__init__()
+        self.head, self.bytes = head.numel(), {"logits": 0, "head": 0}
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        made = function(*arguments, **(options or {}))
+        name = str(function)
+        read = () if "nll_loss" in name else arguments  # it picks one number a row
+        moved = [t for t in (*read, *(made if isinstance(made, tuple) else [made])) if isinstance(t, torch.Tensor)]
+        if moved and not function.is_view and "aten.mm" not in name:
+            about = "head" if max(t.numel() for t in moved) == self.head else "logits"
+            self.bytes[about] += sum(t.nbytes for t in moved)
+        return made
+
+
+# %% tags=["hide-input"]
+# @title The floor of each variant
+SMALLER, setup = 64, chunks["setup"]
+copy_rate = 1e9 * load_record("layer", "NVIDIA H200")["setup"]["copy_gb_per_s"]  # bytes a second, read and written
+product_rate = 1e12 * record["results"][-1]["peak_tflops"]
+sizes = {name: whole["tokens"] if name == "all at once" else int(name.split()[-1]) for name in found}
+
+
+def floors(chunk: int) -> dict[str, float]:
+    """Milliseconds that the parts take at least: products at their rate, all other bytes at that of a copy."""
+    n, v, d = (size // SMALLER for size in (whole["tokens"], setup["vocabulary"], setup["hidden_size"]))
+    hidden, head = torch.randn(n, d, requires_grad=True), torch.randn(v, d, requires_grad=True)
+    with Traffic(head) as seen:
+        with torch.autocast("cpu", torch.bfloat16):
+            logprobs = chunked_logprobs(hidden, head, torch.randint(v, (n,)), Sampling(), chunk // SMALLER)
+        logprobs.mean().backward()
+    bytes_ms = {f"bytes: {name}": 1e3 * SMALLER**2 * count / copy_rate for name, count in seen.bytes.items()}
+    product = 2e3 * whole["tokens"] * setup["vocabulary"] * setup["hidden_size"] / product_rate
+    again = product if chunk < whole["tokens"] else 0.0
+    return {"3 products": 3 * product, "one of them again": again} | bytes_ms
+
+
+counted = {name: floors(size) for name, size in sizes.items()}
+for name, parts in counted.items():
+    print(f"{name:15} " + ", ".join(f"{part} {ms:.0f} ms" for part, ms in parts.items()))
+
+# %% [markdown]
+# **Look for** what the peak consists of, which parts of the time grow from bar to bar, and how much the floor leaves
+# unexplained.
+
+# %% tags=["hide-input"]
+# @title Figure: memory and time of three chunks
+fig, (left_ax, right_ax) = plt.subplots(1, 2, figsize=(10, 2.9), sharey=True, layout="constrained", width_ratios=(2, 3))
+copies = {}
+for place, (name, row) in enumerate(reversed(found.items())):
+    copies[name] = 3 * 4 * sizes[name] * setup["vocabulary"]
+    left_ax.barh(place, copies[name] / 1e9, 0.6, color=ORANGE, label=None if place else "3 × float32 logits of a chunk")
+    left = 0.0
+    for (part, ms), color in zip(counted[name].items(), (BLUE, VERMILION, ORANGE, GREEN), strict=True):
+        right_ax.barh(place, ms, 0.6, left=left, color=color, label=None if place else part)
+        left += ms
+    for ax, value, unit in ((left_ax, row["peak_memory_bytes"] / 1e9, "GB"), (right_ax, 1e3 * row["seconds"], "ms")):
+        ax.plot([value, value], [place - 0.4, place + 0.4], color=BLACK, linewidth=2.5)
+        ax.annotate(f"{value:.3g} {unit}", (value, place), (5, 0), textcoords="offset points", va="center")
+left_ax.set_yticks(range(len(found)), list(reversed(found)))
+left_ax.invert_yaxis()
+left_ax.set(xlabel="GB", xlim=(0, 82), title="Peak, and what was counted")
+right_ax.set(xlabel="milliseconds", xlim=(0, 290), title="Time, and its floor")
+left_ax.legend(loc="lower right", fontsize=8)
+right_ax.legend(loc="upper right", fontsize=8)
+fig.suptitle(f"{whole['tokens']:,} tokens forward and backward, {provenance(chunks)}", fontsize=9)
+plt.show()
+price = {name: row["seconds"] / whole["seconds"] for name, row in found.items()}
+less = {name: whole["peak_memory_bytes"] / row["peak_memory_bytes"] for name, row in found.items()}
+rest = {name: (row["peak_memory_bytes"] - copies[name]) / 1e9 for name, row in found.items()}
+floor_ms = {name: sum(parts.values()) for name, parts in counted.items()}
+over = {name: 1e3 * row["seconds"] / floor_ms[name] for name, row in found.items()}
+between = 1e3 * (found["chunks of 1024"]["seconds"] - found["chunks of 4096"]["seconds"])
+by_head = counted["chunks of 1024"]["bytes: head"] - counted["chunks of 4096"]["bytes: head"]
+price_bet.result(round(price["chunks of 1024"], 2))
+
+# %% [markdown]
+# **Memory** is three float32 tensors with the logits of a chunk (logits, log-probs, their gradient), and up to {{
+# max(rest.values()):.1f }} GB besides. {{ assert all(0 < r < 1.2 for r in rest.values()) }} All at once needs {{
+# less["chunks of 4096"]:.0f }} times as much as chunks of 4,096, and {{ less["chunks of 1024"]:.0f }} times as much as
+# chunks of 1,024.
 #
-# Before you explain a surprise, **look at how it was measured**. `logprobs` in `rlcourse/bench/numerics.py` runs each
-# variant once, without a run to warm up, and 1,024 comes first, in a fresh process. The first product of a process
-# also pays for loading the library and its kernels. How much of the surprise is that? This record cannot say. So we
-# draw no conclusion from its first row, and you should not choose `--logprob-chunk` by it. A GPU and five more lines
-# would settle it: run each variant several times, and leave out the first run.
+# **Time** goes the other way: {{ price["chunks of 4096"]:.2f }} and {{ price["chunks of 1024"]:.2f }} times that of all
+# at once. {{ assert 1.33 < price["chunks of 4096"] < price["chunks of 1024"] < 3 }} More than a third, for two reasons.
+#
+# - *Most of the time is not products.* They take {{ counted["all at once"]["3 products"]:.0f }} ms of {{ 1e3 *
+#   whole["seconds"]:.0f }}. Float32 logits that are written, read, and written again take at least {{ counted["all at
+#   once"]["bytes: logits"]:.0f }}. In chunks the forward pass's part of them is repeated as well, which makes {{
+#   counted["chunks of 4096"]["bytes: logits"]:.0f }}. {{ assert counted["all at once"]["bytes: logits"] > counted["all
+#   at once"]["3 products"] }}
+# - *A chunk has costs that do not depend on its size.* For each, a gradient of the whole head is made, converted to
+#   float32 and added to the sum. Chunks of 1,024 do that {{ whole["tokens"] // 1024 }} times, chunks of 4,096 {{
+#   whole["tokens"] // 4096 }} times. These bytes are {{ by_head:.0f }} of the {{ between:.0f }} ms between the two. {{
+#   assert 0.2 * between < by_head < between }}
+#
+# What is left above the floors, {{ 100 * min(over.values()) - 100:.0f }} to {{ 100 * max(over.values()) - 100:.0f }} %
+# of them, we have not traced. {{ assert 1 < min(over.values()) and max(over.values()) < 1.7 }} Small launches are not
+# it: even in a chunk of 1,024 one float32 tensor of logits takes {{ 4e6 * 1024 * setup["vocabulary"] / copy_rate:.0f
+# }} µs to read or write. Products that no longer fill the GPU may be: the gradient of a chunk's hidden states, 1,024 ×
+# {{ qwen.hidden }} numbers, is {{ 1024 // 128 * qwen.hidden // 128 }} tiles of 128 × 128, and an H200 has 132
+# processors.
+#
+# So take **the largest chunk for which there is room**. The preset for 24 GB has {{ small_gpu.logprob_chunk:,d }}
+# tokens, that for the H200 {{ large_gpu.logprob_chunk:,d }}. {{ assert small_gpu.logprob_chunk <
+# large_gpu.logprob_chunk }} Better still, move fewer bytes: the pass that the H200's preset uses
+# (`rlcourse/exact/head.py`) leaves its logits in bf16 and writes the gradient in their place, one tensor of 2 bytes a
+# logit instead of three of 4.
 #
 # ## 4 · Activations, computed twice
 #
@@ -750,8 +838,7 @@ for rows, programs in ((7, 2), (2, 3), (1, 1)):
 
 # %% [markdown]
 # Each row of `x` and of `dy` is read once and each row of `dx` written once, and no kernel can do with less. Besides,
-# each block reads the weight and writes its sums. **We have not measured how fast it is on a GPU.** In training the
-# package uses a Triton kernel with the same plan (`rlcourse/exact/backward_kernels.py`).
+# each block reads the weight and writes its sums. Section 9 says how fast that is on a GPU.
 #
 # Would this test have found a mistake? Plant some. Each is one change in the source, and each changed kernel runs on 7
 # rows, in two blocks and in one. Which mistakes show as wrong numbers, which does the interpreter report, and which
@@ -775,6 +862,8 @@ PLANTED = {
 }  # fmt: skip
 
 
+# %% tags=["hide-input"]
+# @title What becomes of each
 def planted(old: str, new: str):
     """The kernel with one change in its source."""
     source, _, _ = text.replace(old, new, 1).partition("@torch.library.custom_op")
@@ -874,7 +963,143 @@ pairs, numbers = (2 * qwen.heads * 2048**2, 4 * qwen.heads * 2048)
 # A mistake that is easily made: `repeat_interleave` repeats each head in place (0, 0, 0, 1, 1, 1), `repeat` all of them
 # in turn (0, 1, 0, 1, 0, 1). The shapes fit either way, but `enable_gqa` and the published weights mean the first.
 #
-# ## 9 · Sixteen bits
+# ## 9 · By hand or by the compiler?
+#
+# Between its products a layer has little arithmetic, so the floor of such a kernel is the bytes that it must read and
+# write, at the rate of a copy. `rlcourse/course/kernels/` has them in CuTe DSL: a layer forward and backward, the
+# log-probs, the embedding, and AdamW. The simplest backward pass is SwiGLU's, $y = u \, a \, \sigma(a)$, with $a$ the
+# gate, $u$ the up projection, and $\sigma$ the sigmoid. With $g$ the gradient of the loss by $y$:
+#
+# $$\frac{\partial \mathcal{L}}{\partial u} = g \, a \, \sigma(a) , \qquad
+# \frac{\partial \mathcal{L}}{\partial a} = g \, u \, \sigma(a) \, (1 + a \, (1 - \sigma(a))) .$$
+#
+# No number needs another row or column: a thread reads 16 bytes of $a$, of $u$ and of $g$, and writes 16 bytes of each
+# gradient. The sigmoid is computed again: cheaper than two more bytes to keep and to read.
+
+# %% tags=["hide-input"]
+# @title The kernel
+gate_text = Path(gate_kernel.__file__).read_text()
+body = gate_text[gate_text.index("    @cute.kernel") : gate_text.index("@torch.library")]
+display(Code(inspect.cleandoc(body), language="python"))
+
+# %%
+torch.manual_seed(0)
+gate_up, g = torch.randn(3, 2 * 256).bfloat16(), torch.randn(3, 256).bfloat16()
+ours = torch.full_like(gate_up, torch.nan)
+report = run(gate_kernel.SwigluBackward(256, "bfloat16"), gate_up, g, ours)
+wide = gate_up.double().requires_grad_()
+gate, up = wide.chunk(2, -1)
+(expected,) = torch.autograd.grad(F.silu(gate) * up, wide, g.double())
+equal = (ours == expected.bfloat16()).double().mean().item()
+print(f"{equal:.1%} of the numbers are autograd's in float64, rounded once to bf16")
+print(f"read {dict(report.read)}, wrote {dict(report.written)}")
+assert equal > 0.99 and not ours.isnan().any()
+
+# %% [markdown]
+# Now the race, on an H200, at the sizes of a micro-batch of Qwen2.5-0.5B: PyTorch eagerly, the same formula given to
+# `torch.compile`, and our kernel. A sum along a row, or nothing but elementwise work: that is the compiler's ground
+# (lesson 08, section 8).
+
+# %% tags=["hide-input"]
+# @title Your bet
+WINS = ["none of them", "AdamW", "a norm's gradients", "the embedding's gradient"]
+race_bet = bet("Which of these does torch.compile win by most against a kernel written by hand?", WINS)
+
+# %% [markdown]
+# **Look for** pairs of blue bars near 100 %, where nothing is left to win, and for those that are far apart.
+
+# %% tags=["hide-input"]
+# @title Figure: a layer's kernels against the rate of a copy
+layer = load_record("layer", "NVIDIA H200")
+LABELS = {
+    "swiglu_backward": "SwiGLU's gradient",
+    "rotate": "rotary positions",
+    "residual_norm": "residual + norm",
+    "residual_norm_backward": "the norm's gradients",
+    "token_logprob": "log-prob of a token",
+    "token_logprob_backward": "the log-prob's gradient",
+    "adamw": "AdamW",
+    "embedding": "embedding",
+    "embedding_backward": "the embedding's gradient",
+}
+timed = {row["variant"]: row for row in layer["results"]}
+rate = {name: 100 * row["gb_per_s"] / layer["setup"]["copy_gb_per_s"] for name, row in timed.items()}
+fig, (ax, ax2) = plt.subplots(1, 2, figsize=(10, 4.8), layout="constrained", width_ratios=(3, 2))
+for k, (way, color) in enumerate((("eager", ORANGE), ("compiled", SKY), ("cute", BLUE))):
+    bars = ax.barh(
+        [place + 0.27 * (k - 1) for place in range(len(LABELS))],
+        [rate[f"{name}-{way}"] for name in LABELS],
+        0.27, color=color, label={"compiled": "torch.compile", "cute": "ours"}.get(way, way),
+    )  # fmt: skip
+    ax.bar_label(bars, fmt="%.0f", padding=2, fontsize=7)
+ax.axvline(100, color=BLACK, linestyle=":", linewidth=1)
+ax.set_yticks(range(len(LABELS)), list(LABELS.values()))
+ax.invert_yaxis()
+ax.set(xlabel="bytes that must move, % of a copy's rate", xlim=(0, 140))
+ax.legend(loc="lower center", bbox_to_anchor=(0.4, 1), ncols=3, fontsize=8)
+attends = {"forward": "packed_attention", "forward and\nbackward": "packed_attention_gradients"}
+for k, (way, color) in enumerate((("sdpa", SKY), ("cute", BLUE))):
+    bars = ax2.bar(
+        [place + 0.36 * (k - 0.5) for place in range(2)],
+        [timed[f"{name}-{way}"]["us"] for name in attends.values()],
+        0.36, color=color, label={"sdpa": "PyTorch's", "cute": "ours"}[way],
+    )  # fmt: skip
+    ax2.bar_label(bars, fmt="%.0f", fontsize=8)
+ax2.set_xticks(range(2), list(attends))
+ax2.set(ylabel="µs", title="Attention, bound by its products")
+ax2.legend(loc="upper left", fontsize=8)
+fig.suptitle(provenance(layer), fontsize=9)
+plt.show()
+lead = {name: timed[f"{name}-compiled"]["us"] / timed[f"{name}-cute"]["us"] for name in LABELS}
+ties = [name for name in LABELS if 0.95 < lead[name] < 1.05]
+worst = min(lead, key=lead.get)
+race_bet.result(
+    {"adamw": WINS[1], "residual_norm_backward": WINS[2], "embedding_backward": WINS[3]}.get(worst, WINS[0])
+)
+eager = [rate[f"{name}-eager"] for name in LABELS if name != "embedding"]
+rows, programs = timed["residual_norm_backward-cute"]["shape"][0], residual_kernel.PROGRAMS
+chain = rows / sum(1 / r for r in range(1, qwen.vocabulary + 1))  # times that the commonest word comes
+flying = programs * 3 * 2 * qwen.hidden  # bytes
+wanted = 4.8e12 * 700e-9  # an H200's data sheet, and the latency that lesson 08 assumes
+slower = {name: timed[f"{name}-cute"]["us"] / timed[f"{name}-sdpa"]["us"] for name in attends.values()}
+
+# %% [markdown]
+# The orange bars say why one fuses at all: {{ min(eager):.0f }} to {{ max(eager):.0f }} % where a formula is more than
+# one operator. {{ assert max(eager) < 20 }} Then:
+#
+# - **Ties**: {{ ", ".join(LABELS[name] for name in ties) }}. {{ assert {"residual_norm", "adamw",
+#   "token_logprob_backward", "embedding"} == set(ties) and min(rate[f"{name}-cute"] for name in ties) > 85 }} Both are
+#   near the rate of a copy. (The embedding is above it: words are drawn as often as they come in text, and a common
+#   word's row, which is in the cache, was counted as if it came from memory.)
+# - **Ours**: SwiGLU's gradient, rotary positions, and above all the log-prob, {{ lead["token_logprob"]:.1f }} times as
+#   fast. {{ assert min(lead[n] for n in ("swiglu_backward", "rotate")) > 1.2 and lead["token_logprob"] > 2 }} It reads
+#   each logit once, with the online softmax of lesson 09. The compiled one takes the time of reading them {{ 100 /
+#   rate["token_logprob-compiled"]:.1f }} times.
+# - **The compiler's**: the norm's gradients, {{ 1 / lead["residual_norm_backward"]:.1f }} times as fast as ours. {{
+#   assert lead["residual_norm_backward"] < 0.8 }} The plan of section 7 has its price: {{ programs }} warps, {{
+#   programs // 132 }} for each of 132 processors, take {{ rows / programs:.0f }} rows each, one after the other. If all
+#   of them were loading three rows at any moment, {{ 1e-6 * flying:.1f }} MB would be under way. Lesson 08's model
+#   (section 9) wants {{ 1e-6 * wanted:.1f }} MB, and these warps also add, shuffle and write.
+#   {{ assert flying < wanted }}
+# - **The compiler's, by far**: the embedding's gradient, {{ 1 / lead["embedding_backward"]:.0f }} times. {{ assert
+#   worst == "embedding_backward" and lead[worst] < 0.2 }} PyTorch adds each token's gradient to its word's row
+#   atomically, in any order. Ours sorts the tokens first, and gives each word one writer, so that the bits are the same
+#   in every run. The sort takes time. And the commonest word comes about {{ chain:,.0f }} times among {{ rows:,d }}
+#   tokens here: a chain of as many additions by {{ qwen.hidden // 8 }} threads, when most others have finished.
+# - **PyTorch's**: attention, {{ min(slower.values()):.1f }} and {{ max(slower.values()):.1f }} times as fast as ours.
+#   {{ assert min(slower.values()) > 2 }} Ours is section 8 in tiles of 16 × 16, and written to be read: it multiplies
+#   with the instruction of the GPUs before Hopper, each warp loads all keys for itself, and none ahead of time.
+#   PyTorch calls libraries that are tuned for this GPU.
+#
+# (These reasons are read from our code and from arithmetic; we have traced neither our kernels nor the compiler's.)
+#
+# **Training uses none of these kernels.** The pass that shares its numbers with the sampler (lesson 11) has Triton
+# kernels of its own in `rlcourse/exact/`; attention's gradient there is cuDNN's, and the embedding's PyTorch's. The
+# plain pass leaves layers and log-probs to `torch.compile`. AdamW is PyTorch's own fused one in both. If you write one
+# kernel by hand, write what the compiler does not find, such as a softmax over {{ qwen.vocabulary:,d }} words in one
+# pass.
+#
+# ## 10 · Sixteen bits
 #
 # bf16 has 8 bits of precision: two to three decimal digits. That is enough for the factors of a matrix product, since a
 # large sum averages out the rounding. It is not enough for a number that is changed a little, many times. RL's learning
@@ -1032,8 +1257,8 @@ moment_bet.result(FALLS[2] if end > 0.9 else FALLS[1] if end > 0.05 else FALLS[0
 # ## Exercises
 #
 # [exercises/12_update_phase.ipynb](../exercises/12_update_phase.ipynb): one wrong gradient among three, the largest
-# micro-batch that fits, log-prob and entropy without logits, what leaks in a packed row, a weight that does not move,
-# and a norm to mend.
+# micro-batch that fits, log-prob and entropy without logits, what leaks in a packed row, a weight that does not move, a
+# norm to mend, and a kernel to mend.
 #
 # ## Further reading
 #

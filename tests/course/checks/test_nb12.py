@@ -1,18 +1,25 @@
 """The checks of lesson 12 pass what is right, kill what is wrong, and name the mistake."""
 
+import importlib
 import itertools
+import re
+import sys
 
 import pytest
 import torch
 from answers import common_tests
+from thorough import thinned
 
-from rlcourse.course.checks.nb12 import QUESTIONS
+from rlcourse.course.checks.kernels import Maker
+from rlcourse.course.checks.nb12 import KERNELS, QUESTIONS
 from rlcourse.course.checks.nb12 import q2_rows_that_fit as fit
 from rlcourse.course.checks.nb12 import q3_gradients as slopes
 from rlcourse.course.checks.nb12 import q4_spoiled as leaks
 from rlcourse.course.checks.nb12 import q6_mended as norms
 from rlcourse.course.checks.nb12.q1_wrong_gradient import errors, table
 from rlcourse.course.checks.nb12.q5_steps_to_move import UNIT, least
+from rlcourse.course.dev import build
+from rlcourse.kernels.toolchain import simulate
 
 # q1: one wrong gradient ------------------------------------------------------------------------------------------
 
@@ -228,8 +235,81 @@ NAMED = {
 }
 
 test_right_answers_pass, test_wrong_answers_are_killed, test_the_mistake_is_named, test_a_hole_shows_the_hint = (
-    common_tests(QUESTIONS, RIGHT, WRONG, NAMED)
+    common_tests(QUESTIONS | KERNELS, RIGHT, WRONG, NAMED)
 )
+
+# q7: a kernel to mend --------------------------------------------------------------------------------------------
+
+POWER, OWN = (
+    "cute.math.exp(z[row, j] - log_sum[row])",
+    f"mean += {'cute.math.exp(z[row, j] - log_sum[row])'} * g[row, j]",
+)
+SUM = "            mean = cute.arch.warp_reduction_sum(mean)\n"
+EDITS = {  # what is put in place of a piece of the solution, and a part of what the card says; None if it is right
+    "as it is": ("", "", None),
+    "powers of 2": (POWER, "cute.math.exp2((z[row, j] - log_sum[row]) * 1.4426950408889634)", None),
+    "the sum in two halves": (
+        SUM,
+        "            mean = cute.arch.warp_reduction_sum(mean, threads_in_group=16)\n"
+        "            mean += cute.arch.shuffle_sync_bfly(mean, offset=16)\n",
+        None,
+    ),
+    "a shuffle in the loop": (OWN, f"mean += cute.arch.warp_reduction_sum({POWER} * g[row, j])", "others that never"),
+    "no condition": ("if row < z.shape[0]:", "if row >= 0:", "beyond a tensor"),
+    "a row too many": ("if row < z.shape[0]:", "if row <= z.shape[0]:", "beyond a tensor"),
+    "a quotient of powers": (POWER, "cute.math.exp(z[row, j]) / cute.math.exp(log_sum[row])", "infinity is lost"),
+    "a lane's own": (SUM, "", "add up over all lanes"),
+    "half of a warp": (SUM, SUM.replace("(mean)", "(mean, threads_in_group=16)"), ""),
+    "the first loop too short": ("range(lane, z.shape[1], 32)", "range(lane, z.shape[1] // 32 * 32, 32)", "no part in"),
+    "no sum": ("(g[row, j] - mean)", "g[row, j]", "sum over the row is missing"),
+    "a sum that is added": ("(g[row, j] - mean)", "(g[row, j] + mean)", "taken off"),
+    "no probability in front": (f"{POWER} * (g[row, j] - mean)", "g[row, j] - mean", "in front is missing"),
+    "g alone is summed": (OWN, "mean += g[row, j]", "not over g alone"),
+    "a mean over n": ("warp_reduction_sum(mean)", "warp_reduction_sum(mean) / Float32(z.shape[1])", "not divided by n"),
+}
+
+
+def kernel_source(name: str) -> str:
+    """The cell of the master that holds this class, and what it needs."""
+    cells = (build.ROOT / "exercises" / "_src" / "12_update_phase.py").read_text().split("\n# %%")
+    (chosen,) = [cell for cell in cells if re.search(rf"^class {name}\b", cell, re.M)]
+    imports = "from dataclasses import dataclass\nimport torch\nfrom rlcourse.kernels.arguments import Argument\n"
+    imports += "from rlcourse.kernels.dsl import Float32, cute\nfrom rlcourse.kernels.toolchain import simulate\n"
+    return imports + chosen.partition("\n")[2].partition('\nprint("her test')[0]
+
+
+def kernel_from(source: str, name: str, folder, monkeypatch):
+    """A kernel's class from its source, which CuTe DSL reads from a file."""
+    pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
+    module = f"kernel_{folder.name}"
+    (folder / f"{module}.py").write_text(source)
+    monkeypatch.syspath_prepend(folder)
+    try:
+        return getattr(importlib.import_module(module), name)
+    finally:
+        sys.modules.pop(module, None)
+
+
+@pytest.mark.parametrize("name", thinned(EDITS, every=5))
+def test_kernels_with_one_mistake_are_killed_and_others_pass(name, tmp_path, monkeypatch):
+    old, new, said = EDITS[name]
+    head, own, tail = kernel_source("SoftmaxBackward").rpartition("# BEGIN SOLUTION")
+    assert old in tail, "this mistake can no longer be made: write another one"
+    edited = head + own + (tail.replace(old, new) if old == POWER else tail.replace(old, new, 1))
+    result = KERNELS["q7"].run(Maker(kernel_from(edited, "SoftmaxBackward", tmp_path, monkeypatch)), seed=0)
+    assert result.passed == (said is None), repr(result)
+    messages = [case.message for case in result.cases if not case.passed]
+    assert said is None or any(said in message for message in messages), messages
+
+
+def test_the_colleague_passes_her_own_test_and_each_of_her_mistakes_is_told(tmp_path, monkeypatch):
+    colleague = kernel_from(kernel_source("Hers"), "Hers", tmp_path, monkeypatch)
+    z, g = torch.randn(4, 64), torch.randn(4, 64)
+    dz, p = torch.empty_like(z), z.double().softmax(1)
+    simulate(colleague(), z, z.logsumexp(1), g, dz)
+    assert (dz - p * (g - (p * g).sum(1, keepdim=True))).abs().max() < 1e-5
+    result = KERNELS["q7"].run(Maker(colleague), seed=0)
+    assert [case.passed for case in result.cases] == [True, False, False, False], repr(result)
 
 
 @pytest.mark.parametrize("scales, offset, curved", [([1.0, 1.0, 1.0], 0.0, 6.0), ([1.0, 3.0, 9.0], 60.0, 0.7)])
