@@ -1,7 +1,7 @@
 """Learning curves as records: `data/curves/<device>/<name>.json`, one row of results a seed.
 
-`name` is that of an algorithm, recorded by `rlcourse.course.lessons.curves`, or `lessonNN_...`, recorded by
-`rlcourse.course.lessons.lessonNN`.
+`name` is that of an algorithm, recorded by `rlcourse.course.lessons.curves`, `lessonNN_...`, recorded by
+`rlcourse.course.lessons.lessonNN`, or that of a module there, `OF_MODULES`.
 """
 
 import time
@@ -11,6 +11,8 @@ from typing import Any
 
 from rlcourse.measure.records import load_record, write_record
 from rlcourse.paths import data_folder
+
+OF_MODULES = ("sampler_gap", "partial_rollouts")  # with a row for each variant and seed
 
 
 def record_seeds(
@@ -33,19 +35,27 @@ def write_curve(name: str, arguments: list[str], setup: dict[str, Any], seeds: d
     return write_record(name, setup, results, command=command, folder=data_folder() / "curves")
 
 
+def record_variants(
+    name: str, setup: dict[str, Any], variants: list[str], seeds: Iterable[int],
+    run: Callable[[str, int], dict[str, Any]],
+) -> Path:  # fmt: skip
+    """Write the record of what `run` measures of each variant with each seed, and return its path."""
+    results = []
+    for variant in variants:
+        for seed in seeds:
+            results.append({"variant": variant, "seed": seed} | significant(run(variant, seed)))
+            print(variant, seed, [round(row["accuracy"], 3) for row in results[-1]["evals"]], flush=True)
+    return write_record(name, setup, results, command=_command(name), folder=data_folder() / "curves")
+
+
 def load_curve(name: str, device: str | None = None) -> dict[str, Any]:
     """The record called `name`; see `rlcourse.measure.records.load_record`."""
     return load_record(name, device, data_folder() / "curves", _command(name))
 
 
 def _command(name: str) -> str:
-    module = (
-        name
-        if name in ("sampler_gap", "partial_rollouts")
-        else name.split("_")[0]
-        if name.startswith("lesson")
-        else "curves"
-    )
+    lesson = name.split("_")[0]
+    module = name if name in OF_MODULES else lesson if lesson.startswith("lesson") else "curves"
     return f"python -m rlcourse.course.lessons.{module}"
 
 

@@ -5,16 +5,13 @@ truncated importance sampling for what older weights have sampled. Writes the re
 """
 
 import sys
-from pathlib import Path
 from typing import Any
 
 from rlcourse.batch import Completions
 from rlcourse.collect import staleness
 from rlcourse.config import make_config
-from rlcourse.course.lessons.curve_records import significant
+from rlcourse.course.lessons.curve_records import record_variants
 from rlcourse.course.lessons.experiment import Experiment
-from rlcourse.measure.records import write_record
-from rlcourse.paths import data_folder
 
 SEEDS = (0, 1, 2)
 TOKENS = 16
@@ -54,17 +51,6 @@ def run(variant: str, seed: int, **overrides) -> dict[str, Any]:
     return experiment.run(EVAL_EVERY, evaluate, ("reward", "length", "truncated", "sampler_ratio_max"), measure)
 
 
-def record(variants: list[str]) -> Path:
-    """Train every variant with every seed and write the record."""
-    results = []
-    for variant in variants:
-        for seed in SEEDS:
-            results.append({"variant": variant, "seed": seed} | significant(run(variant, seed)))
-            print(variant, seed, [round(row["accuracy"], 3) for row in results[-1]["evals"]], flush=True)
-    command = "python -m rlcourse.course.lessons.partial_rollouts"
-    setup = SETTINGS | {"partial_rollout_tokens": TOKENS, "eval_problems": EVAL_PROBLEMS}
-    return write_record("partial_rollouts", setup, results, command=command, folder=data_folder() / "curves")
-
-
 if __name__ == "__main__":
-    record(sys.argv[1:] or list(VARIANTS))
+    setup = SETTINGS | {"partial_rollout_tokens": TOKENS, "eval_problems": EVAL_PROBLEMS}
+    record_variants("partial_rollouts", setup, sys.argv[1:] or list(VARIANTS), SEEDS, run)

@@ -7,16 +7,13 @@ the record `sampler_gap`.
 
 import itertools
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from rlcourse.config import make_config
-from rlcourse.course.lessons.curve_records import significant
+from rlcourse.course.lessons.curve_records import record_variants
 from rlcourse.course.lessons.experiment import Experiment
-from rlcourse.measure.records import write_record
-from rlcourse.paths import data_folder
 from rlcourse.rollout import make_engine
 from rlcourse.rollout.fast import FastEngine
 
@@ -62,16 +59,5 @@ def run(variant: str, seed: int, **overrides) -> dict[str, Any]:
     return {"evals": trained["evals"]} | {name: max(values) for name, values in trained["steps"].items()}
 
 
-def record(variants: list[str]) -> Path:
-    """Train every variant with every seed and write the record."""
-    results = []
-    for variant in variants:
-        for seed in SEEDS:
-            results.append({"variant": variant, "seed": seed} | significant(run(variant, seed)))
-            print(variant, seed, [round(row["accuracy"], 3) for row in results[-1]["evals"]], flush=True)
-    command = "python -m rlcourse.course.lessons.sampler_gap"
-    return write_record("sampler_gap", SETTINGS, results, command=command, folder=data_folder() / "curves")
-
-
 if __name__ == "__main__":
-    record(sys.argv[1:] or list(VARIANTS))
+    record_variants("sampler_gap", SETTINGS, sys.argv[1:] or list(VARIANTS), SEEDS, run)
