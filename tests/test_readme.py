@@ -66,7 +66,10 @@ def test_the_headline_counts_from_the_records(monkeypatch):
     assert "step in 0.50 s, where TRL takes 2.00 s compiled and 8.00 s as it comes" in said
     assert "vLLM" not in said
     rows["decode"] += [("vllm", 160)]
-    assert "400 tokens a second, 2.5 times vLLM, 8.0 times `generate` compiled" in front.headline()
+    rows["step"] += [("trl-vllm", 1)]
+    said = front.headline()
+    assert "400 tokens a second, 2.5 times vLLM, 8.0 times `generate` compiled" in said
+    assert "step in 0.50 s, where TRL takes 1.00 s with vLLM, 2.00 s compiled and 8.00 s as it comes" in said
 
 
 def test_the_checkpoint_that_is_sampled_from_is_the_last_of_the_first_command():

@@ -18,8 +18,10 @@ ROWS = 64
 DECODERS = {
     "hf-dynamic": "generate", "hf-static-compiled": "generate,\ncompiled", "vllm": "vLLM", "graph": "rlcourse",
 }  # fmt: skip
-TRAINERS = {"trl-default": "TRL", "trl-static-compiled": "TRL,\ncompiled", "rlcourse": "rlcourse"}
-COLORS = {"generate": SKY, "TRL": SKY, "vLLM": PURPLE, "rlcourse": BLUE}  # ORANGE for what is compiled
+TRAINERS = {
+    "trl-default": "TRL", "trl-static-compiled": "TRL,\ncompiled", "trl-vllm": "TRL\nwith vLLM", "rlcourse": "rlcourse",
+}  # fmt: skip
+COLORS = {"generate": SKY, "TRL": SKY, "vLLM": PURPLE, TRAINERS["trl-vllm"]: PURPLE, "rlcourse": BLUE}
 
 
 def found(name: str, column: str, variants: dict[str, str]) -> dict[str, float]:
@@ -36,6 +38,8 @@ def headline() -> str:
     rate, step = found("decode", "tokens_per_s", DECODERS), found("step", "step_s", TRAINERS)
     compiled = "generate,\ncompiled"
     beside = f"{rate['rlcourse'] / rate['vLLM']:.1f} times vLLM, " if "vLLM" in rate else ""
+    slow, with_vllm = step[TRAINERS["trl-static-compiled"]], TRAINERS["trl-vllm"]
+    between = f"{step[with_vllm]:.2f} s with vLLM, " if with_vllm in step else ""
     return (
         f"On two CPU cores, in {record['setup']['steps']} training steps and at most "
         f"{max(run['wall_seconds'] for run in runs):.0f} s, a small model goes from "
@@ -44,7 +48,7 @@ def headline() -> str:
         f"On an H200, Qwen2.5-0.5B's shape, {ROWS} answers at a time: {rate['rlcourse']:,.0f} tokens a second, "
         f"{beside}{rate['rlcourse'] / rate[compiled]:.1f} times `generate` compiled with a static cache and "
         f"{rate['rlcourse'] / rate['generate']:.0f} times `generate` as it comes; a whole training step in "
-        f"{step['rlcourse']:.2f} s, where TRL takes {step[TRAINERS['trl-static-compiled']]:.2f} s compiled and "
+        f"{step['rlcourse']:.2f} s, where TRL takes {between}{slow:.2f} s compiled and "
         f"{step['TRL']:.2f} s as it comes.\n"
     )
 
@@ -69,7 +73,7 @@ def draw(path: Path) -> None:
 
 def bars(axes: Axes, values: dict[str, float], form: str) -> None:
     """One bar a name, with its value on top."""
-    colors = [COLORS.get(name, ORANGE) for name in values]
+    colors = [COLORS.get(name, ORANGE) for name in values]  # ORANGE for what is compiled
     drawn = axes.bar(values.keys(), values.values(), color=colors, width=0.65)
     axes.bar_label(drawn, [form.format(value) for value in values.values()], padding=2)
     axes.set(yticks=[], ylim=(0, 1.15 * max(values.values())))
