@@ -32,7 +32,7 @@ def print_memory(config: TrainConfig) -> None:
     check_launch(config)
     device, ranks = wanted_device(config), launched()[1]
     shape = memory.model_shape(config.model)
-    estimate = memory.estimate(share_of(config, ranks), shape, device, ranks)
+    estimate = memory.estimate(share_of(config, ranks), shape, device, ranks, memory.has_exact_pass(config, device))
     each = f", each of {ranks} processes" if ranks > 1 else ""
     title = f"Memory estimate on {device}{each}: {memory.parameters(shape):,} parameters"
     table = Table("part", "memory", title=title)

@@ -172,7 +172,8 @@ def preset_facts(facts: dict[str, Any]) -> list[dict[str, Any]]:
         for ranks, shard in ways:
             try:
                 share = replace(share_of(config, ranks), shard=shard)
-                estimate = memory.estimate(share, memory.model_shape(config.model), device, ranks)
+                shape, exact = memory.model_shape(config.model), memory.has_exact_pass(share, device)
+                estimate = memory.estimate(share, shape, device, ranks, exact)
                 needs, fits = estimate.peak, None if has is None else estimate.fits(has)
             except (FileNotFoundError, ValueError):  # the embedded model is missing or broken
                 needs, fits = None, None

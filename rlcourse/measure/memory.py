@@ -12,6 +12,7 @@ import torch
 
 from rlcourse.config import TrainConfig
 from rlcourse.evaluation import BATCH_ROWS
+from rlcourse.exact.weights import may_be_exact
 from rlcourse.files import read_json
 from rlcourse.hub import hub_or_cache
 from rlcourse.lora import ALL_LINEAR, base_of, is_adapter
@@ -168,10 +169,13 @@ class MemoryEstimate:
         return self.peak <= memory_bytes
 
 
-def estimate(config: TrainConfig, shape: ModelShape, device: str, ranks: int = 1) -> MemoryEstimate:
+def estimate(
+    config: TrainConfig, shape: ModelShape, device: str, ranks: int = 1, exact: bool = False
+) -> MemoryEstimate:
     """Bytes that training `shape` with `config` needs on `device`, 'cpu' or 'cuda'.
 
-    ranks: between how many the model is split, if config.shard says so. config: that of one rank (`share_of`).
+    ranks: between how many the model is split, if config.shard says so. config: that of one rank (`share_of`). exact:
+    with the training pass of `rlcourse.exact`, see `has_exact_pass`.
 
     n = parameters, b = bytes of a number in config.dtype, L = max_prompt_tokens + max_new_tokens, m = rows of a
     micro-batch if all have L tokens: m x L is micro_batch_tokens, rounded up, or the tokens of a whole mini-batch; rows
@@ -192,6 +196,9 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str, ranks: int = 1
       gathered: see `gathered_bytes`
     - activations: see `activation_bytes`
     - logits: LOGIT_COPIES x chunk x vocabulary x 4, chunk = min(logprob_chunk, m x L, mini-batch x max_new_tokens)
+    - exact: no copies by autocast; logits chunk x vocabulary x b, and twice the head's gradient in float32; when other
+      layers' gradients are made the logits are gone, and activations go, so that of one micro-batch only those count
+      that are more
     """
     n = parameters(shape)
     adapter = adapter_parameters(shape, config.lora_rank, config.lora_targets)
@@ -215,9 +222,15 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str, ranks: int = 1
         cache = int((config.cache_gb or CACHE_GB) * 1e9)
     at_once = PREFILL_TOKENS if fast or config.engine == "vllm" else math.inf
     prefill_tokens = min(at_once, rows * config.max_prompt_tokens)
+    gradients, kept = 4 * learned // parts, exact_activation_bytes if exact else activation_bytes
+    activations = kept(shape, micro_rows, length, config.dtype, config.gradient_checkpointing)
+    logits = LOGIT_COPIES * chunk * shape.vocabulary * 4
+    if exact:
+        logits = (chunk * b + 8 * shape.hidden) * shape.vocabulary
+        gradients = max(0, gradients - activations - logits) if micro_rows == minibatch else gradients
     return MemoryEstimate(
         weights=4 * (n + adapter) // parts,
-        gradients=4 * learned // parts,
+        gradients=gradients,
         optimizer=8 * learned // parts,
         reference=4 * n // parts if config.needs_reference and not config.lora_rank else 0,
         rollout_weights=b * n if own_weights else 0,
@@ -225,11 +238,17 @@ def estimate(config: TrainConfig, shape: ModelShape, device: str, ranks: int = 1
         kept_cache=cache if (own_cache or config.engine == "hf-static") and not config.sleep else 0,
         prefill=prefill_tokens * max(12 * shape.heads * config.max_prompt_tokens, 4 * shape.intermediate * b),
         sampling=3 * rows * shape.vocabulary * 4,
-        autocast=2 * n if b == 2 and not config.shard else 0,
+        autocast=2 * n if b == 2 and not config.shard and not exact else 0,
         gathered=gathered_bytes(shape, b) if config.shard else 0,
-        activations=activation_bytes(shape, micro_rows, length, config.dtype, config.gradient_checkpointing),
-        logits=LOGIT_COPIES * chunk * shape.vocabulary * 4,
+        activations=activations,
+        logits=logits,
     )
+
+
+def has_exact_pass(config: TrainConfig, device: str) -> bool:
+    """Whether a Qwen2, Qwen3 or Llama trains with the pass of `rlcourse.exact` on this machine's `device`."""
+    plain = config.dtype == "float32" or config.lora_rank or config.shard
+    return device == "cuda" and not plain and torch.cuda.is_available() and may_be_exact(torch.device("cuda"))
 
 
 def gathered_bytes(shape: ModelShape, b: int) -> int:
@@ -254,7 +273,8 @@ def check_memory(config: TrainConfig, model_config, device: torch.device, ranks:
     except ValueError:
         return
     longest = min(config.max_prompt_tokens, model_config.max_position_embeddings)
-    needs = estimate(replace(config, max_prompt_tokens=longest), shape, device.type, ranks).peak
+    exact = has_exact_pass(config, device.type)
+    needs = estimate(replace(config, max_prompt_tokens=longest), shape, device.type, ranks, exact).peak
     on_gpu = device.type == "cuda"
     has = torch.cuda.get_device_properties(device).total_memory if on_gpu else machine.memory_bytes()
     if has is not None and needs > FAR_TOO_MUCH * has:
@@ -277,6 +297,20 @@ def activation_bytes(shape: ModelShape, rows: int, length: int, dtype: str, grad
     b = 2 if dtype == "bfloat16" else 4
     norms = (26 if b == 2 else 24) * shape.hidden
     layer = norms + b * (4 * shape.heads * shape.head_dim + length) + 4 * b * shape.intermediate
+    if gradient_checkpointing:
+        return rows * length * (shape.layers * 4 * shape.hidden + layer)
+    return rows * length * shape.layers * layer
+
+
+def exact_activation_bytes(shape: ModelShape, rows: int, length: int, dtype: str, gradient_checkpointing: bool) -> int:
+    """As `activation_bytes`, of the pass of `rlcourse.exact`.
+
+    Per token and layer: in float32 the residual stream before attention and before SwiGLU, sums of squares of 32
+    columns of each, and a number a query head; q, k, v, attention's output, and SwiGLU's two projections in `dtype`.
+    """
+    b, heads, kv_heads = 2 if dtype == "bfloat16" else 4, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    layer = 8 * (shape.hidden + shape.hidden // 32) + 4 * shape.heads
+    layer += b * (2 * heads + 2 * kv_heads + 2 * shape.intermediate)
     if gradient_checkpointing:
         return rows * length * (shape.layers * 4 * shape.hidden + layer)
     return rows * length * shape.layers * layer

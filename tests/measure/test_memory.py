@@ -5,15 +5,27 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from policies import DEVICE, make_policy
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rlcourse.config import make_config
 from rlcourse.logprobs import chunked_logprobs
 from rlcourse.measure import memory
-from rlcourse.measure.memory import QWEN25, ModelShape, activation_bytes, estimate, model_shape, parameters
+from rlcourse.measure.memory import (
+    QWEN25,
+    ModelShape,
+    activation_bytes,
+    estimate,
+    exact_activation_bytes,
+    model_shape,
+    parameters,
+)
+from rlcourse.measure.records import load_record
 from rlcourse.sampling import Sampling
 
 TINY = ModelShape(2, 32, 4, 2, 8, 96, 160, tied=True)
+DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
+EXACT = "one set of numbers"  # a variant of the record
 
 
 def qwen2_config(shape: ModelShape) -> Qwen2Config:
@@ -244,3 +256,46 @@ def test_logit_copies_are_what_a_chunk_really_takes():
             now += event.nbytes()
             peak = max(peak, now)
     assert peak / copy == pytest.approx(memory.LOGIT_COPIES, abs=0.5)
+
+
+@pytest.mark.parametrize("tokens", [10**6, 64 * 320])
+@pytest.mark.parametrize("rows", [16, 64, 256])
+def test_the_exact_pass_needs_what_a_gpu_has_measured(rows, tokens):
+    """The record's rows are 320 tokens wide; where there were more, they trained in micro-batches of 64 rows."""
+    rows_of_record = load_record("exact", "nvidia-h200")["results"]
+    measured = {r["rows"]: r for r in rows_of_record if r["variant"] == EXACT and r["shape"] == "qwen2.5-0.5b"}
+    sizes = {"num_prompts": rows // 8, "max_prompt_tokens": 64, "max_new_tokens": 256, "eval_problems": 1}
+    config = make_config("h200", **sizes, num_generations=8, micro_batch_tokens=tokens)
+    found = estimate(config, QWEN25["Qwen/Qwen2.5-0.5B"], "cuda", exact=True)
+    peak = measured[rows]["peak_memory_bytes"] + memory.LIBRARIES
+    if tokens == 64 * 320:
+        assert found.peak == pytest.approx(peak, rel=0.15)
+    else:
+        assert (found.peak > 1.5 * peak) == (rows == 256)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_gradients_beside_activations_are_those_of_earlier_micro_batches(checkpointing):
+    sizes = {"num_prompts": 8, "num_generations": 8, "max_prompt_tokens": 100, "max_new_tokens": 100}
+    config = make_config("h200", **sizes, gradient_checkpointing=checkpointing)
+    shape = QWEN25["Qwen/Qwen2.5-0.5B"]
+    one, several = (
+        estimate(replace(config, micro_batch_tokens=n), shape, "cuda", exact=True) for n in (64 * 200, 32 * 200)
+    )
+    assert one.gradients == 0 and several.gradients == 4 * parameters(shape) and one.autocast == 0
+    small = estimate(replace(config, num_prompts=1, num_generations=2, max_new_tokens=1), shape, "cuda", exact=True)
+    assert small.gradients == 4 * parameters(shape) - small.activations - small.logits > 0
+
+
+def test_activations_of_the_exact_pass_are_what_a_layer_keeps():
+    pytest.importorskip("triton", reason="Triton is there on Linux alone")
+    from rlcourse.exact.layers import layer_pass
+    from rlcourse.exact.weights import fused_weights
+
+    shape = ModelShape(1, 64, 4, 2, 32, 128, 300, tied=True)
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "num_hidden_layers": 1}
+    weights = fused_weights(make_policy(hidden_size=64, intermediate_size=128, **sizes).model, DTYPE)
+    _, saved = layer_pass(weights, weights.layers[0], torch.randn(3 * 32, 64, device=DEVICE), 32)
+    kept = sum(tensor.nbytes for tensor in saved if tensor is not None)
+    found = (exact_activation_bytes(shape, 3, 32, str(DTYPE).split(".")[1], again) for again in (False, True))
+    assert next(found) == kept and next(found) == kept + 3 * 32 * 4 * 64
