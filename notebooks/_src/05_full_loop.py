@@ -777,10 +777,10 @@ for row in load_record("exact", "NVIDIA H200")["results"]:
 # AT_ONCE }} answers that an evaluation samples together; a step has {{ configs["T4"].rows }}, {{ a10g.rows }} or {{
 # configs["H200"].rows }}. {{ assert all(max(c.rows, min(BATCH_ROWS, c.eval_problems)) == AT_ONCE for c in
 # configs.values()) }} The most that is needed has 0.6 GB for the libraries in it, and a tenth on top for what the
-# allocator wastes. {{ assert memory.LIBRARIES == 6e8 and memory.HEADROOM == 1.1 }} How good is it? On the H200, with {{
-# ", ".join(map(str, off_peak)) }} answers as long as they may be, it was off by {{ min(off_peak.values()):+.0f }} to {{
-# max(off_peak.values()):+.0f }} % of the peak that was measured. {{ assert max(map(abs, off_peak.values())) < 15 }} (The
-# other two cards we have not had.) The last lines are what you can choose; small micro-batches and chunks keep little at
+# allocator wastes. {{ assert memory.LIBRARIES == 6e8 and memory.HEADROOM == 1.1 }} On the H200, with {{
+# ", ".join(map(str, off_peak)) }} answers as long as they may be, the estimate was off by {{
+# min(off_peak.values()):+.0f }} to {{ max(off_peak.values()):+.0f }} % of the measured peak. {{ assert max(map(abs,
+# off_peak.values())) < 15 }} (The other two cards we have not had.) The last lines are what you can choose; small micro-batches and chunks keep little at
 # once. `rlcourse train --preset a10g --dry-run` prints such an estimate, and `rlcourse doctor` compares it with your
 # machine.
 #
