@@ -49,7 +49,6 @@ class VLLMEngine:
         check_vllm(policy.device)
         if LIVING:
             raise ValueError("A process has one engine vllm at most: delete the other one first, or start a process.")
-        LIVING.add(self)
         self.policy, self.sleeps, self.asleep = policy, sleeps, False
         self.converted = has_other_names(policy.model)
         self.folder = tempfile.TemporaryDirectory(prefix="rlcourse-vllm-")  # as long as the engine is there
@@ -69,6 +68,7 @@ class VLLMEngine:
             enable_sleep_mode=sleeps,
             **options,
         )
+        LIVING.add(self)
 
     @torch.no_grad()
     def generate(
