@@ -12,7 +12,7 @@ import torch
 
 from rlcourse.config import TrainConfig
 from rlcourse.evaluation import BATCH_ROWS
-from rlcourse.exact.weights import may_be_exact
+from rlcourse.exact.weights import FAMILIES, may_be_exact
 from rlcourse.files import read_json
 from rlcourse.hub import hub_or_cache
 from rlcourse.lora import ALL_LINEAR, base_of, is_adapter
@@ -273,7 +273,7 @@ def check_memory(config: TrainConfig, model_config, device: torch.device, ranks:
     except ValueError:
         return
     longest = min(config.max_prompt_tokens, model_config.max_position_embeddings)
-    exact = has_exact_pass(config, device.type)
+    exact = has_exact_pass(config, device.type) and model_config.model_type in FAMILIES
     needs = estimate(replace(config, max_prompt_tokens=longest), shape, device.type, ranks, exact).peak
     on_gpu = device.type == "cuda"
     has = torch.cuda.get_device_properties(device).total_memory if on_gpu else machine.memory_bytes()

@@ -299,3 +299,13 @@ def test_activations_of_the_exact_pass_are_what_a_layer_keeps():
     kept = sum(tensor.nbytes for tensor in saved if tensor is not None)
     found = (exact_activation_bytes(shape, 3, 32, str(DTYPE).split(".")[1], again) for again in (False, True))
     assert next(found) == kept and next(found) == kept + 3 * 32 * 4 * 64
+
+
+def test_the_exact_pass_is_counted_for_the_families_that_it_knows_alone(monkeypatch):
+    asked = []
+    monkeypatch.setattr(memory, "has_exact_pass", lambda config, device: True)
+    monkeypatch.setattr(memory, "estimate", lambda *a: asked.append(a[-1]) or estimate(*a[:-1]))
+    for kind in ("qwen2", "llama", "mistral"):
+        known = SimpleNamespace(**vars(qwen2_config(TINY)) | {"model_type": kind})
+        memory.check_memory(make_config(max_prompt_tokens=64), known, torch.device("cpu"))
+    assert asked == [True, True, False]

@@ -2,11 +2,26 @@
 and show the hint at a hole."""
 
 import functools
+import importlib
+import sys
+from pathlib import Path
 
 import pytest
 from thorough import thinned, thorough
 
 from rlcourse.course.checks import Local
+
+
+def kernel_from(source: str, name: str, folder: Path, monkeypatch) -> type:
+    """A kernel's class from its source, which CuTe DSL reads from a file."""
+    pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
+    module = f"kernel_{folder.name}"
+    (folder / f"{module}.py").write_text(source)
+    monkeypatch.syspath_prepend(folder)
+    try:
+        return getattr(importlib.import_module(module), name)
+    finally:
+        sys.modules.pop(module, None)
 
 
 def common_tests(questions: dict, right: dict, wrong: dict, named: dict, first: bool = False, slow=()) -> tuple:

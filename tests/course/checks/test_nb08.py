@@ -2,13 +2,11 @@
 source: in the master of the exercises, where the solution stands."""
 
 import functools
-import importlib
 import re
-import sys
 
 import pytest
 import torch
-from answers import common_tests
+from answers import common_tests, kernel_from
 from thorough import thinned
 
 from rlcourse.course.checks.kernels import Maker
@@ -279,17 +277,6 @@ def edited(question: str, name: str) -> tuple[str, str | None]:
     head, own, tail = solution(question).rpartition("# BEGIN SOLUTION")
     assert old in tail, "this mistake can no longer be made: write another one"
     return head + own + tail.replace(old, new, 1), said
-
-
-def kernel_from(source: str, name: str, folder, monkeypatch):
-    """A kernel's class from its source, which CuTe DSL reads from a file."""
-    module = f"kernel_{folder.name}"
-    (folder / f"{module}.py").write_text(source)
-    monkeypatch.syspath_prepend(folder)
-    try:
-        return getattr(importlib.import_module(module), name)
-    finally:
-        sys.modules.pop(module, None)
 
 
 @pytest.mark.parametrize(

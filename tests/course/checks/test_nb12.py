@@ -1,13 +1,11 @@
 """The checks of lesson 12 pass what is right, kill what is wrong, and name the mistake."""
 
-import importlib
 import itertools
 import re
-import sys
 
 import pytest
 import torch
-from answers import common_tests
+from answers import common_tests, kernel_from
 from thorough import thinned
 
 from rlcourse.course.checks.kernels import Maker
@@ -276,18 +274,6 @@ def kernel_source(name: str) -> str:
     imports = "from dataclasses import dataclass\nimport torch\nfrom rlcourse.kernels.arguments import Argument\n"
     imports += "from rlcourse.kernels.dsl import Float32, cute\nfrom rlcourse.kernels.toolchain import simulate\n"
     return imports + chosen.partition("\n")[2].partition('\nprint("her test')[0]
-
-
-def kernel_from(source: str, name: str, folder, monkeypatch):
-    """A kernel's class from its source, which CuTe DSL reads from a file."""
-    pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
-    module = f"kernel_{folder.name}"
-    (folder / f"{module}.py").write_text(source)
-    monkeypatch.syspath_prepend(folder)
-    try:
-        return getattr(importlib.import_module(module), name)
-    finally:
-        sys.modules.pop(module, None)
 
 
 @pytest.mark.parametrize("name", thinned(EDITS, every=5))
