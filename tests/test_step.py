@@ -114,6 +114,7 @@ class Run:
         rows = list(zip(COMPLETIONS, self.sampler, FINISHED, strict=True))
         self.engine = engine_class({tuple(p): rows[i * GROUP :][:GROUP] for i, p in enumerate(PROMPTS)})
         self.before = self._modules()
+        torch.manual_seed(3)  # again, as the sampler's log-probs may have been at hand, or made a policy
         optimizer_step, randperm = self.learner.optimizer.step, torch.randperm
 
         def stepped():

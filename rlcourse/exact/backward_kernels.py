@@ -13,10 +13,10 @@ from rlcourse.exact.pass_kernels import load_heads
 
 @triton.jit
 def norm_backward_kernel(
-    x, weight, squares, dy, dx, partial, N, eps, d: tl.constexpr, B: tl.constexpr, ADD: tl.constexpr
+    x, weight, squares, dy, beside, dx, rounded, y, partial, N, eps, d: tl.constexpr, B: tl.constexpr
 ):
-    """dx [N, d] float32: plus (ADD) or equal to what comes through the norm. partial [programs, d]: each program's part
-    of the weight's gradient."""
+    """dx [N, d] float32: what comes through the norm and, if there is something, beside it; rounded, the same; y again,
+    which the forward pass did not keep. partial [programs, d]: each program's part of the weight's gradient."""
     o = tl.arange(0, B)
     m = o < d
     w = tl.load(weight + o, mask=m, other=0.0)
@@ -28,9 +28,11 @@ def norm_backward_kernel(
         scale = inverse_rms_of_row(squares, n, eps, d)
         through_scale = scale * scale * tl.sum(g * value * w, 0) / d
         result = g * w - value * through_scale
-        if ADD:
-            result += tl.load(dx + row, mask=m, other=0.0)
+        if beside is not None:
+            result += tl.load(beside + row, mask=m, other=0.0)
         tl.store(dx + row, result, mask=m)
+        tl.store(rounded + row, result.to(rounded.dtype.element_ty), mask=m)
+        tl.store(y + row, (value * w).to(y.dtype.element_ty), mask=m)
         dw += g * value
     tl.store(partial + tl.program_id(0) * d + o, dw, mask=m)
 
@@ -53,6 +55,30 @@ def swiglu_backward_kernel(raw, squares, dh, draw, h, eps, inner: tl.constexpr, 
 
 
 @triton.jit
+def pad_kernel(
+    g, q, k, v, out, padded_g, padded_q, padded_k, padded_v, padded_out, bounds, longest,
+    WIDE: tl.constexpr, NARROW: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """A place of padded sequences [S * longest]: its token's g, q and out [N, WIDE], k and v [N, NARROW], or zeros."""
+    place, o = tl.program_id(0).to(tl.int64), tl.arange(0, B)
+    sequence, position = place // longest, place % longest
+    start = tl.load(bounds + sequence)
+    real = position < tl.load(bounds + sequence + 1) - start
+    copy_row(g, padded_g, start + position, place, o, real, WIDE)
+    copy_row(q, padded_q, start + position, place, o, real, WIDE)
+    copy_row(k, padded_k, start + position, place, o, real, NARROW)
+    copy_row(v, padded_v, start + position, place, o, real, NARROW)
+    copy_row(out, padded_out, start + position, place, o, real, WIDE)
+
+
+@triton.jit
+def copy_row(source, target, token, place, o, real, SIZE: tl.constexpr):
+    """target[place] = source[token] if it is real, else zeros."""
+    value = tl.load(source + token * SIZE + o, mask=o < tl.where(real, SIZE, 0), other=0.0)
+    tl.store(target + place * SIZE + o, value, mask=o < SIZE)
+
+
+@triton.jit
 def gradient_heads(source, heads, cols, H: tl.constexpr, D: tl.constexpr):
     """Halves [B, D / 2] of the heads that are 0 to H - 1, zeros for the others."""
     m = ((heads >= 0) & (heads < H))[:, None]
@@ -63,12 +89,13 @@ def gradient_heads(source, heads, cols, H: tl.constexpr, D: tl.constexpr):
 
 @triton.jit
 def rope_backward_kernel(
-    dq, dk, dv, raw, squares, q_norm, k_norm, cos, sin, draw, partial_bias, partial_q, partial_k, N, L, eps,
+    dq, dk, dv, places, raw, squares, q_norm, k_norm, cos, sin, draw, partial_bias, partial_q, partial_k, N, eps,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, d: tl.constexpr, B: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr,
 ):  # fmt: skip
-    """draw [N, (H + 2 K) D] from the gradients of q [N, H, D], k and v [N, K, D]. Each program's part of the gradients
-    of the bias, [programs, (H + 2 K) D], and of the norms of queries and keys, [programs, D]."""
+    """draw [N, (H + 2 K) D] from the gradients of q [..., H, D], k and v [..., K, D], where tokens have `places` [N].
+    Each program's part of the gradients of the bias, [programs, (H + 2 K) D], and of the norms of queries and keys,
+    [programs, D]."""
     half: tl.constexpr = D // 2
     all_heads: tl.constexpr = H + 2 * K
     heads, cols, program = tl.arange(0, B), tl.arange(0, half), tl.program_id(0)
@@ -81,11 +108,12 @@ def rope_backward_kernel(
         w2 = tl.where(is_query, tl.load(q_norm + half + cols)[None, :], tl.load(k_norm + half + cols)[None, :])
     for token in range(program.to(tl.int64), N, tl.num_programs(0)):
         scale = inverse_rms_of_row(squares, token, eps, d)
-        q1, q2 = gradient_heads(dq + token * (H * D), heads, cols, H, D)
-        k1, k2 = gradient_heads(dk + token * (K * D), heads - H, cols, K, D)
-        v1, v2 = gradient_heads(dv + token * (K * D), heads - H - K, cols, K, D)
+        place = tl.load(places + token)
+        q1, q2 = gradient_heads(dq + place * (H * D), heads, cols, H, D)
+        k1, k2 = gradient_heads(dk + place * (K * D), heads - H, cols, K, D)
+        v1, v2 = gradient_heads(dv + place * (K * D), heads - H - K, cols, K, D)
         g1, g2 = q1 + k1 + v1, q2 + k2 + v2  # of each head two of the three are zeros
-        c, s = tl.load(cos + (token % L) * half + cols)[None, :], tl.load(sin + (token % L) * half + cols)[None, :]
+        c, s = tl.load(cos + token * half + cols)[None, :], tl.load(sin + token * half + cols)[None, :]
         r1, r2 = tl.where(turns, g1 * c + g2 * s, g1), tl.where(turns, g2 * c - g1 * s, g2)
         if HAS_NORM:
             u1, u2 = load_heads(raw, raw, scale, token, heads, cols, all_heads, D, False)

@@ -76,7 +76,7 @@ class LogProbs(torch.autograd.Function):
             )  # fmt: skip
             dy[at] = logits @ weights.head
             d_head = add_float32(d_head, logits.T, y[at])
-        dx, d_norm = norm_backward(weights, x, weights.norm, squares, dy, None)
+        dx, _, _, d_norm = norm_backward(weights, x, weights.norm, squares, dy)
         return dx, None, None, None, None, d_norm, d_head
 
 
@@ -114,7 +114,7 @@ class ScaledLogits(torch.autograd.Function):
         weights = ctx.weights
         x, y, squares, scale = ctx.saved_tensors
         draw = (gradient * scale).to(weights.dtype)
-        dx, d_norm = norm_backward(weights, x, weights.norm, squares, draw @ weights.head, None)
+        dx, _, _, d_norm = norm_backward(weights, x, weights.norm, squares, draw @ weights.head)
         return dx, None, d_norm, product_float32(draw.T, y)
 
 

@@ -1,10 +1,11 @@
 """A model's layers over whole sequences, forward and backward, as autograd knows them.
 
-The residual stream x [N, d] is float32: N tokens, sequences of L one after the other, padded behind, where causal
-attention does not see it. All sums that a decode step makes, too, are made in its order (`operations.py`).
+The residual stream x [N, d] is float32: N tokens of several sequences, one after the other. All sums that a decode step
+makes, too, are made in its order (`operations.py`).
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import triton
@@ -13,11 +14,13 @@ from torch.autograd.function import once_differentiable
 
 from rlcourse.exact import EXACT, KEYS, LOG2_E, backward_kernels, pass_kernels
 from rlcourse.exact.products import add_product, add_shares, linear, one_chain, product_float32
+from rlcourse.exact.sequences import Sequences
 from rlcourse.exact.weights import FusedWeights, Layer
 
 QUERIES = 64  # of a program in attention
 COLUMNS = 1024  # of a program in SwiGLU
 PROGRAMS = 528  # of a kernel that adds over tokens: four for each processor of an H200
+Angles = tuple[Tensor, Tensor]  # cosines and sines [N, D / 2] by which RoPE turns each token
 
 
 def normed(x: Tensor, weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -28,24 +31,24 @@ def normed(x: Tensor, weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tenso
     return y, squares
 
 
-def heads(weights: FusedWeights, layer: Layer, raw: Tensor, squares: Tensor, length: int) -> tuple[Tensor, ...]:
+def heads(weights: FusedWeights, layer: Layer, raw: Tensor, squares: Tensor, angles: Angles) -> tuple[Tensor, ...]:
     """q [N, H, D], k and v [N, K, D] from the projection raw [N, (H + 2 K) D]."""
     h, k, d = weights.heads, weights.kv_heads, weights.head_dim
     q, keys, values = (torch.empty(len(raw), count, d, dtype=raw.dtype, device=raw.device) for count in (h, k, k))
     pass_kernels.rope_kernel[(len(raw),)](
-        raw, squares, layer.qkv_bias, layer.q_norm, layer.k_norm, weights.cos, weights.sin, q, keys, values, length,
+        raw, squares, layer.qkv_bias, layer.q_norm, layer.k_norm, *angles, q, keys, values,
         weights.eps, h, k, d, 32 * squares.shape[1], triton.next_power_of_2(h + 2 * k), (d // 2).bit_length() - 1,
         layer.qkv_bias is not None, layer.q_norm is not None, **EXACT,
     )  # fmt: skip
     return q, keys, values
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Causal attention within each sequence: (out [N, H, D], lse [sequences, H, L] float32)."""
-    n, h, d = q.shape
-    out, lse = torch.empty_like(q), q.new_empty(n // length, h, length, dtype=torch.float32)
-    pass_kernels.attention_kernel[(triton.cdiv(length, QUERIES), h, n // length)](
-        q, k, v, out, lse, length, LOG2_E * d**-0.5, h, k.shape[1], d, QUERIES, KEYS,
+def attention(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences) -> tuple[Tensor, Tensor]:
+    """Causal attention within each sequence: (out [N, H, D], lse [S, H, sequences.length] float32, 0 for padding)."""
+    (_, h, d), length = q.shape, sequences.length
+    out, lse = torch.empty_like(q), q.new_zeros(len(sequences), h, length, dtype=torch.float32)
+    pass_kernels.attention_kernel[(triton.cdiv(length, QUERIES), h, len(sequences))](
+        q, k, v, out, lse, sequences.bounds, length, LOG2_E * d**-0.5, h, k.shape[1], d, QUERIES, KEYS,
         num_warps=4 if d <= 64 else 8, num_stages=2, **EXACT,
     )  # fmt: skip
     return out, lse
@@ -61,13 +64,14 @@ def inner(weights: FusedWeights, raw: Tensor, squares: Tensor) -> Tensor:
 
 
 def layer_pass(
-    weights: FusedWeights, layer: Layer, x: Tensor, length: int, attend: Callable = attention
+    weights: FusedWeights, layer: Layer, x: Tensor, angles: Angles, attend: Callable
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """x after a layer, and what its backward pass and a cache want of it. attend: attention, within each sequence."""
+    """x after a layer, and what its backward pass and a cache want of it. attend: from q, k and v what `attention`
+    gives."""
     y, squares = normed(x, layer.attention_norm, weights.dtype)
     raw = linear(y, layer.qkv)
-    q, k, v = heads(weights, layer, raw, squares, length)
-    mixed, lse = attend(q, k, v, length)
+    q, k, v = heads(weights, layer, raw, squares, angles)
+    mixed, lse = attend(q, k, v)
     x2 = add_product(x, mixed.flatten(1), layer.out)
     y2, squares2 = normed(x2, layer.mlp_norm, weights.dtype)
     raw2 = linear(y2, layer.gate_up)
@@ -82,34 +86,34 @@ class LayerFunction(torch.autograd.Function):
     recompute: keep x alone, and do the pass again for the gradients, with the same numbers."""
 
     @staticmethod
-    def forward(ctx, x, weights: FusedWeights, layer: Layer, length: int, recompute: bool, *parameters) -> Tensor:
-        after, saved = layer_pass(weights, layer, x, length)
+    def forward(
+        ctx, x, weights: FusedWeights, layer: Layer, sequences: Sequences, angles: Angles, recompute: bool, *parameters
+    ) -> Tensor:
+        after, saved = layer_pass(weights, layer, x, angles, partial(attention, sequences=sequences))
         ctx.save_for_backward(*((x,) if recompute else saved))
-        ctx.settings, ctx.sizes = (weights, layer, length), [len(p) for p in parameters]
+        ctx.settings, ctx.sizes = (weights, layer, sequences, angles), [len(p) for p in parameters]
         return after
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient: Tensor):
-        weights, layer, length = ctx.settings
+        weights, layer, sequences, angles = ctx.settings
         saved = ctx.saved_tensors
         if len(saved) == 1:
             with one_chain():
-                _, saved = layer_pass(weights, layer, *saved, length)
+                _, saved = layer_pass(weights, layer, *saved, angles, partial(attention, sequences=sequences))
         x, squares, raw, q, k, v, mixed, lse, x2, squares2, raw2 = saved
         rounded = gradient.to(weights.dtype)
         draw, h = inner_backward(weights, raw2, squares2, rounded @ layer.down)
         d_down = product_float32(rounded.T, h)
-        y = normed(x2, layer.mlp_norm, weights.dtype)[0]
+        through = draw @ layer.gate_up
+        dx, rounded, y, d_mlp_norm = norm_backward(weights, x2, layer.mlp_norm, squares2, through, gradient)
         d_gate_up = product_float32(draw.T, y)
-        dx, d_mlp_norm = norm_backward(weights, x2, layer.mlp_norm, squares2, draw @ layer.gate_up, gradient)
-        rounded = dx.to(weights.dtype)
         d_out = product_float32(rounded.T, mixed.flatten(1))
-        dq, dk, dv = attention_backward((rounded @ layer.out).view_as(q), q, k, v, mixed, lse, length)
-        draw, d_bias, d_q_norm, d_k_norm = heads_backward(weights, layer, raw, squares, dq, dk, dv, length)
-        y = normed(x, layer.attention_norm, weights.dtype)[0]
+        dq, dk, dv = attention_backward((rounded @ layer.out).view_as(q), q, k, v, mixed, lse, sequences)
+        draw, d_bias, d_q_norm, d_k_norm = heads_backward(weights, layer, raw, squares, dq, dk, dv, sequences, angles)
+        dx, _, y, d_norm = norm_backward(weights, x, layer.attention_norm, squares, draw @ layer.qkv, dx)
         d_qkv = product_float32(draw.T, y)
-        dx, d_norm = norm_backward(weights, x, layer.attention_norm, squares, draw @ layer.qkv, dx)
         fused = [d_norm, d_qkv, d_bias, d_q_norm, d_k_norm, d_out, d_mlp_norm, d_gate_up, d_down]
         joined, sizes = [], iter(ctx.sizes)
         for whole in fused:  # parts of a fused weight's gradient are those of its parameters
@@ -118,17 +122,19 @@ class LayerFunction(torch.autograd.Function):
                 size = next(sizes)
                 joined.append(whole[at : at + size])
                 at += size
-        return dx, None, None, None, None, *joined
+        return dx, None, None, None, None, None, *joined
 
 
-def norm_backward(weights, x, weight, squares, dy, dx: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(gradient of x, with what comes beside the norm added, gradient of the norm's weight)."""
+def norm_backward(weights, x, weight, squares, dy, beside: Tensor | None = None) -> tuple[Tensor, ...]:
+    """(gradient of x, with what comes beside the norm added; the same rounded; the norm's y again; gradient of the
+    norm's weight)."""
     n, d = x.shape
-    out, partial = torch.empty_like(x) if dx is None else dx.clone(), x.new_empty(min(PROGRAMS, n), d)
-    backward_kernels.norm_backward_kernel[(len(partial),)](
-        x, weight, squares, dy, out, partial, n, weights.eps, d, triton.next_power_of_2(d), dx is not None
+    dx, parts = torch.empty_like(x), x.new_empty(min(PROGRAMS, n), d)
+    rounded, y = torch.empty(2, n, d, dtype=weights.dtype, device=x.device)
+    backward_kernels.norm_backward_kernel[(len(parts),)](
+        x, weight, squares, dy, beside, dx, rounded, y, parts, n, weights.eps, d, triton.next_power_of_2(d)
     )
-    return out, partial.sum(0)
+    return dx, rounded, y, parts.sum(0)
 
 
 def inner_backward(weights, raw: Tensor, squares: Tensor, dh: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,29 +147,26 @@ def inner_backward(weights, raw: Tensor, squares: Tensor, dh: Tensor) -> tuple[T
     return draw, h
 
 
-def heads_backward(weights, layer, raw, squares, dq, dk, dv, length) -> tuple[Tensor | None, ...]:
-    """Gradients of the projection [N, (H + 2 K) D], of its bias, and of the norms of queries and keys."""
+def heads_backward(weights, layer, raw, squares, dq, dk, dv, sequences, angles) -> tuple[Tensor | None, ...]:
+    """Gradients of the projection [N, (H + 2 K) D], of its bias, and of the norms of queries and keys, from what
+    `attention_backward` gives."""
     h, k, d = weights.heads, weights.kv_heads, weights.head_dim
-    n, programs = len(dq), min(PROGRAMS, len(dq))
+    n, programs = len(squares), min(PROGRAMS, len(squares))
     has_bias, has_norm = layer.qkv_bias is not None, layer.q_norm is not None
     draw = torch.empty(n, (h + 2 * k) * d, dtype=dq.dtype, device=dq.device)
     bias = squares.new_empty(programs, (h + 2 * k) * d) if has_bias else None
     q_norm, k_norm = (squares.new_empty(programs, d) if has_norm else None for _ in range(2))
     backward_kernels.rope_backward_kernel[(programs,)](
-        dq, dk, dv, raw, squares, layer.q_norm, layer.k_norm, weights.cos, weights.sin, draw, bias, q_norm, k_norm, n,
-        length, weights.eps, h, k, d, 32 * squares.shape[1], triton.next_power_of_2(h + 2 * k), has_bias, has_norm,
+        dq, dk, dv, sequences.places, raw, squares, layer.q_norm, layer.k_norm, *angles, draw, bias, q_norm, k_norm, n,
+        weights.eps, h, k, d, 32 * squares.shape[1], triton.next_power_of_2(h + 2 * k), has_bias, has_norm,
     )  # fmt: skip
     return draw, *(part if part is None else part.sum(0) for part in (bias, q_norm, k_norm))
 
 
-def attention_backward(gradient, q, k, v, out, lse, length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q [N, H, D], k and v [N, K, D]: by cuDNN from our forward pass, the same bits each time; on a CPU by
-    PyTorch's attention from its own."""
-
-    def by_sequence(tensor: Tensor) -> Tensor:
-        return tensor.unflatten(0, (-1, length)).transpose(1, 2)  # [sequences, heads, L, D]
-
-    parts = [by_sequence(tensor) for tensor in (gradient, q, k, v, out)]
+def attention_backward(gradient, q, k, v, out, lse, sequences: Sequences) -> tuple[Tensor, ...]:
+    """Gradients of q [S * length, H, D], k and v [S * length, K, D], of padded sequences: by cuDNN from our forward
+    pass, the same bits each time; on a CPU by PyTorch's attention from its own."""
+    parts, length = padded(gradient, q, k, v, out, sequences), sequences.length
     if q.is_cuda:
         seed = torch.zeros((), dtype=torch.long, device=q.device)  # of the dropout that there is not
         found = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
@@ -175,6 +178,18 @@ def attention_backward(gradient, q, k, v, out, lse, length: int) -> tuple[Tensor
             again = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=True, enable_gqa=True)
         found = torch.autograd.grad(again, inputs, parts[0])
     return tuple(part.transpose(1, 2).reshape(-1, part.shape[1], part.shape[3]) for part in found)
+
+
+def padded(gradient, q, k, v, out, sequences: Sequences) -> list[Tensor]:
+    """Each [N, heads, D] as [S, heads, length, D], zeros for padding."""
+    (_, h, d), kv_heads, count = q.shape, k.shape[1], len(sequences) * sequences.length
+    wide, narrow = q.new_empty(3, count, h, d), q.new_empty(2, count, kv_heads, d)
+    parts = [wide[0], wide[1], *narrow, wide[2]]
+    backward_kernels.pad_kernel[(count,)](
+        gradient, q, k, v, out, *parts, sequences.bounds, sequences.length, h * d, kv_heads * d,
+        triton.next_power_of_2(h * d),
+    )  # fmt: skip
+    return [part.unflatten(0, (-1, sequences.length)).transpose(1, 2) for part in parts]
 
 
 class Embed(torch.autograd.Function):
@@ -194,28 +209,36 @@ class Embed(torch.autograd.Function):
         return None, None, None, torch.ops.aten.embedding_dense_backward(gradient, ids, *ctx.settings, False)
 
 
-def trunk(model, weights: FusedWeights, ids: Tensor, recompute: bool = False) -> Tensor:
-    """x [sequences * L, d] after the last layer, before the last norm; ids [sequences, L]. Differentiable in the
-    parameters of `model`, whose fused copies `weights` are. recompute: see `LayerFunction`."""
+def trunk(model, weights: FusedWeights, ids: Tensor, sequences: Sequences, recompute: bool = False) -> Tensor:
+    """x [N, d] after the last layer, before the last norm; ids [N]. Differentiable in the parameters of `model`, whose
+    fused copies `weights` are. recompute: see `LayerFunction`."""
+    angles = angles_at(weights, sequences.positions)
     with one_chain():
         table = model.model.embed_tokens
         untrained = -1 if table.padding_idx is None else table.padding_idx
-        x = Embed.apply(ids.flatten(), weights, untrained, table.weight)
+        x = Embed.apply(ids, weights, untrained, table.weight)
         for layer, own in zip(weights.layers, model.model.layers, strict=True):
             parameters = [p for parts in Layer.sources(own) for p in parts]
-            x = LayerFunction.apply(x, weights, layer, ids.shape[1], recompute, *parameters)
+            x = LayerFunction.apply(x, weights, layer, sequences, angles, recompute, *parameters)
     return x
 
 
 @torch.no_grad()
 def prefill(weights: FusedWeights, ids: Tensor, lengths: Tensor, cache: Tensor) -> Tensor:
     """x [prompts, d] after the last token of prompts ids [prompts, P], `lengths` [prompts] long; their keys and values
-    to the front of cache [layers, 2, prompts, K, P or more, D]."""
+    to the front of cache [layers, 2, prompts, K, P or more, D]. Padding is computed, too."""
     prompts, width = ids.shape
+    sequences = Sequences.equal(prompts, width, ids.device)
+    angles = angles_at(weights, sequences.positions)
     with one_chain():
         x = weights.embedding[ids.flatten()].float()
         for layer, (keys, values) in zip(weights.layers, cache, strict=True):
-            x, (_, _, _, _, k, v, *_) = layer_pass(weights, layer, x, width)
+            x, (_, _, _, _, k, v, *_) = layer_pass(weights, layer, x, angles, partial(attention, sequences=sequences))
             keys[:, :, :width] = k.unflatten(0, (prompts, width)).transpose(1, 2)
             values[:, :, :width] = v.unflatten(0, (prompts, width)).transpose(1, 2)
     return x.view(prompts, width, -1)[torch.arange(prompts, device=ids.device), lengths - 1]
+
+
+def angles_at(weights: FusedWeights, positions: Tensor) -> Angles:
+    """Of tokens at these positions [N]."""
+    return weights.cos[positions], weights.sin[positions]

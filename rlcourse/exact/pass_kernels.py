@@ -1,6 +1,6 @@
 """The forward pass over whole sequences, in Triton: all but its matrix products, which are PyTorch's.
 
-N tokens: sequences of L, one after the other, padded behind. H query and K key-value heads of size D.
+N tokens of several sequences, one after the other. H query and K key-value heads of size D.
 """
 
 import triton
@@ -43,11 +43,12 @@ def load_heads(raw, bias, scale, n, heads, cols, H: tl.constexpr, D: tl.constexp
 
 @triton.jit
 def rope_kernel(
-    raw, squares, bias, q_norm, k_norm, cos, sin, q, k, v, L, eps,
+    raw, squares, bias, q_norm, k_norm, cos, sin, q, k, v, eps,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, d: tl.constexpr, B: tl.constexpr, LEVELS: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr,
 ):  # fmt: skip
-    """A token: its projection raw [N, (H + 2 K) D], scaled and rotated, into q [N, H, D], k and v [N, K, D]."""
+    """A token: its projection raw [N, (H + 2 K) D], scaled and rotated by its angles, cos and sin [N, D / 2], into
+    q [N, H, D], k and v [N, K, D]."""
     n, heads, cols = tl.program_id(0).to(tl.int64), tl.arange(0, B), tl.arange(0, D // 2)
     half: tl.constexpr = D // 2
     scale = inverse_rms_of_row(squares, n, eps, d)
@@ -58,8 +59,8 @@ def rope_kernel(
         is_query, is_key = (heads < H)[:, None], (heads < H + K)[:, None]
         v1 = tl.where(is_query, q1, tl.where(is_key, k1, v1))
         v2 = tl.where(is_query, q2, tl.where(is_key, k2, v2))
-    c = tl.load(cos + (n % L) * half + cols)[None, :]
-    s = tl.load(sin + (n % L) * half + cols)[None, :]
+    c = tl.load(cos + n * half + cols)[None, :]
+    s = tl.load(sin + n * half + cols)[None, :]
     r1, r2 = rotated(v1, v2, c, s)
     turns = (heads < H + K)[:, None]
     r1, r2 = tl.where(turns, r1, v1), tl.where(turns, r2, v2)
@@ -79,16 +80,22 @@ def store_heads(target, v1, v2, heads, cols, H: tl.constexpr, D: tl.constexpr):
 
 @triton.jit
 def attention_kernel(
-    q, k, v, out, lse, L, scale, H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, KEYS: tl.constexpr
-):
-    """Causal attention of BM queries of a head and sequence: out [N, H, D], lse [sequences, H, L] in nats."""
+    q, k, v, out, lse, bounds, longest, scale,
+    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Causal attention of BM queries of a head and sequence: out [N, H, D], lse [S, H, longest] in nats. A sequence's
+    tokens are those between its bounds [S + 1]."""
     block = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest first
     head, sequence = tl.program_id(1), tl.program_id(2).to(tl.int64)
     kv_head = head // (H // K)
+    start = tl.load(bounds + sequence).to(tl.int64)
+    L = (tl.load(bounds + sequence + 1) - start).to(tl.int32)
+    if block * BM >= L:
+        return
     rows, at, ds = block * BM + tl.arange(0, BM), tl.arange(0, KEYS), tl.arange(0, D)
-    q += (sequence * L * H + head) * D
-    k += (sequence * L * K + kv_head) * D
-    v += (sequence * L * K + kv_head) * D
+    q += (start * H + head) * D
+    k += (start * K + kv_head) * D
+    v += (start * K + kv_head) * D
     query = tl.load(q + rows[:, None] * (H * D) + ds[None, :], mask=(rows < L)[:, None], other=0.0)
     m = tl.full((BM,), float("-inf"), tl.float32)
     l = tl.zeros((BM,), tl.float32)
@@ -106,9 +113,9 @@ def attention_kernel(
         seen = here[None, :] <= rows[:, None]
         tile_m, tile_l, tile_acc = attend(query, keys, values, seen, scale, True)
         m, l, acc = join(m, l, acc, tile_m, tile_l, tile_acc, scale)
-    places = (sequence * L + rows)[:, None] * (H * D) + head * D + ds[None, :]
+    places = (start + rows)[:, None] * (H * D) + head * D + ds[None, :]
     tl.store(out + places, (acc / l[:, None]).to(out.dtype.element_ty), mask=(rows < L)[:, None])
-    tl.store(lse + (sequence * H + head) * L + rows, m * (scale * 0.6931471805599453) + tl.log(l), mask=rows < L)
+    tl.store(lse + (sequence * H + head) * longest + rows, m * (scale * 0.6931471805599453) + tl.log(l), mask=rows < L)
 
 
 @triton.jit

@@ -4,14 +4,12 @@ The numbers are those of a pass over the whole sequence (`rlcourse.exact`): a to
 depend on those before it alone, and all sums are in the same order.
 """
 
-import copy
-
 import torch
 import triton
 from torch import Tensor
 
 from rlcourse.exact import EXACT, LOG2_E
-from rlcourse.exact.layers import QUERIES, layer_pass
+from rlcourse.exact.layers import QUERIES, angles_at, layer_pass
 from rlcourse.exact.products import one_chain
 from rlcourse.exact.weights import FusedWeights
 from rlcourse.rollout.blocks import NOBODYS
@@ -44,18 +42,16 @@ def prefill_pieces(weights: FusedWeights, slots: Slots, pieces: Tensor, length: 
     at = begin[:, None] + torch.arange(length, device=pieces.device)  # [pieces, length], padding included
     ids, blocks = _tokens(slots, completion, prompt, at), _blocks(slots, completion, at, end)
     places = at.flatten() % slots.cache.shape[4]
-    here = copy.copy(weights)  # each token is turned by the angles of its position
-    positions = at.flatten().clamp(max=len(weights.cos) - 1)
-    here.cos, here.sin = weights.cos[positions], weights.sin[positions]
+    angles = angles_at(weights, at.flatten().clamp(max=len(weights.cos) - 1))
     with one_chain():
         x = weights.embedding[ids.flatten()].float()
         for layer, cache in zip(weights.layers, slots.cache, strict=True):
 
-            def attend(q: Tensor, k: Tensor, v: Tensor, _: int, cache: Tensor = cache) -> tuple[Tensor, None]:
+            def attend(q: Tensor, k: Tensor, v: Tensor, cache: Tensor = cache) -> tuple[Tensor, None]:
                 cache[0][blocks, :, places], cache[1][blocks, :, places] = k, v
                 return attention(q, cache, slots.block_table, pieces, length), None
 
-            x, _ = layer_pass(here, layer, x, len(x), attend)
+            x, _ = layer_pass(weights, layer, x, angles, attend)
     last = (end - begin - 1).clamp(min=0)
     return x.view(len(pieces), length, -1)[torch.arange(len(pieces), device=pieces.device), last]
 

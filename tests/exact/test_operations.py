@@ -17,6 +17,7 @@ from torch.testing import assert_close
 
 from rlcourse.exact import EXACT, KEYS, LOG2_E, head, layers, operations
 from rlcourse.exact.products import add_shares, share_of
+from rlcourse.exact.sequences import Sequences
 from rlcourse.rollout import tiles, triton_kernels, triton_step
 from rlcourse.rollout.decoder import Decoder
 from rlcourse.rollout.slots import Room, Slots
@@ -203,7 +204,7 @@ def test_attention_joins_tiles_in_order_however_they_are_split(shape):
     for row, place in enumerate(PLACES):
         expected = joined(q[place, :group], k[: place + 1, 0], v[: place + 1, 0], scale)
         assert torch.equal(found[0][row, :group], expected)
-    out, lse = layers.attention(q, k, v, length)
+    out, lse = layers.attention(q, k, v, Sequences.equal(1, length, q.device))
     parts = [x.transpose(0, 1) for x in (q, k, v)]
     exact = scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=True).transpose(0, 1)
     assert_close(out, exact, atol=5e-6, rtol=0)

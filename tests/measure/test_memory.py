@@ -1,6 +1,7 @@
 """The memory estimate against real models, real backward passes and sums done by hand."""
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -289,13 +290,16 @@ def test_gradients_beside_activations_are_those_of_earlier_micro_batches(checkpo
 
 def test_activations_of_the_exact_pass_are_what_a_layer_keeps():
     pytest.importorskip("triton", reason="Triton is there on Linux alone")
-    from rlcourse.exact.layers import layer_pass
+    from rlcourse.exact.layers import angles_at, attention, layer_pass
+    from rlcourse.exact.sequences import Sequences
     from rlcourse.exact.weights import fused_weights
 
     shape = ModelShape(1, 64, 4, 2, 32, 128, 300, tied=True)
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "num_hidden_layers": 1}
     weights = fused_weights(make_policy(hidden_size=64, intermediate_size=128, **sizes).model, DTYPE)
-    _, saved = layer_pass(weights, weights.layers[0], torch.randn(3 * 32, 64, device=DEVICE), 32)
+    sequences = Sequences.equal(3, 32, torch.device(DEVICE))
+    angles, x = angles_at(weights, sequences.positions), torch.randn(3 * 32, 64, device=DEVICE)
+    _, saved = layer_pass(weights, weights.layers[0], x, angles, partial(attention, sequences=sequences))
     kept = sum(tensor.nbytes for tensor in saved if tensor is not None)
     found = (exact_activation_bytes(shape, 3, 32, str(DTYPE).split(".")[1], again) for again in (False, True))
     assert next(found) == kept and next(found) == kept + 3 * 32 * 4 * 64

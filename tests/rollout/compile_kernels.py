@@ -52,13 +52,13 @@ SCALARS |= {
     for name in ("T", "TILES", "length", *(f"{a}_{b}" for a in ("source", "target") for b in ("kv", "row", "head")))
 }
 SCALARS |= {"inverse_temperature": "fp32"} | {f"stride_{name}": "i32" for name in ("kv", "row", "block", "head")}
-PASS_POINTERS = POINTERS | {"targets": "i64"} | {
+PASS_POINTERS = POINTERS | {"targets": "i64", "places": "i64", "bounds": "i32"} | {
     name: "fp32"
     for name in (
-        "weight", "lse", "log_mass", "dx", "partial_bias", "partial_q", "partial_k", "gradient", "scale",
+        "weight", "lse", "log_mass", "beside", "dx", "partial_bias", "partial_q", "partial_k", "gradient", "scale",
     )
 }  # fmt: skip
-PASS_SCALARS = {"L": "i32", "N": "i32", "V": "i32", "eps": "fp32", "inverse_temperature": "fp32"}
+PASS_SCALARS = {"longest": "i32", "N": "i32", "V": "i32", "eps": "fp32", "inverse_temperature": "fp32"}
 
 
 def compiled(kernel, capability: int, options: dict, pointers=POINTERS, scalars=SCALARS, **constants):
@@ -124,7 +124,9 @@ def rest_of_pass(capability: int) -> dict:
     add("swiglu", pass_kernels.swiglu_kernel, **columns)
     add("scale", pass_kernels.scale_kernel, **d)
     add("logprob", pass_kernels.logprob_kernel, **tiles)
-    add("norm, backward", backward_kernels.norm_backward_kernel, True, **row, ADD=True)
+    add("norm, backward", backward_kernels.norm_backward_kernel, True, **row)
+    heads = {"WIDE": HEADS * HEAD, "NARROW": KV_HEADS * HEAD, "B": triton.next_power_of_2(HEADS * HEAD)}
+    add("pad", backward_kernels.pad_kernel, True, **heads)
     add("swiglu, backward", backward_kernels.swiglu_backward_kernel, True, **columns)
     add("logits, backward", backward_kernels.logit_gradient_kernel, True, **d, B=VOCABULARY_TILE)
     qwen2 = d | {"H": HEADS, "K": KV_HEADS, "D": HEAD, "B": 32, "HAS_BIAS": True, "HAS_NORM": False}

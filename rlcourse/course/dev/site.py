@@ -106,6 +106,7 @@ API = {
         "course.kernels.rotate",
         "course.kernels.residual_norm",
         "course.kernels.residual_norm_backward",
+        "course.kernels.column_sum",
         "course.kernels.token_logprob",
         "course.kernels.token_logprob_backward",
         "course.kernels.adamw",

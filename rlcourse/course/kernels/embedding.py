@@ -2,9 +2,11 @@
 
 Backward, a row of the table gets the sum of all its tokens' gradients, and a token comes many times. Atomic additions
 would add them in an order that changes from run to run, and with it the last bits. So the tokens are sorted first, a
-stable sort that keeps equal tokens in their order, and the threads of the first of equals add up all of them: one
-writer, one order, the same bits every time. The price is that a token that comes a thousand times is a chain of a
-thousand additions.
+stable sort: equal tokens stand in a run, in their order, and one writer adds them up, the same bits every time.
+
+A few words make up much of a text, so some runs are long, and one writer of a thousand rows would work long after all
+others have ended. A run is therefore cut into chunks of 32, counted from its beginning, each with a writer. Where a run
+has more than one, these write their sums to a room of their own, and a second launch adds those to the table.
 """
 
 from dataclasses import dataclass
@@ -14,10 +16,12 @@ from torch import Tensor
 
 from rlcourse.kernels import KernelError
 from rlcourse.kernels.arguments import Argument, need_dtype, type_name
-from rlcourse.kernels.dsl import Float32, Int32, Int64, cute, cutlass
+from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_constexpr
 from rlcourse.kernels.toolchain import launch
 
-VECTOR = 8  # 16-bit numbers in 16 bytes
+VECTOR, WIDE = 8, 4  # numbers of 16 and of 32 bits in 16 bytes
+CHUNK = 32  # equal tokens that a thread adds up
+AHEAD = 8  # rows that are on their way to a thread
 
 
 def embedding_reference(table: Tensor, token: Tensor) -> Tensor:
@@ -72,8 +76,12 @@ class Embedding:
 
 @dataclass(frozen=True)
 class EmbeddingBackward:
-    """dtable [vocabulary, hidden] float32 += sums of dy [tokens, hidden]. token int64 [tokens]: sorted; source: which
-    row of dy each came from; end: one past the last place of its equals."""
+    """dtable [vocabulary, hidden] float32 += sums of dy [tokens, hidden], for runs of one chunk; of longer runs, each
+    chunk's sum goes into sums [windows, 2, hidden]. The four lists [tokens] are those of `runs`.
+
+    A window is 32 places. Of longer runs, no two first chunks begin in the same window, whose sums are at [window, 0],
+    and no two others, whose sums are at [window, 1].
+    """
 
     hidden: int
     dtype: str
@@ -87,43 +95,138 @@ class EmbeddingBackward:
         return self.hidden // VECTOR
 
     def arguments(self) -> tuple:
-        lists = (Argument(name, "int64", ("tokens",), align=8) for name in ("token", "source", "end"))
-        dy = Argument("dy", self.dtype, ("tokens", self.hidden), free=1)
-        return *lists, dy, Argument("dtable", "float32", ("vocabulary", self.hidden))
+        source, dy = (
+            Argument("source", "int64", ("tokens",), align=8),
+            Argument("dy", self.dtype, ("tokens", self.hidden), free=1),
+        )
+        sums = Argument("sums", "float32", ("windows", 2, self.hidden), output=True)
+        return *of_runs(), source, dy, Argument("dtable", "float32", ("vocabulary", self.hidden)), sums
 
     def grid(self, token, *_):
         return -(-token.shape[0] * self.pieces // self.threads), 1, 1
 
     @cute.jit
-    def __call__(self, token: cute.Tensor, source: cute.Tensor, end: cute.Tensor, dy: cute.Tensor, dtable: cute.Tensor,
-                 stream):  # fmt: skip
-        launched = self.kernel(token, source, end, dy, dtable)
+    def __call__(self, token: cute.Tensor, begin: cute.Tensor, end: cute.Tensor, source: cute.Tensor, dy: cute.Tensor,
+                 dtable: cute.Tensor, sums: cute.Tensor, stream):  # fmt: skip
+        launched = self.kernel(token, begin, end, source, dy, dtable, sums)
         launched.launch(grid=self.grid(token), block=[self.threads, 1, 1], stream=stream)
 
     @cute.kernel
-    def kernel(self, token: cute.Tensor, source: cute.Tensor, end: cute.Tensor, dy: cute.Tensor, dtable: cute.Tensor):
+    def kernel(self, token: cute.Tensor, begin: cute.Tensor, end: cute.Tensor, source: cute.Tensor, dy: cute.Tensor,
+               dtable: cute.Tensor, sums: cute.Tensor):  # fmt: skip
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         index = block * self.threads + thread
         place, piece = index // self.pieces, index % self.pieces
-        first = Int32(0)
+        room = room_for_rows(dy.element_type, thread, self.threads)
         if place < token.shape[0]:
-            before = Int64(-1)
-            if place > 0:
-                before = token[place - 1]
-            if before != token[place]:
-                first = Int32(1)
-        if first == 1:
-            row = cute.tiled_divide(dtable[token[place], None], (VECTOR,))
-            held, sums = cute.make_rmem_tensor(VECTOR, dy.element_type), cute.make_rmem_tensor(VECTOR, Float32)
-            sums.fill(0.0)
-            for at in cutlass.range(place, end[place].to(Int32), unroll=4):
-                cute.autovec_copy(cute.tiled_divide(dy[source[at], None], (VECTOR,))[None, piece], held)
-                sums.store(sums.load() + held.load().to(Float32))
-            total = cute.make_rmem_tensor(VECTOR, Float32)
-            cute.autovec_copy(row[None, piece], total)
-            total.store(total.load() + sums.load())
-            cute.autovec_copy(total, row[None, piece])
+            before, last = place - begin[place], end[place]
+            if before % CHUNK == 0:
+                added = add_rows(dy, source, place, cutlass.min(place + CHUNK, last), piece, room)
+                if last - begin[place] <= CHUNK:
+                    add_to(dtable[token[place], None], added, piece)
+                else:
+                    row = sums[place // CHUNK, cutlass.min(before, 1), None]
+                    cute.autovec_copy(added, cute.tiled_divide(row, (VECTOR,))[None, piece])
+
+
+@dataclass(frozen=True)
+class LongRuns:
+    """dtable [vocabulary, hidden] float32 += what `EmbeddingBackward` left in sums [windows, 2, hidden]."""
+
+    hidden: int
+    threads: int = 128
+
+    @property
+    def pieces(self) -> int:
+        return self.hidden // WIDE
+
+    def arguments(self) -> tuple:
+        sums = Argument("sums", "float32", ("windows", 2, self.hidden))
+        return *of_runs(), sums, Argument("dtable", "float32", ("vocabulary", self.hidden))
+
+    def grid(self, token, begin, end, sums, dtable):
+        return -(-sums.shape[0] * self.pieces // self.threads), 1, 1
+
+    @cute.jit
+    def __call__(self, token: cute.Tensor, begin: cute.Tensor, end: cute.Tensor, sums: cute.Tensor,
+                 dtable: cute.Tensor, stream):  # fmt: skip
+        launched = self.kernel(token, begin, end, sums, dtable)
+        grid = self.grid(token, begin, end, sums, dtable)
+        launched.launch(grid=grid, block=[self.threads, 1, 1], stream=stream)
+
+    @cute.kernel
+    def kernel(self, token: cute.Tensor, begin: cute.Tensor, end: cute.Tensor, sums: cute.Tensor, dtable: cute.Tensor):
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        index = block * self.threads + thread
+        window, piece = index // self.pieces, index % self.pieces
+        room = room_for_rows(Float32, thread, self.threads)
+        place = (
+            window + 1
+        ) * CHUNK  # where the next window begins: a longer run that begins in this one is still there
+        if place < token.shape[0]:
+            first, last = begin[place], end[place]
+            if first // CHUNK == window and last - first > CHUNK:
+                added = cute.make_rmem_tensor(WIDE, Float32)
+                cute.autovec_copy(cute.tiled_divide(sums[window, 0, None], (WIDE,))[None, piece], added)
+                ends = window + cute.ceil_div(last - first, CHUNK)
+                others = add_rows(sums[None, 1, None], None, window + 1, ends, piece, room)
+                added.store(added.load() + others.load())
+                add_to(dtable[token[place], None], added, piece)
+
+
+@cute.jit
+def room_for_rows(dtype: cutlass.Constexpr, thread, threads: cutlass.Constexpr):
+    """16 bytes of AHEAD rows for each thread, in shared memory; those of a thread."""
+    layout = cute.make_layout((128 // dtype.width, threads, AHEAD))
+    return cutlass.memory.SmemAllocator().allocate_tensor(dtype, layout, 16)[None, thread, None]
+
+
+@cute.jit
+def add_rows(rows: cute.Tensor, which, first, last, piece, room: cute.Tensor):
+    """The sum, float32, of a piece of 16 bytes of rows[which[first : last]]; of rows[first : last] where which is None.
+
+    AHEAD rows are on their way at a time, into shared memory: the compiler, to save registers, would load a row when it
+    has added the one before.
+    """
+    copy = cute.make_copy_atom(cute.nvgpu.cpasync.CopyG2SOp(), rows.element_type, num_bits_per_copy=128)
+    added, held = (cute.make_rmem_tensor(room.shape[0], dtype) for dtype in (Float32, rows.element_type))
+    added.fill(0.0)
+    for base in range(first, last, AHEAD):
+        for i in range_constexpr(AHEAD):
+            if base + i < last:
+                row = rows[base + i if const_expr(which is None) else which[base + i], None]
+                cute.copy_atom_call(copy, cute.tiled_divide(row, (room.shape[0],))[None, piece], room[None, i])
+        cute.arch.cp_async_commit_group()
+        cute.arch.cp_async_wait_group(0)
+        for i in range_constexpr(AHEAD):
+            if base + i < last:
+                cute.autovec_copy(room[None, i], held)
+                added.store(added.load() + held.load().to(Float32))
+    return added
+
+
+@cute.jit
+def add_to(row: cute.Tensor, added: cute.Tensor, piece):
+    """A piece of the row += added, as many numbers."""
+    size = const_expr(cute.size(added))
+    held, target = cute.make_rmem_tensor(size, Float32), cute.tiled_divide(row, (size,))[None, piece]
+    cute.autovec_copy(target, held)
+    held.store(held.load() + added.load())
+    cute.autovec_copy(held, target)
+
+
+def runs(token: Tensor) -> tuple[Tensor, ...]:
+    """Tokens [tokens] int64, sorted: the tokens, the places where the run of each begins and ends (one past its last
+    place), all int32, and the places from which they came, int64. In 32 bits a sort takes half as many passes."""
+    ordered, source = torch.sort(token.int(), stable=True)
+    begin, end = (torch.searchsorted(ordered, ordered, right=right, out_int32=True) for right in (False, True))
+    return ordered, begin, end, source
+
+
+def of_runs() -> tuple:
+    return tuple(Argument(name, "int32", ("tokens",), align=4) for name in ("token", "begin", "end"))
 
 
 def check_shape(kernel) -> None:
@@ -151,13 +254,14 @@ def _(table, token):
 
 @torch.library.custom_op("rlcourse::embedding_backward", mutates_args=("dtable",))
 def embedding_backward(token: Tensor, dy: Tensor, dtable: Tensor) -> None:
-    """`embedding_backward_reference`: a sort and one launch, the same bits every time. It adds, so a head that shares
+    """`embedding_backward_reference`: a sort and two launches, the same bits every time. It adds, so a head that shares
     the table can have added its part before. dy bfloat16 or float16, the stride of rows free; dtable float32. Raises
     KernelError."""
     if dy.numel():
-        ordered, source = torch.sort(token, stable=True)
-        end = torch.searchsorted(ordered, ordered, right=True)
-        launch(EmbeddingBackward(dy.shape[1], type_name(dy)), ordered, source, end, dy, dtable)
+        *lists, source = runs(token)
+        sums = dtable.new_empty(-(-len(token) // CHUNK), 2, dtable.shape[1])
+        launch(EmbeddingBackward(dy.shape[1], type_name(dy)), *lists, source, dy, dtable, sums)
+        launch(LongRuns(dy.shape[1]), *lists, sums, dtable)
 
 
 @embedding_backward.register_fake
@@ -165,4 +269,4 @@ def _(token, dy, dtable):
     return None
 
 
-EXAMPLES = (Embedding(896, "bfloat16"), EmbeddingBackward(896, "bfloat16"))  # Qwen2.5-0.5B
+EXAMPLES = (Embedding(896, "bfloat16"), EmbeddingBackward(896, "bfloat16"), LongRuns(896))  # Qwen2.5-0.5B

@@ -107,4 +107,4 @@ def _gradients(ctx, dtotal, dy):
 
 residual_norm.register_autograd(_gradients, setup_context=_keep)
 
-EXAMPLES = (ResidualNorm(1536, "bfloat16"),)  # Qwen2.5-1.5B
+EXAMPLES = tuple(ResidualNorm(hidden, "bfloat16") for hidden in (1536, 2048))  # Qwen2.5-1.5B and 3B

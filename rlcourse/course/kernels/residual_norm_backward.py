@@ -1,8 +1,13 @@
 """The gradients of RMSNorm and of the addition before it, in 16 bits: of what was added, and of the norm's weight.
 
 The gradient of the sum has two parts, one through the norm and one along the residual stream, and is that of both of
-its terms. As in `rms_norm_backward.py`, a warp is a block, takes every `programs`-th row, and adds up its part of the
-weight's gradient in registers, in float32.
+its terms. As in `rms_norm_backward.py`, a warp takes a row, then another one far below, and adds up its part of the
+weight's gradient in registers, in float32. Two things more are for speed:
+
+- While a warp works on a row, its next one is on the way into shared memory. A row is only a few kilobytes, and memory
+  is busy if tens of them are asked for by each processor, all the time. Loads into registers do worse: they occupy them
+  while they are on the way, so a compiler that is short of registers puts them off until their results are used.
+- The warps of a block add up their parts in shared memory, so that few are left for `column_sum.py`.
 """
 
 from dataclasses import dataclass
@@ -10,16 +15,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlcourse.course.kernels.column_sum import column_sum
 from rlcourse.kernels import KernelError
 from rlcourse.kernels.arguments import Argument, need_dtype, type_name
-from rlcourse.kernels.dsl import Float32, const_expr, cute, range_constexpr
+from rlcourse.kernels.dsl import Float32, Int32, const_expr, cute, cutlass, range_constexpr
 from rlcourse.kernels.toolchain import launch
 
 VECTOR, LANES = 8, 32  # 16-bit numbers in 16 bytes, threads of a row
-# Of 16 bytes: a thread holds five rows' worth of them, one in float32, in 255 registers. On Ampere the compiler may put
-# two registers of a row of 1024 or 1536 into memory all the same; with 8 pieces it would be forty, everywhere.
-MOST_PIECES = 6
-PROGRAMS = 528  # four for each processor of an H200
+MOST_PIECES = 8  # of 16 bytes: a thread keeps two rows' worth of them, one in float32, and has 255 registers
+PROGRAMS = 264  # two for each processor of an H200
 
 
 @torch.enable_grad()
@@ -42,10 +46,17 @@ class ResidualNormBackward:
     dtype: str
     eps: float = 1e-6
 
-    threads = LANES
-
     def __post_init__(self):
         check_shape(self)
+
+    @property
+    def warps(self) -> int:
+        """Of a block: two rows of three tensors for each fit into the 99 KB of shared memory that every GPU has."""
+        return 8 if pieces_of(self) <= 4 else 4
+
+    @property
+    def threads(self) -> int:
+        return self.warps * LANES
 
     def arguments(self) -> tuple:
         total, dtotal, dy = (
@@ -62,37 +73,49 @@ class ResidualNormBackward:
     def __call__(self, total: cute.Tensor, weight: cute.Tensor, dtotal: cute.Tensor, dy: cute.Tensor, dx: cute.Tensor,
                  partial: cute.Tensor, stream):  # fmt: skip
         launched = self.kernel(total, weight, dtotal, dy, dx, partial)
-        launched.launch(grid=(partial.shape[0], 1, 1), block=[LANES, 1, 1], stream=stream)
+        launched.launch(grid=(partial.shape[0], 1, 1), block=[self.threads, 1, 1], stream=stream)
 
     @cute.kernel
     def kernel(self, total: cute.Tensor, weight: cute.Tensor, dtotal: cute.Tensor, dy: cute.Tensor, dx: cute.Tensor,
                partial: cute.Tensor):  # fmt: skip
-        lane, _, _ = cute.arch.thread_idx()
+        thread, _, _ = cute.arch.thread_idx()
         program, _, _ = cute.arch.block_idx()
+        warp, lane, rows = thread // LANES, thread % LANES, total.shape[0]
+        room = cute.make_layout((self.hidden, 3, 2, self.warps))
+        slots = cutlass.memory.SmemAllocator().allocate_tensor(total.element_type, room, 16)
         held, along, grad, scale = (zeros(pieces_of(self), total.element_type) for _ in range(4))
         sums = zeros(pieces_of(self), Float32)
+        first, step, turn = program * self.warps + warp, partial.shape[0] * self.warps, Int32(0)
+        given = total, dy, dtotal  # of each a row, in each of a warp's two slots
+        fetch(given, first, slots[None, None, turn, warp], lane)
         load(weight, scale, lane)
-        for row in range(program, total.shape[0], partial.shape[0]):
-            load(total[row, None], held, lane)
-            load(dy[row, None], grad, lane)
-            load(dtotal[row, None], along, lane)
-            squares, product = Float32(0.0), Float32(0.0)
-            for i in range_constexpr(held.shape[1]):
-                value, slope = held[None, i].load().to(Float32), grad[None, i].load().to(Float32)
-                squares += (value * value).reduce(cute.ReductionOp.ADD, Float32(0.0), 0)
-                slope *= scale[None, i].load().to(Float32)
-                product += (slope * value).reduce(cute.ReductionOp.ADD, Float32(0.0), 0)
-            squares = cute.arch.warp_reduction_sum(squares)
-            product = cute.arch.warp_reduction_sum(product)
+        for row in range(first, rows, step):
+            fetch(given, row + step, slots[None, None, 1 - turn, warp], lane)
+            cute.arch.cp_async_wait_group(1)  # for all but the latest one
+            slot = slots[None, None, turn, warp]
+            load(slot[None, 0], held, lane)
+            load(slot[None, 1], grad, lane)
+            squares, product = sums_over_row(held, grad, scale)
             inverse = cute.math.rsqrt(squares * (1 / self.hidden) + self.eps)
             pull = product * inverse * inverse * inverse * (1 / self.hidden)
+            cute.arch.sync_warp()  # else the compiler keeps the row in float32, in more registers than there are
+            load(slot[None, 0], held, lane)
+            load(slot[None, 1], grad, lane)
+            load(slot[None, 2], along, lane)
             for i in range_constexpr(held.shape[1]):
                 value, slope = held[None, i].load().to(Float32), grad[None, i].load().to(Float32)
                 sums[None, i].store(sums[None, i].load() + slope * value * inverse)
                 through = slope * scale[None, i].load().to(Float32) * inverse - value * pull
                 grad[None, i].store((through + along[None, i].load().to(Float32)).to(total.element_type))
             store(grad, dx[row, None], lane)
-        store(sums, partial[program, None], lane)
+            turn = 1 - turn
+        # Of its two slots, a warp needs a third for its sums, once none of its lanes reads there any more.
+        cute.arch.sync_warp()
+        layout = cute.make_layout((self.hidden, self.warps), stride=(1, self.hidden * 3))
+        parts = cute.make_tensor(cute.recast_ptr(slots.iterator, dtype=Float32), layout)
+        store(sums, parts[None, warp], lane)
+        cute.arch.sync_threads()
+        add_parts(parts, partial[program, None], thread, self.threads)
 
 
 def check_shape(kernel) -> None:
@@ -134,17 +157,59 @@ def store(held: cute.Tensor, row: cute.Tensor, lane):
             cute.autovec_copy(held[None, i], pieces[None, i * LANES + lane])
 
 
+@cute.jit
+def fetch(tensors, row, slot: cute.Tensor, lane):
+    """Asks for a lane's pieces of a row of each tensor, if there is such a row, into slot [hidden, tensors] of shared
+    memory. A lane asks for what it will read itself, so it is enough that it waits itself, without a barrier."""
+    copies = cute.nvgpu.cpasync
+    past_l1 = copies.CopyG2SOp(copies.LoadCacheMode.GLOBAL)  # nobody reads these bytes again
+    copy = cute.make_copy_atom(past_l1, slot.element_type, num_bits_per_copy=128)
+    count = const_expr(slot.shape[0] // VECTOR)
+    if row < tensors[0].shape[0]:
+        for t in range_constexpr(len(tensors)):
+            source = cute.tiled_divide(tensors[t][row, None], (VECTOR,))
+            target = cute.tiled_divide(slot[None, t], (VECTOR,))
+            for i in range_constexpr(-(-count // LANES)):
+                if i * LANES + lane < count:
+                    cute.copy_atom_call(copy, source[None, i * LANES + lane], target[None, i * LANES + lane])
+    cute.arch.cp_async_commit_group()
+
+
+@cute.jit
+def sums_over_row(held: cute.Tensor, grad: cute.Tensor, scale: cute.Tensor):
+    """Of x * x and of x * weight * dy, for all lanes of a warp."""
+    squares, product = Float32(0.0), Float32(0.0)
+    for i in range_constexpr(held.shape[1]):
+        value, slope = held[None, i].load().to(Float32), grad[None, i].load().to(Float32)
+        squares += (value * value).reduce(cute.ReductionOp.ADD, Float32(0.0), 0)
+        slope *= scale[None, i].load().to(Float32)
+        product += (slope * value).reduce(cute.ReductionOp.ADD, Float32(0.0), 0)
+    return cute.arch.warp_reduction_sum(squares), cute.arch.warp_reduction_sum(product)
+
+
+@cute.jit
+def add_parts(parts: cute.Tensor, total: cute.Tensor, thread, threads: cutlass.Constexpr):
+    """total [hidden] = the sum of parts [hidden, warps], always in the same order."""
+    added, part = (cute.make_rmem_tensor(4, Float32) for _ in range(2))
+    for piece in range(thread, total.shape[0] // 4, threads):
+        added.fill(0.0)
+        for warp in range_constexpr(parts.shape[1]):
+            cute.autovec_copy(cute.tiled_divide(parts[None, warp], (4,))[None, piece], part)
+            added.store(added.load() + part.load())
+        cute.autovec_copy(added, cute.tiled_divide(total, (4,))[None, piece])
+
+
 @torch.library.custom_op("rlcourse::residual_norm_backward", mutates_args=())
 def residual_norm_backward(
     total: Tensor, weight: Tensor, dtotal: Tensor, dy: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """`residual_norm_backward_reference` in one launch and a sum. Raises KernelError."""
+    """`residual_norm_backward_reference` in one launch and one for the sum. Raises KernelError."""
     dx = total.new_empty(total.shape)
     if not len(total):
         return dx, torch.zeros_like(weight, dtype=torch.float32)
     partial = total.new_empty(min(PROGRAMS, len(total)), total.shape[1], dtype=torch.float32)
     launch(ResidualNormBackward(total.shape[1], type_name(total), eps), total, weight, dtotal, dy, dx, partial)
-    return dx, partial.sum(0)
+    return dx, column_sum(partial)
 
 
 @residual_norm_backward.register_fake
@@ -152,4 +217,4 @@ def _(total, weight, dtotal, dy, eps):
     return total.new_empty(total.shape), torch.empty_like(weight, dtype=torch.float32)
 
 
-EXAMPLES = (ResidualNormBackward(896, "bfloat16"),)  # Qwen2.5-0.5B
+EXAMPLES = tuple(ResidualNormBackward(hidden, "bfloat16") for hidden in (896, 2048))  # Qwen2.5-0.5B and 3B

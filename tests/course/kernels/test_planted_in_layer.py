@@ -89,17 +89,18 @@ def check_embedding(module, **order):
     y = torch.full((10, 24), NAN, dtype=HALF)
     simulate(module.Embedding(24, "bfloat16", threads=32), table, token, y, **order)
     assert torch.equal(y, table[token])
-    dy, dtable = spread(torch.randn(10, 24).to(HALF), 32), torch.randn(10, 24)
-    expected = dtable.clone()
-    ordered, source = torch.sort(token, stable=True)
-    end = torch.searchsorted(ordered, ordered, right=True)
-    simulate(module.EmbeddingBackward(24, "bfloat16", threads=32), ordered, source, end, dy, dtable, **order)
+    token = torch.cat([token, torch.tensor([7] * 40 + [8] * 32 + [1] * 100 + [3] * 33)])[torch.randperm(215)]
+    dy, dtable = spread(torch.randn(215, 24).to(HALF), 32), torch.randn(10, 24)
+    expected, sums = dtable.clone(), torch.full((7, 2, 24), NAN)
+    *lists, source = module.runs(token)
+    simulate(module.EmbeddingBackward(24, "bfloat16", threads=32), *lists, source, dy, dtable, sums, **order)
+    simulate(module.LongRuns(24, threads=32), *lists, sums, dtable, **order)
     embedding.embedding_backward_reference(token, dy, expected)
     torch.testing.assert_close(dtable, expected, rtol=1e-5, atol=1e-5)
 
 
 def norm_case():
-    x, residual, dtotal, dy = (torch.randn(5, 264).to(HALF) for _ in range(4))
+    x, residual, dtotal, dy = (torch.randn(37, 264).to(HALF) for _ in range(4))  # up to three rows for each of 16 warps
     x[2] *= 1e-3  # eps counts
     residual[2] *= 1e-3
     return x, residual, dtotal, dy, (1 + torch.rand(264)).to(HALF)
@@ -122,6 +123,12 @@ def check_residual_norm_backward(module, **order):
     size = expected[0].abs().amax(-1, keepdim=True).float()
     assert ((dx.float() - expected[0].float()).abs() <= 2**-8 * expected[0].abs() + 1e-5 * size).all()
     torch.testing.assert_close(partial.sum(0), expected[1], rtol=1e-5, atol=1e-4)
+
+
+def check_column_sum(module, **order):
+    parts, total = torch.randn(450, 40), torch.full((40,), NAN)
+    simulate(module.ColumnSum(40), parts, total, **order)
+    torch.testing.assert_close(total, parts.double().sum(0).float(), rtol=1e-5, atol=1e-4)
 
 
 def attention_case():
@@ -199,14 +206,22 @@ MISTAKES = [  # (module, what stands there, what is put there instead)
     ("adamw", "if (piece + 1) * VECTOR <= grad.shape[0]", "if piece * VECTOR <= grad.shape[0]"),
     ("adamw", "weight[at] = w[i]", "weight[at] = rate"),
     ("adamw", "(square, v), (weight, rounded)", "(weight, rounded)"),
-    ("embedding", "if before != token[place]", "if before != token[place] or place % 4 == 0"),
-    ("embedding", "before = Int64(-1)", "before = token[0]"),
+    ("embedding", "if before % CHUNK == 0", "if place % CHUNK == 0"),
+    ("embedding", "if last - begin[place] <= CHUNK", "if last - place <= CHUNK"),
+    ("embedding", "cutlass.min(before, 1)", "0"),
     ("embedding", "row, piece = index", "piece, row = index"),
-    ("embedding", "sums.fill(0.0)", "sums.fill(1.0)"),
-    ("embedding", "dy[source[at], None]", "dy[at, None]"),
-    ("embedding", "cutlass.range(place, end[place].to(Int32)", "cutlass.range(place, end[place].to(Int32) - 1"),
-    ("embedding", "total.store(total.load() + sums.load())", "total.store(sums.load())"),
-    ("embedding", "if place < token.shape[0]", "if place <= token.shape[0]"),
+    ("embedding", "added.fill(0.0)", "added.fill(1.0)"),
+    ("embedding", "else which[base + i]", "else base + i"),
+    ("embedding", "cutlass.min(place + CHUNK, last)", "last"),
+    ("embedding", "held.store(held.load() + added.load())", "held.store(added.load())"),
+    ("embedding", "< token.shape[0]:\n            before", "<= token.shape[0]:\n            before"),
+    ("embedding", "        cute.arch.cp_async_wait_group(0)\n", ""),
+    ("embedding", "if first // CHUNK == window and", "if"),
+    ("embedding", " and last - first > CHUNK", ""),
+    ("embedding", "None, window + 1, ends, piece", "None, window, ends, piece"),
+    ("embedding", "cute.ceil_div(last - first, CHUNK)", "(last - first) // CHUNK"),
+    ("embedding", "added.store(added.load() + others.load())", "added.store(others.load())"),
+    ("embedding", "< last:\n                cute.autovec", "<= last:\n                cute.autovec"),
     ("embedding", "table[token[row], None]", "table[row, None]"),
     ("attention", "token <= query + 8 * half", "token < query + 8 * half"),
     ("attention", " & (token >= first[half])", ""),
@@ -233,9 +248,21 @@ MISTAKES = [  # (module, what stands there, what is put there instead)
     ("residual_norm_backward", " - value * pull", ""),
     ("residual_norm_backward", "slope *= scale[None, i].load().to(Float32)", "slope *= 1.0"),
     ("residual_norm_backward", "slope * value * inverse)", "slope * value)"),
-    ("residual_norm_backward", "range(program, total.shape[0],", "range(program, total.shape[0] + 1,"),
-    ("residual_norm_backward", "partial[program, None], lane", "partial[0, None], lane"),
-    ("residual_norm_backward", "const_expr(row.shape[0] // VECTOR)", "64"),
+    ("residual_norm_backward", "range(first, rows, step)", "range(first, rows + 1, step)"),
+    ("residual_norm_backward", "partial[program, None], thread", "partial[0, None], thread"),
+    ("residual_norm_backward", "< count:\n            cute.autovec_copy(p", "< 64:\n            cute.autovec_copy(p"),
+    ("residual_norm_backward", "row + step, slots[None, None, 1 - turn,", "row + step, slots[None, None, turn,"),
+    ("residual_norm_backward", "            turn = 1 - turn\n", ""),
+    ("residual_norm_backward", "cp_async_wait_group(1)", "cp_async_wait_group(2)"),
+    ("residual_norm_backward", "if row < tensors[0].shape[0]", "if row <= tensors[0].shape[0]"),
+    ("residual_norm_backward", "stride=(1, self.hidden * 3)", "stride=(1, self.hidden)"),
+    ("residual_norm_backward", "        cute.arch.sync_threads()\n", ""),
+    ("residual_norm_backward", "in range_constexpr(parts.shape[1])", "in range_constexpr(1, parts.shape[1])"),
+    ("column_sum", "if column < self.columns:\n            for", "if column <= self.columns:\n            for"),
+    ("column_sum", "if base + i * WARPS < parts.shape[0]", "if base + i * WARPS <= parts.shape[0]"),
+    ("column_sum", "                held.fill(0.0)\n", ""),
+    ("column_sum", "        cute.arch.sync_threads()\n", ""),
+    ("column_sum", "in range_constexpr(WARPS)", "in range_constexpr(WARPS - 1)"),
 ]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from rlcourse.course.kernels.residual_norm_backward import (
     residual_norm_backward_reference,
 )
 from rlcourse.kernels import KernelError
-from rlcourse.kernels.toolchain import interpreted
+from rlcourse.kernels.toolchain import compiled, interpreted
 
 EPS = 1e-6
 
@@ -37,6 +37,9 @@ def case(rows, hidden, dtype=torch.bfloat16):
         (5, 264, 2, torch.float16, "random"),
         (3, 896, 4, torch.bfloat16, "lockstep"),
         (6, 256, 3, torch.bfloat16, "warp"),
+        (37, 8, 2, torch.float16, "random"),  # up to three rows for each warp
+        (5, 1536, 1, torch.bfloat16, "warp"),  # of two rows for each of four warps
+        pytest.param(9, 2048, 2, torch.bfloat16, "random", marks=pytest.mark.thorough),
     ],
 )
 def test_sum_norm_and_gradients_are_right(rows, hidden, programs, dtype, order):
@@ -52,6 +55,14 @@ def test_sum_norm_and_gradients_are_right(rows, hidden, programs, dtype, order):
     # Two parts that cancel leave the rounding of float32, which is that of the parts.
     torch.testing.assert_close(dx.float(), expected_x.float(), rtol=2**-7, atol=1e-6 * expected_x.abs().max().item())
     torch.testing.assert_close(partial.sum(0), expected_weight, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("hidden", [896, pytest.param(1536, marks=pytest.mark.thorough)])
+def test_an_h200_has_room_for_two_blocks_at_a_time(hidden):
+    """So that while one waits the other one works, and `PROGRAMS` blocks are all there at once."""
+    kernel = ResidualNormBackward(hidden, "bfloat16")
+    code = compiled(kernel, "sm_90a")
+    assert 2 * code.registers * kernel.threads <= 65536 and 2 * (code.shared_bytes + 1024) <= 228 * 1024
 
 
 def test_the_gradients_of_the_operation_are_those_of_finite_differences():
