@@ -206,6 +206,7 @@ def bench(
     gpus: Annotated[str, typer.Option("--gpus", help="scale: numbers of ranks, one GPU each")] = "1,2",
     repeats: Annotated[int, typer.Option("--repeats", help="Timed repetitions", callback=within(COUNT))] = 5,
     record: Annotated[bool, typer.Option("--record", help="Keep the result in data/measurements/.")] = False,
+    add: Annotated[bool, typer.Option("--add", help="The same, beside today's for other numbers of rows.")] = False,
 ):
     """Measure this machine: whether every engine and algorithm can `learn`, the ladder of `decode`, `rollout` engines
     on the config's model, a whole training `step` beside TRL's, its `scale` over several GPUs, the `update`, the
@@ -220,7 +221,7 @@ def bench(
         options = Options(
             shape, tuple(parse_rows(rows)), prompt_tokens, new_tokens, lengths, repeats, tuple(parse_gpus(gpus))
         )
-        run_bench(what, config, options, record)
+        run_bench(what, config, options, record, add)
 
 
 @app.command()

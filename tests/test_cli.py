@@ -360,10 +360,11 @@ def test_merge_names_the_adapter_and_refuses_a_folder_in_use(monkeypatch, tmp_pa
 def test_bench_passes_its_options_on(monkeypatch):
     calls = []
     monkeypatch.setattr(bench, "run_bench", lambda *call: calls.append(call))
-    done = invoke("bench", "step", "--shape", "tiny", "--rows", "8, 24", "--repeats", "2", "--record", "--lr", "1")
-    assert done.exit_code == 0, done.output
+    for kept in ("--record", "--add"):
+        done = invoke("bench", "step", "--shape", "tiny", "--rows", "8, 24", "--repeats", "2", kept, "--lr", "1")
+        assert done.exit_code == 0, done.output
     options = bench.Options(shape="tiny", rows=(8, 24), repeats=2)
-    assert calls == [("step", make_config(lr=1.0), options, True)]
+    assert calls == [("step", make_config(lr=1.0), options, *kept) for kept in ((True, False), (False, True))]
 
 
 @pytest.mark.parametrize("completions", ["16,x", "4", "20", "", "-8", "16,,64"])

@@ -18,14 +18,16 @@ from rlcourse.paths import data_folder
 WIDEST_SPREAD = 0.2  # a measurement whose interquartile range is a larger share of its median is not recorded
 
 
-def run_bench(what: str, config: TrainConfig, options: Options, record: bool) -> None:
-    """Run the benchmark `what`, print its table and, with `record`, write the measurement record.
+def run_bench(what: str, config: TrainConfig, options: Options, record: bool, add: bool = False) -> None:
+    """Run the benchmark `what`, print its table and, with `record` or `add`, write the measurement record. add: results
+    for other numbers of rows stay in it, if they are of the same day, machine and setup: so that a long benchmark can
+    be run in parts.
 
     Raises ValueError for options that make no sense, or a spread too wide to be recorded; OSError if the record cannot
     be written.
     """
     options.check(what)
-    if record:
+    if record or add:
         try_folder(data_folder() / "measurements", "install the package where you may write")
     from rlcourse.bench import numerics, speed
     from rlcourse.bench.decode import decode
@@ -90,11 +92,11 @@ def run_bench(what: str, config: TrainConfig, options: Options, record: bool) ->
             setup, rows = numerics.logprobs(repeats=repeats)
     table = results_table(rows, f"{what} on {device_name()}")
     Console(width=max(Console().width, 200)).print(table)  # a pipe has 80 columns, too few
-    if record:
-        _record(what, setup, rows, traces)
+    if record or add:
+        _record(what, setup, rows, traces, add)
 
 
-def _record(what: str, setup: dict, rows: list[dict], traces: dict[str, list[dict]]) -> None:
+def _record(what: str, setup: dict, rows: list[dict], traces: dict[str, list[dict]], add: bool) -> None:
     failed = [row["variant"] for row in rows if row.get("error")]
     if failed:
         raise ValueError(f"Not recorded: {', '.join(failed)} failed.")
@@ -104,7 +106,7 @@ def _record(what: str, setup: dict, rows: list[dict], traces: dict[str, list[dic
     name = what if setup.get("lengths", "equal") == "equal" else f"{what}-{setup['lengths']}"
     suffix = "" if setup.get("shape", Options.shape) == Options.shape else f"-{setup['shape']}"
     name += suffix
-    print(f"Recorded in {write_record(name, setup, rows)}.")
+    print(f"Recorded in {write_record(name, setup, rows, add=add)}.")
     if traces:
         from rlcourse.measure.traces import trace_path, write_trace
 

@@ -19,7 +19,7 @@ from rlcourse.tasks import Task
 
 
 def trl_steps(model: str, task: Task, completions: int, new_tokens: int, repeats: int) -> list[dict[str, Any]]:
-    """A row for TRL's default (dynamic cache), one for the same with the model of the update compiled, one for its
+    """A row for TRL's default (dynamic cache), one for the same with the layers of the update compiled, one for its
     static cache with the decode step compiled, and one with vLLM in its process, where that is; none where TRL is
     missing.
 
@@ -54,9 +54,7 @@ def trl_steps(model: str, task: Task, completions: int, new_tokens: int, repeats
 
 
 def run_trl(model: str, task: Task, completions: int, new_tokens: int, steps: int, variant: str) -> list[dict]:
-    """Seconds of each step and of its generation, from TRL's own trainer. With the update compiled, the loss is
-    computed with `torch.compile` of the model, for prompts of any length at once.
-    """
+    """Seconds of each step and of its generation, from TRL's own trainer."""
     from datasets import Dataset
     from datasets.table import InMemoryTable
     from transformers import AutoModelForCausalLM
@@ -108,13 +106,29 @@ def run_trl(model: str, task: Task, completions: int, new_tokens: int, steps: in
             trainer.generation_config.disable_compile = False  # TRL sets it, so its static cache is not compiled
             trainer.generation_config.max_cache_len = 320 + new_tokens
         if variant == "trl-update-compiled":
-            compiled, loss = torch.compile(trainer.model, dynamic=True), trainer._compute_loss
-            trainer._compute_loss = lambda model, inputs: loss(compiled, inputs)
+            _compile_update(trainer)
         timed = _timed_training(trainer, on_gpu)
         del trainer
         if with_vllm:
             free_memory()
         return timed
+
+
+def _compile_update(trainer) -> None:
+    """Compute the loss with `torch.compile` of each layer, as they have one code: the whole model takes minutes."""
+    layers, loss = trainer.model.model.layers, trainer._compute_loss
+    compiled = [torch.compile(layer.forward, dynamic=True) for layer in layers]
+
+    def with_compiled(model, inputs):
+        for layer, forward in zip(layers, compiled, strict=True):
+            layer.forward = forward
+        try:
+            return loss(model, inputs)
+        finally:  # sampling has shapes of its own
+            for layer in layers:
+                del layer.forward
+
+    trainer._compute_loss = with_compiled
 
 
 def _timed_training(trainer, on_gpu: bool) -> list[dict[str, float]]:

@@ -43,13 +43,15 @@ def write_record(
     device: str | None = None,
     command: str | None = None,
     folder: Path | None = None,
+    add: bool = False,
 ) -> Path:
     """Write a record of this machine, today, and return its path.
 
     setup: what was run (model, shapes, dtype, repeats). results: one dict for each variant, with its name as 'variant';
     the key of a number has its unit (tokens_per_s, ms_per_step). device: `device_name()` if not given; a 'CPU ...' has
-    no driver. command: this process's command line if not given. folder: data/measurements if not given. Any path of
-    this machine is cut down to its last part. Raises ValueError for results without a variant.
+    no driver. command: this process's command line if not given. folder: data/measurements if not given. add: keep
+    what `_beside` finds. Any path of this machine is cut down to its last part. Raises ValueError for results without a
+    variant.
     """
     device = device or device_name()
     record = {
@@ -66,8 +68,25 @@ def write_record(
     check_record(record, f"record {name!r}")
     path = (folder or data_folder() / "measurements") / slug(device) / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, record)
+    write_json(path, _beside(path, record) if add and path.exists() else record)
     return path
+
+
+def _beside(path: Path, record: dict[str, Any]) -> dict[str, Any]:
+    """The record, and the results in `path` for other numbers of rows, if only they and what was measured for the setup
+    (a float) differ. Their command stands before this one's."""
+
+    def same(record: dict[str, Any]) -> list[Any]:
+        asked = {key: value for key, value in record["setup"].items() if not isinstance(value, float)}
+        return [asked, *(record[key] for key in KEYS if key not in ("command", "setup", "results"))]
+
+    before = read_json(path, "record it again")
+    if same(before) != same(record):
+        return record
+    measured = {row.get("rows") for row in record["results"]}
+    kept = [row for row in before["results"] if row.get("rows") not in measured]
+    commands = dict.fromkeys([*before["command"].split("; "), record["command"]]) if kept else [record["command"]]
+    return record | {"results": kept + record["results"], "command": "; ".join(commands)}
 
 
 def _program(path: Path) -> str:

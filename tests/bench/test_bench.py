@@ -25,7 +25,7 @@ ENGINES = ["hf-dynamic", "hf-static", "fast"]
 def recorded(monkeypatch) -> list[tuple]:
     """What would have been written to data/measurements."""
     calls = []
-    monkeypatch.setattr(bench, "write_record", lambda *call: calls.append(call) or "a/file.json")
+    monkeypatch.setattr(bench, "write_record", lambda *call, add: calls.append(call) or "a/file.json")
     return calls
 
 
@@ -401,9 +401,13 @@ def test_nothing_is_recorded_unless_asked_for(monkeypatch, recorded):
 def test_a_recorded_benchmark_is_a_record_that_loads(monkeypatch, tmp_path):
     rows = fake_rollout(monkeypatch, 0.05)
     write = records.write_record
-    monkeypatch.setattr(bench, "write_record", lambda *call: write(*call, folder=tmp_path))
+    monkeypatch.setattr(bench, "write_record", lambda *call, add: write(*call, folder=tmp_path, add=add))
     run_bench("rollout", make_config(), Options(), record=True)
     assert records.load_record("rollout", folder=tmp_path)["results"] == rows
+    others = [row | {"rows": 8} for row in fake_rollout(monkeypatch, 0.1)]
+    monkeypatch.setattr(speed, "rollout", lambda config, repeats: ({"repeats": repeats}, others))
+    run_bench("rollout", make_config(), Options(), record=False, add=True)
+    assert records.load_record("rollout", folder=tmp_path)["results"] == rows + others
 
 
 def test_vllm_is_measured_where_it_is_installed_and_left_out_elsewhere(monkeypatch):

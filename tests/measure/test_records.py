@@ -66,6 +66,23 @@ def test_paths_of_the_machine_are_cut_down_to_their_last_part(tmp_path, monkeypa
     assert record["command"] == "rlcourse bench"
 
 
+def test_results_for_other_rows_can_be_added(tmp_path):
+    def add(rows, speed, command, **setup):
+        results = [{"variant": "graph", "rows": count, "tokens_per_s": speed} for count in rows]
+        path = write_record("decode", setup, results, device="CPU x", command=command, folder=tmp_path, add=True)
+        record = json.loads(path.read_text())
+        return {row["rows"]: row["tokens_per_s"] for row in record["results"]}, record["command"]
+
+    assert add([16, 64], 1, "a", repeats=3, copy_gb_per_s=1.5) == ({16: 1, 64: 1}, "a")
+    assert add([256], 2, "b", repeats=3, copy_gb_per_s=1.6) == ({16: 1, 64: 1, 256: 2}, "a; b")
+    assert add([16, 256], 3, "b", repeats=3, copy_gb_per_s=1.6) == ({64: 1, 16: 3, 256: 3}, "a; b")
+    assert add([64], 4, "c", repeats=5, copy_gb_per_s=1.6) == ({64: 4}, "c")  # measured in another way
+    assert add([64], 5, "d", repeats=5, copy_gb_per_s=1.6) == ({64: 5}, "d")
+    path = next(tmp_path.glob("*/decode.json"))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"date": "2020-01-01"}))
+    assert add([16], 6, "e", repeats=5, copy_gb_per_s=1.6) == ({16: 6}, "e")
+
+
 def test_a_hub_name_is_no_path(tmp_path):
     path = write_record("d", {"model": "Qwen/Qwen2.5-0.5B"}, RESULTS, device="CPU x", command="a b/c", folder=tmp_path)
     record = json.loads(path.read_text())
