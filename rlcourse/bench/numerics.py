@@ -2,7 +2,9 @@
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from rlcourse.batch import Rollout
 from rlcourse.bench.models import policy_and_prompts
 from rlcourse.config import TrainConfig
 from rlcourse.device import autocast
+from rlcourse.exact.weights import may_be_exact
 from rlcourse.learner import model_pass
 from rlcourse.logprobs import chunked_logprobs
 from rlcourse.measure.timing import median_seconds
@@ -81,37 +84,61 @@ def token_groups(policy: Policy, rollout: Rollout, exact: Tensor) -> dict[str, T
 def logprobs(
     rows: int = 64, length: int = 512, vocabulary: int = 151936, hidden_size: int = 896, repeats: int = 5
 ) -> tuple[dict, Rows]:
-    """Peak GPU memory and seconds (median) of log-probs, forward and backward, in chunks and all at once.
+    """Peak GPU memory and seconds (median) of log-probs, forward and backward, in chunks and all at once; those of the
+    exact pass where there is one. Their rate counts 8 operations for each token, number of its state and word of the
+    vocabulary: a product forward, the same again, and two for the gradients.
 
     Raises ValueError without a GPU.
     """
     if not torch.cuda.is_available():
         raise ValueError("This measures GPU memory, and no CUDA GPU was found.")
     n = rows * length
+    ways = {f"chunks of {chunk}": (_plain, chunk) for chunk in (1024, 4096)} | {"all at once": (_plain, n)}
+    if may_be_exact(torch.device("cuda")):
+        ways |= {f"exact, chunks of {chunk}": (_exact, chunk) for chunk in (1024, 2048, 4096)}
     results = []
-    for chunk in (1024, 4096, n):
+    for variant, (way, chunk) in ways.items():
         torch.manual_seed(0)
         hidden = torch.randn(n, hidden_size, device="cuda", requires_grad=True)
         head = (0.02 * torch.randn(vocabulary, hidden_size, device="cuda")).requires_grad_()
         targets = torch.randint(vocabulary, (n,), device="cuda")
+        forward = way(hidden, head, targets, chunk)
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        row = {"variant": "all at once" if chunk == n else f"chunks of {chunk}", "rows": rows, "tokens": n}
-        run = partial(_forward_and_backward, hidden, head, targets, chunk)
+        row = {"variant": variant, "rows": rows, "tokens": n}
+        run = partial(_forward_and_backward, hidden, head, forward)
         try:
             row |= {"seconds": median_seconds(run, hidden.device, repeats)}
             row |= {"peak_memory_bytes": torch.cuda.max_memory_allocated() - before}
+            row |= {"tflops": 8 * n * hidden_size * vocabulary / row["seconds"] / 1e12}
         except torch.OutOfMemoryError:
-            row |= {"seconds": None, "peak_memory_bytes": None}
+            row |= {"seconds": None, "peak_memory_bytes": None, "tflops": None}
         results.append(row)
-        del hidden, head, targets, run
+        del hidden, head, targets, forward, run
         torch.cuda.empty_cache()
     setup = {"rows": rows, "length": length, "vocabulary": vocabulary, "hidden_size": hidden_size, "dtype": "bfloat16"}
     return setup | {"repeats": repeats}, results
 
 
-def _forward_and_backward(hidden: Tensor, head: Tensor, targets: Tensor, chunk: int) -> None:
+def _plain(hidden: Tensor, head: Tensor, targets: Tensor, chunk: int) -> Callable[[], Tensor]:
+    """How the plain pass computes log-probs, from hidden states."""
+
+    def forward() -> Tensor:
+        with autocast("bfloat16", hidden.device):
+            return chunked_logprobs(hidden, head, targets, Sampling(), chunk)
+
+    return forward
+
+
+def _exact(hidden: Tensor, head: Tensor, targets: Tensor, chunk: int) -> Callable[[], Tensor]:
+    """How the exact pass does, from the residual stream: the last norm and its gradients are part of it."""
+    from rlcourse.exact.head import LogProbs  # only where there is Triton
+
+    norm = torch.ones(hidden.shape[1], device=hidden.device, requires_grad=True)
+    weights = SimpleNamespace(norm=norm.detach(), head=head.detach().bfloat16(), dtype=torch.bfloat16, eps=1e-6)
+    return lambda: LogProbs.apply(hidden, targets, weights, 1.0, chunk, norm, head)
+
+
+def _forward_and_backward(hidden: Tensor, head: Tensor, forward: Callable[[], Tensor]) -> None:
     hidden.grad = head.grad = None
-    with autocast("bfloat16", hidden.device):
-        logprobs = chunked_logprobs(hidden, head, targets, Sampling(), chunk)
-    logprobs.mean().backward()
+    forward().mean().backward()

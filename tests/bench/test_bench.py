@@ -113,6 +113,25 @@ def test_the_memory_of_logprobs_needs_a_gpu():
         numerics.logprobs()
 
 
+def test_the_exact_and_the_plain_head_are_measured_on_the_same():
+    """Up to the last norm, which is the exact one's first part."""
+    pytest.importorskip("triton", reason="Triton is there on Linux alone")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    hidden = torch.randn(7, 64, device=device, requires_grad=True)
+    head = (0.02 * torch.randn(3000, 64, device=device)).requires_grad_()
+    targets = torch.randint(3000, (7,), device=device)
+    normed = torch.nn.functional.rms_norm(hidden, (64,), eps=1e-6).detach().requires_grad_()
+    found, gradients = [], []
+    for way, states in ((numerics._plain, normed), (numerics._exact, hidden)):
+        forward = way(states, head, targets, 4)
+        numerics._forward_and_backward(states, head, forward)
+        found.append(forward().detach())
+        gradients.append(head.grad)
+    torch.testing.assert_close(found[1], found[0], atol=0.05, rtol=0)
+    assert (gradients[1] - gradients[0]).norm() < 0.02 * gradients[0].norm()
+
+
 def test_a_step_with_random_weights_is_timed_by_phase():
     setup, [row] = speed.step("tiny", [8], new_tokens=6, repeats=1, peers=False)
     assert (row["variant"], row["rows"], setup["task"]) == ("rlcourse", 8, "minigsm")
