@@ -12,7 +12,7 @@ from rlcourse.exact.sequences import Sequences
 from rlcourse.exact.weights import fused_weights
 from rlcourse.sampling import Sampling
 
-WIDTH = 64  # of which the longest sequence is a multiple: cuDNN plans attention's backward pass for each length
+WIDTH = 64  # tokens are a multiple of it, and so is the longest sequence: cuDNN plans for each length, Triton for some
 
 
 class ExactPass:
@@ -40,7 +40,7 @@ class ExactPass:
         ids, sequences = pack(rollout)
         x = trunk(self.model, self.weights, ids, sequences, self.recompute)
         columns = torch.arange(rollout.logprobs.shape[1], device=x.device)
-        before = (sequences.bounds[: len(rollout.ids)] + rollout.prompt_lengths)[:, None] - 1 + columns
+        before = (sequences.bounds[:-2] + rollout.prompt_lengths)[:, None] - 1 + columns
         return x.index_select(0, before[rollout.completion_mask])
 
     def _normed(self, states: Tensor, mask: Tensor) -> Tensor:
@@ -50,17 +50,10 @@ class ExactPass:
 
 
 def pack(rollout: Rollout) -> tuple[Tensor, Sequences]:
-    """The rollout's tokens [N] without its padding, each row a sequence; behind them sequences of padding that make N a
-    multiple of `size_step`, none longer than the others may be."""
-    width, tokens = rollout.ids.shape[1], int(rollout.lengths.sum())
-    step, length = size_step(tokens), width + -width % WIDTH
-    fillers = length * torch.arange(-(-step // length), device=rollout.ids.device)
-    lengths = torch.cat([rollout.lengths, (-tokens % step - fillers).clamp(0, length)])
-    sequences = Sequences.of(lengths, length)
-    return F.pad(rollout.ids, (0, length - width, 0, len(fillers))).flatten()[sequences.places], sequences
-
-
-def size_step(tokens: int) -> int:
-    """Of which N is a multiple: WIDTH, or of 4,096 tokens and more a 64th to a 32nd. So there are few sizes; for each
-    new one cuBLAS looks for its kernels anew, which takes the host longer than a small model takes the GPU."""
-    return max(WIDTH, 2 ** (tokens.bit_length() - 1) // 32)
+    """The rollout's tokens [N] without its padding, each row a sequence; behind them a last one, of padding, that makes
+    N a multiple of WIDTH."""
+    width = rollout.ids.shape[1]
+    lengths = F.pad(rollout.lengths, (0, 1))
+    lengths[-1] = -lengths.sum() % WIDTH
+    sequences = Sequences.of(lengths, max(width + -width % WIDTH, WIDTH))
+    return F.pad(rollout.ids, (0, sequences.length - width, 0, 1)).flatten()[sequences.places], sequences

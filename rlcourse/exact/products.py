@@ -2,7 +2,7 @@
 
 On Hopper the tensor cores then give the bits of one accumulator that runs from the first number to the last, whatever
 library, instruction or tile computes it, and for any number of rows but one (which is a product of another kind: only
-`linear` meets it, as sequences are padded).
+`linear` meets it, as prompts are padded and the training pass has a multiple of 64 tokens).
 """
 
 from collections.abc import Iterator

@@ -46,21 +46,6 @@ def test_of_a_rollout_no_padding_is_left_but_what_makes_a_multiple():
     assert ids[:7].tolist() == [5, 9, 7, 8, 3, 4, 6] and ids[7:77].tolist() == [*range(30, 60), *range(40)]
 
 
-def test_padding_behind_many_short_sequences_is_no_longer_than_they_are():
-    rollout = rollout_of([([5], list(range(40)))] * 200 + [([5], list(range(60)))])
-    assert int(rollout.lengths.sum()) == 200 * 41 + 61 == 8261 and module.size_step(8261) == 8192 // 32 == 256
-    ids, sequences = module.pack(rollout)
-    assert len(ids) == 33 * 256 == 8448 == sequences.bounds[-1] and sequences.length == 64
-    assert sequences.bounds[-5:].diff().tolist() == [64, 64, 59, 0]  # the rest of 256, of up to 64 each
-    assert ids[:41].tolist() == ids[41:82].tolist() == [5, *range(40)] and ids[8200:8261].tolist() == [5, *range(60)]
-
-
-@pytest.mark.parametrize("tokens", [1, 63, 64, 2047, 4095, 4096, 25_344, 100_000])
-def test_there_are_few_sizes_and_little_padding(tokens):
-    step = module.size_step(tokens)
-    assert step % module.WIDTH == 0 and (step == module.WIDTH or tokens / 64 < step <= tokens / 32)
-
-
 def test_attention_sees_its_own_sequence_alone():
     heads, kv_heads, size = 4, 2, 32
     lengths = torch.tensor([70, 0, 1, 130], device=DEVICE)
