@@ -28,6 +28,7 @@ LENGTHS = [7, 1, 3, 2, 5, 7, 4, 6, 2, 3, 1, 7]  # EOS at once, and no EOS within
 FINISHED = [n < LIMIT for n in LENGTHS]
 REWARDS = [1.0, 0, 0, 1, 0, 1, 0.5, 0, 1, 1, 1, 1]  # the last group has no signal
 ROWS = len(LENGTHS)
+ORDER = 35  # seed of the order of rows: one in which each mini-batch has a gradient, and some tokens are clipped
 
 
 def _completions() -> list[list[int]]:
@@ -114,7 +115,7 @@ class Run:
         rows = list(zip(COMPLETIONS, self.sampler, FINISHED, strict=True))
         self.engine = engine_class({tuple(p): rows[i * GROUP :][:GROUP] for i, p in enumerate(PROMPTS)})
         self.before = self._modules()
-        torch.manual_seed(3)  # again, as the sampler's log-probs may have been at hand, or made a policy
+        torch.manual_seed(ORDER)  # anew: above, a policy may have been made, or log-probs been at hand
         optimizer_step, randperm = self.learner.optimizer.step, torch.randperm
 
         def stepped():
