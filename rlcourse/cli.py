@@ -184,7 +184,7 @@ def bench(
         str,
         typer.Argument(
             help="learn, decode, kernels, cute, layer, story, trace, rollout, step, scale, update, mismatch, exact, "
-            "gap, paged, serve or logprobs"
+            "gap, paged, serve, lowered or logprobs"
         ),
     ],
     shape: Annotated[str, typer.Option("--shape", help="Random weights of this shape; decode: or embedded")] = (
@@ -212,8 +212,8 @@ def bench(
     on the config's model, a whole training `step` beside TRL's, its `scale` over several GPUs, the `update`, the
     `kernels` of a decode step, those in `cute` DSL, the `story` of a kernel in the loop and the `trace` of two of its
     steps, the `mismatch` between sampling and training log-probs, what it costs that they are `exact`, what training
-    is like with the `gap` put back, what a `paged` cache gives and costs, how requests that arrive are `serve`d, the
-    memory of `logprobs`."""
+    is like with the `gap` put back, what a `paged` cache gives and costs, how requests that arrive are `serve`d, what
+    `lowered` programs of the task kernels take, the memory of `logprobs`."""
     with user_errors():
         config = make_config(**settings)
         from rlcourse.bench import Options, run_bench

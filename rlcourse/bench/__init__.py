@@ -3,7 +3,8 @@
 Each returns the setup and the result rows of a measurement record: `decode` in `decode.py`; `kernels` in `kernels.py`;
 `cute` in `cute.py`; `story` in `story.py`; `trace` in `trace.py`, with traces that are kept in `data/traces/`; `paged`
 in `paged.py`; `serve` in `serve.py`; `rollout`, `step` and `update` in `speed.py`; `scale` in `scale.py`; `mismatch`
-and `logprobs` in `numerics.py`; `exact`, `gap`, `layer` and `learn` in files of their names; peers that are measured
+and `logprobs` in `numerics.py`; `exact`, `gap`, `layer`, `learn` and `lowered` in files of their
+names; peers that are measured
 beside ours in `peers.py`. A record of another shape than `Options.shape` has it in its name.
 """
 
@@ -52,6 +53,10 @@ def run_bench(what: str, config: TrainConfig, options: Options, record: bool, ad
             from rlcourse.bench.layer import layer
 
             setup, rows = layer(repeats)
+        case "lowered":
+            from rlcourse.bench.lowered import lowered
+
+            setup, rows = lowered(repeats)
         case "story":
             from rlcourse.bench.story import story
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlcourse.bench.kernels import _error, _graph_seconds
+from rlcourse.bench.kernels import _error, graph_seconds
 from rlcourse.measure.roofline import measure_machine
 
 Rows = list[dict[str, Any]]
@@ -71,7 +71,7 @@ def measure_case(case: Case, repeats: int) -> Rows:
             for tensors in sets:
                 function(*tensors)
 
-        took, spread = _graph_seconds(run, repeats)
+        took, spread = graph_seconds(run, repeats)
         us = 1e6 * took / len(sets)
         row = {"variant": f"{case.name}-{way}", "shape": list(case.shape), "us": us, "spread": spread}
         rows.append(row | {"gb_per_s": case.moved / us / 1e3, "relative_error": error})

@@ -54,7 +54,7 @@ def _one_size(decoder: Decoder, rows: int, repeats: int) -> Rows:
         _fill(step)  # kernels change the numbers that they read
         found_error = error()
         for variant, run in ((name, ours), (f"{name}-pytorch", peer)):
-            took, spread = _graph_seconds(run, repeats)
+            took, spread = graph_seconds(run, repeats)
             row = {"variant": variant, "shape": [rows], "us": 1e6 * took / calls, "spread": spread}
             row["gb_per_s"] = moved / (took / calls) / 1e9
             found.append(row | ({"relative_error": found_error} if variant == name else {}))
@@ -167,7 +167,7 @@ def _error(found: Tensor, exact: Tensor) -> float:
     return ((found.float() - exact).abs().max() / exact.abs().max()).item()
 
 
-def _graph_seconds(run: Callable[[], object], repeats: int) -> tuple[float, float]:
+def graph_seconds(run: Callable[[], object], repeats: int) -> tuple[float, float]:
     """Median seconds and spread of a run captured in a CUDA graph, so that the host has no part in it."""
     run()
     torch.cuda.synchronize()

@@ -9,7 +9,7 @@ POSITIONS = {  # shapes, and the tokens of their longest row
 LENGTHS = ("equal", "skewed")
 BENCHMARKS = (
     "learn", "decode", "kernels", "cute", "layer", "story", "trace", "rollout", "step", "scale", "update", "mismatch",
-    "exact", "gap", "paged", "serve", "logprobs",
+    "exact", "gap", "paged", "serve", "lowered", "logprobs",
 )  # fmt: skip
 
 

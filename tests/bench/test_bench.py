@@ -83,7 +83,7 @@ def test_every_token_is_in_one_group_of_each_kind():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("name", ["kernels", "cute", "layer", "story", "trace"])
+@pytest.mark.parametrize("name", ["kernels", "cute", "layer", "lowered", "story", "trace"])
 def test_the_kernels_need_a_gpu(name):
     with pytest.raises(ValueError, match="no CUDA GPU was found"):
         run_bench(name, make_config(), Options(), False)

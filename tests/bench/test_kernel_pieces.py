@@ -1,4 +1,5 @@
-"""The benchmark of a decode step's kernels calls them as they are: on a GPU, or in Triton's interpreter."""
+"""The benchmarks of a decode step's kernels and of lowered programs call them as they are: on a GPU, or in Triton's
+interpreter."""
 
 import pytest
 import torch
@@ -7,8 +8,10 @@ pytest.importorskip("triton", reason="Triton is there on Linux alone")
 
 from policies import DEVICE, make_policy
 
-from rlcourse.bench import kernels
+from rlcourse.bench import kernels, lowered
 from rlcourse.rollout.decoder import Decoder
+from rlcourse.tasks.kernels.clock import H200, program_us
+from rlcourse.tasks.kernels.language import compile_program
 
 
 @torch.no_grad()
@@ -26,3 +29,25 @@ def test_every_piece_runs_and_those_with_an_error_compute_what_pytorch_does():
         assert moved > 0
     assert {name for name, error in found.items() if error is not None} == {"attention", "gate_up", "down"}
     assert all(error < 0.02 for error in found.values() if error is not None), found
+
+
+def test_lowered_programs_are_eager_cut_at_random_and_optimal():
+    found = lowered.programs(6)
+    assert found == lowered.programs(6) and [variant for _, variant, _ in found] == ["eager", "random", "optimum"] * 6
+    times, random_cuts = [], set()
+    for computation, variant, program in found:
+        launches = compile_program(program, computation)
+        times.append(program_us(launches, H200))
+        if variant == "random":
+            random_cuts.add((len(launches), len(computation.lines)))
+    for eager, cut, least in zip(times[::3], times[1::3], times[2::3], strict=True):
+        assert least <= cut <= eager
+    assert any(1 < launches < lines for launches, lines in random_cuts)
+
+
+def test_what_a_lowered_program_computes_is_judged(monkeypatch):
+    computation, _, program = lowered.programs(1)[0]
+    assert lowered.is_right(computation, program)
+    other = lowered.load(lowered.lower(program, computation)).run
+    monkeypatch.setattr(lowered, "run_of", lambda *_: lambda *inputs: other(*inputs) + 1)
+    assert not lowered.is_right(computation, program)
