@@ -3,9 +3,8 @@
 Each returns the setup and the result rows of a measurement record: `decode` in `decode.py`; `kernels` in `kernels.py`;
 `cute` in `cute.py`; `story` in `story.py`; `trace` in `trace.py`, with traces that are kept in `data/traces/`; `paged`
 in `paged.py`; `serve` in `serve.py`; `rollout`, `step` and `update` in `speed.py`; `scale` in `scale.py`; `mismatch`
-and `logprobs` in `numerics.py`; `exact`, `gap`, `layer`, `learn` and `lowered` in files of their
-names; peers that are measured
-beside ours in `peers.py`. A record of another shape than `Options.shape` has it in its name.
+and `logprobs` in `numerics.py`; `exact`, `gap`, `layer`, `learn` and `lowered` in files of their names; peers that are
+measured beside ours in `peers.py`. A record of another shape than `Options.shape` has it in its name.
 """
 
 from rich.console import Console
