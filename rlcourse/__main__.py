@@ -2,4 +2,5 @@
 
 from rlcourse.cli import main
 
-main()
+if __name__ == "__main__":  # processes that are spawned import this file, too
+    main()
