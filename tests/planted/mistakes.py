@@ -286,7 +286,7 @@ MISTAKES = [
     ("batch.py", "else value[rows, :width]", "else value[: len(rows), :width]", BATCH),
     ("batch.py", "columns.clamp(max=self.ids.shape[1] - 1)", "columns", BATCH),
     # logprobs.py
-    ("logprobs.py", "rollout.prompt_lengths)[:, None] - 1 + columns", "rollout.prompt_lengths)[:, None] + columns", LOGPROBS),
+    ("logprobs.py", "rollout.prompt_lengths[:, None] - 1 + columns", "rollout.prompt_lengths[:, None] + columns", LOGPROBS),
     ("logprobs.py", "states.gather(1, before[:, :, None].expand(-1, -1, states.shape[2]))", "states[:, -before.shape[1] :]", LOGPROBS),
     ("logprobs.py", "sampling_logits(F.linear(hidden.to(head.dtype), head), sampling, keep=targets)", "F.linear(hidden.to(head.dtype), head).float()", LOGPROBS),
     ("logprobs.py", "head), sampling, keep=targets)", "head), sampling)", LOGPROBS),
