@@ -609,7 +609,7 @@ MISTAKES = [
     ("rollout/paged.py", "range(plan.steps - late)", "range(plan.steps)", ENGINE),
     ("rollout/paged.py", "[i for i, piece in enumerate(pieces) if piece.first_tokens]", "list(range(len(pieces)))", ENGINE),
     ("rollout/paged_prefill.py", "number = at - slots.prompt_lengths[prompt][:, None]", "number = at - slots.prompt_lengths[prompt][:, None] - 1", ENGINE),
-    ("rollout/paged_prefill.py", "weights.cos[positions], weights.sin[positions]", "weights.cos, weights.sin", ENGINE),
+    ("rollout/paged_prefill.py", "angles_at(weights, at.flatten()", "angles_at(weights, 0 * at.flatten()", ENGINE),
     ("rollout/paged_prefill.py", "last = (end - begin - 1)", "last = (end - 1)", ENGINE),
     ("rollout/paged_prefill.py", "lambda piece: (piece.begin, piece.end)", "lambda piece: piece.end - piece.begin", ENGINE),
     ("rollout/paged_prefill.py", "longest * (len(found[-1]) + 1) > most_tokens", "longest * len(found[-1]) > most_tokens", ENGINE),
