@@ -162,9 +162,8 @@ class LongRuns:
         index = block * self.threads + thread
         window, piece = index // self.pieces, index % self.pieces
         room = room_for_rows(Float32, thread, self.threads)
-        place = (
-            window + 1
-        ) * CHUNK  # where the next window begins: a longer run that begins in this one is still there
+        # Where the next window begins, a longer run that begins in this one is still there.
+        place = (window + 1) * CHUNK
         if place < token.shape[0]:
             first, last = begin[place], end[place]
             if first // CHUNK == window and last - first > CHUNK:
