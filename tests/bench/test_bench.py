@@ -3,6 +3,7 @@
 import contextlib
 import sys
 import types
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -168,6 +169,23 @@ def test_trl_has_the_attention_that_is_faster_for_its_cache(monkeypatch, before)
         torch.backends.cuda.enable_cudnn_sdp(kept)
     names = ["trl-default", "trl-update-compiled", "trl-static-compiled", "trl-vllm"]
     assert [(row["variant"], row["update_s"]) for row in rows] == [(name, 1.0) for name in names]
+
+
+def test_of_trl_the_layers_are_compiled_for_the_loss_alone(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda forward, dynamic: lambda x: 10 * forward(x))
+    layers = torch.nn.ModuleList([torch.nn.Identity(), torch.nn.Identity()])
+
+    def loss(model, inputs):
+        if inputs is None:
+            raise RuntimeError("no inputs")
+        return layers[1](layers[0](inputs)).item()
+
+    trainer = SimpleNamespace(model=SimpleNamespace(model=SimpleNamespace(layers=layers)), _compute_loss=loss)
+    peers._compile_update(trainer)
+    assert trainer._compute_loss(None, torch.tensor(1.0)) == 100 and loss(None, torch.tensor(1.0)) == 1
+    with pytest.raises(RuntimeError, match="no inputs"):
+        trainer._compute_loss(None, None)
+    assert loss(None, torch.tensor(1.0)) == 1
 
 
 def test_an_update_is_timed_beside_what_its_operations_need():
