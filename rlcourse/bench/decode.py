@@ -185,13 +185,15 @@ def _measure_rung(
         done.clear()
         return seconds(lambda: generate(limit), device)
 
-    first = median_and_spread(measure(lambda: run(1), repeats))[0]
     whole, spread = median_and_spread(measure(lambda: run(new_tokens), repeats))
-    lengths = torch.cat(done)
-    equal = bool((lengths == new_tokens).all())
+    lengths, steps = torch.cat(done), len(done) * (new_tokens - 1)
+    per_step = None
+    if (lengths == new_tokens).all():
+        first, _ = median_and_spread(measure(lambda: run(1), repeats))
+        per_step = 1e3 * (whole - first) / steps
     return {
         "tokens_per_s": lengths.sum().item() / whole,
-        "ms_per_step": 1e3 * (whole - first) / len(done) / (new_tokens - 1) if equal else None,
+        "ms_per_step": per_step,
         "tokens_a_row": lengths.float().mean().item(),
         "spread": spread,
     }
