@@ -131,7 +131,8 @@ def copy_merged(targets: list[Tensor], sources: list[Tensor], model: PreTrainedM
         return
     adapted = {id(layer.weight): layer for layer in _adapted_layers(model)}
     plain = [(target, source) for target, source in zip(targets, sources, strict=True) if id(source) not in adapted]
-    torch._foreach_copy_([target for target, _ in plain], [source for _, source in plain])  # in a few launches
+    for dtype in {target.dtype for target, _ in plain}:  # in few launches; mixed, each weight would be one
+        torch._foreach_copy_(*zip(*(pair for pair in plain if pair[0].dtype == dtype), strict=True))
     for target, source in zip(targets, sources, strict=True):
         if id(source) in adapted:
             target.copy_(_merged_weight(adapted[id(source)]))
@@ -183,6 +184,8 @@ def _adapter_weights(model: PreTrainedModel) -> dict[str, nn.Parameter]:
 
 def _adapted_layers(model: PreTrainedModel) -> list[nn.Module]:
     """The layers that an adapter changes; they are peft's."""
+    if not hasattr(model, "peft_config"):
+        return []  # at once, as this is asked before every forward pass
     return [module for module in model.modules() if hasattr(module, "lora_A") and hasattr(module, "get_base_layer")]
 
 

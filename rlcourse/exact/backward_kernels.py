@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from rlcourse.exact.operations import inverse_rms_of_row
-from rlcourse.exact.pass_kernels import load_heads
+from rlcourse.exact.pass_kernels import load_heads, load_sequence, place_of
 
 
 @triton.jit
@@ -56,19 +56,21 @@ def swiglu_backward_kernel(raw, squares, dh, draw, h, eps, inner: tl.constexpr, 
 
 @triton.jit
 def pad_kernel(
-    g, q, k, v, out, padded_g, padded_q, padded_k, padded_v, padded_out, bounds, longest,
+    g, q, k, v, out, padded_g, padded_q, padded_k, padded_v, padded_out, table, longest,
     WIDE: tl.constexpr, NARROW: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """A place of padded sequences [S * longest]: its token's g, q and out [N, WIDE], k and v [N, NARROW], or zeros."""
+    """A place of padded sequences [S * longest]: its token's k and v [N, NARROW], and its g, q and out [N, WIDE] unless
+    the sequence shares it; zeros else. Of a query and a gradient of zeros comes nothing."""
     place, o = tl.program_id(0).to(tl.int64), tl.arange(0, B)
     sequence, position = place // longest, place % longest
-    start = tl.load(bounds + sequence)
-    real = position < tl.load(bounds + sequence + 1) - start
-    copy_row(g, padded_g, start + position, place, o, real, WIDE)
-    copy_row(q, padded_q, start + position, place, o, real, WIDE)
-    copy_row(k, padded_k, start + position, place, o, real, NARROW)
-    copy_row(v, padded_v, start + position, place, o, real, NARROW)
-    copy_row(out, padded_out, start + position, place, o, real, WIDE)
+    length, shared, source, own = load_sequence(table, sequence)
+    token, real = place_of(position, shared, source, own), position < length
+    mine = real & (position >= shared)
+    copy_row(g, padded_g, token, place, o, mine, WIDE)
+    copy_row(q, padded_q, token, place, o, mine, WIDE)
+    copy_row(k, padded_k, token, place, o, real, NARROW)
+    copy_row(v, padded_v, token, place, o, real, NARROW)
+    copy_row(out, padded_out, token, place, o, mine, WIDE)
 
 
 @triton.jit
@@ -89,13 +91,14 @@ def gradient_heads(source, heads, cols, H: tl.constexpr, D: tl.constexpr):
 
 @triton.jit
 def rope_backward_kernel(
-    dq, dk, dv, places, raw, squares, q_norm, k_norm, cos, sin, draw, partial_bias, partial_q, partial_k, N, eps,
+    dq, dk, dv, places, copies, longest, raw, squares, q_norm, k_norm, cos, sin, draw, partial_bias, partial_q,
+    partial_k, N, eps,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, d: tl.constexpr, B: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr,
 ):  # fmt: skip
-    """draw [N, (H + 2 K) D] from the gradients of q [..., H, D], k and v [..., K, D], where tokens have `places` [N].
-    Each program's part of the gradients of the bias, [programs, (H + 2 K) D], and of the norms of queries and keys,
-    [programs, D]."""
+    """draw [N, (H + 2 K) D] from the gradients of q [..., H, D], k and v [..., K, D], where tokens have `places` [N];
+    those of k and v also stand `longest` further on, as often as a token has `copies` [N]. Each program's part of the
+    gradients of the bias, [programs, (H + 2 K) D], and of the norms of queries and keys, [programs, D]."""
     half: tl.constexpr = D // 2
     all_heads: tl.constexpr = H + 2 * K
     heads, cols, program = tl.arange(0, B), tl.arange(0, half), tl.program_id(0)
@@ -113,6 +116,11 @@ def rope_backward_kernel(
         k1, k2 = gradient_heads(dk + place * (K * D), heads - H, cols, K, D)
         v1, v2 = gradient_heads(dv + place * (K * D), heads - H - K, cols, K, D)
         g1, g2 = q1 + k1 + v1, q2 + k2 + v2  # of each head two of the three are zeros
+        for _copy in range(tl.load(copies + token)):
+            place += longest
+            k1, k2 = gradient_heads(dk + place * (K * D), heads - H, cols, K, D)
+            v1, v2 = gradient_heads(dv + place * (K * D), heads - H - K, cols, K, D)
+            g1, g2 = g1 + k1 + v1, g2 + k2 + v2
         c, s = tl.load(cos + token * half + cols)[None, :], tl.load(sin + token * half + cols)[None, :]
         r1, r2 = tl.where(turns, g1 * c + g2 * s, g1), tl.where(turns, g2 * c - g1 * s, g2)
         if HAS_NORM:

@@ -1,7 +1,8 @@
 """Log-probs of tokens from the last residual stream: last norm, head, and the sampling distribution.
 
 Both the engine, of the tokens that it samples outside of its own kernels, and the trainer compute them here. Logits
-stand in memory for `chunk` tokens at once; the backward pass computes them again.
+stand in memory for `chunk` tokens at once. The last ones stay there for the backward pass, which computes the others
+again.
 """
 
 import torch
@@ -12,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rlcourse.exact import EXACT, VOCABULARY_TILE, backward_kernels, pass_kernels
 from rlcourse.exact.layers import norm_backward, normed
-from rlcourse.exact.products import add_float32, linear, one_chain, product_float32
+from rlcourse.exact.products import add_to, linear, one_chain, product_float32
 from rlcourse.exact.weights import FusedWeights
 from rlcourse.sampling import Sampling, sampling_logits
 
@@ -51,10 +52,9 @@ class LogProbs(torch.autograd.Function):
         y, squares = normed(x, weights.norm, weights.dtype)
         found, log_mass = x.new_empty(len(x)), x.new_empty(len(x))
         with one_chain():
-            for first in range(0, len(x), chunk):
-                at = slice(first, first + chunk)
-                logits = linear(y[at], weights.head)
-                _logprobs(weights, logits, squares[at], targets[at], inverse_temperature, found[at], log_mass[at])
+            for at in reversed(_chunks(len(x), chunk)):
+                ctx.logits = linear(y[at], weights.head)  # not saved for autograd, as the backward pass overwrites it
+                _logprobs(weights, ctx.logits, squares[at], targets[at], inverse_temperature, found[at], log_mass[at])
         ctx.save_for_backward(x, targets, y, squares, log_mass)
         ctx.settings = weights, inverse_temperature, chunk
         return found
@@ -66,18 +66,23 @@ class LogProbs(torch.autograd.Function):
         x, targets, y, squares, log_mass = ctx.saved_tensors
         dy, d_head = torch.empty_like(y), torch.zeros(weights.head.shape, device=x.device)
         vocabulary, d = weights.head.shape
-        for first in range(0, len(x), chunk):
-            at = slice(first, first + chunk)
-            logits = linear(y[at], weights.head)
+        for at in _chunks(len(x), chunk):
+            logits = linear(y[at], weights.head) if ctx.logits is None else ctx.logits
             grid = (len(logits), triton.cdiv(vocabulary, VOCABULARY_TILE))
             backward_kernels.logit_gradient_kernel[grid](
                 logits, targets[at], squares[at], log_mass[at], gradient[at].contiguous(), vocabulary,
                 inverse_temperature, weights.eps, d, VOCABULARY_TILE,
             )  # fmt: skip
-            dy[at] = logits @ weights.head
-            d_head = add_float32(d_head, logits.T, y[at])
+            torch.mm(logits, weights.head, out=dy[at])
+            add_to(d_head, logits.T, y[at])
+            logits = ctx.logits = None  # before there are others
         dx, _, _, d_norm = norm_backward(weights, x, weights.norm, squares, dy)
         return dx, None, None, None, None, d_norm, d_head
+
+
+def _chunks(n: int, chunk: int) -> list[slice]:
+    """Of n tokens, from the last on; the one that may be smaller is that of the first tokens."""
+    return [slice(max(end - chunk, 0), end) for end in range(n, 0, -chunk)]
 
 
 def _logprobs(weights, logits, squares, targets, inverse_temperature, logprobs, log_mass) -> None:

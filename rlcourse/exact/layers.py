@@ -1,6 +1,6 @@
 """A model's layers over whole sequences, forward and backward, as autograd knows them.
 
-The residual stream x [N, d] is float32: N tokens of several sequences, one after the other. All sums that a decode step
+The residual stream x [N, d] is float32: N tokens of several sequences (`sequences.py`). All sums that a decode step
 makes, too, are made in its order (`operations.py`).
 """
 
@@ -44,11 +44,12 @@ def heads(weights: FusedWeights, layer: Layer, raw: Tensor, squares: Tensor, ang
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences) -> tuple[Tensor, Tensor]:
-    """Causal attention within each sequence: (out [N, H, D], lse [S, H, sequences.length] float32, 0 for padding)."""
+    """Causal attention within each sequence: (out [N, H, D], lse [S, H, sequences.length] float32, 0 for padding and
+    for tokens that a sequence shares)."""
     (_, h, d), length = q.shape, sequences.length
     out, lse = torch.empty_like(q), q.new_zeros(len(sequences), h, length, dtype=torch.float32)
     pass_kernels.attention_kernel[(triton.cdiv(length, QUERIES), h, len(sequences))](
-        q, k, v, out, lse, sequences.bounds, length, LOG2_E * d**-0.5, h, k.shape[1], d, QUERIES, KEYS,
+        q, k, v, out, lse, sequences.table, length, LOG2_E * d**-0.5, h, k.shape[1], d, QUERIES, KEYS,
         num_warps=4 if d <= 64 else 8, num_stages=2, **EXACT,
     )  # fmt: skip
     return out, lse
@@ -157,8 +158,9 @@ def heads_backward(weights, layer, raw, squares, dq, dk, dv, sequences, angles) 
     bias = squares.new_empty(programs, (h + 2 * k) * d) if has_bias else None
     q_norm, k_norm = (squares.new_empty(programs, d) if has_norm else None for _ in range(2))
     backward_kernels.rope_backward_kernel[(programs,)](
-        dq, dk, dv, sequences.places, raw, squares, layer.q_norm, layer.k_norm, *angles, draw, bias, q_norm, k_norm, n,
-        weights.eps, h, k, d, 32 * squares.shape[1], triton.next_power_of_2(h + 2 * k), has_bias, has_norm,
+        dq, dk, dv, sequences.places, sequences.copies, sequences.length, raw, squares, layer.q_norm, layer.k_norm,
+        *angles, draw, bias, q_norm, k_norm, n, weights.eps, h, k, d, 32 * squares.shape[1],
+        triton.next_power_of_2(h + 2 * k), has_bias, has_norm,
     )  # fmt: skip
     return draw, *(part if part is None else part.sum(0) for part in (bias, q_norm, k_norm))
 
@@ -181,12 +183,12 @@ def attention_backward(gradient, q, k, v, out, lse, sequences: Sequences) -> tup
 
 
 def padded(gradient, q, k, v, out, sequences: Sequences) -> list[Tensor]:
-    """Each [N, heads, D] as [S, heads, length, D], zeros for padding."""
+    """Each [N, heads, D] as [S, heads, length, D]: see `pad_kernel`."""
     (_, h, d), kv_heads, count = q.shape, k.shape[1], len(sequences) * sequences.length
     wide, narrow = q.new_empty(3, count, h, d), q.new_empty(2, count, kv_heads, d)
     parts = [wide[0], wide[1], *narrow, wide[2]]
     backward_kernels.pad_kernel[(count,)](
-        gradient, q, k, v, out, *parts, sequences.bounds, sequences.length, h * d, kv_heads * d,
+        gradient, q, k, v, out, *parts, sequences.table, sequences.length, h * d, kv_heads * d,
         triton.next_power_of_2(h * d),
     )  # fmt: skip
     return [part.unflatten(0, (-1, sequences.length)).transpose(1, 2) for part in parts]

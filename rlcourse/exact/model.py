@@ -12,7 +12,7 @@ from rlcourse.exact.sequences import Sequences
 from rlcourse.exact.weights import fused_weights
 from rlcourse.sampling import Sampling
 
-WIDTH = 64  # tokens are a multiple of it, and so is the longest sequence: cuDNN plans for each length, Triton for some
+WIDTH = 64  # of which the longest sequence is a multiple: cuDNN plans attention's backward pass for each length
 
 
 class ExactPass:
@@ -37,11 +37,9 @@ class ExactPass:
     def _states(self, rollout: Rollout) -> Tensor:
         """The residual stream [completion tokens, d] after the last layer, before each of them."""
         self.weights.sync(self.model)
-        ids, sequences = pack(rollout)
+        ids, sequences, before = pack(rollout)
         x = trunk(self.model, self.weights, ids, sequences, self.recompute)
-        columns = torch.arange(rollout.logprobs.shape[1], device=x.device)
-        before = (sequences.bounds[:-2] + rollout.prompt_lengths)[:, None] - 1 + columns
-        return x.index_select(0, before[rollout.completion_mask])
+        return x[before]  # whose gradient is added up in one order, that of index_select is not
 
     def _normed(self, states: Tensor, mask: Tensor) -> Tensor:
         norm = self.model.model.norm
@@ -49,11 +47,35 @@ class ExactPass:
         return normed.new_zeros(*mask.shape, states.shape[-1]).masked_scatter(mask[:, :, None], normed)
 
 
-def pack(rollout: Rollout) -> tuple[Tensor, Sequences]:
-    """The rollout's tokens [N] without its padding, each row a sequence; behind them a last one, of padding, that makes
-    N a multiple of WIDTH."""
-    width = rollout.ids.shape[1]
-    lengths = F.pad(rollout.lengths, (0, 1))
-    lengths[-1] = -lengths.sum() % WIDTH
-    sequences = Sequences.of(lengths, max(width + -width % WIDTH, WIDTH))
-    return F.pad(rollout.ids, (0, sequences.length - width, 0, 1)).flatten()[sequences.places], sequences
+def pack(rollout: Rollout) -> tuple[Tensor, Sequences, Tensor]:
+    """The rollout's tokens without its padding, each prompt once: (ids [N], sequences, before [completion tokens]:
+    where among the N the token before each of them is).
+
+    Sequences are rows, those of one prompt together; behind them some of padding make N a multiple of `size_step`, none
+    longer than the others may be.
+    """
+    ids, device = rollout.ids.cpu(), rollout.ids.device
+    prompts, answers = rollout.prompt_lengths.cpu(), rollout.completion_lengths.cpu()
+    groups: dict[bytes, list[int]] = {}
+    for row, prompt in enumerate(prompts.tolist()):
+        groups.setdefault(ids[row, :prompt].numpy().tobytes(), []).append(row)
+    order = torch.tensor([row for rows in groups.values() for row in rows])
+    follows = torch.tensor([row != rows[0] for rows in groups.values() for row in rows])
+    shared = prompts[order] * follows
+    lengths = (prompts + answers)[order]
+    tokens = int((lengths - shared).sum())
+    step, length = size_step(tokens), ids.shape[1] + -ids.shape[1] % WIDTH
+    fillers = length * torch.arange(-(-step // length))
+    lengths = torch.cat([lengths, (-tokens % step - fillers).clamp(0, length)])
+    sequences = Sequences.of(lengths, F.pad(shared, (0, len(fillers))), length)
+    ids = F.pad(ids[order], (0, length - ids.shape[1], 0, len(fillers))).flatten()[sequences.places]
+    row = torch.arange(len(answers)).repeat_interleave(answers)
+    column = torch.arange(len(row)) - (answers.cumsum(0) - answers)[row]
+    before = sequences.find(order.argsort()[row], prompts[row] - 1 + column)
+    return ids.to(device), sequences.to(device), before.to(device)
+
+
+def size_step(tokens: int) -> int:
+    """Of which N is a multiple: WIDTH, or of 4,096 tokens and more a 64th to a 32nd. So there are few sizes; for each
+    new one cuBLAS looks for its kernels anew, which takes the host longer than a small model takes the GPU."""
+    return max(WIDTH, 2 ** (tokens.bit_length() - 1) // 32)

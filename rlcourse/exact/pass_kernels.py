@@ -79,43 +79,59 @@ def store_heads(target, v1, v2, heads, cols, H: tl.constexpr, D: tl.constexpr):
 
 
 @triton.jit
+def load_sequence(table, sequence):
+    """(length, shared, source, own) of a sequence, int64 but the first: see `Sequences`."""
+    table += sequence * 4
+    shared, source, own = tl.load(table + 1), tl.load(table + 2), tl.load(table + 3)
+    return tl.load(table), shared.to(tl.int64), source.to(tl.int64), own.to(tl.int64)
+
+
+@triton.jit
+def place_of(position, shared, source, own):
+    """Where tokens of a sequence stand among those that are computed."""
+    return position + tl.where(position < shared, source, own - shared)
+
+
+@triton.jit
 def attention_kernel(
-    q, k, v, out, lse, bounds, longest, scale,
+    q, k, v, out, lse, table, longest, scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Causal attention of BM queries of a head and sequence: out [N, H, D], lse [S, H, longest] in nats. A sequence's
-    tokens are those between its bounds [S + 1]."""
+    """Causal attention of BM queries of a head and sequence: out [N, H, D], lse [S, H, longest] in nats; those of
+    tokens that a sequence shares are computed where they stand. table [S, 4]: see `Sequences`."""
     block = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest first
     head, sequence = tl.program_id(1), tl.program_id(2).to(tl.int64)
     kv_head = head // (H // K)
-    start = tl.load(bounds + sequence).to(tl.int64)
-    L = (tl.load(bounds + sequence + 1) - start).to(tl.int32)
-    if block * BM >= L:
+    L, shared, source, own = load_sequence(table, sequence)
+    if (block * BM >= L) | (block * BM + BM <= shared):
         return
     rows, at, ds = block * BM + tl.arange(0, BM), tl.arange(0, KEYS), tl.arange(0, D)
-    q += (start * H + head) * D
-    k += (start * K + kv_head) * D
-    v += (start * K + kv_head) * D
-    query = tl.load(q + rows[:, None] * (H * D) + ds[None, :], mask=(rows < L)[:, None], other=0.0)
+    mine = ((rows >= shared) & (rows < L))[:, None]
+    places = (own - shared + rows)[:, None] * (H * D) + head * D + ds[None, :]
+    k += kv_head * D
+    v += kv_head * D
+    query = tl.load(q + places, mask=mine, other=0.0)
     m = tl.full((BM,), float("-inf"), tl.float32)
     l = tl.zeros((BM,), tl.float32)
     acc = tl.zeros((BM, D), tl.float32)
     whole = (block * BM) // KEYS * KEYS  # keys of tiles that all of these queries see
     for first in range(0, whole, KEYS):
-        keys = tl.load(k + (first + at)[None, :] * (K * D) + ds[:, None])
-        values = tl.load(v + (first + at)[:, None] * (K * D) + ds[None, :])
+        token = place_of(first + at, shared, source, own)
+        keys = tl.load(k + token[None, :] * (K * D) + ds[:, None])
+        values = tl.load(v + token[:, None] * (K * D) + ds[None, :])
         tile_m, tile_l, tile_acc = attend(query, keys, values, True, scale, False)
         m, l, acc = join(m, l, acc, tile_m, tile_l, tile_acc, scale)
     for first in range(whole, tl.minimum(block * BM + BM, L), KEYS):
         here = first + at
-        keys = tl.load(k + here[None, :] * (K * D) + ds[:, None], mask=(here < L)[None, :], other=0.0)
-        values = tl.load(v + here[:, None] * (K * D) + ds[None, :], mask=(here < L)[:, None], other=0.0)
+        token = place_of(here, shared, source, own)
+        keys = tl.load(k + token[None, :] * (K * D) + ds[:, None], mask=(here < L)[None, :], other=0.0)
+        values = tl.load(v + token[:, None] * (K * D) + ds[None, :], mask=(here < L)[:, None], other=0.0)
         seen = here[None, :] <= rows[:, None]
         tile_m, tile_l, tile_acc = attend(query, keys, values, seen, scale, True)
         m, l, acc = join(m, l, acc, tile_m, tile_l, tile_acc, scale)
-    places = (start + rows)[:, None] * (H * D) + head * D + ds[None, :]
-    tl.store(out + places, (acc / l[:, None]).to(out.dtype.element_ty), mask=(rows < L)[:, None])
-    tl.store(lse + (sequence * H + head) * longest + rows, m * (scale * 0.6931471805599453) + tl.log(l), mask=rows < L)
+    tl.store(out + places, (acc / l[:, None]).to(out.dtype.element_ty), mask=mine)
+    lse += (sequence * H + head) * longest
+    tl.store(lse + rows[:, None], (m * (scale * 0.6931471805599453) + tl.log(l))[:, None], mask=mine)
 
 
 @triton.jit

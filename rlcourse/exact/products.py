@@ -60,11 +60,13 @@ def add_shares(x: Tensor, a: Tensor, weight: Tensor) -> Tensor:
     first, *others = zip(a.split(size, 1), weight.T.split(size, 0), strict=True)
     total = product_float32(*first)
     if others:
-        total = add_float32(total, *others[0])
+        add_to(total, *others[0])
     if len(others) > 1:
         second = product_float32(*others[1])
-        total += add_float32(second, *others[2]) if len(others) > 2 else second
-    return x + total
+        if len(others) > 2:
+            add_to(second, *others[2])
+        total += second
+    return total.add_(x)
 
 
 def add_float32(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -72,6 +74,14 @@ def add_float32(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
     if not a.is_cuda or a.dtype == torch.float32:
         return total + a.float() @ b.float()
     return torch.addmm(total, a, b, out_dtype=torch.float32)
+
+
+def add_to(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a @ b in float32, with the bits of `add_float32`, which copies total first."""
+    if not a.is_cuda or a.dtype == torch.float32:
+        total += a.float() @ b.float()
+    else:
+        torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
 
 
 def product_float32(a: Tensor, b: Tensor) -> Tensor:

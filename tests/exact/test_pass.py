@@ -21,14 +21,15 @@ from rlcourse.sampling import Sampling
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="cuDNN's attention has no gradient in float32")
 PLAIN, WARM, TOP_K, TOP_P = Sampling(), Sampling(0.7), Sampling(top_k=5), Sampling(0.8, top_p=0.7)
-CHUNK = 5  # of nine tokens
+CHUNK = 5  # of eleven tokens
 
 
 def rollout_for(policy):
-    """A prompt of one token, a completion of one, and the id of the padding in either and as padding."""
+    """A prompt of one token, a completion of one, two of one prompt, and the id of the padding in either and as
+    padding."""
     pad = policy.pad_id
     rows = [([5, pad, 40, 7], [11, pad, 13, 2]), ([11], [30, 31, 11, 60]), ([30, 31, 32, 33, 34, 35, 36, 37], [9])]
-    return rollout_of(rows, pad=pad)
+    return rollout_of([*rows, ([5, pad, 40, 7], [60, 11])], pad=pad)
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,6 @@
-"""Sequences without padding, and the way back to padded ones."""
+"""Sequences without padding that share their beginnings, and the way to padded ones and back."""
+
+import dataclasses
 
 import pytest
 import torch
@@ -11,54 +13,97 @@ from rlcourse.exact import layers
 from rlcourse.exact import model as module
 from rlcourse.exact.sequences import Sequences
 
-LENGTHS = [3, 0, 5, 1]
+LENGTHS, SHARED = [5, 4, 3, 0, 1, 6, 6], [0, 3, 3, 0, 0, 0, 2]
+TOKENS = [[1, 2, 3, 4, 5], [1, 2, 3, 6], [1, 2, 3], [], [7], [8, 9, 10, 11, 12, 13], [8, 9, 14, 15, 16, 17]]
 
 
-def test_places_are_those_of_padded_sequences_one_after_the_other():
-    found = Sequences.of(torch.tensor(LENGTHS), 6)
-    assert len(found) == 4 and found.bounds.tolist() == [0, 3, 3, 8, 9] and found.bounds.dtype == torch.int32
-    assert found.places.tolist() == [0, 1, 2, 12, 13, 14, 15, 16, 18]
-    assert found.positions.tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 0]
+def sequences_of(lengths, shared, length) -> Sequences:
+    return Sequences.of(torch.tensor(lengths), torch.tensor(shared), length)
 
 
-def test_padded_tensors_are_rows_with_zeros_behind():
-    sequences = Sequences.of(torch.tensor(LENGTHS, device=DEVICE), 6)
-    wide, narrow = torch.randn(3, 9, 3, 4, device=DEVICE), torch.randn(2, 9, 1, 4, device=DEVICE)
-    tensors = [wide[0], wide[1], *narrow, wide[2]]
-    for found, tensor in zip(layers.padded(*tensors, sequences), tensors, strict=True):
-        assert found.shape == (4, tensor.shape[1], 6, 4)
-        for row, (first, length) in enumerate(zip([0, 3, 3, 8], LENGTHS, strict=True)):
-            assert torch.equal(found[row, :, :length], tensor[first : first + length].transpose(0, 1))
-            assert found[row, :, length:].eq(0).all()
+def test_each_token_stands_in_its_sequence_or_in_the_one_that_it_shares_it_with():
+    found = sequences_of(LENGTHS, SHARED, 8)
+    assert len(found) == 7 and found.table.dtype == found.copies.dtype == torch.int32
+    for row, tokens in enumerate(TOKENS):
+        at = found.find(torch.full((len(tokens),), row), torch.arange(len(tokens)))
+        assert (at + 1).tolist() == tokens  # numbered as they stand
+    assert found.places.tolist() == [0, 1, 2, 3, 4, 11, 32, 40, 41, 42, 43, 44, 45, 50, 51, 52, 53]
+    assert found.positions.tolist() == [0, 1, 2, 3, 4, 3, 0, 0, 1, 2, 3, 4, 5, 2, 3, 4, 5]
+    assert found.copies.tolist() == [2, 2, 2, 0, 0, 0, 0, 1, 1, *[0] * 8]
 
 
 def test_equal_ones_are_a_case_of_any():
-    found, expected = Sequences.equal(3, 4, torch.device("cpu")), Sequences.of(torch.tensor([4, 4, 4]), 4)
-    assert torch.equal(found.bounds, expected.bounds) and torch.equal(found.places, expected.places)
-    assert found.length == expected.length and found.bounds.dtype == expected.bounds.dtype
+    found, expected = Sequences.equal(3, 4, torch.device("cpu")), sequences_of([4] * 3, [0] * 3, 4)
+    for field in dataclasses.fields(Sequences):
+        one, other = getattr(found, field.name), getattr(expected, field.name)
+        assert one == other if field.name == "length" else torch.equal(one, other) and one.dtype == other.dtype
 
 
-def test_of_a_rollout_no_padding_is_left_but_what_makes_a_multiple():
-    rollout = rollout_of([([5, 9], [7, 8, 3]), ([4], [6]), (list(range(30, 60)), list(range(40)))])
-    ids, sequences = module.pack(rollout)
-    assert len(ids) == 2 * module.WIDTH == 128 > 5 + 2 + 70 and sequences.length == 128
-    assert sequences.bounds.tolist() == [0, 5, 7, 77, 128]
-    assert ids[:7].tolist() == [5, 9, 7, 8, 3, 4, 6] and ids[7:77].tolist() == [*range(30, 60), *range(40)]
+def test_padded_tensors_are_rows_with_zeros_for_what_is_not_theirs():
+    sequences = sequences_of(LENGTHS, SHARED, 8).to(DEVICE)
+    count = len(sequences.places)
+    wide, narrow = torch.randn(3, count, 3, 4, device=DEVICE), torch.randn(2, count, 1, 4, device=DEVICE)
+    tensors = [wide[0], wide[1], *narrow, wide[2]]
+    for found, tensor in zip(layers.padded(*tensors, sequences), tensors, strict=True):
+        assert found.shape == (7, tensor.shape[1], 8, 4)
+        for row, tokens in enumerate(TOKENS):
+            expected = torch.zeros_like(found[row])
+            for place, token in enumerate(tokens):
+                if tensor.shape[1] == 1 or place >= SHARED[row]:
+                    expected[:, place] = tensor[token - 1]
+            assert torch.equal(found[row], expected)
 
 
-def test_attention_sees_its_own_sequence_alone():
-    heads, kv_heads, size = 4, 2, 32
-    lengths = torch.tensor([70, 0, 1, 130], device=DEVICE)
-    sequences = Sequences.of(lengths, 192)
+def test_of_a_rollout_no_padding_is_left_but_what_makes_a_multiple_and_each_prompt_once():
+    long = (list(range(30, 60)), list(range(40)))
+    rollout = rollout_of([([5, 9], [7, 8, 3]), long, ([5, 9], [6]), ([4], [6]), ([5, 9], [7, 8])])
+    ids, sequences, before = module.pack(rollout)
+    assert len(ids) == 2 * module.WIDTH == 128 and sequences.length == 128
+    tokens = [5, 9, 7, 8, 3, 6, 7, 8, *range(30, 60), *range(40), 4, 6]  # rows 0, 2, 4, then 1, then 3
+    assert ids[: len(tokens)].tolist() == tokens
+    assert sequences.table[:, 0].tolist() == [5, 3, 4, 70, 2, 48] and sequences.copies.tolist() == [2, 2, *[0] * 126]
+    places = [1, 2, 3, 37, *range(38, 77), 1, 78, 1, 6]  # of the token before: row 0, row 1, row 2, row 3, row 4
+    assert before.tolist() == places
+
+
+def test_padding_behind_many_short_sequences_is_no_longer_than_they_are():
+    rollout = rollout_of([([5], list(range(40)))] * 198 + [([6], list(range(60)))])
+    tokens = 1 + 198 * 40 + 61
+    assert tokens == 7982 and module.size_step(tokens) == 4096 // 32 == 128
+    ids, sequences, before = module.pack(rollout)
+    assert len(ids) == 63 * 128 == 8064 and sequences.length == 64
+    assert sequences.table[-3:, 0].tolist() == [61, 64, 18]  # the rest of 128, of up to 64 each
+    assert ids[:81].tolist() == [5, *range(40), *range(40)] and ids[7921:7982].tolist() == [6, *range(60)]
+    assert before[[0, 1, 40, 41, 7920]].tolist() == [0, 1, 0, 41, 7921]
+
+
+def test_nothing_is_shared_by_prompts_that_begin_alike():
+    ids, sequences, _ = module.pack(rollout_of([([5, 9], [7]), ([5], [9, 7]), ([5, 9, 7], [1])]))
+    assert ids[:10].tolist() == [5, 9, 7, 5, 9, 7, 5, 9, 7, 1] and not sequences.copies.any()
+
+
+@pytest.mark.parametrize("tokens", [1, 63, 64, 2047, 4095, 4096, 25_344, 100_000])
+def test_there_are_few_sizes_and_little_padding(tokens):
+    step = module.size_step(tokens)
+    assert step % module.WIDTH == 0 and (step == module.WIDTH or tokens / 64 < step <= tokens / 32)
+
+
+@pytest.mark.parametrize("shared", [[0, 0, 0, 0, 0], [0, 69, 69, 0, 128]])
+def test_attention_sees_its_own_sequence_alone(shared):
+    """Blocks of queries and tiles of keys that begin, end or change the sequence within them."""
+    heads, kv_heads, size, lengths = 4, 2, 32, [70, 69, 200, 130, 131]
+    sequences = sequences_of(lengths, shared, 256).to(DEVICE)
     torch.manual_seed(0)
-    q, k, v = (torch.randn(201, count, size, device=DEVICE) for count in (heads, kv_heads, kv_heads))
+    count = sum(lengths) - sum(shared)
+    q, k, v = (torch.randn(count, number, size, device=DEVICE) for number in (heads, kv_heads, kv_heads))
     out, lse = layers.attention(q, k, v, sequences)
-    for row, (first, length) in enumerate(zip([0, 70, 70, 71], lengths.tolist(), strict=True)):
-        at = slice(first, first + length)
+    assert len(sequences.places) == count
+    for row, length in enumerate(lengths):
+        at = sequences.find(torch.full((length,), row, device=DEVICE), torch.arange(length, device=DEVICE))
         parts = [x[at].double().transpose(0, 1) for x in (q, k, v)]
-        if length:
-            exact = torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=True)
-            torch.testing.assert_close(
-                out[at].double(), exact.transpose(0, 1), atol=1e-2 if q.is_cuda else 5e-6, rtol=0
-            )
-        assert lse[row, :, length:].eq(0).all()
+        exact = torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=True)
+        mine = slice(shared[row], None)
+        found = out[at].double().transpose(0, 1)[:, mine]
+        torch.testing.assert_close(found, exact[:, mine], atol=1e-2 if q.is_cuda else 5e-6, rtol=0)
+        assert lse[row, :, length:].eq(0).all() and lse[row, :, : shared[row]].eq(0).all()
+        assert lse[row, :, shared[row] : length].ne(0).all()

@@ -52,7 +52,7 @@ SCALARS |= {
     for name in ("T", "TILES", "length", *(f"{a}_{b}" for a in ("source", "target") for b in ("kv", "row", "head")))
 }
 SCALARS |= {"inverse_temperature": "fp32"} | {f"stride_{name}": "i32" for name in ("kv", "row", "block", "head")}
-PASS_POINTERS = POINTERS | {"targets": "i64", "places": "i64", "bounds": "i32"} | {
+PASS_POINTERS = POINTERS | {"targets": "i64", "places": "i64", "copies": "i32"} | {
     name: "fp32"
     for name in (
         "weight", "lse", "log_mass", "beside", "dx", "partial_bias", "partial_q", "partial_k", "gradient", "scale",
