@@ -20,8 +20,8 @@ WIDEST_SPREAD = 0.2  # a measurement whose interquartile range is a larger share
 
 def run_bench(what: str, config: TrainConfig, options: Options, record: bool, add: bool = False) -> None:
     """Run the benchmark `what`, print its table and, with `record` or `add`, write the measurement record. add: results
-    for other numbers of rows stay in it, if they are of the same day, machine and setup: so that a long benchmark can
-    be run in parts.
+    for other numbers of rows stay in it, if they are of the same machine, versions and setup: so that a long benchmark
+    can be run in parts.
 
     Raises ValueError for options that make no sense, or a spread too wide to be recorded; OSError if the record cannot
     be written.

@@ -73,18 +73,19 @@ def write_record(
 
 
 def _beside(path: Path, record: dict[str, Any]) -> dict[str, Any]:
-    """The record, and the results in `path` for other numbers of rows, if only they and what was measured for the setup
-    (a float) differ. Their command stands before this one's."""
+    """The record, and the results in `path` for other numbers of rows, if only they, the day and what was measured for
+    the setup (a float) differ. Those of another day have its date; their command stands before this one's."""
 
     def same(record: dict[str, Any]) -> list[Any]:
         asked = {key: value for key, value in record["setup"].items() if not isinstance(value, float)}
-        return [asked, *(record[key] for key in KEYS if key not in ("command", "setup", "results"))]
+        return [asked, *(record[key] for key in KEYS if key not in ("date", "command", "setup", "results"))]
 
     before = read_json(path, "record it again")
     if same(before) != same(record):
         return record
     measured = {row.get("rows") for row in record["results"]}
-    kept = [row for row in before["results"] if row.get("rows") not in measured]
+    day = {} if before["date"] == record["date"] else {"date": before["date"]}
+    kept = [day | row for row in before["results"] if row.get("rows") not in measured]
     commands = dict.fromkeys([*before["command"].split("; "), record["command"]]) if kept else [record["command"]]
     return record | {"results": kept + record["results"], "command": "; ".join(commands)}
 
@@ -130,8 +131,9 @@ def check_record(record: dict[str, Any], label: str) -> None:
 
 
 def provenance(record: dict[str, Any]) -> str:
-    """'recorded on NVIDIA H200, 2026-01-31': stands beside every figure that comes from a record."""
-    return f"recorded on {record['device']}, {record['date']}"
+    """'recorded on NVIDIA H200, 2026-01-31', with every day of several: beside each figure that comes from a record."""
+    days = sorted({record["date"], *(row.get("date", record["date"]) for row in record["results"])})
+    return f"recorded on {record['device']}, {' and '.join(days)}"
 
 
 def results_table(results: list[dict[str, Any]], title: str) -> Table:

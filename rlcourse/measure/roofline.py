@@ -89,7 +89,8 @@ def update(shape: ModelShape, rows: int, length: int, completion: int, checkpoin
 
     A forward pass has two operations a weight and token, a backward pass twice as many (Kaplan et al. 2020,
     arXiv:2001.08361); causal attention looks at half of all pairs. With gradient checkpointing the layers run forward
-    once more. Bytes are those of weights, gradients and AdamW in float32: activations depend on the program.
+    once more. Bytes are those of weights, gradients and AdamW in float32: activations depend on the program. As is
+    usual, a prompt counts for each of its answers; the exact pass, which computes it once, can do with less.
     """
     passes = 4.0 if checkpointing else 3.0
     tokens = rows * length

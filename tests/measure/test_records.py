@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from rlcourse.measure import machine
-from rlcourse.measure.records import KEYS, load_record, record_markdown, results_table, slug, write_record
+from rlcourse.measure.records import KEYS, load_record, provenance, record_markdown, results_table, slug, write_record
 
 RESULTS = [
     {"variant": "hf-dynamic", "rows": 16, "tokens_per_s": 751.6, "ms_per_step": 21.04},
@@ -79,8 +79,26 @@ def test_results_for_other_rows_can_be_added(tmp_path):
     assert add([64], 4, "c", repeats=5, copy_gb_per_s=1.6) == ({64: 4}, "c")  # measured in another way
     assert add([64], 5, "d", repeats=5, copy_gb_per_s=1.6) == ({64: 5}, "d")
     path = next(tmp_path.glob("*/decode.json"))
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"date": "2020-01-01"}))
-    assert add([16], 6, "e", repeats=5, copy_gb_per_s=1.6) == ({16: 6}, "e")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"driver": "1"}))
+    assert add([16], 6, "e", repeats=5, copy_gb_per_s=1.6) == ({16: 6}, "e")  # on another machine
+
+
+def test_results_that_are_added_to_another_days_have_their_dates(tmp_path):
+    def add(rows, day):
+        results = [{"variant": "graph", "rows": rows}]
+        path = write_record("decode", {}, results, device="CPU x", folder=tmp_path, add=True)
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"date": day}))
+        return path
+
+    add(16, "2020-01-01")
+    add(64, "2020-01-02")
+    add(128, "2020-01-02")
+    record = json.loads(add(256, "2020-01-03").read_text())
+    dates = {row["rows"]: row.get("date") for row in record["results"]}
+    assert dates == {16: "2020-01-01", 64: "2020-01-02", 128: "2020-01-02", 256: None}
+    assert provenance(record) == "recorded on CPU x, 2020-01-01 and 2020-01-02 and 2020-01-03"
+    record = json.loads(add(16, "2020-01-03").read_text())
+    assert {row["rows"]: row.get("date") for row in record["results"]} == dates | {16: None, 256: "2020-01-03"}
 
 
 def test_a_hub_name_is_no_path(tmp_path):
