@@ -13,17 +13,23 @@ from typing import Any
 import torch
 
 from rlcourse.bench.models import write_random_model
-from rlcourse.bench.speed import Rows, step_trainer, time_steps
+from rlcourse.bench.speed import WARMUP, Rows, step_config, time_steps
+from rlcourse.checkpoint import policy_of_run
+from rlcourse.distributed.overlap import Pair, sample_ahead
 from rlcourse.distributed.world import Alone, World, start_world
 from rlcourse.measure.timing import median_seconds
+from rlcourse.runs import new_run
 from rlcourse.tasks import load_task
+from rlcourse.trainer import Trainer, engine_of_run
 
-VARIANTS = ("equal work a rank", "equal work in all")
+VARIANTS = EACH, IN_ALL, OVERLAPPED = "equal work a rank", "equal work in all", "overlapped"
 
 
 def scale(shape: str, completions: int, new_tokens: int, gpus: list[int], repeats: int) -> tuple[dict[str, Any], Rows]:
     """Tokens/s of a whole Dr. GRPO step for each number of ranks, with random weights of `shape`: `completions` rows a
-    rank, and `completions` rows in all. Answers all have `new_tokens` tokens; rewards are coin flips.
+    rank, and `completions` rows in all; and of two ranks, so many in all, where the second samples while the first
+    trains: there rollout_s is what the first waits, and sampling_s what the second takes, a mean over all steps.
+    Answers all have `new_tokens` tokens; rewards are coin flips.
 
     efficiency: tokens/s, as a share of so many times those of one rank. allreduce_s, allreduce_gb_per_s: of as many
     float32 numbers as there are gradients, by the clock, in bytes of the gradient a second. Raises ValueError if there
@@ -38,18 +44,20 @@ def scale(shape: str, completions: int, new_tokens: int, gpus: list[int], repeat
     with tempfile.TemporaryDirectory() as folder:
         write_random_model(shape, task, Path(folder) / "model")
         given = {"folder": folder, "task": task.name, "new_tokens": new_tokens, "repeats": repeats}
+        asked = [(variant, count) for variant in (EACH, IN_ALL) for count in gpus]
+        asked += [(OVERLAPPED, 2)] if 2 in gpus else []
         measured = {
-            (variant, count): _on_ranks(count, given | {"rows": completions * (count if variant == VARIANTS[0] else 1)})
-            for variant in VARIANTS
-            for count in gpus
-            if count > 1 or variant == VARIANTS[0]  # of one rank both are the same
+            (variant, count): _on_ranks(
+                count, given | {"rows": completions * (count if variant == EACH else 1), "variant": variant}
+            )
+            for variant, count in asked
+            if (variant, count) != (IN_ALL, 1)  # which is the same as one with its own work
         }
-    rows, one = [], measured[VARIANTS[0], 1]
-    for variant in VARIANTS:
-        for count in gpus:
-            row = measured.get((variant, count), one)
-            efficiency = row["tokens_per_s"] / (count * one["tokens_per_s"])
-            rows.append({"variant": variant, "gpus": count} | row | {"efficiency": efficiency})
+    rows, one = [], measured[EACH, 1]
+    for variant, count in asked:
+        row = measured.get((variant, count), one)
+        efficiency = row["tokens_per_s"] / (count * one["tokens_per_s"])
+        rows.append({"variant": variant, "gpus": count} | row | {"efficiency": efficiency})
     setup = {"shape": shape, "task": task.name, "num_generations": 8, "new_tokens": new_tokens, "repeats": repeats}
     return setup, rows
 
@@ -67,11 +75,30 @@ def _on_ranks(count: int, given: dict[str, Any]) -> dict[str, Any]:
         return json.loads(result.read_text())
 
 
-def time_rank(world: Alone | World, given: dict[str, Any]) -> dict[str, Any]:
-    """One rank's part of a measurement, and what it found, which is the same on all of them but for the clock."""
-    model = str(Path(given["folder"]) / "model")
-    trainer = step_trainer(model, given["task"], given["rows"], given["new_tokens"], given["own"], world)
-    times = time_steps(trainer, given["repeats"])
+def time_rank(world: Alone | World, given: dict[str, Any]) -> dict[str, Any] | None:
+    """One rank's part of a measurement, and what it found, which is the same on all of them but for the clock; None of
+    a rank that samples while the other trains."""
+    model, overlaps = str(Path(given["folder"]) / "model"), given["variant"] == OVERLAPPED
+    settings = {"overlap": True, "sampler_correction": "token"} if overlaps else {}
+    config = step_config(model, given["task"], given["rows"], given["new_tokens"], given["own"], **settings)
+    run, device = world.run(lambda: new_run(config)), world.device(config)
+    if not overlaps:
+        return time_trainer(Trainer(run, device, world=world), given)
+    if world.rank > 0:
+        policy = policy_of_run(config, device, None)
+        return sample_ahead(world, policy, engine_of_run(policy, config))
+    with Pair(world) as pair:
+        trainer = Trainer(run, device, world=pair)
+        trainer.engine = trainer.sampler
+        found = time_trainer(trainer, given)
+        pair.ahead.state()  # the rollout that is under way
+        pair.end(None)
+        return found | {"sampling_s": pair.ahead.seconds / (WARMUP + given["repeats"])}
+
+
+def time_trainer(trainer: Trainer, given: dict[str, Any]) -> dict[str, Any]:
+    """Seconds of its steps, and of an all-reduce in its world."""
+    world, times = trainer.world, time_steps(trainer, given["repeats"])
     numbers = sum(p.numel() for p in trainer.policy.model.parameters())
     gradients = torch.zeros(numbers, device=trainer.device)
     row = {"rows": given["rows"], "tokens_per_s": given["rows"] * given["new_tokens"] / times["step_s"]}

@@ -11,7 +11,6 @@ import torch
 from rlcourse.bench.models import policy_and_prompts, write_random_model
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.device import find_device
-from rlcourse.distributed.world import ALONE, Alone, World
 from rlcourse.measure import roofline
 from rlcourse.measure.memory import ModelShape
 from rlcourse.measure.timing import measure, median_and_spread, median_seconds, seconds
@@ -133,16 +132,18 @@ def time_steps(trainer: Trainer, repeats: int, warmup: int = WARMUP) -> dict[str
 
 
 def step_trainer(
-    model: str,
-    task: str,
-    completions: int,
-    new_tokens: int,
-    folder: str,
-    world: Alone | World = ALONE,
-    engine: str = "fast",
+    model: str, task: str, completions: int, new_tokens: int, folder: str, engine: str = "fast"
 ) -> Trainer:
-    """A trainer whose step has `completions` rows in groups of 8."""
-    config = make_config(
+    """A trainer with `step_config`."""
+    config = step_config(model, task, completions, new_tokens, folder, engine=engine)
+    return Trainer(new_run(config), find_device(config))
+
+
+def step_config(
+    model: str, task: str, completions: int, new_tokens: int, folder: str, engine: str = "fast", **settings: Any
+) -> TrainConfig:
+    """Of a run whose step has `completions` rows in groups of 8. settings: others."""
+    return make_config(
         "h200" if torch.cuda.is_available() else "laptop",
         model=model,
         task=task,
@@ -153,8 +154,8 @@ def step_trainer(
         engine=engine,
         name=f"step-{engine}-{completions}",
         warmup_steps=1,
+        **settings,
     )
-    return Trainer(world.run(lambda: new_run(config)), world.device(config), world=world)
 
 
 def coin_flips(answers: list[Answer], config: TrainConfig) -> list[float]:

@@ -8,19 +8,20 @@ from rlcourse.bench.scale import VARIANTS, scale
 
 
 def test_efficiency_is_of_so_many_times_one_rank(monkeypatch):
-    asked = []
+    asked, (each, in_all, overlapped) = [], VARIANTS
 
     def measured(count, given):
-        asked.append((count, given["rows"]))
-        return {"rows": given["rows"], "tokens_per_s": {(1, 32): 100.0, (2, 64): 190.0, (2, 32): 150.0}[asked[-1]]}
+        asked.append((count, given["rows"], given["variant"]))
+        speeds = {(1, 32, each): 100.0, (2, 64, each): 190.0, (2, 32, in_all): 150.0, (2, 32, overlapped): 160.0}
+        return {"rows": given["rows"], "tokens_per_s": speeds[asked[-1]]}
 
     monkeypatch.setattr(module, "_on_ranks", measured)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     setup, rows = scale("tiny", 32, 4, [2], 3)
-    assert asked == [(1, 32), (2, 64), (2, 32)]
+    assert asked == [(1, 32, each), (2, 64, each), (2, 32, in_all), (2, 32, overlapped)]
     found = [(row["variant"], row["gpus"], row["rows"], row["efficiency"]) for row in rows]
-    each, in_all = VARIANTS
-    assert found == [(each, 1, 32, 1.0), (each, 2, 64, 0.95), (in_all, 1, 32, 1.0), (in_all, 2, 32, 0.75)]
+    apart = [(each, 1, 32, 1.0), (each, 2, 64, 0.95), (in_all, 1, 32, 1.0), (in_all, 2, 32, 0.75)]
+    assert found == [*apart, (overlapped, 2, 32, 0.8)]
     assert setup["shape"] == "tiny" and setup["repeats"] == 3
 
 
@@ -35,7 +36,8 @@ def test_what_cannot_be_measured_is_refused(monkeypatch):
 @pytest.mark.exhaustive
 def test_two_processes_are_measured_beside_one():
     _, rows = scale("tiny", 16, 4, [1, 2], 1)
-    assert [(row["gpus"], row["rows"]) for row in rows] == [(1, 16), (2, 32), (1, 16), (2, 16)]
+    assert [(row["gpus"], row["rows"]) for row in rows] == [(1, 16), (2, 32), (1, 16), (2, 16), (2, 16)]
     for row in rows:
         assert row["tokens_per_s"] == pytest.approx(row["rows"] * 4 / row["step_s"])
-        assert (row["allreduce_s"] is None) == (row["gpus"] == 1)
+        assert (row.get("sampling_s", 0) > 0) == (row["variant"] == VARIANTS[2])
+        assert (row["allreduce_s"] is None) == (row["gpus"] == 1 or row["variant"] == VARIANTS[2])
