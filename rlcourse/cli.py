@@ -206,7 +206,7 @@ def bench(
     gpus: Annotated[str, typer.Option("--gpus", help="scale: numbers of ranks, one GPU each")] = "1,2",
     repeats: Annotated[int, typer.Option("--repeats", help="Timed repetitions", callback=within(COUNT))] = 5,
     record: Annotated[bool, typer.Option("--record", help="Keep the result in data/measurements/.")] = False,
-    add: Annotated[bool, typer.Option("--add", help="The same, beside those of other numbers of rows.")] = False,
+    add: Annotated[bool, typer.Option("--add", help="The same, row by row: what is there stays.")] = False,
 ):
     """Measure this machine: whether every engine and algorithm can `learn`, the ladder of `decode`, `rollout` engines
     on the config's model, a whole training `step` beside TRL's, its `scale` over several GPUs, the `update`, the

@@ -11,12 +11,13 @@ import torch
 from rlcourse.bench.models import write_random_model
 from rlcourse.bench.options import Options
 from rlcourse.bench.peers import vllm_decode
+from rlcourse.bench.results import Results
 from rlcourse.measure.memory import ModelShape
 from rlcourse.measure.profiling import Profile, profile
 from rlcourse.measure.roofline import Machine, decode_step, measure_machine
 from rlcourse.measure.timing import measure, median_and_spread, seconds
 from rlcourse.policy import Policy, load_policy
-from rlcourse.rollout import RolloutEngine
+from rlcourse.rollout import RolloutEngine, vllm
 from rlcourse.rollout.fast import FastEngine
 from rlcourse.rollout.hf import HFEngine
 from rlcourse.rollout.triton_step import cute_wins
@@ -96,6 +97,7 @@ def decode(
     new_tokens: int = 256,
     lengths: str = "equal",
     repeats: int = 5,
+    results: Results | None = None,
 ) -> tuple[dict[str, Any], Rows]:
     """Tokens/s and milliseconds a decode step of every rung, and the byte floor of the step on this machine.
 
@@ -115,48 +117,46 @@ def decode(
     machine = measure_machine(device)
     kept = "fast" if lengths == "skewed" else "all" if new_tokens <= 64 else "cached"
     kept = kept if shape in WHOLE_LADDER else "ours"
+    results = results or Results()
+    setup = {"shape": shape, "dtype": str(dtype).split(".")[1], "lengths": lengths, "rows_a_prompt": GROUP}
+    setup |= {"temperature": 1.0, "repeats": repeats, "copy_gb_per_s": machine.bytes_per_s / 1e9}
+    results.begin(setup | ({"rollouts": DRAWS} if lengths == "skewed" else {}))
     with tempfile.TemporaryDirectory() as folder:
         policy = _policy(shape, Path(folder), device)
         vocabulary = policy.model.config.vocab_size
         policy = dataclasses.replace(policy, eos_ids=[vocabulary] if lengths == "equal" else skewed(vocabulary))
-        results: Rows = []
-        prompts = {
-            n: random_prompts(n * (1 if lengths == "equal" else ROUNDS), prompt_tokens, vocabulary) for n in rows
-        }
+        rounds = 1 if lengths == "equal" else ROUNDS
+        prompts = {count: random_prompts(count * rounds, prompt_tokens, vocabulary) for count in rows}
         for count in rows:
-            results += _one_size(
-                policy, dtype, machine, prompts[count], count, prompt_tokens, new_tokens, lengths, repeats, kept
-            )
-        for count in rows if device.type == "cuda" and shape != "embedded" else ():  # last: it has settings of its own
+            what = {"rows": count, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
+            for variant, make in ladder(policy, dtype, count, kept).items():
+                rung = (make, policy, dtype, machine, prompts[count], count, new_tokens, lengths, repeats)
+                results.measure({"variant": variant} | what, _rung, *rung)
+        for count in rows if shape != "embedded" and vllm.runs_on(device) else ():  # last: it has settings of its own
+            what = {"variant": "vllm", "rows": count, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
             answers = answer_lengths(GROUP * len(prompts[count]), new_tokens, lengths)
-            results += vllm_decode(folder, prompts[count], answers, count, prompt_tokens, new_tokens, repeats)
-    setup = {"shape": shape, "dtype": str(dtype).split(".")[1], "lengths": lengths, "rows_a_prompt": GROUP}
-    setup |= {"temperature": 1.0, "repeats": repeats, "copy_gb_per_s": machine.bytes_per_s / 1e9}
-    setup |= {"rollouts": DRAWS} if lengths == "skewed" else {}
-    return setup, results
+            sizes = {"max_num_seqs": count, "max_model_len": prompt_tokens + new_tokens}
+            results.measure(what, vllm_decode, folder, prompts[count], answers, sizes, repeats)
+    return results.setup, results.rows
 
 
-def _one_size(
-    policy: Policy, dtype: torch.dtype, machine: Machine, prompts: list[list[int]], rows: int, prompt_tokens: int,
-    new_tokens: int, lengths: str, repeats: int, kept: str,
-) -> Rows:  # fmt: skip
-    """Every rung that is kept, at one number of rows."""
-    device, sizes = policy.device, ModelShape.from_config(policy.model.config)
-    mean_context = sum(map(len, prompts)) / len(prompts) + new_tokens / 2
-    work = decode_step(sizes, rows, mean_context, torch.finfo(dtype).bits // 8)
-    results: Rows = []
-    for variant, make in ladder(policy, dtype, rows, kept).items():
-        engine = make()
-        ours, batch = isinstance(engine, FastEngine), rows // GROUP
-        some = prompts if ours else prompts[: 2 * batch]  # `generate` does one batch like the other
-        row = {"variant": variant, "rows": rows, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
-        draws = DRAWS if ours and lengths == "skewed" else 1
-        row |= _measure_rung(engine, some, len(some) if ours else batch, new_tokens, repeats, device, draws)
-        if lengths == "equal":
-            row |= {"floor_ms": 1e3 * machine.floor_seconds(work)} | _look_inside(engine, prompts, new_tokens, device)
-        engine.sleep()
-        results.append(row)
-    return results
+def _rung(
+    make: Callable[[], RolloutEngine], policy: Policy, dtype: torch.dtype, machine: Machine, prompts: list[list[int]],
+    rows: int, new_tokens: int, lengths: str, repeats: int,
+) -> dict[str, Any]:  # fmt: skip
+    """One rung at one number of rows."""
+    device, engine = policy.device, make()
+    ours, batch = isinstance(engine, FastEngine), rows // GROUP
+    some = prompts if ours else prompts[: 2 * batch]  # `generate` does one batch like the other
+    draws = DRAWS if ours and lengths == "skewed" else 1
+    row = _measure_rung(engine, some, len(some) if ours else batch, new_tokens, repeats, device, draws)
+    if lengths == "equal":
+        mean_context = sum(map(len, prompts)) / len(prompts) + new_tokens / 2
+        sizes = ModelShape.from_config(policy.model.config)
+        work = decode_step(sizes, rows, mean_context, torch.finfo(dtype).bits // 8)
+        row |= {"floor_ms": 1e3 * machine.floor_seconds(work)} | _look_inside(engine, prompts, new_tokens, device)
+    engine.sleep()
+    return row
 
 
 def _policy(shape: str, folder: Path, device: torch.device) -> Policy:

@@ -8,22 +8,26 @@ import torch
 
 from rlcourse.bench.models import write_random_model
 from rlcourse.bench.options import Options
+from rlcourse.bench.results import Results
 from rlcourse.bench.speed import step_trainer, time_steps
 from rlcourse.logprobs import PlainPass
 from rlcourse.rollout.fast import FastEngine
 from rlcourse.tasks import load_task
 
-Rows = list[dict[str, Any]]
 
-
-def exact(shape: str, completions: list[int], new_tokens: int = 256, repeats: int = 5) -> tuple[dict[str, Any], Rows]:
+def exact(
+    shape: str, completions: list[int], new_tokens: int = 256, repeats: int = 5, results: Results | None = None
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Seconds of a training step and the gap between sampling and training log-probs, of random weights of `shape`, and
     beside Qwen2.5-0.5B's of the embedded model: with one set of numbers, and with transformers' layers, compiled, in
     the trainer and PyTorch's attention in prefill.
 
     Raises ValueError on a GPU where the two are not known to agree.
     """
-    task, rows = load_task("minigsm"), []
+    task, results = load_task("minigsm"), results or Results()
+    results.begin(
+        {"shape": shape, "task": task.name, "num_generations": 8, "new_tokens": new_tokens, "repeats": repeats}
+    )
     with tempfile.TemporaryDirectory() as folder:
         for found in ("embedded", shape) if shape == Options.shape else (shape,):
             model = "embedded" if found == "embedded" else str(Path(folder) / "model")
@@ -31,20 +35,19 @@ def exact(shape: str, completions: list[int], new_tokens: int = 256, repeats: in
                 write_random_model(found, task, Path(model))
             for count in completions:
                 for variant in ("one set of numbers", "two"):
-                    with tempfile.TemporaryDirectory() as run:
-                        row = _step(model, task.name, count, new_tokens, repeats, run, variant == "two")
-                    rows.append({"variant": variant, "shape": found} | row)
+                    what = {"variant": variant, "shape": found, "rows": count}
+                    results.measure(what, _step, model, task.name, count, new_tokens, repeats, variant == "two")
                     torch.cuda.empty_cache()
-    setup = {"shape": shape, "task": task.name, "num_generations": 8, "new_tokens": new_tokens, "repeats": repeats}
-    return setup, rows
+    return results.setup, results.rows
 
 
-def _step(model: str, task: str, count: int, new_tokens: int, repeats: int, folder: str, two: bool) -> dict[str, Any]:
-    trainer = step_trainer(model, task, count, new_tokens, folder)
-    if not trainer.learner.exact:
-        raise ValueError("Sampler and trainer agree on a Hopper GPU in 16 bits alone: see `rlcourse bench mismatch`.")
-    if two:
-        trainer.learner.policy_pass = PlainPass(trainer.policy.model, trainer.config.dtype, trainer.config.compile)
-        trainer.engine = FastEngine(trainer.policy, torch.bfloat16, compile=True)
-        trainer.engine.exact = False
-    return {"rows": count} | time_steps(trainer, repeats)
+def _step(model: str, task: str, count: int, new_tokens: int, repeats: int, two: bool) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = step_trainer(model, task, count, new_tokens, folder)
+        if not trainer.learner.exact:
+            raise ValueError("Sampler and trainer agree on Hopper in 16 bits alone: see `rlcourse bench mismatch`.")
+        if two:
+            trainer.learner.policy_pass = PlainPass(trainer.policy.model, trainer.config.dtype, trainer.config.compile)
+            trainer.engine = FastEngine(trainer.policy, torch.bfloat16, compile=True)
+            trainer.engine.exact = False
+        return time_steps(trainer, repeats)

@@ -63,7 +63,7 @@ def gap(config: TrainConfig) -> tuple[dict[str, Any], Rows]:
 def put_back(trainer: Trainer, way: str) -> None:
     """Have the trainer compute log-probs in one of the ways that `gap` compares."""
     if not (trainer.engine.exact and trainer.learner.exact):
-        raise ValueError("Sampler and trainer agree on a Hopper GPU in 16 bits alone: see `rlcourse bench mismatch`.")
+        raise ValueError("Sampler and trainer agree on Hopper in 16 bits alone: see `rlcourse bench mismatch`.")
     if way == ONE:
         return
     model, dtype = trainer.policy.model, trainer.config.dtype

@@ -2,10 +2,10 @@
 
 import contextlib
 import functools
+import importlib.util
 import random
 import tempfile
 import time
-from typing import Any
 
 import torch
 
@@ -18,39 +18,36 @@ from rlcourse.sampling import Sampling
 from rlcourse.tasks import Task
 
 
-def trl_steps(model: str, task: Task, completions: int, new_tokens: int, repeats: int) -> list[dict[str, Any]]:
-    """A row for TRL's default (dynamic cache), one for the same with the layers of the update compiled, one for its
-    static cache with the decode step compiled, and one with vLLM in its process, where that is; none where TRL is
-    missing.
+def trl_variants() -> list[str]:
+    """TRL's default (dynamic cache), the same with the layers of the update compiled, its static cache with the decode
+    step compiled, and TRL with vLLM in its process, where that is; none where TRL is missing."""
+    if importlib.util.find_spec("trl") is None:
+        return []
+    with_vllm = ["trl-vllm"] if runs_on(find_device(make_config())) else []
+    return ["trl-default", "trl-update-compiled", "trl-static-compiled", *with_vllm]
+
+
+def trl_step(
+    model: str, task: Task, completions: int, new_tokens: int, repeats: int, variant: str
+) -> dict[str, float | None]:
+    """Seconds of TRL's step and its phases, and its peak memory.
 
     Weights and optimizer are bfloat16, as TRL loads this checkpoint: less work than our float32 weights. vLLM's cache
     counts as peak memory, and is as large as it is allowed.
     """
-    try:
-        import trl  # noqa: F401
-    except ImportError:
-        return []
-    rows = []
-    with_vllm = ["trl-vllm"] if runs_on(find_device(make_config())) else []
-    for variant in ("trl-default", "trl-update-compiled", "trl-static-compiled", *with_vllm):
-        growing = variant in ("trl-default", "trl-update-compiled")
-        # Of a growing cache, cuDNN would plan anew for each length.
-        with without_cudnn_attention() if growing else contextlib.nullcontext():
-            timed = run_trl(model, task, completions, new_tokens, 2 + repeats, variant)[2:]  # two that compile
-        step_s, spread = median_and_spread([t["step_s"] for t in timed])
-        rollout_s = median_and_spread([t["rollout_s"] for t in timed])[0]
-        rows.append(
-            {
-                "variant": variant,
-                "rows": completions,
-                "step_s": step_s,
-                "rollout_s": rollout_s,
-                "update_s": step_s - rollout_s,
-                "spread": spread,
-                "peak_memory_bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
-            }
-        )
-    return rows
+    growing = variant in ("trl-default", "trl-update-compiled")
+    # Of a growing cache, cuDNN would plan anew for each length.
+    with without_cudnn_attention() if growing else contextlib.nullcontext():
+        timed = run_trl(model, task, completions, new_tokens, 2 + repeats, variant)[2:]  # two that compile
+    step_s, spread = median_and_spread([t["step_s"] for t in timed])
+    rollout_s = median_and_spread([t["rollout_s"] for t in timed])[0]
+    return {
+        "step_s": step_s,
+        "rollout_s": rollout_s,
+        "update_s": step_s - rollout_s,
+        "spread": spread,
+        "peak_memory_bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
+    }
 
 
 def run_trl(model: str, task: Task, completions: int, new_tokens: int, steps: int, variant: str) -> list[dict]:
@@ -163,25 +160,15 @@ def _timed_training(trainer, on_gpu: bool) -> list[dict[str, float]]:
 
 
 def vllm_decode(
-    model: str,
-    prompts: list[list[int]],
-    lengths: list[int],
-    rows: int,
-    prompt_tokens: int,
-    new_tokens: int,
-    repeats: int,
-) -> list[dict[str, Any]]:
-    """One row for vLLM in this process, `rows` sequences at once; none where it is not installed.
+    model: str, prompts: list[list[int]], lengths: list[int], sizes: dict[str, int], repeats: int
+) -> dict[str, float]:
+    """Speed of vLLM in this process.
 
-    lengths: tokens of each answer, those of the first prompt first. vLLM stops at them and looks for no token that ends
+    lengths: tokens of each answer, those of the first prompt first. sizes: how many sequences at once, and the longest;
+    vLLM's settings. vLLM stops at them and looks for no token that ends
     an answer: a thousand such tokens, which ours has for skewed lengths, it would look through one by one on the host.
     Prompts are as if never seen: each repetition begins with an empty prefix cache, as after an update of the weights.
     """
-    try:
-        import vllm  # noqa: F401
-    except ImportError:
-        return []
-    sizes = {"max_num_seqs": rows, "max_model_len": prompt_tokens + new_tokens}
     llm = new_llm(model, torch.bfloat16, gpu_memory_utilization=0.3, **sizes)
     group = len(lengths) // len(prompts)
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts for _ in range(group)]
@@ -199,14 +186,4 @@ def vllm_decode(
     took, spread = median_and_spread(measure(functools.partial(timed, llm), repeats))
     del llm  # its memory, for the next
     free_memory()
-    return [
-        {
-            "variant": "vllm",
-            "rows": rows,
-            "prompt_tokens": prompt_tokens,
-            "new_tokens": new_tokens,
-            "tokens_per_s": tokens[-1] / took,
-            "tokens_a_row": tokens[-1] / len(lengths),
-            "spread": spread,
-        }
-    ]
+    return {"tokens_per_s": tokens[-1] / took, "tokens_a_row": tokens[-1] / len(lengths), "spread": spread}

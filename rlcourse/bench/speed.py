@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from rlcourse.bench.models import policy_and_prompts, write_random_model
+from rlcourse.bench.peers import trl_step, trl_variants
+from rlcourse.bench.results import Results
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.device import find_device
 from rlcourse.measure import roofline
@@ -70,7 +72,12 @@ def rollout(config: TrainConfig, repeats: int = 5) -> tuple[dict[str, Any], Rows
 
 
 def step(
-    shape: str, completions: list[int], new_tokens: int = 256, repeats: int = 5, peers: bool = True
+    shape: str,
+    completions: list[int],
+    new_tokens: int = 256,
+    repeats: int = 5,
+    peers: bool = True,
+    results: Results | None = None,
 ) -> tuple[dict[str, Any], Rows]:
     """Seconds of a whole Dr. GRPO step on GSM8K with random weights of `shape`; the same with vLLM as its engine, and
     TRL's, where they are installed.
@@ -79,30 +86,33 @@ def step(
     coin flips instead, so that every group has a gradient.
     """
     task = load_task("gsm8k" if shape != "tiny" else "minigsm")
-    rows: Rows = []
+    results = results or Results()
+    results.begin(
+        {"shape": shape, "task": task.name, "num_generations": 8, "new_tokens": new_tokens, "repeats": repeats}
+    )
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
         write_random_model(shape, task, model)
         for count in completions:
-            rows.append(our_step(str(model), task.name, count, new_tokens, repeats, folder))
+            sizes = (count, new_tokens, repeats)
+            results.measure({"variant": "rlcourse", "rows": count}, our_step, str(model), task.name, *sizes)
             if peers and vllm.runs_on(find_device(make_config())):
-                rows.append(our_step(str(model), task.name, count, new_tokens, repeats, folder, "vllm"))
-                vllm.free_memory()
-            if peers:
-                from rlcourse.bench.peers import trl_steps
-
-                rows += trl_steps(str(model), task, count, new_tokens, repeats)
-    setup = {"shape": shape, "task": task.name, "num_generations": 8, "new_tokens": new_tokens, "repeats": repeats}
-    return setup, rows
+                what = {"variant": "rlcourse, vllm", "rows": count}
+                results.measure(what, our_step, str(model), task.name, *sizes, "vllm")
+            for variant in trl_variants() if peers else ():
+                results.measure({"variant": variant, "rows": count}, trl_step, str(model), task, *sizes, variant)
+    return results.setup, results.rows
 
 
 def our_step(
-    model: str, task: str, completions: int, new_tokens: int, repeats: int, folder: str, engine: str = "fast"
+    model: str, task: str, completions: int, new_tokens: int, repeats: int, engine: str = "fast"
 ) -> dict[str, Any]:
     """Our step, as `time_steps` gives it."""
-    trainer = step_trainer(model, task, completions, new_tokens, folder, engine=engine)
-    variant = "rlcourse" if engine == "fast" else f"rlcourse, {engine}"
-    return {"variant": variant, "rows": completions} | time_steps(trainer, repeats)
+    with tempfile.TemporaryDirectory() as folder:
+        found = time_steps(step_trainer(model, task, completions, new_tokens, folder, engine=engine), repeats)
+    if engine == "vllm":
+        vllm.free_memory()
+    return found
 
 
 def time_steps(trainer: Trainer, repeats: int, warmup: int = WARMUP) -> dict[str, Any]:
@@ -164,38 +174,42 @@ def coin_flips(answers: list[Answer], config: TrainConfig) -> list[float]:
     return (order < config.num_generations // 2).float().flatten().tolist()
 
 
-def update(shape: str, completions: list[int], new_tokens: int = 256, repeats: int = 5) -> tuple[dict[str, Any], Rows]:
+def update(
+    shape: str, completions: list[int], new_tokens: int = 256, repeats: int = 5, results: Results | None = None
+) -> tuple[dict[str, Any], Rows]:
     """Seconds of the update phase of a step on random weights of `shape`, and what the operations it needs would take
     at the rate of a large matrix product on this machine; and, on a GPU, what it takes to bring the batch's token ids
     and mask there from ordinary memory, and from pinned memory without waiting."""
     task = load_task("gsm8k" if shape != "tiny" else "minigsm")
-    rows: Rows = []
+    results = results or Results()
+    results.begin({"shape": shape, "task": task.name, "new_tokens": new_tokens, "repeats": repeats})
     with tempfile.TemporaryDirectory() as folder:
-        write_random_model(shape, task, Path(folder) / "model")
+        model = Path(folder) / "model"
+        write_random_model(shape, task, model)
         for count in completions:
-            trainer = step_trainer(str(Path(folder) / "model"), task.name, count, new_tokens, folder)
-            machine = roofline.measure_machine(trainer.policy.device)
-            took = time_steps(trainer, repeats)
-            config = trainer.config
-            length = mean_length(trainer, count) + new_tokens
-            work = roofline.update(
-                ModelShape.from_config(trainer.policy.model.config), count, length, new_tokens,
-                config.gradient_checkpointing,
-            )  # fmt: skip
-            rows.append(
-                {
-                    "variant": "rlcourse",
-                    "rows": count,
-                    "tokens": count * length,
-                    "update_s": took["update_s"],
-                    "spread": took["spread"],
-                    "floor_s": work.total_flops / machine.flops_per_s + work.total_bytes / machine.bytes_per_s,
-                    "tflops": work.total_flops / took["update_s"] / 1e12,
-                    "peak_tflops": machine.flops_per_s / 1e12,
-                }
-                | batch_copies(count, length, trainer.policy.device, repeats)
+            results.measure(
+                {"variant": "rlcourse", "rows": count}, our_update, str(model), task.name, count, new_tokens, repeats
             )
-    return {"shape": shape, "task": task.name, "new_tokens": new_tokens, "repeats": repeats}, rows
+    return results.setup, results.rows
+
+
+def our_update(model: str, task: str, completions: int, new_tokens: int, repeats: int) -> dict[str, Any]:
+    """Our update, as `update` gives it."""
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = step_trainer(model, task, completions, new_tokens, folder)
+        machine = roofline.measure_machine(trainer.policy.device)
+        took = time_steps(trainer, repeats)
+    length = mean_length(trainer, completions) + new_tokens
+    sizes = ModelShape.from_config(trainer.policy.model.config)
+    work = roofline.update(sizes, completions, length, new_tokens, trainer.config.gradient_checkpointing)
+    return {
+        "tokens": completions * length,
+        "update_s": took["update_s"],
+        "spread": took["spread"],
+        "floor_s": work.total_flops / machine.flops_per_s + work.total_bytes / machine.bytes_per_s,
+        "tflops": work.total_flops / took["update_s"] / 1e12,
+        "peak_tflops": machine.flops_per_s / 1e12,
+    } | batch_copies(completions, length, trainer.policy.device, repeats)
 
 
 def batch_copies(rows: int, length: int, device: torch.device, repeats: int) -> dict[str, float]:

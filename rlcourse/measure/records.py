@@ -49,10 +49,37 @@ def write_record(
 
     setup: what was run (model, shapes, dtype, repeats). results: one dict for each variant, with its name as 'variant';
     the key of a number has its unit (tokens_per_s, ms_per_step). device: `device_name()` if not given; a 'CPU ...' has
-    no driver. command: this process's command line if not given. folder: data/measurements if not given. add: keep
-    what `_beside` finds. Any path of this machine is cut down to its last part. Raises ValueError for results without a
-    variant.
+    no driver. command: this process's command line if not given. folder: data/measurements if not given. add: the
+    results are `results_there` and more; the commands of those stand before this one. Any path of this machine is cut
+    down to its last part. Raises ValueError for results without a variant.
     """
+    record = _new_record(name, setup, results, device, command)
+    check_record(record, f"record {name!r}")
+    path = _path(record, folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    before = _like(record, path) if add else None
+    if before is not None:
+        record["command"] = "; ".join(dict.fromkeys([*before["command"].split("; "), record["command"]]))
+    write_json(path, record)
+    return path
+
+
+def results_there(
+    name: str, setup: dict[str, Any], device: str | None = None, folder: Path | None = None
+) -> list[dict[str, Any]]:
+    """The results in the record `name` of this machine, if of what `write_record` would write now only the day, the
+    command and what was measured for the setup (a float) differ. Those of another day have its date."""
+    record = _new_record(name, setup, [], device)
+    before = _like(record, _path(record, folder))
+    if before is None:
+        return []
+    day = {} if before["date"] == record["date"] else {"date": before["date"]}
+    return [day | row for row in before["results"]]
+
+
+def _new_record(
+    name: str, setup: dict[str, Any], results: list[dict[str, Any]], device: str | None, command: str | None = None
+) -> dict[str, Any]:
     device = device or device_name()
     record = {
         "name": name,
@@ -64,30 +91,22 @@ def write_record(
         "setup": setup,
         "results": results,
     }
-    record = _without_paths(record)
-    check_record(record, f"record {name!r}")
-    path = (folder or data_folder() / "measurements") / slug(device) / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, _beside(path, record) if add and path.exists() else record)
-    return path
+    return _without_paths(record)
 
 
-def _beside(path: Path, record: dict[str, Any]) -> dict[str, Any]:
-    """The record, and the results in `path` for other numbers of rows, if only they, the day and what was measured for
-    the setup (a float) differ. Those of another day have its date; their command stands before this one's."""
+def _path(record: dict[str, Any], folder: Path | None) -> Path:
+    return (folder or data_folder() / "measurements") / slug(record["device"]) / f"{record['name']}.json"
+
+
+def _like(record: dict[str, Any], path: Path) -> dict[str, Any] | None:
+    """The record in `path`, if it is of the same machine, versions and setup."""
 
     def same(record: dict[str, Any]) -> list[Any]:
         asked = {key: value for key, value in record["setup"].items() if not isinstance(value, float)}
         return [asked, *(record[key] for key in KEYS if key not in ("date", "command", "setup", "results"))]
 
-    before = read_json(path, "record it again")
-    if same(before) != same(record):
-        return record
-    measured = {row.get("rows") for row in record["results"]}
-    day = {} if before["date"] == record["date"] else {"date": before["date"]}
-    kept = [day | row for row in before["results"] if row.get("rows") not in measured]
-    commands = dict.fromkeys([*before["command"].split("; "), record["command"]]) if kept else [record["command"]]
-    return record | {"results": kept + record["results"], "command": "; ".join(commands)}
+    before = read_json(path, "record it again") if path.exists() else None
+    return before if before is not None and same(before) == same(record) else None
 
 
 def _program(path: Path) -> str:

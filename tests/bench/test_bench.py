@@ -26,7 +26,7 @@ ENGINES = ["hf-dynamic", "hf-static", "fast"]
 def recorded(monkeypatch) -> list[tuple]:
     """What would have been written to data/measurements."""
     calls = []
-    monkeypatch.setattr(bench, "write_record", lambda *call, add: calls.append(call) or "a/file.json")
+    monkeypatch.setattr(bench, "write_record", lambda *call: calls.append(call) or "a/file.json")
     return calls
 
 
@@ -162,13 +162,13 @@ def test_trl_has_the_attention_that_is_faster_for_its_cache(monkeypatch, before)
     kept = enabled()
     try:
         torch.backends.cuda.enable_cudnn_sdp(before)
-        rows = peers.trl_steps("model", None, 8, 6, 3)
+        names = peers.trl_variants()
+        updates = [peers.trl_step("model", None, 8, 6, 3, name)["update_s"] for name in names]
         growing = {"trl-default": False, "trl-update-compiled": False}
         assert allowed == growing | {"trl-static-compiled": before, "trl-vllm": before} and enabled() is before
     finally:
         torch.backends.cuda.enable_cudnn_sdp(kept)
-    names = ["trl-default", "trl-update-compiled", "trl-static-compiled", "trl-vllm"]
-    assert [(row["variant"], row["update_s"]) for row in rows] == [(name, 1.0) for name in names]
+    assert names == ["trl-default", "trl-update-compiled", "trl-static-compiled", "trl-vllm"] and updates == [1.0] * 4
 
 
 def test_of_trl_the_layers_are_compiled_for_the_loss_alone(monkeypatch):
@@ -221,7 +221,6 @@ def test_of_other_shapes_our_kernels_alone_are_measured(monkeypatch, wins):
     kept = []
     monkeypatch.setattr(decode, "ladder", lambda policy, dtype, rows, which: kept.append(which) or {})
     monkeypatch.setattr(decode, "_policy", lambda *_: make_policy())
-    monkeypatch.setattr(decode, "vllm_decode", lambda *_: [])
     monkeypatch.setattr(decode, "measure_machine", lambda _: types.SimpleNamespace(bytes_per_s=1e9))
     for shape in ("qwen2.5-0.5b", "qwen3-0.6b"):
         decode.decode(shape, [8], prompt_tokens=4, new_tokens=65, repeats=1)
@@ -438,19 +437,42 @@ def test_nothing_is_recorded_unless_asked_for(monkeypatch, recorded):
 def test_a_recorded_benchmark_is_a_record_that_loads(monkeypatch, tmp_path):
     rows = fake_rollout(monkeypatch, 0.05)
     write = records.write_record
-    monkeypatch.setattr(bench, "write_record", lambda *call, add: write(*call, folder=tmp_path, add=add))
+    monkeypatch.setattr(bench, "write_record", lambda *call: write(*call, folder=tmp_path))
     run_bench("rollout", make_config(), Options(), record=True)
     assert records.load_record("rollout", folder=tmp_path)["results"] == rows
-    others = [row | {"rows": 8} for row in fake_rollout(monkeypatch, 0.1)]
-    monkeypatch.setattr(speed, "rollout", lambda config, repeats: ({"repeats": repeats}, others))
-    run_bench("rollout", make_config(), Options(), record=False, add=True)
-    assert records.load_record("rollout", folder=tmp_path)["results"] == rows + others
 
 
-def test_vllm_is_measured_where_it_is_installed_and_left_out_elsewhere(monkeypatch):
-    call = ("folder", [[1, 2], [3]], [5, 3, 4, 5], 16, 2, 5, 2)
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    assert peers.vllm_decode(*call) == []
+def test_what_is_added_is_kept_row_by_row_and_not_measured_again(monkeypatch, tmp_path, capsys):
+    measured, spread = [], {8: 0.1, 16: 0.3, 24: 0.1}
+
+    def our_update(model, task, count, *_):
+        measured.append(count)
+        if count == 24 and len(measured) == 3:
+            raise KeyboardInterrupt
+        return {"update_s": 1.0, "spread": spread[count]}
+
+    monkeypatch.setattr(speed, "our_update", our_update)
+    monkeypatch.setattr(records, "data_folder", lambda: tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run_bench("update", make_config(), Options(shape="tiny", rows=(8, 16, 24)), record=False, add=True)
+    assert "Not kept: rlcourse varied by over 20% between repetitions." in capsys.readouterr().out
+    folder = tmp_path / "measurements"
+    assert [row["rows"] for row in records.load_record("update-tiny", folder=folder)["results"]] == [8]
+    spread[16] = 0.1
+    run_bench("update", make_config(), Options(shape="tiny", rows=(8, 16, 24)), record=False, add=True)
+    assert measured == [8, 16, 24, 16, 24]
+    assert [row["rows"] for row in records.load_record("update-tiny", folder=folder)["results"]] == [8, 16, 24]
+    run_bench("update", make_config(), Options(shape="tiny", rows=(8,), repeats=2), record=False, add=True)
+    assert measured[5:] == [8] and len(records.load_record("update-tiny", folder=folder)["results"]) == 1
+
+
+def test_what_is_not_measured_in_parts_cannot_be_added():
+    with pytest.raises(ValueError, match="--add is for decode, exact, step and update: use --record"):
+        run_bench("rollout", make_config(), Options(), record=False, add=True)
+
+
+def test_vllm_stops_at_the_lengths_that_it_is_given(monkeypatch):
+    call = ("folder", [[1, 2], [3]], [5, 3, 4, 5], {"max_num_seqs": 16, "max_model_len": 7}, 2)
 
     class LLM:
         def __init__(self, model, **options):
@@ -469,5 +491,5 @@ def test_vllm_is_measured_where_it_is_installed_and_left_out_elsewhere(monkeypat
 
     monkeypatch.setitem(sys.modules, "vllm", types.SimpleNamespace(LLM=LLM, SamplingParams=dict))
     monkeypatch.setattr(peers, "seconds", lambda run, device: run() or 4.0)
-    [row] = peers.vllm_decode(*call)
-    assert row["tokens_per_s"] == 17 / 4 and row["tokens_a_row"] == 17 / 4 and row["variant"] == "vllm"
+    row = peers.vllm_decode(*call)
+    assert row["tokens_per_s"] == 17 / 4 and row["tokens_a_row"] == 17 / 4

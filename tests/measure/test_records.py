@@ -9,7 +9,16 @@ import pytest
 from rich.console import Console
 
 from rlcourse.measure import machine
-from rlcourse.measure.records import KEYS, load_record, provenance, record_markdown, results_table, slug, write_record
+from rlcourse.measure.records import (
+    KEYS,
+    load_record,
+    provenance,
+    record_markdown,
+    results_table,
+    results_there,
+    slug,
+    write_record,
+)
 
 RESULTS = [
     {"variant": "hf-dynamic", "rows": 16, "tokens_per_s": 751.6, "ms_per_step": 21.04},
@@ -66,39 +75,32 @@ def test_paths_of_the_machine_are_cut_down_to_their_last_part(tmp_path, monkeypa
     assert record["command"] == "rlcourse bench"
 
 
-def test_results_for_other_rows_can_be_added(tmp_path):
-    def add(rows, speed, command, **setup):
-        results = [{"variant": "graph", "rows": count, "tokens_per_s": speed} for count in rows]
-        path = write_record("decode", setup, results, device="CPU x", command=command, folder=tmp_path, add=True)
-        record = json.loads(path.read_text())
-        return {row["rows"]: row["tokens_per_s"] for row in record["results"]}, record["command"]
+def add(rows, command, folder, **setup):
+    """Add results for these numbers of rows to what is there; what was."""
+    there = results_there("decode", setup, device="CPU x", folder=folder)
+    new = [{"variant": "graph", "rows": count} for count in rows]
+    path = write_record("decode", setup, there + new, device="CPU x", command=command, folder=folder, add=True)
+    return path, [row["rows"] for row in there], json.loads(path.read_text())["command"]
 
-    assert add([16, 64], 1, "a", repeats=3, copy_gb_per_s=1.5) == ({16: 1, 64: 1}, "a")
-    assert add([256], 2, "b", repeats=3, copy_gb_per_s=1.6) == ({16: 1, 64: 1, 256: 2}, "a; b")
-    assert add([16, 256], 3, "b", repeats=3, copy_gb_per_s=1.6) == ({64: 1, 16: 3, 256: 3}, "a; b")
-    assert add([64], 4, "c", repeats=5, copy_gb_per_s=1.6) == ({64: 4}, "c")  # measured in another way
-    assert add([64], 5, "d", repeats=5, copy_gb_per_s=1.6) == ({64: 5}, "d")
+
+def test_results_of_the_same_machine_and_setup_can_be_added_to(tmp_path):
+    assert add([16, 64], "a", tmp_path, repeats=3, copy_gb_per_s=1.5)[1:] == ([], "a")
+    assert add([256], "b", tmp_path, repeats=3, copy_gb_per_s=1.6)[1:] == ([16, 64], "a; b")
+    assert add([8], "b", tmp_path, repeats=3, copy_gb_per_s=1.6)[1:] == ([16, 64, 256], "a; b")
+    assert add([64], "c", tmp_path, repeats=5, copy_gb_per_s=1.6)[1:] == ([], "c")  # measured in another way
     path = next(tmp_path.glob("*/decode.json"))
     path.write_text(json.dumps(json.loads(path.read_text()) | {"driver": "1"}))
-    assert add([16], 6, "e", repeats=5, copy_gb_per_s=1.6) == ({16: 6}, "e")  # on another machine
+    assert add([16], "e", tmp_path, repeats=5, copy_gb_per_s=1.6)[1:] == ([], "e")  # on another machine
 
 
 def test_results_that_are_added_to_another_days_have_their_dates(tmp_path):
-    def add(rows, day):
-        results = [{"variant": "graph", "rows": rows}]
-        path = write_record("decode", {}, results, device="CPU x", folder=tmp_path, add=True)
+    for rows, day in (([16], "2020-01-01"), ([64, 128], "2020-01-02"), ([256], "2020-01-03")):
+        path = add(rows, "a", tmp_path)[0]
         path.write_text(json.dumps(json.loads(path.read_text()) | {"date": day}))
-        return path
-
-    add(16, "2020-01-01")
-    add(64, "2020-01-02")
-    add(128, "2020-01-02")
-    record = json.loads(add(256, "2020-01-03").read_text())
+    record = json.loads(path.read_text())
     dates = {row["rows"]: row.get("date") for row in record["results"]}
     assert dates == {16: "2020-01-01", 64: "2020-01-02", 128: "2020-01-02", 256: None}
     assert provenance(record) == "recorded on CPU x, 2020-01-01 and 2020-01-02 and 2020-01-03"
-    record = json.loads(add(16, "2020-01-03").read_text())
-    assert {row["rows"]: row.get("date") for row in record["results"]} == dates | {16: None, 256: "2020-01-03"}
 
 
 def test_a_hub_name_is_no_path(tmp_path):

@@ -20,7 +20,7 @@ from reference import answers, assert_logprobs_are_the_models
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 
 from rlcourse import lora, trainer
-from rlcourse.bench import numerics, peers, speed
+from rlcourse.bench import numerics, speed
 from rlcourse.config import make_config
 from rlcourse.lora import add_adapter, merged_parameters
 from rlcourse.policy import load_policy
@@ -245,7 +245,7 @@ def test_a_run_trains_with_it(settings, tmp_path, capsys, monkeypatch):
 
 def test_it_is_measured_beside_ours_where_it_runs(monkeypatch):
     monkeypatch.setattr(vllm, "runs_on", lambda device: True)
-    monkeypatch.setattr(peers, "trl_steps", lambda *_: [])
+    monkeypatch.setattr(speed, "trl_variants", lambda: [])
     _, rows = speed.step("tiny", [8], new_tokens=3, repeats=1)
     assert [row["variant"] for row in rows] == ["rlcourse", "rlcourse, vllm"] and rows[1]["mismatch_max"] < 1e-2
     config = make_config(num_prompts=2, num_generations=2, max_new_tokens=4)
