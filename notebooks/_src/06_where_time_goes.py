@@ -826,11 +826,12 @@ for text, kind in CASES.items():
 
 # %% [markdown]
 # 16 times as many rows take {{ many_rows["ms_per_step"] / few_rows["ms_per_step"]:.2f }} times as long: what the step
-# waits for does not grow with the rows. {{ assert many_rows["ms_per_step"] < 1.3 * few_rows["ms_per_step"] }} The
-# update of {{ row["rows"] }} answers is nearest to compute-bound: it reaches {{ 100 * row["tflops"] / peak:.0f }} % of
-# the arithmetic that there is. With a quarter of the tokens it is another case: 16 answers take {{ 100 / longer:.0f }}
-# % of its time. Most of that does not shrink with the tokens, and neither does the work of the host. {{ assert longer <
-# 2 and row["rows"] == 64 }}
+# waits for does not grow with the rows. It does depend on the host, and the two were measured on different machines
+# with the same GPU. {{ assert 0.7 < many_rows["ms_per_step"] / few_rows["ms_per_step"] < 1 }} The update of {{
+# row["rows"] }} answers is nearest to compute-bound: it reaches {{ 100 * row["tflops"] / peak:.0f }} % of the
+# arithmetic that there is. With a quarter of the tokens it is another case: 16 answers take {{ 100 / longer:.0f }} % of
+# its time. Most of that does not shrink with the tokens, and neither does the work of the host. {{ assert longer < 2
+# and row["rows"] == 64 }}
 #
 # The order of work, then: phases and Amdahl first, then busy, then the floor. Don't tune a kernel while the host is
 # what you wait for. And stop when the floor is near, or when Amdahl says that the rest does not matter.

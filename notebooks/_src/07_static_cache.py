@@ -89,6 +89,7 @@ plt.show()
 bottom, static, fused, top = (RUNGS[name, 16] for name in ("hf-dynamic", "hf-static", "hf-static-compiled", "graph"))
 ladder_bet.result(round(bottom["ms_per_step"] / top["ms_per_step"]))
 trl = {row["variant"]: row for row in load_record("step", "NVIDIA H200")["results"] if row["rows"] == 16}
+ahead = [RUNGS["graph", n]["tokens_per_s"] / RUNGS["vllm", n]["tokens_per_s"] for n in (16, 64, 256)]
 
 # %% [markdown]
 # It is the second: a step takes {{ static["ms_per_step"]:.1f }} ms instead of {{ bottom["ms_per_step"]:.1f }}. {{
@@ -100,6 +101,12 @@ trl = {row["variant"]: row for row in load_record("step", "NVIDIA H200")["result
 # trl["trl-default"]["rollout_s"]:.2f }} to {{ trl["trl-static-compiled"]["rollout_s"]:.2f }} seconds. This lesson is
 # about why. (Launches are a mean over steps, so they need not be whole: the last rungs start one graph a step, and now
 # and then the host does something in between.)
+#
+# How far does the last rung go? vLLM, the engine that most people would take, decoded the same prompts in the same
+# run, as a library in the same process: {{ RUNGS["vllm", 16]["tokens_per_s"]:,.0f }} tokens/s with 16 rows and
+# {{ RUNGS["vllm", 256]["tokens_per_s"]:,.0f }} with 256. The last rung made {{ top["tokens_per_s"]:,.0f }} and
+# {{ RUNGS["graph", 256]["tokens_per_s"]:,.0f }}, {{ min(ahead):.1f }} to {{ max(ahead):.1f }} times as many. vLLM
+# serves hundreds of models to users who come and go; this engine has one model, and all its rows are there at once.
 #
 # Everything live is measured on the CPU with the model that ships. It is a small model of Qwen2.5's architecture, so
 # the first two rungs run here, and so does our own step, without its graph.
