@@ -124,6 +124,7 @@ class TrainConfig:
 
     # Rollout
     engine: str = setting("fast", "rollout engine", ENGINES)
+    vllm_server: str | None = setting(None, "address of a vLLM server that samples, http://HOST:PORT; see README")
     sleep: bool = setting(False, "free the memory of the rollout's cache and graphs for the update")
     cache_gb: float = setting(
         0.0,
@@ -308,3 +309,7 @@ def check_config(config: TrainConfig) -> None:
         raise ValueError("A paged cache is for the engines fast and vllm on a GPU: leave --cache-gb out.")
     if config.engine == "vllm" and config.device == "cpu":
         raise ValueError("The engine vllm needs an NVIDIA GPU: use --engine fast or hf-dynamic.")
+    if config.vllm_server is not None and (config.engine != "vllm" or config.cache_gb or config.sleep):
+        raise ValueError("--vllm-server is for --engine vllm, and has its own cache: leave --cache-gb and --sleep out.")
+    if config.vllm_server is not None and not is_address(config.vllm_server):
+        raise ValueError(f"{config.vllm_server!r} is not an address: write http://HOST:PORT.")

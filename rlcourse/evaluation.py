@@ -100,7 +100,9 @@ def load_all(config: TrainConfig, world: Alone | World = ALONE) -> tuple[Policy,
     """Policy, engine and task of a config, on its device. world: who shares the work."""
     device, dtype = world.device(config), getattr(torch, config.dtype)
     policy = load_policy(config.model, device)
-    engine = make_engine(policy, config.engine, dtype, config.compile, cache_gb=config.cache_gb)
+    engine = make_engine(
+        policy, config.engine, dtype, config.compile, cache_gb=config.cache_gb, vllm_server=config.vllm_server
+    )
     return policy, world.engine(engine, device), world.task(load_task(config.task, config.data_dir))
 
 

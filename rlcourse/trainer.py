@@ -102,7 +102,9 @@ def engine_of_run(policy: Policy, config: TrainConfig) -> RolloutEngine:
     """The config's engine, with room for prompts and answers of full length."""
     longest = config.max_prompt_tokens + config.max_new_tokens
     dtype = getattr(torch, config.dtype)
-    return make_engine(policy, config.engine, dtype, config.compile, longest, config.cache_gb, config.sleep)
+    return make_engine(
+        policy, config.engine, dtype, config.compile, longest, config.cache_gb, config.sleep, config.vllm_server
+    )
 
 
 class Trainer:

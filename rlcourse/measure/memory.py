@@ -183,7 +183,8 @@ def estimate(
 
     - weights 4 n, gradients 4 n, AdamW's two moments 8 n, all float32; a frozen reference 4 n if there is one; with an
       adapter of a parameters weights 4 (n + a), gradients 4 a, moments 8 a, and the reference is the base
-    - rollout weights: b n for the engine's own copy; the hf engines need none in float32
+    - rollout weights: b n for the engine's own copy; the hf engines need none in float32. Where a vLLM server
+      samples these, cache, prefill and sampling are nothing here
     - KV cache: tokens x layers x 2 x kv_heads x head_dim x b, of rows x L tokens; the fast engine has the prompts' own
       cache beside them, and on a GPU MAX_SLOTS rows at most; with config.cache_gb as much in all, vllm without it
       CACHE_GB; kept: what is still there in the update, that of hf-static and, on a GPU, that of fast and vllm
@@ -228,7 +229,7 @@ def estimate(
     if exact:
         logits = (chunk * b + 8 * shape.hidden) * shape.vocabulary
         gradients = max(0, gradients - activations - logits) if micro_rows == minibatch else gradients
-    return MemoryEstimate(
+    found = MemoryEstimate(
         weights=4 * (n + adapter) // parts,
         gradients=gradients,
         optimizer=8 * learned // parts,
@@ -243,6 +244,9 @@ def estimate(
         activations=activations,
         logits=logits,
     )
+    if config.vllm_server is None:
+        return found
+    return replace(found, rollout_weights=0, kv_cache=0, kept_cache=0, prefill=0, sampling=0)
 
 
 def has_exact_pass(config: TrainConfig, device: str) -> bool:

@@ -1,7 +1,7 @@
 """Rollout engines: who generates. All take the same prompts and give the same `Rollout`.
 
 `hf.py` calls transformers' `generate`; `fast.py` runs a decode step of its own over a static cache, `paged.py` the same
-step over a paged one; `vllm.py` asks vLLM, for models that our step does not know.
+step over a paged one; `vllm.py` asks vLLM, for models that our step does not know, and `vllm_server.py` a server of it.
 """
 
 import sys
@@ -46,19 +46,25 @@ def make_engine(
     longest: int | None = None,
     cache_gb: float = 0.0,
     sleeps: bool = False,
+    vllm_server: str | None = None,
 ) -> RolloutEngine:
     """The engine called `engine` over the policy's weights, sampling in `dtype`.
 
     hf-dynamic and hf-static: `generate` with one of its caches; fast: our own step, compiled where it is in PyTorch and
     `compile` says so. longest: tokens of a prompt and its completion at most, if known: a static cache is then made for
     all. cache_gb: the fast engine has a paged cache of so many GB; 0: each completion has room for its full length. Of
-    vllm it is the cache's size in any case. sleeps: `sleep` will be called, for which vLLM has to be prepared. A model
-    that the fast engine does not know is sampled from by hf-dynamic, which a sentence on stderr says. Raises ValueError
-    for an unknown name, or what an engine cannot do: a paged cache, a machine without GPU.
+    vllm it is the cache's size in any case. sleeps: `sleep` will be called, for which vLLM has to be prepared.
+    vllm_server: the address of a vLLM server that samples instead of this process. A model that the fast engine does
+    not know is sampled from by hf-dynamic, which a sentence on stderr says. Raises ValueError for an unknown name, or
+    what an engine cannot do: a paged cache, a machine without GPU.
     """
     from rlcourse.rollout.fast import FastEngine  # they import this module for `Rollout`
     from rlcourse.rollout.hf import HFEngine
 
+    if engine == "vllm" and vllm_server is not None:
+        from rlcourse.rollout.vllm_server import VLLMServerEngine
+
+        return VLLMServerEngine(policy, dtype, vllm_server)
     if engine == "vllm":
         from rlcourse.rollout.vllm import VLLMEngine
 

@@ -86,7 +86,9 @@ class VLLMEngine:
         rows = [{"prompt_token_ids": list(prompt)} for prompt in prompts for _ in range(num_generations)]
         with numpy_from_torch():
             outputs = self.llm.generate(rows, params, use_tqdm=False)
-        return self._rollout(prompts, [output.outputs[0] for output in outputs])
+        completions = [output.outputs[0] for output in outputs]
+        logprobs = [list(completion.logprobs.logprobs) for completion in completions]
+        return rollout_of(self.policy, prompts, [list(completion.token_ids) for completion in completions], logprobs)
 
     def sleep(self) -> None:
         """Give back the memory of weights and cache, if the engine was made for it. The next rollout takes it again."""
@@ -103,37 +105,43 @@ class VLLMEngine:
                 f"A prompt and its completion of {tokens:,} tokens do not fit vLLM's cache, which holds {room:,}: "
                 "raise --cache-gb."
             )
-        low, high = TEMPERATURES
-        if not sampling.greedy and not low <= sampling.temperature <= high:
-            raise ValueError(
-                f"vLLM samples at temperatures of {low:g} to {high:g}, not {sampling.temperature:g}: use another "
-                "--engine."
-            )
+        check_temperature(sampling)
 
     def _take_weights(self) -> None:
         """Hand over the policy's weights as they are now, an adapter merged, one after the other."""
         model = self.policy.model
         weights = merged_parameters(model)
         if self.converted:
-            weights = iter(_as_saved(model, dict(weights)).items())
+            weights = iter(as_saved(model, dict(weights)).items())
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         self.llm.reset_prefix_cache()  # what is there was computed with other weights
 
-    def _rollout(self, prompts: list[list[int]], completions: list[Any]) -> Rollout:
-        """vLLM's completions, one a row, as a Rollout."""
-        device, tokens = self.policy.device, [list(completion.token_ids) for completion in completions]
-        logprobs = [list(completion.logprobs.logprobs) for completion in completions]
-        if list(map(len, tokens)) != list(map(len, logprobs)):
-            raise RuntimeError("vLLM did not give one log-prob for each token.")
-        lengths = torch.tensor([len(row) for row in tokens], device=device)
-        ids, prompt_lengths = join_rows(prompts, _padded(tokens, device), lengths, self.policy.pad_id)
-        last = torch.tensor([row[-1] for row in tokens], device=device)
-        return Rollout(
-            ids=ids,
-            prompt_lengths=prompt_lengths,
-            completion_lengths=lengths,
-            logprobs=_padded(logprobs, device),
-            finished=torch.isin(last, torch.tensor(self.policy.eos_ids, device=device)),
+
+def rollout_of(
+    policy: Policy, prompts: list[list[int]], tokens: list[list[int]], logprobs: list[list[float]]
+) -> Rollout:
+    """vLLM's completions, one a row, as a Rollout. Raises RuntimeError unless each token has a log-prob."""
+    if list(map(len, tokens)) != list(map(len, logprobs)):
+        raise RuntimeError("vLLM did not give one log-prob for each token.")
+    device = policy.device
+    lengths = torch.tensor([len(row) for row in tokens], device=device)
+    ids, prompt_lengths = join_rows(prompts, _padded(tokens, device), lengths, policy.pad_id)
+    last = torch.tensor([row[-1] for row in tokens], device=device)
+    return Rollout(
+        ids=ids,
+        prompt_lengths=prompt_lengths,
+        completion_lengths=lengths,
+        logprobs=_padded(logprobs, device),
+        finished=torch.isin(last, torch.tensor(policy.eos_ids, device=device)),
+    )
+
+
+def check_temperature(sampling: Sampling) -> None:
+    """Raise ValueError for a temperature that vLLM does not take."""
+    low, high = TEMPERATURES
+    if not sampling.greedy and not low <= sampling.temperature <= high:
+        raise ValueError(
+            f"vLLM samples at temperatures of {low:g} to {high:g}, not {sampling.temperature:g}: use another --engine."
         )
 
 
@@ -192,10 +200,11 @@ def has_other_names(model: PreTrainedModel) -> bool:
     """Whether transformers saves the model's weights under other names than they have in memory, or in other pieces:
     vLLM knows those of a file."""
     own = {name: torch.empty(weight.shape, device="meta") for name, weight in plain_parameters(model)}
-    return _as_saved(model, own).keys() != own.keys()
+    return as_saved(model, own).keys() != own.keys()
 
 
-def _as_saved(model: PreTrainedModel, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def as_saved(model: PreTrainedModel, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights under the names, and in the pieces, in which transformers saves them."""
     from transformers.core_model_loading import revert_weight_conversion
 
     return revert_weight_conversion(model, weights)

@@ -147,6 +147,16 @@ def test_vllm_has_weights_and_a_cache_of_its_own():
     assert smaller.kv_cache == 500_000_000 and smaller.kept_cache == 0
 
 
+def test_of_a_vllm_server_nothing_is_here():
+    plain = estimate(make_config(engine="vllm"), TINY, "cuda")
+    served = estimate(make_config(engine="vllm", vllm_server="http://a:1"), TINY, "cuda")
+    of_the_rollout = plain.rollout_weights, plain.kv_cache, plain.prefill, plain.sampling
+    assert all(of_the_rollout) and not any(
+        (served.rollout_weights, served.kv_cache, served.kept_cache, served.prefill, served.sampling)
+    )
+    assert served.weights == plain.weights and served.logits == plain.logits
+
+
 def test_sharded_between_four_a_rank_has_a_quarter_and_what_is_gathered():
     shape = QWEN25["Qwen/Qwen2.5-0.5B"]
     config = make_config("h200", kl_coef=0.1)

@@ -26,6 +26,7 @@ ENGINE = ["rollout/test_paged.py"]
 ARRIVALS, SERVE = ["rollout/test_arrivals.py"], ["rollout/test_serve.py"]
 BOX, WIRE = ["sandbox/test_box.py"], ["sandbox/test_wire.py"]
 WORKER = ["tasks/kernelbench/test_worker.py"]
+SERVER = ["rollout/test_vllm_server.py"]
 RULES, ANSWERS, COMPARE, KB_PROBLEMS, KB_TASK = (
     [f"tasks/kernelbench/test_{name}.py"] for name in ("rules", "answers", "compare", "kernelbench_problems", "kernelbench_task")
 )
@@ -665,6 +666,21 @@ MISTAKES = [
     ("exact/pass_kernels.py", "mine = ((rows >= shared) & (rows < L))", "mine = (rows < L)", SEQUENCES),
     ("exact/pass_kernels.py", "block * BM + BM <= shared", "block * BM <= shared", SEQUENCES),
     ("exact/pass_kernels.py", "tl.where(position < shared, source", "tl.where(position <= shared, source", SEQUENCES),
+    ("rollout/vllm_server.py", "        self._take_weights()\n", "", SERVER),
+    ("rollout/vllm_server.py", "self._post(\"/pause?mode=wait\")", "None", SERVER),
+    ("rollout/vllm_server.py", "self._post(\"/resume\")", "None", SERVER),
+    ("rollout/vllm_server.py", "self._post(\"/finish_weight_update\")", "None", SERVER),
+    ("rollout/vllm_server.py", "self._post(\"/start_weight_update\", {})", "None", SERVER),
+    ("rollout/vllm_server.py", "1 if sampling.greedy else num_generations", "num_generations", SERVER),
+    ("rollout/vllm_server.py", "* (num_generations // len(choices))", "", SERVER),
+    ("rollout/vllm_server.py", "\"temperature\": sampling.temperature", "\"temperature\": 1.0", SERVER),
+    ("rollout/vllm_server.py", "\"top_p\": sampling.top_p, ", "", SERVER),
+    ("rollout/vllm_server.py", "\"top_k\": sampling.top_k, ", "", SERVER),
+    ("rollout/vllm_server.py", "\"ignore_eos\": True", "\"ignore_eos\": False", SERVER),
+    ("rollout/vllm_server.py", "weight.detach().to(self.dtype)", "weight.detach()", SERVER),
+    ("rollout/vllm_server.py", "dict(plain_parameters(model)), merged_parameters(model)", "dict(plain_parameters(model)), plain_parameters(model)", SERVER),
+    ("rollout/vllm_server.py", "found.append((None, error))", "found.append((None, None))", SERVER),
+    ("rollout/vllm_server.py", "if launched()[1] > 1:", "if False:", SERVER),
     ("bench/results.py", "if any(what.items() <= row.items() for row in self.rows):", "if False:", ["bench/test_bench.py"]),
     ("bench/results.py", "if self.benchmark is not None and varied(row):", "if False:", ["bench/test_bench.py"]),
     ("bench/results.py", "self.setup, self.rows, add=True)", "self.setup, [row], add=True)", ["bench/test_bench.py"]),

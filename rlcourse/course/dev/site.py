@@ -79,6 +79,7 @@ API = {
         "rollout.paged_scheduler",
         "rollout.serve",
         "rollout.vllm",
+        "rollout.vllm_server",
         "rollout.arrivals",
     ],
     "Sampler and trainer alike": [

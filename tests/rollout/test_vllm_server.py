@@ -1,0 +1,227 @@
+"""The engine `vllm` over a server: weights that go there, answers that come back, and what is said when it fails."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import vllm_over_http
+from policies import make_policy
+from reference import answers, assert_logprobs_are_the_models
+
+from rlcourse import trainer
+from rlcourse.config import make_config
+from rlcourse.lora import add_adapter
+from rlcourse.policy import load_policy
+from rlcourse.rollout import make_engine, vllm_server
+from rlcourse.sampling import GREEDY, Sampling
+
+PROMPTS = [[5, 9, 40, 7], [11], [30, 31, 32, 33, 34, 35, 36]]
+
+
+@pytest.fixture(autouse=True)
+def stand_ins(monkeypatch):
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    vllm_over_http.put_in(monkeypatch)
+    monkeypatch.setattr(vllm_server, "check_vllm", lambda device: None)
+
+
+@pytest.fixture
+def served(tmp_path):
+    made = []
+
+    def start(policy, **options) -> vllm_over_http.Server:
+        policy.model.config.architectures = [type(policy.model).__name__]
+        policy.model.config.save_pretrained(tmp_path)
+        made.append(vllm_over_http.Server(str(tmp_path), **options))
+        return made[-1]
+
+    yield start
+    for server in made:
+        server.close()
+
+
+def engine(policy, server, dtype=torch.float32):
+    return make_engine(policy, "vllm", dtype, vllm_server=server.url + "/")
+
+
+def change(policy):
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7, top_k=4), Sampling(1.5, top_p=0.6)])
+def test_weights_go_there_before_every_rollout(policy, served, sampling):
+    server = served(policy)
+    sampler = engine(policy, server)
+    for _ in range(3):
+        rollout = sampler.generate(PROMPTS, 4, 6, sampling)
+        assert_logprobs_are_the_models(policy, rollout, sampling)
+        assert rollout.prompt_lengths.tolist() == [4] * 4 + [1] * 4 + [7] * 4
+        change(policy)
+    assert server.llm.heard == ["weights"] * 3 and not server.paused and not sampler.exact
+    assert server.heard.count("/init_weight_transfer_engine") == 1 and server.heard.count("/finish_weight_update") == 3
+    assert server.heard.count("/inference/v1/generate") == 9  # one a prompt
+
+
+def test_greedy_answers_of_a_group_are_one(policy, served):
+    server = served(policy)
+    rollout = engine(policy, server).generate(PROMPTS, 2, 6, GREEDY)
+    found = answers(rollout)
+    assert len(found) == 6 and found[0] == found[1] and found[4] == found[5]
+    assert found == answers(make_engine(policy, "hf-dynamic", torch.float32).generate(PROMPTS, 2, 6, GREEDY))
+
+
+def test_an_adapter_is_merged_and_weights_have_the_servers_dtype(served):
+    policy = make_policy()
+    server = served(policy, dtype="bfloat16")
+    add_adapter(policy.model, "base", 2, 8.0, "all-linear")
+    change(policy)
+    rollout = engine(policy, server, torch.bfloat16).generate(PROMPTS, 2, 6, Sampling())
+    assert_logprobs_are_the_models(policy, rollout, Sampling(), atol=0.3)
+    assert {weight.dtype for weight in server.llm.model.parameters()} == {torch.bfloat16}
+
+
+def test_an_answer_ends_at_the_policys_ids_alone(policy, served):
+    """Not at that of the model's config."""
+    own = policy.model.config.eos_token_id
+    with torch.no_grad():
+        policy.model.get_output_embeddings().weight[own] *= 30  # tied: it is drawn often
+    policy.eos_ids = [t for t in range(300) if t != own and t % 3]
+    rollout = engine(policy, served(policy)).generate(PROMPTS, 32, 5, Sampling())
+    assert any(own in answer[:-1] for answer in answers(rollout))
+    for answer, finished in zip(answers(rollout), rollout.finished.tolist(), strict=True):
+        assert finished == (answer[-1] in policy.eos_ids) and (finished or len(answer) == 5)
+        assert not any(token in policy.eos_ids for token in answer[:-1])
+
+
+@pytest.mark.parametrize("options", [{"logprobs_mode": "raw_logprobs"}, {"dtype": "bfloat16"}])
+def test_a_server_with_other_log_probs_is_refused(policy, served, options):
+    with pytest.raises(ValueError, match=r"was not started as its log-probs need: `VLLM.*--dtype float32 .*`\.$"):
+        engine(policy, served(policy, **options))
+
+
+def test_one_of_several_processes_is_refused(policy, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ValueError, match="takes weights from one process"):
+        make_engine(policy, "vllm", torch.float32, vllm_server="http://127.0.0.1:9")
+
+
+def test_a_server_that_is_not_there_is_one_sentence(policy):
+    with pytest.raises(
+        RuntimeError, match=r"^The vLLM server at http://127.0.0.1:9 does not answer /server_info: .*\.$"
+    ):
+        make_engine(policy, "vllm", torch.float32, vllm_server="http://127.0.0.1:9")
+
+
+def test_one_that_has_not_the_interface_says_how_to_start_it(policy, served):
+    server = served(policy)
+    server.fails["/server_info"] = 404
+    with pytest.raises(RuntimeError, match=r"/server_info with 404, .*\. Start it with `VLLM_SERVER_DEV_MODE=1 vllm"):
+        engine(policy, server)
+
+
+def test_a_server_that_takes_no_weights_stops_the_rollout(policy, served):
+    server = served(policy)
+    sampler = engine(policy, server)
+    server.fails["/update_weights"] = 500
+    with pytest.raises(RuntimeError, match="answers /update_weights with 500"):
+        sampler.generate(PROMPTS, 1, 2, GREEDY)
+
+
+def test_what_cannot_be_sent_is_said(policy, served, monkeypatch):
+    server = served(policy)
+    sampler = engine(policy, server)
+
+    def fail(iterator, trainer_args):
+        for _, weight in iterator:
+            trainer_args.group.put(weight.clone())
+        raise RuntimeError("NCCL is unhappy")
+
+    monkeypatch.setattr(vllm_over_http.NCCLWeightTransferEngine, "trainer_send_weights", staticmethod(fail))
+    with pytest.raises(RuntimeError, match=r"Weights could not be sent .*: NCCL is unhappy"):
+        sampler.generate(PROMPTS, 1, 2, GREEDY)
+
+
+def test_what_does_not_fit_the_server_is_refused(policy, served):
+    server = served(policy)
+    sampler = engine(policy, server)
+    sampler.room = 12
+    with pytest.raises(ValueError, match="of 13 tokens do not fit the vLLM server, which takes 12"):
+        sampler.generate(PROMPTS, 1, 6, GREEDY)
+    with pytest.raises(ValueError, match=r"at temperatures of 0\.01 to 2, not 2\.5"):
+        sampler.generate(PROMPTS, 1, 5, Sampling(2.5))
+
+
+def test_a_log_prob_that_is_missing_is_noticed(policy, served, monkeypatch):
+    server = served(policy)
+    generate = server.generate
+
+    def one_less(body):
+        found = generate(body)
+        found["choices"][0]["logprobs"]["content"].pop()
+        return found
+
+    server.generate = one_less
+    with pytest.raises(RuntimeError, match="one log-prob for each token"):
+        engine(policy, server).generate(PROMPTS, 1, 4, GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"vllm_server": "http://a:1"}, "is for --engine vllm"),
+        ({"vllm_server": "http://a:1", "engine": "vllm", "sleep": True}, "leave --cache-gb and --sleep out"),
+        ({"vllm_server": "a:1", "engine": "vllm"}, "'a:1' is not an address: write http://HOST:PORT"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings, said):
+    with pytest.raises(ValueError, match=said):
+        make_config(**settings)
+
+
+def test_a_run_trains_with_it(served, tmp_path, monkeypatch):
+    """The embedded model; sampler and trainer then differ by float32's rounding, so that no step samples from weights
+    of another."""
+    server = served(load_policy("embedded"))
+    sizes = {"num_prompts": 2, "num_generations": 4, "max_new_tokens": 6, "eval_problems": 2, "eval_validation": 2}
+    settings = {"output": str(tmp_path / "runs"), "name": "run", "steps": 3, "lr": 1e-2, "warmup_steps": 0}
+    config = make_config(engine="vllm", vllm_server=server.url, pass_k=0, temperature=0.7, **sizes, **settings)
+    monkeypatch.setattr("rlcourse.step.rows_that_train", lambda batch, config: torch.ones_like(batch.rollout.finished))
+    monkeypatch.setattr("rlcourse.step.completion_advantages", lambda rewards, config: torch.randn_like(rewards))
+    trainer.train(config)
+    steps = [json.loads(line) for line in (tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert len(steps) == 3 and all(m["mismatch_max"] < 1e-4 and m["grad_norm"] > 0 for m in steps)
+
+
+def source(*parts: str) -> str:
+    """A file of vLLM's, where it is installed."""
+    found = importlib.util.find_spec("vllm")
+    if found is None:
+        pytest.skip("vLLM is not installed")
+    return Path(found.submodule_search_locations[0]).joinpath(*parts).read_text()
+
+
+def test_the_stand_in_has_vllms_paths_and_arguments(monkeypatch):
+    monkeypatch.undo()  # take the stand-in out
+    folder = ("entrypoints", "serve")
+    paths = source(*folder, "dev", "rlhf", "api_router.py") + source(*folder, "dev", "server_info", "api_router.py")
+    for path in (
+        "pause", "resume", "init_weight_transfer_engine", "start_weight_update", "update_weights",
+        "finish_weight_update", "get_world_size", "server_info",
+    ):  # fmt: skip
+        assert f'("/{path}")' in paths
+    assert '"/inference/v1/generate"' in source(*folder, "disagg", "api_router.py")
+    asked = source(*folder, "disagg", "protocol.py")
+    assert "token_ids: list[int]" in asked and "sampling_params: SamplingParams" in asked
+    engine = source("distributed", "weight_transfer", "nccl_engine.py")
+    for text in ("def trainer_init(", "def trainer_send_weights(", "packed: bool", "rank_offset: int", "names: list"):
+        assert text in engine
+
+
+def test_its_own_address_is_one_of_this_machine():
+    host, port = vllm_server.own_address("http://127.0.0.1:8000")
+    assert host == "127.0.0.1" and 0 < port < 2**16

@@ -1,0 +1,135 @@
+"""A stand-in for a vLLM server, on the loopback address: of its interface what our engine uses, over `vllm_in_memory`.
+
+What goes from GPU to GPU by NCCL there goes through a queue here.
+"""
+
+import json
+import queue
+import sys
+import threading
+import types
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+import torch
+import vllm_in_memory
+
+GROUPS: dict[int, queue.Queue] = {}  # by port
+
+
+class NCCLWeightTransferEngine:
+    @staticmethod
+    def trainer_init(init_info):
+        assert init_info["world_size"] == 2 and init_info["rank_offset"] == 1
+        return GROUPS.setdefault(init_info["master_port"], queue.Queue())
+
+    @staticmethod
+    def trainer_send_weights(iterator, trainer_args):
+        assert trainer_args.packed
+        for _, weight in iterator:
+            trainer_args.group.put(weight.clone())
+
+
+def put_in(monkeypatch) -> None:
+    """Within the test, the modules that send weights are these; `vllm_in_memory.put_in` comes first."""
+    vllm_in_memory.put_in(monkeypatch)
+    name = "vllm.distributed.weight_transfer.nccl_engine"
+    module = types.ModuleType(name)
+    module.NCCLWeightTransferEngine = NCCLWeightTransferEngine
+    module.NCCLTrainerSendWeightsArgs = types.SimpleNamespace
+    for part in ("vllm.distributed", "vllm.distributed.weight_transfer"):
+        monkeypatch.setitem(sys.modules, part, types.ModuleType(part))
+    monkeypatch.setitem(sys.modules, name, module)
+    GROUPS.clear()
+
+
+class Server:
+    """A server of the model in `folder`, until it is closed. heard: the paths it was asked; fails: those that it
+    answers with an error of this number."""
+
+    def __init__(self, folder: str, dtype: str = "float32", logprobs_mode: str = "processed_logprobs"):
+        self.llm = vllm_in_memory.LLM(
+            folder, skip_tokenizer_init=True, dtype=dtype, load_format="dummy", logprobs_mode=logprobs_mode,
+            kv_cache_memory_bytes=10**6,
+        )  # fmt: skip
+        self.dtype, self.paused, self.group = dtype, False, None
+        self.heard: list[str] = []
+        self.fails: dict[str, int] = {}
+        self.lock, server = threading.Lock(), self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.answer(None)
+
+            def do_POST(self):
+                text = self.rfile.read(int(self.headers["Content-Length"]))
+                self.answer(json.loads(text) if text else None)
+
+            def answer(self, body):
+                parts = urlsplit(self.path)
+                with server.lock:
+                    server.heard.append(parts.path)
+                    code = server.fails.get(parts.path, 200)
+                    found = {"detail": "no"} if code != 200 else server.ask(parts.path, parse_qs(parts.query), body)
+                data = json.dumps(found).encode()
+                self.send_response(code)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *_):
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self.http.shutdown()
+        self.http.server_close()
+
+    def ask(self, path: str, query: dict, body: dict | None) -> dict:
+        longest = self.llm.llm_engine.model_config.max_model_len
+        if path == "/server_info":
+            assert query == {"config_format": ["json"]}
+            model = {"logprobs_mode": self.llm.options["logprobs_mode"], "dtype": f"torch.{self.dtype}"}
+            return {"vllm_config": {"model_config": model | {"max_model_len": longest}}}
+        if path == "/get_world_size":
+            return {"world_size": 1}
+        if path == "/init_weight_transfer_engine":
+            self.group = GROUPS.setdefault(body["init_info"]["master_port"], queue.Queue())
+        if path == "/pause":
+            assert query == {"mode": ["wait"]}
+            self.paused = True
+            self.llm.reset_prefix_cache()
+        if path == "/update_weights":
+            assert self.paused and "/start_weight_update" in self.heard
+            self.update(body["update_info"])
+        if path == "/resume":
+            self.paused = False
+        return self.generate(body) if path == "/inference/v1/generate" else {"message": "ok"}
+
+    def update(self, info: dict) -> None:
+        assert info["packed"]
+        taken = []
+        for name, shape, dtype in zip(info["names"], info["shapes"], info["dtype_names"], strict=True):
+            weight = self.group.get(timeout=10)
+            assert list(weight.shape) == shape and weight.dtype == getattr(torch, dtype)
+            taken.append((name, weight))
+        assert self.group.empty()
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(taken)})
+
+    def generate(self, body: dict) -> dict:
+        assert not self.paused
+        wanted = dict(body["sampling_params"])
+        params = vllm_in_memory.SamplingParams(**wanted)  # with its checks of n
+        params.n, params.detokenize, params.flat_logprobs = 1, False, True
+        outputs = self.llm.generate([{"prompt_token_ids": body["token_ids"]}] * wanted["n"], params, use_tqdm=False)
+        choices = [
+            {
+                "token_ids": output.outputs[0].token_ids,
+                "logprobs": {"content": [{"logprob": found} for found in output.outputs[0].logprobs.logprobs]},
+            }
+            for output in outputs
+        ]
+        return {"choices": choices}
