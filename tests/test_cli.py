@@ -64,6 +64,7 @@ def other_value(f):
     if f.metadata["choices"]:
         return next(choice for choice in f.metadata["choices"] if choice != f.default)
     special = {"preset": "h200", "algorithm": "ppo", "num_generations": 4, "surrogate": "cispo", "task": "gsm8k"}
+    special["vllm_server"] = "http://host:8000"
     if f.name in special:
         return special[f.name]
     kind = field_type(f)
@@ -76,7 +77,7 @@ def test_every_setting_can_be_set(f, trained):
     arguments = [flag, str(value)]
     if field_type(f) is bool:
         arguments = [flag if value else "--no-" + flag[2:]]
-    needed = {"overlap": {"sampler_correction": "token"}}.get(f.name, {})
+    needed = {"overlap": {"sampler_correction": "token"}, "vllm_server": {"engine": "vllm"}}.get(f.name, {})
     result = invoke("train", *arguments, *[f"--{name.replace('_', '-')}={given}" for name, given in needed.items()])
     assert result.exit_code == 0, result.output
     [config] = trained
