@@ -16,7 +16,8 @@ from rlcourse.distributed import command
 from rlcourse.files import append_json, read_json, read_lines, try_folder, write_json, write_text
 
 FIND_A_RUN = ("preset", "algorithm", "seed", "output", "name")  # settings that say which run --resume means
-MAY_DIFFER = ("steps", "output", "name", "device", "shard", "save_every", "log_to")  # settings that --resume may change
+# settings that --resume may change
+MAY_DIFFER = ("steps", "output", "name", "device", "shard", "save_every", "log_to", "vllm_server")
 SAMPLES_A_STEP = 4
 
 
