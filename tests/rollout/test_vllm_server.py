@@ -195,6 +195,7 @@ def test_a_run_trains_with_it(served, tmp_path, monkeypatch):
     trainer.train(config)
     steps = [json.loads(line) for line in (tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines()]
     assert len(steps) == 3 and all(m["mismatch_max"] < 1e-4 and m["grad_norm"] > 0 for m in steps)
+    assert server.heard.count("/update_weights") > 3
 
 
 def source(*parts: str) -> str:
