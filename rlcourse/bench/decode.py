@@ -1,12 +1,14 @@
 """The ladder of decoding: from no cache to one CUDA graph a step, every rung on the same rows in one run."""
 
 import dataclasses
+import heapq
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rlcourse.bench.models import write_random_model
 from rlcourse.bench.options import Options
@@ -101,12 +103,13 @@ def decode(
 ) -> tuple[dict[str, Any], Rows]:
     """Tokens/s and milliseconds a decode step of every rung, and the byte floor of the step on this machine.
 
-    shape: "embedded", or a known shape with random weights. lengths: "equal", every answer has `new_tokens`; "skewed",
-    answers end by themselves, tokens after their end do not count, and there are `ROUNDS` times as many answers as rows
-    are decoded at once; ours does so `DRAWS` times, with other random numbers, and vLLM once, with lengths that are
-    drawn from the same distribution. A step's time is that of a rollout less
-    that of one token, by the number of steps: prefill does not count. Temperature 1, nothing left out. Of the shapes
-    that are not in `WHOLE_LADDER`, our kernels and vLLM.
+    shape: "embedded", or a known shape with random weights. lengths: "equal", every answer has `new_tokens`;
+    "skewed", answers end by themselves, tokens after their end do not count, and there are `ROUNDS` times as many
+    answers as rows are decoded at once; ours does so `DRAWS` times, with other random numbers, and vLLM once, with
+    lengths that are drawn from the same distribution. Beside their speed stand `schedule_steps` of ours, all
+    rollouts together. A step's time is that of a rollout less that of one token, by the number of steps: prefill
+    does not count. Temperature 1, nothing left out. Of the shapes that are not in `WHOLE_LADDER`, our kernels and
+    vLLM.
     """
     if lengths not in ("equal", "skewed"):
         raise ValueError(f"Unknown lengths {lengths!r}: use equal, or skewed.")
@@ -149,12 +152,14 @@ def _rung(
     ours, batch = isinstance(engine, FastEngine), rows // GROUP
     some = prompts if ours else prompts[: 2 * batch]  # `generate` does one batch like the other
     draws = DRAWS if ours and lengths == "skewed" else 1
-    row = _measure_rung(engine, some, len(some) if ours else batch, new_tokens, repeats, device, draws)
+    row, done = _measure_rung(engine, some, len(some) if ours else batch, new_tokens, repeats, device, draws)
     if lengths == "equal":
         mean_context = sum(map(len, prompts)) / len(prompts) + new_tokens / 2
         sizes = ModelShape.from_config(policy.model.config)
         work = decode_step(sizes, rows, mean_context, torch.finfo(dtype).bits // 8)
         row |= {"floor_ms": 1e3 * machine.floor_seconds(work)} | _look_inside(engine, prompts, new_tokens, device)
+    else:
+        row["schedule_steps"] = sum(schedule_steps(answers.tolist(), rows) for answers in done)
     engine.sleep()
     return row
 
@@ -169,10 +174,11 @@ def _policy(shape: str, folder: Path, device: torch.device) -> Policy:
 def _measure_rung(
     engine: RolloutEngine, prompts: list[list[int]], batch: int, new_tokens: int, repeats: int, device: torch.device,
     draws: int = 1,
-) -> dict[str, Any]:  # fmt: skip
-    """Speed of one engine: tokens/s of `draws` rollouts in sequence, each with a seed of its own, `batch` prompts in a
-    call; milliseconds of a decode step, if all answers are equally long; tokens that count in a row."""
-    done = []
+) -> tuple[dict[str, Any], list[Tensor]]:  # fmt: skip
+    """Speed of one engine, and the lengths of the answers of each call: tokens/s of `draws` rollouts in sequence, each
+    with a seed of its own, `batch` prompts in a call; milliseconds of a decode step, if all answers are equally long;
+    tokens that count in a row."""
+    done: list[Tensor] = []
 
     def generate(limit: int) -> None:
         for seed in range(draws):
@@ -186,17 +192,27 @@ def _measure_rung(
         return seconds(lambda: generate(limit), device)
 
     whole, spread = median_and_spread(measure(lambda: run(new_tokens), repeats))
-    lengths, steps = torch.cat(done), len(done) * (new_tokens - 1)
+    answers, lengths, steps = list(done), torch.cat(done), len(done) * (new_tokens - 1)
     per_step = None
     if (lengths == new_tokens).all():
         first, _ = median_and_spread(measure(lambda: run(1), repeats))
         per_step = 1e3 * (whole - first) / steps
-    return {
+    row = {
         "tokens_per_s": lengths.sum().item() / whole,
         "ms_per_step": per_step,
         "tokens_a_row": lengths.float().mean().item(),
         "spread": spread,
     }
+    return row, answers
+
+
+def schedule_steps(lengths: list[int], slots: int) -> int:
+    """Decode steps of answers of these lengths that begin in their order, each as soon as one of the slots is free. An
+    answer's first token comes from its prompt, without a step."""
+    ends = [0] * slots
+    for length in lengths:
+        heapq.heapreplace(ends, ends[0] + length - 1)
+    return max(ends)
 
 
 def _look_inside(

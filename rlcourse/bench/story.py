@@ -77,7 +77,7 @@ def story(
                 limit = RECOMPILE_LIMIT if name == RAISED else torch._dynamo.config.recompile_limit
                 row = {"variant": name, "rows": count, "cache_tokens": None if name == "hf-dynamic" else longest}
                 with torch._dynamo.config.patch(recompile_limit=limit):
-                    row |= _measure_rung(trainer.engine, prompts, len(prompts), new_tokens, repeats, device)
+                    row |= _measure_rung(trainer.engine, prompts, len(prompts), new_tokens, repeats, device)[0]
                     row |= _look_inside(trainer.engine, prompts, new_tokens, device)
                 if name not in DECODE_ONLY:
                     step = time_steps(trainer, repeats, WARMUP if name == "graph" else 1)

@@ -46,7 +46,7 @@ def trace(
         for name in ("hf-static-breaks", "graph"):
             torch._dynamo.reset()
             engine = ways[name]()
-            rung = _measure_rung(engine, prompts, len(prompts), new_tokens, repeats, policy.device)
+            rung, _ = _measure_rung(engine, prompts, len(prompts), new_tokens, repeats, policy.device)
             events = look(engine, prompts, policy, Path(folder) / "trace.json")
             found, traces[name] = one_engine(events, rung["ms_per_step"])
             head = {"variant": name, "rows": count}

@@ -240,7 +240,7 @@ def test_milliseconds_a_step_leave_the_prefill_out(monkeypatch):
         def sleep(self):
             pass
 
-    row = decode._measure_rung(Engine(), [[1], [2]], 2, 6, 3, torch.device("cpu"))
+    row, _ = decode._measure_rung(Engine(), [[1], [2]], 2, 6, 3, torch.device("cpu"))
     assert row["ms_per_step"] == 2000 and row["tokens_per_s"] == 16 * 6 / 17 and row["tokens_a_row"] == 6
 
 
@@ -253,8 +253,15 @@ def test_the_speed_is_that_of_all_draws(monkeypatch):
             length = min(1 + torch.initial_seed(), max_new_tokens)
             return type("R", (), {"completion_lengths": torch.full((len(prompts) * num_generations,), length)})
 
-    row = decode._measure_rung(Engine(), [[1], [2]], 1, 99, 3, torch.device("cpu"), draws=3)
+    row, _ = decode._measure_rung(Engine(), [[1], [2]], 1, 99, 3, torch.device("cpu"), draws=3)
     assert row["tokens_per_s"] == 16 * (1 + 2 + 3) and row["tokens_a_row"] == 2
+
+
+def test_a_schedule_without_a_pause_takes_as_many_steps_as_its_last_answer_ends_at():
+    assert decode.schedule_steps([5] * 8, 4) == 2 * 4  # two rounds, a token of each from its prompt
+    assert decode.schedule_steps([1] * 100, 4) == 0
+    assert decode.schedule_steps([11, 3, 3, 3, 3, 11], 2) == 2 * 4 + 10  # the last long one begins after four short
+    assert decode.schedule_steps([4, 9, 2], 3) == 8  # who has a slot each
 
 
 @pytest.mark.thorough
@@ -271,6 +278,8 @@ def test_skewed_answers_are_more_than_are_decoded_at_once(monkeypatch):
     )
     assert setup["rollouts"] == decode.DRAWS
     assert 1 < rows[-1]["tokens_a_row"] < 40 and "floor_ms" not in rows[-1]  # a step has no one size
+    tokens = rows[-1]["tokens_a_row"] * 2 * 8 * decode.DRAWS
+    assert tokens / 8 - 2 * decode.DRAWS <= rows[-1]["schedule_steps"] < 2 * 40 * decode.DRAWS
 
 
 def test_half_of_the_skewed_answers_end_by_token_120():

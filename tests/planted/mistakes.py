@@ -683,6 +683,8 @@ MISTAKES = [
     ("rollout/vllm_server.py", "dict(plain_parameters(model)), merged_parameters(model)", "dict(plain_parameters(model)), plain_parameters(model)", SERVER),
     ("rollout/vllm_server.py", "found.append((None, error))", "found.append((None, None))", SERVER),
     ("rollout/vllm_server.py", "if launched()[1] > 1:", "if False:", SERVER),
+    ("bench/decode.py", "heapq.heapreplace(ends, ends[0] + length - 1)", "heapq.heapreplace(ends, ends[0] + length)", ["bench/test_bench.py"]),
+    ("bench/decode.py", "    return max(ends)", "    return min(ends)", ["bench/test_bench.py"]),
     ("bench/results.py", "if any(what.items() <= row.items() for row in self.rows):", "if False:", ["bench/test_bench.py"]),
     ("bench/results.py", "if self.benchmark is not None and varied(row):", "if False:", ["bench/test_bench.py"]),
     ("bench/results.py", "self.setup, self.rows, add=True)", "self.setup, [row], add=True)", ["bench/test_bench.py"]),
