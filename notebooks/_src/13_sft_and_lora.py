@@ -65,7 +65,7 @@ for problem, text in zip(problems, base.texts(rollout.completion_ids, rollout.co
 # ## 1 · RL without one right answer
 #
 # {{ RL["num_prompts"] }} problems a step, {{ RL["num_generations"] }} answers to each, the loop of lesson 01 as the
-# package has it. No KL term, no weight decay.
+# package has it. No KL term, and no weight decay, which would move weights by itself.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -312,9 +312,10 @@ ENOUGH = ["80 steps", "10 steps", "3 steps", "1 step"]
 enough_bet = bet("After which SFT is the model best, once RL is done?", ENOUGH)
 
 # %% [markdown]
-# Left, before RL. **Look for** where pass@16 turns while the entropy keeps falling. pass@16 is the share of problems
-# with a right answer among 16: something for RL to choose. Right, RL from there: the lines of 0 and 1 steps coincide at
-# 0. {{ assert not any(e["accuracy"] for k in (0, 1) for row in starts[k]["results"] for e in row["evals"]) }}
+# Left, before RL. **Look for** where pass@16 turns while the entropy keeps falling. pass@16 is the share of problems,
+# {{ lesson13.SAMPLED }} for each seed, with a right answer among 16: something for RL to choose. Right, RL from there:
+# the lines of 0 and 1 steps coincide at 0. {{ assert not any(e["accuracy"] for k in (0, 1) for row in
+# starts[k]["results"] for e in row["evals"]) }}
 
 # %% tags=["hide-input"]
 # @title Figure: what SFT leaves for RL
@@ -453,13 +454,14 @@ of_demos = [truncated(rank, True, demos) for rank in (least, 128)]
 energy = sum(float((s[:8] ** 2).sum()) for s in spectra.values()) / sum(float((s**2).sum()) for s in spectra.values())
 
 # %% [markdown]
-# Left, a head and a long tail: the eight largest of 128 singular values (64 in `k_proj` and `v_proj`) hold {{ 100 *
-# energy:.0f }} % of the sum of squares. Right, on the blue line (embedding, norms and biases whole), rank {{ enough }}
-# does nine tenths of what the whole update does, and rank {{ least }} does **more** than all of it: {{
-# min(kept[True]):.3f }} nats instead of {{ whole:.3f }}. {{ assert enough <= 4 and min(kept[True][:7]) < whole - 0.005
-# }} On the demonstrations themselves it is the other way round, {{ of_demos[0]:.3f }} nats at rank {{ least }} and {{
-# of_demos[1]:.3f }} with the whole update: the tail fits the demonstrations and not the unseen answers. {{ assert
-# of_demos[0] > of_demos[1] }} A direction's size is not its worth: only a loss says what may go.
+# Left, a head and a long tail, where random numbers (dotted) would fall off far more slowly: the eight largest of 128
+# singular values (64 in `k_proj` and `v_proj`) hold {{ 100 * energy:.0f }} % of the sum of squares. Right, on the blue
+# line (embedding, norms and biases whole), rank {{ enough }} does nine tenths of what the whole update does, and rank
+# {{ least }} does **more** than all of it: {{ min(kept[True]):.3f }} nats instead of {{ whole:.3f }}. {{ assert enough
+# <= 4 and min(kept[True][:7]) < whole - 0.005 }} On the demonstrations themselves it is the other way round, {{
+# of_demos[0]:.3f }} nats at rank {{ least }} and {{ of_demos[1]:.3f }} with the whole update: the tail fits the
+# demonstrations and not the unseen answers. {{ assert of_demos[0] > of_demos[1] }} A direction's size is not its worth:
+# only a loss says what may go.
 #
 # **What LoRA leaves out** is more than the tail. The embedding (here also the output head), the norms and the biases
 # get no adapter. Here they are not missed: with the linear layers alone the loss is {{ kept[False][-1]:.3f }} at full
