@@ -12,7 +12,7 @@
 # - to write a program for a GPU in a language of some thirty words, and to see what it is charged for;
 # - that the step of lesson 05 trains a model to write such programs, with one word of it changed;
 # - what each part of a reward does alone, and why a policy that earns nothing stays where it is;
-# - how a policy finds a hole in its judge, what that looks like from outside, and whether closing it heals;
+# - how a policy finds a hole in its judge, what that looks like from outside, and what closing the hole heals;
 # - what it takes to judge real kernels, which can fight back.
 #
 # You need [lesson 05](05_full_loop.ipynb), for the step and for a verifier with a hole, and
@@ -25,8 +25,10 @@
 # %%
 import random
 from collections import Counter
+from itertools import combinations
 
 import matplotlib.pyplot as plt
+import numpy as np
 import torch
 from IPython.display import Code
 
@@ -39,12 +41,13 @@ from rlcourse.course.widgets import bet
 from rlcourse.evaluation import answer_problems, load_all
 from rlcourse.learner import Learner
 from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, SKY, VERMILION
+from rlcourse.measure.records import load_record, provenance
 from rlcourse.rollout import make_engine
 from rlcourse.sampling import GREEDY, Sampling
 from rlcourse.step import train_step
 from rlcourse.tasks import load_task
 from rlcourse.tasks.kernelbench import rules
-from rlcourse.tasks.kernels.clock import A10G, ELEMENT_BYTES, program_us
+from rlcourse.tasks.kernels.clock import A10G, ELEMENT_BYTES, H200, program_us
 from rlcourse.tasks.kernels.judge import LEAST_US, judge_program
 from rlcourse.tasks.kernels.language import (
     REGISTERS,
@@ -62,6 +65,7 @@ from rlcourse.tasks.prompts import PromptSampler
 
 task = load_task("kernels")
 MATRIX_US = A10G.rows * A10G.columns * ELEMENT_BYTES / A10G.bytes_per_us  # to load or to store one
+lowered = load_record("lowered", "NVIDIA H200")  # programs in this language, timed on a GPU
 
 # %% [markdown]
 # ## 1 · Beat PyTorch by hand
@@ -81,18 +85,19 @@ print(judge_program(write(eager(swish)), swish))
 # | word | meaning |
 # | --- | --- |
 # | `end` | the launch ends with this statement. Without it the next statement runs in the same launch |
-# | `put` | the value is written to memory |
+# | `put` | the value is written to memory; the same launch still reads it from its register |
 # | `keep` | the value stays in a register, and is gone when the launch ends |
 #
 # So most optimisations are one word. Leave out an `end`: that saves a launch, and the loads of what is in a register
 # already. Write `keep` for `put`: that saves a store. The lines may also change places. A launch has registers for {{
-# REGISTERS }} tensors at once.
+# REGISTERS }} tensors at once. Loaded, put or kept, a value holds its register until the last statement of the launch
+# that reads it.
 #
 # Time is **counted**, not measured: {{ A10G.launch_us:.0f }} µs a launch, {{ MATRIX_US:.0f }} µs for each matrix of {{
 # A10G.rows }} × {{ A10G.columns }} float32 numbers that is loaded or stored, and next to nothing for the operations.
 # Memory and operations have the rates of an A10G's data sheet; the cost of a launch is an assumption. So the time is
 # the same on your machine and on ours, and a search can find its minimum. It is no measurement: caches and everything
-# else that lessons 06 to 09 dealt with are missing.
+# else that lessons 06 to 09 dealt with are missing. Section 5 holds it against a GPU.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -137,7 +142,7 @@ for row, text in enumerate(programs.values()):
     ax.text(left + 1, row, f"{total:.0f}", va="center")
 ax.set_yticks(range(len(programs)), programs)
 ax.invert_yaxis()
-ax.set(xlabel="counted µs", xlim=(0, 90), title="The same result, five programs")
+ax.set(xlabel="counted µs", xlim=(0, 90), title="What each program is charged for")
 ax.legend(loc="lower right")
 plt.show()
 by_hand = judge_program(programs["and kept"], swish).speedup
@@ -163,8 +168,8 @@ for computation, text in (
 # Look at the last, a program for the four lines of `residual`. Only one thing is wrong with it: `u`, `a` and `b` are
 # all needed while `b` is computed, and they are three tensors. So it takes two launches, and there are several places
 # to cut. The best is found **by search**: all orders of the lines, times all places to end a launch, and everything
-# kept that no later launch reads. No benchmark of real kernels can say how far from the optimum a kernel is. This one
-# can.
+# kept that no later launch reads. No benchmark of real kernels can say exactly how far from the optimum a kernel is.
+# This one can.
 
 # %%
 us, best = optimum(residual)
@@ -191,8 +196,8 @@ print(f"best speed-up: {min(most):.2f} to {max(most):.2f} times eager")
 # \text{otherwise} \end{cases}$$
 #
 # So eager earns 0.2, twice as fast as eager 1.2, and beyond four times as fast there is nothing more to earn. Compiling
-# earns nothing by itself; the reason comes later. The loop is that of lesson 05, line for line. What differs is **one
-# word, the task's name**, and the model that can read it:
+# earns nothing by itself: what that would teach is in section 4. The loop is that of lesson 05, line for line. What
+# differs is **one word, the task's name**, and the model that can read it:
 
 
 # %%
@@ -221,9 +226,9 @@ for (text, words), count in found.most_common(6):
 
 # %% [markdown]
 # This is the start: a model that has been shown what a careless programmer writes (by supervised training, the subject
-# of lesson 13). Such programs are nearly always eager; here and there a launch goes on for another line. **No clock
-# came into it.** So the model copies lines well, and has no idea what is fast. Its greedy answers are all eager. The
-# rare departures among the samples are what training has to work with.
+# of lesson 13). Such programs are mostly eager; here and there a launch goes on for another line. **No clock came into
+# it.** So the model copies lines well, and has no idea what is fast. Its greedy answers are all eager. The rare
+# departures among the samples are what training has to work with.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -243,7 +248,7 @@ right = [a for a in greedy if a.right]
 speed = sum(a.verdict.metrics["speedup"] for a in right) / max(1, len(right))
 
 # %% [markdown]
-# **Look for** the order in which things happen: which curve moves first, and what the faster programs cost.
+# **Look for** what makes the programs faster, and what that costs.
 
 
 # %% tags=["hide-input"]
@@ -288,10 +293,11 @@ def mean(rows: list[dict], name: str) -> float:
 # }} % at the end, though the reward rose from {{ mean(early, "reward"):.2f }} to {{ mean(late, "reward"):.2f }}. {{
 # assert mean(late, "correct") < mean(early, "correct") and mean(late, "reward") > mean(early, "reward") }} That is no
 # accident of this run. A program that is three times as fast earns 2.2, an eager one 0.2: **at these prices a gamble
-# that comes off one time in five is worth more than safety.** In {{ share_refused(task.problems("train")):.0f }} % of
-# the training problems one launch does not hold the lines, and there the gamble is lost: one would have to know where
-# to cut. (Of the validation problems these are {{ share_refused(validation):.0f }} %, one reason why the greedy
-# programs look so much better.) {{ assert share_refused(task.problems("train")) > 50 > 2 * share_refused(validation) }}
+# that comes off more than one time in eleven is worth more than safety.** In {{
+# share_refused(task.problems("train")):.0f }} % of the training problems one launch does not hold the lines, and there
+# the gamble is lost: one would have to know where to cut. (Of the validation problems these are {{
+# share_refused(validation):.0f }} %, one reason why the greedy programs are so much faster.) {{ assert
+# share_refused(task.problems("train")) > 50 > 2 * share_refused(validation) }}
 #
 # ## 3 · Whole runs
 #
@@ -313,8 +319,8 @@ for row, (color, style) in zip(honest["results"], LOOKS, strict=True):
         ax.set(title=title, xlabel="training step", ylim=(0, None))
 for ax in axes:
     ax.grid()
-axes[0].set_ylabel("greedy, validation")
 axes[0].legend()
+fig.suptitle("greedy programs, validation problems")
 plt.show()
 
 
@@ -350,10 +356,11 @@ lowest = [min(e["refused_correct"] for e in row["evals"]) for row in honest["res
 # "after", "share_of_optimum") }} % of the optimum ({{ 100 *
 # honest["results"][0]["test"]["before"]["share_of_optimum"]:.0f }} % at the start), in at most {{ max(row["seconds"]
 # for row in honest["results"]):.0f }} s on a busy machine. {{ assert least(honest, "share_of_optimum") > 0.7 and
-# least(honest, "speedup") > 1.8 }} Of the {{ sum(refused) }} problems that one launch does not hold, {{
-# range_of(honest, "after", "refused_correct") }} % are right. And on problems of 6 and 7 lines, longer than any in
-# training, {{ range_of(honest, "after", "long_correct") }} %; the start, which wrote eager programs, got {{ 100 *
-# honest["results"][0]["test"]["before"]["long_correct"]:.0f }} %.
+# least(honest, "speedup") > 1.8 }} (The speed-up is a mean over right programs only, and these are not the problems of
+# section 2, so its {{ speed:.2f }} cannot be set beside this.) Of the {{ sum(refused) }} problems that one launch does
+# not hold, {{ range_of(honest, "after", "refused_correct") }} % are right. And on problems of 6 and 7 lines, longer
+# than any in training, {{ range_of(honest, "after", "long_correct") }} %; the start, which wrote eager programs, got {{
+# 100 * honest["results"][0]["test"]["before"]["long_correct"]:.0f }} %.
 #
 # ## 4 · What each part of the reward does alone
 #
@@ -405,23 +412,24 @@ found = alone["speed"]
 part_bet.result("fast and right" if found["correct"] > 0.8 and found["fast_1"] > 0.5 else "fast and wrong")
 
 # %% [markdown]
-# None of it is a disaster, but two of the three teach nothing about speed. Paid for **compiling**, or for **being
-# right**, the policy becomes more careful. Its greedy programs stay eager ({{ 100 * alone["is right"]["fast_1"]:.0f }}
-# % are faster), and the rare departures that section 2 grew from are trained away, since they fail more often: paid for
-# being right, samples go from {{ alone["is right"]["first"]:.2f }} to {{ alone["is right"]["last"]:.2f }} times eager.
-# {{ assert alone["is right"]["last"] < alone["is right"]["first"] and alone["compiles"]["fast_1"] == 0 == alone["is
-# right"]["fast_1"] }} Paid for **speed**, right or wrong, it makes programs faster, and {{ 100 *
-# alone["speed"]["correct"]:.0f }} % of the greedy ones are still right. {{ assert alone["speed"]["fast_1"] > 0.5 and
-# alone["speed"]["correct"] > 0.8 }} That is luck of this language and of this start: few samples are wrong *and* fast,
-# so there is little to be gained by being wrong. A product, speed only if right, does not need the luck. And where
-# hardly anything compiles, a reward for compiling does harm: the shortest program that compiles is easier to write than
-# the one that was asked for.
+# None of it is a disaster. Paid for **compiling**, or for **being right**, the policy learns no speed: its greedy
+# programs stay eager ({{ 100 * alone["is right"]["fast_1"]:.0f }} % are faster), and the rare departures that section 2
+# grew from become rarer: paid for being right, the right samples go from {{ alone["is right"]["first"]:.2f }} to {{
+# alone["is right"]["last"]:.2f }} times eager. {{ assert alone["is right"]["last"] < alone["is right"]["first"] and
+# alone["compiles"]["fast_1"] == 0 == alone["is right"]["fast_1"] }} Paid for **speed**, right or wrong, it makes
+# programs faster, and {{ 100 * alone["speed"]["correct"]:.0f }} % of the greedy ones are still right. {{ assert
+# alone["speed"]["fast_1"] > 0.5 and alone["speed"]["correct"] > 0.8 }} Why does it not learn to be wrong? At the start
+# only {{ 100 * (mean(early, "compiled") - mean(early, "correct")):.0f }} % of the samples compile and are wrong. {{
+# assert mean(early, "compiled") - mean(early, "correct") < 0.05 }} Gambling pays less, too: eager earns 1 here, so a
+# program three times as fast must come off more than one time in three, in section 2 one in eleven. And the run is
+# shorter, with 8 prompts a step instead of {{ config.num_prompts }}. Which of these decides has not been tested. The
+# reward of section 2, speed only if right, relies on none of them.
 #
 # ## 5 · What it found
 #
 # A program of this language is also a GPU kernel: each launch becomes one in Triton, what is loaded is `tl.load`, what
-# is put is `tl.store`, what is kept is a variable. Here is the answer of the model of section 2 to a problem that it
-# was not trained on, as Triton source.
+# is put is `tl.store`, what is kept is a variable. Here is the fastest of the greedy programs of section 2, as Triton
+# source.
 
 # %%
 fused = max(right, key=lambda a: a.verdict.metrics["speedup"])
@@ -429,17 +437,115 @@ print(f"{fused.problem.question}\n→ {fused.text.strip()}\n  {fused.verdict.wor
 Code(lower(parse(fused.text), fused.problem.computation), language="python")
 
 # %% [markdown]
-# One load for each input, one store. The tests run such sources in Triton's own interpreter against PyTorch; on a GPU
-# nobody has timed them yet, so that counted and measured time have not been compared.
+# One load for each input, one store. The tests run such sources in Triton's own interpreter against PyTorch.
 #
-# And where does it fail? The problems that one launch does not hold, apart from the others, each with the three most
-# frequent findings of the judge:
+# **Does the counted clock rank programs as a GPU does?** For {{ len({row["program"] for row in lowered["results"]}) }}
+# test problems, three programs each were lowered and run on an H200: eager, the lines in order with launches that end
+# at random, and the optimum. All were right. {{ assert all(row["right"] for row in lowered["results"]) }} Their time is
+# counted at the H200's rates and measured twice: replayed as a CUDA graph, where the host has no part, and called from
+# Python. Training compares programs, so their order matters more than the scale. **Rank correlation** (Spearman's)
+# measures it: number each list of times from the least to the largest, and correlate the numbers. 1 is the same order,
+# 0 is none in common. **Look for** the order within each panel, then for the distance to the dotted line.
+
+# %% tags=["hide-input"]
+# @title Figure: counted and measured time
+CLOCKS = {"graph_us": "in a CUDA graph", "call_us": "called from Python"}
+rows = lowered["results"]
+
+
+def ranks(values) -> np.ndarray:
+    """1 for the least value, 2 for the next; equal values share the mean of their ranks."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (counts.cumsum() - (counts - 1) / 2)[place]
+
+
+def rank_correlation(first: str, second: str, some=rows) -> float:
+    """Spearman's: the correlation of the ranks of two columns of the record."""
+    return float(np.corrcoef(*(ranks([row[column] for row in some]) for column in (first, second)))[0, 1])
+
+
+fig, axes = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained", sharex=True, sharey=True)
+order = {clock: rank_correlation("counted_us", clock) for clock in CLOCKS}
+for ax, (clock, words) in zip(axes, CLOCKS.items(), strict=True):
+    for variant, color, marker in (("eager", VERMILION, "o"), ("random", SKY, "s"), ("optimum", BLUE, "^")):
+        some = [row for row in rows if row["variant"] == variant]
+        points = [row["counted_us"] for row in some], [row[clock] for row in some]
+        ax.scatter(*points, s=16, color=color, marker=marker, alpha=0.7, label=variant)
+    ax.plot((1, 200), (1, 200), color=BLACK, linestyle=":", label="counted = measured")
+    ax.set(xscale="log", yscale="log", xlim=(5, 50), ylim=(1.8, 150), xlabel="counted µs")
+    ax.set_xticks((5, 10, 20, 50), ("5", "10", "20", "50"))
+    ax.set_yticks((2, 5, 10, 20, 50, 100), ("2", "5", "10", "20", "50", "100"))
+    ax.minorticks_off()
+    ax.set_title(f"{words}: rank correlation {order[clock]:.2f}")
+    ax.grid()
+axes[0].set_ylabel("measured µs")
+axes[0].legend(loc="upper left", fontsize=8)
+fig.suptitle(provenance(lowered), fontsize=9)
+plt.show()
+
+by_launches = {clock: rank_correlation("launches", clock) for clock in CLOCKS}
+equal = [[row for row in rows if row["launches"] == n] for n in sorted({row["launches"] for row in rows})]
+within = {clock: [rank_correlation("counted_us", clock, some) for some in equal] for clock in CLOCKS}
+problems = [{row["variant"]: row for row in rows if row["program"] == n} for n in {row["program"] for row in rows}]
+pairs = [  # of programs for one problem: the one that is counted as faster, and the other
+    sorted(pair, key=lambda row: row["counted_us"])
+    for problem in problems
+    for pair in combinations(problem.values(), 2)
+    if abs(pair[0]["counted_us"] - pair[1]["counted_us"]) > 1e-6
+]
+kept_order = {clock: sum(quick[clock] < slow[clock] for quick, slow in pairs) for clock in CLOCKS}
+gains = {
+    clock: np.array([problem["eager"][clock] / problem["optimum"][clock] for problem in problems])
+    for clock in ("counted_us", *CLOCKS)
+}
+share = {clock: gains[clock] / gains["counted_us"] for clock in CLOCKS}
+scale = {clock: float(np.median([row[clock] / row["counted_us"] for row in rows])) for clock in CLOCKS}
+launched = np.array([row["launches"] for row in rows])
+rest = np.array([row["counted_us"] for row in rows]) - H200.launch_us * launched  # bytes and operations
+(launch_us, rest_share), *_ = np.linalg.lstsq(np.stack([launched, rest], 1), [row["graph_us"] for row in rows])
+call_us = float(np.median([row["call_us"] / row["launches"] for row in rows]))
+
+# %% [markdown]
+# **The order holds**, better in a graph than from Python. Much of it is just the number of launches: that alone has a
+# rank correlation of {{ by_launches["graph_us"]:.2f }} with the time in a graph and {{ by_launches["call_us"]:.2f }}
+# with the time from Python. {{ assert order["graph_us"] > 0.98 > 0.96 > by_launches["graph_us"] > 0.9 and
+# order["call_us"] < order["graph_us"] - 0.03 and by_launches["call_us"] > 0.9 }} Among programs with equally many
+# launches the count still ranks well in a graph ({{ min(within["graph_us"]):.2f }} to {{ max(within["graph_us"]):.2f
+# }}), and poorly from Python ({{ min(within["call_us"]):.2f }} to {{ max(within["call_us"]):.2f }}), where the host
+# takes longer than loads and stores. {{ assert min(within["graph_us"]) > 0.75 and max(within["call_us"]) < 0.6 }}
+# Training compares programs for the same problem. In {{ len(pairs) }} pairs of those the counted times differ, and the
+# one counted as faster is faster in {{ kept_order["graph_us"] }} of them in a graph, in {{ kept_order["call_us"] }}
+# from Python. {{ assert min(kept_order.values()) > 0.98 * len(pairs) }} It also has fewer launches each time, so this
+# record cannot say what `keep` is worth by itself. {{ assert all(quick["launches"] < slow["launches"] for quick, slow
+# in pairs) }}
+#
+# **The scale does not.** By the median, a program takes {{ scale["graph_us"]:.2f }} times its counted time in a graph,
+# and {{ scale["call_us"]:.1f }} times its counted time from Python. {{ assert scale["graph_us"] < 0.4 and
+# scale["call_us"] > 2 }} A least-squares fit of the time in a graph gives {{ launch_us:.1f }} µs a launch, where the
+# clock charges {{ H200.launch_us:.0f }}, and {{ rest_share:.2f }} of what it counts for bytes and operations. {{ assert
+# launch_us < 2 and rest_share < 0.5 }} That is more bytes a second than the data sheet gives the memory: the matrices,
+# {{ H200.rows * H200.columns * ELEMENT_BYTES / 1e6:.0f }} MB each, fit in the L2 cache of 50 MB, and the clock knows no
+# cache. From Python a launch takes {{ call_us:.0f }} µs, nearly all of it on the host, which allocates the result and
+# starts the kernel. {{ assert call_us > 3 * H200.launch_us and scale["call_us"] > 5 * scale["graph_us"] }}
+#
+# **The speed-up survives.** The optimum is, by the median over problems, {{ np.median(gains["counted_us"]):.1f }} times
+# as fast as eager by count, {{ np.median(gains["graph_us"]):.1f }} times in a graph and {{
+# np.median(gains["call_us"]):.1f }} times from Python. {{ assert all(abs(np.median(gains[clock]) /
+# np.median(gains["counted_us"]) - 1) < 0.1 for clock in CLOCKS) }} In single problems the measured speed-up is {{ 100 *
+# share["graph_us"].min():.0f }} to {{ 100 * share["graph_us"].max():.0f }} % of the counted one in a graph, and {{ 100
+# * share["call_us"].min():.0f }} to {{ 100 * share["call_us"].max():.0f }} % from Python. The policy was trained on the
+# counted clock alone, at an A10G's rates; its own programs are not among those timed here.
+#
+# And where does the policy fail? The problems that one launch does not hold, apart from the others, each with the three
+# most frequent findings of the judge:
 
 # %%
 for name, some in (("one launch holds it", False), ("one launch is refused", True)):
     group = [a for a in greedy if fits_one_launch(a.problem.computation) != some]
     good = sum(a.right for a in group)
-    print(f"{name}: {good} of {len(group)} right;", *Counter(a.verdict.words for a in group).most_common(3))
+    print(f"{name}: {good} of {len(group)} right")
+    for words, count in Counter(a.verdict.words for a in group).most_common(3):
+        print(f"{count:5} times: {words}")
 
 # %% [markdown]
 # ## 6 · A policy that earns nothing
@@ -448,7 +554,7 @@ for name, some in (("one launch holds it", False), ("one launch is refused", Tru
 # are 0, the advantages are 0, and so is the gradient: training goes on, and nothing moves. What counts is therefore not
 # the mean reward but the **share of groups with a right sample in them**. (A group in which all are right does teach
 # something here, as long as some are faster than others.) Three policies: random weights; the same after {{ pick(10,
-# 150) }} supervised steps on programs of two lines; and the shipped one.
+# 150) }} supervised steps on programs of two lines; and the start of section 2.
 
 
 # %%
@@ -468,7 +574,7 @@ plateau = {"random weights": hopeful(weak)}
 short = computations(pick(50, 500), "train", 1, (2, 2))
 run_stage(weak, Stage(pick(10, 150), 3e-3, 2, None), short, 32, random.Random(1))
 plateau["two lines seen"] = hopeful(weak)
-plateau["shipped"] = hopeful(train(0)[1])
+plateau["start of section 2"] = hopeful(train(0)[1])
 
 # %% tags=["hide-input"]
 # @title Figure: groups with a right sample
@@ -483,16 +589,15 @@ plt.show()
 # %% [markdown]
 # Random weights learn from nothing, whatever the problem. {{ assert sum(plateau["random weights"]) == 0 }} A moment of
 # supervised training is the first way out; [lesson 13](13_sft_and_lora.ipynb) is about how much of it. The second is in
-# the orange bars: on problems of five lines {{ plateau["two lines seen"][3]:.0f }} % of this policy's groups have a
-# right sample, and on those of two lines {{ plateau["two lines seen"][0]:.0f }} %. {{ assert plateau["two lines
-# seen"][0] > plateau["two lines seen"][3] + 20 }} **Easier problems first** costs no more than sorting a list. The
-# third way, a score by rule for part of the way, we tried in an earlier version of this task and could not make work.
-# What a rule pays for, the policy does: a score for compiling taught a weak start to write short
-# programs that compile.
+# the orange bars: on problems of 2, 3, 4 and 5 lines, {{ ", ".join(f"{share:.0f}" for share in plateau["two lines
+# seen"]) }} % of this policy's groups have a right sample. {{ assert plateau["two lines seen"][0] > max(plateau["two
+# lines seen"][1:]) + 20 }} **Easier problems first**: they give it something to learn from. That they lead on to the
+# longer ones is not shown here.
 #
 # ## 7 · A judge with a hole
 #
-# The judge of section 1 can be opened in two places. Models have used both against judges of real kernels:
+# The judge of section 1 can be opened in two places. Both are on a published list of what models have done to judges of
+# real kernels (Andere 2026):
 #
 # - `stale`: memory is not cleared between the reference and the program. What the program did not write is there all
 #   the same, because the reference has written it.
@@ -528,15 +633,18 @@ cheat_bet = bet(
 )
 
 # %% [markdown]
-# Recorded, three seeds each. `side` starts from the model that ships. Among its samples hardly any leaves a line out,
-# so `stale` starts from another: {{ opened["stale"]["setup"]["model"] }}. At the dotted line the hole is closed, and
-# training goes on with the honest judge from where the hole has led; cheats are counted up to that line. **Look for**
-# the distance between what is counted and what is true.
+# Recorded, three seeds each. `side` starts from the same model as section 2. Among its samples hardly any leaves a line
+# out, so `stale` starts from another: {{ opened["stale"]["setup"]["model"] }}. At the vertical line the hole is closed,
+# and training goes on with the honest judge from where the hole has led; cheats are shown up to that line. **Look for**
+# the distance between the open judge and the honest judge.
 
 # %% tags=["hide-input"]
 # @title Figure: two holes, open and closed
 fig, axes = plt.subplots(2, 2, figsize=(10, 5.2), layout="constrained", sharex="col")
-TRUE = {"stale": ("correct", 100, "right, % of samples"), "side": ("speedup", 1, "times eager, of right samples")}
+TRUE = {
+    "stale": ("correct", 100, "right, % of samples"),
+    "side": ("speedup", 1, "times eager, of right samples (log scale)"),
+}
 for (above, below), hole in zip(axes.T, cheats, strict=True):
     name, scale, label = TRUE[hole]
     for number, (during, after) in enumerate(zip(opened[hole]["results"], closed[hole]["results"], strict=True)):
@@ -545,8 +653,8 @@ for (above, below), hole in zip(axes.T, cheats, strict=True):
         counted = [scale * v for v in first[f"counted_{name}"]]
         true = [scale * v for v in [*first[name], *later[name]]]
         steps = [*first["steps"], *(end + step for step in later["steps"])]
-        above.plot(first["steps"], counted, color=VERMILION, linestyle="--", label=None if number else "counted")
-        above.plot(steps, true, color=BLUE, label=None if number else "true")
+        above.plot(first["steps"], counted, color=VERMILION, linestyle="--", label=None if number else "open judge")
+        above.plot(steps, true, color=BLUE, label=None if number else "honest judge")
         below.plot(first["steps"], percent(first["hacked"]), color=BLACK)
         for ax in (above, below):
             ax.axvline(end, color=BLACK, linestyle=":")
@@ -558,6 +666,7 @@ axes[0, 1].set(yscale="log", ylim=(0.9, 60))
 axes[0, 1].set_yticks((1, 2, 5, 10, 20, 50), ("1", "2", "5", "10", "20", "50"))
 cheat_bet.line(axes[1, 1])
 axes[1, 1].legend()
+fig.suptitle("Each line a seed; at the vertical line the hole is closed")
 plt.show()
 
 
@@ -576,20 +685,21 @@ def cheating(hole: str, when: str) -> float:
 cheat_bet.result(round(100 * at(opened["side"], "hacked", -1)))
 
 # %% [markdown]
-# **Side.** The clock says {{ at(opened["side"], "counted_speedup", -1):.0f }} times eager, and {{ at(opened["side"],
-# "speedup", -1):.1f }} is true. {{ assert at(opened["side"], "counted_speedup", -1) > 4 * at(opened["side"], "speedup",
-# -1) }} In the first steps {{ 100 * at(opened["side"], "hacked", 0):.0f }} % of the samples had the word in the right
-# place. They earned most, and that is all it takes. What is not timed need not be fast, so the programs soon stop
-# getting faster in truth.
+# **Side.** The open judge counts {{ at(opened["side"], "counted_speedup", -1):.0f }} times eager, the honest judge {{
+# at(opened["side"], "speedup", -1):.1f }}. {{ assert at(opened["side"], "counted_speedup", -1) > 4 * at(opened["side"],
+# "speedup", -1) }} In the first steps {{ 100 * at(opened["side"], "hacked", 0):.0f }} % of the samples had the word in
+# the right place. They earned most, and that is all it takes. What is not timed need not be fast, so by the honest
+# judge the programs soon stop getting faster.
 #
-# **Stale.** The reward rises fourfold. At the end the judge counts {{ 100 * at(opened["stale"], "counted_correct",
-# -1):.0f }} % of the samples as right, and {{ 100 * at(opened["stale"], "correct", -1):.0f }} % are; in the first steps
-# it was {{ 100 * at(opened["stale"], "counted_correct", 0):.0f }} and {{ 100 * at(opened["stale"], "correct", 0):.0f }}
-# %. (Right samples became rarer in section 2, too, with an honest judge. The distance is what the hole adds.) {{
-# assert at(opened["stale"], "counted_correct", -1) > at(opened["stale"], "correct", -1) + 0.15 and at(opened["stale"],
-# "correct", -1) < at(opened["stale"], "correct", 0) - 0.2 and 3.5 < at(opened["stale"], "reward", -1) /
-# at(opened["stale"], "reward", 0) < 4.7 }} Here a cheat is a slip that nobody punishes: a line is left out, or a kept
-# value is lost with its launch, and is read from memory all the same, where the reference has left it.
+# **Stale.** The reward rises fourfold. At the end the open judge finds {{ 100 * at(opened["stale"], "counted_correct",
+# -1):.0f }} % of the samples right, the honest judge {{ 100 * at(opened["stale"], "correct", -1):.0f }} %; in the first
+# steps it was {{ 100 * at(opened["stale"], "counted_correct", 0):.0f }} and {{ 100 * at(opened["stale"], "correct",
+# 0):.0f }} %. (Right samples became rarer in section 2, too, with an honest judge. The distance between the judges is
+# what the hole adds.) {{ assert at(opened["stale"], "counted_correct", -1) > at(opened["stale"], "correct", -1) + 0.15
+# and at(opened["stale"], "correct", -1) < at(opened["stale"], "correct", 0) - 0.2 and 3.5 < at(opened["stale"],
+# "reward", -1) / at(opened["stale"], "reward", 0) < 4.7 }} Here a cheat is a slip that nobody punishes. A line is left
+# out, or a kept value is lost with its launch; a later line still finds the value in memory, where the reference has
+# left it.
 
 # %%
 paid = {
@@ -607,16 +717,19 @@ for hole, shown in paid.items():
 
 # %% [markdown]
 # **Closed.** From one step to the next, cheats are worth nothing. What heals, and what does not? After `stale` the
-# samples go from {{ 100 * at(closed["stale"], "correct", 0):.0f }} % right, in the first steps, to {{ 100 *
-# at(closed["stale"], "correct", -1):.0f }} %. On held-out problems, samples that a judge with the hole would pay too
-# much go from {{ cheating("stale", "before"):.0f }} to {{ cheating("stale", "after"):.0f }} %. {{ assert
-# cheating("stale", "after") < cheating("stale", "before") }} After `side` true speed rises from {{ at(closed["side"],
-# "speedup", 0):.1f }} to {{ at(closed["side"], "speedup",
-# -1):.1f }} times eager, since fusing pays again. {{ assert at(closed["side"], "speedup", -1) > at(closed["side"],
-# "speedup", 0) + 0.3 }} But the word stays: the same count only goes from {{ cheating("side", "before"):.0f }}
-# to {{ cheating("side", "after"):.0f }} %. {{ assert cheating("side", "after") > 30 }} With an honest clock it
-# costs nothing and gains nothing, and **what is not punished is not unlearned**. Were the hole to open again, these
-# samples would be paid at once.
+# honest judge finds {{ 100 * at(closed["stale"], "correct", 0):.0f }} % of the samples right in the first steps, and {{
+# 100 * at(closed["stale"], "correct", -1):.0f }} % in the last. Before the hole led them astray it was {{ 100 *
+# at(opened["stale"], "correct", 0):.0f }} %; but section 2, with no hole, fell to {{ 100 * mean(late, "correct"):.0f }}
+# %. {{ assert at(closed["stale"], "correct", 0) < at(closed["stale"], "correct", -1) < at(opened["stale"], "correct",
+# 0) > mean(late, "correct") }} Of the samples on held-out problems, the open judge would overpay {{ cheating("stale",
+# "before"):.0f }} % at the vertical line, and {{ cheating("stale", "after"):.0f }} % at the end. {{ assert
+# cheating("stale", "after") < cheating("stale", "before") }} After `side` the honest speed rises from {{
+# at(closed["side"], "speedup", 0):.1f }} to {{ at(closed["side"], "speedup", -1):.1f }} times eager, since fusing pays
+# again. {{ assert at(closed["side"], "speedup", -1) > at(closed["side"], "speedup", 0) + 0.3 }} But the word stays: the
+# open judge would overpay {{ cheating("side", "before"):.0f }} % at the vertical line, and still {{ cheating("side",
+# "after"):.0f }} % at the end. {{ assert cheating("side", "after") > 30 }} With an honest clock the word costs nothing
+# and gains nothing, and **what is not punished is not unlearned**. Were the hole to open again, these samples would be
+# paid at once.
 #
 # Look at the reward of these runs alone, and you see a run that goes well: {{ at(opened["stale"], "reward", 0):.2f }} →
 # {{ at(opened["stale"], "reward", -1):.2f }} with `stale`, {{ at(opened["side"], "reward", 0):.2f }} → {{
@@ -625,15 +738,16 @@ for hole, shown in paid.items():
 #
 # ## 8 · Real kernels
 #
-# In the tile language a cheat needs a hole in the judge, since a program can say nothing else. A model that writes
-# Python can say everything. It can look for the clock, the reference, the test's own variables. So the judge of the
-# task `kernelbench` believes nothing that it can find out for itself:
+# In the language of section 1 a cheat needs a hole in the judge, since a program can say nothing else. A model that
+# writes Python can say everything. It can look for the clock, the reference, the test's own variables. So the judge of
+# the task `kernelbench` believes nothing that it can find out for itself:
 #
 # - **The candidate runs in a process of its own**: on Linux without your files, your network, or much memory, and with
 #   a time limit. What it prints counts for nothing. If it hangs or crashes, that costs this candidate alone.
-# - **The judge keeps what matters**: inputs are made after the clock has started, from a seed that nobody knew before,
-#   and references stay where no kernel sees them. No time counts that is shorter than the clock outside says, less what
-#   an empty trial takes. Among the timed trials, outputs are compared of some that nobody announces.
+# - **The judge keeps what matters.** Inputs are made after the clock has started, from a seed that nobody knew
+#   before. References stay where no kernel sees them. A second clock runs outside the candidate's process, and no
+#   time counts as shorter than what that one says, less the time of an empty trial. And the outputs of some timed
+#   trials, which nobody announces, are compared as well.
 # - **Rules read the text first.** They refuse what has no place in a kernel, and give the refusal a name.
 #
 # The rules alone, on a kernel for `relu` and on changes of it:
@@ -684,7 +798,7 @@ assert rules.check(HONEST) is None and sum(rules.check(text) is None for text in
 # | Dr. Kernel (Liu et al. 2026) | 14 billion, more turns in the test | | 31.6 % of level 2 at least 1.2 × eager |
 #
 # Before training, Kevin's kernels are on average slower than PyTorch, and first of all RL has to make them right. Here
-# being right came for free. We have no such numbers: kernels in Triton and CuTe DSL, right, wrong, slow and cheating,
+# the start was right already. We have no such numbers: kernels in Triton and CuTe DSL, right, wrong, slow and cheating,
 # have been judged by this environment on an H200, but **nobody has trained a model in it yet**. The command would be
 # `rlcourse train --preset kernelbench`.
 #
@@ -719,8 +833,8 @@ assert rules.check(HONEST) is None and sum(rules.check(text) is None for text in
 # 5. Counted time is not measured time. What can this lesson not have shown?
 #
 # <details><summary>Answer</summary>
-# That the same program is the fastest on a GPU. Also noise: a real clock says something else each time, and a reward
-# that looks at differences of a few percent would pay for luck.
+# How much faster the policy's own programs are on a GPU: section 5 times others, with one size of matrix. Also noise: a
+# real clock says something else each time, and a reward that looks at differences of a few percent would pay for luck.
 # </details>
 #
 # ## Exercises
@@ -733,4 +847,6 @@ assert rules.check(HONEST) is None and sum(rules.check(text) is None for text in
 # - Ouyang et al. 2025, *KernelBench: Can LLMs Write Efficient GPU Kernels?*, arXiv:2502.10517.
 # - Baronio et al. 2025, *Kevin: Multi-Turn RL for Generating CUDA Kernels*, arXiv:2507.11948.
 # - Tehrani et al. 2026, *Fine-Tuning GPT-5 for GPU Kernel Generation*, arXiv:2602.11000.
+# - Andere 2026, [*A Field Guide to Reward Hacking in AI Kernel
+#   Generation*](https://www.wafer.ai/blog/reward-hacks-field-guide).
 # - Liu et al. 2026, *Dr. Kernel: Reinforcement Learning Done Right for Triton Kernel Generations*, arXiv:2602.05885.
