@@ -524,7 +524,7 @@ call_us = float(np.median([row["call_us"] / row["launches"] for row in rows]))
 # scale["call_us"] > 2 }} A least-squares fit of the time in a graph gives {{ launch_us:.1f }} µs a launch, where the
 # clock charges {{ H200.launch_us:.0f }}, and {{ rest_share:.2f }} of what it counts for bytes and operations. {{ assert
 # launch_us < 2 and rest_share < 0.5 }} That is more bytes a second than the data sheet gives the memory: the matrices,
-# {{ H200.rows * H200.columns * ELEMENT_BYTES / 1e6:.0f }} MB each, fit in the L2 cache of 50 MB, and the clock knows no
+# {{ H200.rows * H200.columns * ELEMENT_BYTES / 1e6:.0f }} MB each, fit in the L2 cache, and the clock knows no
 # cache. From Python a launch takes {{ call_us:.0f }} µs, nearly all of it on the host, which allocates the result and
 # starts the kernel. {{ assert call_us > 3 * H200.launch_us and scale["call_us"] > 5 * scale["graph_us"] }}
 #
