@@ -43,7 +43,7 @@ from rlcourse.course.lessons.lesson13 import (
 from rlcourse.course.widgets import bet
 from rlcourse.logprobs import token_logprobs
 from rlcourse.lora import add_adapter, linear_layers
-from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, SKY, VERMILION
+from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 from rlcourse.measure.records import provenance
 from rlcourse.rollout import make_engine
 from rlcourse.sampling import Sampling
@@ -320,7 +320,7 @@ enough_bet = bet("After which SFT is the model best, once RL is done?", ENOUGH)
 # %% tags=["hide-input"]
 # @title Figure: what SFT leaves for RL
 KS = list(starts)
-COLORS = dict(zip(KS, (SKY, ORANGE, VERMILION, BLACK, BLUE), strict=True))
+SHADES = dict(zip(KS, plt.get_cmap("YlOrRd")((0.3, 0.45, 0.6, 0.8, 1.0)), strict=True))
 fig, (left, right) = plt.subplots(1, 2, figsize=(10.5, 3.8), layout="constrained")
 for what, color, label in (("pass@16", GREEN, "pass@16"), ("accuracy", BLACK, "greedy"), ("pass@1", BLUE, "pass@1")):
     left.plot(range(len(KS)), [100 * mean_of(k, "between", what) for k in KS], "o-", color=color, label=label)
@@ -329,16 +329,16 @@ for what, color, label in (("pass@16", GREEN, "pass@16"), ("accuracy", BLACK, "g
             range(len(KS)), [100 * starts[k]["results"][seed]["between"][what] for k in KS], ".", color=color, alpha=0.5
         )
 other = left.twinx()
-other.plot(range(len(KS)), [mean_of(k, "between", "entropy") for k in KS], "s--", color=VERMILION)
-other.set_ylabel("entropy, nats a token (dashed)", color=VERMILION)
+other.plot(range(len(KS)), [mean_of(k, "between", "entropy") for k in KS], "s--", color=PURPLE)
+other.set_ylabel("entropy, nats a token (dashed)", color=PURPLE)
 other.set_ylim(0, None)
 left.set_xticks(range(len(KS)), KS)
 left.set(xlabel="steps of SFT", ylabel="validation, % right", title="before RL", ylim=(0, 100))
 left.legend(fontsize=8)
 for k in KS:
-    for number, row in enumerate(starts[k]["results"]):
+    for row, style in zip(starts[k]["results"], ("-", "--", ":"), strict=True):  # a style for each seed
         points = [(e["step"], 100 * e["accuracy"]) for e in row["evals"]]
-        right.plot(*zip(*points, strict=True), color=COLORS[k], label=None if number else f"{k}")
+        right.plot(*zip(*points, strict=True), style, color=SHADES[k], label=f"{k}" if style == "-" else None)
 right.set(xlabel="steps of RL", ylabel="validation, % right, greedy", title=f"then RL, {provenance(starts[0])}")
 right.legend(title="steps of SFT", fontsize=8, ncols=5, loc="lower right", bbox_to_anchor=(1, 0.07))
 right.grid()
@@ -473,7 +473,8 @@ energy = sum(float((s[:8] ** 2).sum()) for s in spectra.values()) / sum(float((s
 # An adapter of rank $r$ gives a layer `W x + (alpha / r) B A x`, with `A` `[r, in]` random, `B` `[out, r]` **zero**,
 # and `W` frozen. So it begins as the base exactly. If both were zero, neither would ever move: the gradient of each is
 # a product with the other. `alpha / r` keeps a promise: a learning rate chosen at one rank serves at every rank.
-# Without it each of $r$ directions would add its part to every step. One step of Adam, at four ranks:
+# Without it each of $r$ directions would add its part to every step. One step of Adam, at four ranks
+# and a learning rate of 0.001:
 
 
 # %%
