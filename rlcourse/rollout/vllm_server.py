@@ -145,10 +145,12 @@ class VLLMServerEngine:
             try:
                 if device.type == "cuda":
                     torch.cuda.set_device(device)
+                    torch.cuda.synchronize()  # what is sent is there
                 with torch.no_grad():
-                    found.append((here(), None))
+                    result = here()
                 if device.type == "cuda":
                     torch.cuda.synchronize()
+                found.append((result, None))
             except Exception as error:
                 found.append((None, error))
 
