@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlcourse.bench.kernels import _error, graph_seconds
+from rlcourse.bench.kernels import _error
 from rlcourse.measure.roofline import measure_machine
+from rlcourse.measure.timing import graph_seconds
 
 Rows = list[dict[str, Any]]
 HEADS, KV_HEADS, HEAD_SIZE, HIDDEN, INNER, VOCABULARY = 14, 2, 64, 896, 4864, 151936  # Qwen2.5-0.5B

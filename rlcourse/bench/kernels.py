@@ -12,7 +12,7 @@ from torch import Tensor
 from rlcourse.bench.models import write_random_model
 from rlcourse.exact.products import share_of
 from rlcourse.exact.weights import has_kernels
-from rlcourse.measure.timing import measure, median_and_spread, seconds
+from rlcourse.measure.timing import graph_seconds
 from rlcourse.policy import load_policy
 from rlcourse.rollout.decoder import Decoder
 from rlcourse.rollout.slots import Room, Slots
@@ -165,19 +165,3 @@ def _pieces(decoder: Decoder, step: TritonStep, rows: int) -> dict[str, tuple]:
 def _error(found: Tensor, exact: Tensor) -> float:
     """Largest error over the largest value."""
     return ((found.float() - exact).abs().max() / exact.abs().max()).item()
-
-
-def graph_seconds(run: Callable[[], object], repeats: int) -> tuple[float, float]:
-    """Median seconds and spread of a run captured in a CUDA graph, so that the host has no part in it."""
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-
-    def replays() -> None:
-        for _ in range(20):
-            graph.replay()
-
-    took, spread = median_and_spread(measure(lambda: seconds(replays, torch.device("cuda")), repeats, warmup=2))
-    return took / 20, spread

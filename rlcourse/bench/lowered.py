@@ -1,29 +1,19 @@
 """Counted against measured time: programs of the task `kernels` as Triton kernels on a GPU."""
 
 import random
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from rlcourse.bench.kernels import graph_seconds
-from rlcourse.measure.timing import measure, median_and_spread, seconds
+from rlcourse.measure.timing import graph_seconds, measure, median_and_spread, seconds
 from rlcourse.tasks import load_task
 from rlcourse.tasks.kernels.clock import A10G, H200, Card, program_us
-from rlcourse.tasks.kernels.interpret import agrees, draw_inputs, reference
-from rlcourse.tasks.kernels.language import CompileError, Computation, Statement, compile_program, eager
-from rlcourse.tasks.kernels.lowering import load, lower
+from rlcourse.tasks.kernels.language import CompileError, Computation, compile_program, eager
+from rlcourse.tasks.kernels.measured import Program, Stopwatch, run_of
 from rlcourse.tasks.kernels.optimum import kept_where_possible, optimum
 
 PROBLEMS = 67  # with three programs each
 CALLS = 20  # of a program, timed together
-COMPILERS = 8  # processes
-TEST_SEED = 5
-
-Program = list[Statement]
 
 
 def lowered(repeats: int = 5) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -37,8 +27,7 @@ def lowered(repeats: int = 5) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         raise ValueError("The programs need a GPU, and no CUDA GPU was found: `rlcourse doctor` says what runs here.")
     card = A10G if "A10" in torch.cuda.get_device_name() else H200
     chosen = programs(PROBLEMS)
-    with ProcessPoolExecutor(COMPILERS, get_context("spawn")) as pool:  # Triton keeps what it has compiled
-        right = list(pool.map(is_right, *zip(*((c, p) for c, _, p in chosen), strict=True)))
+    right = Stopwatch().right([(computation, program) for computation, _, program in chosen])
     rows = [
         {"variant": variant, "program": number // 3, "lines": len(computation.lines)}
         | timed(computation, program, card, repeats)
@@ -69,18 +58,6 @@ def cut_at_random(computation: Computation, rng: random.Random) -> Program:
         except CompileError:  # out of registers
             continue
         return program
-
-
-def is_right(computation: Computation, program: Program) -> bool:
-    """Whether the lowered program agrees with the reference, on few rows of the clock's width."""
-    inputs = draw_inputs(computation, TEST_SEED, H200.columns)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    y = run_of(computation, program)(*(torch.tensor(inputs[name], device=device) for name in computation.inputs))
-    return agrees(y.cpu().numpy(), reference(computation, inputs)["y"])
-
-
-def run_of(computation: Computation, program: Program) -> Callable[..., Tensor]:
-    return load(lower(program, computation)).run
 
 
 def timed(computation: Computation, program: Program, card: Card, repeats: int) -> dict[str, Any]:

@@ -54,11 +54,11 @@ def pack(rollout: Rollout) -> tuple[Tensor, Sequences, Tensor]:
     Sequences are rows, those of one prompt together; behind them some of padding make N a multiple of `size_step`, none
     longer than the others may be.
     """
-    ids, device = rollout.ids.cpu(), rollout.ids.device
+    ids, device, host = rollout.ids, rollout.ids.device, rollout.ids.cpu().numpy()
     prompts, answers = rollout.prompt_lengths.cpu(), rollout.completion_lengths.cpu()
     groups: dict[bytes, list[int]] = {}
     for row, prompt in enumerate(prompts.tolist()):
-        groups.setdefault(ids[row, :prompt].numpy().tobytes(), []).append(row)
+        groups.setdefault(host[row, :prompt].tobytes(), []).append(row)
     order = torch.tensor([row for rows in groups.values() for row in rows])
     follows = torch.tensor([row != rows[0] for rows in groups.values() for row in rows])
     shared = prompts[order] * follows
@@ -67,12 +67,12 @@ def pack(rollout: Rollout) -> tuple[Tensor, Sequences, Tensor]:
     step, length = size_step(tokens), ids.shape[1] + -ids.shape[1] % WIDTH
     fillers = length * torch.arange(-(-step // length))
     lengths = torch.cat([lengths, (-tokens % step - fillers).clamp(0, length)])
-    sequences = Sequences.of(lengths, F.pad(shared, (0, len(fillers))), length)
-    ids = F.pad(ids[order], (0, length - ids.shape[1], 0, len(fillers))).flatten()[sequences.places]
-    row = torch.arange(len(answers)).repeat_interleave(answers)
-    column = torch.arange(len(row)) - (answers.cumsum(0) - answers)[row]
-    before = sequences.find(order.argsort()[row], prompts[row] - 1 + column)
-    return ids.to(device), sequences.to(device), before.to(device)
+    sequences = Sequences.of(lengths, F.pad(shared, (0, len(fillers))), length, device)
+    ids = F.pad(ids[order.to(device)], (0, length - ids.shape[1], 0, len(fillers))).flatten()[sequences.places]
+    count, before = int(answers.sum()), prompts - 1 + answers - answers.cumsum(0)
+    answers, before, place = torch.stack([answers, before, order.argsort()]).to(device)
+    row = torch.arange(len(answers), device=device).repeat_interleave(answers, output_size=count)
+    return ids, sequences, sequences.find(place[row], before[row] + torch.arange(count, device=device))
 
 
 def size_step(tokens: int) -> int:

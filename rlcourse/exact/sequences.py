@@ -26,19 +26,23 @@ class Sequences:
     copies: Tensor
 
     @classmethod
-    def of(cls, lengths: Tensor, shared: Tensor, length: int) -> "Sequences":
-        """Of these lengths [S], none over `length`, on a CPU. shared [S]: the first tokens that each has in common with
-        the last one before it that shares none; all that follow the same one share equally many."""
+    def of(cls, lengths: Tensor, shared: Tensor, length: int, device: torch.device) -> "Sequences":
+        """On `device`, of these lengths [S], none over `length`. shared [S]: the first tokens that each has in common
+        with the last one before it that shares none; all that follow the same one share equally many. Both are on a
+        CPU."""
         own = lengths - shared
         starts = own.cumsum(0) - own
         leaders = torch.arange(len(own)).masked_fill(shared > 0, 0).cummax(0)[0]
         followers = leaders.bincount(minlength=len(own)) - 1
         beginning = torch.zeros_like(own).scatter_reduce(0, leaders, shared, "amax")  # what others have of each
-        sequence = torch.arange(len(own)).repeat_interleave(own)
-        position = torch.arange(len(sequence)) - (starts - shared)[sequence]
+        table = torch.stack([lengths, shared, starts[leaders], starts], dim=1).int().to(device)
+        # What has a number for each token is made where it is wanted: there are many, and the host has other work.
+        tokens, of_each = int(own.sum()), torch.stack([own, starts - shared, followers, beginning]).to(device)
+        own, before, followers, beginning = of_each
+        sequence = torch.arange(len(own), device=device).repeat_interleave(own, output_size=tokens)
+        position = torch.arange(tokens, device=device) - before[sequence]
         copies = followers[sequence] * (position < beginning[sequence])
-        table = torch.stack([lengths, shared, starts[leaders], starts], dim=1)
-        return cls(table.int(), length, sequence * length + position, copies.int())
+        return cls(table, length, sequence * length + position, copies.int())
 
     @classmethod
     def equal(cls, count: int, length: int, device: torch.device) -> "Sequences":
@@ -62,7 +66,3 @@ class Sequences:
         """Where these tokens of these sequences stand, int64 of one shape."""
         _, shared, source, own = self.table[sequences].long().unbind(-1)
         return positions + torch.where(positions < shared, source, own - shared)
-
-    def to(self, device: torch.device) -> "Sequences":
-        table, places, copies = (tensor.to(device) for tensor in (self.table, self.places, self.copies))
-        return Sequences(table, self.length, places, copies)

@@ -44,6 +44,22 @@ def median_and_spread(values: list[float]) -> tuple[float, float]:
     return median, (high - low) / median
 
 
+def graph_seconds(run: Callable[[], object], repeats: int) -> tuple[float, float]:
+    """Median seconds and spread of a run captured in a CUDA graph, so that the host has no part in it."""
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+
+    def replays() -> None:
+        for _ in range(20):
+            graph.replay()
+
+    took, spread = median_and_spread(measure(lambda: seconds(replays, torch.device("cuda")), repeats, warmup=2))
+    return took / 20, spread
+
+
 class PhaseTimer:
     """Adds up wall seconds by phase: `with timer("rollout"): ...`. It waits for the GPU at both ends of a phase."""
 

@@ -190,10 +190,15 @@ class PagedEngine:
             step()
         if copied is not None:
             copied.synchronize()
-        lengths, ended = said.tolist()
-        return lengths, [bool(one) for one in ended]
+        return as_lists(said)
 
     def _say(self, completions: int) -> torch.Tensor:
         """Lengths of all completions and whether they have ended [2, completions], under way to the host."""
         said = torch.stack([self.slots.lengths[:completions], self.slots.ended[:completions].long()])
         return said.to("cpu", non_blocking=True)
+
+
+def as_lists(said: torch.Tensor) -> tuple[list[int], list[bool]]:
+    """Lengths, and whether each has ended, of what `_say` gave and is there."""
+    lengths, ended = said.tolist()
+    return lengths, [bool(one) for one in ended]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlcourse.policy import Policy
 from rlcourse.rollout.arrivals import ArrivalScheduler, Request
-from rlcourse.rollout.paged import PagedEngine
+from rlcourse.rollout.paged import PagedEngine, as_lists
 from rlcourse.rollout.slots import Slots
 from rlcourse.rollout.triton_step import TritonStep
 from rlcourse.sampling import Sampling
@@ -72,21 +72,31 @@ class ServingEngine(PagedEngine):
                 time.sleep(max(0.0, start + arrivals[scheduler.arrived] - time.perf_counter()))
                 continue
             plan = scheduler.next_plan()
-            if plan is None:
-                break
-            self._prepare(plan, 1, sampling)
-            lengths, ended = self._run(plan, len(requests), sampling)
-            scheduler.report(lengths, ended)
+            if plan is None:  # the last steps of the plan before have not been looked at
+                lengths, ended = self._look(len(requests))
+            else:
+                self._prepare(plan, 1, sampling)
+                lengths, ended = self._run(plan, len(requests), sampling)
+                scheduler.report(lengths, ended)
             tokens = self.said_tokens.numpy()
             for number, length in enumerate(lengths):
                 if length > given[number]:
                     yield number, tokens[number, given[number] : length].tolist(), ended[number]
                     given[number] = length
+            if plan is None:
+                break
         self.blocks = scheduler.blocks
 
     def _begin(self, prompts: list[list[int]], width: int, num_generations: int, max_new_tokens: int) -> None:
         super()._begin(prompts, width, num_generations, max_new_tokens)
         self.step.limits.fill_(max_new_tokens)
+
+    def _look(self, completions: int) -> tuple[list[int], list[bool]]:
+        """Lengths of all completions and whether they have ended, when the device has done all its steps."""
+        said = self._say(completions)
+        if self.on_gpu:
+            torch.cuda.synchronize()
+        return as_lists(said)
 
     def _say(self, completions: int) -> Tensor:
         """And all tokens, which are there when the rest is."""

@@ -17,15 +17,15 @@ LENGTHS, SHARED = [5, 4, 3, 0, 1, 6, 6], [0, 3, 3, 0, 0, 0, 2]
 TOKENS = [[1, 2, 3, 4, 5], [1, 2, 3, 6], [1, 2, 3], [], [7], [8, 9, 10, 11, 12, 13], [8, 9, 14, 15, 16, 17]]
 
 
-def sequences_of(lengths, shared, length) -> Sequences:
-    return Sequences.of(torch.tensor(lengths), torch.tensor(shared), length)
+def sequences_of(lengths, shared, length, device=DEVICE) -> Sequences:
+    return Sequences.of(torch.tensor(lengths), torch.tensor(shared), length, torch.device(device))
 
 
 def test_each_token_stands_in_its_sequence_or_in_the_one_that_it_shares_it_with():
     found = sequences_of(LENGTHS, SHARED, 8)
     assert len(found) == 7 and found.table.dtype == found.copies.dtype == torch.int32
     for row, tokens in enumerate(TOKENS):
-        at = found.find(torch.full((len(tokens),), row), torch.arange(len(tokens)))
+        at = found.find(torch.full((len(tokens),), row, device=DEVICE), torch.arange(len(tokens), device=DEVICE))
         assert (at + 1).tolist() == tokens  # numbered as they stand
     assert found.places.tolist() == [0, 1, 2, 3, 4, 11, 32, 40, 41, 42, 43, 44, 45, 50, 51, 52, 53]
     assert found.positions.tolist() == [0, 1, 2, 3, 4, 3, 0, 0, 1, 2, 3, 4, 5, 2, 3, 4, 5]
@@ -33,14 +33,14 @@ def test_each_token_stands_in_its_sequence_or_in_the_one_that_it_shares_it_with(
 
 
 def test_equal_ones_are_a_case_of_any():
-    found, expected = Sequences.equal(3, 4, torch.device("cpu")), sequences_of([4] * 3, [0] * 3, 4)
+    found, expected = Sequences.equal(3, 4, torch.device("cpu")), sequences_of([4] * 3, [0] * 3, 4, "cpu")
     for field in dataclasses.fields(Sequences):
         one, other = getattr(found, field.name), getattr(expected, field.name)
         assert one == other if field.name == "length" else torch.equal(one, other) and one.dtype == other.dtype
 
 
 def test_padded_tensors_are_rows_with_zeros_for_what_is_not_theirs():
-    sequences = sequences_of(LENGTHS, SHARED, 8).to(DEVICE)
+    sequences = sequences_of(LENGTHS, SHARED, 8)
     count = len(sequences.places)
     wide, narrow = torch.randn(3, count, 3, 4, device=DEVICE), torch.randn(2, count, 1, 4, device=DEVICE)
     tensors = [wide[0], wide[1], *narrow, wide[2]]
@@ -92,7 +92,7 @@ def test_there_are_few_sizes_and_little_padding(tokens):
 def test_attention_sees_its_own_sequence_alone(shared):
     """Blocks of queries and tiles of keys that begin, end or change the sequence within them."""
     heads, kv_heads, size, lengths = 4, 2, 32, [70, 69, 200, 130, 131]
-    sequences = sequences_of(lengths, shared, 256).to(DEVICE)
+    sequences = sequences_of(lengths, shared, 256)
     torch.manual_seed(0)
     count = sum(lengths) - sum(shared)
     q, k, v = (torch.randn(count, number, size, device=DEVICE) for number in (heads, kv_heads, kv_heads))

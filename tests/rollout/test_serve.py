@@ -3,6 +3,7 @@
 On a CPU in Triton's interpreter, with small blocks, as in `test_paged.py`; the clock is one that the test turns.
 """
 
+import dataclasses
 from functools import cache
 
 import pytest
@@ -100,6 +101,16 @@ def test_tokens_depend_neither_on_the_others_nor_on_when_a_request_came(small, c
     if arrivals[-1] == 1000:
         assert clock.slept >= 1 and clock.now > 1000
         assert {number for number, _ in parts[:-1]} == {0, 1} and parts[-1] == (2, 1), "the last came to nobody"
+
+
+@pytest.mark.parametrize("late", [1, thorough(0)])
+def test_the_last_token_of_the_longest_answer_comes_though_nobody_is_left_to_decode(small, late):  # noqa: F811
+    policy = policy_that_ends()
+    policy = dataclasses.replace(policy, eos_ids=[policy.model.config.vocab_size])
+    found, _ = serve_all(Watched(policy, 40, 4, late=late), requests_at(0, 0, 0), Sampling(0.8))
+    assert [len(tokens) for tokens in found] == LIMITS
+    alone = answers(unpaged(policy, PROMPTS, 1, NEW, Sampling(0.8)))
+    assert found == [answer[:limit] for answer, limit in zip(alone, LIMITS, strict=True)]
 
 
 @pytest.mark.thorough

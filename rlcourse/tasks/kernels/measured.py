@@ -1,0 +1,128 @@
+"""The task `kernels` with measured times: programs are lowered to Triton and run on the GPU of this machine.
+
+    rlcourse train --preset kernels --task rlcourse.tasks.kernels.measured:load
+
+What is correct the judge of `judge.py` says, as for counted times, and what the GPU computes must agree as well. The
+reward has the same form, with eager's measured time over the program's.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from rlcourse.measure.timing import graph_seconds
+from rlcourse.tasks.kernels import task as counted
+from rlcourse.tasks.kernels.clock import H200
+from rlcourse.tasks.kernels.interpret import agrees, draw_inputs, reference
+from rlcourse.tasks.kernels.judge import Finding
+from rlcourse.tasks.kernels.language import Computation, Statement, eager, parse
+from rlcourse.tasks.kernels.lowering import load as load_source
+from rlcourse.tasks.kernels.lowering import lower
+from rlcourse.tasks.pool import JudgePool
+from rlcourse.tasks.task import Attempt
+
+Program = list[Statement]
+
+TEST_SEED = 5
+COMPILERS = min(16, os.cpu_count() or 1)  # processes
+SECONDS = 60  # for one of them to compile a program and run it
+CALLS, REPEATS = 5, 5  # of a program in one CUDA graph, and of timings
+METRICS = {"measured_speedup": ".2f", "measured_fast_1.5": ".1%", "measured_fast_2": ".1%"}  # the first of correct ones
+
+
+def run_of(computation: Computation, program: Program) -> Callable[..., Tensor]:
+    """The lowered program: takes the computation's inputs, [rows, columns] float32, and returns y."""
+    return load_source(lower(program, computation)).run
+
+
+def is_right(candidate: tuple[Computation, Program]) -> bool:
+    """Whether the lowered program agrees with the reference, on few rows of the clock's width. Triton keeps what it
+    has compiled for it."""
+    computation, program = candidate
+    inputs = draw_inputs(computation, TEST_SEED, H200.columns)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    y = run_of(computation, program)(*(torch.tensor(inputs[name], device=device) for name in computation.inputs))
+    return agrees(y.cpu().numpy(), reference(computation, inputs)["y"])
+
+
+class Stopwatch:
+    """Microseconds of lowered programs, each measured once."""
+
+    def __init__(self):
+        self.pool = JudgePool("rlcourse.tasks.kernels.measured:is_right", COMPILERS, SECONDS)
+        self.taken: dict[tuple[Computation, tuple[Statement, ...]], float | None] = {}
+
+    def us(self, candidates: list[tuple[Computation, Program]]) -> list[float | None]:
+        """Of each, for matrices of the clock's size in a CUDA graph; None for one whose result is wrong."""
+        asked = [(computation, tuple(program)) for computation, program in candidates]
+        new = [candidate for candidate in dict.fromkeys(asked) if candidate not in self.taken]
+        right = self.right([(computation, list(program)) for computation, program in new])
+        for (computation, program), found in zip(new, right, strict=True):
+            self.taken[computation, program] = time_us(computation, list(program)) if found else None
+        return [self.taken[candidate] for candidate in asked]
+
+    def right(self, candidates: list[tuple[Computation, Program]]) -> list[bool]:
+        """Whether each computes what it should; one whose process failed does not."""
+        return [found is True for found in self.pool.map(candidates)]
+
+
+def time_us(computation: Computation, program: Program) -> float:
+    """Microseconds of a program in a CUDA graph, a median."""
+    run = run_of(computation, program)
+    inputs = [torch.randn(H200.rows, H200.columns, device="cuda") for _ in computation.inputs]
+
+    def calls() -> None:
+        for _ in range(CALLS):
+            run(*inputs)
+
+    return 1e6 * graph_seconds(calls, REPEATS)[0] / CALLS
+
+
+@dataclass(frozen=True)
+class MeasuredTask(counted.KernelTask):
+    """The task, with a stopwatch. What is counted stays among the metrics."""
+
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
+
+    @property
+    def metrics(self) -> dict[str, str]:
+        return super().metrics | METRICS
+
+    def judge(self, attempts: list[Attempt], training: bool) -> list[counted.KernelVerdict]:
+        verdicts = super().judge(attempts, training)
+        correct = [i for i, verdict in enumerate(verdicts) if verdict.right]
+        asked = [attempts[i].problem.computation for i in correct]
+        own = [parse(attempts[i].text) for i in correct]
+        eager_us = self.stopwatch.us([(computation, eager(computation)) for computation in asked])
+        own_us = self.stopwatch.us(list(zip(asked, own, strict=True)))
+        speedups = [0.0] * len(attempts)
+        for i, slow, fast in zip(correct, eager_us, own_us, strict=True):
+            speedups[i] = slow / fast if slow and fast else 0.0
+        return [with_measured(verdict, speedup) for verdict, speedup in zip(verdicts, speedups, strict=True)]
+
+
+def with_measured(verdict: counted.KernelVerdict, speedup: float) -> counted.KernelVerdict:
+    """The verdict, paid by the measured speed-up; 0 where the program is wrong."""
+    metrics = {
+        "measured_speedup": speedup or None,
+        "measured_fast_1.5": float(speedup >= 1.5),
+        "measured_fast_2": float(speedup >= 2),
+    }
+    if verdict.metrics["correct"] is None:  # of a long problem, which is measured apart
+        metrics = dict.fromkeys(METRICS)
+    paid = replace(verdict.counted, speedup=speedup) if speedup else Finding(reason=verdict.counted.reason)
+    return replace(verdict, right=speedup > 0, metrics=verdict.metrics | metrics, counted=paid)
+
+
+def load(data_dir: str | None = None) -> MeasuredTask:
+    """The task with the problems of `data_dir`, or those that ship.
+
+    Raises ValueError without a GPU, and what the task `kernels` raises.
+    """
+    if not torch.cuda.is_available():
+        raise ValueError("Programs are timed on a GPU, and no CUDA GPU was found: use --task kernels, which counts.")
+    task = counted.load(data_dir)
+    return MeasuredTask("kernels-measured", task.train, task.validation, task.test)
