@@ -29,6 +29,7 @@ from rlcourse.sampling import Sampling
 
 SECONDS = 1800.0  # that an answer may take: a rollout's longest, or the transfer of all weights
 AT_ONCE = 256  # requests on their way, one a prompt
+FINAL_ONLY = 2  # all answers to a prompt in one reply; by default it has those alone that grew in the last step
 START = (
     "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --dtype {} --generation-config vllm --logprobs-mode processed_logprobs "
     '--weight-transfer-config \'{{"backend": "nccl"}}\''
@@ -73,12 +74,16 @@ class VLLMServerEngine:
         wanted = {
             "n": 1 if sampling.greedy else num_generations, "temperature": sampling.temperature,
             "top_k": sampling.top_k, "top_p": sampling.top_p, "max_tokens": max_new_tokens, "ignore_eos": True,
-            "stop_token_ids": list(self.policy.eos_ids), "logprobs": 0,
+            "stop_token_ids": list(self.policy.eos_ids), "logprobs": 0, "output_kind": FINAL_ONLY,
         }  # fmt: skip
 
         def ask(prompt: list[int]) -> list[dict[str, Any]]:
             body = {"token_ids": list(prompt), "sampling_params": wanted}
             choices = self._post("/inference/v1/generate", body)["choices"]
+            if len(choices) != wanted["n"]:
+                raise RuntimeError(
+                    f"The vLLM server at {self.url} gave {len(choices)} answers where {wanted['n']} were asked for."
+                )
             return choices * (num_generations // len(choices))
 
         with ThreadPoolExecutor(min(AT_ONCE, len(prompts))) as pool:

@@ -663,6 +663,8 @@ MISTAKES = [
     ("rollout/triton_sample.py", "- highest - tl.log(total)", "- (highest + tl.log(total))", OPERATIONS),
     # a vLLM server
     ("rollout/vllm_server.py", "        self._take_weights()\n", "", SERVER),
+    ("rollout/vllm_server.py", ', "output_kind": FINAL_ONLY', "", SERVER),
+    ("rollout/vllm_server.py", "if len(choices) != wanted[\"n\"]:", "if False:", SERVER),
     ("rollout/vllm_server.py", "self._post(\"/pause?mode=wait\")", "None", SERVER),
     ("rollout/vllm_server.py", "self._post(\"/resume\")", "None", SERVER),
     ("rollout/vllm_server.py", "self._post(\"/finish_weight_update\")", "None", SERVER),

@@ -74,6 +74,14 @@ def test_greedy_answers_of_a_group_are_one(policy, served):
     assert found == answers(make_engine(policy, "hf-dynamic", torch.float32).generate(PROMPTS, 2, 6, GREEDY))
 
 
+def test_a_server_that_gives_too_few_answers_is_not_believed(policy, served):
+    server = served(policy)
+    sampler = engine(policy, server)
+    server.most = 3
+    with pytest.raises(RuntimeError, match=r"gave 3 answers where 4 were asked for\.$"):
+        sampler.generate(PROMPTS, 4, 6, Sampling())
+
+
 def test_an_adapter_is_merged_and_weights_have_the_servers_dtype(served):
     policy = make_policy()
     server = served(policy, dtype="bfloat16")

@@ -45,7 +45,7 @@ def put_in(monkeypatch) -> None:
 
 class Server:
     """A server of the model in `folder`, until it is closed. heard: the paths it was asked; fails: those that it
-    answers with an error of this number."""
+    answers with an error of this number; most: answers that it gives to one prompt, whatever is asked for."""
 
     def __init__(self, folder: str, dtype: str = "float32", logprobs_mode: str = "processed_logprobs"):
         self.llm = vllm_in_memory.LLM(
@@ -55,6 +55,7 @@ class Server:
         self.dtype, self.paused, self.group = dtype, False, None
         self.heard: list[str] = []
         self.fails: dict[str, int] = {}
+        self.most: int | None = None
         self.lock, server = threading.Lock(), self
 
         class Handler(BaseHTTPRequestHandler):
@@ -122,6 +123,7 @@ class Server:
     def generate(self, body: dict) -> dict:
         assert not self.paused
         wanted = dict(body["sampling_params"])
+        kind = wanted.pop("output_kind", 0)
         params = vllm_in_memory.SamplingParams(**wanted)  # with its checks of n
         params.n, params.detokenize, params.flat_logprobs = 1, False, True
         outputs = self.llm.generate([{"prompt_token_ids": body["token_ids"]}] * wanted["n"], params, use_tqdm=False)
@@ -132,4 +134,7 @@ class Server:
             }
             for output in outputs
         ]
-        return {"choices": choices}
+        if kind != 2:  # the reply has those alone that grew in the last step
+            longest = max(len(choice["token_ids"]) for choice in choices)
+            choices = [choice for choice in choices if len(choice["token_ids"]) == longest]
+        return {"choices": choices[: self.most]}
