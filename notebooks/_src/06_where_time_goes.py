@@ -127,7 +127,7 @@ part = {name: STEPS[name, 64]["rollout_s"] / STEPS[name, 64]["step_s"] for name 
 
 # %% [markdown]
 # {{ 100 * part["trl-default"]:.0f }} % of TRL's step is the rollout, {{ 100 * part["rlcourse"]:.0f }} % of ours, and {{
-# 100 * median["rollout"] / step_s:.0f }} % here. {{ assert part["trl-default"] > 0.9 and part["rlcourse"] < 0.6 }} "The
+# 100 * median["rollout"] / step_s:.0f }} % here. {{ assert part["trl-default"] > 0.9 and part["rlcourse"] < 0.7 }} "The
 # rollout is the bottleneck of RL" is no law. It is a fact about one engine on one machine, and you have to measure.
 # (The record of our own step has a rest: loading, copies, rewards. In TRL's, all that is not the rollout counts as the
 # update.)
@@ -184,13 +184,14 @@ print(f"copy the batch's token ids {1e6 * copying_s:.1f} µs, {copying_s / step_
 decode = load_record("decode", "NVIDIA H200")
 RUNGS = {(row["variant"], row["rows"]): row for row in decode["results"]}
 slow, ours, fixed = (STEPS[name, 64] for name in ("trl-default", "rlcourse", "trl-static-compiled"))
+compiled = STEPS["trl-update-compiled", 64]
 outside = 1 - (ours["rollout_s"] + ours["update_s"]) / ours["step_s"]  # loading, copies, rewards and the rest
 update_part, rollout_part = slow["update_s"] / slow["step_s"], slow["rollout_s"] / slow["step_s"]
-update_gain = slow["update_s"] / ours["update_s"]
+update_gain = slow["update_s"] / compiled["update_s"]
 updates = load_record("update", "NVIDIA H200")
 copies = next(row for row in updates["results"] if row["rows"] == 64)  # of a batch, from the host to the GPU
 alone = {n: RUNGS["hf-static", n]["tokens_per_s"] / RUNGS["hf-dynamic", n]["tokens_per_s"] for n in (16, 64)}
-whole = {n: STEPS["trl-default", n]["step_s"] / STEPS["trl-static-compiled", n]["step_s"] for n in (16, 64)}
+whole = slow["step_s"] / fixed["step_s"]
 
 
 def ceiling(share: float) -> str:
@@ -212,7 +213,7 @@ rows = [
         "the update",
         median["update"] / step_s,
         update_part,
-        f"update {update_gain:.1f}× (ours, compiled): step {amdahl(update_part, update_gain):.2f}×",
+        f"update {update_gain:.1f}×: step {slow['step_s'] / compiled['step_s']:.2f}×",
     ),
     (
         "static cache alone",
@@ -226,7 +227,7 @@ rows = [
         "the rollout",
         median["rollout"] / step_s,
         rollout_part,
-        f"step {whole[64]:.2f}× (16 rows: {whole[16]:.2f}×)",
+        f"step {whole:.2f}×",
     ),
 ]
 lines = [
@@ -235,7 +236,7 @@ lines = [
 ]
 lines += [f"| {a} | {b} | {ceiling(c)} | {ceiling(d)} | {e} |" for a, b, c, d, e in rows]
 display(Markdown("\n".join(lines)))
-ladder_bet.result(TRIED[3] if whole[64] > 2 else TRIED[2])
+ladder_bet.result(TRIED[3] if whole > 2 else TRIED[2])
 
 # %% [markdown]
 # The first two rows end the discussion. A batch of prompts is a few kilobytes of text; there is nothing to hide. (For
@@ -244,16 +245,16 @@ ladder_bet.result(TRIED[3] if whole[64] > 2 else TRIED[2])
 # slow["step_s"]:.1f }} s.) {{ assert copies["copy_s"] < 1e-3 * slow["step_s"] }} Those guides were written for training
 # on images.
 #
-# Compiling the model that trains can give TRL {{ 1 / (1 - update_part):.2f }}× at the very most, and {{
-# amdahl(update_part, update_gain):.2f }}× if its update became as fast as our compiled one. {{ assert
-# amdahl(update_part, update_gain) < 1.1 }} It is a good idea in our own step, where the update is {{ 100 *
-# ours["update_s"] / ours["step_s"]:.0f }} %. **Ceilings move when something else gets faster**, so divide again after
-# each change.
+# Compiling the model that trains can give TRL {{ 1 / (1 - update_part):.2f }}× at the very most. It made the update {{
+# update_gain:.1f }} times as fast, and nobody would notice it in the step. {{ assert update_gain > 1.2 and
+# abs(slow["step_s"] / compiled["step_s"] - 1) < 0.05 }} Work on the update is worth more in our own step, where it is
+# {{ 100 * ours["update_s"] / ours["step_s"]:.0f }} %. **Ceilings move when something else gets faster**, so divide
+# again after each change.
 #
 # The last two rows have the same ceiling and very different results. With 16 rows a static cache alone decodes {{
-# alone[16]:.2f }} times as fast, which is slower. {{ assert alone[16] < 1 < whole[64] }} With the decode step compiled
-# as well, the whole training step is {{ whole[16]:.2f }} times as fast. A ceiling says what **may** be gained, not what
-# a change collects of it: for that one must know what the time is spent on (section 3).
+# alone[16]:.2f }} times as fast, which is slower. {{ assert alone[16] < 1 < whole }} With 64 rows and the decode step
+# compiled as well, the whole training step is {{ whole:.2f }} times as fast. A ceiling says what **may** be gained, not
+# what a change collects of it: for that one must know what the time is spent on (section 3).
 #
 # How good is the law? The record has TRL's rollout before and after its decode step was compiled. **Look for** the
 # star, and for where a line leaves the dotted one: up to there, work on the rollout pays in full.

@@ -88,7 +88,7 @@ ax.legend(loc="lower right")
 plt.show()
 bottom, static, fused, top = (RUNGS[name, 16] for name in ("hf-dynamic", "hf-static", "hf-static-compiled", "graph"))
 ladder_bet.result(round(bottom["ms_per_step"] / top["ms_per_step"]))
-trl = {row["variant"]: row for row in load_record("step", "NVIDIA H200")["results"] if row["rows"] == 16}
+trl = {row["variant"]: row for row in load_record("step", "NVIDIA H200")["results"] if row["rows"] == 64}
 ahead = [RUNGS["graph", n]["tokens_per_s"] / RUNGS["vllm", n]["tokens_per_s"] for n in (16, 64, 256)]
 
 # %% [markdown]
@@ -836,35 +836,56 @@ slots_bet.result(SAVED[2] if saved == 0 else SAVED[1] if saved < 0.2 else SAVED[
 # *Leave* wastes no slot-step, and takes exactly as many steps as *wait*. {{ assert len(runs["refill"]) < 0.6 *
 # len(runs["leave"]) and len(runs["leave"]) == len(runs["wait"]) }} On a host-bound step, which costs the same with few
 # rows as with many, it saves nothing at all. Only *refill* makes fewer steps. The H200 agrees. In its record answers
-# end as above, on average after {{ sum(row["tokens_a_row"] for row in load_record("decode-skewed", "NVIDIA
-# H200")["results"]) / 6:.0f }} tokens; the engine that refills gets several times as many answers as it has slots.
+# end as above, on average after {{ statistics.fmean(row["tokens_a_row"] for row in load_record("decode-skewed", "NVIDIA
+# H200")["results"]):.0f }} tokens; an engine that refills gets several times as many answers as it has slots. vLLM
+# refills, too.
 
 # %% tags=["hide-input"]
 # @title Table: skewed lengths on the H200
+from rlcourse.bench.decode import ROUNDS
+
 skewed = load_record("decode-skewed", "NVIDIA H200")
 lines = ["| way | rows | tokens/s | share of its rate at equal lengths |", "| --- | ---: | ---: | ---: |"]
-kept_rate = {}
-for row in sorted(skewed["results"], key=lambda row: row["variant"] == "graph"):
-    share = kept_rate[row["variant"], row["rows"]] = (
-        row["tokens_per_s"] / RUNGS[row["variant"], row["rows"]]["tokens_per_s"]
-    )
-    way = "refill: our kernels, CUDA graph" if row["variant"] == "graph" else "wait: `generate`, compiled"
-    lines.append(f"| {way} | {row['rows']} | {row['tokens_per_s']:,.0f} | {share:.0%} |")
+WAYS = {
+    "hf-static-compiled": "wait: `generate`, compiled",
+    "vllm": "refill: vLLM",
+    "graph": "refill: our kernels, CUDA graph",
+}
+UNEQUAL = {(row["variant"], row["rows"]): row for row in skewed["results"]}
+kept_rate, of_schedule = {way: [] for way in WAYS}, []
+for way, n in sorted(UNEQUAL, key=lambda key: (list(WAYS).index(key[0]), key[1])):
+    row, equal = UNEQUAL[way, n], RUNGS[way, n]
+    kept_rate[way].append(row["tokens_per_s"] / equal["tokens_per_s"])
+    lines.append(f"| {WAYS[way]} | {n} | {row['tokens_per_s']:,.0f} | {kept_rate[way][-1]:.0%} |")
+    if way == "graph":
+        tokens = skewed["setup"]["rollouts"] * ROUNDS * n * row["tokens_a_row"]
+        least = row["schedule_steps"] * equal["ms_per_step"] / 1e3
+        of_schedule.append(least / (tokens / row["tokens_per_s"]))
 display(Markdown("\n".join([*lines, "", f"{provenance(skewed)}; equal lengths: {provenance(record)}"])))
-rate = {row["variant"]: row["tokens_per_s"] for row in skewed["results"] if row["rows"] == 16}
-waits, refills = ([s for (name, _), s in kept_rate.items() if (name == "graph") == own] for own in (False, True))
+rate = {way: UNEQUAL[way, 16]["tokens_per_s"] for way in WAYS}
+waits, theirs, ours = kept_rate.values()
+times_vllm = [UNEQUAL["graph", n]["tokens_per_s"] / UNEQUAL["vllm", n]["tokens_per_s"] for n in (16, 64, 256)]
 
 # %% [markdown]
-# `generate` keeps {{ 100 * min(waits):.0f }} to {{ 100 * max(waits):.0f }} % of its rate, refilling {{ 100 *
-# min(refills):.0f }} to {{ 100 * max(refills):.0f }} %. {{ assert max(waits) < 0.5 < 0.8 < min(refills) }} With 16 rows
-# of equal length the last rung is {{ top["tokens_per_s"] / fused["tokens_per_s"]:.0f }} times as fast as the third,
-# with skewed ones {{ rate["graph"] / rate["hf-static-compiled"]:.0f }} times.
+# `generate` keeps {{ 100 * min(waits):.0f }} to {{ 100 * max(waits):.0f }} % of its rate, vLLM {{ 100 * min(theirs):.0f
+# }} to {{ 100 * max(theirs):.0f }} %, our engine {{ 100 * min(ours):.0f }} to {{ 100 * max(ours):.0f }} %. {{ assert
+# max(waits) < 0.5 < 0.6 < min(theirs) and min(ours) > 0.8 }} With 16 rows of equal length the last rung is {{
+# top["tokens_per_s"] / fused["tokens_per_s"]:.0f }} times as fast as the third, with skewed ones {{ rate["graph"] /
+# rate["hf-static-compiled"]:.0f }} times. Such answers come {{ min(times_vllm):.1f }} to {{ max(times_vllm):.1f }}
+# times as fast as from vLLM.
 #
-# And a training step? Lesson 06 has the shares of TRL's step and their ceilings. With 16 rows the step goes
-# from {{ trl["trl-default"]["step_s"]:.2f }} s to {{ trl["trl-static-compiled"]["step_s"]:.2f }} s with the third rung,
-# and to {{ trl["rlcourse"]["step_s"]:.2f }} s with the last one, of which {{ trl["rlcourse"]["update_s"]:.2f }} s are
-# the update. What was a few percent is now a third, and the next thing to work on. {{ assert 0.25 <
-# trl["rlcourse"]["update_s"] / trl["rlcourse"]["step_s"] < 0.4 }}
+# What keeps our engine from its full rate? Hardly the refilling. The last answers end one by one, and nobody is left to
+# take their slots. The record counts the steps of a schedule without a pause, in which each answer starts as soon as a
+# slot is free. At the speed of a step with equal lengths, they take {{ 100 * min(of_schedule):.0f }} to {{
+# 100 * max(of_schedule):.0f }} % of the time that ours took. {{ assert 0.97 < min(of_schedule) and max(of_schedule) <
+# 1.03 }}
+#
+# And a training step? Lesson 06 has the shares of TRL's step and their ceilings. With {{ trl["rlcourse"]["rows"] }}
+# rows the step goes from {{ trl["trl-default"]["step_s"]:.2f }} s to {{ trl["trl-static-compiled"]["step_s"]:.2f }} s
+# with the third rung, and to {{ trl["rlcourse"]["step_s"]:.2f }} s with the last one, of which {{
+# trl["rlcourse"]["update_s"]:.2f }} s are the update. What was a few percent is now more than a third, and the next
+# thing to work on. {{ assert trl["trl-default"]["update_s"] < 0.08 * trl["trl-default"]["step_s"] and 1 / 3 <
+# trl["rlcourse"]["update_s"] / trl["rlcourse"]["step_s"] < 0.42 }}
 #
 # ## Check yourself
 #

@@ -344,18 +344,9 @@ plt.show()
 # Small messages cost the latency whatever they hold. So gradients are sent in **buckets**, many tensors at a time: the
 # package sends up to 64 MiB at once.
 #
-# Now a GPU. We have a recorded step of Qwen2.5-0.5B on one H200, at two sizes. For several GPUs there is a benchmark,
-# `rlcourse bench scale`.
-
-# %%
-try:
-    scale = load_record("scale")
-    for r in scale["results"]:
-        print(r["variant"], "| GPUs:", r["gpus"], f"| efficiency {r['efficiency']:.2f} |", provenance(scale))
-except FileNotFoundError:
-    print("No record of `rlcourse bench scale` yet. All that follows about several GPUs is an ESTIMATE.")
-
-# %% [markdown]
+# Now GPUs. We have a recorded step of Qwen2.5-0.5B's shape on one H200, at two sizes. From that you can estimate what
+# more of them would bring, and for two of them see how good the estimate was.
+#
 # The estimate: the step takes what was recorded on one GPU, and then the gradient is sent, in float32 as the package
 # does, by a ring, with nothing else running meanwhile. Every GPU has its own rows ("equal work a GPU"). The
 # **efficiency** is the share of the time in which work is done, $t / (t + t_\text{ring})$.
@@ -388,6 +379,27 @@ for link, speed in LINKS.items():
 # and our step with {{ max(steps) }} rows takes {{ steps[max(steps)]["step_s"]:.2f }} s. {{ assert needed["100 Gbit/s
 # Ethernet"] > max(r["step_s"] for r in steps.values()) }} Then you give each GPU more rows, or send bf16, or send while
 # the backward pass is still at work (as DDP and FSDP do).
+#
+# Two H200s of one machine, joined by NVLink, have been measured with `rlcourse bench scale`. **Look for** the second
+# line: how far from 1 is its efficiency, and how much of that is the all-reduce?
+
+# %%
+scale = load_record("scale", "NVIDIA H200")
+on_two = {row["variant"]: row for row in scale["results"] if row["gpus"] == 2}
+for r in scale["results"]:
+    print(f"{r['variant']:18}{r['gpus']} GPU{'s' if r['gpus'] > 1 else ' '}{r['rows']:5} rows in all", end="")
+    print(f"{r['step_s']:8.3f} s a step, efficiency {r['efficiency']:.2f}")
+print(provenance(scale))
+one, each = scale["results"][0], on_two["equal work a rank"]
+longer, ring = each["step_s"] - one["step_s"], ring_seconds(NUMBERS, 2, LINKS["NVLink 4"])
+
+# %% [markdown]
+# The all-reduce took {{ 1e3 * each["allreduce_s"]:.1f }} ms, where the data sheet's bandwidth allows {{ 1e3 * ring:.1f
+# }}. {{ assert 1.2 < each["allreduce_s"] / ring < 2 }} But the step became {{ 1e3 * longer:.0f }} ms longer, so that is
+# the smaller part of what the second GPU costs. {{ assert each["allreduce_s"] < longer / 2 }} The rest is what no ring
+# has in it: two processes never take equally long, and at each exchange the faster one waits. Efficiency {{
+# each["efficiency"]:.2f }}, where the estimate says {{ one["step_s"] / (one["step_s"] + ring):.2f }}: **an estimate
+# from bytes is an upper bound.** (The other lines belong to the next questions.)
 #
 # Move the sliders: the gradient of your model, your link, your step.
 
@@ -440,11 +452,12 @@ speedup = many["step_s"] / few["step_s"]
 split_bet.result(round(speedup, 1))
 
 # %% [markdown]
-# The update shrinks {{ many["update_s"] / few["update_s"]:.1f }} times, the rollout {{ many["rollout_s"] /
-# few["rollout_s"]:.1f }} times. {{ assert many["update_s"] / few["update_s"] > 2 > many["rollout_s"] / few["rollout_s"]
-# }} You know why from lesson 06: a decode step reads all weights, for 16 rows as for 64, and it must be done as often
-# as the longest answer has tokens. Four GPUs, {{ speedup:.1f }} times the speed: efficiency {{ speedup / 4:.2f }}, and
-# not a byte has been sent. {{ assert speedup < 2.5 }}
+# The rollout shrinks {{ many["rollout_s"] / few["rollout_s"]:.1f }} times. You know why from lesson 06: a decode step
+# reads all weights, for 16 rows as for 64, and it must be done as often as the longest answer has tokens. The update
+# shrinks {{ many["update_s"] / few["update_s"]:.1f }} times, little more: it starts as many kernels for 16 rows as for
+# 64, and small ones leave the GPU waiting for the host. {{ assert 1 < many["rollout_s"] / few["rollout_s"] <
+# many["update_s"] / few["update_s"] < 2 }} Four GPUs, {{ speedup:.1f }} times the speed: efficiency {{ speedup / 4:.2f
+# }}, and not a byte has been sent. {{ assert speedup < 2 }}
 #
 # What helps then is not to split, but to do two things at once. One GPU samples the next batch while the other trains
 # on the last one. A straight line through the two recorded sizes gives the time of any share:
@@ -494,11 +507,16 @@ plt.show()
 
 # %% [markdown]
 # One GPU: {{ alone:.2f }} s a step. Two GPUs that split the rows: {{ split:.2f }} s. Two that overlap: {{
-# overlapped:.2f }} s, {{ split / overlapped:.1f }} times as fast as split. {{ assert overlapped < split < alone }} An
-# estimate, without any communication, and with a rollout and an update that happen to take equally long. The price is
-# in the picture: rollout 1 begins before update 0 has ended. **Answers come from weights that are one update old.**
-# (In the package: `torchrun --nproc-per-node 2 -m rlcourse train --overlap --sampler-correction token`. It refuses to
-# overlap without a correction, for a reason that comes next.)
+# overlapped:.2f }} s, {{ split / overlapped:.1f }} times as fast as split. {{ assert overlapped < split < alone }} That
+# is the estimate, without any communication. Measured, in the last two lines of the record above: split {{
+# on_two["equal work in all"]["step_s"]:.2f }} s, overlapped {{ on_two["overlapped"]["step_s"]:.2f }} s, {{
+# on_two["equal work in all"]["step_s"] / on_two["overlapped"]["step_s"]:.1f }} times as fast. {{ assert
+# on_two["overlapped"]["step_s"] < 1.1 * overlapped and on_two["equal work in all"]["step_s"] > 1.1 * split }} Overlap
+# keeps what the estimate promised, split does not: with few rows a GPU, what does not shrink with them weighs more.
+#
+# The price of overlap is in the picture: rollout 1 begins before update 0 has ended. **Answers come from weights that
+# are one update old.** (In the package: `torchrun --nproc-per-node 2 -m rlcourse train --overlap --sampler-correction
+# token`. It refuses to overlap without a correction, for a reason that comes next.)
 #
 # ## 6 · How old may the weights be?
 #
