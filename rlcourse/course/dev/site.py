@@ -48,6 +48,7 @@ API = {
         "tasks.kernels.judge",
         "tasks.kernels.lowering",
         "tasks.kernels.task",
+        "tasks.kernels.measured",
         "tasks.kernels.tokenizer",
     ],
     "Kernels that a model writes": [
