@@ -14,6 +14,7 @@ FILES, ENDINGS, POLICY = ["test_files.py"], ["test_endings.py"], ["test_policy.p
 REFUSALS, SETTINGS = ["test_refusals.py"], ["test_settings.py"]
 VERIFY = ["tasks/test_verify.py"]
 TILE = [f"tasks/kernels/test_{name}.py" for name in ("language", "clock", "interpret", "optimum", "tile_judge")]
+MEASURED = ["tasks/kernels/test_measured.py"]
 PROBLEMS, TILE_TASK, LOWERING = ["tasks/kernels/test_tile_problems.py"], ["tasks/kernels/test_tile_task.py"], ["tasks/kernels/test_lowering.py"]
 TASK, MATH, POOL = ["tasks/test_task.py"], ["tasks/test_math.py"], ["tasks/test_pool.py"]
 PASS, OPERATIONS, USERS = ["exact/test_pass.py"], ["exact/test_operations.py"], ["exact/test_users.py"]
@@ -401,6 +402,7 @@ MISTAKES = [
     ("tasks/task.py", "sum(values) / len(values) if values else None", "sum(values) / len(answers) if values else None", TASK),
     ("tasks/__init__.py", "if error.name is None or not", "if not error.name or", TASK),
     ("tasks/__init__.py", "        found = found(data_dir)", "        found = found(None)", TASK),
+    ("tasks/__init__.py", "if not found.metrics:", "if False:", TASK),
     ("batch.py", "    if len(verdicts) != len(attempts):", "    if len(verdicts) < len(attempts):", TASK),
     ("batch.py", "if list(verdict.metrics) != list(task.metrics):", "if not verdict.metrics:", TASK),
     ("collect.py", "problems, rollout, training=True)", "problems, rollout, training=False)", TASK),
@@ -887,6 +889,19 @@ MISTAKES = [
     ("tasks/kernels/language.py", 'if not any("y" in launch.stores for launch in launches)', "if not launches", TILE),
     ("tasks/kernels/language.py", "if rest.strip() or not parts:", "if not parts:", TILE),
     ("tasks/kernels/language.py", "or not set(args) <= set(NAMES)", "", TILE),
+    # tasks/kernels/measured.py
+    ("tasks/kernels/measured.py", "if candidate not in self.taken]", "]", MEASURED),
+    ("tasks/kernels/measured.py", "if found else None", "", MEASURED),
+    ("tasks/kernels/measured.py", "found is True for found", "True for found", MEASURED),
+    ("tasks/kernels/measured.py", "slow / fast if slow and fast else 0.0", "slow / slow if slow and fast else 0.0", MEASURED),
+    ("tasks/kernels/measured.py", "slow / fast if slow and fast else 0.0", "fast / slow if slow and fast else 0.0", MEASURED),
+    ("tasks/kernels/measured.py", "replace(verdict.counted, speedup=speedup)", "verdict.counted", MEASURED),
+    ("tasks/kernels/measured.py", "right=speedup > 0, ", "", MEASURED),
+    ("tasks/kernels/measured.py", "speedup or None", "speedup", MEASURED),
+    ("tasks/kernels/measured.py", "float(speedup >= 1.5)", "float(speedup > 3)", MEASURED),
+    ("tasks/kernels/measured.py", "float(speedup >= 2)", "float(speedup >= 3)", MEASURED),
+    ("tasks/kernels/measured.py", "        metrics = dict.fromkeys(METRICS)", "        pass", MEASURED),
+    ("tasks/kernels/measured.py", "return agrees(y.cpu().numpy(), reference(computation, inputs)[\"y\"])", "return True", MEASURED),
     ("tasks/kernels/clock.py", "(*launch.loads, *launch.stores)", "launch.loads", TILE),
     ("tasks/kernels/clock.py", "1 if name in launch.narrow else card.columns", "card.columns", TILE),
     ("tasks/kernels/clock.py", "(s.line.name, *s.line.args)", "(s.line.name,)", TILE),

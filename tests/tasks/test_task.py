@@ -79,6 +79,12 @@ def test_a_place_without_a_task_is_one_sentence(name, sentence, here):
         load_task(name)
 
 
+def test_a_task_that_measures_nothing_is_one_sentence(here):
+    (here / "mute.py").write_text(SOURCE + "\n\ntask = Short()\ntask.metrics = {}\n")
+    with pytest.raises(ValueError, match="mute:task measures nothing: name one of its metrics at least"):
+        load_task("mute:task")
+
+
 def test_a_task_that_is_made_already_reads_no_data_dir(here):
     with pytest.raises(ValueError, match=r"shorttasks:box\.task is a task already and reads no data_dir"):
         load_task("shorttasks:box.task", "folder")
