@@ -396,10 +396,10 @@ longer, ring = each["step_s"] - one["step_s"], ring_seconds(NUMBERS, 2, LINKS["N
 # %% [markdown]
 # The all-reduce took {{ 1e3 * each["allreduce_s"]:.1f }} ms, where the data sheet's bandwidth allows {{ 1e3 * ring:.1f
 # }}. {{ assert 1.2 < each["allreduce_s"] / ring < 2 }} But the step became {{ 1e3 * longer:.0f }} ms longer, so that is
-# the smaller part of what the second GPU costs. {{ assert each["allreduce_s"] < longer / 2 }} The rest is what no ring
-# has in it: two processes never take equally long, and at each exchange the faster one waits. Efficiency {{
-# each["efficiency"]:.2f }}, where the estimate says {{ one["step_s"] / (one["step_s"] + ring):.2f }}: **an estimate
-# from bytes is an upper bound.** (The other lines belong to the next questions.)
+# the smaller part of what the second GPU costs. {{ assert each["allreduce_s"] < longer / 2 }} Where the rest goes the
+# record does not say. One suspect: two processes never take equally long, and at each exchange the faster one waits.
+# Efficiency {{ each["efficiency"]:.2f }}, where the estimate says {{ one["step_s"] / (one["step_s"] + ring):.2f }}:
+# **an estimate from bytes is an upper bound.** (The other lines belong to the next questions.)
 #
 # Move the sliders: the gradient of your model, your link, your step.
 
