@@ -798,9 +798,9 @@ cost_bet = bet(
 
 # %% [markdown]
 # It has not been run on an A10G for this page. But a step has been measured on an H200, and we can count what a step
-# must do. Sampling reads all weights for every token, so it is bound by **bytes**. The update multiplies large matrices
-# and is bound by **operations**. Divided by what the data sheet promises, either gives a floor in seconds. Real code
-# stays some factor above the floor; assume the same factor on the other card:
+# must do. Sampling reads all weights for one more token of each answer, so it is bound by **bytes**. The update
+# multiplies large matrices and is bound by **operations**. Divided by what the data sheet promises, either gives a
+# floor in seconds. Real code stays some factor above the floor; assume the same factor on the other card:
 #
 # $$\text{seconds there} = \text{seconds here} \cdot \frac{\text{floor there}}{\text{floor here}} .$$
 
@@ -860,12 +860,12 @@ print(f"evaluations: {evaluation / 60:.0f} minutes; in all {60 * hours:.0f} minu
 # 160 }} An update of {{ min(here) }} rows is bound neither by bytes nor by operations: its kernels are so short that
 # the GPU waits for the host, which the floor knows nothing of. On an A10G, with {{ a10g.rows }} rows and a fourteenth
 # of the H200's operations a second, {{ assert 13.5 < SHEETS["H200"][1] / SHEETS["A10G"][1] < 14.5 }} nothing waits for
-# the host. Trust that line to a factor of two. Some things it leaves out. Small chunks cost time: on the H200,
+# the host. Trust that line to a factor of two. It leaves some things out. Small chunks cost time: on the H200,
 # log-probs in chunks of {{ a10g.logprob_chunk:, }} take {{ chunked["chunks of 1024"] / chunked["all at once"]:.1f }}
 # times as long as all at once. The first steps compile, for minutes. And real answers are shorter than {{
 # a10g.max_new_tokens }} tokens; those of the records come from random weights, which never stop. Even so, it costs less
-# than a coffee. {{ assert 2 * hours * PRICE < 3 }} The H200 does {{ a10g.steps }} steps of {{ max(here) }} answers in
-# {{ a10g.steps * here[64].sum() / 60:.1f }} minutes.
+# than a coffee. {{ assert 2 * hours * PRICE < 3 }} The H200 does {{ a10g.steps }} steps of {{ max(here) }} answers, of
+# {{ NEW }} tokens, in {{ a10g.steps * here[64].sum() / 60:.1f }} minutes.
 #
 # ### What will you see?
 

@@ -84,7 +84,7 @@ share_bet.result(round(100 * median["rollout"] / step_s))
 # Here are the same phases on an H200, with the shape of Qwen2.5-0.5B and 64 answers of {{ load_record("step", "NVIDIA
 # H200")["setup"]["new_tokens"] }} tokens. TRL is a library that many start from, here with the usual `generate` of
 # transformers; then TRL with a flag that lets `generate` compile its *decode step*, the work for one more token of each
-# answer; then this package. **Look for** who has the long blue bar.
+# answer; then this package. **Look for** how the blue share changes.
 
 # %% tags=["hide-input"]
 # @title Figure: where a step goes
@@ -251,13 +251,14 @@ ladder_bet.result(TRIED[3] if whole > 2 else TRIED[2])
 # {{ 100 * ours["update_s"] / ours["step_s"]:.0f }} %. **Ceilings move when something else gets faster**, so divide
 # again after each change.
 #
-# The last two rows have the same ceiling and very different results. With 16 rows a static cache alone decodes {{
-# alone[16]:.2f }} times as fast, which is slower. {{ assert alone[16] < 1 < whole }} With 64 rows and the decode step
+# The last two rows have the same ceiling and very different results. With 64 rows a static cache alone decodes {{
+# alone[64]:.2f }} times as fast, which is slower. {{ assert alone[64] < 1 < whole }} With the decode step
 # compiled as well, the whole training step is {{ whole:.2f }} times as fast. A ceiling says what **may** be gained, not
 # what a change collects of it: for that one must know what the time is spent on (section 3).
 #
 # How good is the law? The record has TRL's rollout before and after its decode step was compiled. **Look for** the
-# star, and for where a line leaves the dotted one: up to there, work on the rollout pays in full.
+# star, and for how soon each line bends away from the dotted one: from there on, work on the rollout pays less and
+# less.
 
 # %% tags=["hide-input"]
 # @title Figure: Amdahl's law, and a measured step
