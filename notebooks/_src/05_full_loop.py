@@ -811,11 +811,11 @@ from rlcourse.measure import roofline
 SHEETS = {"H200": (4.8e12, 989e12), "A10G": (0.6e12, 70e12)}
 
 
-def floors(card: str, rows: int, prompt: int, new: int, checkpointing: bool = False) -> torch.Tensor:
-    """Seconds that the rollout and the update of a step take at least: [2]."""
+def floors(card: str, rows: int, prompt: int, new: int, checkpointing: bool = False, share: int = 1) -> torch.Tensor:
+    """Seconds that the rollout and the update of a step take at least, [2], if `share` answers train on one prompt."""
     sheet = roofline.Machine(card, "bfloat16", *SHEETS[card])
     decode = roofline.decode_step(shape, rows, prompt + new / 2)
-    work = roofline.update(shape, rows, prompt + new, new, checkpointing)
+    work = roofline.update(shape, rows, prompt / share + new, new, checkpointing)
     update = work.total_flops / sheet.flops_per_s + work.total_bytes / sheet.bytes_per_s
     return torch.tensor([new * sheet.floor_seconds(decode), update])
 
@@ -828,8 +828,9 @@ here = {
     for row in step["results"]
     if row["variant"] == "rlcourse"
 }
-above = {rows: here[rows] / floors("H200", rows, prompt[rows], NEW) for rows in here}
-tried = above[16] * floors("H200", 64, prompt[64], NEW)  # the method on the H200 itself: from 16 rows to 64
+shared = step["setup"]["num_generations"]  # on an H200 the update reads a prompt once for all its answers: lesson 11
+above = {rows: here[rows] / floors("H200", rows, prompt[rows], NEW, share=shared) for rows in here}
+tried = above[16] * floors("H200", 64, prompt[64], NEW, share=shared)  # on the H200 itself: from 16 rows to 64
 there = above[64] * floors("A10G", a10g.rows, prompt[64], a10g.max_new_tokens, a10g.gradient_checkpointing)
 
 # %% tags=["hide-input"]

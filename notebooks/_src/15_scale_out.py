@@ -476,8 +476,11 @@ split = seconds("rollout_s", ROWS / 2) + seconds("update_s", ROWS / 2)
 overlapped = max(many["rollout_s"], many["update_s"])
 
 # %% tags=["hide-input"]
-# @title Figure: two GPUs, two ways (an estimate)
-fig, ax = plt.subplots(figsize=(9.5, 2.9), layout="constrained")
+# @title Figure: two GPUs, two ways, estimated and measured
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+fig, ax = plt.subplots(figsize=(9.5, 3.3), layout="constrained")
 LANES = ["one GPU", "split: GPU 0", "split: GPU 1", "overlap: GPU 0", "overlap: GPU 1"]
 
 
@@ -500,15 +503,23 @@ while end_sampled < 0.95:
     begin = max(end_sampled, end_trained)
     block(4, begin, many["update_s"], ORANGE, number)
     end_trained, number = begin + many["update_s"], number + 1
+MEASURED = {0: one["step_s"], 2: on_two["equal work in all"]["step_s"], 4: on_two["overlapped"]["step_s"]}
+for lane, period in MEASURED.items():  # where the steps end; of the overlapped ones, from the end of the first
+    ends = (many["rollout_s"] + many["update_s"] if lane == 4 else period) + period * torch.arange(9)
+    ax.plot(ends, [lane - 0.4] * 9, color=BLACK, marker="v", linestyle="")
 ax.set_yticks(range(len(LANES)), LANES)
 ax.invert_yaxis()
-ax.set(xlabel=f"seconds; blue: rollout, orange: update. {provenance(step_record)}; two GPUs estimated", xlim=(0, 1.0))
+ax.set(xlabel="seconds", xlim=(0, 1.0), title=f"Bars: one GPU measured, two estimated. {provenance(step_record)}")
+measured_end = Line2D([], [], color=BLACK, marker="v", linestyle="", label="a step ends, as measured")
+parts = [Patch(color=color, label=name) for color, name in ((SKY, "rollout"), (ORANGE, "update"))]
+fig.legend(handles=[*parts, measured_end], loc="outside lower center", ncols=3)
 plt.show()
 
 # %% [markdown]
 # One GPU: {{ alone:.2f }} s a step. Two GPUs that split the rows: {{ split:.2f }} s. Two that overlap: {{
 # overlapped:.2f }} s, {{ split / overlapped:.1f }} times as fast as split. {{ assert overlapped < split < alone }} That
-# is the estimate, without any communication. Measured, in the last two lines of the record above: split {{
+# is the estimate, without any communication. Measured, in the last two lines of the record above, are the triangles:
+# split {{
 # on_two["equal work in all"]["step_s"]:.2f }} s, overlapped {{ on_two["overlapped"]["step_s"]:.2f }} s, {{
 # on_two["equal work in all"]["step_s"] / on_two["overlapped"]["step_s"]:.1f }} times as fast. {{ assert
 # on_two["overlapped"]["step_s"] < 1.1 * overlapped and on_two["equal work in all"]["step_s"] > 1.1 * split }} Overlap
