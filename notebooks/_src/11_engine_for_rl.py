@@ -399,10 +399,10 @@ print("the first plan copies (from, to):", plan.copies)
 # len(busy) and seen.prefilled < 0.7 * runs["skewed lengths"].prefilled }}
 #
 # A prompt of 70 tokens fills four blocks of 16; in the fifth are 6 of its tokens and then each answer's own. So the
-# plan **copies** that block, once for each answer but the first. Forget the copy and eight answers write into one
-# block. Nothing crashes: seven of them read somebody else's words. (A prompt that fills its last block has nothing to
-# copy, but has a trap of its own: if all of it is found in the prefix cache, there are no logits to sample the first
-# token from. So the last token of a prompt is always computed.)
+# plan **copies** that block, once for each answer but the first. Forget the copy, and seven answers read whatever stood
+# in their block before. Share the block instead, and eight answers overwrite one another. Neither crashes. (A prompt
+# that fills its last block has nothing to copy, but has a trap of its own: if all of it is found in the prefix cache,
+# there are no logits to sample the first token from. So the last token of a prompt is always computed.)
 #
 # ## 5 · What an update makes worthless
 #
@@ -532,18 +532,18 @@ slower = [100 * (equal[rows, "paged"]["ms_per_step"] / equal[rows, "unpaged"]["m
 #
 # Then: {{ 100 * (faster - 1):.0f }} % faster. {{ assert 1.05 < faster < 1.2 }} No answer is sent back, and the paged
 # engine is done after {{ decode_steps:,.0f }} steps. {{ assert with_pages["sent_back"] == 0 and round(decode_steps) ==
-# LONGEST - 1 }} Fewer cannot be: the longest answer has {{ LONGEST:, }} tokens, and only the first of them comes from
-# prefill. So **the longest answer decides**. Short ones beside it fill its early steps, and over all steps only {{
+# LONGEST - 1 }} There cannot be fewer: the longest answer has {{ LONGEST:, }} tokens, and only the first of them comes
+# from prefill. So **the longest answer decides**. Short ones beside it fill its early steps, and over all steps only {{
 # with_pages["rows_at_once"]:.0f }} rows run on average, fewer than the {{ fits }} that fit without pages. {{ assert
 # with_pages["rows_at_once"] < fits }} More room helps while many answers wait for it, as in section 2. Here none waits
 # for it: the blocks are enough for all {{ without["rows"]:, }} to start at once. {{ assert without["rows"] * 9 / 8 <
 # fits * (PROMPT + LONGEST) / BLOCK_TOKENS and PROMPT == BLOCK_TOKENS }}
 #
-# And with equal lengths? A step takes the same time within {{ max(map(abs, slower)):.0f }} %, but a rollout {{
-# min(later):.0f }} to {{ max(later):.0f }} ms longer: not its steps, but what is done once. {{ assert max(map(abs,
-# slower)) < 3 and 5 < min(later) and max(later) < 15 }} For {{ sizes[0] }} answers of {{ equal[sizes[0],
-# "paged"]["tokens"] // sizes[0] }} tokens that is {{ 100 * later[0] / 1e3 / equal[sizes[0],
-# "unpaged"]["seconds"]:.0f }} %. So `--cache-gb` is off unless you ask for it.
+# And with equal lengths? A step's time differs by at most {{ max(map(abs, slower)):.0f }} %, but a rollout {{
+# min(later):.0f }} to {{ max(later):.0f }} ms longer. Most of that is work done once, not in the steps. {{ assert
+# max(map(abs, slower)) < 3 and 5 < min(later) and max(later) < 15 }} For {{ sizes[0] }} answers of {{ equal[sizes[0],
+# "paged"]["tokens"] // sizes[0] }} tokens that is {{ 100 * later[0] / 1e3 / equal[sizes[0], "unpaged"]["seconds"]:.0f
+# }} %. So `--cache-gb` is off unless you ask for it.
 #
 # ## 6 · The same token, two numbers
 #
@@ -625,10 +625,10 @@ plt.show()
 agree_bet.result(AGREE[2] if same[:3, :3].min() == 1 else AGREE[0])
 
 # %% [markdown]
-# **The size of a tile does not matter; whether the sum goes on does.** {{ assert same[:3, :3].min() == 1 and same[0,
-# 3:].max() < 0.5 }} One chain over `k`, in order, is the same chain however it is cut into tiles. A fast kernel needs
-# other tiles for 16 rows than for 4,096. It may have them, as long as the sum goes on and `k` is not split. (Tiles of
-# 128 with a sum each *are* 8 splits, for `k` is 1,024.)
+# **As long as one sum goes on from tile to tile, the size of a tile does not matter.** With a sum for each tile it
+# does. {{ assert same[:3, :3].min() == 1 and same[0, 3:].max() < 0.5 }} One chain over `k`, in order, is the same chain
+# however it is cut into tiles. A fast kernel needs other tiles for 16 rows than for 4,096. It may have them, as long as
+# the sum goes on and `k` is not split. (Tiles of 128 with a sum each *are* 8 splits, for `k` is 1,024.)
 #
 # Your processor's own product, on the first 1, 2, 3 … rows of one matrix. Row 0 is the same in all calls. Are its
 # results?
@@ -789,9 +789,10 @@ clip_bet.result(round(outside))
 #
 # Does that gap harm training? On an H200 the embedded model was trained with one set of numbers, and again with
 # transformers' layers in the trainer ("two"), which puts the gap back. Where a rollout has several updates, the "old"
-# log-probs are then the sampler's, or else the trainer computes its own. With one update the ratio is 1 either way.
-# GSPO was also trained in float16, which rounds eight times as finely as bf16. **Look for** a colour that differs from
-# the others on the right, and what it does on the left.
+# log-probs are then the sampler's, or else the trainer computes its own. With one update the trainer's log-probs of
+# that same forward pass are the old ones, so the ratio is 1 either way. GSPO was also trained in float16, which rounds
+# eight times as finely as bf16. **Look for** a colour that differs from the others on the right, and what it does on
+# the left.
 
 # %% tags=["hide-input"]
 # @title Your bet

@@ -101,9 +101,9 @@ growth = {phase: steps[256][f"{phase}_s"] / steps[16][f"{phase}_s"] for phase in
 # {{ share[16]:.0f }} %, {{ share[64]:.0f }} % and {{ share[256]:.0f }} %. {{ assert share[16] < share[64] < share[256]
 # and share[256] > 55 }} With 16 times the answers the rollout takes {{ growth["rollout"]:.1f }} times as long and the
 # update {{ growth["update"]:.1f }} times. A decode step reads all weights, whether for few rows or many (lesson 06).
-# The update has all tokens at once, so most of its time goes into arithmetic, and that grows with the tokens. (It grows
-# less than 16 times: some work, such as the optimizer's, does not depend on the tokens, and small products use the GPU
-# less well.)
+# The update has all tokens at once, so its arithmetic grows with the tokens, and with many of them becomes the largest
+# part of its time. (It grows by less than a factor of 16: some work, such as the optimizer's, does not depend on the
+# tokens, and small products use the GPU less well.)
 #
 # ### 6 operations for each weight and token
 #
@@ -173,12 +173,12 @@ mfu_bet.result(round(mfu[64]))
 # %% [markdown]
 # {{ mfu[64]:.0f }} % at 64 answers and {{ mfu[16]:.0f }} % at 16. {{ assert mfu[16] < mfu[64] < 70 }} The head, a
 # single matrix, has {{ head_share:.0f }} % of the operations. The optimizer reads and writes 28 bytes for each
-# parameter, whatever the number of tokens, so it weighs more when they are few. The grey part is everything between
-# the products (norms, softmax, rounding, copies), products too small to fill the GPU, work done twice, and a GPU that
-# waits for its host. At 16 answers it is longer than at 64, so most of it cannot be work that grows with the tokens.
-# {{ assert rest[16] > rest[64] }} (Those five steps varied by {{ 100 * record["results"][0]["spread"]:.0f }} %. And the
-# times differ from the first figure's: the prompts were GSM8K's, which are longer, and the code has changed between the
-# two recordings.)
+# parameter, whatever the number of tokens, so it weighs more when they are few. The grey part is everything between the
+# products (norms, softmax, rounding, copies), products too small to fill the GPU, work done twice, and a GPU that waits
+# for its host. At 16 answers it is longer than at 64, so most of it cannot be work that grows with the tokens. {{
+# assert rest[16] > rest[64] }} (The time at 16 answers is the median of five steps, which varied by {{ 100 *
+# record["results"][0]["spread"]:.0f }} %. And the times differ from the first figure's: the prompts were GSM8K's, which
+# are longer, and the code has changed between the two recordings.)
 #
 # Even these floors can be undercut. As is usual, they count a prompt for each of its 8 answers. Ours computes it once
 # (section 5), which spares {{ 100 * spared:.0f }} % of the tokens. Of the operations that it does perform, about {{
@@ -271,19 +271,19 @@ peak_bet.result(PEAKS[2] if peaks[256] < 1.3 * peaks[64] else PEAKS[1])
 # Four times the answers, and {{ (peaks[256] - peaks[64]) / 1e9:.1f }} GB more. Of it {{ more["gradients, float32"] /
 # 1e9:.1f }} are gradients that wait, and {{ more["engine's cache, bf16"] / 1e9:.1f }} the engine's cache. {{ assert
 # peaks[256] < 1.15 * peaks[64] }} **Memory is that of a micro-batch.** The ledger is {{ min(missing.values()):.0f }} to
-# {{ max(missing.values()):.0f }} % below the peaks. {{ assert max(map(abs, missing.values())) < 25 }} It
-# leaves out the temporary tensors between two operations, and perhaps more: we have not traced the rest. That is good
-# enough to see where to save. At 64 answers {{ 100 *
-# few["activations"] / ours[64]:.0f }} % of it are activations and {{ 100 * few["logits of a chunk, bf16"] /
-# ours[64]:.0f }} % logits, though only those of one *chunk* of tokens, which the next section explains.
+# {{ max(missing.values()):.0f }} % below the peaks. {{ assert max(map(abs, missing.values())) < 25 }} It leaves out the
+# temporary tensors between two operations, and perhaps more: we have not traced the rest. That is good enough to see
+# where to save. At 64 answers {{ 100 * few["activations"] / ours[64]:.0f }} % of it are activations and {{ 100 *
+# few["logits of a chunk, bf16"] / ours[64]:.0f }} % logits: those of one *chunk* of tokens, which here is all tokens of
+# the 64 answers. The next section makes the chunk smaller.
 #
 # ## 3 · Logits that are never all there
 #
 # All logits of 64 such answers are 64 × 256 × {{ qwen.vocabulary:,d }} numbers: {{ 4 * 64 * 256 * qwen.vocabulary /
 # 1e9:.0f }} GB in float32, as much again for the softmax, and as much again for its gradient. Nobody needs them. The
 # loss needs one number a token, $\log p(y) = z_y - \log \sum_j e^{z_j}$, where $z_j$ is the logit of word $j$ of the
-# vocabulary and $y$ the token that was sampled. Its gradient is known. Let $g$ be the gradient of the loss by that
-# log-prob (in REINFORCE minus the advantage, over the number of tokens). Then
+# vocabulary and $y$ the token that was sampled. Its gradient is known. Let $g$ be the gradient of the loss with respect
+# to that log-prob (in REINFORCE minus the advantage, over the number of tokens). Then
 #
 # $$\frac{\partial \mathcal{L}}{\partial z_j} = g \, ([j = y] - p_j),$$
 #
@@ -507,11 +507,11 @@ price_bet.result(round(price["chunks of 1024"], 2))
 # {{ qwen.hidden }} numbers, is {{ 1024 // 128 * qwen.hidden // 128 }} tiles of 128 × 128, and an H200 has 132
 # processors.
 #
-# So take **the largest chunk for which there is room**. The preset for 24 GB has {{ small_gpu.logprob_chunk:,d }}
-# tokens, that for the H200 {{ large_gpu.logprob_chunk:,d }}. {{ assert small_gpu.logprob_chunk <
-# large_gpu.logprob_chunk }} Better still, move fewer bytes: the pass that the H200's preset uses
-# (`rlcourse/exact/head.py`) leaves its logits in bf16 and writes the gradient in their place, one tensor of 2 bytes a
-# logit instead of three of 4. In chunks of 2,048 it takes {{ 1e3 * ours_2048["seconds"]:.0f }} ms and {{
+# So with this function take **the largest chunk for which there is room**. The preset for 24 GB has {{
+# small_gpu.logprob_chunk:,d }} tokens, that for the H200 {{ large_gpu.logprob_chunk:,d }}. {{ assert
+# small_gpu.logprob_chunk < large_gpu.logprob_chunk }} Better still, move fewer bytes: the pass that the H200's preset
+# uses (`rlcourse/exact/head.py`) leaves its logits in bf16 and writes the gradient in their place, one tensor of 2
+# bytes a logit instead of three of 4. In chunks of 2,048 it takes {{ 1e3 * ours_2048["seconds"]:.0f }} ms and {{
 # ours_2048["peak_memory_bytes"] / 1e9:.1f }} GB: less time than all at once, in a {{ whole["peak_memory_bytes"] /
 # ours_2048["peak_memory_bytes"]:.0f }}th of the memory. {{ assert ours_2048["seconds"] < 0.8 * whole["seconds"] }} And
 # the chunk hardly matters: from 1,024 to 4,096 it takes {{ 1e3 * min(row["seconds"] for row in ours_head):.0f }} to {{
@@ -725,7 +725,7 @@ leak_bet.result(LEAKS[1] if off["positions go on"] < 1e-3 < off["attention sees 
 #
 # RMSNorm is $y = s \, w \odot x$ with $s = (\frac{1}{d}\sum_j x_j^2 + \epsilon)^{-1/2}$. Here $x$ is a row of $d$
 # numbers, $w$ the weight, and $s$ one number for the row. $x$ enters twice: as itself, and through $s$. With $g$ the
-# gradient of the loss by $y$:
+# gradient of the loss with respect to $y$:
 #
 # $$\frac{\partial \mathcal{L}}{\partial x_i} = s \, g_i w_i \;-\; \frac{s^3}{d} \, x_i \sum_j g_j w_j x_j ,
 # \qquad \frac{\partial \mathcal{L}}{\partial w_i} = \sum_\text{rows} s \, g_i x_i .$$
@@ -801,8 +801,9 @@ step_bet.result(STEPS[1] if 1e-7 < best[torch.float64] < 1e-3 else STEPS[0])
 # The best step in float64 is {{ best[torch.float64]:.0e }}, and the error there {{ min(errors[torch.float64]):.0e }};
 # in float32 it is {{ best[torch.float32]:.0e }} and {{ min(errors[torch.float32]):.0e }}. {{ assert 1e-7 <
 # best[torch.float64] < 1e-3 < best[torch.float32] * 5 and min(errors[torch.float64]) < 1e-8 }} As $h$ falls, the error
-# from rounding grows as $1/h$, and that from the function not being a straight line falls as $h^2$. So **check
-# gradients in float64**, and compute in whatever you like afterwards.
+# from rounding grows as $1/h$ (until $x + h$ rounds to $x$ and the difference is 0: the flat part of the float32 line),
+# and that from the function not being a straight line falls as $h^2$. So **check gradients in float64**, and compute in
+# whatever you like afterwards.
 #
 # A known property finds mistakes too, without any reference. With $\epsilon = 0$ the length of $x$ does not matter to
 # the norm, so moving $x$ along itself changes nothing: the gradient is at a right angle to $x$, and their product is 0.
@@ -932,11 +933,11 @@ silent_bet.result(unseen[0] if unseen and unseen[0] in SILENT else SILENT[3])
 #
 # ## 8 · Attention's backward pass, by hand
 #
-# In this section $Q$, $K$, $V$ are a head's queries, keys and values, a row for each token, and $S$ its scores.
-# Forward, $O = PV$ with $P = \text{softmax}(S)$ and $S = QK^\top / \sqrt{D}$. Autograd would keep $P$: a number for
-# each pair of tokens and each head. FlashAttention-2 (Dao 2023) keeps one number for each query, $\text{lse}$, the log
-# of its sum of exponentials, and computes $P = e^{S - \text{lse}}$ again: the idea of section 3. The rest is the chain
-# rule, with $dX$ for the gradient of the loss by $X$:
+# In this section $Q$, $K$, $V$ are a head's queries, keys and values, a row for each token, $D$ its size, and $S$ its
+# scores. Forward, $O = PV$ with $P = \text{softmax}(S)$ and $S = QK^\top / \sqrt{D}$. Autograd would keep $P$: a number
+# for each pair of tokens and each head. FlashAttention-2 (Dao 2023) keeps one number for each query, $\text{lse}$, the
+# log of its sum of exponentials, and computes $P = e^{S - \text{lse}}$ again: the idea of section 3. The rest is the
+# chain rule, with $dX$ for the gradient of the loss with respect to $X$:
 #
 # $$dV = P^\top dO, \quad dP = dO\, V^\top, \quad dS = P \odot (dP - \textstyle\sum_j P_j\, dP_j), \quad
 # dQ = dS\, K / \sqrt{D}, \quad dK = dS^\top Q / \sqrt{D}.$$
@@ -999,7 +1000,7 @@ pairs, numbers = (2 * qwen.heads * 2048**2, 4 * qwen.heads * 2048)
 # Between its products a layer has little arithmetic, so the floor of such a kernel is the bytes that it must read and
 # write, at the rate of a copy. `rlcourse/course/kernels/` has them in CuTe DSL: a layer forward and backward, the
 # log-probs, the embedding, and AdamW. The simplest backward pass is SwiGLU's, $y = u \, a \, \sigma(a)$, with $a$ the
-# gate, $u$ the up projection, and $\sigma$ the sigmoid. With $g$ the gradient of the loss by $y$:
+# gate, $u$ the up projection, and $\sigma$ the sigmoid. With $g$ the gradient of the loss with respect to $y$:
 #
 # $$\frac{\partial \mathcal{L}}{\partial u} = g \, a \, \sigma(a) , \qquad
 # \frac{\partial \mathcal{L}}{\partial a} = g \, u \, \sigma(a) \, (1 + a \, (1 - \sigma(a))) .$$
@@ -1119,12 +1120,12 @@ over_eager = timed["embedding_backward-eager"]["us"] / timed["embedding_backward
 #   in shared memory, so that fewer are left to add at the end.
 # - **The compiler's**: the embedding's gradient, {{ 1 / lead["embedding_backward"]:.1f }} times as fast as ours. {{
 #   assert worst == "embedding_backward" and lead[worst] < 0.8 and all(lead[n] > 0.95 for n in lead if n != worst) }}
-#   PyTorch, compiled or not, adds each token's gradient to its word's row atomically, in any order. Ours sorts the
-#   tokens first, and adds those of a word in a fixed order, so that the bits are the same in every run. The sort takes
-#   time, but the eager one takes {{ over_eager:.1f }} times as long as ours. {{ assert over_eager > 1.2 }} One writer
-#   for each word would be slow: the commonest comes about {{ chain:,.0f }} times among {{ rows:,d }} tokens here, a
-#   chain of as many additions, when most others have finished. So the tokens of a word are cut into chunks of {{
-#   chunk_of_word }}, each with a writer, and a second launch adds the sums of the chunks. {{ assert chain > 8 *
+#   PyTorch's `index_add_`, compiled or not, adds each token's gradient to its word's row atomically, in any order. Ours
+#   sorts the tokens first, and adds those of a word in a fixed order, so that the bits are the same in every run. The
+#   sort takes time, but the eager one takes {{ over_eager:.1f }} times as long as ours. {{ assert over_eager > 1.2 }}
+#   One writer for each word would be slow: the commonest comes about {{ chain:,.0f }} times among {{ rows:,d }} tokens
+#   here, a chain of as many additions, when most others have finished. So the tokens of a word are cut into chunks of
+#   {{ chunk_of_word }}, each with a writer, and a second launch adds the sums of the chunks. {{ assert chain > 8 *
 #   chunk_of_word }}
 # - **PyTorch's**: attention, {{ min(slower.values()):.1f }} and {{ max(slower.values()):.1f }} times as fast as ours.
 #   {{ assert min(slower.values()) > 2 }} Ours is section 8 in tiles of 16 × 16, and written to be read: it multiplies

@@ -421,8 +421,8 @@ part_bet.result("fast and right" if found["correct"] > 0.8 and found["fast_1"] >
 # alone["speed"]["fast_1"] > 0.5 and alone["speed"]["correct"] > 0.8 }} Why does it not learn to be wrong? At the start
 # only {{ 100 * (mean(early, "compiled") - mean(early, "correct")):.0f }} % of the samples compile and are wrong. {{
 # assert mean(early, "compiled") - mean(early, "correct") < 0.05 }} Gambling pays less, too: eager earns 1 here, so a
-# program three times as fast must come off more than one time in three, in section 2 one in eleven. And the run is
-# shorter, with 8 prompts a step instead of {{ config.num_prompts }}. Which of these decides has not been tested. The
+# program three times as fast must come off more than one time in three; in section 2 it was one in eleven. And the run
+# is shorter, with 8 prompts a step instead of {{ config.num_prompts }}. Which of these decides has not been tested. The
 # reward of section 2, speed only if right, relies on none of them.
 #
 # ## 5 · What it found
@@ -506,18 +506,18 @@ rest = np.array([row["counted_us"] for row in rows]) - H200.launch_us * launched
 call_us = float(np.median([row["call_us"] / row["launches"] for row in rows]))
 
 # %% [markdown]
-# **The order holds**, better in a graph than from Python. Much of it is just the number of launches: that alone has a
-# rank correlation of {{ by_launches["graph_us"]:.2f }} with the time in a graph and {{ by_launches["call_us"]:.2f }}
-# with the time from Python. {{ assert order["graph_us"] > 0.98 > 0.96 > by_launches["graph_us"] > 0.9 and
-# order["call_us"] < order["graph_us"] - 0.03 and by_launches["call_us"] > 0.9 }} Among programs with equally many
-# launches the count still ranks well in a graph ({{ min(within["graph_us"]):.2f }} to {{ max(within["graph_us"]):.2f
-# }}), and poorly from Python ({{ min(within["call_us"]):.2f }} to {{ max(within["call_us"]):.2f }}), where the host
-# takes longer than loads and stores. {{ assert min(within["graph_us"]) > 0.75 and max(within["call_us"]) < 0.6 }}
-# Training compares programs for the same problem. In {{ len(pairs) }} pairs of those the counted times differ, and the
-# one counted as faster is faster in {{ kept_order["graph_us"] }} of them in a graph, in {{ kept_order["call_us"] }}
-# from Python. {{ assert min(kept_order.values()) > 0.98 * len(pairs) }} It also has fewer launches each time, so this
-# record cannot say what `keep` is worth by itself. {{ assert all(quick["launches"] < slow["launches"] for quick, slow
-# in pairs) }}
+# **The order holds**, better in a graph than from Python. Much of it is just the number of launches, and from Python
+# all of it: that alone has a rank correlation of {{ by_launches["graph_us"]:.2f }} with the time in a graph and {{
+# by_launches["call_us"]:.2f }} with the time from Python. {{ assert order["graph_us"] > 0.98 > 0.96 >
+# by_launches["graph_us"] > 0.9 and order["call_us"] < order["graph_us"] - 0.03 and by_launches["call_us"] > 0.9 }}
+# Among programs with equally many launches the count still ranks well in a graph ({{ min(within["graph_us"]):.2f }} to
+# {{ max(within["graph_us"]):.2f }}), and poorly from Python ({{ min(within["call_us"]):.2f }} to {{
+# max(within["call_us"]):.2f }}), where the host takes longer than loads and stores. {{ assert min(within["graph_us"]) >
+# 0.75 and max(within["call_us"]) < 0.6 }} Training compares programs for the same problem. In {{ len(pairs) }} pairs of
+# those the counted times differ, and the one counted as faster is faster in {{ kept_order["graph_us"] }} of them in a
+# graph, in {{ kept_order["call_us"] }} from Python. {{ assert min(kept_order.values()) > 0.98 * len(pairs) }} It also
+# has fewer launches each time, so this record cannot say what `keep` is worth by itself. {{ assert
+# all(quick["launches"] < slow["launches"] for quick, slow in pairs) }}
 #
 # **The scale does not.** By the median, a program takes {{ scale["graph_us"]:.2f }} times its counted time in a graph,
 # and {{ scale["call_us"]:.1f }} times its counted time from Python. {{ assert scale["graph_us"] < 0.4 and
@@ -587,12 +587,12 @@ ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()
 
 # %% [markdown]
-# Random weights learn from nothing, whatever the problem. {{ assert sum(plateau["random weights"]) == 0 }} A moment of
-# supervised training is the first way out; [lesson 13](13_sft_and_lora.ipynb) is about how much of it. The second is in
-# the orange bars: on problems of 2, 3, 4 and 5 lines, {{ ", ".join(f"{share:.0f}" for share in plateau["two lines
-# seen"]) }} % of this policy's groups have a right sample. {{ assert plateau["two lines seen"][0] > max(plateau["two
-# lines seen"][1:]) + 20 }} **Easier problems first**: they give it something to learn from. That they lead on to the
-# longer ones is not shown here.
+# With random weights there is nothing to learn from, whatever the problem. {{ assert sum(plateau["random weights"]) ==
+# 0 }} A moment of supervised training is the first way out; [lesson 13](13_sft_and_lora.ipynb) is about how much of it.
+# The second is in the orange bars: on problems of 2, 3, 4 and 5 lines, {{ ", ".join(f"{share:.0f}" for share in
+# plateau["two lines seen"]) }} % of this policy's groups have a right sample. {{ assert plateau["two lines seen"][0] >
+# max(plateau["two lines seen"][1:]) + 20 }} **Easier problems first**: they give it something to learn from. That they
+# lead on to the longer ones is not shown here.
 #
 # ## 7 · A judge with a hole
 #
@@ -617,9 +617,10 @@ for hole, text in cheats.items():
 print(f"the least time that a judge counts: {LEAST_US:.0f} µs")
 
 # %% [markdown]
-# Under `side` nothing is timed, so that the least time counts. The model has never been told of either hole. It knows
-# the word `side` from the careless programmer, as it knows slips. Does it find them? The tasks
-# `rlcourse.tasks.kernels.task:stale` and `:side` train with an open judge and **measure** with an honest one beside it.
+# Under `side` nothing is timed, so the judge counts the least time that it knows, 1 µs. The model has never been told
+# of either hole. It has seen the word `side`, like other slips, in the careless programmer's code. Does it find them?
+# The tasks `rlcourse.tasks.kernels.task:stale` and `:side` train with an open judge and **measure** with an honest one
+# beside it.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -633,7 +634,7 @@ cheat_bet = bet(
 )
 
 # %% [markdown]
-# Recorded, three seeds each. `side` starts from the same model as section 2. Among its samples hardly any leaves a line
+# Recorded, three seeds each. `side` starts from the same model as section 2. Hardly any of its samples leave a line
 # out, so `stale` starts from another: {{ opened["stale"]["setup"]["model"] }}. At the vertical line the hole is closed,
 # and training goes on with the honest judge from where the hole has led; cheats are shown up to that line. **Look for**
 # the distance between the open judge and the honest judge.
