@@ -861,7 +861,9 @@ print(f"evaluations: {evaluation / 60:.0f} minutes; in all {60 * hours:.0f} minu
 # 160 }} An update of {{ min(here) }} rows is bound neither by bytes nor by operations: its kernels are so short that
 # the GPU waits for the host, which the floor knows nothing of. On an A10G, with {{ a10g.rows }} rows and a fourteenth
 # of the H200's operations a second, {{ assert 13.5 < SHEETS["H200"][1] / SHEETS["A10G"][1] < 14.5 }} nothing waits for
-# the host. Trust that line to a factor of two. It leaves some things out. Small chunks cost time: on the H200,
+# the host. Trust that line to a factor of two. (The
+# H200's update reads a prompt once for all its answers, an A10G's once for each; each is counted as it is.) It leaves
+# some things out. Small chunks cost time: on the H200,
 # log-probs in chunks of {{ a10g.logprob_chunk:, }} take {{ chunked["chunks of 1024"] / chunked["all at once"]:.1f }}
 # times as long as all at once. The first steps compile, for minutes. And real answers are shorter than {{
 # a10g.max_new_tokens }} tokens; those of the records come from random weights, which never stop. Even so, it costs less

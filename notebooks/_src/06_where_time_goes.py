@@ -414,8 +414,6 @@ display(Markdown("\n".join([*lines, "", provenance(decode)])))
 eager, static, fused = (RUNGS[name, 16] for name in ("hf-dynamic", "hf-static", "hf-static-compiled"))
 
 # %% [markdown]
-# (Busy is measured over a short rollout with its prefill, kernels and launches over its decode steps alone.)
-#
 # With the usual cache the GPU works {{ 100 * eager["busy"]:.0f }} % of the time, and for the rest it waits for
 # {{ eager["launches_a_step"]:,.0f }} launches. {{ assert eager["busy"] < 0.2 }} That is what section 2 left open. A
 # static cache alone takes none of them away, it adds some; compiling the step leaves {{ fused["launches_a_step"]:.0f }}
@@ -425,7 +423,8 @@ eager, static, fused = (RUNGS[name, 16] for name in ("hf-dynamic", "hf-static", 
 # - **Low busy** says that the GPU waits, not for what. Usually it is the host, issuing one small kernel after another.
 #   It may also be a copy, or a line that asks for a number with `.item()`.
 # - **High busy** says little. Each kernel may be waiting for memory, or use a fraction of the chip.
-# - It mixes two runs: kernels are counted with the profiler on, wall time without it. Read it to one digit.
+# - It mixes two runs: kernels are counted with the profiler on, wall time without it. And it is that of a short rollout
+#   with its prefill, where the table's other columns are those of a decode step. Read it to one digit.
 # - `nvidia-smi` shows the same kind of number as *GPU-Util*: the share of its last sampling period in which any kernel
 #   ran. But it lumps all processes together, and a dashboard averages it over all phases. A step of 50 % rollout at 10
 #   % busy and 50 % update at 100 % averages 55 %, and the cure is not in the average.

@@ -626,9 +626,10 @@ agree_bet.result(AGREE[2] if same[:3, :3].min() == 1 else AGREE[0])
 
 # %% [markdown]
 # **As long as one sum goes on from tile to tile, the size of a tile does not matter.** With a sum for each tile it
-# does. {{ assert same[:3, :3].min() == 1 and same[0, 3:].max() < 0.5 }} One chain over `k`, in order, is the same chain
-# however it is cut into tiles. A fast kernel needs other tiles for 16 rows than for 4,096. It may have them, as long as
-# the sum goes on and `k` is not split. (Tiles of 128 with a sum each *are* 8 splits, for `k` is 1,024.)
+# does. {{ assert same[:3, :3].min() == 1 and same[0, 3:].max() < 0.5 and max(same[3, 4], same[3, 5], same[4, 5]) < 0.5
+# }} One chain over `k`, in order, is the same chain however it is cut into tiles. A fast kernel needs other tiles for
+# 16 rows than for 4,096. It may have them, as long as the sum goes on and `k` is not split. (Tiles of 128 with a sum
+# each *are* 8 splits, for `k` is 1,024.)
 #
 # Your processor's own product, on the first 1, 2, 3 … rows of one matrix. Row 0 is the same in all calls. Are its
 # results?

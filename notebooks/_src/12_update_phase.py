@@ -176,9 +176,9 @@ mfu_bet.result(round(mfu[64]))
 # parameter, whatever the number of tokens, so it weighs more when they are few. The grey part is everything between the
 # products (norms, softmax, rounding, copies), products too small to fill the GPU, work done twice, and a GPU that waits
 # for its host. At 16 answers it is longer than at 64, so most of it cannot be work that grows with the tokens. {{
-# assert rest[16] > rest[64] }} (The time at 16 answers is the median of five steps, which varied by {{ 100 *
-# record["results"][0]["spread"]:.0f }} %. And the times differ from the first figure's: the prompts were GSM8K's, which
-# are longer, and the code has changed between the two recordings.)
+# assert rest[16] > rest[64] }} (The time at 16 answers is the median of {{ record["setup"]["repeats"] }} steps, whose
+# length varied by {{ 100 * record["results"][0]["spread"]:.0f }} %. And the times differ from the first figure's: the
+# prompts were GSM8K's, which are longer, and the code has changed between the two recordings.)
 #
 # Even these floors can be undercut. As is usual, they count a prompt for each of its 8 answers. Ours computes it once
 # (section 5), which spares {{ 100 * spared:.0f }} % of the tokens. Of the operations that it does perform, about {{
@@ -275,7 +275,8 @@ peak_bet.result(PEAKS[2] if peaks[256] < 1.3 * peaks[64] else PEAKS[1])
 # temporary tensors between two operations, and perhaps more: we have not traced the rest. That is good enough to see
 # where to save. At 64 answers {{ 100 * few["activations"] / ours[64]:.0f }} % of it are activations and {{ 100 *
 # few["logits of a chunk, bf16"] / ours[64]:.0f }} % logits: those of one *chunk* of tokens, which here is all tokens of
-# the 64 answers. The next section makes the chunk smaller.
+# the 64 answers. {{ assert few["logits of a chunk, bf16"] == 2 * 64 * 256 * qwen.vocabulary }} The next section makes
+# the chunk smaller.
 #
 # ## 3 · Logits that are never all there
 #

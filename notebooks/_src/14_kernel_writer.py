@@ -506,12 +506,13 @@ rest = np.array([row["counted_us"] for row in rows]) - H200.launch_us * launched
 call_us = float(np.median([row["call_us"] / row["launches"] for row in rows]))
 
 # %% [markdown]
-# **The order holds**, better in a graph than from Python. Much of it is just the number of launches, and from Python
-# all of it: that alone has a rank correlation of {{ by_launches["graph_us"]:.2f }} with the time in a graph and {{
-# by_launches["call_us"]:.2f }} with the time from Python. {{ assert order["graph_us"] > 0.98 > 0.96 >
-# by_launches["graph_us"] > 0.9 and order["call_us"] < order["graph_us"] - 0.03 and by_launches["call_us"] > 0.9 }}
-# Among programs with equally many launches the count still ranks well in a graph ({{ min(within["graph_us"]):.2f }} to
-# {{ max(within["graph_us"]):.2f }}), and poorly from Python ({{ min(within["call_us"]):.2f }} to {{
+# **The order holds**, better in a graph than from Python. Much of it is just the number of launches, which alone has a
+# rank correlation of {{ by_launches["graph_us"]:.2f }} with the time in a graph and {{ by_launches["call_us"]:.2f }}
+# with the time from Python. {{ assert order["graph_us"] > 0.98 > 0.96 > by_launches["graph_us"] > 0.9 and
+# order["call_us"] < order["graph_us"] - 0.03 and by_launches["call_us"] > 0.9 }} From Python the launches alone rank as
+# well as the counted clock, {{ order["call_us"]:.2f }}. {{ assert abs(by_launches["call_us"] - order["call_us"]) < 0.02
+# }} Among programs with equally many launches the count still ranks well in a graph ({{ min(within["graph_us"]):.2f }}
+# to {{ max(within["graph_us"]):.2f }}), and poorly from Python ({{ min(within["call_us"]):.2f }} to {{
 # max(within["call_us"]):.2f }}), where the host takes longer than loads and stores. {{ assert min(within["graph_us"]) >
 # 0.75 and max(within["call_us"]) < 0.6 }} Training compares programs for the same problem. In {{ len(pairs) }} pairs of
 # those the counted times differ, and the one counted as faster is faster in {{ kept_order["graph_us"] }} of them in a
@@ -617,10 +618,10 @@ for hole, text in cheats.items():
 print(f"the least time that a judge counts: {LEAST_US:.0f} µs")
 
 # %% [markdown]
-# Under `side` nothing is timed, so the judge counts the least time that it knows, 1 µs. The model has never been told
-# of either hole. It has seen the word `side`, like other slips, in the careless programmer's code. Does it find them?
-# The tasks `rlcourse.tasks.kernels.task:stale` and `:side` train with an open judge and **measure** with an honest one
-# beside it.
+# Under `side` nothing is timed, so the judge counts the least time that it knows, {{ LEAST_US:.0f }} µs. The model has
+# never been told of either hole. It has seen the word `side`, like other slips, in the careless programmer's code. Does
+# it find them? The tasks `rlcourse.tasks.kernels.task:stale` and `:side` train with an open judge and **measure** with
+# an honest one beside it.
 
 # %% tags=["hide-input"]
 # @title Your bet

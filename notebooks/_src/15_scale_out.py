@@ -503,13 +503,13 @@ while end_sampled < 0.95:
     begin = max(end_sampled, end_trained)
     block(4, begin, many["update_s"], ORANGE, number)
     end_trained, number = begin + many["update_s"], number + 1
-MEASURED = {0: one["step_s"], 2: on_two["equal work in all"]["step_s"], 4: on_two["overlapped"]["step_s"]}
-for lane, period in MEASURED.items():  # where the steps end; of the overlapped ones, from the end of the first
-    ends = (many["rollout_s"] + many["update_s"] if lane == 4 else period) + period * torch.arange(9)
-    ax.plot(ends, [lane - 0.4] * 9, color=BLACK, marker="v", linestyle="")
+together, beside = (on_two[name] for name in ("equal work in all", "overlapped"))
+assert one["rows"] == together["rows"] == beside["rows"] == ROWS
+for lane, row, first in ((0, one, one["step_s"]), (2, together, together["step_s"]), (4, beside, alone)):
+    ax.plot(first + row["step_s"] * torch.arange(9), [lane - 0.4] * 9, color=BLACK, marker="v", linestyle="")
 ax.set_yticks(range(len(LANES)), LANES)
 ax.invert_yaxis()
-ax.set(xlabel="seconds", xlim=(0, 1.0), title=f"Bars: one GPU measured, two estimated. {provenance(step_record)}")
+ax.set(xlabel=f"seconds; {provenance(step_record)}", xlim=(0, 1.0), title="Bars: one GPU measured, two estimated")
 measured_end = Line2D([], [], color=BLACK, marker="v", linestyle="", label="a step ends, as measured")
 parts = [Patch(color=color, label=name) for color, name in ((SKY, "rollout"), (ORANGE, "update"))]
 fig.legend(handles=[*parts, measured_end], loc="outside lower center", ncols=3)
@@ -519,8 +519,7 @@ plt.show()
 # One GPU: {{ alone:.2f }} s a step. Two GPUs that split the rows: {{ split:.2f }} s. Two that overlap: {{
 # overlapped:.2f }} s, {{ split / overlapped:.1f }} times as fast as split. {{ assert overlapped < split < alone }} That
 # is the estimate, without any communication. Measured, in the last two lines of the record above, are the triangles:
-# split {{
-# on_two["equal work in all"]["step_s"]:.2f }} s, overlapped {{ on_two["overlapped"]["step_s"]:.2f }} s, {{
+# split {{ on_two["equal work in all"]["step_s"]:.2f }} s, overlapped {{ on_two["overlapped"]["step_s"]:.2f }} s, {{
 # on_two["equal work in all"]["step_s"] / on_two["overlapped"]["step_s"]:.1f }} times as fast. {{ assert
 # on_two["overlapped"]["step_s"] < 1.1 * overlapped and on_two["equal work in all"]["step_s"] > 1.1 * split }} Overlap
 # nearly keeps what the estimate promised. Split does not: its rollout took longer than estimated, and so did what lies

@@ -257,9 +257,8 @@ os.write({theirs}, b"u")
 time.sleep(60)"""
     found = process.launch([sys.executable, "-S", "-c", code], theirs, tmp_path, {"PATH": "/usr/bin"})
     os.close(theirs)
-    heard = b""
-    while len(heard) < 2:  # of both: who speaks after the end finds its pipe closed, and would end of that
-        heard += os.read(ours, 1)
+    # Of both: who speaks after the end finds its pipe closed, and would end of that.
+    assert os.read(ours, 1) + os.read(ours, 1) == b"uu"
     start = time.monotonic()
     assert process.end(found) == "last" and time.monotonic() - start < 9
     assert process.end(found) == ""  # a second time nothing happens
