@@ -51,7 +51,7 @@ def test_the_picture_shows_the_records():
 
 
 def test_the_headline_counts_from_the_records(monkeypatch):
-    rows = {"decode": [("hf-dynamic", 10), ("hf-static-compiled", 50), ("graph", 400)]}
+    rows = {"decode": [("hf-dynamic", 10), ("hf-static-compiled", 50), ("graph-triton", 400)]}
     rows["step"] = [("trl-default", 8), ("trl-static-compiled", 2), ("rlcourse", 0.5)]
     columns = {"decode": "tokens_per_s", "step": "step_s"}
 
@@ -72,8 +72,10 @@ def test_the_headline_counts_from_the_records(monkeypatch):
     assert "step in 0.50 s, where TRL takes 1.00 s with vLLM, 2.00 s compiled and 8.00 s as it comes" in said
 
 
-def test_the_checkpoint_that_is_sampled_from_is_the_last_of_the_first_command():
-    assert re.findall(r"checkpoints/step-(\d+)", README) == [f"{make_config().steps:06d}"]
+def test_a_checkpoint_that_is_named_is_the_last_of_its_run():
+    """That of the first command, and that of the warm start's."""
+    last = [make_config(preset=preset).steps for preset in ("laptop", "kernelbench")]
+    assert re.findall(r"checkpoints/step-(\d+)", README) == [f"{step:06d}" for step in last]
 
 
 @each

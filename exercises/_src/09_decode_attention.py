@@ -181,8 +181,8 @@ if check.q2.passed:
 # **Waves are steps.** With 133 CTAs on 132 places one of them runs alone. That is why the best number jumps. **The
 # package is coarser**: `choose_splits` takes a power of two from shapes alone, and no split with less than 512 slots of
 # the cache. The lengths are on the device, a CUDA graph must have one grid for all of them, and nobody has to wait for
-# a number. **The model is coarse, too**: it knows waves and nothing of bytes on their way. Lesson 09 shows a kernel
-# that wins with few CTAs, because each asks for more.
+# a number. **The model is coarse, too**: it knows waves and nothing of bytes in flight. Lesson 09 shows a kernel that
+# is fast with few CTAs, each of which has many bytes in flight.
 
 # %% [markdown]
 # ## q3 · The operand of a tensor core
@@ -259,29 +259,30 @@ if check.q3.passed:
 #
 # ●●●○○ · 20 minutes
 #
-# Lesson 09 has a faster kernel in which **two** things changed, and one that was written to tell them apart. What would
-# a model have said before? The time of a kernel is the longest of three:
+# Lesson 09 has a faster kernel in which several things changed, the instructions and the bytes in flight among them,
+# and one that was written to tell these two apart. What would a model have said before? The time of a kernel is the
+# longest of three:
 #
 # - **bytes**: `data` bytes at the card's bandwidth, `gb_s` GB/s;
 # - **issue**: `instructions` of warps in all; each of the `sms` SMs has four schedulers, each of which starts one
 #   instruction in a cycle, `ghz` billion cycles a second;
-# - **waiting**: memory answers after `answer_us` µs, so with `way` bytes on their way on the whole card no more than
-#   `way` bytes arrive in that time.
+# - **waiting**: memory has a latency of `latency_us` µs, so with `flight` bytes in flight on the whole card no more
+#   than `flight` bytes arrive in that time.
 #
-# The old kernel has (`instructions[0]`, `way[0]`), the new one (`instructions[1]`, `way[1]`); both read the same
+# The old kernel has (`instructions[0]`, `flight[0]`), the new one (`instructions[1]`, `flight[1]`); both read the same
 # `data`. Return five numbers: the time of the old kernel, of the old one with the **instructions** of the new one, of
-# the old one with the **bytes on their way** of the new one, of the new kernel, all in µs; and then what one should
-# have changed first: 0 for instructions, 1 for bytes on their way, 2 if either change alone brings nothing or both
+# the old one with the **bytes in flight** of the new one, of the new kernel, all in µs; and then what one should
+# have changed first: 0 for instructions, 1 for bytes in flight, 2 if either change alone brings nothing or both
 # bring the same.
 #
-# Shapes: `instructions`, `way` `[2]` float64; the others are numbers; result `[5]` float64.
+# Shapes: `instructions`, `flight` `[2]` float64; the others are numbers; result `[5]` float64.
 #
 # <details><summary>Hint 1: a question</summary>
 # What are the units of each of the three times? How many bytes a µs is one GB/s?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# One function that gives the longest of the three for some number of instructions and some bytes on their way. The four
+# One function that gives the longest of the three for some number of instructions and some bytes in flight. The four
 # kernels are its four combinations.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
@@ -293,14 +294,14 @@ if check.q3.passed:
 
 # %% tags=["exercise"]
 def two_changes(
-    data: float, instructions: torch.Tensor, way: torch.Tensor, gb_s: float, ghz: float, sms: int, answer_us: float
+    data: float, instructions: torch.Tensor, flight: torch.Tensor, gb_s: float, ghz: float, sms: int, latency_us: float
 ) -> torch.Tensor:
-    """µs: the old kernel, with new instructions, with new bytes on their way, the new one; and what to do first."""
+    """µs: the old kernel, with new instructions, with new bytes in flight, the new one; and what to do first."""
 
     # BEGIN SOLUTION
     def time(i: int, w: int) -> float:
         bytes_us, issue_us = data / (1e3 * gb_s), float(instructions[i]) / (4e3 * ghz * sms)
-        return max(bytes_us, issue_us, answer_us * data / float(way[w]))
+        return max(bytes_us, issue_us, latency_us * data / float(flight[w]))
 
     times = [time(0, 0), time(1, 0), time(0, 1), time(1, 1)]
     first = 2 if times[1] == times[2] else 0 if times[1] < times[2] else 1
@@ -312,8 +313,8 @@ def two_changes(
 check.q4(two_changes)
 
 # %% [markdown]
-# Your model for kernels like those of the lesson (75 and 7 instructions a token and head; 12 and 127 KB on their way in
-# each SM) on two cards, with an answer time of 0.7 µs. **Look for** what each change brings alone.
+# Your model for kernels like those of the lesson (75 and 7 instructions a token and head; 12 and 127 KB in flight in
+# each SM) on two cards, with a latency of 0.7 µs. **Look for** what each change brings alone.
 
 # %% tags=["hide-input"]
 # @title Figure: one change at a time
@@ -326,7 +327,7 @@ if check.q4.passed:
         found = two_changes(
             256.0 * pairs_tokens, counts, sms * torch.tensor([12e3, 127e3]).double(), gb_s, ghz, sms, 0.7
         )
-        names = ["old", "fewer instructions", "more on the way", "both"]
+        names = ["old", "fewer instructions", "more in flight", "both"]
         bars = ax.barh(names, found[:4], color=["#999999", "#E69F00", "#56B4E9", "#009E73"])
         ax.bar_label(bars, fmt="%.0f", padding=3)
         ax.set(title=card, xlabel="µs, by the model")
@@ -336,10 +337,10 @@ if check.q4.passed:
 
 # %% [markdown] tags=["solution"]
 # **By this model** fewer instructions alone bring nothing on either card. On the A10 nothing brings anything, since the
-# bytes are what takes the time. On the H200 more bytes on their way bring the kernel down to its next bound, and only
+# bytes are what takes the time. On the H200 more bytes in flight bring the kernel down to its next bound, and only
 # then do instructions matter: the second change is worth something *after* the first. That is why "which of the two was
 # it?" has no answer from before and after alone. The model is no measurement either. Lesson 09 has the experiment, with
-# twice the bytes on their way, and they brought less than this model says, which knows nothing of a warp that asks for
+# twice the bytes in flight, and they brought less than this model says, which knows nothing of a warp that asks for
 # nothing while it computes. A model says what to try, and not what comes of it.
 
 # %% [markdown]

@@ -28,7 +28,7 @@ print("ready")
 #
 # ●●●○○ · 25 minutes
 #
-# Five colleagues wrote a collator each. Every loss falls, and every model has a fault: one never stops, one writes
+# Five colleagues each wrote a collator. Every loss falls, and every model has a fault: one never stops, one writes
 # questions, one writes the same token for ever. Write the test that none of them wrote.
 #
 # A batch has `ids` and `labels`, both `[rows, L]` int64, as transformers takes them: the label at place `t` is the id
@@ -70,7 +70,7 @@ for ids, labels in zip(hers.tolist(), her_labels.tolist(), strict=True):
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
 # A row of places `0, 1, 2, ...` to compare with `prompts` and `lengths`. Five bools a row, made without a loop or in
-# one; then numbers where they are true. Where padding begins says `lengths`, and no id does.
+# one; then numbers where they are true. `lengths` says where padding begins; no id does.
 # </details>
 
 
@@ -117,7 +117,7 @@ if check.q1.passed:
 #
 # ●●●○○ · 25 minutes
 #
-# Several examples stand in one row of `width` places, in order, and padding behind them. Example `i` has `lengths[i]`
+# Several examples stand in one row of `width` places, in order, followed by padding. Example `i` has `lengths[i]`
 # tokens, of which the last `answers[i]` are its answer; without a prompt that is all of them. Return three tensors:
 #
 # - `positions` `[width]` int64, which rotary embeddings take: from 0 in each example, 0 on padding;
@@ -296,7 +296,7 @@ if check.q4.passed:
 # each. An answer to problem $i$ is right with probability `rates[i]`, float64. A group has a signal if its answers are
 # not all right and not all wrong. Until one has, nothing changes. Return **the expected number of steps up to and
 # including the first one in which at least one group has a signal**, as a number or a tensor without dimensions;
-# infinity if there will be none. It must be right to within one percent, for rates of one in a billion, too.
+# infinity if there will be none. It must be right to within one percent, even for rates of one in a billion.
 #
 # <details><summary>Hint 1: a question</summary>
 # Nine problems are hopeless and one is answered right half of the time. Is that the same as ten problems with a rate of
@@ -355,6 +355,6 @@ if check.q5.passed:
 # so rates of 0 and 1/2 are not as good as their mean in every problem. Two models with the same pass@1 can start in one
 # step or in ten. The dashed curve turns up at its end: there the one problem is solved nearly always, and a group in
 # which all are right has no signal either. **What helps**: for tiny rates the wait is 1 / (rate × group × prompts), so
-# that it does not matter how many answers are in one group, only how many there are in all. Ten times as many answers
+# it depends only on how many answers there are in all, not on how many are in one group. Ten times as many answers
 # buy a factor of ten; a few steps of SFT bought far more in the lesson. **What the formula leaves out**: the first
-# signal is one right answer in one group. It starts learning, and does not promise that it goes on.
+# signal is one right answer in one group. It starts learning, and does not promise that learning goes on.

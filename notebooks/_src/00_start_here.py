@@ -9,11 +9,11 @@
 # %% [markdown]
 # **You will learn**
 #
-# - what this machine can run, and the command that brings what is missing;
+# - what this machine can run, and the command that installs what is missing;
 # - the parts of one training step, in order, and the file that holds each;
 # - the task and the small model that come with the course, and exactly how the model fails;
 # - to tell apart greedy answers, samples and pass@k, and to estimate pass@k without bias;
-# - what reinforcement learning changes here: three things at once, and how much each of them brings.
+# - what reinforcement learning changes here: three things at once, and how much each of them contributes.
 #
 # You need Python and some PyTorch. You need no GPU, no network and no reinforcement learning.
 #
@@ -80,8 +80,10 @@ display(Markdown("\n".join(lines)))
 assert all(check["ok"] for check in facts["checks"] if check["required"]), "run the commands of the last column"
 
 # %% [markdown]
-# A *preset* is a named set of training settings. `laptop` trains the model that ships on the task that ships. The other
-# two train Qwen2.5-0.5B-Instruct on GSM8K, and lesson 05 comes to them.
+# A *preset* is a named set of training settings. `laptop` trains the model that ships on the task that ships. `a10g`
+# and `h200` train Qwen2.5-0.5B-Instruct on GSM8K: lesson 05 comes to them. {{ assert {make_config(name).model for name
+# in ("a10g", "h200")} == {"Qwen/Qwen2.5-0.5B-Instruct"} }} `kernels` and `kernelbench` belong to lesson 14, `deepmath`
+# to no lesson.
 
 # %% tags=["hide-input"]
 # @title Table: presets
@@ -99,7 +101,7 @@ display(Markdown("\n".join(lines)))
 # checks the answers. Answers that did better than the others of their problem are made more probable, the others less.
 # Then the same again, with the changed model.
 #
-# Each arrow below is a function call, and each box is one file of `rlcourse`.
+# Each arrow below is a function call, and each box names the files or the folder of `rlcourse` that hold it.
 
 # %% tags=["hide-input"]
 # @title Figure: the map
@@ -121,8 +123,8 @@ ax.axis("off")
 plt.show()
 
 # %% [markdown]
-# Lesson 01 writes this as a loop that fits on a screen. Most of the lessons after it change one box, the one in which
-# rewards become advantages; the later ones make the box "answers" fast.
+# Lesson 01 writes this as a loop that fits on a screen. Lessons 02 to 04 change two boxes, advantages and loss. Lessons
+# 06 to 11 are about making the box "answers" fast, lesson 12 about the boxes after it.
 
 # %% tags=["hide-input"]
 # @title Table: the lessons
@@ -329,7 +331,7 @@ for answer in sixteen:
 #
 # So there are three ways for a sample to go wrong, and they can be told apart by its text. It is not **clean**: one of
 # its lines is garbage, or it never ends. It makes the wrong **choice**: it is clean, and guesses. Its **arithmetic** is
-# wrong: it is clean, it works, and a number is off.
+# wrong: it is clean, it works, and a number is off. (A wrong plan counts as wrong arithmetic here.)
 
 # %%
 from rlcourse.course.lessons.gain import count
@@ -528,7 +530,7 @@ share = {
 print(f"greedy answers right: {share['before']:.1%} before, {share['after']:.1%} after {run['steps']} steps")
 
 # %% [markdown]
-# The same test problems as before, answered greedily before and after. **Look for** what became of the guesses.
+# The same test problems as before, answered greedily before and after. **Look for** what happened to the guesses.
 
 # %% tags=["hide-input"]
 # @title Figure: kinds of greedy answers, before and after
@@ -550,18 +552,18 @@ guessed = {name: sum(kind(a) == "guess, no working" for a in found) for name, fo
 # @title Your bet
 PARTS = {"arithmetic": "better numbers", "choice": "working instead of guessing", "clean": "less garbage"}
 most = bet(
-    "In a longer run the share of samples that are right rises by some 60 points. Which of the three brings most?",
+    "In a longer run the share of samples that are right rises by some 60 points. Which of the three contributes most?",
     list(PARTS.values()),
 )
-half = bet("And how many of the 60 points does working instead of guessing bring?", (50, 0, 60, 1), unit="points")
+half = bet("And how many of the 60 points does working instead of guessing contribute?", (50, 0, 60, 1), unit="points")
 
 # %% [markdown]
 # The answer is on record: longer runs with the same settings, three seeds, made with
 # `python -m rlcourse.course.lessons.lesson00 gain`. At several steps the model answered all validation problems at
 # temperature 1, and every answer was sorted as above. Left, the three factors along training. Right, what each has
-# brought by then. Since they multiply, what one brings depends on the others; it is counted as the mean over the six
-# orders in which three things can change (the *Shapley value*), level by level, and the parts add up to the gain
-# exactly. **Look for** which comes first.
+# contributed by then. Since they multiply, what one contributes depends on the others; it is counted as the mean over
+# the six orders in which three things can change (the *Shapley value*), level by level, and the parts add up to the
+# gain exactly. **Look for** which comes first.
 
 # %% tags=["hide-input"]
 # @title Figure: where the gain comes from
@@ -590,7 +592,9 @@ parts = {
 }
 areas = axes[1].stackplot(steps, [parts[n] for n in parts], colors=[BLUE, GREEN, VERMILION, PURPLE], alpha=0.75)
 half.line(axes[1])
-axes[1].set(title="What they have brought", xlabel="training step", ylabel="points", xlim=(0, steps[-1]), ylim=(0, 80))
+axes[1].set(
+    title="What they have contributed", xlabel="training step", ylabel="points", xlim=(0, steps[-1]), ylim=(0, 80)
+)
 axes[1].legend(
     [*areas[::-1], *axes[1].lines], ["luck", "arithmetic", "clean", "choice", str(half)], loc="upper left", ncols=2
 )
@@ -607,11 +611,11 @@ ends = [(seed[0][1], seed[-1][1]) for seed in seeds]
 
 
 def work_alone(taken) -> float:
-    """Right by work, in percent, if only these factors had changed: mean of the seeds."""
+    """Right by work, without luck, in percent, if only these factors had changed: mean of the seeds."""
     return fmean(100 * exchanged(before, after, taken) for before, after in ends)
 
 
-lines = ["| | before | after | brings | alone it would lead to | without it |", "| --- | --- | --- | --- | --- | --- |"]
+lines = ["| | before | after | contributes | alone, without luck | the other two alone |", "| --- " * 6 + "|"]
 for name in styles:
     f, others = told[name], [n for n in FACTORS if n != name]
     cells = f"{f['before']:.0%} | {f['after']:.0%} | {f['points']:.1f}"
@@ -619,24 +623,26 @@ for name in styles:
 lines.append(f"| luck | | | {told['luck']['points']:.1f} points | | |")
 total = told["accuracy"]
 cells = f"{total['before']:.1%} | {total['after']:.1%} | {total['points']:.1f}"
-lines.append(f"| **samples that are right** | {cells} points | {work_alone(()):.1f} % at the start | |")
+lines.append(f"| **samples that are right** | {cells} points | {work_alone(()):.1f} % right at the start | |")
 display(Markdown("\n".join(lines)))
 
 # %% [markdown]
 # So the true story has three parts.
 #
-# 1. **Choice** comes first and brings most, {{ told["choice"]["points"]:.0f }} of {{ told["accuracy"]["points"]:.0f }}
-#    points. {{ assert max(FACTORS, key=lambda n: told[n]["points"]) == "choice" }} At step 20 nearly all of it is made:
-#    {{ at_20["choice"]:.0f }} % of clean answers work. {{ assert at_20["choice"] > 85 > at_20["clean"] }}
-# 2. **Garbage** disappears, more slowly, which brings {{ told["clean"]["points"]:.0f }} points. At the start a sample
-#    with garbage in it is right in {{ 100 * garbage_right:.0f }} of 100 cases, and a clean one that works in {{ 100 *
-#    worked_right:.0f }}, so improbable tokens become less probable still. {{ assert garbage_right < worked_right / 3 }}
-#    You will see it as a falling entropy in every run.
-# 3. **Arithmetic** improves as well, by {{ told["arithmetic"]["points"]:.0f }} points.
+# 1. **Choice** comes first and contributes most, {{ told["choice"]["points"]:.0f }} of {{
+#    told["accuracy"]["points"]:.0f }} points. {{ assert max(FACTORS, key=lambda n: told[n]["points"]) == "choice" }} At
+#    step 20, {{ at_20["choice"]:.0f }} % of clean answers work already. {{ assert at_20["choice"] > 85 > at_20["clean"]
+#    }}
+# 2. **Garbage** becomes rarer, more slowly: from {{ 100 * (1 - told["clean"]["before"]):.0f }} to {{ 100 * (1 -
+#    told["clean"]["after"]):.0f }} % of the samples, which contributes {{ told["clean"]["points"]:.0f }} points. In the
+#    samples of section 6, one with garbage in it is right in {{ 100 * garbage_right:.0f }} of 100 cases, and a clean
+#    one that works in {{ 100 * worked_right:.0f }}, so improbable tokens become less probable still. {{ assert
+#    garbage_right < worked_right / 3 }} You will see it as a falling entropy in every run.
+# 3. **Arithmetic** improves as well, which contributes {{ told["arithmetic"]["points"]:.0f }} points.
 #
-# And they need each other. Choice alone would have led to {{ work_alone(["choice"]):.0f }} %, and everything else
-# without it to {{ work_alone(["clean", "arithmetic"]):.0f }} %. Greedy answers hardly have garbage to lose, and show
-# mostly the first part: that is why the picture above looked like a story about choice.
+# And they need each other. Luck aside, choice alone would have led to {{ work_alone(["choice"]):.1f }} %, and
+# everything else without it to {{ work_alone(["clean", "arithmetic"]):.1f }} %. Greedy answers hardly have garbage to
+# lose, and show mostly the first part: that is why the picture above looked like a story about choice.
 #
 # ### New skill, or better picking?
 #
@@ -659,8 +665,8 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
-# Both rose. {{ assert at_16["after"] > at_16["before"] + 0.1 }} That alone is no proof of a new skill: a chance of one
-# in a hundred, made one in two, looks the same at 16 samples.
+# Both rose. {{ assert at_16["after"] > at_16["before"] + 0.1 }} That alone is no proof of a new skill: a problem
+# that one sample in a hundred solved, and now one in two, raises pass@16 nearly as much as one that was out of reach.
 #
 # ### The record
 #
@@ -692,12 +698,12 @@ tested = [100 * record["results"][0]["summary"][f"accuracy_{when}"] for when in 
 # %% [markdown]
 # The curve starts at {{ 100 * mean[0]:.1f }} % and the printed line at {{ tested[0]:.1f }} %. Both are right. The curve
 # asks {{ asked }} validation problems, the line all {{ record["results"][0]["summary"]["eval_problems"] }} test
-# problems, and {{ asked }} problems have a standard error of {{ error:.1f }} points: these happen to be easier. A
-# difference of two or three points on such a curve is nothing.
+# problems, and {{ asked }} problems have a standard error of {{ error:.1f }} points: these happen to be easier. So
+# compare runs only where they were asked the same problems, and expect other curves to start elsewhere.
 #
 # ## 10 · Notation
 #
-# One letter, one meaning, from lesson 01 to the end.
+# What the letters mean, unless a lesson defines one anew for a section of its own.
 #
 # | symbol | meaning |
 # | --- | --- |
@@ -708,7 +714,7 @@ tested = [100 * record["results"][0]["summary"][f"accuracy_{when}"] for when in 
 # | $N$, $G$, $i$ | answers in a batch, answers to one prompt (the group), number of an answer |
 # | $\lvert y_i \rvert$, $p$ | tokens of answer $i$; success rate of a prompt |
 # | $R_i$ | reward of answer $i$, one number |
-# | $r_t$ | reward of a token (PPO): $R$ at the last token, 0 before, less KL where it is taken from the reward |
+# | $r_t$ | reward of a token (PPO): $R$ at the last token, 0 before, less KL where that is subtracted |
 # | $b$, $A$ | baseline; advantage, $R - b$ or what takes its place |
 # | $m_{i,t}$ | mask: 1 on tokens of the answer, its end token included, else 0 |
 # | $V(s_t)$, $\delta_t$, $\gamma$, $\lambda$ | value, TD error, discount, GAE's parameter |
@@ -718,7 +724,7 @@ tested = [100 * record["results"][0]["summary"][f"accuracy_{when}"] for when in 
 # | $d$; $k_1$, $k_2$, $k_3$ | $\log \pi_\theta - \log \pi_\text{ref}$ at a drawn token; estimates of the KL from it |
 # | $k$, $n$, $c$ | pass@k: samples asked for, samples there are, right ones among them |
 # | $H$, $K$, $D$, $S$ | lessons 07 to 12: query heads, key-value heads, size of a head, slots of a cache |
-# | $m$, $l$, acc | online softmax: largest score so far, sum of exponentials, weighted sum of values |
+# | $m$, $l$, acc | lesson 09, online softmax: largest score so far, sum of exponentials, weighted sum of values |
 # | `A`, `B`, $r$, `alpha` | lesson 13: an adapter's two matrices, named as in peft, its rank and its scale |
 # | $P$, $M$ | lesson 15: processes that train one model (ranks), bytes of a gradient |
 #

@@ -12,7 +12,7 @@
 # - the training loop of this course, whole: sample, verify, weigh, step, in 25 lines that you can hold in your head;
 # - why it is nothing but cross-entropy on your own samples, weighted by how good each was;
 # - why it works although nobody can differentiate the reward, checked against an exact gradient;
-# - what a baseline is for, by watching a run die without one and mending it with one line;
+# - what a baseline is for, by watching a run die without one and fixing it with one line;
 # - RLOO, the baseline that the other answers give you for free, and when any of this matters.
 #
 # You need [lesson 00](00_start_here.ipynb): the task, the model, what a sample is. Its last section lists the symbols.
@@ -66,7 +66,7 @@ prompt = policy.prompt(problem.question)
 
 @torch.no_grad()
 def sample_slowly(n: int, tokens: int) -> torch.Tensor:
-    """n answers to the prompt, all of so many tokens: ids [n, prompt + tokens]."""
+    """n answers to the prompt, each of `tokens` tokens: ids [n, prompt + tokens]."""
     ids = torch.tensor([prompt] * n)
     for _ in range(tokens):
         probabilities = policy.model(ids).logits[:, -1].softmax(-1)  # [n, vocabulary]
@@ -100,18 +100,18 @@ for row, (start, length) in enumerate(zip(rollout.prompt_lengths, rollout.comple
 # One pass over prompt and answer gives the probability of every token that was drawn. Two things to mind, and most
 # home-made implementations get one of them wrong:
 #
-# - **the shift**: the output at place $t$ predicts the token at place $t + 1$;
+# - **the shift**: the output at position $t$ predicts the token at position $t + 1$;
 # - **the mask**: only tokens of the answer count, from its first to its end token.
 
 
 # %%
 def log_probs(model, rollout) -> torch.Tensor:
-    """log pi of every token of every answer, 0 on the prompt and behind the end: [rows, width - 1]."""
+    """log pi of every token of every answer, 0 on the prompt and after the end: [rows, width - 1]."""
     logits = model(rollout.ids).logits[:, :-1]  # the last output predicts nothing that is there
     targets = rollout.ids[:, 1:]
-    place = torch.arange(1, rollout.ids.shape[1])
+    position = torch.arange(1, rollout.ids.shape[1])
     start = rollout.prompt_lengths[:, None]
-    of_answer = (place >= start) & (place < start + rollout.completion_lengths[:, None])
+    of_answer = (position >= start) & (position < start + rollout.completion_lengths[:, None])
     return -F.cross_entropy(logits.transpose(1, 2), targets, reduction="none") * of_answer
 
 
@@ -176,7 +176,7 @@ print(f"greedy accuracy before training: {start_accuracy:.1%}")
 
 # %%
 def train(weigh, steps: int, seed: int = 0):
-    """Train the embedded model for so many steps. Returns the policy and a row of numbers for each step."""
+    """Train the embedded model for `steps` steps. Returns the policy and a row of numbers for each step."""
     torch.manual_seed(seed)
     policy = load_policy("embedded")
     engine = make_engine(policy, "fast", torch.float32)
@@ -268,7 +268,7 @@ def generous(rewards: torch.Tensor) -> torch.Tensor:
 # %% tags=["hide-input"]
 # @title Your bet
 FATES = ["nothing: only differences count", "it learns more slowly", "it gets worse than it was", "it learns faster"]
-second_bet = bet("Every reward is 5 higher. What becomes of the run?", FATES)
+second_bet = bet("Every reward is 5 higher. What happens to the run?", FATES)
 
 # %%
 _, shifted = train(generous, STEPS)
@@ -286,7 +286,7 @@ second_bet.result(FATES[2] if after < before else FATES[1] if after < reached el
 # %% [markdown]
 # {{ assert after < before }} It ends at {{ after:.3g }} %, below where it began. Nothing is wrong with the code, and in
 # a sense that the next two sections make exact nothing is wrong with the mathematics either: **in expectation** both
-# runs take the same steps. To see what went wrong, we need to know what the loop estimates.
+# judges give the same gradient. To see what went wrong, we need to know what the loop estimates.
 #
 # ## 4 · What the loop estimates
 #
@@ -396,7 +396,7 @@ plt.show()
 # $$\mathbb{E}_{y}\big[\nabla \log \pi_\theta(y)\big] = \sum_y \nabla \pi_\theta(y) = \nabla \sum_y \pi_\theta(y)
 #   = \nabla 1 = 0 .$$
 #
-# So any constant may be added to the reward, or any **baseline** $b$ taken off, and the average stays: $\nabla J =
+# So any constant may be added to the reward, or any **baseline** $b$ subtracted, and the average stays: $\nabla J =
 # \mathbb{E}_y[(R(y) - b)\,\nabla\log\pi_\theta(y)]$. What is left, $A = R - b$, is called the **advantage**: how much
 # better than expected. The average does not care about $b$. The **noise** does. With rewards 5 and 6 every sample is
 # pushed up, nonsense as much as sense, with a weight of 5 at least. Averaged over all texts those pushes cancel. Over
@@ -422,7 +422,8 @@ display(Markdown("\n".join(lines)))
 noise_ratio = mean_and_variance(R + 5, 0.0)[1] / mean_and_variance(R, 0.0)[1]
 
 # %% [markdown]
-# The same expected step with {{ noise_ratio:.0f }} times the variance: that was the red curve.
+# The same expected gradient with {{ noise_ratio:.0f }} times the variance, on the toy. Noise of that kind ruined the
+# red run.
 #
 # The variance is a parabola in $b$. Setting its derivative to zero gives its lowest point, a mean of the rewards in
 # which texts with long scores count more:
@@ -466,14 +467,14 @@ static = [{"shift": 0.0, "training": 0}, {"shift": 1.0, "training": 0}, {"shift"
 explorer(draw, static=static, shift=(0.0, -1.0, 2.0, 0.5), training=(0, 0, 80, 10))
 
 # %% [markdown]
-# Left: with rewards 0 and 1 and few successes, no baseline is nearly as good as the best, since 0 **is** close to the
-# mean reward. Middle: add 1, and it sits far up the wall. Right: once nearly every text earns 1, the mean reward is no
-# better than none. The few failures have long scores, and they pull $b^*$ away from the mean. How much a baseline buys
-# depends on where the rewards happen to lie.
+# Left: with rewards 0 and 1 and few successes, doing without a baseline costs little, since 0 **is** close to the mean
+# reward. Middle: add 1, and the red square sits far up the wall. Right: once nearly every text earns 1, the mean reward
+# is no better than none. The few failures have long scores, and they pull $b^*$ away from the mean. How much a baseline
+# buys depends on where the rewards happen to lie.
 #
-# ## 6 · Mend it with one line
+# ## 6 · Fix it with one line
 #
-# The generous judge stays, 5 and 6. Only `weigh` changes: take the mean reward of the batch off.
+# The generous judge stays, 5 and 6. Only `weigh` changes: subtract the mean reward of the batch.
 
 
 # %%
@@ -483,21 +484,21 @@ def less_the_mean(rewards: torch.Tensor) -> torch.Tensor:
     return rewards - rewards.mean()
 
 
-_, mended = train(less_the_mean, STEPS)
+_, fixed = train(less_the_mean, STEPS)
 
 # %% tags=["hide-input"]
-# @title Figure: mended
+# @title Figure: fixed
 fig, ax = plt.subplots()
 runs = {"rewards 0 and 1": (plain, BLUE, "o"), "rewards 5 and 6": (shifted, VERMILION, "s")}
-draw_runs(ax, runs | {"rewards 5 and 6, less their mean": (mended, GREEN, "^")})
+draw_runs(ax, runs | {"rewards 5 and 6, less their mean": (fixed, GREEN, "^")})
 ax.set_title("One line, one run each")
 ax.legend(loc="lower left")
 plt.show()
-back = validation(mended)[1][-1]
+back = validation(fixed)[1][-1]
 
 # %% [markdown]
-# Back to {{ back:.3g }} %. {{ assert back > before + 20 }} A baseline is insurance against how rewards happen to be
-# scaled, and it costs nothing.
+# Back to {{ back:.3g }} %. {{ assert back > before + 20 }} A baseline is insurance against a constant that
+# happens to be in all rewards. Section 7 looks at what it costs.
 #
 # ### The others' mean
 #
@@ -520,9 +521,10 @@ for G in (2, 3):
         print(f"G = {G}, {name:13}: {(mean @ exact / exact.square().sum()).item():.4f} x the exact gradient")
 
 # %% [markdown]
-# With your own reward in, the step is too short by the factor $1 - 1/G$ and points the right way. A factor that is the
-# same everywhere does no harm, since Adam divides by the size of the gradient anyway. So the two baselines are the same
-# up to a constant, and it is the first of them that GRPO will build on. In the loop RLOO is, once more, one function:
+# With your own reward in, the gradient is too short by the factor $1 - 1/G$ and points the right way. A factor that is
+# the same everywhere does no harm, since Adam divides by the size of the gradient anyway. So the two baselines are the
+# same up to a constant, and it is the first of them that GRPO will build on. In the loop RLOO is, once more, one
+# function:
 
 
 # %%
@@ -573,18 +575,18 @@ plt.show()
 # %% [markdown]
 # Wrong answers have scores {{ wrong / right:.0f }} times as long, squared. {{ assert wrong > 3 * right }} A wrong
 # answer here is often the garbage of lesson 00, and each improbable token in it adds a long piece to the score. Without
-# a baseline and with rewards 0 and 1 all of that is multiplied by exactly 0. Take the mean reward off, and it comes in
+# a baseline and with rewards 0 and 1 all of that is multiplied by exactly 0. Subtract the mean reward, and it comes in
 # with a weight of {{ -mean_reward:.2f }}. So the best constant here is {{ best:.2f }}, far below the mean reward of {{
 # mean_reward:.2f }}. {{ assert best < mean_reward / 2 }}
 #
 # Take this with a grain of salt: it is a fact about a 0.9 M model that writes garbage, not about language models. What
 # holds everywhere is this. "Subtract the mean, it reduces the variance" is a rule of thumb, and can be wrong. But a
-# baseline that moves **with** the rewards protects you from their scale, whatever it is.
+# baseline that moves **with** the rewards protects you from any constant in them, however large.
 #
 # ## 8 · What is being paid
 #
 # The loop pays for whatever `verify` says, not for what you meant. Two readings of the same text: the **strict** one
-# wants a number announced by `####` and a space, with at most a unit behind it, and takes the last such line. The
+# wants a number announced by `####` and a space, with at most a unit after it, and takes the last such line. The
 # **lenient** one takes, failing that, "the answer is NUMBER" or the last number in the text.
 
 # %% tags=["hide-input"]
@@ -599,7 +601,7 @@ for text in TEXTS:
 display(Markdown("\n".join(lines)))
 
 # %% [markdown]
-# `####7` has no space, so the strict reading refuses it; a unit behind the number is fine. "The answer is 7." is right
+# `####7` has no space, so the strict reading refuses it; a unit after the number is fine. "The answer is 7." is right
 # and earns nothing strictly, so a policy that is paid strictly learns the format, too: report both numbers, or a reader
 # will take format for mathematics. "It is 5 or 6 or 7" earns the lenient reward by hedging. And the last line is right
 # by accident, with nonsense for working: **both** pay for it. No reading of the final number sees the working. The
@@ -643,9 +645,11 @@ default_overlaps = max(map(min, ends)) <= min(map(max, ends))
 print(provenance(curves["reinforce"]), "with `python -m rlcourse.course.lessons.lesson01`")
 
 # %% [markdown]
-# A shift that changes nothing in expectation costs {{ lost["reinforce_plus"]:.0f }} points on average when it is up and
-# {{ lost["reinforce_minus"]:.0f }} when it is down, and the bands do not touch. {{ assert max(final["reinforce_plus"] +
-# final["reinforce_minus"]) < min(final["reinforce"]) }} Either baseline gives it back. {{ assert
+# A shift that leaves the expected gradient as it is costs {{ lost["reinforce_plus"]:.0f }} points on average when it is
+# up and {{ lost["reinforce_minus"]:.0f }} when it is down, and from step 15 on the bands do not touch. {{ assert
+# all(max(seed["evals"][i]["accuracy"] for n in ("reinforce_plus", "reinforce_minus") for seed in curves[n]["results"])
+# < min(seed["evals"][i]["accuracy"] for seed in curves["reinforce"]["results"]) for i, e in
+# enumerate(curves["reinforce"]["results"][0]["evals"]) if e["step"] >= 15) }} Either baseline gives it back. {{ assert
 # min(final["baseline_plus"] + final["rloo_plus"]) > max(final["reinforce_plus"] + final["reinforce_minus"]) }}
 #
 # Where nothing differs: at the default setting of the course, 16 × 8 answers with rewards 0 and 1, plain REINFORCE, the

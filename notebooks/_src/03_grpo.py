@@ -31,6 +31,7 @@ from rlcourse.course import pick
 from rlcourse.course.lessons.curve_records import load_curve
 from rlcourse.course.loop import GROUP, LIMIT, PROMPTS, answer_mask, greedy_accuracy, log_probs, task, verify
 from rlcourse.course.widgets import bet
+from rlcourse.evaluation import answer_problems
 from rlcourse.measure.memory import QWEN25, parameters
 from rlcourse.measure.plots import BLACK, BLUE, GREEN, LABELS, ORANGE, PURPLE, SKY, STYLES, VERMILION
 from rlcourse.policy import load_policy
@@ -88,7 +89,7 @@ memory_bet.result(left[-1])
 # ## 2 · The group says what was to be expected
 #
 # RLOO (lesson 01) has the answer already. Sample $G$ answers to each prompt; their mean reward $\bar R$ estimates
-# $V(x)$, and nothing has to be learned. GRPO, *group relative policy optimisation*, takes that mean off and then
+# $V(x)$, and nothing has to be learned. GRPO, *group relative policy optimisation*, subtracts that mean and then
 # divides by the standard deviation of the group:
 #
 # $$A_i = \frac{R_i - \bar R}{\mathrm{std}(R_1, \dots, R_G) + 10^{-4}} .$$
@@ -149,14 +150,14 @@ rare = table[1, 0].item()
 #
 # $$\mathcal{L} = \frac{1}{N} \sum_{i=1}^{N} \frac{1}{|y_i|} \sum_{t} m_{i,t} \Bigl[
 # -\min\bigl(\rho_{i,t} A_i,\ \mathrm{clip}(\rho_{i,t}, 1-\varepsilon, 1+\varepsilon)\, A_i\bigr)
-# + \beta\, \mathrm{k3}_{i,t} \Bigr] .$$
+# + \beta\, k_{3,i,t} \Bigr] .$$
 #
 # 1. One advantage for the whole answer, the same at each of its tokens: no $V(s_t)$, no GAE.
 # 2. Ratio and clip of each token, as in PPO.
 # 3. The mean over the tokens of an answer **first**, then the mean over answers.
-# 4. The KL divergence to the reference is a term of the loss, by the estimator k3 of lesson 02,
+# 4. The KL divergence to the reference is a term of the loss, by the estimator $k_3$ of lesson 02,
 #    $\frac{\pi_\text{ref}}{\pi_\theta} - 1 - \log \frac{\pi_\text{ref}}{\pi_\theta}$ at each token. PPO for language
-#    models takes it off the reward instead.
+#    models subtracts it from the reward instead.
 
 
 # %%
@@ -182,7 +183,7 @@ def as_it_is(verdicts, rollout):
 
 
 def train(weigh, steps: int, judge=as_it_is, beta: float = 0.0, seed: int = 0):
-    """Train the embedded model for so many steps. Returns the policy and a row of numbers for each step."""
+    """Train the embedded model for `steps` steps. Returns the policy and a row of numbers for each step."""
     torch.manual_seed(seed)
     policy, reference = load_policy("embedded"), load_policy("embedded")  # NEW: a frozen copy
     engine = make_engine(policy, "fast", torch.float32)
@@ -237,7 +238,7 @@ bonus_bet = bet(
 )
 
 # %%
-_, bonus = train(normalized, STEPS, judge=brief)
+bonus_policy, bonus = train(normalized, STEPS, judge=brief)
 
 # %% tags=["hide-input"]
 # @title Figure: a thousandth of a point
@@ -253,8 +254,8 @@ def draw_runs(runs: dict) -> None:
         lengths = torch.tensor([row["length"] for row in log])
         near = [lengths[max(0, i - 2) : i + 3].mean() for i in range(len(log))]
         axes[1].plot(near, color=color, linestyle={"o": "-", "s": "--", "^": "-.", "D": ":"}[marker])
-    axes[0].set(xlabel="training step", ylabel="greedy, % right", ylim=(0, 100))
-    axes[1].set(xlabel="training step", ylabel="tokens of an answer, five steps", ylim=(0, None))
+    axes[0].set(title="greedy answers", xlabel="training step", ylabel="% right", ylim=(0, 100))
+    axes[1].set(title="samples, mean of five steps", xlabel="training step", ylabel="tokens per answer", ylim=(0, None))
     for ax in axes:
         ax.grid()
     axes[0].legend(loc="lower right")
@@ -265,13 +266,19 @@ drawn = {"GRPO": (plain, BLUE, "o"), "GRPO, bonus of 0.001": (bonus, VERMILION, 
 draw_runs(drawn)
 spoiled = 100 * bonus[-1]["accuracy"]
 late_length = {name: sum(row["length"] for row in log[-10:]) / len(log[-10:]) for name, (log, *_) in drawn.items()}
+asked = task.problems("validation")[: pick(8, 200)]
+works = {}  # the share of greedy answers that have a calculation, in percent
+for name, policy in (("GRPO", plain_policy), ("bonus", bonus_policy)):
+    answers = answer_problems(policy, make_engine(policy, "fast", torch.float32), task, asked, LIMIT)
+    works[name] = 100 * sum("=" in answer.text for [answer] in answers) / len(answers)
 bonus_bet.result(spoiled)
 
 # %% [markdown]
 # {{ spoiled:.3g }} % instead of {{ reached:.3g }} %. {{ assert spoiled < reached - 10 }} In the last ten steps an
 # answer has {{ late_length["GRPO, bonus of 0.001"]:.0f }} tokens on average, against {{ late_length["GRPO"]:.0f }}. {{
-# assert late_length["GRPO, bonus of 0.001"] < 0.7 * late_length["GRPO"] }} The model never takes up working its
-# problems out, and that is where the gain comes from. But how can a thousandth outvote a whole point?
+# assert late_length["GRPO, bonus of 0.001"] < 0.7 * late_length["GRPO"] }} At the end, {{ works["bonus"]:.0f }} % of
+# its greedy answers work the problem out, against {{ works["GRPO"]:.0f }} %, {{ assert works["bonus"] < works["GRPO"] -
+# 20 }} and working is where the gain comes from. But how can a thousandth outvote a whole point?
 #
 # Look at a hard problem. All of its answers are wrong, so without the bonus its group says nothing. With the bonus the
 # rewards differ by a few ten-thousandths. And GRPO divides by their deviation, which is just as small:
@@ -318,30 +325,30 @@ leash_bet = bet("The same run, with the bonus, and β = 0.04. What does the KL d
 
 # %%
 _, leashed = train(normalized, STEPS, judge=brief, beta=0.04)
-_, mended = train(centered, STEPS, judge=brief)
+_, undivided = train(centered, STEPS, judge=brief)
 
 # %% tags=["hide-input"]
 # @title Figure: two remedies
-drawn |= {"bonus, and a KL with β = 0.04": (leashed, ORANGE, "^"), "bonus, only centred": (mended, GREEN, "D")}
+drawn |= {"bonus, and a KL with β = 0.04": (leashed, ORANGE, "^"), "bonus, only centred": (undivided, GREEN, "D")}
 draw_runs(drawn)
-held, back = 100 * leashed[-1]["accuracy"], 100 * mended[-1]["accuracy"]
+held, back = 100 * leashed[-1]["accuracy"], 100 * undivided[-1]["accuracy"]
 saved = (held - spoiled) / max(1.0, reached - spoiled)
 leash_bet.result(FATES[0] if saved > 0.75 else FATES[1] if saved > 0.25 else FATES[2])
 records = {name: load_curve(f"lesson03_bonus_{name}") for name in ("normalized", "centered")}
 final = {n: [100 * seed["evals"][-1]["accuracy"] for seed in record["results"]] for n, record in records.items()}
 
 # %% [markdown]
-# It does not help. {{ assert saved < 0.25 }} The KL is zero at the reference, and so is its gradient. It begins to pull
-# only once the policy has moved, and then it pulls back from everything that was learned, good and bad alike: it bounds
-# how **far** a policy goes, not **where**. For that it keeps a frozen copy in memory and costs a forward pass of every
-# answer. DAPO and Dr. GRPO leave it out.
+# In this one run it does not help. {{ assert saved < 0.25 }} The KL is zero at the reference, and so is its gradient.
+# It begins to pull only once the policy has moved, and then it pulls back from everything that was learned, good and
+# bad alike: it bounds how **far** a policy goes, not **where**. For that it keeps a frozen copy in memory and costs a
+# forward pass of every answer. DAPO and Dr. GRPO leave it out.
 #
 # Without the division the run ends at {{ back:.3g }} %: a thousandth of a point has a thousandth of the weight.
 # {{ assert back > reached - 5 }} If you want the division and the bonus, pay the bonus only in groups that have both
 # right and wrong answers.
 #
-# One run proves little, so here is the record of {{ len(final["normalized"]) }} seeds each, all with the bonus. With
-# the division they end at {{ min(final["normalized"]):.3g }} to {{ max(final["normalized"]):.3g }} %, without it at {{
+# For the division there is a record as well, {{ len(final["normalized"]) }} seeds each, all with the bonus. With it
+# they end at {{ min(final["normalized"]):.3g }} to {{ max(final["normalized"]):.3g }} %, without it at {{
 # min(final["centered"]):.3g }} to {{ max(final["centered"]):.3g }} %. {{ assert max(final["normalized"]) <
 # min(final["centered"]) - 10 }}
 #
@@ -476,7 +483,12 @@ dear = int((price["dynamic"] >= price["16x8"][-1]).int().argmax())  # when it ha
 # price["dynamic"][dear]:,.0f }} take it to {{ mean_of["dynamic"][dear]:.1f }} %, and {{ price["16x8"][-1]:,.0f }} take
 # the run that keeps its silent groups to {{ mean_of["16x8"][-1]:.1f }} %. {{ assert mean_of["dynamic"][dear] <
 # mean_of["16x8"][-1] - 5 }} Where sampling is most of the cost, as in the step at the top of lesson 02, that is a bad
-# bargain. It pays where the update costs more than sampling, or where nearly all groups have gone silent.
+# bargain. When does it pay? {{ price["dynamic"][at_30]:,.0f }} answers and 30 updates take it to {{
+# mean_of["dynamic"][at_30]:.1f }} %; the other run gets to {{ mean_of["16x8"][at_30 + 1]:.1f }} % with {{
+# price["16x8"][at_30 + 1]:,.0f }} answers and 35 updates. {{ assert steps[at_30 + 1] == 35 and
+# abs(mean_of["dynamic"][at_30] - mean_of["16x8"][at_30 + 1]) < 0.5 }} So five updates would have to cost more than
+# sampling {{ price["dynamic"][at_30] - price["16x8"][at_30 + 1]:,.0f }} answers, {{ (price["dynamic"][at_30] -
+# price["16x8"][at_30 + 1]) / (price["16x8"][at_30 + 1] - price["16x8"][at_30]):.1f }} times what five steps sample.
 #
 # ## 5 · Many prompts or large groups?
 #
@@ -494,11 +506,11 @@ split_bet = bet("128 answers a step, prompts x answers to each. Which split lear
 # @title Figure: five splits
 looks = zip((ORANGE, GREEN, BLUE, PURPLE, BLACK), ("-", "--", "-.", ":", (0, (5, 1))), strict=True)
 fig, axes = plt.subplots(1, 2, figsize=(11, 3.6), layout="constrained")
-ends, quiet = {}, {}
+whole, ends, quiet = {}, {}, {}
 for shape, (color, style) in zip(SHAPES, looks, strict=True):
     name = "lesson03_" + shape.replace(" ", "")
     steps, accuracy = runs_of(name)
-    ends[shape] = accuracy[:, steps.index(30) :]
+    whole[shape], ends[shape] = accuracy.mean(0), accuracy[:, steps.index(30) :]
     silent = 100 * torch.tensor([seed["steps"]["groups_without_signal"] for seed in load_curve(name)["results"]])
     silent = silent.unfold(1, 5, 5).mean(2)
     quiet[shape] = silent[:, 0].mean().item()
@@ -510,6 +522,7 @@ axes[0].set(xlabel="training step", ylabel="greedy, % right", ylim=(35, 92), tit
 axes[1].set(xlabel="training step", ylabel="silent groups, %", ylim=(0, 100), title="groups without signal")
 axes[0].legend(loc="lower right", ncols=2, title="prompts x answers")
 plt.show()
+lead = dict(zip(steps, (whole["64 x 2"] - whole["2 x 64"]).tolist(), strict=True))  # in points
 worst = min(ends, key=lambda shape: ends[shape].mean())
 split_bet.result(worst)
 middle = [ends[shape] for shape in SHAPES[1:4]]
@@ -518,11 +531,12 @@ apart_at_most = (means.amax(0) - means.amin(0)).max().item()
 
 # %% [markdown]
 # {{ assert worst == "2 x 64" }} If you bet on `64 x 2` you had a reason: {{ quiet["64 x 2"]:.0f }} % of its pairs are
-# silent at first. But the other {{ 64 * (1 - quiet["64 x 2"] / 100):.0f }} pairs are as many different problems, and
-# they teach more than two problems whose baseline is almost exact. From step 30 on the best seed of `2 x 64` is below
-# the worst of the three splits in the middle. {{ assert all((ends["2 x 64"].amax(0) < other.amin(0)).all() for other in
-# middle) }} Between those three it hardly matters: their means stay within {{ apart_at_most:.1f }} points of each
-# other. (One learning rate for all, tuned for none.)
+# silent at first. But the other {{ 64 * (1 - quiet["64 x 2"] / 100):.0f }} pairs are as many different problems. Up to
+# step 20 they do about as well as two problems whose baseline is almost exact; from step 25 on they do better. {{
+# assert all(lead[s] > 1 if s >= 25 else abs(lead[s]) < 3 for s in lead) }} From step 30 on the best seed of `2 x 64` is
+# below the worst of the three splits in the middle. {{ assert all((ends["2 x 64"].amax(0) < other.amin(0)).all() for
+# other in middle) }} Between those three it hardly matters: their means stay within {{ apart_at_most:.1f }} points of
+# each other. (One learning rate for all, tuned for none.)
 #
 # So silence is not the thing to minimise. Take 8 answers to a prompt, and more prompts if you can pay for more.
 #

@@ -43,9 +43,9 @@ PROMPTS, GROUP, LIMIT = (SETTINGS[name] for name in ("num_prompts", "num_generat
 # %% [markdown]
 # ## 1 · Two divisions and a race
 #
-# GRPO differs from lesson 01's loop in two places. It divides the rewards of a group by their standard deviation, and
-# it takes the mean over the tokens of an answer where the loop takes the sum. With $|y_i|$ for the number of tokens in
-# answer $i$,
+# GRPO differs from lesson 01's loop with RLOO in two places, a constant factor aside. It divides the rewards of a group
+# by their standard deviation, and it takes the mean over the tokens of an answer where the loop takes the sum. With
+# $|y_i|$ for the number of tokens in answer $i$,
 #
 # $$\mathcal{L} = -\frac1N \sum_{i=1}^{N} \frac{1}{|y_i|} \sum_{t=1}^{|y_i|} A_i \log \pi_\theta(y_{i,t} \mid s_{i,t}),
 # \qquad A_i = \frac{R_i - \mathrm{mean}(R)}{\mathrm{std}(R)},$$
@@ -177,7 +177,7 @@ race_bet.result(FATES[3] if leads == [True, False] else FATES[2] if all(leads) e
 
 # %%
 def bias(rows: int, q: float, terms: int = 60_000) -> float:
-    """E[rows / S] - q for the sum S of the lengths of so many answers."""
+    """E[rows / S] - q, where S is the sum of the lengths of `rows` answers."""
     s = torch.arange(rows, rows + terms, dtype=torch.float64)
     ways = s.lgamma() - torch.lgamma(s - rows + 1) - math.lgamma(rows)
     chance = (ways + rows * math.log(q) + (s - rows) * math.log1p(-q)).exp()
@@ -370,7 +370,7 @@ for name, (trained, _) in live.items():
 # for fifty (lesson 00 has both). Under GRPO one token of a wrong guess is pushed down ten times as hard as one of
 # garbage. Here are the first {{ lesson04.BEGINNING["steps"] }} steps of the race again, {{
 # len(load_curve("lesson04_kinds_grpo")["results"]) }} seeds, by what the answers are. Right, from the long records, how
-# long the wrong ones are. **Look for** what each method gets rid of first.
+# long the wrong ones are. **Look for** what each method gets rid of, and how fast.
 
 # %% tags=["hide-input"]
 # @title Figure: what the two get rid of
@@ -402,32 +402,33 @@ axes[0].legend(title="mean of seeds, band: range", loc="lower left")
 plt.show()
 
 # %% [markdown]
-# Each gets rid first of what its loss fines most. GRPO fines by the token, so the short guess goes: at step 15, {{
+# Both get rid of guesses, GRPO faster. It fines by the token, and a guess has few: at step 15, {{
 # greedy_guesses["grpo"][:, 3].mean():.0f }} % of greedy answers guess, under Dr. GRPO {{ greedy_guesses["dr_grpo"][:,
-# 3].mean():.0f }} %. {{ assert greedy_guesses["grpo"][:, 3].max() < greedy_guesses["dr_grpo"][:, 3].min() }} Greedy
-# answers hardly have garbage in them, so when you measure greedily, fewer guesses are all that shows. **That is the
-# lead.**
+# 3].mean():.0f }} %. {{ assert greedy_guesses["grpo"][:, 3].max() < greedy_guesses["dr_grpo"][:, 3].min() and all(g[:,
+# -1].max() < g[:, 0].min() for g in greedy_guesses.values()) }} Greedy answers hardly have garbage in them, so when you
+# measure greedily, fewer guesses are all that shows. **That is the lead.**
 #
-# Dr. GRPO fines the answer as a whole, token after token, and most tokens of wrong answers are in the garbage. Its
-# share of the samples goes from {{ garbage["dr_grpo"][:, 0].mean():.0f }} down to {{ garbage["dr_grpo"][:,
-# -1].mean():.0f }} %. Under GRPO it goes **up**, from {{ garbage["grpo"][:, 0].mean():.0f }} to {{ garbage["grpo"][:,
-# -1].mean():.0f }} %, and what is wrong gets longer, up to {{ wrong["grpo"].mean(0).max():.0f }} tokens, where Dr.
-# GRPO's wrong answers stay below {{ math.ceil(wrong["dr_grpo"].mean(0).max().item()) }}. {{ assert
-# garbage["dr_grpo"][:, -1].max() < garbage["grpo"][:, -1].min() and garbage["dr_grpo"][:, -1].mean() <
-# garbage["dr_grpo"][:, 0].mean() and garbage["grpo"][:, -1].mean() > garbage["grpo"][:, 0].mean() }} But a model learns
-# from its samples, and hardly anything about arithmetic from garbage. Between steps 30 and 60 of the long runs {{
-# right_share["grpo"]:.0f }} % of GRPO's samples are right, and {{ right_share["dr_grpo"]:.0f }} % of Dr. GRPO's. {{
+# Dr. GRPO fines every token alike, and most tokens of wrong answers are in the garbage. Its share of the samples goes
+# from {{ garbage["dr_grpo"][:, 0].mean():.0f }} down to {{ garbage["dr_grpo"][:, -1].mean():.0f }} %. Under GRPO it
+# goes **up**, from {{ garbage["grpo"][:, 0].mean():.0f }} to {{ garbage["grpo"][:, -1].mean():.0f }} %. Wrong answers
+# get longer under both, up to {{ wrong["grpo"].mean(0).max():.0f }} tokens under GRPO and {{
+# wrong["dr_grpo"].mean(0).max():.0f }} under Dr. GRPO. {{ assert garbage["dr_grpo"][:, -1].max() < garbage["grpo"][:,
+# -1].min() and garbage["dr_grpo"][:, -1].mean() < garbage["dr_grpo"][:, 0].mean() and garbage["grpo"][:, -1].mean() >
+# garbage["grpo"][:, 0].mean() and wrong["dr_grpo"].mean(0).max() < wrong["grpo"].mean(0).max() - 8 }} But a model
+# learns from its samples, and hardly anything about arithmetic from garbage. Between steps 30 and 60 of the long runs
+# {{ right_share["grpo"]:.0f }} % of GRPO's samples are right, and {{ right_share["dr_grpo"]:.0f }} % of Dr. GRPO's. {{
 # assert right_share["dr_grpo"] > right_share["grpo"] + 2 }} **That is the loss.**
 #
-# So the bias is not an imperfection that costs a point at the end. It decides what is learned first. On this task an
-# answer needs some thirty tokens; a model that may write thousands gives it more room. There Liu et al. report what you
-# have seen on a coin: the lengths of wrong answers go on growing long after the reward has stopped, and Dr. GRPO ends
-# that at about the same accuracy. A growing length alone is no evidence of deeper reasoning.
+# So the bias is not an imperfection that costs a point at the end. It decides which faults go and which grow. On this
+# task an answer needs some thirty tokens; a model that may write thousands gives it more room. There Liu et al. report
+# what you have seen on a coin: the lengths of wrong answers go on growing long after the reward has stopped, and Dr.
+# GRPO ends that at about the same accuracy. A growing length alone is no evidence of deeper reasoning.
 #
 # ## 6 · The other division: which problems count
 #
-# Now the standard deviation. Let a prompt be solved with probability $p$. The plain gradient of a prompt is $\nabla p$.
-# Rewards of 0 and 1 have the deviation $\sqrt{p(1-p)}$, so in large groups GRPO follows
+# Now the standard deviation; leave out the division by the length for this section. Let a prompt be solved with
+# probability $p$. The plain gradient of a prompt is $\nabla p$. Rewards of 0 and 1 have the deviation $\sqrt{p(1-p)}$,
+# so in large groups GRPO follows
 #
 # $$\frac{\nabla p}{\sqrt{p(1-p)}} = \nabla\, 2 \arcsin \sqrt p,$$
 #
@@ -551,7 +552,7 @@ display(Markdown(head + "\n".join(table_row(name) for name in ALGORITHMS)))
 
 # %% [markdown]
 # - **RLOO** (Kool et al. 2019, Ahmadian et al. 2024): lesson 01's. It is Dr. GRPO without the ratio, times $G/(G-1)$.
-# - **PPO** (Schulman et al. 2017): lesson 02's, with a critic for each token.
+# - **PPO** (Schulman et al. 2017): lesson 02's, with a critic that gives each token a value.
 # - **GRPO** (Shao et al. 2024) and **Dr. GRPO** (Liu et al. 2025): with this lesson's divisions, and without.
 # - **DAPO** (Yu et al. 2025): keeps the deviation and takes the mean over tokens; clips higher above than below, so
 #   that rare tokens can grow; samples again where a group has no signal; leaves out answers that were cut off.
@@ -588,8 +589,8 @@ for a, b in (("rloo", "dr_grpo"), ("grpo", "gspo"), ("dapo", "cispo"), ("grpo", 
 # Three pairs have one gradient each, up to the factor $8/7$; DAPO still chooses its rows differently. {{ assert
 # all(torch.allclose(pushes[a] * f, pushes[b], atol=1e-7) for a, b, f in (("rloo", "dr_grpo", 7 / 8), ("grpo", "gspo",
 # 1), ("dapo", "cispo", 1))) }} What is left of nine names is a baseline, a deviation and a divisor. That is why Dr.
-# GRPO is the default of this package: not because of a better curve on an easy task, but because its gradient is that
-# of what we want, and with two deletions.
+# GRPO is the default of this package: not because of a better curve on an easy task, but because, with two divisions
+# deleted, it follows the gradient of the expected reward.
 #
 # At the default settings, four times the learning rate, the same lead is there and is over sooner. At step 5 GRPO's
 # worst seed is ahead of the best of Dr. GRPO and RLOO; {{ assert min(accuracy("grpo")[1][:, 1]) >
@@ -638,7 +639,7 @@ for a, b in (("rloo", "dr_grpo"), ("grpo", "gspo"), ("dapo", "cispo"), ("grpo", 
 # ## Exercises
 #
 # [exercises/04_dr_grpo.ipynb](../exercises/04_dr_grpo.ipynb): tell from a gradient what a loss divides by, weigh a
-# prompt, mend a loss from five complaints, and find out which recipes make answers longer. Then go on to [05 · The full
+# prompt, fix a loss from five complaints, and find out which recipes make answers longer. Then go on to [05 · The full
 # loop](05_full_loop.ipynb).
 #
 # ## Further reading

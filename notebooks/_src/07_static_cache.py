@@ -100,7 +100,8 @@ ahead = [RUNGS["graph", n]["tokens_per_s"] / RUNGS["vllm", n]["tokens_per_s"] fo
 # with {{ trl["trl-default"]["rows"] }} answers, the way from the first rung to the third takes the rollout from {{
 # trl["trl-default"]["rollout_s"]:.2f }} to {{ trl["trl-static-compiled"]["rollout_s"]:.2f }} seconds. This lesson is
 # about why. (Launches are a mean over steps, so they need not be whole: the last rungs start one graph a step, and now
-# and then the host does something in between.)
+# and then the host does something in between.) Lesson 10 has some of these rungs from another run, in which their times
+# differ.
 #
 # How far does the last rung go? vLLM, the engine that most people would take, decoded the same prompts in the same run,
 # as a library in the same process: {{ RUNGS["vllm", 16]["tokens_per_s"]:,.0f }} tokens/s with 16 rows and {{

@@ -15,9 +15,9 @@
 # - RMSNorm: shuffles, shared memory, barriers, and mistakes that no test on a GPU would have shown;
 # - what fusing buys, how far a kernel is from its floor, and how ours compare with `torch.compile`'s.
 #
-# You need [lesson 06](06_where_time_goes.ipynb): floors. You need no GPU: kernels are compiled here for GPUs that need
-# not be here, and an **interpreter** of their code runs them on the CPU, slowly, on small tensors, counting every byte.
-# Where there is a GPU, each run is repeated on it and compared. What only a GPU can show, time, comes from records.
+# You need [lesson 06](06_where_time_goes.ipynb): floors. You need no GPU: compiling for one works without it, and an
+# **interpreter** runs the compiled code on the CPU, slowly, on small tensors, counting every byte. Where there is a
+# GPU, each run is repeated on it and compared. Times, which only a GPU can show, come from records.
 #
 # The compiler is a package for Linux: `pip install "rlcourse[kernels]"`; in Colab `%pip install
 # "nvidia-cutlass-dsl>=4.8.1,<4.9" "apache-tvm-ffi>=0.1.15,<0.2"`.
@@ -48,8 +48,8 @@ print("CuTe DSL is here" if dsl.INSTALLED else "CuTe DSL is missing: see the lin
 #
 # A *kernel* is a function that many *threads* run at once. Each finds out which one it is and takes its part of the
 # work. Threads come in *blocks* of up to 1,024; the launch says how many blocks there are, the *grid*. A block stays on
-# one of the GPU's processors (an *SM*, streaming multiprocessor), so its threads can share memory and wait for each
-# other. Blocks know nothing of one another.
+# one of the GPU's processors (an *SM*, streaming multiprocessor), so its threads can share its fast memory and wait for
+# each other. Blocks share only the GPU's large *global* memory, and none can count on another to be running.
 #
 # In CuTe DSL all of that is Python. Here is a complete program that adds two vectors, one element a thread. It needs
 # nothing of this course: in a file of its own it is meant for any NVIDIA GPU since Ampere.
@@ -88,9 +88,10 @@ if device == "cuda":
 #
 # - `from_dlpack` wraps a tensor. Nothing is copied.
 # - `cute.compile` *traces* `launch_add`: it runs the Python once, with placeholders instead of tensors, and turns what
-#   that did into machine code. Shapes and dtypes are constants of the code; `from_dlpack(t).mark_layout_dynamic()`
-#   leaves a length open. `sm_86` is a GPU architecture, Ampere. A call of `program` is cheap. A call of `launch_add`
-#   itself would trace all over again.
+#   that did into machine code. Before that it rewrites each `if` and loop of the source: `i < c.shape[0]` is for each
+#   thread to decide, and plain Python could decide it only once, while tracing. Shapes and dtypes are constants of
+#   the code; `from_dlpack(t).mark_layout_dynamic()` leaves a length open. `sm_86` is a GPU architecture, Ampere. A call
+#   of `program` is cheap. A call of `launch_add` itself would trace all over again.
 # - `cute.jit` marks what the host does: it launches so many blocks of so many threads.
 # - `cute.kernel` marks what each thread does. `thread_idx` and `block_idx` have three coordinates, of which we use one.
 #
@@ -275,8 +276,8 @@ print("and with n = 128: ", caught(Add(guard=False), *torch.randn(3, 128).unbind
 # thread is to spare. **Test with lengths that do not fit.**
 #
 # "Nothing found" is not "correct". The interpreter sees what this run did with these sizes: accesses out of bounds or
-# misaligned, bytes read that nobody wrote, threads that wait for ever, warps that race. It does not see mistakes
-# between lanes of one warp, which it takes to run in step, and it knows nothing of speed.
+# misaligned, bytes read that nobody wrote, threads that wait for ever, warps that race. It does not see races between
+# lanes of one warp, which it takes to run in step, and it knows nothing of speed.
 #
 # ### What it interprets
 #
@@ -378,7 +379,8 @@ plt.show()
 # A tile is cut out of a layout by *dividing* it: the result has the place **within** a tile, and **which** tile.
 # Nothing is moved, only strides are worked out. Dividing `(4,8):(8,1)` by tiles of 2 × 4, CuTe says `{{
 # asked["divided"] }}`: within a tile the old strides, from tile to tile the old strides times the tile. `zipped_divide`
-# gives it in that form, `tiled_divide` with the tile's numbers not packed in a pair.
+# gives it in that form: the place within a tile is one mode, which tile the other. In `tiled_divide` row and column of
+# the tile are modes of their own, so that its index is (place, row, column).
 #
 # ### Threads and values
 #
@@ -940,7 +942,7 @@ fastest.result(FATES[0] if lead > 1.5 else FATES[1] if lead > 1.05 else FATES[2]
 # ## 9 · Bytes in flight
 #
 # What does it take to get there? A load takes hundreds of nanoseconds, its *latency*. To use all of a bandwidth,
-# bandwidth times latency bytes must be **under way at any moment**: Little's law (Little 1961), which also says how
+# bandwidth times latency bytes must be **in flight at any moment**: Little's law (Little 1961), which also says how
 # many people stand in a shop. They can come from many threads with a little each, or few threads with much.
 #
 # How many threads an SM holds is limited by its places for warps and blocks, its shared memory, and its 65,536
@@ -965,7 +967,7 @@ def resident_warps(arch: str, threads: int, registers: int, shared_bytes: int = 
 
 
 def draw_flight(ax, registers: int, bytes_a_thread: int, latency_ns: int) -> None:
-    """Share of the bandwidth over the bytes that each thread has under way."""
+    """Share of the bandwidth over the bytes that each thread has in flight."""
     warps = resident_warps("sm_90a", 128, registers)
     sizes = torch.logspace(0, 7, 200, base=2)
 
@@ -975,7 +977,7 @@ def draw_flight(ax, registers: int, bytes_a_thread: int, latency_ns: int) -> Non
     found = reached(torch.tensor(float(bytes_a_thread)))
     ax.plot(sizes, reached(sizes), color=BLUE)
     ax.plot([bytes_a_thread], [found], color=VERMILION, marker="o", markersize=9)
-    ax.set(xscale="log", ylim=(0, 108), xlabel="bytes a thread has under way", ylabel="% of the bandwidth, at most")
+    ax.set(xscale="log", ylim=(0, 108), xlabel="bytes a thread has in flight", ylabel="% of the bandwidth, at most")
     ax.set(xticks=[1, 4, 16, 64, 128], xticklabels=[1, 4, 16, 64, 128])
     ax.minorticks_off()
     title = f"{registers} registers, {warps} of 64 warps,\n{bytes_a_thread} bytes a thread: {found:.0f} %"
@@ -997,7 +999,7 @@ explorer(
 )
 
 # %% [markdown]
-# In the first picture each thread has one float under way, at **full** occupancy, and does not get there. With 16 bytes
+# In the first picture each thread has one float in flight, at **full** occupancy, and does not get there. With 16 bytes
 # it does, and so does a kernel with many registers that asks for all of its row before it uses any of it. Occupancy is
 # a means; bytes in flight are the end (Volkov 2010). For our kernels, with registers read from their machine code:
 
@@ -1016,25 +1018,26 @@ lines = [
     "| kernel | registers | stack, bytes | warps an SM holds (most: 64) | KB in flight, at most |",
     "| --- | --- | --- | --- | --- |",
 ]
-spilled = {}
+spilled, flying = {}, {}
 for name, (kernel, loads) in rows_of.items():
     code = compiled(kernel, "sm_90a")
     warps = resident_warps("sm_90a", kernel.threads, code.registers, code.shared_bytes)
-    spilled[name] = code.stack_bytes
-    lines.append(f"| {name} | {code.registers} | {code.stack_bytes} | {warps} | {warps * 32 * loads / 1024:.0f} |")
+    spilled[name], flying[name] = code.stack_bytes, warps * 32 * loads / 1024
+    lines.append(f"| {name} | {code.registers} | {code.stack_bytes} | {warps} | {flying[name]:.0f} |")
 display(Markdown("\n".join(lines)))
 
 # %% [markdown]
-# At 700 ns the model asks for {{ needed:.0f }} KB an SM. `WarpNorm` with rows of 8,192 shows where one row per warp
-# ends: a thread can't hold its part in 255 registers, so the assembler *spills* to a stack of {{ spilled["WarpNorm
-# 8192"] }} bytes, which lies in local memory. {{ assert spilled["WarpNorm 8192"] > 0 }} From there on a block takes the
-# row.
+# At 700 ns the model asks for {{ needed:.0f }} KB an SM. Only `Add`, with one element a thread, stays below that. {{
+# assert [name for name in flying if flying[name] < needed] == ["Add, 1 a thread"] }} `WarpNorm` with rows of 8,192
+# shows where one row per warp ends: a thread can't hold its part in 255 registers, so the assembler *spills* to a stack
+# of {{ spilled["WarpNorm 8192"] }} bytes, which lies in local memory. {{ assert spilled["WarpNorm 8192"] > 0 }} From
+# there on a block takes the row.
 #
 # ## 10 · An operation of PyTorch
 #
 # Python can call a kernel's launcher, but `torch.compile` can't look inside it, and the graph breaks (lesson 07). The
 # remedy is to register an *operation*: a name with a schema, which says what is read and what is changed, and a *fake*,
-# which makes an empty output of the right shape and dtype. That is all a compiler needs to plan around it.
+# which makes an empty output of the right shape, strides and dtype. That is all a compiler needs to plan around it.
 
 
 # %%

@@ -16,7 +16,7 @@ task = load_task("minigsm")
 
 
 def log_probs(model, rollout: Rollout) -> Tensor:
-    """log pi of every token of every answer, 0 on the prompt and behind the end: [rows, width - 1]."""
+    """log pi of every token of every answer, 0 on the prompt and after the end: [rows, width - 1]."""
     logits = model(rollout.ids).logits[:, :-1]  # the last output predicts nothing that is there
     mask = answer_mask(rollout)
     return -F.cross_entropy(logits.transpose(1, 2), rollout.ids[:, 1:], reduction="none") * mask
@@ -24,9 +24,9 @@ def log_probs(model, rollout: Rollout) -> Tensor:
 
 def answer_mask(rollout: Rollout) -> Tensor:
     """Which of the tokens that `log_probs` looks at belong to the answer, its end token included: [rows, width - 1]."""
-    place = torch.arange(1, rollout.ids.shape[1])
+    position = torch.arange(1, rollout.ids.shape[1])
     start = rollout.prompt_lengths[:, None]
-    return (place >= start) & (place < start + rollout.completion_lengths[:, None])
+    return (position >= start) & (position < start + rollout.completion_lengths[:, None])
 
 
 def verify(problems: list[Problem], rollout: Rollout, policy) -> Tensor:

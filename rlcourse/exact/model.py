@@ -12,7 +12,7 @@ from rlcourse.exact.sequences import Sequences
 from rlcourse.exact.weights import fused_weights
 from rlcourse.sampling import Sampling
 
-WIDTH = 64  # of which the longest sequence is a multiple: cuDNN plans attention's backward pass for each length
+WIDTH = 64  # of which the longest sequence is a multiple: for each length cuDNN plans a backward pass, see `few`
 
 
 class ExactPass:
@@ -52,7 +52,7 @@ def pack(rollout: Rollout) -> tuple[Tensor, Sequences, Tensor]:
     where among the N the token before each of them is).
 
     Sequences are rows, those of one prompt together; behind them some of padding make N a multiple of `size_step`, none
-    longer than the others may be.
+    longer than the others may be, and empty ones their number one of `few`.
     """
     ids, device, host = rollout.ids, rollout.ids.device, rollout.ids.cpu().numpy()
     prompts, answers = rollout.prompt_lengths.cpu(), rollout.completion_lengths.cpu()
@@ -65,7 +65,7 @@ def pack(rollout: Rollout) -> tuple[Tensor, Sequences, Tensor]:
     lengths = (prompts + answers)[order]
     tokens = int((lengths - shared).sum())
     step, length = size_step(tokens), ids.shape[1] + -ids.shape[1] % WIDTH
-    fillers = length * torch.arange(-(-step // length))
+    fillers = length * torch.arange(few(len(lengths) + -(-step // length)) - len(lengths))
     lengths = torch.cat([lengths, (-tokens % step - fillers).clamp(0, length)])
     sequences = Sequences.of(lengths, F.pad(shared, (0, len(fillers))), length, device)
     ids = F.pad(ids[order.to(device)], (0, length - ids.shape[1], 0, len(fillers))).flatten()[sequences.places]
@@ -73,6 +73,13 @@ def pack(rollout: Rollout) -> tuple[Tensor, Sequences, Tensor]:
     answers, before, place = torch.stack([answers, before, order.argsort()]).to(device)
     row = torch.arange(len(answers), device=device).repeat_interleave(answers, output_size=count)
     return ids, sequences, sequences.find(place[row], before[row] + torch.arange(count, device=device))
+
+
+def few(count: int) -> int:
+    """The next number up of a few: multiples of 4, and of an eighth of a power of two. For each new number of
+    sequences, as for each length, cuDNN plans attention's backward pass anew, which takes tens of milliseconds."""
+    unit = max(4, 2 ** (count - 1).bit_length() // 16)
+    return -(-count // unit) * unit
 
 
 def size_step(tokens: int) -> int:

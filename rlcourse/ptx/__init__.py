@@ -11,7 +11,7 @@ A file a job: `parse` (text to instructions), `dataflow` (registers that may be 
 (loads and stores), `warp` (shuffles, matrix products), `machine` (all of it for one launch), `execute` (who runs when),
 `report`, `summary` (python -m rlcourse.ptx FILE.ptx).
 
-It is no model of speed. What it does not see: mistakes between lanes of one warp (they are taken to run in step), and
+It is no model of speed. What it does not see: races between lanes of one warp (they are taken to run in step), and
 writes over what several warps have read (of a byte of global memory, the last reader is remembered). It knows what
 kernels for Ampere use, and what compilers make of these for later GPUs; not clusters, mbarriers, bulk copies, wgmma,
 tcgen05, textures, calls and double-precision fma. Such an instruction is Unsupported when it is reached.

@@ -61,7 +61,8 @@ def test_of_a_rollout_no_padding_is_left_but_what_makes_a_multiple_and_each_prom
     assert len(ids) == 2 * module.WIDTH == 128 and sequences.length == 128
     tokens = [5, 9, 7, 8, 3, 6, 7, 8, *range(30, 60), *range(40), 4, 6]  # rows 0, 2, 4, then 1, then 3
     assert ids[: len(tokens)].tolist() == tokens
-    assert sequences.table[:, 0].tolist() == [5, 3, 4, 70, 2, 48] and sequences.copies.tolist() == [2, 2, *[0] * 126]
+    assert sequences.table[:, 0].tolist() == [5, 3, 4, 70, 2, 48, 0, 0]
+    assert sequences.copies.tolist() == [2, 2, *[0] * 126]
     places = [1, 2, 3, 37, *range(38, 77), 1, 78, 1, 6]  # of the token before: row 0, row 1, row 2, row 3, row 4
     assert before.tolist() == places
 
@@ -72,7 +73,7 @@ def test_padding_behind_many_short_sequences_is_no_longer_than_they_are():
     assert tokens == 7982 and module.size_step(tokens) == 4096 // 32 == 128
     ids, sequences, before = module.pack(rollout)
     assert len(ids) == 63 * 128 == 8064 and sequences.length == 64
-    assert sequences.table[-3:, 0].tolist() == [61, 64, 18]  # the rest of 128, of up to 64 each
+    assert sequences.table[198:, 0].tolist() == [61, 64, 18, *[0] * 7]  # the rest of 128, of up to 64 each
     assert ids[:81].tolist() == [5, *range(40), *range(40)] and ids[7921:7982].tolist() == [6, *range(60)]
     assert before[[0, 1, 40, 41, 7920]].tolist() == [0, 1, 0, 41, 7921]
 
@@ -80,6 +81,12 @@ def test_padding_behind_many_short_sequences_is_no_longer_than_they_are():
 def test_nothing_is_shared_by_prompts_that_begin_alike():
     ids, sequences, _ = module.pack(rollout_of([([5, 9], [7]), ([5], [9, 7]), ([5, 9, 7], [1])]))
     assert ids[:10].tolist() == [5, 9, 7, 5, 9, 7, 5, 9, 7, 1] and not sequences.copies.any()
+
+
+def test_there_are_few_numbers_of_sequences_and_few_empty_ones():
+    found = [module.few(count) for count in range(1, 1025)]
+    assert all(count <= more < count + max(4, count / 8) for count, more in enumerate(found, start=1))
+    assert len(set(found)) == 16 + 4 * 8 and found[-1] == 1024
 
 
 @pytest.mark.parametrize("tokens", [1, 63, 64, 2047, 4095, 4096, 25_344, 100_000])

@@ -703,6 +703,7 @@ MISTAKES = [
     ("exact/model.py", "order.argsort()]).to(device)", "order]).to(device)", SEQUENCES),
     ("exact/model.py", "host[row, :prompt]", "host[row, :1]", SEQUENCES),
     ("exact/model.py", "prompts - 1 + answers - answers.cumsum(0)", "prompts + answers - answers.cumsum(0)", SEQUENCES),
+    ("exact/model.py", "max(4, 2 ** (count - 1).bit_length() // 16)", "1", SEQUENCES),
     ("exact/model.py", "tokens.bit_length() - 1) // 32", "tokens.bit_length()) // 32", SEQUENCES),
     ("exact/sequences.py", "return self.places % self.length", "return self.places", SEQUENCES),
     ("exact/sequences.py", "leaders.bincount(minlength=len(own)) - 1", "leaders.bincount(minlength=len(own))", SEQUENCES),

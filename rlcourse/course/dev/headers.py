@@ -31,12 +31,12 @@ COURSE = {
     "01_policy_gradient": Lesson(
         "The policy gradient",
         2,
-        "the whole training loop in 25 lines: run, derived, broken, and mended with a baseline",
+        "the whole training loop in 25 lines: run, derived, broken, and fixed with a baseline",
     ),
     "02_ppo": Lesson(
         "PPO",
         3,
-        "many steps from one rollout, broken and mended: ratio, clip, critic, GAE; a KL to be trusted",
+        "many steps from one rollout, broken and fixed: ratio, clip, critic, GAE; a KL to be trusted",
     ),
     "03_grpo": Lesson(
         "GRPO", 3, "the critic deleted, the group in its place; a thousandth of a point that ruins a run, and the cure"
@@ -67,7 +67,7 @@ COURSE = {
     "09_decode_attention": Lesson(
         "Decode attention in one kernel",
         5,
-        "online softmax, splits, tensor cores; the whole step fused",
+        "online softmax, splits, tensor cores; RoPE and the cache write in the same launch",
     ),
     "10_faster_kernel_slower_loop": Lesson(
         "A faster kernel, a slower loop", 4, "a kernel that wins alone and loses in generate: why, and the way back"

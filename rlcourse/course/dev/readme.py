@@ -51,13 +51,17 @@ def _table(kind: str, arguments: str) -> str:
 
 def curves_markdown() -> str:
     """One line an algorithm: test accuracy before and after, least to most over the seeds."""
+    recorded: dict[str, list[str]] = {}  # where and when: which algorithms
     lines = ["| algorithm | seeds | accuracy before | accuracy after |", "| --- | --- | --- | --- |"]
     for record in recorded_algorithms():
         runs = [seed["summary"] for seed in record["results"]]
         before, after = ([run[f"accuracy_{when}"] for run in runs] for when in ("before", "after"))
         name = LABELS.get(record["name"], record["name"].upper())
         lines.append("| " + " | ".join((name, str(len(runs)), _range(before), _range(after))) + " |")
-    return "\n".join(lines) + "\n\n"
+        recorded.setdefault(provenance(record), []).append(name)
+    (most, _), *others = sorted(recorded.items(), key=lambda item: -len(item[1]))
+    said = [most, *(f"{' and '.join(names)} {where.removeprefix('recorded ')}" for where, names in others)]
+    return "\n".join(lines) + f"\n\n{'; '.join(said)}\n"
 
 
 def gain_markdown() -> str:

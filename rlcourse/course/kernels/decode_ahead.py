@@ -1,9 +1,9 @@
 """Decode attention, the second step once more: the arithmetic of `decode_split`, with loads that are ahead of it.
 
-The third step (`rlcourse/kernels/decode_attention.py`) differs from the second in two things: its products run on
-tensor cores, and more bytes are on their way. This kernel changes the second alone, so that a measurement can tell
-which of them brought how much. It is there for that. What it has more of is bytes on their way at a time, not time
-for them: the assembler moves the loads of a round behind most of its arithmetic.
+The third step (`rlcourse/kernels/decode_attention.py`) differs from the second in several things: its products run on
+tensor cores, more bytes are in flight, the grid is another one, and on some GPUs it starts early. This kernel has more
+bytes in flight and changes nothing else, so that a measurement can tell what they bring by themselves. It is there for
+that. They have no more time than before: the assembler moves the loads of a round behind most of its arithmetic.
 """
 
 import math
@@ -26,7 +26,7 @@ from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_const
 
 @dataclass(frozen=True)
 class AheadDecode:
-    """The kernel, with the fields of `SplitDecode`. tiles: of a block that are on their way at a time; a block works on
+    """The kernel, with the fields of `SplitDecode`. tiles: of a block that are in flight at a time; a block works on
     one and asks for the one that comes `tiles` later."""
 
     heads: int

@@ -1,5 +1,6 @@
 """The recorded runs of lesson 14, three seeds each: the kernel model trained by an honest judge; by one with a hole; by
-the honest one again, from where the hole has led: `python -m rlcourse.course.lessons.lesson14`.
+the honest one again, from where the hole has led; by times measured on a GPU: `python -m
+rlcourse.course.lessons.lesson14`.
 
 Takes names of `RUNS`, or does them all. Writes the record `lesson14_<name>` of each. The runs themselves stay in
 runs/lesson14: the one that closes a hole begins with the model that the open one has left there, and trains that first
@@ -43,6 +44,12 @@ RUNS: dict[str, dict[str, Any]] = {
     "stale_careful": {"task": TASK + "stale", "steps": 60},  # from the model that ships, as honest and side_open do
     "side_open": {"task": TASK + "side", "steps": 80},
     "side_closed": {"steps": 60},
+    "measured": {
+        "task": "rlcourse.tasks.kernels.measured:load",
+        "steps": 120,
+        "eval_every": 60,
+        "eval_validation": 100,
+    },
 }
 BEGINS_AFTER = {"stale_closed": "stale_open", "side_closed": "side_open"}
 
@@ -57,9 +64,11 @@ CURVES = (
     "counted_correct",  # this and the next two: with a hole alone
     "counted_speedup",
     "hacked",
+    "measured_speedup",  # where programs are timed on a GPU
     "entropy",
 )
-MEASURED = (*CURVES[1:-1], "optimal", "fast_1", "fast_1.5", "fast_2", "refused_fast_1")
+TIMED = ("measured_fast_1.5", "measured_fast_2")
+MEASURED = (*CURVES[1:-1], "optimal", "fast_1", "fast_1.5", "fast_2", "refused_fast_1", *TIMED)
 OF_LONG = ("long_correct", "long_fast_1", "long_share_of_optimum")
 
 
@@ -78,14 +87,15 @@ def one_run(name: str, seed: int, **overrides: Any) -> dict[str, Any]:
     curves: `steps` and, for each name in `CURVES` that the run has, the mean of the `BLOCK` steps that end there, over
     sampled answers to problems of training. evals: greedy answers to the validation problems. test: greedy answers to
     the test problems, before and after. held_out: greedy and sampled answers to `held_out`, before and after; of a run
-    that closes a hole they also say what a judge that still had it would count. samples: answers of the last steps.
+    that closes a hole they also say what a judge that still had it would count; of one paid by measured times they are
+    counted, which the thousands of programs would take long to be otherwise. samples: answers of the last steps.
     seconds, peak_memory_bytes: of the training.
     """
     config = run_config(name, seed, **overrides)
     run = trained(config)
     summary, lines = read_json(run / "summary.json", "delete the folder"), read_lines(run / "metrics.jsonl")
     models = {"before": config.model, "after": str(latest_checkpoint(run))}
-    task = RUNS[BEGINS_AFTER.get(name, name)].get("task", "kernels")
+    task = "kernels" if name == "measured" else RUNS[BEGINS_AFTER.get(name, name)].get("task", "kernels")
     return {
         "curves": block_means(lines),
         "evals": [{"step": line["step"]} | only(line, MEASURED) for line in read_lines(run / "evals.jsonl")],
