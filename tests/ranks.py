@@ -1,6 +1,7 @@
 """Ranks of a run as forks of the process that tests, which need no second to start; and an engine whose samples depend
 on nothing but the prompt and the weights, so that runs of any number of ranks can be compared."""
 
+import faulthandler
 import os
 import signal
 import sys
@@ -36,13 +37,18 @@ class Ranks:
     in `printed`, how they ended in `codes`; a negative code is a signal."""
 
     def __init__(self, size: int, work, folder: Path):
-        # As with torchrun the store outlives every rank.
-        self.store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         folder.mkdir(parents=True, exist_ok=True)
         self.size, self.work, self.folder = size, work, folder
-        self.environment = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.store.port)}
+        self.environment = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
         self.environment |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+        # The store has a thread. A fork made while that thread answers another rank may inherit a lock that nobody ever
+        # opens, so all ranks are there before it starts, and are told its port. As with torchrun it outlives them.
+        self.port, tell = os.pipe()
         self.pids = [self._start(rank) for rank in range(size)]
+        self.store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        os.write(tell, f"{self.store.port:5}".encode() * size)
+        os.close(tell)
+        os.close(self.port)
 
     def _start(self, rank: int) -> int:
         pid = os.fork()
@@ -56,7 +62,9 @@ class Ranks:
             tqdm.set_lock(threading.RLock())  # its own is shared with forks
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(SECONDS)
+            faulthandler.dump_traceback_later(SECONDS - 5, file=sys.stderr)
             os.environ |= self.environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            os.environ["MASTER_PORT"] = os.read(self.port, 5).decode().strip()
             torch.save(self.work(rank), self.folder / f"{rank}.pt")
             code = 0
         except SystemExit as end:

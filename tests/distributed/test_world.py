@@ -261,7 +261,8 @@ def test_a_rank_that_ends_is_noticed_by_the_others(tmp_path):
         with pytest.raises(RankLost, match="go on from the last one with --resume"):
             one_leaves(rank)
 
-    assert Ranks(3, work, tmp_path).end().codes == [0, 7, 0]
+    ranks = Ranks(3, work, tmp_path).end()
+    assert ranks.codes == [0, 7, 0], ranks.printed
 
 
 def test_a_rank_that_follows_stops_when_all_agree_and_not_before():
