@@ -264,7 +264,7 @@ def lab(
 
 @app.command()
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False):
-    """Say what this machine is, which presets fit it, and what is missing, with the command that brings it."""
+    """Say what this machine is, which presets fit it, and what is missing, with the command that installs it."""
     with user_errors():
         from rlcourse.measure import doctor
 

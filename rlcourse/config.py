@@ -92,7 +92,7 @@ class TrainConfig:
     )
     kl_coef: float = setting(0.0, "weight of the KL divergence to the frozen reference; 0 for none", within=WEIGHT)
     kl_estimator: str = setting("k3", "estimator of that KL as a loss term; in the reward it is k1", ("k1", "k2", "k3"))
-    kl_in: str = setting("loss", "whether the KL is part of the loss or taken off the reward", ("loss", "reward"))
+    kl_in: str = setting("loss", "whether the KL is part of the loss or subtracted from the reward", ("loss", "reward"))
     reference: bool = setting(False, "keep the frozen reference to measure the KL even if it has no weight")
     mask_truncated: bool = setting(False, "leave completions that hit the token limit out of the loss (DAPO)")
     dynamic_sampling: bool = setting(False, "sample again until every group has signal, 4 rounds at most (DAPO)")
@@ -289,27 +289,31 @@ def check_config(config: TrainConfig) -> None:
             f"max_new_tokens must be a multiple of {config.partial_rollout_tokens}, partial_rollout_tokens."
         )
     if config.partial_rollout_tokens and (config.dynamic_sampling or config.overlap):
-        raise ValueError("Partial rollouts go without dynamic sampling and overlap: leave partial_rollout_tokens out.")
+        raise ValueError(
+            "Partial rollouts do not go with dynamic sampling or overlap: set partial_rollout_tokens to 0."
+        )
     if config.minibatches > config.rows:
         raise ValueError(f"minibatches ({config.minibatches}) must not exceed the rows of a step ({config.rows}).")
     if config.dtype == "bfloat16" and config.device == "cpu":
         raise ValueError("dtype bfloat16 is for a GPU: use --dtype float32 on a CPU.")
     if config.shard and (config.overlap or config.partial_rollout_tokens):
-        raise ValueError("--shard has every rank sample whole answers: leave it, or overlap and partial rollouts, out.")
+        raise ValueError(
+            "With --shard every rank samples whole answers: leave out --shard, or overlap and partial rollouts."
+        )
     if config.shard and config.lora_rank:
         raise ValueError(
-            "--shard splits weights that learn, and with an adapter few do: leave --shard or --lora-rank out."
+            "--shard splits weights that learn, and with an adapter few do: leave out --shard or --lora-rank."
         )
     if config.judge is not None and is_address(config.judge):
         if config.judge_model is None:
-            raise ValueError("A judge behind an address has a name there: add --judge-model.")
+            raise ValueError("A judge behind an address needs its name there: add --judge-model.")
         if any(sign in config.judge for sign in "@?#"):  # the config is saved
             raise ValueError("judge is an address without user, password and query: the key is in RLCOURSE_JUDGE_KEY.")
     if config.cache_gb and (config.engine not in ("fast", "vllm") or config.device == "cpu"):
-        raise ValueError("A paged cache is for the engines fast and vllm on a GPU: leave --cache-gb out.")
+        raise ValueError("A paged cache is for the engines fast and vllm on a GPU: leave out --cache-gb.")
     if config.engine == "vllm" and config.device == "cpu":
         raise ValueError("The engine vllm needs an NVIDIA GPU: use --engine fast or hf-dynamic.")
     if config.vllm_server is not None and (config.engine != "vllm" or config.cache_gb or config.sleep):
-        raise ValueError("--vllm-server is for --engine vllm, and has its own cache: leave --cache-gb and --sleep out.")
+        raise ValueError("--vllm-server is for --engine vllm, and has its own cache: leave out --cache-gb and --sleep.")
     if config.vllm_server is not None and not is_address(config.vllm_server):
         raise ValueError(f"{config.vllm_server!r} is not an address: write http://HOST:PORT.")

@@ -53,7 +53,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
                 break
             raise ValueError(f"{path}, line {number} is not JSON: {remedy}.") from None
         if not isinstance(values[-1], dict):
-            raise ValueError(f"{path}, line {number} is no JSON object: {remedy}.")
+            raise ValueError(f"{path}, line {number} is not a JSON object: {remedy}.")
     return values
 
 
@@ -99,7 +99,7 @@ def try_folder(folder: Path, remedy: str, needs_bytes: int = 0) -> None:
     for made in missing:
         with suppress(OSError):
             made.rmdir()
-    raise OSError(f"What is made cannot be written to {folder} ({why}): {remedy}.")
+    raise OSError(f"Results cannot be written to {folder} ({why}): {remedy}.")
 
 
 def try_empty_folder(folder: Path, remedy: str) -> None:

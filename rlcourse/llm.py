@@ -28,12 +28,11 @@ class LLM:
         from rlcourse.llm import LLM
 
         llm = LLM("embedded")
-        [[answer]] = llm.generate(["Tom has 3 apples and buys 12 more. How many apples has he?"])
+        [[answer]] = llm.generate(["Tom has 3 apples and buys 12 more. How many apples does he have?"])
 
     model: "embedded", a folder, or a name on the Hugging Face hub. engine, cache_gb: see
     `rlcourse.rollout.make_engine`. dtype: "float32" or "bfloat16"; None: bfloat16 on a GPU. device: "cpu", "cuda" or
-    "auto". Raises ValueError or
-    FileNotFoundError in one sentence for what cannot be loaded.
+    "auto". Raises ValueError or FileNotFoundError, in one sentence, for what cannot be loaded.
     """
 
     def __init__(
@@ -66,10 +65,10 @@ class LLM:
         entries = self.policy.model.get_input_embeddings().num_embeddings
         if not ids or not all(prompt and all(0 <= token < entries for token in prompt) for prompt in ids):
             raise ValueError(
-                f"Every prompt needs a token, and each token an id of 0 to {entries - 1}; there is one amiss."
+                f"Every prompt needs a token, and every token an id from 0 to {entries - 1}: check the prompts."
             )
         if max_new_tokens < 1 or num_generations < 1:
-            raise ValueError("max_new_tokens and num_generations are at least 1.")
+            raise ValueError("max_new_tokens and num_generations must be at least 1.")
         with without_cudnn_attention():  # lengths differ from call to call
             rollout = self.engine.generate(ids, num_generations, max_new_tokens, sampling or Sampling())
         if not rollout.logprobs.isfinite().all():

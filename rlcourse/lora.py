@@ -27,7 +27,7 @@ def add_adapter(model: PreTrainedModel, base: str, rank: int, alpha: float, targ
     """Give the model a new adapter, its A drawn from torch's global generator. The model's own weights stop learning.
 
     base: the name that `load_policy` finds the model by, for the adapter's config. targets: 'all-linear', or names of
-    linear layers set apart by commas. Raises ValueError for a name that is no linear layer below the output head.
+    linear layers set apart by commas. Raises ValueError for a name that is not a linear layer below the output head.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -35,7 +35,7 @@ def add_adapter(model: PreTrainedModel, base: str, rank: int, alpha: float, targ
     names = found if targets == ALL_LINEAR else [name.strip() for name in targets.split(",")]
     unknown = [name for name in names if name not in found]
     if unknown:
-        raise ValueError(f"lora_targets: {unknown[0]!r} is no linear layer of this model; it has {', '.join(found)}.")
+        raise ValueError(f"lora_targets: {unknown[0]!r} is not a linear layer here; the model has {', '.join(found)}.")
     path = Path(base).expanduser()
     config = LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=alpha, target_modules=names)
     config.base_model_name_or_path = str(path.resolve()) if path.is_dir() else base

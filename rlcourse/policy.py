@@ -162,7 +162,7 @@ def _loaded(kind: type, path: str, folder: Path | None, **options) -> Any:
     except Exception as error:
         if folder is None and isinstance(error, OSError):
             raise FileNotFoundError(
-                f"{path} is no folder here and its {what} cannot be fetched from the hub: check the name and the "
+                f"{path} is not a folder here, and its {what} cannot be fetched from the hub: check the name and the "
                 "network."
             ) from error
         raise ValueError(f"The {what} in {path} cannot be read ({_first_line(error)}): {COPY_AGAIN}.") from error

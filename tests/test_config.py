@@ -59,7 +59,7 @@ def test_the_default_is_dr_grpo_on_a_laptop():
         ({"dtype": "bfloat16", "device": "cpu"}, r"dtype bfloat16 is for a GPU: use --dtype float32 on a CPU\."),
         (
             {"cache_gb": 1, "device": "cpu"},
-            r"A paged cache is for the engines fast and vllm on a GPU: leave --cache-gb out\.",
+            r"A paged cache is for the engines fast and vllm on a GPU: leave out --cache-gb\.",
         ),
         ({"cache_gb": 1, "engine": "hf-static"}, r"A paged cache is for the engines fast and vllm on a GPU"),
         ({"engine": "vllm", "device": "cpu"}, r"The engine vllm needs an NVIDIA GPU: use --engine fast or hf-dynamic"),

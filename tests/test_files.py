@@ -87,7 +87,7 @@ def test_a_last_line_that_a_kill_cut_short_is_left_out(path):
 
 @pytest.mark.parametrize(
     ("line", "complaint"),
-    [("", "is not JSON"), ("{", "is not JSON"), ("3", "is no JSON object"), ("\x80", "is not JSON")],
+    [("", "is not JSON"), ("{", "is not JSON"), ("3", "is not a JSON object"), ("\x80", "is not JSON")],
 )
 def test_any_other_line_that_is_broken_is_named(line, complaint, path):
     path.write_bytes(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n'.encode("latin-1"))
@@ -136,7 +136,7 @@ def test_a_disk_without_room_is_found_before_anything_is_made(tmp_path, monkeypa
 
 @pytest.mark.skipif(not os.path.exists("/proc/self"), reason="needs a place where nobody may write")
 def test_a_place_that_cannot_be_written_is_named():
-    with pytest.raises(OSError, match=r"^What is made cannot be written to /proc/self/x \(.+\): choose another\.$"):
+    with pytest.raises(OSError, match=r"^Results cannot be written to /proc/self/x \(.+\): choose another\.$"):
         try_folder(files.Path("/proc/self/x"), "choose another")
     with pytest.raises(OSError, match="cannot be written"):
         try_file(files.Path("/proc/self/x.json"), "choose another")

@@ -51,7 +51,7 @@ def test_it_sleeps_between_calls_and_the_seed_decides(folder):
     [
         (([],), "Every prompt needs a token"),
         (([[]],), "Every prompt needs a token"),
-        (([[5], [100_000]],), "an id of 0 to "),
+        (([[5], [100_000]],), "an id from 0 to "),
         (([[5]], None, 0), "at least 1"),
         (([[5]], None, 4, 0), "at least 1"),
         (([[5]], None, 100_000), "positions"),

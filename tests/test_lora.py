@@ -227,7 +227,7 @@ def test_names_choose_what_gets_an_adapter(model_folder):
 
 @pytest.mark.parametrize("targets", ["q_proj,q", "lm_head", "embed_tokens", ""])
 def test_what_is_no_linear_layer_below_the_head_is_refused(targets, model_folder):
-    with pytest.raises(ValueError, match=r"is no linear layer of this model; it has q_proj, k_proj, .*, down_proj"):
+    with pytest.raises(ValueError, match=r"is not a linear layer here; the model has q_proj, k_proj, .*, down_proj"):
         adapted(model_folder, targets=targets)
 
 

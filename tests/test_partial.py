@@ -225,10 +225,10 @@ def test_state_of_another_run_is_refused():
     [
         ({"max_new_tokens": 80, "partial_rollout_tokens": 32}, "max_new_tokens must be a multiple of 32"),
         ({"partial_rollout_tokens": 100}, "multiple of 100"),
-        ({"partial_rollout_tokens": 20, "dynamic_sampling": True}, "go without dynamic sampling"),
-        ({"partial_rollout_tokens": 20, "overlap": True, "sampler_correction": "token"}, "go without dynamic"),
-        ({"partial_rollout_tokens": 20, "shard": True}, "every rank sample whole answers"),
-        ({"overlap": True, "sampler_correction": "token", "shard": True}, "every rank sample whole answers"),
+        ({"partial_rollout_tokens": 20, "dynamic_sampling": True}, "do not go with dynamic sampling"),
+        ({"partial_rollout_tokens": 20, "overlap": True, "sampler_correction": "token"}, "do not go with dynamic"),
+        ({"partial_rollout_tokens": 20, "shard": True}, "every rank samples whole answers"),
+        ({"overlap": True, "sampler_correction": "token", "shard": True}, "every rank samples whole answers"),
     ],
 )
 def test_what_cannot_work_is_refused(settings, said):

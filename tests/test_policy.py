@@ -173,7 +173,7 @@ def test_a_name_that_the_hub_does_not_give_is_refused(monkeypatch):
 
     monkeypatch.setattr("rlcourse.policy.AutoModelForCausalLM.from_pretrained", unreachable)
     with pytest.raises(
-        FileNotFoundError, match=r"^someone/model is no folder here .* check the name and the network\.$"
+        FileNotFoundError, match=r"^someone/model is not a folder here, .* check the name and the network\.$"
     ):
         load_policy("someone/model")
 

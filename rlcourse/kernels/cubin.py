@@ -10,7 +10,7 @@ WITH_VALUE = 4  # the form of an attribute that has a value of its own
 def resources(cubin: bytes) -> dict[str, int]:
     """Registers of a thread, and bytes of its stack: 0 means that nothing is spilled and no array lies in local memory.
 
-    Of the only kernel in it. Raises ValueError where the file is no cubin.
+    Of the only kernel in it. Raises ValueError where the file is not a cubin.
     """
     found = dict.fromkeys((REGISTERS, STACK), 0)
     for attribute, value in _attributes(_section(cubin, b".nv.info")):
@@ -23,7 +23,7 @@ def resources(cubin: bytes) -> dict[str, int]:
 def _section(elf: bytes, wanted: bytes) -> bytes:
     """The bytes of a section. The header says where the table of sections is, and which one holds their names."""
     if elf[:4] != b"\x7fELF":
-        raise ValueError("This is no cubin: it does not begin as an ELF file does.")
+        raise ValueError("This is not a cubin: it does not begin as an ELF file does.")
     (table,) = struct.unpack_from("<Q", elf, 40)
     size, count, names = struct.unpack_from("<HHH", elf, 58)
     sections = [struct.unpack_from("<I20xQQ", elf, table + i * size) for i in range(count)]  # name, offset, bytes
@@ -31,7 +31,7 @@ def _section(elf: bytes, wanted: bytes) -> bytes:
         start = sections[names][1] + name
         if elf[start : elf.index(b"\0", start)] == wanted:
             return elf[offset : offset + length]
-    raise ValueError(f"This is no cubin: it has no section {wanted.decode()}.")
+    raise ValueError(f"This is not a cubin: it has no section {wanted.decode()}.")
 
 
 def _attributes(info: bytes):

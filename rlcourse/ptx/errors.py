@@ -29,7 +29,7 @@ class OutOfBounds(PTXError):
 
 
 class Misaligned(PTXError):
-    """An access whose address is no multiple of its size."""
+    """An access whose address is not a multiple of its size."""
 
 
 class Uninitialised(PTXError):

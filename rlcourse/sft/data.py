@@ -93,7 +93,7 @@ def of_hub(config: SFTConfig) -> Iterator[tuple[str, Messages]]:
     except Exception as error:  # without a network it may be any of a dozen, from three libraries
         line = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
         raise ConnectionError(
-            f"{config.data} is no file here, and as a data set it cannot be loaded from the hub ({line}): check name, "
+            f"{config.data} is not a file here, and cannot be loaded from the hub as a data set ({line}): check name, "
             "--subset, --split and the network."
         ) from error
     for number, row in enumerate(rows):

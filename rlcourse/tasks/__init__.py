@@ -80,7 +80,7 @@ def load_task(name: str, data_dir: str | None = None) -> Task:
         raise ValueError(f"{name} is a task already and reads no data_dir: name a function of data_dir that makes one.")
     missing = [attribute for attribute in NEEDED if not hasattr(found, attribute)]
     if missing:
-        raise ValueError(f"{name} is no task: it has no {' and no '.join(missing)} (see rlcourse/tasks/task.py).")
+        raise ValueError(f"{name} is not a task: it has no {' and no '.join(missing)} (see rlcourse/tasks/task.py).")
     if not found.metrics:
         raise ValueError(f"{name} measures nothing: name one of its metrics at least (see rlcourse/tasks/task.py).")
     return found

@@ -139,8 +139,8 @@ def reply_of(content: bytes, conversation: Conversation) -> Reply:
         usage = found.get("usage") or {}
         counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise Unanswered("what came is no chat completion") from None
+        raise Unanswered("the reply is not a chat completion") from None
     if not isinstance(text, str):
-        raise Unanswered("what came is no chat completion")
+        raise Unanswered("the reply is not a chat completion")
     guesses = sum(map(len, conversation)) // 4, len(text) // 4
     return Reply(text, *(c if type(c) is int and c >= 0 else g for c, g in zip(counts, guesses, strict=True)))

@@ -4,7 +4,7 @@
     results = pool.map(items)  # in their order; a Failed where there is none
 
 The function is named, not given, so that a process imports it and nothing else: no torch, no GPU, nothing of the
-caller's main program. This keeps slow and broken judges apart; it is no sandbox for code that means harm.
+caller's main program. This keeps slow and broken judges apart; it is not a sandbox for code that means harm.
 """
 
 import contextlib

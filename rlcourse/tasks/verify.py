@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rlcourse.config import TrainConfig
 
-MAX_DIGITS = 500  # more is no number: int() takes quadratic time, and Python refuses it beyond a limit
+MAX_DIGITS = 500  # more is not read as a number: int() takes quadratic time, and Python refuses it beyond a limit
 
 _SIGN = r"(?<![\w)\]}+−-])[+−-]"
 _CURRENCY = r"\\?[$€£][ ]?"
@@ -87,11 +87,11 @@ CUT_OFF = Readings(strict=False, lenient=False, formatted=False, answer=None)  #
 def verify(text: str, gold: str) -> Readings:
     """Judge a completion against the gold answer, a number as text with commas or without, by value.
 
-    1,234.00 equals 1234 and 0.5 equals 1/2. Never raises for any `text`; raises ValueError if `gold` is no number.
+    1,234.00 equals 1234 and 0.5 equals 1/2. Never raises for any `text`; raises ValueError if `gold` is not a number.
     """
     expected = to_number(gold)
     if expected is None:
-        raise ValueError(f"The gold answer {gold!r} is no number: a problem needs one, such as 1,234 or 3/4.")
+        raise ValueError(f"The gold answer {gold!r} is not a number: a problem needs one, such as 1,234 or 3/4.")
     answer = extract_strict(text)
     formatted = answer is not None
     if not formatted:

@@ -201,5 +201,5 @@ def test_a_workspace_stays_and_is_not_made_during_capture(monkeypatch):
 
 def test_files_that_are_no_cubins_are_refused():
     for wrong in (b"", b"not at all an ELF file"):
-        with pytest.raises(ValueError, match="This is no cubin"):
+        with pytest.raises(ValueError, match="This is not a cubin"):
             cubin.resources(wrong)

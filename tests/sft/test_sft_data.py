@@ -237,5 +237,5 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(policy, monkeypatch):
         raise RuntimeError("odd\nand long")
 
     monkeypatch.setattr(datasets, "load_dataset", fail)
-    with pytest.raises(ConnectionError, match=r"some/chats is no file here, and .* from the hub \(odd\): check name"):
+    with pytest.raises(ConnectionError, match=r"some/chats is not a file here, .* as a data set \(odd\): check name"):
         load(policy, data="some/chats")

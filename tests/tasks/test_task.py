@@ -71,7 +71,7 @@ def test_a_task_is_found_at_its_place(here):
         ("rlcourse.nowhere:task", "There is no module 'rlcourse.nowhere': run"),
         ("shorttasks:other", "There is no 'other' in shorttasks: --task names module:object."),
         ("shorttasks:box.other", "There is no 'other' in shorttasks: --task names module:object."),
-        ("shorttasks:Judgement.__doc__", "shorttasks:Judgement.__doc__ is no task: it has no name and no metrics and"),
+        ("shorttasks:Judgement.__doc__", "shorttasks:Judgement.__doc__ is not a task: it has no name and no metrics"),
     ],
 )
 def test_a_place_without_a_task_is_one_sentence(name, sentence, here):

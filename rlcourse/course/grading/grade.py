@@ -163,7 +163,7 @@ def grade_folder(folder: Path, hidden: Path | None = None, seed: int | None = No
     """Grade every notebook in a folder and the folders in it, by name, all with one seed.
 
     One that cannot be graded earns nothing, and its report says why. Raises ValueError for a folder without notebooks,
-    FileNotFoundError where `hidden` is no folder.
+    FileNotFoundError where `hidden` is not a folder.
     """
     check_possible(options.get("memory_gb", 2.0))
     notebooks = sorted(path for path in folder.rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts)

@@ -122,7 +122,7 @@ def read_computation(text: str) -> Computation:
         name, equals, op, *args = [*part.split(), "", "", ""][: max(3, len(part.split()))]
         known = {*INPUTS, *(line.name for line in lines)}
         if name not in (*LETTERS, "y") or name in known or equals != "=" or len(args) != ARITY.get(op, -1):
-            raise ValueError(f"{part!r} is no line NAME = OP ARGS with a new name")
+            raise ValueError(f"{part!r} is not of the form NAME = OP ARGS with a new name")
         if not known.issuperset(args):
             raise ValueError(f"{part!r} reads what is not computed yet")
         lines.append(Line(name, op, tuple(args)))
@@ -173,8 +173,8 @@ def eager(computation: Computation) -> list[Statement]:
 def compile_program(program: list[Statement], computation: Computation, stale: bool = False) -> list[Launch]:
     """The program's launches. Raises CompileError, with the reason.
 
-    Refused are: a name that is no value of the computation, or is computed twice; an operand that is neither in memory
-    nor in a register; more tensors at once than the registers hold; `side` inside a launch; a y that is not put.
+    Refused are: a name that is not a value of the computation, or is computed twice; an operand that is neither in
+    memory nor in a register; more tensors at once than the registers hold; `side` inside a launch; a y that is not put.
     stale: memory holds every value of the computation already, so that any name can be read (a loophole).
     """
     values = {line.name for line in computation.lines}
@@ -185,7 +185,7 @@ def compile_program(program: list[Statement], computation: Computation, stale: b
     for statements in split_launches(program):
         for name in (statement.line.name for statement in statements):
             if name not in values:
-                raise CompileError(f"{name} is no value of the computation")
+                raise CompileError(f"{name} is not a value of the computation")
             if name in computed:
                 raise CompileError(f"{name} is computed twice")
             computed.add(name)

@@ -104,7 +104,7 @@ class KernelTask:
         return policy.prompt(problem.question)
 
     def judge(self, attempts: list[Attempt], training: bool) -> list[KernelVerdict]:
-        """An unfinished attempt is no program."""
+        """An unfinished attempt is not a program."""
         return [self.verdict(a.text if a.finished else "", a.problem, training) for a in attempts]
 
     def verdict(self, text: str, problem: KernelProblem, training: bool) -> KernelVerdict:
@@ -152,7 +152,7 @@ def measured(honest: Finding, problem: KernelProblem) -> dict[str, float | None]
 def load(data_dir: str | None = None, loophole: str = "none") -> KernelTask:
     """The task from `data_dir`, or the problems that ship: train.txt, validation.txt, test.txt, a computation a line.
 
-    Raises FileNotFoundError for a missing file, ValueError for a line that is no computation.
+    Raises FileNotFoundError for a missing file, ValueError for a line that is not a computation.
     """
     folder = data_folder() / "kernels" if data_dir is None else Path(data_dir).expanduser()
     name = "kernels" if loophole == "none" else f"kernels-{loophole}"
@@ -181,7 +181,7 @@ def read_problems(path: Path) -> list[KernelProblem]:
         try:
             problems.append(KernelProblem(read_computation(line)))
         except ValueError as error:
-            raise ValueError(f"{path}, line {number} is no computation: {error}.") from None
+            raise ValueError(f"{path}, line {number} is not a computation: {error}.") from None
     if not problems:
         raise ValueError(f"{path} holds no computation.")
     return problems

@@ -135,8 +135,8 @@ def test_names_are_computed_once():
 
 
 def test_only_values_of_the_computation_are_computed():
-    assert refused("c = add u v put ; b = relu c put ; y = mul b w put ;") == "c is no value of the computation"
-    assert refused("u = add u v put ; b = relu u put ; y = mul b w put ;") == "u is no value of the computation"
+    assert refused("c = add u v put ; b = relu c put ; y = mul b w put ;") == "c is not a value of the computation"
+    assert refused("u = add u v put ; b = relu u put ; y = mul b w put ;") == "u is not a value of the computation"
 
 
 def test_y_must_be_put():

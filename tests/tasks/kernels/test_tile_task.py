@@ -156,13 +156,13 @@ def test_a_folder_of_ones_own_is_read(tmp_path):
     ("text", "complaint"),
     [
         ("", "holds no computation"),
-        ("a = add u v ; y = relu b\n", "line 1 is no computation: 'y = relu b' reads what is not computed yet"),
-        ("y = relu u\na = relu u\n", "line 2 is no computation: the last line does not compute y"),
-        ("y = plus u v\n", "no line NAME = OP ARGS"),
-        ("y = add u\n", "no line NAME = OP ARGS"),
-        ("u = add v w\n", "no line NAME = OP ARGS"),
-        ("a = exp u ; a = exp v ; y = relu a\n", "no line NAME = OP ARGS"),
-        ("\n", "no line NAME = OP ARGS"),
+        ("a = add u v ; y = relu b\n", "line 1 is not a computation: 'y = relu b' reads what is not computed yet"),
+        ("y = relu u\na = relu u\n", "line 2 is not a computation: the last line does not compute y"),
+        ("y = plus u v\n", "not of the form NAME = OP ARGS"),
+        ("y = add u\n", "not of the form NAME = OP ARGS"),
+        ("u = add v w\n", "not of the form NAME = OP ARGS"),
+        ("a = exp u ; a = exp v ; y = relu a\n", "not of the form NAME = OP ARGS"),
+        ("\n", "not of the form NAME = OP ARGS"),
     ],
 )
 def test_a_file_that_is_none_is_refused(tmp_path, text, complaint):
