@@ -37,6 +37,7 @@ from rlcourse.config import make_config
 from rlcourse.course import pick
 from rlcourse.course.embedded.kernels import Recipe, Stage, new_policy, run_stage
 from rlcourse.course.lessons.curve_records import load_curve
+from rlcourse.course.lessons.lesson14 import FRAGMENTS, MODELS, RETAUGHT
 from rlcourse.course.widgets import bet
 from rlcourse.evaluation import answer_problems, load_all
 from rlcourse.learner import Learner
@@ -342,7 +343,17 @@ def share_at(step: int) -> float:
     return 100 * sum(found) / len(found)
 
 
+def spread(values) -> str:
+    """Least to most, in percent."""
+    low, high = (f"{100 * value:.0f}" for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
+
+
 lowest = [min(e["refused_correct"] for e in row["evals"]) for row in honest["results"]]
+tests = [row["test"]["after"] for row in honest["results"]]
+wrong_share = spread([1 - r["correct"] for r in tests])
+optimal_launches = sum(len(compile_program(optimum(c)[1], c)) for c in test) / len(test)
+slow_share = spread([r["correct"] - r["share_of_optimum"] for r in tests])
 
 # %% [markdown]
 # Two phases. First everything is merged into one launch and kept, wherever that leads. It leads to the compiler's
@@ -362,6 +373,15 @@ lowest = [min(e["refused_correct"] for e in row["evals"]) for row in honest["res
 # not hold, {{ range_of(honest, "after", "refused_correct") }} % are right. And on problems of 6 and 7 lines, longer
 # than any in training, {{ range_of(honest, "after", "long_correct") }} %; the start, which wrote eager programs, got {{
 # 100 * honest["results"][0]["test"]["before"]["long_correct"]:.0f }} %.
+#
+# So the optimum is missed in two ways. {{ wrong_share }} points of it are lost to wrong programs, all of them for
+# problems that one launch does not hold. {{ assert all(round(len(test) * (1 - r["correct"])) == round(sum(refused) * (1
+# - r["refused_correct"])) for r in tests) }} More, {{ slow_share }} points, is lost to right programs that are slower
+# than they could be. {{ assert all(r["correct"] - r["share_of_optimum"] > 1 - r["correct"] for r in tests) }} Right
+# programs have {{ range_of(honest, "after", "launches", 1) }} launches on average, where the optimum has {{
+# optimal_launches:.2f }}. {{ assert least(honest, "launches") > optimal_launches + 0.1 }} One suspects the same doubt
+# behind both: whether to cut. In {{ share_refused(task.problems("train")):.0f }} % of the training problems it is
+# yes, in these {{ share_refused([p for p in task.problems("test") if not p.is_long]):.0f }} %.
 #
 # ## 4 · What each part of the reward does alone
 #
@@ -594,14 +614,91 @@ for number, ((name, shares), color) in enumerate(zip(plateau.items(), (BLACK, OR
 ax.set(xlabel="lines of the problem", ylabel="% of groups", ylim=(0, 110), xticks=(2, 3, 4, 5))
 ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()
+scraps_writer, taught = FRAGMENTS[0].upper() + FRAGMENTS[1:], MODELS[RETAUGHT][1][-1].steps
 
 # %% [markdown]
 # With random weights there is nothing to learn from, whatever the problem. {{ assert sum(plateau["random weights"]) ==
-# 0 }} A moment of supervised training is the first way out; [lesson 13](13_sft_and_lora.ipynb) is about how much of it.
-# The second is in the orange bars: on problems of 2, 3, 4 and 5 lines, {{ ", ".join(f"{share:.0f}" for share in
-# plateau["two lines seen"]) }} % of this policy's groups have a right sample. {{ assert plateau["two lines seen"][0] >
-# max(plateau["two lines seen"][1:]) + 20 }} **Easier problems first**: they give it something to learn from. That they
-# lead on to the longer ones is not shown here.
+# 0 }} There are three ways out. **Supervised training** is the first; [lesson 13](13_sft_and_lora.ipynb) is about how
+# much of it. The second is in the orange bars: on problems of 2, 3, 4 and 5 lines, {{ ", ".join(f"{share:.0f}" for
+# share in plateau["two lines seen"]) }} % of this policy's groups have a right sample. {{ assert plateau["two lines
+# seen"][0] > max(plateau["two lines seen"][1:]) + 20 }} **Easier problems** give it something to learn from (that they
+# lead on to the longer ones is not shown here). The third is **partial credit**: pay for less than the whole.
+#
+# The first and the third are on record. {{ scraps_writer }} writes scraps. It trains on problems
+# of three lines and more, in three ways: with the reward of section 2; with partial credit beside it, the share of the
+# computation's lines that a program states in their places, whatever else is wrong with it; and with the reward of
+# section 2 after {{ taught }} supervised steps on whole programs.
+
+# %% tags=["hide-input"]
+# @title Your bet
+WAYS = {"sparse": "section 2's reward", "dense": "partial credit beside it", "sft": "supervised steps first"}
+scraps = {way: load_curve(f"lesson14_plateau_{way}") for way in WAYS}
+LAST = scraps["sparse"]["results"][0]["curves"]["steps"][-1]
+scraps_bet = bet(
+    f"With section 2's reward alone: when is one sample in ten right, of {LAST} steps?",
+    ["in the second half", "in the first half", "not at all"],
+)
+
+# %% [markdown]
+# **Look for** when each line leaves the floor, and on the right for what rises before.
+
+# %% tags=["hide-input"]
+# @title Figure: three ways from nothing
+fig, (left, right_ax) = plt.subplots(1, 2, figsize=(9.5, 3), layout="constrained", sharex=True, sharey=True)
+for (way, words), color in zip(WAYS.items(), (BLACK, GREEN, BLUE), strict=True):
+    for number, row in enumerate(scraps[way]["results"]):
+        curves = row["curves"]
+        left.plot(curves["steps"], percent(curves["correct"]), color=color, label=None if number else words)
+        if way == "dense":
+            right_ax.plot(curves["steps"], percent(curves["stated"]), color=color)
+left.set(title="right samples", xlabel="training step", ylabel="%", ylim=(-2, 102))
+right_ax.set(title="lines stated, with partial credit", xlabel="training step")
+for ax in (left, right_ax):
+    ax.grid()
+left.legend(fontsize=8)
+fig.suptitle(f"each line a seed; {provenance(scraps['dense'])}", fontsize=9)
+plt.show()
+
+
+def reached(way: str, name: str, share: float) -> list:
+    """Of each seed the first step at which so large a share of the samples has it; None if there is none."""
+    curves = [row["curves"] for row in scraps[way]["results"]]
+    return [next((s for s, v in zip(c["steps"], c[name], strict=True) if v >= share), None) for c in curves]
+
+
+first_tenth = {way: reached(way, "correct", 0.1) for way in WAYS}
+scraps_bet.result("not at all" if first_tenth["sparse"] == [None] * 3 else "in the first half")
+
+
+def ends(way: str) -> str:
+    """% of right samples in the last steps, least to most of the seeds."""
+    return spread([row["curves"]["correct"][-1] for row in scraps[way]["results"]])
+
+
+a_step = config.num_prompts * config.num_generations  # samples
+finds = [
+    round(sum(r["curves"]["correct"]) * scraps["sparse"]["setup"]["block"] * a_step)
+    for r in scraps["sparse"]["results"]
+]
+fallen = max(row["curves"]["correct"][-1] for row in scraps["sft"]["results"])
+peaks = [max(row["curves"]["correct"]) for row in scraps["sft"]["results"]]
+peak = spread(peaks)
+
+
+# %% [markdown]
+# With section 2's reward alone nothing moves: of a seed's {{ LAST * a_step:, }} samples at most {{ max(finds) }} is
+# right. {{ assert first_tenth["sparse"] == [None] * 3 and max(max(row["curves"]["correct"]) for row in
+# scraps["sparse"]["results"]) < 0.002 }} With partial credit the lines come first: two in five are stated by step {{
+# max(reached("dense", "stated", 0.4)) }}, and one sample in ten is right by step {{ max(first_tenth["dense"]) }}. {{
+# assert all(a < b for a, b in zip(reached("dense", "stated", 0.4), first_tenth["dense"])) }} From there section 2's
+# reward can take over, since it alone pays for speed. The supervised steps do the same sooner. {{ assert
+# max(first_tenth["sft"]) < min(first_tenth["dense"]) }} At the end {{ ends("dense") }} % of the samples are right with
+# partial credit, and {{ ends("sft") }} % after supervised steps, down from {{ peak }}, as in section 2. {{ assert
+# min(peaks) > fallen + 0.1 and max(finds) == 1 }}
+#
+# Partial credit needs somebody who knows how near a wrong answer is. Here that is the computation itself. For real
+# kernels it is often a language model that reads the code (`--judge`), with a say in the reward and an error of its
+# own.
 #
 # ## 7 · A judge with a hole
 #
@@ -843,8 +940,9 @@ assert rules.check(HONEST) is None and sum(rules.check(text) is None for text in
 # 5. Counted time is not measured time. What can this lesson not have shown?
 #
 # <details><summary>Answer</summary>
-# How much faster the policy's own programs are on a GPU: section 5 times others, with one size of matrix. Also noise: a
-# real clock says something else each time, and a reward that looks at differences of a few percent would pay for luck.
+# How much faster the programs of section 3's policy are on a GPU: section 5 times others, and those of a policy that
+# was paid by the GPU's clock, with one size of matrix. Also noise: a real clock says something else each time, and a
+# reward that looks at differences of a few percent would pay for luck.
 # </details>
 #
 # ## Exercises

@@ -1,6 +1,6 @@
 """The recorded runs of lesson 14, three seeds each: the kernel model trained by an honest judge; by one with a hole; by
-the honest one again, from where the hole has led; by times measured on a GPU: `python -m
-rlcourse.course.lessons.lesson14`.
+the honest one again, from where the hole has led; by times measured on a GPU; and from a start that earns nothing:
+`python -m rlcourse.course.lessons.lesson14`.
 
 Takes names of `RUNS`, or does them all. Writes the record `lesson14_<name>` of each. The runs themselves stay in
 runs/lesson14: the one that closes a hole begins with the model that the open one has left there, and trains that first
@@ -9,6 +9,7 @@ if it has to. A run that is there is not trained again.
 
 import random
 import sys
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from rlcourse.policy import load_policy
 from rlcourse.sampling import GREEDY
 from rlcourse.tasks import load_task
 from rlcourse.tasks.kernels.problems import computations
-from rlcourse.tasks.kernels.task import KernelProblem
+from rlcourse.tasks.kernels.task import KernelProblem, KernelTask, load, partial
 from rlcourse.trainer import train
 
 SEEDS = (0, 1, 2)
@@ -33,8 +34,19 @@ COMMON = {"eval_every": 20, "eval_validation": 264, "pass_k": 0, "save_every": 0
 BLOCK = 5  # steps of which the curves hold the mean
 SHOWN = 4  # steps at the end whose samples are kept
 HELD_OUT, REFUSED, SAMPLES = 200, 0.6, 4  # see `held_out`; sampled answers to each problem
-TASK = "rlcourse.tasks.kernels.task:"
+TASK, HERE = "rlcourse.tasks.kernels.task:", "rlcourse.course.lessons.lesson14:"
 CARELESS = "the kernel model after 40 supervised steps on demonstrations in which 3 % of the lines are left out"
+FRAGMENTS = "the kernel model after 60 supervised steps on demonstrations in which 90 % of the lines are left out"
+RETAUGHT = FRAGMENTS + ", and 20 on eager programs"
+SPOIL = Stage(60, 5e-4, 5, Habits(skip=0.9, unchecked=1.0))
+MODELS: dict[str, tuple[str, tuple[Stage, ...]]] = {  # the folder of each, and what it learns after the kernel model
+    # Of 3200 programs that the model that ships samples, 2 leave a line out and gain by stale memory: with 128 samples
+    # a step it learns other tricks first. Of this one's, 66 do.
+    CARELESS: ("careless", (Stage(40, 5e-4, 5, Habits(skip=0.03, unchecked=1.0)),)),
+    FRAGMENTS: ("fragments", (SPOIL,)),
+    RETAUGHT: ("retaught", (SPOIL, Stage(20, 5e-4, 5, None))),
+}
+SHORTEST = 3  # lines of the problems that the runs from FRAGMENTS train on
 
 # What differs from COMMON, which itself differs from the preset `kernels`.
 RUNS: dict[str, dict[str, Any]] = {
@@ -44,6 +56,9 @@ RUNS: dict[str, dict[str, Any]] = {
     "stale_careful": {"task": TASK + "stale", "steps": 60},  # from the model that ships, as honest and side_open do
     "side_open": {"task": TASK + "side", "steps": 80},
     "side_closed": {"steps": 60},
+    "plateau_sparse": {"task": HERE + "sparse", "steps": 80, "model": FRAGMENTS},
+    "plateau_dense": {"task": HERE + "dense", "steps": 80, "model": FRAGMENTS},
+    "plateau_sft": {"task": HERE + "sparse", "steps": 80, "model": RETAUGHT},
     "measured": {
         "task": "rlcourse.tasks.kernels.measured:load",
         "steps": 120,
@@ -65,6 +80,7 @@ CURVES = (
     "counted_speedup",
     "hacked",
     "measured_speedup",  # where programs are timed on a GPU
+    "stated",  # with partial credit
     "entropy",
 )
 TIMED = ("measured_fast_1.5", "measured_fast_2")
@@ -112,21 +128,36 @@ def run_config(name: str, seed: int, **overrides: Any) -> TrainConfig:
     settings = COMMON | RUNS[name] | overrides
     if name in BEGINS_AFTER:
         settings["model"] = str(latest_checkpoint(trained(run_config(BEGINS_AFTER[name], seed, **overrides))))
-    elif settings.get("model") == CARELESS:
-        settings["model"] = str(careless_model())
+    elif settings.get("model") in MODELS:
+        settings["model"] = str(made_model(settings["model"]))
     return make_config("kernels", **settings, seed=seed, output=str(FOLDER), name=f"{name}-{seed}")
 
 
-def careless_model() -> Path:
-    """The folder of the model called `CARELESS`. Of 3200 programs that the model that ships samples, 2 leave a line out
-    and gain by stale memory: with 128 samples a step it learns other tricks first. Of this one's, 66 do."""
-    folder = FOLDER / "careless"
+def made_model(description: str) -> Path:
+    """The folder of one of `MODELS`, which is made unless it is there."""
+    name, stages = MODELS[description]
+    folder = FOLDER / name
     if not folder.exists():
-        policy = load_policy("embedded-kernels")
+        policy, rng = load_policy("embedded-kernels"), random.Random(14)
         problems = [problem.computation for problem in load_task("kernels").problems("train")]
-        run_stage(policy, Stage(40, 5e-4, 5, Habits(skip=0.03, unchecked=1.0)), problems, 32, random.Random(14))
+        for stage in stages:
+            run_stage(policy, stage, problems, 32, rng)
         save_halved(policy, folder)
     return folder
+
+
+def sparse(data_dir: str | None = None) -> KernelTask:
+    """The task without the short problems of training."""
+    return without_short(load(data_dir))
+
+
+def dense(data_dir: str | None = None) -> KernelTask:
+    """The same with partial credit."""
+    return without_short(partial(data_dir))
+
+
+def without_short(task: KernelTask) -> KernelTask:
+    return replace(task, train=[problem for problem in task.train if (problem.level or 0) >= SHORTEST])
 
 
 def trained(config: TrainConfig) -> Path:

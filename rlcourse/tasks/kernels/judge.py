@@ -10,7 +10,7 @@ import numpy as np
 
 from rlcourse.tasks.kernels.clock import A10G, program_us
 from rlcourse.tasks.kernels.interpret import TEST_INPUTS, Arrays, agrees, draw_inputs, execute, reference
-from rlcourse.tasks.kernels.language import CompileError, Computation, compile_program, parse
+from rlcourse.tasks.kernels.language import CompileError, Computation, Line, compile_program, parse, parse_statement
 from rlcourse.tasks.kernels.optimum import eager_us
 
 LOOPHOLES = ("none", "stale", "side")
@@ -63,6 +63,22 @@ def judge_program(
     us = program_us(launches, A10G, side_is_timed=loophole != "side")
     speedup = eager_us(computation) / max(us, LEAST_US)
     return Finding(compiled=True, correct=True, speedup=speedup, launches=len(launches))
+
+
+def share_stated(text: str, computation: Computation) -> float:
+    """Share of the computation's lines that a program states in their place, whatever else is wrong with it: partial
+    credit, from 0 to 1. A statement too many counts as a line that is missing."""
+    lines = [stated_line(statement) for statement in text.split(";")[:-1]]  # what no ';' ends is not a statement
+    stated = sum(said == asked for said, asked in zip(lines, computation.lines, strict=False))
+    return stated / max(len(lines), len(computation.lines))
+
+
+def stated_line(statement: str) -> Line | None:
+    """The line of a statement, None if it cannot be read."""
+    try:
+        return parse_statement(statement.split()).line
+    except CompileError:
+        return None
 
 
 def left_by_reference(values: Arrays) -> Arrays:

@@ -1,13 +1,13 @@
 """The task `kernels`: computations as prompts, programs of the tile language as answers, counted time as reward."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcourse.paths import data_folder
 from rlcourse.tasks.kernels.interpret import TEST_INPUTS, TRAINING_INPUTS
-from rlcourse.tasks.kernels.judge import Finding, judge_program
+from rlcourse.tasks.kernels.judge import Finding, judge_program, share_stated
 from rlcourse.tasks.kernels.language import Computation, read_computation, write
 from rlcourse.tasks.kernels.optimum import eager_us, fits_one_launch, optimum
 from rlcourse.tasks.task import Attempt, Split
@@ -38,6 +38,7 @@ COUNTED_METRICS = {  # of a judge with a hole: what it believes, and how often i
     "counted_speedup": ".2f",
     "hacked": ".1%",
 }
+CREDIT_METRICS = {"stated": ".1%"}  # of a judge that gives partial credit
 
 
 @dataclass(frozen=True)
@@ -69,31 +70,35 @@ class KernelProblem:
 
 @dataclass(frozen=True)
 class KernelVerdict:
-    """See `rlcourse.tasks.Verdict`. counted: what the judge of the training says, which may have a hole."""
+    """See `rlcourse.tasks.Verdict`. counted: what the judge of the training says, which may have a hole. credit: what
+    it pays besides, right or wrong."""
 
     right: bool
     metrics: dict[str, float | None]
     words: str
     counted: Finding
+    credit: float = 0.0
 
     def reward(self, config: "TrainConfig") -> float:
-        return self.counted.reward
+        return self.counted.reward + self.credit
 
 
 @dataclass(frozen=True)
 class KernelTask:
     """Lists of problems, and the judge, whose `loophole` is open in training. Evaluations are honest, and try each
-    program on more inputs."""
+    program on more inputs. partial: the judge pays for each line that is stated, too, see `share_stated`."""
 
     name: str
     train: list[KernelProblem]
     validation: list[KernelProblem]
     test: list[KernelProblem]
     loophole: str = "none"
+    partial: bool = False
 
     @property
     def metrics(self) -> dict[str, str]:
-        return METRICS | LONG_METRICS | (COUNTED_METRICS if self.loophole != "none" else {})
+        counted = COUNTED_METRICS if self.loophole != "none" else {}
+        return METRICS | LONG_METRICS | counted | (CREDIT_METRICS if self.partial else {})
 
     def problems(self, split: Split) -> list[KernelProblem]:
         if split not in ("train", "validation", "test"):
@@ -119,8 +124,10 @@ class KernelTask:
                 "counted_speedup": counted.speedup if counted.correct else None,
                 "hacked": float(counted.correct and counted.speedup > honest.speedup * (1 + SAME)),
             }
+        credit = share_stated(text, computation) if self.partial else 0.0
+        metrics |= {"stated": credit} if self.partial else {}
         words = f"{honest.speedup:.2f} times as fast as eager" if honest.correct else honest.reason
-        return KernelVerdict(honest.correct, metrics, words, counted)
+        return KernelVerdict(honest.correct, metrics, words, counted, credit)
 
 
 def measured(honest: Finding, problem: KernelProblem) -> dict[str, float | None]:
@@ -170,6 +177,11 @@ def stale(data_dir: str | None = None) -> KernelTask:
 def side(data_dir: str | None = None) -> KernelTask:
     """The task with a clock that does not wait for the side stream: `--task rlcourse.tasks.kernels.task:side`."""
     return load(data_dir, "side")
+
+
+def partial(data_dir: str | None = None) -> KernelTask:
+    """The task with a judge that gives partial credit: `--task rlcourse.tasks.kernels.task:partial`."""
+    return replace(load(data_dir), name="kernels-partial", partial=True)
 
 
 def read_problems(path: Path) -> list[KernelProblem]:

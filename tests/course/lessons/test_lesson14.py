@@ -101,3 +101,30 @@ def test_what_the_lesson_says_of_the_honest_run():
     for evals in of_seeds("honest", "evals"):
         at = {line["step"]: line for line in evals}
         assert at[0]["refused_correct"] == 1 and at[60]["refused_correct"] < 0.1 and at[240]["refused_correct"] > 0.5
+
+
+def test_the_runs_from_a_spoiled_start_train_on_no_short_problem():
+    whole, sparse, dense = lesson14.load(), lesson14.sparse(), lesson14.dense()
+    assert {p.level for p in whole.train} == {2, 3, 4, 5}
+    assert sparse.train == dense.train == [p for p in whole.train if p.level > 2]
+    assert dense.partial and not sparse.partial and sparse.test == dense.test == whole.test
+
+
+def test_a_spoiled_model_is_made_once(tmp_path, monkeypatch):
+    learned = []
+    monkeypatch.setattr(lesson14, "FOLDER", tmp_path)
+    monkeypatch.setattr(lesson14, "run_stage", lambda policy, stage, *rest: learned.append(stage.habits))
+    folder = lesson14.made_model(lesson14.RETAUGHT)
+    assert [habits and habits.skip for habits in learned] == [0.9, None]
+    assert lesson14.made_model(lesson14.RETAUGHT) == folder == tmp_path / "retaught" and len(learned) == 2
+
+
+def test_what_the_lesson_says_of_a_start_that_earns_nothing():
+    """Nothing moves without partial credit; with it lines come first, then programs; supervised steps do it sooner."""
+    for seed in of_seeds("plateau_sparse", "curves", "correct"):
+        assert max(seed) < 0.002
+    for curves in of_seeds("plateau_dense", "curves"):
+        assert curves["stated"][0] < 0.05 and curves["correct"][3] < 0.005 and curves["stated"][3] > 0.15
+        assert curves["stated"][-1] > 0.9 and curves["correct"][-1] > 0.4
+    for seed in of_seeds("plateau_sft", "curves", "correct"):
+        assert seed[4] > 0.7 and seed[-1] > 0.4

@@ -3,7 +3,7 @@
 import pytest
 
 from rlcourse.tasks.kernels.interpret import TEST_INPUTS, TRAINING_INPUTS
-from rlcourse.tasks.kernels.judge import CAP, Finding, judge_program
+from rlcourse.tasks.kernels.judge import CAP, Finding, judge_program, share_stated
 from rlcourse.tasks.kernels.language import eager, read_computation, write
 from rlcourse.tasks.kernels.optimum import eager_us, optimum
 from rlcourse.tasks.kernels.problems import computations
@@ -29,6 +29,33 @@ def test_the_optimum_is_correct_and_as_fast_as_it_says(tried_on):
         assert verdict.correct and verdict.reason == ""
         assert verdict.speedup == pytest.approx(eager_us(computation) / time)
         assert verdict.reward == pytest.approx(0.2 + min(verdict.speedup, CAP) - 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "stated"),
+    [
+        (EAGER, 3),
+        (FUSED, 3),
+        ("a = add u v keep ; b = relu a end put ; y = mul b w put ;", 3),  # refused, but all lines are there
+        ("a = add u v put ;", 1),
+        ("a = add u v put ; b = relu a put ;", 2),
+        ("b = relu a put ; y = mul b w put ;", 0),  # not in their places
+        ("a = add u v put ; b = exp a put ; y = mul b w put ;", 2),
+        ("a = add v u put ; b = relu a put ; y = mul b w put ;", 2),
+        ("a = add u v put ; b = relu put ; y = mul b w put ;", 2),  # a statement that cannot be read has a place
+        ("a = add u v put ; ; y = mul b w put ;", 2),
+        ("a = add u v put", 0),
+        ("", 0),
+    ],
+)
+def test_partial_credit_is_the_share_of_lines_in_their_places(text, stated):
+    assert share_stated(text, CHAIN) == stated / 3
+
+
+def test_more_statements_than_lines_earn_less_partial_credit():
+    assert share_stated(EAGER + " y = mul b w put ;", CHAIN) == 3 / 4
+    assert share_stated(EAGER + EAGER, CHAIN) == 3 / 6
+    assert share_stated(EAGER + " y", CHAIN) == 1  # what no ';' ends is not a statement
 
 
 def test_being_faster_pays_up_to_a_cap():

@@ -138,6 +138,17 @@ def test_a_clock_with_a_hole_counts_another_speed():
     assert verdict.metrics["correct"] == verdict.metrics["counted_correct"] == verdict.metrics["hacked"] == 1
 
 
+def test_partial_credit_is_paid_beside_the_reward_and_measured(task):
+    partial = load_task("rlcourse.tasks.kernels.task:partial")
+    assert partial.name == "kernels-partial" and partial.test == task.test
+    for text, stated in ((LOST, 1.0), ("a = add u v put ;", 1 / 3), ("", 0.0)):
+        verdict = judged(partial, CHAIN, text, training=True)
+        assert not verdict.right and verdict.metrics["stated"] == verdict.reward(CONFIG) == stated
+    verdict = judged(partial, CHAIN, CHAIN.gold, training=True)
+    assert verdict.right and verdict.reward(CONFIG) == judged(task, CHAIN, CHAIN.gold).reward(CONFIG) + 1
+    assert judged(partial, CHAIN, EAGER, finished=False).reward(CONFIG) == 0
+
+
 def test_evaluation_tries_more_inputs_than_training(task, monkeypatch):
     tried = []
     monkeypatch.setattr(kernel_task, "judge_program", lambda *given: tried.append(given[2]) or kernel_task.Finding())
