@@ -8,9 +8,9 @@
 
 # %% [markdown]
 # Four puzzles for [lesson 04](../notebooks/04_dr_grpo.ipynb): tell from a gradient what a loss divides by, weigh a
-# prompt, mend a loss from what users say about it, and find out which recipes make answers longer. Write your code
-# where it says `# YOUR CODE HERE`, then run the cell below it. Use `torch` and Python's own modules: the functions must
-# stand by themselves.
+# prompt, fix a loss from what users say about it, and find out which recipes make answers longer. Write your code where
+# it says `# YOUR CODE HERE`, then run the cell below it. Use `torch` and Python's own modules: the functions must stand
+# by themselves.
 #
 # Of the three hints the first asks a question, the second has the idea, the third the shape of the answer.
 
@@ -227,7 +227,7 @@ complaints(colleague)
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# Six lines: fill both log-probs, view the rewards as a matrix of groups and take each row's mean off, the ratio, the
+# Six lines: fill both log-probs, view the rewards as a matrix of groups and subtract each row's mean, the ratio, the
 # smaller of two products, and a sum over something that is known before anything is sampled.
 # </details>
 
@@ -348,8 +348,8 @@ if check.q4.passed:
 # %% [markdown] tags=["solution"]
 # The shorter way: $\mathbb{E}[w\, \frac{d}{d\theta} \log \pi] = \frac{d}{d\theta} \mathbb{E}[w]$. A recipe has no drift
 # for any $q$ only if $\mathbb{E}[w]$ does not depend on $q$, and with `limit` + 1 different answers that means one
-# weight for all. **Fair is constant, and nothing else is.** Leaving out what was cut off looks innocent, and
-# is the worst of the four once half of the answers are cut off: nobody tells the policy any more that running on was
+# weight for all. **Fair is constant, and nothing else is.** Leaving out what was cut off looks innocent, and is the
+# worst of the four once nearly half of the answers are cut off: nobody tells the policy any more that running on was
 # bad. DAPO does it on purpose, for answers whose reward is not known, and has a penalty on length to make up for it.
 
 # %% tags=["solution"]

@@ -85,8 +85,8 @@ if check.q1.passed:
 # With $p$ for the share that is right and $f$ for the share that can be read, working earns $p_w + \text{credit} \cdot
 # (f_w - p_w)$, guessing $p_g + \text{credit} \cdot (f_g - p_g)$. The lines cross at $\text{credit} = (p_w - p_g) /
 # \big((f_g - p_g) - (f_w - p_w)\big)$. The figure shows both sides of such a threshold. At credit 1 the work is driven
-# out for good. At 0.5 the run first goes **down** and then turns: working has become more reliable in the meantime,
-# which lifts the threshold over 0.5. A shaped reward is a race, and you choose who has the head start.
+# out for good. At 0.5 the run first goes **down** and then turns: working has probably become more reliable in the
+# meantime, which would lift the threshold over 0.5. A shaped reward is a race, and you choose who has the head start.
 
 # %% [markdown]
 # ## q2 · The best of ten
@@ -111,7 +111,7 @@ if check.q1.passed:
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
 # A table of the binomial probabilities of all counts, in float64 (`math.comb` or `torch.lgamma` help). Its running sum.
-# A power. A mean count, made a share, and $p$ taken off.
+# A power. A mean count, made a share, less $p$.
 # </details>
 
 
@@ -158,7 +158,7 @@ if check.q2.passed:
 # - `TRUNCATED`: the engine samples with a top-k that training does not know;
 # - `TEMPERATURE`: the engine has a temperature, below 1 or above, that training does not know;
 # - `STALE`: the engine still has the weights of some steps ago;
-# - `SHIFTED`: training looks up the log-probs one place too far, those of the next token.
+# - `SHIFTED`: training looks up the log-probs one position too far, those of the next token.
 #
 # All of them round. Here is one rollout of each. **Look for** what makes each picture different from all others.
 
@@ -238,9 +238,9 @@ check.q3(which_engine)
 # %% [markdown] tags=["solution"]
 # **Truncated**: the engine shares the mass of the tail among the tokens that it keeps, so its log-probs are too high by
 # minus the logarithm of the mass kept, at every token. **Temperature**: the engine's log-prob is that of training over
-# $T$, less a constant of the place, so the gap is a line in it. **Stale**: logits have moved in no direction that the
-# log-prob knows of. **Shifted**: the two numbers belong to different tokens. The mean of the gap tells nothing: it is
-# below zero for each of the first four, since it is minus a KL divergence.
+# $T$, less a number that depends on the position, so the gap rises or falls with it. **Stale**: the weights have moved,
+# and the gap does not go with the log-prob. **Shifted**: the two numbers belong to different tokens. The mean of the
+# gap does not tell the first three apart: it is below zero for each of them, being minus a KL divergence.
 
 # %% [markdown]
 # ## q4 · Name the failure
@@ -329,5 +329,5 @@ if check.q4.passed:
 # %% [markdown] tags=["solution"]
 # Look at `words_lenient`: its reward is the lenient reading, and the strict accuracy hardly moves, by more or less than
 # our threshold depending on the seed. By our definition that is a hacked reward, and a person who looks at the samples
-# would disagree: the model learned arithmetic, in a form that the strict reading cannot see. A program can say where to
-# look. It cannot say what you wanted.
+# would disagree: the model got better, in a form that the strict reading cannot see. A program can say where to look.
+# It cannot say what you wanted.

@@ -206,7 +206,7 @@ if check.q2.passed:
 # **What a slow host does.** It makes thousands of rows free, by wasting so much time that the GPU would have managed
 # them all. Take the launches away, and the step is many times as fast, but few rows are free any more: now they cost
 # what they must. Free rows are a sign of waste somewhere else. **What the cache does.** The weights are shared by all
-# rows, keys and values by none. With long texts a row is never free.
+# rows, keys and values by none. With long texts and one launch, not even a second row is free.
 
 # %% [markdown]
 # ## q3 · Two weeks
@@ -283,7 +283,7 @@ if check.q3.passed:
 # **Why no order works.** Amdahl's ceilings move with every change. Two changes to the rollout that promise 50 % each
 # do not take it all away; and once it is fast, the update that nobody looked at is half of the step. **What is
 # never bought.** Loader workers and pinned memory, however large their speed-ups: their phase is a few thousandths of
-# the step. A day must be left over, with nothing else to do.
+# the step. They get a day only if one is left over, with nothing else to do.
 
 # %% [markdown]
 # ## q4 · Self time
@@ -292,7 +292,7 @@ if check.q3.passed:
 #
 # The events of **one thread** in a trace are nested like function calls: two of them either do not overlap, or one
 # lies within the other. The *self time* of an event is its duration less the durations of its **direct** children: the
-# events within it that lie within no smaller event within it. It is the time that an operator spent itself.
+# events within it with no other event in between. It is the time that an operator spent itself.
 #
 # Events come in any order, no two are equal. A child may begin or end together with its parent, and one event may
 # begin where another ends. Times are microseconds since the machine was started: large numbers, so keep float64.
@@ -362,7 +362,7 @@ if check.q4.passed:
     print(f"sum of durations {(ends - starts).sum():.0f} µs, of self times {own.sum():.0f} µs, the trace lasts 96 µs")
 
 # %% [markdown] tags=["solution"]
-# **Why direct children alone.** A grandchild's time is part of its parent's duration already; to take it off twice
-# would give negative times. **A check for free.** Self times add up to the time that the outermost events cover. No
+# **Why direct children alone.** A grandchild's time is part of its parent's duration already; subtracted twice, it
+# could make a time negative. **A check for free.** Self times add up to the time that the outermost events cover. No
 # moment is lost and none counts twice. Durations add up to more, so a table of durations can't be read as shares. **The
 # order.** If a child is looked at before a parent that begins with it, it takes its parent for its own child.

@@ -8,7 +8,7 @@
 
 # %% [markdown]
 # Four puzzles for [lesson 07](../notebooks/07_static_cache.ipynb): a static cache to write and read, a step without an
-# `if`, a draw that is drawn wrongly, and how many slots to take. Write your code where it says `# YOUR CODE HERE`, then
+# `if`, a draw that goes wrong, and how many slots to take. Write your code where it says `# YOUR CODE HERE`, then
 # run the cell below it. Use `torch` and Python's own modules: the functions must stand by themselves.
 #
 # Of the three hints the first asks a question, the second has the idea, the third the shape of the answer.
@@ -31,7 +31,7 @@ print("ready")
 # One decode step for one key-value head and the queries that share it. Row $i$ has `positions[i]` tokens in its part of
 # the cache, in the slots 0 to `positions[i] - 1`. Its new key and value belong in slot `positions[i]`. Write them
 # there, then let each query of the row attend to the slots that are filled, the new one included. Scores are divided by
-# the square root of the head size.
+# the square root of the head size $D$, which is `head_dim`.
 #
 # Beyond that, the cache holds what an earlier answer left there. Rows are at **different** positions, as in continuous
 # batching.
@@ -326,7 +326,7 @@ except NotImplementedError:
 # Shapes: `lengths` `[answers]` int64; the others numbers.
 #
 # <details><summary>Hint 1: a question</summary>
-# With so many slots, after how many steps is the last answer through? You need not look at every step for that.
+# With so many slots, after how many steps has the last answer ended? You need not look at every step for that.
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
@@ -379,7 +379,7 @@ if check.q4.passed:
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# Where the host rules, rows are free: take so many slots that the longest answer alone decides. As
+# Where the host rules, rows are free: take so many slots that only the longest answer decides. As
 # rows get dearer, slots that stand empty while the last answers run are what you pay for, and fewer slots, refilled,
 # are better. That is why a rollout should hand **all** its prompts to the engine at once and let it take fewer slots.
 # The lengths are unknown before they are written, so an engine decides by their distribution.

@@ -484,10 +484,11 @@ display(Markdown("\n".join([*lines, "", provenance(traced)])))
 
 # %% [markdown]
 # Above, each kernel comes when the host gets round to it, and for {{ 100 * gap["hf-static-breaks"]:.0f }} % of the step
-# there is none. Below, they stand back to back, and there is next to nothing in the host's lane: it started these steps
-# up to {{ STEP["graph"]["kept_steps_from_us"] / 1e3:.1f }} ms earlier, and waits. {{ assert gap["hf-static-breaks"] >
-# 0.8 and gap["graph"] < 0.2 }} A faster kernel makes a line thinner. It does nothing to the white. (The profiler slows
-# down the host: the step above takes {{ STEP["hf-static-breaks"]["profiled_ms"]:.1f }} ms in the picture, and {{
+# there is none. Below, they stand back to back, and there is next to nothing in the host's lane: it started the first
+# of these steps {{ (STEP["graph"]["kept_steps_from_us"] + FROM_US["graph"]) / 1e3:.1f }} ms before the picture begins,
+# and waits. {{ assert gap["hf-static-breaks"] > 0.8 and gap["graph"] < 0.2 }} A faster kernel makes a line thinner. It
+# does nothing to the white. (The profiler slows down the host: the step above takes {{
+# STEP["hf-static-breaks"]["profiled_ms"]:.1f }} ms in the picture, and {{
 # STEP["hf-static-breaks"]["ms_per_step"]:.1f }} without the profiler, which is what the table divides.)
 #
 # Neither of these numbers says how fast the step could be. So we need something to compare with that does not depend
@@ -566,9 +567,9 @@ plt.show()
 
 # %% [markdown]
 # At the model's size it is {{ cached.bytes_per_s / machine.bytes_per_s:.1f }} times the rate of main memory. On the far
-# left a copy is so short that its call is what we time. We go on with the rate at the model's size. A GPU leaves no
-# such doubt with a real model: half a billion weights are a gigabyte in bfloat16, and its L2 cache holds some tens of
-# megabytes.
+# left a copy is so short that its call is what we time, and the curve can dip where a copy is first shared between
+# threads. We go on with the rate at the model's size. A GPU leaves no such doubt with a real model: half a billion
+# weights are a gigabyte in bfloat16, and its L2 cache holds some tens of megabytes.
 #
 # ### Predict, then measure
 #
@@ -699,8 +700,8 @@ prefill_bet.result(round(decode_s / prefill_s))
 # That is the asymmetry of the whole loop. {{ assert decode_s > 4 * prefill_s }} To **write** a text, its tokens come
 # one after the other, since each depends on the one before. To **learn** from it, or to read a prompt, they are all
 # there. Two consequences. A prompt that eight answers share is prefilled once, and its keys and values are given to all
-# eight. And the update is a prefill of finished texts with a backward pass behind, so it uses each weight that it reads
-# for thousands of tokens:
+# eight. And the update is a prefill of finished texts, followed by a backward pass, so it uses each weight that it
+# reads for thousands of tokens:
 
 # %%
 from rlcourse.collect import collect
@@ -796,9 +797,8 @@ plt.show()
 # %% [markdown]
 # The small step at the left is the rollout. Each rise in the update is a forward pass, which keeps what its backward
 # pass will need. The second is higher because rows are sorted by length and it holds the longer answers. The backward
-# pass gives the memory back to the process but not to the system, so the curve does not fall between the two; the
-# second rise begins only once that memory is used up. What becomes of it after the update differs from run to run. A
-# GPU's allocator says exactly what is handed out.
+# pass gives the memory back to the process, but little of it, if any, to the system, so the curve hardly falls between
+# the two. How far it falls after the second differs from run to run. A GPU's allocator says exactly what is handed out.
 #
 # ## 7 · Three kinds of slow
 #
@@ -882,7 +882,7 @@ for text, kind in CASES.items():
 #
 # ## Exercises
 #
-# [exercises/06_where_time_goes.ipynb](../exercises/06_where_time_goes.ipynb): mend a busy fraction of 140 %, find out
+# [exercises/06_where_time_goes.ipynb](../exercises/06_where_time_goes.ipynb): fix a busy fraction of 140 %, find out
 # how many rows are free, spend two weeks of work well, and read self times from a trace. Then go on to [07 · From
 # generate to one CUDA graph a step](07_static_cache.ipynb).
 #

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from rlcourse.course.checks import Question, compare
 
-q1 = Question("q1", "attend_with_cache", hint="Write k and v at [row, position], then hide the slots behind position.")
+q1 = Question("q1", "attend_with_cache", hint="Write k and v at [row, position], then hide the slots after it.")
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, lengths: list[int], scale: float | None = None) -> Tensor:
@@ -41,7 +41,7 @@ def check_cache(f, q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor
     there, all_slots, size = filled(own, positions), [keys.shape[1]] * len(at), q.shape[-1]
     all_rows, one_place = filled(slice(None), at, k[:, None], v[:, None]), filled(own, positions[:1].expand(len(at)))
     mistakes = {
-        "You attend to all slots: hide those behind the position.": attend(q, *there, all_slots),
+        "You attend to all slots: hide those after the position.": attend(q, *there, all_slots),
         "The new token must see itself too: slot `positions` counts.": attend(q, *there, [max(p, 1) for p in at]),
         "The new key and value do not stand in slot `positions`: write them first.": attend(q, keys, values, upto),
         "You wrote the value nowhere: only the key arrived.": attend(q, there[0], values, upto),
@@ -71,7 +71,7 @@ def _(f):
     check_cache(f, *random_cache(2, 2, 5, 4), torch.tensor([4, 2]))
 
 
-@q1.case("what an earlier completion left in the slots is not seen")
+@q1.case("what an earlier answer left in the slots is not seen")
 def _(f):
     q, k, v, keys, values = random_cache(3, 2, 9, 4)
     positions = torch.tensor([1, 4, 7])

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rlcourse.course.checks import Question, draw
 
-q4 = Question("q4", "best_slots", hint="After how many steps is the last answer through, with so many slots? Try all.")
+q4 = Question("q4", "best_slots", hint="After how many steps has the last answer ended, with so many slots? Try all.")
 
 
 @functools.lru_cache(maxsize=10_000)
