@@ -562,8 +562,8 @@ except Exception as error:
     print(error)
 
 # %% [markdown]
-# There are **four** mistakes: in which numbers are wrong, in what happens for other $n$, and in how data moves. One of
-# them hides behind another. What is asked for: `gate` and `up` are loaded 16 bytes a thread, `out` stored likewise;
+# There are **four** mistakes: in the numbers, in what happens for other $n$, and in how the data moves. One of them
+# hides behind another. What is asked for: `gate` and `up` are loaded 16 bytes a thread, `out` stored likewise;
 # arithmetic in `Float32`, rounded **once**, at the end; and for any $n$ nothing beyond the end is touched.
 #
 # <details><summary>Hint 1: a question</summary>

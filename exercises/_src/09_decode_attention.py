@@ -55,11 +55,11 @@ print("ready")
 # <details><summary>Hint 2: the idea</summary>
 #
 # $e^{L_p}$ is the sum of the exponentials of one place. What is asked for is a weighted mean of the $P$ outputs, in
-# which the sink takes its share of the weight and brings nothing.
+# which the sink takes its share of the weight and adds nothing.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# Stack the sink behind the log-sums, take off the largest of them (of a head without anything, a finite number), make
+# Stack the sink below the log-sums, subtract the largest of them (of a head without anything, a finite number), make
 # weights, and leave the sink's out where you add up the outputs, but not where you divide.
 # </details>
 
@@ -243,7 +243,7 @@ if check.q3.passed:
     for y, (held, color) in enumerate(((plain, "#D55E00"), (yours, "#0072B2"))):
         ax.bar([d + 0.5 for d in range(64)], 0.7, bottom=y - 0.35, color="#eeeeee", width=0.9)
         ax.bar([d + 0.5 for d in held], 0.7, bottom=y - 0.35, color=color, width=0.9)
-    ax.set_yticks([0, 1], ["plain order", "new numbers"])
+    ax.set_yticks([0, 1], ["plain order", "renumbered"])
     ax.set(xlabel="dimension", xlim=(0, 64), title="What lane 13 needs of token 2")
     ax.set_xticks(range(0, 65, 8))
     plt.show()
@@ -272,7 +272,7 @@ if check.q3.passed:
 # The old kernel has (`instructions[0]`, `flight[0]`), the new one (`instructions[1]`, `flight[1]`); both read the same
 # `data`. Return five numbers: the time of the old kernel, of the old one with the **instructions** of the new one, of
 # the old one with the **bytes in flight** of the new one, of the new kernel, all in µs; and then what one should
-# have changed first: 0 for instructions, 1 for bytes in flight, 2 if either change alone brings nothing or both
+# have changed first: 0 for instructions, 1 for bytes in flight, 2 if neither change alone brings anything or both
 # bring the same.
 #
 # Shapes: `instructions`, `flight` `[2]` float64; the others are numbers; result `[5]` float64.

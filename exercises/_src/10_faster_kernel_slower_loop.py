@@ -186,7 +186,7 @@ probe(colleague)
 # <details><summary>Hint 2: the idea</summary>
 #
 # Each probe finds one mistake. What is `True` as a number? In which of `[a, b, a, b]` and `[a, a, b, b]` do equal heads
-# stand side by side? Of what is $e^{4 x}$ the ratio?
+# stand side by side? Two scores are $4 x$ and 0: how many times the weight of the second has the first?
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
@@ -224,9 +224,9 @@ except NotImplementedError:
 # %% [markdown] tags=["solution"]
 # **The mask**: `True` is 1, so what is seen gets a score that is 1 higher and nothing is hidden. **The heads**:
 # `repeat` lays the whole block of heads down again, `repeat_interleave` each head beside its copy; a model with one
-# head cannot tell. **The scale**: 1.28 is $e^{4/16}$, a right attention gives $e^{4/4} = 2.72$. Such a model still
-# writes fluent text. **The missing mask**: the only mistake that ought to be loud. Probes like these need no reference,
-# no GPU and no tolerance to argue about, and each of them is a test that you can leave in place.
+# head cannot tell. **The scale**: 1.28 is $e^{4/16}$, a right attention gives $e^{4/4} = 2.72$. Weights that are too
+# flat raise no error. **The missing mask**: the only mistake that ought to be loud. Probes like these need no
+# reference, no GPU and no tolerance to argue about, and each of them is a test that you can leave in place.
 
 # %% [markdown]
 # ## q3 · Which slots a row may read
@@ -271,7 +271,7 @@ def first_and_last_slot(mask: torch.Tensor | None) -> torch.Tensor:
 check.q3(first_and_last_slot)
 
 # %% [markdown]
-# Your function on the mask of three rows. **Look for** the first row's padding, and the slots behind the newest token:
+# Your function on the mask of three rows. **Look for** the first row's padding, and the slots after the newest token:
 # they hold nothing yet.
 
 # %% tags=["hide-input"]

@@ -164,7 +164,7 @@ if check.q1.passed:
 #   each answer's own.
 # - `free` blocks are nobody's; a block has room for `block` tokens. At each step every row writes one token.
 #
-# Return the largest number of answers that can start now, in order: if one does not fit, none behind it starts. A part
+# Return the largest number of answers that can start now, in order: if one does not fit, none after it starts. A part
 # of a group may start. There are always enough free blocks for those that run.
 #
 # <details><summary>Hint 1: a question</summary>
@@ -209,7 +209,7 @@ check.q2(admit)
 
 # %% [markdown]
 # What caution costs. 32 answers of 200 prompt tokens each in 300 blocks of 16, over how far the rule looks ahead.
-# **Look for** the two lines' distance: what a group of eight saves.
+# **Look for** the distance between the two lines: what a group of eight saves.
 
 # %% tags=["hide-input"]
 # @title Figure: caution and its price
@@ -227,7 +227,7 @@ if check.q2.passed:
 
 # %% [markdown] tags=["solution"]
 # **Rows, not sums.** Each row has a last block of its own, so what counts is rounded up row by row. **Which blocks are
-# shared** is rounded *down*: a block that the prompt fills in part gets other tokens behind it in each answer. **How
+# shared** is rounded *down*: a block that the prompt fills in part gets other tokens after it in each answer. **How
 # far to look.** With as many steps as an answer can be long nobody is ever sent back, and only few run. With one step
 # many start, and some are sent back. The package looks as far as to the host's next look and pays for the rest by
 # prefilling again, since most answers end early.
@@ -303,7 +303,7 @@ if check.q3.passed:
     sizes = list(range(12, 81, 4))
     for rows, color, marker in ((2, "#0072B2", "o"), (3, "#E69F00", "s"), (5, "#009E73", "^")):
         lengths = [shortest(capacity, rows) for capacity in sizes]
-        ax.plot(sizes, lengths, color=color, marker=marker, label=f"{rows} answers: from here on")
+        ax.plot(sizes, lengths, color=color, marker=marker, label=f"{rows} answers: none ends from here on")
     ax.plot(sizes, sizes, color="black", linestyle=":", label="fits alone")
     ax.set(xlabel="tokens that the memory holds", ylabel="length")
     ax.legend()
@@ -315,7 +315,7 @@ if check.q3.passed:
 # memory is full, one has three quarters and the other one quarter. Now the one with three quarters is sent back. The
 # next who gets far is sent back at five eighths, the next at eleven sixteenths, and so on. Who needs more than three
 # quarters never ends. **What is missing** is somebody who is never sent back. With "the youngest goes" that is the
-# oldest: he ends, then the next one is the oldest, and the number of those that are left falls. A rule that frees more
+# oldest: it ends, then the next one is the oldest, and the number of those that are left falls. A rule that frees more
 # at once, or looks fair, proves nothing. **Her second idea**, to throw tokens away, is what makes it hang: an answer
 # that keeps its tokens gets further each time that it runs. It can still be kept waiting for long.
 
@@ -414,5 +414,5 @@ if check.q4.passed:
 # rows, and that is all that is asked: sampler and trainer must take the *same* one of them. **`busy`** splits the sum
 # while there are few rows, to give more processors work, and changes its order at 6. **`scaled`** adds in a fixed order
 # and looks at the other rows by way of their largest number, as 8-bit formats with one scale for a tensor do: it parts
-# as soon as a larger number joins. **`library`** depends on the machine. Such a probe finds what reading code does not,
-# and needs no reference: an operation is its own.
+# as soon as a larger number joins. **`library`** depends on the machine and on the sizes (lesson 11 shows a larger
+# one). Such a probe finds what reading code does not, and needs no reference: an operation is its own.

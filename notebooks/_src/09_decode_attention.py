@@ -102,7 +102,7 @@ for name, gpu in GPUS.items():
     print(f"{name:9} ridge at {ridges[0]:4.0f} operations a byte on CUDA cores, {ridges[1]:4.0f} on tensor cores")
 
 # %% [markdown]
-# The *ridge* (lesson 06) is the intensity from which on operations take longer than bytes. **Look for** where $H/K$
+# The *ridge* (lesson 06) is the intensity above which operations take longer than bytes. **Look for** where $H/K$
 # lies.
 
 # %% tags=["hide-input"]
@@ -176,7 +176,7 @@ for spread in (1.0, 50.0, 1000.0):
 # %% [markdown]
 # Why does $m$ begin at $-10^{30}$ and not at $-\infty$? A lane that has seen nothing but masked scores ($-\infty$)
 # would compute $-\infty - (-\infty)$, which is nan, and one nan spoils the row. And why not at 0? Because all scores
-# may be far below 0; then every weight underflows, and $0/0$ is left. (Exercise 5 tries both.)
+# may be far below 0; then every weight underflows, and $0/0$ is left. (Exercise 5 has such scores.)
 #
 # Red dots are new maxima. **Look for** the one where $l$ drops: everything before it is rescaled. (At the others $l$
 # was small, or the new maximum hardly higher.)
@@ -275,10 +275,10 @@ for name, gpu in GPUS.items():
 little = asked / (GPUS["H200"].gb_per_s * 1e3 * LATENCY_US)
 
 # %% [markdown]
-# {{ 100 * little:.0f }} % by this estimate, {{ 100 * rate["attention-simple", SMALL]:.0f }} % measured. {{ assert
-# abs(little - rate["attention-simple", SMALL]) < 0.02 }} The faster the memory of a card, the worse. There are two
-# remedies: more CTAs (step 2), or more bytes in flight in each. Section 7 tries the second by itself, and finds that it
-# is not enough.
+# At most {{ 100 * little:.0f }} % of the published bandwidth by this estimate; {{ 100 * rate["attention-simple",
+# SMALL]:.0f }} % of a copy's was measured. {{ assert abs(little - rate["attention-simple", SMALL]) < 0.02 }} The faster
+# the memory of a card, the worse. There are two remedies: more CTAs (step 2), or more bytes in flight in each. Section
+# 7 tries the second by itself, and finds that it is not enough.
 #
 # ## 5 · Step 1: the simple kernel
 #
@@ -465,12 +465,13 @@ class LastAdds:
                 out[0] = total
 
 
+from rlcourse.course.kernels.interpret import run as interpret
 from rlcourse.ptx import PTXError
 
 for order in ("acq_rel", "relaxed"):
     left, arrived, out = torch.zeros(8), torch.zeros(1, dtype=torch.int32), torch.zeros(1)
     try:
-        simulate(LastAdds(8, order), left, arrived, out, order="serial")
+        interpret(LastAdds(8, order), left, arrived, out, order="serial")
         print(f"{order}: the sum is {out.item():g}")
     except PTXError as error:
         print(f"{order}: {type(error).__name__}: {error}")
@@ -793,23 +794,27 @@ gone = {size: us["attention-split-ahead", size] - us["attention-cute", size] for
 # by_bytes[size] < by_rest[size] for size in (SMALL, LARGE)) }} and all else changed together. Some of it can be ruled
 # out. Launch and merge cannot cost the {{ gone[LARGE]:.0f }} µs that are gone: at the small size a whole call with both
 # takes {{ us["attention-split-ahead", SMALL]:.1f }}. {{ assert gone[LARGE] > 5 * us["attention-split-ahead", SMALL] }}
-# Nor does it take yet more bytes in flight, if Little's law allows two tiles {{ 100 * allowed_two:.0f }} % already. {{
-# assert allowed_two > 0.9 }} What is left **came with the tensor cores**: {{ fewer:.0f }} times fewer instructions than
-# in step 2, and fewer registers for each token, so that {{ more:.0f }} times the bytes of step 2 are in flight, and all
-# {{ ctas_three }} CTAs run at once (of step 2's {{ f"{ctas_two:,}" }}, {{ at_once_two }} do). {{ assert more > 3 and
-# ctas_three == at_once_three and at_once_two < ctas_two / 2 }} Which of these decides, the record does not say.
+# Nor does it take yet more bytes in flight, if Little's law, with our {{ LATENCY_US }} µs, allows two tiles {{ 100 *
+# allowed_two:.0f }} % already. {{ assert allowed_two > 0.9 }} What is left **came with the tensor cores**: {{ fewer:.0f
+# }} times fewer instructions than in step 2, and fewer registers for each token, so that {{ more:.0f }} times the bytes
+# of step 2 are in flight, and all {{ ctas_three }} CTAs run at once (of step 2's {{ f"{ctas_two:,}" }}, {{ at_once_two
+# }} do). {{ assert more > 3 and ctas_three == at_once_three and at_once_two < ctas_two / 2 }} Which of these decides,
+# the record does not say.
 #
-# A roof is missing from our table, for the two tiles stand under neither of them, either: they use {{ 100 *
-# slots_two:.0f }} % of the issue slots. {{ assert slots_two < 0.7 }} A warp also waits for **itself**. A score is a
-# sum, three shuffles, a maximum and a power, one after the other, and until they are done the warp asks for nothing.
-# With two tiles in flight it computes twice as long before it asks again; with a tenth of the instructions it asks
-# again soon. That is how we read it. The record has times alone, and a profiler would have to confirm it.
+# Our table lacks a roof: step 2 with two tiles is well below each of its three. It reaches {{ 100 *
+# rate["attention-split-ahead", LARGE]:.0f }} % of a copy and uses {{ 100 * slots_two:.0f }} % of the issue slots. {{
+# assert slots_two < 0.7 and rate["attention-split-ahead", LARGE] < 0.7 < allowed_two }} A warp also waits for
+# **itself**. A score is a sum, three shuffles, a maximum and a power, one after the other, and until they are done the
+# warp asks for nothing. With two tiles in flight it computes twice as long before it asks again; with a tenth of the
+# instructions it asks again soon. That is how we read it. The record has times alone, and a profiler would have to
+# confirm it.
 #
 # At the small size step 3 is {{ by_rest[SMALL]:.2f }} times as fast as step 2 with two tiles, and why remains open: {{
-# gone[SMALL]:.1f }} µs are so few that the early start or the missing merge may be much of it. {{ assert gone[SMALL] <
-# 3 }} But compare it with step 1. Both start {{ 16 * K }} CTAs, one for each pair, {{ assert seen["attention-cute",
-# SMALL][0] == seen["attention-simple", SMALL][0] == 16 * K }} and step 3 takes {{ us["attention-cute", SMALL]:.1f }} µs
-# instead of {{ us["attention-simple", SMALL]:.1f }}: no launch costs that much. {{ assert us["attention-simple", SMALL]
+# gone[SMALL]:.1f }} µs are so few that the early start or the merge between CTAs that it does without may be much of
+# it. {{ assert gone[SMALL] < 3 }} But compare it with step 1. Both start {{ 16 * K }} CTAs, one for each pair, {{
+# assert seen["attention-cute", SMALL][0] == seen["attention-simple", SMALL][0] == 16 * K }} and step 3 takes {{
+# us["attention-cute", SMALL]:.1f }} µs instead of {{ us["attention-simple", SMALL]:.1f }}: no launch costs that much.
+# {{ assert us["attention-simple", SMALL]
 # - us["attention-cute", SMALL] > 2 * us["attention-split-ahead", SMALL] }} Each of its CTAs has 16 warps with two tiles
 # in flight, all of its share of the cache at once. Idle SMs are not what starved step 1.
 #
@@ -884,7 +889,7 @@ print(f"{eager.bytes / 1e6:.1f} MB; reading the cache once and the new token: {c
 # %% [markdown]
 # The fused kernel does all of it in one launch. Two ideas make that easy.
 #
-# **RoPE stays in a lane.** Dimension $i$ is rotated with dimension $i + D/2$. With the numbers of section 7 lane $c$
+# **RoPE stays in a lane.** Dimension $i$ is rotated with dimension $i + D/2$. With the numbering of section 7 lane $c$
 # has chunks $c, c + 4, \dots$ of 8 dimensions of a query or key. Half a head is $D/16$ chunks, a multiple of 4, so both
 # partners are in the same lane. (`scaled` is the query or key in float32.)
 
@@ -912,7 +917,7 @@ from rlcourse.kernels.decode_ops import fused_decode_attention
 SLOTS = 160
 CASES = {  # position and start of a row
     "middle": (77, 0), "left padding": (120, 31), "one token": (0, 0), "only itself": (50, 50),
-    "full cache": (SLOTS - 1, 0), "idle row": (-1, 0), "behind the cache": (SLOTS, 0),
+    "full cache": (SLOTS - 1, 0), "idle row": (-1, 0), "past the cache": (SLOTS, 0),
 }  # fmt: skip
 position, start = (torch.tensor(ends) for ends in zip(*CASES.values(), strict=True))
 q, k, v = (torch.randn(len(CASES), heads, D).bfloat16() for heads in (H, K, K))
@@ -938,9 +943,9 @@ for row, name in enumerate(CASES):
 # %% [markdown]
 # ## 9 · How long it takes
 #
-# The record in one figure, at both sizes. `sdpa` is PyTorch's attention, with repeated heads as `generate` calls it,
-# and with `enable_gqa`; FlashInfer is a library of kernels that serving engines use. Below the line RoPE and the cache
-# write are part of the call. **Look for** how far from the bytes' time each kernel is at the small size,
+# The record in one figure, at both sizes. `sdpa` is PyTorch's attention, with repeated heads as in `generate`'s
+# compiled step, and with `enable_gqa`; FlashInfer is a library of kernels that serving engines use. Below the line RoPE
+# and the cache write are part of the call. **Look for** how far from the bytes' time each kernel is at the small size,
 # and at the large one.
 
 # %% tags=["hide-input"]
@@ -976,12 +981,12 @@ small_floor, large_floor = (4e-3 * K * D * math.prod(size) / COPY for size in (S
 # At the large size step 3 is at {{ us["attention-cute", LARGE] / large_floor:.2f }} times the time of its bytes, ahead
 # of FlashInfer ({{ us["attention-flashinfer", LARGE] / us["attention-cute", LARGE]:.2f }} times as long as ours) and of
 # PyTorch ({{ us["attention-sdpa-gqa", LARGE] / us["attention-cute", LARGE]:.2f }}). At the small size the bytes need {{
-# small_floor:.1f }} µs, and nobody comes near that: {{ us["attention-cute", SMALL]:.1f }} µs is a chain of waits (the
-# position, then keys, the products, the merge of 16 warps, the output), and the shorter the chain, the better the
-# kernel. RoPE and the cache write hardly lengthen it: with both a call takes {{ us["fused-cute", SMALL]:.1f }} µs in
-# one launch, {{ us["fused-compiled", SMALL] / us["fused-cute", SMALL]:.1f }} times as fast as what `torch.compile`
-# makes of it, which is several kernels with repeated heads. {{ assert us["fused-cute", SMALL] < 1.1 *
-# us["attention-cute", SMALL] }} Measure a kernel at both ends.
+# small_floor:.1f }} µs, and nobody comes near that. Step 3 takes {{ us["attention-cute", SMALL]:.1f }} µs, which we
+# read as a chain of waits: the position, then keys, the products, the merge of 16 warps, the output. RoPE and the cache
+# write add hardly anything to it: with both a call takes {{ us["fused-cute", SMALL]:.1f }} µs in one launch, {{
+# us["fused-compiled", SMALL] / us["fused-cute", SMALL]:.1f }} times as fast as what `torch.compile` makes of it, which
+# is several kernels with repeated heads. {{ assert us["fused-cute", SMALL] < 1.1 * us["attention-cute", SMALL] }}
+# Measure a kernel at both ends.
 #
 # At the small size the launch counts, too. With *programmatic dependent launch* (Hopper and later) a kernel may start
 # **before the previous one has ended**. In this record step 3 and the fused kernel do so and wait at once, which hides

@@ -206,7 +206,7 @@ def check_slots(f, starts: list[int], counts: list[int], slots: int, additive: b
         "The last slot of the cache holds nothing yet: look at the mask.": pair(
             first, torch.full_like(last, slots - 1)
         ),
-        "You counted all hidden slots: those behind the newest token are no padding.": pair(slots - many, last),
+        "You counted all hidden slots: those after the newest token are no padding.": pair(slots - many, last),
         "Padding of the first row was taken for all rows.": pair(first[:1].expand_as(first), last),
         "Padding is forgotten: the first slot is not always 0.": pair(first * 0, last),
         "The two rows are the wrong way round.": pair(last, first),

@@ -68,6 +68,7 @@ def loss_mistakes(arguments) -> dict[str, Tensor]:
     return found | {
         "The sign is wrong: the loss is minus what should grow.": -right,
         "You forgot to divide by the number of rows.": right * len(rest[1]),
+        "You divided by nothing: the constant is rows times max_new_tokens.": right * len(rest[1]) * rest[3],
         "You forgot to divide by max_new_tokens.": right * rest[3],
         "The ratio is upside down: it is new over old.": loss_by_loop(old, logprobs, *rest),
     }
