@@ -172,7 +172,7 @@ class Memory(Space):
         if offset < 0:
             where = f"{-offset} bytes before {buffer.name}"
         elif offset >= buffer.size:
-            where = f"{offset - buffer.size} bytes behind the end of {buffer.name} ({buffer.size} bytes)"
+            where = f"{offset - buffer.size} bytes past the end of {buffer.name} ({buffer.size} bytes)"
         return where, offset, buffer.name
 
     def _named(self, name):

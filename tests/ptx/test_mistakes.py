@@ -22,7 +22,7 @@ from rlcourse.ptx import (
 def test_a_read_behind_the_end_names_the_buffer_the_place_and_the_threads():
     body = "mov.u32 %r1, %ctaid.y; mad.wide.u32 %l, %t, 4, %x; @%p0 bra $END;\n$END:\n ld.global.b32 %r1, [%l+16];"
     body = body.replace("@%p0 bra $END;", "")
-    error = mistake(OutOfBounds, body, "0 bytes behind the end of x", grid=(1, 2), x=X)
+    error = mistake(OutOfBounds, body, "0 bytes past the end of x", grid=(1, 2), x=X)
     assert (error.buffer, error.offset) == ("x", X.nbytes)
     assert error.block == (0, 0, 0) and error.threads == [60, 61, 62, 63]
     assert error.instruction == "ld.global.b32 %r1, [%l+16]"
@@ -34,7 +34,7 @@ def test_writes_before_the_start_and_wild_pointers_are_out_of_bounds():
     mistake(OutOfBounds, "st.global.b32 [%x+-4], %t;", "4 bytes before x")
     mistake(OutOfBounds, "mov.u64 %l, 0; ld.global.b32 %r1, [%l];", "far outside")
     mistake(OutOfBounds, "mov.u64 %l, -8; ld.global.b32 %r1, [%l];", "far outside")
-    mistake(OutOfBounds, "atom.global.add.u32 %r1, [%x+256], 1;", "behind the end")
+    mistake(OutOfBounds, "atom.global.add.u32 %r1, [%x+256], 1;", "past the end")
 
 
 def test_guards_stand_between_buffers_of_any_size():

@@ -16,7 +16,7 @@ q1 = Question(
 PLANTED = {
     "critic": "its advantage: the policy's part has a gradient in the values, and pulls them away from the returns",
     "minimum": "its clip: without the minimum a token that moved the wrong way has no gradient to call it back",
-    "padding": "its mean: it divides by all places, also by those behind the end of an answer",
+    "padding": "its mean: it divides by all places, also by those after the end of an answer",
 }
 
 

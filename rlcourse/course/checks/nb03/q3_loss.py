@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rlcourse.course.checks import Question, compare
 
-q3 = Question("q3", "mended_loss", hint="Begin with the nan: what stands behind the end of an answer?")
+q3 = Question("q3", "mended_loss", hint="Begin with the nan: what is there after the end of an answer?")
 
 
 def loss_off(logprobs, old, ref, advantages, mask, clip, beta, wrong: str = "") -> Tensor:
@@ -129,7 +129,7 @@ def _(f):
     check_loss(f, (new, old, ref, advantages, mask), 0.2, 0.1)
 
 
-@q3.case("inf and nan behind the end do no harm")
+@q3.case("inf and nan after the end do no harm")
 def _(f):
     new, old, ref, advantages, mask = batch()
     fill = {0: -torch.inf, 1: torch.nan, 2: torch.inf}

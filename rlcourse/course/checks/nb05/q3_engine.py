@@ -15,7 +15,7 @@ VOCABULARY = 60
 
 
 def sample_with(what: int, rows: int, length: int, strength: float, hot: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probs as the engine has them and as training has them, nan behind the end, and the mask of real tokens.
+    """Log-probs as the engine has them and as training has them, nan after the end, and the mask of real tokens.
 
     strength: from 0 to 1, how strongly the engine differs. hot: whether a temperature is above 1.
     """
