@@ -46,7 +46,7 @@ print("ready")
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Judge each line as a whole: a regular expression that must match **all** of it leaves no room for anything behind the
+# Judge each line as a whole: a regular expression that must match **all** of it leaves no room for anything after the
 # number. The difficult part of the number is the commas: either there are none, or every group after the first has
 # three digits.
 # </details>
@@ -148,7 +148,7 @@ if check.q2.passed:
 
 # %% [markdown] tags=["solution"]
 # **Why not pool the samples.** One count over all problems would treat the two sets alike, and they are not: what is
-# solved never cannot be learned from. **Why not look at the first k samples.** Their mean is right too, but it throws
+# never solved cannot be learned from. **Why not look at the first k samples.** Their mean is right too, but it throws
 # $n-k$ samples away; the formula is the average over all ways to choose $k$ of the $n$, which the next cell counts out.
 
 # %% tags=["solution"]
@@ -163,13 +163,13 @@ print(f"{sum(ways)} of {len(ways)} ways = {sum(ways) / len(ways)}; pass_at_k: {p
 #
 # Lesson 00 takes a gain apart whose factors multiply. Here is the smallest case: an answer is right if it is clean (50
 # % before training, 90 % after) and works (20 %, then 100 %). So 10 % were right before, and 90 % after. How many of
-# the 80 points did each of the two bring? You can tell it two ways:
+# the 80 points did each of the two contribute? You can tell it two ways:
 #
-# - clean first: 0.5 → 0.9 at 20 % working brings 8 points; then working, at 90 % clean, brings 72;
-# - working first: 0.2 → 1.0 at 50 % clean brings 40 points; then clean brings 40.
+# - clean first: 0.5 → 0.9 at 20 % working adds 8 points; then working, at 90 % clean, adds 72;
+# - working first: 0.2 → 1.0 at 50 % clean adds 40 points; then clean adds 40.
 #
 # Neither order is better than the other, so take the **mean over all orders**. Write it for any number of factors:
-# `before` and `after` hold the factors, `[k]`, with `k` up to 5; return what each brings, `[k]`, as a share of all
+# `before` and `after` hold the factors, `[k]`, with `k` up to 5; return what each contributes, `[k]`, as a share of all
 # answers (0.24 for clean and 0.56 for working, here).
 #
 # <details><summary>Hint 1: a question</summary>
@@ -178,8 +178,8 @@ print(f"{sum(ways)} of {len(ways)} ways = {sum(ways) / len(ways)}; pass_at_k: {p
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Walk through an order and change one factor at a time, from its old value to its new one. What a factor brings in this
-# order is by how much the product changes at its step. Do so for all orders and average.
+# Walk through an order and change one factor at a time, from its old value to its new one. What a factor contributes in
+# this order is the change of the product at its step. Do so for all orders and average.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
@@ -191,7 +191,7 @@ print(f"{sum(ways)} of {len(ways)} ways = {sum(ways) / len(ways)}; pass_at_k: {p
 
 # %% tags=["exercise"]
 def credit(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-    """What each factor brings of the change of the product, as a mean over all orders: [k]. before, after: [k]."""
+    """What each factor contributes to the change of the product, mean over all orders: [k]. before, after: [k]."""
     # BEGIN SOLUTION
     orders = list(itertools.permutations(range(len(before))))
     brings = torch.zeros_like(before)
@@ -209,13 +209,14 @@ def credit(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
 check.q3(credit)
 
 # %%
-if check.q3.passed:
+if check.q3.passed:  # the lesson's factors, all levels in one; it shares level by level, and finds other numbers
     names = ("clean", "works", "right numbers")
     brings = credit(torch.tensor([0.55, 0.28, 0.58]), torch.tensor([0.90, 1.00, 0.75]))
     print("  ".join(f"{name} {100 * points:.1f} points" for name, points in zip(names, brings.tolist(), strict=True)))
 
 # %% [markdown] tags=["solution"]
-# This is the *Shapley value* of game theory: the only way to share that adds up to the whole, treats equals alike, and
-# gives nothing to a factor that did not change. It is a convention all the same. "Choice brought 29 points" does not
-# mean that choice alone would have brought 29, or that without it 29 would be missing: the lesson's table has all three
-# numbers. When somebody tells you how much of an improvement is due to what, ask which of the three it is.
+# This is the *Shapley value* of game theory: the only way to share that adds up to the whole, treats equals alike,
+# gives nothing to a factor that makes no difference, and shares the sum of two gains as it shares each of them. It is a
+# convention all the same. If choice contributed so many points, it need not have gained as many alone, and as many need
+# not be missing without it: the lesson's table has all three numbers. When somebody tells you how much of an
+# improvement is due to what, ask which of the three it is.

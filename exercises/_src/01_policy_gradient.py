@@ -54,8 +54,8 @@ def colleague(logits, ids, rewards, num_generations, eos_id):
 
 # %% [markdown]
 # Here are the curves, on a language with the tokens `a`, `b` and the end `■`, and a policy that has a distribution for
-# each place of a text. Two prompts, eight answers to each, eight tokens at most. At first the end is improbable, and a
-# text that does not end earns nothing. To the first prompt a text earns 1 if it ends and has a `b`. The second is
+# each position in a text. Two prompts, eight answers to each, eight tokens at most. At first the end is improbable, and
+# a text that does not end earns nothing. To the first prompt a text earns 1 if it ends and has a `b`. The second is
 # harder: exactly two `b`, then the end. **Look for** what each prompt learns, and how long the answers are.
 
 # %% tags=["hide-input"]
@@ -110,8 +110,8 @@ show(colleague)
 # an answer counts, what comes after it doesn't.
 #
 # <details><summary>Hint 1: a question</summary>
-# Which of the four could make both success and length go the wrong way from the first step on? And once that one is
-# mended: who tells the policy that it should have stopped?
+# Which of the four could make success fall where it should rise? And once that one is fixed: who tells the policy that
+# it was right to stop?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
@@ -121,8 +121,8 @@ show(colleague)
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# Five lines like hers. The mask is made of the number of end tokens strictly before each place. The groups are the rows
-# of a matrix, and their means are repeated so that neighbours share one. Nothing is divided by a length.
+# Five lines like hers. The mask is made of the number of end tokens strictly before each position. The groups are the
+# rows of a matrix, and their means are repeated so that neighbours share one. Nothing is divided by a length.
 # </details>
 
 
@@ -154,12 +154,12 @@ except NotImplementedError:
     print("nothing to show yet")
 
 # %% [markdown] tags=["solution"]
-# **The sign** is the loud one: everything falls. **The end token** comes next. With it out of the sum nobody is ever
-# told that stopping was right, so answers run on, and those that run out of room earn nothing. **The mean over tokens**
-# slows everything down, here by the length of the answers (lesson 04 is about what else it does). **The groups** are
-# quiet: alone they are hardly to be seen, because every baseline is fair on average, as long as it does not depend on
-# the answer itself. Together with the mean they cost the hard prompt all its progress. Quiet mistakes are found by
-# printing, not by looking at curves.
+# **The sign** is the loud one: success falls to nothing. **The end token** comes next. With it out of the sum nobody is
+# ever told that stopping was right, so answers run on, and those that run out of room earn nothing. **The mean over
+# tokens** slows everything down, here by the length of the answers (lesson 04 is about what else it does). **The
+# groups** are quiet: alone they can hardly be seen, because any baseline is fair on average as long as it does not
+# depend on the answer itself. On top of the mean over tokens they make the hard prompt learn more slowly still. Quiet
+# mistakes are found by printing, not by looking at curves.
 
 # %% tags=["solution", "hide-input"]
 # @title Figure: each mistake alone
@@ -262,9 +262,9 @@ if check.q2.passed:
     print(f"{problem.question}\n{cheat(problem.question)!r} contains {problem.gold}")
 
 # %% [markdown] tags=["solution"]
-# A policy needs no malice to end up here. Answers that list a few numbers exist in its samples, they earn more often
-# than honest ones, and so they become more probable. Reward rises and accuracy doesn't: the signature of a hacked
-# verifier. Note that even a constant list of small numbers earns on half of the problems.
+# A policy needs no malice to end up here. As soon as some of its samples list a few numbers, and earn more often than
+# honest ones, such lists become more probable. Reward rises and accuracy doesn't: the signature of a hacked verifier.
+# Note that even a constant list of small numbers earns on half of the problems.
 
 # %% [markdown]
 # ## q3 · … and close it
@@ -372,8 +372,9 @@ check.q4(shrinkage)
 #   = \frac{1}{G} \sum_i (1 - W_{ii})\, \nabla J = \Big(1 - \frac{\operatorname{tr} W}{G}\Big) \nabla J ,$$
 #
 # since the expectation is $\nabla J$ for $j = i$ and $\mathbb{E}[R_j] \cdot 0$ otherwise. What the baseline takes from
-# the **others** is free, whatever it is; only what it takes from the answer itself shortens the step. So a baseline can
-# be as clever as you like about the other answers. The next cell has one that gives an answer's neighbours more weight.
+# the **others** is free, whatever it is; only what it takes from the answer itself shortens the gradient. So a baseline
+# can be as clever as you like about the other answers. The next cell has one that gives an answer's neighbours more
+# weight.
 
 # %% tags=["solution"]
 G = 5

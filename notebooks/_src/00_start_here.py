@@ -153,7 +153,7 @@ for level in (1, 2, 3, 4):
     print(f"LEVEL {level}  {problem.question}\n{problem.answer}\n")
 
 # %% [markdown]
-# The three lists of problems share no numbers within a template, so a model cannot pass the test by remembering.
+# No problem of one list is in another, not even with other names, so a model cannot pass the test by remembering.
 
 # %%
 for split in ("train", "validation", "test"):
@@ -175,9 +175,10 @@ for text in ("2+3=5\n#### 5", "The answer is 5.", "2+3=6\n#### 6", "#### five"):
 # ## 4 · The model
 #
 # The model that comes with the course is a Qwen2, the architecture of Qwen2.5, made very small. It was trained on
-# demonstrations of uneven quality, as text found on the web is. Some worked the problem out. Some guessed. Some ended
-# in words that the strict reading does not accept. And some had **filler** in them, lines that say nothing: "Let me
-# think.", or "Let me check: 3+4=7." where nothing was in doubt. The model imitates all of them.
+# demonstrations of uneven quality, as text found on the web is. Some worked the problem out, a few of them with a slip
+# in the arithmetic. Some guessed. Some ended in words that the strict reading does not accept. And some had **filler**
+# in them, lines that say nothing: "Let me think.", or "Let me check: 3+4=7." where nothing was in doubt. The model
+# imitates all of them.
 
 # %%
 config = make_config("laptop")
@@ -189,11 +190,12 @@ prompt = policy.prompt(test[1].question)
 print("\nthe prompt as tokens:\n" + " ".join(repr(policy.tokenizer.decode([token])) for token in prompt))
 
 # %% [markdown]
-# A number is read digit by digit: the model has to do arithmetic the way you do on paper.
+# A number is read and written digit by digit, the leading digit first: in 16+15=31 the model must foresee the carry
+# before it writes the 3.
 #
-# The first token of an answer is a choice. `####` means that the model guesses: the number comes next. A
-# name means that it starts to work. **Look for** how the mass on `####` grows with the level, because that is how the
-# demonstrations were: the longer the working, the more people skipped it.
+# The first token of an answer is a choice. `####` means that the model guesses: the number comes next. A name means
+# that it starts to work. **Look for** how the probability of `####` grows with the level. In the demonstrations it did,
+# too: the longer the working, the more often it was skipped.
 
 
 # %%
@@ -347,17 +349,20 @@ for answer in sixteen[:8]:
 # $$P(\text{right}) = P(\text{clean}) \cdot P(\text{works} \mid \text{clean}) \cdot P(\text{right} \mid \text{works})
 #   + \text{luck} ,$$
 #
-# where luck is what guesses and garbage get right all the same. **Look for** the smallest factor at each level.
+# where luck is what guesses and garbage get right all the same. **Look for** the factors that depend on the level.
 
 # %%
 few = test[: pick(16, 240)]
 samples = answer_problems(policy, engine, task, few, 80, config.sampling, num_generations=16)
 flat = [answer for answers in samples for answer in answers]
 garbage_right = fmean(a.strict for a in flat if kind_of_sample(a) == "garbage")
+greedy_garbage = fmean(kind_of_sample(a) == "garbage" for a in greedy)
 worked_right = fmean(a.strict for a in flat if kind_of_sample(a) == "worked")
 greedy_share, sampled_share = summarize([greedy[: len(few)]])["accuracy"], summarize(samples)["accuracy"]
 print(f"{len(few)} problems: greedy answers {greedy_share:.1%} right, {len(flat)} samples {sampled_share:.1%} right")
-for level, found in enumerate(factors_by_level(count(flat)), start=1):
+levels = factors_by_level(count(flat))
+clean_at, choice_at, right_at = zip(*(found.factors for found in levels), strict=True)
+for level, found in enumerate(levels, start=1):
     clean, choice, arithmetic = found.factors
     product = f"{clean:.2f} x {choice:.2f} x {arithmetic:.2f} + luck {found.luck:.3f}"
     print(f"level {level}: clean x choice x arithmetic = {product} = {found.accuracy:.3f}")
@@ -384,10 +389,11 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
-# Here is the fact on which the course rests: **working pays**. {{ assert all(accuracy["work, and are clean", l] >
-# accuracy["guess", l] for l in (1, 2, 3)) }} Nobody told the model so. But whoever rewards right answers, and makes
-# what was rewarded more probable, will make working more probable, and garbage less, although the reward mentions
-# neither.
+# Garbage is about as frequent at every level; choice and arithmetic get worse with it. {{ assert max(clean_at) -
+# min(clean_at) < 0.15 and choice_at[0] > 2 * choice_at[3] and right_at[0] > 2 * right_at[3] }} And here is the fact on
+# which the course rests: **working pays**. {{ assert all(accuracy["work, and are clean", l] > accuracy["guess", l] for
+# l in (1, 2, 3)) }} Nobody told the model so. But whoever rewards right answers, and makes what was rewarded more
+# probable, will make working more probable, and garbage less, although the reward mentions neither.
 #
 # ## 7 · pass@k: what is within reach
 #
@@ -467,7 +473,7 @@ plt.show()
 
 # %% [markdown]
 # Read it with care: a lucky guess counts, too. Among answers below 100, sixteen different guesses hit the right one now
-# and then. Below is the share of right samples that contain working, by level.
+# and then. Below, how many of the right samples contain working. **Look for** the level at which luck counts most.
 
 # %%
 for level in (1, 2, 3, 4):
@@ -641,8 +647,9 @@ display(Markdown("\n".join(lines)))
 # 3. **Arithmetic** improves as well, which contributes {{ told["arithmetic"]["points"]:.0f }} points.
 #
 # And they need each other. Luck aside, choice alone would have led to {{ work_alone(["choice"]):.1f }} %, and
-# everything else without it to {{ work_alone(["clean", "arithmetic"]):.1f }} %. Greedy answers hardly have garbage to
-# lose, and show mostly the first part: that is why the picture above looked like a story about choice.
+# everything else without it to {{ work_alone(["clean", "arithmetic"]):.1f }} %. Greedy answers have hardly any garbage
+# to lose, {{ 100 * greedy_garbage:.1f }} % before training, {{ assert greedy_garbage < 0.05 }} and show mostly the
+# first part: that is why the picture above looked like a story about choice.
 #
 # ### New skill, or better picking?
 #

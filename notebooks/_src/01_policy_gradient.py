@@ -97,8 +97,7 @@ for row, (start, length) in enumerate(zip(rollout.prompt_lengths, rollout.comple
 # %% [markdown]
 # ### Log-probs are cross-entropies
 #
-# One pass over prompt and answer gives the probability of every token that was drawn. Two things to mind, and most
-# home-made implementations get one of them wrong:
+# One pass over prompt and answer gives the probability of every token that was drawn. Two things are easy to get wrong:
 #
 # - **the shift**: the output at position $t$ predicts the token at position $t + 1$;
 # - **the mask**: only tokens of the answer count, from its first to its end token.
@@ -396,11 +395,11 @@ plt.show()
 # $$\mathbb{E}_{y}\big[\nabla \log \pi_\theta(y)\big] = \sum_y \nabla \pi_\theta(y) = \nabla \sum_y \pi_\theta(y)
 #   = \nabla 1 = 0 .$$
 #
-# So any constant may be added to the reward, or any **baseline** $b$ subtracted, and the average stays: $\nabla J =
-# \mathbb{E}_y[(R(y) - b)\,\nabla\log\pi_\theta(y)]$. What is left, $A = R - b$, is called the **advantage**: how much
-# better than expected. The average does not care about $b$. The **noise** does. With rewards 5 and 6 every sample is
-# pushed up, nonsense as much as sense, with a weight of 5 at least. Averaged over all texts those pushes cancel. Over
-# {{ PROMPTS * GROUP }} of them they don't.
+# So a constant may be added to the reward, or any **baseline** $b$ subtracted that does not depend on the answer, and
+# the average stays: $\nabla J = \mathbb{E}_y[(R(y) - b)\,\nabla\log\pi_\theta(y)]$. What is left, $A = R - b$, is
+# called the **advantage**: how much better than expected. The average does not care about $b$. The **noise** does. With
+# rewards 5 and 6 every sample is pushed up, nonsense as much as sense, with a weight of 5 at least. Averaged over all
+# texts those pushes cancel. Over {{ PROMPTS * GROUP }} of them they don't.
 #
 # On the toy language, exactly:
 
@@ -426,7 +425,7 @@ noise_ratio = mean_and_variance(R + 5, 0.0)[1] / mean_and_variance(R, 0.0)[1]
 # red run.
 #
 # The variance is a parabola in $b$. Setting its derivative to zero gives its lowest point, a mean of the rewards in
-# which texts with long scores count more:
+# which texts with large scores count more:
 #
 # $$b^* = \mathbb{E}\big[\lVert\nabla\log\pi\rVert^2 R\big] \Big/ \mathbb{E}\big[\lVert\nabla\log\pi\rVert^2\big] .$$
 #
@@ -469,8 +468,8 @@ explorer(draw, static=static, shift=(0.0, -1.0, 2.0, 0.5), training=(0, 0, 80, 1
 # %% [markdown]
 # Left: with rewards 0 and 1 and few successes, doing without a baseline costs little, since 0 **is** close to the mean
 # reward. Middle: add 1, and the red square sits far up the wall. Right: once nearly every text earns 1, the mean reward
-# is no better than none. The few failures have long scores, and they pull $b^*$ away from the mean. How much a baseline
-# buys depends on where the rewards happen to lie.
+# is no better than none. The few failures have large scores, and they pull $b^*$ away from the mean. How much a
+# baseline buys depends on where the rewards happen to lie.
 #
 # ## 6 · Fix it with one line
 #
@@ -503,7 +502,7 @@ back = validation(fixed)[1][-1]
 # ### The others' mean
 #
 # The batch mean has two flaws. Easy problems and hard ones share it, so an average answer to an easy problem looks like
-# an achievement. And it contains the reward that it is taken from: a success pays part of its own price. But we have
+# an achievement. And it contains the very reward that it is subtracted from: a success raises its own bar. But we have
 # several answers to each prompt anyway, so compare an answer with the **others of its group**. That is RLOO, *REINFORCE
 # leave-one-out* (Kool et al. 2019; Ahmadian et al. 2024). With $G$ answers to a prompt,
 #
@@ -522,9 +521,9 @@ for G in (2, 3):
 
 # %% [markdown]
 # With your own reward in, the gradient is too short by the factor $1 - 1/G$ and points the right way. A factor that is
-# the same everywhere does no harm, since Adam divides by the size of the gradient anyway. So the two baselines are the
-# same up to a constant, and it is the first of them that GRPO will build on. In the loop RLOO is, once more, one
-# function:
+# the same everywhere does no harm, since Adam divides by the size of the gradient anyway. So the two baselines of a
+# group, with your own reward and without it, give the same advantages up to a constant. GRPO will build on the first of
+# them. In the loop RLOO is, once more, one function:
 
 
 # %%
@@ -543,41 +542,42 @@ assert torch.allclose(leave_one_out(generous(r)), leave_one_out(r), atol=1e-5)  
 # %% [markdown]
 # ## 7 · Why did it do so well without?
 #
-# A puzzle is left. With rewards 0 and 1 the first run had no baseline and did well, and not because its mean reward was
-# near 0: it passed one half on the way. Formula $b^*$ says where to look: at the length of the scores. For one prompt,
-# answer by answer:
+# A puzzle is left. With rewards 0 and 1 the first run had no baseline and did well. That its mean reward was near 0
+# explains only the beginning: it passed one half on the way. {{ assert max(row["right"] for row in plain) > 0.5 }} The
+# formula for $b^*$ says where to look: at the norm of the scores. For one prompt, answer by answer:
 
 # %%
 torch.manual_seed(2)
 pool = engine.generate([prompt], pick(16, 128), LIMIT, Sampling())
 texts, ended = policy.texts(pool.completion_ids, pool.completion_mask), pool.finished.tolist()
 r = torch.tensor([float(e and task.verify(t, problem.gold).strict) for t, e in zip(texts, ended, strict=True)])
-squared = []  # the squared length of each answer's score
+squared = []  # the squared norm of each answer's score
 for row in range(len(r)):
     grads = torch.autograd.grad(log_probs(policy.model, pool[[row]]).sum(), list(policy.model.parameters()))
     squared.append(sum(g.square().sum().item() for g in grads))
 squared = torch.tensor(squared)
 best, mean_reward = ((squared * r).sum() / squared.sum()).item(), r.mean().item()
 right, wrong = squared[r == 1].mean().item(), squared[r == 0].mean().item()
-print(f"{len(r)} answers, {mean_reward:.0%} of them right; mean squared score: right {right:,.0f}, wrong {wrong:,.0f}")
+print(f"{len(r)} answers, {mean_reward:.0%} of them right; mean squared norm: right {right:,.0f}, wrong {wrong:,.0f}")
 print(f"mean reward {mean_reward:.2f}, best baseline {best:.2f}")
 
 # %% tags=["hide-input"]
-# @title Figure: how long the scores are
+# @title Figure: how large the scores are
 fig, ax = plt.subplots(figsize=(6.5, 2.8))
+bins = torch.logspace(1.4, 3.2, 31).tolist()
 for flag, color, label in ((0, VERMILION, "wrong"), (1, BLUE, "right")):
     chosen = squared[r == flag].sqrt().tolist()
-    ax.hist(chosen, bins=torch.logspace(0.5, 3, 31).tolist(), color=color, alpha=0.7, label=f"{label} ({len(chosen)})")
-ax.set(xscale="log", xlabel="length of the score", ylabel="answers", title=f"{len(r)} answers to one prompt")
+    ax.hist(chosen, bins=bins, color=color, alpha=0.7, label=f"{label} ({len(chosen)})")
+ax.set(xscale="log", xlabel="norm of the score", ylabel="answers", title=f"{len(r)} answers to one prompt")
 ax.legend()
 plt.show()
 
 # %% [markdown]
-# Wrong answers have scores {{ wrong / right:.0f }} times as long, squared. {{ assert wrong > 3 * right }} A wrong
-# answer here is often the garbage of lesson 00, and each improbable token in it adds a long piece to the score. Without
-# a baseline and with rewards 0 and 1 all of that is multiplied by exactly 0. Subtract the mean reward, and it comes in
-# with a weight of {{ -mean_reward:.2f }}. So the best constant here is {{ best:.2f }}, far below the mean reward of {{
-# mean_reward:.2f }}. {{ assert best < mean_reward / 2 }}
+# The squared norm of a wrong answer's score is {{ wrong / right:.0f }} times that of a right one's, on average. {{
+# assert wrong > 3 * right }} A wrong answer here is often the garbage of lesson 00, and each improbable token in it
+# adds a large piece to the score. Without a baseline and with rewards 0 and 1 all of that is multiplied by exactly 0.
+# Subtract the mean reward, and it comes in with a weight of {{ -mean_reward:.2f }}. So the best constant here is {{
+# best:.2f }}, far below the mean reward of {{ mean_reward:.2f }}. {{ assert best < mean_reward / 2 }}
 #
 # Take this with a grain of salt: it is a fact about a 0.9 M model that writes garbage, not about language models. What
 # holds everywhere is this. "Subtract the mean, it reduces the variance" is a rule of thumb, and can be wrong. But a
@@ -586,7 +586,7 @@ plt.show()
 # ## 8 · What is being paid
 #
 # The loop pays for whatever `verify` says, not for what you meant. Two readings of the same text: the **strict** one
-# wants a number announced by `####` and a space, with at most a unit after it, and takes the last such line. The
+# wants a number announced by `####` and a space, with at most a unit after it, and takes the last such number. The
 # **lenient** one takes, failing that, "the answer is NUMBER" or the last number in the text.
 
 # %% tags=["hide-input"]
@@ -671,7 +671,7 @@ trios = zip(policy.model.parameters(), ours.model.parameters(), theirs.policy.mo
 trios = [(start.detach(), a.detach(), b.detach()) for start, a, b in trios]
 moved = sum((a - start).abs().sum().item() for start, a, _ in trios)
 apart = sum((a - b).abs().sum().item() for _, a, b in trios)
-print(f"the step moved the weights by {moved:.4f} in all; theirs and ours are {apart / moved:.2%} of that apart")
+print(f"the step moved the weights by {moved:.4f} in all; ours and theirs differ by {apart / moved:.2%} of that")
 assert apart < 0.02 * moved
 
 # %% [markdown]

@@ -201,8 +201,8 @@ def credit_mistakes(before: torch.Tensor, after: torch.Tensor) -> dict[str, torc
         / 2,
         "You shared by logarithms: that adds up, but it is not the mean over the orders.": logs,
         "You added up the orders: take their mean.": shares(before, after) * math.factorial(k),
-        "The sign is wrong: what grew brings something.": -shares(before, after),
-        "That is how much each factor changed; what it brings depends on the others.": new - old,
+        "The sign is wrong: what grew contributes something.": -shares(before, after),
+        "That is how much each factor changed; what it contributes depends on the others.": new - old,
     }
 
 

@@ -70,7 +70,7 @@ def loss_mistakes(ids: Tensor, rewards: Tensor, n: int) -> dict[str, Tensor]:
         ),
         "You divided by the deviation of the group: that is GRPO, two lessons on.": right / deviation[:, None],
         "You added up the rows: take their mean.": right * len(ids),
-        "There is no baseline left: take the group's mean reward off.": rewards.double()[:, None] * mask / len(ids),
+        "There is no baseline left: subtract the group's mean reward.": rewards.double()[:, None] * mask / len(ids),
     }
 
 
@@ -98,14 +98,14 @@ def _(f):
     check_loss(f, answers(6, 5), torch.rand(6), 6)
 
 
-@q1.case("answers that end at different places, with tokens behind the end")
+@q1.case("answers that end at different places, with tokens after the end")
 def _(f):
     ids = answers(6, 7)
     ids[range(5), [0, 1, 3, 4, 6]] = EOS
     check_loss(f, ids, torch.rand(6), 6)
 
 
-@q1.case("the end token again behind the end, as padding")
+@q1.case("the end token again after the end, as padding")
 def _(f):
     ids = answers(4, 6)
     ids[0, 2:] = EOS
