@@ -344,8 +344,8 @@ def share_at(step: int) -> float:
 
 
 def spread(values) -> str:
-    """Least to most, in percent."""
-    low, high = (f"{100 * value:.0f}" for value in (min(values), max(values)))
+    """Least to most, in percent, to two digits."""
+    low, high = (f"{100 * value:.2g}" for value in (min(values), max(values)))
     return low if low == high else f"{low} to {high}"
 
 
@@ -379,9 +379,10 @@ slow_share = spread([r["correct"] - r["share_of_optimum"] for r in tests])
 # - r["refused_correct"])) for r in tests) }} More, {{ slow_share }} points, is lost to right programs that are slower
 # than they could be. {{ assert all(r["correct"] - r["share_of_optimum"] > 1 - r["correct"] for r in tests) }} Right
 # programs have {{ range_of(honest, "after", "launches", 1) }} launches on average, where the optimum has {{
-# optimal_launches:.2f }}. {{ assert least(honest, "launches") > optimal_launches + 0.1 }} One suspects the same doubt
-# behind both: whether to cut. In {{ share_refused(task.problems("train")):.0f }} % of the training problems it is
-# yes, in these {{ share_refused([p for p in task.problems("test") if not p.is_long]):.0f }} %.
+# optimal_launches:.2f }}: they cut too often. {{ assert least(honest, "launches") > optimal_launches + 0.1 }} One
+# launch does not hold {{ share_refused(task.problems("train")):.0f }} % of the training problems and {{
+# share_refused([p for p in task.problems("test") if not p.is_long]):.0f }} % of these. Whether that is the cause has
+# not been tested.
 #
 # ## 4 · What each part of the reward does alone
 #
@@ -614,7 +615,7 @@ for number, ((name, shares), color) in enumerate(zip(plateau.items(), (BLACK, OR
 ax.set(xlabel="lines of the problem", ylabel="% of groups", ylim=(0, 110), xticks=(2, 3, 4, 5))
 ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()
-scraps_writer, taught = FRAGMENTS[0].upper() + FRAGMENTS[1:], MODELS[RETAUGHT][1][-1].steps
+spoiled, taught = FRAGMENTS, MODELS[RETAUGHT][1][-1].steps
 
 # %% [markdown]
 # With random weights there is nothing to learn from, whatever the problem. {{ assert sum(plateau["random weights"]) ==
@@ -624,10 +625,10 @@ scraps_writer, taught = FRAGMENTS[0].upper() + FRAGMENTS[1:], MODELS[RETAUGHT][1
 # seen"][0] > max(plateau["two lines seen"][1:]) + 20 }} **Easier problems** give it something to learn from (that they
 # lead on to the longer ones is not shown here). The third is **partial credit**: pay for less than the whole.
 #
-# The first and the third are on record. {{ scraps_writer }} writes scraps. It trains on problems
-# of three lines and more, in three ways: with the reward of section 2; with partial credit beside it, the share of the
-# computation's lines that a program states in their places, whatever else is wrong with it; and with the reward of
-# section 2 after {{ taught }} supervised steps on whole programs.
+# The first and the third are on record, from {{ spoiled }}: it writes scraps. It trains on problems of three lines and
+# more with section 2's reward; with partial credit beside it, the share of the lines that a program states in their
+# places, even if it is wrong (`rlcourse.tasks.kernels.task:partial`); and with section 2's reward after {{ taught }}
+# supervised steps on whole programs.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -686,19 +687,17 @@ peak = spread(peaks)
 
 
 # %% [markdown]
-# With section 2's reward alone nothing moves: of a seed's {{ LAST * a_step:, }} samples at most {{ max(finds) }} is
-# right. {{ assert first_tenth["sparse"] == [None] * 3 and max(max(row["curves"]["correct"]) for row in
+# Section 2's reward alone moves nothing: of a seed's {{ LAST * a_step:, }} samples at most {{ max(finds) }} is right.
+# {{ assert first_tenth["sparse"] == [None] * 3 and max(finds) == 1 and max(max(row["curves"]["correct"]) for row in
 # scraps["sparse"]["results"]) < 0.002 }} With partial credit the lines come first: two in five are stated by step {{
 # max(reached("dense", "stated", 0.4)) }}, and one sample in ten is right by step {{ max(first_tenth["dense"]) }}. {{
-# assert all(a < b for a, b in zip(reached("dense", "stated", 0.4), first_tenth["dense"])) }} From there section 2's
-# reward can take over, since it alone pays for speed. The supervised steps do the same sooner. {{ assert
-# max(first_tenth["sft"]) < min(first_tenth["dense"]) }} At the end {{ ends("dense") }} % of the samples are right with
-# partial credit, and {{ ends("sft") }} % after supervised steps, down from {{ peak }}, as in section 2. {{ assert
-# min(peaks) > fallen + 0.1 and max(finds) == 1 }}
+# assert all(a < b for a, b in zip(reached("dense", "stated", 0.4), first_tenth["dense"])) }} Supervised steps do the
+# same sooner. {{ assert max(first_tenth["sft"]) + taught < min(first_tenth["dense"]) }} At the end {{ ends("dense")
+# }} % of the samples are right with partial credit, and {{ ends("sft") }} % after supervised steps, down from {{ peak
+# }}, as in section 2. {{ assert min(peaks) > fallen + 0.1 }}
 #
-# Partial credit needs somebody who knows how near a wrong answer is. Here that is the computation itself. For real
-# kernels it is often a language model that reads the code (`--judge`), with a say in the reward and an error of its
-# own.
+# This model could copy lines before it was spoiled. That partial credit teaches one that never could is not shown here.
+# And somebody must know how near a wrong answer is: for real kernels often a language model (`--judge`), which errs.
 #
 # ## 7 · A judge with a hole
 #
