@@ -169,18 +169,18 @@ if check.q2.passed:
 #
 # $$\mathcal{L} = \sum_t a_t \log p_t(y_t) + b \sum_t H_t , \qquad H_t = -\sum_j p_{t,j} \log p_{t,j} .$$
 #
-# Return the gradients of $\mathcal{L}$ by `hidden` `[n, d]` and by `head` `[V, d]`, in float32 or better, without
-# autograd, and with logits for at most `chunk` tokens at a time. The check tests the numbers; the cell after it looks
-# at the largest tensor.
+# Return the gradients of $\mathcal{L}$ with respect to `hidden` `[n, d]` and `head` `[V, d]`, in float32 or better,
+# without autograd, and with logits for at most `chunk` tokens at a time. The check tests the numbers; the cell after it
+# looks at the largest tensor.
 #
 # <details><summary>Hint 1: a question</summary>
 # What is the sum of the gradient over all logits of one token, and why must it be that?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Before the division by $\tau$ is counted, the slope of $\log p(y)$ by the logits is one-hot minus $p$. That of $H$ by
-# logit $j$ is $-p_j (\log p_j + H)$: all probabilities depend on each logit, which brings in the $H$. At the end divide
-# by $\tau$.
+# Leave $\tau$ aside at first. The slope of $\log p(y)$ with respect to the logits is one-hot minus $p$. That of $H$
+# with respect to logit $j$ is $-p_j (\log p_j + H)$: all probabilities depend on each logit, which brings in the $H$.
+# At the end divide by $\tau$.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
@@ -410,14 +410,16 @@ print("her test, with the weights of a new model:", torch.allclose(hers(x.detach
 
 # %% [markdown]
 # Her test passes, and fine-tuning gets slowly worse. Find the fault, and write a correct version: the gradients of `x`
-# and of `weight`, from `g` `[rows, heads, d]`, the gradient of the loss by $y = s \, (1 + w) \odot x$.
+# and of `weight`, from `g` `[rows, heads, d]`, the gradient of the loss with respect to
+# $y = s \, (1 + w) \odot x$.
 #
 # <details><summary>Hint 1: a question</summary>
 # For which weights is her test blind?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# The loss reaches $s$ through every number of $y$. What is the slope of $y_j$ by $s$?
+# The loss reaches $s$ through every number of $y$. What is the slope of $y_j$ with
+# respect to $s$?
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
@@ -461,7 +463,7 @@ if check.q6.passed:
 # ●●●●○ · 25 minutes
 #
 # A loss that weights all words, such as an entropy or a distance to another model's probabilities, has a gradient $g_j$
-# by each probability $p_j$. For the logits $z$ it makes, as $dS$ in section 8 of the lesson,
+# with respect to each probability $p_j$. For the logits $z$ this gives, like $dS$ in section 8 of the lesson,
 #
 # $$\frac{\partial \mathcal{L}}{\partial z_j} = p_j \, \Bigl(g_j - \sum_k p_k \, g_k\Bigr) , \qquad p_j = e^{z_j -
 # \text{log\_sum}} .$$

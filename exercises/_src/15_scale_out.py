@@ -30,10 +30,10 @@ print("ready")
 # ●●○○○ · 15 minutes
 #
 # The loss is a mean over all tokens of all ranks. Each rank has added up the gradients of its tokens: `sums[rank]`, of
-# `tokens[rank]` tokens in `rows[rank]` answers. Each colleague shows you the vector that his optimizer got. Say
-# what he did:
+# `tokens[rank]` tokens in `rows[rank]` answers. Each colleague shows you the vector that the optimizer got.
+# Say what each of them did:
 #
-# | | his vector |
+# | | the vector |
 # | --- | --- |
 # | 0 | right: the sum over all, divided by the tokens of all |
 # | 1 | each rank divided by its own tokens, then the mean over ranks |
@@ -95,8 +95,9 @@ if check.q1.passed:
     print(divided_by(sums, tokens, rows, shown).tolist())
 
 # %% [markdown] tags=["solution"]
-# **1, 5, 0.** Ada's second number is four times too large: the 50 of rank 1 was divided by 100 tokens, and it would
-# have been divided by 400. That is not a question of scale; it points elsewhere, and no learning rate makes up for it.
+# **1, 5, 0.** Ada's second number is four times too large: the 50 of rank 1 was divided by 100 tokens and by two ranks,
+# and the -30 of rank 0 by 300 and two, where each should have been divided by 400. That is not a question of scale: the
+# vector points elsewhere, and no learning rate makes up for it.
 # Ways 4 and 5 point the right way and have the wrong length. Adam hardly sees that, clipping at a norm does, and so
 # such faults live long. Way 3 looks healthy on every rank. The weights just drift apart, which the package checks
 # before it saves (`check_alike`).
@@ -206,8 +207,8 @@ for name, (kinds, peers) in PROGRAMS.items():
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Play it. Keep for each rank the step it is at. As long as anybody can go on, let him. The order does not matter,
-# because everybody names whom he waits for.
+# Play it. Keep for each rank the step it is at. As long as any rank can go on, let it. The order does not matter,
+# because every rank names the one it waits for.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
@@ -306,8 +307,8 @@ check.q4(most_ranks)
 # %% [markdown] tags=["solution"]
 # **The start is what kills it.** $P$ ranks pay it $P$ times. A faster link does not help there; a larger batch does,
 # and so does whatever makes the start cheaper (lessons 07 and 10: it is mostly decode steps that read all weights for a
-# few rows). That is why "equal work in all" and "equal work a GPU" are two benchmarks, and why you ask which of the two
-# a figure of somebody else is.
+# few rows). That is why "equal work in all" and "equal work a GPU" are two benchmarks, and why you ask of anybody's
+# figure which of the two it is.
 
 # %% [markdown]
 # ## q5 · How old?

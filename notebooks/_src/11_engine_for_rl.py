@@ -924,7 +924,7 @@ for name, (color, style) in LINES.items():
         ax.plot(*zip(*points, strict=True), color=color, linestyle=style, label=None if number else name)
     late = [e["accuracy"] for row in of_seeds for e in row["evals"][-4:]]
     last[name] = 100 * sum(late) / len(late)
-ax.set(xlabel="step", ylabel="validation, % right", title=f"Three seeds each, {provenance(lag)}")
+ax.set(xlabel="step", ylabel="validation, % right", title=f"A lag of {LAG} steps, three seeds each, {provenance(lag)}")
 ax.grid()
 ax.legend()
 plt.show()

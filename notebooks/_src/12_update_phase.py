@@ -177,9 +177,9 @@ mfu_bet.result(round(mfu[64]))
 # parameter, whatever the number of tokens, so it weighs more when they are few. The grey part is everything between the
 # products (norms, softmax, rounding, copies), products too small to fill the GPU, work done twice, and a GPU that waits
 # for its host. At 16 answers it is longer than at 64, so most of it cannot be work that grows with the tokens. {{
-# assert rest[16] > rest[64] }} (The time at 16 answers is the median of {{ record["setup"]["repeats"] }} steps, whose
-# length varied by {{ 100 * record["results"][0]["spread"]:.0f }} %. And the times differ from the first figure's: the
-# prompts were GSM8K's, which are longer, and the code has changed between the two recordings.)
+# assert rest[16] > rest[64] }} (The time at 16 answers is the median of {{ record["setup"]["repeats"] }} steps; the
+# middle half of them spans {{ 100 * record["results"][0]["spread"]:.0f }} %. And the times differ from the first
+# figure's: the prompts were GSM8K's, which are longer, and the code has changed between the two recordings.)
 #
 # Even these floors can be undercut. As is usual, they count a prompt for each of its 8 answers. Ours computes it once
 # (section 5), which spares {{ 100 * spared:.0f }} % of the tokens. So it performs about {{ 100 * done:.0f }} % of the
@@ -494,11 +494,11 @@ price_bet.result(round(price["chunks of 1024"], 2))
 # **Time** goes the other way: {{ price["chunks of 4096"]:.2f }} and {{ price["chunks of 1024"]:.2f }} times that of all
 # at once. {{ assert 1.33 < price["chunks of 4096"] < price["chunks of 1024"] < 3 }} More than a third, for two reasons.
 #
-# - *Most of the time is not products.* They take {{ counted["all at once"]["3 products"]:.1f }} ms of {{ 1e3 *
-#   whole["seconds"]:.1f }}. Float32 logits that are written, read, and written again take at least {{ counted["all at
-#   once"]["bytes: logits"]:.1f }}. In chunks the forward pass's part of them is repeated as well, which makes {{
-#   counted["chunks of 4096"]["bytes: logits"]:.1f }}. {{ assert counted["all at once"]["bytes: logits"] > counted["all
-#   at once"]["3 products"] }}
+# - *Most of the time is not products.* All at once they need {{ counted["all at once"]["3 products"]:.1f }} ms of {{
+#   1e3 * whole["seconds"]:.1f }}. Float32 logits that are written, read, and written again take at least {{
+#   counted["all at once"]["bytes: logits"]:.1f }}. In chunks the forward pass's part of them is repeated as well, which
+#   makes {{ counted["chunks of 4096"]["bytes: logits"]:.1f }}. {{ assert counted["all at once"]["bytes: logits"] >
+#   counted["all at once"]["3 products"] }}
 # - *A chunk has costs that do not depend on its size.* For each, a gradient of the whole head is made, converted to
 #   float32 and added to the sum. Chunks of 1,024 do that {{ whole["tokens"] // 1024 }} times, chunks of 4,096 {{
 #   whole["tokens"] // 4096 }} times. These bytes are {{ by_head:.1f }} of the {{ between:.1f }} ms between the two. {{
@@ -512,14 +512,15 @@ price_bet.result(round(price["chunks of 1024"], 2))
 # processors.
 #
 # So with this function take **the largest chunk for which there is room**. The preset for 24 GB has {{
-# small_gpu.logprob_chunk:,d }} tokens, that for the H200 {{ large_gpu.logprob_chunk:,d }}. {{ assert
-# small_gpu.logprob_chunk < large_gpu.logprob_chunk }} Better still, move fewer bytes: the pass that the H200's preset
-# uses (`rlcourse/exact/head.py`) leaves its logits in bf16 and writes the gradient in their place, one tensor of 2
+# small_gpu.logprob_chunk:,d }} tokens. Better still, move fewer bytes: the pass that the H200's preset uses
+# (`rlcourse/exact/head.py`) leaves its logits in bf16 and writes the gradient in their place, one tensor of 2
 # bytes a logit instead of three of 4. In chunks of 2,048 it takes {{ 1e3 * ours_2048["seconds"]:.0f }} ms and {{
 # ours_2048["peak_memory_bytes"] / 1e9:.1f }} GB: less time than all at once, and {{ whole["peak_memory_bytes"] /
 # ours_2048["peak_memory_bytes"]:.0f }} times less memory. {{ assert ours_2048["seconds"] < 0.8 * whole["seconds"] }}
 # And the chunk hardly matters: from 1,024 to 4,096 it takes {{ 1e3 * min(row["seconds"] for row in ours_head):.0f }} to
-# {{ 1e3 * max(row["seconds"] for row in ours_head):.0f }} ms.
+# {{ 1e3 * max(row["seconds"] for row in ours_head):.0f }} ms. (That preset has {{ large_gpu.logprob_chunk:,d }}. It has
+# room for them, and this pass keeps the last chunk's logits until they are needed, so with 64 answers, which are one
+# chunk, no product is computed twice.) {{ assert large_gpu.logprob_chunk >= 64 * 256 }}
 #
 # ## 4 · Activations, computed twice
 #
@@ -714,9 +715,10 @@ for name, gap in off.items():
 leak_bet.result(LEAKS[1] if off["positions go on"] < 1e-3 < off["attention sees A"] else LEAKS[0])
 
 # %% [markdown]
-# Attention alone, here. RoPE turns queries and keys by their positions, and a score depends on the **difference** of
-# two positions only (lesson 09). Shift all of an answer's positions by one number and nothing changes but rounding. {{
-# assert off["both right"] < 1e-4 and off["positions go on"] < 1e-3 and off["attention sees A"] > 0.05 }} Do not
+# Attention alone, here. RoPE (lesson 09, section 8) turns queries and keys by angles in proportion to their positions,
+# so a score depends on the **difference** of two positions only. Shift all of an answer's positions by one number and
+# nothing changes but rounding. {{ assert off["both right"] < 1e-4 and off["positions go on"] < 1e-3 and
+# off["attention sees A"] > 0.05 }} Do not
 # conclude that positions do not matter. They must not exceed those that the model was trained on. In a model with
 # learned position embeddings, they change everything. And transformers, when given positions and no mask, **uses the
 # positions to find where an answer begins**: forget to restart them, and attention leaks. So before fine-tuning
@@ -899,7 +901,7 @@ PLANTED = {
 
 
 # %% tags=["hide-input"]
-# @title What becomes of each
+# @title What happens to each
 def planted(old: str, new: str):
     """The kernel with one change in its source."""
     source, _, _ = text.replace(old, new, 1).partition("@torch.library.custom_op")
@@ -1072,7 +1074,7 @@ for k, (way, color) in enumerate((("eager", ORANGE), ("compiled", SKY), ("cute",
 ax.axvline(100, color=BLACK, linestyle=":", linewidth=1)
 ax.set_yticks(range(len(LABELS)), list(LABELS.values()))
 ax.invert_yaxis()
-ax.set(xlabel="rate of the necessary bytes, % of a copy's", xlim=(0, 140))
+ax.set(xlabel="necessary bytes per second, % of what a copy reaches", xlim=(0, 140))
 ax.legend(loc="lower center", bbox_to_anchor=(0.4, 1), ncols=3, fontsize=8)
 attends = {"forward": "packed_attention", "forward and\nbackward": "packed_attention_gradients"}
 for k, (way, color) in enumerate((("sdpa", SKY), ("cute", BLUE))):

@@ -545,7 +545,7 @@ by_bf16 = {name: gap(f"{name} bf16", f"{name} float32") for name in ("unmerged",
 
 # %% [markdown]
 # One policy, and the same tokens each time. In float32 merging costs a rounding error, and the engine, which merges,
-# agrees with the trainer as closely. {{ assert gap("merged float32", "unmerged float32") < 1e-5 and gap("sampler",
+# agrees with the trainer just as closely. {{ assert gap("merged float32", "unmerged float32") < 1e-5 and gap("sampler",
 # "unmerged float32") < 1e-5 }} In bf16 merged and unmerged differ about as much as bf16 and float32 do without merging
 # ({{ by_merging / by_bf16["unmerged"]:.1f }} times). {{ assert 0.5 < by_merging / by_bf16["unmerged"] < 2 }} That is
 # different rounding, not more of it: merged, bf16 is no further from float32 than unmerged. {{ assert by_bf16["merged"]

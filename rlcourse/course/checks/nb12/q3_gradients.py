@@ -5,7 +5,7 @@ from torch import Tensor
 
 from rlcourse.course.checks import Question, compare, draw
 
-q3 = Question("q3", "gradients", hint="First on paper: the slope of log p, and that of the entropy, by one logit.")
+q3 = Question("q3", "gradients", hint="First on paper: the slopes of log p and of the entropy, for one logit.")
 
 
 def plain(hidden, head, targets, a, b, temperature, mistake: str = "") -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from rlcourse.course.checks import Question, compare, draw
 
-q1 = Question("q1", "divided_by", hint="Which six vectors could a colleague have? Which of them is his?")
+q1 = Question("q1", "divided_by", hint="Which six vectors could a colleague have? Which of them is this one's?")
 
 RIGHT, OWN_MEANS, NOT_AVERAGED, NOT_SENT, ROWS, TWICE = range(6)
 

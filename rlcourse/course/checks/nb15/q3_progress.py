@@ -4,7 +4,7 @@ import torch
 
 from rlcourse.course.checks import Question, compare, draw
 
-q3 = Question("q3", "progress", hint="Who can take the next step now, and whom does he need for that?", seconds=20)
+q3 = Question("q3", "progress", hint="Which rank can take the next step now, and which others must join?", seconds=20)
 
 COMPUTE, SEND, RECEIVE, ALL_REDUCE = range(4)
 

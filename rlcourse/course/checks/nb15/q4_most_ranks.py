@@ -7,13 +7,13 @@ import torch
 from rlcourse.course.checks import Question, compare, draw
 
 q4 = Question(
-    "q4", "most_ranks", hint="How long does a step take on N ranks, and how long would it take without a loss?"
+    "q4", "most_ranks", hint="How long does a step take on P ranks, and how long would it take without a loss?"
 )
 
 MISTAKES = {
     "equal work": "You leave every rank all rows: here the rows are split.",
     "one way": "A ring goes round twice: once to add, once to copy.",
-    "all bytes": "Each rank sends 2 (N - 1) / N of the gradient, not all of it twice.",
+    "all bytes": "Each rank sends 2 (P - 1) / P of the gradient, not all of it twice.",
     "divisors": "The number of ranks has to divide the rows.",
     "first": "Look at all numbers of ranks: the largest that is good enough is asked for.",
     "no start": "The seconds that every step takes, however few its rows, do not get shorter.",
