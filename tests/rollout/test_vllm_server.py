@@ -182,7 +182,7 @@ def test_a_log_prob_that_is_missing_is_noticed(policy, served, monkeypatch):
     ("settings", "said"),
     [
         ({"vllm_server": "http://a:1"}, "is for --engine vllm"),
-        ({"vllm_server": "http://a:1", "engine": "vllm", "sleep": True}, "leave --cache-gb and --sleep out"),
+        ({"vllm_server": "http://a:1", "engine": "vllm", "sleep": True}, "leave out --cache-gb and --sleep"),
         ({"vllm_server": "a:1", "engine": "vllm"}, "'a:1' is not an address: write http://HOST:PORT"),
     ],
 )
