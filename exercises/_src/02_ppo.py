@@ -42,8 +42,8 @@ def colleague(logprobs, old_logprobs, values, returns, mask, clip):
 
 # %% [markdown]
 # Her curves, on a language with the tokens `a`, `b` and the end. Policy and critic are tables: a distribution, and a
-# value, for each place of a text. A text is right if it ends and has exactly two `b`. The verifier errs in one of ten
-# cases, either way. Twenty steps on each rollout. **Look for** a curve that is where it cannot belong.
+# value, for each position in a text. A text is right if it ends and has exactly two `b`. The verifier errs in one of
+# ten cases, either way. Twenty steps on each rollout. **Look for** a curve that is where it cannot be.
 
 # %% tags=["hide-input"]
 # @title The curves of a loss: `show(function)`
@@ -58,7 +58,7 @@ def of_ids(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 def curves(loss, rollouts: int = 100, updates: int = 20, n: int = 16, rate: float = 3.0) -> torch.Tensor:
     """Share of right texts, mean reward, and mean value of the tokens, rollout by rollout: [rollouts, 3]."""
     torch.manual_seed(0)
-    table, critic, rows = torch.zeros(LENGTH, 3), torch.zeros(LENGTH), []  # logits of a, b, end; values, by place
+    table, critic, rows = torch.zeros(LENGTH, 3), torch.zeros(LENGTH), []  # logits of a, b, end; values, by position
     table[:, END] = -2.0
     for _ in range(rollouts):
         ids = torch.multinomial(table.softmax(-1), n, replacement=True).T
@@ -148,7 +148,7 @@ except NotImplementedError:
 # V)$, is made small by making $V$ small, whatever the returns. The critic sinks to about one below them, where the two
 # gradients balance. Every advantage is then about one too high: the generous judge of lesson 01, and with the same end.
 # The other two are quiet. **Without the minimum** a token that moved the wrong way stays there. **The mean** over all
-# places makes the step depend on how much padding a batch happens to have. No curve of this small task shows them;
+# positions makes the step depend on how much padding a batch happens to have. No curve of this small task shows them;
 # printing the gradient of four tokens does.
 
 # %% [markdown]
@@ -361,7 +361,8 @@ if check.q4.passed:
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# $k_3$ goes home too, since $\text{KL}(\pi_\text{ref} \,\|\, \pi)$ has its minimum at the same place, but on another
-# path: its pull on a token is $1 - e^{-d}$, at most 1 where the policy is too sure of a token, and without bound where
-# it has given one up. Any term whose mean gradient is zero may be added to yours, such as a constant times the score.
-# The KL is of the next token alone: what a token does to the states after it is left out, here and in GRPO's loss.
+# $k_1$ has no pull: what is left of its gradient is noise, and the policy wanders off. $k_3$ goes home too, here even
+# sooner than yours: $\text{KL}(\pi_\text{ref} \,\|\, \pi)$ has its minimum at the same point. But its path is another:
+# its pull on a token is $1 - e^{-d}$, at most 1 where the policy is too sure of a token, and without bound where it has
+# given one up. Any term whose mean gradient is zero may be added to yours, such as a constant times the score. The KL
+# is of the next token alone: what a token does to the states after it is left out, here and in GRPO's loss.

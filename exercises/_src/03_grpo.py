@@ -202,9 +202,9 @@ def bench(loss) -> None:
     apart = torch.linspace(-0.8, 0.8, 161).tolist()
     for advantage, color, style in ((1.0, BLUE, "-"), (-1.0, VERMILION, "--")):
         axes[0].plot(apart, [pull(d, advantage, 0.0) for d in apart], style, color=color, label=f"A = {advantage:+.0f}")
-    axes[0].set(title="pull of one token, no KL", xlabel="log-prob, new less old")
+    axes[0].set(title="pull of one token, no KL", xlabel="log-prob, new minus old")
     axes[1].plot(apart, [pull(d, 0.0, 1.0) for d in apart], color=GREEN)
-    axes[1].set(title="pull of the KL, advantage 0", xlabel="log-prob, new less reference")
+    axes[1].set(title="pull of the KL, advantage 0", xlabel="log-prob, new minus reference")
     lengths = torch.tensor([2, 4, 8, 16])
     mask = torch.arange(16) < lengths[:, None]
     leaf = torch.zeros(4, 16, requires_grad=True)
@@ -284,7 +284,7 @@ except NotImplementedError:
 # new policy writes a token more often than the reference and flat where it has given one up. k3 is the other way round.
 # (Its mean over samples of the new policy is the KL; that of hers is not.) **The mean over all tokens** is DAPO's: long
 # answers pull in proportion to their length. In GRPO each answer has the same share. **The padding** is multiplied by 0
-# too late: `exp(inf - inf)` is nan already, and 0 times nan is nan. `torch.where` at the end would mend the value and
+# too late: `exp(inf - inf)` is nan already, and 0 times nan is nan. `torch.where` at the end would fix the value and
 # leave the nan in the gradient.
 
 # %% [markdown]
@@ -342,12 +342,12 @@ check.q4(expected_gradients)
 
 # %% [markdown]
 # Your function for a problem with two answers, a right one with probability $p$ and a wrong one, over the exact
-# gradient $p(1-p)$. **Look for** lines that are level, and for one that is not.
+# gradient $p(1-p)$. **Look for** lines that are level, and for lines that are not.
 
 # %%
 if check.q4.passed:
     grid = torch.linspace(0.03, 0.97, 48)
-    fig, ax = plt.subplots()
+    fig, ax = plt.subplots(figsize=(7, 5))
     found = {}  # expected over exact gradient, by group size: [48, 2]
     for G in (2, 4, 8):
         pairs = [expected_gradients(torch.stack([p.logit(), 0 * p]), torch.tensor([1.0, 0]), G)[:, 0] for p in grid]
@@ -355,7 +355,7 @@ if check.q4.passed:
     for i, (kind, color) in enumerate((("centred", BLUE), ("normalised", GREEN))):
         for G, style in ((2, ":"), (4, "--"), (8, "-")):
             ax.plot(grid, found[G][:, i], style, color=color, label=f"{kind}, G = {G}")
-    ax.set(xlabel="probability of the right answer", ylabel="expected / exact gradient", ylim=(0, 3.6))
+    ax.set(xlabel="probability of the right answer", ylabel="expected / exact gradient", ylim=(0.4, 3.2))
     ax.set_title("How long the expected gradient is")
     ax.legend(ncols=2, loc="upper center")
     plt.show()

@@ -279,7 +279,7 @@ NAMED = {
     ("q2", "the ends alone"): "always silent",
     ("q2", "a share of ends"): "silent sometimes, too",
     ("q2", "swapped"): "the share that was asked for",
-    ("q2", "mirrored"): "1 less the mean",
+    ("q2", "mirrored"): "1 minus the mean",
     ("q2", "too many"): "return 1 to 1000",
     ("q2", "a matrix"): "return 1 to 1000",
     ("q2", "not probabilities"): "between 0 and 1",
@@ -314,7 +314,7 @@ NAMED = {
     ("q4", "all"): "one deviation over all groups",
     ("q4", "population"): "divided by n inside the deviation",
     ("q4", "alike"): "the same probability",
-    ("q4", "no baseline"): "did not take the mean of the group off",
+    ("q4", "no baseline"): "did not subtract the mean of the group",
 }
 
 test_right_answers_pass, test_wrong_answers_are_killed, test_the_mistake_is_named, test_a_hole_shows_the_hint = (

@@ -9,7 +9,7 @@ from rlcourse.course.checks import Question, compare
 from rlcourse.course.checks.nb02.padding import BY_ROW, UNMASKED, junk, sample_mask
 
 q1 = Question(
-    "q1", "mended_loss", hint="One of the three mistakes shows in the curves. Which curve is where it cannot belong?"
+    "q1", "mended_loss", hint="One of the three mistakes shows in the curves. Which curve is where it cannot be?"
 )
 
 # The planted mistakes, in the order in which a card names those that are left.

@@ -34,7 +34,7 @@ def check_data(f, mean: float, n: int, share: float) -> None:
     got_mean, got = found.mean().item(), silence(found, n)
     if abs(got_mean - mean) > CLOSE:
         swapped = " That is the share that was asked for." if abs(got_mean - share) < CLOSE else ""
-        mirrored = " That is 1 less the mean." if abs(got_mean - (1 - mean)) < CLOSE else ""
+        mirrored = " That is 1 minus the mean." if abs(got_mean - (1 - mean)) < CLOSE else ""
         raise AssertionError(f"your problems have a mean success rate of {got_mean:.3f}; {wanted}.{swapped}{mirrored}")
     if abs(got - share) > CLOSE:
         least = mean**n + (1 - mean) ** n

@@ -59,7 +59,7 @@ def gradient_mistakes(logits: Tensor, rewards: Tensor, n: int) -> dict[str, Tens
         "all": "You divided by one deviation over all groups: each group is divided by its own.",
         "population": "You divided by n inside the deviation: that of a sample has n - 1.",
         "alike": "You gave all groups the same probability: it is the product of their actions' probabilities.",
-        "no baseline": "You did not take the mean of the group off.",
+        "no baseline": "You did not subtract the mean of the group.",
     }
     return {
         "The rows are the wrong way round: first centred, then normalised.": right.flip(0),
