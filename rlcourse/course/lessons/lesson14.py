@@ -157,6 +157,7 @@ def dense(data_dir: str | None = None) -> KernelTask:
 
 
 def without_short(task: KernelTask) -> KernelTask:
+    """The task with only those of its training problems that have `SHORTEST` lines or more."""
     return replace(task, train=[problem for problem in task.train if (problem.level or 0) >= SHORTEST])
 
 
