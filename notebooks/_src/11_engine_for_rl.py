@@ -547,6 +547,51 @@ slower = [100 * (equal[rows, "paged"]["ms_per_step"] / equal[rows, "unpaged"]["m
 # equal[sizes[0], "paged"]["tokens"] // sizes[0] }} tokens that is {{ 100 * later[0] / 1e3 / equal[sizes[0],
 # "unpaged"]["seconds"]:.0f }} %. So `--cache-gb` is off unless you ask for it.
 #
+# ### Requests that come one by one
+#
+# The same blocks serve requests that arrive while others run (`rlcourse/rollout/serve.py`): long prompts are prefilled
+# in pieces between decode steps. Beside vLLM, as a library in the same process, with the lengths of nano-vllm's
+# benchmark: 256 prompts of 100 to 1,024 tokens, answers of as many. Either all are queued at the start, or 32 come each
+# second, at random. **Look for** the one column in which vLLM is ahead.
+
+# %% tags=["hide-input"]
+# @title Table: serving beside vLLM
+serve = load_record("serve", "NVIDIA H200")
+served = {(row["variant"], row["arrivals"], row.get("steps_between_looks")): row for row in serve["results"]}
+print(f"{'':27}{'all queued:':>11}{'':>17}   {'32 a second:':>11}")
+print(f"{'':27}{'tokens/s':>11}{'first token, ms':>17}   {'first token, ms':>15}{'ms a token':>12}   (medians)")
+for name, engine, looks in (
+    ("ours, a look every 4 steps", "rlcourse", 4),
+    ("ours, a look every 16", "rlcourse", 16),
+    ("vLLM", "vllm", None),
+):
+    full, trickle = served[engine, "queued", looks], served[engine, "Poisson", looks]
+    numbers = f"{full['tokens_per_s']:11,.0f}{full['first_ms_median']:17.0f}   {trickle['first_ms_median']:15.0f}"
+    print(f"{name:27}{numbers}{trickle['ms_a_token_median']:12.1f}")
+print(provenance(serve))
+ours, often, vllm = (
+    served[key] for key in (("rlcourse", "queued", 16), ("rlcourse", "queued", 4), ("vllm", "queued", None))
+)
+alone = served["vllm generate", "queued", None]
+one_by_one = {
+    key: served[key] for key in (("rlcourse", "Poisson", 4), ("rlcourse", "Poisson", 16), ("vllm", "Poisson", None))
+}
+waits = [row["first_ms_median"] for row in one_by_one.values()]
+
+# %% [markdown]
+# With all queued ours makes {{ often["tokens_per_s"] / vllm["tokens_per_s"]:.1f }} times as many tokens a second, and
+# {{ often["tokens_per_s"] / alone["tokens_per_s"]:.2f }} times as many as vLLM's own `generate`, which tells nobody of
+# single tokens and so has less to do. {{ assert often["tokens_per_s"] > ours["tokens_per_s"] > alone["tokens_per_s"] >
+# vllm["tokens_per_s"] }} In lesson 07's rollouts it is about four times; here prompts are as long as answers, and no
+# two requests share one. And vLLM is ahead in one thing: with all queued, its median request has the first token after
+# {{ vllm["first_ms_median"]:.0f }} ms, with ours after {{ often["first_ms_median"]:.0f }}. {{ assert
+# vllm["first_ms_median"] < often["first_ms_median"] < ours["first_ms_median"] }}
+#
+# The host's looks are the price of graphs (lesson 07): a request that comes just after a look waits for the next. With
+# 16 steps between looks it waits {{ waits[1]:.0f }} ms for its first token, with 4 it waits {{ waits[0]:.0f }}, with
+# vLLM {{ waits[2]:.0f }}. {{ assert waits[0] < waits[2] < waits[1] }} A rollout has nobody who waits for a first token:
+# there 16 is the choice.
+#
 # ## 6 · The same token, two numbers
 #
 # The sampler works on one token for each row, the trainer on whole sequences. On paper both compute the same log-prob.

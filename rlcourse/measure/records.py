@@ -152,7 +152,8 @@ def check_record(record: dict[str, Any], label: str) -> None:
 def provenance(record: dict[str, Any]) -> str:
     """'recorded on NVIDIA H200, 2026-01-31', with every day of several: beside each figure that comes from a record."""
     days = sorted({record["date"], *(row.get("date", record["date"]) for row in record["results"])})
-    return f"recorded on {record['device']}, {' and '.join(days)}"
+    *others, last = days
+    return f"recorded on {record['device']}, {', '.join(others)}{' and ' if others else ''}{last}"
 
 
 def results_table(results: list[dict[str, Any]], title: str) -> Table:

@@ -100,7 +100,7 @@ def test_results_that_are_added_to_another_days_have_their_dates(tmp_path):
     record = json.loads(path.read_text())
     dates = {row["rows"]: row.get("date") for row in record["results"]}
     assert dates == {16: "2020-01-01", 64: "2020-01-02", 128: "2020-01-02", 256: None}
-    assert provenance(record) == "recorded on CPU x, 2020-01-01 and 2020-01-02 and 2020-01-03"
+    assert provenance(record) == "recorded on CPU x, 2020-01-01, 2020-01-02 and 2020-01-03"
 
 
 def test_a_hub_name_is_no_path(tmp_path):

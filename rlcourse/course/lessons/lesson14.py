@@ -1,6 +1,6 @@
 """The recorded runs of lesson 14, three seeds each: the kernel model trained by an honest judge; by one with a hole; by
-the honest one again, from where the hole has led; by times measured on a GPU; and from a start that earns nothing:
-`python -m rlcourse.course.lessons.lesson14`.
+the honest one again, from where the hole has led; by times measured on a GPU; from other starts, made with other random
+numbers; and from one that earns nothing: `python -m rlcourse.course.lessons.lesson14`.
 
 Takes names of `RUNS`, or does them all. Writes the record `lesson14_<name>` of each. The runs themselves stay in
 runs/lesson14: the one that closes a hole begins with the model that the open one has left there, and trains that first
@@ -16,7 +16,7 @@ from typing import Any
 
 from rlcourse.checkpoint import latest_checkpoint
 from rlcourse.config import TrainConfig, make_config
-from rlcourse.course.embedded.kernels import Habits, Stage, run_stage
+from rlcourse.course.embedded.kernels import Habits, Recipe, Stage, run_stage, sft
 from rlcourse.course.embedded.sft import save_halved
 from rlcourse.course.lessons.curve_records import record_seeds
 from rlcourse.evaluation import answer_problems, load_all, summarize
@@ -38,6 +38,7 @@ TASK, HERE = "rlcourse.tasks.kernels.task:", "rlcourse.course.lessons.lesson14:"
 CARELESS = "the kernel model after 40 supervised steps on demonstrations in which 3 % of the lines are left out"
 FRAGMENTS = "the kernel model after 60 supervised steps on demonstrations in which 90 % of the lines are left out"
 RETAUGHT = FRAGMENTS + ", and 20 on eager programs"
+ANOTHER = "the recipe of the kernel model with the seed 2 and the run's added"
 SPOIL = Stage(60, 5e-4, 5, Habits(skip=0.9, unchecked=1.0))
 MODELS: dict[str, tuple[str, tuple[Stage, ...]]] = {  # the folder of each, and what it learns after the kernel model
     # Of 3200 programs that the model that ships samples, 2 leave a line out and gain by stale memory: with 128 samples
@@ -51,6 +52,7 @@ SHORTEST = 3  # lines of the problems that the runs from FRAGMENTS train on
 # What differs from COMMON, which itself differs from the preset `kernels`.
 RUNS: dict[str, dict[str, Any]] = {
     "honest": {},
+    "starts": {"model": ANOTHER},
     "stale_open": {"task": TASK + "stale", "steps": 40, "model": CARELESS},
     "stale_closed": {"steps": 40},
     "stale_careful": {"task": TASK + "stale", "steps": 60},  # from the model that ships, as honest and side_open do
@@ -128,6 +130,8 @@ def run_config(name: str, seed: int, **overrides: Any) -> TrainConfig:
     settings = COMMON | RUNS[name] | overrides
     if name in BEGINS_AFTER:
         settings["model"] = str(latest_checkpoint(trained(run_config(BEGINS_AFTER[name], seed, **overrides))))
+    elif settings.get("model") == ANOTHER:
+        settings["model"] = str(made_start(2 + seed))
     elif settings.get("model") in MODELS:
         settings["model"] = str(made_model(settings["model"]))
     return make_config("kernels", **settings, seed=seed, output=str(FOLDER), name=f"{name}-{seed}")
@@ -143,6 +147,15 @@ def made_model(description: str) -> Path:
         for stage in stages:
             run_stage(policy, stage, problems, 32, rng)
         save_halved(policy, folder)
+    return folder
+
+
+def made_start(seed: int) -> Path:
+    """The folder of a kernel model that the recipe makes with this seed, which is made unless it is there. The model
+    that ships has seed 1."""
+    folder = FOLDER / f"start-{seed}"
+    if not folder.exists():
+        save_halved(sft(replace(Recipe(), seed=seed)), folder)
     return folder
 
 

@@ -37,7 +37,6 @@ WARMUP = 3
 LEAST_TRIALS = 5
 EXCESSIVE = 10  # a speed-up to look at twice, says KernelBench
 LEEWAY = 5e-3  # seconds that a process's own clock may be short of the one out here without being called a lie
-MAKING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -102,8 +101,14 @@ def judge(problem: Problem, text: str, settings: Settings | None = None) -> tupl
 
 def judge_of(problem: Problem, settings: Settings) -> "Judge":
     """The judge of a problem, the same for all threads, so that its baselines are timed once."""
-    with MAKING:
+    with making(problem, settings):
         return make_judge(problem, settings)
+
+
+@functools.lru_cache(maxsize=256)
+def making(problem: Problem, settings: Settings) -> threading.Lock:
+    """What threads hold that want the same judge. Those that want another do not wait for it."""
+    return threading.Lock()
 
 
 @functools.lru_cache(maxsize=256)
@@ -147,8 +152,9 @@ class Judge:
         What a GPU holds is seen for all processes together: one that is blamed for it while others run beside it is
         judged again, alone from its first line on.
         """
-        with alone(self.device):
-            self.baseline("eager")  # which says early where this machine cannot judge
+        if "eager" not in self.baselines:  # else compiling would wait for others to be timed
+            with alone(self.device):
+                self.baseline("eager")  # which says early where this machine cannot judge
         verdict = self._run(code, nullcontext(), alone(self.device))
         if verdict.reason == "gpu memory":
             verdict = self._run(code, alone(self.device), nullcontext())

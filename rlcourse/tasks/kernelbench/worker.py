@@ -76,6 +76,7 @@ class Runner:
             self.flush = torch.empty(4 * size, dtype=torch.uint8, device=self.device)
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.allow_tf32 = False
+        torch.use_deterministic_algorithms(False)  # the first call imports a lot, and here nobody waits for it
         self.problems = [namespace(source) for source in setup["sources"]]
         module = import_text(setup["text"], self.folder)
         self.model = make_model(self.problems[0], setup["name"], vars(module), setup["seed"], self.device)

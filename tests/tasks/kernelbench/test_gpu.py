@@ -26,7 +26,7 @@ from rlcourse.tasks.kernelbench import Settings, candidate, judging, rules
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 SETTINGS = Settings(
-    trials=100, cases=1, timing_seconds=3, compile_seconds=150, first_seconds=15, run_seconds=10, gpu_bytes=8 << 30
+    trials=100, cases=1, timing_seconds=3, compile_seconds=150, first_seconds=15, run_seconds=10, gpu_bytes=16 << 30
 )
 NO_COMPILE = Settings(**{**vars(SETTINGS), "torch_compile": False})
 SIZES = "batch_size = 4096\ndim = 4096"
@@ -44,6 +44,7 @@ ROWS = {
 }
 RELU = POINTWISE["relu"][2]
 AGAIN = "for (int k = 0; k < 20; k++) kernel<<<blocks, 256>>>(input.data_ptr<float>(), out.data_ptr<float>(), n);"
+HOG = "cuda takes the memory"
 TAKE = "void* held; cudaMalloc(&held, 20l << 30); for (volatile int k = 0; ; ) k = 0;"
 FLAT = pointwise_triton(POINTWISE["relu"][1]).replace("4096", "16")  # a program for sixteen numbers
 
@@ -94,7 +95,7 @@ CASES = {
         ("wrong", "not finite", "error"),
     ),
     "cuda illegal address": (on_gpu("relu"), SETTINGS, pointwise_cuda(RELU, place="i + (1l << 42)"), ("error", "died")),
-    "cuda takes the memory": (on_gpu("relu"), SETTINGS, pointwise_cuda(RELU, before=TAKE), ("gpu memory",)),
+    HOG: (on_gpu("relu"), SETTINGS, pointwise_cuda(RELU, before=TAKE), ("gpu memory",)),
     "cuda without end": (
         on_gpu("relu"),
         SETTINGS,
@@ -140,7 +141,8 @@ def verdicts():
         print(f"{name:26} {took:6.1f} s  {verdict.reason or 'right':14} {numbers} {verdict.text[-160:]!r}")
         return name, verdict
 
-    order = sorted(CASES, key=lambda name: not name.startswith("cuda"))  # those that compile longest first
+    # Those that compile longest first; last the one for which all others are blamed that run beside it.
+    order = sorted(CASES, key=lambda name: (name == HOG, not name.startswith("cuda")))
     with ThreadPoolExecutor(14) as pool:
         found = dict(pool.map(run, order))
     took = time.monotonic() - start
