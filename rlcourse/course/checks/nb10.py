@@ -202,7 +202,7 @@ def check_slots(f, starts: list[int], counts: list[int], slots: int, additive: b
 
     mistakes = {
         "The last slot is not the number of slots seen: rows are padded on the left.": pair(first, many - 1),
-        "The last slot is the last one that is seen, not the one behind it.": pair(first, last + 1),
+        "The last slot is the last one that is seen, not the one after it.": pair(first, last + 1),
         "The last slot of the cache holds nothing yet: look at the mask.": pair(
             first, torch.full_like(last, slots - 1)
         ),

@@ -1,5 +1,7 @@
 """Right kernels earn what they should; wrong ones and cheats nothing, with the reason named, by measuring alone."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import pytest
@@ -121,3 +123,45 @@ def test_judging_leaves_the_random_numbers_of_a_training_run_as_they_were():
     torch.manual_seed(3)
     Judge(pointwise_problem("tanh"), SETTINGS)
     assert torch.equal(torch.rand(4), expected)
+
+
+@on_cpu
+def test_compiling_waits_for_nobody_who_is_timed(monkeypatch):
+    judged, compiled = Judge(pointwise_problem("relu"), SETTINGS), threading.Event()
+    monkeypatch.setattr(judged, "_process", lambda: nullcontext())
+    monkeypatch.setattr(judged, "_compile", lambda *_: compiled.set())
+    monkeypatch.setattr(judged, "_time_reference", lambda **_: judged.baselines.update(eager=judging.Times(1.0, 1.0)))
+
+    def run() -> None:
+        with pytest.raises(AttributeError):  # past compiling there is no process here
+            judged.run("")
+
+    run()
+    assert "eager" in judged.baselines
+    compiled.clear()
+    with judging.alone(judged.device):
+        other = threading.Thread(target=run)
+        other.start()
+        assert compiled.wait(30)
+    other.join()
+
+
+@on_cpu
+def test_a_judge_that_is_made_holds_up_nobody_who_wants_another(monkeypatch):
+    other = pointwise_problem("relu")
+    expected = judge_of(other, SETTINGS)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(self) -> list:
+        begun.set()
+        assert go_on.wait(30)
+        return [(0, "given")]
+
+    monkeypatch.setattr(Judge, "_telling", slow)
+    with ThreadPoolExecutor(2) as pool:
+        made = [pool.submit(judge_of, pointwise_problem("gelu", 3, 5), SETTINGS) for _ in range(2)]
+        assert begun.wait(30)
+        assert judge_of(other, SETTINGS) is expected
+        go_on.set()
+    assert made[0].result() is made[1].result()
+    judging.make_judge.cache_clear()
