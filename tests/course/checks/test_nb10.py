@@ -190,7 +190,7 @@ WRONG = {
     },
     "q3": {
         "count": lambda m: slots(m, last=None if m is None else lambda s: s.sum(1) - 1),
-        "behind": lambda m: slots(m) + torch.tensor([[0], [1]]),
+        "after": lambda m: slots(m) + torch.tensor([[0], [1]]),
         "end of the cache": lambda m: slots(m, last=lambda s: torch.full((len(s),), s.shape[1] - 1)),
         "all hidden": lambda m: slots(m, first=lambda s: (~s).sum(1)),
         "first row": lambda m: slots(m, first=lambda s: s.long().argmax(1)[:1].expand(len(s))),
@@ -232,7 +232,7 @@ NAMED = {
     ("q2", "late"): "after the softmax",
     ("q2", "unscaled"): "not divided by anything",
     ("q3", "count"): "padded on the left",
-    ("q3", "behind"): "not the one behind",
+    ("q3", "after"): "not the one after",
     ("q3", "end of the cache"): "holds nothing yet",
     ("q3", "all hidden"): "no padding",
     ("q3", "first row"): "first row",
