@@ -103,27 +103,42 @@ class LayerFunction(torch.autograd.Function):
         if len(saved) == 1:
             with one_chain():
                 _, saved = layer_pass(weights, layer, *saved, angles, partial(attention, sequences=sequences))
-        x, squares, raw, q, k, v, mixed, lse, x2, squares2, raw2 = saved
-        rounded = gradient.to(weights.dtype)
-        draw, h = inner_backward(weights, raw2, squares2, rounded @ layer.down)
-        d_down = product_float32(rounded.T, h)
-        through = draw @ layer.gate_up
-        dx, rounded, y, d_mlp_norm = norm_backward(weights, x2, layer.mlp_norm, squares2, through, gradient)
-        d_gate_up = product_float32(draw.T, y)
-        d_out = product_float32(rounded.T, mixed.flatten(1))
-        dq, dk, dv = attention_backward((rounded @ layer.out).view_as(q), q, k, v, mixed, lse, sequences)
-        draw, d_bias, d_q_norm, d_k_norm = heads_backward(weights, layer, raw, squares, dq, dk, dv, sequences, angles)
-        dx, _, y, d_norm = norm_backward(weights, x, layer.attention_norm, squares, draw @ layer.qkv, dx)
-        d_qkv = product_float32(draw.T, y)
-        fused = [d_norm, d_qkv, d_bias, d_q_norm, d_k_norm, d_out, d_mlp_norm, d_gate_up, d_down]
-        joined, sizes = [], iter(ctx.sizes)
-        for whole in fused:  # parts of a fused weight's gradient are those of its parameters
-            at = 0
-            while whole is not None and at < len(whole):
-                size = next(sizes)
-                joined.append(whole[at : at + size])
-                at += size
-        return dx, None, None, None, None, None, *joined
+        dx, gradients = layer_backward(weights, layer, saved, gradient, sequences, angles)
+        return dx, None, None, None, None, None, *parameter_gradients(gradients, ctx.sizes)
+
+
+def layer_backward(
+    weights, layer: Layer, saved, gradient: Tensor, sequences, angles, into: list[Tensor | None] | None = None
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Gradients of x before a layer, and in float32 of the layer's weights as they are fused, None for those that it
+    lacks; from that of x after it, and what `layer_pass` saved. into: where those of matrices are to be."""
+    _, to_qkv, _, _, _, to_out, _, to_gate_up, to_down = into or [None] * 9
+    x, squares, raw, q, k, v, mixed, lse, x2, squares2, raw2 = saved
+    rounded = gradient.to(weights.dtype)
+    draw, h = inner_backward(weights, raw2, squares2, rounded @ layer.down)
+    d_down = product_float32(rounded.T, h, to_down)
+    through = draw @ layer.gate_up
+    dx, rounded, y, d_mlp_norm = norm_backward(weights, x2, layer.mlp_norm, squares2, through, gradient)
+    d_gate_up = product_float32(draw.T, y, to_gate_up)
+    d_out = product_float32(rounded.T, mixed.flatten(1), to_out)
+    dq, dk, dv = attention_backward((rounded @ layer.out).view_as(q), q, k, v, mixed, lse, sequences)
+    draw, d_bias, d_q_norm, d_k_norm = heads_backward(weights, layer, raw, squares, dq, dk, dv, sequences, angles)
+    dx, _, y, d_norm = norm_backward(weights, x, layer.attention_norm, squares, draw @ layer.qkv, dx)
+    d_qkv = product_float32(draw.T, y, to_qkv)
+    return dx, [d_norm, d_qkv, d_bias, d_q_norm, d_k_norm, d_out, d_mlp_norm, d_gate_up, d_down]
+
+
+def parameter_gradients(fused: list[Tensor | None], sizes: list[int]) -> list[Tensor]:
+    """Of a layer's parameters, `Layer.sources` in order, which have so many rows: parts of a fused weight's gradient
+    are those of its parameters."""
+    parts, left = [], iter(sizes)
+    for whole in fused:
+        at = 0
+        while whole is not None and at < len(whole):
+            size = next(left)
+            parts.append(whole[at : at + size])
+            at += size
+    return parts
 
 
 def norm_backward(weights, x, weight, squares, dy, beside: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -211,14 +226,18 @@ class Embed(torch.autograd.Function):
         return None, None, None, torch.ops.aten.embedding_dense_backward(gradient, ids, *ctx.settings, False)
 
 
-def trunk(model, weights: FusedWeights, ids: Tensor, sequences: Sequences, recompute: bool = False) -> Tensor:
+def trunk(
+    model, weights: FusedWeights, ids: Tensor, sequences: Sequences, recompute: bool = False, captured=None
+) -> Tensor:
     """x [N, d] after the last layer, before the last norm; ids [N]. Differentiable in the parameters of `model`, whose
-    fused copies `weights` are. recompute: see `LayerFunction`."""
+    fused copies `weights` are. recompute: see `LayerFunction`. captured: `CapturedLayers` of them, if there are any."""
+    table = model.model.embed_tokens
+    untrained = -1 if table.padding_idx is None else table.padding_idx
+    x = Embed.apply(ids, weights, untrained, table.weight)
+    if captured is not None and captured.ready(len(x), sequences):
+        return captured(x, sequences)
     angles = angles_at(weights, sequences.positions)
     with one_chain():
-        table = model.model.embed_tokens
-        untrained = -1 if table.padding_idx is None else table.padding_idx
-        x = Embed.apply(ids, weights, untrained, table.weight)
         for layer, own in zip(weights.layers, model.model.layers, strict=True):
             parameters = [p for parts in Layer.sources(own) for p in parts]
             x = LayerFunction.apply(x, weights, layer, sequences, angles, recompute, *parameters)

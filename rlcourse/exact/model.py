@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 
 from rlcourse.batch import Rollout
 from rlcourse.exact import head
+from rlcourse.exact.captured import CapturedLayers
 from rlcourse.exact.layers import trunk
 from rlcourse.exact.sequences import Sequences
 from rlcourse.exact.weights import fused_weights
@@ -23,6 +24,7 @@ class ExactPass:
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, recompute: bool = False):
         self.model, self.weights, self.recompute = model, fused_weights(model, dtype), recompute
+        self.captured = None if recompute or model.device.type != "cuda" else CapturedLayers(model, self.weights)
 
     def token_logprobs(self, rollout: Rollout, sampling: Sampling, chunk: int) -> tuple[Tensor, Tensor]:
         """(logprobs [rows, T] float32, 0 beyond each completion; hidden [rows, T, d], likewise)."""
@@ -37,8 +39,8 @@ class ExactPass:
     def _states(self, rollout: Rollout) -> Tensor:
         """The residual stream [completion tokens, d] after the last layer, before each of them."""
         self.weights.sync(self.model)
-        ids, sequences, before = pack(rollout)
-        x = trunk(self.model, self.weights, ids, sequences, self.recompute)
+        ids, sequences, before = pack(rollout, self.captured)
+        x = trunk(self.model, self.weights, ids, sequences, self.recompute, self.captured)
         return x[before]  # whose gradient is added up in one order, that of index_select is not
 
     def _normed(self, states: Tensor, mask: Tensor) -> Tensor:
@@ -47,12 +49,13 @@ class ExactPass:
         return normed.new_zeros(*mask.shape, states.shape[-1]).masked_scatter(mask[:, :, None], normed)
 
 
-def pack(rollout: Rollout) -> tuple[Tensor, Sequences, Tensor]:
+def pack(rollout: Rollout, captured: CapturedLayers | None = None) -> tuple[Tensor, Sequences, Tensor]:
     """The rollout's tokens without its padding, each prompt once: (ids [N], sequences, before [completion tokens]:
     where among the N the token before each of them is).
 
     Sequences are rows, those of one prompt together; behind them some of padding make N a multiple of `size_step`, none
-    longer than the others may be, and empty ones their number one of `few`.
+    longer than the others may be, and empty ones their number one of `few`. captured: who captures each size by itself,
+    so that there should be fewer of them.
     """
     ids, device, host = rollout.ids, rollout.ids.device, rollout.ids.cpu().numpy()
     prompts, answers = rollout.prompt_lengths.cpu(), rollout.completion_lengths.cpu()
@@ -64,8 +67,12 @@ def pack(rollout: Rollout) -> tuple[Tensor, Sequences, Tensor]:
     shared = prompts[order] * follows
     lengths = (prompts + answers)[order]
     tokens = int((lengths - shared).sum())
-    step, length = size_step(tokens), ids.shape[1] + -ids.shape[1] % WIDTH
-    fillers = length * torch.arange(few(len(lengths) + -(-step // length)) - len(lengths))
+    step, width, parts = size_step(tokens), WIDTH, 16
+    coarse = max(2 * step, captured.step // WIDTH * WIDTH) if captured is not None else 0
+    if captured is not None and tokens + coarse <= captured.tokens:
+        step, width, parts = coarse, 2 * WIDTH, 4
+    length = ids.shape[1] + -ids.shape[1] % width
+    fillers = length * torch.arange(few(len(lengths) + -(-step // length), parts) - len(lengths))
     lengths = torch.cat([lengths, (-tokens % step - fillers).clamp(0, length)])
     sequences = Sequences.of(lengths, F.pad(shared, (0, len(fillers))), length, device)
     ids = F.pad(ids[order.to(device)], (0, length - ids.shape[1], 0, len(fillers))).flatten()[sequences.places]
@@ -75,10 +82,11 @@ def pack(rollout: Rollout) -> tuple[Tensor, Sequences, Tensor]:
     return ids, sequences, sequences.find(place[row], before[row] + torch.arange(count, device=device))
 
 
-def few(count: int) -> int:
-    """The next number up of a few: multiples of 4, and of an eighth of a power of two. For each new number of
-    sequences, as for each length, cuDNN plans attention's backward pass anew, which takes tens of milliseconds."""
-    unit = max(4, 2 ** (count - 1).bit_length() // 16)
+def few(count: int, parts: int = 16) -> int:
+    """The next number up of a few: multiples of 4, and of one of `parts` parts of the next power of two. For each new
+    number of sequences, as for each length, cuDNN plans attention's backward pass anew, which takes tens of
+    milliseconds."""
+    unit = max(4, 2 ** (count - 1).bit_length() // parts)
     return -(-count // unit) * unit
 
 

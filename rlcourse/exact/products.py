@@ -84,8 +84,8 @@ def add_to(total: Tensor, a: Tensor, b: Tensor) -> None:
         torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
 
 
-def product_float32(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b in float32."""
+def product_float32(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    """a @ b in float32, in `out` if there is one."""
     if not a.is_cuda or a.dtype == torch.float32:
-        return a.float() @ b.float()
-    return torch.mm(a, b, out_dtype=torch.float32)
+        return torch.matmul(a.float(), b.float(), out=out)
+    return torch.mm(a, b, out_dtype=torch.float32, out=out)

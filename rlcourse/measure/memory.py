@@ -12,6 +12,7 @@ import torch
 
 from rlcourse.config import TrainConfig
 from rlcourse.evaluation import BATCH_ROWS
+from rlcourse.exact import CAPTURED_BYTES
 from rlcourse.exact.weights import FAMILIES, may_be_exact
 from rlcourse.files import read_json
 from rlcourse.hub import hub_or_cache
@@ -148,11 +149,12 @@ class MemoryEstimate:
     gathered: int
     activations: int
     logits: int
+    captured: int
 
     @property
     def rollout(self) -> int:
         """All that is in memory while completions are sampled; gradients are freed by then."""
-        kept = self.weights + self.optimizer + self.reference + self.rollout_weights
+        kept = self.weights + self.optimizer + self.reference + self.rollout_weights + self.captured
         return LIBRARIES + kept + self.kv_cache + max(self.prefill, self.sampling)
 
     @property
@@ -199,7 +201,7 @@ def estimate(
     - logits: LOGIT_COPIES x chunk x vocabulary x 4, chunk = min(logprob_chunk, m x L, mini-batch x max_new_tokens)
     - exact: no copies by autocast; logits chunk x vocabulary x b, and twice the head's gradient in float32; when other
       layers' gradients are made the logits are gone, and activations go, so that of one micro-batch only those count
-      that are more
+      that are more; see `captured_bytes`
     """
     n = parameters(shape)
     adapter = adapter_parameters(shape, config.lora_rank, config.lora_targets)
@@ -243,6 +245,7 @@ def estimate(
         gathered=gathered_bytes(shape, b) if config.shard else 0,
         activations=activations,
         logits=logits,
+        captured=captured_bytes(shape, micro_rows * length) if exact and not config.gradient_checkpointing else 0,
     )
     if config.vllm_server is None:
         return found
@@ -318,3 +321,11 @@ def exact_activation_bytes(shape: ModelShape, rows: int, length: int, dtype: str
     if gradient_checkpointing:
         return rows * length * (shape.layers * 4 * shape.hidden + layer)
     return rows * length * shape.layers * layer
+
+
+def captured_bytes(shape: ModelShape, tokens: int) -> int:
+    """Bytes that `rlcourse.exact.captured` holds of layers whose batches have up to so many tokens: a gradient of each
+    parameter in float32, and what a forward pass keeps. 0 if that is more than it takes: then nothing is captured."""
+    gradients = 4 * (parameters(shape) - parameters(replace(shape, layers=0)))
+    held = gradients + exact_activation_bytes(shape, 1, tokens, "bfloat16", False)
+    return held if held <= CAPTURED_BYTES else 0

@@ -154,6 +154,35 @@ def test_gradients_are_the_same_bits_each_time_and_near_those_in_float32(shape):
     assert (once - plain).norm() < 0.1 * plain.norm()
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_captured_passes_have_the_same_bits(shape):
+    """Batches of several sizes, each of them eagerly, captured and replayed, with weights that change between."""
+    from rlcourse.exact.model import ExactPass
+
+    policy = policy_of(shape, end=0)  # answers of full length, so that sizes come again
+    exact = ExactPass(policy.model, torch.bfloat16)
+    graphs = exact.captured
+    for number in range(6):
+        count = (12, 30)[number % 2]
+        rollout = FastEngine(policy, torch.bfloat16).generate(
+            prompts_of(count, 129, policy.model.config.vocab_size), 2, 50, Sampling()
+        )
+        weights = torch.randn_like(rollout.logprobs) * rollout.completion_mask
+        found = []
+        for ready in (graphs.ready, lambda *_: False):
+            graphs.ready = ready
+            policy.model.zero_grad()
+            logprobs, _ = exact.token_logprobs(rollout, Sampling(), 300)
+            (logprobs * weights).sum().backward()
+            found.append([logprobs.detach(), *(p.grad.clone() for p in policy.model.parameters())])
+        del graphs.ready
+        assert all(map(torch.equal, *found))
+        with torch.no_grad():
+            for parameter in policy.model.parameters():
+                parameter.add_(0.01 * parameter.std() * torch.randn_like(parameter))
+    assert len(graphs.pairs) == 2
+
+
 def test_what_is_not_said_to_be_exact():
     policy = policy_of("qwen2")
     assert not FastEngine(policy, torch.bfloat16, kernels="cute").exact

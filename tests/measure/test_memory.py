@@ -121,6 +121,7 @@ def test_every_part_equals_the_sum_done_by_hand():
         # 1,600 tokens: 24 layer inputs of 896 float32, and one layer's norms, attention with its mask, feed-forward.
         "activations": 1_600 * (24 * 4 * 896 + 26 * 896 + 2 * (4 * 896 + 400) + 8 * 4864),
         "logits": 3 * 1000 * 151_936 * 4,
+        "captured": 0,
     }
 
 
