@@ -16,7 +16,6 @@ from rlcourse.measure.timing import graph_seconds
 from rlcourse.policy import load_policy
 from rlcourse.rollout.decoder import Decoder
 from rlcourse.rollout.slots import Room, Slots
-from rlcourse.rollout.tiles import tiles_for
 from rlcourse.rollout.triton_step import TritonStep
 from rlcourse.sampling import Sampling, sample_tokens
 from rlcourse.tasks import load_task
@@ -82,7 +81,7 @@ def _pieces(decoder: Decoder, step: TritonStep, rows: int) -> dict[str, tuple]:
     """By name: our kernel, PyTorch's way, bytes that must be moved, the error, and how often a run calls the kernel."""
     from rlcourse.rollout import triton_kernels  # only where there is a GPU
 
-    tiles = tiles_for(rows, step.shared, decoder.head_dim)
+    tiles = step.tiles(rows)
     layers, caches = decoder.layers, list(step.slots.cache)
     x, y, h, mixed = (buffer[:rows] for buffer in (step.x, step.y, step.h, step.mixed))
     first, cache = layers[0], caches[0]

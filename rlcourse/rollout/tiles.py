@@ -22,7 +22,7 @@ class MatmulTile:
 
 @dataclass(frozen=True)
 class TileConfig:
-    """The tiles of a step, measured on an H200 at the shape of Qwen2.5-0.5B."""
+    """The tiles of a step."""
 
     qkv: MatmulTile
     out: MatmulTile
@@ -33,18 +33,18 @@ class TileConfig:
     attention_stages: int
 
 
-TILES_UP_TO_16_ROWS = TileConfig(
-    qkv=MatmulTile(16, 32, 128, warps=8, stages=2, preloaded=7),
+TILES_UP_TO_16_ROWS = TileConfig(  # measured on an H200 at the shape of Qwen2.5-0.5B, as all without another word
+    qkv=MatmulTile(16, 16, 128, stages=2, preloaded=7),
     out=MatmulTile(16, 32, 128, warps=8, stages=2, preloaded=7),
-    gate_up=MatmulTile(16, 32, 128, stages=2, preloaded=6),
+    gate_up=MatmulTile(16, 32, 128, stages=2, preloaded=7),
     down=MatmulTile(16, 32, 256, stages=2, preloaded=5),
     attention_splits=4,
     attention_warps=4,
     attention_stages=1,
 )
 TILES_UP_TO_96_ROWS = TileConfig(
-    qkv=MatmulTile(16, 32, 128, stages=2, preloaded=6),
-    out=MatmulTile(16, 32, 128, stages=2, preloaded=7),
+    qkv=MatmulTile(16, 16, 128, stages=2, preloaded=7),
+    out=MatmulTile(64, 32, 128, stages=5),
     gate_up=MatmulTile(64, 64, 64, warps=8, stages=6),
     down=MatmulTile(64, 32, 128, stages=5),
     attention_splits=1,
@@ -60,14 +60,44 @@ TILES_FOR_MORE_ROWS = TileConfig(
     attention_warps=4,
     attention_stages=1,
 )
+WIDE = (
+    1024  # features of the residual stream from which on a model is wide: its products are deeper, and there are more
+)
+WIDE_TILES = {  # measured at the shapes of Qwen2.5-1.5B and Qwen3-0.6B
+    TILES_UP_TO_16_ROWS: {
+        "qkv": MatmulTile(16, 32, 128, warps=8, stages=3, preloaded=4),
+        "out": MatmulTile(16, 32, 256, warps=8, stages=4, preloaded=6),
+        "gate_up": MatmulTile(16, 16, 128, stages=5, preloaded=7),
+    },
+    TILES_UP_TO_96_ROWS: {
+        "qkv": MatmulTile(64, 16, 128, stages=6),
+        "gate_up": MatmulTile(64, 64, 64, warps=8, stages=4),
+        "down": MatmulTile(64, 64, 128, stages=4),
+    },
+    TILES_FOR_MORE_ROWS: {
+        "out": MatmulTile(64, 64, 128, stages=5),
+        "down": MatmulTile(128, 64, 64, warps=8, stages=6, shares=2),
+    },
+}
+NORMED_QKV = {  # of a model with norms of queries and keys, measured at the shape of Qwen3-0.6B
+    TILES_UP_TO_16_ROWS: MatmulTile(16, 64, 128, warps=8, stages=3, preloaded=3),
+    TILES_UP_TO_96_ROWS: MatmulTile(16, 64, 64, warps=8, stages=4, preloaded=4),
+    TILES_FOR_MORE_ROWS: MatmulTile(64, 64, 128, stages=4),
+}
 REGISTERS = 900  # bytes of weights that a thread can hold
 LEAST_SHARED = 99 * 1024  # bytes of shared memory that a block can have on an A10G, an L4 or a GeForce
 
 
-def tiles_for(rows: int, shared: int, head_dim: int) -> TileConfig:
-    """The tiles for so many rows on a GPU whose blocks can have `shared` bytes of shared memory."""
+def tiles_for(rows: int, shared: int, hidden: int, head_dim: int, normed: bool) -> TileConfig:
+    """The tiles for so many rows of a model with `hidden` features, on a GPU whose blocks can have `shared` bytes of
+    shared memory. normed: queries and keys are, so that a program has a whole head of them."""
     tiles = TILES_UP_TO_16_ROWS if rows <= 16 else TILES_UP_TO_96_ROWS if rows <= 96 else TILES_FOR_MORE_ROWS
-    tiles = replace(tiles, qkv=replace(tiles.qkv, columns=head_dim // 2))
+    wide, qkv = WIDE_TILES[tiles] if hidden >= WIDE else {}, NORMED_QKV[tiles]
+    tiles = replace(tiles, **wide)
+    half = head_dim // 2
+    qkv = replace(qkv, columns=half) if normed else replace(tiles.qkv, columns=min(half, tiles.qkv.columns))
+    warps = 8 if head_dim > 64 else tiles.attention_warps  # with 4 a thread has not the registers
+    tiles = replace(tiles, qkv=qkv, attention_warps=warps)
     pairs = {"qkv": 2, "out": 1, "gate_up": 2, "down": 1}  # weight tiles that a program multiplies with
     return replace(tiles, **{name: _fit(getattr(tiles, name), n, 0.9 * shared) for name, n in pairs.items()})
 

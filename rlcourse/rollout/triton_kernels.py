@@ -102,18 +102,19 @@ def qkv_kernel(
     y, squares, w, bias, q_norm, k_norm, cos, sin, position, q_out, cache, table, completion, W, R, eps,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, d: tl.constexpr, stride_kv, stride_row, stride_head,
     HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, LEVELS: tl.constexpr, BLOCK: tl.constexpr,
-    BM: tl.constexpr, BK: tl.constexpr, PRELOADED: tl.constexpr, PDL: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRELOADED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A head: its projection, rotated; queries go to q_out [R, H * D], keys and values into the cache at `position`.
+    """BN columns of a head's first half and those they are rotated with: their projection, rotated; queries go to q_out
+    [R, H * D], keys and values into the cache at `position`. With a norm BN is the half: it adds over the head.
     BLOCK: tokens of a block, of a paged cache; else 0."""
     half: tl.constexpr = D // 2
-    head = tl.program_id(0)
-    cols = tl.arange(0, half)
+    head, part_of_head = tl.program_id(0) // (half // BN), tl.program_id(0) % (half // BN)
+    cols = part_of_head * BN + tl.arange(0, BN)
     if PDL:
         gdc_launch_dependents()
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     m = (rows < R)[:, None]
-    wp = pair_of_tiles(w + head * D * d, half, d, half, BK)
+    wp = pair_of_tiles(w + (head * D + part_of_head * BN) * d, half, d, BN, BK)
     preloaded = preload(wp, 0, d, BK, PRELOADED)
     at = tl.load(position + rows, mask=rows < R, other=0)  # written when the step before ended
     turn = at[:, None] * half + cols[None, :]
@@ -124,7 +125,7 @@ def qkv_kernel(
         gdc_wait()
     pieces = ask(y, rows, R, 0, d, d, BK, PRELOADED)
     scale = inverse_rms(squares, rows, rows < R, eps, BM, d)[:, None]  # asked for before the product, which it follows
-    v1, v2 = pair(product(y, wp, pieces, preloaded, rows, R, 0, d, d, BM, D, BK, PRELOADED), BM, half)
+    v1, v2 = pair(product(y, wp, pieces, preloaded, rows, R, 0, d, d, BM, 2 * BN, BK, PRELOADED), BM, BN)
     v1 = scaled(v1, scale, y.dtype.element_ty)
     v2 = scaled(v2, scale, y.dtype.element_ty)
     if HAS_BIAS:

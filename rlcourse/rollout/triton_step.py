@@ -63,7 +63,7 @@ class TritonStep:
         else:
             self.key_tiles, table = -(-tokens // KEYS), slots.completion  # which no kernel then reads
         self.owners = (table, slots.completion, self.key_tiles)
-        split = max((size for size in range(1, rows + 1) if self._tiles(size).attention_splits > 1), default=0)
+        split = max((size for size in range(1, rows + 1) if self.tiles(size).attention_splits > 1), default=0)
         kept = split * decoder.kv_heads * self.key_tiles * 32  # of rows whose attention is split, for each head
         self.partial_acc, self.partial_ml = empty(kept, decoder.head_dim), empty(kept, 2)
         self.arrived = empty(max(rows * decoder.kv_heads, padded * self.hidden // 512), dtype=torch.int32)
@@ -74,12 +74,13 @@ class TritonStep:
         """Random numbers of this rollout, from torch's global generator."""
         self.seed.random_(0, 2**62)
 
-    def _tiles(self, size: int) -> TileConfig:
-        return tiles_for(size, self.shared, self.decoder.head_dim)
+    def tiles(self, size: int) -> TileConfig:
+        normed = self.decoder.layers[0].q_norm is not None
+        return tiles_for(size, self.shared, self.hidden, self.decoder.head_dim, normed)
 
     def __call__(self, size: int, refill: bool, sampling: Sampling) -> None:
         """One step of the first `size` slots. refill: those that are free then go to completions that wait."""
-        decoder, slots, tiles = self.decoder, self.slots, self._tiles(size)
+        decoder, slots, tiles = self.decoder, self.slots, self.tiles(size)
         from rlcourse.rollout import triton_kernels as kernels
 
         kernels.embed_kernel[(size,)](
@@ -120,12 +121,12 @@ class TritonStep:
     def _qkv(self, kernels, layer, cache, size: int, tiles: TileConfig) -> None:
         decoder, p = self.decoder, tiles.qkv
         heads = decoder.heads + 2 * decoder.kv_heads
-        kernels.qkv_kernel[(heads, -(-size // p.rows))](
+        kernels.qkv_kernel[(heads * decoder.head_dim // 2 // p.columns, -(-size // p.rows))](
             self.y, self.squares, layer.qkv, layer.qkv_bias, layer.q_norm, layer.k_norm, decoder.weights.cos,
             decoder.weights.sin, self.slots.position, self.q, cache, *self.owners, size, decoder.eps, decoder.heads,
             decoder.kv_heads, decoder.head_dim, self.hidden, cache.stride(0), cache.stride(1), cache.stride(2),
             layer.qkv_bias is not None, layer.q_norm is not None, (decoder.head_dim // 2).bit_length() - 1,
-            KEYS if self.paged else 0, p.rows, p.depth, **self._options(p, self.hidden, pair=True),
+            KEYS if self.paged else 0, p.rows, p.columns, p.depth, **self._options(p, self.hidden, pair=True),
         )  # fmt: skip
 
     def _attention(self, cache, size: int, tiles: TileConfig) -> None:

@@ -23,9 +23,11 @@ from rlcourse.exact.products import share_of
 from rlcourse.rollout import tiles, triton_attention, triton_kernels, triton_prefill, triton_refill, triton_sample
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD, VOCABULARY = 896, 4864, 14, 2, 64, 151936  # Qwen2.5-0.5B
-SHAPES = {  # hidden, inner, heads, key-value heads, size of a head, vocabulary, bias
-    "qwen2.5-0.5b": (HIDDEN, INNER, HEADS, KV_HEADS, HEAD, VOCABULARY, True),
-    "llama-3.2-1b": (2048, 8192, 32, 8, 64, 128256, False),
+SHAPES = {  # hidden, inner, heads, key-value heads, size of a head, vocabulary, bias, norm of queries and keys
+    "qwen2.5-0.5b": (HIDDEN, INNER, HEADS, KV_HEADS, HEAD, VOCABULARY, True, False),
+    "qwen2.5-1.5b": (1536, 8960, 12, 2, 128, VOCABULARY, True, False),
+    "qwen3-0.6b": (1024, 3072, 16, 8, 128, VOCABULARY, False, True),
+    "llama-3.2-1b": (2048, 8192, 32, 8, 64, 128256, False, False),
 }
 SHARED = {80: 163, 86: 99, 90: 227, 100: 227, 120: 99}  # kB a block can have
 POINTERS = {
@@ -141,8 +143,8 @@ def rest_of_pass(capability: int) -> dict:
 
 def step(capability: int, rows: int, shape: str) -> dict:
     """Programs of a decode step, and over a paged cache those that are others."""
-    hidden, inner, heads, kv_heads, head, vocabulary, bias = SHAPES[shape]
-    config = tiles.tiles_for(rows, SHARED[capability] * 1024, head)
+    hidden, inner, heads, kv_heads, head, vocabulary, bias, normed = SHAPES[shape]
+    config = tiles.tiles_for(rows, SHARED[capability] * 1024, hidden, head, normed)
     pdl = {"PDL": capability >= 90}
 
     def product(p: tiles.MatmulTile, depth: int, pair: bool = False) -> tuple[dict, dict]:
@@ -152,7 +154,13 @@ def step(capability: int, rows: int, shape: str) -> dict:
     model = {"H": heads, "K": kv_heads, "D": head}
     found = {}
     options, constants = product(config.qkv, hidden, pair=True)
-    kind = {"HAS_BIAS": bias, "HAS_NORM": False, "LEVELS": (head // 2).bit_length() - 1, "d": hidden}
+    kind = {
+        "BN": config.qkv.columns,
+        "HAS_BIAS": bias,
+        "HAS_NORM": normed,
+        "LEVELS": (head // 2).bit_length() - 1,
+        "d": hidden,
+    }
     for name, block in (("qkv", 0), ("qkv, paged", KEYS)):
         found[name] = compiled(
             triton_kernels.qkv_kernel, capability, options, **constants, **kind, **model, BLOCK=block

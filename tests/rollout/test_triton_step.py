@@ -1,6 +1,8 @@
 """The Triton kernels of a decode step against the step in PyTorch: on a GPU, or in Triton's interpreter on a CPU."""
 
 import contextlib
+import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -83,7 +85,11 @@ def assert_same_logprobs(found, policy, sampling):
     ("shape", "rows"), [(shape, 1) for shape in SHAPES] + [thorough((shape, 19)) for shape in list(SHAPES)[:3]]
 )
 def test_a_step_writes_the_cache_and_the_logits_of_the_step_in_pytorch(shape, cut, rows, monkeypatch):
-    monkeypatch.setattr(triton_step, "tiles_for", lambda *_: cut)
+
+    def cut_for(rows: int, shared: int, hidden: int, head_dim: int, normed: bool) -> tiles.TileConfig:
+        return replace(cut, qkv=replace(cut.qkv, columns=head_dim // 2)) if normed else cut
+
+    monkeypatch.setattr(triton_step, "tiles_for", cut_for)
     policy = model(shape)
     decoder, exact = Decoder(policy.model, DTYPE, False), Decoder(policy.model, torch.float32, False)
     slots = Slots.empty(decoder, Room(24, 40, 1, 1, 24, 4))
@@ -251,12 +257,18 @@ def test_restricted_sampling_leaves_the_right_tokens_out(sampling, monkeypatch):
     assert_same_logprobs(found, policy, sampling)
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(("hidden", "head_dim"), [(896, 64), (1536, 128), (2048, 64)])
 @pytest.mark.parametrize("rows", [1, 16, 17, 96, 97, 256])
-def test_tiles_fit_the_shared_memory_of_a_small_gpu(rows, head_dim):
-    for shared in (227 * 1024, tiles.LEAST_SHARED):
-        config = tiles.tiles_for(rows, shared, head_dim)
-        assert config.qkv.columns == head_dim // 2
+def test_tiles_fit_the_shared_memory_of_a_small_gpu(rows, hidden, head_dim):
+    for shared, normed in itertools.product((227 * 1024, tiles.LEAST_SHARED), (False, True)):
+        config = tiles.tiles_for(rows, shared, hidden, head_dim, normed)
+        columns = config.qkv.columns
+        assert columns == head_dim // 2 if normed else head_dim // 2 % columns == 0
         for p, matrices in ((config.qkv, 2), (config.out, 1), (config.gate_up, 2), (config.down, 1)):
             assert p.stages * 2 * p.depth * (p.rows + matrices * p.columns) < shared
             assert p.stages >= 2 and p.depth >= 32
+
+
+def test_tiles_of_a_wide_model_are_its_own():
+    narrow, wide = (tiles.tiles_for(16, 227 * 1024, hidden, 64, False) for hidden in (896, 1024))
+    assert narrow == tiles.TILES_UP_TO_16_ROWS and wide.gate_up.columns == 16 and wide.down == narrow.down
