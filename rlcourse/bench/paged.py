@@ -11,11 +11,12 @@ import torch
 from rlcourse.batch import Rollout
 from rlcourse.bench.decode import GROUP, random_prompts, skewed
 from rlcourse.bench.models import write_random_model
+from rlcourse.bench.peers import vllm_decode
 from rlcourse.config import make_config
 from rlcourse.device import find_device
 from rlcourse.measure.timing import measure, median_and_spread, seconds
 from rlcourse.policy import Policy, load_policy
-from rlcourse.rollout import RolloutEngine
+from rlcourse.rollout import RolloutEngine, vllm
 from rlcourse.rollout.fast import FastEngine
 from rlcourse.rollout.paged import PagedEngine
 from rlcourse.rollout.paged_scheduler import PagedPlan
@@ -46,8 +47,8 @@ class Watched(PagedEngine):
 def paged(shape: str, rows: list[int], prompt_tokens: int = 128, new_tokens: int = 256, repeats: int = 5):
     """(setup, rows). Skewed: `COMPLETIONS` answers of up to `LONGEST` tokens with median `MEDIAN`, `GROUP` of a prompt,
     in the memory of `FULL` of full length: the unpaged engine decodes so many at once, the paged one as many as have
-    blocks. differ: answers that are not the unpaged engine's, log-probs included. Equal: `rows` answers of `new_tokens`
-    tokens, all decoded at once, by both.
+    blocks. differ: answers that are not the unpaged engine's, log-probs included. vLLM, where it is, has the same
+    budget and answers as long. Equal: `rows` answers of `new_tokens` tokens, all decoded at once, by ours.
 
     Raises ValueError where our kernels do not run.
     """
@@ -57,9 +58,12 @@ def paged(shape: str, rows: list[int], prompt_tokens: int = 128, new_tokens: int
         write_random_model(shape, load_task("minigsm"), Path(folder))
         policy = load_policy(folder, device)
         PagedEngine(policy, DTYPE, _budget(policy, prompt_tokens))  # refuses a machine before anything is measured
-        found += _skewed(policy, prompt_tokens, repeats)
+        skewed_rows, lengths = _skewed(policy, prompt_tokens, repeats)
+        found += skewed_rows
         for count in rows:
             found += _equal(policy, count, prompt_tokens, new_tokens, repeats)
+        if vllm.runs_on(device):  # last: it has settings of its own
+            found.append(_vllm(folder, policy, prompt_tokens, lengths, repeats))
     setup = {"shape": shape, "dtype": "bfloat16", "rows_a_prompt": GROUP, "temperature": 1.0, "repeats": repeats}
     setup |= {"prompt_tokens": prompt_tokens, "longest": LONGEST, "median": MEDIAN}
     return setup | {"budget_gb": _budget(policy, prompt_tokens)}, found
@@ -73,7 +77,8 @@ def _budget(policy: Policy, prompt_tokens: int) -> float:
     return FULL * (prompt_tokens + LONGEST) * token / 1e9
 
 
-def _skewed(policy: Policy, prompt_tokens: int, repeats: int) -> Rows:
+def _skewed(policy: Policy, prompt_tokens: int, repeats: int) -> tuple[Rows, list[int]]:
+    """The rows, and how long the answers are."""
     vocabulary = policy.model.config.vocab_size
     policy = dataclasses.replace(policy, eos_ids=skewed(vocabulary, MEDIAN))
     prompts = random_prompts(COMPLETIONS, prompt_tokens, vocabulary)
@@ -93,7 +98,16 @@ def _skewed(policy: Policy, prompt_tokens: int, repeats: int) -> Rows:
             back = sum(after.limit < before.limit for before, after in itertools.pairwise(engine.plans))
             found[-1] |= {"rows_at_once": tokens / steps, "sent_back": back}
         engine.sleep()
-    return found
+    return found, first.completion_lengths.tolist()
+
+
+def _vllm(folder: str, policy: Policy, prompt_tokens: int, lengths: list[int], repeats: int) -> dict[str, Any]:
+    """vLLM on the same requests, with a cache of the same size."""
+    prompts = random_prompts(COMPLETIONS, prompt_tokens, policy.model.config.vocab_size)
+    sizes = {"max_num_seqs": COMPLETIONS, "max_model_len": prompt_tokens + LONGEST}
+    sizes["kv_cache_memory_bytes"] = int(_budget(policy, prompt_tokens) * 1e9)
+    row = vllm_decode(folder, prompts, lengths, sizes, repeats)
+    return {"variant": "vllm", "lengths": "skewed", "rows": COMPLETIONS, "tokens": sum(lengths)} | row
 
 
 def _equal(policy: Policy, rows: int, prompt_tokens: int, new_tokens: int, repeats: int) -> Rows:
@@ -117,14 +131,19 @@ def _equal(policy: Policy, rows: int, prompt_tokens: int, new_tokens: int, repea
 def _time(
     engine: RolloutEngine, policy: Policy, prompts: list[list[int]], new_tokens: int, repeats: int
 ) -> tuple[dict[str, float], Rollout]:
-    """Speed of rollouts that are all the same, and the last of them."""
+    """Speed of rollouts that are all the same, and the last of them. To the engine the weights are new each time, as in
+    training: it takes them over, and finds no prompt of an earlier rollout in its cache."""
     done = []
 
     def generate() -> None:
         torch.manual_seed(0)
         done[:] = [engine.generate(prompts, GROUP, new_tokens, Sampling())]
 
-    took, spread = median_and_spread(measure(lambda: seconds(generate, policy.device), repeats, warmup=2))
+    def run() -> float:
+        engine.decoder.weights.sync(policy.model)
+        return seconds(generate, policy.device)
+
+    took, spread = median_and_spread(measure(run, repeats, warmup=2))
     tokens = int(done[0].completion_lengths.sum())
     return {"seconds": took, "tokens_per_s": tokens / took, "tokens": tokens, "spread": spread}, done[0]
 
