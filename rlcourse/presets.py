@@ -23,7 +23,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "laptop": {},
     "a10g": _GSM8K
     | {
-        "num_prompts": 8,
+        "num_prompts": 16,
         "num_generations": 8,
         "micro_batch_tokens": 4096,
         "logprob_chunk": 1024,
