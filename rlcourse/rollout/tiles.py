@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+from rlcourse.exact import KEYS
+
 
 @dataclass(frozen=True)
 class MatmulTile:
@@ -22,15 +24,20 @@ class MatmulTile:
 
 @dataclass(frozen=True)
 class TileConfig:
-    """The tiles of a step."""
+    """The tiles of a step's products."""
 
     qkv: MatmulTile
     out: MatmulTile
     gate_up: MatmulTile
     down: MatmulTile
-    attention_splits: int  # programs that share a row's cache in attention
-    attention_warps: int
-    attention_stages: int
+
+
+@dataclass(frozen=True)
+class AttentionTile:
+    """How attention is cut: programs that share a row's cache for a key-value head, and pipeline stages."""
+
+    splits: int
+    stages: int
 
 
 TILES_UP_TO_16_ROWS = TileConfig(  # measured on an H200 at the shape of Qwen2.5-0.5B, as all without another word
@@ -38,27 +45,18 @@ TILES_UP_TO_16_ROWS = TileConfig(  # measured on an H200 at the shape of Qwen2.5
     out=MatmulTile(16, 32, 128, warps=8, stages=2, preloaded=7),
     gate_up=MatmulTile(16, 32, 128, stages=2, preloaded=7),
     down=MatmulTile(16, 32, 256, stages=2, preloaded=5),
-    attention_splits=4,
-    attention_warps=4,
-    attention_stages=1,
 )
 TILES_UP_TO_96_ROWS = TileConfig(
     qkv=MatmulTile(16, 16, 128, stages=2, preloaded=7),
     out=MatmulTile(64, 32, 128, stages=5),
     gate_up=MatmulTile(64, 64, 64, warps=8, stages=6),
     down=MatmulTile(64, 32, 128, stages=5),
-    attention_splits=1,
-    attention_warps=4,
-    attention_stages=2,
 )
 TILES_FOR_MORE_ROWS = TileConfig(
     qkv=MatmulTile(64, 32, 128, stages=4),
     out=MatmulTile(64, 32, 128, stages=5),
     gate_up=MatmulTile(128, 32, 64, warps=8, stages=3),
     down=MatmulTile(64, 64, 128, stages=5, shares=2),
-    attention_splits=1,
-    attention_warps=4,
-    attention_stages=1,
 )
 WIDE = (
     1024  # features of the residual stream from which on a model is wide: its products are deeper, and there are more
@@ -96,10 +94,19 @@ def tiles_for(rows: int, shared: int, hidden: int, head_dim: int, normed: bool) 
     tiles = replace(tiles, **wide)
     half = head_dim // 2
     qkv = replace(qkv, columns=half) if normed else replace(tiles.qkv, columns=min(half, tiles.qkv.columns))
-    warps = 8 if head_dim > 64 else tiles.attention_warps  # with 4 a thread has not the registers
-    tiles = replace(tiles, qkv=qkv, attention_warps=warps)
+    tiles = replace(tiles, qkv=qkv)
     pairs = {"qkv": 2, "out": 1, "gate_up": 2, "down": 1}  # weight tiles that a program multiplies with
     return replace(tiles, **{name: _fit(getattr(tiles, name), n, 0.9 * shared) for name, n in pairs.items()})
+
+
+def attention_tile(rows: int, kv_heads: int, head_dim: int, shared: int) -> AttentionTile:
+    """The attention of so many rows, on a GPU whose blocks can have `shared` bytes of shared memory. Measured on an
+    H200 at the shapes of four models: a processor that has one program waits for memory, unless the program asks for
+    several tiles ahead; one that has many programs needs the room for them."""
+    if rows * kv_heads <= 64:  # programs: less than half the GPU's processors would have one
+        return AttentionTile(splits=4, stages=1)
+    stages = 2 if head_dim > 64 else 4 if rows <= 96 else 1
+    return AttentionTile(splits=1, stages=min(stages, 1 + int(0.9 * shared) // (4 * KEYS * head_dim)))
 
 
 def _fit(tile: MatmulTile, weights: int, shared: float) -> MatmulTile:

@@ -11,7 +11,15 @@ from rlcourse.exact import EXACT, GROUP, KEYS, LOG2_E, VOCABULARY_TILE
 from rlcourse.exact.products import SHARES, one_chain, share_of
 from rlcourse.rollout.decoder import Decoder
 from rlcourse.rollout.slots import SAMPLED_AT_ONCE, Slots
-from rlcourse.rollout.tiles import LEAST_SHARED, MatmulTile, TileConfig, launch_options, tiles_for
+from rlcourse.rollout.tiles import (
+    LEAST_SHARED,
+    AttentionTile,
+    MatmulTile,
+    TileConfig,
+    attention_tile,
+    launch_options,
+    tiles_for,
+)
 from rlcourse.sampling import Sampling, sample_tokens
 
 COPIERS = 8  # programs that share the slots whose caches are to be filled: in most steps there are one or two
@@ -63,7 +71,7 @@ class TritonStep:
         else:
             self.key_tiles, table = -(-tokens // KEYS), slots.completion  # which no kernel then reads
         self.owners = (table, slots.completion, self.key_tiles)
-        split = max((size for size in range(1, rows + 1) if self.tiles(size).attention_splits > 1), default=0)
+        split = max((size for size in range(1, rows + 1) if self.attention(size).splits > 1), default=0)
         kept = split * decoder.kv_heads * self.key_tiles * 32  # of rows whose attention is split, for each head
         self.partial_acc, self.partial_ml = empty(kept, decoder.head_dim), empty(kept, 2)
         self.arrived = empty(max(rows * decoder.kv_heads, padded * self.hidden // 512), dtype=torch.int32)
@@ -78,6 +86,9 @@ class TritonStep:
         normed = self.decoder.layers[0].q_norm is not None
         return tiles_for(size, self.shared, self.hidden, self.decoder.head_dim, normed)
 
+    def attention(self, size: int) -> AttentionTile:
+        return attention_tile(size, self.decoder.kv_heads, self.decoder.head_dim, self.shared)
+
     def __call__(self, size: int, refill: bool, sampling: Sampling) -> None:
         """One step of the first `size` slots. refill: those that are free then go to completions that wait."""
         decoder, slots, tiles = self.decoder, self.slots, self.tiles(size)
@@ -90,7 +101,7 @@ class TritonStep:
         following = [layer.attention_norm for layer in decoder.layers[1:]] + [decoder.norm]
         for layer, cache, next_norm in zip(decoder.layers, slots.cache, following, strict=True):
             self._qkv(kernels, layer, cache, size, tiles)
-            self._attention(cache, size, tiles)
+            self._attention(cache, size, self.attention(size))
             self._add(kernels, self.mixed, layer.out, layer.mlp_norm, size, tiles.out, layer.out.shape[1])
             self._gate_up(kernels, layer, size, tiles)
             self._add(kernels, self.h, layer.down, next_norm, size, tiles.down, share_of(layer.down.shape[1]))
@@ -129,7 +140,7 @@ class TritonStep:
             KEYS if self.paged else 0, p.rows, p.columns, p.depth, **self._options(p, self.hidden, pair=True),
         )  # fmt: skip
 
-    def _attention(self, cache, size: int, tiles: TileConfig) -> None:
+    def _attention(self, cache, size: int, tile: AttentionTile) -> None:
         decoder, position = self.decoder, self.slots.position[:size]
         if self.cute:
             from rlcourse.kernels.decode_ops import attend
@@ -139,11 +150,11 @@ class TritonStep:
             return
         from rlcourse.rollout import triton_attention
 
-        triton_attention.attention_kernel[(decoder.kv_heads, size, tiles.attention_splits)](
+        triton_attention.attention_kernel[(decoder.kv_heads, size, tile.splits)](
             self.q, cache, *self.owners, position, self.partial_acc, self.partial_ml, self.arrived, self.mixed,
             LOG2_E * decoder.head_dim**-0.5, decoder.heads, decoder.kv_heads, decoder.head_dim, cache.stride(0),
-            cache.stride(1), cache.stride(2), tiles.attention_splits, self.key_tiles, KEYS, self.paged,
-            num_warps=tiles.attention_warps, num_stages=tiles.attention_stages, **self.launch,
+            cache.stride(1), cache.stride(2), tile.splits, self.key_tiles, KEYS, self.paged,
+            num_warps=4, num_stages=tile.stages, **self.launch,
         )  # fmt: skip
 
     def _add(self, kernels, inputs: Tensor, weight: Tensor, norm: Tensor, size: int, p: MatmulTile, share: int) -> None:

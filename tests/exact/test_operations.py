@@ -1,8 +1,6 @@
 """The order of every sum that decode step and training pass share, bit for bit, in Triton's interpreter. On a GPU
 test_bits.py compares the two with each other."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -196,7 +194,7 @@ def test_attention_joins_tiles_in_order_however_they_are_split(shape):
     found = []
     for splits in (1, 2, 4):
         step.mixed.fill_(float("nan"))
-        step._attention(cache, len(PLACES), replace(tiles.TILES_UP_TO_16_ROWS, attention_splits=splits))
+        step._attention(cache, len(PLACES), tiles.AttentionTile(splits, stages=1))
         assert not step.arrived.any()
         found.append(step.mixed.clone().unflatten(1, (heads, D)))
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])

@@ -275,17 +275,19 @@ def test_logit_copies_are_what_a_chunk_really_takes():
 @pytest.mark.parametrize("rows", [16, 64, 256])
 def test_the_exact_pass_needs_what_a_gpu_has_measured(rows, tokens):
     """The record's rows answer with 256 tokens to a prompt of 40 that eight of them share, and not more than `TOGETHER`
-    are one micro-batch."""
+    are one micro-batch. A record counts what tensors hold, and so nothing of a captured graph between its replays."""
     rows_of_record = load_record("exact", "nvidia-h200")["results"]
     measured = {r["rows"]: r for r in rows_of_record if r["variant"] == EXACT and r["shape"] == "qwen2.5-0.5b"}
     sizes = {"num_prompts": rows // 8, "max_prompt_tokens": 8, "max_new_tokens": 256, "eval_problems": 1}
     config = make_config("h200", **sizes, num_generations=8, micro_batch_tokens=tokens)
     found = estimate(config, QWEN25["Qwen/Qwen2.5-0.5B"], "cuda", exact=True)
     peak = measured[rows]["peak_memory_bytes"] + memory.LIBRARIES
+    held = found.peak - memory.HEADROOM * found.captured
+    assert (found.captured > 0) == (rows == 16)
     if tokens == TOGETHER * 264:
-        assert found.peak == pytest.approx(peak, rel=0.15)
+        assert held == pytest.approx(peak, rel=0.15)
     else:
-        assert (found.peak > 1.5 * peak) == (rows == 256)
+        assert (held > 1.5 * peak) == (rows == 256)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

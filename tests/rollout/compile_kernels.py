@@ -64,14 +64,16 @@ PASS_SCALARS = {"longest": "i32", "N": "i32", "V": "i32", "eps": "fp32", "invers
 
 
 def compiled(kernel, capability: int, options: dict, pointers=POINTERS, scalars=SCALARS, **constants):
-    """A kernel for a GPU of `capability`; whatever is no constant has the type of the tables, or is bfloat16."""
+    """A kernel for a GPU of `capability`; whatever is no constant has the type of the tables, or is bfloat16. Pointers
+    and strides are multiples of 16, as in every launch: what is not known to be aligned is not loaded ahead."""
     signature, values = {}, {}
     for i, name in enumerate(kernel.arg_names):
         if name in constants:
             signature[name], values[(i,)] = "constexpr", constants[name]
         else:
             signature[name] = scalars.get(name) or "*" + pointers.get(name, "bf16")
-    aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(kernel.arg_names) if signature[n].startswith("*")}
+    names = [n for n in kernel.arg_names if signature[n].startswith("*") or n.startswith("stride_")]
+    aligned = {(kernel.arg_names.index(n),): [["tt.divisibility", 16]] for n in names}
     source = ASTSource(fn=kernel, signature=signature, constexprs=values, attrs=aligned)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=EXACT | options)
 
@@ -165,8 +167,9 @@ def step(capability: int, rows: int, shape: str) -> dict:
         found[name] = compiled(
             triton_kernels.qkv_kernel, capability, options, **constants, **kind, **model, BLOCK=block
         )
-    shares = {"SPLITS": config.attention_splits, "KEYS": KEYS} | pdl
-    options = {"num_warps": config.attention_warps, "num_stages": config.attention_stages}
+    tile = tiles.attention_tile(rows, kv_heads, head, SHARED[capability] * 1024)
+    shares = {"SPLITS": tile.splits, "KEYS": KEYS} | pdl
+    options = {"num_warps": 4, "num_stages": tile.stages}
     for name, paged in (("attention", False), ("attention, paged", True)):
         sizes = shares | model | {"PAGED": paged}
         found[name] = compiled(triton_attention.attention_kernel, capability, options, **sizes)

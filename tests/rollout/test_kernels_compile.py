@@ -50,8 +50,7 @@ def test_kernels_compile_and_fit(capability, rows, shape):
     assert found.keys() == NAMES
     for name, needs in found.items():
         assert needs["shared"] <= SHARED[capability], name
-        most = 384 if (rows, shape, name) == (256, "qwen3-0.6b", "qkv, paged") else 128
-        assert needs["spilled"] <= most, name  # of the up to 900 bytes of weights that a thread holds
+        assert needs["spilled"] <= 64, name  # of the up to 900 bytes of weights that a thread holds
         assert needs["waits"] == (capability >= 90), name  # a kernel may begin before its turn
 
 

@@ -13,7 +13,7 @@ from policies import DEVICE, make_policy
 from reference import recomputed_logprobs
 from thorough import exhaustive, thinned, thorough
 
-from rlcourse.exact import GROUP, weights
+from rlcourse.exact import GROUP, KEYS, weights
 from rlcourse.rollout import fast, make_engine, scheduler, tiles, triton_step
 from rlcourse.rollout.decoder import Decoder
 from rlcourse.rollout.fast import FastEngine
@@ -32,9 +32,7 @@ DRAWS = 20_000 if DEVICE == "cuda" else 400  # the interpreter takes many millis
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 # Cuts in which every other path is taken: pipelines, shares, several blocks of rows.
 SMALL = tiles.MatmulTile(16, 32, 64, stages=2)
-LATE = tiles.TileConfig(
-    tiles.MatmulTile(16, 32, 64, stages=2), SMALL, SMALL, SMALL, 2, attention_warps=2, attention_stages=3
-)
+LATE = tiles.TileConfig(tiles.MatmulTile(16, 32, 64, stages=2), SMALL, SMALL, SMALL)
 
 
 def model(shape, seed=0, layers=2):
@@ -90,6 +88,8 @@ def test_a_step_writes_the_cache_and_the_logits_of_the_step_in_pytorch(shape, cu
         return replace(cut, qkv=replace(cut.qkv, columns=head_dim // 2)) if normed else cut
 
     monkeypatch.setattr(triton_step, "tiles_for", cut_for)
+    splits = 2 if cut is LATE else 1
+    monkeypatch.setattr(triton_step, "attention_tile", lambda *sizes: tiles.AttentionTile(splits, stages=3))
     policy = model(shape)
     decoder, exact = Decoder(policy.model, DTYPE, False), Decoder(policy.model, torch.float32, False)
     slots = Slots.empty(decoder, Room(24, 40, 1, 1, 24, 4))
@@ -267,6 +267,15 @@ def test_tiles_fit_the_shared_memory_of_a_small_gpu(rows, hidden, head_dim):
         for p, matrices in ((config.qkv, 2), (config.out, 1), (config.gate_up, 2), (config.down, 1)):
             assert p.stages * 2 * p.depth * (p.rows + matrices * p.columns) < shared
             assert p.stages >= 2 and p.depth >= 32
+
+
+@pytest.mark.parametrize(("kv_heads", "head_dim"), [(2, 64), (2, 128), (8, 64), (8, 128)])
+def test_attention_is_split_where_it_has_few_programs_and_its_tiles_fit_a_small_gpu(kv_heads, head_dim):
+    for rows, shared in itertools.product((1, 8, 9, 32, 33, 96, 97, 256), (227 * 1024, tiles.LEAST_SHARED)):
+        tile = tiles.attention_tile(rows, kv_heads, head_dim, shared)
+        assert (tile.splits > 1) == (rows * kv_heads <= 64) and tile.stages >= 1
+        ahead = (tile.stages - 1) * 2 * 2 * KEYS * head_dim  # bytes of keys and values
+        assert ahead <= 0.9 * shared and (tile.splits == 1 or tile.stages == 1)
 
 
 def test_tiles_of_a_wide_model_are_its_own():
