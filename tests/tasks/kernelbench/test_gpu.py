@@ -160,8 +160,8 @@ def test_a_candidate_gets_what_it_earns(name, verdicts):
         assert verdict.metrics["speedup"] < 0.7
     elif name in LIES:
         assert verdict.metrics["speedup"] < 2.5 and verdict.metrics["ms"] > 1e3 * 2 * 4 * 4096**2 / 6e12
-    else:
-        assert 0.05 < verdict.metrics["speedup"] < 10
+    else:  # with so many at once the clock outside waits for processors, and the speed-up is of the slower clock
+        assert 0.05 < verdict.metrics["eager_ms"] / verdict.metrics["own_ms"] < 10
 
 
 def test_the_rules_let_the_right_ones_pass():
