@@ -105,7 +105,7 @@ def _pieces(decoder: Decoder, step: TritonStep, rows: int) -> dict[str, tuple]:
         step._add(triton_kernels, step.h, layer.down, layer.mlp_norm, rows, tiles.down, share)
 
     def attention_error() -> float:
-        step._attention(cache, rows, tiles)
+        step._attention(cache, rows, step.attention(rows))
         exact = F.scaled_dot_product_attention(query.float(), seen[0].float(), seen[1].float(), enable_gqa=True)
         return _error(mixed, exact.reshape(rows, -1))
 
@@ -130,7 +130,7 @@ def _pieces(decoder: Decoder, step: TritonStep, rows: int) -> dict[str, tuple]:
     logits = step.logits[:rows]
     return {
         "attention": (
-            each(lambda layer, c: step._attention(c, rows, tiles)),
+            each(lambda layer, c: step._attention(c, rows, step.attention(rows))),
             each(lambda layer, c: attend(c)),
             used, attention_error, count,
         ),
