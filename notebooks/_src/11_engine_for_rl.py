@@ -776,8 +776,8 @@ for number, (shape, (label, color)) in enumerate(SHAPES.items()):
         bars = left.bar(places, found, 0.19, color=shade, label=told)
         left.bar_label(bars, [f"{nats:.4f}" if nats else "0" for nats in found], padding=2, fontsize=8, color=shade)
 left.set(title="Mean gap of sampler and trainer", ylabel="nats", ylim=(0, 0.018))
-right.set(title=f"Step time, {provenance(exact)}", ylabel="one set longer than two, %")
-right.set_ylim(-25, 90)
+right.set(title=f"Step, {provenance(exact)}", ylabel="one set longer than two, %")
+right.set_ylim(-52, 90)
 right.axhline(0, color=BLACK, linewidth=0.8)
 cost_bet.line(right)
 for ax in (left, right):
