@@ -48,10 +48,9 @@ class CapturedLayers:
         self.pairs: dict[tuple[int, int, int], Pair] = {}
         self.seen: set[tuple[int, int, int]] = set()
         self.x: Tensor | None = None  # [4, tokens, d]: x before and after the layers, and their gradients
-        self.gradients: list[list[Tensor | None]] = []  # of each layer's weights as they are fused,
-        self.parts: list[
-            Tensor
-        ] = []  # and those of its parameters, parts of them: held here, or autograd would keep them
+        # Of each layer's fused weights, and of its parameters, parts of those: held here, or autograd would keep them.
+        self.gradients: list[list[Tensor | None]] = []
+        self.parts: list[Tensor] = []
         self.pool = torch.cuda.graph_pool_handle() if weights.embedding.is_cuda else None
         self.calls = 0
 

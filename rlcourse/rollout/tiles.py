@@ -58,9 +58,7 @@ TILES_FOR_MORE_ROWS = TileConfig(
     gate_up=MatmulTile(128, 32, 64, warps=8, stages=3),
     down=MatmulTile(64, 64, 128, stages=5, shares=2),
 )
-WIDE = (
-    1024  # features of the residual stream from which on a model is wide: its products are deeper, and there are more
-)
+WIDE = 1024  # features of the residual stream from which on products are deeper, and there are more of them
 WIDE_TILES = {  # measured at the shapes of Qwen2.5-1.5B and Qwen3-0.6B
     TILES_UP_TO_16_ROWS: {
         "qkv": MatmulTile(16, 32, 128, warps=8, stages=3, preloaded=4),
