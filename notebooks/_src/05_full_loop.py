@@ -796,9 +796,9 @@ for row in load_record("exact", "NVIDIA H200")["results"]:
 # allocator wastes. {{ assert memory.LIBRARIES == 6e8 and memory.HEADROOM == 1.1 }} On the H200, with {{
 # ", ".join(map(str, off_peak)) }} answers as long as they may be, the estimate was off by {{
 # min(off_peak.values()):+.0f }} to {{ max(off_peak.values()):+.0f }} % of the measured peak. {{ assert max(map(abs,
-# off_peak.values())) < 15 }} (We have not had the other two cards.) The last lines are what you can choose; small
-# micro-batches and chunks keep little at once. `rlcourse train --preset a10g --dry-run` prints such an estimate, and
-# `rlcourse doctor` compares it with your machine.
+# off_peak.values())) < 15 }} (Both leave out what CUDA graphs keep between replays. We have not had the other two
+# cards.) The last lines are what you can choose; small micro-batches and chunks keep little at once. `rlcourse train
+# --preset a10g --dry-run` prints such an estimate, and `rlcourse doctor` compares it with your machine.
 #
 # ### How long will it take?
 
