@@ -20,6 +20,7 @@ from rlcourse.files import read_json
 
 ALL_LINEAR = "all-linear"
 NAME = "default"  # peft's, of the one adapter that a model has here
+ALONE = 2**19  # numbers of a weight from which on a launch of its own copies it faster
 COPY_ADAPTER = "copy the adapter's files again"
 
 
@@ -131,8 +132,12 @@ def copy_merged(targets: list[Tensor], sources: list[Tensor], model: PreTrainedM
         return
     adapted = {id(layer.weight): layer for layer in _adapted_layers(model)}
     plain = [(target, source) for target, source in zip(targets, sources, strict=True) if id(source) not in adapted]
-    for dtype in {target.dtype for target, _ in plain}:  # in few launches; mixed, each weight would be one
-        torch._foreach_copy_(*zip(*(pair for pair in plain if pair[0].dtype == dtype), strict=True))
+    small = [pair for pair in plain if pair[0].numel() < ALONE]
+    for dtype in {target.dtype for target, _ in small}:  # in few launches; mixed, each weight would be one
+        torch._foreach_copy_(*zip(*(pair for pair in small if pair[0].dtype == dtype), strict=True))
+    for target, source in plain:
+        if target.numel() >= ALONE:
+            target.copy_(source)
     for target, source in zip(targets, sources, strict=True):
         if id(source) in adapted:
             target.copy_(_merged_weight(adapted[id(source)]))

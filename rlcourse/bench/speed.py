@@ -3,6 +3,7 @@
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from rlcourse.tasks.prompts import PromptSampler
 from rlcourse.trainer import Trainer
 
 Rows = list[dict[str, Any]]
+IN_PARTS, PART = "rlcourse, in parts", 16384
 WARMUP = 5  # steps: prompts of several lengths, so that what is captured for each is there
 
 
@@ -116,10 +118,11 @@ def our_step(
 
 
 def time_steps(trainer: Trainer, repeats: int, warmup: int = WARMUP) -> dict[str, Any]:
-    """Median seconds of a step and its phases, and the gap between sampling and training log-probs. The first `warmup`
-    steps do not count."""
+    """Median seconds of a step and its phases, the gap between sampling and training log-probs, and the most memory: of
+    tensors, and with all that PyTorch holds besides, graphs' memory too. The first `warmup` steps do not count."""
     on_gpu = torch.cuda.is_available()
     if on_gpu:
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     measured = []
 
@@ -136,16 +139,17 @@ def time_steps(trainer: Trainer, repeats: int, warmup: int = WARMUP) -> dict[str
         "update_s": median_and_spread([m["update_s"] for m in timed])[0],
         "spread": spread,
         "peak_memory_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
+        "reserved_memory_bytes": torch.cuda.max_memory_reserved() if on_gpu else None,
         "mismatch_mean": max(m["mismatch_mean"] for m in timed),
         "mismatch_max": max(m["mismatch_max"] for m in timed),
     }
 
 
 def step_trainer(
-    model: str, task: str, completions: int, new_tokens: int, folder: str, engine: str = "fast"
+    model: str, task: str, completions: int, new_tokens: int, folder: str, engine: str = "fast", **settings: Any
 ) -> Trainer:
     """A trainer with `step_config`."""
-    config = step_config(model, task, completions, new_tokens, folder, engine=engine)
+    config = step_config(model, task, completions, new_tokens, folder, engine, **settings)
     return Trainer(new_run(config), find_device(config))
 
 
@@ -178,25 +182,29 @@ def update(
     shape: str, completions: list[int], new_tokens: int = 256, repeats: int = 5, results: Results | None = None
 ) -> tuple[dict[str, Any], Rows]:
     """Seconds of the update phase of a step on random weights of `shape`, and what the operations it needs would take
-    at the rate of a large matrix product on this machine; and, on a GPU, what it takes to bring the batch's token ids
-    and mask there from ordinary memory, and from pinned memory without waiting."""
+    at the rate of a large matrix product on this machine; the seconds of the step, and its memory; and, on a GPU, what
+    it takes to bring the batch's token ids and mask there from ordinary memory, and from pinned memory without waiting.
+    `IN_PARTS`: a large batch in micro-batches of `PART` tokens."""
     task = load_task("gsm8k" if shape != "tiny" else "minigsm")
-    results = results or Results()
+    results, in_parts = results or Results(), partial(our_update, micro_batch_tokens=PART)
     results.begin({"shape": shape, "task": task.name, "new_tokens": new_tokens, "repeats": repeats})
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
         write_random_model(shape, task, model)
         for count in completions:
-            results.measure(
-                {"variant": "rlcourse", "rows": count}, our_update, str(model), task.name, count, new_tokens, repeats
-            )
+            sizes = (str(model), task.name, count, new_tokens, repeats)
+            results.measure({"variant": "rlcourse", "rows": count}, our_update, *sizes)
+            if count * new_tokens >= PART:
+                results.measure({"variant": IN_PARTS, "rows": count}, in_parts, *sizes)
     return results.setup, results.rows
 
 
-def our_update(model: str, task: str, completions: int, new_tokens: int, repeats: int) -> dict[str, Any]:
-    """Our update, as `update` gives it."""
+def our_update(
+    model: str, task: str, completions: int, new_tokens: int, repeats: int, **settings: Any
+) -> dict[str, Any]:
+    """Our update, as `update` gives it. settings: others than the preset's."""
     with tempfile.TemporaryDirectory() as folder:
-        trainer = step_trainer(model, task, completions, new_tokens, folder)
+        trainer = step_trainer(model, task, completions, new_tokens, folder, **settings)
         machine = roofline.measure_machine(trainer.policy.device)
         took = time_steps(trainer, repeats)
     length = mean_length(trainer, completions) + new_tokens
@@ -205,7 +213,10 @@ def our_update(model: str, task: str, completions: int, new_tokens: int, repeats
     return {
         "tokens": completions * length,
         "update_s": took["update_s"],
+        "step_s": took["step_s"],
         "spread": took["spread"],
+        "peak_memory_bytes": took["peak_memory_bytes"],
+        "reserved_memory_bytes": took["reserved_memory_bytes"],
         "floor_s": work.total_flops / machine.flops_per_s + work.total_bytes / machine.bytes_per_s,
         "tflops": work.total_flops / took["update_s"] / 1e12,
         "peak_tflops": machine.flops_per_s / 1e12,

@@ -65,8 +65,19 @@ def add_shares(x: Tensor, a: Tensor, weight: Tensor) -> Tensor:
         second = product_float32(*others[1])
         if len(others) > 2:
             add_to(second, *others[2])
-        total += second
+        return add_up(x, total, second)
     return total.add_(x)
+
+
+def add_up(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """x + (first + second), of float32, in the memory of `first`: on a GPU in one kernel, which reads each once."""
+    if not x.is_cuda:
+        return first.add_(second).add_(x)
+    from rlcourse.exact import EXACT, pass_kernels  # only where there is Triton
+
+    count, block = x.numel(), 1024
+    pass_kernels.add_up_kernel[(-(-count // block),)](x, first, second, count, block, **EXACT)
+    return first
 
 
 def add_float32(total: Tensor, a: Tensor, b: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ class MatmulTile:
     """How a matrix product is cut: rows, columns and depth of a tile, warps, pipeline stages, and of a product that
     comes in shares (`rlcourse.exact.products`) how many a program has, one or two. None of it changes a bit.
 
-    The weights of the first `preloaded` tiles are loaded before the input is there, where a thread can hold them.
+    The weights of the first `preloaded` tiles are loaded before the input is there, where a thread can hold them. more:
+    columns beside those of the tile, so that they need not be a power of two (gate and up alone).
     """
 
     rows: int
@@ -20,6 +21,7 @@ class MatmulTile:
     stages: int = 4
     preloaded: int = 0
     shares: int = 1
+    more: int = 0
 
 
 @dataclass(frozen=True)
@@ -80,21 +82,44 @@ NORMED_QKV = {  # of a model with norms of queries and keys, measured at the sha
     TILES_UP_TO_96_ROWS: MatmulTile(16, 64, 64, warps=8, stages=4, preloaded=4),
     TILES_FOR_MORE_ROWS: MatmulTile(64, 64, 128, stages=4),
 }
+EVEN_GATE_UP = {  # rows, depth, warps and stages where the columns are shared out evenly; then the same of `WIDE` models
+    TILES_UP_TO_96_ROWS: (MatmulTile(64, 0, 128, stages=4), MatmulTile(64, 0, 64, warps=8, stages=6)),
+    TILES_FOR_MORE_ROWS: (MatmulTile(128, 0, 64, warps=8, stages=4),) * 2,
+}
+MOST_COLUMNS = 144
+LARGE = 200 * 1024  # bytes of shared memory of a block that such tiles take: those of Hopper, and of Blackwell's B200
 REGISTERS = 900  # bytes of weights that a thread can hold
 LEAST_SHARED = 99 * 1024  # bytes of shared memory that a block can have on an A10G, an L4 or a GeForce
 
 
-def tiles_for(rows: int, shared: int, hidden: int, head_dim: int, normed: bool) -> TileConfig:
-    """The tiles for so many rows of a model with `hidden` features, on a GPU whose blocks can have `shared` bytes of
-    shared memory. normed: queries and keys are, so that a program has a whole head of them."""
+def tiles_for(
+    rows: int, shared: int, processors: int, hidden: int, inner: int, head_dim: int, normed: bool
+) -> TileConfig:
+    """The tiles for so many rows of a model with `hidden` features, of which SwiGLU makes `inner`, on a GPU with so many
+    processors, whose blocks can have `shared` bytes of shared memory. normed: queries and keys are, so that a program
+    has a whole head of them."""
     tiles = TILES_UP_TO_16_ROWS if rows <= 16 else TILES_UP_TO_96_ROWS if rows <= 96 else TILES_FOR_MORE_ROWS
-    wide, qkv = WIDE_TILES[tiles] if hidden >= WIDE else {}, NORMED_QKV[tiles]
+    wide, qkv, even = WIDE_TILES[tiles] if hidden >= WIDE else {}, NORMED_QKV[tiles], EVEN_GATE_UP.get(tiles)
     tiles = replace(tiles, **wide)
+    if even and shared >= LARGE:
+        tile = even[hidden >= WIDE]
+        tiles = replace(tiles, gate_up=_shared_out(tile, inner, processors // -(-rows // tile.rows)))
     half = head_dim // 2
     qkv = replace(qkv, columns=half) if normed else replace(tiles.qkv, columns=min(half, tiles.qkv.columns))
     tiles = replace(tiles, qkv=qkv)
     pairs = {"qkv": 2, "out": 1, "gate_up": 2, "down": 1}  # weight tiles that a program multiplies with
     return replace(tiles, **{name: _fit(getattr(tiles, name), n, 0.9 * shared) for name, n in pairs.items()})
+
+
+def _shared_out(tile: MatmulTile, inner: int, programs: int) -> MatmulTile:
+    """The tile with so many columns, a power of two and a smaller one, that the programs are about so many; of a large
+    model they are more."""
+    columns = max(16, -(-inner // max(1, programs)))
+    if columns > MOST_COLUMNS:
+        return replace(tile, columns=128)
+    power = 1 << (columns.bit_length() - 1)
+    more = max(8, 1 << (columns - power - 1).bit_length()) if columns > power else 0
+    return replace(tile, columns=2 * power) if more == power else replace(tile, columns=power, more=more)
 
 
 def attention_tile(rows: int, kv_heads: int, head_dim: int, shared: int) -> AttentionTile:
@@ -111,7 +136,7 @@ def _fit(tile: MatmulTile, weights: int, shared: float) -> MatmulTile:
     """The tile with as many stages, and as deep, as there is room for."""
 
     def stage_bytes(t: MatmulTile) -> int:
-        return 2 * t.depth * (t.rows + weights * t.columns)
+        return 2 * t.depth * (t.rows + weights * (t.columns + t.more))
 
     while tile.stages > 2 and tile.stages * stage_bytes(tile) > shared:
         tile = replace(tile, stages=tile.stages - 1)
@@ -122,6 +147,6 @@ def _fit(tile: MatmulTile, weights: int, shared: float) -> MatmulTile:
 
 def launch_options(tile: MatmulTile, depth: int, pair: bool) -> dict:
     """PRELOADED, warps and stages of a product of 16-bit numbers that is `depth` deep for each share."""
-    weight_bytes = 2 * tile.columns * tile.depth * (2 if pair else 1)
+    weight_bytes = 2 * (tile.columns + tile.more) * tile.depth * (2 if pair else 1)
     preloaded = min(tile.preloaded, -(-depth // tile.depth), 32 * tile.warps * REGISTERS // weight_bytes)
     return {"PRELOADED": preloaded, "num_warps": tile.warps, "num_stages": tile.stages}

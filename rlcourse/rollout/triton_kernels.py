@@ -72,11 +72,13 @@ def product(
 
 
 @triton.jit
-def pair_of_tiles(w, distance, d: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    """Pointers [2 * BN, BK] to BN rows of weights at `w` and BN at `distance` rows behind it, in turns: so they are one
-    product, and `pair` finds both results of a column with the same thread."""
+def pair_of_tiles(w, first, last, distance, d: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """Pointers [2 * BN, BK] to rows of weights from `first` on, of those beyond `last` to that, and to as many at
+    `distance` rows behind them, in turns: so they are one product, and `pair` finds both results of a column with the
+    same thread."""
     turn = tl.arange(0, 2 * BN)
-    return w + ((turn % 2) * distance + turn // 2)[:, None] * d + tl.arange(0, BK)[None, :]
+    row = tl.minimum(first + turn // 2, last)
+    return w + ((turn % 2) * distance + row)[:, None] * d + tl.arange(0, BK)[None, :]
 
 
 @triton.jit
@@ -114,7 +116,8 @@ def qkv_kernel(
         gdc_launch_dependents()
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     m = (rows < R)[:, None]
-    wp = pair_of_tiles(w + (head * D + part_of_head * BN) * d, half, d, BN, BK)
+    first = head * D + part_of_head * BN
+    wp = pair_of_tiles(w, first, first + BN, half, d, BN, BK)
     preloaded = preload(wp, 0, d, BK, PRELOADED)
     at = tl.load(position + rows, mask=rows < R, other=0)  # written when the step before ended
     turn = at[:, None] * half + cols[None, :]
@@ -213,20 +216,45 @@ def add_kernel(
 @triton.jit
 def gate_up_kernel(
     y, squares, w, h, R, eps, inner: tl.constexpr, d: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRELOADED: tl.constexpr, PDL: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BX: tl.constexpr, BK: tl.constexpr, PRELOADED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """silu(gate) * up for a tile of columns: h [R, inner]."""
-    cols = tl.program_id(0) * BN + tl.arange(0, BN)
+    """silu(gate) * up for a tile of columns: h [R, inner]. The tile is BN columns and, where BX is not 0, BX more: with
+    powers of two alone the programs seldom are as many as the processors."""
+    first = tl.program_id(0) * (BN + BX)
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     if PDL:
         gdc_launch_dependents()
-    wp = pair_of_tiles(w + tl.program_id(0) * BN * d, inner, d, BN, BK)
+    wp = pair_of_tiles(w, first, inner - 1, inner, d, BN, BK)
     preloaded = preload(wp, 0, d, BK, PRELOADED)
+    if BX > 0:
+        xp = pair_of_tiles(w, first + BN, inner - 1, inner, d, BX, BK)
+        more = preload(xp, 0, d, BK, PRELOADED)
     if PDL:
         gdc_wait()
     pieces = ask(y, rows, R, 0, d, d, BK, PRELOADED)
     scale = inverse_rms(squares, rows, rows < R, eps, BM, d)[:, None]
-    gate, up = pair(product(y, wp, pieces, preloaded, rows, R, 0, d, d, BM, 2 * BN, BK, PRELOADED), BM, BN)
+    if BX > 0:
+        acc = tl.zeros((BM, 2 * BN), tl.float32)
+        acc_x = tl.zeros((BM, 2 * BX), tl.float32)
+        for b in tl.static_range(PRELOADED):
+            acc = tl.dot(pieces[b], tl.trans(preloaded[b]), acc, input_precision="ieee")
+            acc_x = tl.dot(pieces[b], tl.trans(more[b]), acc_x, input_precision="ieee")
+        yp = y + rows[:, None] * d + tl.arange(0, BK)[None, :]
+        for k in range(PRELOADED * BK, d, BK):
+            piece = tl.load(yp + k, mask=(rows < R)[:, None], other=0.0)
+            acc = tl.dot(piece, tl.trans(tl.load(wp + k)), acc, input_precision="ieee")
+            acc_x = tl.dot(piece, tl.trans(tl.load(xp + k)), acc_x, input_precision="ieee")
+        store_inner(h, acc_x, scale, rows, R, first + BN, inner, BM, BX)
+    else:
+        acc = product(y, wp, pieces, preloaded, rows, R, 0, d, d, BM, 2 * BN, BK, PRELOADED)
+    store_inner(h, acc, scale, rows, R, first, inner, BM, BN)
+
+
+@triton.jit
+def store_inner(h, acc, scale, rows, R, first, inner: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """silu(gate) * up from their products, acc [BM, 2 * BN], to the columns of h from `first` on."""
+    gate, up = pair(acc, BM, BN)
     dtype: tl.constexpr = h.dtype.element_ty
     value = swiglu(scaled(gate, scale, dtype), scaled(up, scale, dtype)).to(dtype)
-    tl.store(h + rows[:, None] * inner + cols[None, :], value, mask=(rows < R)[:, None])
+    cols = first + tl.arange(0, BN)
+    tl.store(h + rows[:, None] * inner + cols[None, :], value, mask=(rows < R)[:, None] & (cols < inner)[None, :])

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rlcourse.exact import EXACT, GROUP, KEYS, LOG2_E, VOCABULARY_TILE
+from rlcourse.exact import EXACT, GROUP, KEYS, LOG2_E, OWN_TILES, VOCABULARY_TILE
 from rlcourse.exact.products import SHARES, one_chain, share_of
 from rlcourse.rollout.decoder import Decoder
 from rlcourse.rollout.slots import SAMPLED_AT_ONCE, Slots
@@ -49,6 +49,7 @@ class TritonStep:
         on_gpu = device.type == "cuda"
         properties = torch.cuda.get_device_properties(device) if on_gpu else None
         self.shared = getattr(properties, "shared_memory_per_block_optin", LEAST_SHARED)
+        self.processors = getattr(properties, "multi_processor_count", 1)
         self.cute = cute and cute_wins(device) and decoder.heads // decoder.kv_heads <= 8
         early = on_gpu and properties.major >= 9
         self.launch = ({"PDL": True, "launch_pdl": True} if early else {"PDL": False}) | EXACT
@@ -84,7 +85,8 @@ class TritonStep:
 
     def tiles(self, size: int) -> TileConfig:
         normed = self.decoder.layers[0].q_norm is not None
-        return tiles_for(size, self.shared, self.hidden, self.decoder.head_dim, normed)
+        sizes = self.hidden, self.inner, self.decoder.head_dim
+        return tiles_for(size, self.shared, self.processors, *sizes, normed)
 
     def attention(self, size: int) -> AttentionTile:
         return attention_tile(size, self.decoder.kv_heads, self.decoder.head_dim, self.shared)
@@ -169,9 +171,9 @@ class TritonStep:
 
     def _gate_up(self, kernels, layer, size: int, tiles: TileConfig) -> None:
         p = tiles.gate_up
-        kernels.gate_up_kernel[(self.inner // p.columns, -(-size // p.rows))](
+        kernels.gate_up_kernel[(-(-self.inner // (p.columns + p.more)), -(-size // p.rows))](
             self.y, self.squares, layer.gate_up, self.h, size, self.decoder.eps, self.inner, self.hidden, p.rows,
-            p.columns, p.depth, **self._options(p, self.hidden, pair=True),
+            p.columns, p.more, p.depth, **self._options(p, self.hidden, pair=True),
         )  # fmt: skip
 
     def _sample(self, slots: Slots, logits: Tensor, squares: Tensor, sampling: Sampling) -> None:
@@ -190,9 +192,9 @@ class TritonStep:
 
         inverse, eps = 1.0 if sampling.greedy else 1.0 / sampling.temperature, self.decoder.eps
         tile_max, tile_sum = squares.new_empty(2, size, self.vocabulary_tiles)
-        pass_kernels.mass_kernel[(self.vocabulary_tiles, size)](
+        pass_kernels.mass_kernel[(-(-self.vocabulary_tiles // OWN_TILES), size)](
             logits, squares, tile_max, tile_sum, self.vocabulary, inverse, eps, self.hidden, VOCABULARY_TILE,
-            self.vocabulary_tiles, **self.launch,
+            self.vocabulary_tiles, OWN_TILES, **self.launch,
         )  # fmt: skip
         triton_sample.pick_kernel[(size,)](
             logits, squares, tile_max, tile_sum, self.seed, self.eos, slots.max_new_tokens, slots.completion,

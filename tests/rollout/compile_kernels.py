@@ -17,7 +17,7 @@ from triton.backends import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from rlcourse.exact import EXACT, KEYS, VOCABULARY_TILE, backward_kernels, pass_kernels
+from rlcourse.exact import EXACT, KEYS, OWN_TILES, VOCABULARY_TILE, backward_kernels, pass_kernels
 from rlcourse.exact.layers import COLUMNS, QUERIES
 from rlcourse.exact.products import share_of
 from rlcourse.rollout import tiles, triton_attention, triton_kernels, triton_prefill, triton_refill, triton_sample
@@ -30,6 +30,7 @@ SHAPES = {  # hidden, inner, heads, key-value heads, size of a head, vocabulary,
     "llama-3.2-1b": (2048, 8192, 32, 8, 64, 128256, False, False),
 }
 SHARED = {80: 163, 86: 99, 90: 227, 100: 227, 120: 99}  # kB a block can have
+PROCESSORS = {80: 108, 86: 80, 90: 132, 100: 148, 120: 170}
 POINTERS = {
     "token": "i64", "position": "i64", "x": "fp32", "squares": "fp32", "cos": "fp32", "sin": "fp32",
     "norm": "fp32", "inv_freq": "fp32", "q_norm": "fp32", "k_norm": "fp32", "partial": "fp32", "partial_acc": "fp32",
@@ -57,10 +58,10 @@ SCALARS |= {"inverse_temperature": "fp32"} | {f"stride_{name}": "i32" for name i
 PASS_POINTERS = POINTERS | {"targets": "i64", "places": "i64", "copies": "i32"} | {
     name: "fp32"
     for name in (
-        "weight", "lse", "log_mass", "beside", "dx", "partial_bias", "partial_q", "partial_k", "gradient", "scale",
+        "weight", "first", "second", "lse", "log_mass", "beside", "dx", "partial_bias", "partial_q", "partial_k", "gradient", "scale",
     )
 }  # fmt: skip
-PASS_SCALARS = {"longest": "i32", "N": "i32", "V": "i32", "eps": "fp32", "inverse_temperature": "fp32"}
+PASS_SCALARS = {"count": "i32", "longest": "i32", "N": "i32", "V": "i32", "eps": "fp32", "inverse_temperature": "fp32"}
 
 
 def compiled(kernel, capability: int, options: dict, pointers=POINTERS, scalars=SCALARS, **constants):
@@ -127,6 +128,7 @@ def rest_of_pass(capability: int) -> dict:
     add("norm", pass_kernels.norm_kernel, **row)
     add("swiglu", pass_kernels.swiglu_kernel, **columns)
     add("scale", pass_kernels.scale_kernel, **d)
+    add("add up", pass_kernels.add_up_kernel, B=1024)
     add("logprob", pass_kernels.logprob_kernel, **tiles)
     add("norm, backward", backward_kernels.norm_backward_kernel, True, **row)
     heads = {"WIDE": HEADS * HEAD, "NARROW": KV_HEADS * HEAD, "B": triton.next_power_of_2(HEADS * HEAD)}
@@ -146,7 +148,7 @@ def rest_of_pass(capability: int) -> dict:
 def step(capability: int, rows: int, shape: str) -> dict:
     """Programs of a decode step, and over a paged cache those that are others."""
     hidden, inner, heads, kv_heads, head, vocabulary, bias, normed = SHAPES[shape]
-    config = tiles.tiles_for(rows, SHARED[capability] * 1024, hidden, head, normed)
+    config = tiles.tiles_for(rows, SHARED[capability] * 1024, PROCESSORS[capability], hidden, inner, head, normed)
     pdl = {"PDL": capability >= 90}
 
     def product(p: tiles.MatmulTile, depth: int, pair: bool = False) -> tuple[dict, dict]:
@@ -188,11 +190,11 @@ def step(capability: int, rows: int, shape: str) -> dict:
         found[name] = compiled(triton_kernels.add_kernel, capability, options, **constants, **sizes)
     p = config.gate_up
     options, constants = product(p, hidden, pair=True)
-    sizes = {"inner": inner, "d": hidden, "BN": p.columns}
+    sizes = {"inner": inner, "d": hidden, "BN": p.columns, "BX": p.more}
     found["gate_up"] = compiled(triton_kernels.gate_up_kernel, capability, options, **constants, **sizes)
     count = -(-vocabulary // VOCABULARY_TILE)
     sample = {"BN": VOCABULARY_TILE, "TILES": count, "d": hidden} | pdl
-    found["tile"] = compiled(pass_kernels.mass_kernel, capability, {}, **sample)
+    found["tile"] = compiled(pass_kernels.mass_kernel, capability, {}, **sample, OWN=OWN_TILES)
     ends = {"B": triton.next_power_of_2(count), "E": 2, "GREEDY": False}
     found["pick"] = compiled(triton_sample.pick_kernel, capability, {}, **sample, **ends)
     found["refill"] = compiled(triton_refill.refill_kernel, capability, {}, B=rows, **pdl)

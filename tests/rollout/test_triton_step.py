@@ -13,8 +13,8 @@ from policies import DEVICE, make_policy
 from reference import recomputed_logprobs
 from thorough import exhaustive, thinned, thorough
 
-from rlcourse.exact import GROUP, KEYS, weights
-from rlcourse.rollout import fast, make_engine, scheduler, tiles, triton_step
+from rlcourse.exact import EXACT, GROUP, KEYS, weights
+from rlcourse.rollout import fast, make_engine, scheduler, tiles, triton_kernels, triton_step
 from rlcourse.rollout.decoder import Decoder
 from rlcourse.rollout.fast import FastEngine
 from rlcourse.rollout.slots import Room, Slots
@@ -32,7 +32,7 @@ DRAWS = 20_000 if DEVICE == "cuda" else 400  # the interpreter takes many millis
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 # Cuts in which every other path is taken: pipelines, shares, several blocks of rows.
 SMALL = tiles.MatmulTile(16, 32, 64, stages=2)
-LATE = tiles.TileConfig(tiles.MatmulTile(16, 32, 64, stages=2), SMALL, SMALL, SMALL)
+LATE = tiles.TileConfig(tiles.MatmulTile(16, 32, 64, stages=2), SMALL, replace(SMALL, more=16), SMALL)
 
 
 def model(shape, seed=0, layers=2):
@@ -84,7 +84,9 @@ def assert_same_logprobs(found, policy, sampling):
 )
 def test_a_step_writes_the_cache_and_the_logits_of_the_step_in_pytorch(shape, cut, rows, monkeypatch):
 
-    def cut_for(rows: int, shared: int, hidden: int, head_dim: int, normed: bool) -> tiles.TileConfig:
+    def cut_for(
+        rows: int, shared: int, processors: int, hidden: int, inner: int, head_dim: int, normed: bool
+    ) -> tiles.TileConfig:
         return replace(cut, qkv=replace(cut.qkv, columns=head_dim // 2)) if normed else cut
 
     monkeypatch.setattr(triton_step, "tiles_for", cut_for)
@@ -257,15 +259,18 @@ def test_restricted_sampling_leaves_the_right_tokens_out(sampling, monkeypatch):
     assert_same_logprobs(found, policy, sampling)
 
 
-@pytest.mark.parametrize(("hidden", "head_dim"), [(896, 64), (1536, 128), (2048, 64)])
+@pytest.mark.parametrize(
+    ("hidden", "inner", "head_dim"), [(896, 4864, 64), (1024, 3072, 128), (1536, 8960, 128), (2048, 8192, 64)]
+)
 @pytest.mark.parametrize("rows", [1, 16, 17, 96, 97, 256])
-def test_tiles_fit_the_shared_memory_of_a_small_gpu(rows, hidden, head_dim):
-    for shared, normed in itertools.product((227 * 1024, tiles.LEAST_SHARED), (False, True)):
-        config = tiles.tiles_for(rows, shared, hidden, head_dim, normed)
+def test_tiles_fit_the_shared_memory_of_a_small_gpu(rows, hidden, inner, head_dim):
+    gpus = (227 * 1024, 132), (tiles.LEAST_SHARED, 80)
+    for (shared, processors), normed in itertools.product(gpus, (False, True)):
+        config = tiles.tiles_for(rows, shared, processors, hidden, inner, head_dim, normed)
         columns = config.qkv.columns
         assert columns == head_dim // 2 if normed else head_dim // 2 % columns == 0
         for p, matrices in ((config.qkv, 2), (config.out, 1), (config.gate_up, 2), (config.down, 1)):
-            assert p.stages * 2 * p.depth * (p.rows + matrices * p.columns) < shared
+            assert p.stages * 2 * p.depth * (p.rows + matrices * (p.columns + p.more)) < shared
             assert p.stages >= 2 and p.depth >= 32
 
 
@@ -278,6 +283,46 @@ def test_attention_is_split_where_it_has_few_programs_and_its_tiles_fit_a_small_
         assert ahead <= 0.9 * shared and (tile.splits == 1 or tile.stages == 1)
 
 
+@pytest.mark.parametrize("rows", [17, 64, 96, 97, 128, 256])
+@pytest.mark.parametrize(("hidden", "inner"), [(896, 4864), (1024, 3072), (1536, 8960), (2048, 8192)])
+def test_gate_and_up_are_shared_out_among_all_processors_of_a_large_gpu(rows, hidden, inner):
+    tile = tiles.tiles_for(rows, 227 * 1024, 132, hidden, inner, 64, False).gate_up
+    programs = -(-inner // (tile.columns + tile.more)) * -(-rows // tile.rows)
+    assert 90 < programs <= 132  # each has its own processor
+    assert tile.more < tile.columns and tile.columns & (tile.columns - 1) == tile.more & (tile.more - 1) == 0
+    small = tiles.tiles_for(rows, tiles.LEAST_SHARED, 132, hidden, inner, 64, False).gate_up
+    assert small.more == 0
+
+
+def test_columns_of_a_program_have_no_gap_and_a_large_model_has_more_programs():
+    tile = tiles.MatmulTile(64, 0, 64)
+    for inner in range(8, 6000, 56):
+        shared_out = tiles._shared_out(tile, inner, 33)
+        columns = shared_out.columns + shared_out.more
+        assert columns * 33 >= inner or shared_out.columns == 128
+        assert columns < 2 * max(16, inner / 33)
+    assert tiles._shared_out(tile, 14336, 66) == replace(tile, columns=128)
+
+
+@pytest.mark.parametrize(("columns", "more"), [(16, 0), (32, 8), (16, 8)])
+@pytest.mark.parametrize("preloaded", [0, 1, 2])
+def test_gate_and_up_in_two_tiles_have_the_bits_of_one(columns, more, preloaded):
+    torch.manual_seed(0)
+    rows, hidden, inner = 5, 64, 152  # of which 152 / 40 is no whole number
+    y, w = torch.randn(rows, hidden).to(DTYPE), torch.randn(2 * inner, hidden).to(DTYPE)
+    squares = (y.float() ** 2).view(rows, -1, 32).sum(-1)
+    y, w, squares = (t.to(DEVICE) for t in (y, w, squares))
+    h = torch.full((rows + 1, inner), 7.0, dtype=DTYPE, device=DEVICE)
+    sizes = rows, 1e-6, inner, hidden, 16, columns, more, 32, preloaded, False
+    triton_kernels.gate_up_kernel[(-(-inner // (columns + more)), 1)](y, squares, w, h, *sizes, **EXACT)
+    scale = (squares.sum(1, keepdim=True) / hidden + 1e-6).rsqrt()
+    gate, up = ((y.float() @ part.float().T).to(DTYPE).float() * scale for part in w.split(inner))
+    tolerance = {"atol": 1e-4, "rtol": 1e-4} if DTYPE == torch.float32 else {"atol": 0.1, "rtol": 0.05}
+    torch.testing.assert_close(h[:rows].float(), torch.nn.functional.silu(gate) * up, **tolerance)
+    assert (h[rows] == 7).all()
+
+
 def test_tiles_of_a_wide_model_are_its_own():
-    narrow, wide = (tiles.tiles_for(16, 227 * 1024, hidden, 64, False) for hidden in (896, 1024))
+    sizes = (896, 4864), (1024, 3072)
+    narrow, wide = (tiles.tiles_for(16, 227 * 1024, 132, *size, 64, False) for size in sizes)
     assert narrow == tiles.TILES_UP_TO_16_ROWS and wide.gate_up.columns == 16 and wide.down == narrow.down
