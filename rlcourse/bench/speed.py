@@ -3,7 +3,6 @@
 import statistics
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from rlcourse.tasks.prompts import PromptSampler
 from rlcourse.trainer import Trainer
 
 Rows = list[dict[str, Any]]
-IN_PARTS, PART = "rlcourse, in parts", 16384
 WARMUP = 5  # steps: prompts of several lengths, so that what is captured for each is there
 
 
@@ -146,10 +144,10 @@ def time_steps(trainer: Trainer, repeats: int, warmup: int = WARMUP) -> dict[str
 
 
 def step_trainer(
-    model: str, task: str, completions: int, new_tokens: int, folder: str, engine: str = "fast", **settings: Any
+    model: str, task: str, completions: int, new_tokens: int, folder: str, engine: str = "fast"
 ) -> Trainer:
     """A trainer with `step_config`."""
-    config = step_config(model, task, completions, new_tokens, folder, engine, **settings)
+    config = step_config(model, task, completions, new_tokens, folder, engine=engine)
     return Trainer(new_run(config), find_device(config))
 
 
@@ -183,28 +181,25 @@ def update(
 ) -> tuple[dict[str, Any], Rows]:
     """Seconds of the update phase of a step on random weights of `shape`, and what the operations it needs would take
     at the rate of a large matrix product on this machine; the seconds of the step, and its memory; and, on a GPU, what
-    it takes to bring the batch's token ids and mask there from ordinary memory, and from pinned memory without waiting.
-    `IN_PARTS`: a large batch in micro-batches of `PART` tokens."""
+    it takes to bring the batch's token ids and mask there from ordinary memory, and from pinned memory without
+    waiting."""
     task = load_task("gsm8k" if shape != "tiny" else "minigsm")
-    results, in_parts = results or Results(), partial(our_update, micro_batch_tokens=PART)
+    results = results or Results()
     results.begin({"shape": shape, "task": task.name, "new_tokens": new_tokens, "repeats": repeats})
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
         write_random_model(shape, task, model)
         for count in completions:
-            sizes = (str(model), task.name, count, new_tokens, repeats)
-            results.measure({"variant": "rlcourse", "rows": count}, our_update, *sizes)
-            if count * new_tokens >= PART:
-                results.measure({"variant": IN_PARTS, "rows": count}, in_parts, *sizes)
+            results.measure(
+                {"variant": "rlcourse", "rows": count}, our_update, str(model), task.name, count, new_tokens, repeats
+            )
     return results.setup, results.rows
 
 
-def our_update(
-    model: str, task: str, completions: int, new_tokens: int, repeats: int, **settings: Any
-) -> dict[str, Any]:
-    """Our update, as `update` gives it. settings: others than the preset's."""
+def our_update(model: str, task: str, completions: int, new_tokens: int, repeats: int) -> dict[str, Any]:
+    """Our update, as `update` gives it."""
     with tempfile.TemporaryDirectory() as folder:
-        trainer = step_trainer(model, task, completions, new_tokens, folder, **settings)
+        trainer = step_trainer(model, task, completions, new_tokens, folder)
         machine = roofline.measure_machine(trainer.policy.device)
         took = time_steps(trainer, repeats)
     length = mean_length(trainer, completions) + new_tokens
