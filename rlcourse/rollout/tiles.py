@@ -82,7 +82,7 @@ NORMED_QKV = {  # of a model with norms of queries and keys, measured at the sha
     TILES_UP_TO_96_ROWS: MatmulTile(16, 64, 64, warps=8, stages=4, preloaded=4),
     TILES_FOR_MORE_ROWS: MatmulTile(64, 64, 128, stages=4),
 }
-EVEN_GATE_UP = {  # rows, depth, warps and stages where the columns are shared out evenly; then the same of `WIDE` models
+EVEN_GATE_UP = {  # but for the columns, which are shared out evenly: of narrow models, and of `WIDE` ones
     TILES_UP_TO_96_ROWS: (MatmulTile(64, 0, 128, stages=4), MatmulTile(64, 0, 64, warps=8, stages=6)),
     TILES_FOR_MORE_ROWS: (MatmulTile(128, 0, 64, warps=8, stages=4),) * 2,
 }
@@ -95,9 +95,9 @@ LEAST_SHARED = 99 * 1024  # bytes of shared memory that a block can have on an A
 def tiles_for(
     rows: int, shared: int, processors: int, hidden: int, inner: int, head_dim: int, normed: bool
 ) -> TileConfig:
-    """The tiles for so many rows of a model with `hidden` features, of which SwiGLU makes `inner`, on a GPU with so many
-    processors, whose blocks can have `shared` bytes of shared memory. normed: queries and keys are, so that a program
-    has a whole head of them."""
+    """The tiles for so many rows of a model with `hidden` features, of which SwiGLU makes `inner`, on a GPU with so
+    many processors, whose blocks can have `shared` bytes of shared memory. normed: queries and keys are, so that a
+    program has a whole head of them."""
     tiles = TILES_UP_TO_16_ROWS if rows <= 16 else TILES_UP_TO_96_ROWS if rows <= 96 else TILES_FOR_MORE_ROWS
     wide, qkv, even = WIDE_TILES[tiles] if hidden >= WIDE else {}, NORMED_QKV[tiles], EVEN_GATE_UP.get(tiles)
     tiles = replace(tiles, **wide)

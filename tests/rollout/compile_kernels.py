@@ -58,7 +58,8 @@ SCALARS |= {"inverse_temperature": "fp32"} | {f"stride_{name}": "i32" for name i
 PASS_POINTERS = POINTERS | {"targets": "i64", "places": "i64", "copies": "i32"} | {
     name: "fp32"
     for name in (
-        "weight", "first", "second", "lse", "log_mass", "beside", "dx", "partial_bias", "partial_q", "partial_k", "gradient", "scale",
+        "weight", "first", "second", "lse", "log_mass", "beside", "dx", "partial_bias", "partial_q", "partial_k",
+        "gradient", "scale",
     )
 }  # fmt: skip
 PASS_SCALARS = {"count": "i32", "longest": "i32", "N": "i32", "V": "i32", "eps": "fp32", "inverse_temperature": "fp32"}

@@ -317,7 +317,7 @@ def test_gate_and_up_in_two_tiles_have_the_bits_of_one(columns, more, preloaded)
     triton_kernels.gate_up_kernel[(-(-inner // (columns + more)), 1)](y, squares, w, h, *sizes, **EXACT)
     scale = (squares.sum(1, keepdim=True) / hidden + 1e-6).rsqrt()
     gate, up = ((y.float() @ part.float().T).to(DTYPE).float() * scale for part in w.split(inner))
-    tolerance = {"atol": 1e-4, "rtol": 1e-4} if DTYPE == torch.float32 else {"atol": 0.1, "rtol": 0.05}
+    tolerance = {"atol": 1e-4, "rtol": 1e-4} if torch.float32 == DTYPE else {"atol": 0.1, "rtol": 0.05}
     torch.testing.assert_close(h[:rows].float(), torch.nn.functional.silu(gate) * up, **tolerance)
     assert (h[rows] == 7).all()
 

@@ -1,6 +1,6 @@
 """The recorded runs of lesson 14, three seeds each: the kernel model trained by an honest judge; by one with a hole; by
 the honest one again, from where the hole has led; by times measured on a GPU; from other starts, made with other random
-numbers; and from one that earns nothing: `python -m rlcourse.course.lessons.lesson14`.
+numbers; from one that earns nothing; and in four other ways: `python -m rlcourse.course.lessons.lesson14`.
 
 Takes names of `RUNS`, or does them all. Writes the record `lesson14_<name>` of each. The runs themselves stay in
 runs/lesson14: the one that closes a hole begins with the model that the open one has left there, and trains that first
@@ -24,8 +24,10 @@ from rlcourse.files import read_json, read_lines
 from rlcourse.policy import load_policy
 from rlcourse.sampling import GREEDY
 from rlcourse.tasks import load_task
+from rlcourse.tasks.kernels.judge import CAP
+from rlcourse.tasks.kernels.optimum import fits_one_launch
 from rlcourse.tasks.kernels.problems import computations
-from rlcourse.tasks.kernels.task import KernelProblem, KernelTask, load, partial
+from rlcourse.tasks.kernels.task import KernelProblem, KernelTask, KernelVerdict, load, partial
 from rlcourse.trainer import train
 
 SEEDS = (0, 1, 2)
@@ -47,6 +49,7 @@ MODELS: dict[str, tuple[str, tuple[Stage, ...]]] = {  # the folder of each, and 
     FRAGMENTS: ("fragments", (SPOIL,)),
     RETAUGHT: ("retaught", (SPOIL, Stage(20, 5e-4, 5, None))),
 }
+FEWER = 0.4  # see `fewer_refused`
 SHORTEST = 3  # lines of the problems that the runs from FRAGMENTS train on
 
 # What differs from COMMON, which itself differs from the preset `kernels`.
@@ -61,6 +64,11 @@ RUNS: dict[str, dict[str, Any]] = {
     "plateau_sparse": {"task": HERE + "sparse", "steps": 80, "model": FRAGMENTS},
     "plateau_dense": {"task": HERE + "dense", "steps": 80, "model": FRAGMENTS},
     "plateau_sft": {"task": HERE + "sparse", "steps": 80, "model": RETAUGHT},
+    # What was tried, for more right programs and a larger share of the optimum.
+    "tried_centered": {"advantage": "group_centered"},
+    "tried_fewer": {"task": HERE + "fewer_refused"},
+    "tried_longer": {"steps": 480, "eval_every": 60},
+    "tried_root": {"task": HERE + "by_root"},
     "measured": {
         "task": "rlcourse.tasks.kernels.measured:load",
         "steps": 120,
@@ -172,6 +180,28 @@ def dense(data_dir: str | None = None) -> KernelTask:
 def without_short(task: KernelTask) -> KernelTask:
     """The task with only those of its training problems that have `SHORTEST` lines or more."""
     return replace(task, train=[problem for problem in task.train if (problem.level or 0) >= SHORTEST])
+
+
+def fewer_refused(data_dir: str | None = None) -> KernelTask:
+    """The task with so few of its training problems that one launch is refused in a share of `FEWER`."""
+    task = load(data_dir)
+    fits = [problem for problem in task.train if fits_one_launch(problem.computation)]
+    refused = [problem for problem in task.train if not fits_one_launch(problem.computation)]
+    return replace(task, train=fits + refused[: round(len(fits) * FEWER / (1 - FEWER))])
+
+
+class RootTask(KernelTask):
+    """The task with a right program paid by the square root of its speed-up: a gamble is worth less."""
+
+    def verdict(self, text: str, problem: KernelProblem, training: bool) -> KernelVerdict:
+        verdict = super().verdict(text, problem, training)
+        speedup = min(verdict.counted.speedup, CAP)
+        return replace(verdict, credit=speedup**0.5 - speedup if verdict.right else 0.0)
+
+
+def by_root(data_dir: str | None = None) -> KernelTask:
+    """The task as a `RootTask`."""
+    return RootTask(**vars(load(data_dir)))
 
 
 def trained(config: TrainConfig) -> Path:

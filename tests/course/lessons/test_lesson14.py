@@ -139,3 +139,20 @@ def test_what_the_lesson_says_of_a_start_that_earns_nothing():
         assert curves["stated"][-1] > 0.9 and curves["correct"][-1] > 0.4
     for seed in of_seeds("plateau_sft", "curves", "correct"):
         assert seed[4] > 0.7 and seed[-1] > 0.4
+
+
+def test_fewer_training_problems_are_refused_and_none_is_new():
+    whole, fewer = lesson14.load(), lesson14.fewer_refused()
+    refused = sum(not fits_one_launch(problem.computation) for problem in fewer.train)
+    assert abs(refused / len(fewer.train) - lesson14.FEWER) < 1e-3
+    assert set(fewer.train) < set(whole.train) and fewer.test == whole.test
+
+
+def test_a_right_program_is_paid_by_the_root_of_its_speedup_and_a_wrong_one_nothing():
+    task = lesson14.by_root()
+    for problem in task.train[:5]:
+        verdict = task.verdict(problem.gold, problem, training=True)
+        speedup = verdict.counted.speedup
+        assert verdict.reward(None) == pytest.approx(0.2 + min(4, speedup) ** 0.5 - 1) and verdict.right
+        assert lesson14.load().verdict(problem.gold, problem, training=True).reward(None) > verdict.reward(None)
+    assert task.verdict("y = relu u end put ;", task.train[0], training=True).reward(None) == 0
