@@ -358,8 +358,8 @@ starts = load_curve("lesson14_starts")
 by_start = sorted((row["test"] for row in starts["results"]), key=lambda t: t["before"]["correct"])
 after_start = [100 * t["after"]["share_of_optimum"] for t in by_start]
 same_start = [100 * r["share_of_optimum"] for r in tests]
-RIGHT, SHARE, FEW_REFUSED = 90, 85, 100 * FEWER
-NAMES = {"not divided": "centered", "fewer refused": "fewer", "twice the steps": "longer", "root": "root"}
+RIGHT, SHARE, FEW_REFUSED, TWICE = 90, 85, 100 * FEWER, "twice the steps"
+NAMES = {"not divided": "centered", "fewer refused": "fewer", TWICE: "longer", "root": "root"}
 tried = {way: load_curve(f"lesson14_tried_{name}") for way, name in NAMES.items()}
 
 # %% [markdown]
@@ -406,12 +406,12 @@ tried = {way: load_curve(f"lesson14_tried_{name}") for way, name in NAMES.items(
 #
 # We wanted {{ RIGHT }} % right and {{ SHARE }} % of the optimum, with every seed. The runs above have the first and
 # miss the second. {{ assert 100 * least(honest, "correct") > RIGHT and 100 * least(honest, "share_of_optimum") < SHARE
-# }} Four changes, one at a time, three seeds each ({{ provenance(tried["twice the steps"]) }}):
+# }} Four changes, one at a time, three seeds each ({{ provenance(tried[TWICE]) }}):
 #
 # - **not divided**: advantages without the division by their group's spread (Dr. GRPO's, lesson 04);
 # - **fewer refused**: of the training problems one launch does not hold {{ FEW_REFUSED:.0f }} %, not {{
 #   share_refused(task.problems("train")):.0f }} %;
-# - **twice the steps**: {{ tried["twice the steps"]["setup"]["steps"] }};
+# - **twice the steps**: {{ tried[TWICE]["setup"]["steps"] }};
 # - **root**: a right program is paid by the square root of its speed-up, so that a gamble is worth less.
 #
 # On the dotted line every right program is as fast as can be. **Look for** what the points that lie there have in
@@ -420,7 +420,7 @@ tried = {way: load_curve(f"lesson14_tried_{name}") for way, name in NAMES.items(
 # %% tags=["hide-input"]
 # @title Figure: right and fast
 WAYS_TRIED = {"as above": (BLACK, "o"), "not divided": (SKY, "s"), "fewer refused": (ORANGE, "v")}
-WAYS_TRIED |= {"twice the steps": (BLUE, "D"), "root": (VERMILION, "^")}
+WAYS_TRIED |= {TWICE: (BLUE, "D"), "root": (VERMILION, "^")}
 fig, ax = plt.subplots(figsize=(6.5, 3.6), layout="constrained")
 ends_at = {}
 for way, (color, marker) in WAYS_TRIED.items():
@@ -437,10 +437,10 @@ ax.grid()
 plt.show()
 inside = {way: sum(r >= RIGHT and s >= SHARE for r, s in points) for way, points in ends_at.items()}
 corner = ends_at["not divided"] + ends_at["fewer refused"]
-others = ends_at["twice the steps"] + ends_at["root"]
+others = ends_at[TWICE] + ends_at["root"]
 swing = max(
     abs(a["share_of_optimum"] - b["share_of_optimum"])
-    for row in tried["twice the steps"]["results"]
+    for row in tried[TWICE]["results"]
     for a, b in zip(row["evals"][3:-1], row["evals"][4:], strict=True)
 )
 never = [
@@ -454,12 +454,11 @@ never = [
 # 0.05 for r, s in corner) }} Without the division, a group whose only reward is one lucky program counts for little,
 # and with fewer refused problems there are fewer such groups. The other two do cut, but not always where they must: {{
 # spread([r / 100 for r, _ in others]) }} % right, {{ spread([s / 100 for _, s in others]) }} % of the optimum. {{
-# assert min(r for r, _ in others) > 94 and min(r - s for r, s in others) > 5 }} With twice the steps {{ inside["twice
-# the steps"] }} of the three seeds reach the corner, and the third is {{ SHARE - min(s for _, s in ends_at["twice the
-# steps"]):.1g }} points below it; no other run does. {{ assert inside == {"as above": 0, "not divided": 0, "fewer
-# refused": 0, "twice the steps": 2, "root": 0} }} That is no recipe: from one evaluation to the next, {{ tried["twice
-# the steps"]["setup"]["eval_every"] }} steps later, the share moves by up to {{ 100 * swing:.0f }} points, so where a
-# run ends is partly chance. {{ assert swing > 0.03 }}
+# assert min(r for r, _ in others) > 94 and min(r - s for r, s in others) > 5 }} With twice the steps {{ inside[TWICE]
+# }} of the three seeds reach the corner, and the third is {{ SHARE - min(s for _, s in ends_at[TWICE]):.1g }} points
+# below it; no other run does. {{ assert inside[TWICE] == sum(inside.values()) == 2 }} That is no recipe: from one
+# evaluation to the next, {{ tried[TWICE]["setup"]["eval_every"] }} steps later, the share moves by up to {{ 100 *
+# swing:.0f }} points, so where a run ends is partly chance. {{ assert swing > 0.03 }}
 #
 # A policy that could tell which problems one launch holds would pay nothing for being right. These seem to know it
 # only roughly, and trade one for the other: they cut everywhere a little more, or a little less. What would teach 0.8

