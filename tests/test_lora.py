@@ -331,3 +331,14 @@ def test_the_estimate_counts_the_adapter(targets, model_folder):
 
 def test_the_shape_of_an_adapter_is_that_of_its_base(folder, model_folder):
     assert model_shape(str(folder)) == model_shape(model_folder)
+
+
+@pytest.mark.parametrize("alone", [1, 4096, 10**9])
+def test_weights_large_and_small_are_all_copied(alone, monkeypatch):
+    monkeypatch.setattr(module, "ALONE", alone)
+    model = load_policy("embedded").model
+    sources = list(model.parameters())
+    assert min(s.numel() for s in sources) < 4096 < max(s.numel() for s in sources)
+    targets = [torch.full_like(s, torch.nan, dtype=torch.bfloat16) for s in sources]
+    module.copy_merged(targets, sources, model)
+    assert all(torch.equal(t, s.bfloat16()) for t, s in zip(targets, sources, strict=True))

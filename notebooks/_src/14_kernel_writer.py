@@ -406,7 +406,8 @@ tried = {way: load_curve(f"lesson14_tried_{name}") for way, name in NAMES.items(
 #
 # We wanted {{ RIGHT }} % right and {{ SHARE }} % of the optimum, with every seed. The runs above have the first and
 # miss the second. {{ assert 100 * least(honest, "correct") > RIGHT and 100 * least(honest, "share_of_optimum") < SHARE
-# }} Four changes, one at a time, three seeds each ({{ provenance(tried[TWICE]) }}):
+# }} Four changes, one at a time, three seeds each ({{ provenance(tried[TWICE]) }}; the runs above: {{
+# provenance(honest) }}, and another processor makes another run of the same seed):
 #
 # - **not divided**: advantages without the division by their group's spread (Dr. GRPO's, lesson 04);
 # - **fewer refused**: of the training problems one launch does not hold {{ FEW_REFUSED:.0f }} %, not {{
@@ -451,8 +452,9 @@ never = [
 # %% [markdown]
 # Two changes end in one place: everything in one launch. Each problem that a launch holds has its optimum, and of the
 # others none is right: {{ spread([r / 100 for r, _ in corner]) }} % of both. {{ assert max(never) == 0 and all(r - s <
-# 0.05 for r, s in corner) }} Without the division, a group whose only reward is one lucky program counts for little,
-# and with fewer refused problems there are fewer such groups. The other two do cut, but not always where they must: {{
+# 0.05 for r, s in corner) }} Perhaps because without the division a group whose only reward is one lucky program
+# counts for little, and with fewer refused problems there are fewer such groups; that has not been tested. The other
+# two do cut, but not always where they must: {{
 # spread([r / 100 for r, _ in others]) }} % right, {{ spread([s / 100 for _, s in others]) }} % of the optimum. {{
 # assert min(r for r, _ in others) > 94 and min(r - s for r, s in others) > 5 }} With twice the steps {{ inside[TWICE]
 # }} of the three seeds reach the corner, and the third is {{ SHARE - min(s for _, s in ends_at[TWICE]):.1g }} points

@@ -86,7 +86,7 @@ EVEN_GATE_UP = {  # but for the columns, which are shared out evenly: of narrow 
     TILES_UP_TO_96_ROWS: (MatmulTile(64, 0, 128, stages=4), MatmulTile(64, 0, 64, warps=8, stages=6)),
     TILES_FOR_MORE_ROWS: (MatmulTile(128, 0, 64, warps=8, stages=4),) * 2,
 }
-MOST_COLUMNS = 144
+MOST_COLUMNS = 144  # of a program: of more, the sums of 128 rows do not fit a thread's registers
 LARGE = 200 * 1024  # bytes of shared memory of a block that such tiles take: those of Hopper, and of Blackwell's B200
 REGISTERS = 900  # bytes of weights that a thread can hold
 LEAST_SHARED = 99 * 1024  # bytes of shared memory that a block can have on an A10G, an L4 or a GeForce

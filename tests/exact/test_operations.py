@@ -9,11 +9,12 @@ pytest.importorskip("triton", reason="Triton is there on Linux alone")
 
 import triton
 import triton.language as tl
+from policies import DEVICE
 from small import small_policy
 from torch.nn.functional import scaled_dot_product_attention
 from torch.testing import assert_close
 
-from rlcourse.exact import EXACT, KEYS, LOG2_E, head, layers, operations
+from rlcourse.exact import EXACT, KEYS, LOG2_E, head, layers, operations, pass_kernels
 from rlcourse.exact.products import add_shares, share_of
 from rlcourse.exact.sequences import Sequences
 from rlcourse.rollout import tiles, triton_kernels, triton_step
@@ -233,3 +234,28 @@ def test_the_logprob_of_a_sampled_token_is_that_of_the_pass(sampling, monkeypatc
     assert_close(mass.double(), logits.logsumexp(1), atol=2e-5, rtol=0)
     if sampling.greedy:
         assert torch.equal(tokens, logits.argmax(1))
+
+
+@pytest.mark.parametrize("tiles", [1, 3, 4, 5])
+def test_the_mass_of_tiles_and_nothing_beside_it(tiles):
+    """A program has four tiles, or those that are left; the last one is not whole."""
+    rows, width, d = 2, 16, 64
+    vocabulary, own = tiles * width - 3, 4
+    logits, squares = torch.randn(rows, vocabulary, device=DEVICE), torch.rand(rows, d // 32, device=DEVICE) * d
+    found = torch.full((2, rows + 1, tiles), 7.0, device=DEVICE)  # the largest of each, the sum; a row that is nobody's
+    pass_kernels.mass_kernel[(-(-tiles // own), rows)](
+        logits, squares, found[0], found[1], vocabulary, 0.5, 1e-6, d, width, tiles, own, False, **EXACT
+    )
+    scaled = 0.5 * logits * (squares.sum(1, keepdim=True) / d + 1e-6).rsqrt()
+    scaled = torch.nn.functional.pad(scaled, (0, 3), value=-torch.inf).view(rows, tiles, width)
+    assert_close(found[0, :rows], scaled.amax(2))
+    assert_close(found[1, :rows], (scaled - scaled.amax(2, keepdim=True)).exp().sum(2))
+    assert (found[:, rows] == 7).all()
+
+
+@pytest.mark.parametrize("count", [1, 1024, 1500])
+def test_add_up_adds_in_one_order(count):
+    x, first, second = torch.randn(3, count + 1, device=DEVICE)
+    expected, kept = x[:count] + (first[:count] + second[:count]), first[count].item()
+    pass_kernels.add_up_kernel[(-(-count // 1024),)](x, first, second, count, 1024, **EXACT)
+    assert torch.equal(first[:count], expected) and first[count].item() == kept
