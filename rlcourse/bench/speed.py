@@ -1,5 +1,6 @@
 """How fast: the rollout engines side by side, and a whole training step beside its peers."""
 
+import gc
 import statistics
 import tempfile
 import time
@@ -105,11 +106,11 @@ def step(
 
 
 def our_step(
-    model: str, task: str, completions: int, new_tokens: int, repeats: int, engine: str = "fast"
+    model: str, task: str, completions: int, new_tokens: int, repeats: int, engine: str = "fast", **settings: Any
 ) -> dict[str, Any]:
-    """Our step, as `time_steps` gives it."""
+    """Our step, as `time_steps` gives it. settings: of the config."""
     with tempfile.TemporaryDirectory() as folder:
-        found = time_steps(step_trainer(model, task, completions, new_tokens, folder, engine=engine), repeats)
+        found = time_steps(step_trainer(model, task, completions, new_tokens, folder, engine, **settings), repeats)
     if engine == "vllm":
         vllm.free_memory()
     return found
@@ -120,6 +121,7 @@ def time_steps(trainer: Trainer, repeats: int, warmup: int = WARMUP) -> dict[str
     tensors, and with all that PyTorch holds besides, graphs' memory too. The first `warmup` steps do not count."""
     on_gpu = torch.cuda.is_available()
     if on_gpu:
+        gc.collect()  # of a trainer before
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     measured = []
@@ -144,10 +146,10 @@ def time_steps(trainer: Trainer, repeats: int, warmup: int = WARMUP) -> dict[str
 
 
 def step_trainer(
-    model: str, task: str, completions: int, new_tokens: int, folder: str, engine: str = "fast"
+    model: str, task: str, completions: int, new_tokens: int, folder: str, engine: str = "fast", **settings: Any
 ) -> Trainer:
     """A trainer with `step_config`."""
-    config = step_config(model, task, completions, new_tokens, folder, engine=engine)
+    config = step_config(model, task, completions, new_tokens, folder, engine, **settings)
     return Trainer(new_run(config), find_device(config))
 
 
@@ -180,9 +182,9 @@ def update(
     shape: str, completions: list[int], new_tokens: int = 256, repeats: int = 5, results: Results | None = None
 ) -> tuple[dict[str, Any], Rows]:
     """Seconds of the update phase of a step on random weights of `shape`, and what the operations it needs would take
-    at the rate of a large matrix product on this machine; the seconds of the step, and its memory; and, on a GPU, what
-    it takes to bring the batch's token ids and mask there from ordinary memory, and from pinned memory without
-    waiting."""
+    at the rate of a large matrix product on this machine; the seconds of the step, and its memory; what these are with
+    gradient checkpointing; and, on a GPU, what it takes to bring the batch's token ids and mask there from ordinary
+    memory, and from pinned memory without waiting."""
     task = load_task("gsm8k" if shape != "tiny" else "minigsm")
     results = results or Results()
     results.begin({"shape": shape, "task": task.name, "new_tokens": new_tokens, "repeats": repeats})
@@ -202,9 +204,11 @@ def our_update(model: str, task: str, completions: int, new_tokens: int, repeats
         trainer = step_trainer(model, task, completions, new_tokens, folder)
         machine = roofline.measure_machine(trainer.policy.device)
         took = time_steps(trainer, repeats)
-    length = mean_length(trainer, completions) + new_tokens
+    length, device = mean_length(trainer, completions) + new_tokens, trainer.policy.device
     sizes = ModelShape.from_config(trainer.policy.model.config)
-    work = roofline.update(sizes, completions, length, new_tokens, trainer.config.gradient_checkpointing)
+    work = roofline.update(sizes, completions, length, new_tokens)
+    del trainer
+    again = our_step(model, task, completions, new_tokens, repeats, gradient_checkpointing=True)
     return {
         "tokens": completions * length,
         "update_s": took["update_s"],
@@ -215,7 +219,8 @@ def our_update(model: str, task: str, completions: int, new_tokens: int, repeats
         "floor_s": work.total_flops / machine.flops_per_s + work.total_bytes / machine.bytes_per_s,
         "tflops": work.total_flops / took["update_s"] / 1e12,
         "peak_tflops": machine.flops_per_s / 1e12,
-    } | batch_copies(completions, length, trainer.policy.device, repeats)
+        **{f"checkpointed_{name}": again[name] for name in ("update_s", "step_s", "peak_memory_bytes")},
+    } | batch_copies(completions, length, device, repeats)
 
 
 def batch_copies(rows: int, length: int, device: torch.device, repeats: int) -> dict[str, float]:

@@ -55,29 +55,77 @@ def swiglu_backward_kernel(raw, squares, dh, draw, h, eps, inner: tl.constexpr, 
 
 
 @triton.jit
-def pad_kernel(
-    g, q, k, v, out, padded_g, padded_q, padded_k, padded_v, padded_out, table, longest,
-    WIDE: tl.constexpr, NARROW: tl.constexpr, B: tl.constexpr,
+def query_gradient_kernel(
+    g, q, k, v, out, lse, delta, dq, table, longest, scale,
+    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """A place of padded sequences [S * longest]: its token's k and v [N, NARROW], and its g, q and out [N, WIDE] unless
-    the sequence shares it; zeros else. Of a query and a gradient of zeros comes nothing."""
-    place, o = tl.program_id(0).to(tl.int64), tl.arange(0, B)
-    sequence, position = place // longest, place % longest
-    length, shared, source, own = load_sequence(table, sequence)
-    token, real = place_of(position, shared, source, own), position < length
-    mine = real & (position >= shared)
-    copy_row(g, padded_g, token, place, o, mine, WIDE)
-    copy_row(q, padded_q, token, place, o, mine, WIDE)
-    copy_row(k, padded_k, token, place, o, real, NARROW)
-    copy_row(v, padded_v, token, place, o, real, NARROW)
-    copy_row(out, padded_out, token, place, o, mine, WIDE)
+    """dq [N, H, D] of BM queries of a head and sequence, from g, the gradient of `out`; see `attention_kernel`. With p
+    the weight of a key, that of its score is p * (g . v - g . out). delta [S, H, longest] float32: g . out."""
+    block = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest first
+    head, sequence = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    L, shared, source, own = load_sequence(table, sequence)
+    if (block * BM >= L) | (block * BM + BM <= shared):
+        return
+    rows, at, ds = block * BM + tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, D)
+    mine = (rows >= shared) & (rows < L)
+    places = (own - shared + rows)[:, None] * (H * D) + head * D + ds[None, :]
+    query = tl.load(q + places, mask=mine[:, None], other=0.0)
+    gradient = tl.load(g + places, mask=mine[:, None], other=0.0)
+    output = tl.load(out + places, mask=mine[:, None], other=0.0)
+    dot = tl.sum(gradient.to(tl.float32) * output.to(tl.float32), 1)
+    here = (sequence * H + head) * longest + rows
+    tl.store(delta + here, dot, mask=mine)
+    mass = tl.load(lse + here, mask=mine, other=0.0) * 1.4426950408889634
+    k += head // (H // K) * D
+    v += head // (H // K) * D
+    acc = tl.zeros((BM, D), tl.float32)
+    for first in range(0, tl.minimum(block * BM + BM, L), BN):
+        keys_at = first + at
+        token = place_of(keys_at, shared, source, own)[:, None] * (K * D) + ds[None, :]
+        keys = tl.load(k + token, mask=(keys_at < L)[:, None], other=0.0)
+        values = tl.load(v + token, mask=(keys_at < L)[:, None], other=0.0)
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * (scale * 1.4426950408889634)
+        p = tl.where(keys_at[None, :] <= rows[:, None], tl.exp2(scores - mass[:, None]), 0.0)
+        through = p * (tl.dot(gradient, tl.trans(values), input_precision="ieee") - dot[:, None])
+        acc += tl.dot(through.to(keys.dtype), keys, input_precision="ieee")
+    tl.store(dq + places, (acc * scale).to(dq.dtype.element_ty), mask=mine[:, None])
 
 
 @triton.jit
-def copy_row(source, target, token, place, o, real, SIZE: tl.constexpr):
-    """target[place] = source[token] if it is real, else zeros."""
-    value = tl.load(source + token * SIZE + o, mask=o < tl.where(real, SIZE, 0), other=0.0)
-    tl.store(target + place * SIZE + o, value, mask=o < SIZE)
+def key_gradient_kernel(
+    g, q, k, v, lse, delta, dk, dv, table, longest, scale,
+    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """dk and dv [S, longest, K, D] of BN keys of a head and sequence, from all of that sequence's queries which it does
+    not share; see `query_gradient_kernel`, whose `delta` it needs."""
+    first, kv_head, sequence = tl.program_id(0) * BN, tl.program_id(1), tl.program_id(2).to(tl.int64)
+    L, shared, source, own = load_sequence(table, sequence)
+    if first >= L:
+        return
+    at, queries, ds = first + tl.arange(0, BN), tl.arange(0, BM), tl.arange(0, D)
+    token = place_of(at, shared, source, own)[:, None] * (K * D) + kv_head * D + ds[None, :]
+    keys = tl.load(k + token, mask=(at < L)[:, None], other=0.0)
+    values = tl.load(v + token, mask=(at < L)[:, None], other=0.0)
+    key_sum, value_sum = tl.zeros((BN, D), tl.float32), tl.zeros((BN, D), tl.float32)
+    begin = tl.maximum(first, shared.to(tl.int32)) // BM
+    blocks = tl.cdiv(L, BM) - begin  # of queries; those of one head after those of the other
+    for turn in range(blocks * (H // K)):
+        head, rows = kv_head * (H // K) + turn // blocks, (begin + turn % blocks) * BM + queries
+        mine = (rows >= shared) & (rows < L)
+        places = (own - shared + rows)[:, None] * (H * D) + head * D + ds[None, :]
+        query = tl.load(q + places, mask=mine[:, None], other=0.0)
+        gradient = tl.load(g + places, mask=mine[:, None], other=0.0)
+        here = (sequence * H + head) * longest + rows
+        mass = tl.load(lse + here, mask=mine, other=0.0) * 1.4426950408889634
+        dot = tl.load(delta + here, mask=mine, other=0.0)
+        scores = tl.dot(keys, tl.trans(query), input_precision="ieee") * (scale * 1.4426950408889634)
+        p = tl.where(at[:, None] <= rows[None, :], tl.exp2(scores - mass[None, :]), 0.0)
+        value_sum += tl.dot(p.to(gradient.dtype), gradient, input_precision="ieee")
+        through = p * (tl.dot(values, tl.trans(gradient), input_precision="ieee") - dot[None, :])
+        key_sum += tl.dot(through.to(query.dtype), query, input_precision="ieee")
+    target = (sequence * longest + at)[:, None] * (K * D) + kv_head * D + ds[None, :]
+    tl.store(dk + target, (key_sum * scale).to(dk.dtype.element_ty), mask=(at < L)[:, None])
+    tl.store(dv + target, value_sum.to(dv.dtype.element_ty), mask=(at < L)[:, None])
 
 
 @triton.jit
@@ -96,9 +144,9 @@ def rope_backward_kernel(
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, d: tl.constexpr, B: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr,
 ):  # fmt: skip
-    """draw [N, (H + 2 K) D] from the gradients of q [..., H, D], k and v [..., K, D], where tokens have `places` [N];
-    those of k and v also stand `longest` further on, as often as a token has `copies` [N]. Each program's part of the
-    gradients of the bias, [programs, (H + 2 K) D], and of the norms of queries and keys, [programs, D]."""
+    """draw [N, (H + 2 K) D] from the gradients of q [N, H, D], and of k and v [..., K, D], where tokens have `places`
+    [N], and also `longest` further on, as often as a token has `copies` [N]. Each program's part of the gradients of
+    the bias, [programs, (H + 2 K) D], and of the norms of queries and keys, [programs, D]."""
     half: tl.constexpr = D // 2
     all_heads: tl.constexpr = H + 2 * K
     heads, cols, program = tl.arange(0, B), tl.arange(0, half), tl.program_id(0)
@@ -112,7 +160,7 @@ def rope_backward_kernel(
     for token in range(program.to(tl.int64), N, tl.num_programs(0)):
         scale = inverse_rms_of_row(squares, token, eps, d)
         place = tl.load(places + token)
-        q1, q2 = gradient_heads(dq + place * (H * D), heads, cols, H, D)
+        q1, q2 = gradient_heads(dq + token * (H * D), heads, cols, H, D)
         k1, k2 = gradient_heads(dk + place * (K * D), heads - H, cols, K, D)
         v1, v2 = gradient_heads(dv + place * (K * D), heads - H - K, cols, K, D)
         g1, g2 = q1 + k1 + v1, q2 + k2 + v2  # of each head two of the three are zeros

@@ -108,10 +108,7 @@ class CapturedLayers:
                         held.copy_(found)
             d_before.copy_(gradient)
 
-        with one_chain():  # as in `trunk`: the backward pass has no other order to keep to
-            forward()
-        backward()  # cuDNN plans it for each thread by itself, and not under capture
-        with one_chain():
+        with one_chain():  # as in `trunk`; the backward pass has no order to keep to
             first = self._captured(forward)
         return Pair(there, first, self._captured(backward))
 

@@ -19,6 +19,9 @@ from rlcourse.exact.weights import FusedWeights, Layer
 
 QUERIES = 64  # of a program in attention
 COLUMNS = 1024  # of a program in SwiGLU
+# Of attention's gradients: queries and keys of a program, or of its turn. The fastest on an H200, heads of 64 or 128.
+OF_QUERIES = {"BM": 64, "BN": 64, "num_warps": 4, "num_stages": 2}
+OF_KEYS = {"BM": 32, "BN": 64, "num_warps": 4, "num_stages": 3}
 PROGRAMS = 528  # of a kernel that adds over tokens: four for each processor of an H200
 Angles = tuple[Tensor, Tensor]  # cosines and sines [N, D / 2] by which RoPE turns each token
 
@@ -84,14 +87,15 @@ def layer_pass(
 
 class LayerFunction(torch.autograd.Function):
     """`layer_pass` with its gradients: of x, and in float32 of the model's own parameters, `Layer.sources` in order.
-    recompute: keep x alone, and do the pass again for the gradients, with the same numbers."""
+    recompute: keep all but SwiGLU's two projections, which are most of it, and compute these again for the gradients,
+    with the same numbers."""
 
     @staticmethod
     def forward(
         ctx, x, weights: FusedWeights, layer: Layer, sequences: Sequences, angles: Angles, recompute: bool, *parameters
     ) -> Tensor:
         after, saved = layer_pass(weights, layer, x, angles, partial(attention, sequences=sequences))
-        ctx.save_for_backward(*((x,) if recompute else saved))
+        ctx.save_for_backward(*saved[:-1], None if recompute else saved[-1])
         ctx.settings, ctx.sizes = (weights, layer, sequences, angles), [len(p) for p in parameters]
         return after
 
@@ -99,11 +103,12 @@ class LayerFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gradient: Tensor):
         weights, layer, sequences, angles = ctx.settings
-        saved = ctx.saved_tensors
-        if len(saved) == 1:
+        *saved, raw = ctx.saved_tensors
+        if raw is None:
+            x2 = saved[-2]
             with one_chain():
-                _, saved = layer_pass(weights, layer, *saved, angles, partial(attention, sequences=sequences))
-        dx, gradients = layer_backward(weights, layer, saved, gradient, sequences, angles)
+                raw = linear(normed(x2, layer.mlp_norm, weights.dtype)[0], layer.gate_up)
+        dx, gradients = layer_backward(weights, layer, (*saved, raw), gradient, sequences, angles)
         return dx, None, None, None, None, None, *parameter_gradients(gradients, ctx.sizes)
 
 
@@ -181,32 +186,19 @@ def heads_backward(weights, layer, raw, squares, dq, dk, dv, sequences, angles) 
 
 
 def attention_backward(gradient, q, k, v, out, lse, sequences: Sequences) -> tuple[Tensor, ...]:
-    """Gradients of q [S * length, H, D], k and v [S * length, K, D], of padded sequences: by cuDNN from our forward
-    pass, the same bits each time; on a CPU by PyTorch's attention from its own."""
-    parts, length = padded(gradient, q, k, v, out, sequences), sequences.length
-    if q.is_cuda:
-        seed = torch.zeros((), dtype=torch.long, device=q.device)  # of the dropout that there is not
-        found = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
-            *parts, lse[..., None], seed, seed, None, None, None, length, length, 0.0, True
-        )
-    else:
-        with torch.enable_grad():
-            inputs = [part.detach().requires_grad_() for part in parts[1:4]]
-            again = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=True, enable_gqa=True)
-        found = torch.autograd.grad(again, inputs, parts[0])
-    return tuple(part.transpose(1, 2).reshape(-1, part.shape[1], part.shape[3]) for part in found)
-
-
-def padded(gradient, q, k, v, out, sequences: Sequences) -> list[Tensor]:
-    """Each [N, heads, D] as [S, heads, length, D]: see `pad_kernel`."""
-    (_, h, d), kv_heads, count = q.shape, k.shape[1], len(sequences) * sequences.length
-    wide, narrow = q.new_empty(3, count, h, d), q.new_empty(2, count, kv_heads, d)
-    parts = [wide[0], wide[1], *narrow, wide[2]]
-    backward_kernels.pad_kernel[(count,)](
-        gradient, q, k, v, out, *parts, sequences.table, sequences.length, h * d, kv_heads * d,
-        triton.next_power_of_2(h * d),
-    )  # fmt: skip
-    return [part.unflatten(0, (-1, sequences.length)).transpose(1, 2) for part in parts]
+    """Gradients of q [N, H, D], and for each sequence of k and v [S, sequences.length, K, D], from that of `out`; those
+    of a token that sequences share are in each of them."""
+    (_, h, d), kv_heads, count, length = q.shape, k.shape[1], len(sequences), sequences.length
+    dq, delta = torch.empty_like(q), torch.empty_like(lse)
+    dk, dv = k.new_empty(2, count, length, kv_heads, d)
+    sizes = length, d**-0.5, h, kv_heads, d
+    backward_kernels.query_gradient_kernel[(triton.cdiv(length, OF_QUERIES["BM"]), h, count)](
+        gradient, q, k, v, out, lse, delta, dq, sequences.table, *sizes, **OF_QUERIES
+    )
+    backward_kernels.key_gradient_kernel[(triton.cdiv(length, OF_KEYS["BN"]), kv_heads, count)](
+        gradient, q, k, v, lse, delta, dk, dv, sequences.table, *sizes, **OF_KEYS
+    )
+    return dq, dk, dv
 
 
 class Embed(torch.autograd.Function):

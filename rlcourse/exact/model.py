@@ -13,12 +13,12 @@ from rlcourse.exact.sequences import Sequences
 from rlcourse.exact.weights import fused_weights
 from rlcourse.sampling import Sampling
 
-WIDTH = 64  # of which the longest sequence is a multiple: for each length cuDNN plans a backward pass, see `few`
+WIDTH = 64  # of which the number of tokens and the longest sequence are multiples
 
 
 class ExactPass:
     """What `rlcourse.logprobs` computes, of a model of `FusedWeights` that is float32, with the numbers of the fast
-    engine. recompute: save memory, computing each layer again for its gradients."""
+    engine. recompute: save memory, see `LayerFunction`."""
 
     exact = True
 
@@ -38,7 +38,7 @@ class ExactPass:
 
     def _states(self, rollout: Rollout) -> Tensor:
         """The residual stream [completion tokens, d] after the last layer, before each of them."""
-        self.weights.sync(self.model)
+        self.weights.follow(self.model)
         ids, sequences, before = pack(rollout, self.captured)
         x = trunk(self.model, self.weights, ids, sequences, self.recompute, self.captured)
         return x[before]  # whose gradient is added up in one order, that of index_select is not
@@ -54,8 +54,8 @@ def pack(rollout: Rollout, captured: CapturedLayers | None = None) -> tuple[Tens
     where among the N the token before each of them is).
 
     Sequences are rows, those of one prompt together; behind them some of padding make N a multiple of `size_step`, none
-    longer than the others may be, and empty ones their number one of `few`. captured: who captures each size by itself,
-    so that there should be fewer of them.
+    longer than the others may be. captured: who captures each size by itself, so that there should be fewer of them:
+    for that, empty sequences make their number one of `few`.
     """
     ids, device, host = rollout.ids, rollout.ids.device, rollout.ids.cpu().numpy()
     prompts, answers = rollout.prompt_lengths.cpu(), rollout.completion_lengths.cpu()
@@ -67,12 +67,14 @@ def pack(rollout: Rollout, captured: CapturedLayers | None = None) -> tuple[Tens
     shared = prompts[order] * follows
     lengths = (prompts + answers)[order]
     tokens = int((lengths - shared).sum())
-    step, width, parts = size_step(tokens), WIDTH, 16
+    step, width = size_step(tokens), WIDTH
     coarse = max(2 * step, captured.step // WIDTH * WIDTH) if captured is not None else 0
-    if captured is not None and tokens + coarse <= captured.tokens:
-        step, width, parts = coarse, 2 * WIDTH, 4
+    captures = captured is not None and tokens + coarse <= captured.tokens
+    if captures:
+        step, width = coarse, 2 * WIDTH
     length = ids.shape[1] + -ids.shape[1] % width
-    fillers = length * torch.arange(few(len(lengths) + -(-step // length), parts) - len(lengths))
+    count = len(lengths) + -(-step // length)
+    fillers = length * torch.arange((few(count) if captures else count) - len(lengths))
     lengths = torch.cat([lengths, (-tokens % step - fillers).clamp(0, length)])
     sequences = Sequences.of(lengths, F.pad(shared, (0, len(fillers))), length, device)
     ids = F.pad(ids[order.to(device)], (0, length - ids.shape[1], 0, len(fillers))).flatten()[sequences.places]
@@ -82,11 +84,9 @@ def pack(rollout: Rollout, captured: CapturedLayers | None = None) -> tuple[Tens
     return ids, sequences, sequences.find(place[row], before[row] + torch.arange(count, device=device))
 
 
-def few(count: int, parts: int = 16) -> int:
-    """The next number up of a few: multiples of 4, and of one of `parts` parts of the next power of two. For each new
-    number of sequences, as for each length, cuDNN plans attention's backward pass anew, which takes tens of
-    milliseconds."""
-    unit = max(4, 2 ** (count - 1).bit_length() // parts)
+def few(count: int) -> int:
+    """The next number up of a few: multiples of 4, and of a quarter of the next power of two."""
+    unit = max(4, 2 ** (count - 1).bit_length() // 4)
     return -(-count // unit) * unit
 
 

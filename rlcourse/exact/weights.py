@@ -7,13 +7,23 @@ from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import PreTrainedModel
 
 from rlcourse.lora import copy_merged
 
+_steps = 0  # of all optimizers of the process
 COMPARED = 64  # weights compared at once: few launches, and little memory
 FAMILIES = ("qwen2", "qwen3", "llama")
 ROPES = ("default", "llama3")  # an angle is the position times a frequency, which transformers' model has
+
+
+def _count_step(*_: object) -> None:
+    global _steps
+    _steps += 1
+
+
+register_optimizer_step_post_hook(_count_step)
 
 
 @dataclass
@@ -69,6 +79,7 @@ class FusedWeights:
         angles = torch.arange(config.max_position_embeddings, device=self.inv_freq.device)[:, None] * self.inv_freq
         self.cos, self.sin = angles.cos(), angles.sin()
         self._allocate(model)
+        self.parameters = list(model.parameters())
         self.syncs = 0
         self.sync(model)
 
@@ -102,6 +113,16 @@ class FusedWeights:
         reading the same memory."""
         copy_merged(self.targets, self._sources(model), model)
         self.syncs += 1
+        self.known = self._changes()
+
+    def follow(self, model: PreTrainedModel) -> None:
+        """`sync` if a weight may have changed since: an optimizer has made a step, which PyTorch does not count as a
+        change where it is a fused one, or PyTorch counts a change. What writes to a weight's `.data` is not seen."""
+        if self._changes() != self.known:
+            self.sync(model)
+
+    def _changes(self) -> tuple[int, int]:
+        return _steps, sum(parameter._version for parameter in self.parameters)
 
     @torch.no_grad()
     def same_as(self, model: PreTrainedModel) -> bool:

@@ -314,13 +314,14 @@ def exact_activation_bytes(shape: ModelShape, rows: int, length: int, dtype: str
 
     Per token and layer: in float32 the residual stream before attention and before SwiGLU, sums of squares of 32
     columns of each, and a number a query head; q, k, v, attention's output, and SwiGLU's two projections in `dtype`.
+    Checkpointing keeps these projections of one layer at a time.
     """
     b, heads, kv_heads = 2 if dtype == "bfloat16" else 4, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    layer = 8 * (shape.hidden + shape.hidden // 32) + 4 * shape.heads
-    layer += b * (2 * heads + 2 * kv_heads + 2 * shape.intermediate)
+    kept = 8 * (shape.hidden + shape.hidden // 32) + 4 * shape.heads + b * (2 * heads + 2 * kv_heads)
+    projections = 2 * b * shape.intermediate
     if gradient_checkpointing:
-        return rows * length * (shape.layers * 4 * shape.hidden + layer)
-    return rows * length * shape.layers * layer
+        return rows * length * (shape.layers * kept + projections)
+    return rows * length * shape.layers * (kept + projections)
 
 
 def captured_bytes(shape: ModelShape, tokens: int) -> int:

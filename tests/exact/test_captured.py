@@ -16,7 +16,6 @@ from rlcourse.exact.captured import CapturedLayers
 from rlcourse.exact.model import ExactPass
 from rlcourse.sampling import Sampling
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="cuDNN's attention has no gradient in float32")
 CHUNK = 5
 
 

@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is there on Linux alone")
 
 from policies import DEVICE, rollout_of
+from thorough import thorough
 
 from rlcourse.exact import layers
 from rlcourse.exact import model as module
@@ -39,21 +40,6 @@ def test_equal_ones_are_a_case_of_any():
         assert one == other if field.name == "length" else torch.equal(one, other) and one.dtype == other.dtype
 
 
-def test_padded_tensors_are_rows_with_zeros_for_what_is_not_theirs():
-    sequences = sequences_of(LENGTHS, SHARED, 8)
-    count = len(sequences.places)
-    wide, narrow = torch.randn(3, count, 3, 4, device=DEVICE), torch.randn(2, count, 1, 4, device=DEVICE)
-    tensors = [wide[0], wide[1], *narrow, wide[2]]
-    for found, tensor in zip(layers.padded(*tensors, sequences), tensors, strict=True):
-        assert found.shape == (7, tensor.shape[1], 8, 4)
-        for row, tokens in enumerate(TOKENS):
-            expected = torch.zeros_like(found[row])
-            for place, token in enumerate(tokens):
-                if tensor.shape[1] == 1 or place >= SHARED[row]:
-                    expected[:, place] = tensor[token - 1]
-            assert torch.equal(found[row], expected)
-
-
 def test_of_a_rollout_no_padding_is_left_but_what_makes_a_multiple_and_each_prompt_once():
     long = (list(range(30, 60)), list(range(40)))
     rollout = rollout_of([([5, 9], [7, 8, 3]), long, ([5, 9], [6]), ([4], [6]), ([5, 9], [7, 8])])
@@ -61,7 +47,7 @@ def test_of_a_rollout_no_padding_is_left_but_what_makes_a_multiple_and_each_prom
     assert len(ids) == 2 * module.WIDTH == 128 and sequences.length == 128
     tokens = [5, 9, 7, 8, 3, 6, 7, 8, *range(30, 60), *range(40), 4, 6]  # rows 0, 2, 4, then 1, then 3
     assert ids[: len(tokens)].tolist() == tokens
-    assert sequences.table[:, 0].tolist() == [5, 3, 4, 70, 2, 48, 0, 0]
+    assert sequences.table[:, 0].tolist() == [5, 3, 4, 70, 2, 48]
     assert sequences.copies.tolist() == [2, 2, *[0] * 126]
     places = [1, 2, 3, 37, *range(38, 77), 1, 78, 1, 6]  # of the token before: row 0, row 1, row 2, row 3, row 4
     assert before.tolist() == places
@@ -73,7 +59,7 @@ def test_padding_behind_many_short_sequences_is_no_longer_than_they_are():
     assert tokens == 7982 and module.size_step(tokens) == 4096 // 32 == 128
     ids, sequences, before = module.pack(rollout)
     assert len(ids) == 63 * 128 == 8064 and sequences.length == 64
-    assert sequences.table[198:, 0].tolist() == [61, 64, 18, *[0] * 7]  # the rest of 128, of up to 64 each
+    assert sequences.table[198:, 0].tolist() == [61, 64, 18]  # the rest of 128, of up to 64 each
     assert ids[:81].tolist() == [5, *range(40), *range(40)] and ids[7921:7982].tolist() == [6, *range(60)]
     assert before[[0, 1, 40, 41, 7920]].tolist() == [0, 1, 0, 41, 7921]
 
@@ -85,8 +71,8 @@ def test_nothing_is_shared_by_prompts_that_begin_alike():
 
 def test_there_are_few_numbers_of_sequences_and_few_empty_ones():
     found = [module.few(count) for count in range(1, 1025)]
-    assert all(count <= more < count + max(4, count / 8) for count, more in enumerate(found, start=1))
-    assert len(set(found)) == 16 + 4 * 8 and found[-1] == 1024
+    assert all(count <= more < count + max(4, count / 2) for count, more in enumerate(found, start=1))
+    assert len(set(found)) == 4 + 6 * 2 and found[-1] == 1024
 
 
 @pytest.mark.parametrize("tokens", [1, 63, 64, 2047, 4095, 4096, 25_344, 100_000])
@@ -95,7 +81,10 @@ def test_there_are_few_sizes_and_little_padding(tokens):
     assert step % module.WIDTH == 0 and (step == module.WIDTH or tokens / 64 < step <= tokens / 32)
 
 
-@pytest.mark.parametrize("shared", [[0, 0, 0, 0, 0], [0, 69, 69, 0, 128]])
+SHARES = [[0, 0, 0, 0, 0], [0, 69, 69, 0, 128]]
+
+
+@pytest.mark.parametrize("shared", SHARES)
 def test_attention_sees_its_own_sequence_alone(shared):
     """Blocks of queries and tiles of keys that begin, end or change the sequence within them."""
     heads, kv_heads, size, lengths = 4, 2, 32, [70, 69, 200, 130, 131]
@@ -114,3 +103,33 @@ def test_attention_sees_its_own_sequence_alone(shared):
         torch.testing.assert_close(found, exact[:, mine], atol=1e-2 if q.is_cuda else 5e-6, rtol=0)
         assert lse[row, :, length:].eq(0).all() and lse[row, :, : shared[row]].eq(0).all()
         assert lse[row, :, shared[row] : length].ne(0).all()
+
+
+@pytest.mark.parametrize("size", [32, thorough(64), thorough(128)])
+@pytest.mark.parametrize("shared", [*SHARES, [0, 64, 70, 0, 130]])
+def test_gradients_of_attention_are_those_of_each_sequence_by_itself(shared, size):
+    """Those of keys and values that sequences share are added up by who calls; what a sequence shares has no query
+    there. The second and the fifth end where what they share ends, or go on."""
+    heads, kv_heads, lengths = 4, 2, [70, 70, 200, 130, 131]
+    sequences = sequences_of(lengths, shared, 256)
+    torch.manual_seed(0)
+    count = sum(lengths) - sum(shared)
+    q, k, v = (torch.randn(count, number, size, device=DEVICE) for number in (heads, kv_heads, kv_heads))
+    out, lse = layers.attention(q, k, v, sequences)
+    gradient = torch.randn_like(out)
+    dq, *of_sequences = layers.attention_backward(gradient, q, k, v, out, lse, sequences)
+    exact_q = torch.zeros_like(dq, dtype=torch.float64)
+    found, exact = ([torch.zeros_like(k, dtype=torch.float64) for _ in of_sequences] for _ in range(2))
+    for row, length in enumerate(lengths):
+        at = sequences.find(torch.full((length,), row, device=DEVICE), torch.arange(length, device=DEVICE))
+        parts = [x[at].double().transpose(0, 1).requires_grad_() for x in (q, k, v)]
+        through = gradient[at].double().transpose(0, 1).clone()
+        through[:, : shared[row]] = 0.0
+        result = torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=True)
+        of_q, *others = (part.transpose(0, 1) for part in torch.autograd.grad(result, parts, through))
+        exact_q[at[shared[row] :]] = of_q[shared[row] :]
+        for total, part, mine, own in zip(exact, others, found, of_sequences, strict=True):
+            total.index_add_(0, at, part)
+            mine.index_add_(0, at, own[row, :length].double())
+    for mine, other in zip([dq.double(), *found], [exact_q, *exact], strict=True):
+        assert (mine - other).norm() < 1e-5 * other.norm() and other.norm() > 0

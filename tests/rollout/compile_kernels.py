@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from rlcourse.exact import EXACT, KEYS, OWN_TILES, VOCABULARY_TILE, backward_kernels, pass_kernels
-from rlcourse.exact.layers import COLUMNS, QUERIES
+from rlcourse.exact.layers import COLUMNS, OF_KEYS, OF_QUERIES, QUERIES
 from rlcourse.exact.products import share_of
 from rlcourse.rollout import tiles, triton_attention, triton_kernels, triton_prefill, triton_refill, triton_sample
 
@@ -58,8 +58,8 @@ SCALARS |= {"inverse_temperature": "fp32"} | {f"stride_{name}": "i32" for name i
 PASS_POINTERS = POINTERS | {"targets": "i64", "places": "i64", "copies": "i32"} | {
     name: "fp32"
     for name in (
-        "weight", "first", "second", "lse", "log_mass", "beside", "dx", "partial_bias", "partial_q", "partial_k",
-        "gradient", "scale",
+        "weight", "first", "second", "lse", "delta", "log_mass", "beside", "dx", "partial_bias", "partial_q",
+        "partial_k", "gradient", "scale",
     )
 }  # fmt: skip
 PASS_SCALARS = {"count": "i32", "longest": "i32", "N": "i32", "V": "i32", "eps": "fp32", "inverse_temperature": "fp32"}
@@ -96,12 +96,19 @@ def needs(program) -> dict[str, int]:
 
 
 def attention_of_pass(capability: int) -> dict:
-    """Programs of the training pass's attention, by the size of a head."""
+    """Programs of the training pass's attention and its gradients, by the size of a head."""
     found = {}
     for name, size, warps in (("of 32", 32, 4), ("of 64", 64, 4), ("of 128", 128, 8)):
         options, scalars = {"num_warps": warps, "num_stages": 2}, PASS_SCALARS | {"scale": "fp32"}
         sizes = {"H": HEADS, "K": KV_HEADS, "D": size, "BM": QUERIES, "KEYS": KEYS}
         found[name] = compiled(pass_kernels.attention_kernel, capability, options, PASS_POINTERS, scalars, **sizes)
+        gradients = {"queries": backward_kernels.query_gradient_kernel, "keys": backward_kernels.key_gradient_kernel}
+        sizes = {"H": HEADS, "K": KV_HEADS, "D": size}
+        for what, kernel in gradients.items():
+            tile = dict(OF_QUERIES if what == "queries" else OF_KEYS)
+            sizes |= {"BM": tile.pop("BM"), "BN": tile.pop("BN")}
+            options = tile | {"enable_fp_fusion": True}
+            found[f"{name}, {what}"] = compiled(kernel, capability, options, PASS_POINTERS, scalars, **sizes)
     return found
 
 
@@ -132,8 +139,6 @@ def rest_of_pass(capability: int) -> dict:
     add("add up", pass_kernels.add_up_kernel, B=1024)
     add("logprob", pass_kernels.logprob_kernel, **tiles)
     add("norm, backward", backward_kernels.norm_backward_kernel, True, **row)
-    heads = {"WIDE": HEADS * HEAD, "NARROW": KV_HEADS * HEAD, "B": triton.next_power_of_2(HEADS * HEAD)}
-    add("pad", backward_kernels.pad_kernel, True, **heads)
     add("swiglu, backward", backward_kernels.swiglu_backward_kernel, True, **columns)
     add("logits, backward", backward_kernels.logit_gradient_kernel, True, **d, B=VOCABULARY_TILE)
     qwen2 = d | {"H": HEADS, "K": KV_HEADS, "D": HEAD, "B": 32, "HAS_BIAS": True, "HAS_NORM": False}
