@@ -14,12 +14,11 @@ from rlcourse.files import reason, try_folder
 from rlcourse.lora import add_adapter, has_adapter, is_adapter, load_adapter, save_adapter
 from rlcourse.policy import Policy, load_policy
 
-KEPT = 2  # checkpoints of a run that stay on disk
 FULL = 1_000_000  # bytes: with less, a disk is full
 
 
-def save_checkpoint(run_folder: Path, step: int, policy: Policy, state: dict[str, Any]) -> Path:
-    """Write `checkpoints/step-000020` with the model, its tokenizer and `state`, then delete all but the newest two.
+def save_checkpoint(run_folder: Path, step: int, policy: Policy, state: dict[str, Any], kept: int = 2) -> Path:
+    """Write `checkpoints/step-000020` with the model, its tokenizer and `state`, then delete all but the newest `kept`.
 
     Raises RuntimeError if a number is not finite, OSError if the checkpoint cannot be written; earlier checkpoints are
     then left alone.
@@ -49,7 +48,7 @@ def save_checkpoint(run_folder: Path, step: int, policy: Policy, state: dict[str
         os.replace(final, replaced)
     os.replace(aside, final)
     shutil.rmtree(replaced, ignore_errors=True)
-    for old in _checkpoints(run_folder)[:-KEPT]:
+    for old in _checkpoints(run_folder)[:-kept]:
         shutil.rmtree(old)
     return final
 

@@ -187,6 +187,7 @@ class TrainConfig:
     output: str = setting("runs", "folder of runs")
     name: str | None = setting(None, "name of the run; by default made of preset, algorithm and seed")
     save_every: int = setting(20, "steps between checkpoints; 0 for one at the end alone", within=COUNT_OR_NONE)
+    keep_checkpoints: int = setting(2, "checkpoints that stay; older ones are deleted", within=COUNT)
     log_to: str = setting("none", "also log to", ("none", "tensorboard", "wandb"))
 
     @property

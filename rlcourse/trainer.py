@@ -262,7 +262,7 @@ class Trainer:
         }
         policy, state = self.world.whole(self.policy, state)
         if self.world.rank == 0:  # the others have the same
-            save_checkpoint(self.run.path, self.step, policy, state)
+            save_checkpoint(self.run.path, self.step, policy, state, self.config.keep_checkpoints)
 
     def _load(self, checkpoint: Path) -> None:
         state = load_state(checkpoint)

@@ -60,10 +60,12 @@ def test_random_numbers_go_on_where_they_were():
     assert torch.equal(torch.rand(5), expected[0]) and torch.equal(torch.rand(5, device=device), expected[1])
 
 
-def test_only_the_newest_two_are_kept(policy, tmp_path):
+@pytest.mark.parametrize(("kept", "steps"), [({}, (20, 100)), ({"kept": 1}, (100,)), ({"kept": 3}, (10, 20, 100))])
+def test_only_the_newest_are_kept(kept, steps, policy, tmp_path):
     for step in (5, 10, 100, 20):  # by step, not by name or age
-        save_checkpoint(tmp_path, step, policy, {"step": step})
-    assert {p.name for p in (tmp_path / "checkpoints").iterdir()} == {"step-000020", "step-000100"}
+        save_checkpoint(tmp_path, step, policy, {"step": step}, **kept)
+    found = {p.name for p in (tmp_path / "checkpoints").iterdir()}
+    assert found == {f"step-{step:06d}" for step in steps}
     assert load_state(latest_checkpoint(tmp_path)) == {"step": 100}
 
 

@@ -37,11 +37,11 @@ from rlcourse.config import make_config
 from rlcourse.course import pick
 from rlcourse.course.embedded.kernels import Recipe, Stage, new_policy, run_stage
 from rlcourse.course.lessons.curve_records import load_curve
-from rlcourse.course.lessons.lesson14 import FEWER, FRAGMENTS, MODELS, RETAUGHT
+from rlcourse.course.lessons.lesson14 import FEWER, FRAGMENTS, MODELS, RETAUGHT, SLIGHTLY_FEWER
 from rlcourse.course.widgets import bet
 from rlcourse.evaluation import answer_problems, load_all
 from rlcourse.learner import Learner
-from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, SKY, VERMILION
+from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 from rlcourse.measure.records import load_record, provenance
 from rlcourse.rollout import make_engine
 from rlcourse.sampling import GREEDY, Sampling
@@ -358,8 +358,9 @@ starts = load_curve("lesson14_starts")
 by_start = sorted((row["test"] for row in starts["results"]), key=lambda t: t["before"]["correct"])
 after_start = [100 * t["after"]["share_of_optimum"] for t in by_start]
 same_start = [100 * r["share_of_optimum"] for r in tests]
-RIGHT, SHARE, FEW_REFUSED, TWICE = 90, 85, 100 * FEWER, "twice the steps"
-NAMES = {"not divided": "centered", "fewer refused": "fewer", TWICE: "longer", "root": "root"}
+RIGHT, SHARE, TWICE = 90, 85, "twice the steps"
+FEW_REFUSED, SOME_REFUSED = 100 * FEWER, 100 * SLIGHTLY_FEWER
+NAMES = {"not divided": "centered", "fewer refused": "fewer", TWICE: "longer", "root": "root", "averaged": "averaged"}
 tried = {way: load_curve(f"lesson14_tried_{name}") for way, name in NAMES.items()}
 
 # %% [markdown]
@@ -406,14 +407,19 @@ tried = {way: load_curve(f"lesson14_tried_{name}") for way, name in NAMES.items(
 #
 # We wanted {{ RIGHT }} % right and {{ SHARE }} % of the optimum, with every seed. The runs above have the first and
 # miss the second. {{ assert 100 * least(honest, "correct") > RIGHT and 100 * least(honest, "share_of_optimum") < SHARE
-# }} Four changes, one at a time, three seeds each ({{ provenance(tried[TWICE]) }}; the runs above: {{
-# provenance(honest) }}, and another processor makes another run of the same seed):
+# }} Five changes, the first four one at a time, three seeds each ({{ provenance(tried[TWICE]) }}; the last: {{
+# provenance(tried["averaged"]) }}; the runs above: {{ provenance(honest) }}; and another processor makes another run of
+# the same seed):
 #
 # - **not divided**: advantages without the division by their group's spread (Dr. GRPO's, lesson 04);
 # - **fewer refused**: of the training problems one launch does not hold {{ FEW_REFUSED:.0f }} %, not {{
 #   share_refused(task.problems("train")):.0f }} %;
 # - **twice the steps**: {{ tried[TWICE]["setup"]["steps"] }};
-# - **root**: a right program is paid by the square root of its speed-up, so that a gamble is worth less.
+# - **root**: a right program is paid by the square root of its speed-up, so that a gamble is worth less;
+# - **averaged**: {{ tried["averaged"]["setup"]["steps"] }} steps, {{ SOME_REFUSED:.0f }} % refused, and the policy that
+#   is judged has the mean weights of the checkpoints of the second half, one every {{
+#   tried["averaged"]["setup"]["save_every"] }} steps (checkpoint averaging, Vaswani et al. 2017, section 6.1;
+#   stochastic weight averaging, Izmailov et al. 2018).
 #
 # On the dotted line every right program is as fast as can be. **Look for** what the points that lie there have in
 # common, and for the shaded corner.
@@ -421,7 +427,7 @@ tried = {way: load_curve(f"lesson14_tried_{name}") for way, name in NAMES.items(
 # %% tags=["hide-input"]
 # @title Figure: right and fast
 WAYS_TRIED = {"as above": (BLACK, "o"), "not divided": (SKY, "s"), "fewer refused": (ORANGE, "v")}
-WAYS_TRIED |= {TWICE: (BLUE, "D"), "root": (VERMILION, "^")}
+WAYS_TRIED |= {TWICE: (BLUE, "D"), "root": (VERMILION, "^"), "averaged": (PURPLE, "P")}
 fig, ax = plt.subplots(figsize=(6.5, 3.6), layout="constrained")
 ends_at = {}
 for way, (color, marker) in WAYS_TRIED.items():
@@ -447,24 +453,37 @@ swing = max(
 never = [
     row["test"]["after"]["refused_correct"] for way in ("not divided", "fewer refused") for row in tried[way]["results"]
 ]
+cut = [row["test"] for row in tried["averaged"]["results"] if row["test"]["after"]["refused_correct"]]
+of_mean, of_last = ([test[when]["share_of_optimum"] for test in cut] for when in ("after", "last"))
 
 
 # %% [markdown]
 # Two changes end in one place: everything in one launch. Each problem that a launch holds has its optimum, and of the
 # others none is right: {{ spread([r / 100 for r, _ in corner]) }} % of both. {{ assert max(never) == 0 and all(r - s <
 # 0.05 for r, s in corner) }} Perhaps because without the division a group whose only reward is one lucky program
-# counts for little, and with fewer refused problems there are fewer such groups; that has not been tested. The other
-# two do cut, but not always where they must: {{
-# spread([r / 100 for r, _ in others]) }} % right, {{ spread([s / 100 for _, s in others]) }} % of the optimum. {{
-# assert min(r for r, _ in others) > 94 and min(r - s for r, s in others) > 5 }} With twice the steps {{ inside[TWICE]
-# }} of the three seeds reach the corner, and the third is {{ SHARE - min(s for _, s in ends_at[TWICE]):.1g }} points
-# below it; no other run does. {{ assert inside[TWICE] == sum(inside.values()) == 2 }} That is no recipe: from one
-# evaluation to the next, {{ tried[TWICE]["setup"]["eval_every"] }} steps later, the share moves by up to {{ 100 *
-# swing:.0f }} points, so where a run ends is partly chance. {{ assert swing > 0.03 }}
+# counts for little, and with fewer refused problems there are fewer such groups; that has not been tested. Twice the
+# steps and the root do cut, but not always where they must: {{ spread([r / 100 for r, _ in others]) }} % right, {{
+# spread([s / 100 for _, s in others]) }} % of the optimum. {{ assert min(r for r, _ in others) > 94 and min(r - s for
+# r, s in others) > 5 }} With twice the steps {{ inside[TWICE] }} of the three seeds reach the corner, and the third is
+# {{ SHARE - min(s for _, s in ends_at[TWICE]):.1g }} points below it; no other policy does. {{ assert inside[TWICE] ==
+# sum(inside.values()) == 2 }} That is no recipe: from one evaluation to the next, {{
+# tried[TWICE]["setup"]["eval_every"] }} steps later, the share moves by up to {{ 100 * swing:.0f }} points, so where a
+# run ends is partly chance. {{ assert swing > 0.03 }}
+#
+# Averaging is meant to take that chance out, and cannot take out another: of its three seeds {{ len(cut) }} cut, and
+# {{ 3 - len(cut) }} does everything in one launch, as all do with fewer refused problems. {{ assert len(cut) == 2 }}
+# Where they cut, the averaged policies have {{ 100 * of_mean[0]:.1f }} and {{ 100 * of_mean[1]:.1f }} % of the optimum,
+# and the last checkpoints of the same runs {{ 100 * of_last[0]:.1f }} and {{ 100 * of_last[1]:.1f }} %: closer
+# together, and no higher. {{ assert np.ptp(of_mean) < np.ptp(of_last) and max(of_mean) < max(of_last) }} Two runs are
+# few for such a comparison.
 #
 # A policy that could tell which problems one launch holds would pay nothing for being right. These seem to know it
-# only roughly, and trade one for the other: they cut everywhere a little more, or a little less. What would teach 0.8
-# million parameters to count registers is open.
+# only roughly, and trade one for the other: they cut everywhere a little more, or a little less. Without a record we
+# also tried other shares of refused problems between {{ FEW_REFUSED:.0f }} and {{
+# share_refused(task.problems("train")):.0f }} %, a higher temperature, and more refused problems with advantages that
+# are divided less or not at all. With the smaller shares some or all seeds end in one launch for everything; otherwise
+# the end swings as above, and nothing brought every seed into the corner. What would teach 0.8 million parameters to
+# count registers is open.
 #
 # ## 4 · What each part of the reward does alone
 #
@@ -1039,3 +1058,5 @@ assert rules.check(HONEST) is None and sum(rules.check(text) is None for text in
 # - Andere 2026, [*A Field Guide to Reward Hacking in AI Kernel
 #   Generation*](https://www.wafer.ai/blog/reward-hacks-field-guide).
 # - Liu et al. 2026, *Dr. Kernel: Reinforcement Learning Done Right for Triton Kernel Generations*, arXiv:2602.05885.
+# - Vaswani et al. 2017, *Attention Is All You Need*, arXiv:1706.03762.
+# - Izmailov et al. 2018, *Averaging Weights Leads to Wider Optima and Better Generalization*, arXiv:1803.05407.

@@ -93,6 +93,7 @@ class SFTConfig:
     output: str = setting("runs", "folder of runs")
     name: str | None = setting(None, "name of the run; by default made of data and seed")
     save_every: int = setting(100, "steps between checkpoints; 0 for one at the end alone", within=COUNT_OR_NONE)
+    keep_checkpoints: int = setting(2, "checkpoints that stay; older ones are deleted", within=COUNT)
     log_to: str = setting("none", "also log to", ("none", "tensorboard", "wandb"))
 
     @property
@@ -117,7 +118,8 @@ PANELS = {
     "seed": "The run",
 }
 FIND_A_RUN = ("data", "seed", "output", "name")  # settings that say which run --resume means
-MAY_DIFFER = ("steps", "output", "name", "device", "save_every", "log_to")  # settings that --resume may change
+# Settings that --resume may change.
+MAY_DIFFER = ("steps", "output", "name", "device", "save_every", "keep_checkpoints", "log_to")
 
 
 def make_config(**settings: Any) -> SFTConfig:

@@ -237,7 +237,7 @@ class FineTuning:
             "seconds": self.seconds,
             "before": self.before,
         }
-        save_checkpoint(self.run.path, self.step, self.policy, state)
+        save_checkpoint(self.run.path, self.step, self.policy, state, self.config.keep_checkpoints)
 
     def _load(self, checkpoint: Path) -> None:
         state = load_state(checkpoint)

@@ -414,7 +414,7 @@ MISTAKES = [
     ("tasks/verify.py", "to_number(answer) == expected", "answer == gold", VERIFY),
     ("tasks/verify.py", '.replace("−", "-")', "", VERIFY),
     # checkpoint.py
-    ("checkpoint.py", "KEPT = 2", "KEPT = 1", CHECKPOINT),
+    ("checkpoint.py", "[:-kept]:", "[: -kept - 1]:", CHECKPOINT),
     ("checkpoint.py", "        policy.tokenizer.save_pretrained(aside)\n", "", CHECKPOINT),
     ("checkpoint.py", "        os.replace(final, replaced)\n", "        shutil.rmtree(final)\n", CHECKPOINT),
     ("checkpoint.py", 'f"step-{step:06d}"\n    aside', 'f"step-{step}"\n    aside', CHECKPOINT),

@@ -1,6 +1,6 @@
 """The recorded runs of lesson 14, three seeds each: the kernel model trained by an honest judge; by one with a hole; by
 the honest one again, from where the hole has led; by times measured on a GPU; from other starts, made with other random
-numbers; from one that earns nothing; and in four other ways: `python -m rlcourse.course.lessons.lesson14`.
+numbers; from one that earns nothing; and in five other ways: `python -m rlcourse.course.lessons.lesson14`.
 
 Takes names of `RUNS`, or does them all. Writes the record `lesson14_<name>` of each. The runs themselves stay in
 runs/lesson14: the one that closes a hole begins with the model that the open one has left there, and trains that first
@@ -14,12 +14,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from rlcourse.checkpoint import latest_checkpoint
+import torch
+
+from rlcourse.checkpoint import latest_checkpoint, save_model, step_of
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.course.embedded.kernels import Habits, Recipe, Stage, run_stage, sft
 from rlcourse.course.embedded.sft import save_halved
 from rlcourse.course.lessons.curve_records import record_seeds
-from rlcourse.evaluation import answer_problems, load_all, summarize
+from rlcourse.evaluation import answer_problems, evaluate, load_all, summarize
 from rlcourse.files import read_json, read_lines
 from rlcourse.policy import load_policy
 from rlcourse.sampling import GREEDY
@@ -49,7 +51,7 @@ MODELS: dict[str, tuple[str, tuple[Stage, ...]]] = {  # the folder of each, and 
     FRAGMENTS: ("fragments", (SPOIL,)),
     RETAUGHT: ("retaught", (SPOIL, Stage(20, 5e-4, 5, None))),
 }
-FEWER = 0.4  # see `fewer_refused`
+FEWER, SLIGHTLY_FEWER = 0.4, 0.57  # see `fewer_refused` and `slightly_fewer_refused`
 SHORTEST = 3  # lines of the problems that the runs from FRAGMENTS train on
 
 # What differs from COMMON, which itself differs from the preset `kernels`.
@@ -69,6 +71,13 @@ RUNS: dict[str, dict[str, Any]] = {
     "tried_fewer": {"task": HERE + "fewer_refused"},
     "tried_longer": {"steps": 480, "eval_every": 60},
     "tried_root": {"task": HERE + "by_root"},
+    "tried_averaged": {
+        "task": HERE + "slightly_fewer_refused",
+        "steps": 480,
+        "eval_every": 60,
+        "save_every": 20,
+        "keep_checkpoints": 13,
+    },
     "measured": {
         "task": "rlcourse.tasks.kernels.measured:load",
         "steps": 120,
@@ -77,6 +86,7 @@ RUNS: dict[str, dict[str, Any]] = {
     },
 }
 BEGINS_AFTER = {"stale_closed": "stale_open", "side_closed": "side_open"}
+AVERAGED = ("tried_averaged",)  # what counts as their model after training is `averaged`
 
 CURVES = (
     "reward",
@@ -104,6 +114,8 @@ def record(name: str) -> None:
     shared = {"preset": "kernels"} | settings | {"block": BLOCK, "held_out": HELD_OUT, "held_out_refused": REFUSED}
     if name in BEGINS_AFTER:
         shared["model"] = f"what the run {BEGINS_AFTER[name]} of the same seed has left"
+    if name in AVERAGED:
+        shared["after"] = "the mean weights of the checkpoints from half of the steps on"
     record_seeds(f"lesson14_{name}", [name], shared, SEEDS, lambda seed: one_run(name, seed))
 
 
@@ -114,18 +126,23 @@ def one_run(name: str, seed: int, **overrides: Any) -> dict[str, Any]:
     sampled answers to problems of training. evals: greedy answers to the validation problems. test: greedy answers to
     the test problems, before and after. held_out: greedy and sampled answers to `held_out`, before and after; of a run
     that closes a hole they also say what a judge that still had it would count; of one paid by measured times they are
-    counted, which the thousands of programs would take long to be otherwise. samples: answers of the last steps.
-    seconds, peak_memory_bytes: of the training.
+    counted, which the thousands of programs would take long to be otherwise. Of a run in `AVERAGED`, after is the
+    averaged model in both, and last the last checkpoint. samples: answers of the last steps. seconds,
+    peak_memory_bytes: of the training.
     """
     config = run_config(name, seed, **overrides)
     run = trained(config)
     summary, lines = read_json(run / "summary.json", "delete the folder"), read_lines(run / "metrics.jsonl")
     models = {"before": config.model, "after": str(latest_checkpoint(run))}
+    tests = {when: summary[when] for when in models}
+    if name in AVERAGED:
+        models |= {"last": models["after"], "after": str(averaged(run, config.steps // 2))}
+        tests |= {"last": tests["after"], "after": evaluate(replace(config, model=models["after"]))}
     task = "kernels" if name == "measured" else RUNS[BEGINS_AFTER.get(name, name)].get("task", "kernels")
     return {
         "curves": block_means(lines),
         "evals": [{"step": line["step"]} | only(line, MEASURED) for line in read_lines(run / "evals.jsonl")],
-        "test": {when: only(summary[when], (*MEASURED, *OF_LONG)) for when in models},
+        "test": {when: only(metrics, (*MEASURED, *OF_LONG)) for when, metrics in tests.items()},
         "held_out": {when: on_held_out(model, task) for when, model in models.items()},
         "samples": [s for s in read_lines(run / "samples.jsonl") if s["step"] > config.steps - SHOWN],
         "seconds": summary["wall_seconds"],
@@ -183,11 +200,21 @@ def without_short(task: KernelTask) -> KernelTask:
 
 
 def fewer_refused(data_dir: str | None = None) -> KernelTask:
-    """The task with so few of its training problems that one launch is refused in a share of `FEWER`."""
-    task = load(data_dir)
+    """The task with one launch refused in a share of `FEWER` of its training problems."""
+    return with_refused(load(data_dir), FEWER)
+
+
+def slightly_fewer_refused(data_dir: str | None = None) -> KernelTask:
+    """The task with one launch refused in a share of `SLIGHTLY_FEWER` of its training problems."""
+    return with_refused(load(data_dir), SLIGHTLY_FEWER)
+
+
+def with_refused(task: KernelTask, share: float) -> KernelTask:
+    """The task with so few of its training problems that one launch is refused in this share of them, which is smaller
+    than it was."""
     fits = [problem for problem in task.train if fits_one_launch(problem.computation)]
     refused = [problem for problem in task.train if not fits_one_launch(problem.computation)]
-    return replace(task, train=fits + refused[: round(len(fits) * FEWER / (1 - FEWER))])
+    return replace(task, train=fits + refused[: round(len(fits) * share / (1 - share))])
 
 
 class RootTask(KernelTask):
@@ -213,6 +240,20 @@ def trained(config: TrainConfig) -> Path:
     if read_json(run / "config.json", "delete the folder") != config.to_dict():
         raise ValueError(f"{run} was trained with other settings: delete it.")
     return run
+
+
+def averaged(run: Path, since: int) -> Path:
+    """The folder of the model whose weights are the means of those of the run's checkpoints from the step `since` on,
+    which is made unless it is there."""
+    folder = run / "averaged"
+    if not folder.exists():
+        checkpoints = [path for path in (run / "checkpoints").glob("step-*") if step_of(path) >= since]
+        policy, *others = [load_policy(str(path)) for path in sorted(checkpoints)]
+        with torch.no_grad():
+            for mean, *rest in zip(*(p.model.parameters() for p in (policy, *others)), strict=True):
+                mean.copy_(torch.stack([mean, *rest]).mean(0))
+        save_model(policy, folder)
+    return folder
 
 
 def block_means(lines: list[dict[str, Any]]) -> dict[str, list[float | None]]:

@@ -1,10 +1,18 @@
 """Runs in which a hole in the judge is open, then closed; and what their records say."""
 
-import pytest
+import shutil
 
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from rlcourse.checkpoint import save_model
 from rlcourse.course.embedded.kernels import Recipe
 from rlcourse.course.lessons import lesson14
 from rlcourse.course.lessons.curve_records import load_curve
+from rlcourse.files import read_json, write_json
+from rlcourse.policy import load_policy
 from rlcourse.tasks.kernels.optimum import fits_one_launch
 
 SMALL = {
@@ -141,11 +149,57 @@ def test_what_the_lesson_says_of_a_start_that_earns_nothing():
         assert seed[4] > 0.7 and seed[-1] > 0.4
 
 
-def test_fewer_training_problems_are_refused_and_none_is_new():
-    whole, fewer = lesson14.load(), lesson14.fewer_refused()
-    refused = sum(not fits_one_launch(problem.computation) for problem in fewer.train)
-    assert abs(refused / len(fewer.train) - lesson14.FEWER) < 1e-3
+@pytest.mark.parametrize(
+    ("task", "share"),
+    [(lesson14.fewer_refused, lesson14.FEWER), (lesson14.slightly_fewer_refused, lesson14.SLIGHTLY_FEWER)],
+)
+def test_fewer_training_problems_are_refused_and_none_is_new(task, share):
+    whole, fewer = lesson14.load(), task()
+    fits = [problem for problem in fewer.train if fits_one_launch(problem.computation)]
+    assert abs(1 - len(fits) / len(fewer.train) - share) < 1e-3
+    assert fits == [problem for problem in whole.train if fits_one_launch(problem.computation)]
     assert set(fewer.train) < set(whole.train) and fewer.test == whole.test
+
+
+def test_averaged_weights_are_the_means_of_those_of_the_later_checkpoints(tmp_path):
+    policy = load_policy("embedded-kernels")
+    checkpoints = [tmp_path / "checkpoints" / f"step-{step:06d}" for step in (7, 8, 9, 10)]
+    torch.manual_seed(0)
+    for checkpoint in checkpoints:
+        for parameter in policy.model.parameters():
+            parameter.data += torch.randn_like(parameter)
+        save_model(policy, checkpoint)
+    folder = lesson14.averaged(tmp_path, since=8)
+    later = [load_file(checkpoint / "model.safetensors") for checkpoint in checkpoints[1:]]
+    found = load_file(folder / "model.safetensors")
+    assert found.keys() == later[0].keys() and {weights.dtype for weights in found.values()} == {np.dtype("float32")}
+    for name, weights in found.items():
+        np.testing.assert_allclose(weights, sum(w[name].astype("float64") for w in later) / 3, rtol=1e-5, atol=1e-6)
+    shutil.rmtree(tmp_path / "checkpoints")
+    assert lesson14.averaged(tmp_path, since=8) == folder  # not made again
+    assert load_policy(str(folder)).eos_ids == policy.eos_ids
+
+
+def test_a_run_that_is_averaged_ends_with_the_averaged_model_and_says_what_the_last_one_did(few, monkeypatch):
+    settings, evaluate = SMALL | {"steps": 4, "save_every": 1}, lesson14.evaluate
+    run = lesson14.trained(lesson14.run_config("tried_averaged", 4, **settings))
+    summary = read_json(run / "summary.json", "")
+    summary["after"]["correct"] = 0.125  # as before and of the averaged model it is not
+    write_json(run / "summary.json", summary)
+    monkeypatch.setattr(lesson14, "evaluate", lambda config: evaluate(config) | {"correct": config.model})
+    monkeypatch.setattr(lesson14, "on_held_out", lambda model, task: model)
+    found = lesson14.one_run("tried_averaged", 4, **settings)
+    steps = [run / "checkpoints" / f"step-00000{step}" for step in (1, 2, 3, 4)]
+    assert sorted((run / "checkpoints").iterdir()) == steps
+    models = {"before": "embedded-kernels", "after": str(run / "averaged"), "last": str(steps[-1])}
+    assert found["held_out"] == models
+    assert found["test"].keys() == models.keys() and found["test"]["after"]["correct"] == models["after"]
+    assert found["test"]["last"] == {name: summary["after"][name] for name in found["test"]["before"]}
+    of_steps = [load_file(step / "model.safetensors") for step in steps]
+    averaged = load_file(run / "averaged" / "model.safetensors")
+    for name, weights in averaged.items():
+        np.testing.assert_allclose(weights, np.mean([w[name] for w in of_steps[1:]], 0), rtol=1e-5, atol=1e-7)
+    assert any((averaged[name] != weights).any() for name, weights in of_steps[-1].items())
 
 
 def test_a_right_program_is_paid_by_the_root_of_its_speedup_and_a_wrong_one_nothing():
