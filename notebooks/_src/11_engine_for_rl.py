@@ -801,9 +801,9 @@ cost_bet.result(round(longer("qwen2.5-0.5b", 256)))
 # -longer("embedded", 64):.0f }} and {{ -longer("embedded", 256):.0f }} % shorter. {{ assert all(longer("embedded",
 # rows) < -10 for rows in counts) }} No two of its steps are alike, so the middle half of them spans up to {{ 100 *
 # max(row["spread"] for row in exact["results"] if row["shape"] == "embedded"):.0f }} %; these are medians of {{
-# exact["setup"]["repeats"] }}. So small a model leaves the GPU waiting for its host, and there the gain has a cause
-# that can be named: the layers' training pass is replayed as two CUDA graphs (`rlcourse/exact/captured.py`). The next
-# section measures what exact numbers buy.
+# exact["setup"]["repeats"] }}. So small a model leaves the GPU waiting for its host. Our pass replays its layers as two
+# CUDA graphs (`rlcourse/exact/captured.py`), where the compiled layers are launched one by one; what that brings has
+# not been measured by itself either. The next section measures what exact numbers buy.
 #
 # ## 7 · A ratio that is not 1
 #

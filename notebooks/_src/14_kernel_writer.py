@@ -407,9 +407,9 @@ tried = {way: load_curve(f"lesson14_tried_{name}") for way, name in NAMES.items(
 #
 # We wanted {{ RIGHT }} % right and {{ SHARE }} % of the optimum, with every seed. The runs above have the first and
 # miss the second. {{ assert 100 * least(honest, "correct") > RIGHT and 100 * least(honest, "share_of_optimum") < SHARE
-# }} Five changes, the first four one at a time, three seeds each ({{ provenance(tried[TWICE]) }}; the last: {{
-# provenance(tried["averaged"]) }}; the runs above: {{ provenance(honest) }}; and another processor makes another run of
-# the same seed):
+# }} Four changes, one at a time, and three together, three seeds each ({{ provenance(tried["averaged"]) }}; the runs
+# above: {{ provenance(honest) }}; and another processor makes another run of the same seed). {{ assert {(t["device"],
+# t["date"]) for t in tried.values()} == {(tried[TWICE]["device"], tried[TWICE]["date"])} }}
 #
 # - **not divided**: advantages without the division by their group's spread (Dr. GRPO's, lesson 04);
 # - **fewer refused**: of the training problems one launch does not hold {{ FEW_REFUSED:.0f }} %, not {{

@@ -874,6 +874,8 @@ MISTAKES = [
     ("sft/trainer.py", "examples = self.data.held_out", "examples = self.data.train[:3]", FINE_TUNING),
     ("sft/trainer.py", "[: config.eval_problems]", "[:1]", FINE_TUNING),
     ("sft/trainer.py", "if not math.isfinite(loss := loss.item()):", "if math.isnan(loss := loss.item()) and False:", FINE_TUNING),
+    ("sft/trainer.py", "policy, state, self.config.keep_checkpoints)", "policy, state)", FINE_TUNING),
+    ("trainer.py", "policy, state, self.config.keep_checkpoints)", "policy, state)", ["course/lessons/test_lesson14.py"]),
     ("sft/trainer.py", "self.step % config.save_every == 0 and", "self.step % config.save_every == 1 and", FINE_TUNING),
     ("sft/trainer.py", "                with stop.delayed():\n", "                if True:\n", FINE_TUNING),
     ("sft/trainer.py", "        torch.manual_seed(config.seed)\n", "", FINE_TUNING),

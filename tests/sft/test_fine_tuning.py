@@ -38,6 +38,7 @@ TINY = {
     "eval_every": 3,
     "eval_examples": 3,
     "save_every": 3,
+    "keep_checkpoints": 3,
     "name": "run",
     "device": "cpu",  # what a resumed run repeats to the last digit
 }
@@ -322,6 +323,7 @@ def test_the_folder_holds_what_a_run_leaves(whole, model_folder):
     options, folder = whole
     names = {"config.json", "metrics.jsonl", "evals.jsonl", "curve.png", "summary.json", "checkpoints"}
     assert {path.name for path in folder.iterdir()} == names
+    assert {path.name for path in (folder / "checkpoints").iterdir()} == {f"step-00000{step}" for step in (3, 6, 7)}
     assert [line["step"] for line in logged(folder)["evals"]] == [0, 3, 6, 7]
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["steps"], summary["examples"], summary["held_out"], summary["too_long"]) == (7, 30, 3, 0)
