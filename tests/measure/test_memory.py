@@ -291,6 +291,18 @@ def test_the_exact_pass_needs_what_a_gpu_has_measured(rows, tokens):
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_exact_pass_needs_what_a_gpu_has_measured_with_checkpointing_too(checkpointing):
+    """Of the record's tokens a prompt's count once for its eight answers."""
+    for row in load_record("update", "nvidia-h200")["results"]:
+        sizes = {"num_prompts": row["rows"] // 8, "max_prompt_tokens": round((row["tokens"] / row["rows"] - 256) / 8)}
+        sizes |= {"max_new_tokens": 256, "eval_problems": 1, "num_generations": 8, "micro_batch_tokens": 10**6}
+        config = make_config("h200", **sizes, gradient_checkpointing=checkpointing)
+        found = estimate(config, QWEN25["Qwen/Qwen2.5-0.5B"], "cuda", exact=True)
+        peak = row["checkpointed_peak_memory_bytes" if checkpointing else "peak_memory_bytes"] + memory.LIBRARIES
+        assert found.peak - memory.HEADROOM * found.captured == pytest.approx(peak, rel=0.15)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
 def test_gradients_beside_activations_are_those_of_earlier_micro_batches(checkpointing):
     sizes = {"num_prompts": 8, "num_generations": 8, "max_prompt_tokens": 100, "max_new_tokens": 100}
     config = make_config("h200", **sizes, gradient_checkpointing=checkpointing)
