@@ -17,7 +17,7 @@ from rlcourse import step as module
 from rlcourse.batch import concatenate
 from rlcourse.distributed import whole
 from rlcourse.distributed import world as world_module
-from rlcourse.distributed.world import ALONE, RankLost, World, start_world
+from rlcourse.distributed.world import ALONE, RankLost, World, lost_ranks, start_world
 from rlcourse.interrupts import StopAfterStep, Terminated
 from rlcourse.learner import Learner
 from rlcourse.micro_batches import micro_batches
@@ -263,6 +263,11 @@ def test_a_rank_that_ends_is_noticed_by_the_others(tmp_path):
 
     ranks = Ranks(3, work, tmp_path).end()
     assert ranks.codes == [0, 7, 0], ranks.printed
+
+
+def test_what_fails_among_ranks_says_that_one_is_lost_whatever_the_wire_says():
+    with pytest.raises(RankLost, match="go on from the last one with --resume"), lost_ranks():
+        raise RuntimeError("a message that no release before had")
 
 
 def test_a_rank_that_follows_stops_when_all_agree_and_not_before():
