@@ -41,6 +41,7 @@ class ModelShape:
     intermediate: int
     vocabulary: int
     tied: bool  # one matrix for the embedding and the output head
+    qk_norm: bool = False  # a norm of each query and key, as Qwen3 has
 
     @classmethod
     def from_config(cls, config) -> "ModelShape":
@@ -56,11 +57,12 @@ class ModelShape:
                 intermediate=config.intermediate_size,
                 vocabulary=config.vocab_size,
                 tied=getattr(config, "tie_word_embeddings", False),
+                qk_norm=getattr(config, "model_type", None) == "qwen3",
             )
         except (AttributeError, TypeError, ZeroDivisionError) as error:
             raise ValueError(f"The model's config is not that of a Qwen2-like decoder: {error}.") from None
         for name, size in vars(shape).items():
-            if name != "tied" and (type(size) is not int or size < 1):
+            if name not in ("tied", "qk_norm") and (type(size) is not int or size < 1):
                 raise ValueError(f"The model's config is not that of a Qwen2-like decoder: {name} is {size!r}.")
         return shape
 
@@ -73,7 +75,7 @@ QWEN25 = {
     "Qwen/Qwen2.5-7B": ModelShape(28, 3584, 28, 4, 128, 18944, 152064, tied=False),
 }
 OTHERS = {
-    "Qwen/Qwen3-0.6B": ModelShape(28, 1024, 16, 8, 128, 3072, 151936, tied=True),
+    "Qwen/Qwen3-0.6B": ModelShape(28, 1024, 16, 8, 128, 3072, 151936, tied=True, qk_norm=True),
     "meta-llama/Llama-3.2-1B": ModelShape(16, 2048, 32, 8, 64, 8192, 128256, tied=True),
 }
 
@@ -313,11 +315,13 @@ def exact_activation_bytes(shape: ModelShape, rows: int, length: int, dtype: str
     """As `activation_bytes`, of the pass of `rlcourse.exact`.
 
     Per token and layer: in float32 the residual stream before attention and before SwiGLU, sums of squares of 32
-    columns of each, and a number a query head; q, k, v, attention's output, and SwiGLU's two projections in `dtype`.
-    Checkpointing keeps these projections of one layer at a time.
+    columns of each, and a number a query head; q, k, v, attention's output, and SwiGLU's two projections in `dtype`;
+    with a norm of queries and keys what enters it, too.
+    Checkpointing keeps SwiGLU's projections of one layer at a time.
     """
     b, heads, kv_heads = 2 if dtype == "bfloat16" else 4, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     kept = 8 * (shape.hidden + shape.hidden // 32) + 4 * shape.heads + b * (2 * heads + 2 * kv_heads)
+    kept += b * (heads + 2 * kv_heads) if shape.qk_norm else 0
     projections = 2 * b * shape.intermediate
     if gradient_checkpointing:
         return rows * length * (shape.layers * kept + projections)

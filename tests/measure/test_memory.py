@@ -315,15 +315,17 @@ def test_gradients_beside_activations_are_those_of_earlier_micro_batches(checkpo
     assert small.gradients == 4 * parameters(shape) - small.activations - small.logits > 0
 
 
-def test_activations_of_the_exact_pass_are_what_a_layer_keeps():
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_activations_of_the_exact_pass_are_what_a_layer_keeps(family):
     pytest.importorskip("triton", reason="Triton is there on Linux alone")
     from rlcourse.exact.layers import angles_at, attention, layer_pass
     from rlcourse.exact.sequences import Sequences
     from rlcourse.exact.weights import fused_weights
 
-    shape = ModelShape(1, 64, 4, 2, 32, 128, 300, tied=True)
+    shape = ModelShape(1, 64, 4, 2, 32, 128, 300, tied=True, qk_norm=family == "qwen3")
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "num_hidden_layers": 1}
-    weights = fused_weights(make_policy(hidden_size=64, intermediate_size=128, **sizes).model, DTYPE)
+    policy = make_policy(architecture=family, hidden_size=64, intermediate_size=128, **sizes)
+    weights = fused_weights(policy.model, DTYPE)
     sequences = Sequences.equal(3, 32, torch.device(DEVICE))
     angles, x = angles_at(weights, sequences.positions), torch.randn(3 * 32, 64, device=DEVICE)
     _, saved = layer_pass(weights, weights.layers[0], x, angles, partial(attention, sequences=sequences))

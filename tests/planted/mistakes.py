@@ -526,6 +526,8 @@ MISTAKES = [
     ("batch.py", "torch.tensor(list(eos_ids),", "torch.tensor(list(eos_ids)[:1],", BATCH),
     ("batch.py", "problems[row * len(problems) // len(texts)]", "problems[row % len(problems)]", COLLECT),
     ("checkpoint.py", "for leftover in (aside, replaced):", "for leftover in (aside,):", CHECKPOINT),
+    ("measure/memory.py", "if shape.qk_norm else 0", "if False else 0", ["measure/test_memory.py"]),
+    ("measure/memory.py", 'config, "model_type", None) == "qwen3"', 'config, "model_type", None) == "qwen2"', ["bench/test_bench_serve.py"]),
     ("measure/memory.py", "shape.layers * kept + projections)", "shape.layers * (kept + projections))", ["measure/test_memory.py"]),
     ("presets.py", '1024,\n        "gradient_checkpointing": True,', '1024,\n        "gradient_checkpointing": False,', ["measure/test_doctor.py"]),
     ("losses.py", "return -advantages * logprobs, torch.zeros_like(mask)", "return -advantages * logprobs, mask", LOSSES),
