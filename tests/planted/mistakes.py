@@ -724,7 +724,7 @@ MISTAKES = [
     ("exact/backward_kernels.py", "place = tl.load(places + token)", "place = token", PASS),
     ("exact/backward_kernels.py", "tl.store(y + row, (value * w)", "tl.store(y + row, value", PASS),
     ("exact/backward_kernels.py", "tl.store(rounded + row, result.to", "tl.store(rounded + row, g.to", PASS),
-    ("exact/pass_kernels.py", "(inverse_rms_of_row(squares, slot, eps, d) * inverse_temperature)", "inverse_rms_of_row(squares, slot, eps, d)", PASS),
+    ("exact/pass_kernels.py", "inverse_rms_of_row(squares, slot, eps, d) * inverse_temperature", "inverse_rms_of_row(squares, slot, eps, d)", PASS),
     ("exact/pass_kernels.py", "log_mass + row, highest + tl.log(total)", "log_mass + row, tl.log(total)", PASS),
     ("exact/backward_kernels.py", "through_scale = scale * scale * tl.sum", "through_scale = scale * tl.sum", PASS),
     ("exact/backward_kernels.py", "result = g * w - value * through_scale", "result = g * w", PASS),
