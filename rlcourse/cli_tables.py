@@ -26,15 +26,15 @@ def print_config(config: TrainConfig) -> None:
 def print_memory(config: TrainConfig) -> None:
     """The memory estimate, by part and by phase."""
     from rlcourse.device import wanted_device
-    from rlcourse.measure import memory
+    from rlcourse.measure import memory, shapes
     from rlcourse.measure.machine import format_bytes
 
     check_launch(config)
     device, ranks = wanted_device(config), launched()[1]
-    shape = memory.model_shape(config.model)
+    shape = shapes.model_shape(config.model)
     estimate = memory.estimate(share_of(config, ranks), shape, device, ranks, memory.has_exact_pass(config, device))
     each = f", each of {ranks} processes" if ranks > 1 else ""
-    title = f"Memory estimate on {device}{each}: {memory.parameters(shape):,} parameters"
+    title = f"Memory estimate on {device}{each}: {shapes.parameters(shape):,} parameters"
     table = Table("part", "memory", title=title)
     table.columns[1].justify = "right"
     for name, count in vars(estimate).items():

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from rlcourse import bench, checkpoint, cli, cli_errors, cli_options, evaluation, trainer
 from rlcourse.config import ALGORITHMS, TrainConfig, make_config
 from rlcourse.measure import doctor, memory
+from rlcourse.measure.shapes import model_shape
 from rlcourse.settings import field_type
 from rlcourse.sft import config as sft_config
 from rlcourse.sft import trainer as fine_tuning
@@ -132,7 +133,7 @@ def test_dry_run_prints_config_and_memory_and_trains_nothing(trained):
     rows = {name: value for _, name, value, *_ in cells}
     config = make_config("a10g", lr=0.25)
     assert {f.name: str(getattr(config, f.name)) for f in fields(TrainConfig)}.items() <= rows.items()
-    needed = memory.estimate(config, memory.model_shape(config.model), "cuda")
+    needed = memory.estimate(config, model_shape(config.model), "cuda")
     assert rows["weights"] == "1.98 GB" and rows["update phase"] == f"{needed.update / 1e9:.3g} GB"
     assert "494,032,768 parameters" in result.output
 
@@ -141,7 +142,7 @@ def test_dry_run_of_several_ranks_says_what_each_has_to_hold(trained, monkeypatc
     monkeypatch.setenv("WORLD_SIZE", "3")
     result = invoke("train", "--preset", "h200", "--dry-run")  # 32 prompts: one rank has 11
     config = make_config("h200", num_prompts=11)
-    needed = memory.estimate(config, memory.model_shape(config.model), "cuda")
+    needed = memory.estimate(config, model_shape(config.model), "cuda")
     assert f"{needed.rollout / 1e9:.3g} GB" in result.output and "each of 3 processes" in result.output
 
 

@@ -57,19 +57,23 @@ def test_the_headline_counts_from_the_records(monkeypatch):
 
     def record(name, device):
         return {
-            "results": [{"variant": v, "rows": n, columns[name]: x / n * 64} for v, x in rows[name] for n in (16, 64)]
+            "results": [
+                {"variant": v, "rows": n, "new_tokens": 256, columns[name]: x / n * 64}
+                for v, x in rows[name]
+                for n in (16, 64)
+            ]
         }
 
     monkeypatch.setattr(front, "load_record", record)
     said = front.headline()
-    assert "400 tokens a second, 8.0 times `generate` compiled" in said and " 40 times `generate` as it comes" in said
-    assert "step in 0.50 s, where TRL takes 2.00 s compiled and 8.00 s as it comes" in said
+    assert "400 tokens a second: 8.0 times `generate` compiled" in said and " 40 times `generate` as it comes" in said
+    assert "step takes 0.50 s; TRL takes 2.00 s compiled and 8.00 s as it comes" in said
     assert "vLLM" not in said
     rows["decode"] += [("vllm", 160)]
     rows["step"] += [("trl-vllm", 1)]
     said = front.headline()
-    assert "400 tokens a second, 2.5 times vLLM, 8.0 times `generate` compiled" in said
-    assert "step in 0.50 s, where TRL takes 1.00 s with vLLM, 2.00 s compiled and 8.00 s as it comes" in said
+    assert "400 tokens a second: 2.5 times vLLM, 8.0 times `generate` compiled" in said
+    assert "step takes 0.50 s; TRL takes 1.00 s with vLLM, 2.00 s compiled and 8.00 s as it comes" in said
 
 
 def test_a_checkpoint_that_is_named_is_the_last_of_its_run():

@@ -37,7 +37,7 @@ print("ready")
 #
 # - Four `#` at the beginning of a line, at least one space, a number, then at most spaces up to the end of the line.
 # - A number is digits with an optional `-` before and an optional decimal part (`3.50`). Commas may group by threes:
-#   `1,234` is 1234. Nothing else is a number: not `1,23`, not `twelve`.
+#   `1,234` is 1234. Nothing else is a number: not `1,23`, not `1234,567`, not `+5`, `.5` or `5.`, not `twelve`.
 # - A line that cannot be read is passed over. An earlier one that can be read counts then.
 #
 # <details><summary>Hint 1: a question</summary>

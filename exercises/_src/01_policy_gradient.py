@@ -154,12 +154,13 @@ except NotImplementedError:
     print("nothing to show yet")
 
 # %% [markdown] tags=["solution"]
-# **The sign** is the loud one: success falls to nothing. **The end token** comes next. With it out of the sum nobody is
-# ever told that stopping was right, so answers run on, and those that run out of room earn nothing. **The mean over
+# **The sign** is the loud one: alone, it makes success fall to nothing. **The end token** comes next. With it out of
+# the sum nobody is ever told that stopping was right, so answers run on, and those that run out of room earn nothing.
+# The easy prompt gets there late all the same, since failures make the other tokens less probable. **The mean over
 # tokens** slows everything down, here by the length of the answers (lesson 04 is about what else it does). **The
-# groups** are quiet: alone they can hardly be seen, because any baseline is fair on average as long as it does not
-# depend on the answer itself. On top of the mean over tokens they make the hard prompt learn more slowly still. Quiet
-# mistakes are found by printing, not by looking at curves.
+# groups** are quiet: alone they can hardly be seen, because what a baseline takes from other answers, of whatever
+# prompt, costs nothing on average (q4). On top of the mean over tokens they make the hard prompt learn more slowly
+# still. Quiet mistakes are found by printing, not by looking at curves.
 
 # %% tags=["solution", "hide-input"]
 # @title Figure: each mistake alone

@@ -11,7 +11,8 @@
 # call, close a hole in the clip, and build the KL penalty that none of the three estimates is. Write your code where it
 # says `# YOUR CODE HERE`, then run the cell below it. Use `torch` alone: the functions must stand by themselves.
 #
-# `mask` is bool `[rows, length]`. What stands where it is False may be anything and must not matter.
+# `mask` is bool `[rows, length]`. What stands where it is False may be any number and must not matter. Where it may be
+# `nan` or `-inf`, the question says so.
 
 # %%
 import matplotlib.pyplot as plt
@@ -148,8 +149,8 @@ except NotImplementedError:
 # V)$, is made small by making $V$ small, whatever the returns. The critic sinks to about one below them, where the two
 # gradients balance. Every advantage is then about one too high: the generous judge of lesson 01, and with the same end.
 # The other two are quiet. **Without the minimum** a token that moved the wrong way stays there. **The mean** over all
-# positions makes the step depend on how much padding a batch happens to have. No curve of this small task shows them;
-# printing the gradient of four tokens does.
+# positions makes the step depend on how much padding a batch happens to have. No curve of this small task gives them
+# away; printing the gradient of four tokens does.
 
 # %% [markdown]
 # ## q2 · Credit across a tool call
@@ -297,7 +298,8 @@ check.q3(bounded_loss)
 # ●●●●○ · 20 minutes
 #
 # Section 7 of the lesson has three estimates of $\text{KL}(\pi \,\|\, \pi_\text{ref})$, and none is good for
-# everything. Make one that is. For tokens sampled from $\pi$ return a number for each with
+# everything. Make one that is. For tokens sampled from $\pi$ return a number for each, made of its own two log-probs
+# alone, with
 #
 # - a **value** that is right on average and never negative;
 # - a **gradient**, as autograd sees it at the sampled tokens, that is on average the gradient of the same KL.

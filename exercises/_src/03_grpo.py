@@ -364,6 +364,6 @@ if check.q4.passed:
 # **The centred one is too short, by the same factor everywhere.** $\mathbb{E}[R_i \nabla \log \pi_{y_i}]$ is the
 # gradient, and of the baseline only the term with an answer's own reward is left, $\frac{1}{G}$ of it. So the
 # expectation is $(1 - 1/G)\,\nabla J$, and RLOO multiplies by $G / (G-1)$. **The normalised one has another factor at
-# each $p$**, as soon as a group is larger than a pair. It lifts hard and easy problems over those in the middle, the
-# more the larger the group. No constant repairs that: it is another objective, and a topic of lesson 04. (In pairs it
-# is a constant still: every pair that differs has the same deviation.)
+# each $p$**, as soon as a group has more than three answers. It lifts hard and easy problems over those in the middle,
+# the more the larger the group. No constant repairs that: it is another objective, and a topic of lesson 04. (In groups
+# of two or three it is a constant still: all that do not agree have the same deviation.)

@@ -223,7 +223,7 @@ complaints(colleague)
 # <details><summary>Hint 2: the idea</summary>
 #
 # On the last complaint: minus infinity less minus infinity is nan, and a product with 0 keeps it, in the gradient too.
-# So what is masked has to be gone **before** the first arithmetic, not after the last.
+# So get rid of what is masked **before** the arithmetic that it spoils, not after.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
@@ -266,11 +266,11 @@ except NotImplementedError:
     print("nothing to measure yet")
 
 # %% [markdown] tags=["solution"]
-# **1** is the baseline of the batch: a group without signal got one. **2** is the deviation; a trainer that hides the
-# size of rewards also hides a bonus that is too small to matter. **3** is the divisor, drawn with the answers, so that
-# no micro-batch knows what the others will be; a library that accumulates gradients this way trains another loss with
-# every micro-batch size. **4** is the missing minimum: a wrong token whose probability has already risen is the one
-# that most needs to be pushed down. **5** is the order of mask and arithmetic.
+# **1** is the baseline of the batch: a group without signal got one. **2** is the deviation; a trainer that divides by
+# it cannot tell rewards of 10 from rewards of 1. **3** is the divisor, drawn with the answers, so that no micro-batch
+# knows what the others will be; a library that accumulates gradients this way trains another loss with every
+# micro-batch size. **4** is the missing minimum: a wrong token whose probability has already risen is the one that most
+# needs to be pushed down. **5** is the order of mask and arithmetic.
 
 # %% [markdown]
 # ## q4 · Which recipes make answers longer?

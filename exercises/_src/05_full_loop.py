@@ -248,7 +248,8 @@ check.q3(which_engine)
 # ●●●●○ · 25 minutes
 #
 # You get four metrics of a run, each a float tensor `[steps]` with at least ten steps: `reward`, `accuracy` (strict),
-# `truncated` and `kl`. `kl` is nan where there was nothing to measure. Return one of the five numbers:
+# `truncated` and `kl`. `kl` is nan where there was nothing to measure. That may be everywhere: then the other three
+# must do. Return one of the five numbers:
 #
 # - `STILL`: the policy never moved; its KL stays at rounding level throughout;
 # - `COLLAPSED`: the reward ended far below where it began;

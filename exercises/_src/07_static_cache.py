@@ -82,7 +82,8 @@ check.q1(attend_with_cache)
 
 # %% [markdown]
 # Your function at work: three rows at positions 2, 7 and 4 of a cache with ten slots. The values are one-hot, so the
-# output **is** the weights. **Look for** where each row stops.
+# output **is** the weights. **Look for** where each row stops. The check sees your result alone. The line above the
+# figure says whether the cache itself was written, without which the next step would miss this token.
 
 # %% tags=["hide-input"]
 # @title Figure: the weights
@@ -92,6 +93,7 @@ if check.q1.passed:
     positions = torch.tensor([2, 7, 4])
     values = torch.eye(slots).expand(3, slots, slots).clone()
     weights = attend_with_cache(q, k, values[torch.arange(3), positions], keys, values, positions)[:, 0]
+    print("the new keys stand in the cache:", torch.equal(keys[torch.arange(3), positions], k))
     fig, ax = plt.subplots(figsize=(6.5, 2.4), layout="constrained")
     image = ax.imshow(weights, cmap="Blues", vmin=0)
     ax.set(xlabel="slot", ylabel="row", yticks=range(3), xticks=range(slots), title="Weights of one query a row")
@@ -102,7 +104,7 @@ if check.q1.passed:
 # **Why a mask and not a slice.** `keys[i, : p + 1]` has another shape for each row and each step: it can be neither
 # batched nor recorded. A mask always has the same shape, and what it hides is data. **Why up to and with the
 # position.** A token attends to itself; and without it the first token of an empty cache would see nothing, and the
-# softmax of nothing is `nan`. **Why before the softmax.** A score of 0 is no weight of 0, and weights set to 0
+# softmax of nothing is `nan`. **Why before the softmax.** A score of 0 is not a weight of 0, and weights set to 0
 # afterwards no longer add up to 1.
 
 # %% [markdown]
@@ -166,11 +168,9 @@ def tape_of_the_end(eos: int, pad: int, limit: int) -> list:
         ("equal", "alive", "ended", 0),
         ("add", "position", "position", "alive"),
         ("equal", "stop", "token", eos),
-        ("less", "room", "position", limit),
-        ("equal", "full", "room", 0),
+        ("less", "full", limit - 1, "position"),
         ("or", "stop", "stop", "full"),
-        ("and", "stop", "stop", "alive"),
-        ("or", "ended", "ended", "stop"),
+        ("or", "ended", "ended", "stop"),  # a row that had ended stays so, whatever `stop` is
     ]
     # END SOLUTION
 
@@ -253,7 +253,8 @@ show(colleague)
 
 # %% [markdown]
 # There are four mistakes. Write the draw without them. Logits can be large (`exp(200)` is infinite in float32), and
-# some can be `-inf`; of each tile at least one is finite.
+# some can be `-inf`; of each tile at least one is finite. It can be so low that the mass of the whole tile rounds to 0,
+# and then no token of it is drawn.
 #
 # Shapes: `logits` `[rows, vocabulary]`, `uniform` `[rows]`; result: two tensors `[rows]`, int64 and float.
 #

@@ -211,8 +211,8 @@ check.q3(Transpose)
 # ●●○○○ · 5 minutes
 #
 # `out[i] = a[i] + a[i-1] + a[i-2]` for 64 numbers, in one block of 64 threads; in front of `a[0]` there is nothing to
-# add. The catch: of `a` each number may be read **once**. `shared` has room for 64 numbers that all threads of the
-# block see.
+# add. The catch: of `a` each number may be read **once**, by a thread of its own. `shared` has room for 64 numbers that
+# all threads of the block see.
 #
 # <details><summary>Hint 1: a question</summary>
 # Every number is needed by three threads, and only one may fetch it. How do the other two come by it, and when?
@@ -261,9 +261,10 @@ check.q4(SumOfThree)
 #
 # ●●○○○ · 5 minutes
 #
-# The largest number of each row, for rows of at most 32 numbers of any sign. A block is one warp and has one row: lane
-# number `lane` has the number in column `lane`, if there is one. `cute.arch.shuffle_sync_bfly(value, offset=d)` gives
-# each lane the `value` of lane `lane ^ d`; all 32 lanes must come to it.
+# The largest number of each row, for rows of at most 32 numbers of any sign and size. A block is one warp and has one
+# row: lane number `lane` has the number in column `lane`, if there is one.
+# `cute.arch.shuffle_sync_bfly(value, offset=d)` gives each lane the `value` of lane `lane ^ d`; all 32 lanes must come
+# to it.
 #
 # <details><summary>Hint 1: a question</summary>
 # A row has 20 numbers. What should lane 25 hold, so that it never wins?
@@ -731,6 +732,6 @@ if check.q10.passed:
 # **Why a second barrier.** Thread 0 is still adding up the first row's shares while warp 3 has nothing to do but begin
 # the second row, and write its share of it. Without the barrier the result depends on who is faster: a race. It would
 # be right nearly always, since warp 3 must first wait for its loads, and that is what makes such a mistake expensive.
-# The interpreter needs no luck to find it, because it asks who is **ordered** before whom. One barrier can be saved by
-# using two sets of shares in turn. **And one warp per row** needs neither shared memory nor barriers, which is why the
-# lesson's RMSNorm does that for all rows that fit in a warp's registers.
+# The interpreter needs no luck to find it, because it asks who is **ordered** before whom. The second barrier can be
+# saved by using two sets of shares in turn. **And one warp per row** needs neither shared memory nor barriers, which is
+# why the lesson's RMSNorm does that for all rows that fit in a warp's registers.

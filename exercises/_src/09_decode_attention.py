@@ -44,7 +44,7 @@ print("ready")
 # so that a head can look away. A sink of $-\infty$ is none.
 #
 # A place that saw no token has $L_p = -\infty$ and an output of zeros. A head of which nobody saw anything gets zeros.
-# Scores can be in the hundreds, or below minus that.
+# Scores can be in the hundreds, or below minus that, and differ as much from head to head.
 #
 # Shapes: `outputs` `[P, H, D]`, `logsums` `[P, H]`, `sink` `[H]`; result `[H, D]`.
 #
@@ -104,10 +104,11 @@ if check.q1.passed:
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# **It does not grow**: no weight exceeds 1, so nothing is made larger than it was. **Two numbers become one**, because
-# $m$ and $l$ are never needed apart: only $l\, e^{m}$ counts, and its log is safe to keep. Libraries for serving (and
-# GPUs that share one long text) exchange outputs and log-sums for that reason. **The sink** is one more place with an
-# output of zeros.
+# **It does not grow**: no weight exceeds 1, so nothing is made larger than it was. (With one place nothing is merged:
+# what stands there is the error of a softmax over 256 tokens in float32.) **Two numbers become one**, because $m$ and
+# $l$ are never needed apart: only $l\, e^{m}$ counts, and its log is safe to keep. Libraries for serving (and GPUs that
+# share one long text) exchange outputs and log-sums for that reason. **The sink** is one more place with an output of
+# zeros.
 
 # %% [markdown]
 # ## q2 · How many splits?
@@ -159,7 +160,7 @@ def best_splits(tokens: torch.Tensor, at_once: int, most: int, fixed: int) -> to
 check.q2(best_splits)
 
 # %% [markdown]
-# What your function chooses for a card that takes 132 CTAs at once, two heads a row, over rows and tokens.
+# What your function chooses for a card that takes 132 CTAs at once, two key-value heads a row, over rows and tokens.
 # **Look for** the row count at which there is nothing left to split for.
 
 # %% tags=["hide-input"]
@@ -190,8 +191,8 @@ if check.q2.passed:
 # ●●●●○ · 20 minutes
 #
 # `mma.m16n8k16` wants of its left operand, a matrix of 16 rows and 16 columns, in lane $4g + c$ ($g$ from 0 to 7, $c$
-# from 0 to 3) eight registers. Write the number of a register as $p + 2h + 4f$ with bits $p$, $h$, $f$: it is the
-# element in
+# from 0 to 3) eight registers, each with one number (the hardware's hold two). Write the number of a register as $p +
+# 2h + 4f$ with bits $p$, $h$, $f$: it is the element in
 #
 # $$\text{row } g + 8h, \qquad \text{column } 2c + p + 8f .$$
 #
@@ -252,7 +253,8 @@ if check.q3.passed:
 # **Why it is allowed.** Row $x$ of a result depends on row $x$ of the left operand alone, so rows may have any names,
 # as long as they are written where they belong in the end. **What it buys.** In the plain order a lane would load
 # eight single numbers of 2 bytes for each token, now it is one load of 16 bytes. `decode_attention.py` does it so;
-# within a lane it still has to pair up two tokens in a register, which are the only moves in its loop.
+# within a lane the numbers of two tokens must still be paired up in the hardware's registers. These are the only moves
+# in its loop.
 
 # %% [markdown]
 # ## q4 · Two changes at once
@@ -269,11 +271,11 @@ if check.q3.passed:
 # - **waiting**: memory has a latency of `latency_us` µs, so with `flight` bytes in flight on the whole card no more
 #   than `flight` bytes arrive in that time.
 #
-# The old kernel has (`instructions[0]`, `flight[0]`), the new one (`instructions[1]`, `flight[1]`); both read the same
-# `data`. Return five numbers: the time of the old kernel, of the old one with the **instructions** of the new one, of
-# the old one with the **bytes in flight** of the new one, of the new kernel, all in µs; and then what one should
-# have changed first: 0 for instructions, 1 for bytes in flight, 2 if neither change alone brings anything or both
-# bring the same.
+# The old kernel has (`instructions[0]`, `flight[0]`), the new one fewer instructions and more bytes in flight
+# (`instructions[1]`, `flight[1]`); both read the same `data`. Return five numbers: the time of the old kernel, of the
+# old one with the **instructions** of the new one, of the old one with the **bytes in flight** of the new one, of the
+# new kernel, all in µs; and then what one should have changed first: 0 for instructions, 1 for bytes in flight, 2 if
+# neither change alone brings anything.
 #
 # Shapes: `instructions`, `flight` `[2]` float64; the others are numbers; result `[5]` float64.
 #
@@ -287,8 +289,8 @@ if check.q3.passed:
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# A `max` of three quotients, called four times, and a comparison of the second and third result. In each quotient
-# something of the kernel stands above and something of the card below.
+# A `max` of three quotients, called four times, and a comparison of the second and third result. Above in each quotient
+# stands what is to be done, in bytes or instructions, and below how many of them get done in a µs.
 # </details>
 
 
@@ -452,8 +454,8 @@ if check.q5.passed:
         print(f"  {count / 32:5.1f}  {name}")
 
 # %% [markdown] tags=["solution"]
-# **What is slow in it.** Each slot costs five shuffles and as many additions to sum up one score, the loads are 4
-# bytes a lane, and one warp has one slot at a time in flight: nothing hides the time of its loads. The package's
-# simple kernel gives a token to 8 lanes instead of 32, loads 16 bytes a lane, does all query heads of a key-value
-# head with one load, and has four warps a block. **The poison** is why `cutlass.range(begin, end)` and not a loop
-# over all slots with a weight of 0 for those outside: 0 times nan is nan.
+# **What is slow in it.** Each slot costs five shuffles and as many additions to sum up one score. The loads are 4 bytes
+# a lane, and a warp has few of them in flight: the compiler asks for four slots in a row, and not again until their
+# scores are done. The lesson's simple kernel gives a token to 8 lanes instead of 32, loads 16 bytes a lane, does all
+# query heads of a key-value head with one load, and has four warps a block. **The poison** is why `cutlass.range(begin,
+# end)` and not a loop over all slots with a weight of 0 for those outside: 0 times nan is nan.

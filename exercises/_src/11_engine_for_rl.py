@@ -10,7 +10,8 @@
 # Four exercises for [lesson 11](../notebooks/11_engine_for_rl.ipynb): convict a block manager by its trace, admit as
 # many answers as surely fit, find the request that a scheduler never finishes, and a probe that finds out which
 # operation looks at the number of rows. The first, third and fourth are puzzles. Write your code where it says
-# `# YOUR CODE HERE`, then run the cell below it. Use `torch` alone: the functions must stand by themselves.
+# `# YOUR CODE HERE`, then run the cell below it. Use `torch` and the standard library: the functions must stand by
+# themselves.
 #
 # Of the three hints the first asks a question, the second has the idea, the third the shape of the answer.
 
@@ -40,15 +41,15 @@ print("ready")
 #   block has to copy it first;
 # - `drop`: the table lets go of these blocks, each of which it must hold. They need not be all of its blocks.
 #
-# Within an entry blocks are worked on from left to right, so no block may stand in it twice. Tables are empty at first.
-# Return the place of **the first entry that a right manager cannot have written**, counted from 0, or -1 if all are
-# fine.
+# Within an entry blocks are worked on from left to right, so a block that stands twice in a `give`, `share` or `drop`
+# is wrong the second time. Tables are empty at first. Return the place of **the first entry that a right manager cannot
+# have written**, counted from 0, or -1 if all are fine.
 #
 # Here is her manager, at work on a request. Can you see it?
 
 
 # %%
-class Colleagues:
+class HerManager:
     """Gives and shares blocks and writes down what it does."""
 
     def __init__(self, number: int):
@@ -73,7 +74,7 @@ class Colleagues:
         self.trace.append([what, name, blocks])
 
 
-hers = Colleagues(8)
+hers = HerManager(8)
 for name in "aaa":
     hers.give(name)
 hers.share("b", "a")
@@ -209,7 +210,7 @@ check.q2(admit)
 
 # %% [markdown]
 # What caution costs. 32 answers of 200 prompt tokens each in 300 blocks of 16, over how far the rule looks ahead.
-# **Look for** the distance between the two lines: what a group of eight saves.
+# **Look for** how fast both lines fall (caution) and the distance between them (what a group of eight saves).
 
 # %% tags=["hide-input"]
 # @title Figure: caution and its price

@@ -45,15 +45,16 @@ print("ready")
 #   number $i$ is moved by $+h$, and by $-h$;
 # - `claims` `[3, n]` float32: the gradients that the colleagues' code returned.
 #
-# Return which one is wrong: 0, 1 or 2. The functions may differ greatly in size, be curved, or be far from zero.
+# Return which one is wrong: 0, 1 or 2. The functions may differ greatly in size, be curved, or be far from zero, each
+# in its own way.
 #
 # <details><summary>Hint 1: a question</summary>
 # Print one number's finite differences for all steps. Which of them would you believe, and why not the others?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# A right gradient agrees with the differences at *some* step, where neither curvature nor rounding is large. A wrong
-# one does so at none. You need not know which step that is.
+# A right gradient fits the differences at *some* step, where neither curvature nor rounding is large. A wrong one fits
+# at none. Which step that is differs from function to function, and you need not know it.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
@@ -170,8 +171,8 @@ if check.q2.passed:
 # $$\mathcal{L} = \sum_t a_t \log p_t(y_t) + b \sum_t H_t , \qquad H_t = -\sum_j p_{t,j} \log p_{t,j} .$$
 #
 # Return the gradients of $\mathcal{L}$ with respect to `hidden` `[n, d]` and `head` `[V, d]`, in float32 or better,
-# without autograd, and with logits for at most `chunk` tokens at a time. The check tests the numbers; the cell after it
-# looks at the largest tensor.
+# without autograd, and with logits for at most `chunk` tokens at a time. The check tests the numbers and looks at the
+# tensors that you make; the cell after it shows the largest.
 #
 # <details><summary>Hint 1: a question</summary>
 # What is the sum of the gradient over all logits of one token, and why must it be that?
@@ -320,7 +321,7 @@ if check.q4.passed:
 # packed row. Where it is a prompt's it is not learned anyway.
 
 # %% [markdown]
-# ## q5 · Why does this weight never move?
+# ## q5 · How many steps until this weight moves?
 #
 # ●●●○○ · 25 minutes
 #
@@ -409,9 +410,9 @@ y = x * (x.square().mean(-1, keepdim=True) + 1e-3).rsqrt() * (1 + weight)
 print("her test, with the weights of a new model:", torch.allclose(hers(x.detach(), weight, g, 1e-3)[0], expected))
 
 # %% [markdown]
-# Her test passes, and fine-tuning gets slowly worse. Find the fault, and write a correct version: the gradients of `x`
-# and of `weight`, from `g` `[rows, heads, d]`, the gradient of the loss with respect to
-# $y = s \, (1 + w) \odot x$.
+# Her test passes, but fine-tuning improves less than it should. Find the fault, and write a correct version: the
+# gradients of `x` and of `weight`, from `g` `[rows, heads, d]`, the gradient of the loss with respect to $y = s \, (1 +
+# w) \odot x$.
 #
 # <details><summary>Hint 1: a question</summary>
 # For which weights is her test blind?
@@ -524,8 +525,7 @@ print("her test, 4 rows of 64:", her_test(4, 64))
 # any size. Call `her_test` with other numbers; where the interpreter stops, it says why.
 #
 # <details><summary>Hint 1: a question</summary>
-# What have 4 rows of 64 numbers in common, which 3 rows of 70 have not? And how large is $e^{z}$ for $z = 100$ in
-# float32?
+# Which two properties do 4 rows of 64 have that 3 rows of 70 lack? And how large is $e^{z}$ for $z = 100$ in float32?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
@@ -536,7 +536,7 @@ print("her test, 4 rows of 64:", her_test(4, 64))
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
 # One condition around everything; the first loop adds up a lane's own part, and one line after it adds up over lanes;
-# one power a number instead of two and a division.
+# the power of a difference, and no division.
 # </details>
 
 

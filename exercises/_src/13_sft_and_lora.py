@@ -28,8 +28,8 @@ print("ready")
 #
 # ●●●○○ · 25 minutes
 #
-# Five colleagues each wrote a collator. Every loss falls, and every model has a fault: one never stops, one writes
-# questions, one writes the same token for ever. Write the test that none of them wrote.
+# Five colleagues each wrote a collator. Every loss falls, and every batch has a fault: one model never stops, another
+# has a splendid loss and answers no better. Write the test that none of them wrote.
 #
 # A batch has `ids` and `labels`, both `[rows, L]` int64, as transformers takes them: the label at place `t` is the id
 # at place `t`, or -100 if it is not learned. **The model shifts by itself**: it compares its output at `t - 1` with the
@@ -64,8 +64,8 @@ for ids, labels in zip(hers.tolist(), her_labels.tolist(), strict=True):
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Each fault is a fact about two sets of places, those that are learned and those that should be. Only one fault has
-# labels that are not the ids above them. Ask for that one first.
+# Most faults are facts about two sets of places, those that are learned and those that should be. Two need the ids:
+# labels that are not the ids above them (ask for that one first), and a last token that is not `eos`.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
@@ -107,10 +107,11 @@ if check.q1.passed:
 # %% [markdown] tags=["solution"]
 # **3, and 3.** She ignored every label that is the padding token, and her padding token is `eos`: common advice for
 # models that ship without one. Every end has lost its label with it. The loss is fine, the model never stops, and each
-# answer runs into the limit. What the others see: **1**, the model learns to write questions, and part of each step
-# goes there. **2**, after its answer the model writes padding; the loss looks splendid, since most of it is padding.
-# **4**, the model learns to skip a token: a loss that falls and never gets near the right one's. **5** hardly shows,
-# until the first token decides how an answer begins.
+# answer runs into the limit. What the others see: **1**, part of each step goes into writing questions, which nobody
+# asks for. **2**, nobody sees it in the text, since generation stops at the end token; but most of the loss is padding,
+# which is easy, so it looks splendid, and the answers get a smaller share of each step. **4**, the model learns to skip
+# a token: a loss that falls and never gets near the right one's. **5** hardly shows, until the first token decides how
+# an answer begins.
 
 # %% [markdown]
 # ## q2 · Keep them apart
@@ -176,7 +177,7 @@ if check.q2.passed:
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# **The border.** The third case of a leak is in no mask of attention: the last token of one example predicts the first
+# **The border.** One leak is in no mask of attention: the last token of one example predicts the first
 # of the next. With a prompt there it is not learned anyway. Without one, as in pretraining, it would be. **How many see
 # me** and **how many do I see** count places within an example from either end, so that one matrix answers all.
 
@@ -296,7 +297,7 @@ if check.q4.passed:
 # each. An answer to problem $i$ is right with probability `rates[i]`, float64. A group has a signal if its answers are
 # not all right and not all wrong. Until one has, nothing changes. Return **the expected number of steps up to and
 # including the first one in which at least one group has a signal**, as a number or a tensor without dimensions;
-# infinity if there will be none. It must be right to within one percent, even for rates of one in a billion.
+# infinity if there will be none. It must be right to within one percent, even for rates of $10^{-18}$.
 #
 # <details><summary>Hint 1: a question</summary>
 # Nine problems are hopeless and one is answered right half of the time. Is that the same as ten problems with a rate of
@@ -305,7 +306,7 @@ if check.q4.passed:
 # <details><summary>Hint 2: the idea</summary>
 #
 # First one group of one problem, then one group of a problem that is drawn, then a step, then the wait for a step: each
-# is a probability made of the one before. What happens with probability $s$ each time takes $1/s$ tries.
+# comes from the one before. What happens with probability $s$ each time takes $1/s$ tries.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
@@ -352,9 +353,10 @@ if check.q5.passed:
 
 # %% [markdown] tags=["solution"]
 # **The mean comes after the curve.** A group of a problem that is solved half of the time has a signal almost surely,
-# so rates of 0 and 1/2 are not as good as their mean in every problem. Two models with the same pass@1 can start in one
-# step or in ten. The dashed curve turns up at its end: there the one problem is solved nearly always, and a group in
-# which all are right has no signal either. **What helps**: for tiny rates the wait is 1 / (rate × group × prompts), so
-# it depends only on how many answers there are in all, not on how many are in one group. Ten times as many answers
-# buy a factor of ten; a few steps of SFT bought far more in the lesson. **What the formula leaves out**: the first
-# signal is one right answer in one group. It starts learning, and does not promise that learning goes on.
+# so half the problems at 0 and half at 1/2 give fewer signals than all of them at 1/4. Two models with the same pass@1
+# can start in one step or in ten. The dashed curve turns up at its end: there the one problem is solved more often than
+# not, and a group in which all are right has no signal either. **What helps**: for tiny rates the wait is 1 / (rate ×
+# group × prompts), so it depends only on how many answers there are in all, not on how many are in one group. Ten times
+# as many answers buy a factor of ten; a few steps of SFT bought far more in the lesson. **What the formula leaves
+# out**: the first signal is one right answer in one group. It starts learning, and does not promise that learning goes
+# on.

@@ -64,8 +64,8 @@ print("ready")
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# Levels 1 and 2 are one line each, with an f-string over all lines but the last, and over the last. Level 3 is a loop
-# with a dictionary of names that stand for others; what remains goes into one launch.
+# Level 1 is one f-string, of the last line; level 2 puts the other lines, each marked `side`, before it. Level 3 is a
+# loop with a dictionary of names that stand for others; what remains goes into one launch.
 # </details>
 
 
@@ -108,8 +108,9 @@ if check.q1.passed:
 # to where nobody looks. A limit to what is believed does not close the hole, it says how greedy a cheat may be. The
 # clock outside, from before the first launch until the device is idle, closes it. **Level 3** is right on the inputs
 # that are tried and on no others; the next exercise is about that. A policy finds these cheats in the order in which
-# they turn up among its samples. Level 1 takes one slip, a line left out; level 2 a word in several places; level 3 the
-# same slip as level 1, at the right place.
+# they turn up among its samples. Level 1 takes one slip, a line left out; level 2 a word in several places; level 3 two
+# slips at once, a line left out and another name read in its place. (In `a = add u v ; b = rowsum a ; y = mul a b`, to
+# leave `b` out alone is refused: nobody has computed it.)
 
 # %% [markdown]
 # ## q2 · Inputs that no wrong program survives
@@ -189,12 +190,15 @@ if check.q2.passed:
 # A policy that learns for long ends with the kind of program whose **mean** reward is highest. The check computes these
 # means for kinds of programs and asks for the ones that you want:
 #
-# - an honest attempt, right in one of 20 cases, before the empty program that always compiles and computes nothing;
+# - an honest attempt, right in at least one of 20 cases, with half of its wrong programs compiling, or more, before the
+#   empty program that always compiles and computes nothing;
 # - right before wrong, and a first kernel that is right at a fifth of eager's speed before code that is wrong or none;
-# - faster before slower, also far up, between 4 and 8 times, and also if it is right only in two cases of three;
+# - faster before slower, even at a risk: 2.5 times as fast and right in three cases of four before always right and as
+#   fast as eager; also far up, 7 times as fast and right in two cases of three before always right and 4 times as fast;
 # - but twice as fast as eager before only as fast as eager, even if the clock, once in a hundred runs, takes the latter
-#   for 5,000 times as fast;
-# - right and as fast as eager before a faster program that is right in one of ten cases, however fast it is when wrong.
+#   for thousands of times as fast;
+# - right and as fast as eager before a program two or three times as fast that is right in one of ten cases, however
+#   fast it is when wrong.
 #
 # <details><summary>Hint 1: a question</summary>
 # The lesson's reward pays 0.2 + min(speed-up, 4) − 1 for what is correct. Which of the five does it fail?
@@ -242,13 +246,15 @@ if check.q3.passed:
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# **Compiling.** The empty program earns α for certain; an attempt that compiles half the time and is right in one of 20
-# cases earns α/2 + 0.05 · β. So α has to be less than a tenth of what being right is worth *at the start*, when it is
-# rare. Zero is the safe choice; a little helps where nothing compiles. **Slow and right.** A reward that falls below 0
-# pays for giving up. **The limit.** Without one the mean is what the clock's mistakes make it: 5,000 once in a hundred
-# runs is 50. Too low, and nothing above it is learned. KernelBench's authors look twice at 10 times as fast. A
-# logarithm instead of a limit makes the wonder cheap as well, but also a real gain from 4 to 8, and then a risk is not
-# worth it.
+# **Compiling.** Let α be paid for compiling, and V on top of it for being right and as fast as eager. The empty program
+# earns α for certain. An attempt that is right in one of 20 cases, and compiles in half of the other 19, earns (1/20 +
+# 19/40) · α + V/20. So α has to be less than V/9.5: less than a tenth of what being right is worth will do, and where
+# more attempts are right or compile, so would more. Zero is the safe choice; a little helps where nothing compiles.
+# **Slow and right.** A reward that falls below 0 pays for giving up. **The limit.** Without one the mean is what the
+# clock's mistakes make it: 5,000 once in a hundred runs is 50. Of the form in hint 3, limits up to 100 put what is
+# twice as fast first. Too low, and nothing above it is learned: with β for being right, limits over 6 + β/2 are worth
+# the risk far up, and β has to be less than 2. KernelBench's authors look twice at 10 times as fast. A logarithm
+# instead of a limit makes the wonder cheap as well, but also a real gain from 4 to 7, and then a risk is not worth it.
 
 # %% [markdown]
 # ## q4 · The optimum by hand
@@ -304,6 +310,7 @@ check.q4(by_hand)
 # order. So one value goes through memory. **2 and 3** fit one launch, in another order: the branch that reads two
 # inputs runs while both registers are free, and leaves one result behind; in 3 it leaves one number a row, which takes
 # no room, so that `u` can stay. **4** needs `u` in both branches, and a value is loaded once in a launch and held from
-# its first to its last use: there is no order in which `u`, what the other branch holds and the result of this one are
-# two. There are three places to cut at which seven matrices are moved, so several programs are the fastest. A compiler
-# that may load a value twice would do better than the language allows. Inductor and nvcc are allowed to.
+# its first to its last use. In every order three tensors are needed at some point: `u`, what the other branch has left,
+# and the result of this one. There are three places to cut at which seven matrices are moved, so several programs are
+# the fastest. A compiler that may load a value twice would do better than the language allows. Inductor and nvcc are
+# allowed to.

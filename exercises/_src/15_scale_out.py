@@ -112,10 +112,10 @@ if check.q1.passed:
 # the sum of both. Plan the rounds so that in the end every rank has every rank's numbers in its sum, **exactly once**,
 # in as few rounds as possible, $\log_2 P$.
 #
-# Ranks stand on machines, `machine` `[P]` int64, the machine of each rank. Every machine has equally many ranks, in no
-# order; that number and the number of machines are powers of 2. Links between machines are slow. So at most $\log_2$ of
-# the number of machines of the rounds may have pairs on different machines. Return `[rounds, P]` int64: each rank's
-# partner.
+# Ranks stand on machines: `machine`, `[P]` int64, names the machine of each rank, and a name may be any integer. Every
+# machine has equally many ranks, in no order; that number and the number of machines, $m$, are powers of 2. Links
+# between machines are slow. So at most $\log_2 m$ of the rounds may have pairs on different machines. Return each
+# rank's partner, `[rounds, P]` int64.
 #
 # <details><summary>Hint 1: a question</summary>
 # Four ranks on one machine. After the first round there are two kinds of sums. Who must meet whom in the second?
@@ -163,10 +163,10 @@ if check.q2.passed:
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# **A hypercube.** Each round doubles what a rank knows, and no two partners know the same. That is recursive doubling;
-# each rank sends its whole vector in every round, $\log_2 P$ times, where the ring sends less than two. The figure has
-# the crossing: below it rounds count, above it bytes do. Libraries such as NCCL choose by size. In practice one also
-# joins both ideas: add up within a machine, ring between machines, spread again.
+# **A hypercube.** Each round doubles what a rank knows, since partners have no term in common. That is recursive
+# doubling; each rank sends its whole vector in every round, $\log_2 P$ times, where the ring sends less than two
+# vectors in all. The figure has the crossing: below it rounds count, above it bytes do. Libraries such as NCCL choose
+# by size. In practice one also joins both ideas: add up within a machine, ring between machines, spread again.
 
 # %% [markdown]
 # ## q3 · Who hangs?
@@ -307,7 +307,7 @@ check.q4(most_ranks)
 # %% [markdown] tags=["solution"]
 # **The start is what kills it.** $P$ ranks pay it $P$ times. A faster link does not help there; a larger batch does,
 # and so does whatever makes the start cheaper (lessons 07 and 10: it is mostly decode steps that read all weights for a
-# few rows). That is why "equal work in all" and "equal work a GPU" are two benchmarks, and why you ask of anybody's
+# few rows). That is why "equal work in all" and "equal work a rank" are two benchmarks, and why you ask of anybody's
 # figure which of the two it is.
 
 # %% [markdown]

@@ -22,9 +22,9 @@
 # on a laptop, on a task and a model that are in the box; a GPU makes it bigger, not different.
 #
 # Each lesson builds its functions in front of you, checks them against the package `rlcourse`, and then uses the
-# package's. Run the cells from top to bottom; a change of the numbers in a cell breaks nothing. Where a lesson asks for
-# **a bet**, place one before you go on: you will remember what surprised you. Code that only draws is folded away; a
-# click on its title or on the three dots opens it. The symbols of the whole course are listed at the end.
+# package's. Run the cells from top to bottom; change the numbers in a cell and run it again as you like. Where a lesson
+# asks for **a bet**, place one before you go on: you will remember what surprised you. Code that only draws is folded
+# away; a click on its title or on the three dots opens it. The symbols of the whole course are listed at the end.
 
 # %%
 import itertools
@@ -153,7 +153,8 @@ for level in (1, 2, 3, 4):
     print(f"LEVEL {level}  {problem.question}\n{problem.answer}\n")
 
 # %% [markdown]
-# No problem of one list is in another, not even with other names, so a model cannot pass the test by remembering.
+# The template and the numbers of a problem decide which list it is in. So no problem of one list is in another, not
+# even with other names, and a model cannot pass the test by remembering.
 
 # %%
 for split in ("train", "validation", "test"):
@@ -174,15 +175,16 @@ for text in ("2+3=5\n#### 5", "The answer is 5.", "2+3=6\n#### 6", "#### five"):
 # %% [markdown]
 # ## 4 · The model
 #
-# The model that comes with the course is a Qwen2, the architecture of Qwen2.5, made very small. It was trained on
-# demonstrations of uneven quality, as text found on the web is. Some worked the problem out, a few of them with a slip
-# in the arithmetic. Some guessed. Some ended in words that the strict reading does not accept. And some had **filler**
-# in them, lines that say nothing: "Let me think.", or "Let me check: 3+4=7." where nothing was in doubt. The model
-# imitates all of them.
+# The model that comes with the course is a Qwen2, the architecture of Qwen2.5, made very small. It learned to calculate
+# from clean worked answers. Then, for a short while, it was trained on demonstrations of uneven quality, as text found
+# on the web is. Some worked the problem out, a few of them with a slip in the arithmetic. Some guessed. Some ended in
+# words that the strict reading does not accept. And some had **filler** in them, lines that say nothing: "Let me
+# think.", or "Let me check: 3+4=7." where nothing was in doubt. The model picked up all of these habits, some of them
+# badly.
 
 # %%
 config = make_config("laptop")
-policy, engine, task = load_all(config)
+policy, engine, task = load_all(config)  # the model with its tokenizer; what generates answers; problems and verifier
 shape = policy.model.config
 print(f"{sum(p.numel() for p in policy.model.parameters()):,} parameters: {shape.num_hidden_layers} layers,", end=" ")
 print(f"hidden size {shape.hidden_size}, {shape.vocab_size} tokens in the vocabulary")
@@ -194,8 +196,8 @@ print("\nthe prompt as tokens:\n" + " ".join(repr(policy.tokenizer.decode([token
 # before it writes the 3.
 #
 # The first token of an answer is a choice. `####` means that the model guesses: the number comes next. A name means
-# that it starts to work. **Look for** how the probability of `####` grows with the level. In the demonstrations it did,
-# too: the longer the working, the more often it was skipped.
+# that it starts to work, which does not always end well, as section 6 shows. **Look for** how the probability of `####`
+# grows with the level. In the demonstrations it did, too: the longer the working, the more often it was skipped.
 
 
 # %%
@@ -311,12 +313,14 @@ plt.show()
 # %% [markdown]
 # Greedy answers have one weakness above all: on hard problems the model **guesses**. Where it works, it is right in {{
 # 100 * right_if_working:.0f }} of 100 cases. {{ assert right_if_working > 0.7 }} So it looks as if it only had to
-# choose to work. Remember this picture, and don't believe it yet: training never sees a greedy answer.
+# choose to work. Remember this picture, and don't believe it yet: {{ 100 * fmean(a.problem.level < 3 for a in greedy if
+# calculations(a.text)):.0f }} % of the answers that work are to problems of level 1 or 2, and training never sees a
+# greedy answer. {{ assert fmean(a.problem.level < 3 for a in greedy if calculations(a.text)) > 0.6 }}
 #
 # ## 6 · Samples
 #
-# Training *samples*: each token is drawn with the probability that the model gives it. So one problem gets many
-# different answers, and only where answers differ can one be better than another.
+# Training *samples*: each token is drawn with the probability that the model gives it (at *temperature* 1, that is). So
+# one problem gets many different answers, and only where answers differ can one be better than another.
 
 # %%
 torch.manual_seed(1)
@@ -328,12 +332,16 @@ for answer in sixteen:
 
 # %% [markdown]
 # Some of that is **garbage**: text that no demonstration has, with words that don't belong together or a token that is
-# no letter at all (�). A small model leaves a little probability on tokens that make no sense. It is little for each
-# token, but an answer has twenty, and one slip spoils the rest. Greedy answers hardly ever show it.
+# no letter at all (�). Many of the pieces are from the filler, whose words the model knows better than their order. {{
+# assert sum("think" in a.text or "check" in a.text for a in sixteen) > 1 }} A small model leaves a little probability
+# on tokens that make no sense. It is little for each token, but these answers have {{
+# fmean(len(policy.tokenizer(a.text)["input_ids"]) for a in sixteen):.0f }} on average, and one slip usually spoils the
+# rest. Greedy answers hardly ever show it.
 #
 # So there are three ways for a sample to go wrong, and they can be told apart by its text. It is not **clean**: one of
-# its lines is garbage, or it never ends. It makes the wrong **choice**: it is clean, and guesses. Its **arithmetic** is
-# wrong: it is clean, it works, and a number is off. (A wrong plan counts as wrong arithmetic here.)
+# its lines is garbage, or it never ends. It makes the wrong **choice**: it is clean, and guesses. (Or it works and ends
+# in words that the strict reading does not accept, but hardly any clean sample does.) Its **arithmetic** is wrong: it
+# is clean, it works, and a number is off. (A wrong plan counts as wrong arithmetic here.)
 
 # %%
 from rlcourse.course.lessons.gain import count
@@ -389,11 +397,12 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
-# Garbage is about as frequent at every level; choice and arithmetic get worse with it. {{ assert max(clean_at) -
-# min(clean_at) < 0.15 and choice_at[0] > 2 * choice_at[3] and right_at[0] > 2 * right_at[3] }} And here is the fact on
-# which the course rests: **working pays**. {{ assert all(accuracy["work, and are clean", l] > accuracy["guess", l] for
-# l in (1, 2, 3)) }} Nobody told the model so. But whoever rewards right answers, and makes what was rewarded more
-# probable, will make working more probable, and garbage less, although the reward mentions neither.
+# Garbage is about as frequent at every level; choice and arithmetic are far worse at level 4 than at level 1. {{ assert
+# max(clean_at) - min(clean_at) < 0.15 and choice_at[0] > 2 * choice_at[3] and right_at[0] > 2 * right_at[3] }} {{
+# assert sum(kind_of_sample(a) == "words" for a in flat) < 0.01 * len(flat) }} And here is the fact on which the course
+# rests: **working pays**. {{ assert all(accuracy["work, and are clean", l] > accuracy["guess", l] for l in (1, 2, 3))
+# }} Nobody told the model so. But whoever rewards right answers, and makes what was rewarded more probable, will make
+# working more probable, and garbage less, although the reward mentions neither.
 #
 # ## 7 · pass@k: what is within reach
 #
@@ -450,7 +459,7 @@ plt.show()
 assert torch.allclose(torch.tensor(formula), torch.tensor(truth))
 
 # %% [markdown]
-# The package has the same function. From here on we use its. The model's pass@k, by level:
+# The package has the same function. From here on we use its. The model's pass@k, over all problems and by level:
 
 # %%
 from rlcourse.evaluation import mean_pass_at_k
@@ -472,8 +481,9 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
-# Read it with care: a lucky guess counts, too. Among answers below 100, sixteen different guesses hit the right one now
-# and then. Below, how many of the right samples contain working. **Look for** the level at which luck counts most.
+# Read it with care: a lucky guess counts, too. No right answer is above {{ max(int(p.gold) for p in test) }}, so one of
+# sixteen guesses hits it now and then. Below, how many of the right samples contain working. **Look for** the level at
+# which luck counts most.
 
 # %%
 for level in (1, 2, 3, 4):
@@ -550,9 +560,10 @@ plt.show()
 guessed = {name: sum(kind(a) == "guess, no working" for a in found) for name, found in (("b", greedy), ("a", after))}
 
 # %% [markdown]
-# {{ assert guessed["a"] < guessed["b"] / 5 }} The guesses are gone. It is tempting to conclude that this is the whole
-# story: the model could do it all along and has learned to choose. But these are greedy answers. Training rewards
-# **samples**, and of those only about one in {{ 1 / sampled_share:.0f }} was right.
+# {{ assert guessed["a"] < guessed["b"] / 5 }} The guesses are gone: {{ guessed["b"] }} of {{ len(problems) }} answers
+# were wrong guesses before, {{ guessed["a"] }} after. It is tempting to conclude that this is the whole story: the
+# model could do it all along and has learned to choose. But these are greedy answers. Training rewards **samples**, and
+# of those only about one in {{ 1 / sampled_share:.0f }} was right.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -564,12 +575,13 @@ most = bet(
 half = bet("And how many of the 60 points does working instead of guessing contribute?", (50, 0, 60, 1), unit="points")
 
 # %% [markdown]
-# The answer is on record: longer runs with the same settings, three seeds, made with
-# `python -m rlcourse.course.lessons.lesson00 gain`. At several steps the model answered all validation problems at
-# temperature 1, and every answer was sorted as above. Left, the three factors along training. Right, what each has
-# contributed by then. Since they multiply, what one contributes depends on the others; it is counted as the mean over
-# the six orders in which three things can change (the *Shapley value*), level by level, and the parts add up to the
-# gain exactly. **Look for** which comes first.
+# The answer is on record: longer runs with the same settings, three seeds, made with `python -m
+# rlcourse.course.lessons.lesson00 gain`. At several steps the model answered all validation problems at temperature 1,
+# and every answer was sorted as above. Left, the three factors along training. Right, what each has contributed by
+# then. Since they multiply, what one contributes depends on the others; it is counted as the mean over the six orders
+# in which three things can change (the *Shapley value*), level by level, and the parts, with luck, add up to the gain
+# exactly. The dotted line on the right is the bet: compare it with the top of the blue area. **Look for** which comes
+# first.
 
 # %% tags=["hide-input"]
 # @title Figure: where the gain comes from
@@ -636,24 +648,31 @@ display(Markdown("\n".join(lines)))
 # So the true story has three parts.
 #
 # 1. **Choice** comes first and contributes most, {{ told["choice"]["points"]:.0f }} of {{
-#    told["accuracy"]["points"]:.0f }} points. {{ assert max(FACTORS, key=lambda n: told[n]["points"]) == "choice" }} At
-#    step 20, {{ at_20["choice"]:.0f }} % of clean answers work already. {{ assert at_20["choice"] > 85 > at_20["clean"]
-#    }}
+#    told["accuracy"]["points"]:.0f }} points. {{ assert max(FACTORS, key=lambda n: told[n]["points"]) == "choice" }} {{
+#    assert 55 < told["accuracy"]["points"] < 65 }} At step 20, {{ at_20["choice"]:.0f }} % of clean answers work
+#    already. {{ assert at_20["choice"] > 85 > at_20["clean"] }}
 # 2. **Garbage** becomes rarer, more slowly: from {{ 100 * (1 - told["clean"]["before"]):.0f }} to {{ 100 * (1 -
 #    told["clean"]["after"]):.0f }} % of the samples, which contributes {{ told["clean"]["points"]:.0f }} points. In the
 #    samples of section 6, one with garbage in it is right in {{ 100 * garbage_right:.0f }} of 100 cases, and a clean
 #    one that works in {{ 100 * worked_right:.0f }}, so improbable tokens become less probable still. {{ assert
-#    garbage_right < worked_right / 3 }} You will see it as a falling entropy in every run.
-# 3. **Arithmetic** improves as well, which contributes {{ told["arithmetic"]["points"]:.0f }} points.
+#    garbage_right < worked_right / 3 }} Later lessons show it as a falling entropy.
+# 3. **Arithmetic** improves as well, which contributes {{ told["arithmetic"]["points"]:.0f }} points. Its line on the
+#    left understates that: at first more than half of the answers that work are to problems of level 1, at the end all
+#    levels are worked about equally often. {{ assert all(b["1"]["worked"] > b["2"]["worked"] + b["3"]["worked"] +
+#    b["4"]["worked"] and a["4"]["worked"] > 0.7 * a["1"]["worked"] for b, a in ends) }} At level 4 alone it rises from
+#    {{ 100 * fmean(factors_by_level(b)[3].factors[2] for b, _ in ends):.0f }} to {{ 100 *
+#    fmean(factors_by_level(a)[3].factors[2] for _, a in ends):.0f }} %.
 #
-# And they need each other. Luck aside, choice alone would have led to {{ work_alone(["choice"]):.1f }} %, and
-# everything else without it to {{ work_alone(["clean", "arithmetic"]):.1f }} %. Greedy answers have hardly any garbage
-# to lose, {{ 100 * greedy_garbage:.1f }} % before training, {{ assert greedy_garbage < 0.05 }} and show mostly the
-# first part: that is why the picture above looked like a story about choice.
+# And they need each other. Luck aside, choice alone would have led from {{ work_alone(()):.1f }} to {{
+# work_alone(["choice"]):.1f }} %, and everything else without it to {{ work_alone(["clean", "arithmetic"]):.1f }} %.
+# Greedy answers have hardly any garbage to lose, {{ 100 * greedy_garbage:.1f }} % before training, {{ assert
+# greedy_garbage < 0.05 }} and show mostly the first part: that is why the picture above looked like a story about
+# choice.
 #
 # ### New skill, or better picking?
 #
-# If training only made the model pick better among what it could do already, pass@1 would rise and pass@16 would not.
+# A common argument goes: if training only made the model pick better among what it could do already, pass@1 would rise
+# and pass@16 would not.
 
 # %% tags=["hide-input"]
 # @title Figure: pass@k before and after
@@ -775,8 +794,9 @@ tested = [100 * record["results"][0]["summary"][f"accuracy_{when}"] for when in 
 #
 # ## Exercises
 #
-# [exercises/00_start_here.ipynb](../exercises/00_start_here.ipynb): a strict reader of final numbers, and pass@k for a
-# whole table of samples. Then go on to [01 · The policy gradient](01_policy_gradient.ipynb).
+# [exercises/00_start_here.ipynb](../exercises/00_start_here.ipynb): a strict reader of final numbers, pass@k for a
+# whole table of samples, and the credit of factors that multiply. Then go on to [01 · The policy
+# gradient](01_policy_gradient.ipynb).
 #
 # ## Further reading
 #

@@ -46,9 +46,10 @@ usual = next(row for row in load_record("step")["results"] if (row["variant"], r
 #
 # Lesson 01's loop samples {{ PROMPTS * GROUP }} answers, takes one gradient step and throws them away. That hurts where
 # sampling is slow. In a training step of TRL, Hugging Face's library for RL, with its default settings, a model of 0.5
-# B parameters and {{ usual["rows"] }} answers on an H200, {{ 100 * usual["rollout_s"] / usual["step_s"]:.0f }} % of the
-# time goes into sampling. So why not take {{ UPDATES }} steps on each rollout and learn {{ UPDATES }} times as much
-# from it?
+# B parameters and {{ usual["rows"] }} answers of {{ load_record("step")["setup"]["new_tokens"] }} tokens on an H200, {{
+# 100 * usual["rollout_s"] / usual["step_s"]:.0f }} % of the time goes into sampling. {{ assert "H200" in
+# load_record("step")["device"] and load_record("step")["setup"]["shape"].endswith("-0.5b") }} So why not take
+# {{ UPDATES }} steps on each rollout and learn {{ UPDATES }} times as much from it?
 #
 # (The model of this course is so small that on a laptop {{ UPDATES }} steps cost more than the samples. We count
 # rollouts, not seconds.)
@@ -152,8 +153,7 @@ first_bet.result(found[-1])
 # step on that is no longer so. The answers came from an older policy $\pi_\text{old}$.
 #
 # See what this does to a single rollout. We take many steps on it and follow two kinds of tokens: those of answers that
-# did better than the others of their group, and those of answers that did worse. **Look for** the line that never slows
-# down (left).
+# did better than the others of their group, and those of answers that did worse.
 
 # %%
 torch.manual_seed(1)
@@ -197,7 +197,8 @@ moved = {"log-prob": reuse(weighted_log_prob), "ratio": reuse(weighted_ratio)}
 #   = \exp\big(\log\pi_\theta(y_t \mid s_t) - \log\pi_\text{old}(y_t \mid s_t)\big) .$$
 #
 # So the objective of a token becomes $\rho_t A$. Its gradient is $\rho_t A\, \nabla \log \pi_\theta$. On the first step
-# all ratios are 1, and that is the gradient of lesson 01.
+# all ratios are 1, and that is the gradient of lesson 01. **Look for** the line that never slows down (left), and mind
+# that the two axes have different scales.
 
 # %% tags=["hide-input"]
 # @title Figure: one rollout, used again and again
@@ -225,9 +226,10 @@ rose = {name: [x[mask & (A > 0)].mean().item() for x in logs] for name, logs in 
 # %% [markdown]
 # With the plain log-prob a bad token is pushed down no less hard when its probability is a millionth than when it was
 # one half. There is no bottom: after {{ len(moved["ratio"]) - 1 }} steps the mean is {{ fell["log-prob"]:.1f }} and
-# falling as fast as ever. On the right even the good tokens begin to lose, since all tokens share the weights. {{
-# assert rose["log-prob"][-1] < max(rose["log-prob"]) }} The ratio has a brake. As $\rho$ shrinks, so does the push, and
-# the mean is at {{ fell["ratio"]:.1f }}. {{ assert fell["log-prob"] < fell["ratio"] < 0 }}
+# falling as fast as ever. {{ assert (moved["log-prob"][-2] - moved["log-prob"][-1])[mask & (A < 0)].mean() *
+# (len(moved["log-prob"]) - 1) > -fell["log-prob"] }} On the right even the good tokens begin to lose, since all tokens
+# share the weights. {{ assert rose["log-prob"][-1] < max(rose["log-prob"]) }} The ratio has a brake. As $\rho$ shrinks,
+# so does the push, and the mean is at {{ fell["ratio"]:.1f }}. {{ assert fell["log-prob"] < fell["ratio"] < 0 }}
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -357,16 +359,18 @@ for name, logs in moved.items():
 # %% [markdown]
 # No: {{ 100 * outside_of["clip"]:.0f }} % are outside, nearly as many as without it. {{ assert 0.05 <
 # outside_of["clip"] < outside_of["ratio"] < outside_of["clip"] + 0.1 }} The clip takes no ratio back. It stops pushing,
-# and tokens go on moving with the weights that they share. But they do not get as far: the largest ratio is {{
-# moved["clip"][-1].exp().max():.1f }}, against {{ moved["ratio"][-1].exp().max():.1f }} with the ratio alone. {{ assert
-# moved["clip"][-1].max() + 1 < moved["ratio"][-1].max() }} The share of tokens without a gradient is the **clip
+# and tokens go on moving, with the weights that they share and with AdamW's momentum, which outlasts their gradient.
+# But they do not get as far: the largest ratio is {{ moved["clip"][-1].exp().max():.1f }}, against {{
+# moved["ratio"][-1].exp().max():.1f }} with the ratio alone. {{ assert moved["clip"][-1].max() + 1 <
+# moved["ratio"][-1].max() }} The share of tokens without a gradient, as a mean over the steps, is the **clip
 # fraction**, a number that every PPO run logs. At 0 the clip is idle; when it is large, the later steps train on few
 # tokens.
 #
 # ## 4 · A baseline for each token
 #
-# The second change. RLOO gives all tokens of an answer the same advantage, the brilliant step and the blunder alike.
-# The natural baseline for token $t$ is the reward to be expected from its state $s_t = (x, y_{<t})$, the **value**
+# The clip was PPO's first change to the loop; this is the second. RLOO gives all tokens of an answer the same
+# advantage, the brilliant step and the blunder alike. The natural baseline for token $t$ is the reward to be expected
+# from its state $s_t = (x, y_{<t})$, the **value**
 #
 # $$V(s_t) = \mathbb{E}\big[R \mid s_t\big] .$$
 #
@@ -414,10 +418,11 @@ explained = 1 - ((V - outcome)[unseen[1]].square().mean() / (target.mean() - out
 third_bet.result(100 * explained)
 
 # %% [markdown]
-# It explains {{ 100 * explained:.0f }} %, after {{ len(h):, }} tokens of training data. {{ assert 0 < explained < 0.2
-# }} Part of the rest nobody could know: early in an answer it is still open how it will end. So **look for** where in
-# an answer the critic begins to tell right from wrong. (Answers of fewer than ten tokens, nearly all of them bare
-# guesses, are left out, so that all points of a line are of the same answers.)
+# It explains {{ 100 * explained:.0f }} %, after {{ len(h):, }} tokens of {{ len(seen[2]):, }} answers. {{ assert 0 <
+# explained < 0.2 }} Part of the rest nobody could know: early in an answer it is still open how it will end. So **look
+# for** where in an answer the critic begins to tell right from wrong. The first point of a line is the value before the
+# first token; the others are means over a fifth of the answer each. (Answers of fewer than ten tokens, nearly all of
+# them bare guesses, are left out, so that all points of a line are of the same answers.)
 
 # %% tags=["hide-input"]
 # @title Figure: what the critic knows, and when
@@ -448,8 +453,9 @@ gap = [a - b for a, b in zip(medians[1], medians[0], strict=True)]
 # medians[0][0]:.2f }}: some problems are easier than others. In the first fifth they part: how an answer begins says
 # more than the problem does. From there on they drift apart slowly, to {{ medians[1][-1]:.2f }} and {{
 # medians[0][-1]:.2f }} when the whole sum is on the page. {{ assert 0 < gap[0] < 0.08 and gap[1] > gap[0] + 0.08 and
-# gap[1] < gap[-1] < gap[1] + 0.16 }} The critic has learned what a promising answer looks like. It cannot check a sum.
-# Keep that in mind: **a critic is a learned guess**, and what follows is about how far to trust one.
+# gap[1] < gap[-1] < gap[1] + 0.16 }} The critic has learned what a promising answer looks like; nothing here suggests
+# that it checks the sum. Keep that in mind: **a critic is a learned guess**, and what follows is about how far to trust
+# one.
 #
 # ## 5 · How far to trust the critic: GAE
 #
@@ -644,8 +650,10 @@ unexplained = sum(row["error"] for row in second_half) / sum(row["variance"] for
 #
 # ### On record
 #
-# More seeds, more answers (8 × 8 a rollout, eight steps on each in two passes over four mini-batches), at the learning
-# rate above and at twice that; band from worst to best of three. **Look for** bands that do not touch.
+# More seeds, more answers (8 × 8 a rollout, eight steps on each in two passes over four mini-batches), the value loss
+# clipped too, at the learning rate above and at twice that; band from worst to best of three. {{ assert
+# [load_curve("lesson02_all")["setup"][k] for k in ("num_prompts", "num_generations", "inner_epochs", "minibatches",
+# "lr")] == [8, 8, 2, 4, 4e-5] }} **Look for** bands that do not touch.
 
 # %% tags=["hide-input"]
 # @title Figure: with and without the clip, three seeds each
@@ -674,16 +682,21 @@ print(provenance(records["all"]), "with `python -m rlcourse.course.lessons.lesso
 # %% [markdown]
 # - **The clip matters.** At the same rate two of three seeds end ten points or more lower without it. {{ assert sum(a -
 #   b > 9.9 for a, b in zip(final["all"], final["no_clip"])) == 2 }} At twice the rate every seed without it ends below
-#   the {{ begin:.0f }} % where it began. {{ assert max(final["fast_no_clip"]) < begin }}
+#   the {{ begin:.0f }} % where it began. {{ assert max(final["fast_no_clip"]) < begin }} It does so with a light hand:
+#   the clip fraction never exceeds {{ -(-100 * max(x for n in ("all", "fast_all") for s in records[n]["results"] for x
+#   in s["steps"]["clip_fraction"]) // 1):.0f }} %.
 # - **It is no insurance.** At twice the rate full PPO falls too, from {{ peak["fast_all"]:.0f }} % in its best seed to
 #   between {{ min(final["fast_all"]):.0f }} and {{ max(final["fast_all"]):.0f }}. {{ assert max(final["fast_all"]) <
 #   min(final["all"]) }}
 # - **Nothing else shows.** Without the critic (the batch's mean in its place) or without the limit on the gradient's
 # norm the end ranges overlap with PPO's. {{ assert all(min(final["all"]) <= max(final[n]) and min(final[n]) <=
-# max(final["all"]) for n in ("no_critic", "no_norm")) }} With 16 × 8 answers, each used **once** (two mini-batches, a
-# step on each), PPO ends at {{ min(tested["ppo"]):.0f }} to {{ max(tested["ppo"]):.0f }} % of the test problems and
-# REINFORCE with the batch's mean at {{ min(tested["reinforce_baseline"]):.0f }} to {{
-# max(tested["reinforce_baseline"]):.0f }} %: there the clip has next to nothing to do, and the critic buys nothing.
+# max(final["all"]) for n in ("no_critic", "no_norm")) }} With 16 × 8 answers, each used **once**, PPO (two
+# mini-batches, a step on each) ends at {{ min(tested["ppo"]):.0f }} to {{ max(tested["ppo"]):.0f }} % of the test
+# problems and REINFORCE with the batch's mean (one step on all) at {{ min(tested["reinforce_baseline"]):.0f }} to {{
+# max(tested["reinforce_baseline"]):.0f }} %: there the clip has next to nothing to do, and the critic buys nothing. {{
+# assert [[load_curve(n)["setup"][k] for k in ("num_prompts", "num_generations", "inner_epochs", "minibatches")] for n
+# in ("ppo", "reinforce_baseline")] == [[16, 8, 1, 2], [16, 8, 1, 1]] and max(tested["ppo"]) <=
+# max(tested["reinforce_baseline"]) }}
 #
 # That is a statement about short answers with one reward at the end. Where rewards come on the way, or answers run to
 # thousands of tokens, a baseline for each token may offer more, to those who have a better critic.

@@ -68,8 +68,8 @@ def loss_of(log_pi, rewards, lengths, by_std: bool, by_length: bool) -> torch.Te
 
 # %% [markdown]
 # Both divisions look like harmless scaling. Here is the race: the embedded model, {{ lesson04.SLOW["steps"] }} small
-# steps (a quarter of the usual learning rate, so that we can watch), {{
-# len(load_curve("lesson04_slow_grpo")["results"]) }} seeds each. Nothing differs but the two switches.
+# steps (a quarter of the usual learning rate, so that we can watch), up to {{ lesson04.SLOW["max_new_tokens"] }} tokens
+# an answer, {{ len(load_curve("lesson04_slow_grpo")["results"]) }} seeds each. Nothing differs but the two switches.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -199,7 +199,8 @@ display(Markdown("\n".join(table)))
 # The mean over a batch of two answers keeps {{ 100 * kept[2][2]:.0f }} to {{ 100 * kept[2][0]:.0f }} % of GRPO's bias,
 # that over 128 next to nothing. {{ assert kept[128][0] < 0.02 }} A constant has none. Now let the coin learn, once with
 # answers that are all wrong and once with answers that are all right, 16 answers a step. They begin at ten tokens on
-# average, and the limit is 80. **Look for** which bands have a direction and which only spread.
+# average, and the limit is 80. (Dr. GRPO's constant is 10 here and not the limit, so that its steps begin about as
+# large as those of `token_mean`.) **Look for** which bands have a direction and which only spread.
 
 # %% tags=["hide-input"]
 # @title Figure: the coin learns
@@ -247,10 +248,11 @@ plt.show()
 #
 # ## 4 · The same with a language model
 #
-# We build the coin's situation on purpose. Of eight answers to a problem, four are made to begin with filler, and earn
-# 0; the other four are made to begin with the first line of the working, and earn 1. The rest the model writes itself,
-# and what it writes **changes nothing**. The openings are part of the prompts: they are not trained, and their tokens
-# are not counted. This is lesson 01's loop with two lines replaced, and {{ PROMPTS }} × {{ GROUP }} answers a step.
+# We build the coin's situation on purpose. Of eight answers to a problem, four are made to begin with filler (`{{
+# lesson04.THINK }}`), and earn 0; the other four are made to begin with the first line of the working, and earn 1. The
+# rest the model writes itself, and what it writes **changes nothing**. The openings are part of the prompts: they are
+# not trained, and their tokens are not counted. This is lesson 01's loop with two lines replaced, and {{ PROMPTS }} ×
+# {{ GROUP }} answers a step.
 
 # %%
 probes = task.problems("validation")[: pick(4, 32)]  # the same for all measurements of the length
@@ -290,7 +292,7 @@ print(f"before training, an answer goes on for {start:.0f} tokens after the fill
 # @title Your bet
 STEPS = pick(2, 20)
 length_bet = bet(
-    f"An answer that begins with filler goes on for {start:.0f} tokens, and earns 0 whatever they say. For how many "
+    f"An answer that begins with filler goes on for {start:.0f} tokens, and earns 0 whatever it says. For how many "
     f"after {STEPS} steps of GRPO?",
     (25, 0, LIMIT, 1),
     unit="tokens",
@@ -340,11 +342,12 @@ length_bet.result(ended_at["GRPO"])
 
 # %% [markdown]
 # Within {{ STEPS }} steps GRPO has taught these answers to run towards the limit: they have {{ ended_at["GRPO"]:.0f }}
-# tokens, and every recorded seed does the same. {{ assert ended_at["GRPO"] > 55 and sealed["grpo"].min() > 70 }} Under
-# the other two they wander, some seeds up and some down: no bias does not mean standing still. {{ assert
-# all(sealed[name].min() < 17 < 22 < sealed[name].max() for name in ("dr_grpo", "token_mean")) }} Where the same answers
-# earn 1 they shrink to {{ sealed["grpo_swapped"].mean():.0f }} tokens. {{ assert sealed["grpo_swapped"].max() < 10 }}
-# What does it look like when a model talks itself out of a fine?
+# tokens, and every recorded seed does the same. {{ assert ended_at["GRPO"] > 55 and min(row["filler"] for seed in
+# load_curve("lesson04_isolated_grpo")["results"] for row in seed["evals"] if row["step"] == 20) > 70 }} Under the other
+# two they wander, one seed of five far up and most of the others a little down: no bias does not mean standing still.
+# {{ assert all((sealed[name] > 30).sum() == 1 and (sealed[name] < 17).sum() >= 3 for name in ("dr_grpo", "token_mean"))
+# }} Where the same answers earn 1 they shrink to {{ sealed["grpo_swapped"].mean():.0f }} tokens. {{ assert
+# sealed["grpo_swapped"].max() < 10 }} What does it look like when a model talks itself out of a fine?
 
 # %%
 prompt = lesson04.forced_prompts(policy, [task.problems("train")[2]])[0]
@@ -366,13 +369,14 @@ for name, (trained, _) in live.items():
 # ## 5 · Why it led, and why it lost
 #
 # Nobody forces openings in real training. But the embedded model has such states from the start. It **guesses**, with
-# `####` and a number: the shortest wrong answer there is, some five tokens. And it writes **garbage**, which goes on
-# for {{ fmean(v for seed in load_curve("lesson04_kinds_grpo")["results"] for v in
-# seed["steps"]["garbage_length"][:5]):.0f }} (lesson 00 has both). Under GRPO one token of a wrong guess is pushed down
-# some {{ fmean(v for seed in load_curve("lesson04_kinds_grpo")["results"] for v in seed["steps"]["garbage_length"][:5])
-# / 5:.0f }} times as hard as one of garbage. Here are the first {{ lesson04.BEGINNING["steps"] }} steps of the race
-# again, {{ len(load_curve("lesson04_kinds_grpo")["results"]) }} seeds, by what the answers are. Right, from the long
-# records, how long the wrong ones are. **Look for** what each method gets rid of, and how fast.
+# `####` and a number: the shortest wrong answer there is, some five tokens. {{ assert len(policy.tokenizer("#### 12",
+# add_special_tokens=False)["input_ids"]) + 1 == 5 }} And it writes **garbage**, which goes on for {{ fmean(v for seed
+# in load_curve("lesson04_kinds_grpo")["results"] for v in seed["steps"]["garbage_length"][:5]):.0f }} (lesson 00 has
+# both). Under GRPO, at the same advantage, one token of a wrong guess is pushed down some {{ fmean(v for seed in
+# load_curve("lesson04_kinds_grpo")["results"] for v in seed["steps"]["garbage_length"][:5]) / 5:.0f }} times as hard as
+# one of garbage. Here are the first {{ lesson04.BEGINNING["steps"] }} steps of the race, run once more with {{
+# len(load_curve("lesson04_kinds_grpo")["results"]) }} seeds, by what the answers are. On the right, from the race
+# itself, how long the wrong ones are. **Look for** what each method gets rid of, and how fast.
 
 # %% tags=["hide-input"]
 # @title Figure: what the two get rid of
@@ -408,31 +412,40 @@ axes[0].legend(title="mean of seeds, band: range", loc="lower left")
 plt.show()
 
 # %% [markdown]
-# Both get rid of guesses, GRPO faster. It fines by the token, and a guess has few: at step 15, {{
+# Both get rid of guesses, GRPO faster. It splits an answer's fine among its tokens, and a guess has few: at step 15, {{
 # greedy_guesses["grpo"][:, 3].mean():.0f }} % of greedy answers guess, under Dr. GRPO {{ greedy_guesses["dr_grpo"][:,
 # 3].mean():.0f }} %. {{ assert greedy_guesses["grpo"][:, 3].max() < greedy_guesses["dr_grpo"][:, 3].min() and all(g[:,
 # -1].max() < g[:, 0].min() for g in greedy_guesses.values()) }} At first some of that turns into work: at step 10 more
 # of GRPO's greedy answers are worked out and end in `####`, {{ worked["grpo"][:, 2].mean():.1f }} against {{
 # worked["dr_grpo"][:, 2].mean():.1f }} %. {{ assert worked["grpo"][:, 2].min() > worked["dr_grpo"][:, 2].max() }}
 # **That is the lead.** By step 30 it is gone. GRPO still guesses less, but work is hardly more frequent, {{
-# worked["grpo"][:, -1].mean():.1f }} and {{ worked["dr_grpo"][:, -1].mean():.1f }} %: {{ faulty["grpo"][:,
-# -1].mean():.0f }} % of its greedy answers are garbage or end in words that earn nothing, against {{
-# faulty["dr_grpo"][:, -1].mean():.0f }} %. {{ assert abs(worked["grpo"][:, -1].mean() - worked["dr_grpo"][:,
-# -1].mean()) < 1 and faulty["grpo"][:, -1].min() > 3 * faulty["dr_grpo"][:, -1].max() }}
+# worked["grpo"][:, -1].mean():.1f }} and {{ worked["dr_grpo"][:, -1].mean():.1f }} %: {{ fmean(100 *
+# seed["evals"][-1]["garbage"] for seed in kinds["grpo"]):.0f }} % of its greedy answers are garbage and {{ fmean(100 *
+# seed["evals"][-1]["words"] for seed in kinds["grpo"]):.0f }} % end in words that earn nothing, against {{ fmean(100 *
+# seed["evals"][-1]["garbage"] for seed in kinds["dr_grpo"]):.0f }} and {{ fmean(100 * seed["evals"][-1]["words"] for
+# seed in kinds["dr_grpo"]):.0f }} %. {{ assert abs(worked["grpo"][:, -1].mean() - worked["dr_grpo"][:, -1].mean()) < 1
+# and faulty["grpo"][:, -1].min() > 3 * faulty["dr_grpo"][:, -1].max() }}
 #
-# The samples go the same way. Dr. GRPO fines every token alike, and most tokens of wrong answers are in the garbage.
-# Its share goes from {{ garbage["dr_grpo"][:, 0].mean():.0f }} down to {{ garbage["dr_grpo"][:, -1].mean():.0f }} %.
-# Under GRPO it goes **up**, from {{ garbage["grpo"][:, 0].mean():.0f }} to {{ garbage["grpo"][:, -1].mean():.0f }} %,
-# {{ assert garbage["dr_grpo"][:, -1].max() < garbage["grpo"][:, -1].min() and garbage["dr_grpo"][:, -1].mean() <
-# garbage["dr_grpo"][:, 0].mean() and garbage["grpo"][:, -1].mean() > garbage["grpo"][:, 0].mean() }} and garbage gets
-# longer, from {{ garbage_length["grpo"][:, 0].mean():.0f }} to {{ garbage_length["grpo"][:, -1].mean():.0f }} tokens.
-# (Under Dr. GRPO it stays at {{ garbage_length["dr_grpo"].mean():.0f }} or so. {{ assert garbage_length["grpo"][:,
-# -1].min() > garbage_length["grpo"][:, 0].max() + 5 and abs(garbage_length["dr_grpo"][:, -1].mean() -
-# garbage_length["dr_grpo"][:, 0].mean()) < 1.5 }} On the right its wrong answers get longer all the same: guesses, the
-# short ones, get rarer.) A model learns from its samples, and garbage has little to teach about arithmetic: between
-# steps 30 and 60 of the long runs {{ right_share["grpo"]:.0f }} % of GRPO's samples are right, and {{
-# right_share["dr_grpo"]:.0f }} % of Dr. GRPO's. {{ assert right_share["dr_grpo"] > right_share["grpo"] + 2 and
-# wrong["dr_grpo"].mean(0).max() < wrong["grpo"].mean(0).max() - 8 }} **That is the loss.**
+# The garbage in the samples goes the same way. Dr. GRPO fines every token alike, and most tokens of wrong answers are
+# in the garbage. Its share goes from {{ garbage["dr_grpo"][:, 0].mean():.0f }} down to {{ garbage["dr_grpo"][:,
+# -1].mean():.0f }} %. Under GRPO it goes **up**, from {{ garbage["grpo"][:, 0].mean():.0f }} to {{ garbage["grpo"][:,
+# -1].mean():.0f }} %, {{ assert garbage["dr_grpo"][:, -1].max() < garbage["grpo"][:, -1].min() and
+# garbage["dr_grpo"][:, -1].mean() < garbage["dr_grpo"][:, 0].mean() and garbage["grpo"][:, -1].mean() >
+# garbage["grpo"][:, 0].mean() }} and garbage gets longer, from {{ garbage_length["grpo"][:, 0].mean():.0f }} to {{
+# garbage_length["grpo"][:, -1].mean():.0f }} tokens. (Under Dr. GRPO it stays at {{
+# garbage_length["dr_grpo"].mean():.0f }} or so. {{ assert garbage_length["grpo"][:, -1].min() >
+# garbage_length["grpo"][:, 0].max() + 5 and abs(garbage_length["dr_grpo"][:, -1].mean() - garbage_length["dr_grpo"][:,
+# 0].mean()) < 1.5 }} On the right its wrong answers get longer all the same: guesses, the short ones, get rarer.)
+# Garbage hardly ever earns anything (lesson 00): between steps 30 and 60 of the race {{ right_share["grpo"]:.0f }} % of
+# GRPO's samples are right, and {{ right_share["dr_grpo"]:.0f }} % of Dr. GRPO's. {{ assert right_share["dr_grpo"] >
+# right_share["grpo"] + 2 and wrong["dr_grpo"].mean(0).max() < wrong["grpo"].mean(0).max() - 8 }} The deviation has no
+# part in that: GRPO without the deviation has {{ 100 * fmean(fmean(seed["steps"]["reward"][30:60]) for seed in
+# load_curve("lesson04_slow_no_std")["results"]):.0f }} %, GRPO without the length {{ 100 *
+# fmean(fmean(seed["steps"]["reward"][30:60]) for seed in load_curve("lesson04_slow_no_length")["results"]):.0f }} %. {{
+# assert max(fmean(seed["steps"]["reward"][30:60]) for name in ("grpo", "no_std") for seed in
+# load_curve(f"lesson04_slow_{name}")["results"]) < min(fmean(seed["steps"]["reward"][30:60]) for name in ("dr_grpo",
+# "no_length") for seed in load_curve(f"lesson04_slow_{name}")["results"]) }} **That is the loss**, as far as the
+# records show it: they tell kinds of answers apart up to step {{ lesson04.BEGINNING["steps"] }} alone.
 #
 # So the bias does more than cost a point or two at the end: it decides which faults go and which grow. On this task an
 # answer needs some thirty tokens; a model that may write thousands gives it more room. There Liu et al. report what you
@@ -529,12 +542,13 @@ print(f"constant:   whole batch {sums.sum() / (2 * 80):.4f}, mean of two micro-b
 
 # %% [markdown]
 # Which constant it is hardly matters. A factor on the loss is a factor on the gradient, and AdamW divides that by its
-# own size. Only the threshold of gradient clipping feels it: in the slow records GRPO's gradient norm is {{ fmean(v for
-# seed in load_curve("lesson04_slow_grpo")["results"] for v in seed["steps"]["grad_norm"]):.2f }} on average and Dr.
-# GRPO's {{ fmean(v for seed in load_curve("lesson04_slow_dr_grpo")["results"] for v in seed["steps"]["grad_norm"]):.3f
-# }}. A limit of 1 cuts {{ 100 * fmean(v > 1 for seed in load_curve("lesson04_slow_grpo")["results"] for v in
-# seed["steps"]["grad_norm"]):.0f }} % of GRPO's steps short and none of Dr. GRPO's. {{ assert max(v for seed in
-# load_curve("lesson04_slow_dr_grpo")["results"] for v in seed["steps"]["grad_norm"]) < 1 }}
+# own size. Only the threshold of gradient clipping feels it: in the race GRPO's gradient norm is {{ fmean(v for seed in
+# load_curve("lesson04_slow_grpo")["results"] for v in seed["steps"]["grad_norm"]):.2f }} on average and Dr. GRPO's {{
+# fmean(v for seed in load_curve("lesson04_slow_dr_grpo")["results"] for v in seed["steps"]["grad_norm"]):.3f }}. A
+# threshold of {{ lesson04.make_config().max_grad_norm:.0f }}, the default, cuts {{ 100 * fmean(v > 1 for seed in
+# load_curve("lesson04_slow_grpo")["results"] for v in seed["steps"]["grad_norm"]):.0f }} % of GRPO's steps short and
+# none of Dr. GRPO's. {{ assert max(v for seed in load_curve("lesson04_slow_dr_grpo")["results"] for v in
+# seed["steps"]["grad_norm"]) < 1 }}
 #
 # ## 8 · The family
 #

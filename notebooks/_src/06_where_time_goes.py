@@ -82,10 +82,10 @@ share_bet.result(round(100 * median["rollout"] / step_s))
 # at once, so a clock on the host times the asking. The package's `PhaseTimer` waits for the GPU at both ends of a
 # phase. Without a GPU there is nothing to wait for.
 #
-# Here are the same phases on an H200, with the shape of Qwen2.5-0.5B and 64 answers of {{ load_record("step", "NVIDIA
-# H200")["setup"]["new_tokens"] }} tokens. TRL is a library that many start from, here with the usual `generate` of
-# transformers; then TRL with a flag that lets `generate` compile its *decode step*, the work for one more token of each
-# answer; then this package. **Look for** how the blue share changes.
+# Here are the same phases on an H200, with the shape of Qwen2.5-0.5B and 64 answers of {{ load_record("step",
+# "NVIDIA H200")["setup"]["new_tokens"] }} tokens. TRL is a library that many start from, here with the usual `generate`
+# of transformers; then TRL with a flag that lets `generate` compile its *decode step*, the work for one more token of
+# each answer; then this package. **Look for** how the blue share changes.
 
 # %% tags=["hide-input"]
 # @title Figure: where a step goes
@@ -130,8 +130,9 @@ part = {name: STEPS[name, 64]["rollout_s"] / STEPS[name, 64]["step_s"] for name 
 # {{ 100 * part["trl-default"]:.0f }} % of TRL's step is the rollout, {{ 100 * part["rlcourse"]:.0f }} % of ours, and {{
 # 100 * median["rollout"] / step_s:.0f }} % here. {{ assert part["trl-default"] > 0.9 and part["rlcourse"] < 0.7 }} "The
 # rollout is the bottleneck of RL" is no law. It is a fact about one engine on one machine, and you have to measure.
-# (The record of our own step has a rest: loading, copies, rewards. In TRL's, all that is not the rollout counts as the
-# update.)
+# (The record of our own step has a rest, too thin to see in the figure: loading, copies, rewards. {{ assert
+# row["variant"] == "rlcourse" and row["rollout_s"] + row["update_s"] > 0.995 * row["step_s"] }} In TRL's, all that is
+# not the rollout counts as the update.)
 #
 # ## 2 · What can it give?
 #
@@ -168,8 +169,8 @@ TRIED += ["a static KV cache and a compiled decode step"]
 ladder_bet = bet("TRL on the H200: which of these makes the step at least twice as fast?", TRIED)
 
 # %% [markdown]
-# Do not try. Divide. What does each of them speed up, and what share of a step is that? Here the two shares that nobody
-# ever measures, the batch's way from the data set to the model:
+# Do not try. Divide. What does each of them speed up, and what share of a step is that? Here the two shares that are
+# seldom measured, the batch's way from the data set to the model:
 
 # %%
 from rlcourse.measure.timing import median_seconds
@@ -240,11 +241,12 @@ display(Markdown("\n".join(lines)))
 ladder_bet.result(TRIED[3] if whole > 2 else TRIED[2])
 
 # %% [markdown]
-# The first two rows end the discussion. A batch of prompts is a few kilobytes of text; there is nothing to hide. (The
+# The first two lines end the discussion. A batch of prompts is a few kilobytes of text; there is nothing to hide. (The
 # loader was not timed on the H200. Its share there is all that our own step does outside rollout and update, {{ 1e3 *
 # outside_s:.0f }} ms, as a part of TRL's step: a generous upper bound. The copy was timed: token ids and mask of 64
-# rows take {{ 1e6 * copies["copy_s"]:.0f }} µs of a step of {{ slow["step_s"]:.1f }} s.) {{ assert copies["copy_s"] <
-# 1e-3 * slow["step_s"] }} Those guides were written for training on images.
+# *rows*, the answers that are decoded together, take {{ 1e6 * copies["copy_s"]:.0f }} µs of a step of {{
+# slow["step_s"]:.1f }} s.) {{ assert copies["copy_s"] < 1e-3 * slow["step_s"] }} That advice pays where a batch is
+# large and slow to load, as with images.
 #
 # Compiling the model that trains can give TRL {{ 1 / (1 - update_part):.2f }}× at the very most. It made the update {{
 # update_gain:.1f }} times as fast, and nobody would notice it in the step. {{ assert update_gain > 1.2 and
@@ -252,10 +254,10 @@ ladder_bet.result(TRIED[3] if whole > 2 else TRIED[2])
 # {{ 100 * ours["update_s"] / ours["step_s"]:.0f }} %. **Ceilings move when something else gets faster**, so divide
 # again after each change.
 #
-# The last two rows have the same ceiling and very different results. With 64 rows a static cache alone decodes {{
-# alone[64]:.2f }} times as fast, which is slower. {{ assert alone[64] < 1 < whole }} With the decode step
-# compiled as well, the whole training step is {{ whole:.2f }} times as fast. A ceiling says what **may** be gained, not
-# what a change collects of it: for that one must know what the time is spent on (section 3).
+# The last two lines have the same ceiling and very different results. With 64 rows a static cache alone decodes {{
+# alone[64]:.2f }} times as fast, which is slower. {{ assert alone[64] < 1 < whole }} With the decode step compiled as
+# well, the whole training step is {{ whole:.2f }} times as fast. A ceiling says what **may** be gained, not what a
+# change collects of it: for that one must know what the time is spent on (section 3).
 #
 # How good is the law? The record has TRL's rollout before and after its decode step was compiled. **Look for** the
 # star, and for how soon each line bends away from the dotted one: from there on, work on the rollout pays less and
@@ -316,8 +318,8 @@ for count in (1, 16, 64):
 # price, the price of **calling**: Python calls PyTorch, PyTorch looks up the code for these types and makes room for
 # the result, every time. 16 times as many rows cost {{ calls[16] / calls[1]:.1f }} times as much. {{ assert calls[16] <
 # 8 * calls[1] }} A program whose time is that of its calls is *host-bound*. On a GPU this is worse, since the GPU does
-# the work so much faster while the host is no faster at all, and must also start a program on the GPU for each (a
-# *kernel*).
+# the work so much faster while the host is no faster at all, and must also start a program on the GPU, a *kernel*, for
+# each. Starting one is a *launch*.
 #
 # ### A trace
 #
@@ -374,8 +376,9 @@ plt.show()
 # ### How busy was the GPU?
 #
 # In the trace of a GPU there is a row of *kernels* as well, the programs that run on it. The *busy fraction* is the
-# time in which **at least one** of them ran, over the wall time. Kernels can overlap, on different streams, so adding
-# up their durations hides idle time. What counts is the length of their **union**. **Look for** the black bars.
+# time in which **at least one** of them ran, over the wall time. Kernels of different *streams*, the GPU's queues, can
+# overlap, so adding up their durations hides idle time. What counts is the length of their **union**. **Look for** the
+# black bars.
 
 # %% tags=["hide-input"]
 # @title Figure: overlap counts once
@@ -414,11 +417,13 @@ display(Markdown("\n".join([*lines, "", provenance(decode)])))
 eager, static, fused = (RUNGS[name, 16] for name in ("hf-dynamic", "hf-static", "hf-static-compiled"))
 
 # %% [markdown]
-# With the usual cache the GPU works {{ 100 * eager["busy"]:.0f }} % of the time, and for the rest it waits for
-# {{ eager["launches_a_step"]:,.0f }} launches. {{ assert eager["busy"] < 0.2 }} That is what section 2 left open. A
-# static cache alone takes none of them away, it adds some; compiling the step leaves {{ fused["launches_a_step"]:.0f }}
-# of {{ static["launches_a_step"]:,.0f }}. {{ assert eager["launches_a_step"] < static["launches_a_step"] > 10 *
-# fused["launches_a_step"] }} Lesson 07 tells how. Be careful with the busy fraction, though:
+# With the usual cache the GPU works {{ 100 * eager["busy"]:.0f }} % of the time, and a step needs {{
+# eager["launches_a_step"]:,.0f }} launches. {{ assert eager["busy"] < 0.2 and static["ms_per_step"] >
+# eager["ms_per_step"] > fused["ms_per_step"] > RUNGS["graph", 16]["ms_per_step"] }} That is what section 2 left open. A
+# static cache alone takes none of the launches away, it adds some; compiling the step leaves {{
+# fused["launches_a_step"]:.0f }} of {{ static["launches_a_step"]:,.0f }}. {{ assert eager["launches_a_step"] <
+# static["launches_a_step"] > 10 * fused["launches_a_step"] }} Lesson 07 tells how. Be careful with the busy fraction,
+# though:
 #
 # - **Low busy** says that the GPU waits, not for what. Usually it is the host, issuing one small kernel after another.
 #   It may also be a copy, or a line that asks for a number with `.item()`.
@@ -498,16 +503,16 @@ display(Markdown("\n".join([*lines, "", provenance(traced)])))
 #
 # To draw one token for each of $N$ rows, a model must read all its weights, and the keys and values of each row's text
 # so far. No program gets around that. Bytes over the rate at which the machine moves bytes is a time that no program
-# beats: the *floor*. It needs nothing but the config:
+# beats: the *floor*. To count the bytes you need nothing but the config:
 #
 # - **layers**: all their weights, read once, whatever $N$ is. That is the whole point of a batch;
-# - **head**: `vocabulary × hidden`, read once. (Of the embedding only $N$ rows are looked up.)
+# - **head**, which gives the logits: `vocabulary × hidden`, read once. (Of the embedding only $N$ rows are looked up.)
 # - **cache**: for each row and layer, the keys and values of all tokens so far read, those of one written:
 #   $N \times (\text{tokens} + 1) \times \text{layers} \times 2 \times \text{kv heads} \times \text{head dim}$ numbers.
 
 # %%
-from rlcourse.measure.memory import QWEN25, model_shape
 from rlcourse.measure.roofline import decode_step
+from rlcourse.measure.shapes import QWEN25, model_shape
 
 small, qwen = model_shape("embedded"), model_shape("Qwen/Qwen2.5-0.5B")
 for name, shape, size in (("embedded, float32", small, 4), ("Qwen2.5-0.5B, bfloat16", qwen, 2)):
@@ -523,8 +528,8 @@ for name, shape, size in (("embedded, float32", small, 4), ("Qwen2.5-0.5B, bfloa
 # then rows are no longer free.
 #
 # How fast are bytes? Don't take it from a data sheet. Copy a large piece of memory, and count it twice, as it is read
-# and written. While at it, multiply two large matrices, for operations a second. A step must do both, so its floor is
-# the **longer** of the two times.
+# and written. (Reading alone may be a little faster than a copy, so the floor is not exact.) While at it, multiply two
+# large matrices, for operations a second. A step must do both, so its floor is the **longer** of the two times.
 
 # %%
 from rlcourse.measure.roofline import measure_machine
@@ -567,9 +572,10 @@ plt.show()
 
 # %% [markdown]
 # At the model's size it is {{ cached.bytes_per_s / machine.bytes_per_s:.1f }} times the rate of main memory. On the far
-# left a copy is so short that its call is what we time, and the curve can dip where a copy is first shared between
-# threads. We go on with the rate at the model's size. A GPU leaves no such doubt with a real model: half a billion
-# weights are a gigabyte in bfloat16, and its L2 cache holds some tens of megabytes.
+# left a copy is so short that its call is what we time. The curve can dip on the way, where a copy is first shared
+# between threads or outgrows one of several caches. We go on with the rate at the model's size. A GPU leaves no such
+# doubt with a real model: half a billion weights are a gigabyte in bfloat16, and its L2 cache holds some tens of
+# megabytes.
 #
 # ### Predict, then measure
 #
@@ -715,9 +721,10 @@ print(f"once forward and twice backward for each of {passes} micro-batches")
 
 # %% [markdown]
 # *Arithmetic intensity* is operations over bytes: how often a byte is used once it has been fetched. A machine has an
-# intensity of its own, operations a second over bytes a second, called the *ridge*. Below its ridge a program waits for
-# bytes, above it for arithmetic. Draw both limits and you get a roof (Williams et al. 2009). **Look for** where
-# decoding and the update stand, and for the two ways up: right along the slope, or straight up to the roof.
+# intensity of its own, operations a second over bytes a second, called the *ridge*. If nothing else holds a program up,
+# it waits for bytes below the ridge and for arithmetic above it. Draw both limits and you get a roof (Williams et al.
+# 2009). **Look for** where decoding and the update stand, and for the two ways up: right along the slope, or straight
+# up to the roof.
 
 # %% tags=["hide-input"]
 # @title Figure: the roofline of the H200
@@ -820,7 +827,7 @@ plt.show()
 KINDS = ["byte-bound", "host-bound", "compute-bound"]
 few_rows, many_rows = RUNGS["hf-dynamic", 16], RUNGS["hf-dynamic", 256]
 longer = updates["results"][1]["update_s"] / updates["results"][0]["update_s"]
-rates_ms = f"{few_rows['ms_per_step']:.1f} ms a step, 256 rows {many_rows['ms_per_step']:.1f} ms"
+rates_ms = f"{few_rows['ms_per_step']:.1f} ms a step, 256 rows on another host {many_rows['ms_per_step']:.1f} ms"
 CASES = {
     f"`generate`, dynamic cache: 16 rows take {rates_ms}": KINDS[1],
     f"The update of {row['rows']} answers runs at {row['tflops']:.0f} of {peak:.0f} TFLOP/s": KINDS[2],
@@ -833,13 +840,18 @@ for text, kind in CASES.items():
     kinds[text].result(kind)
 
 # %% [markdown]
-# 16 times as many rows take {{ many_rows["ms_per_step"] / few_rows["ms_per_step"]:.2f }} times as long: what the step
-# waits for does not grow with the rows. It does depend on the host, and the two were measured on different machines
-# with the same GPU. {{ assert 0.7 < many_rows["ms_per_step"] / few_rows["ms_per_step"] < 1 }} The update of {{
-# row["rows"] }} answers is nearest to compute-bound: it reaches {{ 100 * row["tflops"] / peak:.0f }} % of the
-# arithmetic that there is. With a quarter of the tokens it is not quite that: 16 answers take {{ 100 / longer:.0f }} %
-# of its time. What the optimizer reads and writes does not shrink with the tokens, and short kernels do not fill the
-# GPU. {{ assert 2 < longer < 3 and row["rows"] == 64 }}
+# A step with 256 rows took {{ many_rows["ms_per_step"] / few_rows["ms_per_step"]:.2f }} times as long as one with 16.
+# The GPU was the same and the host was not, so the ratio itself says little about rows. {{ assert 0.7 <
+# many_rows["ms_per_step"] / few_rows["ms_per_step"] < 1 }} But a step that waits for arithmetic would take many times
+# as long. And with 16 rows it takes {{ few_rows["ms_per_step"] / few_rows["floor_ms"]:.0f }} times its floor, on a GPU
+# that is busy {{ 100 * few_rows["busy"]:.0f }} % of the time: it does not wait for bytes either. {{ assert
+# few_rows["ms_per_step"] > 50 * few_rows["floor_ms"] and few_rows["busy"] < 0.2 }} The update of {{ row["rows"] }}
+# answers is nearest to compute-bound: it reaches {{ 100 * row["tflops"] / peak:.0f }} % of the arithmetic that there
+# is. With a quarter of the tokens it is not quite that: 16 answers take {{ 100 / longer:.0f }} % of its time. What the
+# optimizer reads and writes does not shrink with the tokens, but at the rate of a copy that is only {{ 1e3 *
+# learned.total_bytes / gpu.bytes_per_s:.0f }} of {{ 1e3 * updates["results"][0]["update_s"]:.0f }} ms. Short kernels
+# that do not fill the GPU may be the rest. {{ assert 2 < longer < 3 and row["rows"] == 64 and learned.total_bytes /
+# gpu.bytes_per_s < 0.12 * updates["results"][0]["update_s"] }}
 #
 # The order of work, then: phases and Amdahl first, then busy, then the floor. Don't tune a kernel while the host is
 # what you wait for. And stop when the floor is near, or when Amdahl says that the rest does not matter.

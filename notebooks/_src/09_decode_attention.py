@@ -278,7 +278,7 @@ little = asked / (GPUS["H200"].gb_per_s * 1e3 * LATENCY_US)
 # At most {{ 100 * little:.0f }} % of the published bandwidth by this estimate; {{ 100 * rate["attention-simple",
 # SMALL]:.0f }} % of a copy's was measured. {{ assert abs(little - rate["attention-simple", SMALL]) < 0.02 }} The faster
 # the memory of a card, the worse. There are two remedies: more CTAs (step 2), or more bytes in flight in each. Section
-# 7 tries the second by itself, and finds that it is not enough.
+# 7 doubles the second in step 2, changes nothing else, and finds that it is not enough.
 #
 # ## 5 · Step 1: the simple kernel
 #
@@ -324,7 +324,8 @@ plt.show()
 
 # %% [markdown]
 # The loop. **Look for** the score (8 products in a lane, then `warp_reduction_sum` over the 8 lanes of a token) and for
-# the online softmax of section 2, for each query head.
+# the online softmax of section 2, for each query head. A round of the loop brings `tokens` = 16 tokens. A lane has one
+# of them, number `partial` of the round, and of it 8 dimensions, chunk number `column`.
 
 # %%
 excerpt(decode_simple, "    for base in cutlass.range(first, last, tokens):", "    all_ml, all_acc = allocate")
@@ -334,7 +335,7 @@ excerpt(decode_simple, "    for base in cutlass.range(first, last, tokens):", " 
 #
 # - **The tail.** 16 tokens come at a time, and a row has any number. A lane past the end must not read beyond the
 #   cache. It reads the last token again, and its score becomes $-\infty$. It must stay in the loop, since a shuffle
-#   waits for all lanes of its group.
+#   waits for all lanes of its mask (lesson 08), here the whole warp.
 # - **The partials.** The 8 lanes of a token keep a partial of their own, 8 numbers of acc in each. They meet only for
 #   the score, so nothing is merged in the loop. At its end a CTA has 16 partials.
 # - **Padding** is not masked. It is not visited: the loop begins at `first`.
@@ -422,10 +423,11 @@ excerpt(decode_common, "    thread, _, _ = cute.arch.thread_idx()\n    seen =", 
 
 # %% [markdown]
 # One thread counts. The barrier before it makes sure that all of its block's writes came first, and the one after it
-# that nobody in its block reads too early.
+# that nobody in its block reads too early. The last to arrive sets the counter back to 0, for the next launch.
 #
 # Now take the order away, on purpose, in a kernel small enough to see: every CTA leaves one number, the last adds them
-# up. `order` is what the atomic addition promises.
+# up. The field `order` is what the atomic addition promises. (The interpreter's own `order` is who runs when: `serial`
+# is block after block.)
 
 
 # %%
@@ -602,9 +604,9 @@ plt.show()
 #
 # So "row $j$ of the right operand" may be any dimension, if the left operand has the same one in column $j$. Let lane
 # $c$ have dimensions $8c, \dots, 8c + 7$ of each 32, which is one load of 16 bytes. The instruction wants its registers
-# by pair $p$, half $f$ and product $i$; what was loaded lies in registers $0, 1, 2, \dots$ So all that is needed is a
-# *layout* (lesson 08) from $((p, f), i)$ to the number of a register: shape $((2, 2), D/16)$, strides $((1, 2), 4)$.
-# No register is moved.
+# by place in a pair of rows, $p$, half of the 16 rows, $f$, and product, $i$; what was loaded lies in registers $0, 1,
+# 2, \dots$ So all that is needed is a *layout* (lesson 08) from $((p, f), i)$ to the number of a register: shape $((2,
+# 2), D/16)$, strides $((1, 2), 4)$. No register is moved. (A register here holds one number; the hardware's hold two.)
 
 # %%
 dimension = {}  # (row of a product, product): the dimension that stands there
@@ -647,7 +649,8 @@ excerpt(decode_attention, "def multiply_keys(", "@cute.jit\ndef softmax")
 # the result is written where they say (exercise 3). And the two products fit together: the *result* fragment of the
 # scores (head $g$, tokens $2c$, $2c+1$) is what the second product wants of its right operand, so the weights never
 # leave their lane. Between the two products stands the online softmax. It takes a tile of 16 tokens at once: $m$ is a
-# maximum over a lane's four scores and then over four lanes, and there is one $\alpha$ for the tile.
+# maximum over a lane's four scores and then over four lanes, and each head has one $\alpha$ for the tile. Of acc a lane
+# has other heads, $2c$ and $2c + 1$. The last loop fetches their $\alpha$ by a shuffle.
 
 # %%
 excerpt(decode_attention, "    m_new = m\n    for i in range_constexpr(scores", "@cute.jit\ndef multiply_values")
@@ -703,12 +706,13 @@ second_bet.result(gain)
 # If step 2 had been bound by issue, its issue slots would have been full. Three numbers for each kernel, from its time
 # in the record: the share of a copy's bandwidth that it reached, the share of the issue slots that it used, and, by
 # Little's law, the share of the bandwidth that its bytes in flight allow. How many CTAs an SM holds at once follows
-# from the registers and the shared memory that the compiler gave them; compiling for an H200 needs no H200.
+# from the registers and the shared memory that the compiler gave them; compiling for an H200 needs no H200. The
+# instructions are those that we counted in PTX; the loops of an H200's machine code have about as many.
 #
 # Step 3 changed several things at once:
 #
 # - the instructions;
-# - the bytes in flight;
+# - the bytes in flight: in the record a warp of step 3 takes two tiles of 16 tokens at a time;
 # - the grid: the package does not split rows at these sizes, so partials of different CTAs need no merge, and at the
 #   small size a CTA has 16 warps, not 4;
 # - the launch: on an H200 step 3 may start before the previous kernel has ended (section 9), steps 1 and 2 may not.
@@ -785,7 +789,7 @@ gone = {size: us["attention-split-ahead", size] - us["attention-cute", size] for
 
 # %% [markdown]
 # At the large size step 2 reaches {{ 100 * rate["attention-split", LARGE]:.0f }} % of the bytes' roof with {{ 100 *
-# slots:.0f }} % of its issue slots. **It stood under neither roof.** {{ assert slots < 0.6 and rate["attention-split",
+# slots:.0f }} % of its issue slots. **It was near neither roof.** {{ assert slots < 0.6 and rate["attention-split",
 # LARGE] < 0.6 }} Did its loads wait, with too few bytes in flight? By Little's law no more than {{ 100 * allowed:.0f }}
 # % of the published bandwidth was to be had. {{ assert allowed < 0.8 }} But twice the bytes in flight, and nothing
 # else, make it only {{ by_bytes[LARGE]:.2f }} times as fast, and {{ by_bytes[SMALL]:.2f }} times at the small size.
@@ -816,7 +820,8 @@ gone = {size: us["attention-split-ahead", size] - us["attention-cute", size] for
 # us["attention-cute", SMALL]:.1f }} µs instead of {{ us["attention-simple", SMALL]:.1f }}: no launch costs that much.
 # {{ assert us["attention-simple", SMALL]
 # - us["attention-cute", SMALL] > 2 * us["attention-split-ahead", SMALL] }} Each of its CTAs has 16 warps with two tiles
-# in flight, all of its share of the cache at once. Idle SMs are not what starved step 1.
+# in flight, all of its share of the cache at once. {{ assert (chosen(*SMALL).warps, chosen(*SMALL).tiles,
+# chosen(*LARGE).tiles) == (16, 2, 2) and 16 * 16 * 2 >= SMALL[1] }} Idle SMs are not what starved step 1.
 #
 # ## 8 · RoPE and the cache write in the same launch
 #
@@ -899,7 +904,7 @@ excerpt(decode_new_token, "    for j in range_constexpr(n // 2):", "@cute.jit\nd
 # %% [markdown]
 # **The new token never comes from the cache.** One CTA writes the new key while others read keys. If anybody read the
 # new one from memory, it would need an order like that of section 6. So nobody does. One warp of the last split has it
-# in registers, writes it **and** begins its softmax with it. Every loop over the cache stops one token short of it.
+# in registers, writes it **and** begins its softmax with it. Every loop over the cache stops just before it.
 
 # %%
 excerpt(decode_new_token, "    product = Float32(0.0)")
@@ -1036,8 +1041,8 @@ small_floor, large_floor = (4e-3 * K * D * math.prod(size) / COPY for size in (S
 # 6. In the fused kernel one CTA writes the new key to the cache while others read the cache. Why is that no race?
 #
 # <details><summary>Answer</summary>
-# Every loop over the cache stops one token short of it, so no byte is both written and read. The warp that owns the new
-# token uses it from its registers.
+# Every loop over the cache stops just before the new token, so no byte is both written and read. The warp that owns the
+# new token uses it from its registers.
 # </details>
 #
 # ## Exercises

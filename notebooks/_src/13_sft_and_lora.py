@@ -12,15 +12,16 @@
 # - what RL does to a model that is never right, and how right it must be to begin;
 # - to write a step of supervised fine-tuning (SFT): which tokens are learned, and how examples share a row without
 #   seeing each other;
-# - how much SFT a warm start needs, and how to judge one before RL begins;
+# - how much SFT a model needs before RL, and how to judge such a start before RL begins;
 # - what a low-rank adapter (LoRA) keeps of an update, what it leaves out, and what `alpha / r` is for;
 # - why sampler and trainer agree although one has merged weights and the other has not.
 #
 # You need [lesson 01](01_policy_gradient.ipynb) for the loop and [lesson 03](03_grpo.ipynb) for groups.
 #
-# RL makes more likely what the model already does now and then. This lesson is about a model that never does it. The
-# base is the embedded model with a changed habit: it was trained until **all** its answers end in words, most of them
-# guesses without a calculation. Right or wrong, it earns nothing: the strict verifier reads only `#### N`.
+# RL makes more likely what the model already does now and then, so SFT often comes first, as a *warm start*. This
+# lesson is about a model that never does it. The base is the embedded model with a changed habit: it was trained until
+# **all** its answers end in words, most of them guesses without a calculation. Right or wrong, it earns nothing: the
+# strict verifier reads only `#### N`.
 
 # %%
 import matplotlib.pyplot as plt
@@ -94,7 +95,8 @@ still_bet.result(STILL[1] if moved == 0 else STILL[0])
 # $$ 1 - (1-p)^G - p^G. $$
 #
 # For small $p$ that is about $Gp$. **Look for** the $p$ at which the curve of $G = 8$ reaches one group a step
-# (dotted), and on which side of it the base is after one step of SFT (section 2) and after three.
+# (dotted), and on which side of it the base is after one step of SFT (sections 2 and 4) and after three. The rates are
+# recorded.
 
 # %% tags=["hide-input"]
 # @title Figure: when a group has a signal
@@ -117,6 +119,7 @@ for k, color in ((1, ORANGE), (3, VERMILION), (10, BLACK)):
     if (rate := mean_of(k, "between", "pass@1")) > 0:
         ax.axvline(rate, color=color, label=f"the base after {k} step{'s' * (k > 1)} of SFT")
 ax.set(xlabel="p, the rate of right answers", ylabel="share of groups with a signal", ylim=(1e-4, 1.5))
+ax.set_title(f"rates after SFT: three seeds, {provenance(starts[1])}", fontsize=10)
 ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()
 right_after_one = round(mean_of(1, "between", "pass@1") * 3 * lesson13.SAMPLED * lesson13.SAMPLES)
@@ -124,8 +127,9 @@ right_after_one = round(mean_of(1, "between", "pass@1") * 3 * lesson13.SAMPLED *
 # %% [markdown]
 # A step has one group with a signal when about one of its {{ RL["num_prompts"] * RL["num_generations"] }} answers is
 # right. The line for one step of SFT is a rough estimate, from {{ right_after_one }} right answer{{ "s" *
-# (right_after_one != 1) }} in {{ 3 * lesson13.SAMPLED * lesson13.SAMPLES:, }}. The curves are for problems that are all
-# equally hard: where some are always solved and others never, fewer groups have a signal (exercise 5).
+# (right_after_one != 1) }} in {{ 3 * lesson13.SAMPLED * lesson13.SAMPLES:, }} (3 seeds, {{ lesson13.SAMPLED }}
+# problems, {{ lesson13.SAMPLES }} answers to each). The curves are for problems that are all equally hard: where some
+# are always solved and others never, fewer groups have a signal (exercise 5).
 #
 # More answers help only in proportion. Where one answer in 10,000 is right, ten times as many answers still leave
 # most steps without a signal. Easier problems help, and so does a partial reward (which can be gamed, as in lesson 05),
@@ -166,8 +170,8 @@ def sft_step(model, optimizer, some, everything=False) -> float:
 
 # %% [markdown]
 # Four details matter. The shift: the output at $t-1$ predicts the token at $t$. The mask, shifted with it. Padding,
-# which is in no loss. And the end token, which **is** learned, or the model never stops. Exercise 1 has
-# batches that get each of them wrong.
+# which is in no loss; it stands on the right, where causal attention hides it, so no mask is needed. And the end token,
+# which **is** learned, or the model never stops. Exercise 1 has batches that get each of them wrong.
 #
 # Why not learn the prompts, too? They are text like any other.
 
@@ -217,15 +221,15 @@ prompt_bet.result(PROMPTS_TOO[2] if slower else PROMPTS_TOO[0])
 # %% [markdown]
 # After {{ STEPS }} steps the loss of unseen answers is {{ sum(last["answers only"]) / len(last["answers only"]):.2f }}
 # nats a token with answers only and {{ sum(last["prompts, too"]) / len(last["prompts, too"]):.2f }} with prompts. {{
-# assert slower }} To the base a token of a prompt costs {{ of_prompts:.1f }} nats and one of an answer {{ none:.1f }}.
+# assert slower }} To the base a token of a prompt costs {{ of_prompts:.1f }} nats and one of an answer {{ none:.2f }}.
 # {{ assert of_prompts > 3 * none }} A random guess among all tokens would cost {{ uniform:.1f }}: this model has never
 # learned to write a question. {{ assert of_prompts > uniform }} With prompts in the loss, they make up {{ 100 *
-# of_the_loss:.0f }} % of it at the start. {{ assert of_the_loss > 0.9 }} Clip and Adam hold a step to about the same
-# length whatever it learns, so what goes into questions is missing from answers, and for a while it disturbs them:
-# their loss falls in the first step, and by the fourth it is above the base's. {{ assert all(line[1] < line[0] <
-# line[4] for (name, _), line in curves.items() if name == "prompts, too") }} A base that was pretrained on text knows
-# how questions read and should lose less. (With long prompts, short answers and few examples, prompts in the loss can
-# serve as a regulariser; Shi et al. 2024.)
+# of_the_loss:.0f }} % of it at the start. {{ assert of_the_loss > 0.9 }} A likely reason why answers come later: clip
+# and Adam hold a step to about the same length whatever it learns, so what goes into questions is missing from answers.
+# For a while it even disturbs them: their loss falls in the first step, and by the fourth it is above the base's. {{
+# assert all(line[1] < line[0] < line[4] for (name, _), line in curves.items() if name == "prompts, too") }} A base that
+# was pretrained on text knows how questions read and should lose less. (With long prompts, short answers and few
+# examples, prompts in the loss can serve as a regulariser; Shi et al. 2024.)
 #
 # ## 3 · One row, several examples
 #
@@ -259,8 +263,11 @@ with torch.no_grad():
     logits = base.model(second.ids.long()[None]).logits[0, :-1]
     by_itself = logits.log_softmax(-1).gather(1, second.ids[1:, None].long())[:, 0]
 leaks = {name: of_second(**how) - by_itself for name, how in WAYS.items()}
+answer_from = int((~second.learned).sum()) - 1  # what is learned; the first token of all is not predicted
+print("log-probs of the answer, minus those by itself, in nats a token:")
 for name, leak in leaks.items():
-    print(f"{name:34} mean |difference| {leak.abs().mean():.1e}, largest {leak.abs().max():.1e} nats")
+    of_answer = leak[answer_from:]
+    print(f"{name:34} mean {of_answer.mean():+.1e}, mean size {of_answer.abs().mean():.1e}")
 
 # %% tags=["hide-input"]
 # @title Figure: the leak, token by token
@@ -269,22 +276,24 @@ left.imshow(block.float() + 0.45 * torch.ones(n + m, n + m).tril(), cmap="Blues"
 left.set(title="dark: its own. Pale: the leak", xlabel="sees the token at", ylabel="token at")
 right.plot(leaks["one text"], "o-", color=VERMILION, label="one text")
 right.plot(leaks["positions restart"], "-", color=BLUE, label="positions restart")
-right.axvspan(int((~second.learned).sum()) - 1.5, m - 1.5, color=ORANGE, alpha=0.15, label="the answer")
+right.axvspan(answer_from - 0.5, m - 1.5, color=ORANGE, alpha=0.15, label="the answer")
 right.set(xlabel="token of the second example", ylabel="log-prob, minus that by itself")
 right.legend(fontsize=8)
 plt.show()
-answer_from = int((~second.learned).sum()) - 1
 leak_answer = (-leaks["one text"][answer_from:]).mean().item()
 
 # %% [markdown]
 # Read as one text, the second example's tokens get other log-probs, because a stranger's question and answer stand
-# before them: in the answer {{ leak_answer:+.3f }} nats of loss a token on average. Nothing crashes, and a loss by
-# itself does not show it. {{ assert leaks["one text"].abs().mean() > 1000 * leaks["positions restart"].abs().mean() }}
+# before them: in this pair, in the answer, {{ leak_answer:+.3f }} nats of loss a token. (The question is not learned,
+# and it moves far more: this base reads questions worse than a guess.) Nothing crashes, and a loss by itself does not
+# show it. {{ assert leaks["one text"][answer_from:].abs().mean() > 1000 *
+# leaks["positions restart"][answer_from:].abs().mean() }} {{ assert leaks["one text"][:answer_from].abs().mean() > 2 *
+# leaks["one text"][answer_from:].abs().mean() }}
 #
 # **Why do restarted positions suffice?** Rotary positions enter attention only as differences, so by themselves they
 # change nothing: masked by hand, with positions that run on, the numbers are the same up to rounding. But transformers,
-# given positions and no mask, *reads where examples begin* from the places where they do not go up by one, and masks
-# there. Not every architecture does, so the package tries two short examples on the model before it trains
+# given positions and no mask, *infers where examples begin* from the places where positions do not go up by one, and
+# masks there. Not every architecture does, so the package tries two short examples on the model before it trains
 # (`check_packing`).
 #
 # How much does it save?
@@ -303,9 +312,9 @@ print(f"one in each row: {padded:,} places; packed in {len(rows)} rows: {packed.
 #
 # ## 4 · How much is enough?
 #
-# Recorded, three seeds each: 0, 1, 3, 10 and 80 steps of SFT on {{ SFT["sft_rows"] }} of the {{ DEMONSTRATIONS }}
-# demonstrations, then {{ RL["steps"] }} steps of RL. 80 steps see each demonstration {{ 80 * SFT["sft_rows"] /
-# DEMONSTRATIONS:.0f }} times.
+# Recorded, three seeds each: 0, 1, 3, 10 and 80 steps of SFT, each on {{ SFT["sft_rows"] }} of the {{ DEMONSTRATIONS }}
+# demonstrations, drawn anew, then {{ RL["steps"] }} steps of RL. 80 steps see each demonstration {{ 80 *
+# SFT["sft_rows"] / DEMONSTRATIONS:.0f }} times on average.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -314,15 +323,16 @@ enough_bet = bet("After which SFT is the model best, once RL is done?", ENOUGH)
 
 # %% [markdown]
 # Left, before RL. **Look for** where pass@16 turns while the entropy keeps falling. pass@16 is the share of problems,
-# {{ lesson13.SAMPLED }} for each seed, with a right answer among 16: something for RL to choose. Right, RL from there:
-# the lines of 0 and 1 steps coincide at 0. {{ assert not any(e["accuracy"] for k in (0, 1) for row in
-# starts[k]["results"] for e in row["evals"]) }}
+# {{ lesson13.SAMPLED }} for each seed, with a right answer among 16: something for RL to choose from. Dots are seeds.
+# Right, RL from there, a line style for each seed: the lines of 0 and 1 steps coincide at 0. {{ assert not
+# any(e["accuracy"] for k in (0, 1) for row in starts[k]["results"] for e in row["evals"]) }}
 
 # %% tags=["hide-input"]
 # @title Figure: what SFT leaves for RL
 KS = list(starts)
-SHADES = dict(zip(KS, plt.get_cmap("YlOrRd")((0.3, 0.45, 0.6, 0.8, 1.0)), strict=True))
+SHADES = dict(zip(KS, (BLACK, ORANGE, GREEN, BLUE, VERMILION), strict=True))
 fig, (left, right) = plt.subplots(1, 2, figsize=(10.5, 3.8), layout="constrained")
+fig.get_layout_engine().set(wspace=0.08)
 for what, color, label in (("pass@16", GREEN, "pass@16"), ("accuracy", BLACK, "greedy"), ("pass@1", BLUE, "pass@1")):
     left.plot(range(len(KS)), [100 * mean_of(k, "between", what) for k in KS], "o-", color=color, label=label)
     for seed in range(3):
@@ -346,18 +356,21 @@ right.grid()
 plt.show()
 final = {k: mean_of(k, "after", "accuracy") for k in KS}
 silent = {k: sum(sum(r["steps"]["groups_without_signal"]) for r in starts[k]["results"]) / 3 / RL["steps"] for k in KS}
+room = {k: 100 * (mean_of(k, "between", "pass@16") - mean_of(k, "between", "pass@1")) for k in KS}
+signals = [sum(share < 1 for share in row["steps"]["groups_without_signal"]) for row in starts[1]["results"]]
 best = max(final, key=final.get)
 enough_bet.result(f"{best} step{'s' * (best > 1)}")
 
 # %% [markdown]
 # **RL alone earns nothing**, in {{ RL["steps"] }} steps of {{ RL["num_prompts"] * RL["num_generations"] }} answers, in
-# any seed. {{ assert final[0] == 0 }} One step of SFT is not enough either: a right answer now and then, and after RL
-# still no right greedy answer. {{ assert final[1] == 0 }} **Three steps** bring {{ 100 * mean_of(3, "between",
-# "accuracy"):.0f }} %, and RL raises that to {{ 100 * final[3]:.0f }} %. {{ assert final[3] > 2 * mean_of(3, "between",
-# "accuracy") }} Ten steps bring {{ 100 * mean_of(10, "between", "accuracy"):.0f }} % at once, and RL adds {{ 100 *
-# (final[10] - mean_of(10, "between", "accuracy")):.0f }} points. {{ assert final[10] > mean_of(10, "between",
-# "accuracy") }} In each seed ten steps end above three. {{ assert all(a["after"]["accuracy"] > b["after"]["accuracy"]
-# for a, b in zip(starts[10]["results"], starts[3]["results"], strict=True)) }}
+# any seed. {{ assert final[0] == 0 }} One step of SFT is not enough for {{ RL["steps"] }} steps: {{ max(signals) }} of
+# them had a signal in each seed, and after RL no greedy answer is right yet. {{ assert final[1] == 0 and 0 <
+# min(signals) == max(signals) }} **Three steps** bring {{ 100 * mean_of(3, "between", "accuracy"):.0f }} %, and RL
+# raises that to {{ 100 * final[3]:.0f }} %. {{ assert final[3] > 2 * mean_of(3, "between", "accuracy") }} Ten steps
+# bring {{ 100 * mean_of(10, "between", "accuracy"):.0f }} % at once, and RL adds {{ 100 * (final[10] - mean_of(10,
+# "between", "accuracy")):.0f }} points. {{ assert final[10] > mean_of(10, "between", "accuracy") }} In each seed ten
+# steps end above three. {{ assert all(a["after"]["accuracy"] > b["after"]["accuracy"] for a, b in
+# zip(starts[10]["results"], starts[3]["results"], strict=True)) }}
 #
 # **Eighty steps look as good as ten, and are not.** Greedy, {{ 100 * mean_of(80, "between", "accuracy"):.0f }} % are
 # right instead of {{ 100 * mean_of(10, "between", "accuracy"):.0f }}, and single samples do better: pass@1 is {{ 100 *
@@ -370,21 +383,29 @@ enough_bet.result(f"{best} step{'s' * (best > 1)}")
 # * mean_of(10, "between", "pass@16"):.0f }} to {{ 100 * mean_of(80, "between", "pass@16"):.0f }} %. {{ assert
 # mean_of(80, "between", "held_out") > mean_of(10, "between", "held_out") and mean_of(80, "between", "entropy") <
 # mean_of(10, "between", "entropy") and mean_of(80, "between", "pass@16") < mean_of(10, "between", "pass@16") }} (It
-# falls in each seed, though the seeds overlap.) {{ assert all(a["between"]["pass@16"] < b["between"]["pass@16"] for a,
-# b in zip(starts[80]["results"], starts[10]["results"], strict=True)) }}
+# falls in each seed; the seeds differ from one another by more than that.) {{ assert all(a["between"]["pass@16"] <
+# b["between"]["pass@16"] for a, b in zip(starts[80]["results"], starts[10]["results"], strict=True)) }}
 #
-# Were all problems equally hard, {{ 100 * (1 - mean_of(80, "between", "pass@1")) ** RL["num_generations"]:.0f }} % of
-# the groups of {{ RL["num_generations"] }} would lack a signal (after ten steps, {{ 100 * (1 - mean_of(10, "between",
-# "pass@1")) ** RL["num_generations"]:.0f }} %). In RL it was {{ 100 * silent[80]:.0f }} % (after ten, {{ 100 *
-# silent[10]:.0f }} %): answers to one problem are more alike. {{ assert silent[80] > silent[10] + 0.1 and
-# max(r["after"]["accuracy"] for r in starts[80]["results"]) < min(r["after"]["accuracy"] for r in
-# starts[10]["results"]) }} RL then does not help, it does harm: {{ 100 * final[80]:.0f }} % in the end, lower than
-# before it in each of the three seeds. {{ assert all(row["after"]["accuracy"] < row["between"]["accuracy"] for row in
-# starts[80]["results"]) }} That RL gains little is no wonder: there is little to choose. Why it loses, these records do
-# not say.
+# In RL {{ 100 * silent[80]:.0f }} % of the groups lacked a signal (after ten steps, {{ 100 * silent[10]:.0f }} %).
+# {{ assert silent[80] > silent[10] + 0.1 and max(r["after"]["accuracy"] for r in starts[80]["results"]) <
+# min(r["after"]["accuracy"] for r in starts[10]["results"]) }} By greedy accuracy it did harm: {{ 100 * final[80]:.0f
+# }} % in the end, lower than before it in each of the three seeds. {{ assert all(row["after"]["accuracy"] <
+# row["between"]["accuracy"] for row in starts[80]["results"]) }} The mean pass@1 fell, too, from {{ 100 * mean_of(80,
+# "between", "pass@1"):.0f }} to {{ 100 * mean_of(80, "after", "pass@1"):.0f }} %, though it rose in one of them. {{
+# assert sum(row["after"]["pass@1"] > row["between"]["pass@1"] for row in starts[80]["results"]) == 1 and mean_of(80,
+# "after", "pass@1") < mean_of(80, "between", "pass@1") }} Why, these records do not say.
 #
-# So judge a warm start by pass@k and held-out loss, not by greedy accuracy alone or training loss, and stop early.
-# (Whether more demonstrations allow more steps is not recorded.)
+# **How to judge a warm start, then?** Greedy accuracy cannot tell eighty steps from ten. Pass@16 and held-out loss
+# can, but both put three steps behind eighty ({{ 100 * mean_of(3, "between", "pass@16"):.0f }} against {{ 100 *
+# mean_of(80, "between", "pass@16"):.0f }} %, {{ mean_of(3, "between", "held_out"):.3f }} against {{ mean_of(80,
+# "between", "held_out"):.3f }} nats), and after RL three are ahead. {{ assert mean_of(3, "between", "pass@16") <
+# mean_of(80, "between", "pass@16") and mean_of(3, "between", "held_out") > mean_of(80, "between", "held_out") and
+# final[3] > final[80] }} What RL can use is the **room** between pass@1 and pass@16: what the model can do and does not
+# do yet. It is {{ room[3]:.0f }}, {{ room[10]:.0f }} and {{ room[80]:.0f }} points after 3, 10 and 80 steps, and none
+# after 0 and 1: the order in which they end. {{ assert sorted(KS, key=room.get)[2:] == sorted(KS, key=final.get)[2:] ==
+# [80, 3, 10] and max(room[0], room[1]) < 1.5 }} (Five starts, and seen afterwards: a hint, not a law.) So look at that
+# room and at held-out loss, not at greedy accuracy or training loss alone, and stop early. (Whether more demonstrations
+# allow more steps is not recorded.)
 #
 # ## 5 · An update as a picture
 #
@@ -433,8 +454,11 @@ for name, color in SHOWN.items():
     for k, s in spectra.items():
         if name in k:
             left.semilogy(range(1, len(s) + 1), s / s[0], color=color, alpha=0.7, label=name if ".0." in k else None)
-noise = torch.linalg.svdvals(torch.randn(128, 128, generator=torch.Generator().manual_seed(0)))
-left.semilogy(range(1, 129), noise / noise[0], ":", color=BLACK, label="random numbers")
+chance = torch.Generator().manual_seed(0)
+noise = {k: torch.linalg.svdvals(torch.randn(change.shape, generator=chance)) for k, change in changes.items()}
+for name, style in (("self_attn.q_proj", ":"), ("mlp.gate_proj", "--")):
+    s = next(s for k, s in noise.items() if name in k)
+    left.semilogy(range(1, len(s) + 1), s / s[0], style, color=BLACK, label=f"random, as {name.split('.')[1]}")
 left.set(xlabel="number of the singular value, largest first", ylabel="size, largest = 1", ylim=(1e-3, 1.5))
 left.set_title("what changed in ten steps")
 left.legend(fontsize=8)
@@ -456,18 +480,24 @@ enough, enough_alone = (
 rank_bet.result(enough)
 least = RANKS[kept[True].index(min(kept[True]))]
 of_demos = [truncated(rank, True, demos) for rank in (least, 128)]
-energy = sum(float((s[:8] ** 2).sum()) for s in spectra.values()) / sum(float((s**2).sum()) for s in spectra.values())
+
+
+def energy(of: dict) -> float:
+    """The share of the sum of squares that the eight largest singular values of each matrix hold."""
+    return sum(float((s[:8] ** 2).sum()) for s in of.values()) / sum(float((s**2).sum()) for s in of.values())
+
 
 # %% [markdown]
-# Left, a head and a long tail, where random numbers (dotted) would fall off far more slowly: the eight largest of 128
-# singular values (64 in `k_proj` and `v_proj`) hold {{ 100 * energy:.0f }} % of the sum of squares. Right, on the blue
-# line (embedding, norms and biases whole, which bring {{ 100 * (none - kept[True][0]) / (none - whole):.0f }} % of the
-# gain by themselves), rank {{ enough }} does nine tenths of what the whole update does; with the linear layers alone
-# that takes rank {{ enough_alone }}. Rank {{ least }} does **more** than all of it: {{ min(kept[True]):.3f }} nats
-# instead of {{ whole:.3f }}. {{ assert enough < enough_alone <= 4 and min(kept[True][:7]) < whole - 0.005 }} On the
-# demonstrations themselves it is the other way round, {{ of_demos[0]:.3f }} nats at rank {{ least }} and {{
-# of_demos[1]:.3f }} with the whole update: the tail fits the demonstrations and not the unseen answers. {{ assert
-# of_demos[0] > of_demos[1] }} A direction's size is not its worth: only a loss says what may go.
+# Left, a head and a long tail, where random numbers (black) have no head: the eight largest of 128 singular values (64
+# in `k_proj` and `v_proj`) hold {{ 100 * energy(spectra):.0f }} % of the sum of squares, of random matrices of the same
+# shapes {{ 100 * energy(noise):.0f }} %. Right, on the blue line (embedding, norms and biases whole, which bring {{ 100
+# * (none - kept[True][0]) / (none - whole):.0f }} % of the gain by themselves), rank {{ enough }} does nine tenths of
+# what the whole update does; with the linear layers alone that takes rank {{ enough_alone }}. In this run rank {{ least
+# }}, the best of these on the same examples, does **more** than all of it: {{ min(kept[True]):.3f }} nats instead of {{
+# whole:.3f }}. {{ assert enough < enough_alone <= 4 and min(kept[True][:7]) < whole - 0.005 }} On the demonstrations
+# themselves it is the other way round, {{ of_demos[0]:.3f }} nats at rank {{ least }} and {{ of_demos[1]:.3f }} with
+# the whole update: the tail fits the demonstrations and not the unseen answers. {{ assert of_demos[0] > of_demos[1] }}
+# Squares overstate the tail: only a loss says what may go.
 #
 # **What LoRA leaves out** is more than the tail. The embedding (here also the output head), the norms and the biases
 # get no adapter. Here they are not missed: with the linear layers alone the loss is {{ kept[False][-1]:.3f }} at full
@@ -478,9 +508,9 @@ energy = sum(float((s[:8] ** 2).sum()) for s in spectra.values()) / sum(float((s
 #
 # An adapter of rank $r$ gives a layer `W x + (alpha / r) B A x`, with `A` `[r, in]` random, `B` `[out, r]` **zero**,
 # and `W` frozen. So it begins as the base exactly. If both were zero, neither would ever move: the gradient of each is
-# a product with the other. `alpha / r` keeps a promise: a learning rate chosen at one rank serves at every rank.
-# Without it each of $r$ directions would add its part to every step. One step of Adam, at four ranks
-# and a learning rate of 0.001:
+# a product with the other. `alpha / r` keeps a promise: a learning rate chosen at one rank serves at about every rank.
+# Without it each of $r$ directions would add its part to every step. One step of Adam, at four ranks and a learning
+# rate of 0.001:
 
 
 # %%
@@ -497,18 +527,18 @@ def first_step(rank: int, alpha: float = 32.0) -> float:
     return answer_loss(policy, demos) - loss.item()
 
 
-print("rank   alpha / r: change of the loss   alpha = r: change of the loss")
+print("rank   scale alpha / r, change of the loss   scale 1, change of the loss")
 for rank in (1, 4, 16, 64):
-    print(f"{rank:4}{first_step(rank):32.4f}{first_step(rank, alpha=rank):32.4f}")
+    print(f"{rank:4}{first_step(rank):38.4f}{first_step(rank, alpha=rank):30.4f}")
 
 # %% [markdown]
-# The left column hardly depends on the rank, and the right one grows with it. (For very large ranks rsLoRA divides by
-# $\sqrt r$ instead; Kalajdzievski 2023, arXiv:2312.03732.) A rule of thumb, followed below: alpha 32, and ten times the
-# learning rate that suits all weights.
+# The left column hardly depends on the rank, and the right one grows with it, so that each rank would need a learning
+# rate of its own. (For very large ranks rsLoRA divides by $\sqrt r$ instead; Kalajdzievski 2023, arXiv:2312.03732.) A
+# rule of thumb, followed below: alpha 32, and ten times the learning rate that suits all weights.
 #
 # **Sampler and trainer.** The trainer keeps `A` and `B` apart, since it needs their gradients. The engine wants plain
-# matrices: before each rollout it takes `W + (alpha / r) B A`, computed in float32 and rounded once. Two ways to
-# compute one number. Do they agree?
+# matrices: before each rollout it takes `W + (alpha / r) B A`, computed in float32 and rounded once (exercise 4). Two
+# ways to compute one number. Do they agree?
 
 # %%
 adapted = twin(base)
@@ -544,14 +574,15 @@ by_merging = gap("merged bf16", "unmerged bf16")
 by_bf16 = {name: gap(f"{name} bf16", f"{name} float32") for name in ("unmerged", "merged")}
 
 # %% [markdown]
-# One policy, and the same tokens each time. In float32 merging costs a rounding error, and the engine, which merges,
-# agrees with the trainer just as closely. {{ assert gap("merged float32", "unmerged float32") < 1e-5 and gap("sampler",
+# One policy, and the same tokens each time. In float32 merging costs a rounding error ({{ gap("merged float32",
+# "unmerged float32"):.0e }} nats), and the engine, which merges, agrees with the trainer to {{ gap("sampler",
+# "unmerged float32"):.0e }}. {{ assert gap("merged float32", "unmerged float32") < 1e-5 and gap("sampler",
 # "unmerged float32") < 1e-5 }} In bf16 merged and unmerged differ about as much as bf16 and float32 do without merging
 # ({{ by_merging / by_bf16["unmerged"]:.1f }} times). {{ assert 0.5 < by_merging / by_bf16["unmerged"] < 2 }} That is
 # different rounding, not more of it: merged, bf16 is no further from float32 than unmerged. {{ assert by_bf16["merged"]
 # < 1.25 * by_bf16["unmerged"] }} What does harm is **rounding the weights after each merge and going on from there**:
 # an update smaller than half a step of bf16 is then lost for good, every time. So `W` stays in float32 and is never
-# overwritten (exercise 4). And an engine that does not merge again after an update samples from the policy before it:
+# overwritten. And an engine that does not merge again after an update samples from the policy before it:
 # `mismatch_mean` of lesson 11 rises.
 #
 # ## 7 · Equal seconds
@@ -596,16 +627,15 @@ lora_bet.result(RANK1[2] if behind > 15 else RANK1[1] if behind > 3 else RANK1[0
 
 # %% [markdown]
 # At the end: {{ mean["full"]:.0f }} % with all weights, {{ mean[1]:.0f }} % at rank 1. Rank 1 trains {{ numbers[1]:, }}
-# numbers instead of {{ numbers["full"]:, }}, gets less far with them in each seed, {{ assert behind > 3 and all(a < b
+# numbers instead of {{ numbers["full"]:, }}, ends lower in each seed, {{ assert behind > 3 and all(a < b
 # for a, b in zip(end[1], end["full"], strict=True)) }} and is hardly faster: {{ speed[1]:.2f }} steps a second instead
 # of {{ speed["full"]:.2f }}. {{ assert speed[1] < 1.2 * speed["full"] }} Three seeds are few, and neither learning rate
 # was tuned: at another one rank 1 may well get further.
 #
 # On large models small ranks do as well as all weights in RL, where a right-or-wrong reward is at most one bit for each
 # answer (Schulman and Thinking Machines 2025), and less well where much has to be learned from text (Biderman et al.
-# 2024). Our matrices are 128 wide; that such a model has fewer directions to spare is our guess. What carries over is
-# the way to decide: look at the singular values and the held-out loss of one full update, choose a rank, and compare at
-# equal seconds.
+# 2024). Section 5 would have let rank 1 nearly pass. But there embedding, norms and biases kept their changes, a
+# finished update was cut, and it was SFT's. Such a picture says where to begin; a run at equal seconds decides.
 #
 # ## Check yourself
 #
@@ -628,7 +658,8 @@ lora_bet.result(RANK1[2] if behind > 15 else RANK1[1] if behind > 3 else RANK1[0
 # 3. Training loss 0.001, held-out loss rising, greedy accuracy as it was. May RL begin?
 #
 # <details><summary>Answer</summary>
-# It may, and it will find little: look at pass@k and the entropy of samples. Take an earlier checkpoint.
+# It may, and it will find little: look at the room between pass@1 and pass@k, and at the entropy of samples. Take an
+# earlier checkpoint.
 # </details>
 #
 # 4. You pack examples for a model whose positions are learned vectors, not rotary ones. The mask is right, positions
@@ -639,11 +670,11 @@ lora_bet.result(RANK1[2] if behind > 15 else RANK1[1] if behind > 3 else RANK1[0
 # were never trained. With rotary ones only differences count.
 # </details>
 #
-# 5. Why are `A` random and `B` zero, and not the other way round, or both random?
+# 5. Why is one of `A` and `B` random and the other zero, and not both random or both zero?
 #
 # <details><summary>Answer</summary>
 # One of the two must be zero, so that the policy begins as the base, which may also be the reference of the KL. Either
-# would do for that. Both zero would never move; both random would begin as another model.
+# would do for that: `B` is the custom. Both zero would never move; both random would begin as another model.
 # </details>
 #
 # ## Exercises
@@ -659,4 +690,4 @@ lora_bet.result(RANK1[2] if behind > 15 else RANK1[1] if behind > 3 else RANK1[0
 # - Biderman et al. 2024, *LoRA Learns Less and Forgets Less*, arXiv:2405.09673.
 # - Shi et al. 2024, *Instruction Tuning With Loss Over Instructions*, arXiv:2405.14394.
 # - Krell et al. 2021, *Efficient Sequence Packing without Cross-contamination*, arXiv:2107.02027.
-# - DeepSeek-AI 2025, *DeepSeek-R1*, arXiv:2501.12948: RL with and without a cold start.
+# - DeepSeek-AI 2025, *DeepSeek-R1*, arXiv:2501.12948: RL with and without a warm start (its "cold-start data").

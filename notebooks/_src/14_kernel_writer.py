@@ -37,7 +37,7 @@ from rlcourse.config import make_config
 from rlcourse.course import pick
 from rlcourse.course.embedded.kernels import Recipe, Stage, new_policy, run_stage
 from rlcourse.course.lessons.curve_records import load_curve
-from rlcourse.course.lessons.lesson14 import FEWER, FRAGMENTS, MODELS, RETAUGHT, SLIGHTLY_FEWER
+from rlcourse.course.lessons.lesson14 import FEWER, FRAGMENTS, MODELS, RETAUGHT, SAMPLES, SLIGHTLY_FEWER
 from rlcourse.course.widgets import bet
 from rlcourse.evaluation import answer_problems, load_all
 from rlcourse.learner import Learner
@@ -51,8 +51,11 @@ from rlcourse.tasks.kernelbench import rules
 from rlcourse.tasks.kernels.clock import A10G, ELEMENT_BYTES, H200, program_us
 from rlcourse.tasks.kernels.judge import LEAST_US, judge_program
 from rlcourse.tasks.kernels.language import (
+    BINARY,
     REGISTERS,
+    UNARY,
     CompileError,
+    Computation,
     compile_program,
     eager,
     parse,
@@ -60,12 +63,13 @@ from rlcourse.tasks.kernels.language import (
     write,
 )
 from rlcourse.tasks.kernels.lowering import lower
-from rlcourse.tasks.kernels.optimum import eager_us, fits_one_launch, optimum
+from rlcourse.tasks.kernels.optimum import eager_us, fits_one_launch, optimum, orders
 from rlcourse.tasks.kernels.problems import computations
 from rlcourse.tasks.prompts import PromptSampler
 
 task = load_task("kernels")
 MATRIX_US = A10G.rows * A10G.columns * ELEMENT_BYTES / A10G.bytes_per_us  # to load or to store one
+OF_TWO, OF_ONE = ", ".join(BINARY), ", ".join(UNARY)  # operations
 lowered = load_record("lowered", "NVIDIA H200")  # programs in this language, timed on a GPU
 
 # %% [markdown]
@@ -92,7 +96,11 @@ print(judge_program(write(eager(swish)), swish))
 # So most optimisations are one word. Leave out an `end`: that saves a launch, and the loads of what is in a register
 # already. Write `keep` for `put`: that saves a store. The lines may also change places. A launch has registers for {{
 # REGISTERS }} tensors at once. Loaded, put or kept, a value holds its register until the last statement of the launch
-# that reads it.
+# that reads it. A result may take the register of an operand that is read for the last time: `a = add u v` needs two,
+# not three. {{ assert REGISTERS == 2 }}
+#
+# Operations are `{{ OF_TWO }}` of two matrices; `{{ OF_ONE }}` of one; and `rowsum` and `rowmax`, whose result, one
+# number a row, needs no register and costs next to nothing to move.
 #
 # Time is **counted**, not measured: {{ A10G.launch_us:.0f }} µs a launch, {{ MATRIX_US:.0f }} µs for each matrix of {{
 # A10G.rows }} × {{ A10G.columns }} float32 numbers that is loaded or stored, and next to nothing for the operations.
@@ -179,6 +187,11 @@ print(f"registers of a launch: {REGISTERS}; eager {eager_us(residual):.1f} µs, 
 test = [problem.computation for problem in task.problems("test") if not problem.is_long]
 most = [eager_us(c) / optimum(c)[0] for c in test]
 refused = [not fits_one_launch(c) for c in test]
+in_another_order = sum(
+    any(fits_one_launch(Computation(tuple(order))) for order in orders(list(c.lines)))
+    for c in test
+    if not fits_one_launch(c)
+)
 
 
 def share_refused(problems) -> float:
@@ -190,6 +203,9 @@ print(f"{len(test)} test problems, {sum(refused)} of them refused in one launch"
 print(f"best speed-up: {min(most):.2f} to {max(most):.2f} times eager")
 
 # %% [markdown]
+# "Refused" always means: in the order in which the lines are written. {{ in_another_order }} of these {{ sum(refused)
+# }} fit one launch in another order, which exercise q4 is about. {{ assert 1 < in_another_order < sum(refused) / 2 }}
+#
 # ## 2 · The same step
 #
 # A task is prompts and a judge (lesson 05 used the task `minigsm`). The reward of this one:
@@ -297,10 +313,22 @@ def mean(rows: list[dict], name: str) -> float:
 # accident of this run. A program that is three times as fast earns 2.2, an eager one 0.2: **at these prices a gamble
 # that comes off more than one time in eleven is worth more than safety.** In {{
 # share_refused(task.problems("train")):.0f }} % of the training problems one launch does not hold the lines, and there
-# the gamble is lost: one would have to know where to cut. (Of the validation problems these are {{
-# share_refused(validation):.0f }} %, one reason why the greedy programs are so much faster.) {{ assert
-# share_refused(task.problems("train")) > 50 > 2 * share_refused(validation) }}
+# the gamble is lost: one would have to know where to cut, or how to reorder. (So the speed-ups of samples and of greedy
+# programs above cannot be compared. The latter are for other problems, of which only {{ share_refused(validation):.0f
+# }} % are refused.) {{ assert share_refused(task.problems("train")) > 50 > 2 * share_refused(validation) }}
 #
+# Where does this policy fail? The problems that one launch does not hold, apart from the others, each with the three
+# most frequent findings of the judge:
+
+# %%
+for name, some in (("one launch holds it", False), ("one launch is refused", True)):
+    group = [a for a in greedy if fits_one_launch(a.problem.computation) != some]
+    good = sum(a.right for a in group)
+    print(f"{name}: {good} of {len(group)} right")
+    for words, count in Counter(a.verdict.words for a in group).most_common(3):
+        print(f"{count:5} times: {words}")
+
+# %% [markdown]
 # ## 3 · Whole runs
 #
 # Three seeds of `rlcourse train --preset kernels`, recorded. The judge of the evaluations is stricter than that of the
@@ -343,9 +371,9 @@ def share_at(step: int) -> float:
     return 100 * sum(found) / len(found)
 
 
-def spread(values) -> str:
-    """Least to most, in percent, to two digits."""
-    low, high = (f"{100 * value:.2g}" for value in (min(values), max(values)))
+def spread(values, digits: int = 2) -> str:
+    """Least to most, in percent."""
+    low, high = (f"{100 * value:.{digits}g}" for value in (min(values), max(values)))
     return low if low == high else f"{low} to {high}"
 
 
@@ -389,8 +417,9 @@ tried = {way: load_curve(f"lesson14_tried_{name}") for way, name in NAMES.items(
 # programs have {{ range_of(honest, "after", "launches", 1) }} launches on average, where the optimum has {{
 # optimal_launches:.2f }}: they cut too often. {{ assert least(honest, "launches") > optimal_launches + 0.1 }} One
 # launch does not hold {{ share_refused(task.problems("train")):.0f }} % of the training problems and {{
-# share_refused([p for p in task.problems("test") if not p.is_long]):.0f }} % of these. Whether that is the cause has
-# not been tested.
+# share_refused([p for p in task.problems("test") if not p.is_long]):.0f }} % of these. The next part changes that
+# share: with fewer refused problems the policies stop cutting altogether. So the share matters, but lowering it is no
+# cure. {{ assert all(row["test"]["after"]["refused_correct"] == 0 for row in tried["fewer refused"]["results"]) }}
 #
 # **The start is a matter of luck, too.** All three seeds began with the model that ships. Its recipe, supervised
 # training on mostly eager programs, was run three times more with other seeds, and each result trained once. Their
@@ -399,17 +428,21 @@ tried = {way: load_curve(f"lesson14_tried_{name}") for way, name in NAMES.items(
 # where seeds of the same start differ by {{ max(same_start) - min(same_start):.0f }}. {{ assert max(after_start) -
 # min(after_start) > 3 * (max(same_start) - min(same_start)) }} Of these three, the better a start had learned to copy,
 # the further it got; three are too few to say that this is why. {{ assert after_start == sorted(after_start) and
-# by_start[0]["before"]["correct"] < by_start[-1]["before"]["correct"] - 0.1 }} A curve from one start, with however
-# many seeds of RL, does not show this. (Each of these runs took {{ min(row["seconds"] for row in starts["results"]):.0f
-# }} to {{ max(row["seconds"] for row in starts["results"]):.0f }} s.)
+# by_start[0]["before"]["correct"] < by_start[-1]["before"]["correct"] - 0.1 }} On the problems of 6 and 7 lines they
+# end at {{ range_of(starts, "after", "long_correct") }} % right, all below the seeds of the model that ships, and the
+# best of the three on short problems has {{ 100 * by_start[-1]["after"]["long_correct"]:.0f }} %. {{ assert
+# max(t["after"]["long_correct"] for t in by_start) < least(honest, "long_correct") - 0.15 }} A curve from one start,
+# with however many seeds of RL, shows none of this. (Each of these runs took {{ min(row["seconds"] for row in
+# starts["results"]):.0f }} to {{ max(row["seconds"] for row in starts["results"]):.0f }} s.)
 #
 # ### What we tried, and did not reach
 #
 # We wanted {{ RIGHT }} % right and {{ SHARE }} % of the optimum, with every seed. The runs above have the first and
 # miss the second. {{ assert 100 * least(honest, "correct") > RIGHT and 100 * least(honest, "share_of_optimum") < SHARE
-# }} Four changes, one at a time, and three together, three seeds each ({{ provenance(tried["averaged"]) }}; the runs
-# above: {{ provenance(honest) }}; and another processor makes another run of the same seed). {{ assert {(t["device"],
-# t["date"]) for t in tried.values()} == {(tried[TWICE]["device"], tried[TWICE]["date"])} }}
+# }} Four changes, one at a time, and a fifth way that combines longer training, slightly fewer refused problems and
+# averaging ({{ provenance(tried["averaged"]) }}; the runs above: {{ provenance(honest) }}; and another processor makes
+# another run of the same seed): {{ assert {(t["device"], t["date"]) for t in tried.values()} ==
+# {(tried[TWICE]["device"], tried[TWICE]["date"])} }}
 #
 # - **not divided**: advantages without the division by their group's spread (Dr. GRPO's, lesson 04);
 # - **fewer refused**: of the training problems one launch does not hold {{ FEW_REFUSED:.0f }} %, not {{
@@ -417,12 +450,10 @@ tried = {way: load_curve(f"lesson14_tried_{name}") for way, name in NAMES.items(
 # - **twice the steps**: {{ tried[TWICE]["setup"]["steps"] }};
 # - **root**: a right program is paid by the square root of its speed-up, so that a gamble is worth less;
 # - **averaged**: {{ tried["averaged"]["setup"]["steps"] }} steps, {{ SOME_REFUSED:.0f }} % refused, and the policy that
-#   is judged has the mean weights of the checkpoints of the second half, one every {{
-#   tried["averaged"]["setup"]["save_every"] }} steps (checkpoint averaging, Vaswani et al. 2017, section 6.1;
-#   stochastic weight averaging, Izmailov et al. 2018).
+#   is judged has the mean weights of the second half's checkpoints.
 #
-# On the dotted line every right program is as fast as can be. **Look for** what the points that lie there have in
-# common, and for the shaded corner.
+# There are three seeds a way; some points coincide. On the dotted line every right program is as fast as can be. **Look
+# for** what the points that lie there have in common, and for the shaded corner.
 
 # %% tags=["hide-input"]
 # @title Figure: right and fast
@@ -437,6 +468,8 @@ for way, (color, marker) in WAYS_TRIED.items():
     look = {"edgecolors": color, "facecolors": inside_color, "marker": marker, "s": size, "zorder": 3}
     ax.scatter(*zip(*ends_at[way], strict=True), label=way, **look)
 ax.plot((75, 100), (75, 100), color=BLACK, linestyle=":", linewidth=1)
+held = 100 * (1 - sum(refused) / len(test))
+ax.axvline(held, color=GREEN, linestyle="--", linewidth=1, label="what one launch holds")
 ax.fill_between((RIGHT, 100), SHARE, (RIGHT, 100), color=GREEN, alpha=0.15)
 ax.set(xlabel="% right", ylabel="% of the optimum", xlim=(87, 100), ylim=(76, 93), title="greedy, test problems")
 ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
@@ -450,6 +483,7 @@ swing = max(
     for row in tried[TWICE]["results"]
     for a, b in zip(row["evals"][3:-1], row["evals"][4:], strict=True)
 )
+some_wrong = len(test) * (held - min(r for r, _ in corner)) / 100  # of the problems that one launch holds
 never = [
     row["test"]["after"]["refused_correct"] for way in ("not divided", "fewer refused") for row in tried[way]["results"]
 ]
@@ -458,32 +492,41 @@ of_mean, of_last = ([test[when]["share_of_optimum"] for test in cut] for when in
 
 
 # %% [markdown]
-# Two changes end in one place: everything in one launch. Each problem that a launch holds has its optimum, and of the
-# others none is right: {{ spread([r / 100 for r, _ in corner]) }} % of both. {{ assert max(never) == 0 and all(r - s <
-# 0.05 for r, s in corner) }} Perhaps because without the division a group whose only reward is one lucky program
-# counts for little, and with fewer refused problems there are fewer such groups; that has not been tested. Twice the
-# steps and the root do cut, but not always where they must: {{ spread([r / 100 for r, _ in others]) }} % right, {{
-# spread([s / 100 for _, s in others]) }} % of the optimum. {{ assert min(r for r, _ in others) > 94 and min(r - s for
-# r, s in others) > 5 }} With twice the steps {{ inside[TWICE] }} of the three seeds reach the corner, and the third is
-# {{ SHARE - min(s for _, s in ends_at[TWICE]):.1g }} points below it; no other policy does. {{ assert inside[TWICE] ==
-# sum(inside.values()) == 2 }} That is no recipe: from one evaluation to the next, {{
-# tried[TWICE]["setup"]["eval_every"] }} steps later, the share moves by up to {{ 100 * swing:.0f }} points, so where a
-# run ends is partly chance. {{ assert swing > 0.03 }}
+# Two changes end in one place: everything in one launch. All but at most one of the problems that a launch holds have
+# their optimum, and of the others none is right: {{ spread([r / 100 for r, _ in corner], 3) }} % of both. {{ assert
+# max(never) == 0 and some_wrong < 1.5 and all(r - s < 0.05 for r, s in corner) }} With twice the steps {{ inside[TWICE]
+# }} of the three seeds reach the corner, and the third is {{ SHARE - min(s for _, s in ends_at[TWICE]):.1g }} points
+# below it; no other policy does. {{ assert inside[TWICE] == sum(inside.values()) == 2 }} That is no recipe: from one
+# evaluation to the next, {{ tried[TWICE]["setup"]["eval_every"] }} steps later, the share moves by up to {{ 100 *
+# swing:.0f }} points, so where a run ends is partly chance. {{ assert swing > 0.03 }} What would teach 0.8 million
+# parameters to count registers is open.
 #
-# Averaging is meant to take that chance out, and cannot take out another: of its three seeds {{ len(cut) }} cut, and
-# {{ 3 - len(cut) }} does everything in one launch, as all do with fewer refused problems. {{ assert len(cut) == 2 }}
-# Where they cut, the averaged policies have {{ 100 * of_mean[0]:.1f }} and {{ 100 * of_mean[1]:.1f }} % of the optimum,
-# and the last checkpoints of the same runs {{ 100 * of_last[0]:.1f }} and {{ 100 * of_last[1]:.1f }} %: closer
-# together, and no higher. {{ assert np.ptp(of_mean) < np.ptp(of_last) and max(of_mean) < max(of_last) }} Two runs are
-# few for such a comparison.
+# <details><summary>More about these runs, and what else we tried</summary>
 #
-# A policy that could tell which problems one launch holds would pay nothing for being right. These seem to know it
-# only roughly, and trade one for the other: they cut everywhere a little more, or a little less. Without a record we
-# also tried other shares of refused problems between {{ FEW_REFUSED:.0f }} and {{
+# Why do two changes end in one launch for everything? Perhaps because without the division a group whose only reward is
+# one lucky program counts for little, and with fewer refused problems there are fewer such groups; that has not been
+# tested. Twice the steps and the root do cut, but not always where they must: {{ spread([r / 100 for r, _ in others],
+# 3) }} % right, {{ spread([s / 100 for _, s in others]) }} % of the optimum. {{ assert min(r for r, _ in others) > 94
+# and min(r - s for r, s in others) > 5 }}
+#
+# Averaging (checkpoint averaging, Vaswani et al. 2017, section 6.1; stochastic weight averaging, Izmailov et al. 2018;
+# here of a checkpoint every {{ tried["averaged"]["setup"]["save_every"] }} steps) is meant to take out the chance of
+# the last step, and cannot take out another: of its three seeds {{ len(cut) }} cut, and {{ 3 - len(cut) }} does
+# everything in one launch, as all do with fewer refused problems. {{ assert len(cut) == 2 }} Where they cut, the
+# averaged policies have {{ 100 * of_mean[0]:.1f }} and {{ 100 * of_mean[1]:.1f }} % of the optimum, and the last
+# checkpoints of the same runs {{ 100 * of_last[0]:.1f }} and {{ 100 * of_last[1]:.1f }} %: closer together, and on
+# average no higher. {{ assert np.ptp(of_mean) < np.ptp(of_last) and sum(of_mean) <= sum(of_last) }} Two runs are few
+# for such a comparison.
+#
+# A policy that could tell which problems one launch holds would pay nothing for being right. These seem to know it only
+# roughly, and trade one for the other: they cut everywhere a little more, or a little less.
+#
+# Without a record we also tried other shares of refused problems between {{ FEW_REFUSED:.0f }} and {{
 # share_refused(task.problems("train")):.0f }} %, a higher temperature, and more refused problems with advantages that
 # are divided less or not at all. With the smaller shares some or all seeds end in one launch for everything; otherwise
-# the end swings as above, and nothing brought every seed into the corner. What would teach 0.8 million parameters to
-# count registers is open.
+# the end swings as above, and nothing brought every seed into the corner.
+#
+# </details>
 #
 # ## 4 · What each part of the reward does alone
 #
@@ -532,7 +575,9 @@ for name, part in PARTS.items():
     alone[name] |= {"first": mean(part_log[:5], "speedup"), "last": mean(part_log[-5:], "speedup")}
     print(f"{name:9} alone:", *(f"{what} {value:.2f}" for what, value in alone[name].items()), sep="  ")
 found = alone["speed"]
-part_bet.result("fast and right" if found["correct"] > 0.8 and found["fast_1"] > 0.5 else "fast and wrong")
+right_or_wrong = "fast and right" if found["correct"] > 0.8 else "fast and wrong"
+fast_or_not = right_or_wrong if found["fast_1"] >= 0.1 else "eager"
+part_bet.result(fast_or_not if found["compiled"] >= 0.5 else "they no longer compile")
 
 # %% [markdown]
 # None of it is a disaster. Paid for **compiling**, or for **being right**, the policy learns no speed: its greedy
@@ -582,9 +627,9 @@ def ranks(values) -> np.ndarray:
     return (counts.cumsum() - (counts - 1) / 2)[place]
 
 
-def rank_correlation(first: str, second: str, some=rows) -> float:
+def rank_correlation(first: str, second: str) -> float:
     """Spearman's: the correlation of the ranks of two columns of the record."""
-    return float(np.corrcoef(*(ranks([row[column] for row in some]) for column in (first, second)))[0, 1])
+    return float(np.corrcoef(*(ranks([row[column] for row in rows]) for column in (first, second)))[0, 1])
 
 
 fig, axes = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained", sharex=True, sharey=True)
@@ -607,8 +652,6 @@ fig.suptitle(provenance(lowered), fontsize=9)
 plt.show()
 
 by_launches = {clock: rank_correlation("launches", clock) for clock in CLOCKS}
-equal = [[row for row in rows if row["launches"] == n] for n in sorted({row["launches"] for row in rows})]
-within = {clock: [rank_correlation("counted_us", clock, some) for some in equal] for clock in CLOCKS}
 problems = [{row["variant"]: row for row in rows if row["program"] == n} for n in {row["program"] for row in rows}]
 pairs = [  # of programs for one problem: the one that is counted as faster, and the other
     sorted(pair, key=lambda row: row["counted_us"])
@@ -621,11 +664,8 @@ gains = {
     clock: np.array([problem["eager"][clock] / problem["optimum"][clock] for problem in problems])
     for clock in ("counted_us", *CLOCKS)
 }
-share = {clock: gains[clock] / gains["counted_us"] for clock in CLOCKS}
 scale = {clock: float(np.median([row[clock] / row["counted_us"] for row in rows])) for clock in CLOCKS}
-launched = np.array([row["launches"] for row in rows])
-rest = np.array([row["counted_us"] for row in rows]) - H200.launch_us * launched  # bytes and operations
-(launch_us, rest_share), *_ = np.linalg.lstsq(np.stack([launched, rest], 1), [row["graph_us"] for row in rows])
+matrix_mb = H200.rows * H200.columns * ELEMENT_BYTES / 1e6
 call_us = float(np.median([row["call_us"] / row["launches"] for row in rows]))
 timed = load_curve("lesson14_measured")  # paid by times measured on the GPU
 
@@ -635,48 +675,30 @@ timed = load_curve("lesson14_measured")  # paid by times measured on the GPU
 # with the time from Python. {{ assert order["graph_us"] > 0.98 > 0.96 > by_launches["graph_us"] > 0.9 and
 # order["call_us"] < order["graph_us"] - 0.03 and by_launches["call_us"] > 0.9 }} From Python the launches alone rank as
 # well as the counted clock, {{ order["call_us"]:.2f }}. {{ assert abs(by_launches["call_us"] - order["call_us"]) < 0.02
-# }} Among programs with equally many launches the count still ranks well in a graph ({{ min(within["graph_us"]):.2f }}
-# to {{ max(within["graph_us"]):.2f }}), and poorly from Python ({{ min(within["call_us"]):.2f }} to {{
-# max(within["call_us"]):.2f }}), where the host takes longer than loads and stores. {{ assert min(within["graph_us"]) >
-# 0.75 and max(within["call_us"]) < 0.6 }} Training compares programs for the same problem. In {{ len(pairs) }} pairs of
-# those the counted times differ, and the one counted as faster is faster in {{ kept_order["graph_us"] }} of them in a
-# graph, in {{ kept_order["call_us"] }} from Python. {{ assert min(kept_order.values()) > 0.98 * len(pairs) }} It also
-# has fewer launches each time, so this record cannot say what `keep` is worth by itself. {{ assert
-# all(quick["launches"] < slow["launches"] for quick, slow in pairs) }}
+# }} Training compares programs for the same problem. In {{ len(pairs) }} pairs of those the counted times differ, and
+# the one counted as faster is faster in {{ kept_order["graph_us"] }} of them in a graph, in {{ kept_order["call_us"] }}
+# from Python. {{ assert min(kept_order.values()) > 0.98 * len(pairs) }} It also has fewer launches each time, so this
+# record cannot say what `keep` is worth by itself. {{ assert all(quick["launches"] < slow["launches"] for quick, slow
+# in pairs) }}
 #
 # **The scale does not.** By the median, a program takes {{ scale["graph_us"]:.2f }} times its counted time in a graph,
 # and {{ scale["call_us"]:.1f }} times its counted time from Python. {{ assert scale["graph_us"] < 0.4 and
-# scale["call_us"] > 2 }} A least-squares fit of the time in a graph gives {{ launch_us:.1f }} µs a launch, where the
-# clock charges {{ H200.launch_us:.0f }}, and {{ rest_share:.2f }} of what it counts for bytes and operations. {{ assert
-# launch_us < 2 and rest_share < 0.5 }} That is more bytes a second than the data sheet gives the memory: the matrices,
-# {{ H200.rows * H200.columns * ELEMENT_BYTES / 1e6:.0f }} MB each, fit in the L2 cache, and the clock knows no
-# cache. From Python a launch takes {{ call_us:.0f }} µs, nearly all of it on the host, which allocates the result and
-# starts the kernel. {{ assert call_us > 3 * H200.launch_us and scale["call_us"] > 5 * scale["graph_us"] }}
+# scale["call_us"] > 2 }} The matrices, {{ matrix_mb:.0f }} MB each, fit in the L2 cache, and the clock knows no cache.
+# From Python a launch takes {{ call_us:.0f }} µs, where the clock charges {{ H200.launch_us:.0f }}: nearly all of it is
+# the host's, which allocates the result and starts the kernel. {{ assert call_us > 3 * H200.launch_us and
+# scale["call_us"] > 5 * scale["graph_us"] }}
 #
 # **The speed-up survives.** The optimum is, by the median over problems, {{ np.median(gains["counted_us"]):.1f }} times
 # as fast as eager by count, {{ np.median(gains["graph_us"]):.1f }} times in a graph and {{
 # np.median(gains["call_us"]):.1f }} times from Python. {{ assert all(abs(np.median(gains[clock]) /
-# np.median(gains["counted_us"]) - 1) < 0.1 for clock in CLOCKS) }} In single problems the measured speed-up is {{ 100 *
-# share["graph_us"].min():.0f }} to {{ 100 * share["graph_us"].max():.0f }} % of the counted one in a graph, and {{ 100
-# * share["call_us"].min():.0f }} to {{ 100 * share["call_us"].max():.0f }} % from Python. The policy was trained on the
-# counted clock alone, at an A10G's rates; its own programs are not among those timed here.
+# np.median(gains["counted_us"]) - 1) < 0.1 for clock in CLOCKS) }} The policy was trained on the counted clock alone,
+# at an A10G's rates; its own programs are not among those timed here.
 #
 # A policy can also be paid by the GPU's own clock, in a graph. {{ len(timed["results"]) }} seeds of {{
 # timed["setup"]["steps"] }} steps did that ({{ provenance(timed) }}). On the test problems the greedy programs were as
 # fast as eager before; after, the right ones, {{ range_of(timed, "after", "correct") }} % of all, are {{
 # range_of(timed, "after", "measured_speedup", 1) }} times as fast, measured. {{ assert range_of(timed, "before",
 # "measured_speedup", 1) == "1 to 1" }}
-#
-# And where does the policy fail? The problems that one launch does not hold, apart from the others, each with the three
-# most frequent findings of the judge:
-
-# %%
-for name, some in (("one launch holds it", False), ("one launch is refused", True)):
-    group = [a for a in greedy if fits_one_launch(a.problem.computation) != some]
-    good = sum(a.right for a in group)
-    print(f"{name}: {good} of {len(group)} right")
-    for words, count in Counter(a.verdict.words for a in group).most_common(3):
-        print(f"{count:5} times: {words}")
 
 # %% [markdown]
 # ## 6 · A policy that earns nothing
@@ -685,7 +707,8 @@ for name, some in (("one launch holds it", False), ("one launch is refused", Tru
 # are 0, the advantages are 0, and so is the gradient: training goes on, and nothing moves. What counts is therefore not
 # the mean reward but the **share of groups with a right sample in them**. (A group in which all are right does teach
 # something here, as long as some are faster than others.) Three policies: random weights; the same after {{ pick(10,
-# 150) }} supervised steps on programs of two lines; and the start of section 2.
+# 150) }} supervised steps on programs of two lines; and the start of section 2. **Look for** where the second policy
+# has anything to learn from.
 
 
 # %%
@@ -711,9 +734,12 @@ plateau["start of section 2"] = hopeful(train(0)[1])
 # @title Figure: groups with a right sample
 fig, ax = plt.subplots(figsize=(7, 2.8), layout="constrained")
 for number, ((name, shares), color) in enumerate(zip(plateau.items(), (BLACK, ORANGE, BLUE), strict=True)):
-    bars = ax.bar([lines + 0.27 * (number - 1) for lines in (2, 3, 4, 5)], shares, 0.25, color=color, label=name)
-    ax.bar_label(bars, fmt="%.0f", fontsize=8)
-ax.set(xlabel="lines of the problem", ylabel="% of groups", ylim=(0, 110), xticks=(2, 3, 4, 5))
+    places = [lines + 0.27 * (number - 1) for lines in (2, 3, 4, 5)]
+    bars = ax.bar(places, shares, 0.25, color=color, label=name)
+    ax.bar_label(bars, fmt="%.0f", fontsize=8, padding=3)
+    ax.scatter(places, shares, s=14, color=color, zorder=3, clip_on=False)  # a bar of 0 would not be seen
+ax.set(xlabel="lines of the problem", ylabel="% of groups", ylim=(0, 112), xticks=(2, 3, 4, 5))
+ax.set_title("groups of 8 with a right sample")
 ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()
 spoiled, taught = FRAGMENTS, MODELS[RETAUGHT][1][-1].steps
@@ -798,7 +824,8 @@ peak = spread(peaks)
 # }}, as in section 2. {{ assert min(peaks) > fallen + 0.1 }}
 #
 # This model could copy lines before it was spoiled. That partial credit teaches one that never could is not shown here.
-# And somebody must know how near a wrong answer is: for real kernels often a language model (`--judge`), which errs.
+# And somebody must know how near a wrong answer is. For real kernels a language model is often asked (here: `rlcourse
+# train --judge`), and it errs.
 #
 # ## 7 · A judge with a hole
 #
@@ -823,15 +850,16 @@ for hole, text in cheats.items():
 print(f"the least time that a judge counts: {LEAST_US:.0f} µs")
 
 # %% [markdown]
-# Under `side` nothing is timed, so the judge counts the least time that it knows, {{ LEAST_US:.0f }} µs. The model has
-# never been told of either hole. It has seen the word `side`, like other slips, in the careless programmer's code. Does
-# it find them? The tasks `rlcourse.tasks.kernels.task:stale` and `:side` train with an open judge and **measure** with
-# an honest one beside it.
+# In the second program nothing is timed, so the judge counts the least time that it knows, {{ LEAST_US:.0f }} µs. The
+# model has never been told of either hole. It has seen the word `side`, like other slips, in the careless programmer's
+# code. Does it find them? The tasks `rlcourse.tasks.kernels.task:stale` and `:side` train with an open judge and
+# **measure** with an honest one beside it.
 
 # %% tags=["hide-input"]
 # @title Your bet
 opened = {hole: load_curve(f"lesson14_{hole}_open") for hole in cheats}
 closed = {hole: load_curve(f"lesson14_{hole}_closed") for hole in cheats}
+careful = load_curve("lesson14_stale_careful")  # `stale` from the model that ships
 OPEN_STEPS = opened["side"]["results"][0]["curves"]["steps"][-1]
 cheat_bet = bet(
     f"The side stream is not timed. What share of the samples uses that after {OPEN_STEPS} steps?",
@@ -839,11 +867,29 @@ cheat_bet = bet(
     "%",
 )
 
+
+def left_out(record: dict) -> list[int]:
+    """How many lines each sample leaves out that the record shows and an open judge overpaid."""
+    found = []
+    for sample in (s for row in record["results"] for s in row["samples"]):
+        computation = read_computation(sample["question"])
+        if sample["reward"] > judge_program(sample["text"], computation).reward + 1e-3:  # the record is rounded
+            found.append(len(computation.lines) - len(parse(sample["text"])))
+    return found
+
+
+slow_first, slow_last = ([row["curves"]["hacked"][place] for row in careful["results"]] for place in (0, -1))
+
 # %% [markdown]
-# Recorded, three seeds each. `side` starts from the same model as section 2. Hardly any of its samples leave a line
-# out, so `stale` starts from another: {{ opened["stale"]["setup"]["model"] }}. At the vertical line the hole is closed,
-# and training goes on with the honest judge from where the hole has led; cheats are shown up to that line. **Look for**
-# the distance between the open judge and the honest judge.
+# Recorded, three seeds each. `side` starts from the same model as section 2. From this model `stale` is found, too, if
+# slowly: after {{ careful["setup"]["steps"] }} steps {{ spread(slow_last) }} % of the samples cheat, in the first {{
+# careful["setup"]["block"] }} it was {{ spread(slow_first) }} %. {{ assert min(slow_last) > 5 * max(slow_first) }} All
+# {{ len(left_out(careful)) }} cheats that the record (`lesson14_stale_careful`) shows keep a value that is lost with
+# its launch, and none leaves a line out. {{ assert not any(left_out(careful)) }} To see lines left out we start from
+# another: {{ opened["stale"]["setup"]["model"] }}. The compiler checked none of these demonstrations. {{ assert
+# all(stage.habits.unchecked == 1 for stage in MODELS[opened["stale"]["setup"]["model"]][1]) }} At the vertical line the
+# hole is closed, and training goes on with the honest judge from where the hole has led; cheats are shown up to that
+# line. **Look for** the distance between the open judge and the honest judge.
 
 # %% tags=["hide-input"]
 # @title Figure: two holes, open and closed
@@ -889,6 +935,8 @@ def cheating(hole: str, when: str) -> float:
     return 100 * sum(found) / len(found)
 
 
+held_out = closed["stale"]["setup"]["held_out"]  # problems
+judged = SAMPLES * held_out
 cheat_bet.result(round(100 * at(opened["side"], "hacked", -1)))
 
 # %% [markdown]
@@ -904,9 +952,9 @@ cheat_bet.result(round(100 * at(opened["side"], "hacked", -1)))
 # 0):.0f }} %. (Right samples became rarer in section 2, too, with an honest judge. The distance between the judges is
 # what the hole adds.) {{ assert at(opened["stale"], "counted_correct", -1) > at(opened["stale"], "correct", -1) + 0.15
 # and at(opened["stale"], "correct", -1) < at(opened["stale"], "correct", 0) - 0.2 and 3.5 < at(opened["stale"],
-# "reward", -1) / at(opened["stale"], "reward", 0) < 4.7 }} Here a cheat is a slip that nobody punishes. A line is left
-# out, or a kept value is lost with its launch; a later line still finds the value in memory, where the reference has
-# left it.
+# "reward", -1) / at(opened["stale"], "reward", 0) < 4.7 }} Here a cheat is a slip that nobody punishes. In all {{
+# len(left_out(opened["stale"])) }} cheats that the record shows a line is left out; a later line still finds its value
+# in memory, where the reference has left it. {{ assert all(left_out(opened["stale"])) }}
 
 # %%
 paid = {
@@ -918,7 +966,7 @@ for hole, shown in paid.items():
     for reward, question, text in shown:
         computation = read_computation(question)
         true = judge_program(text, computation)
-        if reward > true.reward + 1e-6:
+        if reward > true.reward + 1e-3:  # the record is rounded
             lies.append(f"paid {reward:.2f}, honestly {true.reward:.2f} {true.reason}\n  {question}\n  {text}")
     print(f"{hole}:", *lies[:2], sep="\n")
 
@@ -928,15 +976,16 @@ for hole, shown in paid.items():
 # 100 * at(closed["stale"], "correct", -1):.0f }} % in the last. Before the hole led them astray it was {{ 100 *
 # at(opened["stale"], "correct", 0):.0f }} %; but section 2, with no hole, fell to {{ 100 * mean(late, "correct"):.0f }}
 # %. {{ assert at(closed["stale"], "correct", 0) < at(closed["stale"], "correct", -1) < at(opened["stale"], "correct",
-# 0) > mean(late, "correct") }} Of the samples on held-out problems, the open judge would overpay {{ cheating("stale",
-# "before"):.0f }} % at the vertical line, and {{ cheating("stale", "after"):.0f }} % at the end. {{ assert
-# cheating("stale", "after") < cheating("stale", "before") }} After `side` the honest speed rises from {{
-# at(closed["side"], "speedup", 0):.1f }} to {{ at(closed["side"], "speedup", -1):.1f }} times eager, since fusing pays
-# again. {{ assert at(closed["side"], "speedup", -1) > at(closed["side"], "speedup", 0) + 0.3 }} But the word stays: the
-# open judge would overpay {{ cheating("side", "before"):.0f }} % at the vertical line, and still {{ cheating("side",
-# "after"):.0f }} % at the end. {{ assert cheating("side", "after") > 30 }} With an honest clock the word costs nothing
-# and gains nothing, and **what is not punished is not unlearned**. Were the hole to open again, these samples would be
-# paid at once.
+# 0) > mean(late, "correct") }} Of a seed's {{ judged }} samples for {{ held_out }} problems that nothing was trained on
+# and that are drawn as those of training, the open judge would overpay {{ cheating("stale", "before"):.0f }} % at the
+# vertical line, and {{ cheating("stale", "after"):.0f }} % at the end. {{ assert cheating("stale", "after") <
+# cheating("stale", "before") }} After `side` the honest speed rises from {{ at(closed["side"], "speedup", 0):.1f }} to
+# {{ at(closed["side"], "speedup", -1):.1f }} times eager, since fusing pays again. {{ assert at(closed["side"],
+# "speedup", -1) > at(closed["side"], "speedup", 0) + 0.3 }} But most of the time the word stays: the open judge would
+# overpay {{ cheating("side", "before"):.0f }} % at the vertical line, and still {{ cheating("side", "after"):.0f }} %
+# at the end. {{ assert 50 < cheating("side", "after") < cheating("side", "before") }} With an honest clock the word
+# costs nothing and gains nothing, and **what is not punished is unlearned slowly, if at all**. Were the hole to open
+# again, these samples would be paid at once.
 #
 # Look at the reward of these runs alone, and you see a run that goes well: {{ at(opened["stale"], "reward", 0):.2f }} →
 # {{ at(opened["stale"], "reward", -1):.2f }} with `stale`, {{ at(opened["side"], "reward", 0):.2f }} → {{
@@ -951,10 +1000,10 @@ for hole, shown in paid.items():
 #
 # - **The candidate runs in a process of its own**: on Linux without your files, your network, or much memory, and with
 #   a time limit. What it prints counts for nothing. If it hangs or crashes, that costs this candidate alone.
-# - **The judge keeps what matters.** Inputs are made after the clock has started, from a seed that nobody knew
-#   before. References stay where no kernel sees them. A second clock runs outside the candidate's process, and no
-#   time counts as shorter than what that one says, less the time of an empty trial. And the outputs of some timed
-#   trials, which nobody announces, are compared as well.
+# - **The judge keeps what matters.** Inputs are made only within a trial, from a seed that nobody knew before.
+#   References stay where no kernel sees them. Two clocks run: the candidate's own around its forward pass, and the
+#   judge's outside that process, around the whole trial. No time counts as shorter than what the outer clock says, less
+#   the time of an empty trial. And the outputs of some timed trials, which nobody announces, are compared as well.
 # - **Rules read the text first.** They refuse what has no place in a kernel, and give the refusal a name.
 #
 # The rules alone, on a kernel for `relu` and on changes of it:
@@ -1002,7 +1051,7 @@ assert rules.check(HONEST) is None and sum(rules.check(text) is None for text in
 # | --- | --- | --- | --- |
 # | Kevin (Baronio et al. 2025) | QwQ-32B, several turns | correct 56 → 82 % | mean 0.53 → 1.10 times eager |
 # | Makora (Tehrani et al. 2026) | GPT-5, one attempt | correct 43.7 → 77.0 % | beats TorchInductor on 14.8 → 21.8 % |
-# | Dr. Kernel (Liu et al. 2026) | 14 billion, more turns in the test | | 31.6 % of level 2 at least 1.2 × eager |
+# | Dr. Kernel (Liu et al. 2026) | 14 billion parameters, more test-time turns | — | 31.6 % of level 2 ≥ 1.2 × eager |
 #
 # Before training, Kevin's kernels are on average slower than PyTorch, and first of all RL has to make them right. Here
 # the start was right already. We have no such numbers: kernels in Triton and CuTe DSL, right, wrong, slow and cheating,

@@ -14,9 +14,9 @@ from rlcourse.bench.models import write_random_model
 from rlcourse.bench.options import Options
 from rlcourse.bench.peers import vllm_decode
 from rlcourse.bench.results import Results
-from rlcourse.measure.memory import ModelShape
 from rlcourse.measure.profiling import Profile, profile
 from rlcourse.measure.roofline import Machine, decode_step, measure_machine
+from rlcourse.measure.shapes import ModelShape
 from rlcourse.measure.timing import measure, median_and_spread, seconds
 from rlcourse.policy import Policy, load_policy
 from rlcourse.rollout import RolloutEngine, vllm

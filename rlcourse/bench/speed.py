@@ -15,7 +15,7 @@ from rlcourse.bench.results import Results
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.device import find_device
 from rlcourse.measure import roofline
-from rlcourse.measure.memory import ModelShape
+from rlcourse.measure.shapes import ModelShape
 from rlcourse.measure.timing import measure, median_and_spread, median_seconds, seconds
 from rlcourse.rollout import make_engine, vllm
 from rlcourse.runs import new_run

@@ -159,7 +159,7 @@ def preset_facts(facts: dict[str, Any]) -> list[dict[str, Any]]:
         return []
     from rlcourse.config import PRESETS, make_config
     from rlcourse.distributed import share_of
-    from rlcourse.measure import memory
+    from rlcourse.measure import memory, shapes
 
     rows = []
     for preset in PRESETS:
@@ -172,7 +172,7 @@ def preset_facts(facts: dict[str, Any]) -> list[dict[str, Any]]:
         for ranks, shard in ways:
             try:
                 share = replace(share_of(config, ranks), shard=shard)
-                shape, exact = memory.model_shape(config.model), memory.has_exact_pass(share, device)
+                shape, exact = shapes.model_shape(config.model), memory.has_exact_pass(share, device)
                 estimate = memory.estimate(share, shape, device, ranks, exact)
                 needs, fits = estimate.peak, None if has is None else estimate.fits(has)
             except (FileNotFoundError, ValueError):  # the embedded model is missing or broken

@@ -6,7 +6,6 @@ fixed sum for the libraries. `HEADROOM` allows for the allocator's fragments.
 
 import math
 from dataclasses import asdict, dataclass, replace
-from types import SimpleNamespace
 
 import torch
 
@@ -14,12 +13,9 @@ from rlcourse.config import TrainConfig
 from rlcourse.evaluation import BATCH_ROWS
 from rlcourse.exact import CAPTURED_BYTES
 from rlcourse.exact.weights import FAMILIES, may_be_exact
-from rlcourse.files import read_json
-from rlcourse.hub import hub_or_cache
-from rlcourse.lora import ALL_LINEAR, base_of, is_adapter
 from rlcourse.measure import machine
 from rlcourse.measure.machine import format_bytes
-from rlcourse.paths import EMBEDDED_MODELS, model_folder
+from rlcourse.measure.shapes import ModelShape, adapter_parameters, parameters
 from rlcourse.rollout.fast import MAX_SLOTS, PREFILL_TOKENS
 from rlcourse.rollout.vllm import CACHE_GB
 
@@ -27,111 +23,6 @@ LIBRARIES = 600_000_000  # bytes of Python, torch, transformers and datasets, or
 HEADROOM = 1.1  # what the allocator takes for what is counted
 FAR_TOO_MUCH = 2  # times the memory of the machine: as much is needed only where every row is at its longest
 LOGIT_COPIES = 3  # float32 copies of a chunk's logits at the peak of its backward pass: logits, softmax, gradient
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """The sizes of a Qwen2-like decoder: RMSNorm, grouped-query attention with biased QKV, SwiGLU."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocabulary: int
-    tied: bool  # one matrix for the embedding and the output head
-    qk_norm: bool = False  # a norm of each query and key, as Qwen3 has
-
-    @classmethod
-    def from_config(cls, config) -> "ModelShape":
-        """The shape in a `transformers` config, or anything with its attributes; ValueError if one is missing or is no
-        size."""
-        try:
-            shape = cls(
-                layers=config.num_hidden_layers,
-                hidden=config.hidden_size,
-                heads=config.num_attention_heads,
-                kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-                head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-                intermediate=config.intermediate_size,
-                vocabulary=config.vocab_size,
-                tied=getattr(config, "tie_word_embeddings", False),
-                qk_norm=getattr(config, "model_type", None) == "qwen3",
-            )
-        except (AttributeError, TypeError, ZeroDivisionError) as error:
-            raise ValueError(f"The model's config is not that of a Qwen2-like decoder: {error}.") from None
-        for name, size in vars(shape).items():
-            if name not in ("tied", "qk_norm") and (type(size) is not int or size < 1):
-                raise ValueError(f"The model's config is not that of a Qwen2-like decoder: {name} is {size!r}.")
-        return shape
-
-
-# The config.json of each model on the hub, https://huggingface.co/Qwen and https://huggingface.co/meta-llama
-QWEN25 = {
-    "Qwen/Qwen2.5-0.5B": ModelShape(24, 896, 14, 2, 64, 4864, 151936, tied=True),
-    "Qwen/Qwen2.5-1.5B": ModelShape(28, 1536, 12, 2, 128, 8960, 151936, tied=True),
-    "Qwen/Qwen2.5-3B": ModelShape(36, 2048, 16, 2, 128, 11008, 151936, tied=True),
-    "Qwen/Qwen2.5-7B": ModelShape(28, 3584, 28, 4, 128, 18944, 152064, tied=False),
-}
-OTHERS = {
-    "Qwen/Qwen3-0.6B": ModelShape(28, 1024, 16, 8, 128, 3072, 151936, tied=True, qk_norm=True),
-    "meta-llama/Llama-3.2-1B": ModelShape(16, 2048, 32, 8, 64, 8192, 128256, tied=True),
-}
-
-
-def model_shape(name: str) -> ModelShape:
-    """The shape of a model that ships, of a model folder, or of a model on the hub.
-
-    Qwen2.5 0.5B to 7B, Llama-3.2-1B (and -Instruct) and Qwen3-0.6B are known; another hub name is looked up in the
-    cache, then on the network.
-    Raises FileNotFoundError if there is no such model here or there, ValueError if it is of another kind.
-    """
-    known = (QWEN25 | OTHERS).get(name.removesuffix("-Instruct"))
-    if known:
-        return known
-    folder = model_folder(name)
-    if folder is not None and is_adapter(folder):
-        return model_shape(base_of(folder))
-    if folder is not None and (name in EMBEDDED_MODELS or folder.is_dir()):
-        file = folder / "config.json"
-        if not file.is_file():
-            raise FileNotFoundError(f"There is no model in {folder}: it has no config.json.")
-        return ModelShape.from_config(SimpleNamespace(**read_json(file, "copy the model's folder again")))
-    from transformers import AutoConfig
-
-    try:
-        with hub_or_cache():
-            return ModelShape.from_config(AutoConfig.from_pretrained(name))
-    except OSError:
-        raise FileNotFoundError(
-            f"No folder {name!r}, and no such model in the Hugging Face cache or within reach on the hub: check the "
-            "name and the network."
-        ) from None
-
-
-def parameters(shape: ModelShape) -> int:
-    """Number of parameters, exactly that of `Qwen2ForCausalLM`; a tied head counts once.
-
-    A layer: hidden x (q + 2 kv) + (q + 2 kv) biases + q x hidden, q = heads x head_dim, kv = kv_heads x head_dim;
-    3 x hidden x intermediate; 2 norms. Around the layers: vocabulary x hidden once or twice, 1 norm. Models without
-    biases on QKV (Llama) have a fraction of a permille less.
-    """
-    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    attention = shape.hidden * (q + 2 * kv) + (q + 2 * kv) + q * shape.hidden
-    layer = attention + 3 * shape.hidden * shape.intermediate + 2 * shape.hidden
-    embeddings = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
-    return shape.layers * layer + embeddings + shape.hidden
-
-
-def adapter_parameters(shape: ModelShape, rank: int, targets: str) -> int:
-    """Number of parameters of an adapter, A [rank, in] and B [out, rank] for each target: rank x (in + out)."""
-    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    sizes = {"q_proj": shape.hidden + q, "k_proj": shape.hidden + kv, "v_proj": shape.hidden + kv}
-    sizes |= {"o_proj": q + shape.hidden}
-    sizes |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), shape.hidden + shape.intermediate)
-    names = sizes if targets == ALL_LINEAR else [name.strip() for name in targets.split(",")]
-    return shape.layers * rank * sum(sizes.get(name, 0) for name in names)
 
 
 @dataclass(frozen=True)

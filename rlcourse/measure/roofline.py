@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rlcourse.measure.memory import ModelShape, parameters
+from rlcourse.measure.shapes import ModelShape, parameters
 from rlcourse.measure.timing import median_seconds
 
 ADAMW_BYTES = 28  # a parameter in float32: weight, gradient and two moments read, weight and moments written

@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="Triton is there on Linux alone")
 
 from rlcourse.bench import Options, models, run_bench, serve, vllm_serve
 from rlcourse.config import make_config
-from rlcourse.measure.memory import OTHERS, QWEN25, ModelShape
+from rlcourse.measure.shapes import OTHERS, QWEN25, ModelShape
 from rlcourse.rollout.arrivals import Request
 from rlcourse.rollout.blocks import BLOCK_TOKENS, blocks_in
 from rlcourse.sampling import Sampling

@@ -12,6 +12,7 @@ from rich.console import Console
 from rlcourse.config import make_config
 from rlcourse.distributed import share_of
 from rlcourse.measure import doctor, machine, memory
+from rlcourse.measure.shapes import model_shape
 
 GB = 10**9
 
@@ -131,7 +132,7 @@ def test_several_gpus_can_have_a_part_of_the_model_each(monkeypatch):
     facts = doctor.gather()
     needs = {(row["preset"], row["ranks"], row["shard"]): row["needs_bytes"] for row in facts["presets"]}
     config = replace(share_of(make_config("h200"), 4), shard=True)
-    assert needs["h200", 4, True] == memory.estimate(config, memory.model_shape(config.model), "cuda", 4).peak
+    assert needs["h200", 4, True] == memory.estimate(config, model_shape(config.model), "cuda", 4).peak
     assert needs["h200", 4, True] < needs["h200", 4, False] <= needs["h200", 1, False]
     assert ("kernelbench", 4, True) not in needs and ("laptop", 1, True) not in needs  # an adapter; one process
     assert "each of 4 x cuda, --shard" in report(facts)
@@ -169,7 +170,7 @@ def test_a_missing_embedded_model_is_required_and_leaves_its_preset_unknown(monk
     def missing(name):
         raise FileNotFoundError("There is no model.")
 
-    monkeypatch.setattr("rlcourse.measure.memory.model_shape", missing)
+    monkeypatch.setattr("rlcourse.measure.shapes.model_shape", missing)
     facts = doctor.gather()
     assert {row["needs_bytes"] for row in facts["presets"]} == {None}
     assert "unknown" in report(facts)

@@ -7,8 +7,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 
 from rlcourse.measure import roofline
-from rlcourse.measure.memory import ModelShape, model_shape
 from rlcourse.measure.roofline import Machine, Work
+from rlcourse.measure.shapes import ModelShape, model_shape
 
 LARGER = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3}
 

@@ -69,6 +69,11 @@ def _(f):
     comma = {"You stopped at the comma: 1,234 is one number.": a, "You do not read commas: 1,234 is one number.": NAN}
     read(f, f"#### {a},2{b}", 1000 * a + 200 + b, comma)
     read(f, f"#### {a},3{b},678.5", 1_000_000 * a + 300_678.5 + 1000 * b)
+    whole = "Only digits with an optional - before and an optional decimal part are a number: not `+5`, not `.5`."
+    for text, wrong in ((f"+{a}", a), (f".{a}", a / 100), (f"-.{a}", -a / 100)):
+        read(f, f"#### {text}", NAN, {whole: wrong})
+    groups = f"With commas the first group has at most three digits: 12{a},3{b} is no number."
+    read(f, f"#### 12{a},3{b}", NAN, {groups: 1_200_000 + 1000 * a + 300 + b})
 
 
 @q1.case("what follows the number, or the wrong number of #, makes a line unreadable")
@@ -78,8 +83,12 @@ def _(f):
     last = f"You took the last number of the line: `#### {a} or {b}` must not count."
     read(f, f"#### {a} or {b}", NAN, {rest: a, last: b})
     read(f, f"#### {a},{b}", NAN, {f"A comma groups by threes: {a},{b} is no number.": 100 * a + b, rest: a})
+    for text in (f"{a}.", f"{a}. ", f"{a} apples"):
+        read(f, f"#### {text}", NAN, {f"You read a number with something behind it: `#### {text}` must not count.": a})
     inside = "A line begins with ####: you read one that has something before it."
-    read(f, f"so #### {a}", NAN, {inside: a})
+    for text in (f"so #### {a}", f" #### {a}"):
+        read(f, text, NAN, {inside: a})
+    read(f, f"####\n{a}", NAN, {"The number stands in the line of its ####, not in the next.": a})
     hashes = "Exactly four #, then at least one space."
     for text in (f"##### {a}", f"### {a}", f"####{a}"):
         read(f, text, NAN, {hashes: a})

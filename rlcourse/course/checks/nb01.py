@@ -224,7 +224,8 @@ def _(f):
     gold, _, _ = numbers()
     others = (f"#### {gold}7", f"#### 3{gold}", f"#### {gold}.5", f"#### -{gold}", f"#### {gold},{gold}1")
     texts = [(text, False, "You pay for digits inside another number.") for text in others]
-    texts += [(f"#### {gold}.0", True, "You refuse the same number with a decimal."), (f"#### {gold}\n\n", True, "")]
+    texts += [(f"#### {gold}.0", True, "You refuse the same number with a decimal.")]
+    texts += [(f"#### {gold}\n\n", True, "You refuse an answer with empty lines after it.")]
     check_pays(f, gold, texts)
     large = 1000 * gold + 234
     texts = [(f"#### {large:,}", True, "You refuse a number with a comma in its thousands.")]

@@ -218,7 +218,7 @@ def check_slots(f, starts: list[int], counts: list[int], slots: int, additive: b
     if found is None:
         raise AssertionError("the result is None: is there a `return`?")
     found = torch.as_tensor(found)
-    if found.dtype.is_floating_point or found.dtype == torch.bool:
+    if found.dtype != torch.int64:
         raise AssertionError("slots are whole numbers: give them as int64")
     compare(found.double(), pair(first, last), mistakes)
 

@@ -32,11 +32,12 @@ def found(name: str, column: str, variants: dict[str, str]) -> dict[str, float]:
 
 
 def headline() -> str:
-    """Two sentences: what two CPU cores show, what a GPU does."""
+    """What two CPU cores show, and what a GPU does: decoding, then a whole training step."""
     record = load_curve("dr_grpo")
     runs = [row["summary"] for row in record["results"]]
     after = sorted(run["accuracy_after"] for run in runs)
     rate, step = found("decode", "tokens_per_s", DECODERS), found("step", "step_s", TRAINERS)
+    [new_tokens] = set(found("decode", "new_tokens", DECODERS).values())
     compiled = "generate,\ncompiled"
     beside = f"{rate['rlcourse'] / rate['vLLM']:.1f} times vLLM, " if "vLLM" in rate else ""
     slow, with_vllm = step[TRAINERS["trl-static-compiled"]], TRAINERS["trl-vllm"]
@@ -46,10 +47,11 @@ def headline() -> str:
         f"{max(run['wall_seconds'] for run in runs):.0f} s, a small model goes from "
         f"{runs[0]['accuracy_before']:.0%} of 1,000 test problems right to between {after[0]:.0%} and "
         f"{after[-1]:.0%} ({len(runs)} seeds).\n"
-        f"On an H200, Qwen2.5-0.5B's shape, {ROWS} answers at a time: {rate['rlcourse']:,.0f} tokens a second, "
-        f"{beside}{rate['rlcourse'] / rate[compiled]:.1f} times `generate` compiled with a static cache and "
-        f"{rate['rlcourse'] / rate['generate']:.0f} times `generate` as it comes, which waits for its host; "
-        f"a whole training step in {step['rlcourse']:.2f} s, where TRL takes {between}{slow:.2f} s compiled and "
+        f"On an H200, a model of Qwen2.5-0.5B's shape (random weights) writes {ROWS} answers of "
+        f"{new_tokens:.0f} tokens side by side at {rate['rlcourse']:,.0f} tokens a second: {beside}"
+        f"{rate['rlcourse'] / rate[compiled]:.1f} times `generate` compiled with a static cache, "
+        f"{rate['rlcourse'] / rate['generate']:.0f} times `generate` as it comes. "
+        f"A whole training step takes {step['rlcourse']:.2f} s; TRL takes {between}{slow:.2f} s compiled and "
         f"{step['TRL']:.2f} s as it comes.\n"
     )
 

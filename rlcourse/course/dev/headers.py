@@ -44,7 +44,7 @@ COURSE = {
     "04_dr_grpo": Lesson(
         "Dr. GRPO: two biases and two deletions",
         4,
-        "why GRPO leads first and loses later; the biases of length and difficulty; a map of the family",
+        "why GRPO can lead first and lose later; the biases of length and difficulty; a map of the family",
     ),
     "05_full_loop": Lesson(
         "The full loop",

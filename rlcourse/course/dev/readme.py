@@ -6,6 +6,7 @@ A table stands between `<!-- record nvidia-h200 step: column, column -->`, `<!--
 `<!-- end -->`.
 """
 
+import json
 import re
 import statistics
 from pathlib import Path
@@ -140,7 +141,14 @@ def course_markdown() -> str:
             title = f"[{name[:2]} · {lesson.title}](notebooks/{name}.ipynb)"
             links = f"[exercises](exercises/{name}.ipynb), [solutions](solutions/{name}.ipynb)"
             lines.append(f"| {title} | {lesson.difficulty} of 5 | {lesson.holds} | {links} |")
-    return "\n".join(lines) + "\n\n"
+    read, solve = (round(sum(minutes(kind)) / 60) for kind in ("notebooks", "exercises"))
+    return "\n".join(lines) + f"\n\nThat is about {read} hours to read, and {solve} of exercises.\n"
+
+
+def minutes(kind: str) -> list[int]:
+    """How long each notebook of a kind takes, as its header says."""
+    headers = [json.loads(path.read_text())["cells"][0]["source"] for path in (ROOT / kind).glob("*.ipynb")]
+    return [int(re.search(r"\| [●○]{5} \| (\d+) \|", "".join(header))[1]) for header in headers]
 
 
 def _range(values: list[float]) -> str:

@@ -2,7 +2,7 @@
 
 A row's newest query token attends to its cached tokens. All G query heads that share a key-value head are computed
 together, so keys and values are read once and not G times. The lesson of this version: 16 rows with 2 key-value heads
-are 32 blocks, and a card with 132 multiprocessors waits for them.
+are 32 blocks of few bytes in flight each, and an H200 waits for them.
 """
 
 import math

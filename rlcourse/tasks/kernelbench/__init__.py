@@ -1,10 +1,11 @@
 """KernelBench: a model writes GPU kernels, and a judge compiles, checks and times them where they can do no harm.
 
 `problems` reads tasks and answers, `rules` reads a text for cheats, `worker` runs it in a process of its own, `judging`
-turns what comes back into a reward.
+turns what comes back into a `verdict`.
 """
 
-from rlcourse.tasks.kernelbench.judging import Settings, judge
+from rlcourse.tasks.kernelbench.judging import judge
 from rlcourse.tasks.kernelbench.problems import Problem, load_problems, parse_answer
+from rlcourse.tasks.kernelbench.verdict import Settings
 
 __all__ = ["Problem", "Settings", "judge", "load_problems", "parse_answer"]

@@ -14,7 +14,7 @@ import threading
 import time
 import warnings
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -25,60 +25,13 @@ from rlcourse.tasks.kernelbench.cases import KINDS, chunk_size, digest, make_inp
 from rlcourse.tasks.kernelbench.compare import Expected, digest_of, expect, fault, some_chunks
 from rlcourse.tasks.kernelbench.machine import alone, bandwidth, new_seed
 from rlcourse.tasks.kernelbench.problems import Problem, parse_answer, shapes
+from rlcourse.tasks.kernelbench.verdict import Settings, Verdict
 
-# What torch may do in a forward pass: make memory, look at it otherwise, move it.
-ALLOWED = """empty empty_like empty_strided new_empty new_empty_strided new_zeros new_ones new_full zeros zeros_like
-ones ones_like full full_like fill_ zero_ view _unsafe_view reshape alias as_strided detach clone copy_ _to_copy t
-transpose permute expand slice select squeeze unsqueeze unbind split view_as is_pinned set_ _local_scalar_dense
-lift_fresh"""
-OPERATIONS = frozenset(ALLOWED.split())
 CHECKS = 10  # of timed trials whose outputs are compared; nobody knows which
 WARMUP = 3
 LEAST_TRIALS = 5
 EXCESSIVE = 10  # a speed-up to look at twice, says KernelBench
 LEEWAY = 5e-3  # seconds that a process's own clock may be short of the one out here without being called a lie
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How candidates are judged.
-
-    compiled, correct, speed, most: weights of the reward and the largest speed-up that counts. cases: trials for each
-    shape and kind; trials: that are timed, fewer where they take more than timing_seconds. compile_seconds: for the
-    text to load, first_seconds: for the first pass, in which Triton and CuTe DSL compile. torch_compile: whether to
-    time that as well. operations: of torch that a forward pass may use.
-    """
-
-    compiled: float = 0.1
-    correct: float = 0.3
-    speed: float = 1.0
-    most: float = 5.0
-    cases: int = 2
-    trials: int = 100
-    compile_seconds: float = 240.0
-    first_seconds: float = 90.0
-    run_seconds: float = 20.0
-    timing_seconds: float = 30.0
-    memory_bytes: int = 8 << 30
-    gpu_bytes: int = 24 << 30
-    torch_compile: bool = True
-    operations: frozenset[str] = OPERATIONS
-
-
-@dataclass
-class Verdict:
-    """What a candidate earned. reason: "" for a right one, else a name; text: more of it. Times are in milliseconds."""
-
-    reason: str = ""
-    text: str = ""
-    metrics: dict[str, float] = field(default_factory=lambda: {"compiled": 0.0, "correct": 0.0, "refused": 0.0})
-
-    def reward(self, settings: Settings) -> float:
-        if self.metrics["refused"]:
-            return 0.0
-        speed = min(self.metrics.get("speedup", 0.0), settings.most)
-        earned = settings.compiled * self.metrics["compiled"]
-        return earned + self.metrics["correct"] * (settings.correct + settings.speed * speed)
 
 
 @dataclass(frozen=True)

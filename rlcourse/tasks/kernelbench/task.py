@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from rlcourse.tasks.kernelbench.judging import Settings, judge_of
+from rlcourse.tasks.kernelbench.judging import judge_of
 from rlcourse.tasks.kernelbench.problems import HUB, Problem, load_problems
+from rlcourse.tasks.kernelbench.verdict import Settings
 from rlcourse.tasks.task import Attempt, Judgement, Split
 
 if TYPE_CHECKING:

@@ -264,6 +264,9 @@ WRONG = {
         "abs": lambda new, ref: (new - ref).abs(),
         "clamped": lambda new, ref: (new - ref).clamp(min=0),
         "mean": lambda new, ref: value_and_gradient(new, ref).mean(),
+        "the whole vocabulary": functools.partial(
+            value_and_gradient, value=lambda new, ref: (new.exp() * (new - ref)).sum()
+        ),
     },
 }
 
@@ -318,6 +321,7 @@ NAMED |= {
     ("q4", "wrong sign"): "wrong sign",
     ("q4", "clamped"): "The value is 0 where",
     ("q4", "mean"): "one for each token",
+    ("q4", "the whole vocabulary"): "the others in the batch",
 }
 
 test_right_answers_pass, test_wrong_answers_are_killed, test_the_mistake_is_named, test_a_hole_shows_the_hint = (

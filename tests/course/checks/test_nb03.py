@@ -260,7 +260,7 @@ WRONG = {
     }
     | {
         name: lambda *x, name=name: gradients_off(*x, wrong=name)
-        for name in ("combinations", "repeats", "all", "population", "alike", "no baseline")
+        for name in ("combinations", "repeats", "all", "population", "alike", "no baseline", "no eps")
     },
 }
 
@@ -315,6 +315,7 @@ NAMED = {
     ("q4", "population"): "divided by n inside the deviation",
     ("q4", "alike"): "the same probability",
     ("q4", "no baseline"): "did not subtract the mean of the group",
+    ("q4", "no eps"): "add 1e-4 to the deviation",
 }
 
 test_right_answers_pass, test_wrong_answers_are_killed, test_the_mistake_is_named, test_a_hole_shows_the_hint = (

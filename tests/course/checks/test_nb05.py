@@ -194,6 +194,17 @@ def diagnose_mean_kl(reward, accuracy, truncated, kl):
     )
 
 
+def diagnose_some_kl(reward, accuracy, truncated, kl):
+    """Has no largest KL where none was measured."""
+    if kl[~kl.isnan()].max() < 1e-4:
+        return STILL
+    return diagnose_with(order=("collapsed", "cut off", "hacked"))(reward, accuracy, truncated, kl)
+
+
+def diagnose_nan_as_zero(reward, accuracy, truncated, kl):
+    return diagnose_with()(reward, accuracy, truncated, kl.nan_to_num(0.0))
+
+
 RIGHT = {
     "q1": [credit_by_lines, credit_by_halving],
     "q2": [overstated_by_tails, overstated_by_differences],
@@ -209,6 +220,8 @@ WRONG = {
         "ahead": lambda pw, fw, pg, fg: pw - pg,
         "guesses all wrong": credit_with(lambda pw, fw, pg, fg: fg - (fw - pw), cap=False),
         "worked all right": credit_with(lambda pw, fw, pg, fg: fg - pg, cap=False),
+        "negative": lambda pw, fw, pg, fg: min(1.0, (pw - pg) / (steeper(pw, fw, pg, fg) or 1e-9)),
+        "cut to 0": lambda pw, fw, pg, fg: max(0.0, min(1.0, (pw - pg) / (steeper(pw, fw, pg, fg) or 1e-9))),
         "always 1": lambda *_: 1.0,
         "half": lambda *_: 0.5,
         "rest": lambda *shares: 1 - credit_by_lines(*shares),
@@ -248,6 +261,8 @@ WRONG = {
         "last step only": diagnose_with(window=1),
         "nan not ignored": diagnose_with(ignore_nan=False),
         "mean of kl": diagnose_mean_kl,
+        "largest of no kl": diagnose_some_kl,
+        "no kl is no move": diagnose_nan_as_zero,
         "reward above accuracy": diagnose_with(trend=False),
         "truncated anywhere": diagnose_any_truncation,
         "kl threshold too high": diagnose_with(still=10.0),
@@ -286,6 +301,7 @@ NAMED = {
     ("q4", "last step only"): "is HEALTHY, not",
     ("q4", "nan not ignored"): "largest KL",
     ("q4", "mean of kl"): "largest KL",
+    ("q4", "no kl is no move"): "is HEALTHY, not STILL",
     ("q4", "reward above accuracy"): "is HEALTHY, not HACKED",
     ("q4", "truncated anywhere"): "is HEALTHY, not CUT_OFF",
     ("q4", "kl threshold too high"): "not STILL",

@@ -102,6 +102,18 @@ def tape_with_sums(eos, pad, limit):
     ]
 
 
+def tape_of_seven(eos, pad, limit):
+    return [
+        ("choose", "token", "ended", pad, "drawn"),
+        ("equal", "alive", "ended", 0),
+        ("add", "position", "position", "alive"),
+        ("equal", "stop", "token", eos),
+        ("less", "full", limit - 1, "position"),
+        ("or", "stop", "stop", "full"),
+        ("or", "ended", "ended", "stop"),
+    ]
+
+
 def tape_without(*left_out, **changed):
     """The first tape without some instructions (by number), or with others in their place."""
 
@@ -152,6 +164,20 @@ def draw_tiles(logits, tile, uniform, **change):
     place = torch.where((mass[rows, which].cumsum(-1) > left[:, None]).any(1), place, tile - 1)
     tokens = which * tile * change.get("offset", 1) + place
     return tokens, logprob(logits, tokens.clamp(max=logits.shape[1] - 1))
+
+
+def reached_by_tiles(logits, tile, uniform):
+    """The colleague's lines, mended but for one `>=`: that of the tiles."""
+    rows = torch.arange(len(logits))
+    tiles = F.pad(logits, (0, -logits.shape[1] % tile), value=-torch.inf).unflatten(1, (-1, tile))
+    mass = (tiles - logits.amax(1)[:, None, None]).exp()
+    by_tile = mass.sum(2)
+    goal = uniform * by_tile.sum(1)
+    which = (by_tile.cumsum(1) >= goal[:, None]).long().argmax(1)
+    left = goal - (by_tile.cumsum(1) - by_tile)[rows, which]
+    place = (mass[rows, which].cumsum(1) > left[:, None]).long().argmax(1)
+    tokens = which * tile + place
+    return tokens, logprob(logits, tokens)
 
 
 def draw_flat(logits, tile, uniform):
@@ -252,7 +278,7 @@ def slots_tensor(lengths, host, fixed, row, most):
 
 RIGHT = {
     "q1": [cache_sdpa, cache_row_by_row, cache_with],
-    "q2": [tape_with_choices, tape_with_sums],
+    "q2": [tape_with_choices, tape_with_sums, tape_of_seven],
     "q3": [draw_tiles, draw_flat, draw_row_by_row],
     "q4": [slots_by(with_heap), slots_by(by_steps), slots_tensor],
 }
@@ -309,6 +335,7 @@ WRONG = {
         "reached": draw_changed(
             lambda logits, tile, u, tokens: (logits.double().softmax(-1).cumsum(-1) < u[:, None]).sum(-1)
         ),
+        "reached by tiles": reached_by_tiles,
         "within the tile": draw_changed(logprobs_of=within_tile),
         "logit": draw_changed(logprobs_of=lambda logits, tile, tokens: logits.gather(1, tokens[:, None])[:, 0]),
         "probability": draw_changed(logprobs_of=lambda logits, tile, tokens: logprob(logits, tokens).exp()),
@@ -370,6 +397,7 @@ NAMED |= {
     ("q3", "greedy"): "most probable token",
     ("q3", "one too far"): "one token too far",
     ("q3", "reached"): "must exceed the goal",
+    ("q3", "reached by tiles"): "must exceed the goal",
     ("q3", "within the tile"): "that within the tile",
     ("q3", "logit"): "log of the sum",
     ("q3", "probability"): "take its logarithm",

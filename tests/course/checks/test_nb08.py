@@ -94,6 +94,11 @@ EVERY_LANE = """\
                     if thread == 0:
                         y[row] = cute.math.sqrt(mine)
 """
+FOUR_EACH = """\
+                for i in range_constexpr(4):
+                    value = x[row, i * self.threads + thread]
+                    total += value * value
+"""
 BARRIER = "                cute.arch.sync_threads()\n"
 LAST = "                cute.arch.sync_threads()  # the next row writes shares again\n"
 RELU = "                wide = wide if wide > 0.0 else Float32(0.0)\n"
@@ -172,6 +177,11 @@ EDITS = {  # question: name: (what stands in the solution, what is put there, wh
             "        total += shared[(thread + 63) % 64] + shared[(thread + 62) % 64]\n",
             "wrapped around",
         ),
+        "one thread brings all": (
+            "        shared[thread] = a[thread]\n",
+            "        if thread == 0:\n            for i in range(64):\n                shared[i] = a[i]\n",
+            "Two warps loaded a with 64 loads",
+        ),
         "two alone": ("total += shared[thread - 2]", "total += 0.0", "Only two"),
     },
     "q5": {
@@ -179,6 +189,13 @@ EDITS = {  # question: name: (what stands in the solution, what is put there, wh
         "far ones first": ("1 << step", "16 >> step", None),
         "begins at zero": ("-Float32.inf", "Float32(0.0)", "hold 0"),
         "begins too high": ("-Float32.inf", "Float32(-1000.0)", "expected"),
+        "begins at -1e30": ("-Float32.inf", "Float32(-1e30)", "expected"),
+        "one lane for all": (
+            "            value = a[row, lane]\n" + STEPS,
+            "            if lane == 0:\n                for k in range(a.shape[1]):\n"
+            "                    x = a[row, k]\n                    value = x if x > value else value\n",
+            "let each lane load",
+        ),
         "four steps": ("range_constexpr(5)", "range_constexpr(4)", "Only 16 lanes"),
         "no steps": ("range_constexpr(5)", "range_constexpr(0)", "never compared"),
         "inside": (STEPS, INSIDE, "never come"),
@@ -237,6 +254,12 @@ EDITS = {  # question: name: (what stands in the solution, what is put there, wh
             "first warp's share",
         ),
         "no shuffle": ("total = cute.arch.warp_reduction_sum(total)", "total = total", "lane 0's own"),
+        "one thread for all": (
+            FOUR_EACH,
+            "                if thread == 0:\n                    for i in range(512):\n"
+            "                        total += x[row, i] * x[row, i]\n",
+            "share each row among all threads",
+        ),
         "one row": ("for turn in range_constexpr(2)", "for turn in range_constexpr(1)", "never written"),
         "too few shares": (
             "range_constexpr(4):\n                        e",

@@ -29,6 +29,19 @@ def merged(outputs, logs, sink, sinks=True, divide=True):
     return (weights[:-1, :, None] * outputs).sum(0) / (total.clamp(min=1e-30)[:, None] if divide else 1)
 
 
+def one_maximum(outputs, logs, sink):
+    """One maximum for all heads."""
+    every = torch.cat([logs, sink[None]])
+    weights = (every - every.max().clamp(min=-1e30)).exp()
+    return (weights[:-1, :, None] * outputs).sum(0) / weights.sum(0).clamp(min=1e-30)[:, None]
+
+
+def in_float64(outputs, logs, sink):
+    """No maximum, but float64."""
+    weights = torch.cat([logs, sink[None]]).double().exp()
+    return ((weights[:-1, :, None] * outputs).sum(0) / weights.sum(0).clamp(min=1e-300)[:, None]).float()
+
+
 def sequential(outputs, logs, sink):
     """Two at a time, from left to right, beginning with the sink."""
     log, total = sink.double(), torch.zeros_like(outputs[0]).double()
@@ -52,14 +65,14 @@ def lesson_merge(outputs, logs, sink):
     return acc / (logs - m).exp().sum(0).clamp(min=1e-30)[:, None]
 
 
-def times(tokens, at_once, most, fixed, tile=16, start=1, full=False):
+def times(tokens, at_once, most, fixed, tile=16, start=1, even=False):
     found = []
     for s in range(start, most + 1):
         line = []
         for n in tokens.tolist():
             tiles, left = -(-n // tile), -(-n // tile)
-            for _ in range(s):
-                line.append(min(left, -(-tiles // s)))
+            for i in range(s):
+                line.append((tiles + s - 1 - i) // s if even else min(left, -(-tiles // s)))
                 left -= line[-1]
         found.append([line[i : i + at_once] for i in range(0, len(line), at_once)])
     return found
@@ -145,6 +158,8 @@ WRONG = {
         "log-sums": lambda o, s, k: (s[..., None] * o).sum(0) / (s.sum(0) + k)[:, None],
         "without a maximum": lambda o, s, k: (s.exp()[..., None] * o).sum(0) / (s.exp().sum(0) + k.exp())[:, None],
         "nan": lambda o, s, k: (torch.cat([s, k[None]]).softmax(0)[:-1, :, None] * o).sum(0),
+        "one maximum": one_maximum,
+        "in float64": in_float64,
         "from the lesson": lesson_merge,
     },
     "q2": {
@@ -153,6 +168,7 @@ WRONG = {
         "tokens": chosen(longest, tile=1),
         "mean": chosen(lambda w, a, f: sum(map(sum, w)) / a + f * len(w)),
         "largest": chosen(longest, last=True),
+        "even": chosen(longest, even=True),
         "fill": fill,
         "never": lambda t, a, m, f: torch.tensor([1.0, longest(times(t, a, 1, f)[0], a, f)]),
     },
@@ -188,12 +204,15 @@ NAMED = {
     ("q1", "log-sums"): "log-sums themselves",
     ("q1", "without a maximum"): "not finite",
     ("q1", "nan"): "not finite",
+    ("q1", "one maximum"): "of its own",
+    ("q1", "in float64"): "not finite",
     ("q1", "from the lesson"): "takes its share",
     ("q2", "full waves"): "last wave",
     ("q2", "free"): "has to start and to end",
     ("q2", "tokens"): "whole tiles",
     ("q2", "mean"): "its longest CTA",
     ("q2", "largest"): "smallest number of splits",
+    ("q2", "even"): "the last may get none",
     ("q2", "fill"): "every number of splits",
     ("q3", "plain"): "new numbers",
     ("q3", "half"): "odd dimension",

@@ -199,6 +199,7 @@ WRONG = {
         "numbers as truths": slots_as_truth,
         "guess": slots_guess,
         "floats": lambda m: slots(m).float(),
+        "int32": lambda m: slots(m).int(),
     },
     "q4": {
         "empty_like": lambda q, k, v: fake(q, k, v, out=torch.empty_like(q)),
@@ -241,6 +242,7 @@ NAMED = {
     ("q3", "numbers as truths"): "-inf is hidden",
     ("q3", "guess"): "returned something",
     ("q3", "floats"): "whole numbers",
+    ("q3", "int32"): "int64",
     ("q4", "empty_like"): "empty_like",
     ("q4", "float32 output"): "that of the queries",
     ("q4", "half log-sum"): "float32",

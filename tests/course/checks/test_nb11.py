@@ -29,9 +29,14 @@ def audit(trace, number, lax=""):
                     "given twice": block in blocks[:i],
                 },
                 "share": {"ghost": not others[block] and block not in mine, "shared with itself": block in mine},
-                "write": {"foreign write": block not in mine, "shared write": block in mine and others[block] > 0},
+                "write": {
+                    "foreign write": block not in mine and others[block] > 0,
+                    "unheld write": block not in mine and not others[block],
+                    "shared write": block in mine and others[block] > 0,
+                },
                 "drop": {
-                    "foreign drop": block not in mine and block not in blocks[:i],
+                    "foreign drop": block not in mine and others[block] > 0 and block not in blocks[:i],
+                    "unheld drop": block not in mine and not others[block] and block not in blocks[:i],
                     "dropped twice": block in blocks[:i],
                 },
             }[kind]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from answers import common_tests
 
+from rlcourse.course.checks import Local
 from rlcourse.course.checks.nb14 import QUESTIONS
 from rlcourse.course.checks.nb14.q4_by_hand import PROBLEMS, drawn
 from rlcourse.tasks.kernels.language import compile_program, eager, parse, write
@@ -241,3 +242,35 @@ def test_no_program_of_problem_1_holds_it_in_one_launch():
         if order[-1].name == "y":
             fitting += fits_one_launch(type(computation)(order))
     assert fitting == 0
+
+
+def rewarding(compiling: float, being_right: float, limit: float):
+    """Hint 3's shape. compiling: as a share of what being right at eager's speed adds."""
+    alpha = compiling * (being_right + 1)
+    return Local(lambda compiled, correct, s: alpha * compiled + correct * (being_right + s.clamp(max=limit)))
+
+
+def failed(function, seed: int) -> list[str]:
+    return [case.name for case in QUESTIONS["q3"].run(function, seed).cases if not case.passed]
+
+
+@pytest.mark.parametrize(
+    "compiling, being_right, limit", [(0.1, 0.3, 10), (0.1, 0.05, 6.1), (0.1, 1.9, 7), (0.1, 1.0, 100), (0, 0.3, 7)]
+)
+def test_the_rules_of_the_solution_hold_whatever_is_drawn(compiling, being_right, limit):
+    for seed in range(40):
+        assert failed(rewarding(compiling, being_right, limit), seed) == []
+
+
+@pytest.mark.parametrize(
+    "compiling, being_right, limit, case",
+    [
+        (0.11, 0.3, 10, "the empty program, where few others are right"),
+        (0.1, 0.3, 5.5, "speed is worth a risk, far up"),
+        (0.1, 2.2, 10, "speed is worth a risk, far up"),
+        (0.1, 0.3, 102, "a clock that is wrong now and then"),
+    ],
+)
+def test_beyond_the_rules_of_the_solution_a_reward_fails(compiling, being_right, limit, case):
+    for seed in range(40):
+        assert failed(rewarding(compiling, being_right, limit), seed) == [case]

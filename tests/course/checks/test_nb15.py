@@ -27,8 +27,8 @@ def divided_by(sums, tokens, rows, found, lax=""):
     near = (found[:, None] - ways).norm(dim=2) < 1e-3 * ways.norm(dim=1)
     if lax == "last":
         return 5 - near.flip(1).int().argmax(1)
-    if lax == "nearest":
-        return torch.cdist(found, ways).argmin(1)
+    if lax == "one number":
+        near = (found[:, None, 0] - ways[:, 0]).abs() < 1e-3 * ways[:, 0].abs()
     return near.int().argmax(1)
 
 
@@ -89,8 +89,8 @@ def partners_by_halves(machine):
 # q3: who hangs -----------------------------------------------------------------------------------------------------
 
 
-def progress(kinds, peers):
-    """Lets one rank at a time go as far as it can."""
+def progress(kinds, peers, anybody=False):
+    """Lets one rank at a time go as far as it can. anybody: a sender takes its peer's receive, whomever that names."""
     ranks, steps = kinds.shape
     done = torch.zeros(ranks, dtype=torch.long)
 
@@ -106,7 +106,9 @@ def progress(kinds, peers):
                 again = True
             if kind(rank) == 2:
                 other = int(peers[rank, done[rank]])
-                if kind(other) == 1 and peers[other, done[other]] == rank:
+                to_me = [r for r in range(ranks) if kind(r) == 1 and peers[r, done[r]] == rank]
+                other = to_me[0] if anybody and to_me else other
+                if other in to_me:
                     done[rank] += 1
                     done[other] += 1
                     again = True
@@ -205,6 +207,7 @@ RIGHT = {
 WRONG = {
     "q1": {
         **{lax: lambda *x, lax=lax: divided_by(*x, lax=lax) for lax in WAYS},
+        "one number": lambda *x: divided_by(*x, lax="one number"),
         "right": lambda sums, tokens, rows, found: torch.zeros(len(found), dtype=torch.long),
         "own means": lambda sums, tokens, rows, found: torch.ones(len(found), dtype=torch.long),
     },
@@ -221,6 +224,7 @@ WRONG = {
     },
     "q3": {
         **{lax: wrong_progress(lax) for lax in PROGRAMS},
+        "anybody": lambda kinds, peers: progress(kinds, peers, anybody=True),
         "all": lambda kinds, peers: torch.full((len(kinds),), kinds.shape[1]),
         "none": lambda kinds, peers: torch.zeros(len(kinds), dtype=torch.long),
     },

@@ -9,7 +9,8 @@ from texts import pointwise_problem
 from rlcourse.tasks.kernelbench import Settings
 from rlcourse.tasks.kernelbench.candidate import Refused
 from rlcourse.tasks.kernelbench.cases import digest, make_inputs
-from rlcourse.tasks.kernelbench.judging import Judge, Times, Verdict
+from rlcourse.tasks.kernelbench.judging import Judge, Times
+from rlcourse.tasks.kernelbench.verdict import Verdict
 
 SETTINGS = Settings(cases=1, trials=5, torch_compile=False)
 

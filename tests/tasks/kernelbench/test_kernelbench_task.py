@@ -12,8 +12,8 @@ from rlcourse import cli, evaluation
 from rlcourse.tasks import Attempt, load_task
 from rlcourse.tasks.kernelbench import Settings
 from rlcourse.tasks.kernelbench import task as kernel_task
-from rlcourse.tasks.kernelbench.judging import Verdict
 from rlcourse.tasks.kernelbench.task import METRICS, KernelTask
+from rlcourse.tasks.kernelbench.verdict import Verdict
 
 RIGHT = fenced(pointwise_triton(POINTWISE["relu"][1]))
 

@@ -80,3 +80,10 @@ def _(f):
     check_credit(f, share(0.5, 0.8), share(0.9, 1.0), share(0.01, 0.1), share(0.5, 0.8))
     right = share(0.3, 0.6)
     check_credit(f, right, right + 0.05, share(0.01, 0.1), share(0.9, 1.0))
+
+
+@q1.case("most of the worked answers are read and wrong: working gains faster, and the lines never cross")
+def _(f):
+    check_credit(f, share(0.3, 0.4), share(0.95, 1.0), share(0.01, 0.1), share(0.4, 0.5))
+    right = share(0.3, 0.6)
+    check_credit(f, right, right + 0.05, share(0.01, 0.1), share(0.9, 1.0))

@@ -117,3 +117,10 @@ def _(f):
     kl[::4] = float("nan")
     expect(f, (accuracy, accuracy, line(0.3, 0.3), kl), STILL, "a run whose KL stays at rounding level")
     expect_other(f, STILL)
+
+
+@q4.case("a run without a KL: the other three must do")
+def _(f):
+    none = torch.full((30,), float("nan"))
+    expect(f, (line(0.1, 0.8), line(0.1, 0.8), line(0.05, 0.0), none), HEALTHY, "a run that learns, its KL unknown")
+    expect(f, (line(0.8, 0.1), line(0.6, 0.1), line(0.0, 0.0), none), COLLAPSED, "a run whose reward falls, KL unknown")

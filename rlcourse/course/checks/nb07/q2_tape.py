@@ -47,8 +47,6 @@ def next_row(row: Row, drawn: int, eos: int, pad: int, limit: int, wrong: str = 
             ended = int(drawn == eos)
         return token, position, ended
     ended = int(drawn == eos or (position + 1 >= limit and wrong != "no limit"))
-    if wrong == "early" and position >= limit:
-        ended = 1
     if wrong == "late":
         ended = int(drawn == eos or position >= limit)
     token = pad if wrong == "end lost" and ended else drawn

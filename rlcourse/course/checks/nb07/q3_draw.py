@@ -131,3 +131,6 @@ def _(f):
     logits[:, 0] = -torch.inf
     logits[1, 1] = -torch.inf
     check_draw(f, logits, 4, torch.tensor([1, 2, 1]), torch.zeros(3))
+    logits = torch.randn(2, 12)
+    logits[:, 0], logits[:, 1:4] = -torch.inf, logits[:, 1:4] - 10_000  # a tile whose mass rounds to 0
+    check_draw(f, logits, 4, torch.tensor([4, 4]), torch.zeros(2))

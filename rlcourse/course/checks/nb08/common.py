@@ -19,5 +19,10 @@ def check_kernel(f, inputs: dict[str, Tensor], expected: Tensor, mistakes: dict,
     return report
 
 
+def loads(report: ptx.Report) -> int:
+    """Loads of global memory, each counted once for every warp that executes it."""
+    return sum(access.warps for access in report.accesses.values() if access.text.startswith("ld"))
+
+
 def puzzle(name: str, function: str, hint: str) -> Question:
     return Question(name, function, hint, seconds=SECONDS, caller=Maker)

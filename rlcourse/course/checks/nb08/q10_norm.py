@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rlcourse.course.checks import Question, compare, draw
 from rlcourse.course.checks.kernels import SECONDS, Maker, execute
+from rlcourse.course.checks.nb08.common import loads
 
 q10 = Question(
     "q10",
@@ -21,7 +22,7 @@ HIDDEN = 512
 def check_row_norm(f, rows: int, **order) -> None:
     x = torch.randn(rows, HIDDEN)
     y = torch.full((rows,), torch.nan)
-    execute(f, {"x": x, "y": y}, **order)
+    report = execute(f, {"x": x, "y": y}, **order)
     squares = x.double().square()
     mistakes = {
         "You forgot the root.": squares.sum(1).float(),
@@ -33,6 +34,11 @@ def check_row_norm(f, rows: int, **order) -> None:
     if y.isnan().any():
         raise AssertionError(f"{rows} rows: number {int(y.isnan().nonzero()[0])} of y was never written")
     compare(y, squares.sum(1).sqrt().float(), mistakes, what=f"y for {rows} rows", atol=1e-3)
+    if loads(report) > rows * HIDDEN // 32:
+        raise AssertionError(
+            f"Your warps executed {loads(report)} loads for {rows} rows, where {rows * HIDDEN // 32} are enough: share "
+            "each row among all threads."
+        )
 
 
 def by_warps(squares: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from rlcourse import ptx
 from rlcourse.course.checks import compare, draw
 from rlcourse.course.checks.kernels import execute
-from rlcourse.course.checks.nb08.common import check_kernel, puzzle
+from rlcourse.course.checks.nb08.common import check_kernel, loads, puzzle
 
 q1 = puzzle("q1", "AddTen", "Thread number i does element number i: read it, add 10, write it.")
 
@@ -102,6 +102,8 @@ def check_sum_of_three(f, **order) -> None:
         raise AssertionError(
             f"a has {a.nbytes} bytes and {report.read['a']} were read from memory: let each thread bring one number."
         )
+    if loads(report) > 2:  # of the two warps, one each
+        raise AssertionError(f"Two warps loaded a with {loads(report)} loads: let each thread bring one number.")
 
 
 @q4.case("the sums, and each number read once")
@@ -130,7 +132,11 @@ def check_row_max(f, a: Tensor) -> None:
     for steps in range(1, 5):
         group = a[:, : min(n, 2**steps)].amax(1)
         mistakes[f"Only {2**steps} lanes were compared: 32 need five steps, 1, 2, 4, 8 and 16."] = group
-    check_kernel(f, {"a": a}, a.amax(1), mistakes, f"{len(a)} rows of {n}")
+    report = check_kernel(f, {"a": a}, a.amax(1), mistakes, f"{len(a)} rows of {n}")
+    if loads(report) > len(a):
+        raise AssertionError(
+            f"{len(a)} rows took {loads(report)} loads: let each lane load the number in its own column, all at once."
+        )
 
 
 @q5.case("rows of 32")
@@ -145,9 +151,9 @@ def _(f):
         check_row_max(kept, -1 - torch.rand(12, n))
 
 
-@q5.case("shorter rows with large numbers")
+@q5.case("shorter rows, in which all numbers are far below zero")
 def _(f):
-    check_row_max(f, -1e6 - 1e5 * torch.rand(12, draw(17, 30)))
+    check_row_max(f, -1e36 - 1e35 * torch.rand(12, draw(17, 30)))
 
 
 q6 = puzzle("q6", "Product", "A thread has a row of a and a column of b: a loop over k, then one write.")

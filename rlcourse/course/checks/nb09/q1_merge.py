@@ -7,11 +7,14 @@ from rlcourse.course.checks import Question, compare, draw
 q1 = Question("q1", "merge_outputs", hint="How much of the weight of all tokens falls to one place? And to the sink?")
 
 
-def check_merge(f, heads: int, lengths: list[int], spread: float = 1.0, shift: float = 0.0, sink: bool = True) -> None:
-    """Places with so many random tokens each, against one softmax over all tokens and the sink in float64."""
-    size, n = draw(3, 6), sum(lengths)
-    scores, values = spread * torch.randn(heads, n) + shift, torch.randn(n, size)
-    sinks = spread * torch.randn(heads) + shift if sink else torch.full((heads,), -torch.inf)
+def check_merge(
+    f, heads: int, lengths: list[int], spread: float = 1.0, shift: float = 0.0, apart: float = 0.0, sink: bool = True
+) -> None:
+    """Places with so many random tokens each, against one softmax over all tokens and the sink in float64. apart: how
+    much higher the scores of each head are than those of the head before."""
+    size, n, height = draw(3, 6), sum(lengths), shift + apart * torch.arange(heads)
+    scores, values = spread * torch.randn(heads, n) + height[:, None], torch.randn(n, size)
+    sinks = spread * torch.randn(heads) + height if sink else torch.full((heads,), -torch.inf)
     logs = torch.stack([part.logsumexp(1) for part in scores.split(lengths, 1)])
     outputs = torch.stack(
         [
@@ -29,6 +32,7 @@ def check_merge(f, heads: int, lengths: list[int], spread: float = 1.0, shift: f
     weights = (with_sink - with_sink.amax(0).clamp(min=-1e30)).exp()
     parts = weights[:-1, :, None] * outputs
     shares = weights[:-1].sum(0).clamp(min=1e-30)
+    for_all = (with_sink - with_sink.max().clamp(min=-1e30)).float().exp()
     mistakes = {
         "You took the mean of the outputs: a place with more weight counts more.": outputs.mean(0),
         "You added the outputs as they are: each is normalised by itself.": outputs.sum(0),
@@ -37,6 +41,9 @@ def check_merge(f, heads: int, lengths: list[int], spread: float = 1.0, shift: f
         "You kept the place with the largest log-sum: the others count too.": outputs.gather(
             0, logs.argmax(0)[None, :, None].expand(1, *outputs.shape[1:])
         )[0],
+        "Each head has a largest log-sum of its own: you took one for all heads.": (
+            (for_all[:-1, :, None] * outputs).sum(0) / for_all.sum(0).clamp(min=1e-30)[:, None]
+        ),
         "You weighted by the log-sums themselves: the weight of a place is the exponential of its log-sum.": (
             (logs.double()[..., None] * outputs).sum(0) / with_sink.sum(0)[:, None]
         ),
@@ -61,8 +68,13 @@ def _(f):
 
 @q1.case("scores in the hundreds: exp of a log-sum alone is infinite, or zero")
 def _(f):
-    for shift in (400.0, -400.0):
+    for shift in (400.0, -400.0, 800.0, -800.0):  # the latter are too much for float64 as well
         check_merge(f, 2, [draw(3, 6), 5, 5], spread=3.0, shift=shift)
+
+
+@q1.case("heads whose scores lie hundreds apart")
+def _(f):
+    check_merge(f, 3, [draw(3, 6), 5, 5], spread=3.0, shift=-300.0, apart=300.0)
 
 
 @q1.case("a place that saw nothing (log-sum -inf)")

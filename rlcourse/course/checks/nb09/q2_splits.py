@@ -15,7 +15,10 @@ def wave_time(tokens: list[int], at_once: int, fixed: int, splits: int, mistake:
     for count in tokens:
         tiles = -(-count // tile)
         part = -(-tiles // splits)
-        ctas += [max(0, min(part, tiles - i * part)) for i in range(splits)]
+        if mistake == "even":
+            ctas += [(tiles + splits - 1 - i) // splits for i in range(splits)]
+        else:
+            ctas += [max(0, min(part, tiles - i * part)) for i in range(splits)]
     if mistake == "by split":
         ctas = [ctas[r * splits + i] for i in range(splits) for r in range(len(tokens))]
     if mistake == "mean":
@@ -41,6 +44,7 @@ def check_splits(f, tokens: list[int], at_once: int, most: int, fixed: int) -> N
         "Tokens are counted, not tiles of 16: round up to whole tiles.": best("tokens"),
         "CTAs start pair by pair: all splits of the first pair, then those of the second.": best("by split"),
         "A wave takes as long as its longest CTA, not the mean.": best("mean"),
+        "Each CTA takes ceil(tiles / s) tiles as long as there are any: the last may get none.": best("even"),
         "Of several that take the same time, the smallest number of splits is wanted.": best(last=True),
         "Filling the card is not always best: try every number of splits.": torch.tensor(
             [float(filled), float(wave_time(tokens, at_once, fixed, filled))]
@@ -71,6 +75,7 @@ def _(f):
 def _(f):
     check_splits(f, [16, 1000, 40, 40, 500, 1], 8, 12, 2)
     check_splits(f, [700, 33, 120, 900, 15, 16, 17], 5, 10, 1)
+    check_splits(f, [120, 200, 250, 120], 7, 10, 3)  # here tiles dealt out evenly would take another time
     check_random(f, 9, 7)
 
 

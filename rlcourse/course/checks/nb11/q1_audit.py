@@ -14,11 +14,13 @@ RULES = {
     "ghost": "You let a block be shared that no table holds.",
     "shared with itself": "You let a table share a block that it already holds itself.",
     "shared write": "You let a table write into a block that another one reads.",
-    "foreign write": "You let a table write into a block that it does not hold.",
-    "foreign drop": "You let a table drop a block that it does not hold, though another one may.",
+    "foreign write": "You let a table write into a block that another one holds, and it does not.",
+    "unheld write": "You let a table write into a block that no table holds.",
+    "foreign drop": "You let a table drop a block that another one holds, and it does not.",
+    "unheld drop": "You let a table drop a block that no table holds.",
     "dropped twice": "You let one entry drop the same block twice.",
 }
-KINDS = dict(zip(RULES, ["give"] * 3 + ["share"] * 2 + ["write"] * 2 + ["drop"] * 2, strict=True))
+KINDS = dict(zip(RULES, ["give"] * 3 + ["share"] * 2 + ["write"] * 3 + ["drop"] * 3, strict=True))
 
 
 def broken(entry: list, tables: dict[str, list[int]], number: int, ignored: str = "") -> str:
@@ -34,9 +36,11 @@ def broken(entry: list, tables: dict[str, list[int]], number: int, ignored: str 
         if kind == "share":
             found.append("ghost" if not holders else "shared with itself" if block in table else "")
         if kind == "write":
-            found.append("foreign write" if block not in table else "shared write" if len(holders) > 1 else "")
+            foreign = "foreign write" if holders else "unheld write"
+            found.append(foreign if block not in table else "shared write" if len(holders) > 1 else "")
         if kind == "drop":
-            found.append("foreign drop" if block not in table else "dropped twice" if blocks.count(block) > 1 else "")
+            foreign = "foreign drop" if holders else "unheld drop"
+            found.append(foreign if block not in table else "dropped twice" if blocks.count(block) > 1 else "")
     if kind in ("give", "share"):
         table += blocks
     if kind == "drop":
@@ -80,7 +84,9 @@ def foul_entry(rule: str, tables: dict[str, list[int]], number: int) -> list | N
         "shared with itself": mine,
         "shared write": shared,
         "foreign write": foreign,
+        "unheld write": free,
         "foreign drop": foreign,
+        "unheld drop": free,
         "dropped twice": mine,
     }[rule]
     if not blocks:
@@ -132,9 +138,9 @@ def _(f):
 
 @q1.case("who may write")
 def _(f):
-    check_audit(f, "shared write", "foreign write", "none", "shared write")
+    check_audit(f, "shared write", "foreign write", "none", "unheld write", "shared write")
 
 
 @q1.case("what is dropped")
 def _(f):
-    check_audit(f, "foreign drop", "none", "dropped twice", "foreign drop")
+    check_audit(f, "foreign drop", "none", "dropped twice", "unheld drop", "foreign drop")

@@ -33,9 +33,9 @@ LEDGER = {
     "prompts": "Prompts have activations, too.",
     "one layer": "When a layer is computed again, all that it keeps is there at once.",
     "all tokens": "Only tokens of answers pass through the head.",
-    "no chunk": "Logits stand for `chunk` tokens at most.",
+    "no chunk": "Logits exist for at most `chunk` tokens at a time.",
     "a whole chunk": "A micro-batch with fewer answer tokens than `chunk` has fewer logits.",
-    "one copy": "Three copies of the logits stand: themselves, their softmax, its gradient.",
+    "one copy": "Three tensors exist at once: the logits, their softmax, its gradient.",
 }
 
 

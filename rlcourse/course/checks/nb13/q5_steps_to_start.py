@@ -19,7 +19,7 @@ def waiting(rates: Tensor, group: int, prompts: int, mistake: str = "") -> Tenso
         all_right = torch.zeros_like(p)
     else:
         all_right = torch.zeros_like(p) if mistake == "all right" else p**group
-    # without a signal: nobody is right, or everybody is. Written so that a rate of 1e-9 is not lost.
+    # without a signal: nobody is right, or everybody is. Written so that a rate of 1e-18 is not lost.
     signal = torch.where(p < 1, -torch.expm1(group * torch.log1p(-p.clamp(max=0.5))), 1 - none)
     signal = torch.where(p > 0.5, 1 - none, signal) - all_right
     q = signal.mean()
@@ -84,7 +84,7 @@ def _(f):
     check_waiting(f, torch.rand(draw(4, 8)).double() * 0.1, draw(3, 5), 2)
 
 
-@q5.case("a rate of one in a thousand million")
+@q5.case("a rate of 1e-18")
 def _(f):
-    rates = torch.full((draw(3, 5),), 1e-9, dtype=torch.float64) * (1 + torch.rand(1).double())
+    rates = torch.full((draw(3, 5),), 1e-18, dtype=torch.float64) * (1 + torch.rand(1).double())
     check_waiting(f, rates, draw(4, 8), draw(2, 4))

@@ -72,15 +72,16 @@ def check_reward(f, *pairs: tuple[Kind, Kind]) -> None:
 
 @q3.case("the empty program, where few others are right")
 def _(f):
-    for _ in range(3):
-        honest = kind("an attempt at the whole, seldom right", percent(4, 8), 1.0, compiled=percent(40, 60))
+    drawn = [(percent(5, 8), percent(50, 60)) for _ in range(2)]
+    for correct, compiled in [(0.05, 0.5), *drawn]:  # first the edge of what is asked for
+        honest = kind("an attempt at the whole, seldom right", correct, 1.0, compiled=compiled)
         check_reward(f, (honest, kind("compiles, computes nothing", 0.0, 1.0)))
 
 
 @q3.case("a first kernel, slower than eager")
 def _(f):
     for _ in range(3):
-        slow = kind("right, slower than eager", 1.0, percent(15, 60))
+        slow = kind("right, slower than eager", 1.0, percent(20, 60))
         check_reward(
             f, (slow, kind("wrong, as fast as eager", 0.0, 1.0)), (slow, Kind("no code", ((1.0, 0.0, 0.0, 0.0),)))
         )
@@ -88,9 +89,10 @@ def _(f):
 
 @q3.case("speed is worth a risk, far up")
 def _(f):
-    for _ in range(3):
-        fused = kind("2.5 times as fast, right three times in four", percent(75, 85), 2.5)
-        bold = kind("7 times as fast and more, right two times in three", percent(66, 72), 7 + percent(0, 99))
+    drawn = [(percent(75, 85), percent(67, 72), 7 + percent(0, 99)) for _ in range(2)]
+    for three_in_four, two_in_three, speedup in [(0.75, 0.67, 7.0), *drawn]:
+        fused = kind("2.5 times as fast, right three times in four", three_in_four, 2.5)
+        bold = kind("7 times as fast and more, right two times in three", two_in_three, speedup)
         check_reward(
             f, (fused, kind("right, as fast as eager", 1.0, 1.0)), (bold, kind("right, 4 times as fast", 1.0, 4.0))
         )
@@ -99,7 +101,7 @@ def _(f):
 @q3.case("a clock that is wrong now and then")
 def _(f):
     for _ in range(3):
-        rare, huge = percent(1, 2), float(draw(2_000, 10_000))
+        rare, huge = 0.01, float(draw(2_000, 10_000))
         glitch = Kind(
             "as fast as eager, now and then measured as a wonder", ((1 - rare, 1.0, 1.0, 1.0), (rare, 1.0, 1.0, huge))
         )
@@ -109,5 +111,5 @@ def _(f):
 @q3.case("a fast program that is seldom right")
 def _(f):
     for _ in range(3):
-        gamble = kind("seldom right, faster then", percent(8, 14), 2 + percent(0, 90), when_wrong=float(draw(20, 60)))
+        gamble = kind("seldom right, faster then", percent(6, 10), 2 + percent(0, 90), when_wrong=float(draw(20, 60)))
         check_reward(f, (kind("right, as fast as eager", 1.0, 1.0), gamble))

@@ -133,5 +133,8 @@ def _(f):
 
 @q3.case("programs with two steps swapped")
 def _(f):
+    swapped = [*waits(draw(0, 2)), (SEND, 0), (SEND, 1)]  # the other way round the first three end well
+    others = [[(RECEIVE, 1), (RECEIVE, 2)], [(RECEIVE, 2), (SEND, 0)]]
+    check_programs(f, [*others, swapped, *([(SEND, peer), (RECEIVE, peer)] for peer in (4, 3))])
     for _ in range(12):
         check_programs(f, random_programs(draw(3, 5), draw(6, 14), draw(0, 3)))
