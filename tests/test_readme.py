@@ -12,7 +12,7 @@ import typer
 from rlcourse import cli
 from rlcourse.config import ALGORITHMS, make_config
 from rlcourse.course.dev import front
-from rlcourse.course.dev.readme import FILLED, fill
+from rlcourse.course.dev.readme import FILLED, fill, minutes
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -48,6 +48,12 @@ def test_the_tables_are_those_of_the_records():
 def test_the_picture_shows_the_records():
     """`python -m rlcourse.course.dev.readme` draws it anew when they changed."""
     assert front.shown(ROOT / "data" / "headline.png") == front.digest()
+
+
+def test_the_hours_are_those_that_exercises_state():
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "exercises" / "_src").glob("*.py")]
+    stated = [sum(map(int, re.findall(r"(?<=[●○] · )\d+(?= minutes)", text))) for text in texts]
+    assert sorted(minutes("exercises")) == sorted(stated) and len(stated) == len(minutes("notebooks"))
 
 
 def test_the_headline_counts_from_the_records(monkeypatch):

@@ -102,18 +102,6 @@ def tape_with_sums(eos, pad, limit):
     ]
 
 
-def tape_of_seven(eos, pad, limit):
-    return [
-        ("choose", "token", "ended", pad, "drawn"),
-        ("equal", "alive", "ended", 0),
-        ("add", "position", "position", "alive"),
-        ("equal", "stop", "token", eos),
-        ("less", "full", limit - 1, "position"),
-        ("or", "stop", "stop", "full"),
-        ("or", "ended", "ended", "stop"),
-    ]
-
-
 def tape_without(*left_out, **changed):
     """The first tape without some instructions (by number), or with others in their place."""
 
@@ -278,7 +266,7 @@ def slots_tensor(lengths, host, fixed, row, most):
 
 RIGHT = {
     "q1": [cache_sdpa, cache_row_by_row, cache_with],
-    "q2": [tape_with_choices, tape_with_sums, tape_of_seven],
+    "q2": [tape_with_choices, tape_with_sums],
     "q3": [draw_tiles, draw_flat, draw_row_by_row],
     "q4": [slots_by(with_heap), slots_by(by_steps), slots_tensor],
 }
