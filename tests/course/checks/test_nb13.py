@@ -190,8 +190,8 @@ def in_fractions(rates, group, prompts):
 
 
 def rounded_away(rates, group, prompts):
-    p = rates.float()
-    return 1 / (1 - (1 - (1 - (1 - p) ** group - p**group).mean()) ** prompts)
+    """The formula as it stands, in float64."""
+    return 1 / (1 - (1 - (1 - (1 - rates) ** group - rates**group).mean()) ** prompts)
 
 
 RIGHT = {
