@@ -257,3 +257,9 @@ NAMED = {
 test_right_answers_pass, test_wrong_answers_are_killed, test_the_mistake_is_named, test_a_hole_shows_the_hint = (
     common_tests(QUESTIONS, RIGHT, WRONG, NAMED)
 )
+
+
+def test_a_send_to_whoever_receives_fails_in_every_draw():
+    for seed in range(40):
+        answer = QUESTIONS["q3"].run(WRONG["q3"]["anybody"], seed)
+        assert not all(case.passed for case in answer.cases), seed
