@@ -5,6 +5,9 @@ kernel (a small frozen dataclass whose fields are constants of the compiled code
 (`torch.ops.rlcourse.NAME`), and EXAMPLES: the kernel at the shapes of Qwen2 and Qwen3. A reference needs PyTorch alone,
 a kernel `pip install 'rlcourse[kernels]'`, and an operation a GPU besides. `toolchain` compiles, keeps and runs them,
 on a GPU or, slowly, in an interpreter on a CPU.
+
+The products of a decode step (`products.py` and the four that build on it) are for Hopper alone: the interpreter knows
+neither its tensor cores' instructions nor TMA. `rlcourse.rollout.cute_products` launches them; they have no operation.
 """
 
 import importlib

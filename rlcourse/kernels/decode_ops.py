@@ -122,15 +122,15 @@ def choose_blocks(pairs: int, slots: int, multiprocessors: int, hopper: bool) ->
     """Warps, tiles, early and release (see `DecodeAttention`) that were fastest on an H200 in a whole decode step.
 
     Few blocks need many warps each to occupy the card, and two tiles a warp, so that a long row takes no second round.
-    Where blocks are many, the kernel after them takes room that they could use, so it comes late; and where they are
-    many and short, they themselves come when the room is free.
+    Where blocks are more than the card has multiprocessors, the kernel after them takes room that they could use, so it
+    comes late; where they are many and short, they themselves come when the room is free.
     """
     if pairs <= multiprocessors // 2:
         best = {"warps": 16, "tiles": 2, "early": True, "release": "start"}
     elif pairs <= 2 * multiprocessors:
         best = {"warps": 8, "tiles": 2, "early": True, "release": "start" if pairs <= multiprocessors else "end"}
     elif slots < 1024:
-        best = {"warps": 4, "tiles": 1 if slots <= 512 else 2, "early": False, "release": "end"}
+        best = {"warps": 4, "tiles": 1 if slots <= 512 else 2, "early": False, "release": "start"}
     else:
         best = {"warps": 4, "tiles": 2, "early": True, "release": "start"}
     return best if hopper else best | {"early": False, "release": None}

@@ -1,8 +1,12 @@
-"""One decode step by the kernels of `triton_*.py`: 5 launches a layer and 4 around them."""
+"""One decode step by the kernels of `triton_*.py`: 5 launches a layer and 4 around them.
+
+Products are those of `cute_products.py` where CuTe DSL is installed and they are faster: with the same bits.
+"""
 
 import importlib.util
 import math
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,7 +30,7 @@ COPIERS = 8  # programs that share the slots whose caches are to be filled: in m
 
 
 def cute_wins(device: torch.device) -> bool:
-    """Whether CuTe DSL is installed, and the GPU one where its attention was measured to be faster than Triton's."""
+    """Whether CuTe DSL is installed, and the GPU one where its kernels were measured to be faster than Triton's."""
     hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
     return hopper and importlib.util.find_spec("cutlass") is not None
 
@@ -34,7 +38,7 @@ def cute_wins(device: torch.device) -> bool:
 class TritonStep:
     """Decode steps of the first slots of `slots`. Buffers are made once, for all of them.
 
-    cute: attention is the kernel in CuTe DSL where that wins, else that in Triton. A rollout begins with `new_seed`.
+    cute: attention, too, is the kernel in CuTe DSL where that wins. A rollout begins with `new_seed`.
     """
 
     def __init__(self, decoder: Decoder, slots: Slots, eos: Tensor, cute: bool = True):
@@ -51,6 +55,11 @@ class TritonStep:
         self.shared = getattr(properties, "shared_memory_per_block_optin", LEAST_SHARED)
         self.processors = getattr(properties, "multi_processor_count", 1)
         self.cute = cute and cute_wins(device) and decoder.heads // decoder.kv_heads <= 8
+        self.products = None  # the kernels in CuTe DSL
+        if cute_wins(device):
+            from rlcourse.rollout.cute_products import CuteProducts
+
+            self.products = CuteProducts(decoder, slots.block_table is not None)
         early = on_gpu and properties.major >= 9
         self.launch = ({"PDL": True, "launch_pdl": True} if early else {"PDL": False}) | EXACT
 
@@ -104,12 +113,11 @@ class TritonStep:
         for layer, cache, next_norm in zip(decoder.layers, slots.cache, following, strict=True):
             self._qkv(kernels, layer, cache, size, tiles)
             self._attention(cache, size, self.attention(size))
-            self._add(kernels, self.mixed, layer.out, layer.mlp_norm, size, tiles.out, layer.out.shape[1])
+            self._add(kernels, "out", self.mixed, layer.out, layer.mlp_norm, size, tiles.out)
             self._gate_up(kernels, layer, size, tiles)
-            self._add(kernels, self.h, layer.down, next_norm, size, tiles.down, share_of(layer.down.shape[1]))
-        rows = max(size, 2)  # the product of a single row is one of another kind
-        with one_chain():
-            torch.matmul(self.y[:rows], decoder.head.T, out=self.logits[:rows])
+            self._add(kernels, "down", self.h, layer.down, next_norm, size, tiles.down)
+        y, logits = self.y[:size], self.logits[:size]
+        self._either("head", size, (y, decoder.head, logits), partial(self._head_by_torch, size), lambda: [logits])
         self._sample(slots.first(size), self.logits, self.squares, sampling)
         if refill:
             self.refill(size)
@@ -131,8 +139,35 @@ class TritonStep:
         """Launch options of a product that is `depth` deep for each share, with one tile of weights or a pair."""
         return launch_options(tile, depth, pair) | self.launch
 
+    def _either(self, name: str, size: int, arguments: tuple, other, look, added_to: Tensor | None = None) -> None:
+        """A product by its kernel in CuTe DSL, or by `other`; see `cute_products.run`."""
+        kernel = None if self.products is None else self.products.kernel(name, size)
+        if kernel is None:
+            return other()
+        from rlcourse.rollout import cute_products
+
+        cute_products.run(kernel, arguments, other, look, added_to)
+
     def _qkv(self, kernels, layer, cache, size: int, tiles: TileConfig) -> None:
-        decoder, p = self.decoder, tiles.qkv
+        slots, weights = self.slots, self.decoder.weights
+        y, squares, q, position = (t[:size] for t in (self.y, self.squares, self.q, slots.position))
+        owner = (slots.completion[:size], slots.block_table) if self.paged else (None, None)
+
+        def look() -> list[Tensor]:
+            rows = (
+                (~slots.done[:size]).nonzero().squeeze(1)
+            )  # free slots of a paged cache write to one place, in no order
+            part, within = rows, position[rows]
+            if self.paged:
+                part, within = slots.block_table[owner[0][rows], within // KEYS].long(), within % KEYS
+            return [q, cache[:, part, :, within]]
+
+        arguments = (layer.qkv, layer.qkv_bias, layer.q_norm, layer.k_norm, weights.cos, weights.sin, position, *owner)
+        triton = partial(self._qkv_by_triton, kernels, layer, cache, size, tiles.qkv)
+        self._either("qkv", size, (y, squares, *arguments, q, cache), triton, look)
+
+    def _qkv_by_triton(self, kernels, layer, cache, size: int, p: MatmulTile) -> None:
+        decoder = self.decoder
         heads = decoder.heads + 2 * decoder.kv_heads
         kernels.qkv_kernel[(heads * decoder.head_dim // 2 // p.columns, -(-size // p.rows))](
             self.y, self.squares, layer.qkv, layer.qkv_bias, layer.q_norm, layer.k_norm, decoder.weights.cos,
@@ -159,8 +194,15 @@ class TritonStep:
             num_warps=4, num_stages=tile.stages, **self.launch,
         )  # fmt: skip
 
-    def _add(self, kernels, inputs: Tensor, weight: Tensor, norm: Tensor, size: int, p: MatmulTile, share: int) -> None:
+    def _add(self, kernels, name: str, inputs: Tensor, weight: Tensor, norm: Tensor, size: int, p: MatmulTile) -> None:
+        """x += inputs @ weight.T; `down` comes in shares."""
+        a, x, y, squares = (t[:size] for t in (inputs, self.x, self.y, self.squares))
+        triton = partial(self._add_by_triton, kernels, inputs, weight, norm, size, p, name == "down")
+        self._either(name, size, (a, weight, x, norm, y, squares), triton, lambda: [x, y, squares], x)
+
+    def _add_by_triton(self, kernels, inputs, weight: Tensor, norm, size: int, p: MatmulTile, shared: bool) -> None:
         depth = weight.shape[1]
+        share = share_of(depth) if shared else depth
         p = replace(p, depth=math.gcd(p.depth, share, depth))  # a share is whole tiles
         shares = min(p.shares, -(-depth // share))
         splits = -(-depth // (shares * share))
@@ -170,11 +212,20 @@ class TritonStep:
         )  # fmt: skip
 
     def _gate_up(self, kernels, layer, size: int, tiles: TileConfig) -> None:
-        p = tiles.gate_up
+        y, squares, h = (t[:size] for t in (self.y, self.squares, self.h))
+        triton = partial(self._gate_up_by_triton, kernels, layer, size, tiles.gate_up)
+        self._either("gate_up", size, (y, squares, layer.gate_up, h), triton, lambda: [h])
+
+    def _gate_up_by_triton(self, kernels, layer, size: int, p: MatmulTile) -> None:
         kernels.gate_up_kernel[(-(-self.inner // (p.columns + p.more)), -(-size // p.rows))](
             self.y, self.squares, layer.gate_up, self.h, size, self.decoder.eps, self.inner, self.hidden, p.rows,
             p.columns, p.more, p.depth, **self._options(p, self.hidden, pair=True),
         )  # fmt: skip
+
+    def _head_by_torch(self, size: int) -> None:
+        rows = max(size, 2)  # the product of a single row is one of another kind
+        with one_chain():
+            torch.matmul(self.y[:rows], self.decoder.head.T, out=self.logits[:rows])
 
     def _sample(self, slots: Slots, logits: Tensor, squares: Tensor, sampling: Sampling) -> None:
         """A token of each of these slots; logits [slots or more, vocabulary], which still lack their 1 / rms, and the

@@ -140,7 +140,7 @@ def test_shares_of_a_product_are_added_in_pairs(depth, pair):
         assert len(parts) == 3 or not torch.equal(x + sum(parts[1:], parts[0]), expected)
     step.x.copy_(x)
     tile = tiles.MatmulTile(16, 32, 64, stages=2, preloaded=1, shares=pair)
-    step._add(triton_kernels, a, w, norm, rows, tile, share)
+    step._add_by_triton(triton_kernels, a, w, norm, rows, tile, shared=True)
     assert torch.equal(step.x, expected) and torch.equal(step.y[:rows], expected * norm)
     assert torch.equal(step.squares, tree((expected * expected).unflatten(1, (-1, 32))))
     assert not step.arrived.any()

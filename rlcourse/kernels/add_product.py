@@ -1,0 +1,182 @@
+"""A product that is added to the residual stream, for Hopper: x += a @ w.T, and the parts of the norm that follows.
+
+The product after SwiGLU is deep and narrow: a block for each tile of it would leave most of the GPU idle. Up to four
+blocks therefore share the depth of a tile, as `rlcourse.exact.products` cuts it. They are a cluster: each leaves its
+sum in its own shared memory, and when all have, each reads a part of the tile from all of them, adds up, and writes. No
+sum travels through the GPU's memory, and no block waits for the last one to add up alone.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rlcourse.kernels import KernelError
+from rlcourse.kernels.arguments import Argument, need_dtype
+from rlcourse.kernels.dsl import Float32, Int32, const_expr, cute, cutlass, range_constexpr
+from rlcourse.kernels.products import DEPTH, GROUP, QUAD, allocate, copies, instructions, load, multiply, product, quad
+
+
+def add_product_reference(a: Tensor, w: Tensor, x: Tensor, norm: Tensor, share: int) -> tuple[Tensor, Tensor, Tensor]:
+    """x + a @ w.T, that times norm in a's dtype, and its sums of squares of each 32 columns; all sums in float32.
+
+    a [R, K] and w [N, K], bfloat16 or float16; x [R, N] float32; norm [N]. The product's depth K comes in shares.
+    """
+    sums = [one.float() @ other.float().T for one, other in zip(a.split(share, 1), w.split(share, 1), strict=True)]
+    pairs = [sum(sums[first + 1 : first + 2], sums[first]) for first in range(0, len(sums), 2)]
+    total = x + sum(pairs[1:], pairs[0])
+    return total, (total * norm).to(a.dtype), total.square().unflatten(1, (-1, GROUP)).sum(-1)
+
+
+@dataclass(frozen=True)
+class AddProduct:
+    """The kernel. columns, depth: of w. share: of the depth, for each block of a cluster, of which there are at most 4.
+
+    tile_columns: of a block, 64 for each four warps that multiply; tile_rows: of a block, a multiple of 16 up to 256;
+    stages: tiles in shared memory.
+    """
+
+    columns: int
+    depth: int
+    share: int
+    tile_columns: int = 64
+    tile_rows: int = 64
+    stages: int = 6
+    dtype: str = "bfloat16"
+
+    def __post_init__(self):
+        need_dtype(self)
+        tiles, sums = self.stages * self.tile_columns * 2 * DEPTH, self.tile_rows * 4 * (self.tile_columns + 4)
+        whole = self.columns % self.tile_columns == self.share % DEPTH == self.depth % 8 == 0
+        if not whole or self.shares > 4 or sums > tiles:
+            raise KernelError(
+                f"A product of {self.columns} columns, {self.depth} deep in shares of {self.share}, does not come in "
+                f"{self.stages} whole tiles of {self.tile_columns} columns, {DEPTH} deep, and four shares at most: use "
+                f"the kernel in Triton."
+            )
+
+    @property
+    def shares(self) -> int:
+        return -(-self.depth // self.share)
+
+    @property
+    def workers(self) -> int:
+        """Threads that multiply."""
+        return 2 * self.tile_columns
+
+    @property
+    def threads(self) -> int:
+        return self.workers + 32
+
+    def arguments(self):
+        return (
+            Argument("a", self.dtype, ("rows", self.depth)),
+            Argument("w", self.dtype, (self.columns, self.depth)),
+            Argument("x", "float32", ("rows", self.columns)),
+            Argument("norm", "float32", (self.columns,)),
+            Argument("y", self.dtype, ("rows", self.columns), output=True),
+            Argument("squares", "float32", ("rows", self.columns // GROUP), output=True),
+        )
+
+    def grid(self, a, *others):
+        return self.columns // self.tile_columns, -(-a.shape[0] // self.tile_rows), self.shares
+
+    @cute.jit
+    def __call__(self, a, w, x, norm, y, squares, stream):
+        mma, layout_w, layout_a = instructions(a.element_type, self.tile_columns, self.tile_rows, self.stages)
+        copy_w, w = copies(w, layout_w, self.tile_columns)
+        copy_a, a = copies(a, layout_a, self.tile_rows)
+        blocks = (self.columns // self.tile_columns, cute.ceil_div(x.shape[0], self.tile_rows), self.shares)
+        launched = self.kernel(copy_w, w, copy_a, a, x, norm, y, squares, mma, layout_w, layout_a)
+        cluster = (1, 1, self.shares)
+        launched.launch(grid=blocks, block=[self.threads, 1, 1], cluster=cluster, stream=stream, use_pdl=True)
+
+    @cute.kernel
+    def kernel(
+        self, copy_w: cute.CopyAtom, w: cute.Tensor, copy_a: cute.CopyAtom, a: cute.Tensor, x: cute.Tensor,
+        norm: cute.Tensor, y: cute.Tensor, squares: cute.Tensor, mma: cute.TiledMma,
+        layout_w: cute.ComposedLayout, layout_a: cute.ComposedLayout,
+    ):  # fmt: skip
+        cute.arch.griddepcontrol_launch_dependents()
+        column_tile, row_tile, share = cute.arch.block_idx()
+        thread, _, _ = cute.arch.thread_idx()
+        works = cute.arch.make_warp_uniform(cute.arch.warp_idx()) < const_expr(self.workers // 32)
+        tiles_w, tiles_a, place, full, empty = allocate(y.element_type, layout_w, layout_a, self.stages, self.workers)
+        pitch = const_expr(self.tile_columns + 4)  # 4 floats more, so that the lanes of a warp meet different banks
+        by_columns = cute.make_layout((self.tile_columns, self.tile_rows), stride=(1, pitch))
+        sums = cute.make_tensor(cute.recast_ptr(place, dtype=Float32), by_columns)
+        at = (share, column_tile, row_tile, x.shape[0])
+        before = cute.make_rmem_tensor((QUAD, self.turns), Float32)
+        first = share * const_expr(self.share // DEPTH)
+        count = cutlass.min(const_expr(self.share // DEPTH), const_expr(-(-self.depth // DEPTH)) - first)
+        if works:
+            cute.arch.griddepcontrol_wait()
+            for turn in range_constexpr(self.turns):
+                row, column, _, _, there = self.place_of(thread, turn, at)
+                if there:
+                    cute.autovec_copy(quad(x, row, column), before[None, turn])
+            mine = mma.get_slice(thread).partition_C(sums)
+            acc = cute.make_rmem_tensor(mine.shape, Float32)
+            multiply(mma, tiles_w, tiles_a, acc, full, empty, thread, count, self.workers)
+            for i in range_constexpr(cute.size(acc)):
+                mine[i] = acc[i]
+        else:
+            load(copy_w, w, tiles_w, column_tile, copy_a, a, tiles_a, row_tile, full, empty, first, count)
+        self.wait_for_all()
+        if works:
+            for turn in range_constexpr(self.turns):
+                self.add_up(sums, before[None, turn], norm, x, y, squares, self.place_of(thread, turn, at))
+        if const_expr(self.shares > 1):  # none goes while another reads its sums
+            self.wait_for_all()
+
+    @property
+    def turns(self) -> int:
+        """How often a thread adds up four columns of a row: the blocks of a cluster share the rows."""
+        return -(-(-(-self.tile_rows // self.shares) * self.tile_columns) // (QUAD * self.workers))
+
+    @cute.jit
+    def place_of(self, thread, turn, at):
+        """Where a thread adds up: row and first column, the same within the tile, and whether there is such a row."""
+        share, column_tile, row_tile, rows = at
+        across = const_expr(self.tile_columns // QUAD)
+        number = thread + turn * self.workers
+        row, column = number // across * self.shares + share, number % across * QUAD
+        of_all = row_tile * self.tile_rows + row
+        there = row < self.tile_rows and of_all < rows
+        return of_all, column_tile * self.tile_columns + column, row, column, there
+
+    @cute.jit
+    def wait_for_all(self):
+        """For all threads of the cluster."""
+        if const_expr(self.shares > 1):
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()
+        else:
+            cute.arch.sync_threads()
+
+    @cute.jit
+    def add_up(self, sums, before, norm, x, y, squares, where):
+        """x + ((s0 + s1) + (s2 + s3)), and the norm's parts."""
+        row, column, tile_row, tile_column, there = where
+        parts = cute.make_rmem_tensor((QUAD, self.shares), Float32)
+        total, scale = (cute.make_rmem_tensor(QUAD, Float32) for _ in range(2))
+        scaled = cute.make_rmem_tensor(QUAD, y.element_type)
+        total.fill(0.0)
+        if there:
+            own = (sums.iterator + sums.layout((tile_column, tile_row))).align(16)
+            for p in range_constexpr(self.shares):
+                source = cute.arch.map_dsmem_ptr(own, Int32(p)) if const_expr(self.shares > 1) else own
+                cute.autovec_copy(cute.make_tensor(source, cute.make_layout(QUAD)), parts[None, p])
+            cute.autovec_copy(cute.make_tensor((norm.iterator + column).align(16), cute.make_layout(QUAD)), scale)
+            for e in range_constexpr(QUAD):
+                pairs = [parts[e, p] + parts[e, p + 1] for p in range(0, self.shares - 1, 2)]
+                pairs += [parts[e, self.shares - 1]] if self.shares % 2 else []
+                total[e] = before[e] + (pairs[0] + pairs[1] if const_expr(len(pairs) == 2) else pairs[0])
+                scaled[e] = (total[e] * scale[e]).to(y.element_type)
+            cute.autovec_copy(total, quad(x, row, column))
+            cute.autovec_copy(scaled, quad(y, row, column))
+        a, b, c, d = (product(total[e], total[e]) for e in range(QUAD))
+        square = (a + b) + (c + d)
+        for level in range_constexpr(3):  # eight threads have 32 columns; neighbours first
+            square += cute.arch.shuffle_sync_bfly(square, offset=1 << level)
+        if there and column % GROUP == 0:
+            squares[row, column // GROUP] = square

@@ -1,0 +1,149 @@
+"""SwiGLU of a product, for Hopper: h = silu(gate) * up, both products with rows y whose 1 / rms is still missing.
+
+Gate and up are the two halves of the weights' rows, which a tile takes in turns (`pairs_of_rows`), so that a thread has
+both numbers that make one of h.
+"""
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlcourse.kernels import KernelError
+from rlcourse.kernels.arguments import Argument, need_dtype
+from rlcourse.kernels.dsl import Float32, Int32, const_expr, cute, cutlass, range_constexpr
+from rlcourse.kernels.products import (
+    DEPTH,
+    GROUP,
+    OCTET,
+    allocate,
+    copies,
+    instructions,
+    inverse_rms,
+    load,
+    multiply,
+    pairs_of_rows,
+    product,
+    quad,
+    rounded,
+)
+
+LOG2_E = 1.4426950408889634
+
+
+def gate_up_reference(y: Tensor, squares: Tensor, w: Tensor, eps: float) -> Tensor:
+    """silu(gate) * up [R, I] of the halves of y @ w.T times 1 / rms, the product rounded to y's dtype before.
+
+    y [R, d] and w [2 * I, d], bfloat16 or float16; squares [R, d / 32] float32, whose sum is d times the mean square.
+    """
+    inverse = (squares.sum(1, keepdim=True) / y.shape[1] + eps).rsqrt()
+    gate, up = ((y.float() @ w.float().T).to(y.dtype).float() * inverse).chunk(2, 1)
+    return (F.silu(gate) * up).to(y.dtype)
+
+
+@dataclass(frozen=True)
+class GateUp:
+    """The kernel. inner, depth: of h and of y. tile_columns: rows of w that a block takes, 64 for each four warps that
+    multiply; half as many columns of h. tile_rows, stages: as of `AddProduct`."""
+
+    inner: int
+    depth: int
+    eps: float = 1e-6
+    tile_columns: int = 64
+    tile_rows: int = 64
+    stages: int = 6
+    dtype: str = "bfloat16"
+
+    def __post_init__(self):
+        need_dtype(self)
+        if self.inner % OCTET or self.depth % (4 * GROUP) or self.depth > 64 * GROUP:
+            raise KernelError(
+                f"SwiGLU of {self.inner} columns and {self.depth} features: this kernel takes a multiple of {OCTET} "
+                f"columns and of {4 * GROUP} features, {64 * GROUP} at most; use the kernel in Triton."
+            )
+
+    @property
+    def workers(self) -> int:
+        """Threads that multiply."""
+        return 2 * self.tile_columns
+
+    @property
+    def threads(self) -> int:
+        return self.workers + 32
+
+    def arguments(self):
+        return (
+            Argument("y", self.dtype, ("rows", self.depth)),
+            Argument("squares", "float32", ("rows", self.depth // GROUP)),
+            Argument("w", self.dtype, (2 * self.inner, self.depth)),
+            Argument("h", self.dtype, ("rows", self.inner), output=True),
+        )
+
+    def grid(self, y, *others):
+        return -(-2 * self.inner // self.tile_columns), -(-y.shape[0] // self.tile_rows), 1
+
+    @cute.jit
+    def __call__(self, y, squares, w, h, stream):
+        mma, layout_w, layout_a = instructions(y.element_type, self.tile_columns, self.tile_rows, self.stages)
+        copy_w, w = copies(pairs_of_rows(w, self.inner), layout_w, self.tile_columns)
+        copy_y, y = copies(y, layout_a, self.tile_rows)
+        blocks = (-(-2 * self.inner // self.tile_columns), cute.ceil_div(h.shape[0], self.tile_rows), 1)
+        launched = self.kernel(copy_w, w, copy_y, y, squares, h, mma, layout_w, layout_a)
+        launched.launch(grid=blocks, block=[self.threads, 1, 1], stream=stream, use_pdl=True)
+
+    @cute.kernel
+    def kernel(
+        self, copy_w: cute.CopyAtom, w: cute.Tensor, copy_y: cute.CopyAtom, y: cute.Tensor, squares: cute.Tensor,
+        h: cute.Tensor, mma: cute.TiledMma, layout_w: cute.ComposedLayout, layout_a: cute.ComposedLayout,
+    ):  # fmt: skip
+        cute.arch.griddepcontrol_launch_dependents()
+        column_tile, row_tile, _ = cute.arch.block_idx()
+        thread, _, _ = cute.arch.thread_idx()
+        works = cute.arch.make_warp_uniform(cute.arch.warp_idx()) < const_expr(self.workers // 32)
+        tiles_w, tiles_y, place, full, empty = allocate(h.element_type, layout_w, layout_a, self.stages, self.workers)
+        scales = cutlass.memory.SmemAllocator().allocate_tensor(Float32, cute.make_layout(self.tile_rows), 16)
+        first, count = Int32(0), Int32(self.depth // DEPTH)
+        if works:
+            cute.arch.griddepcontrol_wait()
+            for turn in range_constexpr(-(-self.tile_rows // self.workers)):
+                number = thread + turn * self.workers
+                row = row_tile * self.tile_rows + number
+                if number < self.tile_rows and row < h.shape[0]:
+                    scales[number] = inverse_rms(squares, row, self.eps)
+            tile = cute.make_identity_tensor((self.tile_columns, self.tile_rows))
+            acc = cute.make_rmem_tensor(mma.get_slice(thread).partition_C(tile).shape, Float32)
+            multiply(mma, tiles_w, tiles_y, acc, full, empty, thread, count, self.workers)
+            self.write(acc, scales, place, h, thread, column_tile, row_tile)
+        else:
+            load(copy_w, w, tiles_w, column_tile, copy_y, y, tiles_y, row_tile, full, empty, first, count)
+
+    @cute.jit
+    def write(self, acc, scales, place, h, thread, column_tile, row_tile):
+        """h of the tile: to shared memory, where the tiles of weights were, and from there in whole lines."""
+        columns = const_expr(self.tile_columns // 2)
+        pitch = const_expr(columns + 8)  # so that the lanes of a warp meet different banks
+        made = cute.make_tensor(place, cute.make_layout((self.tile_rows, columns), stride=(pitch, 1)))
+        own = thread // 32 * 8 + thread % 32 // 4
+        for j in range_constexpr(self.tile_rows // 8):
+            for i in range_constexpr(2):
+                row = 8 * j + thread % 4 * 2 + i
+                gate, up = (acc[(i, half, j), 0, 0].to(h.element_type).to(Float32) * scales[row] for half in range(2))
+                made[row, own] = swiglu(gate, up).to(h.element_type)
+        cute.arch.barrier(barrier_id=1, number_of_threads=self.workers)
+        across = const_expr(columns // OCTET)
+        piece = cute.make_rmem_tensor(OCTET, h.element_type)
+        for turn in range_constexpr(-(-self.tile_rows * across // self.workers)):
+            number = thread + turn * self.workers
+            tile_row, tile_column = number // across, number % across * OCTET
+            row, column = row_tile * self.tile_rows + tile_row, column_tile * columns + tile_column
+            if tile_row < self.tile_rows and row < h.shape[0] and column < self.inner:
+                cute.autovec_copy(quad(made, tile_row, tile_column, OCTET), piece)
+                cute.autovec_copy(piece, quad(h, row, column, OCTET))
+
+
+@cute.jit
+def swiglu(gate: Float32, up: Float32):
+    """silu(gate) * up, with the instructions that Triton makes of it."""
+    power = rounded("ex2.approx.f32", product(-gate, Float32(LOG2_E)))
+    sigmoid = rounded("div.full.f32", Float32(1.0), rounded("add.rn.f32", power, Float32(1.0)))
+    return product(product(gate, sigmoid), up)

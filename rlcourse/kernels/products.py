@@ -1,0 +1,180 @@
+"""Matrix products of a decode step on Hopper: what their kernels share. Rows [R, K] times weights [N, K] transposed.
+
+A decode step has few rows, so its products wait for weights. A warp of each block does nothing but ask for them: it
+copies tiles of both factors into shared memory by TMA (the copy engine), as many as there is room for, and weights even
+before the kernel before this one has ended, since nobody writes them. The other warps multiply by wgmma, which takes
+both factors from there. Weights are its first factor, since that comes in 64s and there may be fewer rows.
+
+A tile of the result has one accumulator, which runs over the depth from the first number to the last: so its bits are
+those of every other kernel of the package (`rlcourse.exact.products`). Whatever a kernel then does to the result must
+round as the kernels in Triton do; what the compiler would contract, or round otherwise, is one instruction here.
+"""
+
+from rlcourse.kernels.dsl import Float32, Int32, Int64, const_expr, cute, cutlass, range_constexpr
+
+DEPTH = 64  # of a tile in shared memory: 128 bytes of 16-bit numbers, the widest pattern without bank conflicts
+GROUP = 32  # columns of the residual stream whose squares are added first
+QUAD = 4  # neighbouring columns that one instruction reads or writes
+OCTET = 8  # the same of 16 bits
+
+
+def instructions(dtype, tile_columns: int, tile_rows: int, stages: int):
+    """The product of a tile, by 128 threads for each 64 columns, and how its factors lie in shared memory."""
+    helpers, by_rows = cutlass.utils.hopper_helpers, cutlass.utils.LayoutEnum.ROW_MAJOR
+    major, tile = by_rows.sm90_mma_major_mode(), (tile_columns, tile_rows, DEPTH)
+    mma = helpers.make_trivial_tiled_mma(
+        dtype, dtype, major, major, Float32, (tile_columns // 64, 1, 1), tiler_mn=(64, tile_rows)
+    )
+    weights = helpers.make_smem_layout_a(by_rows, tile, dtype, stages)
+    return mma, weights, helpers.make_smem_layout_b(by_rows, tile, dtype, stages)
+
+
+def pairs_of_rows(w, half: int):
+    """The rows of w in turns: eight of a first half, the eight that lie `half` rows behind them, and so on; where w is
+    several such pairs of halves, one after the other. Of each 16 a thread of wgmma holds the sums of row i and i + 8:
+    so it holds both numbers of a pair."""
+    rows, depth = w.shape
+    shape, stride = (8, 2, half // 8, rows // (2 * half)), (depth, half * depth, 8 * depth, 2 * half * depth)
+    return cute.make_tensor(w.iterator, cute.make_layout((shape, depth), stride=(stride, 1)))
+
+
+def copies(tensor, layout, tile_size: int):
+    """How tiles of a matrix come into shared memory by TMA, and the matrix as TMA sees it."""
+    operation = cute.nvgpu.cpasync.CopyBulkTensorTileG2SOp()
+    one = cute.slice_(layout, (None, None, 0))
+    return cute.nvgpu.cpasync.make_tiled_tma_atom(operation, tensor, one, (tile_size, DEPTH), num_multicast=1)
+
+
+@cute.jit
+def allocate(dtype, layout_w: cute.ComposedLayout, layout_a: cute.ComposedLayout, stages: cutlass.Constexpr, workers):
+    """Shared memory of a block: both factors' tiles, and where the weights' lie, which is free after the product. And
+    two barriers for each stage: `full` says that its tiles are there, `empty` that they have been used."""
+    memory = cutlass.memory.SmemAllocator()
+    full, empty = (memory.allocate_array(Int64, stages) for _ in range(2))
+    place = memory.allocate_array(dtype, const_expr(cute.cosize(layout_w)), byte_alignment=1024)
+    tiles_w = cute.make_tensor(cute.recast_ptr(place, layout_w.inner, dtype), layout_w.outer)
+    tiles_a = memory.allocate_tensor(dtype, layout_a.outer, 1024, layout_a.inner)
+    thread, _, _ = cute.arch.thread_idx()
+    if thread == 0:
+        for stage in range_constexpr(stages):
+            cute.arch.mbarrier_init(full + stage, 1)
+            cute.arch.mbarrier_init(empty + stage, const_expr(workers // 32))
+    cute.arch.mbarrier_init_fence()
+    cute.arch.sync_threads()
+    return tiles_w, tiles_a, place, full, empty
+
+
+@cute.jit
+def load(copy_w, w, tiles_w, column_tile, copy_a, a, tiles_a, row_tile, full, empty, first, count):
+    """What the loading warp does: the tiles of a stripe of w and one of a, `count` of them from tile `first` on."""
+    to_w, from_w = stripe(copy_w, w, tiles_w, column_tile)
+    to_a, from_a = stripe(copy_a, a, tiles_a, row_tile)
+    stages = const_expr(cute.size(tiles_w, mode=[2]))
+    size = const_expr(2 * DEPTH * (cute.size(tiles_w, mode=[0]) + cute.size(tiles_a, mode=[0])))
+    at_once = cutlass.min(count, stages)
+    for k in cutlass.range(at_once, unroll=1):
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(full + k, size)
+        cute.copy(copy_w, from_w[None, first + k], to_w[None, k], tma_bar_ptr=full + k)
+    cute.arch.griddepcontrol_wait()
+    for k in cutlass.range(at_once, unroll=1):
+        cute.copy(copy_a, from_a[None, first + k], to_a[None, k], tma_bar_ptr=full + k)
+    stage, phase = Int32(0), Int32(0)
+    for k in cutlass.range(at_once, count, unroll=1):
+        cute.arch.mbarrier_wait(empty + stage, phase)
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(full + stage, size)
+        cute.copy(copy_w, from_w[None, first + k], to_w[None, stage], tma_bar_ptr=full + stage)
+        cute.copy(copy_a, from_a[None, first + k], to_a[None, stage], tma_bar_ptr=full + stage)
+        stage, phase = following(stage, phase, stages)
+
+
+@cute.jit
+def stripe(copy: cute.CopyAtom, matrix: cute.Tensor, tiles: cute.Tensor, number):
+    """Places of tiles in shared memory by stage, and what comes there: tiles of a stripe of the matrix, by depth."""
+    size = const_expr(cute.size(tiles, mode=[0]))
+    tiled = cute.local_tile(matrix, (size, DEPTH), (number, None))
+    whole = cute.make_layout(1)
+    return cute.nvgpu.cpasync.tma_partition(
+        copy, 0, whole, cute.group_modes(tiles, 0, 2), cute.group_modes(tiled, 0, 2)
+    )
+
+
+@cute.jit
+def multiply(mma, tiles_w, tiles_a, acc, full, empty, thread, count, workers: cutlass.Constexpr):
+    """What the other warps do: acc becomes the product of the tiles that come. Afterwards all have read the last."""
+    groups = cute.make_layout(workers // 128, stride=128)
+    group = mma.get_slice(groups(cute.arch.make_warp_uniform(thread // 128)))
+    factor_w = mma.make_fragment_A(group.partition_A(tiles_w))
+    factor_a = mma.make_fragment_B(group.partition_B(tiles_a))
+    stages = const_expr(cute.size(tiles_w, mode=[2]))
+    acc.fill(0.0)
+    mma.set(cute.nvgpu.warpgroup.Field.ACCUMULATE, True)
+    stage, phase, last = Int32(0), Int32(0), Int32(0)
+    for k in cutlass.range(count, unroll=1):
+        cute.arch.mbarrier_wait(full + stage, phase)
+        cute.nvgpu.warpgroup.fence()
+        for part in range_constexpr(cute.size(factor_w, mode=[2])):
+            cute.gemm(mma, acc, factor_w[None, None, part, stage], factor_a[None, None, part, stage], acc)
+        cute.nvgpu.warpgroup.commit_group()
+        cute.nvgpu.warpgroup.wait_group(1)
+        if k > 0:  # the tiles before have been used
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive(empty + last)
+        last = stage
+        stage, phase = following(stage, phase, stages)
+    cute.nvgpu.warpgroup.wait_group(0)
+    cute.arch.barrier(barrier_id=1, number_of_threads=workers)
+
+
+@cute.jit
+def following(stage, phase, stages: cutlass.Constexpr):
+    """The next place of a ring, and how often, modulo 2, one has been round."""
+    stage += 1
+    if stage == stages:
+        stage, phase = Int32(0), phase ^ 1
+    return stage, phase
+
+
+@cute.jit
+def quad(tensor: cute.Tensor, row, column, width: cutlass.Constexpr = QUAD):
+    """Neighbouring columns of a row, four of them or `width`, which one instruction reads or writes."""
+    pointer = tensor.iterator + row.to(Int64) * tensor.stride[0] + column
+    return cute.make_tensor(pointer.align(width * tensor.element_type.width // 8), cute.make_layout(width))
+
+
+@cute.jit
+def rounded(instruction: cutlass.Constexpr, *values):
+    """The result of one PTX instruction on float32, which the compiler does not change or join with another."""
+    operands = "".join(f", {{$r{i}}}" for i in range(len(values)))
+    return cute.arch.inline_ptx(
+        f"{instruction} {{$w0}}{operands};", write_only_types=[Float32], read_only_args=[*values]
+    )
+
+
+@cute.jit
+def inverse_rms(squares: cute.Tensor, row, eps: cutlass.Constexpr):
+    """1 / rms of a row of the residual stream, from its sums of squares [R, d / 32], neighbours first."""
+    groups = const_expr(squares.shape[1])
+    padded = const_expr(1 << (groups - 1).bit_length())
+    parts = cute.make_rmem_tensor(padded, Float32)
+    parts.fill(0.0)
+    for first in range_constexpr(0, groups, QUAD):
+        cute.autovec_copy(quad(squares, row, first), cute.make_tensor(parts.iterator + first, cute.make_layout(QUAD)))
+    for level in range_constexpr(padded.bit_length() - 1):
+        for i in range_constexpr(padded >> (level + 1)):
+            parts[i] = parts[2 * i] + parts[2 * i + 1]
+    return inverse_root(parts[0], groups * GROUP, eps)
+
+
+@cute.jit
+def inverse_root(total, count: cutlass.Constexpr, eps: cutlass.Constexpr):
+    """1 / sqrt(total / count + eps)."""
+    mean = rounded("div.full.f32", total, Float32(count))
+    return rounded("rsqrt.approx.ftz.f32", rounded("add.rn.f32", mean, Float32(eps)))
+
+
+@cute.jit
+def product(a, b):
+    """a * b, rounded by itself."""
+    return rounded("mul.rn.f32", a, b)

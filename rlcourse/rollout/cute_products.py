@@ -1,0 +1,161 @@
+"""The products of a decode step by the kernels in CuTe DSL, where those are faster than Triton's: with the same bits.
+
+They are for Hopper, whose tensor cores give the bits of one accumulator to any kernel (`rlcourse.exact.products`). What
+follows a product is another matter: compilers may round it differently. So each kernel is compared with the one it
+stands for, on what it first meets, and is not used if a bit differs.
+"""
+
+import warnings
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlcourse.exact import KEYS
+from rlcourse.exact.products import share_of
+from rlcourse.kernels import KernelError
+from rlcourse.kernels.add_product import AddProduct
+from rlcourse.kernels.gate_up import GateUp
+from rlcourse.kernels.product import Product
+from rlcourse.kernels.products import DEPTH
+from rlcourse.kernels.qkv import QKV
+from rlcourse.kernels.toolchain import launch
+from rlcourse.rollout.decoder import Decoder
+
+
+class CuteTile(NamedTuple):
+    """How a product is cut: columns and rows of a block, and tiles of its depth in shared memory."""
+
+    columns: int
+    rows: int
+    stages: int
+
+
+# By rows up to 16, up to 96, and more, measured in whole steps on an H200. Where a product is not there, the kernel in
+# Triton was faster. With more stages weights are asked for earlier; with fewer, two blocks share a processor.
+NARROW = (  # Qwen2.5-0.5B
+    {"out": CuteTile(64, 16, 11), "head": CuteTile(64, 16, 11)},
+    {
+        "qkv": CuteTile(128, 16, 12),
+        "out": CuteTile(64, 32, 14),
+        "gate_up": CuteTile(128, 64, 9),
+        "down": CuteTile(64, 64, 14),
+        "head": CuteTile(64, 64, 6),
+    },
+    {
+        "qkv": CuteTile(64, 64, 9),
+        "out": CuteTile(64, 64, 14),
+        "gate_up": CuteTile(192, 128, 5),
+        "down": CuteTile(64, 128, 9),
+    },
+)
+NORMED = (  # Qwen3-0.6B, whose queries and keys have a norm
+    {
+        "qkv": CuteTile(128, 16, 8),
+        "out": CuteTile(64, 16, 22),
+        "gate_up": CuteTile(128, 16, 12),
+        "down": CuteTile(128, 16, 12),
+    },
+    {
+        "qkv": CuteTile(128, 32, 11),
+        "out": CuteTile(64, 32, 12),
+        "gate_up": CuteTile(64, 32, 6),
+        "down": CuteTile(64, 64, 9),
+    },
+    {"out": CuteTile(64, 64, 9), "gate_up": CuteTile(192, 64, 7), "down": CuteTile(128, 128, 7)},
+)
+WIDE = (  # Qwen2.5-1.5B
+    {"qkv": CuteTile(64, 16, 22), "gate_up": CuteTile(128, 16, 6), "down": CuteTile(64, 16, 22)},
+    {
+        "qkv": CuteTile(64, 64, 9),
+        "out": CuteTile(64, 32, 18),
+        "gate_up": CuteTile(192, 64, 7),
+        "down": CuteTile(64, 64, 14),
+    },
+    {"qkv": CuteTile(64, 64, 9), "out": CuteTile(64, 64, 9), "down": CuteTile(128, 128, 7)},
+)
+WIDEST = (  # Llama-3.2-1B
+    {
+        "qkv": CuteTile(64, 16, 15),
+        "out": CuteTile(64, 16, 15),
+        "gate_up": CuteTile(128, 16, 12),
+        "down": CuteTile(128, 16, 12),
+    },
+    {"out": CuteTile(64, 32, 12), "down": CuteTile(128, 64, 6)},
+    {"out": CuteTile(64, 64, 9), "down": CuteTile(128, 128, 7)},
+)
+
+
+def cute_tiles(rows: int, hidden: int, normed: bool) -> dict[str, CuteTile]:
+    """The tiles for so many rows of a model with `hidden` features, by product. normed: queries and keys are."""
+    table = NORMED if normed else NARROW if hidden < 1024 else WIDE if hidden < 2048 else WIDEST
+    return table[0 if rows <= 16 else 1 if rows <= 96 else 2]
+
+
+class CuteProducts:
+    """The kernels for a model's products, each chosen for a number of rows. paged: the cache is."""
+
+    def __init__(self, decoder: Decoder, paged: bool):
+        self.decoder, self.block = decoder, KEYS if paged else 0
+        self.kernel = cache(self._kernel)
+
+    def _kernel(self, name: str, size: int) -> AddProduct | GateUp | Product | QKV | None:
+        """None where Triton's is the one to take."""
+        d, layer = self.decoder, self.decoder.layers[0]
+        hidden, inner = layer.down.shape
+        tile = cute_tiles(size, hidden, layer.q_norm is not None).get(name)
+        dtype = str(d.dtype).removeprefix("torch.")
+        if tile is None:
+            return None
+        try:
+            if name == "head":  # of more rows than a tile's, the weights would be read twice
+                return Product(len(d.head), hidden, *tile, dtype) if size <= tile.rows else None
+            if name == "gate_up":
+                return GateUp(inner, hidden, d.eps, *tile, dtype)
+            if name == "qkv":
+                heads, has = (d.heads, d.kv_heads, d.head_dim), (layer.qkv_bias is not None, layer.q_norm is not None)
+                return QKV(*heads, hidden, d.eps, *has, self.block, *tile, dtype)
+            depth = layer.out.shape[1] if name == "out" else inner
+            share = -(-depth // DEPTH) * DEPTH if name == "out" else share_of(inner)
+            return AddProduct(hidden, depth, share, *tile, dtype)
+        except KernelError:
+            return None
+
+
+_agree: dict[object, bool] = {}  # whether a kernel's bits were Triton's
+
+
+def run(
+    kernel,
+    arguments: tuple,
+    other: Callable[[], None],
+    look: Callable[[], list[Tensor]],
+    added_to: Tensor | None = None,
+) -> None:
+    """What `kernel` computes from its arguments; or by `other`, which does the same, where the kernel was found to
+    differ. look: gives what either wrote, to compare it when the kernel is met first; added_to: what is
+    both read and written."""
+    if _agree.get(kernel) is False:
+        other()
+    elif kernel in _agree:
+        launch(kernel, *arguments)
+    elif torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        other()  # a graph compares nothing
+    else:
+        before = None if added_to is None else added_to.clone()
+        launch(kernel, *arguments)
+        ours = [tensor.clone() for tensor in look()]
+        if before is not None:
+            added_to.copy_(before)
+        other()
+        _agree[kernel] = all(same_bits(a, b) for a, b in zip(ours, look(), strict=True))
+        if not _agree[kernel]:
+            warnings.warn(f"{kernel} rounds otherwise than the training pass: the slower kernel is used.", stacklevel=2)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one dtype have the same bits: also those of nan, and other ones for 0 and -0."""
+    integers = {2: torch.int16, 4: torch.int32}[a.element_size()]
+    return torch.equal(a.contiguous().view(integers), b.contiguous().view(integers))

@@ -1,0 +1,245 @@
+"""The products of a decode step in CuTe DSL: they compile for Hopper as they must, and are chosen and compared."""
+
+import re
+
+import pytest
+import torch
+from policies import make_policy
+from thorough import thinned
+
+pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
+
+from rlcourse.exact.products import share_of
+from rlcourse.kernels import KernelError
+from rlcourse.kernels.add_product import AddProduct, add_product_reference
+from rlcourse.kernels.gate_up import GateUp, gate_up_reference
+from rlcourse.kernels.product import Product, product_reference
+from rlcourse.kernels.qkv import QKV, qkv_reference
+from rlcourse.kernels.toolchain import compiled
+from rlcourse.rollout import cute_products
+from rlcourse.rollout.cute_products import NARROW, NORMED, WIDE, WIDEST, CuteProducts, cute_tiles
+from rlcourse.rollout.decoder import Decoder
+
+SHAPES = {  # hidden, inner, heads, key-value heads, size of a head, vocabulary, bias, norm of queries and keys
+    "qwen2.5-0.5b": (896, 4864, 14, 2, 64, 151936, True, False),
+    "qwen2.5-1.5b": (1536, 8960, 12, 2, 128, 151936, True, False),
+    "qwen3-0.6b": (1024, 3072, 16, 8, 128, 151936, False, True),
+    "llama-3.2-1b": (2048, 8192, 32, 8, 64, 128256, False, False),
+}
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+
+
+def kernels_of(shape: str, rows: int, paged: bool = False) -> dict:
+    """The kernels that a step of this shape uses, by product."""
+    hidden, inner, heads, kv_heads, size, vocabulary, bias, norm = SHAPES[shape]
+    tiles, made = cute_tiles(rows, hidden, norm), {}
+    for name, tile in tiles.items():
+        if name == "qkv":
+            made[name] = QKV(heads, kv_heads, size, hidden, 1e-6, bias, norm, 128 if paged else 0, *tile)
+        elif name == "gate_up":
+            made[name] = GateUp(inner, hidden, 1e-6, *tile)
+        elif name == "head":
+            made[name] = Product(vocabulary, hidden, *tile)
+        else:
+            depth = heads * size if name == "out" else inner
+            made[name] = AddProduct(hidden, depth, depth if name == "out" else share_of(inner), *tile)
+    return made
+
+
+ALL = sorted(
+    {kernel for shape in SHAPES for rows in (16, 64, 256) for kernel in kernels_of(shape, rows).values()}, key=str
+)
+
+
+@pytest.mark.parametrize("kernel", thinned(ALL, every=4), ids=str)
+def test_products_compile_for_hopper(kernel):
+    code = compiled(kernel, "sm_90a")
+    assert code.stack_bytes == 0 and ".local" not in code.ptx, "a thread's numbers stay in registers"
+    assert code.registers * kernel.threads <= 65536 and code.shared_bytes <= 227 * 1024
+    assert "wgmma.mma_async" in code.ptx and "cp.async.bulk.tensor" in code.ptx
+    assert "fma.rn.f32" not in code.ptx, "a product and a sum are two roundings, as in the training pass"
+    waits, stores = (code.ptx.index(word) for word in ("griddepcontrol.wait", "st.global"))
+    assert waits < stores, "nothing is written before the kernel before has ended"
+    assert re.search(r"\.reqntid (\d+)", code.ptx)[1] == str(kernel.threads)
+
+
+ROWS = [1, 2, 15, 16, 17, 63, 64, 65, 128, 129, 256, 257]
+needs_hopper = pytest.mark.skipif(not HOPPER, reason="They run on Hopper alone")
+
+
+def drawn(*shape: int, dtype=torch.float32, scale: float = 1.0) -> torch.Tensor:
+    return (torch.randn(shape, device="cuda") * scale).to(dtype)
+
+
+def close(found: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> None:
+    assert found.dtype == right.dtype and not found.isnan().any()
+    error = (found.double() - right.double()).norm() / right.double().norm()
+    assert error < (1e-3 if dtype == torch.float16 or found.dtype == torch.float32 else 6e-3)
+
+
+@needs_hopper
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("rows", ROWS)
+def test_products_compute_what_their_references_do(rows, dtype):
+    """Every output was poisoned before; x is added to. Depths whose last tile, and last share, are not full."""
+    torch.manual_seed(rows)
+    name, d = str(dtype).removeprefix("torch."), 256
+    for depth, share, tile in (
+        (1352, 384, (64, 64, 5)),
+        (200, 256, (128, 16, 4)),
+        (520, 256, (64, 128, 6)),
+        (712, 384, (64, 32, 9)),
+    ):
+        a, w, x, norm = (
+            drawn(rows, depth, dtype=dtype),
+            drawn(d, depth, dtype=dtype, scale=0.05),
+            drawn(rows, d),
+            drawn(d),
+        )
+        y, squares = torch.full_like(a[:, :1].expand(rows, d), float("nan")).contiguous(), drawn(rows, d // 32)
+        right = add_product_reference(a, w, x, norm, share)
+        compiled(AddProduct(d, depth, share, *tile, name))(a, w, x, norm, y, squares)
+        for found, wanted in zip((x, y, squares), right, strict=True):
+            close(found, wanted, dtype)
+    y, squares, w = (
+        drawn(rows, d, dtype=dtype),
+        torch.rand(rows, d // 32, device="cuda") * 60,
+        drawn(2 * 328, d, dtype=dtype, scale=0.05),
+    )
+    for tile in ((64, 16, 5), (128, 64, 4), (192, 128, 3)):
+        h = torch.full((rows, 328), float("nan"), device="cuda", dtype=dtype)
+        compiled(GateUp(328, d, 1e-6, *tile, name))(y, squares, w, h)
+        close(h, gate_up_reference(y, squares, w, 1e-6), dtype)
+        out = torch.full((rows, 656), float("nan"), device="cuda", dtype=dtype)
+        compiled(Product(656, d, *tile, name))(y, w, out)
+        close(out, product_reference(y, w), dtype)
+
+
+@needs_hopper
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size", "norm"), [(6, 1, 64, False), (6, 1, 64, True), (2, 1, 128, True), (3, 1, 128, False)]
+)
+@pytest.mark.parametrize("rows", ROWS)
+def test_queries_keys_and_values_come_where_they_belong(rows, heads, kv_heads, size, norm, paged):
+    torch.manual_seed(rows)
+    dtype, d, tokens = torch.bfloat16, 128, 384
+    columns = (heads + 2 * kv_heads) * size
+    y, squares, w = (
+        drawn(rows, d, dtype=dtype),
+        torch.rand(rows, 4, device="cuda") * 60,
+        drawn(columns, d, dtype=dtype, scale=0.1),
+    )
+    bias = drawn(columns, dtype=dtype)
+    norms = [drawn(size) for _ in range(2)] if norm else [None, None]
+    cos, sin = drawn(tokens, size // 2), drawn(tokens, size // 2)
+    position = torch.randint(tokens, (rows,), device="cuda")
+    q = torch.full((rows, heads * size), float("nan"), device="cuda", dtype=dtype)
+    owner, parts = (None, None), rows
+    if paged:
+        parts = 3 * rows + 1
+        table = torch.randperm(3 * rows, device="cuda").add(1).int().view(rows, 3)
+        owner = torch.randperm(rows, device="cuda"), table
+    cache = torch.zeros(2, parts, kv_heads, 128 if paged else tokens, size, device="cuda", dtype=dtype)
+    expected = cache.clone()
+    right = qkv_reference(y, squares, w, bias, *norms, cos[position], sin[position], heads, kv_heads, 1e-6)
+    part, within = torch.arange(rows, device="cuda"), position
+    if paged:
+        part, within = table[owner[0], position // 128].long(), position % 128
+    for which in range(2):
+        expected[which, part, :, within] = right[1 + which]
+    kernel = QKV(
+        heads, kv_heads, size, d, 1e-6, True, norm, 128 if paged else 0, 128 if norm else 64, 16 if rows < 17 else 64, 4
+    )
+    compiled(kernel)(y, squares, w, bias, *norms, cos, sin, position, *owner, q, cache)
+    close(q, right[0].flatten(1), dtype)
+    assert torch.equal(cache == 0, expected == 0), "one token of each row, and nothing else"
+    close(cache, expected, dtype)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: AddProduct(96, 256, 256),
+        lambda: AddProduct(128, 640, 128),
+        lambda: AddProduct(128, 252, 256),
+        lambda: AddProduct(128, 256, 256, tile_rows=128, stages=3),
+        lambda: AddProduct(128, 256, 256, dtype="float32"),
+        lambda: GateUp(324, 128),
+        lambda: GateUp(320, 160),
+        lambda: GateUp(320, 4096),
+        lambda: Product(100, 128),
+        lambda: QKV(1, 1, 32, 128),
+        lambda: QKV(2, 1, 128, 128, norm=True),
+    ],
+)
+def test_what_does_not_come_in_tiles_is_refused(make):
+    with pytest.raises(KernelError, match=r"Triton|multiple|convert"):
+        make()
+
+
+def test_the_kernels_of_a_model_are_chosen_by_its_shape():
+    for table in (NARROW, NORMED, WIDE, WIDEST):
+        assert len(table) == 3 and all(
+            tile.columns % 64 == 0 and tile.rows % 16 == 0 for tiles in table for tile in tiles.values()
+        )
+    sizes = {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 2, "head_dim": 64}
+    policy = make_policy(0, **sizes)
+    chosen = CuteProducts(Decoder(policy.model, torch.bfloat16, False), paged=True)
+    found = {name: chosen.kernel(name, 64) for name in NARROW[1]}
+    assert found["down"] == AddProduct(128, 384, 128, *NARROW[1]["down"]) and found["down"].shares == 3
+    assert found["qkv"] is None or found["qkv"].block == 128
+    assert found["gate_up"] == GateUp(384, 128, policy.model.config.rms_norm_eps, *NARROW[1]["gate_up"])
+    assert chosen.kernel("down", 16) is None or "down" in NARROW[0]
+    in_float32 = CuteProducts(Decoder(policy.model, torch.float32, False), paged=False)
+    assert all(in_float32.kernel(name, 64) is None for name in NARROW[1]), "Triton's kernels are for all dtypes"
+
+
+class Launches:
+    """Stands for the launch of a kernel: adds `amount` to x and writes y."""
+
+    def __init__(self, monkeypatch, amount: float):
+        self.x, self.y, self.amount, self.kernel, self.calls = torch.zeros(2), torch.zeros(2), amount, object(), []
+        monkeypatch.setattr(cute_products, "_agree", {})
+        monkeypatch.setattr(cute_products, "launch", lambda *a: self.computed("cute", self.amount))
+
+    def computed(self, who: str, amount: float) -> None:
+        self.calls.append(who)
+        self.x += amount
+        self.y[:] = 3 * self.x
+
+    def run(self) -> None:
+        cute_products.run(self.kernel, (), lambda: self.computed("triton", 1.0), lambda: [self.x, self.y], self.x)
+
+
+def test_a_kernel_that_agrees_is_used_from_its_second_launch_on(monkeypatch):
+    launches = Launches(monkeypatch, 1.0)
+    for step in range(1, 4):
+        launches.run()
+        assert launches.x.tolist() == [step, step] and launches.y.tolist() == [3 * step, 3 * step]
+    assert launches.calls == ["cute", "triton", "cute", "cute"]
+
+
+def test_a_kernel_that_differs_in_one_bit_is_never_used(monkeypatch):
+    launches = Launches(monkeypatch, 1.0 + 2**-20)
+    with pytest.warns(UserWarning, match="rounds otherwise"):
+        launches.run()
+    launches.run()
+    assert launches.x.tolist() == [2.0, 2.0] and launches.calls == ["cute", "triton", "triton"]
+
+
+def test_nothing_is_compared_while_a_graph_is_captured(monkeypatch):
+    launches = Launches(monkeypatch, 1.0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    launches.run()
+    assert launches.calls == ["triton"]
+
+
+def test_bits_are_compared_and_not_numbers():
+    nan = torch.tensor([float("nan")])
+    assert cute_products.same_bits(nan, nan.clone())
+    assert not cute_products.same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
+    assert not cute_products.same_bits(
+        torch.ones(2, dtype=torch.bfloat16), torch.tensor([1, 1 + 2**-7], dtype=torch.bfloat16)
+    )
