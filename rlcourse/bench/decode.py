@@ -49,17 +49,19 @@ def ladder(policy: Policy, dtype: torch.dtype, rows: int, kept: str) -> dict[str
         "graph-eager": lambda: fast(""),
         "graph-compiled": lambda: fast("", compile=True),
         "graph-triton": lambda: fast("triton"),
+        "graph-exact": lambda: fast("exact"),
         "graph": lambda: fast("cute"),
         "fast": lambda: fast(""),
     }
     on_gpu = policy.device.type == "cuda"
-    captured = ["graph-eager", "graph-compiled", "graph-triton", "graph"]  # our step, as a CUDA graph
+    in_cute = ["graph-triton", "graph-exact"]  # the same as "graph" where there is no CuTe DSL
+    captured = ["graph-eager", "graph-compiled", *in_cute, "graph"]  # our step, as a CUDA graph
     left_out = ["fast"] if on_gpu else ["hf-static-compiled", *captured]
-    left_out += [] if cute_wins(policy.device) else ["graph-triton"]
+    left_out += [] if cute_wins(policy.device) else in_cute
     left_out += [] if kept == "all" else ["hf-none"]
-    left_out += [name for name in rungs if name not in ("graph-triton", "graph", "fast")] if kept == "ours" else []
+    left_out += [name for name in rungs if name not in (*in_cute, "graph", "fast")] if kept == "ours" else []
     if kept == "fast":
-        left_out += ["hf-static"] + (["hf-dynamic", "graph-eager", "graph-compiled", "graph-triton"] if on_gpu else [])
+        left_out += ["hf-static"] + (["hf-dynamic", "graph-eager", "graph-compiled", *in_cute] if on_gpu else [])
     return {name: make for name, make in rungs.items() if name not in left_out}
 
 

@@ -36,17 +36,17 @@ class CuteTile(NamedTuple):
 # By rows up to 16, up to 96, and more, measured in whole steps on an H200. Where a product is not there, the kernel in
 # Triton was faster. With more stages weights are asked for earlier; with fewer, two blocks share a processor.
 NARROW = (  # Qwen2.5-0.5B
-    {"out": CuteTile(64, 16, 11), "head": CuteTile(64, 16, 11)},
+    {"out": CuteTile(64, 16, 11), "head": CuteTile(64, 16, 6)},
     {
-        "qkv": CuteTile(128, 16, 12),
+        "qkv": CuteTile(64, 32, 12),
         "out": CuteTile(64, 32, 14),
         "gate_up": CuteTile(128, 64, 9),
         "down": CuteTile(64, 64, 14),
-        "head": CuteTile(64, 64, 6),
+        "head": CuteTile(128, 64, 6),
     },
     {
         "qkv": CuteTile(64, 64, 9),
-        "out": CuteTile(64, 64, 14),
+        "out": CuteTile(64, 32, 10),
         "gate_up": CuteTile(192, 128, 5),
         "down": CuteTile(64, 128, 9),
     },
@@ -88,24 +88,29 @@ WIDEST = (  # Llama-3.2-1B
 )
 
 
-def cute_tiles(rows: int, hidden: int, normed: bool) -> dict[str, CuteTile]:
-    """The tiles for so many rows of a model with `hidden` features, by product. normed: queries and keys are."""
+def cute_tiles(rows: int, hidden: int, normed: bool, cute_attention: bool) -> dict[str, CuteTile]:
+    """The tiles for so many rows of a model with `hidden` features, by product. normed: queries and keys are.
+    cute_attention: the step's attention is in CuTe DSL."""
     table = NORMED if normed else NARROW if hidden < 1024 else WIDE if hidden < 2048 else WIDEST
-    return table[0 if rows <= 16 else 1 if rows <= 96 else 2]
+    tiles = table[0 if rows <= 16 else 1 if rows <= 96 else 2]
+    if table is NARROW and rows <= 16 and not cute_attention:  # between kernels in Triton, one in Triton is faster
+        return {name: tile for name, tile in tiles.items() if name != "out"}
+    return tiles
 
 
 class CuteProducts:
-    """The kernels for a model's products, each chosen for a number of rows. paged: the cache is."""
+    """The kernels for a model's products, each chosen for a number of rows. cute_attention: the step's attention is in
+    CuTe DSL. paged: the cache is."""
 
-    def __init__(self, decoder: Decoder, paged: bool):
-        self.decoder, self.block = decoder, KEYS if paged else 0
+    def __init__(self, decoder: Decoder, cute_attention: bool, paged: bool):
+        self.decoder, self.cute_attention, self.block = decoder, cute_attention, KEYS if paged else 0
         self.kernel = cache(self._kernel)
 
     def _kernel(self, name: str, size: int) -> AddProduct | GateUp | Product | QKV | None:
         """None where Triton's is the one to take."""
         d, layer = self.decoder, self.decoder.layers[0]
         hidden, inner = layer.down.shape
-        tile = cute_tiles(size, hidden, layer.q_norm is not None).get(name)
+        tile = cute_tiles(size, hidden, layer.q_norm is not None, self.cute_attention).get(name)
         dtype = str(d.dtype).removeprefix("torch.")
         if tile is None:
             return None

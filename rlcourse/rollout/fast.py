@@ -38,9 +38,11 @@ class FastEngine:
     sampled from.
 
     compile: what runs in PyTorch is compiled. max_slots: completions decoded at once; None: MAX_SLOTS on a GPU, all on
-    a CPU. kernels: what decodes on a GPU that they can run on: "triton"; "cute", the same with attention in CuTe DSL;
-    "" for PyTorch alone. exact: the log-probs are those of the training pass (`rlcourse.exact`), to the last bit; they
-    are with "triton" on Hopper. Raises ValueError for a model that `FusedWeights` does not know.
+    a CPU. kernels: what decodes on a GPU that they can run on: "triton", those in Triton; "exact", with products in
+    CuTe DSL where it is installed and they are faster, and the same bits; "cute", attention in CuTe DSL, too, which has
+    other bits; "" for PyTorch alone. exact: the log-probs are those of the training pass (`rlcourse.exact`), to the
+    last bit; they are with "triton" and "exact" on Hopper. Raises ValueError for a model that `FusedWeights` does not
+    know.
     """
 
     def __init__(
@@ -49,13 +51,13 @@ class FastEngine:
         dtype: torch.dtype = torch.float32,
         compile: bool = False,
         max_slots: int | None = None,
-        kernels: str = "triton",
+        kernels: str = "exact",
     ):
         self.policy, self.device, self.kernels = policy, policy.device, kernels
         self.on_gpu = policy.device.type == "cuda"
         self.max_slots = max_slots or (MAX_SLOTS if self.on_gpu else None)
         self.decoder = Decoder(policy.model, dtype, compile)
-        self.exact = kernels == "triton" and is_exact(self.decoder.weights)
+        self.exact = kernels in ("triton", "exact") and is_exact(self.decoder.weights)
         self.compiled_sample = torch.compile(sample_at, dynamic=True) if compile else None
         self.temperature = torch.ones(1, device=self.device)  # that of the compiled function, at a fixed address
         self.eos = torch.tensor(policy.eos_ids, device=self.device)
@@ -114,7 +116,8 @@ class FastEngine:
         self.sleep()  # first, so that old and new do not stand in memory together
         self.room, self.slots = room, Slots.empty(self.decoder, room)
         if self.kernels and has_kernels(self.decoder.weights):
-            self.triton_step = triton_step.TritonStep(self.decoder, self.slots, self.eos, self.kernels == "cute")
+            cute = {"cute_attention": self.kernels == "cute", "cute_products": self.kernels != "triton"}
+            self.triton_step = triton_step.TritonStep(self.decoder, self.slots, self.eos, **cute)
 
     def _prefill(self, prompts: int, width: int) -> Tensor:
         """Keys and values of the prompts into the slots' memory; after their last tokens the logits [prompts,

@@ -119,7 +119,7 @@ class PagedEngine:
         self.slots = self.step = None  # first, so that old and new do not stand in memory together
         self.graphs = CudaGraphs()
         self.room, self.slots = room, Slots.empty(self.decoder, room, self.cache)
-        self.step = self.step_kind(self.decoder, self.slots, self.eos, cute=False)
+        self.step = self.step_kind(self.decoder, self.slots, self.eos, cute_attention=False)
         self.of_a_pass = torch.zeros(MOST_PIECES, 4, dtype=torch.long, device=self.device)  # of a pass of prefill
 
     def _begin(self, prompts: list[list[int]], width: int, num_generations: int, max_new_tokens: int) -> None:

@@ -38,10 +38,12 @@ def cute_wins(device: torch.device) -> bool:
 class TritonStep:
     """Decode steps of the first slots of `slots`. Buffers are made once, for all of them.
 
-    cute: attention, too, is the kernel in CuTe DSL where that wins. A rollout begins with `new_seed`.
+    cute_attention, cute_products: they are the kernels in CuTe DSL where those win. A rollout begins with `new_seed`.
     """
 
-    def __init__(self, decoder: Decoder, slots: Slots, eos: Tensor, cute: bool = True):
+    def __init__(
+        self, decoder: Decoder, slots: Slots, eos: Tensor, cute_attention: bool = True, cute_products: bool = True
+    ):
         import triton  # only where there is a GPU, or its interpreter
 
         self.decoder, self.slots, self.eos = decoder, slots, eos
@@ -54,12 +56,12 @@ class TritonStep:
         properties = torch.cuda.get_device_properties(device) if on_gpu else None
         self.shared = getattr(properties, "shared_memory_per_block_optin", LEAST_SHARED)
         self.processors = getattr(properties, "multi_processor_count", 1)
-        self.cute = cute and cute_wins(device) and decoder.heads // decoder.kv_heads <= 8
-        self.products = None  # the kernels in CuTe DSL
-        if cute_wins(device):
+        self.cute = cute_attention and cute_wins(device) and decoder.heads // decoder.kv_heads <= 8
+        self.products = None
+        if cute_products and cute_wins(device):
             from rlcourse.rollout.cute_products import CuteProducts
 
-            self.products = CuteProducts(decoder, slots.block_table is not None)
+            self.products = CuteProducts(decoder, self.cute, slots.block_table is not None)
         early = on_gpu and properties.major >= 9
         self.launch = ({"PDL": True, "launch_pdl": True} if early else {"PDL": False}) | EXACT
 

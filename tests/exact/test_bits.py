@@ -94,21 +94,22 @@ def test_rows(shape, rows):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("rows", [5, 40, 200])
-def test_products_in_cute_dsl_are_used_and_agree_with_triton(shape, rows, monkeypatch):
+def test_products_in_cute_dsl_are_used_and_agree_with_triton(shape, rows):
     pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
-    from rlcourse.rollout import cute_products, triton_step
+    from rlcourse.rollout import cute_products
 
-    engine, others = FastEngine(policy_of(shape), torch.bfloat16), FastEngine(policy_of(shape), torch.bfloat16)
+    engine, others = (FastEngine(policy_of(shape), torch.bfloat16, kernels=kernels) for kernels in ("exact", "triton"))
+    assert engine.exact and others.exact
     prompts, rollouts = prompts_of(rows, 129, 5000), []
     for one in (engine, engine, others):
-        if one is others:
-            monkeypatch.setattr(triton_step, "cute_wins", lambda device: False)
         torch.manual_seed(rows)
         rollouts.append(one.generate(prompts, 1, 30, Sampling()))
     assert others.triton_step.products is None
     for found in rollouts[1:]:
         assert torch.equal(found.ids, rollouts[0].ids) and torch.equal(found.logprobs, rollouts[0].logprobs)
-    tiles = cute_products.cute_tiles(rows, engine.triton_step.hidden, engine.decoder.layers[0].q_norm is not None)
+    tiles = cute_products.cute_tiles(
+        rows, engine.triton_step.hidden, engine.decoder.layers[0].q_norm is not None, False
+    )
     kernels = [engine.triton_step.products.kernel(name, rows) for name in tiles]
     kernels = [kernel for kernel in kernels if kernel is not None]
     assert kernels and all(cute_products._agree[kernel] for kernel in kernels)

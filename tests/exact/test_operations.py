@@ -117,7 +117,7 @@ def step_of(rows: int, room: int = 8, shape: str = "qwen2") -> TritonStep:
     slots.completion.copy_(torch.arange(rows))
     slots.done.fill_(False)
     slots.max_new_tokens.fill_(1)
-    return TritonStep(decoder, slots, torch.tensor([2]), cute=False)
+    return TritonStep(decoder, slots, torch.tensor([2]), cute_attention=False)
 
 
 @pytest.mark.parametrize("pair", [1, 2])

@@ -32,7 +32,7 @@ HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 
 def kernels_of(shape: str, rows: int, paged: bool = False) -> dict:
     """The kernels that a step of this shape uses, by product."""
     hidden, inner, heads, kv_heads, size, vocabulary, bias, norm = SHAPES[shape]
-    tiles, made = cute_tiles(rows, hidden, norm), {}
+    tiles, made = cute_tiles(rows, hidden, norm, True), {}
     for name, tile in tiles.items():
         if name == "qkv":
             made[name] = QKV(heads, kv_heads, size, hidden, 1e-6, bias, norm, 128 if paged else 0, *tile)
@@ -185,13 +185,13 @@ def test_the_kernels_of_a_model_are_chosen_by_its_shape():
         )
     sizes = {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 2, "head_dim": 64}
     policy = make_policy(0, **sizes)
-    chosen = CuteProducts(Decoder(policy.model, torch.bfloat16, False), paged=True)
+    chosen = CuteProducts(Decoder(policy.model, torch.bfloat16, False), True, paged=True)
     found = {name: chosen.kernel(name, 64) for name in NARROW[1]}
     assert found["down"] == AddProduct(128, 384, 128, *NARROW[1]["down"]) and found["down"].shares == 3
     assert found["qkv"] is None or found["qkv"].block == 128
     assert found["gate_up"] == GateUp(384, 128, policy.model.config.rms_norm_eps, *NARROW[1]["gate_up"])
     assert chosen.kernel("down", 16) is None or "down" in NARROW[0]
-    in_float32 = CuteProducts(Decoder(policy.model, torch.float32, False), paged=False)
+    in_float32 = CuteProducts(Decoder(policy.model, torch.float32, False), True, paged=False)
     assert all(in_float32.kernel(name, 64) is None for name in NARROW[1]), "Triton's kernels are for all dtypes"
 
 

@@ -768,7 +768,7 @@ MISTAKES = [
     # exact: who uses it
     ("exact/layers.py", "torch.arange(prompts, device=ids.device), lengths - 1]", "torch.arange(prompts, device=ids.device), -1]", USERS),
     ("exact/layers.py", "values[:, :, :width] = v.", "values[:, :, :width] = k.", USERS),
-    ("rollout/fast.py", 'self.exact = kernels == "triton" and is_exact(', "self.exact = is_exact(", USERS),
+    ("rollout/fast.py", 'self.exact = kernels in ("triton", "exact") and is_exact(', "self.exact = is_exact(", USERS),
     ("rollout/fast.py", "last[rows // num_generations], rows", "last[rows % len(last)], rows", USERS),
     ("rollout/fast.py", "        if self.exact:\n            from", "        if False:\n            from", USERS),
     ("rollout/triton_step.py", "unstarted(some), logits, squares, sampling)", "unstarted(some), logits, squares, Sampling())", USERS),
