@@ -84,7 +84,7 @@ WIDEST = (  # Llama-3.2-1B
         "down": CuteTile(128, 16, 12),
     },
     {"out": CuteTile(64, 32, 12), "down": CuteTile(128, 64, 6)},
-    {"out": CuteTile(64, 64, 9), "down": CuteTile(128, 128, 7)},
+    {},
 )
 
 

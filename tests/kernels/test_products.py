@@ -60,6 +60,9 @@ def test_products_compile_for_hopper(kernel):
     assert "fma.rn.f32" not in code.ptx, "a product and a sum are two roundings, as in the training pass"
     waits, stores = (code.ptx.index(word) for word in ("griddepcontrol.wait", "st.global"))
     assert waits < stores, "nothing is written before the kernel before has ended"
+    assert code.ptx.count("griddepcontrol.wait") == 2, "warps that load and warps that multiply wait for it"
+    shared = isinstance(kernel, AddProduct) and kernel.shares > 1
+    assert code.ptx.count("barrier.cluster.wait") == (2 if shared else 0), "until sums are there, and have been read"
     assert re.search(r"\.reqntid (\d+)", code.ptx)[1] == str(kernel.threads)
 
 
@@ -183,14 +186,20 @@ def test_the_kernels_of_a_model_are_chosen_by_its_shape():
         assert len(table) == 3 and all(
             tile.columns % 64 == 0 and tile.rows % 16 == 0 for tiles in table for tile in tiles.values()
         )
-    sizes = {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 2, "head_dim": 64}
+    sizes = {"vocab_size": 64, "hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 2, "head_dim": 64}
     policy = make_policy(0, **sizes)
     chosen = CuteProducts(Decoder(policy.model, torch.bfloat16, False), True, paged=True)
     found = {name: chosen.kernel(name, 64) for name in NARROW[1]}
     assert found["down"] == AddProduct(128, 384, 128, *NARROW[1]["down"]) and found["down"].shares == 3
-    assert found["qkv"] is None or found["qkv"].block == 128
+    assert found["qkv"] is not None and found["qkv"].block == 128
     assert found["gate_up"] == GateUp(384, 128, policy.model.config.rms_norm_eps, *NARROW[1]["gate_up"])
-    assert chosen.kernel("down", 16) is None or "down" in NARROW[0]
+    assert chosen.kernel("out", 64) == AddProduct(128, 128, 128, *NARROW[1]["out"])
+    head = NARROW[1]["head"]
+    assert chosen.kernel("head", head.rows) == Product(policy.model.config.vocab_size // 8 * 8, 128, *head)
+    assert chosen.kernel("head", head.rows + 1) is None, "its weights would be read twice"
+    assert chosen.kernel("out", 16) is not None and chosen.kernel("down", 16) is None
+    with_triton = CuteProducts(Decoder(policy.model, torch.bfloat16, False), False, paged=True)
+    assert with_triton.kernel("out", 16) is None and with_triton.kernel("out", 17) == chosen.kernel("out", 17)
     in_float32 = CuteProducts(Decoder(policy.model, torch.float32, False), True, paged=False)
     assert all(in_float32.kernel(name, 64) is None for name in NARROW[1]), "Triton's kernels are for all dtypes"
 

@@ -33,6 +33,7 @@ RULES, ANSWERS, COMPARE, KB_PROBLEMS, KB_TASK = (
 )
 LLM_JUDGE, JUDGED, TRACES = ["tasks/test_llm_judge.py"], ["tasks/test_judged.py"], ["sft/test_right_traces.py"]
 VLLM = ["rollout/test_vllm.py"]
+PRODUCTS = ["kernels/test_products.py"]
 WORLD, RANKS = ["distributed/test_world.py"], ["distributed/test_ranks_train.py"]
 OVERLAP, PARTIAL = ["distributed/test_overlap.py"], ["test_partial.py"]
 MICRO_BATCHES, MEMORY = ["test_micro_batches.py"], ["measure/test_memory.py"]
@@ -782,6 +783,26 @@ MISTAKES = [
     ("learner.py", "model_pass(self.reference, config, as_base=True)", "PlainPass(self.reference, config.dtype)", USERS),
     ("step.py", "if engine.exact and learner.exact and", "if engine.exact and", USERS),
     ("step.py", "if engine.exact and learner.exact and", "if learner.exact and", USERS),
+    # the products of a decode step in CuTe DSL
+    ("rollout/cute_products.py", "if _agree.get(kernel) is False:", "if False:", PRODUCTS),
+    ("rollout/cute_products.py", "elif kernel in _agree:", "elif False:", PRODUCTS),
+    ("rollout/cute_products.py", "elif torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():", "elif False:", PRODUCTS),
+    ("rollout/cute_products.py", "added_to.copy_(before)", "pass", PRODUCTS),
+    ("rollout/cute_products.py", "ours = [tensor.clone() for tensor in look()]", "ours = look()", PRODUCTS),
+    ("rollout/cute_products.py", "torch.equal(a.contiguous().view(integers), b.contiguous().view(integers))", "torch.equal(a, b)", PRODUCTS),
+    ("rollout/cute_products.py", "        except KernelError:\n            return None", "        except KernelError:\n            raise", PRODUCTS),
+    ("rollout/cute_products.py", 'if name == "out" else share_of(inner)', 'if name == "out" else -(-depth // DEPTH) * DEPTH', PRODUCTS),
+    ("rollout/cute_products.py", " if size <= tile.rows else None", "", PRODUCTS),
+    ("rollout/cute_products.py", "and rows <= 16 and not cute_attention", "and rows <= 16 and cute_attention", PRODUCTS),
+    ("rollout/cute_products.py", "KEYS if paged else 0", "0", PRODUCTS),
+    ("kernels/products.py", 'return rounded("mul.rn.f32", a, b)', "return a * b", PRODUCTS),
+    ("kernels/products.py", "    cute.arch.griddepcontrol_wait()\n    for k in", "    for k in", PRODUCTS),
+    ("kernels/add_product.py", "            cute.arch.griddepcontrol_wait()\n", "", PRODUCTS),
+    ("kernels/add_product.py", "if const_expr(self.shares > 1):  # none goes", "if const_expr(False):  # none goes", PRODUCTS),
+    ("kernels/add_product.py", " or sums > tiles", "", PRODUCTS),
+    ("kernels/add_product.py", " or self.shares > 4", "", PRODUCTS),
+    ("kernels/gate_up.py", " or self.depth > 64 * GROUP", "", PRODUCTS),
+    ("kernels/qkv.py", "whole &= not self.norm or", "whole |= not self.norm or", PRODUCTS),
     # lora.py, and who uses it
     ("lora.py", "torch.addmm(layer.weight, b, a, alpha=layer.scaling[NAME])", "torch.addmm(layer.weight, b, a)", LORA),
     ("lora.py", "torch.addmm(layer.weight, b, a, alpha=layer.scaling[NAME])", "layer.weight.clone()", LORA),
