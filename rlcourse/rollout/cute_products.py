@@ -129,7 +129,7 @@ class CuteProducts:
             return None
 
 
-_agree: dict[object, bool] = {}  # whether a kernel's bits were Triton's
+_agree: dict[object, bool] = {}  # whether a kernel runs here, and its bits are Triton's
 
 
 def run(
@@ -140,7 +140,7 @@ def run(
     added_to: Tensor | None = None,
 ) -> None:
     """What `kernel` computes from its arguments; or by `other`, which does the same, where the kernel was found to
-    differ. look: gives what either wrote, to compare it when the kernel is met first; added_to: what is
+    differ, or not to run. look: gives what either wrote, to compare it when the kernel is met first; added_to: what is
     both read and written."""
     if _agree.get(kernel) is False:
         other()
@@ -150,14 +150,23 @@ def run(
         other()  # a graph compares nothing
     else:
         before = None if added_to is None else added_to.clone()
-        launch(kernel, *arguments)
-        ours = [tensor.clone() for tensor in look()]
+        ours = _tried(kernel, arguments, look)
         if before is not None:
             added_to.copy_(before)
         other()
-        _agree[kernel] = all(same_bits(a, b) for a, b in zip(ours, look(), strict=True))
-        if not _agree[kernel]:
+        _agree[kernel] = ours is not None and all(same_bits(a, b) for a, b in zip(ours, look(), strict=True))
+        if ours is not None and not _agree[kernel]:
             warnings.warn(f"{kernel} rounds otherwise than the training pass: the slower kernel is used.", stacklevel=2)
+
+
+def _tried(kernel, arguments: tuple, look: Callable[[], list[Tensor]]) -> list[Tensor] | None:
+    """What the kernel wrote; None, and a warning, if it does not compile here, as with another CuTe DSL."""
+    try:
+        launch(kernel, *arguments)
+    except Exception as error:
+        warnings.warn(f"{kernel} does not run here, and a slower kernel is used: {error}", stacklevel=3)
+        return None
+    return [tensor.clone() for tensor in look()]
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

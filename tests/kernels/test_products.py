@@ -237,6 +237,20 @@ def test_a_kernel_that_differs_in_one_bit_is_never_used(monkeypatch):
     assert launches.x.tolist() == [2.0, 2.0] and launches.calls == ["cute", "triton", "triton"]
 
 
+def test_a_kernel_that_does_not_compile_here_is_never_tried_again(monkeypatch):
+    launches = Launches(monkeypatch, 1.0)
+
+    def fail(*_):
+        launches.computed("cute", 5.0)
+        raise AttributeError("module 'cutlass' has no attribute 'memory'")
+
+    monkeypatch.setattr(cute_products, "launch", fail)
+    with pytest.warns(UserWarning, match="does not run here, and a slower kernel is used: module 'cutlass'"):
+        launches.run()
+    launches.run()
+    assert launches.x.tolist() == [2.0, 2.0] and launches.calls == ["cute", "triton", "triton"]
+
+
 def test_nothing_is_compared_while_a_graph_is_captured(monkeypatch):
     launches = Launches(monkeypatch, 1.0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
