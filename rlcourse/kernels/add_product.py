@@ -13,7 +13,19 @@ from torch import Tensor
 from rlcourse.kernels import KernelError
 from rlcourse.kernels.arguments import Argument, need_dtype
 from rlcourse.kernels.dsl import Float32, Int32, const_expr, cute, cutlass, range_constexpr
-from rlcourse.kernels.products import DEPTH, GROUP, QUAD, allocate, copies, instructions, load, multiply, product, quad
+from rlcourse.kernels.products import (
+    DEPTH,
+    GROUP,
+    QUAD,
+    Tiled,
+    allocate,
+    copies,
+    instructions,
+    load,
+    multiply,
+    product,
+    quad,
+)
 
 
 def add_product_reference(a: Tensor, w: Tensor, x: Tensor, norm: Tensor, share: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -28,7 +40,7 @@ def add_product_reference(a: Tensor, w: Tensor, x: Tensor, norm: Tensor, share: 
 
 
 @dataclass(frozen=True)
-class AddProduct:
+class AddProduct(Tiled):
     """The kernel. columns, depth: of w. share: of the depth, for each block of a cluster, of which there are at most 4.
 
     tile_columns: of a block, 64 for each four warps that multiply; tile_rows: of a block, a multiple of 16 up to 256;
@@ -57,15 +69,6 @@ class AddProduct:
     @property
     def shares(self) -> int:
         return -(-self.depth // self.share)
-
-    @property
-    def workers(self) -> int:
-        """Threads that multiply."""
-        return 2 * self.tile_columns
-
-    @property
-    def threads(self) -> int:
-        return self.workers + 32
 
     def arguments(self):
         return (

@@ -11,24 +11,24 @@ from torch import Tensor
 
 from rlcourse.kernels import KernelError
 from rlcourse.kernels.arguments import Argument, need_dtype
+from rlcourse.kernels.decode_common import LOG2_E
 from rlcourse.kernels.dsl import Float32, Int32, const_expr, cute, cutlass, range_constexpr
 from rlcourse.kernels.products import (
     DEPTH,
     GROUP,
     OCTET,
+    Tiled,
     allocate,
     copies,
     instructions,
-    inverse_rms,
     load,
     multiply,
     pairs_of_rows,
     product,
-    quad,
     rounded,
+    rows_of_tile,
+    write_lines,
 )
-
-LOG2_E = 1.4426950408889634
 
 
 def gate_up_reference(y: Tensor, squares: Tensor, w: Tensor, eps: float) -> Tensor:
@@ -42,7 +42,7 @@ def gate_up_reference(y: Tensor, squares: Tensor, w: Tensor, eps: float) -> Tens
 
 
 @dataclass(frozen=True)
-class GateUp:
+class GateUp(Tiled):
     """The kernel. inner, depth: of h and of y. tile_columns: rows of w that a block takes, 64 for each four warps that
     multiply; half as many columns of h. tile_rows, stages: as of `AddProduct`."""
 
@@ -61,15 +61,6 @@ class GateUp:
                 f"SwiGLU of {self.inner} columns and {self.depth} features: this kernel takes a multiple of {OCTET} "
                 f"columns and of {4 * GROUP} features, {64 * GROUP} at most; use the kernel in Triton."
             )
-
-    @property
-    def workers(self) -> int:
-        """Threads that multiply."""
-        return 2 * self.tile_columns
-
-    @property
-    def threads(self) -> int:
-        return self.workers + 32
 
     def arguments(self):
         return (
@@ -105,11 +96,7 @@ class GateUp:
         first, count = Int32(0), Int32(self.depth // DEPTH)
         if works:
             cute.arch.griddepcontrol_wait()
-            for turn in range_constexpr(-(-self.tile_rows // self.workers)):
-                number = thread + turn * self.workers
-                row = row_tile * self.tile_rows + number
-                if number < self.tile_rows and row < h.shape[0]:
-                    scales[number] = inverse_rms(squares, row, self.eps)
+            rows_of_tile(scales, squares, self.eps, thread, row_tile, h.shape[0], self.workers)
             tile = cute.make_identity_tensor((self.tile_columns, self.tile_rows))
             acc = cute.make_rmem_tensor(mma.get_slice(thread).partition_C(tile).shape, Float32)
             multiply(mma, tiles_w, tiles_y, acc, full, empty, thread, count, self.workers)
@@ -129,16 +116,7 @@ class GateUp:
                 row = 8 * j + thread % 4 * 2 + i
                 gate, up = (acc[(i, half, j), 0, 0].to(h.element_type).to(Float32) * scales[row] for half in range(2))
                 made[row, own] = swiglu(gate, up).to(h.element_type)
-        cute.arch.barrier(barrier_id=1, number_of_threads=self.workers)
-        across = const_expr(columns // OCTET)
-        piece = cute.make_rmem_tensor(OCTET, h.element_type)
-        for turn in range_constexpr(-(-self.tile_rows * across // self.workers)):
-            number = thread + turn * self.workers
-            tile_row, tile_column = number // across, number % across * OCTET
-            row, column = row_tile * self.tile_rows + tile_row, column_tile * columns + tile_column
-            if tile_row < self.tile_rows and row < h.shape[0] and column < self.inner:
-                cute.autovec_copy(quad(made, tile_row, tile_column, OCTET), piece)
-                cute.autovec_copy(piece, quad(h, row, column, OCTET))
+        write_lines(made, h, thread, column_tile, row_tile, self.workers)
 
 
 @cute.jit

@@ -9,7 +9,7 @@ from torch import Tensor
 from rlcourse.kernels import KernelError
 from rlcourse.kernels.arguments import Argument, need_dtype
 from rlcourse.kernels.dsl import Float32, Int32, const_expr, cute, range_constexpr
-from rlcourse.kernels.products import DEPTH, OCTET, allocate, copies, instructions, load, multiply, quad
+from rlcourse.kernels.products import DEPTH, OCTET, Tiled, allocate, copies, instructions, load, multiply, write_lines
 
 
 def product_reference(a: Tensor, w: Tensor) -> Tensor:
@@ -18,7 +18,7 @@ def product_reference(a: Tensor, w: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Product:
+class Product(Tiled):
     """The kernel. columns, depth: of w. tile_columns, tile_rows, stages: as of `AddProduct`."""
 
     columns: int
@@ -34,15 +34,6 @@ class Product:
             raise KernelError(
                 f"A product of {self.columns} columns, {self.depth} deep: take a multiple of {OCTET} of both."
             )
-
-    @property
-    def workers(self) -> int:
-        """Threads that multiply."""
-        return 2 * self.tile_columns
-
-    @property
-    def threads(self) -> int:
-        return self.workers + 32
 
     def arguments(self):
         return (
@@ -83,21 +74,7 @@ class Product:
             multiply(mma, tiles_w, tiles_a, acc, full, empty, thread, count, self.workers)
             for i in range_constexpr(cute.size(acc)):
                 mine[i] = acc[i].to(out.element_type)
-            cute.arch.barrier(barrier_id=1, number_of_threads=self.workers)
-            self.write(place, pitch, out, thread, column_tile, row_tile)
+            made = cute.make_tensor(place, cute.make_layout((self.tile_rows, self.tile_columns), stride=(pitch, 1)))
+            write_lines(made, out, thread, column_tile, row_tile, self.workers)
         else:
             load(copy_w, w, tiles_w, column_tile, copy_a, a, tiles_a, row_tile, full, empty, first, count)
-
-    @cute.jit
-    def write(self, place, pitch: int, out, thread, column_tile, row_tile):
-        """The tile from shared memory, in whole lines."""
-        made = cute.make_tensor(place, cute.make_layout((self.tile_rows, self.tile_columns), stride=(pitch, 1)))
-        across = const_expr(self.tile_columns // OCTET)
-        piece = cute.make_rmem_tensor(OCTET, out.element_type)
-        for turn in range_constexpr(-(-self.tile_rows * across // self.workers)):
-            number = thread + turn * self.workers
-            tile_row, tile_column = number // across, number % across * OCTET
-            row, column = row_tile * self.tile_rows + tile_row, column_tile * self.tile_columns + tile_column
-            if tile_row < self.tile_rows and row < out.shape[0] and column < self.columns:
-                cute.autovec_copy(quad(made, tile_row, tile_column, OCTET), piece)
-                cute.autovec_copy(piece, quad(out, row, column, OCTET))

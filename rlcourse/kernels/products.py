@@ -18,6 +18,19 @@ QUAD = 4  # neighbouring columns that one instruction reads or writes
 OCTET = 8  # the same of 16 bits
 
 
+class Tiled:
+    """A kernel whose blocks have a tile of the result each, of `tile_columns` and `tile_rows`."""
+
+    @property
+    def workers(self) -> int:
+        """Threads that multiply: four warps for each 64 columns."""
+        return 2 * self.tile_columns
+
+    @property
+    def threads(self) -> int:
+        return self.workers + 32
+
+
 def instructions(dtype, tile_columns: int, tile_rows: int, stages: int):
     """The product of a tile, by 128 threads for each 64 columns, and how its factors lie in shared memory."""
     helpers, by_rows = cutlass.utils.hopper_helpers, cutlass.utils.LayoutEnum.ROW_MAJOR
@@ -128,6 +141,22 @@ def multiply(mma, tiles_w, tiles_a, acc, full, empty, thread, count, workers: cu
 
 
 @cute.jit
+def write_lines(made: cute.Tensor, out: cute.Tensor, thread, column_tile, row_tile, workers: cutlass.Constexpr):
+    """A tile [rows, columns] from shared memory, when all have written their part of it, to its place in out."""
+    rows, columns = made.shape
+    cute.arch.barrier(barrier_id=1, number_of_threads=workers)
+    across = const_expr(columns // OCTET)
+    piece = cute.make_rmem_tensor(OCTET, out.element_type)
+    for turn in range_constexpr(-(-rows * across // workers)):
+        number = thread + turn * workers
+        tile_row, tile_column = number // across, number % across * OCTET
+        row, column = row_tile * rows + tile_row, column_tile * columns + tile_column
+        if tile_row < rows and row < out.shape[0] and column < out.shape[1]:
+            cute.autovec_copy(quad(made, tile_row, tile_column, OCTET), piece)
+            cute.autovec_copy(piece, quad(out, row, column, OCTET))
+
+
+@cute.jit
 def following(stage, phase, stages: cutlass.Constexpr):
     """The next place of a ring, and how often, modulo 2, one has been round."""
     stage += 1
@@ -165,6 +194,19 @@ def inverse_rms(squares: cute.Tensor, row, eps: cutlass.Constexpr):
         for i in range_constexpr(padded >> (level + 1)):
             parts[i] = parts[2 * i] + parts[2 * i + 1]
     return inverse_root(parts[0], groups * GROUP, eps)
+
+
+@cute.jit
+def rows_of_tile(
+    scales: cute.Tensor, squares: cute.Tensor, eps: cutlass.Constexpr, thread, row_tile, all_rows, workers
+):
+    """1 / rms of each row of a tile to `scales`, in shared memory."""
+    rows = const_expr(cute.size(scales))
+    for turn in range_constexpr(-(-rows // workers)):
+        number = thread + turn * workers
+        row = row_tile * rows + number
+        if number < rows and row < all_rows:
+            scales[number] = inverse_rms(squares, row, eps)
 
 
 @cute.jit

@@ -17,16 +17,17 @@ from rlcourse.kernels.products import (
     DEPTH,
     GROUP,
     OCTET,
+    Tiled,
     allocate,
     copies,
     instructions,
-    inverse_rms,
     inverse_root,
     load,
     multiply,
     pairs_of_rows,
     product,
     quad,
+    rows_of_tile,
 )
 
 
@@ -52,7 +53,7 @@ def qkv_reference(
 
 
 @dataclass(frozen=True)
-class QKV:
+class QKV(Tiled):
     """The kernel. depth: of y. bias: whether there is one; norm: whether queries and keys have one, by head.
 
     block: tokens of a block, of a paged cache; 0 where each row has its own part. tile_columns: rows of w that a block
@@ -85,15 +86,6 @@ class QKV:
     @property
     def half(self) -> int:
         return self.head_size // 2
-
-    @property
-    def workers(self) -> int:
-        """Threads that multiply."""
-        return 2 * self.tile_columns
-
-    @property
-    def threads(self) -> int:
-        return self.workers + 32
 
     @property
     def columns(self) -> int:
@@ -162,10 +154,7 @@ class QKV:
                 turn[0, i], turn[1, i] = cos[at, column], sin[at, column]
             self.places(offsets, position, completion, table, cache, thread, row_tile)
             cute.arch.griddepcontrol_wait()
-            for i in range_constexpr(-(-self.tile_rows // self.workers)):
-                row = thread + i * self.workers
-                if row < self.tile_rows and row_tile * self.tile_rows + row < q.shape[0]:
-                    scales[row] = inverse_rms(squares, row_tile * self.tile_rows + row, self.eps)
+            rows_of_tile(scales, squares, self.eps, thread, row_tile, q.shape[0], self.workers)
             tile = cute.make_identity_tensor((self.tile_columns, self.tile_rows))
             acc = cute.make_rmem_tensor(mma.get_slice(thread).partition_C(tile).shape, Float32)
             multiply(mma, tiles_w, tiles_y, acc, full, empty, thread, count, self.workers)
