@@ -148,6 +148,11 @@ def optional_checks() -> list[dict[str, Any]]:
         checks.append(check(package, found, f"for --log-to {package}", f"python -m pip install {package}"))
     found = importlib.util.find_spec("vllm") is not None
     checks.append(check("vLLM", found, "for --engine vllm on a GPU", "python -m pip install 'rlcourse[vllm]'"))
+    found, what = (
+        importlib.util.find_spec("cutlass") is not None,
+        "for lessons 08 to 10, and to sample faster on an H100",
+    )
+    checks.append(check("CuTe DSL", found, what, "python -m pip install 'rlcourse[kernels]'"))
     found = importlib.util.find_spec("math_verify") is not None
     checks.append(check("math-verify", found, "for --task math", "python -m pip install 'rlcourse[math]'"))
     return checks

@@ -86,6 +86,20 @@ def test_every_missing_thing_but_a_gpu_has_a_command(monkeypatch):
         assert not (check["ok"] and check["mend"])
 
 
+@pytest.mark.parametrize(
+    ("module", "name", "extra"),
+    [("vllm", "vLLM", "vllm"), ("cutlass", "CuTe DSL", "kernels"), ("math_verify", "math-verify", "math")],
+)
+@pytest.mark.parametrize("there", [False, True])
+def test_what_an_extra_brings_is_looked_for(monkeypatch, module, name, extra, there):
+    monkeypatch.setattr(
+        doctor.importlib.util, "find_spec", lambda asked: object() if there and asked == module else None
+    )
+    [found] = [check for check in doctor.optional_checks() if check["name"] == name]
+    assert found["ok"] == there and not found["required"]
+    assert found["mend"] == ("" if there else f"python -m pip install 'rlcourse[{extra}]'")
+
+
 def test_a_broken_torch_is_reported_without_traceback(monkeypatch):
     def broken():
         raise OSError("libtorch.so: cannot open shared object file\nmore")
