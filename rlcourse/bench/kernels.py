@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlcourse.bench.models import write_random_model
-from rlcourse.exact.products import share_of
 from rlcourse.exact.weights import has_kernels
 from rlcourse.measure.timing import graph_seconds
 from rlcourse.policy import load_policy
@@ -98,11 +97,10 @@ def _pieces(decoder: Decoder, step: TritonStep, rows: int) -> dict[str, tuple]:
         return F.silu(gate) * up
 
     def out(layer) -> None:
-        step._add(triton_kernels, step.mixed, layer.out, layer.mlp_norm, rows, tiles.out, layer.out.shape[1])
+        step._add(triton_kernels, "out", step.mixed, layer.out, layer.mlp_norm, rows, tiles.out)
 
     def down(layer) -> None:
-        share = share_of(layer.down.shape[1])
-        step._add(triton_kernels, step.h, layer.down, layer.mlp_norm, rows, tiles.down, share)
+        step._add(triton_kernels, "down", step.h, layer.down, layer.mlp_norm, rows, tiles.down)
 
     def attention_error() -> float:
         step._attention(cache, rows, step.attention(rows))
