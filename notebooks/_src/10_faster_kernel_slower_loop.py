@@ -629,13 +629,14 @@ print(f"generate on this CPU: {step_ms:.2f} ms a step, {loop_ms:.2f} of them out
 # (In the package that is `FastEngine(policy, kernels="cute")`. By default the engine now uses an attention in Triton
 # that adds in the same order as the trainer's: lesson 11.)
 #
-# Since then the other products of a step have come to CuTe DSL, too, for Hopper: a warp that does nothing but ask for
-# weights, long before they are needed, and four blocks that share a deep product and add up through each other's shared
-# memory. They give the bits of those in Triton, so the default engine has them where CuTe DSL is installed. On an H100
-# its step of 64 rows takes {{ next(r["ms_per_step"] for r in load_record("decode", "NVIDIA H100 80GB HBM3")["results"]
+# Since then the matrix products of a step have come to CuTe DSL, too, for Hopper: a warp that does nothing but ask for
+# weights, long before they are needed, and up to four blocks that share a deep product and add up through each other's
+# shared memory. They give the bits of those in Triton, so the default engine has them where CuTe DSL is installed. On
+# an H100 its step of 64 rows takes {{ next(r["ms_per_step"] for r in
+# load_record("decode", "NVIDIA H100 80GB HBM3")["results"]
 # if r["variant"] == "graph-exact" and r["rows"] == 64):.2f }} ms with them, and {{ next(r["ms_per_step"] for r in
-# load_record("decode", "NVIDIA H100 80GB HBM3")["results"] if r["variant"] == "graph-triton" and r["rows"] == 64):.2f }}
-# with Triton's.
+# load_record("decode", "NVIDIA H100 80GB HBM3")["results"]
+# if r["variant"] == "graph-triton" and r["rows"] == 64):.2f }} with Triton's.
 #
 # ## 7 · What the training step gains
 #
