@@ -54,14 +54,14 @@ def ladder(policy: Policy, dtype: torch.dtype, rows: int, kept: str) -> dict[str
         "fast": lambda: fast(""),
     }
     on_gpu = policy.device.type == "cuda"
-    in_cute = ["graph-triton", "graph-exact"]  # the same as "graph" where there is no CuTe DSL
-    captured = ["graph-eager", "graph-compiled", *in_cute, "graph"]  # our step, as a CUDA graph
+    in_triton = ["graph-triton", "graph-exact"]  # where CuTe DSL is not installed, "graph" is the same
+    captured = ["graph-eager", "graph-compiled", *in_triton, "graph"]  # our step, as a CUDA graph
     left_out = ["fast"] if on_gpu else ["hf-static-compiled", *captured]
-    left_out += [] if cute_wins(policy.device) else in_cute
+    left_out += [] if cute_wins(policy.device) else in_triton
     left_out += [] if kept == "all" else ["hf-none"]
-    left_out += [name for name in rungs if name not in (*in_cute, "graph", "fast")] if kept == "ours" else []
+    left_out += [name for name in rungs if name not in (*in_triton, "graph", "fast")] if kept == "ours" else []
     if kept == "fast":
-        left_out += ["hf-static"] + (["hf-dynamic", "graph-eager", "graph-compiled", *in_cute] if on_gpu else [])
+        left_out += ["hf-static"] + (["hf-dynamic", "graph-eager", "graph-compiled", *in_triton] if on_gpu else [])
     return {name: make for name, make in rungs.items() if name not in left_out}
 
 

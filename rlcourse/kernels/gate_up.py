@@ -21,12 +21,12 @@ from rlcourse.kernels.products import (
     allocate,
     copies,
     instructions,
+    inverse_rms_of_rows,
     load,
     multiply,
     pairs_of_rows,
     product,
     rounded,
-    rows_of_tile,
     write_lines,
 )
 
@@ -96,7 +96,7 @@ class GateUp(Tiled):
         first, count = Int32(0), Int32(self.depth // DEPTH)
         if works:
             cute.arch.griddepcontrol_wait()
-            rows_of_tile(scales, squares, self.eps, thread, row_tile, h.shape[0], self.workers)
+            inverse_rms_of_rows(scales, squares, self.eps, thread, row_tile, h.shape[0], self.workers)
             tile = cute.make_identity_tensor((self.tile_columns, self.tile_rows))
             acc = cute.make_rmem_tensor(mma.get_slice(thread).partition_C(tile).shape, Float32)
             multiply(mma, tiles_w, tiles_y, acc, full, empty, thread, count, self.workers)

@@ -197,7 +197,7 @@ def inverse_rms(squares: cute.Tensor, row, eps: cutlass.Constexpr):
 
 
 @cute.jit
-def rows_of_tile(
+def inverse_rms_of_rows(
     scales: cute.Tensor, squares: cute.Tensor, eps: cutlass.Constexpr, thread, row_tile, all_rows, workers
 ):
     """1 / rms of each row of a tile to `scales`, in shared memory."""

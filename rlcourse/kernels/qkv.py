@@ -21,13 +21,13 @@ from rlcourse.kernels.products import (
     allocate,
     copies,
     instructions,
+    inverse_rms_of_rows,
     inverse_root,
     load,
     multiply,
     pairs_of_rows,
     product,
     quad,
-    rows_of_tile,
 )
 
 
@@ -154,11 +154,11 @@ class QKV(Tiled):
                 turn[0, i], turn[1, i] = cos[at, column], sin[at, column]
             self.places(offsets, position, completion, table, cache, thread, row_tile)
             cute.arch.griddepcontrol_wait()
-            rows_of_tile(scales, squares, self.eps, thread, row_tile, q.shape[0], self.workers)
+            inverse_rms_of_rows(scales, squares, self.eps, thread, row_tile, q.shape[0], self.workers)
             tile = cute.make_identity_tensor((self.tile_columns, self.tile_rows))
             acc = cute.make_rmem_tensor(mma.get_slice(thread).partition_C(tile).shape, Float32)
             multiply(mma, tiles_w, tiles_y, acc, full, empty, thread, count, self.workers)
-            self.finish(acc, scales, bias, thread, head, column)
+            self.finish(acc, scales, bias, thread, head, column, q.element_type)
             if const_expr(self.norm):
                 self.norm_heads(acc, sums, q_norm, k_norm, thread, head, column)
             if head < self.heads + self.kv_heads:
@@ -181,7 +181,7 @@ class QKV(Tiled):
                 offsets[number] = part * cache.stride[1] + at * self.head_size
 
     @cute.jit
-    def finish(self, acc, scales, bias, thread, head, column):
+    def finish(self, acc, scales, bias, thread, head, column, dtype: cutlass.Constexpr):
         """The projection: the product, rounded as in memory, times 1 / rms, and the bias."""
         for half in range_constexpr(2):
             more = Float32(0.0)
@@ -189,11 +189,8 @@ class QKV(Tiled):
                 more = bias[head * self.head_size + half * self.half + column].to(Float32)
             for i in range_constexpr(self.tile_rows // 4):
                 scale = scales[i // 2 * 8 + thread % 4 * 2 + i % 2]
-                value = product(acc[(i % 2, half, i // 2), 0, 0].to(self.element()).to(Float32), scale)
+                value = product(acc[(i % 2, half, i // 2), 0, 0].to(dtype).to(Float32), scale)
                 acc[(i % 2, half, i // 2), 0, 0] = value + more if const_expr(self.bias) else value
-
-    def element(self):
-        return cutlass.BFloat16 if self.dtype == "bfloat16" else cutlass.Float16
 
     @cute.jit
     def norm_heads(self, acc, sums, q_norm, k_norm, thread, head, column):
