@@ -36,6 +36,7 @@ SET_SECCOMP, ARCHITECTURE = 22, {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 # Calls that no answer needs: memory that nobody counts (memfd_create), and ways into the kernel.
 CALLS = ["memfd_create", "io_uring_setup", "bpf", "userfaultfd", "perf_event_open", "add_key", "request_key", "keyctl"]
 REFUSED = {"x86_64": (319, 425, 321, 323, 298, 248, 249, 250), "aarch64": (279, 425, 280, 282, 241, 217, 218, 219)}
+PRLIMIT = {"x86_64": 302, "aarch64": 261}
 DEVICES = ("null", "zero", "full", "random", "urandom")
 STUDENT, NOBODY = 1000, 65534  # where root grades: the user's number inside and outside
 
@@ -201,14 +202,15 @@ def set_limits(limits: dict) -> None:
 
 
 def refuse_calls(allowed: list[str]) -> None:
-    """Have the system calls of REFUSED fail but those `allowed`, and those of another architecture, by a filter in the
-    kernel."""
+    """Have the kernel refuse the system calls of REFUSED but those `allowed`, those of another architecture, and limits
+    set for another process: process 1 is of the same user, and would end everything by what it takes itself."""
     machine = os.uname().machine
     load, equal, at_least, give, fail = 0x20, 0x15, 0x35, 0x06, 0x00050001  # EPERM
     numbers = [number for name, number in zip(CALLS, REFUSED[machine], strict=True) if name not in allowed]
     steps = [(load, 0, 0, 4), (equal, 1, 0, ARCHITECTURE[machine]), (give, 0, 0, fail), (load, 0, 0, 0)]
-    steps += [(at_least, len(numbers) + 1, 0, 0x40000000)]  # x32, which numbers the same calls again
-    steps += [(equal, len(numbers) - i, 0, number) for i, number in enumerate(numbers)]
+    steps += [(at_least, len(numbers) + 4, 0, 0x40000000)]  # x32, which numbers the same calls again
+    steps += [(equal, len(numbers) + 3 - i, 0, number) for i, number in enumerate(numbers)]
+    steps += [(equal, 0, 2, PRLIMIT[machine]), (load, 0, 0, 16), (equal, 0, 1, 0)]  # 16: its first argument, a process
     steps += [(give, 0, 0, 0x7FFF0000), (give, 0, 0, fail)]
     code = b"".join(struct.pack("<HBBI", *step) for step in steps)
     held = ctypes.create_string_buffer(code, len(code))

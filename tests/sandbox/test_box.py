@@ -180,6 +180,18 @@ tell([resource.getrlimit(getattr(resource, "RLIMIT_" + name)) for name in ("NPRO
     assert (processes, files, core) == ([40, 40], [64, 64], [0, 0])
 
 
+def test_it_sets_limits_for_itself_and_for_no_other_process(box):
+    code = """import resource
+def tries(process):
+    try:
+        return resource.prlimit(process, resource.RLIMIT_CPU, (60, 60))
+    except OSError as error:
+        return error.errno
+tell([tries(process) for process in (1, os.getpid(), 0)], resource.getrlimit(resource.RLIMIT_CPU))"""
+    (tried, own), _ = run(box, code)
+    assert tried[:2] == [1, 1] and len(tried[2]) == 2 and own == [60, 60]
+
+
 def test_a_limit_above_that_of_the_system_is_that_of_the_system(monkeypatch):
     found = []
     monkeypatch.setattr(namespaces.resource, "getrlimit", lambda kind: (5, 50))
