@@ -57,14 +57,14 @@ class AddProduct(Tiled):
 
     def __post_init__(self):
         need_dtype(self)
-        tiles, sums = self.stages * self.tile_columns * 2 * DEPTH, self.tile_rows * 4 * (self.tile_columns + 4)
         whole = self.columns % self.tile_columns == self.share % DEPTH == self.depth % 8 == 0
-        if not whole or self.shares > 4 or sums > tiles:
+        if not whole or self.shares > 4:
             raise KernelError(
                 f"A product of {self.columns} columns, {self.depth} deep in shares of {self.share}, does not come in "
                 f"{self.stages} whole tiles of {self.tile_columns} columns, {DEPTH} deep, and four shares at most: use "
                 f"the kernel in Triton."
             )
+        self.need_room(4 * self.tile_rows * (self.tile_columns + 4))
 
     @property
     def shares(self) -> int:

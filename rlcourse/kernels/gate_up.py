@@ -61,6 +61,7 @@ class GateUp(Tiled):
                 f"SwiGLU of {self.inner} columns and {self.depth} features: this kernel takes a multiple of {OCTET} "
                 f"columns and of {4 * GROUP} features, {64 * GROUP} at most; use the kernel in Triton."
             )
+        self.need_room(2 * self.tile_rows * (self.tile_columns // 2 + OCTET), others=4 * self.tile_rows)
 
     def arguments(self):
         return (
@@ -108,7 +109,7 @@ class GateUp(Tiled):
     def write(self, acc, scales, place, h, thread, column_tile, row_tile):
         """h of the tile: to shared memory, where the tiles of weights were, and from there in whole lines."""
         columns = const_expr(self.tile_columns // 2)
-        pitch = const_expr(columns + 8)  # so that the lanes of a warp meet different banks
+        pitch = const_expr(columns + OCTET)  # so that the lanes of a warp meet different banks
         made = cute.make_tensor(place, cute.make_layout((self.tile_rows, columns), stride=(pitch, 1)))
         own = thread // 32 * 8 + thread % 32 // 4
         for j in range_constexpr(self.tile_rows // 8):

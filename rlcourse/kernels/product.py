@@ -34,6 +34,7 @@ class Product(Tiled):
             raise KernelError(
                 f"A product of {self.columns} columns, {self.depth} deep: take a multiple of {OCTET} of both."
             )
+        self.need_room(2 * self.tile_rows * (self.tile_columns + OCTET))
 
     def arguments(self):
         return (

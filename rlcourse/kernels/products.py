@@ -10,12 +10,15 @@ those of every other kernel of the package (`rlcourse.exact.products`). Whatever
 round as the kernels in Triton do; what the compiler would contract, or round otherwise, is one instruction here.
 """
 
+from rlcourse.kernels import KernelError
 from rlcourse.kernels.dsl import Float32, Int32, Int64, const_expr, cute, cutlass, range_constexpr
 
 DEPTH = 64  # of a tile in shared memory: 128 bytes of 16-bit numbers, the widest pattern without bank conflicts
 GROUP = 32  # columns of the residual stream whose squares are added first
 QUAD = 4  # neighbouring columns that one instruction reads or writes
 OCTET = 8  # the same of 16 bits
+SHARED_BYTES = 227 << 10  # of shared memory that a block of a Hopper GPU may have
+BARRIER_BYTES = 1 << 10  # for the barriers: tiles begin at multiples of this
 
 
 class Tiled:
@@ -29,6 +32,18 @@ class Tiled:
     @property
     def threads(self) -> int:
         return self.workers + 32
+
+    def need_room(self, result: int, others: int = 0) -> None:
+        """Raise KernelError where shared memory is too small: bytes of the result of a tile, which comes to lie where
+        tiles of weights lay, and of what is there beside the tiles."""
+        of_weights, of_rows = (2 * DEPTH * self.stages * size for size in (self.tile_columns, self.tile_rows))
+        needed = BARRIER_BYTES + max(of_weights, result) + of_rows + others
+        if result > of_weights or needed > SHARED_BYTES:
+            raise KernelError(
+                f"Tiles of {self.tile_columns} columns and {self.tile_rows} rows in {self.stages} stages need {needed} "
+                f"bytes of shared memory, where a block has {SHARED_BYTES}, and their result {result} bytes of the "
+                f"{of_weights} for weights: take other tiles, or the kernel in Triton."
+            )
 
 
 def instructions(dtype, tile_columns: int, tile_rows: int, stages: int):

@@ -82,6 +82,8 @@ class QKV(Tiled):
                 f"{self.heads} and {self.kv_heads} heads of size {self.head_size}, of {self.depth} features, do not "
                 f"come in whole tiles of {self.tile_columns}: use the kernel in Triton."
             )
+        of_a_row = 4 + 8 + (self.tile_columns // 16 * 4 if self.norm else 0)  # its scale, place, and sums of squares
+        self.need_room(2 * self.tile_rows * (self.tile_columns + OCTET), others=of_a_row * self.tile_rows)
 
     @property
     def half(self) -> int:

@@ -167,18 +167,28 @@ def test_queries_keys_and_values_come_where_they_belong(rows, heads, kv_heads, s
         lambda: AddProduct(128, 640, 128),
         lambda: AddProduct(128, 252, 256),
         lambda: AddProduct(128, 256, 256, tile_rows=128, stages=3),
+        lambda: AddProduct(128, 256, 256, stages=15),
         lambda: AddProduct(128, 256, 256, dtype="float32"),
         lambda: GateUp(324, 128),
         lambda: GateUp(320, 160),
         lambda: GateUp(320, 4096),
+        lambda: GateUp(320, 128, tile_columns=128, tile_rows=256, stages=1),
         lambda: Product(100, 128),
+        lambda: Product(128, 128, tile_columns=128, tile_rows=128, stages=8),
         lambda: QKV(1, 1, 32, 128),
         lambda: QKV(2, 1, 128, 128, norm=True),
+        lambda: QKV(2, 1, 64, 128, norm=True, tile_columns=128, tile_rows=128, stages=7),
     ],
 )
-def test_what_does_not_come_in_tiles_is_refused(make):
+def test_what_does_not_come_in_tiles_or_fit_is_refused(make):
     with pytest.raises(KernelError, match=r"Triton|multiple|convert"):
         make()
+
+
+def test_what_just_fits_into_shared_memory_is_taken():
+    QKV(2, 1, 64, 128, tile_columns=128, tile_rows=128, stages=7)
+    AddProduct(128, 256, 256, stages=14)
+    Product(128, 128, tile_rows=256, stages=5)
 
 
 def test_the_kernels_of_a_model_are_chosen_by_its_shape():
