@@ -350,29 +350,25 @@ print(
 # make_config().num_prompts }} problems a step and {{ load_curve("lesson05_healthy")["setup"]["minibatches"] }} updates
 # a rollout. Each of the others has **one** setting changed. One is paid for the wrong thing, one has a learning rate a
 # hundred times too large, one a thousand times too small, and one may write no more than {{
-# RUNS["truncation"]["max_new_tokens"] }} tokens. The upper curves are of all samples of a step. KL was taken in these
-# runs from the rows that trained, during the updates; a gap is a step in which no row trained. (`kl` in a run of your
-# own is of all samples, before the updates: it starts near 0 and has no gaps.) **Look for** which is which. {{ assert
-# math.isclose(RUNS["collapse"]["lr"], 100 * make_config().lr) and math.isclose(RUNS["still"]["lr"], make_config().lr /
-# 1000) }}
+# RUNS["truncation"]["max_new_tokens"] }} tokens. All curves are of the samples of a step, before its updates, so that
+# KL begins at rounding level. **Look for** which is which. {{ assert math.isclose(RUNS["collapse"]["lr"], 100 *
+# make_config().lr) and math.isclose(RUNS["still"]["lr"], make_config().lr / 1000) }}
 
 # %% tags=["hide-input"]
 # @title Figure: a healthy run and four patients
 
 
 def by_seed(record, key: str) -> torch.Tensor:
-    """A metric [seeds, steps], nan where there was nothing to measure."""
-    rows = [[math.nan if v is None else v for v in seed["metrics"][key]] for seed in record["results"]]
-    return torch.tensor(rows)
+    """A metric [seeds, steps]."""
+    return torch.tensor([seed["metrics"][key] for seed in record["results"]])
 
 
 def band(ax, record, key: str, color: str, width: float = 1.6) -> None:
     """The mean of the seeds as a line, a band from the least to the greatest."""
     values = by_seed(record, key)
     steps = torch.arange(1, values.shape[1] + 1)
-    low, high = values.nan_to_num(math.inf).amin(0), values.nan_to_num(-math.inf).amax(0)
-    ax.fill_between(steps, low, high, where=low <= high, color=color, alpha=0.25, linewidth=0)
-    ax.plot(steps, values.nanmean(0), color=color, linewidth=width, label=key)
+    ax.fill_between(steps, values.amin(0), values.amax(0), color=color, alpha=0.25, linewidth=0)
+    ax.plot(steps, values.mean(0), color=color, linewidth=width, label=key)
 
 
 PATIENTS = {"A": "truncation", "B": "still", "C": "format", "D": "collapse"}
@@ -385,7 +381,7 @@ for column, (name, record) in zip(axes.T, runs.items(), strict=True):
     band(column[0], record, "truncated", BLACK)
     band(column[1], record, "kl", VERMILION)
     column[0].set_title(name)
-    column[1].set(xlabel="training step", yscale="log", ylim=(1e-9, 1e5))
+    column[1].set(xlabel="training step", yscale="log", ylim=(1e-9, 1e2))
 axes[0, 0].set(ylabel="share", ylim=(0, 1.02))
 axes[1, 0].set_ylabel("KL to the start, nats a token")
 axes[0, 2].legend(loc="upper right")
@@ -416,7 +412,7 @@ for name, record in runs.items():
 display(Markdown("\n".join(lines)))
 before_healthy = healthy["results"][0]["summary"]["before"]
 cut = by_seed(runs["A"], "truncated")[:, -5:].mean().item()
-still_kl = by_seed(runs["B"], "kl").nan_to_num(0).max().item()
+still_kl = by_seed(runs["B"], "kl").max().item()
 
 # %% [markdown]
 # (The {{ 100 * before_healthy["accuracy"]:.1f }} % before training are of {{ before_healthy["problems"]:, }} test
@@ -428,21 +424,23 @@ still_kl = by_seed(runs["B"], "kl").nan_to_num(0).max().item()
 # the optimizer will change that. Raise `max_new_tokens`.
 #
 # **B, nothing happens.** The reward jitters because the problems change, which looks like life. KL tells jitter from
-# learning: it never exceeds {{ still_kl:.0e }} nats. {{ assert still_kl < 1e-4 }} Raise the learning rate, and check
-# that the weights change at all.
+# learning: it stays below {{ 10.0 ** math.ceil(math.log10(still_kl)):.0e }} nats. {{ assert still_kl < 1e-4 }} Raise
+# the learning rate, and check that the weights change at all.
 #
 # **C, paid for the wrong thing.** Any number in the right form earns as much as the right number, and the shortest way
 # to a number is a guess. It is section 2 once more, with a "kind" verifier: reward up, test accuracy down to {{
 # min(after["C"]):.1f }} to {{ max(after["C"]):.1f }} %. {{ assert max(after["C"]) < 5 }} How kind a verifier may be
 # before this happens is an exercise.
 #
-# **D, the learning rate.** KL is {{ by_seed(runs["D"], "kl").nan_to_num(math.inf).min():.1f }} nats a token or more
-# wherever it was measured, from the first step on (k3 has an exponential in it). {{ assert by_seed(runs["D"],
-# "kl").nan_to_num(math.inf).min() > 1 and by_seed(runs["D"], "kl")[:, 0].min() > 1 }} Soon all rewards are 0, so every
-# group agrees and the gradient is exactly 0, and in the end hardly an answer stops before the limit. {{ assert
-# by_seed(runs["D"], "reward")[:, 12:].max() == by_seed(runs["D"], "grad_norm")[:, 12:].max() == 0 and
-# by_seed(runs["D"], "truncated")[:, -5:].mean() > 0.9 }} Without a gradient nothing pulls the run back. Go back to the
-# last good checkpoint and lower the learning rate, tenfold at a time.
+# **D, the learning rate.** From the third step on KL is {{ by_seed(runs["D"], "kl")[:, 2:].min():.1f }} nats a token or
+# more; the healthy runs never reach {{ math.ceil(10 * by_seed(healthy, "kl").max()) / 10:.1f }}. {{ assert
+# by_seed(runs["D"], "kl")[:, 2:].min() > 3 * by_seed(healthy, "kl").max() }} Soon all rewards are 0 but for a lucky
+# guess, so the groups agree and the gradient is exactly 0: in {{ 100 * (by_seed(runs["D"], "grad_norm")[:, 12:] ==
+# 0).float().mean():.0f }} % of the steps from the 13th on. {{ assert by_seed(runs["D"], "reward")[:, 12:].max() < 0.01
+# and (by_seed(runs["D"], "grad_norm")[:, 12:] == 0).float().mean() > 0.95 }} In two of the three runs hardly an answer
+# stops before the limit in the end. {{ assert (by_seed(runs["D"], "truncated")[:, -5:].mean(1) > 0.9).sum() == 2 }}
+# Without a gradient nothing pulls a run back. Go back to the last good checkpoint and lower the learning rate, tenfold
+# at a time.
 #
 # Others, from other lessons: no signal at the start means problems too hard or too easy (03); only wrong answers
 # growing longer means a loss divided by the length (04); a large `clip_fraction` means too many updates a rollout (02).
@@ -539,7 +537,7 @@ for ax, (parser, record) in zip(axes, words.items(), strict=True):
     ax.set(title=f"the {parser} reading is the reward", xlabel="training step", ylim=(-3, 100))
     ax.grid()
 axes[0].set_ylabel("greedy, % of validation right")
-axes[1].legend(title="read as", loc="center right")
+axes[1].legend(title="read as", loc="center left")
 plt.show()
 tests = {  # on the test problems, mean of the seeds
     (when, reading): sum(100 * seed["summary"][when][reading] for seed in words["strict"]["results"]) / 3
@@ -552,10 +550,13 @@ print(f"three seeds, recorded on {words['strict']['device']}, {words['strict']['
 # The figure is of validation problems. On the {{ before_healthy["problems"]:, }} test problems the run on the left
 # rises from {{ tests["before", "accuracy"]:.0f }} to {{ tests["after", "accuracy"]:.0f }} %, strictly read. Leniently
 # read, the same answers rise from {{ tests["before", "accuracy_lenient"]:.0f }} to {{ tests["after",
-# "accuracy_lenient"]:.0f }} %. So most of the miracle is the form, learned in ten steps, and {{ tests["after",
+# "accuracy_lenient"]:.0f }} %. So most of the miracle is the form, learned in fifteen steps, and {{ tests["after",
 # "accuracy_lenient"] - tests["before", "accuracy_lenient"]:.0f }} points are better answers. {{ assert
-# all(seed["evals"][2]["accuracy"] > 0.6 for seed in words["strict"]["results"]) }} On the right the answers improve as
-# well, and the strict score says that nothing happened. Plot both, always, and say which one is paid.
+# all(seed["evals"][3]["accuracy"] > 0.7 for seed in words["strict"]["results"]) }} On the right the answers improve as
+# well, and for {{ words["lenient"]["results"][0]["evals"][5]["step"] }} steps the strict score says that nothing
+# happened. In one run of three it wakes up then, by chance: nobody pays for the form. {{ assert all(e["accuracy"] <
+# 0.01 for seed in words["lenient"]["results"] for e in seed["evals"][:6]) and sorted(seed["evals"][-1]["accuracy"] >
+# 0.1 for seed in words["lenient"]["results"]) == [False, False, True] }} Plot both, always, and say which one is paid.
 #
 # ## 6 · Which difference is noise?
 #
@@ -637,6 +638,9 @@ n, d = len(a), b - a
 apart = 196 * math.sqrt(standard_error(a.mean(), n) ** 2 + standard_error(b.mean(), n) ** 2)
 paired = 196 * d.std(correction=0).item() / math.sqrt(n)
 both, neither = int((a * b).sum()), int(((1 - a) * (1 - b)).sum())
+ends = {"healthy": healthy, "strict": words["strict"]}
+ends = {name: [100 * seed["summary"]["after"]["accuracy"] for seed in run["results"]] for name, run in ends.items()}
+spread = {name: max(found) - min(found) for name, found in ends.items()}  # of the seeds
 print(f"right: {a.mean():.1%} and {b.mean():.1%} of {n}; by both {both}, by neither {neither}")
 print(f"difference {100 * d.mean():+.1f} points, ± {apart:.2f} if the problems differed, ± {paired:.2f} paired")
 
@@ -645,9 +649,10 @@ print(f"difference {100 * d.mean():+.1f} points, ± {apart:.2f} if the problems 
 # / paired) ** 2:.1f }} times the problems for that. {{ assert paired < 0.8 * apart }} So, does the right number pay
 # better than sound work? From the totals, nobody could say. Paired, the difference is at the edge of what chance
 # explains: as much happens about once in twenty times between equals. {{ assert 0.85 * paired < 100 * d.mean() < 1.2 *
-# paired < apart }} And that is still the noise of the problems alone. Each method was run once, and another seed can
-# move a run by more than this. {{ assert max(after["healthy"]) - min(after["healthy"]) > 100 * d.mean() }} To rank
-# methods, repeat the runs.
+# paired < apart }} And that is still the noise of the problems alone. Each method was run once, and another seed is
+# another run: on these problems the three seeds of the healthy run end {{ spread["healthy"]:.1f }} points apart, those
+# of the run paid by the strict reading {{ spread["strict"]:.1f }}, more than what we found. {{ assert spread["strict"]
+# > 100 * d.mean() > spread["healthy"] }} To rank methods, repeat the runs.
 #
 # ## 7 · Stop it, kill it, go on
 #

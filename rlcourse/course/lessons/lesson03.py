@@ -2,7 +2,8 @@
 
 `64x2` to `2x64` train GRPO with 128 rows a step, split into prompts x answers in different ways; `dynamic` is 16x8 with
 dynamic sampling. `bonus_normalized` and `bonus_centered` are the loop of the lesson, 4x8, with a thousandth of a point
-for brevity, where the advantage is divided by the deviation of its group and where it is not.
+for brevity, where the advantage is divided by the deviation of its group and where it is not; `bonus_leashed` is the
+first of these with a KL to the reference in the loss.
 Writes the record `lesson03_<name>` of each. A seed takes about a minute on one CPU core.
 """
 
@@ -20,7 +21,11 @@ SHAPES = {"64x2": (64, 2), "32x4": (32, 4), "16x8": (16, 8), "8x16": (8, 16), "2
 SETTINGS: dict[str, Any] = {"algorithm": "grpo", "lr": 2e-5, "steps": 40}
 EVAL_EVERY, VALIDATION = 5, 200
 KEPT = ("reward", "length", "groups_without_signal", "grad_norm")
-BONUS = {"bonus_normalized": "group_normalized", "bonus_centered": "group_centered"}
+BONUS: dict[str, dict[str, Any]] = {
+    "bonus_normalized": {"advantage": "group_normalized"},
+    "bonus_centered": {"advantage": "group_centered"},
+    "bonus_leashed": {"advantage": "group_normalized", "kl_coef": 0.04},
+}
 BONUS_SETTINGS: dict[str, Any] = {"num_prompts": 4, "num_generations": 8, "lr": 4e-5, "steps": 25}
 MOST_BONUS = 0.001  # points, for an answer of no tokens; none for one of all that are allowed
 
@@ -28,7 +33,7 @@ MOST_BONUS = 0.001  # points, for an answer of no tokens; none for one of all th
 def settings_of(name: str) -> dict[str, Any]:
     """The settings of a variant, on top of `SETTINGS`."""
     if name in BONUS:
-        return BONUS_SETTINGS | {"advantage": BONUS[name]}
+        return BONUS_SETTINGS | BONUS[name]
     prompts, generations = SHAPES.get(name, (16, 8))
     return {"num_prompts": prompts, "num_generations": generations, "dynamic_sampling": name == "dynamic"}
 

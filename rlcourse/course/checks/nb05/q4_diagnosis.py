@@ -110,7 +110,7 @@ def _(f):
     expect_other(f, COLLAPSED)
 
 
-@q4.case("standing still, with steps in which no row trained")
+@q4.case("standing still, with steps in which the KL was not measured")
 def _(f):
     accuracy = 0.15 + 0.04 * torch.rand(30)
     kl = 1e-8 * torch.rand(30)
