@@ -37,7 +37,7 @@ class Tiled:
         """Raise KernelError where shared memory is too small: bytes of the result of a tile, which comes to lie where
         tiles of weights lay, and of what is there beside the tiles."""
         of_weights, of_rows = (2 * DEPTH * self.stages * size for size in (self.tile_columns, self.tile_rows))
-        needed = BARRIER_BYTES + max(of_weights, result) + of_rows + others
+        needed = BARRIER_BYTES + of_weights + of_rows + others
         if result > of_weights or needed > SHARED_BYTES:
             raise KernelError(
                 f"Tiles of {self.tile_columns} columns and {self.tile_rows} rows in {self.stages} stages need {needed} "
