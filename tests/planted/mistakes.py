@@ -629,7 +629,7 @@ MISTAKES = [
     ("rollout/triton_kernels.py", "at % BLOCK if BLOCK > 0 else at", "at", ENGINE),
     ("rollout/triton_refill.py", "other=0) + so_far - 1, mask=take)", "other=0), mask=take)", ENGINE),
     ("rollout/triton_sample.py", "number.to(tl.int32)", "slot", ENGINE),
-    ("rollout/triton_sample.py", "so_far.to(tl.int32), zero", "zero, zero", ENGINE),
+    ("rollout/triton_sample.py", "so_far.to(tl.int32), zero", "zero, zero", ["rollout/test_triton_step.py"]),
     ("rollout/paged.py", "if weights.syncs != self.syncs or not", "if not", ENGINE),
     ("rollout/paged.py", " or not weights.same_as(self.policy.model):", ":", ENGINE),
     ("exact/weights.py", "torch._foreach_sub_(apart, held)", "torch._foreach_sub_(apart, apart)", ENGINE),

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -28,5 +29,7 @@ gate_up_kernel[(-(-inner // (columns + more)), 1)](y, squares, w, h, *sizes, **E
 def test_no_program_reads_behind_the_weights_of_gate_and_up():
     """Their columns are no multiple of a program's. A child, since such a read ends the process."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    found = subprocess.run([sys.executable, "-c", BEHIND], env=environment, capture_output=True, text=True)
+    found = subprocess.run(
+        [sys.executable, "-c", BEHIND], env=environment, cwd=Path(__file__).parent, capture_output=True, text=True
+    )
     assert found.returncode == 0, found.stderr or f"ended by signal {-found.returncode}"

@@ -200,14 +200,16 @@ def test_the_same_seed_draws_the_same_and_another_does_not(available, monkeypatc
     assert found[0] == found[1] != found[2]
 
 
-def sample(logits, draws, temperature=1.0, tile=64, monkeypatch=None):
-    """`draws` tokens and log-probs from one row of logits, by the two sampling kernels."""
+def sample(logits, draws, temperature=1.0, tile=64, monkeypatch=None, of_one=False):
+    """`draws` tokens and log-probs from one row of logits, by the two sampling kernels: each the first of a completion,
+    or all of one."""
     monkeypatch.setattr(triton_step, "VOCABULARY_TILE", tile)
     decoder = make_engine(model("qwen2"), "fast", DTYPE).decoder
-    slots = Slots.empty(decoder, Room(draws, 8, 1, 1, draws, 1))
-    slots.completion.copy_(torch.arange(draws))
+    slots = Slots.empty(decoder, Room(draws, 8, 1, 1, draws, draws if of_one else 1))
+    slots.completion.copy_(torch.zeros(draws) if of_one else torch.arange(draws))
+    slots.num_tokens.copy_(torch.arange(draws) if of_one else torch.zeros(draws))
     slots.done.fill_(False)
-    slots.max_new_tokens.fill_(1)
+    slots.max_new_tokens.fill_(slots.tokens.shape[1])
     step = triton_step.TritonStep(decoder, slots, torch.tensor([2], device=DEVICE))
     step.squares.fill_(GROUP)  # an rms of 1
     step.vocabulary, step.vocabulary_tiles = len(logits), -(-len(logits) // tile)
@@ -215,7 +217,8 @@ def sample(logits, draws, temperature=1.0, tile=64, monkeypatch=None):
     torch.manual_seed(5)
     step.new_seed()
     step._sample(slots, logits, step.squares, Sampling(temperature=temperature))
-    return slots.tokens[:draws, 0].cpu(), slots.logprobs[:draws, 0].cpu()
+    drawn = 0 if of_one else (slice(draws), 0)
+    return slots.tokens[drawn].cpu(), slots.logprobs[drawn].cpu()
 
 
 @pytest.mark.thorough
@@ -232,6 +235,12 @@ def test_frequencies_match_the_softmax(vocabulary, tile, temperature, monkeypatc
     chi = ((counts - expected).square() / expected)[likely].sum()
     freedom = int(likely.sum())
     assert chi < freedom + 4 * (2 * freedom) ** 0.5
+
+
+def test_each_token_of_a_completion_and_each_completion_has_its_own_random_number(monkeypatch):
+    for of_one in (False, True):
+        tokens, _ = sample(torch.zeros(150), 12, monkeypatch=monkeypatch, of_one=of_one)
+        assert len(set(tokens.tolist())) > 8
 
 
 def test_a_token_without_mass_is_never_drawn_and_one_with_all_of_it_always(monkeypatch):
