@@ -638,9 +638,9 @@ n, d = len(a), b - a
 apart = 196 * math.sqrt(standard_error(a.mean(), n) ** 2 + standard_error(b.mean(), n) ** 2)
 paired = 196 * d.std(correction=0).item() / math.sqrt(n)
 both, neither = int((a * b).sum()), int(((1 - a) * (1 - b)).sum())
-ends = {"healthy": healthy, "strict": words["strict"]}
-ends = {name: [100 * seed["summary"]["after"]["accuracy"] for seed in run["results"]] for name, run in ends.items()}
-spread = {name: max(found) - min(found) for name, found in ends.items()}  # of the seeds
+ends = {"healthy": after["healthy"]}  # of the seeds, in percent
+ends["strict"] = [100 * seed["summary"]["after"]["accuracy"] for seed in words["strict"]["results"]]
+spread = {name: max(found) - min(found) for name, found in ends.items()}
 print(f"right: {a.mean():.1%} and {b.mean():.1%} of {n}; by both {both}, by neither {neither}")
 print(f"difference {100 * d.mean():+.1f} points, ± {apart:.2f} if the problems differed, ± {paired:.2f} paired")
 
