@@ -1,7 +1,8 @@
 """SwiGLU of a product, for Hopper: h = silu(gate) * up, both products with rows y whose 1 / rms is still missing.
 
-Gate and up are the two halves of the weights' rows, which a tile takes in turns (`pairs_of_rows`), so that a thread has
-both numbers that make one of h.
+Gate and up are the two halves of the weights' rows, which a tile takes in turns, so that a thread has both numbers that
+make one of h. With many rows these can be wgmma's first factor, and the weights its second, which comes in 16s and not
+in 64s: then there can be nearly as many blocks as the GPU has processors.
 """
 
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from rlcourse.kernels.products import (
     pairs_of_rows,
     product,
     rounded,
+    rows_in_turns,
     write_lines,
 )
 
@@ -44,7 +46,8 @@ def gate_up_reference(y: Tensor, squares: Tensor, w: Tensor, eps: float) -> Tens
 @dataclass(frozen=True)
 class GateUp(Tiled):
     """The kernel. inner, depth: of h and of y. tile_columns: rows of w that a block takes, 64 for each four warps that
-    multiply; half as many columns of h. tile_rows, stages: as of `AddProduct`."""
+    multiply; half as many columns of h. tile_rows, stages: as of `AddProduct`. rows_first: rows are the first factor,
+    64 of them for each four warps; tile_columns a multiple of 16."""
 
     inner: int
     depth: int
@@ -53,6 +56,7 @@ class GateUp(Tiled):
     tile_rows: int = 64
     stages: int = 6
     dtype: str = "bfloat16"
+    rows_first: bool = False
 
     def __post_init__(self):
         need_dtype(self)
@@ -61,7 +65,16 @@ class GateUp(Tiled):
                 f"SwiGLU of {self.inner} columns and {self.depth} features: this kernel takes a multiple of {OCTET} "
                 f"columns and of {4 * GROUP} features, {64 * GROUP} at most; use the kernel in Triton."
             )
+        if self.rows_first and (self.tile_rows % 64 or self.tile_columns % 16):
+            raise KernelError(
+                f"A tile of {self.tile_columns} columns and {self.tile_rows} rows: rows first need multiples "
+                "of 16 and of 64."
+            )
         self.need_room(2 * self.tile_rows * (self.tile_columns // 2 + OCTET), others=4 * self.tile_rows)
+
+    @property
+    def workers(self) -> int:
+        return 2 * (self.tile_rows if self.rows_first else self.tile_columns)
 
     def arguments(self):
         return (
@@ -76,31 +89,36 @@ class GateUp(Tiled):
 
     @cute.jit
     def __call__(self, y, squares, w, h, stream):
-        mma, layout_w, layout_a = instructions(y.element_type, self.tile_columns, self.tile_rows, self.stages)
-        copy_w, w = copies(pairs_of_rows(w, self.inner), layout_w, self.tile_columns)
-        copy_y, y = copies(y, layout_a, self.tile_rows)
+        if const_expr(self.rows_first):
+            mma, layout_y, layout_w = instructions(y.element_type, self.tile_rows, self.tile_columns, self.stages)
+            copy_w, w = copies(rows_in_turns(w, self.inner), layout_w, self.tile_columns)
+        else:
+            mma, layout_w, layout_y = instructions(y.element_type, self.tile_columns, self.tile_rows, self.stages)
+            copy_w, w = copies(pairs_of_rows(w, self.inner), layout_w, self.tile_columns)
+        copy_y, y = copies(y, layout_y, self.tile_rows)
         blocks = (-(-2 * self.inner // self.tile_columns), cute.ceil_div(h.shape[0], self.tile_rows), 1)
-        launched = self.kernel(copy_w, w, copy_y, y, squares, h, mma, layout_w, layout_a)
+        launched = self.kernel(copy_w, w, copy_y, y, squares, h, mma, layout_w, layout_y)
         launched.launch(grid=blocks, block=[self.threads, 1, 1], stream=stream, use_pdl=True)
 
     @cute.kernel
     def kernel(
         self, copy_w: cute.CopyAtom, w: cute.Tensor, copy_y: cute.CopyAtom, y: cute.Tensor, squares: cute.Tensor,
-        h: cute.Tensor, mma: cute.TiledMma, layout_w: cute.ComposedLayout, layout_a: cute.ComposedLayout,
+        h: cute.Tensor, mma: cute.TiledMma, layout_w: cute.ComposedLayout, layout_y: cute.ComposedLayout,
     ):  # fmt: skip
         cute.arch.griddepcontrol_launch_dependents()
         column_tile, row_tile, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
         works = cute.arch.make_warp_uniform(cute.arch.warp_idx()) < const_expr(self.workers // 32)
-        tiles_w, tiles_y, place, full, empty = allocate(h.element_type, layout_w, layout_a, self.stages, self.workers)
+        tiles_w, tiles_y, place, full, empty = allocate(h.element_type, layout_w, layout_y, self.stages, self.workers)
         scales = cutlass.memory.SmemAllocator().allocate_tensor(Float32, cute.make_layout(self.tile_rows), 16)
         first, count = Int32(0), Int32(self.depth // DEPTH)
         if works:
             cute.arch.griddepcontrol_wait()
             inverse_rms_of_rows(scales, squares, self.eps, thread, row_tile, h.shape[0], self.workers)
-            tile = cute.make_identity_tensor((self.tile_columns, self.tile_rows))
+            tiles = (tiles_y, tiles_w) if const_expr(self.rows_first) else (tiles_w, tiles_y)
+            tile = cute.make_identity_tensor((cute.size(tiles[0], mode=[0]), cute.size(tiles[1], mode=[0])))
             acc = cute.make_rmem_tensor(mma.get_slice(thread).partition_C(tile).shape, Float32)
-            multiply(mma, tiles_w, tiles_y, acc, full, empty, thread, count, self.workers)
+            multiply(mma, *tiles, acc, full, empty, thread, count, self.workers)
             self.write(acc, scales, place, h, thread, column_tile, row_tile)
         else:
             load(copy_w, w, tiles_w, column_tile, copy_y, y, tiles_y, row_tile, full, empty, first, count)
@@ -111,18 +129,27 @@ class GateUp(Tiled):
         columns = const_expr(self.tile_columns // 2)
         pitch = const_expr(columns + OCTET)  # so that the lanes of a warp meet different banks
         made = cute.make_tensor(place, cute.make_layout((self.tile_rows, columns), stride=(pitch, 1)))
-        own = thread // 32 * 8 + thread % 32 // 4
-        for j in range_constexpr(self.tile_rows // 8):
-            for i in range_constexpr(2):
-                row = 8 * j + thread % 4 * 2 + i
-                gate, up = (acc[(i, half, j), 0, 0].to(h.element_type).to(Float32) * scales[row] for half in range(2))
-                made[row, own] = swiglu(gate, up).to(h.element_type)
+        warp, lane = thread // 32, thread % 32
+        if const_expr(self.rows_first):
+            for half in range_constexpr(2):
+                row = 16 * warp + 8 * half + lane // 4
+                for j in range_constexpr(columns // 4):
+                    gate, up = acc[(0, half, j), 0, 0], acc[(1, half, j), 0, 0]
+                    made[row, 4 * j + lane % 4] = swiglu(gate, up, scales[row], h.element_type)
+        else:
+            for j in range_constexpr(self.tile_rows // 8):
+                for i in range_constexpr(2):
+                    row = 8 * j + lane % 4 * 2 + i
+                    gate, up = acc[(i, 0, j), 0, 0], acc[(i, 1, j), 0, 0]
+                    made[row, 8 * warp + lane // 4] = swiglu(gate, up, scales[row], h.element_type)
         write_lines(made, h, thread, column_tile, row_tile, self.workers)
 
 
 @cute.jit
-def swiglu(gate: Float32, up: Float32):
-    """silu(gate) * up, with the instructions that Triton makes of it."""
+def swiglu(gate: Float32, up: Float32, scale: Float32, dtype: cutlass.Constexpr):
+    """silu(gate) * up, of the products rounded to dtype and times scale, with the instructions that Triton makes of
+    it."""
+    gate, up = gate.to(dtype).to(Float32) * scale, up.to(dtype).to(Float32) * scale
     power = rounded("ex2.approx.f32", product(-gate, Float32(LOG2_E)))
     sigmoid = rounded("div.full.f32", Float32(1.0), rounded("add.rn.f32", power, Float32(1.0)))
-    return product(product(gate, sigmoid), up)
+    return product(product(gate, sigmoid), up).to(dtype)

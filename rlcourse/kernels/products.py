@@ -46,15 +46,16 @@ class Tiled:
             )
 
 
-def instructions(dtype, tile_columns: int, tile_rows: int, stages: int):
-    """The product of a tile, by 128 threads for each 64 columns, and how its factors lie in shared memory."""
+def instructions(dtype, first: int, second: int, stages: int):
+    """The product of a tile, by 128 threads for each 64 of its first factor, mostly the weights, and how its factors
+    lie in shared memory."""
     helpers, by_rows = cutlass.utils.hopper_helpers, cutlass.utils.LayoutEnum.ROW_MAJOR
-    major, tile = by_rows.sm90_mma_major_mode(), (tile_columns, tile_rows, DEPTH)
+    major, tile = by_rows.sm90_mma_major_mode(), (first, second, DEPTH)
     mma = helpers.make_trivial_tiled_mma(
-        dtype, dtype, major, major, Float32, (tile_columns // 64, 1, 1), tiler_mn=(64, tile_rows)
+        dtype, dtype, major, major, Float32, (first // 64, 1, 1), tiler_mn=(64, second)
     )
-    weights = helpers.make_smem_layout_a(by_rows, tile, dtype, stages)
-    return mma, weights, helpers.make_smem_layout_b(by_rows, tile, dtype, stages)
+    of_first = helpers.make_smem_layout_a(by_rows, tile, dtype, stages)
+    return mma, of_first, helpers.make_smem_layout_b(by_rows, tile, dtype, stages)
 
 
 def pairs_of_rows(w, half: int):
@@ -64,6 +65,13 @@ def pairs_of_rows(w, half: int):
     rows, depth = w.shape
     shape, stride = (8, 2, half // 8, rows // (2 * half)), (depth, half * depth, 8 * depth, 2 * half * depth)
     return cute.make_tensor(w.iterator, cute.make_layout((shape, depth), stride=(stride, 1)))
+
+
+def rows_in_turns(w, half: int):
+    """The rows of w in turns: one of the first half, one that lies `half` rows behind it, and so on. Where they are
+    columns of wgmma's result, a thread holds the sums of column i and i + 1: so it holds both numbers of a pair."""
+    _, depth = w.shape
+    return cute.make_tensor(w.iterator, cute.make_layout(((2, half), depth), stride=((half * depth, depth), 1)))
 
 
 def copies(tensor, layout, tile_size: int):

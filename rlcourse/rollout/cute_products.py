@@ -26,11 +26,13 @@ from rlcourse.rollout.decoder import Decoder
 
 
 class CuteTile(NamedTuple):
-    """How a product is cut: columns and rows of a block, and tiles of its depth in shared memory."""
+    """How a product is cut: columns and rows of a block, and tiles of its depth in shared memory. rows_first: as of
+    `GateUp`."""
 
     columns: int
     rows: int
     stages: int
+    rows_first: bool = False
 
 
 # By rows up to 16, up to 96, and more, measured in whole steps on an H200. Where a product is not there, the kernel in
@@ -116,15 +118,15 @@ class CuteProducts:
             return None
         try:
             if name == "head":  # of more rows than a tile's, the weights would be read twice
-                return Product(len(d.head), hidden, *tile, dtype) if size <= tile.rows else None
+                return Product(len(d.head), hidden, *tile[:3], dtype) if size <= tile.rows else None
             if name == "gate_up":
-                return GateUp(inner, hidden, d.eps, *tile, dtype)
+                return GateUp(inner, hidden, d.eps, *tile[:3], dtype, tile.rows_first)
             if name == "qkv":
                 heads, has = (d.heads, d.kv_heads, d.head_dim), (layer.qkv_bias is not None, layer.q_norm is not None)
-                return QKV(*heads, hidden, d.eps, *has, self.block, *tile, dtype)
+                return QKV(*heads, hidden, d.eps, *has, self.block, *tile[:3], dtype)
             depth = layer.out.shape[1] if name == "out" else inner
             share = -(-depth // DEPTH) * DEPTH if name == "out" else share_of(inner)
-            return AddProduct(hidden, depth, share, *tile, dtype)
+            return AddProduct(hidden, depth, share, *tile[:3], dtype)
         except KernelError:
             return None
 
