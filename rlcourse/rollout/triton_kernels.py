@@ -7,8 +7,8 @@ a kernel. The order of every sum is that of the training pass (`rlcourse/exact/o
 
 PDL is programmatic dependent launch (Hopper and later): a kernel may begin while the one before it still runs. It loads
 weights, which nobody writes, or the cache of earlier steps into registers, and only then waits for what the one before
-it computes. What is needed after a product is asked for before it. The first kernel is launched without PDL, so a step
-begins when the one before has ended.
+it computes. What is needed after a product is asked for before it. The first kernel waits before it lets the next one
+begin: so a step begins when the one before has ended, whose last kernels write positions and prompts to the cache.
 """
 
 import triton
@@ -20,9 +20,12 @@ from rlcourse.exact.pdl import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def embed_kernel(
-    token, embedding, norm, x, y, squares, d: tl.constexpr, B: tl.constexpr,
+    token, embedding, norm, x, y, squares, d: tl.constexpr, B: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A row: its token's embedding and the first norm's parts."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0)
     o = tl.arange(0, B)
     v = tl.load(embedding + tl.load(token + row) * d + o, mask=o < d, other=0.0).to(tl.float32)

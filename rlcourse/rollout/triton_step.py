@@ -109,7 +109,7 @@ class TritonStep:
 
         kernels.embed_kernel[(size,)](
             slots.token, decoder.embedding, decoder.layers[0].attention_norm, self.x, self.y, self.squares,
-            self.hidden, self.next_power_of_2(self.hidden), **EXACT,
+            self.hidden, self.next_power_of_2(self.hidden), **self.launch,
         )  # fmt: skip
         following = [layer.attention_norm for layer in decoder.layers[1:]] + [decoder.norm]
         for layer, cache, next_norm in zip(decoder.layers, slots.cache, following, strict=True):
