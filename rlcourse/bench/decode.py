@@ -225,11 +225,14 @@ def _look_inside(
     steps = min(new_tokens - 1, 32)
 
     def look(limit: int) -> Profile:
-        return profile(lambda: engine.generate(prompts, GROUP, limit, Sampling()), device, repeats=1)
+        return profile(lambda: engine.generate(prompts, GROUP, limit, Sampling()), device, repeats=3)
 
     one, more = look(1), look(1 + steps)
+    busy = None
+    if more.busy is not None:  # prefill does not count
+        busy = (more.busy * more.seconds - one.busy * one.seconds) / (more.seconds - one.seconds)
     return {
-        "busy": more.busy,
+        "busy": busy,
         "kernels_a_step": (more.kernels - one.kernels) / steps,
         "launches_a_step": (more.launches - one.launches) / steps,
     }
