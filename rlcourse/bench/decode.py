@@ -230,7 +230,7 @@ def _look_inside(
     one, more = look(1), look(1 + steps)
     busy = None
     if more.busy is not None:  # prefill does not count
-        busy = (more.busy * more.seconds - one.busy * one.seconds) / (more.seconds - one.seconds)
+        busy = min(1.0, (more.busy * more.seconds - one.busy * one.seconds) / (more.seconds - one.seconds))
     return {
         "busy": busy,
         "kernels_a_step": (more.kernels - one.kernels) / steps,

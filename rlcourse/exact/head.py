@@ -90,7 +90,7 @@ def _logprobs(weights, logits, squares, targets, inverse_temperature, logprobs, 
     n, vocabulary = logits.shape
     d, tiles = 32 * squares.shape[1], triton.cdiv(vocabulary, VOCABULARY_TILE)
     tile_max, tile_sum = (squares.new_empty(n, tiles) for _ in range(2))
-    pass_kernels.mass_kernel[(n, triton.cdiv(tiles, OWN_TILES))](
+    pass_kernels.mass_kernel[(triton.cdiv(tiles, OWN_TILES), n)](
         logits, squares, tile_max, tile_sum, vocabulary, inverse_temperature, weights.eps, d, VOCABULARY_TILE, tiles,
         OWN_TILES, PDL=False, **EXACT,
     )  # fmt: skip

@@ -157,8 +157,8 @@ def mass_kernel(
     d: tl.constexpr, BN: tl.constexpr, TILES: tl.constexpr, OWN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Of each of a program's OWN tiles the largest logit, and the sum of exp(logit - largest). All are asked for before
-    one is used. The last tiles come first: they are still in the L2 cache, when logits are more than it holds."""
-    slot, first = tl.program_id(0), (tl.num_programs(1) - 1 - tl.program_id(1)) * OWN
+    one is used."""
+    first, slot = tl.program_id(0) * OWN, tl.program_id(1)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

@@ -49,7 +49,7 @@ NARROW = (  # Qwen2.5-0.5B
     {
         "qkv": CuteTile(64, 64, 9),
         "out": CuteTile(64, 32, 10),
-        "gate_up": CuteTile(160, 128, 6, True),
+        "gate_up": CuteTile(80, 128, 4, True),
         "down": CuteTile(64, 128, 9),
     },
 )

@@ -245,7 +245,7 @@ class TritonStep:
 
         inverse, eps = 1.0 if sampling.greedy else 1.0 / sampling.temperature, self.decoder.eps
         tile_max, tile_sum = squares.new_empty(2, size, self.vocabulary_tiles)
-        pass_kernels.mass_kernel[(size, -(-self.vocabulary_tiles // OWN_TILES))](
+        pass_kernels.mass_kernel[(-(-self.vocabulary_tiles // OWN_TILES), size)](
             logits, squares, tile_max, tile_sum, self.vocabulary, inverse, eps, self.hidden, VOCABULARY_TILE,
             self.vocabulary_tiles, OWN_TILES, **self.launch,
         )  # fmt: skip

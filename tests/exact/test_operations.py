@@ -243,7 +243,7 @@ def test_the_mass_of_tiles_and_nothing_beside_it(tiles):
     vocabulary, own = tiles * width - 3, 4
     logits, squares = torch.randn(rows, vocabulary, device=DEVICE), torch.rand(rows, d // 32, device=DEVICE) * d
     found = torch.full((2, rows + 1, tiles), 7.0, device=DEVICE)  # the largest of each, the sum; a row that is nobody's
-    pass_kernels.mass_kernel[(rows, -(-tiles // own))](
+    pass_kernels.mass_kernel[(-(-tiles // own), rows)](
         logits, squares, found[0], found[1], vocabulary, 0.5, 1e-6, d, width, tiles, own, False, **EXACT
     )
     scaled = 0.5 * logits * (squares.sum(1, keepdim=True) / d + 1e-6).rsqrt()
