@@ -228,11 +228,16 @@ def _look_inside(
         return profile(lambda: engine.generate(prompts, GROUP, limit, Sampling()), device, repeats=3)
 
     one, more = look(1), look(1 + steps)
-    busy = None
-    if more.busy is not None:  # prefill does not count
-        busy = min(1.0, (more.busy * more.seconds - one.busy * one.seconds) / (more.seconds - one.seconds))
     return {
-        "busy": busy,
+        "busy": busy_between(one, more),
         "kernels_a_step": (more.kernels - one.kernels) / steps,
         "launches_a_step": (more.launches - one.launches) / steps,
     }
+
+
+def busy_between(one: Profile, more: Profile) -> float | None:
+    """The share of time in which the GPU worked in what `more` did and `one` did not: with a rollout of one token and a
+    longer one, decode steps without prefill. None on a CPU; at most 1, since times vary."""
+    if more.busy is None:
+        return None
+    return min(1.0, (more.busy * more.seconds - one.busy * one.seconds) / (more.seconds - one.seconds))

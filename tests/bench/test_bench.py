@@ -227,6 +227,13 @@ def test_of_other_shapes_our_kernels_alone_are_measured(monkeypatch, wins):
     assert kept == ["cached", "ours"]
 
 
+@pytest.mark.parametrize(("prefill", "whole", "share"), [(0.1, 0.5, 0.6), (0.4, 0.9, 1.0), (None, None, None)])
+def test_busy_is_that_of_decode_steps_without_the_prefill(prefill, whole, share):
+    """2 s of prefill, 8 s of steps: busy for 0.2 s, then for 5 in all, so 4.8 in steps; or 0.8 and 9: more than 8."""
+    one, more = (decode.Profile(seconds, busy, 1.0, 1.0, []) for seconds, busy in ((2.0, prefill), (10.0, whole)))
+    assert decode.busy_between(one, more) == (share if share is None else pytest.approx(share))
+
+
 def test_milliseconds_a_step_leave_the_prefill_out(monkeypatch):
     """With a clock that says 5 s for the prompt and 2 s for each token, 1 token takes 7 and 6 take 17."""
     monkeypatch.setattr(decode, "seconds", lambda run, device: run() or 5.0 + 2.0 * limits[-1])

@@ -690,6 +690,10 @@ MISTAKES = [
     # rows of a benchmark, and the record that keeps them
     ("bench/decode.py", "heapq.heapreplace(ends, ends[0] + length - 1)", "heapq.heapreplace(ends, ends[0] + length)", ["bench/test_bench.py"]),
     ("bench/decode.py", "    return max(ends)", "    return min(ends)", ["bench/test_bench.py"]),
+    ("bench/decode.py", "(more.busy * more.seconds - one.busy * one.seconds)", "(more.busy * more.seconds)", ["bench/test_bench.py"]),
+    ("bench/decode.py", "return min(1.0, (more.busy", "return min(2.0, (more.busy", ["bench/test_bench.py"]),
+    ("rollout/triton_kernels.py", "        gdc_wait()\n        gdc_launch_dependents()\n    row", "        gdc_launch_dependents()\n        gdc_wait()\n    row", ["rollout/test_kernels_compile.py"]),
+    ("kernels/gate_up.py", "if self.rows_first and (self.tile_rows % 64 or self.tile_columns % 16):", "if self.rows_first and self.tile_rows % 64:", PRODUCTS),
     ("bench/results.py", "if any(what.items() <= row.items() for row in self.rows):", "if False:", ["bench/test_bench.py"]),
     ("bench/results.py", "if self.benchmark is not None and varied(row):", "if False:", ["bench/test_bench.py"]),
     ("bench/results.py", "self.setup, self.rows, add=True)", "self.setup, [row], add=True)", ["bench/test_bench.py"]),

@@ -82,7 +82,7 @@ def compiled(kernel, capability: int, options: dict, pointers=POINTERS, scalars=
 
 def needs(program) -> dict[str, int]:
     """Bytes of shared memory, registers of a thread, and bytes that it spills; whether it waits for the kernel before
-    it, and so before it first writes (a race that no interpreter shows)."""
+    it, and so before it first writes (a race that no interpreter shows); whether it lets the next begin before that."""
     tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(program.asm["cubin"])
@@ -92,7 +92,10 @@ def needs(program) -> dict[str, int]:
     ptx = program.asm["ptx"]
     wait, write = re.search(r"griddepcontrol\.wait", ptx), re.search(r"\b(st\.global|atom|red)\b", ptx)
     waits = bool(wait and write and wait.start() < write.start())
-    return {"shared": program.metadata.shared, "registers": int(registers), "spilled": int(spilled), "waits": waits}
+    next_begins = re.search(r"griddepcontrol\.launch_dependents", ptx)
+    early = bool(wait and next_begins and next_begins.start() < wait.start())
+    resources = {"shared": program.metadata.shared, "registers": int(registers), "spilled": int(spilled)}
+    return resources | {"waits": waits, "early": early}
 
 
 def attention_of_pass(capability: int) -> dict:
@@ -162,7 +165,8 @@ def step(capability: int, rows: int, shape: str) -> dict:
         return options, {"BM": p.rows, "BK": p.depth, "PRELOADED": options.pop("PRELOADED")} | pdl
 
     model = {"H": heads, "K": kv_heads, "D": head}
-    found = {}
+    sizes = {"d": hidden, "B": triton.next_power_of_2(hidden)} | pdl
+    found = {"embed": compiled(triton_kernels.embed_kernel, capability, {}, **sizes)}
     options, constants = product(config.qkv, hidden, pair=True)
     kind = {
         "BN": config.qkv.columns,

@@ -13,6 +13,7 @@ pytest.importorskip("triton", reason="Triton is there on Linux alone")
 
 SHARED = {86: 99 * 1024, 90: 227 * 1024}  # bytes a block can have: A10G, H100 and H200
 NAMES = {
+    "embed",
     "qkv",
     "qkv, paged",
     "attention",
@@ -52,6 +53,8 @@ def test_kernels_compile_and_fit(capability, rows, shape):
         assert needs["shared"] <= SHARED[capability], name
         assert needs["spilled"] <= 64, name  # of the up to 900 bytes of weights that a thread holds
         assert needs["waits"] == (capability >= 90), name  # a kernel may begin before its turn
+        last, first = "copy", "embed"  # a step begins when the one before has ended
+        assert needs["early"] == (capability >= 90 and name not in (last, first)), name
 
 
 @pytest.mark.thorough
