@@ -2,7 +2,7 @@
 
 Gate and up are the two halves of the weights' rows, which a tile takes in turns, so that a thread has both numbers that
 make one of h. With many rows these can be wgmma's first factor, and the weights its second, which comes in 16s and not
-in 64s: then there can be nearly as many blocks as the GPU has processors.
+in 64s: then there can be nearly as many blocks as run on the GPU at once.
 """
 
 from dataclasses import dataclass

@@ -3,7 +3,8 @@
 A decode step has few rows, so its products wait for weights. A warp of each block does nothing but ask for them: it
 copies tiles of both factors into shared memory by TMA (the copy engine), as many as there is room for, and weights even
 before the kernel before this one has ended, since nobody writes them. The other warps multiply by wgmma, which takes
-both factors from there. Weights are its first factor, since that comes in 64s and there may be fewer rows.
+both factors from there. Weights are its first factor, since that comes in 64s and there may be fewer rows (but see
+`gate_up.py`).
 
 A tile of the result has one accumulator, which runs over the depth from the first number to the last: so its bits are
 those of every other kernel of the package (`rlcourse.exact.products`). Whatever a kernel then does to the result must
