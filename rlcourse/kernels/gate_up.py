@@ -67,8 +67,8 @@ class GateUp(Tiled):
             )
         if self.rows_first and (self.tile_rows % 64 or self.tile_columns % 16):
             raise KernelError(
-                f"A tile of {self.tile_columns} columns and {self.tile_rows} rows: rows first need multiples "
-                "of 16 and of 64."
+                f"A tile of {self.tile_columns} columns and {self.tile_rows} rows: where rows are first, they are a "
+                "multiple of 64 and columns of 16; take other tiles, or the kernel in Triton."
             )
         self.need_room(2 * self.tile_rows * (self.tile_columns // 2 + OCTET), others=4 * self.tile_rows)
 

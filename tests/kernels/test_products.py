@@ -187,7 +187,7 @@ def test_queries_keys_and_values_come_where_they_belong(rows, heads, kv_heads, s
     ],
 )
 def test_what_does_not_come_in_tiles_or_fit_is_refused(make):
-    with pytest.raises(KernelError, match=r"Triton|multiples?|convert"):
+    with pytest.raises(KernelError, match=r"Triton|multiple|convert"):
         make()
 
 
@@ -199,11 +199,11 @@ def test_what_just_fits_into_shared_memory_is_taken():
 
 def test_the_kernels_of_a_model_are_chosen_by_its_shape():
     for table in (NARROW, NORMED, WIDE, WIDEST):
-        assert len(table) == 3 and all(
-            (tile.columns, tile.rows)[tile.rows_first] % 64 == 0 == (tile.rows, tile.columns)[tile.rows_first] % 16
-            for tiles in table
-            for tile in tiles.values()
-        )
+        assert len(table) == 3
+        for name, tile in (item for tiles in table for item in tiles.items()):
+            first, second = (tile.rows, tile.columns) if tile.rows_first else (tile.columns, tile.rows)
+            assert first % 64 == 0 == second % 16
+            assert name == "gate_up" or not tile.rows_first, "no other product can"
     sizes = {"vocab_size": 64, "hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 2, "head_dim": 64}
     policy = make_policy(0, **sizes)
     chosen = CuteProducts(Decoder(policy.model, torch.bfloat16, False), True, paged=True)
