@@ -84,23 +84,30 @@ class Rollout:
         )
 
 
-def join_rows(prompts: list[list[int]], completion_ids: Tensor, lengths: Tensor, pad_id: int) -> tuple[Tensor, Tensor]:
+def right_pad(prompts: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Token ids [prompts, P] int64, zeros behind them, and how many each prompt has [prompts]."""
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device=device)
+    return ids, torch.tensor([len(prompt) for prompt in prompts], device=device)
+
+
+def join_rows(
+    prompt_ids: Tensor, prompt_lengths: Tensor, completion_ids: Tensor, lengths: Tensor, pad_id: int
+) -> tuple[Tensor, Tensor]:
     """Prompts and their completions as `Rollout` has them: (ids [rows, W], prompt_lengths [rows]).
 
-    prompts: token ids, one prompt for each group of rows / prompts; completion_ids [rows, T]; lengths [rows].
+    prompt_ids [prompts, P] and completion_ids [rows, T] with anything behind their tokens; prompt_lengths [prompts],
+    each for a group of rows / prompts; lengths [rows].
     """
-    rows, device = len(completion_ids), completion_ids.device
-    longest = max(map(len, prompts))
-    padded = torch.tensor([[*prompt, *[pad_id] * (longest - len(prompt))] for prompt in prompts], device=device)
-    prompt_lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
-    group = rows // len(prompts)
-    padded, prompt_lengths = padded.repeat_interleave(group, dim=0), prompt_lengths.repeat_interleave(group)
-    width = int((prompt_lengths + lengths).max())
-    ids = F.pad(padded, (0, width - longest), value=pad_id)  # every completion has a token, so width is the larger
-    mask = completion_mask(lengths, completion_ids.shape[1])
-    row, column = mask.nonzero(as_tuple=True)
-    ids[row, prompt_lengths[row] + column] = completion_ids[mask]
-    return ids, prompt_lengths
+    group = len(completion_ids) // len(prompt_ids)
+    prompt_lengths = prompt_lengths.repeat_interleave(group)
+    ends = prompt_lengths + lengths
+    width = int(ends.max())
+    ids = F.pad(prompt_ids, (0, width - prompt_ids.shape[1])).repeat_interleave(group, dim=0)
+    column = torch.arange(width, device=ids.device)
+    of_completion = column - prompt_lengths[:, None]
+    completed = completion_ids.gather(1, of_completion.clamp(0, completion_ids.shape[1] - 1))
+    return torch.where(of_completion < 0, ids, completed).masked_fill(column >= ends[:, None], pad_id), prompt_lengths
 
 
 def concatenate(rollouts: list[Rollout]) -> Rollout:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rlcourse.batch import Rollout, completion_mask, join_rows
+from rlcourse.batch import Rollout, completion_mask, join_rows, right_pad
 from rlcourse.config import TrainConfig
 from rlcourse.policy import Policy
 from rlcourse.rollout import RolloutEngine
@@ -96,8 +96,8 @@ def _rollout_of(groups: list[Group], policy: Policy) -> Rollout:
         return torch.zeros(mask.shape, dtype=dtype).masked_scatter(mask, values).to(policy.device)
 
     lengths = lengths.to(policy.device)
-    prompts = [group.prompt for group in groups]
-    ids, prompt_lengths = join_rows(prompts, padded("tokens", torch.int64), lengths, policy.pad_id)
+    prompts = right_pad([group.prompt for group in groups], policy.device)
+    ids, prompt_lengths = join_rows(*prompts, padded("tokens", torch.int64), lengths, policy.pad_id)
     ended = torch.tensor([answer.ended for answer in answers], device=policy.device)
     logprobs, versions = padded("logprobs", torch.float32), padded("versions", torch.int64)
     return Rollout(ids, prompt_lengths, lengths, logprobs, ended, versions)

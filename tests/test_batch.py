@@ -16,6 +16,7 @@ from rlcourse.batch import (
     concatenate,
     join_completions,
     join_rows,
+    right_pad,
 )
 from rlcourse.tasks import Answer, Problem
 from rlcourse.tasks.verify import verify
@@ -105,9 +106,9 @@ def test_prompts_and_completions_are_joined_without_a_gap(group):
     prompts = [[chance.randint(1, 50) for _ in range(n)] for n in (2, 17, 1)]
     completions = [[chance.randint(1, 50) for _ in range(5)] for _ in range(3 * group)]
     lengths = [chance.choice([0, 1, 4, 5]) for _ in completions]
-    ids, prompt_lengths = join_rows(
-        prompts, torch.tensor(completions, device=DEVICE), torch.tensor(lengths, device=DEVICE), pad_id=99
-    )
+    padded, sizes = right_pad(prompts, DEVICE)
+    completions_and_lengths = torch.tensor(completions, device=DEVICE), torch.tensor(lengths, device=DEVICE)
+    ids, prompt_lengths = join_rows(padded, sizes, *completions_and_lengths, pad_id=99)
     rows = [prompts[i // group] + completions[i][: lengths[i]] for i in range(3 * group)]
     width = max(map(len, rows))
     assert ids.tolist() == [row + [99] * (width - len(row)) for row in rows]
@@ -115,7 +116,12 @@ def test_prompts_and_completions_are_joined_without_a_gap(group):
 
 
 def test_a_long_prompt_with_a_short_answer_may_be_the_widest_row():
-    ids, _ = join_rows([[5] * 9, [6]], torch.tensor([[1, 0, 0], [7, 8, 1]]), torch.tensor([1, 3]), pad_id=0)
+    ids, _ = join_rows(
+        *right_pad([[5] * 9, [6]], torch.device("cpu")),
+        torch.tensor([[1, 0, 0], [7, 8, 1]]),
+        torch.tensor([1, 3]),
+        pad_id=0,
+    )
     assert ids.shape == (2, 10)
 
 

@@ -9,6 +9,5 @@ EXACT = {"enable_fp_fusion": False}  # launch option of all kernels that call `o
 KEYS = 128  # of a tile in attention
 GROUP = 32  # columns of the residual stream whose squares are added first
 VOCABULARY_TILE = 2048  # entries of the vocabulary whose mass is added up first
-OWN_TILES = 4  # of them, which one program adds up, each by itself
 LOG2_E = 1.4426950408889634
 CAPTURED_BYTES = 8e9  # that captured layers take at most: gradients, and what a forward pass keeps for the backward one

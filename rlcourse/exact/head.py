@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from rlcourse.exact import EXACT, OWN_TILES, VOCABULARY_TILE, backward_kernels, pass_kernels
+from rlcourse.exact import EXACT, VOCABULARY_TILE, backward_kernels, pass_kernels
 from rlcourse.exact.layers import norm_backward, normed
 from rlcourse.exact.products import add_to, linear, one_chain, product_float32
 from rlcourse.exact.weights import FusedWeights
@@ -90,9 +90,9 @@ def _logprobs(weights, logits, squares, targets, inverse_temperature, logprobs, 
     n, vocabulary = logits.shape
     d, tiles = 32 * squares.shape[1], triton.cdiv(vocabulary, VOCABULARY_TILE)
     tile_max, tile_sum = (squares.new_empty(n, tiles) for _ in range(2))
-    pass_kernels.mass_kernel[(triton.cdiv(tiles, OWN_TILES), n)](
+    pass_kernels.mass_kernel[(tiles, n)](
         logits, squares, tile_max, tile_sum, vocabulary, inverse_temperature, weights.eps, d, VOCABULARY_TILE, tiles,
-        OWN_TILES, PDL=False, **EXACT,
+        PDL=False, num_warps=1, **EXACT,
     )  # fmt: skip
     pass_kernels.logprob_kernel[(n,)](
         logits, targets, squares, tile_max, tile_sum, logprobs, log_mass, vocabulary, inverse_temperature, weights.eps,

@@ -154,26 +154,20 @@ def scale_kernel(squares, scale, eps, d: tl.constexpr):
 @triton.jit
 def mass_kernel(
     logits, squares, tile_max, tile_sum, V, inverse_temperature, eps,
-    d: tl.constexpr, BN: tl.constexpr, TILES: tl.constexpr, OWN: tl.constexpr, PDL: tl.constexpr,
+    d: tl.constexpr, BN: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Of each of a program's OWN tiles the largest logit, and the sum of exp(logit - largest). All are asked for before
-    one is used."""
-    first, slot = tl.program_id(0) * OWN, tl.program_id(1)
+    """Of a tile of a row's logits the largest, and the sum of exp(logit - largest). A program is one warp: so there are
+    no barriers, and all who launch it add in one order."""
+    tile, slot = tl.program_id(0), tl.program_id(1)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    logits += slot.to(tl.int64) * V
-    tiles = ()
-    for t in tl.static_range(OWN):
-        cols = (first + t) * BN + tl.arange(0, BN)
-        tiles = tiles + (tl.load(logits + cols, mask=cols < V, other=float("-inf")),)  # noqa: RUF005
-    scale = inverse_rms_of_row(squares, slot, eps, d) * inverse_temperature
-    for t in tl.static_range(OWN):
-        values = tiles[t].to(tl.float32) * scale
-        largest = tl.max(values, 0)
-        m = first + t < TILES
-        tl.store(tile_max + slot * TILES + first + t, largest, mask=m)
-        tl.store(tile_sum + slot * TILES + first + t, tl.sum(tl.exp(values - largest), 0), mask=m)
+    cols = tile * BN + tl.arange(0, BN)
+    values = tl.load(logits + slot.to(tl.int64) * V + cols, mask=cols < V, other=float("-inf")).to(tl.float32)
+    values = values * (inverse_rms_of_row(squares, slot, eps, d) * inverse_temperature)
+    largest = tl.max(values, 0)
+    tl.store(tile_max + slot * TILES + tile, largest)
+    tl.store(tile_sum + slot * TILES + tile, tl.sum(tl.exp(values - largest), 0))
 
 
 @triton.jit

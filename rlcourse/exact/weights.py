@@ -4,13 +4,16 @@ dtype."""
 import importlib.util
 import weakref
 from dataclasses import dataclass, fields
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import PreTrainedModel
 
-from rlcourse.lora import copy_merged
+from rlcourse.cuda_graphs import CudaGraphs
+from rlcourse.distributed import is_sharded
+from rlcourse.lora import copy_merged, has_adapter
 
 _steps = 0  # of all optimizers of the process
 COMPARED = 64  # weights compared at once: few launches, and little memory
@@ -80,6 +83,7 @@ class FusedWeights:
         self.cos, self.sin = angles.cos(), angles.sin()
         self._allocate(model)
         self.parameters = list(model.parameters())
+        self.graphs = CudaGraphs()
         self.syncs = 0
         self.sync(model)
 
@@ -110,8 +114,13 @@ class FusedWeights:
     @torch.no_grad()
     def sync(self, model: PreTrainedModel) -> None:
         """Take over the model's weights as they are now, those of an adapter merged, in place: a captured graph goes on
-        reading the same memory."""
-        copy_merged(self.targets, self._sources(model), model)
+        reading the same memory. On a GPU hundreds of copies are one launch: a graph for where the weights are."""
+        sources = self._sources(model)
+        copy = partial(copy_merged, self.targets, sources, model)
+        if self.embedding.is_cuda and not is_sharded(model) and not has_adapter(model):
+            self.graphs.run(tuple((weight.data_ptr(), weight.dtype) for weight in sources), copy)
+        else:
+            copy()
         self.syncs += 1
         self.known = self._changes()
 

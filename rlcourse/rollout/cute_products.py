@@ -38,7 +38,7 @@ class CuteTile(NamedTuple):
 # By rows up to 16, up to 96, and more, measured in whole steps on an H200. Where a product is not there, the kernel in
 # Triton was faster. With more stages weights are asked for earlier; with fewer, two blocks share a processor.
 NARROW = (  # Qwen2.5-0.5B
-    {"out": CuteTile(64, 16, 11), "head": CuteTile(64, 16, 6)},
+    {"out": CuteTile(64, 16, 13), "head": CuteTile(64, 16, 6)},
     {
         "qkv": CuteTile(64, 32, 12),
         "out": CuteTile(64, 32, 14),
@@ -47,8 +47,8 @@ NARROW = (  # Qwen2.5-0.5B
         "head": CuteTile(128, 64, 6),
     },
     {
-        "qkv": CuteTile(64, 64, 9),
-        "out": CuteTile(64, 32, 10),
+        "qkv": CuteTile(64, 64, 7),
+        "out": CuteTile(64, 48, 13),
         "gate_up": CuteTile(80, 128, 4, True),
         "down": CuteTile(64, 128, 9),
     },

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from rlcourse.batch import Rollout
+from rlcourse.cuda_graphs import CudaGraphs
 from rlcourse.device import without_cudnn_attention
 from rlcourse.exact.weights import has_kernels, is_exact
 from rlcourse.policy import Policy, check_positions
 from rlcourse.rollout import triton_step
-from rlcourse.rollout.cuda_graphs import CudaGraphs
 from rlcourse.rollout.decoder import Decoder
 from rlcourse.rollout.scheduler import Plan, Scheduler, drop_ended, halve
 from rlcourse.rollout.slots import Room, Slots, decode_step, prefill, rollout_of, sample_at, sample_first_tokens
@@ -29,6 +29,7 @@ MAX_SLOTS = 256  # completions decoded at once on a GPU; more wait their turn
 PREFILL_TOKENS = 16384  # prompts are prefilled so many tokens at a time: attention scores of all at once fill a GPU
 CAPTURED_PREFILL = 8192  # tokens of prompts up to which prefill is captured: of more, the host does not wait for long
 STEPS_BETWEEN_LOOKS = {"cuda": 16, "cpu": 1}  # decode steps between two reads of the flags; each read stops the host
+STEPS_A_GRAPH = 5  # decode steps of one CUDA graph: between two graphs the GPU waits
 CACHE_BUCKET = 128  # on a GPU a cache is a multiple of this long, so that a longer prompt seldom needs a new one
 PROMPT_BUCKET = 64  # on a GPU prompts are padded to a multiple, so that few prefills are captured
 
@@ -93,7 +94,7 @@ class FastEngine:
                 self.slots, len(prompts), num_generations, lambda rows: sample_tokens(last[rows], sampling), self.eos
             )
         self._decode(completions, width, num_generations, max_new_tokens, sampling)
-        rollout = rollout_of(self.slots, prompts, completions, self.policy.pad_id, self.eos)
+        rollout = rollout_of(self.slots, len(prompts), completions, self.policy.pad_id, self.eos)
         if not self.on_gpu:
             self.sleep()  # no captured graph knows the cache by its address, and training wants the memory
         return rollout
@@ -145,12 +146,17 @@ class FastEngine:
         every, resize = STEPS_BETWEEN_LOOKS[self.device.type], halve if self.on_gpu else drop_ended
         scheduler = Scheduler(completions, self.room.slots, max_new_tokens - 1, every, resize, by_triton)
         while plan := scheduler.next_plan():
-            if plan.starts:
+            if plan.starts and by_triton:
+                self.triton_step.start(len(plan.starts))
+            elif plan.starts:
                 self.slots.start(plan.starts, num_generations)
             if plan.moves:
                 self.slots.move(plan.moves, width + plan.longest)
-            step = self._triton_steps(plan, sampling) if by_triton else self._torch_steps(plan, width, sample, sampling)
-            scheduler.report(*self._run(plan, step))
+            if by_triton:
+                steps = self._triton_steps(plan, sampling)
+            else:
+                steps = self._torch_steps(plan, width, sample, sampling)
+            scheduler.report(*self._run(plan, steps))
 
     def _sampler(self, sampling: Sampling) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """How a step in PyTorch samples: logits → tokens and log-probs."""
@@ -160,34 +166,46 @@ class FastEngine:
         at_one = sampling if sampling.greedy else replace(sampling, temperature=1.0)
         return partial(self.compiled_sample, temperature=self.temperature, at_one=at_one)
 
-    def _triton_steps(self, plan: Plan, sampling: Sampling) -> Callable[[int], None]:
-        """The plan's step with this number, by our kernels. Which it is, they need not know."""
-        step = partial(self.triton_step, plan.size, plan.refill, sampling)
-        if not self.on_gpu:
-            return lambda _: step()
-        return lambda _: self.graphs.run(("triton", plan.size, plan.refill, sampling), step)
+    def _triton_steps(self, plan: Plan, sampling: Sampling) -> Callable[[range], None]:
+        """The plan's steps with these numbers, by our kernels. Which they are, these need not know."""
 
-    def _torch_steps(self, plan: Plan, width: int, sample: Callable, sampling: Sampling) -> Callable[[int], None]:
-        """The plan's step with this number, in PyTorch. A captured one reads the whole cache: its shape is fixed."""
+        def run(count: int) -> None:
+            for _ in range(count):
+                self.triton_step(plan.size, plan.refill, sampling)
+
+        def run_graphs(numbers: range) -> None:
+            together, alone = divmod(len(numbers), STEPS_A_GRAPH)
+            for count in [STEPS_A_GRAPH] * together + [1] * alone:
+                self.graphs.run(("triton", plan.size, plan.refill, sampling, count), partial(run, count))
+
+        return run_graphs if self.on_gpu else lambda numbers: run(len(numbers))
+
+    def _torch_steps(self, plan: Plan, width: int, sample: Callable, sampling: Sampling) -> Callable[[range], None]:
+        """The plan's steps with these numbers, in PyTorch. A captured one reads the whole cache: its shape is fixed."""
         step = partial(decode_step, self.slots.first(plan.size), self.decoder, sample, self.eos)
-        if not self.on_gpu:
-            return lambda number: step(min(width + plan.longest + number + 1, self.room.tokens))
-        return lambda _: self.graphs.run(("torch", plan.size, sampling), partial(step, self.room.tokens))
 
-    def _run(self, plan: Plan, step: Callable[[int], None]) -> tuple[list[bool], int]:
+        def run(numbers: range) -> None:
+            for number in numbers:
+                if self.on_gpu:
+                    self.graphs.run(("torch", plan.size, sampling), partial(step, self.room.tokens))
+                else:
+                    step(min(width + plan.longest + number + 1, self.room.tokens))
+
+        return run
+
+    def _run(self, plan: Plan, steps: Callable[[range], None]) -> tuple[list[bool], int]:
         """The plan's steps; then which slots are done, and the completion that starts next.
 
         On a GPU as they were before the last step, which is under way while the host looks: so the GPU does not wait.
         """
-        for number in range(plan.steps - 1):
-            step(number)
+        steps(range(plan.steps - 1))
         if not self.on_gpu:
-            step(plan.steps - 1)
+            steps(range(plan.steps - 1, plan.steps))
             return self.slots.done[: plan.size].tolist(), int(self.slots.next_completion)
         flags = torch.cat([self.slots.next_completion, self.slots.done[: plan.size]]).to("cpu", non_blocking=True)
         copied = torch.cuda.Event()
         copied.record()
-        step(plan.steps - 1)
+        steps(range(plan.steps - 1, plan.steps))
         copied.synchronize()
         next_completion, *done = flags.tolist()
         return list(map(bool, done)), next_completion

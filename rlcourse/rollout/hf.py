@@ -15,7 +15,7 @@ from transformers import (
     StaticCache,
 )
 
-from rlcourse.batch import Rollout, completion_lengths, completion_mask, join_rows
+from rlcourse.batch import Rollout, completion_lengths, completion_mask, join_rows, right_pad
 from rlcourse.distributed import is_sharded
 from rlcourse.lora import base_parameters, copy_merged
 from rlcourse.policy import Policy, check_positions, low_precision_copy
@@ -122,7 +122,7 @@ class HFEngine:
         keep.finish(output)
         completion_ids = output[:, ids.shape[1] :]
         lengths = completion_lengths(completion_ids, self.policy.eos_ids)
-        joined, prompt_lengths = join_rows(prompts, completion_ids, lengths, self.policy.pad_id)
+        joined, prompt_lengths = join_rows(*right_pad(prompts, ids.device), completion_ids, lengths, self.policy.pad_id)
         outside = ~completion_mask(lengths, completion_ids.shape[1])
         last = completion_ids.gather(1, lengths[:, None] - 1)
         return Rollout(

@@ -11,10 +11,10 @@ from functools import partial
 import torch
 
 from rlcourse.batch import Rollout
+from rlcourse.cuda_graphs import CudaGraphs
 from rlcourse.exact.weights import has_kernels, is_exact
 from rlcourse.policy import Policy, check_positions
 from rlcourse.rollout.blocks import BLOCK_TOKENS, BlockManager, blocks_in
-from rlcourse.rollout.cuda_graphs import CudaGraphs
 from rlcourse.rollout.decoder import Decoder
 from rlcourse.rollout.paged_prefill import passes, prefill_pieces
 from rlcourse.rollout.paged_scheduler import PREFILL_TOKENS, PagedPlan, PagedScheduler, Piece
@@ -79,7 +79,7 @@ class PagedEngine:
             self._prepare(plan, num_generations, sampling)
             scheduler.report(*self._run(plan, scheduler.num_completions, sampling))
         self.blocks = scheduler.blocks
-        return rollout_of(self.slots, prompts, scheduler.num_completions, self.policy.pad_id, self.eos)
+        return rollout_of(self.slots, len(prompts), scheduler.num_completions, self.policy.pad_id, self.eos)
 
     def _plans(
         self, kind: type[PagedScheduler], prompts: list[list[int]], num_generations: int, max_new_tokens: int

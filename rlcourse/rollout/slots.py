@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from rlcourse.batch import Rollout, completion_mask, join_rows
+from rlcourse.batch import Rollout, completion_mask, join_rows, right_pad
 from rlcourse.rollout.blocks import BLOCK_TOKENS
 from rlcourse.rollout.decoder import Decoder
 from rlcourse.sampling import Sampling, sample_tokens
@@ -121,9 +122,9 @@ class Slots:
 
     def begin(self, prompts: list[list[int]], width: int, num_generations: int, max_new_tokens: int) -> None:
         """New prompts, padded on the right to `width`, and none of their completions started."""
-        padded = [[*prompt, *[0] * (width - len(prompt))] for prompt in prompts]
-        self.prompt_ids[: len(prompts), :width] = torch.tensor(padded)
-        self.prompt_lengths[: len(prompts)] = torch.tensor([len(prompt) for prompt in prompts])
+        ids, lengths = right_pad(prompts, self.prompt_ids.device)
+        self.prompt_ids[: len(prompts), :width] = F.pad(ids, (0, width - ids.shape[1]))
+        self.prompt_lengths[: len(prompts)] = lengths
         self.max_new_tokens.fill_(max_new_tokens)
         self.next_completion.zero_()
         self.num_completions.fill_(len(prompts) * num_generations)
@@ -164,12 +165,12 @@ class Slots:
         self.lengths[self.completion], self.ended[self.completion] = self.num_tokens, self.done
 
 
-def rollout_of(slots: Slots, prompts: list[list[int]], completions: int, pad: int, eos: Tensor) -> Rollout:
-    """What the slots wrote down of the first so many completions, as wide as the longest."""
+def rollout_of(slots: Slots, prompts: int, completions: int, pad: int, eos: Tensor) -> Rollout:
+    """What the slots wrote down of the first so many completions, of so many prompts, as wide as the longest."""
     lengths = slots.lengths[:completions].clone()
     longest = int(lengths.max())
     tokens, logprobs = slots.tokens[:completions, :longest], slots.logprobs[:completions, :longest]
-    ids, prompt_lengths = join_rows(prompts, tokens, lengths, pad)
+    ids, prompt_lengths = join_rows(slots.prompt_ids[:prompts], slots.prompt_lengths[:prompts], tokens, lengths, pad)
     return Rollout(
         ids=ids,
         prompt_lengths=prompt_lengths,

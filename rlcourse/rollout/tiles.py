@@ -43,7 +43,7 @@ class AttentionTile:
 
 
 TILES_UP_TO_16_ROWS = TileConfig(  # measured on an H200 at the shape of Qwen2.5-0.5B, as all without another word
-    qkv=MatmulTile(16, 16, 128, stages=2, preloaded=7),
+    qkv=MatmulTile(16, 16, 256, stages=2, preloaded=4),
     out=MatmulTile(16, 32, 128, warps=8, stages=2, preloaded=7),
     gate_up=MatmulTile(16, 32, 128, stages=2, preloaded=7),
     down=MatmulTile(16, 32, 256, stages=2, preloaded=5),

@@ -58,19 +58,22 @@ def ask(a, rows, R, begin, end, width: tl.constexpr, BK: tl.constexpr, BLOCKS: t
 def product(
     a, w, pieces, preloaded, rows, R, begin, end,
     width: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRELOADED: tl.constexpr,
+    MOST: tl.constexpr,
 ):  # fmt: skip
-    """Rows of a [R, width] times a tile of weights at pointers `w` [BN, BK], over the depth from begin to end.
+    """Rows of a [R, width] times a tile of weights at pointers `w` [BN, BK], over the depth from begin to end, which is
+    MOST at most.
 
     The first PRELOADED blocks of both are there already.
     """
     acc = tl.zeros((BM, BN), tl.float32)
     for b in tl.static_range(PRELOADED):
         acc = tl.dot(pieces[b], tl.trans(preloaded[b]), acc, input_precision="ieee")
-    m = (rows < R)[:, None]
-    ap = a + rows[:, None] * width + begin + tl.arange(0, BK)[None, :]
-    for k in range(PRELOADED * BK, end - begin, BK):
-        piece = tl.load(ap + k, mask=m, other=0.0)
-        acc = tl.dot(piece, tl.trans(tl.load(w + begin + k)), acc, input_precision="ieee")
+    # A loop of no rounds takes time, too. But a single product would begin with what it is added to, in other bits.
+    if PRELOADED == 1 or PRELOADED * BK < MOST:
+        ap = a + rows[:, None] * width + begin + tl.arange(0, BK)[None, :]
+        for k in range(PRELOADED * BK, end - begin, BK):
+            piece = tl.load(ap + k, mask=(rows < R)[:, None], other=0.0)
+            acc = tl.dot(piece, tl.trans(tl.load(w + begin + k)), acc, input_precision="ieee")
     return acc
 
 
@@ -131,7 +134,7 @@ def qkv_kernel(
         gdc_wait()
     pieces = ask(y, rows, R, 0, d, d, BK, PRELOADED)
     scale = inverse_rms(squares, rows, rows < R, eps, BM, d)[:, None]  # asked for before the product, which it follows
-    v1, v2 = pair(product(y, wp, pieces, preloaded, rows, R, 0, d, d, BM, 2 * BN, BK, PRELOADED), BM, BN)
+    v1, v2 = pair(product(y, wp, pieces, preloaded, rows, R, 0, d, d, BM, 2 * BN, BK, PRELOADED, d), BM, BN)
     v1 = scaled(v1, scale, y.dtype.element_ty)
     v2 = scaled(v2, scale, y.dtype.element_ty)
     if HAS_BIAS:
@@ -153,8 +156,8 @@ def qkv_kernel(
         base = cache + ((head - H) // K).to(tl.int64) * stride_kv + ((head - H) % K) * stride_head
         within = at % BLOCK if BLOCK > 0 else at
         p = base + part[:, None].to(tl.int64) * stride_row + within[:, None] * D + cols[None, :]
-    tl.store(p, v1.to(cache.dtype.element_ty), mask=m)
-    tl.store(p + half, v2.to(cache.dtype.element_ty), mask=m)
+    both = p[:, :, None] + half * tl.arange(0, 2)[None, None, :]
+    tl.store(both, tl.join(v1, v2).to(cache.dtype.element_ty), mask=m[:, :, None])
 
 
 @triton.jit
@@ -190,10 +193,10 @@ def add_kernel(
     xp = x + rows[:, None] * N + cols[None, :]
     total = tl.load(xp, mask=m, other=0.0)
     pieces = ask(a, rows, R, begin, end, KD, BK, PRELOADED)
-    acc = product(a, wp, pieces, preloaded, rows, R, begin, end, KD, BM, BN, BK, PRELOADED)
+    acc = product(a, wp, pieces, preloaded, rows, R, begin, end, KD, BM, BN, BK, PRELOADED, SHARE)
     if SHARES == 2:
         begin += SHARE
-        acc += product(a, wp, (), (), rows, R, begin, tl.minimum(begin + SHARE, KD), KD, BM, BN, BK, 0)
+        acc += product(a, wp, (), (), rows, R, begin, tl.minimum(begin + SHARE, KD), KD, BM, BN, BK, 0, SHARE)
     done = True
     if SPLITS == 1:
         total += acc
@@ -249,7 +252,7 @@ def gate_up_kernel(
             acc_x = tl.dot(piece, tl.trans(tl.load(xp + k)), acc_x, input_precision="ieee")
         store_inner(h, acc_x, scale, rows, R, first + BN, inner, BM, BX)
     else:
-        acc = product(y, wp, pieces, preloaded, rows, R, 0, d, d, BM, 2 * BN, BK, PRELOADED)
+        acc = product(y, wp, pieces, preloaded, rows, R, 0, d, d, BM, 2 * BN, BK, PRELOADED, d)
     store_inner(h, acc, scale, rows, R, first, inner, BM, BN)
 
 

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rlcourse.exact import EXACT, GROUP, KEYS, LOG2_E, OWN_TILES, VOCABULARY_TILE
+from rlcourse.exact import EXACT, GROUP, KEYS, LOG2_E, VOCABULARY_TILE
 from rlcourse.exact.products import SHARES, one_chain, share_of
 from rlcourse.rollout.decoder import Decoder
 from rlcourse.rollout.slots import SAMPLED_AT_ONCE, Slots
@@ -245,9 +245,9 @@ class TritonStep:
 
         inverse, eps = 1.0 if sampling.greedy else 1.0 / sampling.temperature, self.decoder.eps
         tile_max, tile_sum = squares.new_empty(2, size, self.vocabulary_tiles)
-        pass_kernels.mass_kernel[(-(-self.vocabulary_tiles // OWN_TILES), size)](
+        pass_kernels.mass_kernel[(self.vocabulary_tiles, size)](
             logits, squares, tile_max, tile_sum, self.vocabulary, inverse, eps, self.hidden, VOCABULARY_TILE,
-            self.vocabulary_tiles, OWN_TILES, **self.launch,
+            self.vocabulary_tiles, num_warps=1, **self.launch,
         )  # fmt: skip
         triton_sample.pick_kernel[(size,)](
             logits, squares, tile_max, tile_sum, self.seed, self.eos, slots.max_new_tokens, slots.completion,
@@ -256,6 +256,11 @@ class TritonStep:
             VOCABULARY_TILE, self.vocabulary_tiles, self.next_power_of_2(self.vocabulary_tiles),
             self.next_power_of_2(len(self.eos)), sampling.greedy, **self.launch,
         )  # fmt: skip
+
+    def start(self, size: int) -> None:
+        """The first `size` slots go to the completions that come first."""
+        self.slots.done.fill_(True)
+        self.refill(size)
 
     def refill(self, size: int) -> None:
         """The first `size` slots, where free, go to completions that wait."""

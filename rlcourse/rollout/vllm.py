@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlcourse.batch import Rollout, join_rows
+from rlcourse.batch import Rollout, join_rows, right_pad
 from rlcourse.distributed import launched
 from rlcourse.lora import merged_parameters, plain_parameters
 from rlcourse.policy import Policy, check_positions
@@ -125,7 +125,7 @@ def rollout_of(
         raise RuntimeError("vLLM did not give one log-prob for each token.")
     device = policy.device
     lengths = torch.tensor([len(row) for row in tokens], device=device)
-    ids, prompt_lengths = join_rows(prompts, _padded(tokens, device), lengths, policy.pad_id)
+    ids, prompt_lengths = join_rows(*right_pad(prompts, device), _padded(tokens, device), lengths, policy.pad_id)
     last = torch.tensor([row[-1] for row in tokens], device=device)
     return Rollout(
         ids=ids,

@@ -692,6 +692,7 @@ MISTAKES = [
     ("bench/decode.py", "    return max(ends)", "    return min(ends)", ["bench/test_bench.py"]),
     ("bench/decode.py", "(more.busy * more.seconds - one.busy * one.seconds)", "(more.busy * more.seconds)", ["bench/test_bench.py"]),
     ("bench/decode.py", "return min(1.0, (more.busy", "return min(2.0, (more.busy", ["bench/test_bench.py"]),
+    ("rollout/triton_kernels.py", "if PRELOADED == 1 or PRELOADED * BK < MOST", "if PRELOADED * BK < MOST", ["rollout/test_kernels_compile.py"]),
     ("rollout/triton_kernels.py", "        gdc_wait()\n        gdc_launch_dependents()\n    row", "        gdc_launch_dependents()\n        gdc_wait()\n    row", ["rollout/test_kernels_compile.py"]),
     ("kernels/gate_up.py", "if self.rows_first and (self.tile_rows % 64 or self.tile_columns % 16):", "if self.rows_first and self.tile_rows % 64:", PRODUCTS),
     ("bench/results.py", "if any(what.items() <= row.items() for row in self.rows):", "if False:", ["bench/test_bench.py"]),

@@ -17,7 +17,7 @@ from triton.backends import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from rlcourse.exact import EXACT, KEYS, OWN_TILES, VOCABULARY_TILE, backward_kernels, pass_kernels
+from rlcourse.exact import EXACT, KEYS, VOCABULARY_TILE, backward_kernels, pass_kernels
 from rlcourse.exact.layers import COLUMNS, OF_KEYS, OF_QUERIES, QUERIES
 from rlcourse.exact.products import share_of
 from rlcourse.rollout import tiles, triton_attention, triton_kernels, triton_prefill, triton_refill, triton_sample
@@ -28,6 +28,7 @@ SHAPES = {  # hidden, inner, heads, key-value heads, size of a head, vocabulary,
     "qwen2.5-1.5b": (1536, 8960, 12, 2, 128, VOCABULARY, True, False),
     "qwen3-0.6b": (1024, 3072, 16, 8, 128, VOCABULARY, False, True),
     "llama-3.2-1b": (2048, 8192, 32, 8, 64, 128256, False, False),
+    "small": (128, 384, 4, 2, 32, 5000, True, False),  # whose products are as deep as one tile
 }
 SHARED = {80: 163, 86: 99, 90: 227, 100: 227, 120: 99}  # kB a block can have
 PROCESSORS = {80: 108, 86: 80, 90: 132, 100: 148, 120: 170}
@@ -82,7 +83,8 @@ def compiled(kernel, capability: int, options: dict, pointers=POINTERS, scalars=
 
 def needs(program) -> dict[str, int]:
     """Bytes of shared memory, registers of a thread, and bytes that it spills; whether it waits for the kernel before
-    it, and so before it first writes (a race that no interpreter shows); whether it lets the next begin before that."""
+    it, and so before it first writes (a race that no interpreter shows); whether it lets the next begin before that;
+    whether a product begins with numbers from memory, to which the kernel adds it (that is a sum in another order)."""
     tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(program.asm["cubin"])
@@ -95,7 +97,16 @@ def needs(program) -> dict[str, int]:
     next_begins = re.search(r"griddepcontrol\.launch_dependents", ptx)
     early = bool(wait and next_begins and next_begins.start() < wait.start())
     resources = {"shared": program.metadata.shared, "registers": int(registers), "spilled": int(spilled)}
-    return resources | {"waits": waits, "early": early}
+    return resources | {"waits": waits, "early": early, "added into": added_into(program.asm["ttir"])}
+
+
+def added_into(ttir: str) -> bool:
+    """Whether a product's sums do not begin with zeros, or with what a loop hands on, but with numbers loaded."""
+    for product in re.finditer(r"tt\.dot %\S+, %\S+, (%\w+)", ttir):
+        *_, made_by = re.findall(rf"{product[1]} = (\S+)", ttir[: product.start()])
+        if made_by == "tt.load":
+            return True
+    return False
 
 
 def attention_of_pass(capability: int) -> dict:
@@ -204,7 +215,7 @@ def step(capability: int, rows: int, shape: str) -> dict:
     found["gate_up"] = compiled(triton_kernels.gate_up_kernel, capability, options, **constants, **sizes)
     count = -(-vocabulary // VOCABULARY_TILE)
     sample = {"BN": VOCABULARY_TILE, "TILES": count, "d": hidden} | pdl
-    found["tile"] = compiled(pass_kernels.mass_kernel, capability, {}, **sample, OWN=OWN_TILES)
+    found["tile"] = compiled(pass_kernels.mass_kernel, capability, {"num_warps": 1}, **sample)
     ends = {"B": triton.next_power_of_2(count), "E": 2, "GREEDY": False}
     found["pick"] = compiled(triton_sample.pick_kernel, capability, {}, **sample, **ends)
     found["refill"] = compiled(triton_refill.refill_kernel, capability, {}, B=rows, **pdl)

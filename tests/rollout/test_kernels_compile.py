@@ -43,6 +43,7 @@ CASES = [thorough((c, r, QWEN)) if (c, r) != (90, 16) else (c, r, QWEN) for c in
 OTHERS = [(shape, rows) for shape in ("qwen2.5-1.5b", "qwen3-0.6b", "llama-3.2-1b") for rows in (16, 64, 256)]
 FEW = {("qwen3-0.6b", 16), ("qwen2.5-1.5b", 64)}
 CASES += [(thorough if (shape, rows) in FEW else exhaustive)((90, rows, shape)) for shape, rows in OTHERS]
+CASES.append((90, 16, "small"))
 
 
 @pytest.mark.parametrize(("capability", "rows", "shape"), CASES)
@@ -55,6 +56,7 @@ def test_kernels_compile_and_fit(capability, rows, shape):
         assert needs["waits"] == (capability >= 90), name  # a kernel may begin before its turn
         # the first one lets the next begin when the step before has ended; behind the last one nothing comes early
         assert needs["early"] == (capability >= 90 and name not in ("embed", "copy")), name
+        assert not needs["added into"], name
 
 
 @pytest.mark.thorough

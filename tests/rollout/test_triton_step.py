@@ -317,7 +317,7 @@ def test_columns_of_a_program_have_no_gap_and_a_large_model_has_more_programs():
 @pytest.mark.parametrize("preloaded", [0, 1, 2])
 def test_gate_and_up_in_two_tiles_are_what_the_products_say(columns, more, preloaded):
     torch.manual_seed(0)
-    rows, hidden, inner = 5, 64, 152  # of which 152 / 40 is no whole number
+    rows, hidden, inner = 5, 128, 152  # of which 152 / 40 is no whole number
     y, w = torch.randn(rows, hidden).to(DTYPE), torch.randn(2 * inner, hidden).to(DTYPE)
     squares = (y.float() ** 2).view(rows, -1, 32).sum(-1)
     y, w, squares = (t.to(DEVICE) for t in (y, w, squares))

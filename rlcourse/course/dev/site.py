@@ -73,7 +73,7 @@ API = {
         "rollout.scheduler",
         "rollout.slots",
         "rollout.decoder",
-        "rollout.cuda_graphs",
+        "cuda_graphs",
         "rollout.triton_step",
         "rollout.paged",
         "rollout.paged_prefill",
