@@ -139,8 +139,7 @@ def finish(
     arrived), and the last of them to arrive puts the partials together: no second launch.
     """
     partials, heads, size = acc.shape
-    workers = const_expr(1 << (threads.bit_length() - 1))  # a power of two of the threads
-    width = const_expr(heads * size // workers)  # elements of a head's vector that one of them looks after
+    width = const_expr(heads * size // threads)  # elements of a head's vector that a thread looks after
     thread, _, _ = cute.arch.thread_idx()
     head, place = thread // (size // width), thread % (size // width)
     query_head = kv_head * group + head

@@ -25,7 +25,6 @@ PLAIN = [
     SplitDecode(14, 2, 64, padded=True, splits=4),
     AheadDecode(14, 2, 64, padded=True, splits=2),
     DecodeAttention(14, 2, 64, padded=True, splits=4),
-    DecodeAttention(14, 2, 64, warps=5, ahead=True),
     DecodeAttention(4, 2, 128, "float16", warps=8),
     DecodeAttention(14, 2, 64, padded=True, splits=2, warps=8, ahead=True, tiles=2),
 ]
