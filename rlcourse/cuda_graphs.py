@@ -1,12 +1,29 @@
 """Work on a GPU recorded once and replayed: the host starts one graph instead of hundreds of kernels."""
 
-from collections.abc import Callable, Hashable
+import gc
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
 EAGER_RUNS = 1  # before a graph is captured: what is loaded and compiled then must not happen under capture
 CAPTURED_GRAPHS = 32  # graphs kept; the one used longest ago goes first
+
+
+@contextmanager
+def recorded(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
+    """What is done within becomes the graph. Python's garbage collector waits: it may free another graph or a kernel,
+    and where CUDA gives something back the recording is void."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, pool=pool):
+            yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class CudaGraphs:
@@ -25,7 +42,7 @@ class CudaGraphs:
             while len(self.graphs) >= CAPTURED_GRAPHS:
                 del self.graphs[next(iter(self.graphs))]
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with recorded(graph):
                 output = function()
             self.graphs[key] = graph, output
         self.graphs[key] = graph, output = self.graphs.pop(key)  # moved to the end: used last

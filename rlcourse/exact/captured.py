@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from rlcourse.cuda_graphs import recorded
 from rlcourse.exact import CAPTURED_BYTES
 from rlcourse.exact.layers import angles_at, attention, layer_backward, layer_pass, parameter_gradients
 from rlcourse.exact.products import one_chain
@@ -117,7 +118,7 @@ class CapturedLayers:
         if self.pool is None:
             return run
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
+        with recorded(graph, self.pool):
             run()
         return graph.replay
 

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
+from rlcourse.cuda_graphs import recorded
+
 
 def now(device: torch.device) -> float:
     """The time in seconds, once the GPU has finished its work."""
@@ -49,7 +51,7 @@ def graph_seconds(run: Callable[[], object], repeats: int) -> tuple[float, float
     run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with recorded(graph):
         run()
 
     def replays() -> None:
