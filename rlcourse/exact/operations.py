@@ -28,22 +28,35 @@ def group_squares(x, A: tl.constexpr, B: tl.constexpr):
 
 @triton.jit
 def inverse_rms(squares, rows, seen, eps, A: tl.constexpr, d: tl.constexpr):
-    """1 / rms [A] of rows of x (numbers `rows` [A]; those not `seen` mean nothing), from `squares` [R, d / 32]. Four
-    numbers at once go to a thread, which adds up the whole row: if several did, they would wait for each other."""
+    """1 / rms [A] of rows of x (numbers `rows` [A]; those not `seen` mean nothing), from `squares` [R, d / 32]."""
+    if A <= 16:  # a thread adds up whole rows: if several did, they would wait for each other
+        total = sum_of_fours(squares, rows, seen, A, d)
+    else:
+        T: tl.constexpr = d // 32
+        B: tl.constexpr = 32 if T <= 32 else 64 if T <= 64 else 256
+        t = tl.arange(0, B)[None, :]
+        parts = tl.load(squares + rows[:, None] * T + t, mask=seen[:, None] & (t < T), other=0.0)
+        total = row_sum(parts, A, B, 5 if B == 32 else 6 if B == 64 else 8)
+    return tl.rsqrt(total / d + eps)
+
+
+@triton.jit
+def sum_of_fours(squares, rows, seen, A: tl.constexpr, d: tl.constexpr):
+    """The sum [A] of a row's `squares`, neighbours first, which come to a thread four at once."""
     FOURS: tl.constexpr = d // 128
     sums = ()
     for t in tl.static_range(FOURS):
         four = squares + rows[:, None] * (d // 32) + 4 * t + tl.arange(0, 4)[None, :]
         sums = sums + (row_sum(tl.load(four, mask=seen[:, None], other=0.0), A, 4, 2),)  # noqa: RUF005
-    for level in tl.static_range(6):  # neighbours first, again
+    for level in tl.static_range(6):
         longer = ()
         for t in tl.static_range(FOURS):
-            if t % (2 << level) == 0 and t + (1 << level) < FOURS:
+            if t + (1 << level) < FOURS:  # noqa: SIM108
                 longer = longer + (sums[t] + sums[t + (1 << level)],)  # noqa: RUF005
             else:
                 longer = longer + (sums[t],)  # noqa: RUF005
         sums = longer
-    return tl.rsqrt(sums[0] / d + eps)
+    return sums[0]
 
 
 @triton.jit

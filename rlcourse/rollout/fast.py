@@ -2,7 +2,7 @@
 
 What makes it faster than `generate`: each distinct prompt is prefilled once for its whole group; weights are fused;
 tokens are sampled, and their log-probs kept, on the device; completions that have ended make room for those that wait,
-or leave the batch (`scheduler.py`). On a GPU a step is a CUDA graph, of hand-written kernels where they apply
+or leave the batch (`scheduler.py`). On a GPU steps are CUDA graphs, of hand-written kernels where they apply
 (`triton_step.py`), and the host looks at the flags only every few steps. On a CPU all completions begin together, the
 host looks at each step, and only the part of the cache that is in use is read.
 """

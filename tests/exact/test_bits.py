@@ -211,3 +211,28 @@ def test_what_is_not_said_to_be_exact():
     assert not FastEngine(policy, torch.bfloat16, kernels="cute").exact
     assert not FastEngine(policy, torch.bfloat16, kernels="").exact
     assert not is_exact(fused_weights(policy.model, torch.float32))
+
+
+def test_weights_taken_over_by_a_graph_are_those_of_the_model_now():
+    from rlcourse.lora import add_adapter
+
+    model = policy_of("qwen2.5-0.5b").model
+    weights = fused_weights(model, torch.bfloat16)
+
+    def taken_over() -> bool:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.25)
+        before = weights.same_as(model)
+        weights.sync(model)
+        return not before and weights.same_as(model)
+
+    assert all(taken_over() for _ in range(3)) and weights.graphs.graphs
+    with torch.no_grad():
+        for parameter in model.parameters():  # now elsewhere in memory
+            parameter.data = parameter.clone()
+    assert all(taken_over() for _ in range(3))
+    add_adapter(model, "base", 4, 8.0, "q_proj")
+    for name, parameter in model.named_parameters():
+        parameter.data += 0.5 if ".lora_" in name else 0.0
+    assert all(taken_over() for _ in range(3))

@@ -96,9 +96,10 @@ def test_squares_are_added_up_in_groups_and_then_the_groups(d):
     expected = inverse_root(tree(groups) / d + eps)
     by_row = head.inverse_rms(type("Weights", (), {"eps": eps}), squares)[:, 0]
     assert torch.equal(by_row, expected)
-    together = torch.empty(3)
-    scales_kernel[(1,)](squares, together, 3, eps, 4, d, **EXACT)
-    assert torch.equal(together, by_row)
+    for rows in (4, 32):  # of a few, a thread adds up whole ones; of many, several do
+        together = torch.empty(3)
+        scales_kernel[(1,)](squares, together, 3, eps, rows, d, **EXACT)
+        assert torch.equal(together, by_row)
     assert_close(expected, x.double().square().mean(1).add(eps).rsqrt().float(), rtol=1e-5, atol=0)
 
 
