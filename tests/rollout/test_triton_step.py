@@ -158,13 +158,13 @@ def test_greedy_tokens_are_those_of_generate(shape, monkeypatch):
 
 @pytest.mark.parametrize("available", [thorough(1), exhaustive(3)])
 def test_slots_are_taken_over_within_the_step(available, monkeypatch):
-    """The host starts the first completions alone, and who continues does not change what is said."""
+    """The engine starts the first completions alone, and who continues does not change what is said."""
     policy = model("qwen2", seed=3)
     policy.eos_ids = list(range(0, len(policy.tokenizer), 7))
     everyone = rollout(triton_engine(policy, monkeypatch), 3, 6, GREEDY)
-    started, original = [], Slots.start
+    started, original = [], triton_step.TritonStep.start
     monkeypatch.setattr(
-        Slots, "start", lambda self, starts, n: started.append(len(starts)) or original(self, starts, n)
+        triton_step.TritonStep, "start", lambda self, size: started.append(size) or original(self, size)
     )
     monkeypatch.setattr(triton_step, "COPIERS", 2)  # fewer than slots that become free in one step
     found = rollout(triton_engine(policy, monkeypatch, available), 3, 6, GREEDY)
