@@ -315,12 +315,12 @@ def test_activations_of_the_exact_pass_are_what_a_layer_keeps(family):
     from rlcourse.exact.sequences import Sequences
     from rlcourse.exact.weights import fused_weights
 
-    shape = ModelShape(1, 128, 4, 2, 32, 128, 300, tied=True, qk_norm=family == "qwen3")
+    shape = ModelShape(1, 64, 4, 2, 32, 128, 300, tied=True, qk_norm=family == "qwen3")
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "num_hidden_layers": 1}
-    policy = make_policy(architecture=family, hidden_size=128, intermediate_size=128, **sizes)
+    policy = make_policy(architecture=family, hidden_size=64, intermediate_size=128, **sizes)
     weights = fused_weights(policy.model, DTYPE)
     sequences = Sequences.equal(3, 32, torch.device(DEVICE))
-    angles, x = angles_at(weights, sequences.positions), torch.randn(3 * 32, 128, device=DEVICE)
+    angles, x = angles_at(weights, sequences.positions), torch.randn(3 * 32, 64, device=DEVICE)
     _, saved = layer_pass(weights, weights.layers[0], x, angles, partial(attention, sequences=sequences))
     kept = sum(tensor.nbytes for tensor in saved if tensor is not None)
     dtype, two = str(DTYPE).split(".")[1], replace(shape, layers=2)
