@@ -29,7 +29,7 @@ def group_squares(x, A: tl.constexpr, B: tl.constexpr):
 @triton.jit
 def inverse_rms(squares, rows, seen, eps, A: tl.constexpr, d: tl.constexpr):
     """1 / rms [A] of rows of x (numbers `rows` [A]; those not `seen` mean nothing), from `squares` [R, d / 32]."""
-    if A <= 16 and d % 128 == 0:  # a thread adds up whole rows: if several did, they would wait for each other
+    if A <= 16 and d % 128 == 0 and d < 1024:  # short rows, each by one thread: several would wait for each other
         total = sum_of_fours(squares, rows, seen, A, d)
     else:
         T: tl.constexpr = d // 32

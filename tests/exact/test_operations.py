@@ -86,7 +86,7 @@ def test_a_row_is_added_up_neighbours_first(width):
     assert torch.equal(found, tree(x))
 
 
-@pytest.mark.parametrize("d", [128, 896, 1536, 4096])
+@pytest.mark.parametrize("d", [128, 896, 1024, 1536, 4096])
 def test_squares_are_added_up_in_groups_and_then_the_groups(d):
     x, weight, eps = wide(3, d), torch.rand(d), 0.03
     y, squares = layers.normed(x, weight, torch.float32)
@@ -96,7 +96,7 @@ def test_squares_are_added_up_in_groups_and_then_the_groups(d):
     expected = inverse_root(tree(groups) / d + eps)
     by_row = head.inverse_rms(type("Weights", (), {"eps": eps}), squares)[:, 0]
     assert torch.equal(by_row, expected)
-    for rows in (4, 32):  # of a few, a thread adds up whole ones; of many, several do
+    for rows in (4, 32):  # of a few short ones, a thread adds up each; of others, several do
         together = torch.empty(3)
         scales_kernel[(1,)](squares, together, 3, eps, rows, d, **EXACT)
         assert torch.equal(together, by_row)
