@@ -86,7 +86,7 @@ def test_a_row_is_added_up_neighbours_first(width):
     assert torch.equal(found, tree(x))
 
 
-@pytest.mark.parametrize("d", [128, 896, 1024, 1536, 4096])
+@pytest.mark.parametrize("d", [128, 896, 960, 1024, 1536, 4096])
 def test_squares_are_added_up_in_groups_and_then_the_groups(d):
     x, weight, eps = wide(3, d), torch.rand(d), 0.03
     y, squares = layers.normed(x, weight, torch.float32)

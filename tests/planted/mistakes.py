@@ -648,6 +648,7 @@ MISTAKES = [
     ("exact/operations.py", "tl.rsqrt(total / d + eps)", "tl.rsqrt(total / d)", OPERATIONS),
     ("exact/operations.py", "longer + (sums[t] + sums[t + (1 << level)],)", "longer + (sums[t] + sums[FOURS - 1],)", OPERATIONS),
     ("exact/operations.py", "if t + (1 << level) < FOURS:", "if t + (2 << level) < FOURS:", OPERATIONS),
+    ("exact/operations.py", "A <= 16 and d % 128 == 0 and d < 1024", "A <= 16 and d < 1024", OPERATIONS),
     ("cuda_graphs.py", "    gc.disable()\n", "", ["test_cuda_graphs.py"]),
     ("cuda_graphs.py", "        if collects:\n            gc.enable()", "        gc.enable()", ["test_cuda_graphs.py"]),
     ("exact/operations.py", "mask=seen[:, None] & (t < T), other=0.0)", "mask=seen[:, None] & (t < B), other=0.0)", OPERATIONS),
