@@ -52,6 +52,7 @@ class TrainConfig:
         "minigsm",
         "problems, and their judge: minigsm, gsm8k, math, kernelbench, kernels, or module:object for one of your own",
     )
+    examples: int = setting(0, "worked training problems shown before each question", within=Range(0, 64))
     data_dir: str | None = setting(None, "folder of train.jsonl and test.jsonl to read instead of the usual source")
 
     # LoRA
@@ -103,7 +104,7 @@ class TrainConfig:
     value_lr: float = setting(1e-3, "learning rate of the value head (PPO)", within=SHARE)
 
     # Reward
-    reward_parser: str = setting("strict", "which reading of an answer earns the reward", ("strict", "lenient"))
+    reward_parser: str = setting("strict", "which reading of an answer counts as right", ("strict", "lenient"))
     reward_correct: float = setting(1.0, "reward of a right answer", within=REWARD)
     reward_format: float = setting(0.0, "reward of a wrong answer that can be read", within=REWARD)
     reward_neither: float = setting(0.0, "reward of everything else", within=REWARD)

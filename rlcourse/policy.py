@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,24 +47,35 @@ class Policy:
     def device(self) -> torch.device:
         return self.model.device
 
-    def prompt(self, question: str, instruction: str = "") -> list[int]:
-        """Token ids of a chat: `instruction` as system turn if given, the question, and the open turn of the answer,
-        without thinking where the template has a switch for it.
+    def prompt(self, question: str, instruction: str = "", examples: Iterable[tuple[str, str]] = ()) -> list[int]:
+        """Token ids of a chat: `instruction` as the system turn if given, the examples as earlier turns, the question,
+        and the open turn of the answer, without thinking where the template has a switch for it.
 
-        Raises ValueError if the tokenizer has no chat template.
+        examples: pairs of a question and its answer. Raises ValueError if the tokenizer has no chat template.
         """
+        return self.prompts([question], instruction, examples)[0]
+
+    def prompts(
+        self, questions: list[str], instruction: str = "", examples: Iterable[tuple[str, str]] = ()
+    ) -> list[list[int]]:
+        """`prompt` of each question, tokenized together on all cores."""
         if self.tokenizer.chat_template is None:
             raise ValueError("The model's tokenizer has no chat template: use an instruction-tuned model.")
-        messages = [{"role": "system", "content": instruction}] if instruction else []
-        messages.append({"role": "user", "content": question})
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **TEMPLATE)
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        before = [{"role": "system", "content": instruction}] if instruction else []
+        for asked, answered in examples:
+            before += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+        chats = [[*before, {"role": "user", "content": question}] for question in questions]
+        texts = self.tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=True, **TEMPLATE)
+        return self.tokenizer(texts, add_special_tokens=False)["input_ids"]
 
     def texts(self, completion_ids: Tensor, completion_mask: Tensor) -> list[str]:
         """The text of each completion, special tokens left out. completion_ids, completion_mask: [rows, T]."""
         known = completion_mask & (completion_ids < len(self.tokenizer))  # a model may have more rows than tokens
         rows = [ids[keep].tolist() for ids, keep in zip(completion_ids.cpu(), known.cpu(), strict=True)]
-        return self.tokenizer.batch_decode(rows, skip_special_tokens=True)
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is None or self.tokenizer.clean_up_tokenization_spaces:
+            return self.tokenizer.batch_decode(rows, skip_special_tokens=True)
+        return backend.decode_batch(rows, skip_special_tokens=True)  # the same, on all cores
 
 
 def load_policy(name: str, device: torch.device | str = "cpu") -> Policy:
@@ -83,6 +95,8 @@ def load_policy(name: str, device: torch.device | str = "cpu") -> Policy:
     if folder is not None:
         check_model_files(folder)
     options = {"dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    if torch.device(device).type == "cuda":
+        options["device_map"] = {"": device}  # no copy in float32 on the CPU first
     model, found = _loaded(AutoModelForCausalLM, path, folder, **options)
     tokenizer = load_tokenizer(path, folder)
     for kind in ("missing", "unexpected", "mismatched"):  # of which transformers only warns

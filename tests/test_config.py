@@ -144,7 +144,7 @@ def test_ppos_defaults_are_the_usual_ones():
 def test_the_gpu_presets_train_qwen_on_gsm8k_and_ask_all_test_problems(preset):
     config = make_config(preset)
     assert (config.model, config.task, config.dtype) == ("Qwen/Qwen2.5-0.5B-Instruct", "gsm8k", "bfloat16")
-    assert config.eval_problems == 1319 and config.compile
+    assert config.eval_problems == 1319 and config.examples > 0  # without, it earns nothing
 
 
 def test_the_rows_of_a_step_are_prompts_times_generations():

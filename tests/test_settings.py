@@ -35,6 +35,7 @@ BOUNDS = {
     "reward_format": ([-1000, 1000], [-1001, 1001]),
     "reward_neither": ([-1000, 1000], [-1001, 1001]),
     "inner_epochs": ([1, 1000], [0, 1001]),
+    "examples": ([0, 64], [-1, 65]),
     "eval_every": ([0, 10**9], [-1]),
     "eval_validation": ([1, 10**9], [0, -3]),
     "eval_problems": ([1, 10**9], [0]),

@@ -24,6 +24,7 @@ from rlcourse.tasks.task import (
     Verdict,
     in_format,
     mean_metrics,
+    prompts_of,
 )
 
 __all__ = [
@@ -42,6 +43,8 @@ __all__ = [
     "load_task",
     "mean_metrics",
     "object_at",
+    "prompts_of",
+    "task_of",
 ]
 
 TASKS = {
@@ -84,6 +87,19 @@ def load_task(name: str, data_dir: str | None = None) -> Task:
     if not found.metrics:
         raise ValueError(f"{name} measures nothing: name one of its metrics at least (see rlcourse/tasks/task.py).")
     return found
+
+
+def task_of(config: Any) -> Task:
+    """The config's task, with the reading of answers and the worked examples that it asks for.
+
+    Raises what `load_task` does, and ValueError for examples of a task that has none.
+    """
+    task = load_task(config.task, config.data_dir)
+    if isinstance(task, MathTask):
+        return task.with_settings(config)
+    if config.examples:
+        raise ValueError(f"Task {config.task} shows no worked examples: leave out --examples.")
+    return task
 
 
 def object_at(place: str) -> Any:

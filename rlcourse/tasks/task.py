@@ -4,7 +4,7 @@ Nothing else knows what a task measures: the step, the evaluation, logs and pict
 have, by the names that it gives them. So a task of your own is an object with what `Task` lists; `MathTask` is one.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from rlcourse.tasks.verify import CUT_OFF, Readings, verify
@@ -118,7 +118,8 @@ class Task(Protocol):
 class MathTask:
     """A task whose answers are numbers: three lists of problems, and the verifier of `rlcourse.tasks.verify`.
 
-    instruction stands in the system turn of a prompt; "" for none.
+    instruction: the system turn of a prompt; "" for none. examples: problems whose worked answers come before the
+    question. rewarded: the reading that counts, see `Readings`.
     """
 
     name: str
@@ -126,10 +127,22 @@ class MathTask:
     train: list[Problem]
     validation: list[Problem]
     test: list[Problem]
+    examples: tuple[Problem, ...] = ()
+    rewarded: str = "strict"
+
+    def with_settings(self, config: "TrainConfig") -> "MathTask":
+        """The task with the config's reading, and its first training problems as examples, which then don't train.
+
+        Raises ValueError if there are not enough worked answers to show.
+        """
+        shown, rest = self.train[: config.examples], self.train[config.examples :]
+        if len(shown) < config.examples or not all(problem.answer.strip() for problem in shown):
+            raise ValueError(f"Task {self.name} has no {config.examples} worked answers to show: use --examples 0.")
+        return replace(self, train=rest, examples=tuple(shown), rewarded=config.reward_parser)
 
     @property
     def metrics(self) -> dict[str, str]:
-        return dict.fromkeys(CUT_OFF.metrics, ".1%")
+        return dict.fromkeys(replace(CUT_OFF, rewarded=self.rewarded).metrics, ".1%")
 
     def problems(self, split: Split) -> list[Problem]:
         if split not in ("train", "validation", "test"):
@@ -137,14 +150,30 @@ class MathTask:
         return getattr(self, split)
 
     def prompt(self, problem: Problem, policy: "Policy") -> list[int]:
-        return policy.prompt(problem.question, self.instruction)
+        return policy.prompt(problem.question, self.instruction, self._shown)
+
+    def prompts(self, problems: list[Problem], policy: "Policy") -> list[list[int]]:
+        if type(self).prompt is not MathTask.prompt:  # a subclass asks in its own way
+            return [self.prompt(problem, policy) for problem in problems]
+        return policy.prompts([problem.question for problem in problems], self.instruction, self._shown)
+
+    @property
+    def _shown(self) -> list[tuple[str, str]]:
+        return [(example.question, example.answer) for example in self.examples]
 
     def verify(self, text: str, gold: str) -> Readings:
-        return verify(text, gold)
+        return replace(verify(text, gold), rewarded=self.rewarded)
 
     def judge(self, attempts: list[Attempt], training: bool) -> list[Readings]:
         """An unfinished attempt is never right: its 12 may have been about to become 125."""
-        return [self.verify(a.text, a.problem.gold) if a.finished else CUT_OFF for a in attempts]
+        cut_off = replace(CUT_OFF, rewarded=self.rewarded)
+        return [self.verify(a.text, a.problem.gold) if a.finished else cut_off for a in attempts]
+
+
+def prompts_of(task: Task, problems: list[Problem], policy: "Policy") -> list[list[int]]:
+    """The task's prompt for each problem: all at once where the task has `prompts`, which is faster."""
+    together = getattr(task, "prompts", None)
+    return together(problems, policy) if together else [task.prompt(problem, policy) for problem in problems]
 
 
 def mean_metrics(answers: list[Answer]) -> dict[str, float | None]:

@@ -44,40 +44,42 @@ LATEX_SPACE = re.compile(r"\{,\}|\\[!,]")  # 1{,}234 and 1\,234 and 1,\!234
 
 @dataclass(frozen=True)
 class Readings:
-    """The two readings of a completion, a verdict. What is strictly right is leniently right, too.
+    """The two readings of a completion, a verdict. An answer that is right strictly is right leniently, too.
 
     strict, lenient: the number found by that reading equals the gold answer. formatted: the strict reading found a
-    number. answer: the number that was read, by the strict reading if it found one, else by the lenient one.
+    number. answer: the number that was read, by the strict reading if it found one, else by the lenient one. rewarded:
+    the reading that counts, "strict" or "lenient": it decides what is right, what is paid, and which metric is first.
     """
 
     strict: bool
     lenient: bool
     formatted: bool
     answer: str | None
+    rewarded: str = "strict"
 
     @property
     def right(self) -> bool:
-        return self.strict
+        return self.strict if self.rewarded == "strict" else self.lenient
 
     @property
     def metrics(self) -> dict[str, float | None]:
-        return {"accuracy": self.strict, "accuracy_lenient": self.lenient, "formatted": self.formatted}
+        accuracies = {"accuracy": self.strict, "accuracy_lenient": self.lenient}
+        if self.rewarded == "lenient":
+            accuracies = dict(reversed(accuracies.items()))
+        return accuracies | {"formatted": self.formatted}
 
     @property
     def words(self) -> str:
-        if self.lenient and not self.strict:
+        if self.lenient and not self.right:
             return "right, but not in the form that was asked for"
-        return "right" if self.strict else "wrong"
+        return "right" if self.right else "wrong"
 
     def reward(self, config: "TrainConfig") -> float:
-        """By the config's scheme and `reward_parser`: `reward_correct` if that reading is right, else `reward_format`
-        if it found an answer, else `reward_neither`."""
-        if config.reward_parser == "strict":
-            right, readable = self.strict, self.formatted
-        else:
-            right, readable = self.lenient, self.answer is not None
-        if right:
+        """`reward_correct` if the answer is right, else `reward_format` if the rewarded reading found a number, else
+        `reward_neither`."""
+        if self.right:
             return config.reward_correct
+        readable = self.formatted if self.rewarded == "strict" else self.answer is not None
         return config.reward_format if readable else config.reward_neither
 
 

@@ -1,6 +1,7 @@
 """The verifier: example tables for each reading, properties over generated texts, and a bound on the time it takes."""
 
 import time
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -259,8 +260,11 @@ NOTHING = Readings(False, False, False, None)
 )
 def test_reward_is_that_of_the_chosen_reading(verdict, strict, lenient):
     scheme = {"reward_correct": 1.0, "reward_format": 0.1, "reward_neither": -0.5}
-    assert verdict.reward(make_config(reward_parser="strict", **scheme)) == strict
-    assert verdict.reward(make_config(reward_parser="lenient", **scheme)) == lenient
+    by_lenient = replace(verdict, rewarded="lenient")
+    assert (verdict.reward(make_config(**scheme)), by_lenient.reward(make_config(**scheme))) == (strict, lenient)
+    assert (verdict.right, by_lenient.right) == (strict == 1, lenient == 1)
+    assert list(by_lenient.metrics) == ["accuracy_lenient", "accuracy", "formatted"]  # what counts comes first
+    assert by_lenient.metrics == verdict.metrics
 
 
 def test_a_verdict_says_what_it_measures():
@@ -277,10 +281,10 @@ def test_a_verdict_says_what_it_measures():
 @pytest.mark.parametrize("text", ["#### 1", "the answer is 1", "#### 2", "so far 2"])
 @pytest.mark.parametrize("parser", ["strict", "lenient"])
 def test_an_unfinished_attempt_earns_neither_whatever_it_says(text, parser):
-    task, problem = MathTask("numbers", "", [], [], []), Problem("", "", "1")
+    task, problem = MathTask("numbers", "", [], [], [], rewarded=parser), Problem("", "", "1")
     config = make_config(reward_parser=parser, reward_format=0.1, reward_neither=-0.5)
     whole, cut = task.judge([Attempt(problem, text, 1, finished) for finished in (True, False)], training=True)
-    assert whole == verify(text, "1") and cut.reward(config) == -0.5
+    assert whole == replace(verify(text, "1"), rewarded=parser) and cut.reward(config) == -0.5
     assert not (cut.right or cut.lenient or cut.formatted)
 
 
