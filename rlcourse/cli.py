@@ -3,6 +3,7 @@
 Only light modules are imported here, so that `--help` answers at once; each command imports what it runs.
 """
 
+import time
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +17,7 @@ from rich.table import Table
 from rlcourse import __version__
 from rlcourse.cli_errors import refuse, user_errors
 from rlcourse.cli_options import parse_gpus, parse_rows, takes_settings, within
-from rlcourse.cli_tables import print_config, print_fine_tuning, print_memory, print_summary, printed
+from rlcourse.cli_tables import print_config, print_fine_tuning, print_memory, print_preview, print_summary, printed
 from rlcourse.config import check_settings, make_config
 from rlcourse.distributed import hush_all_but_first, launched
 from rlcourse.files import try_empty_folder, try_file, try_folder
@@ -24,6 +25,8 @@ from rlcourse.settings import COUNT, MEMORY_GB, SEED, Range
 from rlcourse.sft import config as sft_config
 from rlcourse.sft.config import PANELS as SFT_PANELS
 from rlcourse.sft.config import SFTConfig
+
+BEGAN = time.perf_counter()  # a run's clock starts here, before torch is imported
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -53,7 +56,9 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the run's last checkpoint, with its settings.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print config and memory estimate, and exit.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Take a few steps, print what the run would be like, and exit.")
+    ] = False,
 ):
     """Train a language model by reinforcement learning.
 
@@ -65,6 +70,14 @@ def train(
             config = make_config(**settings)
             print_config(config)
             print_memory(config)
+            from rlcourse.device import can_run
+
+            if launched()[1] > 1 or not can_run(config):
+                print("A preview of answers and time needs one process, on the GPU that this run asks for.")
+                return
+            from rlcourse.preview import preview
+
+            print_preview(config, preview(config, BEGAN))
             return
         if resume:
             check_settings(settings)  # before anything is loaded; the rest is in the run's folder
@@ -73,7 +86,7 @@ def train(
             try_folder(Path(config.output).expanduser(), "choose another --output")
         from rlcourse import trainer
 
-        print_summary(trainer.resume(**settings) if resume else trainer.train(config))
+        print_summary(trainer.resume(**settings) if resume else trainer.train(config, BEGAN))
 
 
 @app.command("eval")

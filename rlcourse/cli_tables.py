@@ -47,6 +47,34 @@ def print_memory(config: TrainConfig) -> None:
     Console().print(table)
 
 
+def print_preview(config: TrainConfig, found: dict[str, Any]) -> None:
+    """What the run would be like: what answers earn now, what to worry about, memory and time."""
+    from rlcourse.measure.machine import format_bytes
+
+    console = Console()
+    title = (
+        f"{config.rows} answers of the first step, {found['length']:.0f} tokens each, {found['cut_off']:.0%} cut off"
+    )
+    table = Table("measure", "mean", "groups with signal", title=title)
+    for name, mean, signal in found["readings"]:
+        rewarded = " (rewarded)" if name == found["rewarded"] else ""
+        table.add_row(name.replace("_", " ") + rewarded, f"{mean:.3f}", f"{signal:.0%}")
+    samples = Table("answer now", "gold", "verdict", title="Samples", show_lines=True)
+    for sample in found["samples"]:
+        samples.add_row(escape(sample["text"]), sample["gold"], sample["words"])
+    console.print(samples, table)
+    for text in found["warnings"].values():
+        console.print(f"[yellow]Warning:[/yellow] {escape(text)}", highlight=False)
+    parts, total = found["seconds"], sum(found["seconds"].values())
+    listed = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in parts.items())
+    console.print(
+        f"{config.steps} steps of {found['step_seconds']:.2f} s: {total / 60:.1f} minutes in all ({listed}), peak "
+        f"memory so far {format_bytes(found['memory_bytes'])}.",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
 def printed(name: str, value: float | None, metrics: dict[str, str]) -> str:
     """A result as a table has it: in its task's format, tokens with one decimal, everything else as a share."""
     from rlcourse.tasks import in_format
@@ -64,14 +92,8 @@ def print_summary(summary: dict[str, Any]) -> None:
     samples = Table("question", "answer after training", "right", title="Samples", show_lines=True)
     for sample in after["samples"][:4]:
         samples.add_row(escape(sample["question"]), escape(sample["text"]), "yes" if sample["right"] else "no")
-    console = Console()
-    console.print(samples, table)
-    console.print(
-        f"{summary['steps']} steps in {summary['wall_seconds']:.0f} s. Curve, metrics, samples and checkpoints are in "
-        f"{escape(summary['folder'])}.",
-        highlight=False,
-        soft_wrap=True,
-    )
+    Console().print(samples, table)
+    print_ending(summary)
 
 
 def print_fine_tuning(summary: dict[str, Any]) -> None:
@@ -83,11 +105,20 @@ def print_fine_tuning(summary: dict[str, Any]) -> None:
     for name in summary["metrics"]:
         values = (printed(name, when[name], summary["metrics"]) for when in (before, after))
         table.add_row(name.replace("_", " "), *values)
-    console = Console()
-    console.print(table)
+    Console().print(table)
+    print_ending(summary)
+
+
+def print_ending(summary: dict[str, Any]) -> None:
+    """Warnings again, how long it took, in how many steps the weights changed, and where the results are."""
+    console, steps, changed = Console(), summary["steps"], summary["steps_that_changed_weights"]
+    for text in summary["warnings"].values():
+        console.print(f"[yellow]Warning:[/yellow] {escape(text)}", highlight=False)
+    weights = f"The weights changed in {'all' if changed == steps else f'{changed} of'} {steps} steps."
+    color = "" if changed else "[red]"
     console.print(
-        f"{summary['steps']} steps in {summary['wall_seconds']:.0f} s. Curve, metrics and checkpoints are in "
-        f"{escape(summary['folder'])}.",
+        f"{steps} steps in {summary['wall_seconds']:.0f} s. {color}{weights}{color and '[/red]'} "
+        f"Curve, metrics, samples and checkpoints are in {escape(summary['folder'])}.",
         highlight=False,
         soft_wrap=True,
     )

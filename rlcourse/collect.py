@@ -11,8 +11,9 @@ from rlcourse.measure.timing import PhaseTimer
 from rlcourse.partial import roll_out_partly
 from rlcourse.policy import Policy
 from rlcourse.rollout import RolloutEngine
-from rlcourse.tasks import Answer, Task, mean_metrics
+from rlcourse.tasks import Answer, Task, mean_metrics, prompts_of
 from rlcourse.tasks.prompts import PromptSampler
+from rlcourse.watch import check_rewards
 
 DYNAMIC_ROUNDS = 4  # rollouts of dynamic sampling in one step at most
 
@@ -67,11 +68,12 @@ def roll_out(
             problems, rollout = roll_out_partly(policy, engine, task, prompts, config)
         else:
             problems = prompts.sample(config.num_prompts)
-            asked = [task.prompt(problem, policy) for problem in problems]
+            asked = prompts_of(task, problems, policy)
             rollout = engine.generate(asked, config.num_generations, config.max_new_tokens, config.sampling)
     with timer("reward"):
         answers = judge(policy, task, problems, rollout, training=True)
         rewards = torch.tensor(reward_function(answers, config), dtype=torch.float32, device=rollout.ids.device)
+        check_rewards(rewards, answers, task.name)
     return Completions(rollout, answers, rewards)
 
 
@@ -106,6 +108,7 @@ def rollout_metrics(sampled: Completions, config: TrainConfig) -> dict[str, floa
 
     return {
         "reward": sampled.rewards.mean().item(),
+        "reward_std": (sampled.rewards - sampled.rewards[0]).std(unbiased=False).item(),
         **mean_metrics(answers),
         "truncated": mean([not a.finished for a in answers]),
         "length": mean([a.tokens for a in answers]),

@@ -17,10 +17,15 @@ def wanted_device(config: Any) -> str:
     return "cuda" if config.dtype == "bfloat16" or torch.cuda.is_available() else "cpu"
 
 
+def can_run(config: Any) -> bool:
+    """Whether this machine has the kind of device that the config asks for."""
+    return wanted_device(config) == "cpu" or torch.cuda.is_available()
+
+
 def find_device(config: Any) -> torch.device:
     """The device to train on. Raises ValueError if the config needs a GPU and there is none."""
     device = torch.device(wanted_device(config))
-    if device.type == "cuda" and not torch.cuda.is_available():
+    if not can_run(config):
         preset = f" (preset {config.preset!r})" if isinstance(config, TrainConfig) else ""
         reason = "device 'cuda'" if config.device == "cuda" else f"bfloat16{preset}"
         raise ValueError(f"No CUDA GPU was found, which {reason} needs: `rlcourse doctor` says what runs here.")

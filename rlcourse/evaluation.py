@@ -13,7 +13,7 @@ from rlcourse.distributed.world import ALONE, Alone, World, start_world
 from rlcourse.policy import Policy, load_policy
 from rlcourse.rollout import RolloutEngine, make_engine
 from rlcourse.sampling import GREEDY, Sampling
-from rlcourse.tasks import Answer, Problem, Task, load_task, mean_metrics
+from rlcourse.tasks import Answer, Problem, Task, mean_metrics, prompts_of, task_of
 
 BATCH_ROWS = 256  # completions generated at once, at most
 
@@ -36,7 +36,7 @@ def answer_problems(
     """
     if not problems:
         raise ValueError("There are no problems to answer.")
-    prompts = [task.prompt(problem, policy) for problem in problems]
+    prompts = prompts_of(task, problems, policy)
     order = sorted(range(len(problems)), key=lambda i: len(prompts[i]))  # so that there is little padding
     batches = math.ceil(len(problems) / max(1, BATCH_ROWS // num_generations))
     size = math.ceil(len(problems) / batches)
@@ -60,17 +60,23 @@ def answer_problems(
     return answers
 
 
-def evaluate_test(
+def answer_test(
     policy: Policy, engine: RolloutEngine, task: Task, config: TrainConfig, when: str = ""
-) -> dict[str, Any]:
-    """What greedy answers to the config's test problems say, pass@k, and the first few answers as `samples`."""
+) -> tuple[list[list[Answer]], list[list[Answer]]]:
+    """Greedy answers to the config's test problems, and `pass_k` samples of the first few of them, if any."""
     problems = task.problems("test")[: config.eval_problems]
     greedy = answer_problems(policy, engine, task, problems, config.max_new_tokens, progress=f"test {when}".strip())
-    result = {"problems": len(problems)} | summarize(greedy)
-    if config.pass_k:
-        few = problems[: config.pass_k_problems]
-        settings = {"sampling": config.sampling, "num_generations": config.pass_k, "progress": f"pass@k {when}".strip()}
-        sampled = answer_problems(policy, engine, task, few, config.max_new_tokens, **settings)
+    if not config.pass_k:
+        return greedy, []
+    few = problems[: config.pass_k_problems]
+    settings = {"sampling": config.sampling, "num_generations": config.pass_k, "progress": f"pass@k {when}".strip()}
+    return greedy, answer_problems(policy, engine, task, few, config.max_new_tokens, **settings)
+
+
+def summarize_test(greedy: list[list[Answer]], sampled: list[list[Answer]]) -> dict[str, Any]:
+    """What greedy answers say, pass@k of the sampled ones, and the first few greedy answers as `samples`."""
+    result = {"problems": len(greedy)} | summarize(greedy)
+    if sampled:
         result |= mean_pass_at_k(sampled)
     samples = [
         {"question": a.problem.question, "gold": a.problem.gold, "text": a.text, "right": a.right}
@@ -84,7 +90,7 @@ def evaluate(config: TrainConfig) -> dict[str, Any]:
     `metrics` holds the formats of the task's."""
     with start_world() as world:
         policy, engine, task = load_all(config, world)
-        return evaluate_test(policy, engine, task, config) | {"metrics": task.metrics}
+        return summarize_test(*answer_test(policy, engine, task, config)) | {"metrics": task.metrics}
 
 
 def sample(config: TrainConfig, count: int, greedy: bool) -> list[Answer]:
@@ -103,7 +109,7 @@ def load_all(config: TrainConfig, world: Alone | World = ALONE) -> tuple[Policy,
     engine = make_engine(
         policy, config.engine, dtype, config.compile, cache_gb=config.cache_gb, vllm_server=config.vllm_server
     )
-    return policy, world.engine(engine, device), world.task(load_task(config.task, config.data_dir))
+    return policy, world.engine(engine, device), world.task(task_of(config))
 
 
 def summarize(answers: list[list[Answer]]) -> dict[str, float | None]:

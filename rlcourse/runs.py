@@ -5,10 +5,14 @@ import json
 import shlex
 import shutil
 import sys
+import textwrap
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 from rlcourse.batch import Completions
 from rlcourse.config import TrainConfig, check_config, check_settings
@@ -111,6 +115,7 @@ class RunFolder:
 
     def __init__(self, path: Path, config: TrainConfig):
         self.path, self.config = path, config
+        self.began = time.perf_counter()  # when the clock of the run started
         self.tracker = make_tracker(path, config)
 
     def keep_config(self) -> None:
@@ -141,6 +146,16 @@ class RunFolder:
         """One line of a validation."""
         append_json(self.path / "evals.jsonl", metrics)
         self.tracker(metrics["step"], "validation", metrics)
+
+    def warn(self, step: int, kind: str, text: str) -> None:
+        """Say a warning in the terminal and keep it in warnings.jsonl, unless its kind has been said."""
+        if kind not in self.warned():
+            tqdm.write(textwrap.fill(f"Warning: {text}", width=100))
+            append_json(self.path / "warnings.jsonl", {"step": step, "kind": kind, "text": text})
+
+    def warned(self) -> dict[str, str]:
+        """The warnings said so far, by kind."""
+        return {line["kind"]: line["text"] for line in read_lines(self.path / "warnings.jsonl")}
 
     def has_eval(self, step: int) -> bool:
         """Whether the validation of a step has been logged."""

@@ -2,6 +2,7 @@
 
 import math
 import time
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +24,28 @@ from rlcourse.collect import staleness
 from rlcourse.config import TrainConfig
 from rlcourse.distributed import check_launch, share_of
 from rlcourse.distributed.world import ALONE, Alone, World, start_world
-from rlcourse.evaluation import answer_problems, evaluate_test, summarize
+from rlcourse.evaluation import answer_problems, answer_test, summarize, summarize_test
 from rlcourse.files import try_folder
 from rlcourse.interrupts import StopAfterStep, saved_when_stopped
 from rlcourse.learner import Learner
 from rlcourse.measure.memory import check_memory
 from rlcourse.measure.profiling import peak_memory_bytes
+from rlcourse.measure.timing import PhaseTimer, now
 from rlcourse.partial import load_waiting, waiting_state
 from rlcourse.policy import Policy, checkpoint_activations, compile_layers, load_policy
 from rlcourse.rollout import RolloutEngine, make_engine
 from rlcourse.runs import RunFolder, new_run, run_to_resume
 from rlcourse.step import train_step
-from rlcourse.tasks import Problem, in_format, load_task
+from rlcourse.tasks import Problem, in_format, prompts_of, task_of
 from rlcourse.tasks.judged import with_judge
 from rlcourse.tasks.prompts import PromptSampler
+from rlcourse.watch import after_step, before_training
 
 
-def train(config: TrainConfig) -> dict[str, Any]:
+def train(config: TrainConfig, began: float | None = None) -> dict[str, Any]:
     """Train as `config` says and return the content of `summary.json`.
+
+    began: `time.perf_counter()` when the clock of the run started; now, if not given.
 
     Raises ValueError or OSError, in one sentence, for a run that cannot work, and RuntimeError if weights or losses
     stop being finite. On Ctrl-C or SIGTERM the current step is finished, a checkpoint is saved and KeyboardInterrupt is
@@ -50,6 +55,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
         world = world_of(config, world)
         device = world.device(config)
         run = world.run(lambda: new_run(config))
+        run.began = began or run.began
         try:
             return run_part(run, device, world)
         finally:
@@ -116,7 +122,7 @@ class Trainer:
         config = run.config
         self.config, self.run, self.device, self.world = config, run, device, world
         torch.manual_seed(config.seed)
-        task = load_task(config.task, config.data_dir)
+        task = task_of(config)
         answers = run.path / ("judge.jsonl" if world.rank == 0 else f"judge.{world.rank}.jsonl")
         self.task, self.judged = world.task(task), world.task(with_judge(task, config, answers))
         self.headline = next(iter(self.task.metrics))
@@ -137,26 +143,33 @@ class Trainer:
         self.sampler = world.sampler(self.engine, self._next_prompts, lambda: self.step)
         self.prompts = PromptSampler(self._short_enough(self.task.problems("train")), config.seed)
         self.step, self.seconds, self.before = 0, 0.0, None
+        self.spent = PhaseTimer(device)  # where the run's seconds go
         if checkpoint is not None:
             self._load(checkpoint)
-        self.clock = time.perf_counter() - self.seconds
+        self.steps = self.world.first(lambda: self.run.lines("metrics.jsonl"))  # those done before a resume
+        self.clock = run.began - self.seconds
+        self.spent.seconds["starting"] += now(device) - run.began
 
     def _short_enough(self, problems: list[Problem]) -> list[Problem]:
         """Problems whose prompt fits `max_prompt_tokens`. Raises ValueError if a step needs more of them."""
         limit, needed = self.config.max_prompt_tokens, self.config.num_prompts
         if len(problems) < needed:
             raise ValueError(f"There are {len(problems)} training problems, fewer than num_prompts {needed}: lower it.")
-        kept = [p for p in problems if len(self.task.prompt(p, self.policy)) <= limit]
+        prompts = prompts_of(self.task, problems, self.policy)
+        kept = [problem for problem, prompt in zip(problems, prompts, strict=True) if len(prompt) <= limit]
         if len(kept) < needed:
             raise ValueError(
                 f"Only {len(kept)} of {len(problems)} training problems have at most {limit} prompt tokens, fewer than "
                 f"num_prompts {needed}: raise max_prompt_tokens."
             )
+        if len(kept) < len(problems):
+            left_out = f"{len(problems) - len(kept)} of {len(problems)} training problems"
+            tqdm.write(f"Left out {left_out}, whose prompts have more than {limit} tokens (--max-prompt-tokens).")
         return kept
 
     def _next_prompts(self) -> list[list[int]]:
         """What the rollout after this one is asked."""
-        return [self.task.prompt(problem, self.policy) for problem in self.prompts.peek(self.config.num_prompts)]
+        return prompts_of(self.task, self.prompts.peek(self.config.num_prompts), self.policy)
 
     def run_all(self) -> dict[str, Any]:
         """Evaluation, training, evaluation. See `train`."""
@@ -191,7 +204,7 @@ class Trainer:
         with bar:
             self._validate(bar)  # at the start, and where a run was stopped before it came to that
             while self.step < config.steps:
-                with stop.delayed():
+                with stop.delayed(), self.spent("steps"):
                     metrics, completions = train_step(self.learner, self.sampler, self.judged, self.prompts, self.step)
                     metrics |= staleness(completions.rollout, self.step)
                     if self.world.ahead is not None:
@@ -199,8 +212,10 @@ class Trainer:
                     check_metrics(metrics)
                     self.step += 1
                     self.run.log_step(metrics, completions)
+                    self.steps.append(metrics)
+                    self._warn(after_step(self.steps, completions.answers, completions.rewards.tolist(), config))
                 bar.update()
-                shown = {name: in_format(metrics[name], ".2f") for name in ("reward", self.headline)}
+                shown = {name: in_format(metrics[name], ".2f") for name in ("reward", *islice(self.task.metrics, 2))}
                 bar.set_postfix(shown | {"tokens_per_s": f"{metrics['timing']['tokens_per_s']:.0f}"})
                 self._validate(bar)
                 if config.save_every and self.step % config.save_every == 0 and self.step < config.steps:
@@ -213,14 +228,23 @@ class Trainer:
         if not every or self.step % every or self.world.first(lambda: self.run.has_eval(self.step)):
             return
         problems = self.task.problems("validation")[: self.config.eval_validation]
-        answers = answer_problems(self.policy, self.engine, self.task, problems, self.config.max_new_tokens)
+        with self.spent("evaluation"):
+            answers = answer_problems(self.policy, self.engine, self.task, problems, self.config.max_new_tokens)
         summary = summarize(answers)
-        self.run.log_eval({"step": self.step} | summary)
+        self.run.log_eval({"step": self.step} | summary | {"seconds": time.perf_counter() - self.clock})
         shown = in_format(summary[self.headline], self.task.metrics[self.headline])
         bar.set_description(f"train (validation {shown})")
 
     def _test(self, when: str) -> dict[str, Any]:
-        return evaluate_test(self.policy, self.engine, self.task, self.config, when)
+        with self.spent("evaluation"):
+            greedy, sampled = answer_test(self.policy, self.engine, self.task, self.config, when)
+        if when == "before":
+            self._warn(before_training([answer for [answer] in greedy], sampled, self.config))
+        return summarize_test(greedy, sampled)
+
+    def _warn(self, warnings: dict[str, str]) -> None:
+        for kind, text in warnings.items():
+            self.run.warn(self.step, kind, text)
 
     def _summary(self, after: dict[str, Any]) -> dict[str, Any]:
         before = self.before
@@ -229,9 +253,12 @@ class Trainer:
             f"{self.headline}_after": after[self.headline],
             "eval_problems": after["problems"],
             "wall_seconds": time.perf_counter() - self.clock,
+            "seconds": dict(self.spent.seconds),
             "peak_memory_bytes": peak_memory_bytes(self.device),
             "seed": self.config.seed,
             "steps": self.step,
+            "steps_that_changed_weights": sum(line["grad_norm"] > 0 and line["lr"] > 0 for line in self.steps),
+            "warnings": self.run.warned(),
             "folder": str(self.run.path),
             "metrics": self.task.metrics,
             "before": before,
@@ -256,13 +283,15 @@ class Trainer:
             "random": random_state(self.device),
             "prompts_sampled": self.prompts.position,
             "seconds": self.seconds,
+            "spent": dict(self.spent.seconds),
             "before": self.before,
             "waiting": waiting_state(self.prompts),
             "ahead": self.world.ahead and self.world.ahead.state(),
         }
-        policy, state = self.world.whole(self.policy, state)
-        if self.world.rank == 0:  # the others have the same
-            save_checkpoint(self.run.path, self.step, policy, state, self.config.keep_checkpoints)
+        with self.spent("saving"):
+            policy, state = self.world.whole(self.policy, state)
+            if self.world.rank == 0:  # the others have the same
+                save_checkpoint(self.run.path, self.step, policy, state, self.config.keep_checkpoints)
 
     def _load(self, checkpoint: Path) -> None:
         state = load_state(checkpoint)
@@ -273,6 +302,7 @@ class Trainer:
             if self.learner.value_head is not None:
                 self.learner.value_head.load_state_dict(state["value_head"])
             self.prompts.position = state["prompts_sampled"]
+            self.spent.seconds |= state["spent"]
             load_waiting(state["waiting"], self.prompts, self.step, self.config)
             set_random_state(state["random"], self.device)
             if self.world.ahead is not None:

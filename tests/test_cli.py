@@ -27,6 +27,8 @@ SUMMARY = {
     "wall_seconds": 90.0,
     "steps": 60,
     "folder": "runs/laptop-dr_grpo-seed0",
+    "steps_that_changed_weights": 60,
+    "warnings": {},
     "metrics": {"accuracy": ".1%", "accuracy_lenient": ".1%"},
     "before": RESULT,
     "after": RESULT
@@ -48,13 +50,13 @@ def elsewhere(monkeypatch, tmp_path):
 def trained(monkeypatch):
     """What reaches the trainer: the config of a new run, the settings of one to resume."""
     calls = []
-    monkeypatch.setattr(trainer, "train", lambda config: calls.append(config) or SUMMARY)
+    monkeypatch.setattr(trainer, "train", lambda config, began: calls.append(config) or SUMMARY)
     monkeypatch.setattr(trainer, "resume", lambda **settings: calls.append(settings) or SUMMARY)
     return calls
 
 
 def raising(monkeypatch, error):
-    def train(config):
+    def train(config, began):
         raise error
 
     monkeypatch.setattr(trainer, "train", train)
@@ -126,7 +128,7 @@ def test_help_panels_follow_the_sections_of_the_config(file, panels):
     assert {name: title for title, name in sections} == panels
 
 
-def test_dry_run_prints_config_and_memory_and_trains_nothing(trained):
+def test_dry_run_prints_config_and_memory_and_trains_nothing(trained):  # a GPU's preset, on whatever machine this is
     result = invoke("train", "--preset", "a10g", "--lr", "0.25", "--dry-run")
     assert result.exit_code == 0 and trained == []
     cells = [[cell.strip() for cell in line.split("│")] for line in result.output.splitlines() if "│" in line]
@@ -327,6 +329,8 @@ LEARNED = {
     "steps": 63,
     "wall_seconds": 9.0,
     "folder": "runs/[sft]",
+    "steps_that_changed_weights": 60,
+    "warnings": {"known": "It knew [all] of it."},
     "metrics": {"accuracy": ".1%", "accuracy_lenient": ".1%"},
 }
 
@@ -337,7 +341,17 @@ def test_sft_takes_its_options_and_says_what_it_achieved(monkeypatch):
     done = invoke("sft", "--data", "chats.jsonl", "--lora-rank", "8", "--no-packing", "--task", "gsm8k", "--seed", "9")
     options = {"data": "chats.jsonl", "lora_rank": 8, "packing": False, "task": "gsm8k", "seed": 9}
     assert calls == [sft_config.make_config(**options)]
-    for text in ("4,000 examples learned", "loss of 200 held out", "0.500", "0.125", "25.0%", "75.0%", "runs/[sft]"):
+    for text in (
+        "4,000 examples learned",
+        "loss of 200 held out",
+        "0.500",
+        "0.125",
+        "25.0%",
+        "75.0%",
+        "runs/[sft]",
+        "It knew [all] of it.",
+        "changed in 60 of 63",
+    ):
         assert text in done.output
 
 

@@ -1,6 +1,7 @@
 """The first half of a step: whose reward reaches which row, what is sampled anew, and what is said of all of it."""
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -28,6 +29,9 @@ class NumberPolicy:
     def prompt(self, question, instruction=""):
         self.asked.append((question, instruction))
         return [int(question.split()[1]) + 1]
+
+    def prompts(self, questions, instruction="", examples=()):
+        return [self.prompt(question, instruction) for question in questions]
 
     def texts(self, completion_ids, completion_mask):
         assert completion_mask[:, 0].all() and completion_mask.shape == completion_ids.shape
@@ -96,7 +100,8 @@ def test_the_reward_scheme_of_the_config_is_used():
     answers = [answer(text, 1, finished) for text, finished in texts.items()]
     scheme = {"reward_correct": 2.0, "reward_format": 0.25, "reward_neither": -1.0}
     assert answer_rewards(answers, make_config(**scheme)) == [2.0, -1.0, 0.25, -1.0, -1.0]
-    assert answer_rewards(answers, make_config(reward_parser="lenient", **scheme)) == [2.0, 2.0, 0.25, -1.0, -1.0]
+    lenient = [replace(a, verdict=replace(a.verdict, rewarded="lenient")) for a in answers]
+    assert answer_rewards(lenient, make_config(**scheme)) == [2.0, 2.0, 0.25, -1.0, -1.0]
 
 
 def test_a_reward_function_of_ones_own_gets_the_answers_and_the_config():
@@ -189,6 +194,7 @@ def test_metrics_are_means_over_all_that_was_sampled():
     assert metrics == pytest.approx(
         {
             "reward": 2.5 / 6,
+            "reward_std": (sum(r * r for r in (1, 0, 0.5, 0.5, 0.25, 0.25)) / 6 - (2.5 / 6) ** 2) ** 0.5,
             "accuracy": 2 / 6,
             "accuracy_lenient": 4 / 6,
             "formatted": 3 / 6,

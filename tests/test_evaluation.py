@@ -9,10 +9,18 @@ from policies import DEVICE, BruteForce, rollout_of
 
 from rlcourse import evaluation
 from rlcourse.config import make_config
-from rlcourse.evaluation import answer_problems, evaluate_test, mean_pass_at_k, pass_at_k, sample, summarize
+from rlcourse.evaluation import (
+    answer_problems,
+    answer_test,
+    mean_pass_at_k,
+    pass_at_k,
+    sample,
+    summarize,
+    summarize_test,
+)
 from rlcourse.rollout.fast import FastEngine
 from rlcourse.sampling import GREEDY, Sampling
-from rlcourse.tasks import Answer, MathTask, Problem
+from rlcourse.tasks import Answer, MathTask, Problem, load_task
 from rlcourse.tasks.verify import Readings
 
 WIDTHS = [3, 9, 1, 7, 7, 2, 5]  # tokens of each problem's prompt
@@ -29,6 +37,9 @@ class NumberPolicy:
         assert instruction == "Count."
         number, width = question.split()
         return [int(number)] * int(width)
+
+    def prompts(self, questions, instruction="", examples=()):
+        return [self.prompt(question, instruction) for question in questions]
 
     def texts(self, completion_ids, completion_mask):
         return [f"#### {row[0]}" for row in completion_ids.tolist()]
@@ -192,10 +203,14 @@ def test_summarize_counts_all_answers_and_by_level():
     )
 
 
+def evaluated(*arguments):
+    return summarize_test(*answer_test(*arguments))
+
+
 def test_the_test_evaluation_takes_the_problems_and_samples_that_were_asked_for():
     engine = NumberEngine(unfinished=[1])
     config = make_config(eval_problems=5, pass_k=2, pass_k_problems=3, temperature=0.5)
-    result = evaluate_test(NumberPolicy(), engine, TASK, config)
+    result = evaluated(NumberPolicy(), engine, TASK, config)
     assert engine.calls == [(5, GREEDY), (3, Sampling(temperature=0.5))]
     assert engine.limits == [(1, 80), (2, 80)]
     assert result["problems"] == 5 and result["accuracy"] == 4 / 5
@@ -207,13 +222,13 @@ def test_the_test_evaluation_takes_the_problems_and_samples_that_were_asked_for(
 
 def test_up_to_eight_answers_are_kept_as_samples():
     task = MathTask("numbers", "Count.", [], [], PROBLEMS * 2)
-    result = evaluate_test(NumberPolicy(), NumberEngine(), task, make_config(eval_problems=12, pass_k=0))
+    result = evaluated(NumberPolicy(), NumberEngine(), task, make_config(eval_problems=12, pass_k=0))
     assert result["problems"] == 12 and len(result["samples"]) == 8
 
 
 def test_pass_k_of_zero_samples_nothing():
     engine = NumberEngine()
-    result = evaluate_test(NumberPolicy(), engine, TASK, make_config(eval_problems=5, pass_k=0))
+    result = evaluated(NumberPolicy(), engine, TASK, make_config(eval_problems=5, pass_k=0))
     assert len(engine.calls) == 1 and not any(key.startswith("pass@") for key in result)
 
 
@@ -221,7 +236,7 @@ def test_the_embedded_model_answers_some_problems_and_the_verdicts_agree_with_th
     monkeypatch.setattr(evaluation, "make_engine", lambda policy, *_, **options: BruteForce(policy))
     config = make_config(device="cpu", max_new_tokens=50)
     answers = sample(config, 8, greedy=True)
-    assert [a.problem for a in answers] == evaluation.load_task("minigsm").test[:8]
+    assert [a.problem for a in answers] == load_task("minigsm").test[:8]
     assert 0 < sum(a.strict for a in answers) < 8
     for a in answers:
         assert a.strict == (a.finished and f"#### {a.problem.gold}" in a.text.splitlines())
@@ -240,7 +255,7 @@ def test_what_is_loaded_and_how_it_is_sampled_is_what_the_config_says(policy, mo
 
     monkeypatch.setattr(evaluation, "load_policy", load_policy)
     monkeypatch.setattr(evaluation, "make_engine", make_engine)
-    monkeypatch.setattr(evaluation, "load_task", lambda *arguments: made.append(arguments) or TASK)
+    monkeypatch.setattr(evaluation, "task_of", lambda config: made.append((config.task, config.data_dir)) or TASK)
     monkeypatch.setattr("rlcourse.distributed.world.find_device", lambda config: torch.device("cpu"))
     settings = {
         "engine": "fast",

@@ -90,9 +90,12 @@ class Letters:
 
     device, pad_id = torch.device(DEVICE), 5
 
-    def prompt(self, question, instruction=""):
+    def prompt(self, question, instruction="", examples=()):
         n = int(question.split()[-1])
         return [7] * (n + 1) + [n]
+
+    def prompts(self, questions, instruction="", examples=()):
+        return [self.prompt(question, instruction) for question in questions]
 
     def texts(self, ids, mask):
         return ["x"] * len(ids)

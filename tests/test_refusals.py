@@ -231,7 +231,7 @@ def test_a_run_whose_config_holds_what_cannot_be_is_not_resumed(change, sentence
 
 
 def test_code_that_ends_the_process_is_no_success(monkeypatch):
-    monkeypatch.setattr(trainer, "train", lambda config: sys.exit(0))
+    monkeypatch.setattr(trainer, "train", lambda *_: sys.exit(0))
     assert refused("train", code=1) == "The code that was run ended the process by sys.exit(0).\n"
 
 
@@ -251,7 +251,7 @@ def test_code_that_ends_the_process_is_no_success(monkeypatch):
     ],
 )
 def test_any_error_is_one_sentence(error, sentence, monkeypatch):
-    def train(config):
+    def train(config, began):
         raise error
 
     monkeypatch.setattr(trainer, "train", train)
@@ -260,7 +260,7 @@ def test_any_error_is_one_sentence(error, sentence, monkeypatch):
 
 
 def test_what_libraries_log_and_warn_of_is_held_back_and_comes_back_afterwards(monkeypatch, caplog, recwarn):
-    def train(config):
+    def train(config, began):
         logging.getLogger("transformers").warning("ten lines of advice")
         warnings.warn("and more of them", stacklevel=1)
         raise ValueError("Ours.")
@@ -272,7 +272,7 @@ def test_what_libraries_log_and_warn_of_is_held_back_and_comes_back_afterwards(m
 
 
 def test_sigterm_ends_a_command_like_ctrl_c(monkeypatch):
-    monkeypatch.setattr(trainer, "train", lambda config: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(trainer, "train", lambda *_: signal.raise_signal(signal.SIGTERM))
     done = CliRunner().invoke(cli.app, ["train"])
     assert done.exit_code == 143 and done.output == ""
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

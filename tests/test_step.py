@@ -103,7 +103,7 @@ class Run:
         self, config, noise=0.0, rewards=REWARDS, step=0, change=lambda learner: None, engine_class=FixedEngine
     ):
         policy = make_policy()
-        policy.prompt = lambda question, instruction="": PROMPTS[int(question)]
+        policy.prompts = lambda questions, *_: [PROMPTS[int(question)] for question in questions]
         policy.texts = lambda ids, mask: ["x"] * len(ids)
         self.config, self.steps, self.orders = config, [], []
         torch.manual_seed(3)
@@ -716,7 +716,7 @@ def test_dapo_reports_all_that_was_sampled_and_trains_on_groups_with_signal():
     """Accuracy after filtering is near one half whatever the policy can do."""
     policy = make_policy()
     prompts = {tuple([7 + n]): n for n in range(6)}
-    policy.prompt = lambda question, instruction="": [7 + int(question)]
+    policy.prompts = lambda questions, *_: [[7 + int(question)] for question in questions]
     policy.texts = lambda ids, mask: ["x" * int(row[0]) for row in ids]
     right = {0: [1, 1, 1, 1], 1: [1, 1, 1, 1], 2: [1, 0, 0, 0], 3: [1, 1, 1, 1], 4: [0, 1, 0, 0], 5: [0, 0, 1, 1]}
     rows = {
@@ -743,7 +743,7 @@ def test_dapo_reports_all_that_was_sampled_and_trains_on_groups_with_signal():
 def test_the_reward_is_that_of_the_config_unless_another_is_given():
     config = config_for("grpo", reward_correct=3.0)
     policy = make_policy()
-    policy.prompt = lambda question, instruction="": PROMPTS[int(question)]
+    policy.prompts = lambda questions, *_: [PROMPTS[int(question)] for question in questions]
     policy.texts = lambda ids, mask: ["x" * (i % 2) for i in range(len(ids))]
     rows = [(completion, [-1.0] * len(completion), True) for completion in COMPLETIONS]
     engine = FixedEngine({tuple(p): rows[i * GROUP :][:GROUP] for i, p in enumerate(PROMPTS)})
@@ -757,7 +757,7 @@ def test_the_reward_is_that_of_the_config_unless_another_is_given():
 def test_steps_on_ones_own_samples_raise_the_reward(algorithm):
     """The reward is for a token that the policy can choose at once: after some steps it does."""
     policy = make_policy()
-    policy.prompt = lambda question, instruction="": PROMPTS[int(question)]
+    policy.prompts = lambda questions, *_: [PROMPTS[int(question)] for question in questions]
     config = config_for(algorithm, lr=1e-2, value_lr=1e-2, max_new_tokens=3, num_generations=12, max_grad_norm=1.0)
     torch.manual_seed(0)
     learner, engine = Learner(policy, config), BruteForce(policy)

@@ -78,7 +78,7 @@ def folder(tmp_path_factory) -> str:
 
 
 def use_the_toy(patch) -> None:
-    patch.setattr(trainer, "load_task", lambda name, data_dir: TOY)
+    patch.setattr(trainer, "task_of", lambda config: TOY)
     patch.setattr(trainer, "make_engine", lambda policy, *_: BruteForce(policy))
     # A picture takes longer than such a run: tests/test_runs.py draws one.
     patch.setattr("rlcourse.measure.plots.plot_run", lambda metrics, evals, path, _: path.write_text(str(len(metrics))))
@@ -110,6 +110,8 @@ def lines(run: Path) -> dict[str, list[dict]]:
     logged = {name: read_lines(run / f"{name}.jsonl") for name in ("metrics", "evals", "samples")}
     for line in logged["metrics"]:
         del line["timing"]
+    for line in logged["evals"]:
+        del line["seconds"]
     return logged
 
 
@@ -433,7 +435,9 @@ def test_the_summary_says_how_it_went(whole_run):
 
 def test_the_summary_holds_the_test_before_and_the_test_after(tiny, monkeypatch):
     accuracy = {"before": 0.25, "after": 0.75}
-    monkeypatch.setattr(trainer, "evaluate_test", lambda *a: {"problems": 4, "accuracy": accuracy[a[-1]]})
+    monkeypatch.setattr(trainer, "answer_test", lambda *a: (a[-1], []))
+    monkeypatch.setattr(trainer, "before_training", lambda *a: {})
+    monkeypatch.setattr(trainer, "summarize_test", lambda when, _: {"problems": 4, "accuracy": accuracy[when]})
     summary = train(make_config(**tiny | {"steps": 1, "eval_every": 0}))
     assert (summary["accuracy_before"], summary["accuracy_after"]) == (0.25, 0.75)
     assert (summary["before"]["accuracy"], summary["after"]["accuracy"]) == (0.25, 0.75)

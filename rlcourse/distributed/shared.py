@@ -1,5 +1,6 @@
 """What the trainer of a rank has in place of its engine, its task and its run's folder."""
 
+import time
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,12 +68,15 @@ class Follower:
     """The run's folder to all ranks but the first: nothing is written."""
 
     def __init__(self, path: Path, config: Any):
-        self.path, self.config = path, config
+        self.path, self.config, self.began = path, config, time.perf_counter()
 
     def ignore(self, *arguments: Any) -> None:
         pass
 
-    keep_config = log_step = log_eval = forget_after = finish = remove_unless_begun = ignore
+    keep_config = log_step = log_eval = warn = forget_after = finish = remove_unless_begun = ignore
+
+    def warned(self) -> dict[str, str]:
+        return {}  # the first rank has them
 
     def resume_command(self) -> str:
         return ""  # the first rank says it

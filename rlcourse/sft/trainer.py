@@ -34,8 +34,9 @@ from rlcourse.runs import Kind, RunFolder, new_run, run_to_resume
 from rlcourse.sft.config import FIND_A_RUN, MAY_DIFFER, SFTConfig, check_config, check_settings
 from rlcourse.sft.data import Example, load_data
 from rlcourse.sft.packing import Row, check_packing, pack, plan_rows, summed_loss, tokens_of
-from rlcourse.tasks import load_task
+from rlcourse.tasks import Answer, load_task
 from rlcourse.tasks.prompts import PromptSampler
+from rlcourse.watch import after_sft_evaluation, after_sft_step
 
 SFT = Kind(SFTConfig, check_settings, check_config, FIND_A_RUN, MAY_DIFFER)
 
@@ -92,6 +93,7 @@ class FineTuning:
         self.step, self.seconds, self.before = 0, 0.0, None
         if checkpoint is not None:
             self._load(checkpoint)
+        self.steps = run.lines("metrics.jsonl")  # those done before a resume
         self.clock = time.perf_counter() - self.seconds
 
     def _prepare_task(self) -> None:
@@ -127,6 +129,8 @@ class FineTuning:
                     metrics = self.train_step()
                     self.step += 1
                     self.run.log_metrics(metrics)
+                    self.steps.append(metrics)
+                    self._warn(after_sft_step(self.steps, config))
                 bar.update()
                 bar.set_postfix(
                     loss=f"{metrics['loss']:.3f}",
@@ -135,6 +139,10 @@ class FineTuning:
                 )
                 if config.save_every and self.step % config.save_every == 0 and self.step < config.steps:
                     self._save()
+
+    def _warn(self, warnings: dict[str, str]) -> None:
+        for kind, text in warnings.items():
+            self.run.warn(self.step, kind, text)
 
     def train_step(self) -> dict[str, Any]:
         """One optimizer step on the next examples. Returns what was measured: `loss`, nats a token of an answer, before
@@ -190,6 +198,7 @@ class FineTuning:
         """`loss` on the examples held out, nats a token of an answer, if there are any; what
         `rlcourse.evaluation.summarize` says of greedy answers to the task's problems, if there is one."""
         found: dict[str, Any] = {}
+        answers: list[list[Answer]] = []
         examples = self.data.held_out
         if examples:
             with without_cudnn_attention():
@@ -197,8 +206,12 @@ class FineTuning:
             found["loss"] = torch.stack(losses).sum().item() / sum(int(example.learned.sum()) for example in examples)
         if self.engine is not None:
             limit = self.config.max_new_tokens
-            found |= summarize(answer_problems(self.policy, self.engine, self.task, self.problems, limit))
+            answers = answer_problems(self.policy, self.engine, self.task, self.problems, limit)
+            found |= summarize(answers)
             self.engine.sleep()  # training wants the memory
+        losses = [line["loss"] for line in self.run.lines("evals.jsonl") if "loss" in line]
+        losses += [found["loss"]] if examples else []
+        self._warn(after_sft_evaluation(losses, [answer for [answer] in answers], self.config))
         return found
 
     def _evaluate_once(self) -> dict[str, Any]:
@@ -218,6 +231,8 @@ class FineTuning:
             "held_out": len(self.data.held_out),
             "too_long": self.data.too_long,
             "steps": self.step,
+            "steps_that_changed_weights": sum(line["grad_norm"] > 0 and line["lr"] > 0 for line in self.steps),
+            "warnings": self.run.warned(),
             "wall_seconds": time.perf_counter() - self.clock,
             "peak_memory_bytes": peak_memory_bytes(self.device),
             "seed": self.config.seed,

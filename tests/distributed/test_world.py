@@ -73,7 +73,7 @@ def step_of(name: str, world, shard: bool = False) -> dict:
     rows = list(zip(COMPLETIONS, sampler_logprobs(config.sampling, 0.1), FINISHED, strict=True))
     policy = world.load(lambda _: make_policy(), CPU)
     start = world.load(lambda _: make_policy(seed=5), CPU).model
-    policy.prompt = lambda question, instruction="": PROMPTS[int(question)]
+    policy.prompts = lambda questions, *_: [PROMPTS[int(question)] for question in questions]
     policy.texts = lambda ids, mask: ["x"] * len(ids)
     torch.manual_seed(3)
     with pytest.MonkeyPatch.context() as patch:

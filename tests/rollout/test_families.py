@@ -156,7 +156,7 @@ class Parity(MathTask):
 
 def test_a_run_of_an_untied_llama_goes_on_where_it_died(folder, tmp_path, monkeypatch):
     problems = [Problem(f"Tom has {n}", "", "0") for n in range(9)]
-    monkeypatch.setattr(trainer, "load_task", lambda *_: Parity("toy", "", problems, problems, problems))
+    monkeypatch.setattr(trainer, "task_of", lambda config: Parity("toy", "", problems, problems, problems))
     monkeypatch.setattr("rlcourse.measure.plots.plot_run", lambda metrics, evals, path, _: path.write_text(""))
     options = {
         "model": folder, "num_prompts": 2, "num_generations": 4, "max_new_tokens": 4, "steps": 3, "save_every": 2,

@@ -1,0 +1,223 @@
+"""Runs that can't learn, or have stopped learning, without an error: how a run notices, and what it says.
+
+Each check returns warnings by kind; a run says each kind once, in the terminal and in warnings.jsonl. A warning says
+what happened, why, what to do, and shows one real answer.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from rlcourse.config import TrainConfig
+from rlcourse.tasks import Answer
+
+WINDOW = 3  # steps in a row that must agree: one step without signal is bad luck
+GROUPS = 24  # groups in a row, too: few may have no signal by chance
+START = 5  # steps that say what lengths and entropy were at the start
+SHORT, SURE = 0.4, 0.05  # shares of the length, and of the entropy, at the start: less is a collapse
+MOST = 0.5  # the share from which "most" is true
+LITTLE = 0.9  # share of groups without signal
+KNOWN = 0.01  # nats per token: less from the start on is nothing to learn
+OVERFIT = 1.1  # times the lowest held-out loss so far
+SHOWN = 300  # characters of an answer
+
+GROUPED = ("leave_one_out", "group_centered", "group_normalized")
+
+Warnings = dict[str, str]
+
+
+def before_training(greedy: list[Answer], groups: list[list[Answer]], config: TrainConfig) -> Warnings:
+    """What an evaluation says about the training to come. greedy: one answer per problem; groups: several sampled
+    answers per problem, or none."""
+    found = unreadable(greedy) | cut_off(greedy, config)
+    if groups:
+        sampled = [answer for group in groups for answer in group]
+        rewards = [[answer.verdict.reward(config) for answer in group] for group in groups]
+        found |= pays_for_form(sampled, [reward for group in rewards for reward in group], config)
+        same = all(len(set(group)) == 1 for group in rewards)
+        if config.advantage in GROUPED and same and "unreadable" not in found:
+            tries = f"{len(groups)} test problems, sampled {len(groups[0])} times each"
+            found |= no_signal(f"Of {tries}, none", sampled, rewards, config)
+    return found
+
+
+def after_step(
+    steps: list[dict[str, Any]], answers: list[Answer], rewards: list[float], config: TrainConfig
+) -> Warnings:
+    """What the steps so far say. steps: the metrics of each; answers, rewards: those of the last one."""
+    found = pays_for_form(answers, rewards, config)
+    recent = steps[-WINDOW:]
+    if len(recent) == WINDOW:
+        if all(step["truncated"] > MOST for step in recent):
+            found |= cut_off(answers, config)
+        patience = max(WINDOW, -(-GROUPS // config.num_prompts))
+        if len(steps) >= patience and not any(has_signal(step, config) for step in steps[-patience:]):
+            groups = [rewards[i : i + config.num_generations] for i in range(0, len(rewards), config.num_generations)]
+            return found | no_signal(f"In each of the last {patience} steps, no group", answers, groups, config)
+        if len(steps) >= patience and config.advantage in GROUPED:
+            found |= little_signal(steps[-patience:], answers, config)
+        if all(has_signal(step, config) and (step["grad_norm"] == 0 or step["lr"] == 0) for step in recent):
+            found["no_update"] = (
+                f"The weights did not change in the last {WINDOW} steps, though rewards differ within groups: check "
+                f"--lr ({config.lr:g}), --warmup-steps and --schedule."
+            )
+    return found | collapse(steps, answers)
+
+
+def has_signal(step: dict[str, Any], config: TrainConfig) -> bool:
+    """Whether a step had two different rewards to compare: within a group, or for the other advantages in the batch."""
+    return step["groups_without_signal"] < 1 if config.advantage in GROUPED else step["reward_std"] > 0
+
+
+def little_signal(steps: list[dict[str, Any]], answers: list[Answer], config: TrainConfig) -> Warnings:
+    """Hardly any group has different rewards, so steps learn from a handful of answers."""
+    without = sum(step["groups_without_signal"] for step in steps) / len(steps)
+    if without < LITTLE:
+        return {}
+    return {
+        "little_signal": f"In the last {len(steps)} steps, only {1 - without:.0%} of the groups had two answers with "
+        f"different rewards, and the others teach nothing. Try a lower --temperature than {config.temperature:g}, more "
+        "--num-generations, easier problems, or `rlcourse sft` first. For example: "
+        f"{quoted(answers[0])}"
+    }
+
+
+def unreadable(answers: list[Answer]) -> Warnings:
+    """Answers whose number is right, in a form that isn't rewarded."""
+    lenient = [a for a in answers if not a.right and a.verdict.metrics.get("accuracy_lenient")]
+    right = sum(a.right for a in answers)
+    if len(lenient) < 0.05 * len(answers) or len(lenient) <= right:
+        return {}
+    return {
+        "unreadable": f"{share(right + len(lenient), answers)} of the answers end in the right number, but only "
+        f"{share(right, answers)} write it in the form that is rewarded. The model can't find a form that it never "
+        "tries: show it with --examples 2, or reward any final number with --reward-parser lenient. For example: "
+        f"{quoted(lenient[0])}"
+    }
+
+
+def cut_off(answers: list[Answer], config: Any) -> Warnings:
+    """Most answers hit the token limit."""
+    cut = [a for a in answers if not a.finished]
+    if len(cut) <= MOST * len(answers):
+        return {}
+    return {
+        "cut_off": f"{share(len(cut), answers)} of the answers are cut off after {config.max_new_tokens} tokens, and "
+        f"an answer that is cut off earns nothing: raise --max-new-tokens. For example: {quoted(cut[0])}"
+    }
+
+
+def pays_for_form(answers: list[Answer], rewards: Iterable[float], config: TrainConfig) -> Warnings:
+    """Most of the reward goes to wrong answers that are written in the right form."""
+    wrong = [(a, r) for a, r in zip(answers, rewards, strict=True) if not a.right and r > config.reward_neither]
+    paid, total = sum(r for _, r in wrong), sum(r for r in rewards if r > 0)
+    if config.reward_format <= config.reward_neither or total <= 0 or paid <= MOST * total:
+        return {}
+    return {
+        "form": f"{paid / total:.0%} of the reward goes to wrong answers, for their form alone. The policy will learn "
+        "the form and drop the work: use --reward-format 0, and --examples 2 to show the form. For example, this "
+        f"earned {wrong[0][1]:g}: {quoted(wrong[0][0])}"
+    }
+
+
+def no_signal(whose: str, answers: list[Answer], groups: list[list[float]], config: TrainConfig) -> Warnings:
+    """No rewards to compare, so no gradient: why, and what to do."""
+    earned = {reward for group in groups for reward in group}
+    right = sum(a.right for a in answers)
+    if len(earned) == 1 and 0 < right < len(answers):
+        why = f"every answer earns {earned.pop():g}, right or wrong: check the task's judge"
+    elif right == 0 and any(a.verdict.metrics.get("accuracy_lenient") for a in answers):
+        why = "right answers are not in the form that is rewarded: show it with --examples 2"
+    elif right == 0:
+        why = "no answer is right: try easier problems, a stronger model, --examples 2, or `rlcourse sft` first"
+    elif right == len(answers):
+        why = "every answer is right: there is nothing left to learn here, so use harder problems"
+    else:
+        why = "a prompt's answers are all right or all wrong: raise --num-generations or --temperature"
+    return {
+        "no_signal": f"{whose} has two answers with different rewards, so there is no gradient and nothing is learned: "
+        f"{why}. For example, this earned {groups[0][0]:g}: {quoted(answers[0])}"
+    }
+
+
+def collapse(steps: list[dict[str, Any]], answers: list[Answer]) -> Warnings:
+    """The reward rises while answers shrink, or while sampling stops varying."""
+    if len(steps) < START + WINDOW:
+        return {}
+
+    def mean(name: str, some: list[dict[str, Any]]) -> float:
+        return sum(step[name] for step in some) / len(some)
+
+    first, last = steps[:START], steps[-WINDOW:]
+    if mean("reward", last) <= mean("reward", first):
+        return {}
+    rise = f"while the mean reward rose from {mean('reward', first):.2f} to {mean('reward', last):.2f}"
+    advice = "Look at the samples: if it earns without solving, mend the reward; else try a lower --lr"
+    found = {}
+    for name, limit, unit in (("length", SHORT, "tokens per answer"), ("entropy", SURE, "nats of entropy per token")):
+        before, now = mean(name, first), mean(name, last)
+        if now < limit * before:
+            found[f"{name}_collapse"] = (
+                f"Down from {before:.3g} to {now:.3g} {unit} {rise}. The policy may be collapsing onto one kind of "
+                f"answer. {advice}. For example: {quoted(answers[0])}"
+            )
+    return found
+
+
+def check_rewards(rewards: torch.Tensor, answers: list[Answer], task: str) -> None:
+    """Raise ValueError, before anything is learned, if a reward is not finite."""
+    bad = (~rewards.isfinite()).nonzero().flatten().tolist()
+    if bad:
+        raise ValueError(
+            f"The judge of task {task} gave {len(bad)} of {len(answers)} answers a reward that is not finite "
+            f"({rewards[bad[0]].item()}): mend the judge. The first was {quoted(answers[bad[0]])}"
+        )
+
+
+def share(count: int, answers: list[Answer]) -> str:
+    return f"{count / len(answers):.1%}"
+
+
+def quoted(answer: Answer) -> str:
+    """The end of an answer, and what would have been right, on one line."""
+    text = " ".join(answer.text.split())
+    text = text if len(text) <= SHOWN else f"… {text[-SHOWN:]}"
+    return f"“{text}” (asked: “{answer.problem.question[-80:].strip()}”, right: {answer.problem.gold})"
+
+
+def after_sft_step(steps: list[dict[str, Any]], config: Any) -> Warnings:
+    """What the steps of supervised fine-tuning say so far. steps: the metrics of each."""
+    if len(steps) < WINDOW:
+        return {}
+    last = steps[-WINDOW:]
+    loss = sum(step["loss"] for step in last) / WINDOW
+    if all(step["grad_norm"] == 0 or step["lr"] == 0 for step in last):
+        return {
+            "no_update": f"The weights did not change in the last {WINDOW} steps: check --lr ({config.lr:g}), "
+            "--warmup-steps and --schedule."
+        }
+    if len(steps) == WINDOW and loss < KNOWN:
+        return {
+            "known": f"The loss is {loss:.4f} nats per token from the first steps on: the model knows these answers "
+            "already, so check --data and --model."
+        }
+    first = sum(step["loss"] for step in steps[:WINDOW]) / WINDOW
+    if len(steps) > WINDOW and loss > 1.5 * first:
+        return {
+            "diverging": f"The loss rose from {first:.2f} to {loss:.2f} nats per token, so training makes the model "
+            f"worse: start again with a lower --lr than {config.lr:g}."
+        }
+    return {}
+
+
+def after_sft_evaluation(losses: list[float], answers: list[Answer], config: Any) -> Warnings:
+    """What an evaluation says: losses, the held-out loss of each evaluation so far; answers to the task's problems, if
+    it has any."""
+    found = unreadable(answers) | cut_off(answers, config) if answers else {}
+    if losses and losses[-1] > OVERFIT * min(losses):
+        found["overfit"] = (
+            f"The held-out loss has risen from {min(losses):.3f} to {losses[-1]:.3f}: the model memorizes its "
+            "examples. Use fewer --epochs, more data or a lower --lr."
+        )
+    return found

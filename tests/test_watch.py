@@ -1,0 +1,213 @@
+"""Runs that can't learn say so. Each case runs the real command, on the embedded model and a tiny task."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rlcourse import cli, watch
+from rlcourse.config import make_config
+from rlcourse.tasks import Answer, Judgement, Problem, minigsm
+from rlcourse.tasks.verify import verify
+
+TASKS = """
+import re
+from dataclasses import dataclass
+from rlcourse.tasks import Judgement, Problem, minigsm
+from rlcourse.tasks.task import MathTask
+
+base = minigsm.load()
+
+@dataclass(frozen=True)
+class Own(MathTask):
+    earned: object = None
+
+    def judge(self, attempts, training):
+        earned = [self.earned(a) for a in attempts]
+        return [Judgement(e == 1, {"right": float(e == 1)}, e, "right" if e == 1 else "wrong") for e in earned]
+
+    metrics = {"right": ".1%"}
+
+def task(earned):
+    return lambda data_dir: Own("own", "", base.train, base.validation, base.test, earned=earned)
+
+always = task(lambda a: 1.0)
+never = task(lambda a: 0.0)
+half = task(lambda a: 0.5)
+broken = task(lambda a: float("nan"))
+
+def words(data_dir):  # what the model writes is right, in a form that the strict reading does not take
+    class Words(MathTask):
+        def verify(self, text, gold):
+            return super().verify(text.replace("####", "so"), gold)
+    return Words("words", "", base.train, base.validation, base.test)
+"""
+SMALL = "--num-prompts 2 --num-generations 4 --eval-problems 30 --pass-k-problems 6 --eval-every 0 --max-new-tokens 40"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch, tmp_path):
+    (tmp_path / "ours.py").write_text(TASKS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    yield
+    sys.modules.pop("ours", None)
+
+
+def train(options: str, steps: int = 4):
+    command = f"train {SMALL} --steps {steps} --name run {options}"
+    result = CliRunner().invoke(cli.app, command.split(), env={"COLUMNS": "4000"})
+    path = Path("runs/run/warnings.jsonl")
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return result, {line["kind"]: line for line in lines}
+
+
+def summary() -> dict:
+    return json.loads(Path("runs/run/summary.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("task", "why"),
+    [
+        ("never", "no answer is right: try easier problems"),
+        ("always", "every answer is right: there is nothing left to learn"),
+        ("half", "no answer is right"),
+    ],
+)
+def test_a_run_without_signal_says_so_before_its_first_step(task, why):
+    result, warnings = train(f"--task ours:{task}")
+    assert result.exit_code == 0 and warnings["no_signal"]["step"] == 0
+    assert why in warnings["no_signal"]["text"] and "asked: “" in warnings["no_signal"]["text"]  # a real answer
+    said = " ".join(result.output.split())
+    assert said.count("so there is no gradient") == 2  # once as it happens, once at the end
+    assert summary()["steps_that_changed_weights"] == 0 and "changed in 0 of 4 steps" in result.output
+
+
+def test_a_run_that_loses_its_signal_says_so_after_three_steps():
+    result, warnings = train(
+        "--task ours:never --pass-k 0 --num-prompts 8 --num-generations 2"
+    )  # the evaluation has no groups to look at
+    assert result.exit_code == 0 and warnings["no_signal"]["step"] == 3
+
+
+def test_right_answers_in_a_form_that_is_not_rewarded_are_named_before_the_first_step():
+    _, warnings = train("--task ours:words")
+    text = warnings["unreadable"]["text"]
+    assert warnings["unreadable"]["step"] == 0 and "but only 0.0% write it in the form" in text
+    assert "--reward-parser lenient" in text and "--examples 2" in text
+
+
+def test_most_answers_cut_off_is_named_before_the_first_step():
+    _, warnings = train("--max-new-tokens 3")
+    assert warnings["cut_off"]["step"] == 0 and "after 3 tokens" in warnings["cut_off"]["text"]
+
+
+def test_a_reward_that_is_not_finite_ends_the_run_before_it_learns_and_does_not_blame_the_learning_rate():
+    result, _ = train("--task ours:broken")
+    assert result.exit_code == 2 and "mend the judge" in result.stderr and "--lr" not in result.stderr
+    assert not Path("runs/run").exists()
+
+
+def test_a_reward_for_form_alone_is_named_within_five_steps():
+    """A bonus for any `#### NUMBER`, where next to nothing is right: a real model collapsed onto `#### 104`."""
+    _, warnings = train("--reward-format 0.5", steps=1)
+    assert warnings["form"]["step"] <= 1 and "of the reward goes to wrong answers" in warnings["form"]["text"]
+
+
+@pytest.mark.parametrize("preset", ["laptop", "a10g", "h200"])
+def test_no_preset_pays_for_form_alone(preset):
+    config = make_config(preset)
+    assert [verify(text, "12").reward(config) for text in ("#### 104", "I guess", "#### 12")] == [0, 0, 1]
+
+
+def test_a_learning_rate_of_zero_is_named():
+    result, warnings = train("--lr 0 --num-prompts 16")
+    assert warnings["no_update"]["step"] == 3 and "changed in 0 of 4 steps" in result.output
+
+
+def test_a_healthy_run_warns_of_nothing_and_counts_its_steps():
+    result, warnings = train("--num-prompts 8", steps=6)
+    assert result.exit_code == 0 and not warnings and "changed in all 6 steps" in result.output
+    assert summary()["warnings"] == {} and set(summary()["seconds"]) == {"starting", "evaluation", "steps", "saving"}
+
+
+def test_groups_that_mostly_agree_are_named():
+    step = {"groups_without_signal": 0.97, "truncated": 0.0, "grad_norm": 1.0, "lr": 1e-6, "length": 9, "entropy": 1.0}
+    config = make_config(num_prompts=32)
+    found = [
+        set(
+            watch.after_step([step | {"reward": 0.1, "groups_without_signal": share}] * 3, [answer("7")], [0.0], config)
+        )
+        for share in (0.97, 0.72)
+    ]
+    assert found == [{"little_signal"}, set()]
+
+
+def answer(text: str, right: bool = False) -> Answer:
+    return Answer(Problem("1+1?", "", "2"), text, 5, True, Judgement(right, {"right": float(right)}, 0.2, "wrong"))
+
+
+@pytest.mark.parametrize(
+    ("length", "entropy", "reward", "kinds"),
+    [
+        (5, 0.3, 0.2, {"length_collapse"}),
+        (120, 0.01, 0.2, {"entropy_collapse"}),
+        (5, 0.01, 0.01, set()),  # the reward does not rise
+        (49, 0.03, 0.2, set()),  # shorter and surer, as runs that learn are
+    ],
+)
+def test_a_collapse_is_answers_that_shrink_or_stop_varying_while_the_reward_rises(length, entropy, reward, kinds):
+    begin = {"length": 120, "entropy": 0.4, "reward": 0.02, "groups_without_signal": 0.5, "truncated": 0.0}
+    begin |= {"grad_norm": 1.0, "lr": 1e-6}
+    steps = [begin] * 5 + [begin | {"length": length, "entropy": entropy, "reward": reward}] * 3
+    found = watch.after_step(steps, [answer("#### 104")] * 8, [0.2, 0.0] * 4, make_config())
+    assert set(found) == kinds
+
+
+def sft(options: str):
+    command = f"sft --steps 4 --batch-size 4 --eval-every 0 --eval-problems 20 --name run {options}"
+    result = CliRunner().invoke(cli.app, command.split(), env={"COLUMNS": "4000"})
+    path = Path("runs/run/warnings.jsonl")
+    return result, [json.loads(line)["kind"] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [("--lr 0", "no_update"), ("--max-new-tokens 3", "cut_off"), ("--lr 0.5 --warmup-steps 0", "diverging")],
+)
+def test_fine_tuning_that_does_nothing_or_harm_says_so(options, kind):
+    result, kinds = sft(options)
+    assert kind in kinds and f"changed in {'0 of' if kind == 'no_update' else 'all'} 4 steps" in result.output
+
+
+def test_fine_tuning_warns_of_data_that_is_known_and_of_data_that_is_memorized():
+    steps = [{"loss": 0.001, "grad_norm": 1.0, "lr": 1e-3}] * 3
+    assert set(watch.after_sft_step(steps, make_config())) == {"known"}
+    assert set(watch.after_sft_evaluation([0.5, 0.3, 0.4], [], make_config())) == {"overfit"}
+    assert watch.after_sft_evaluation([0.5, 0.3, 0.31], [], make_config()) == {}
+
+
+def test_worked_examples_come_before_the_question_and_do_not_train():
+    task = minigsm.load()
+    shown = task.with_settings(make_config(examples=2))
+    assert shown.examples == tuple(task.train[:2]) and shown.train == task.train[2:] and shown.test == task.test
+
+    class Recorder:
+        def prompt(self, question, instruction, examples):
+            return question, instruction, examples
+
+    asked, _, examples = shown.prompt(shown.test[0], Recorder())
+    assert asked == shown.test[0].question and examples == [(p.question, p.answer) for p in task.train[:2]]
+    with pytest.raises(ValueError, match="no 2 worked answers"):
+        minigsm.MathTask("bare", "", [Problem("?", "", "1")] * 4, [], []).with_settings(make_config(examples=2))
+
+
+def test_a_dry_run_shows_what_answers_earn_and_how_long_the_run_takes():
+    command = f"train {SMALL} --steps 12 --dry-run"
+    result = CliRunner().invoke(cli.app, command.split(), env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    for text in ("accuracy (rewarded)", "accuracy lenient", "groups with signal", "12 steps of", "minutes in all"):
+        assert text in result.output
+    assert not Path("runs").exists()
