@@ -247,7 +247,7 @@ class Trainer:
             self.run.warn(self.step, kind, text)
 
     def _summary(self, after: dict[str, Any]) -> dict[str, Any]:
-        before = self.before
+        before, first = self.before, self.task.problems("test")[0]
         return self._asked() | {
             f"{self.headline}_before": before[self.headline],
             f"{self.headline}_after": after[self.headline],
@@ -261,6 +261,7 @@ class Trainer:
             "warnings": self.run.warned(),
             "folder": str(self.run.path),
             "metrics": self.task.metrics,
+            "prompt": self.policy.tokenizer.decode(self.task.prompt(first, self.policy)),  # how the model is asked
             "before": before,
             "after": after,
         }
