@@ -1,0 +1,178 @@
+"""Real models on GSM8K, run by run: training in several variants and seeds, and the record that holds them.
+
+    python tools/gsm8k.py --model FOLDER --runs runs/gsm8k                # all of VARIANTS, seeds 0, 1 and 2
+    python tools/gsm8k.py --model FOLDER --runs runs/gsm8k --variants dr_grpo,grpo --seeds 0,1 --gpus 0,1,2,3
+    python tools/gsm8k.py --model FOLDER --runs runs/gsm8k --record      # write the records, from what is there
+
+Each run is `rlcourse train --preset h200` with a variant's settings, in a process and on a GPU of its own. A run that
+is there is not repeated, and one that was cut off goes on from its last checkpoint, so a study can grow over many short
+leases. GSM8K comes from the folder in RLCOURSE_GSM8K_DIR, or from the hub.
+
+The variants `exact` and `two` train with the sampler's own numbers and with transformers' layers in the trainer, whose
+log-probs differ by rounding; `tis` corrects for that by truncated importance sampling, and `4` makes four updates per
+rollout.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rlcourse.config import make_config
+from rlcourse.files import read_json, read_lines
+from rlcourse.measure.records import write_record
+from rlcourse.paths import data_folder
+
+STUDY = {"steps": 300, "eval_every": 100}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "dr_grpo": {},
+    "grpo": {"algorithm": "grpo"},
+    "ppo": {"algorithm": "ppo"},
+    "lora": {"lora_rank": 32, "lr": 1e-5},
+    "no examples": {"examples": 0, "steps": 100},
+    "format bonus": {"examples": 0, "reward_format": 0.2, "steps": 30},
+    "exact": STUDY,
+    "two": STUDY,
+    "two tis": STUDY | {"sampler_correction": "token"},
+    "exact 4": STUDY | {"minibatches": 4},
+    "two 4": STUDY | {"minibatches": 4},
+    "two tis 4": STUDY | {"minibatches": 4, "sampler_correction": "token"},
+}
+CONFIG = ("model", "runs", "preset")  # arguments that every run shares
+NEAR = 10  # steps before an evaluation over which lengths are averaged
+
+
+def settings_of(variant: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    name = f"{variant}-seed{seed}".replace(" ", "-")
+    shared = {"preset": arguments.preset, "model": arguments.model, "output": str(arguments.runs)}
+    return shared | VARIANTS[variant] | {"seed": seed, "name": name}
+
+
+def train_one(variant: str, seed: int, arguments: argparse.Namespace) -> None:
+    """Train in this process, or go on where a run was cut off."""
+    from rlcourse import trainer
+    from rlcourse.bench.gap import TWO, put_back
+
+    if variant.startswith("two"):
+        make_learner = trainer.Trainer.__init__
+
+        def make_with_two_sets(self: trainer.Trainer, *rest: Any) -> None:
+            make_learner(self, *rest)
+            put_back(self, TWO)
+
+        trainer.Trainer.__init__ = make_with_two_sets
+    settings = settings_of(variant, seed, arguments)
+    if any((arguments.runs / settings["name"]).glob("checkpoints/step-*")):
+        trainer.resume(output=settings["output"], name=settings["name"])
+    else:
+        trainer.train(make_config(**settings), BEGAN)
+
+
+def train_all(jobs: list[tuple[str, int]], arguments: argparse.Namespace) -> None:
+    """Each job in a process of its own, one at a time on each GPU. Says how each ended."""
+    jobs = [job for job in jobs if not (folder_of(*job, arguments) / "summary.json").exists()]
+    running: dict[str, tuple[tuple[str, int], subprocess.Popen]] = {}
+    while jobs or running:
+        for gpu in arguments.gpus.split(","):
+            if gpu in running and running[gpu][1].poll() is not None:
+                job, process = running.pop(gpu)
+                print(*job, "done" if process.returncode == 0 else f"ended with {process.returncode}", flush=True)
+            if gpu not in running and jobs:
+                variant, seed = job = jobs.pop(0)
+                shared = [f"--{name}={getattr(arguments, name)}" for name in CONFIG]
+                command = [sys.executable, __file__, *shared, "--one", variant, "--seeds", str(seed)]
+                process = subprocess.Popen(command, env=os.environ | {"CUDA_VISIBLE_DEVICES": gpu})
+                running[gpu] = job, process
+        time.sleep(1)
+
+
+def folder_of(variant: str, seed: int, arguments: argparse.Namespace) -> Path:
+    return arguments.runs / settings_of(variant, seed, arguments)["name"]
+
+
+def rows_of(variant: str, seed: int, folder: Path) -> list[dict[str, Any]]:
+    """The evaluations of a finished run: test problems before and after, validation problems between."""
+    summary, steps = read_json(folder / "summary.json", "run it again"), read_lines(folder / "metrics.jsonl")
+    evals = [{"split": "validation"} | line for line in read_lines(folder / "evals.jsonl")]
+    ends = [(0, summary["before"], None), (summary["steps"], summary["after"], summary["wall_seconds"])]
+    evals += [{"split": "test", "step": step, "seconds": seconds} | found for step, found, seconds in ends]
+    rows = []
+    for line in evals:
+        near = [step for step in steps if max(0, line["step"] - NEAR) <= step["step"] <= max(line["step"], NEAR)]
+        lengths = {
+            name: fmean(values)
+            for name in ("length_right", "length_wrong")
+            if (values := [step[name] for step in near if step[name] is not None])
+        }
+        rows.append(
+            {"variant": variant, "seed": seed, "split": line["split"], "step": line["step"]}
+            | {name: line[name] for name in ("accuracy", "accuracy_lenient")}
+            | {"pass_k": line.get("pass@8"), "truncated": 1 - line["finished"]}
+            | {name: lengths.get(name) for name in ("length_right", "length_wrong")}
+            | {
+                "seconds": line["seconds"],
+                "mismatch_max": max((step["mismatch_max"] or 0 for step in steps), default=0),
+            }
+        )
+    return rows
+
+
+def record(jobs: list[tuple[str, int]], arguments: argparse.Namespace) -> None:
+    """Write the record `gsm8k`, and a learning curve for each variant, from the runs that have finished."""
+    done = [job for job in jobs if (folder_of(*job, arguments) / "summary.json").exists()]
+    setup = make_config(arguments.preset, model=arguments.model).to_dict() | {"note": arguments.note}
+    command = f"python tools/gsm8k.py --model {Path(arguments.model).name} --runs runs/gsm8k"
+    rows = [row for job in done for row in rows_of(*job, folder_of(*job, arguments))]
+    print(write_record("gsm8k", setup, rows, command=command))
+    for variant in dict.fromkeys(variant for variant, _ in done):
+        seeds = []
+        for seed in (seed for name, seed in done if name == variant):
+            folder = folder_of(variant, seed, arguments)
+            summary = read_json(folder / "summary.json", "run it again")
+            kept = (
+                "accuracy_before",
+                "accuracy_after",
+                "eval_problems",
+                "wall_seconds",
+                "peak_memory_bytes",
+                "seconds",
+            )
+            seeds.append(
+                {"variant": f"seed {seed}", "seed": seed}
+                | {"evals": [{k: e[k] for k in ("step", "accuracy")} for e in read_lines(folder / "evals.jsonl")]}
+                | {"rewards": [step["reward"] for step in read_lines(folder / "metrics.jsonl")]}
+                | {"summary": {name: summary[name] for name in kept}, "warnings": summary["warnings"]}
+            )
+        name = "gsm8k_" + variant.replace(" ", "_")
+        print(write_record(name, setup | VARIANTS[variant], seeds, command=command, folder=data_folder() / "curves"))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="folder or hub name of the model to train")
+    parser.add_argument("--runs", type=Path, required=True, help="folder of the runs")
+    parser.add_argument("--preset", default="h200")
+    parser.add_argument("--variants", default=",".join(VARIANTS))
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--gpus", default="0")
+    parser.add_argument("--note", default="", help="what the record should say about the model")
+    parser.add_argument("--record", action="store_true", help="write the records instead of training")
+    parser.add_argument("--one", choices=VARIANTS, help="train this variant, with one seed, in this process")
+    return parser.parse_args()
+
+
+BEGAN = time.perf_counter()
+
+if __name__ == "__main__":
+    given = parse()
+    pairs = [(name, int(seed)) for name in given.variants.split(",") for seed in given.seeds.split(",")]
+    if given.one:
+        train_one(given.one, int(given.seeds), given)
+    elif given.record:
+        record(pairs, given)
+    else:
+        train_all(pairs, given)
