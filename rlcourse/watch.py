@@ -17,6 +17,7 @@ GROUPS = 24  # groups in a row, too: few may have no signal by chance
 START = 5  # steps that say what lengths and entropy were at the start
 SHORT, SURE = 0.4, 0.05  # shares of the length, and of the entropy, at the start: less is a collapse
 MOST = 0.5  # the share from which "most" is true
+APART = 0.02  # nats per token: rounding in bfloat16 makes less than 0.01 where a model is sure of most tokens
 LITTLE = 0.9  # share of groups without signal
 KNOWN = 0.01  # nats per token: less from the start on is nothing to learn
 OVERFIT = 1.1  # times the lowest held-out loss so far
@@ -51,6 +52,7 @@ def after_step(
     if len(recent) == WINDOW:
         if all(step["truncated"] > MOST for step in recent):
             found |= cut_off(answers, config)
+        found |= apart(recent, config)
         patience = max(WINDOW, -(-GROUPS // config.num_prompts))
         if len(steps) >= patience and not any(has_signal(step, config) for step in steps[-patience:]):
             groups = [rewards[i : i + config.num_generations] for i in range(0, len(rewards), config.num_generations)]
@@ -68,6 +70,18 @@ def after_step(
 def has_signal(step: dict[str, Any], config: TrainConfig) -> bool:
     """Whether a step had two different rewards to compare: within a group, or for the other advantages in the batch."""
     return step["groups_without_signal"] < 1 if config.advantage in GROUPED else step["reward_std"] > 0
+
+
+def apart(steps: list[dict[str, Any]], config: TrainConfig) -> Warnings:
+    """The sampler's log-probs are far from the trainer's, and nothing corrects for it."""
+    means = [step["mismatch_mean"] or 0.0 for step in steps]
+    if config.sampler_correction != "off" or min(means) < APART:
+        return {}
+    return {
+        "mismatch": f"Sampler and trainer differ by {sum(means) / len(means):.3f} nats per token, up to "
+        f"{max(step['mismatch_max'] for step in steps):.1f}, so answers come from another policy than the one that "
+        "trains. --sampler-correction token weighs them for it."
+    }
 
 
 def little_signal(steps: list[dict[str, Any]], answers: list[Answer], config: TrainConfig) -> Warnings:
