@@ -1,0 +1,138 @@
+"""What every engine that runs on a CPU promises beside its tokens: no trace on the model, and an honest last token."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is there on Linux alone")
+
+import vllm_in_memory
+import vllm_over_http
+from policies import make_policy, rollout_of
+from reference import assert_logprobs_are_the_models
+from test_paged import BLOCK, DTYPE, ON_GPU, Watched, small  # noqa: F401
+
+from rlcourse.evaluation import answer_problems
+from rlcourse.logprobs import PlainPass
+from rlcourse.policy import checkpoint_activations
+from rlcourse.rollout import fast, make_engine, vllm_server
+from rlcourse.rollout.fast import FastEngine
+from rlcourse.rollout.hf import HFEngine
+from rlcourse.sampling import GREEDY, Sampling
+from rlcourse.tasks import load_task
+
+PROMPTS = [[5, 9, 40], [11, 30, 31, 32, 33]]
+KERNELS = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1, "head_dim": 32, "vocab_size": 64}
+ENGINES = ["hf-dynamic", "hf-static", "hf-none", "fast", "one slot", "triton", "paged", "vllm", "vllm server"]
+
+
+@pytest.fixture
+def make(request, monkeypatch, tmp_path):
+    """The engine of that name over a policy, on a GPU too."""
+    closing = []
+
+    def over(name: str, policy):
+        if name in ("triton", "paged"):
+            request.getfixturevalue("small")
+        else:
+            monkeypatch.setattr(fast, "has_kernels", lambda weights: False)
+        if name == "vllm" and not vllm_in_memory.is_there():
+            vllm_in_memory.put_in(monkeypatch)
+        if name == "vllm server":
+            monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+            vllm_over_http.put_in(monkeypatch)
+            monkeypatch.setattr(vllm_server, "check_vllm", lambda device: None)
+            policy.model.config.architectures = [type(policy.model).__name__]
+            policy.model.config.save_pretrained(tmp_path)
+            closing.append(vllm_over_http.Server(str(tmp_path)))
+            return make_engine(policy, "vllm", torch.float32, vllm_server=closing[0].url + "/")
+        if name == "one slot":
+            return FastEngine(policy, max_slots=1)
+        if name == "hf-none":
+            return HFEngine(policy, cache="none")
+        kinds = {"paged": partial(Watched, usable=8), "triton": partial(FastEngine, dtype=DTYPE)}
+        return kinds[name](policy) if name in kinds else make_engine(policy, name, torch.float32)
+
+    yield over
+    for server in closing:
+        server.close()
+
+
+def policy_for(name: str):
+    """As small as the engine allows."""
+    return make_policy(3, **KERNELS if name in ("triton", "paged", "vllm", "vllm server") else {})
+
+
+def kept_for_backward(policy, rollout) -> int:
+    """Numbers that a training pass over the rollout keeps for its backward pass."""
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.numel()) or tensor, lambda t: t):
+        PlainPass(policy.model, "float32").token_logprobs(rollout, Sampling(), 4096)
+    return sum(kept)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_generate_leaves_every_module_in_its_mode(name, make):
+    """In eval mode transformers ignores gradient checkpointing: same results, three times the memory."""
+    policy = policy_for(name)
+    engine, rollout = make(name, policy), rollout_of([([5, 9, 40], [7, 8])] * 4)
+    checkpoint_activations(policy.model)
+    modes, kept = [module.training for module in policy.model.modules()], kept_for_backward(policy, rollout)
+    engine.generate(PROMPTS[:1], 1, 2, GREEDY)
+    assert [module.training for module in policy.model.modules()] == modes
+    assert kept_for_backward(policy, rollout) == kept
+
+
+def test_checkpointing_keeps_less_in_training_mode_alone(policy):
+    """What the test above measures by."""
+    rollout = make_engine(policy, "fast", torch.float32).generate(PROMPTS, 4, 6, GREEDY)
+    plain = kept_for_backward(policy, rollout)
+    checkpoint_activations(policy.model)
+    assert 3 * kept_for_backward(policy, rollout) < 2 * plain
+    policy.model.eval()
+    assert kept_for_backward(policy, rollout) == plain
+
+
+@pytest.mark.parametrize("name", ["hf-dynamic", "fast"])
+def test_an_evaluation_leaves_mode_gradients_and_random_state(name, policy):
+    checkpoint_activations(policy.model)
+    engine, task = make_engine(policy, name, torch.float32), load_task("minigsm")
+    state = torch.get_rng_state()
+    answer_problems(policy, engine, task, task.problems("test")[:3], 4, Sampling(), 2)
+    assert all(module.training for module in policy.model.modules())
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in policy.model.parameters())
+    assert torch.is_grad_enabled() and torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_row_whose_last_allowed_token_is_eos_has_finished(name, make):
+    policy = policy_for(name)
+    most = 2
+    free = make("hf-dynamic", policy).generate(PROMPTS, 1, most, GREEDY).completion_ids.tolist()
+    row = next(i for i, tokens in enumerate(free) if tokens[-1] not in tokens[:-1])
+    policy.eos_ids = [free[row][-1]]
+    policy.model.generation_config.eos_token_id = policy.eos_ids
+    rollout = make(name, policy).generate([PROMPTS[row]], 2, most, GREEDY)
+    assert rollout.completion_ids.tolist() == 2 * [free[row]]
+    assert rollout.completion_lengths.tolist() == [most, most] and rollout.finished.tolist() == [True, True]
+    assert rollout.logprobs[:, -1].lt(0).all()
+
+
+RESTRICTED = [Sampling(top_k=3), Sampling(top_p=0.6), Sampling(0.7, top_k=4, top_p=0.7), Sampling(1.5, top_k=5)]
+
+
+@pytest.mark.parametrize("sampling", RESTRICTED)
+def test_the_compiled_sampler_leaves_out_what_top_k_and_top_p_do(sampling, policy, monkeypatch):
+    """What is compiled is run as it is: compiling for a CPU takes a minute."""
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    torch.manual_seed(1)
+    engine = FastEngine(policy, compile=True, kernels="")
+    rollout = engine.generate(PROMPTS, 8, 6, sampling)
+    assert_logprobs_are_the_models(policy, rollout, sampling)
+    torch.manual_seed(1)
+    plain = FastEngine(policy, kernels="").generate(PROMPTS, 8, 6, sampling)
+    torch.testing.assert_close(rollout.logprobs, plain.logprobs)
+    again = engine.generate(PROMPTS, 8, 6, replace(sampling, temperature=0.9))  # the same function, another number
+    assert_logprobs_are_the_models(policy, again, replace(sampling, temperature=0.9))

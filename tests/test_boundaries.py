@@ -1,0 +1,127 @@
+"""Rewards, weights and lengths exactly at a boundary, and what a call leaves behind."""
+
+import pytest
+import torch
+from policies import BruteForce, make_policy, rollout_of
+
+from rlcourse import lora
+from rlcourse.advantages import gae, group_normalized, has_signal, whiten
+from rlcourse.batch import completion_lengths
+from rlcourse.config import make_config
+from rlcourse.learner import Learner, lr_factor
+from rlcourse.losses import aggregate, token_loss, value_loss
+from rlcourse.rollout.blocks import BlockManager
+from rlcourse.rollout.hf import HFEngine
+from rlcourse.rollout.paged_scheduler import PagedScheduler
+from rlcourse.sampling import GREEDY, Sampling, sampling_logits
+
+
+@pytest.mark.parametrize("first", range(4))
+def test_a_group_has_signal_though_its_first_reward_is_its_mean(first):
+    rewards = torch.tensor([0.5, 0.0, 1.0, 0.5]).roll(first)
+    assert has_signal(rewards, 4).tolist() == [True]
+
+
+@pytest.mark.parametrize("reward", [0.7, 0.1, 1 / 3, 1e-8, -2.3])
+def test_equal_rewards_whose_mean_rounds_have_no_signal(reward):
+    rewards = torch.full((8,), reward)
+    assert has_signal(rewards, 8).tolist() == [False] and not group_normalized(rewards, 8).any()
+
+
+def test_eps_is_added_to_the_deviation_and_not_to_the_variance():
+    """Rewards that differ by as little as eps: elsewhere the two look alike."""
+    rewards = torch.tensor([0.0, 1e-4, 3e-4], dtype=torch.float64)
+    deviation = rewards.std()
+    expected = (rewards - rewards.mean()) / (deviation + 1e-4)
+    torch.testing.assert_close(group_normalized(rewards, 3), expected)
+    assert expected.abs().max() < 0.8  # without eps 1.1; with eps in the root 0.02
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_a_weight_of_exactly_the_size_that_is_copied_alone_reaches_the_engine(place, policy, monkeypatch):
+    monkeypatch.setattr(lora, "ALONE", list(policy.model.parameters())[place].numel())
+    sampler = HFEngine(policy, torch.bfloat16)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.add_(1.0)
+    sampler.generate([[5, 9]], 1, 1, GREEDY)
+    for own, theirs in zip(sampler.model.parameters(), policy.model.parameters(), strict=True):
+        assert torch.equal(own, theirs.bfloat16())
+
+
+@pytest.mark.parametrize(("ratio", "advantage"), [(1.25, 1.0), (0.75, -1.0)])
+def test_a_ratio_exactly_on_the_clip_is_not_clipped(ratio, advantage):
+    logprobs = torch.tensor([[ratio]], dtype=torch.float64).log()
+    mask, zero = torch.ones(1, 1, dtype=torch.bool), torch.zeros(1, 1, dtype=torch.float64)
+    clip = abs(logprobs.exp().item() - 1)
+    options = {"surrogate": "clip", "ratio": "token", "clip_low": clip, "clip_high": clip}
+    _, clipped = token_loss(logprobs, zero, torch.tensor([advantage]), mask, **options)
+    assert not clipped.any()
+
+
+def test_inputs_of_losses_and_advantages_stay_as_they_are():
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    a, b, c = (torch.randn(2, 3) for _ in range(3))
+    kept = [tensor.clone() for tensor in (a, b, c)]
+    token_loss(a, b, c, mask, surrogate="clip", ratio="sequence", clip_low=0.2, clip_high=0.2)
+    value_loss(a, b, c, mask, 0.2)
+    aggregate(a, mask, "token_mean", rows=2, tokens=3, max_new_tokens=3)
+    whiten(a, mask), gae(a, b, mask, 0.9, 0.9)
+    assert all(torch.equal(tensor, before) for tensor, before in zip((a, b, c), kept, strict=True))
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7), Sampling(top_k=3), Sampling(top_p=0.5), GREEDY])
+def test_logits_that_are_sampled_from_stay_as_they_are(sampling):
+    logits = torch.randn(4, 30)
+    kept = logits.clone()
+    sampling_logits(logits, sampling, keep=torch.tensor([1, 2, 3, 4]))
+    assert torch.equal(logits, kept)
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [([7, 7, 7], 1), ([1, 2, 7], 3), ([1, 2, 3], 3), ([1, 7, 7], 2)])
+def test_a_completion_ends_with_its_first_eos(tokens, expected):
+    assert completion_lengths(torch.tensor([tokens]), [7]).tolist() == [expected]
+
+
+def test_top_k_of_the_whole_vocabulary_and_of_more_leave_nothing_out():
+    logits = torch.randn(2, 10)
+    for top_k in (9, 10, 11):
+        kept = sampling_logits(logits, Sampling(top_k=top_k)).isfinite().sum(1)
+        assert kept.tolist() == 2 * [min(top_k, 10)]
+
+
+def test_the_first_step_after_warm_up_and_the_last_have_their_learning_rates():
+    config = make_config("laptop", steps=10, warmup_steps=4, schedule="linear")
+    assert [lr_factor(step, config) for step in (0, 3, 4, 9)] == pytest.approx([0.25, 1.0, 1.0, 1 / 6])
+    assert lr_factor(0, make_config("laptop", steps=10, warmup_steps=0, schedule="linear")) == 1.0
+
+
+@pytest.mark.parametrize(("new", "fits"), [(5, True), (6, False)])
+def test_a_completion_that_fills_the_cache_exactly_fits(new, fits):
+    """The last token is sampled and never cached."""
+    blocks = BlockManager(4, block_tokens=4)  # 12 tokens
+    if fits:
+        assert PagedScheduler(blocks, [[1] * 8], 1, new, 1).next_plan() is not None
+        return
+    with pytest.raises(ValueError, match="needs 4 blocks"):
+        PagedScheduler(blocks, [[1] * 8], 1, new, 1)
+
+
+def test_values_and_reference_logprobs_keep_no_graph():
+    policy = make_policy()
+    config = make_config("laptop", advantage="gae", kl_coef=0.1)
+    learner = Learner(policy, config)
+    rollout = rollout_of([([5, 9], [7, 8, 3]), ([4], [6])])
+    for found in (learner.values(rollout), learner.reference_logprobs(rollout)):
+        assert not found.requires_grad
+    assert all(parameter.grad is None for parameter in policy.model.parameters())
+
+
+def test_an_update_leaves_neither_gradients_nor_another_mode(policy):
+    learner = Learner(policy, make_config("laptop"))
+    policy.model.train()
+    engine = BruteForce(policy)
+    rollout = engine.generate([[5, 9]], 2, 3, Sampling())
+    learner.logprobs_and_values(rollout)[0].sum().backward()
+    learner.update(0)
+    assert policy.model.training and all(parameter.grad is None for parameter in policy.model.parameters())
