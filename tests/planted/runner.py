@@ -1,107 +1,122 @@
-"""Plants mistakes in copies of rlcourse and runs tests on them: `python runner.py < jobs.json`, a line for each result.
+"""Plants mistakes and runs their tests: `python runner.py NUMBER...`, a line of JSON for each result.
 
-A job is {"id", "file", "old", "new", "tests"}; without a file the copy stays as it is. torch, transformers and pytest
-are imported once; each job runs in a fork, which puts its own copy of rlcourse first. What comes back is the exit code
-of pytest, -1 for a job that took too long, and the end of what it said. Two jobs run at a time.
+The package is imported once. A fork for each set of test files collects them, and a fork of that for each mistake runs
+them until one fails. That test then has to pass without the mistake.
 """
 
 import gc
+import importlib
 import json
 import os
-import shutil
 import signal
 import sys
 import tempfile
 import time
-from pathlib import Path
+from collections import defaultdict
 
 os.environ |= {"CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false", "TRITON_INTERPRET": "1"}
 os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
 
 import hypothesis
-import matplotlib.pyplot
 import pytest
 import torch
-import torch._dynamo
-import torch.profiler
-import transformers
-import transformers.models.gpt2.modeling_gpt2
-import transformers.models.llama.modeling_llama
-import transformers.models.qwen2.modeling_qwen2
-import transformers.models.qwen3.modeling_qwen3  # noqa: F401
-import typer.testing
+from mistakes import MISTAKES
+from plant import TESTS, Mistake, module_of, plant
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-AT_ONCE, SECONDS = 2, 900
-assert matplotlib and hypothesis and typer and "rlcourse" not in sys.modules
+AT_ONCE, SECONDS = 2, 60
+QUICK = ["-q", "-m", "not thorough and not exhaustive and not gpu", "-p", "no:cacheprovider", "--assert=plain"]
+QUICK += ["-p", "no:unraisableexception", "--tb=line", "-W", "ignore", "-c", str(TESTS.parent / "pyproject.toml")]
 
 
-def plant(job: dict, folder: Path) -> None:
-    """A copy of the package in `folder`, with the job's mistake."""
-    shutil.copytree(REPOSITORY / "rlcourse", folder / "rlcourse")  # with its compiled files: what is unchanged loads
-    for name in ("data", "notebooks", "exercises", "solutions"):
-        (folder / name).symlink_to(REPOSITORY / name)
-    if job.get("file"):
-        path = folder / "rlcourse" / job["file"]
-        path.write_text(path.read_text().replace(job["old"], job["new"], 1))
+class Planted:
+    """A plugin for pytest that runs the collected tests once for each mistake."""
+
+    def __init__(self, numbers: list[int], results):
+        self.numbers, self.results, self.failed, self.said = numbers, results, "", ""
+        self.sound: dict[str, bool] = {}  # tests that found a mistake, the last one last: do they pass without it?
+
+    def pytest_runtestloop(self, session) -> bool:
+        for number in self.numbers:
+            mistake, start = MISTAKES[number], time.monotonic()
+            finders = [*self.sound]
+            items = [item for item in session.items if is_for(item, mistake)]
+            # What has found a mistake may find the next one, too.
+            items.sort(key=lambda item: -finders.index(item.nodeid) if item.nodeid in finders else 1)
+            code, failed, said = self.in_fork(items, mistake)
+            if failed:
+                alone = [item for item in items if item.nodeid == failed]
+                sound = self.sound.pop(failed) if failed in self.sound else self.in_fork(alone)[:2] == [0, ""]
+                self.sound[failed] = sound
+            result = {"number": number, "code": code, "failed": failed, "sound": self.sound.get(failed), "said": said}
+            print(json.dumps(result | {"seconds": round(time.monotonic() - start, 2)}), file=self.results, flush=True)
+        return True
+
+    def pytest_runtest_logreport(self, report) -> None:
+        if report.failed and not self.failed:
+            self.failed, self.said = report.nodeid, str(report.longrepr).strip()[-200:]
+
+    def in_fork(self, items: list, mistake: Mistake | None = None) -> list:
+        """How the tests end with a mistake: the fork's exit code, the first test that fails or "", and what it says."""
+        ours, theirs = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                os.setpgid(0, 0)
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(SECONDS)
+                if mistake is not None:
+                    plant(mistake)
+                for item, following in zip(items, [*items[1:], None], strict=True):
+                    if not self.failed:
+                        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+                os.write(theirs, json.dumps([self.failed, self.said]).encode())
+                code = 0
+            finally:
+                os._exit(code)
+        os.close(theirs)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        os.set_blocking(ours, False)  # a process that a test left behind may have the other end
+        with open(ours, "rb") as told:
+            return [code, *json.loads(told.read() or '["", ""]')]
 
 
-def run(job: dict, folder: Path, output: Path) -> None:
-    """In the fork: the tests on the copy. Ends the process with pytest's exit code."""
-    code = 99
+def is_for(item, mistake: Mistake) -> bool:
+    return any(item.path == file and word in item.nodeid for file, word in mistake.selection)
+
+
+def collect_and_run(files: tuple[str, ...], numbers: list[int], results, folder: str) -> None:
+    """In a fork. Ends the process."""
     try:
-        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
-        plant(job, folder)
-        os.chdir(REPOSITORY)
-        sys.path.insert(0, str(folder))
-        os.environ["PYTHONPATH"] = str(folder)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background starts without it
-        tests = [str(REPOSITORY / "tests" / name) for name in job["tests"]]
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:unraisableexception", "-m", "not thorough"]
-        options += ["--assert=plain", "--tb=line", "-W", "ignore"]
-        code = int(pytest.main([*options, f"--basetemp={folder / 'tmp'}", *tests]))
-        if not sys.modules["rlcourse"].__file__.startswith(str(folder)):
-            print("another rlcourse was tested")
-            code = 98
-        sys.stdout.flush()
+        log = os.open(f"{folder}/{os.getpid()}.log", os.O_WRONLY | os.O_CREAT)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        pytest.main([*QUICK, f"--basetemp={folder}/{os.getpid()}", *files], [Planted(numbers, results)])
     finally:
-        os._exit(code)
+        os._exit(0)
 
 
-def main() -> None:
+def main(numbers: list[int]) -> None:
     torch.set_num_threads(1)
-    gc.freeze()  # so that no fork goes through what was imported here
-    jobs, running = json.load(sys.stdin), {}
-    root = Path(tempfile.mkdtemp(prefix="planted-"))
-    try:
-        while jobs or running:
-            while jobs and len(running) < AT_ONCE:
-                job = jobs.pop(0)
-                folder = Path(tempfile.mkdtemp(dir=root))
-                pid = os.fork()
-                if pid == 0:
-                    os.setpgid(0, 0)
-                    run(job, folder, folder / "output")
-                running[pid] = job["id"], folder, time.monotonic()
-            for pid, (name, folder, start) in list(running.items()):
-                ended, status = os.waitpid(pid, os.WNOHANG)
-                seconds = time.monotonic() - start
-                if not ended and seconds < SECONDS:
-                    continue
-                if not ended:
-                    os.kill(pid, signal.SIGKILL)
-                    os.waitpid(pid, 0)
-                code = os.waitstatus_to_exitcode(status) if ended else -1
-                said = (folder / "output").read_text(errors="replace")[-1500:]
-                print(json.dumps({"id": name, "code": code, "seconds": round(seconds, 1), "said": said}), flush=True)
-                shutil.rmtree(folder, ignore_errors=True)
-                del running[pid]
-            time.sleep(0.02)
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
+    hypothesis.settings.register_profile("planted", database=None, phases=["explicit", "generate"])
+    hypothesis.settings.load_profile("planted")
+    jobs, running = defaultdict(list), 0
+    for number in numbers:
+        importlib.import_module(module_of(MISTAKES[number]))
+        jobs[tuple(str(file) for file, _ in MISTAKES[number].selection)].append(number)
+    gc.freeze()  # so that no fork copies what was imported here
+    with tempfile.TemporaryDirectory() as folder, os.fdopen(os.dup(1), "w") as results:
+        for files, group in sorted(jobs.items(), key=lambda job: -len(job[1])):
+            if running == AT_ONCE:
+                os.wait()
+                running -= 1
+            if os.fork() == 0:
+                collect_and_run(files, group, results, folder)
+            running += 1
+        for _ in range(running):
+            os.wait()
 
 
-main()
-os._exit(0)  # Triton's bindings would complain of what they leak
+if __name__ == "__main__":
+    main([int(number) for number in sys.argv[1:]])
+    os._exit(0)  # Triton's bindings would complain of what they leak

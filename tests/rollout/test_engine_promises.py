@@ -13,6 +13,7 @@ import vllm_over_http
 from policies import make_policy, rollout_of
 from reference import assert_logprobs_are_the_models
 from test_paged import BLOCK, DTYPE, ON_GPU, Watched, small  # noqa: F401
+from torch._dynamo.utils import counters
 
 from rlcourse.evaluation import answer_problems
 from rlcourse.logprobs import PlainPass
@@ -20,7 +21,8 @@ from rlcourse.policy import checkpoint_activations
 from rlcourse.rollout import fast, make_engine, vllm_server
 from rlcourse.rollout.fast import FastEngine
 from rlcourse.rollout.hf import HFEngine
-from rlcourse.sampling import GREEDY, Sampling
+from rlcourse.rollout.slots import sample_at
+from rlcourse.sampling import GREEDY, Sampling, sampling_logits
 from rlcourse.tasks import load_task
 
 PROMPTS = [[5, 9, 40], [11, 30, 31, 32, 33]]
@@ -136,3 +138,19 @@ def test_the_compiled_sampler_leaves_out_what_top_k_and_top_p_do(sampling, polic
     torch.testing.assert_close(rollout.logprobs, plain.logprobs)
     again = engine.generate(PROMPTS, 8, 6, replace(sampling, temperature=0.9))  # the same function, another number
     assert_logprobs_are_the_models(policy, again, replace(sampling, temperature=0.9))
+
+
+@torch.no_grad()
+def test_top_k_and_top_p_are_one_graph_for_all_temperatures_and_rows():
+    """A graph break, or a program for each temperature, would cost a GPU its CUDA graphs. Traced, not compiled."""
+    torch._dynamo.reset()
+    counters.clear()
+    traced = torch.compile(sample_at, backend="eager", fullgraph=True, dynamic=True)
+    for rows, temperature in ((3, 1.0), (7, 0.7), (12, 1.4)):
+        logits, sampling = 3 * torch.randn(rows, 60), Sampling(temperature, top_k=9, top_p=0.8)
+        tokens, logprobs = traced(logits, torch.tensor([temperature]), replace(sampling, temperature=1.0))
+        distribution = sampling_logits(logits, sampling).log_softmax(-1)
+        torch.testing.assert_close(logprobs, distribution.gather(1, tokens[:, None])[:, 0])
+        assert logprobs.isfinite().all()
+    assert counters["stats"]["unique_graphs"] == 1
+    torch._dynamo.reset()
