@@ -129,8 +129,7 @@ def keep(old: str, operand: int, number: int | None = None) -> Rule:
 
 def no(number: int | None = None) -> Rule:
     """Without `not`, `~` or a minus."""
-    is_unary = lambda node: isinstance(node, ast.UnaryOp)  # noqa: E731
-    return edit("no negation", number, is_unary, lambda slot: slot.put(slot.node.operand))
+    return edit("no negation", number, lambda n: isinstance(n, ast.UnaryOp), lambda slot: slot.put(slot.node.operand))
 
 
 def when(value: bool, number: int | None = None) -> Rule:
@@ -194,8 +193,8 @@ def swap(called: str, first: int = 0, second: int = 1, number: int | None = None
 
 def unsliced(number: int | None = None) -> Rule:
     """x instead of `x[a:b]`."""
-    is_slice = lambda node: isinstance(getattr(node, "slice", None), ast.Slice)  # noqa: E731
-    return edit("no slice", number, is_slice, lambda slot: slot.put(slot.node.value))
+    fits = lambda node: isinstance(getattr(node, "slice", None), ast.Slice)  # noqa: E731
+    return edit("no slice", number, fits, lambda slot: slot.put(slot.node.value))
 
 
 def unset(attribute: str, number: int | None = None) -> Rule:
@@ -215,7 +214,6 @@ def wrong(wrapper: Callable[[Callable], Callable], text: str) -> Rule:
 
 
 def returns(spoil: Callable[[Any], Any], text: str) -> Rule:
-    """`spoil(result)` instead of the function's result."""
     return wrong(lambda f: lambda *args, **kwargs: spoil(f(*args, **kwargs)), text)
 
 

@@ -3,18 +3,45 @@
 from itertools import pairwise
 
 import paged_device
+import pytest
 from paged_device import PagedDevice, Request
 
 from rlcourse.rollout.blocks import BlockManager
 from rlcourse.rollout.paged_scheduler import PagedScheduler
 
+LENGTHS = [30, *range(2, 30), 3, 3, 3]
 
-def test_slots_move_together_only_when_fewer_are_decoded(monkeypatch):
-    """Sorting them for nothing changes no answer, and costs a pass over every slot."""
-    plans, next_plan = [], PagedScheduler.next_plan
-    monkeypatch.setattr(PagedScheduler, "next_plan", lambda self: plans.append(next_plan(self)) or plans[-1])
-    request = Request([[1, 2, 3], [4, 5]], 16, 30, [30, *range(2, 30), 3, 3, 3])
+
+@pytest.fixture
+def plans(monkeypatch) -> list:
+    """Those of a rollout with blocks for all."""
+    found, next_plan = [], PagedScheduler.next_plan
+    monkeypatch.setattr(PagedScheduler, "next_plan", lambda self: found.append(next_plan(self)) or found[-1])
+    request = Request([[1, 2, 3], [4, 5]], 16, 30, LENGTHS)
     paged_device.run(BlockManager(400, block_tokens=4), PagedDevice(400, 4), request, slots=32)
-    sizes = [32, *(plan.size for plan in plans[:-1])]
-    assert [plan.together for plan in plans[:-1]] == [after < before for before, after in pairwise(sizes)]
+    return found[:-1]
+
+
+def test_slots_are_sorted_only_when_fewer_are_decoded(plans):
+    sizes = [32, *(plan.size for plan in plans)]
+    assert [plan.together for plan in plans] == [after < before for before, after in pairwise(sizes)]
     assert sizes[-1] < sizes[1] == 32
+
+
+def test_a_row_is_sent_only_when_it_has_changed(plans):
+    sent: dict[int, list[int]] = {}
+    for plan in plans:
+        assert all(row != sent.get(completion) for completion, row in plan.rows.items())
+        sent |= plan.rows
+
+
+@pytest.mark.parametrize(
+    ("running", "available", "room"),
+    [(3, 0, True), (4, 4, False), (4, 5, True), (7, 7, False), (7, 8, True), (8, 100, False)],
+)
+def test_a_completion_may_wait_with_blocks_while_each_that_runs_can_have_one_more(running, available, room):
+    """Of four slots, and as many completions ahead of them."""
+    scheduler = PagedScheduler(BlockManager(401, block_tokens=4), [[1]] * 40, 1, 9, num_slots=4, steps_between_looks=2)
+    scheduler.tables = {completion: [completion + 1] for completion in range(running)}
+    del scheduler.blocks.free_blocks[available:]
+    assert scheduler._room_ahead() == room
