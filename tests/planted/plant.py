@@ -103,10 +103,6 @@ def calls(name: str) -> Callable[[ast.AST], bool]:
     return lambda node: isinstance(node, ast.Call) and dotted(node.func).endswith("." + name)
 
 
-def is_constant(node: ast.AST | None, value: Any) -> bool:
-    return isinstance(node, ast.Constant) and type(node.value) is type(value) and node.value == value
-
-
 def edit(text: str, number: int | None, fits: Callable[[ast.AST], bool], how: Callable[[Slot], None]) -> Rule:
     return Rule(f"{text} ({number})" if number else text, lambda tree: how(pick(tree, number, fits)))
 
@@ -142,8 +138,8 @@ def when(value: bool, number: int | None = None) -> Rule:
 
 
 def const(old: Any, new: Any, number: int | None = None) -> Rule:
-    constant = ast.Constant(new)
-    return edit(f"{old!r} becomes {new!r}", number, lambda n: is_constant(n, old), lambda slot: slot.put(constant))
+    fits = lambda n: isinstance(n, ast.Constant) and type(n.value) is type(old) and n.value == old  # noqa: E731
+    return edit(f"{old!r} becomes {new!r}", number, fits, lambda slot: slot.put(ast.Constant(new)))
 
 
 def name(old: str, new: str, number: int | None = None) -> Rule:

@@ -45,3 +45,27 @@ def test_a_completion_may_wait_with_blocks_while_each_that_runs_can_have_one_mor
     scheduler.tables = {completion: [completion + 1] for completion in range(running)}
     del scheduler.blocks.free_blocks[available:]
     assert scheduler._room_ahead() == room
+
+
+def test_a_prompts_blocks_stay_while_one_of_its_completions_has_room():
+    blocks = BlockManager(21, block_tokens=4)
+    scheduler = PagedScheduler(blocks, [[1, 2, 3], [4, 5, 6]], 3, 9, num_slots=6)
+    scheduler.rows, scheduler.limit = {}, 5  # the second of the second prompt
+    scheduler.tables = {completion: blocks.allocate(1) for completion in range(5)}
+    scheduler.prompt_blocks = kept = blocks.allocate(1)
+    scheduler._send_back()
+    assert scheduler.limit == 4 and scheduler.prompt_blocks == kept
+    scheduler._send_back()
+    assert scheduler.limit == 3 and scheduler.prompt_blocks is None
+
+
+@pytest.mark.parametrize(("sampled", "found"), [(0, 4), (3, 8)])
+def test_only_a_new_prompt_of_whole_blocks_computes_its_last_one_again(sampled, found):
+    """A completion that was sent back needs no logits of the prompt."""
+    blocks, prompt = BlockManager(11, block_tokens=4), [1, 2, 3, 4, 5, 6, 7, 8]
+    scheduler = PagedScheduler(blocks, [prompt], 1, 9, num_slots=1)
+    table = blocks.allocate(2)
+    blocks.keep(prompt, table)
+    blocks.release(table)
+    scheduler.rows, scheduler.lengths[0] = {}, sampled
+    assert scheduler._begin() and scheduler.prefilled == found
