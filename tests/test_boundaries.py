@@ -1,10 +1,12 @@
 """Rewards, weights and lengths exactly at a boundary, and what a call leaves behind."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from policies import BruteForce, make_policy, rollout_of
 
-from rlcourse import lora
+from rlcourse import logprobs, lora
 from rlcourse.advantages import gae, group_normalized, has_signal, whiten
 from rlcourse.batch import completion_lengths
 from rlcourse.config import make_config
@@ -125,3 +127,23 @@ def test_an_update_leaves_neither_gradients_nor_another_mode(policy):
     learner.logprobs_and_values(rollout)[0].sum().backward()
     learner.update(0)
     assert policy.model.training and all(parameter.grad is None for parameter in policy.model.parameters())
+
+
+class SaysItIsOnAGPU(torch.Tensor):
+    is_cuda = True
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_sequences_that_are_wider_on_a_gpu_have_the_same_hidden_states(extra, policy, monkeypatch):
+    """The padding of `WIDTH_ON_GPU`, which no other test on a CPU runs."""
+    rollout = rollout_of([([5, 9, 40], [7, 8, 3]), ([4], [6])])
+    width = rollout.ids.shape[1] + extra
+    monkeypatch.setattr(logprobs, "WIDTH_ON_GPU", width)
+    widths, decoder = [], policy.model.get_decoder()
+    decoder.register_forward_pre_hook(
+        lambda module, args, inputs: widths.append(inputs["input_ids"].shape[1]), with_kwargs=True
+    )
+    expected = logprobs.hidden_states(policy.model, rollout)
+    found = logprobs.hidden_states(policy.model, replace(rollout, ids=rollout.ids.as_subclass(SaysItIsOnAGPU)))
+    torch.testing.assert_close(found.as_subclass(torch.Tensor), expected)
+    assert widths == [rollout.ids.shape[1], width]

@@ -48,6 +48,7 @@ ROWS = [
     ("whiten", "advantages", keep("Sub", 0), drop("masked_fill", 2), const(1e-8, 0.0)),
     # log-probs and sampling
     ("logprobs:hidden_states", "logprobs", op("Sub", "Add", 1)),
+    ("logprobs:hidden_states", "boundaries -k wider_on_a_gpu", no(1), drop("F.pad")),
     ("chunked_logprobs", "logprobs", when(True, 2), when(False, 1)),
     ("logprobs:_logprobs", "logprobs", no(1), kw("sampling_logits", "keep"), drop("sampling_logits")),
     ("sampling_logits", "sampling", op("Div", "Mult"), op("Lt", "LtE", 3), keep("Sub", 0)),
