@@ -54,12 +54,12 @@ def after_step(
             found |= cut_off(answers, config)
         found |= apart(recent, config)
         patience = max(WINDOW, -(-GROUPS // config.num_prompts))
-        if len(steps) >= patience and not any(has_signal(step, config) for step in steps[-patience:]):
+        if len(steps) >= patience and not any(had_signal(step, config) for step in steps[-patience:]):
             groups = [rewards[i : i + config.num_generations] for i in range(0, len(rewards), config.num_generations)]
             return found | no_signal(f"In each of the last {patience} steps, no group", answers, groups, config)
         if len(steps) >= patience and config.advantage in GROUPED:
             found |= little_signal(steps[-patience:], answers, config)
-        if all(has_signal(step, config) and (step["grad_norm"] == 0 or step["lr"] == 0) for step in recent):
+        if all(had_signal(step, config) and (step["grad_norm"] == 0 or step["lr"] == 0) for step in recent):
             found["no_update"] = (
                 f"The weights did not change in the last {WINDOW} steps, though rewards differ within groups: check "
                 f"--lr ({config.lr:g}), --warmup-steps and --schedule."
@@ -67,7 +67,7 @@ def after_step(
     return found | collapse(steps, answers)
 
 
-def has_signal(step: dict[str, Any], config: TrainConfig) -> bool:
+def had_signal(step: dict[str, Any], config: TrainConfig) -> bool:
     """Whether a step had two different rewards to compare: within a group, or for the other advantages in the batch."""
     return step["groups_without_signal"] < 1 if config.advantage in GROUPED else step["reward_std"] > 0
 
