@@ -191,20 +191,19 @@ def merge(
 
 @app.command()
 def publish(
-    runs: Annotated[list[Path], typer.Argument(help="A run's folder; after it, those of other seeds")],
+    runs: Annotated[list[Path], typer.Argument(help="A run's folder, then those of its other seeds.")],
     to: Annotated[Path | None, typer.Option("--to", help="Folder to write to.")] = None,
     hub: Annotated[str | None, typer.Option("--hub", help="Hub repository, NAME or USER/NAME, to upload to.")] = None,
 ):
     """Publish a run's model or adapter, with a model card, as a folder or on the Hugging Face hub.
 
-    transformers, peft and vLLM load what is written; it is checked against the run's last checkpoint. With several
-    runs, which differ in their seeds alone, the card has their mean and range, and the weights are the first one's.
+    transformers, peft and vLLM can load it, and its logits are checked against the run's last checkpoint. Given several
+    seeds of a run, the card also shows their mean and range; the weights are those of the first.
     """
     with user_errors():
         from rlcourse.publish import publish
 
-        for line in publish(runs, to, hub):
-            print(line)
+        print(publish(runs, to, hub))
 
 
 @app.command()
