@@ -8,8 +8,11 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels run in Triton's interpreter; looked at when Triton is imported
 
+from interpreter import speed_up
 from policies import make_policy
 
+if "TRITON_INTERPRET" in os.environ:
+    speed_up()
 torch.set_num_threads(1)  # the models are tiny: threads would wait for each other, and a fork would inherit them
 
 
