@@ -103,7 +103,8 @@ def test_tokens_depend_neither_on_the_others_nor_on_when_a_request_came(small, c
         assert {number for number, _ in parts[:-1]} == {0, 1} and parts[-1] == (2, 1), "the last came to nobody"
 
 
-@pytest.mark.parametrize("late", [1, thorough(0)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("late", [1, 0])
 def test_the_last_token_of_the_longest_answer_comes_though_nobody_is_left_to_decode(small, late):  # noqa: F811
     policy = policy_that_ends()
     policy = dataclasses.replace(policy, eos_ids=[policy.model.config.vocab_size])

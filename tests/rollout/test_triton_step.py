@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="Triton is there on Linux alone")
 
 from policies import DEVICE, make_policy
 from reference import recomputed_logprobs
-from thorough import exhaustive, thinned, thorough
+from thorough import thorough
 
 from rlcourse.exact import EXACT, GROUP, KEYS, weights
 from rlcourse.rollout import fast, make_engine, scheduler, tiles, triton_kernels, triton_step
@@ -28,7 +28,7 @@ SHAPES = {
     "llama": {"architecture": "llama", "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 64},
     "llama, wide heads": {"architecture": "llama", "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 128},
 }
-DRAWS = 20_000 if DEVICE == "cuda" else 400  # the interpreter takes many milliseconds for each
+DRAWS = 20_000 if DEVICE == "cuda" else 300  # the interpreter takes many milliseconds for each
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 # Cuts in which every other path is taken: pipelines, shares, several blocks of rows.
 SMALL = tiles.MatmulTile(16, 32, 64, stages=2)
@@ -78,9 +78,12 @@ def assert_same_logprobs(found, policy, sampling):
     assert gap.max() < 1e-4 if DEVICE == "cpu" else gap.mean() < 0.1
 
 
+REST = [("qwen2, one query a head", 1), ("llama", 1), ("llama, wide heads", 1), ("qwen2", 19), ("qwen3, wide heads", 19)]
+
+
 @pytest.mark.parametrize("cut", [tiles.TILES_UP_TO_16_ROWS, LATE], ids=["early", "late"])
 @pytest.mark.parametrize(
-    ("shape", "rows"), [(shape, 1) for shape in SHAPES] + [thorough((shape, 19)) for shape in list(SHAPES)[:3]]
+    ("shape", "rows"), [(s, 1) for s in ("qwen2", "qwen3, wide heads")] + [thorough((s, r)) for s, r in REST]
 )
 def test_a_step_writes_the_cache_and_the_logits_of_the_step_in_pytorch(shape, cut, rows, monkeypatch):
 
@@ -146,17 +149,18 @@ def test_attention_in_cute_dsl_takes_the_place_of_that_in_triton(shape, rows):
     assert (rest.isnan() | (rest == 0)).all()
 
 
-@pytest.mark.parametrize("shape", thinned(list(SHAPES)[:4], 3))
+@pytest.mark.parametrize("shape", ["llama", *map(thorough, list(SHAPES)[:3])])
 def test_greedy_tokens_are_those_of_generate(shape, monkeypatch):
     policy = model(shape, seed=3)
-    found = rollout(triton_engine(policy, monkeypatch), 1, 6, GREEDY)
+    found = rollout(triton_engine(policy, monkeypatch), 1, 4, GREEDY)
     if DEVICE == "cpu":
-        expected = make_engine(policy, "hf-dynamic", torch.float32).generate(PROMPTS, 1, 6, GREEDY)
+        expected = make_engine(policy, "hf-dynamic", torch.float32).generate(PROMPTS, 1, 4, GREEDY)
         assert torch.equal(found.ids, expected.ids)
     assert_same_logprobs(found, policy, GREEDY)
 
 
-@pytest.mark.parametrize("available", [thorough(1), exhaustive(3)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("available", [3])
 def test_slots_are_taken_over_within_the_step(available, monkeypatch):
     """The engine starts the first completions alone, and who continues does not change what is said."""
     policy = model("qwen2", seed=3)
@@ -175,22 +179,21 @@ def test_slots_are_taken_over_within_the_step(available, monkeypatch):
     assert_same_logprobs(found, policy, GREEDY)
 
 
-@pytest.mark.parametrize("temperature", [thorough(1.0), 0.6])
-def test_sampling_logprobs_equal_recomputed_ones(temperature, monkeypatch):
-    sampling, policy = Sampling(temperature=temperature), model("qwen2", layers=1)
-    policy.eos_ids = list(range(0, len(policy.tokenizer), 8))
+def test_sampling_logprobs_equal_recomputed_ones(monkeypatch):
+    sampling, policy = Sampling(temperature=0.6), model("qwen2", layers=1)
+    policy.eos_ids = list(range(0, len(policy.tokenizer), 6))
     monkeypatch.setattr(scheduler, "SMALLEST", 1)
     torch.manual_seed(1)
-    found = rollout(triton_engine(policy, monkeypatch, 4), 2, 6, sampling)
+    found = rollout(triton_engine(policy, monkeypatch, 4), 2, 4, sampling)
     assert_same_logprobs(found, policy, sampling)
     ends = torch.isin(found.completion_ids, torch.tensor(policy.eos_ids, device=DEVICE))
     for row, length in enumerate(found.completion_lengths.tolist()):
-        assert not ends[row, : length - 1].any() and (ends[row, length - 1] or length == 6)
-    assert len(found.completion_lengths.unique()) > 2
+        assert not ends[row, : length - 1].any() and (ends[row, length - 1] or length == 4)
+    assert len(found.completion_lengths.unique()) > 1
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("available", [2, 256])
+@pytest.mark.parametrize("available", [2])
 def test_the_same_seed_draws_the_same_and_another_does_not(available, monkeypatch):
     engine = triton_engine(model("qwen2"), monkeypatch, available)
     found = []
@@ -246,9 +249,9 @@ def test_each_token_of_a_completion_and_each_completion_has_its_own_random_numbe
 def test_a_token_without_mass_is_never_drawn_and_one_with_all_of_it_always(monkeypatch):
     logits = torch.full((130,), float("-inf"))
     logits[[3, 70, 129]] = torch.tensor([0.0, 1.0, 0.5])
-    tokens, _ = sample(logits, DRAWS // 4, 1.0, 64, monkeypatch)
+    tokens, _ = sample(logits, 30, 1.0, 64, monkeypatch)
     assert set(tokens.tolist()) == {3, 70, 129}
-    tokens, logprobs = sample(torch.tensor([0.0] * 99 + [80.0]), 20, 1.0, 64, monkeypatch)
+    tokens, logprobs = sample(torch.tensor([0.0] * 99 + [80.0]), 5, 1.0, 64, monkeypatch)
     assert set(tokens.tolist()) == {99} and logprobs.abs().max() < 2e-5  # 80 has so many digits in float32
 
 
@@ -260,11 +263,11 @@ def test_which_models_the_kernels_can_do():
     assert weights.fits(fused(model("qwen2"))) and not weights.has_kernels(fused(model("qwen2")))  # in float32
 
 
-@pytest.mark.parametrize("sampling", [Sampling(top_k=3), Sampling(0.7, top_p=0.8)])
+@pytest.mark.parametrize("sampling", [Sampling(0.7, top_p=0.8), thorough(Sampling(top_k=3))])
 def test_restricted_sampling_leaves_the_right_tokens_out(sampling, monkeypatch):
     torch.manual_seed(0)
-    policy = model("qwen2")
-    found = rollout(triton_engine(policy, monkeypatch), 2, 4, sampling)
+    policy = model("qwen2", layers=1)
+    found = rollout(triton_engine(policy, monkeypatch), 1, 3, sampling)
     assert_same_logprobs(found, policy, sampling)
 
 

@@ -1,6 +1,8 @@
 """Whatever a candidate's process answers, the judge survives it: a script stands for the process."""
 
+import copy
 from contextlib import nullcontext
+from functools import cache
 
 import pytest
 import torch
@@ -43,8 +45,13 @@ class Scripted:
         return 2e-3
 
 
+@cache
+def relu() -> Judge:
+    return Judge(pointwise_problem("relu"), SETTINGS, torch.device("cpu"))
+
+
 def verdict_on(change, outside: float = 2e-3):
-    judged = Judge(pointwise_problem("relu"), SETTINGS, torch.device("cpu"))
+    judged = copy.copy(relu())
     judged.baselines = {"eager": Times(4e-3, 5e-3), "empty": Times(0.0, 1e-3)}
     scripted = Scripted(judged, change)
     scripted.took = lambda kind: outside
@@ -103,7 +110,7 @@ def test_a_wrong_output_is_wrong_however_well_it_fits_its_digest(off):
             return [answer[0] + off]
         return answer | {"digest": digest([change.outputs() + off])} if kind == "run" else answer
 
-    judged = Judge(pointwise_problem("relu"), SETTINGS, torch.device("cpu"))
+    judged = copy.copy(relu())
     judged.baselines = {"eager": Times(4e-3, 5e-3), "empty": Times(0.0, 1e-3)}
     scripted = Scripted(judged, change)
     change.outputs = lambda: scripted.outputs[0]

@@ -8,7 +8,7 @@ import time
 import pytest
 from cheats import ESCAPES, SAID
 from texts import POINTWISE, fenced, pointwise_problem, pointwise_triton
-from thorough import thinned
+from thorough import thorough
 
 from rlcourse.sandbox.process import GUARD
 from rlcourse.tasks.kernelbench import Settings, judge
@@ -35,7 +35,7 @@ def listener():
         yield server
 
 
-@pytest.mark.parametrize("name", thinned(ESCAPES, every=2))
+@pytest.mark.parametrize("name", [name if name == "a crash" else thorough(name) for name in ESCAPES])
 def test_an_escape_costs_its_candidate_alone(name, tmp_path, listener, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
@@ -55,6 +55,7 @@ def test_an_escape_costs_its_candidate_alone(name, tmp_path, listener, monkeypat
     assert [path.suffix for path in (tmp_path / "temporary").iterdir()] in ([], [".lock"])
 
 
+@pytest.mark.thorough
 def test_after_an_escape_the_next_kernel_is_judged():
     judged = judge_of(pointwise_problem("relu"), SETTINGS)
     assert judged.run(ESCAPES["the end of the process"][0]).reason == "died"
