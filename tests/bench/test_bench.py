@@ -188,12 +188,14 @@ def test_of_trl_the_layers_are_compiled_for_the_loss_alone(monkeypatch):
     assert loss(None, torch.tensor(1.0)) == 1
 
 
+@pytest.mark.thorough
 def test_an_update_is_timed_beside_what_its_operations_need():
     _setup, [row] = speed.update("tiny", [8], new_tokens=6, repeats=2)
     assert row["rows"] == 8 and row["tokens"] % 8 == 0 and row["tokens"] > 8 * 6
     assert 0 < row["floor_s"] < row["update_s"] and 0 < row["tflops"] < row["peak_tflops"]
 
 
+@pytest.mark.thorough
 def test_every_rung_of_the_ladder_decodes_the_same_rows():
     setup, rows = decode.decode("tiny", [8, 16], prompt_tokens=12, new_tokens=6, repeats=3)
     rungs = (
@@ -315,6 +317,7 @@ def test_decode_refuses_what_it_cannot_measure(rows, lengths, sentence):
         decode.decode("tiny", rows, lengths=lengths)
 
 
+@pytest.mark.thorough
 def test_learn_trains_every_combination_and_says_what_failed(monkeypatch):
     combinations = [
         {"algorithm": "gspo", "dtype": "float32", "compile": False, "engine": "fast", "minibatches": 1},

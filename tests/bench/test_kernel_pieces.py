@@ -14,6 +14,7 @@ from rlcourse.tasks.kernels.clock import H200, program_us
 from rlcourse.tasks.kernels.language import compile_program
 
 
+@pytest.mark.thorough
 @torch.no_grad()
 def test_every_piece_runs_and_those_with_an_error_compute_what_pytorch_does():
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}

@@ -33,7 +33,7 @@ def test_what_cannot_be_measured_is_refused(monkeypatch):
         scale("tiny", 8, 4, [2], 1)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.thorough
 def test_two_processes_are_measured_beside_one():
     _, rows = scale("tiny", 16, 4, [1, 2], 1)
     assert [(row["gpus"], row["rows"]) for row in rows] == [(1, 16), (2, 32), (1, 16), (2, 16), (2, 16)]

@@ -46,6 +46,7 @@ def test_they_add_up_print_and_use_what_is_defined_around_them(ranks, capsys):
     assert [again for _, again in ranks.run(work, torch.arange(4.0))] == [pid, other]  # the same processes
 
 
+@pytest.mark.thorough
 def test_one_that_fails_ends_those_that_wait_for_it_and_the_next_run_starts_anew(ranks):
     def work(rank, fails):
         if fails and rank == 1:

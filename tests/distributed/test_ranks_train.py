@@ -104,6 +104,7 @@ def test_two_ranks_train_what_one_process_does_to_the_last_bit(pairs, folder, tm
     assert sum(line["grad_norm"] > 0 for line in theirs["metrics"]) >= 4  # there was something to learn
 
 
+@pytest.mark.thorough
 def test_three_ranks_train_what_one_process_does_and_one_of_them_says_so(folder, tmp_path, tmp_path_factory):
     expected = whole_run_of(THREE, folder, tmp_path_factory)
     ranks = start(3, THREE, folder, tmp_path).end()
@@ -117,6 +118,7 @@ def test_three_ranks_train_what_one_process_does_and_one_of_them_says_so(folder,
     assert "Traceback" not in ranks.printed and not (tmp_path / "run-2").exists()
 
 
+@pytest.mark.thorough
 def test_two_ranks_roll_out_partly_as_one_process_does(folder, tmp_path, tmp_path_factory):
     settings = TINY | {"num_prompts": 4, "algorithm": "reinforce", "partial_rollout_tokens": 1}
     expected = whole_run_of(settings, folder, tmp_path_factory)

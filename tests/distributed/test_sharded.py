@@ -17,6 +17,7 @@ from ranks import KeyedByPrompt, on_ranks
 from test_ranks_train import PAIRS, THREE, assert_nearly_same_run, start, use_keyed_samples, whole_run_of
 from test_trainer import assert_same_run, folder  # noqa: F401
 from test_world import CASES, CPU, alone, assert_same_step, step_of  # noqa: F401
+from thorough import thorough
 
 from rlcourse import trainer
 from rlcourse.batch import Rollout
@@ -76,7 +77,7 @@ def every_step(rank: int) -> dict[str, dict]:
         return {name: step_of(name, world, shard=True) for name in CASES}
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[2, thorough(3)])
 def sharded(request, tmp_path_factory) -> list[dict[str, dict]]:
     return on_ranks(request.param, every_step, tmp_path_factory.mktemp("sharded"))
 
@@ -140,7 +141,7 @@ def held(rank: int) -> dict:
         }
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [3])
 def test_a_rank_holds_its_part_of_weights_gradients_and_moments(size, tmp_path):
     learner = Learner(make_policy(), replace(SHARDED, shard=False, advantage="gae"))
     parameters = [p for group in learner.optimizer.param_groups for p in group["params"]]
@@ -269,6 +270,7 @@ def die_in_a_pass(rank: int, step: int) -> None:
         Learner.logprobs_and_values = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_whole_and_sharded_by_turns(folder, tmp_path, tmp_path_factory):
     expected, run = whole_run_of(THREE, folder, tmp_path_factory), tmp_path / "run"
     shutil.copytree(whole_run_of(THREE | {"steps": 2}, folder, tmp_path_factory), run)
@@ -284,6 +286,7 @@ def test_a_run_goes_on_whole_and_sharded_by_turns(folder, tmp_path, tmp_path_fac
     assert sorted(path.name for path in run.iterdir()) == sorted(path.name for path in expected.iterdir())
 
 
+@pytest.mark.thorough
 def test_a_sharded_run_that_was_killed_repeats_itself_to_the_last_bit(folder, tmp_path):
     settings = PAIRS | {"algorithm": "ppo"}
     whole_run, killed = tmp_path / "whole", tmp_path / "killed"

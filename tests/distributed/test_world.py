@@ -11,6 +11,7 @@ import torch
 from policies import FixedEngine, make_policy
 from ranks import Ranks, near, on_ranks
 from test_step import COMPLETIONS, FINISHED, GROUP, PROMPTS, REWARDS, TASK, Prompts, config_for, sampler_logprobs
+from thorough import thorough
 
 from rlcourse import distributed
 from rlcourse import step as module
@@ -121,7 +122,7 @@ def alone() -> dict[str, dict]:
     return {name: step_of(name, ALONE) for name in CASES}
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[2, thorough(3)])
 def together(request, tmp_path_factory) -> list[dict[str, dict]]:
     return on_ranks(request.param, every_step, tmp_path_factory.mktemp("steps"))
 

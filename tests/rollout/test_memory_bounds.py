@@ -26,6 +26,7 @@ gate_up_kernel[(-(-inner // (columns + more)), 1)](y, squares, w, h, *sizes, **E
 """
 
 
+@pytest.mark.thorough
 def test_no_program_reads_behind_the_weights_of_gate_and_up():
     """Their columns are no multiple of a program's. A child, since such a read ends the process."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}

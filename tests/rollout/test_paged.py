@@ -109,9 +109,7 @@ def generate(engine, prompts, num_generations: int, new: int, sampling: Sampling
     return engine.generate(prompts, num_generations, new, sampling)
 
 
-@pytest.mark.parametrize(
-    "kind", ["update", *map(thorough, ("sleep", "update, synced by another", "update, sleep"))]
-)
+@pytest.mark.parametrize("kind", ["update", *map(thorough, ("sleep", "update, synced by another", "update, sleep"))])
 def test_a_prompt_of_whole_blocks_is_found_again_until_the_weights_change(kind, small):
     policy, prompt = policy_that_ends(), PROMPTS[1]
     engine = Watched(policy, 20)

@@ -229,9 +229,7 @@ NAMED = {
     ("q2", "sum"): "take their mean",
 }
 
-test_right_answers_pass, test_wrong_answers_are_killed, test_the_mistake_is_named, test_a_hole_shows_the_hint = (
-    common_tests(QUESTIONS, RIGHT, WRONG, NAMED)
-)
+globals().update(common_tests(QUESTIONS, RIGHT, WRONG, NAMED))
 
 
 def test_no_question_gives_a_point_for_what_needs_no_thought():

@@ -257,9 +257,7 @@ NAMED |= {
     ("q4", "others"): "the other way round",
 }
 
-test_right_answers_pass, test_wrong_answers_are_killed, test_the_mistake_is_named, test_a_hole_shows_the_hint = (
-    common_tests(QUESTIONS, RIGHT, WRONG, NAMED)
-)
+globals().update(common_tests(QUESTIONS, RIGHT, WRONG, NAMED))
 
 
 @pytest.mark.parametrize("wrong", SUBSETS[4:], ids="+".join)

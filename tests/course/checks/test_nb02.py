@@ -324,9 +324,7 @@ NAMED |= {
     ("q4", "the whole vocabulary"): "the others in the batch",
 }
 
-test_right_answers_pass, test_wrong_answers_are_killed, test_the_mistake_is_named, test_a_hole_shows_the_hint = (
-    common_tests(QUESTIONS, RIGHT, WRONG, NAMED)
-)
+globals().update(common_tests(QUESTIONS, RIGHT, WRONG, NAMED))
 
 
 @pytest.mark.parametrize("wrong", SUBSETS[3:], ids="+".join)

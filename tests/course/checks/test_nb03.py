@@ -318,9 +318,7 @@ NAMED = {
     ("q4", "no eps"): "add 1e-4 to the deviation",
 }
 
-test_right_answers_pass, test_wrong_answers_are_killed, test_the_mistake_is_named, test_a_hole_shows_the_hint = (
-    common_tests(QUESTIONS, RIGHT, WRONG, NAMED, first=True, slow=["q3"])
-)
+globals().update(common_tests(QUESTIONS, RIGHT, WRONG, NAMED, first=True, slow=["q3"]))
 
 
 def test_a_wrong_sign_of_the_kl_is_never_called_one_of_the_whole():

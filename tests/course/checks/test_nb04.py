@@ -281,9 +281,7 @@ NAMED |= {
     ("q4", "sign"): "The sign is wrong",
 }
 
-test_right_answers_pass, test_wrong_answers_are_killed, test_the_mistake_is_named, test_a_hole_shows_the_hint = (
-    common_tests(QUESTIONS, RIGHT, WRONG, NAMED)
-)
+globals().update(common_tests(QUESTIONS, RIGHT, WRONG, NAMED))
 
 
 @pytest.mark.parametrize("wrong", [s for s in SUBSETS if len(s) == 2 and "padding" not in s], ids="+".join)

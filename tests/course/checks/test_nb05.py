@@ -309,9 +309,7 @@ NAMED = {
     ("q4", "nothing"): "every path",
 }
 
-test_right_answers_pass, test_wrong_answers_are_killed, test_the_mistake_is_named, test_a_hole_shows_the_hint = (
-    common_tests(QUESTIONS, RIGHT, WRONG, NAMED)
-)
+globals().update(common_tests(QUESTIONS, RIGHT, WRONG, NAMED))
 
 
 def test_what_is_right_is_computed_by_another_road():

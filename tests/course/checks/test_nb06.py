@@ -363,9 +363,7 @@ NAMED |= {
     ("q4", "not sorted"): "any order",
 }
 
-test_right_answers_pass, test_wrong_answers_are_killed, test_the_mistake_is_named, test_a_hole_shows_the_hint = (
-    common_tests(QUESTIONS, RIGHT, WRONG, NAMED)
-)
+globals().update(common_tests(QUESTIONS, RIGHT, WRONG, NAMED))
 
 
 @pytest.mark.parametrize("wrong", SUBSETS[3:], ids="+".join)

@@ -403,9 +403,7 @@ NAMED |= {
     ("q4", "the time"): "whole number",
 }
 
-test_right_answers_pass, test_wrong_answers_are_killed, test_the_mistake_is_named, test_a_hole_shows_the_hint = (
-    common_tests(QUESTIONS, RIGHT, WRONG, NAMED, slow=["q3"])
-)
+globals().update(common_tests(QUESTIONS, RIGHT, WRONG, NAMED, slow=["q3"]))
 
 
 @pytest.mark.parametrize("wrong", SUBSETS[4:], ids="+".join)

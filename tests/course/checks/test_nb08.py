@@ -269,9 +269,7 @@ EDITS = {  # question: name: (what stands in the solution, what is put there, wh
     },
 }
 
-test_right_answers_pass, test_wrong_answers_are_killed, test_the_mistake_is_named, test_a_hole_shows_the_hint = (
-    common_tests(QUESTIONS | KERNELS, RIGHT, WRONG, NAMED)
-)
+globals().update(common_tests(QUESTIONS | KERNELS, RIGHT, WRONG, NAMED))
 
 
 MASTER = ROOT / "exercises" / "_src" / "08_first_kernels.py"

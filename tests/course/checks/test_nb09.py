@@ -230,9 +230,7 @@ NAMED = {
     ("q4", "swap"): "wrong way round",
 }
 
-test_right_answers_pass, test_wrong_answers_are_killed, test_the_mistake_is_named, test_a_hole_shows_the_hint = (
-    common_tests(QUESTIONS | KERNELS, RIGHT, WRONG, NAMED)
-)
+globals().update(common_tests(QUESTIONS | KERNELS, RIGHT, WRONG, NAMED))
 
 
 KERNEL = {  # what is put in place of a piece of the solution's source, and a part of the sentence that says so

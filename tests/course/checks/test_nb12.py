@@ -266,9 +266,7 @@ NAMED = {
     **{("q6", rule): sentence for rule, sentence in norms.MISTAKES.items()},
 }
 
-test_right_answers_pass, test_wrong_answers_are_killed, test_the_mistake_is_named, test_a_hole_shows_the_hint = (
-    common_tests(QUESTIONS | KERNELS, RIGHT, WRONG, NAMED)
-)
+globals().update(common_tests(QUESTIONS | KERNELS, RIGHT, WRONG, NAMED))
 
 # q7: a kernel to mend --------------------------------------------------------------------------------------------
 

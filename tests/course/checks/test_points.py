@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from thorough import exhaustive, thinned, thorough
+from thorough import thinned
 
 from rlcourse.course.checks import Local
 from rlcourse.course.grading.isolation import PACKAGE
@@ -67,7 +67,7 @@ def earned(lesson: str, question: str, caller, seed: int) -> list[str]:
     return [case.name for case in result.cases if case.passed]
 
 
-@pytest.mark.parametrize("lesson, question", thinned(QUESTIONS, every=2))
+@pytest.mark.parametrize("lesson, question", thinned(QUESTIONS, every=5))
 def test_a_table_of_inputs_earns_nothing(lesson, question):
     tables = {}
     for seed in (1, 2, 3):
@@ -133,9 +133,8 @@ def in_shape(right) -> dict:
     return {f"{value} in shape": function(value) for value in (0.0, 1.0, -1.0, math.nan, math.inf)}
 
 
-@pytest.mark.parametrize("seed", [0, thorough(5), exhaustive(6)])
-@pytest.mark.parametrize("lesson, question", thinned(QUESTIONS, every=4))
-def test_trivial_functions_earn_nothing(lesson, question, seed):
+@pytest.mark.parametrize("lesson, question", thinned(QUESTIONS, every=11))
+def test_trivial_functions_earn_nothing(lesson, question):
     tried = TRIVIAL | in_shape(right_answer(lesson, question))
-    paid = {name: cases for name, f in tried.items() if (cases := earned(lesson, question, Local(f), seed))}
+    paid = {name: cases for name, f in tried.items() if (cases := earned(lesson, question, Local(f), seed=0))}
     assert paid == {}

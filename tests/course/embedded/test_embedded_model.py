@@ -38,11 +38,13 @@ def test_transformers_loads_it_as_a_qwen2_with_its_tokenizer():
     assert tokenizer.eos_token == "<|im_end|>" and tokenizer.eos_token_id in model.generation_config.eos_token_id
 
 
+@pytest.mark.thorough
 def test_it_starts_between_25_and_55_percent_on_a_thousand_problems(answers):
     assert len(answers) == 1000
     assert 0.25 <= summarize([answers])["accuracy"] <= 0.55
 
 
+@pytest.mark.thorough
 def test_its_errors_are_of_more_than_one_kind(answers):
     wrong = [a for a in answers if not a.strict]
     kinds = {
@@ -53,6 +55,7 @@ def test_its_errors_are_of_more_than_one_kind(answers):
     assert all(len(found) >= 10 for found in kinds.values()), json.dumps({k: len(v) for k, v in kinds.items()})
 
 
+@pytest.mark.thorough
 def test_harder_levels_are_harder(answers):
     summary = summarize([answers])
     assert summary["accuracy_level_1"] > summary["accuracy_level_4"]

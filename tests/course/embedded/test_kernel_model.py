@@ -124,6 +124,7 @@ def test_demonstrations_end_and_are_sorted_by_length(problems):
         assert lines == question
 
 
+@pytest.mark.thorough
 def test_the_recipe_learns_and_is_the_same_each_time():
     sittings = ((Stage(60, 3e-3, 2, None),), (Stage(40, 3e-3, 3, Habits()),))
     recipe = Recipe(sittings, problems=60, hidden_size=32, layers=1, rows=8)

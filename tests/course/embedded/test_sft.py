@@ -67,6 +67,7 @@ def test_the_loss_is_the_mean_over_the_tokens_of_all_answers(policy, micro_batch
         torch.testing.assert_close(parameter.grad, gradient, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.thorough
 def test_a_few_steps_lower_the_loss_and_the_model_that_is_written_has_it(policy, tmp_path):
     pairs = drawn(policy, rows=32, seed=99)
     before = train_on(policy, pairs)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from submissions import IMPORTS, catalogue, many, workers, write
-from thorough import thinned
+from thorough import thinned, thorough
 
 import rlcourse
 from rlcourse.course.grading import isolation, report, student
@@ -95,6 +95,7 @@ def test_no_way_leads_to_the_answers(path, tmp_path):
     assert Path(path).is_file() and stolen(tmp_path, path) == {}
 
 
+@pytest.mark.thorough
 def test_the_guard_closes_simple_ways_and_the_report_says_what_it_does_not(tmp_path, monkeypatch):
     monkeypatch.setattr(isolation, "way", lambda: (isolation.GUARD, "namespaces: Operation not permitted"))
     assert set(stolen(tmp_path, ANSWER)) <= OPEN_TO_A_GUARD
@@ -102,6 +103,7 @@ def test_the_guard_closes_simple_ways_and_the_report_says_what_it_does_not(tmp_p
     assert result.score == 2 and "Operation not permitted" in report.as_text(result)
 
 
+@pytest.mark.thorough
 def test_code_of_the_course_that_is_not_in_the_notebook_earns_nothing_under_the_guard(tmp_path, monkeypatch):
     monkeypatch.setattr(isolation, "way", lambda: (isolation.GUARD, "no namespaces"))
     solution = json.loads((PACKAGE.parent / "solutions" / "00_start_here.ipynb").read_text())
@@ -119,7 +121,7 @@ HARM = {kind: cells[0] for kind, cells in catalogue("harm").items()}
 
 
 @on_linux
-@pytest.mark.parametrize("harm", thinned(HARM, every=12))
+@pytest.mark.parametrize("harm", [kind if kind == "an exit" else thorough(kind) for kind in HARM])
 def test_harm_earns_nothing_ends_and_leaves_nothing_behind(harm, tmp_path, temporary, monkeypatch):
     monkeypatch.setattr(student, "CELL_SECONDS", 3)
     monkeypatch.setattr(student, "NOTEBOOK_SECONDS", 25)
@@ -149,6 +151,7 @@ def double(x):
 """
 
 
+@pytest.mark.thorough
 @on_linux
 def test_what_a_late_call_started_does_not_outlive_its_question(tmp_path, monkeypatch):
     monkeypatch.setattr(student, "CELL_SECONDS", 2)
@@ -157,6 +160,7 @@ def test_what_a_late_call_started_does_not_outlive_its_question(tmp_path, monkey
     assert [r.score for r in grade(write(tmp_path / "90_lingers.ipynb", cells)).results] == [0, 2]
 
 
+@pytest.mark.thorough
 @on_linux
 def test_a_notebook_has_a_limit_as_a_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(student, "CELL_SECONDS", 2)
@@ -193,7 +197,8 @@ def runs(process: int) -> bool:
 
 
 @on_linux
-@pytest.mark.parametrize("number", thinned([signal.SIGTERM, signal.SIGKILL, signal.SIGHUP], every=3))
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
 def test_a_grader_that_is_ended_leaves_no_process(number, tmp_path):
     cells = ["import os, time\nopen('ready', 'w')\nfor _ in range(3):\n    os.fork()\nwhile True: pass"]
     path = write(tmp_path / "01_loop.ipynb", cells)

@@ -44,6 +44,7 @@ def test_nothing_that_is_there_while_grading_answers_a_question():
         )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_to_start_a_process_grades(way, tmp_path, monkeypatch, temporary):
     if way == isolation.BUBBLEWRAP and shutil.which("bwrap") is None:

@@ -31,7 +31,7 @@ def cases(table: str) -> list:
         questions = importlib.import_module(f"rlcourse.course.checks.{lesson}").QUESTIONS
         answers = getattr(importlib.import_module(f"test_{lesson}"), table)
         for name in questions:
-            marks = [pytest.mark.thorough] if len(found) % 4 else []
+            marks = [pytest.mark.thorough] if len(found) % 12 else []
             found.append(pytest.param(questions[name], functions(answers[name]), id=f"{lesson}-{name}", marks=marks))
     return found
 

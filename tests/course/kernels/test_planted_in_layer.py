@@ -174,104 +174,29 @@ CHECKS = {name.removeprefix("check_"): check for name, check in list(globals().i
 
 MISTAKES = [  # (module, what stands there, what is put there instead)
     ("swiglu_backward", "1.0 + g * (1.0 - sigmoid)", "1.0 + g * sigmoid"),
-    ("swiglu_backward", "up[i] = (through * g)", "up[i] = (through * u)"),
-    ("swiglu_backward", "(up, out[None, self.pieces + piece])", "(up, out[None, piece])"),
-    ("swiglu_backward", "if row < gate_up.shape[0]", "if row <= gate_up.shape[0]"),
     ("swiglu_backward", "through = d * sigmoid", "through = u * sigmoid"),
-    ("rotate", "s.store(-s.load())", "s.store(s.load())"),
-    ("rotate", "v * c.load() + u * s.load()", "v * c.load() - u * s.load()"),
-    ("rotate", "index // self.pieces % self.heads", "index // self.pieces % (self.heads + 1)"),
     ("rotate", "sin[at, None]", "sin[token, None]"),
-    ("rotate", "source[None, self.pieces + piece]", "source[None, piece + 1]"),
-    ("rotate", "if token < x.shape[0]", "if token <= x.shape[0]"),
-    ("token_logprob", "mass *= power(largest - above)", "mass *= 1.0"),
     ("token_logprob", "for step in range_constexpr(5)", "for step in range_constexpr(4)"),
-    ("token_logprob", "        cute.arch.sync_threads()\n", ""),
-    ("token_logprob", "range_constexpr(1, warps)", "range_constexpr(1, warps - 1)"),
-    ("token_logprob", "more * power(other - above)", "more"),
     ("token_logprob", "held.fill(-math.inf)", "held.fill(0.0)"),
-    ("token_logprob", "largest, mass = Float32(LOWEST)", "largest, mass = -Float32.inf"),
-    ("token_logprob", "if token >= 0:", "if token >= -1:"),
-    ("token_logprob", "if piece * VECTOR + i < row.shape[0]", "if piece * VECTOR + i <= row.shape[0]"),
     ("token_logprob_backward", "hot - power(", "power("),
-    ("token_logprob_backward", "if token < 0:", "if token < -1:"),
-    ("token_logprob_backward", "token == piece * VECTOR + i", "token == piece * VECTOR"),
-    ("token_logprob_backward", "log_sum[row] * LOG2_E", "log_sum[row]"),
     ("token_logprob_backward", "            if piece * VECTOR + i < row.shape[0]", "            if i < 8"),
-    ("adamw", "g * (1 - self.beta1)", "g"),
-    ("adamw", "g * g * (1 - self.beta2)", "g * (1 - self.beta2)"),
-    ("adamw", "* correction + self.eps", "* correction"),
     ("adamw", "cute.math.sqrt(square[i]) * correction", "cute.math.sqrt(square[i] * correction)"),
-    ("adamw", "master[i] * keep", "master[i]"),
-    ("adamw", "if (piece + 1) * VECTOR <= grad.shape[0]", "if piece * VECTOR <= grad.shape[0]"),
-    ("adamw", "weight[at] = w[i]", "weight[at] = rate"),
     ("adamw", "(square, v), (weight, rounded)", "(weight, rounded)"),
-    ("embedding", "if before % CHUNK == 0", "if place % CHUNK == 0"),
-    ("embedding", "if last - begin[place] <= CHUNK", "if last - place <= CHUNK"),
-    ("embedding", "cutlass.min(before, 1)", "0"),
     ("embedding", "row, piece = index", "piece, row = index"),
-    ("embedding", "added.fill(0.0)", "added.fill(1.0)"),
-    ("embedding", "else which[base + i]", "else base + i"),
-    ("embedding", "cutlass.min(place + CHUNK, last)", "last"),
     ("embedding", "held.store(held.load() + added.load())", "held.store(added.load())"),
-    ("embedding", "< token.shape[0]:\n            before", "<= token.shape[0]:\n            before"),
-    ("embedding", "        cute.arch.cp_async_wait_group(0)\n", ""),
-    ("embedding", "if first // CHUNK == window and", "if"),
     ("embedding", " and last - first > CHUNK", ""),
-    ("embedding", "None, window + 1, ends, piece", "None, window, ends, piece"),
-    ("embedding", "cute.ceil_div(last - first, CHUNK)", "(last - first) // CHUNK"),
-    ("embedding", "added.store(added.load() + others.load())", "added.store(others.load())"),
     ("embedding", "< last:\n                cute.autovec", "<= last:\n                cute.autovec"),
-    ("embedding", "table[token[row], None]", "table[row, None]"),
-    ("attention", "token <= query + 8 * half", "token < query + 8 * half"),
-    ("attention", " & (token >= first[half])", ""),
     ("attention", "above, mass[half] * shrink", "above, mass[half]"),
-    ("attention", "0, i // 2] * shrink", "0, i // 2]"),
-    ("attention", "offset=1 << step)\n                row", "offset=1)\n                row"),
-    ("attention", "range(start[base],", "range(base,"),
     ("attention", "head // const_expr(self.heads // self.kv_heads)", "head % const_expr(self.kv_heads)"),
-    ("attention", "if row < tokens and c == 0", "if c == 0"),
-    ("attention_backward", "factors.fill(self.head**-0.5)", "factors.fill(1.0)"),
-    ("attention_backward", " - delta[head, query])", ")"),
     ("attention_backward", " & (query < tokens)", ""),
-    ("attention_backward", "seen = (key <= query) & (key >= first)", "seen = (key >= first)"),
-    ("attention_backward", "kv_head * group + group)", "kv_head * group + 1)"),
-    ("attention_backward", "last = end[cutlass.min(base + TILE, tokens) - 1]", "last = end[base]"),
     ("attention_backward", "            factors.fill(1.0)\n", ""),
-    ("attention_backward", "scores[place] * (through[place] - part)", "scores[place] * through[place]"),
-    ("residual_norm", "            store(held, total[row, None], lane)\n", ""),
-    ("residual_norm", "(1 / self.hidden) + self.eps", "(1 / self.hidden)"),
     ("residual_norm", "if row < x.shape[0]", "if row <= x.shape[0]"),
-    ("residual_norm", "held.load().to(Float32) + other.load()", "held.load().to(Float32) - other.load()"),
-    ("residual_norm_backward", " + along[None, i].load().to(Float32)", ""),
-    ("residual_norm_backward", "inverse * inverse * inverse", "inverse * inverse"),
     ("residual_norm_backward", " - value * pull", ""),
-    ("residual_norm_backward", "slope *= scale[None, i].load().to(Float32)", "slope *= 1.0"),
-    ("residual_norm_backward", "slope * value * inverse)", "slope * value)"),
-    ("residual_norm_backward", "range(first, rows, step)", "range(first, rows + 1, step)"),
     ("residual_norm_backward", "partial[program, None], thread", "partial[0, None], thread"),
-    ("residual_norm_backward", "< count:\n            cute.autovec_copy(p", "< 64:\n            cute.autovec_copy(p"),
-    ("residual_norm_backward", "row + step, slots[None, None, 1 - turn,", "row + step, slots[None, None, turn,"),
-    ("residual_norm_backward", "            turn = 1 - turn\n", ""),
     ("residual_norm_backward", "cp_async_wait_group(1)", "cp_async_wait_group(2)"),
-    ("residual_norm_backward", "if row < tensors[0].shape[0]", "if row <= tensors[0].shape[0]"),
-    ("residual_norm_backward", "stride=(1, self.hidden * 3)", "stride=(1, self.hidden)"),
-    ("residual_norm_backward", "        cute.arch.sync_threads()\n", ""),
     ("residual_norm_backward", "in range_constexpr(parts.shape[1])", "in range_constexpr(1, parts.shape[1])"),
-    ("column_sum", "if column < self.columns:\n            for", "if column <= self.columns:\n            for"),
-    ("column_sum", "if base + i * WARPS < parts.shape[0]", "if base + i * WARPS <= parts.shape[0]"),
-    ("column_sum", "                held.fill(0.0)\n", ""),
     ("column_sum", "        cute.arch.sync_threads()\n", ""),
-    ("column_sum", "in range_constexpr(WARPS)", "in range_constexpr(WARPS - 1)"),
 ]  # fmt: skip
-
-
-def chosen(mistakes) -> list:
-    """One mistake in twelve is always tried and one in four in the thorough tests; the others are exhaustive."""
-    marks = [
-        [] if i % 12 == 0 else pytest.mark.exhaustive if i % 4 else pytest.mark.thorough for i in range(len(mistakes))
-    ]
-    return [pytest.param(*mistake, marks=mark) for mistake, mark in zip(mistakes, marks, strict=True)]
 
 
 @pytest.mark.parametrize("name", thinned(CHECKS, every=4))
@@ -279,6 +204,8 @@ def test_sound_kernels_of_a_layer_pass(name):
     assert not found_out(CHECKS[name], importlib.import_module(f"rlcourse.course.kernels.{name}"))
 
 
-@pytest.mark.parametrize(("name", "old", "new"), chosen(MISTAKES), ids=[f"{name}: {old}" for name, old, _ in MISTAKES])
+@pytest.mark.parametrize(
+    ("name", "old", "new"), thinned(MISTAKES, every=8), ids=[f"{name}: {old}" for name, old, _ in MISTAKES]
+)
 def test_mistakes_in_the_layer_are_found(name, old, new, tmp_path, monkeypatch):
     assert found_out(CHECKS[name], planted(name, old, new, tmp_path, monkeypatch))

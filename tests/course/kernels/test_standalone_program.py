@@ -27,6 +27,7 @@ def program() -> str:
     return cell
 
 
+@pytest.mark.thorough
 def test_the_program_of_lesson_08_runs_alone(tmp_path):
     """Without a GPU it is compiled and not launched, and c keeps its random numbers."""
     path = tmp_path / "add.py"

@@ -45,6 +45,7 @@ def graphs(policy, way: str) -> list[int]:
     return sizes
 
 
+@pytest.mark.thorough
 @on_cpu
 def test_the_operation_keeps_one_graph_and_the_function_breaks_it_in_every_layer(policy):
     layers = policy.model.config.num_hidden_layers

@@ -51,6 +51,7 @@ def test_fine_tuning_lowers_the_loss_and_a_twin_keeps_its_weights(policy):
     assert lesson13.answer_loss(policy, known) == before
 
 
+@pytest.mark.thorough
 def test_a_run_leaves_what_its_record_holds(policy, tiny):
     for name, found in {
         "start_3": lesson13.start(policy, 0, sft_steps=1, every=1),

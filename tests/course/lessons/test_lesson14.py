@@ -32,6 +32,7 @@ def few(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.thorough
 def test_a_hole_is_closed_where_the_same_seed_left_it(few):
     found = lesson14.one_run("side_closed", 4, **SMALL)
     assert {path.name for path in few.iterdir()} == {"side_open-4", "side_closed-4"}
@@ -180,6 +181,7 @@ def test_averaged_weights_are_the_means_of_those_of_the_later_checkpoints(tmp_pa
     assert load_policy(str(folder)).eos_ids == policy.eos_ids
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_averaged_ends_with_the_averaged_model_and_says_what_the_last_one_did(few, monkeypatch):
     settings, evaluate = SMALL | {"steps": 4, "save_every": 1}, lesson14.evaluate
     run = lesson14.trained(lesson14.run_config("tried_averaged", 4, **settings))

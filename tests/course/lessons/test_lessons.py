@@ -82,6 +82,7 @@ def test_every_variant_of_a_lesson_has_been_recorded():
         assert names == {path.stem for path in RECORDS if path.stem.startswith(lesson)}
 
 
+@pytest.mark.thorough
 def test_a_run_leaves_what_its_record_holds(few_problems):
     for name, found in {
         "lesson02_all": lesson02.run("all", 0, **SMALL),
