@@ -227,7 +227,7 @@ def test_it_says_what_is_missing(policy, monkeypatch):
         vllm.check_vllm(torch.device("cuda"))
 
 
-@pytest.mark.parametrize("settings", [{}, {"lora_rank": 2, "lora_alpha": 8.0}])
+@pytest.mark.parametrize("settings", [{"lora_rank": 2, "lora_alpha": 8.0}])
 def test_a_run_trains_with_it(settings, tmp_path, capsys, monkeypatch):
     """The embedded model; sampler and trainer then differ by float32's rounding, so that no step samples from weights
     of another."""
@@ -243,6 +243,7 @@ def test_a_run_trains_with_it(settings, tmp_path, capsys, monkeypatch):
     assert "Engine and trainer round differently on" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_it_is_measured_beside_ours_where_it_runs(monkeypatch):
     monkeypatch.setattr(vllm, "runs_on", lambda device: True)
     monkeypatch.setattr(speed, "trl_variants", lambda: [])

@@ -70,7 +70,4 @@ def common_tests(questions: dict, right: dict, wrong: dict, named: dict, first: 
             result = run(question, hole)
             assert not result.passed and result.hint == questions[question].hint, repr(result)
 
-    tests = test_right_answers_pass, test_wrong_answers_are_killed_and_the_mistake_is_named
-    return {
-        t.__name__: t for t in (*tests, test_every_mistake_that_is_to_be_named_is_tried, test_a_hole_shows_the_hint)
-    }
+    return {name: test for name, test in locals().items() if name.startswith("test_")}

@@ -252,11 +252,9 @@ def failed(function, seed: int) -> list[str]:
     return [case.name for case in QUESTIONS["q3"].run(function, seed).cases if not case.passed]
 
 
-@pytest.mark.parametrize(
-    "compiling, being_right, limit", [(0.1, 0.3, 10), (0.1, 0.05, 6.1), (0.1, 1.9, 7), (0.1, 1.0, 100), (0, 0.3, 7)]
-)
+@pytest.mark.parametrize("compiling, being_right, limit", [(0.1, 0.05, 6.1), (0.1, 1.9, 7), (0, 1.0, 100)])
 def test_the_rules_of_the_solution_hold_whatever_is_drawn(compiling, being_right, limit):
-    for seed in range(40):
+    for seed in range(10):
         assert failed(rewarding(compiling, being_right, limit), seed) == []
 
 
@@ -270,5 +268,5 @@ def test_the_rules_of_the_solution_hold_whatever_is_drawn(compiling, being_right
     ],
 )
 def test_beyond_the_rules_of_the_solution_a_reward_fails(compiling, being_right, limit, case):
-    for seed in range(40):
+    for seed in range(10):
         assert failed(rewarding(compiling, being_right, limit), seed) == [case]

@@ -79,16 +79,17 @@ def test_nothing_is_faster_than_memory():
 JUNK = [None, 3, "x", [], {}, [[]], {"a": 1}, torch.zeros(2), [torch.zeros(2)], [None], float("nan"), 1 << 70]
 
 
-@pytest.mark.parametrize("kind", ["run", "show"])
-@pytest.mark.parametrize("junk", range(len(JUNK)))
-@pytest.mark.parametrize("late", [0, 2])
+@pytest.mark.parametrize(
+    ("kind", "junk", "late"),
+    [("run", i, 0) for i in range(len(JUNK))] + [("run", 0, 2), ("show", 3, 0), ("show", 7, 2)],
+)
 def test_answers_of_another_form_are_nonsense(kind, junk, late):
     verdict = verdict_on(lambda k, answer, times: JUNK[junk] if (k, times) == (kind, late) else answer)
     assert verdict.reason == "nonsense" and verdict.metrics["correct"] == 0 and verdict.reward(SETTINGS) == 0
 
 
 @pytest.mark.parametrize("part", ["seconds", "digest", "shapes", "dtypes", "operations", "inputs"])
-@pytest.mark.parametrize("junk", [None, "x", [], [3], [[3, 3]], -1.0, float("inf"), float("nan"), {}, [["x"]], 1 << 70])
+@pytest.mark.parametrize("junk", [None, [], [[3, 3]], float("nan"), [["x"]], 1 << 70])
 def test_parts_of_another_form_earn_nothing(part, junk):
     verdict = verdict_on(lambda k, answer, times: answer | {part: junk} if k == "run" else answer)
     if (part, junk) != ("operations", []):  # which says that torch computed nothing, and is believed
