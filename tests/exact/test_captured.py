@@ -36,9 +36,10 @@ def passes(shape: str):
 
 
 def batch(seed: int, pad: int):
-    """Two prompts, the first with two answers: of each seed other tokens, in as many places."""
+    """Two prompts, the first with two answers: per seed other tokens and another order of rows, in as many places."""
     draw = torch.randint(3, 60, (7,), generator=torch.Generator().manual_seed(seed)).tolist()
-    return rollout_of([(draw[:2], draw[2:4]), (draw[:2], draw[4:5]), (draw[5:6], draw[6:])], pad=pad)
+    rows = [(draw[:2], draw[2:4]), (draw[:2], draw[4:5]), (draw[5:6], draw[6:])]
+    return rollout_of(rows[seed % 3 :] + rows[: seed % 3], pad=pad)
 
 
 def same(policy, plain, other, rollout) -> None:
@@ -117,7 +118,7 @@ def test_gradients_of_several_batches_are_added_up_and_are_nobody_elses_memory()
 def test_a_large_batch_ends_capturing():
     policy, plain, other = passes("qwen2")
     long = rollout_of([([5, 6, 7, 8, 9, 10, 11], list(range(12, 30)))], pad=policy.pad_id)
-    other.captured.tokens = 7  # those of `batch`
+    other.captured.tokens = 8  # those of `batch`, padded
     for rollout in (batch(0, policy.pad_id), batch(1, policy.pad_id)):
         same(policy, plain, other, rollout)
     assert other.captured.pairs
