@@ -1,5 +1,4 @@
-"""What runs always, what only `pytest -m thorough` runs, the rest of a grid whose core is in every run, and what takes
-too long for that."""
+"""Marks the cases that only `pytest -m thorough` runs: slow ones, and the rest of a grid whose core is in every run."""
 
 import pytest
 
@@ -7,11 +6,6 @@ import pytest
 def thorough(case):
     """A case of a parametrised test that is left to `pytest -m thorough`."""
     return pytest.param(*case if isinstance(case, tuple) else [case], marks=pytest.mark.thorough)
-
-
-def exhaustive(case):
-    """A case of a parametrised test that is left to `pytest -m exhaustive`."""
-    return pytest.param(*case if isinstance(case, tuple) else [case], marks=pytest.mark.exhaustive)
 
 
 def thinned(cases, every: int) -> list:

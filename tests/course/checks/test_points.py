@@ -107,6 +107,7 @@ TRIVIAL = {f"constant {value}": constant(value) for value in VALUES}
 TRIVIAL |= {f"raises {kind.__name__}": raises(kind) for kind in (*ERRORS, Refuses)}
 for number in range(6):
     TRIVIAL[f"argument {number}"] = of(number, lambda x: x)
+for number in range(3):
     TRIVIAL[f"negative {number}"] = of(number, lambda x: -x)
     TRIVIAL[f"sum of {number}"] = of(number, lambda x: x.sum())
     TRIVIAL[f"mean of {number}"] = of(number, lambda x: x.mean())
