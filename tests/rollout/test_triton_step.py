@@ -182,7 +182,7 @@ def test_slots_are_taken_over_within_the_step(available, monkeypatch):
 
 def test_sampling_logprobs_equal_recomputed_ones(monkeypatch):
     sampling, policy = Sampling(temperature=0.6), model("qwen2", layers=1)
-    policy.eos_ids = list(range(0, len(policy.tokenizer), 6))
+    policy.eos_ids = list(range(0, len(policy.tokenizer), 3))
     monkeypatch.setattr(scheduler, "SMALLEST", 1)
     torch.manual_seed(1)
     found = rollout(triton_engine(policy, monkeypatch, 4), 2, 4, sampling)

@@ -73,9 +73,9 @@ def test_the_box_agrees_with_counting_braces(text):
 
 
 def test_a_long_text_of_boxes_is_read_at_once():
-    started = time.perf_counter()
+    started = time.process_time()
     assert last_box(r"\boxed{" * 20_000) is None and last_box("{" * 10**6) is None
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
 
 
 EQUAL = [
