@@ -95,7 +95,7 @@ ROWS = [
     ("collect", "collect", returns(lambda found: (found[0], found[0]), "not all that was sampled")),
     ("collect:roll_out", "tasks/task -k measures_and_logs", kw("judge", "training", "False")),
     ("_rows_with_signal_first", "collect", no(), unsliced()),
-    ("rollout_metrics", "collect", no(1), no(3), keep("Sub", 1)),
+    ("rollout_metrics", "collect", no(1), no(3), keep("Sub", 1, 2)),
     ("PromptSampler.sample", "tasks/prompts", unset("position")),
     ("PromptSampler._permutation", "tasks/prompts", keep("Add", 0), keep("Add", 1), kw("randperm", "generator")),
     ("partial:roll_out_partly", "partial", unsliced(), keep("Sub", 0)),
