@@ -29,11 +29,3 @@ def model_folder(tmp_path_factory) -> str:
     policy.model.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
     return str(folder)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """A case that is thorough by one parameter and exhaustive by another is exhaustive."""
-    for item in items:
-        if item.get_closest_marker("exhaustive"):
-            item.own_markers = [mark for mark in item.own_markers if mark.name != "thorough"]

@@ -35,7 +35,6 @@ def task(earned):
 
 always = task(lambda a: 1.0)
 never = task(lambda a: 0.0)
-half = task(lambda a: 0.5)
 broken = task(lambda a: float("nan"))
 
 def words(data_dir):  # what the model writes is right, in a form that the strict reading does not take
@@ -44,7 +43,8 @@ def words(data_dir):  # what the model writes is right, in a form that the stric
             return super().verify(text.replace("####", "so"), gold)
     return Words("words", "", base.train, base.validation, base.test)
 """
-SMALL = "--num-prompts 2 --num-generations 4 --eval-problems 30 --pass-k-problems 6 --eval-every 0 --max-new-tokens 40"
+SMALL = "--num-prompts 2 --num-generations 4 --eval-problems 20 --pass-k 4 --pass-k-problems 5 --eval-every 0 "
+SMALL += "--max-new-tokens 40"
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,6 @@ def summary() -> dict:
     [
         ("never", "no answer is right: try easier problems"),
         ("always", "every answer is right: there is nothing left to learn"),
-        ("half", "no answer is right"),
     ],
 )
 def test_a_run_without_signal_says_so_before_its_first_step(task, why):
@@ -178,8 +177,12 @@ def test_a_collapse_is_answers_that_shrink_or_stop_varying_while_the_reward_rise
 
 
 def sft(options: str):
-    command = f"sft --steps 4 --batch-size 4 --eval-every 0 --eval-problems 20 --name run {options}"
-    result = CliRunner().invoke(cli.app, command.split(), env={"COLUMNS": "4000"})
+    lines = [json.dumps({"prompt": p.question, "answer": p.answer}) for p in minigsm.load().train[:24]]
+    Path("data.jsonl").write_text("\n".join(lines))
+    command = (
+        f"sft --data data.jsonl --task minigsm --steps 4 --batch-size 4 --eval-every 0 --eval-problems 12 {options}"
+    )
+    result = CliRunner().invoke(cli.app, [*command.split(), "--name", "run"], env={"COLUMNS": "4000"})
     path = Path("runs/run/warnings.jsonl")
     return result, [json.loads(line)["kind"] for line in path.read_text().splitlines()] if path.exists() else []
 

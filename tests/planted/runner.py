@@ -24,7 +24,7 @@ from mistakes import MISTAKES
 from plant import TESTS, Mistake, module_of, plant
 
 AT_ONCE, SECONDS = 2, 60
-QUICK = ["-q", "-m", "not thorough and not exhaustive and not gpu", "-p", "no:cacheprovider", "--assert=plain"]
+QUICK = ["-q", "-m", "not thorough and not gpu", "-p", "no:cacheprovider", "--assert=plain"]
 QUICK += ["-p", "no:unraisableexception", "--tb=line", "-W", "ignore", "-c", str(TESTS.parent / "pyproject.toml")]
 
 

@@ -77,6 +77,7 @@ def test_a_process_that_ended_while_it_was_idle_costs_nobody(pool):
     assert pool.map(DOUBLES) == [2 * n for _, n in DOUBLES]
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="alarms are Unix's")
 def test_a_process_whose_caller_was_killed_ends_by_itself(pool, tmp_path):
     file = tmp_path / "pid"

@@ -94,7 +94,8 @@ API = {
     ],
     "Reward": ["tasks.verify", "tasks.boxed"],
     "Advantages and loss": ["advantages", "logprobs", "losses", "learner"],
-    "Trainer": ["trainer", "evaluation", "checkpoint", "runs", "files", "interrupts"],
+    "Trainer": ["trainer", "watch", "preview", "evaluation", "checkpoint", "runs", "files", "interrupts"],
+    "Publishing": ["publish", "model_card"],
     "Several GPUs": [
         "distributed",
         "distributed.world",

@@ -104,6 +104,7 @@ def test_eval_prints_the_papers_table(policy, monkeypatch):
     assert "on 4 test problems of kernelbench" in " ".join(done.output.split())
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU test_gpu.py judges the same")
 def test_attempts_are_judged_side_by_side():
     task = KernelTask([], [], [], settings=Settings(cases=1, trials=2, timing_seconds=1), processes=2)
