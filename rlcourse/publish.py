@@ -129,7 +129,8 @@ def write_all(runs: list[Run], folder: Path, name: str) -> None:
 
 @torch.no_grad()
 def check_model(folder: Path, policy: Policy, base: str, prompt: str) -> None:
-    """Load a folder as its users will. Raise RuntimeError unless its logits are the policy's, bit for bit."""
+    """Load a folder as its users will. Raise RuntimeError unless logits, bit for bit, end tokens and chat template are
+    the policy's."""
     if is_adapter(folder):
         from peft import PeftModel
 
@@ -141,8 +142,11 @@ def check_model(folder: Path, policy: Policy, base: str, prompt: str) -> None:
         of(**tokenizer(prompt, add_special_tokens=False, return_tensors="pt")).logits
         for of, tokenizer in ((policy.model, policy.tokenizer), loaded)
     ]
-    if not torch.equal(*logits) or model.generation_config.eos_token_id != policy.eos_ids:
-        raise RuntimeError("The files' logits or end tokens aren't the checkpoint's: nothing was published.")
+    same_ends = model.generation_config.eos_token_id == policy.eos_ids
+    if not (same_ends and torch.equal(*logits) and loaded[1].chat_template == policy.tokenizer.chat_template):
+        raise RuntimeError(
+            "The files' logits, end tokens or chat template aren't the checkpoint's: nothing was published."
+        )
 
 
 def full_name(hub: str) -> str:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from typer.testing import CliRunner
 
 from rlcourse import cli, model_card, publish, trainer
@@ -188,6 +188,16 @@ def test_what_does_not_load_as_the_checkpoint_is_not_published(runs, tmp_path, m
     monkeypatch.setattr(PreTrainedModel, "save_pretrained", nudged)
     assert "nothing was published" in refused(runs / "model", "--to", tmp_path / "mine")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lost_chat_template_is_not_published(runs, tmp_path, monkeypatch):
+    def without_template(folder, load=AutoTokenizer.from_pretrained):
+        tokenizer = load(folder)
+        tokenizer.chat_template = None
+        return tokenizer
+
+    monkeypatch.setattr(publish, "AutoTokenizer", Mock(from_pretrained=without_template))
+    assert "chat template" in refused(runs / "model", "--to", tmp_path / "mine")
 
 
 def test_the_hub_gets_the_folder_and_the_card_its_name(runs, tmp_path, monkeypatch):
