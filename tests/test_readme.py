@@ -126,7 +126,8 @@ def test_every_option_and_variable_is_one_that_there_is(name):
     others = ("py", "comp", "VLLM_", "--logprobs-mode")  # commands of other programs
     words = {word for line in code(TEXTS[name]) for word in line.split() if not line.strip().startswith(others)}
     written = {word for word in words if re.fullmatch(r"--[a-z-]+", word)}
-    sources = "".join(path.read_text() for path in (ROOT / "rlcourse").rglob("*.py"))
+    folders = (ROOT / name for name in ("rlcourse", "tools", "tests"))
+    sources = "".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
     assert [word for word in written - options - {"--help"} if f'"{word}"' not in sources] == []
     assert [variable for variable in re.findall(r"RLCOURSE_\w+", TEXTS[name]) if variable not in sources] == []
 
