@@ -2,13 +2,14 @@
 
 import statistics
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rlcourse.advantages import has_signal
 from rlcourse.batch import Completions
 from rlcourse.config import TrainConfig
-from rlcourse.device import find_device
+from rlcourse.distributed.world import ALONE
 from rlcourse.evaluation import BATCH_ROWS, answer_problems
 from rlcourse.measure.profiling import peak_memory_bytes
 from rlcourse.measure.timing import seconds
@@ -25,14 +26,14 @@ STEPS = 8  # the first compiles and is not timed
 def preview(config: TrainConfig, began: float | None = None) -> dict[str, Any]:
     """Load the run's model, take `STEPS` of its steps and answer some of its test problems; keep nothing of it.
 
-    Returns `answers`, what the first step's answers earned and would earn by each reading (rows of reading, right,
-    groups with signal), their mean length and the share cut off; `samples`, two of them; `warnings`; `memory_bytes`,
-    the most held; `seconds` of a step and of the whole run, by part. Raises what `rlcourse.trainer.train` does.
+    Returns, of the first step's answers, `readings` (see there), the name of the one that is `rewarded`, mean `length`
+    in tokens, the share that was `cut_off`, and two `samples`; the `warnings` so far; `memory_bytes`, the most held;
+    `step_seconds`, and the `seconds` of the whole run by part. Raises what `rlcourse.trainer.train` does.
     """
     with tempfile.TemporaryDirectory() as folder:
-        run = RunFolder(Path(folder), config)
+        run = RunFolder(Path(folder), replace(config, log_to="none"))
         run.began = began or run.began
-        trainer = Trainer(run, find_device(config))
+        trainer = Trainer(run, ALONE.device(config))
         greedy, evaluation = evaluation_seconds(trainer)
         parts = trainer.learner, trainer.sampler, trainer.judged, trainer.prompts
         found = [train_step(*parts, step) for step in range(STEPS)]

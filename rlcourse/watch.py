@@ -38,7 +38,7 @@ def before_training(greedy: list[Answer], groups: list[list[Answer]], config: Tr
         found |= pays_for_form(sampled, [reward for group in rewards for reward in group], config)
         same = all(len(set(group)) == 1 for group in rewards)
         if config.advantage in GROUPED and same and "unreadable" not in found:
-            tries = f"{len(groups)} test problems, sampled {len(groups[0])} times each"
+            tries = f"{len(groups)} problems, sampled {len(groups[0])} times each"
             found |= no_signal(f"Of {tries}, none", sampled, rewards, config)
     return found
 
