@@ -17,6 +17,7 @@ from transformers import (
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
 from transformers.utils import logging as transformers_logging
 
@@ -72,10 +73,14 @@ class Policy:
         """The text of each completion, special tokens left out. completion_ids, completion_mask: [rows, T]."""
         known = completion_mask & (completion_ids < len(self.tokenizer))  # a model may have more rows than tokens
         rows = [ids[keep].tolist() for ids, keep in zip(completion_ids.cpu(), known.cpu(), strict=True)]
-        backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        if backend is None or self.tokenizer.clean_up_tokenization_spaces:
+        kind, plain = type(self.tokenizer), PreTrainedTokenizerFast
+        own = any(
+            getattr(kind, name) is not getattr(plain, name, None) for name in ("batch_decode", "decode", "_decode")
+        )
+        if own or self.tokenizer.clean_up_tokenization_spaces:
             return self.tokenizer.batch_decode(rows, skip_special_tokens=True)
-        return backend.decode_batch(rows, skip_special_tokens=True)  # the same, on all cores
+        # The same on all cores, where the class adds nothing of its own.
+        return self.tokenizer.backend_tokenizer.decode_batch(rows, skip_special_tokens=True)
 
 
 def load_policy(name: str, device: torch.device | str = "cpu") -> Policy:

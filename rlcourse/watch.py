@@ -80,7 +80,7 @@ def apart(steps: list[dict[str, Any]], config: TrainConfig) -> Warnings:
     return {
         "mismatch": f"Sampler and trainer differ by {sum(means) / len(means):.3f} nats per token, up to "
         f"{max(step['mismatch_max'] for step in steps):.1f}, so answers come from another policy than the one that "
-        "trains. --sampler-correction token weighs them for it."
+        "trains. --sampler-correction token corrects for it."
     }
 
 
@@ -139,8 +139,8 @@ def no_signal(whose: str, answers: list[Answer], groups: list[list[float]], conf
     """No rewards to compare, so no gradient: why, and what to do."""
     earned = {reward for group in groups for reward in group}
     right = sum(a.right for a in answers)
-    if len(earned) == 1 and 0 < right < len(answers):
-        why = f"every answer earns {earned.pop():g}, right or wrong: check the task's judge"
+    if len(earned) == 1 and right < len(answers) and (right > 0 or max(earned) > config.reward_neither):
+        why = f"every answer earns {max(earned):g}, whatever it says: check the task's judge"
     elif right == 0 and any(a.verdict.metrics.get("accuracy_lenient") for a in answers):
         why = "right answers are not in the form that is rewarded: show it with --examples 2"
     elif right == 0:
@@ -167,7 +167,7 @@ def collapse(steps: list[dict[str, Any]], answers: list[Answer]) -> Warnings:
     if mean("reward", last) <= mean("reward", first):
         return {}
     rise = f"while the mean reward rose from {mean('reward', first):.2f} to {mean('reward', last):.2f}"
-    advice = "Look at the samples: if it earns without solving, mend the reward; else try a lower --lr"
+    advice = "Look at the samples: if it earns without solving, fix the reward; else try a lower --lr"
     found = {}
     for name, limit, unit in (("length", SHORT, "tokens per answer"), ("entropy", SURE, "nats of entropy per token")):
         before, now = mean(name, first), mean(name, last)
@@ -185,7 +185,7 @@ def check_rewards(rewards: torch.Tensor, answers: list[Answer], task: str) -> No
     if bad:
         raise ValueError(
             f"The judge of task {task} gave {len(bad)} of {len(answers)} answers a reward that is not finite "
-            f"({rewards[bad[0]].item()}): mend the judge. The first was {quoted(answers[bad[0]])}"
+            f"({rewards[bad[0]].item()}): fix the judge. The first was {quoted(answers[bad[0]])}"
         )
 
 

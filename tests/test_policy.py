@@ -276,3 +276,15 @@ def test_the_value_head_starts_at_zero_and_learns():
     assert values.shape == (3, 5) and values.dtype == torch.float32 and not values.any()
     values.sum().backward()
     assert head.output.weight.grad.abs().sum() > 0
+
+
+def test_a_tokenizer_with_a_decode_of_its_own_is_asked(folder):
+    policy = load_policy(str(folder))
+
+    class Own(type(policy.tokenizer)):
+        def _decode(self, *arguments, **options):
+            return "own " + super()._decode(*arguments, **options)
+
+    policy.tokenizer.__class__ = Own
+    ids = torch.tensor([policy.tokenizer("Tom has 3", add_special_tokens=False)["input_ids"]])
+    assert policy.texts(ids, torch.ones_like(ids, dtype=torch.bool)) == ["own Tom has 3"]

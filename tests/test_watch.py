@@ -3,11 +3,12 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
-from rlcourse import cli, watch
+from rlcourse import cli, preview, watch
 from rlcourse.config import make_config
 from rlcourse.tasks import Answer, Judgement, Problem, minigsm
 from rlcourse.tasks.verify import verify
@@ -35,6 +36,7 @@ def task(earned):
 
 always = task(lambda a: 1.0)
 never = task(lambda a: 0.0)
+half = task(lambda a: 0.5)
 broken = task(lambda a: float("nan"))
 
 def words(data_dir):  # what the model writes is right, in a form that the strict reading does not take
@@ -73,6 +75,7 @@ def summary() -> dict:
     [
         ("never", "no answer is right: try easier problems"),
         ("always", "every answer is right: there is nothing left to learn"),
+        ("half", "every answer earns 0.5, whatever it says: check the task's judge"),
     ],
 )
 def test_a_run_without_signal_says_so_before_its_first_step(task, why):
@@ -105,7 +108,7 @@ def test_most_answers_cut_off_is_named_before_the_first_step():
 
 def test_a_reward_that_is_not_finite_ends_the_run_before_it_learns_and_does_not_blame_the_learning_rate():
     result, _ = train("--task ours:broken")
-    assert result.exit_code == 2 and "mend the judge" in result.stderr and "--lr" not in result.stderr
+    assert result.exit_code == 2 and "fix the judge" in result.stderr and "--lr" not in result.stderr
     assert not Path("runs/run").exists()
 
 
@@ -216,6 +219,19 @@ def test_worked_examples_come_before_the_question_and_do_not_train():
     assert asked == shown.test[0].question and examples == [(p.question, p.answer) for p in task.train[:2]]
     with pytest.raises(ValueError, match="no 2 worked answers"):
         minigsm.MathTask("bare", "", [Problem("?", "", "1")] * 4, [], []).with_settings(make_config(examples=2))
+
+
+def test_a_dry_run_counts_every_evaluation_of_the_run(monkeypatch):
+    """At one second per batch of 256 greedy answers, and two for what compiles first."""
+    took = iter([2.0, 1.0, 1.0])
+    monkeypatch.setattr(preview, "answer_problems", lambda *_: [[answer("7")]])
+    monkeypatch.setattr(preview, "seconds", lambda call, _: call() or next(took))
+    config = make_config(
+        eval_problems=1000, pass_k=8, pass_k_problems=64, eval_every=50, eval_validation=256, steps=350
+    )
+    trainer = SimpleNamespace(config=config, task=minigsm.load(), policy=None, engine=None, device=None)
+    _, total = preview.evaluation_seconds(trainer)
+    assert total == pytest.approx(1 + 2 * 1000 / 256 + 2 * 64 / 32 + 8)  # compilation, tests, pass@8, 8 validations
 
 
 def test_a_dry_run_shows_what_answers_earn_and_how_long_the_run_takes():

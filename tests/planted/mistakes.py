@@ -211,6 +211,15 @@ ROWS = [
     ("Line.hand_over", "distributed/overlap", drop("broadcast")),
     ("sample_ahead", "distributed/overlap", drop("manual_seed")),
     ("VLLMEngine.generate", "rollout/vllm", drop("_take_weights")),
+    # warnings and previews
+    ("little_signal", "watch -k mostly_agree", returns(lambda found: {}, "never")),
+    ("watch:apart", "watch -k another_policy", returns(lambda found: {}, "never")),
+    ("collapse", "watch -k collapse", returns(lambda found: {}, "never"), op("LtE", "Gt")),
+    ("after_sft_step", "watch -k memorized", returns(lambda found: {}, "never")),
+    ("after_sft_evaluation", "watch -k memorized", returns(lambda found: {}, "never")),
+    ("evaluation_seconds", "watch -k every_evaluation", const(2, 1, 1), const(2, 1, 2)),
+    ("MathTask.with_settings", "watch -k worked_examples", kw("replace", "train")),
+    ("Readings.right", "tasks/verify -k chosen_reading", returns(lambda found: False, "never")),
 ]
 
 
