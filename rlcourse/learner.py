@@ -127,19 +127,19 @@ def update(optimizer: torch.optim.Optimizer, config: Any, step: int) -> float:
 
 def model_pass(model: PreTrainedModel, config: TrainConfig, compile: bool = False, as_base: bool = False) -> Any:
     """What computes log-probs in training: the pass whose numbers are those of the fast engine where there is one,
-    else a `PlainPass`.
+    else a `PlainPass`. There is none of a sharded model, of which no rank has all weights, nor of what lies below an
+    adapter, whose weights the engine does not hold.
 
-    With an adapter there is none: the engine rounds W + s B A once, the trainer keeps A and B apart for their
-    gradients; nor of a sharded model, of which no rank has all weights.
+    as_base: of a model with an adapter, what it is without it.
     """
     if is_sharded(model):
         from rlcourse.distributed.sharded import ShardedPass
 
         return ShardedPass(model, config.dtype, compile)
     dtype, plain = getattr(torch, config.dtype), PlainPass(model, config.dtype, compile, as_base)
-    if dtype == torch.float32 or not may_be_exact(model.device) or unknown_part(model) or has_adapter(model):
+    if dtype == torch.float32 or not may_be_exact(model.device) or unknown_part(model):
         return plain  # before memory is taken
-    if not is_exact(fused_weights(model, dtype)):
+    if (as_base and has_adapter(model)) or not is_exact(fused_weights(model, dtype)):
         return plain
     from rlcourse.exact.model import ExactPass  # only where there is Triton
 

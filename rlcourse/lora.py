@@ -6,7 +6,7 @@ weights, each W + s B A written to where the engine keeps that matrix. Adapters 
 itself is imported where an adapter is made.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -161,7 +161,14 @@ def merged_parameters(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     adapted = {id(layer.weight): layer for layer in _adapted_layers(model)}
     for name, parameter in plain_parameters(model):
         layer = adapted.get(id(parameter))
-        yield name, whole(parameter.detach() if layer is None else _merged_weight(layer))
+        yield name, whole((parameter if layer is None else _merged_weight(layer)).detach())
+
+
+def merged_weights(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
+    """What turns a weight of the model into the one that it computes with: where an adapter changes it W + s B A, by
+    which a gradient reaches A and B."""
+    adapted = {id(layer.weight): layer for layer in _adapted_layers(model)}
+    return lambda weight: _merged_weight(adapted[id(weight)]) if id(weight) in adapted else weight
 
 
 @torch.no_grad()
@@ -194,7 +201,6 @@ def _adapted_layers(model: PreTrainedModel) -> list[nn.Module]:
     return [module for module in model.modules() if hasattr(module, "lora_A") and hasattr(module, "get_base_layer")]
 
 
-@torch.no_grad()
 def _merged_weight(layer: nn.Module) -> Tensor:
     """W + s B A of one layer: [out, in]."""
     a, b = layer.lora_A[NAME].weight, layer.lora_B[NAME].weight

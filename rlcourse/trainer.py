@@ -187,14 +187,13 @@ class Trainer:
         return summary
 
     def _say_if_two_sets_of_numbers(self) -> None:
-        """In 16 bits, engine and trainer round differently but where both are exact; with an adapter they are not. vLLM
-        rounds differently in any case."""
+        """In 16 bits, engine and trainer round differently but where both are exact. vLLM rounds differently in any
+        case."""
         plain = self.config.dtype == "float32" and self.config.engine != "vllm"
         if plain or (self.engine.exact and self.learner.exact):
             return
         tqdm.write(
-            f"Engine and trainer round differently on {self.device}"
-            f"{' with an adapter' if self.config.lora_rank else ''}: `mismatch_mean` in "
+            f"Engine and trainer round differently on {self.device}: `mismatch_mean` in "
             "metrics.jsonl says by how much, and --sampler-correction token makes up for it."
         )
 

@@ -213,11 +213,12 @@ def test_one_merged_matrix_stands_in_memory_at_a_time(policy, monkeypatch):
     assert len(most) == 14 and max(most) <= 2  # that which is being replaced included
 
 
-def test_the_exact_pass_steps_aside_for_an_adapter(policy, monkeypatch):
+def test_the_exact_pass_is_of_the_adapted_model_and_not_of_its_base(policy, monkeypatch):
     config = make_config(lora_rank=3, dtype="bfloat16")
     monkeypatch.setattr(learner_module, "may_be_exact", lambda device: True)
-    monkeypatch.setattr(learner_module, "is_exact", lambda weights: pytest.fail("it asks for more"))
-    assert not learner_module.model_pass(policy.model, config).exact
+    monkeypatch.setattr(learner_module, "is_exact", lambda weights: True)
+    assert learner_module.model_pass(policy.model, config).exact
+    assert not learner_module.model_pass(policy.model, config, as_base=True).exact
 
 
 def test_names_choose_what_gets_an_adapter(model_folder):

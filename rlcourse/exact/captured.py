@@ -69,14 +69,15 @@ class CapturedLayers:
         self.seen.add(key)
         return known
 
-    def __call__(self, x: Tensor, sequences: Sequences) -> Tensor:
-        """x [N, d] after the layers. The backward pass must come before the next call."""
+    def __call__(self, x: Tensor, sequences: Sequences, parameters: list[Tensor]) -> Tensor:
+        """x [N, d] after the layers, differentiable in their parameters, `Layer.sources` in order. The backward pass
+        must come before the next call."""
         key = (len(x), len(sequences), sequences.length)
         pair = self.pairs.pop(key, None) or self._capture(len(x), sequences)
         while len(self.pairs) >= PAIRS:
             del self.pairs[next(iter(self.pairs))]
         self.pairs[key] = pair  # at the end: used last
-        return Replayed.apply(x, self, pair, sequences, *self.parameters)
+        return Replayed.apply(x, self, pair, sequences, *parameters)
 
     @torch.no_grad()
     def _capture(self, n: int, sequences: Sequences) -> Pair:

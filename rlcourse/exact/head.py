@@ -64,7 +64,8 @@ class LogProbs(torch.autograd.Function):
     def backward(ctx, gradient: Tensor):
         weights, inverse_temperature, chunk = ctx.settings
         x, targets, y, squares, log_mass = ctx.saved_tensors
-        dy, d_head = torch.empty_like(y), torch.zeros(weights.head.shape, device=x.device)
+        dy = torch.empty_like(y)
+        d_head = torch.zeros(weights.head.shape, device=x.device) if ctx.needs_input_grad[-1] else None
         vocabulary, d = weights.head.shape
         for at in _chunks(len(x), chunk):
             logits = linear(y[at], weights.head) if ctx.logits is None else ctx.logits
@@ -74,7 +75,8 @@ class LogProbs(torch.autograd.Function):
                 inverse_temperature, weights.eps, d, VOCABULARY_TILE,
             )  # fmt: skip
             torch.mm(logits, weights.head, out=dy[at])
-            add_to(d_head, logits.T, y[at])
+            if d_head is not None:  # below an adapter the head does not learn
+                add_to(d_head, logits.T, y[at])
             logits = ctx.logits = None  # before there are others
         dx, _, _, d_norm = norm_backward(weights, x, weights.norm, squares, dy)
         return dx, None, None, None, None, d_norm, d_head

@@ -16,6 +16,7 @@ from rlcourse.exact import EXACT, KEYS, LOG2_E, backward_kernels, pass_kernels
 from rlcourse.exact.products import add_product, add_shares, linear, one_chain, product_float32
 from rlcourse.exact.sequences import Sequences
 from rlcourse.exact.weights import FusedWeights, Layer
+from rlcourse.lora import merged_weights
 
 QUERIES = 64  # of a program in attention
 COLUMNS = 1024  # of a program in SwiGLU
@@ -222,16 +223,19 @@ def trunk(
     model, weights: FusedWeights, ids: Tensor, sequences: Sequences, recompute: bool = False, captured=None
 ) -> Tensor:
     """x [N, d] after the last layer, before the last norm; ids [N]. Differentiable in the parameters of `model`, whose
-    fused copies `weights` are. recompute: see `LayerFunction`. captured: `CapturedLayers` of them, if there are any."""
+    fused copies `weights` are; with an adapter, the gradient of W + s B A goes on to A and B. recompute: see
+    `LayerFunction`. captured: `CapturedLayers` of them, if there are any."""
     table = model.model.embed_tokens
     untrained = -1 if table.padding_idx is None else table.padding_idx
     x = Embed.apply(ids, weights, untrained, table.weight)
+    merged = merged_weights(model)
+    # One layer at a time: merged matrices are only what their gradients go through, their values are in `weights`.
+    own = ([merged(p) for parts in Layer.sources(layer) for p in parts] for layer in model.model.layers)
     if captured is not None and captured.ready(len(x), sequences):
-        return captured(x, sequences)
+        return captured(x, sequences, [p for parameters in own for p in parameters])
     angles = angles_at(weights, sequences.positions)
     with one_chain():
-        for layer, own in zip(weights.layers, model.model.layers, strict=True):
-            parameters = [p for parts in Layer.sources(own) for p in parts]
+        for layer, parameters in zip(weights.layers, own, strict=True):
             x = LayerFunction.apply(x, weights, layer, sequences, angles, recompute, *parameters)
     return x
 

@@ -92,9 +92,9 @@ def estimate(
       gathered: see `gathered_bytes`
     - activations: see `activation_bytes`
     - logits: LOGIT_COPIES x chunk x vocabulary x 4, chunk = min(logprob_chunk, m x L, mini-batch x max_new_tokens)
-    - exact: no copies by autocast; logits chunk x vocabulary x b, and twice the head's gradient in float32; when other
-      layers' gradients are made the logits are gone, and activations go, so that of one micro-batch only those count
-      that are more; see `captured_bytes`
+    - exact: no copies by autocast; logits chunk x vocabulary x b, and without an adapter twice the head's gradient in
+      float32; when other layers' gradients are made the logits are gone, and activations go, so that of one micro-batch
+      only those count that are more; see `captured_bytes`
     """
     n = parameters(shape)
     adapter = adapter_parameters(shape, config.lora_rank, config.lora_targets)
@@ -122,7 +122,7 @@ def estimate(
     activations = kept(shape, micro_rows, length, config.dtype, config.gradient_checkpointing)
     logits = LOGIT_COPIES * chunk * shape.vocabulary * 4
     if exact:
-        logits = (chunk * b + 8 * shape.hidden) * shape.vocabulary
+        logits = (chunk * b + (0 if config.lora_rank else 8 * shape.hidden)) * shape.vocabulary
         gradients = max(0, gradients - activations - logits) if micro_rows == minibatch else gradients
     found = MemoryEstimate(
         weights=4 * (n + adapter) // parts,
@@ -147,7 +147,7 @@ def estimate(
 
 def has_exact_pass(config: TrainConfig, device: str) -> bool:
     """Whether a Qwen2, Qwen3 or Llama trains with the pass of `rlcourse.exact` on this machine's `device`."""
-    plain = config.dtype == "float32" or config.lora_rank or config.shard
+    plain = config.dtype == "float32" or config.shard
     return device == "cuda" and not plain and torch.cuda.is_available() and may_be_exact(torch.device("cuda"))
 
 

@@ -17,6 +17,7 @@ from rlcourse.exact import head, layers
 from rlcourse.exact import model as module
 from rlcourse.exact.model import ExactPass
 from rlcourse.logprobs import hidden_states, token_logprobs
+from rlcourse.lora import add_adapter, base_parameters
 from rlcourse.sampling import Sampling
 
 PLAIN, WARM, TOP_K, TOP_P = Sampling(), Sampling(0.7), Sampling(top_k=5), Sampling(0.8, top_p=0.7)
@@ -46,7 +47,7 @@ def gradients(policy, found, mask) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     weights, others = (torch.randn(x.shape, generator=generator).to(x.device) for x in (logprobs, hidden))
     ((logprobs * weights).sum() + 0.1 * (hidden * others).sum()).backward()
-    return {name: parameter.grad.clone() for name, parameter in policy.model.named_parameters()}
+    return {name: p.grad.clone() for name, p in policy.model.named_parameters() if p.requires_grad}
 
 
 CASES = [("qwen2", WARM), ("qwen3", PLAIN), ("llama", TOP_P)]
@@ -67,6 +68,24 @@ def test_logprobs_and_gradients_are_those_of_transformers(shape, sampling):
     for name, gradient in expected.items():
         assert gradient.norm() > 0, name
         assert (found[name] - gradient).norm() < 1e-4 * gradient.norm(), name
+
+
+def test_an_adapter_learns_as_with_transformers_and_alone():
+    policy = small_policy("qwen2")
+    add_adapter(policy.model, "base", 3, 6.0, "all-linear")
+    with torch.no_grad():
+        for name, parameter in policy.model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.1)
+    rollout, mask = rollout_for(policy), rollout_for(policy).completion_mask
+    expected = token_logprobs(policy.model, rollout, WARM, CHUNK)
+    found = ExactPass(policy.model, torch.float32).token_logprobs(rollout, WARM, CHUNK)
+    torch.testing.assert_close(found[0][mask], expected[0][mask], atol=5e-5, rtol=0)
+    expected, found = gradients(policy, expected, mask), gradients(policy, found, mask)
+    assert len(found) == 2 * 7
+    for name, gradient in expected.items():
+        assert gradient.norm() > 0 and (found[name] - gradient).norm() < 1e-4 * gradient.norm(), name
+    assert all(p.grad is None for p in base_parameters(policy.model))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU only products of 16-bit numbers have one order")
