@@ -96,7 +96,7 @@ def test_train_alone_is_the_laptop_preset(trained):
 def test_what_is_set_by_hand_wins_over_algorithm_and_preset(trained):
     invoke("train", "--preset", "h200", "--algorithm", "gspo", "--clip-low", "0.1", "--no-compile")
     assert trained == [make_config("h200", algorithm="gspo", clip_low=0.1, compile=False)]
-    assert trained[0].num_prompts == 32 and trained[0].ratio == "sequence"
+    assert trained[0].micro_batch_tokens == 32768 and trained[0].ratio == "sequence"
 
 
 def test_resume_gets_what_was_said_and_nothing_else(trained):
@@ -142,7 +142,7 @@ def test_dry_run_prints_config_and_memory_and_trains_nothing(trained):  # a GPU'
 
 def test_dry_run_of_several_ranks_says_what_each_has_to_hold(trained, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
-    result = invoke("train", "--preset", "h200", "--dry-run")  # 32 prompts: one rank has 11
+    result = invoke("train", "--preset", "h200", "--num-prompts", "32", "--dry-run")  # one rank has 11
     config = make_config("h200", num_prompts=11)
     needed = memory.estimate(config, model_shape(config.model), "cuda")
     assert f"{needed.rollout / 1e9:.3g} GB" in result.output and "each of 3 processes" in result.output

@@ -8,9 +8,10 @@ Each run is `rlcourse train --preset h200` with a variant's settings, in a proce
 is there is not repeated, and one that was cut off goes on from its last checkpoint, so a study can grow over many short
 leases. GSM8K comes from the folder in RLCOURSE_GSM8K_DIR, or from the hub.
 
-The variants `exact` and `two` train with the sampler's own numbers and with transformers' layers in the trainer, whose
-log-probs differ by rounding; `tis` corrects for that by truncated importance sampling, and `4` makes four updates per
-rollout.
+The last ones are two studies, with small steps so that there are many. `exact` and `exact grpo`: does GRPO lengthen
+wrong answers, and Dr. GRPO not? `exact` and `two`: sampler and trainer agree to the last bit, or the trainer runs
+transformers' layers, whose log-probs differ by rounding; `tis` corrects for that by truncated importance sampling, and
+`4` makes four updates per rollout.
 """
 
 import argparse
@@ -27,15 +28,16 @@ from rlcourse.files import read_json, read_lines
 from rlcourse.measure.records import write_record
 from rlcourse.paths import data_folder
 
-STUDY = {"steps": 300, "eval_every": 100}
+STUDY = {"num_prompts": 32, "lr": 3e-6, "steps": 300, "eval_every": 100}
 VARIANTS: dict[str, dict[str, Any]] = {
     "dr_grpo": {},
     "grpo": {"algorithm": "grpo"},
     "ppo": {"algorithm": "ppo"},
-    "lora": {"lora_rank": 32, "lr": 1e-5},
+    "lora": {"lora_rank": 32, "lr": 8e-5},
     "no examples": {"examples": 0, "steps": 100},
     "format bonus": {"examples": 0, "reward_format": 0.2, "steps": 30},
     "exact": STUDY,
+    "exact grpo": STUDY | {"algorithm": "grpo"},
     "two": STUDY,
     "two tis": STUDY | {"sampler_correction": "token"},
     "exact 4": STUDY | {"minibatches": 4},

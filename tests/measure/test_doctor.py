@@ -136,7 +136,7 @@ def test_several_gpus_share_a_rollout_each_with_the_whole_model(monkeypatch):
     facts = doctor.gather()
     rows = {(row["preset"], row["ranks"]): row["needs_bytes"] for row in facts["presets"]}
     assert list(rows)[:3] == [("laptop", 1), ("a10g", 1), ("a10g", 4)]
-    assert (rows["h200", 1], rows["h200", 4]) == (32, 8)
+    assert (rows["h200", 1], rows["h200", 4]) == (256, 64)
     assert "each of 4 x cuda" in report(facts)
 
 
