@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import ModelCard, ModelCardData, snapshot_download
 
+from rlcourse import __version__
 from rlcourse.config import make_config
 from rlcourse.hub import hub_or_cache
 from rlcourse.lora import is_adapter
@@ -145,8 +146,9 @@ def repetition(run: "Run") -> str:
     changed = {f.name: value for f in fields(run.config) if (value := getattr(run.config, f.name)) != f.default}
     rows = [f"| {name} | `{public(value)}` |" for name, value in changed.items() if name not in PRIVATE]
     table = "\n".join(["| setting that differs from the default | value |", "|---|---|", *rows])
-    versions = ", ".join(f"{name} {version(name)}" for name in ("rlcourse", "torch", "transformers", "peft"))
-    return f"## Repeat it\n\n```bash\n{repeat_command(run)}\n```\n\n{table}\n\nPublished with {versions}."
+    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "peft"))
+    with_these = f"rlcourse {__version__}, {versions}"  # which need not be installed
+    return f"## Repeat it\n\n```bash\n{repeat_command(run)}\n```\n\n{table}\n\nPublished with {with_these}."
 
 
 def repeat_command(run: "Run") -> str:
