@@ -3,7 +3,7 @@
 import pytest
 
 from rlcourse.tasks.kernels.interpret import TEST_INPUTS, TRAINING_INPUTS
-from rlcourse.tasks.kernels.judge import CAP, Finding, judge_program, share_stated
+from rlcourse.tasks.kernels.judge import Finding, judge_program, share_stated
 from rlcourse.tasks.kernels.language import eager, read_computation, write
 from rlcourse.tasks.kernels.optimum import eager_us, optimum
 from rlcourse.tasks.kernels.problems import computations
@@ -11,24 +11,21 @@ from rlcourse.tasks.kernels.problems import computations
 CHAIN = read_computation("a = add u v ; b = relu a ; y = mul b w")
 EAGER = "a = add u v end put ; b = relu a end put ; y = mul b w end put ;"
 FUSED = "a = add u v keep ; b = relu a keep ; y = mul b w end put ;"
-BOTH = pytest.mark.parametrize("tried_on", [TRAINING_INPUTS, TEST_INPUTS])
 
 
-@BOTH
-def test_eager_is_correct_at_speed_1(tried_on):
-    verdict = judge_program(EAGER, CHAIN, tried_on)
+def test_a_reward_is_for_being_right_and_for_speed_up_to_a_cap():
+    verdict = judge_program(EAGER, CHAIN)
     assert verdict == Finding(compiled=True, correct=True, speedup=1.0, launches=3)
-    assert verdict.reward == pytest.approx(0.2)
+    rewards = [Finding(True, True, speedup).reward for speedup in (0.9, 1.0, 2.0, 4.0, 40.0)]
+    assert rewards == pytest.approx([0.1, 0.2, 1.2, 3.2, 3.2])
 
 
-@BOTH
-def test_the_optimum_is_correct_and_as_fast_as_it_says(tried_on):
-    for computation in computations(40, "test", 1, (2, 6)):
+def test_the_optimum_is_correct_and_as_fast_as_it_says():
+    for computation in computations(20, "test", 1, (2, 6)):
         time, program = optimum(computation)
-        verdict = judge_program(write(program), computation, tried_on)
+        verdict = judge_program(write(program), computation, TEST_INPUTS)
         assert verdict.correct and verdict.reason == ""
         assert verdict.speedup == pytest.approx(eager_us(computation) / time)
-        assert verdict.reward == pytest.approx(0.2 + min(verdict.speedup, CAP) - 1)
 
 
 @pytest.mark.parametrize(
@@ -37,30 +34,17 @@ def test_the_optimum_is_correct_and_as_fast_as_it_says(tried_on):
         (EAGER, 3),
         (FUSED, 3),
         ("a = add u v keep ; b = relu a end put ; y = mul b w put ;", 3),  # refused, but all lines are there
-        ("a = add u v put ;", 1),
         ("a = add u v put ; b = relu a put ;", 2),
         ("b = relu a put ; y = mul b w put ;", 0),  # not in their places
         ("a = add u v put ; b = exp a put ; y = mul b w put ;", 2),
-        ("a = add v u put ; b = relu a put ; y = mul b w put ;", 2),
         ("a = add u v put ; b = relu put ; y = mul b w put ;", 2),  # a statement that cannot be read has a place
-        ("a = add u v put ; ; y = mul b w put ;", 2),
-        ("a = add u v put", 0),
+        (EAGER + EAGER, 1.5),  # of six statements
+        (EAGER + " y", 3),  # what no ';' ends is not a statement
         ("", 0),
     ],
 )
 def test_partial_credit_is_the_share_of_lines_in_their_places(text, stated):
     assert share_stated(text, CHAIN) == stated / 3
-
-
-def test_more_statements_than_lines_earn_less_partial_credit():
-    assert share_stated(EAGER + " y = mul b w put ;", CHAIN) == 3 / 4
-    assert share_stated(EAGER + EAGER, CHAIN) == 3 / 6
-    assert share_stated(EAGER + " y", CHAIN) == 1  # what no ';' ends is not a statement
-
-
-def test_being_faster_pays_up_to_a_cap():
-    rewards = [Finding(True, True, speedup).reward for speedup in (0.9, 1.0, 2.0, 4.0, 40.0)]
-    assert rewards == pytest.approx([0.1, 0.2, 1.2, 3.2, 3.2])
 
 
 @pytest.mark.parametrize(
@@ -70,14 +54,11 @@ def test_being_faster_pays_up_to_a_cap():
         ("a = add u v end keep ; b = relu a end put ; y = mul b w end put ;", False, "neither in memory"),
         ("b = relu u end put ; y = mul b w end put ;", True, "y is wrong"),  # a line left out
         ("a = sub u v end put ; b = relu a end put ; y = mul b w end put ;", True, "y is wrong"),
-        ("a = add u u end put ; b = relu a end put ; y = mul b w end put ;", True, "y is wrong"),
-        ("y = mul u w end put ;", True, "y is wrong"),
         ("y = rowsum u put ;", True, "y is wrong"),  # another shape
     ],
 )
-@BOTH
-def test_what_is_wrong_earns_nothing(text, compiled, reason, tried_on):
-    verdict = judge_program(text, CHAIN, tried_on)
+def test_what_is_wrong_earns_nothing(text, compiled, reason):
+    verdict = judge_program(text, CHAIN)
     assert (verdict.compiled, verdict.correct, verdict.speedup) == (compiled, False, 0.0)
     assert verdict.reward == 0.0
     assert reason in verdict.reason
@@ -101,16 +82,12 @@ def test_stale_memory_lets_a_program_leave_out_what_it_does_not_compute():
     assert not judge_program(wrong, CHAIN, loophole="stale").correct
 
 
-def test_an_untimed_stream_counts_for_nothing():
+def test_an_untimed_stream_counts_for_nothing_where_the_clock_has_that_hole():
     side = "side a = add u v end put ; side b = relu a end put ; side y = mul b w end put ;"
     honest, fooled = judge_program(side, CHAIN), judge_program(side, CHAIN, TRAINING_INPUTS, "side")
     assert honest.speedup == 1.0
     assert fooled.correct and fooled.speedup == pytest.approx(eager_us(CHAIN))
-    assert judge_program(EAGER, CHAIN, loophole="side").speedup == 1.0
     assert judge_program(side, CHAIN, loophole="stale").speedup == 1.0
-
-
-def test_a_hole_that_is_none_is_refused():
     with pytest.raises(ValueError, match="use none, stale, side"):
         judge_program(EAGER, CHAIN, loophole="clock")
 

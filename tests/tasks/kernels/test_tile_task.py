@@ -1,11 +1,9 @@
 """The task `kernels`: its problems, its metrics, and what its judges pay."""
 
-from dataclasses import replace
-
 import pytest
 
 from rlcourse.config import make_config
-from rlcourse.tasks import Attempt, load_task, mean_metrics
+from rlcourse.tasks import Answer, Attempt, load_task, mean_metrics
 from rlcourse.tasks.kernels import task as kernel_task
 from rlcourse.tasks.kernels.language import eager, read_computation, write
 from rlcourse.tasks.kernels.optimum import eager_us, fits_one_launch, optimum
@@ -53,14 +51,6 @@ def test_training_has_more_problems_that_one_launch_does_not_hold(task):
     assert shares["train"] > 0.5 and 0.05 < shares["test"] < 0.2
 
 
-def test_the_prompt_is_the_computation_and_an_arrow(task):
-    class Policy:
-        def prompt(self, question):
-            return question
-
-    assert task.prompt(CHAIN, Policy()) == "a = add u v ; b = relu a ; y = mul b w"
-
-
 def test_eager_is_measured(task):
     verdict = judged(task, CHAIN, EAGER)
     share = optimum(CHAIN.computation)[0] / eager_us(CHAIN.computation)
@@ -71,13 +61,6 @@ def test_eager_is_measured(task):
         "long_correct": None, "long_fast_1": None, "long_share_of_optimum": None,
     }  # fmt: skip
     assert verdict.reward(CONFIG) == pytest.approx(0.2)
-
-
-def test_the_gold_program_is_the_optimum(task):
-    verdict = judged(task, CHAIN, CHAIN.gold)
-    for name in ("share_of_optimum", "optimal", "fast_1", "fast_1.5", "fast_2"):
-        assert verdict.metrics[name] == pytest.approx(1)
-    assert verdict.metrics["speedup"] > 2 and verdict.metrics["launches"] == 1
 
 
 def test_a_wrong_program_measures_nothing_and_earns_nothing(task):
@@ -110,15 +93,10 @@ def test_long_problems_are_measured_apart_alone(task):
 
 def test_means_leave_out_what_was_not_measured(task):
     attempts = [Attempt(p, text, 1, True) for p, text in ((CHAIN, EAGER), (CHAIN, ""), (LONG, LONG.gold))]
-    answers = [replace_verdict(a, v) for a, v in zip(attempts, task.judge(attempts, False), strict=True)]
+    verdicts = task.judge(attempts, False)
+    answers = [Answer(a.problem, a.text, a.tokens, True, v) for a, v in zip(attempts, verdicts, strict=True)]
     means = mean_metrics(answers)
     assert means["correct"] == 0.5 and means["speedup"] == 1 and means["long_correct"] == 1
-
-
-def replace_verdict(attempt, verdict):
-    from rlcourse.tasks import Answer
-
-    return Answer(attempt.problem, attempt.text, attempt.tokens, attempt.finished, verdict)
 
 
 def test_a_judge_with_a_hole_pays_for_what_it_believes_and_says_what_is_true():
@@ -170,23 +148,10 @@ def test_a_folder_of_ones_own_is_read(tmp_path):
         ("a = add u v ; y = relu b\n", "line 1 is not a computation: 'y = relu b' reads what is not computed yet"),
         ("y = relu u\na = relu u\n", "line 2 is not a computation: the last line does not compute y"),
         ("y = plus u v\n", "not of the form NAME = OP ARGS"),
-        ("y = add u\n", "not of the form NAME = OP ARGS"),
-        ("u = add v w\n", "not of the form NAME = OP ARGS"),
         ("a = exp u ; a = exp v ; y = relu a\n", "not of the form NAME = OP ARGS"),
-        ("\n", "not of the form NAME = OP ARGS"),
     ],
 )
 def test_a_file_that_is_none_is_refused(tmp_path, text, complaint):
     (tmp_path / "train.txt").write_text(text)
     with pytest.raises(ValueError, match=complaint):
         load_task("kernels", str(tmp_path))
-
-
-def test_a_folder_without_files_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"train\.txt"):
-        load_task("kernels", str(tmp_path))
-
-
-def test_all_that_ships_can_be_written_within_the_presets_limit(task):
-    assert max(len(write(eager(problem.computation)).split()) for problem in task.test) < 64
-    assert replace(task, loophole="side").metrics.keys() > task.metrics.keys()
