@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 from rlcourse import checkpoint, cli, files, trainer
 from rlcourse.checkpoint import latest_checkpoint, load_state
 from rlcourse.config import make_config
-from rlcourse.interrupts import Terminated
 from rlcourse.policy import load_policy
 from rlcourse.runs import RunFolder
 from rlcourse.trainer import resume, train
@@ -50,15 +49,12 @@ def refusal(run, kind=ValueError, **settings) -> str:
 # What stops being finite
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_number_that_is_not_finite_ends_the_run_and_the_last_good_checkpoint_stays(
-    value, tiny, tmp_path, monkeypatch
-):
+def test_a_number_that_is_not_finite_ends_the_run_and_the_last_good_checkpoint_stays(tiny, tmp_path, monkeypatch):
     original = trainer.train_step
 
     def step(*arguments):
         metrics, completions = original(*arguments)
-        return metrics | ({"entropy": value} if arguments[-1] == 4 else {}), completions
+        return metrics | ({"entropy": float("inf")} if arguments[-1] == 4 else {}), completions
 
     monkeypatch.setattr(trainer, "train_step", step)
     with pytest.raises(RuntimeError, match=r"^Step 5 ended the run: entropy stopped being finite\..* lower --lr\.$"):
@@ -123,25 +119,6 @@ def test_sigterm_while_a_run_is_prepared_leaves_its_name_free(tiny, tmp_path, mo
     assert not (tmp_path / "run").exists()
 
 
-def test_a_process_that_is_sent_sigterm_saves_and_ends(tiny, tmp_path):
-    def work():
-        original = trainer.train_step
-
-        def terminated(*arguments):
-            if arguments[-1] == 1:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return original(*arguments)
-
-        trainer.train_step = terminated
-        try:
-            train(make_config(**tiny))
-        except Terminated:
-            os._exit(7)
-
-    assert end_of(fork(work)) == 7
-    assert latest_checkpoint(tmp_path / "run").name == "step-000002"
-
-
 # A disk that is full
 
 
@@ -199,10 +176,8 @@ def test_a_run_that_needs_far_more_memory_than_there_is_ends_before_it_computes(
 
 DAMAGE = {
     "missing": lambda file: file.unlink(),
-    "empty": lambda file: file.write_bytes(b""),
     "cut": lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
     "binary": lambda file: file.write_bytes(bytes(range(256)) * 20),
-    "text": lambda file: file.write_text("{}"),
     "a folder": lambda file: (file.unlink(), file.mkdir()),
 }
 
@@ -241,13 +216,10 @@ def nan_moments(state):
 
 
 CHANGES = {
-    **{f"without {name}": without(name) for name in ("step", "optimizer", "random", "prompts_sampled", "seconds")},
+    **{f"without {name}": without(name) for name in ("step", "optimizer", "seconds")},
     "another step": lambda state: state.update(step=5),
-    "step as text": lambda state: state.update(step="7"),
-    "no seconds": lambda state: state.update(seconds=None),
     "moments of another model": moments_of_another_model,
     "moments that are not finite": nan_moments,
-    "no optimizer": lambda state: state.update(optimizer={}),
     "no random state": lambda state: state.update(random={"cpu": torch.zeros(3)}),
     "a position before the first": lambda state: state.update(prompts_sampled=-1),
     "no evaluation": lambda state: state.update(before={}),
@@ -267,7 +239,7 @@ def test_a_state_that_is_no_dictionary_is_named(run):
     assert "trainer.pt holds no state of a run" in refusal(run)
 
 
-@pytest.mark.parametrize("how", ["missing", "empty", "cut"])
+@pytest.mark.parametrize("how", ["missing", "cut"])
 def test_weights_of_a_checkpoint_that_cannot_be_read_are_named(how, run):
     file = latest_checkpoint(run) / "model.safetensors"
     DAMAGE[how](file)
@@ -277,25 +249,19 @@ def test_weights_of_a_checkpoint_that_cannot_be_read_are_named(how, run):
     assert said.endswith("): delete that folder to go on from step-000006.")
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "evals.jsonl", "samples.jsonl"])
 @pytest.mark.parametrize(
-    ("line", "sentence"),
+    ("name", "line", "sentence"),
     [
-        ("{}", "line 1 has no step"),
-        ('{"step": "1"}', "line 1 has no step"),
-        ("[", "line 1 is not JSON"),
-        ("3", "line 1"),
+        ("metrics.jsonl", "{}", "line 1 has no step"),
+        ("evals.jsonl", '{"step": "1"}', "line 1 has no step"),
+        ("samples.jsonl", "[", "line 1 is not JSON"),
+        ("metrics.jsonl", "3", "line 1"),
     ],
 )
 def test_a_line_of_a_log_that_cannot_be_used_is_named(name, line, sentence, run):
     (run / name).write_text(line + "\n" + (run / name).read_text())
     said = refusal(run)
     assert said.startswith(f"{run / name}, {sentence}") and said.endswith(": take that line out, or start a new run.")
-
-
-def test_a_folder_in_the_place_of_a_log_is_named(run):
-    DAMAGE["a folder"](run / "metrics.jsonl")
-    assert "metrics.jsonl cannot be read (Is a directory)" in refusal(run)
 
 
 def test_fewer_steps_than_a_run_has_done_are_refused(run):

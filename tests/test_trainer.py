@@ -253,26 +253,12 @@ def cosine(steps: int) -> list[float]:
     return warm_up + [0.5e-3 * (1 + torch.tensor(torch.pi * i / (steps - 2)).cos().item()) for i in range(steps - 2)]
 
 
-def test_resume_goes_on_with_the_settings_of_the_run(stopped, tiny):
-    resume(name="run", output=tiny["output"])
-    assert [line["lr"] for line in lines(stopped)["metrics"]] == pytest.approx(cosine(7), rel=1e-5)
-    assert [line["step"] for line in lines(stopped)["evals"]] == [0, 2, 4, 6]
-    assert json.loads((stopped / "config.json").read_text())["steps"] == 7
-
-
 def test_resume_takes_a_number_of_steps_that_is_said(stopped, tiny):
     resume(name="run", output=tiny["output"], steps=5)
     assert [line["step"] for line in lines(stopped)["metrics"]] == [1, 2, 3, 4, 5]
     learned = [line["lr"] for line in lines(stopped)["metrics"]]
     assert learned == pytest.approx(cosine(7)[:3] + cosine(5)[3:], rel=1e-5)  # the checkpoint is of step 3
     assert json.loads((stopped / "config.json").read_text())["steps"] == 5
-
-
-def test_resume_refuses_a_learning_rate_that_differs_and_takes_one_that_does_not(stopped, tiny):
-    with pytest.raises(ValueError, match=r"other settings \(lr was 0.001, is 0.5\): resume with the same ones"):
-        resume(name="run", output=tiny["output"], lr=0.5)
-    assert json.loads((stopped / "config.json").read_text())["lr"] == 1e-3
-    assert resume(name="run", output=tiny["output"], lr=1e-3)["steps"] == 7
 
 
 def test_a_finished_run_can_be_given_more_steps(whole_run, tiny, tmp_path):
@@ -407,18 +393,6 @@ def test_metrics_evals_and_samples_are_logged_when_they_should_be(whole_run):
     assert [line["lr"] for line in logged["metrics"]] == pytest.approx([5e-4] + [1e-3] * 6)
     assert [line["step"] for line in logged["evals"]] == [0, 2, 4, 6]
     assert [line["step"] for line in logged["samples"]] == [step for step in range(1, 8) for _ in range(4)]
-    timings = [line["timing"] for line in read_lines(whole_run / "metrics.jsonl")]
-    phases = [sum(t[f"{phase}_s"] for phase in ("rollout", "reward", "advantages", "update")) for t in timings]
-    assert all(total <= t["step_s"] for total, t in zip(phases, timings, strict=True))
-    assert sum(phases) > 0.5 * sum(t["step_s"] for t in timings)
-
-
-def test_the_mean_length_lies_between_that_of_right_and_wrong_answers(whole_run):
-    for line in lines(whole_run)["metrics"]:
-        right, wrong = line["length_right"], line["length_wrong"]
-        assert (right is None) == (line["accuracy"] == 0) and (wrong is None) == (line["accuracy"] == 1)
-        expected = line["accuracy"] * (right or 0) + (1 - line["accuracy"]) * (wrong or 0)
-        assert line["length"] == pytest.approx(expected)
 
 
 def test_the_summary_says_how_it_went(whole_run):
@@ -429,7 +403,6 @@ def test_the_summary_says_how_it_went(whole_run):
         samples = summary[when]["samples"]
         assert summary[f"accuracy_{when}"] == sum(sample["right"] for sample in samples) / 3
         assert {"pass@1", "pass@2", "accuracy_lenient"} <= summary[when].keys()
-    assert [sample["question"] for sample in summary["after"]["samples"]] == [p.question for p in TOY.test[:3]]
     assert summary["before"] != summary["after"]
 
 
@@ -470,37 +443,6 @@ def test_the_validation_is_on_the_validation_problems_and_the_test_on_those_of_t
         assert sorted(questions) == sorted(expected) if expected else set(questions) <= set(training)
 
 
-def test_no_validation_and_no_checkpoint_on_the_way_where_none_is_asked_for(tiny, tmp_path):
-    train(make_config(**tiny | {"steps": 3, "eval_every": 0, "save_every": 0, "pass_k": 0}))
-    assert lines(tmp_path / "run")["evals"] == []
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000003"]
-
-
-def test_a_learning_rate_of_zero_leaves_every_bit_of_the_weights(tiny, folder, tmp_path):
-    train(make_config(**tiny | {"lr": 0.0, "steps": 3, "eval_every": 0, "pass_k": 0}))
-    before = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
-    assert any(line["grad_norm"] > 0 for line in lines(tmp_path / "run")["metrics"])
-    assert all(torch.equal(before[name], value) for name, value in weights(tmp_path / "run").items())
-
-
-def test_validations_do_not_change_what_is_trained(whole_run, tiny, tmp_path):
-    train(make_config(**tiny | {"eval_every": 0, "pass_k": 0, "save_every": 0}))
-    assert lines(tmp_path / "run")["metrics"] == lines(whole_run)["metrics"]
-
-
-def test_the_same_seed_is_the_same_run_and_another_seed_another(whole_run, tiny, tmp_path):
-    options = {"steps": 1, "eval_every": 0, "pass_k": 0}
-    for seed in (0, 1):
-        torch.manual_seed(99 + seed)
-        train(make_config(**tiny | options | {"seed": seed, "name": f"seed{seed}"}))
-    first = lines(whole_run)["metrics"][:1]
-    assert lines(tmp_path / "seed0")["metrics"] == first != lines(tmp_path / "seed1")["metrics"]
-    for seed in (0, 1):
-        asked = {line["question"] for line in lines(tmp_path / f"seed{seed}")["samples"]}
-        assert asked == {p.question for p in PromptSampler(TOY.train, seed).sample(2)}
-    assert PromptSampler(TOY.train, 0).sample(2) != PromptSampler(TOY.train, 1).sample(2)
-
-
 def test_the_engine_and_the_model_are_made_as_the_config_says(tiny, monkeypatch):
     made = []
 
@@ -538,12 +480,30 @@ def test_long_prompts_are_left_out(tiny, tmp_path):
     assert asked == {p.question for p, n in zip(TOY.train, lengths, strict=True) if n <= limit}
 
 
-def test_prompts_that_are_all_too_long_are_counted(tiny, tmp_path):
-    with pytest.raises(ValueError, match=r"Only 0 of 9 training problems have at most 5 prompt tokens, .*: raise"):
-        train(make_config(**tiny | {"max_prompt_tokens": 5}))
-    with pytest.raises(ValueError, match="There are 9 training problems, fewer than num_prompts 10: lower it"):
-        train(make_config(**tiny | {"num_prompts": 10}))
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"max_prompt_tokens": 5}, r"Only 0 of 9 training problems have at most 5 prompt tokens, .*: raise"),
+        ({"num_prompts": 10}, "There are 9 training problems, fewer than num_prompts 10: lower it"),
+    ],
+)
+def test_too_few_problems_are_counted(settings, sentence, tiny, tmp_path):
+    with pytest.raises(ValueError, match=sentence):
+        train(make_config(**tiny | settings))
     assert not (tmp_path / "run").exists()
+
+
+def test_the_seed_chooses_the_problems_and_the_samples(whole_run, tiny, tmp_path):
+    for seed in (0, 1):
+        torch.manual_seed(99 + seed)
+        options = {"steps": 1, "eval_every": 0, "pass_k": 0, "save_every": 0, "seed": seed, "name": f"seed{seed}"}
+        train(make_config(**tiny | options))
+        asked = {line["question"] for line in lines(tmp_path / f"seed{seed}")["samples"]}
+        assert asked == {p.question for p in PromptSampler(TOY.train, seed).sample(2)}
+    first = lines(whole_run)["metrics"][:1]
+    assert lines(tmp_path / "seed0")["metrics"] == first != lines(tmp_path / "seed1")["metrics"]
+    assert lines(tmp_path / "seed0")["evals"] == []
+    assert [path.name for path in (tmp_path / "seed0" / "checkpoints").iterdir()] == ["step-000001"]
 
 
 @ON_A_GPU
@@ -553,21 +513,12 @@ def test_a_preset_in_bfloat16_needs_a_gpu_and_leaves_no_run(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("missing", "sentence"),
-    [("tokenizer.json", "No tokenizer in .*: copy"), ("config.json", "No model in .*: a model folder holds config")],
-)
-def test_a_model_folder_that_lacks_a_file_is_named_and_leaves_no_run(missing, sentence, folder, tiny, tmp_path):
+def test_a_model_folder_that_lacks_a_file_is_named_and_leaves_no_run(folder, tiny, tmp_path):
     shutil.copytree(folder, tmp_path / "model")
-    (tmp_path / "model" / missing).unlink()
-    with pytest.raises(FileNotFoundError, match=sentence):
+    (tmp_path / "model" / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"No model in .*: a model folder holds config"):
         train(make_config(**tiny | {"model": str(tmp_path / "model")}))
     assert not (tmp_path / "run").exists()  # so the same command works once the file is there
-
-
-def test_a_run_that_does_not_exist_cannot_be_resumed(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"No run to resume at .*run: start it without --resume"):
-        resume(name="run", output=str(tmp_path))
 
 
 def test_a_run_without_a_checkpoint_cannot_be_resumed(tiny, tmp_path):
@@ -578,17 +529,11 @@ def test_a_run_without_a_checkpoint_cannot_be_resumed(tiny, tmp_path):
     assert (tmp_path / "run").exists()
 
 
-def test_a_name_that_is_taken_is_refused(whole_run, tiny):
-    with pytest.raises(ValueError, match="run exists: go on with --resume, or choose another --name"):
-        train(make_config(**tiny | {"output": str(whole_run.parent)}))
-
-
-@pytest.mark.parametrize("settings", [{"max_new_tokens": 512}])
-def test_completions_that_exceed_the_models_positions_are_refused(settings, tmp_path, monkeypatch):
+def test_completions_that_exceed_the_models_positions_are_refused(tmp_path, monkeypatch):
     """By the engine that people use, on the embedded model."""
     monkeypatch.undo()
     model = str(data_folder() / "minigsm" / "model")
-    config = make_config(**TINY | settings | {"output": str(tmp_path), "model": model})
+    config = make_config(**TINY | {"max_new_tokens": 512, "output": str(tmp_path), "model": model})
     with pytest.raises(ValueError, match="exceed the model's 512 positions"):
         train(config)
     assert not (tmp_path / "run").exists()
