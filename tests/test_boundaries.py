@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from policies import BruteForce, make_policy, rollout_of
+from policies import BruteForce, rollout_of
 
 from rlcourse import logprobs, lora
 from rlcourse.advantages import gae, group_normalized, has_signal, whiten
 from rlcourse.batch import completion_lengths
 from rlcourse.config import make_config
-from rlcourse.learner import Learner, lr_factor
+from rlcourse.learner import Learner
 from rlcourse.losses import aggregate, token_loss, value_loss
 from rlcourse.rollout.blocks import BlockManager
 from rlcourse.rollout.hf import HFEngine
@@ -92,12 +92,6 @@ def test_top_k_of_the_whole_vocabulary_and_of_more_leave_nothing_out():
         assert kept.tolist() == 2 * [min(top_k, 10)]
 
 
-def test_the_first_step_after_warm_up_and_the_last_have_their_learning_rates():
-    config = make_config("laptop", steps=10, warmup_steps=4, schedule="linear")
-    assert [lr_factor(step, config) for step in (0, 3, 4, 9)] == pytest.approx([0.25, 1.0, 1.0, 1 / 6])
-    assert lr_factor(0, make_config("laptop", steps=10, warmup_steps=0, schedule="linear")) == 1.0
-
-
 @pytest.mark.parametrize(("new", "fits"), [(5, True), (6, False)])
 def test_a_completion_that_fills_the_cache_exactly_fits(new, fits):
     """The last token is sampled and never cached."""
@@ -107,16 +101,6 @@ def test_a_completion_that_fills_the_cache_exactly_fits(new, fits):
         return
     with pytest.raises(ValueError, match="needs 4 blocks"):
         PagedScheduler(blocks, [[1] * 8], 1, new, 1)
-
-
-def test_values_and_reference_logprobs_keep_no_graph():
-    policy = make_policy()
-    config = make_config("laptop", advantage="gae", kl_coef=0.1)
-    learner = Learner(policy, config)
-    rollout = rollout_of([([5, 9], [7, 8, 3]), ([4], [6])])
-    for found in (learner.values(rollout), learner.reference_logprobs(rollout)):
-        assert not found.requires_grad
-    assert all(parameter.grad is None for parameter in policy.model.parameters())
 
 
 def test_an_update_leaves_neither_gradients_nor_another_mode(policy):

@@ -1,6 +1,5 @@
 """The first half of a step: whose reward reaches which row, what is sampled anew, and what is said of all of it."""
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,6 @@ from policies import DEVICE, FixedEngine, rollout_of
 from rlcourse.batch import Completions
 from rlcourse.collect import answer_rewards, collect, rollout_metrics
 from rlcourse.config import make_config
-from rlcourse.measure.timing import PhaseTimer
 from rlcourse.sampling import Sampling
 from rlcourse.tasks import Answer, Attempt, MathTask, Problem
 
@@ -104,17 +102,6 @@ def test_the_reward_scheme_of_the_config_is_used():
     assert answer_rewards(lenient, make_config(**scheme)) == [2.0, 2.0, 0.25, -1.0, -1.0]
 
 
-def test_a_reward_function_of_ones_own_gets_the_answers_and_the_config():
-    config, seen = make_config(num_prompts=3, num_generations=4), []
-
-    def rewards(answers, config):
-        seen.append((len(answers), config))
-        return [float(a.tokens) for a in answers]
-
-    completions, _ = collect(NumberPolicy(), engine({}), TASK, InOrder(), config, rewards)
-    assert seen == [(12, config)] and completions.rewards.tolist() == [1, 2, 3, 4] * 3
-
-
 SIGNAL = {0: [0, 1, 2, 3], 1: [2], 2: [], 3: [], 4: [0, 1], 5: [1, 2, 3]}
 
 
@@ -129,43 +116,10 @@ def test_dynamic_sampling_trains_on_groups_with_signal_when_there_are_enough():
     assert len(sampled.rewards) == len(sampled.rollout.finished) == 24
 
 
-def test_of_more_groups_with_signal_than_needed_the_first_train():
-    completions, _, _, _ = collected({0: [0], 3: [1], 4: [2], 5: [3]}, dynamic_sampling=True)
-    assert [a.problem.gold for a in completions.answers] == list("000033334444")
-
-
 def test_dynamic_sampling_gives_up_after_four_rounds_and_fills_up_with_what_it_found():
     completions, sampled, source, _ = collected({7: [3]}, dynamic_sampling=True)
     assert len(source.calls) == 4 and len(sampled.answers) == 48
     assert [a.problem.gold for a in completions.answers] == list("777700001111")
-
-
-def test_dynamic_sampling_samples_once_where_every_group_has_signal():
-    completions, sampled, source, _ = collected({n: [0] for n in range(12)}, dynamic_sampling=True)
-    assert len(source.calls) == 1
-    assert completions.rewards.tolist() == sampled.rewards.tolist() == [1, 0, 0, 0] * 3
-
-
-def test_without_dynamic_sampling_groups_without_signal_stay():
-    completions, _, source, _ = collected(SIGNAL)
-    assert len(source.calls) == 1 and [a.problem.gold for a in completions.answers] == list("000011112222")
-
-
-def test_both_phases_are_timed_in_every_round():
-    class Slow(FixedEngine):
-        def generate(self, *arguments):
-            time.sleep(0.02)
-            return super().generate(*arguments)
-
-    def slowly(answers, config):
-        time.sleep(0.01)
-        return answer_rewards(answers, config)
-
-    timer, config = PhaseTimer(torch.device(DEVICE)), make_config(num_prompts=3, num_generations=4, algorithm="dapo")
-    collect(NumberPolicy(), Slow(engine({}).completions), TASK, InOrder(), config, slowly, timer)
-    seconds = timer.take()
-    assert seconds.keys() == {"rollout_s", "reward_s"}
-    assert seconds["rollout_s"] >= 0.08 and seconds["reward_s"] >= 0.04
 
 
 def answer(text: str, tokens: int, finished: bool = True) -> Answer:

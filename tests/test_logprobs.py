@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
 
 from rlcourse import logprobs as module
-from rlcourse.logprobs import chunked_logprobs, hidden_states, token_logprobs
+from rlcourse.logprobs import chunked_logprobs, token_logprobs
 from rlcourse.sampling import Sampling, sampling_logits
 
 SAMPLINGS = [Sampling(), Sampling(0.7), Sampling(top_k=5), Sampling(top_p=0.8), Sampling(1.3, top_k=7, top_p=0.9)]
@@ -162,26 +162,6 @@ def test_padding_changes_nothing_and_gets_no_gradient(model):
     torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
-def test_hidden_states_carry_gradients_for_a_value_head(model):
-    rollout, policy, exact = counted(), copy.deepcopy(model), copy.deepcopy(model)
-    hidden = hidden_states(policy, rollout)
-    hidden[rollout.completion_mask].sum().backward()
-    for prompt, n in zip(PROMPTS, LENGTHS, strict=True):
-        ids = torch.tensor([prompt + [20 + t for t in range(n)]])
-        exact.model(ids).last_hidden_state[0, len(prompt) - 1 :][:n].sum().backward()
-    ours, theirs = (m.get_input_embeddings().weight.grad for m in (policy, exact))
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * theirs.abs().max().item())
-
-
-def test_hidden_states_alone_need_no_head(model):
-    with Memory() as memory, torch.no_grad():
-        hidden_states(model, counted())
-    assert (4, VOCABULARY) not in memory.shapes and (sum(LENGTHS), VOCABULARY) not in memory.shapes
-    with Memory() as memory, torch.no_grad():
-        token_logprobs(model, counted(), Sampling(), 4)
-    assert (4, VOCABULARY) in memory.shapes
-
-
 def test_only_completion_tokens_pass_through_the_head(model, monkeypatch):
     seen, original = [], module.chunked_logprobs
 
@@ -192,13 +172,6 @@ def test_only_completion_tokens_pass_through_the_head(model, monkeypatch):
     monkeypatch.setattr(module, "chunked_logprobs", counting)
     token_logprobs(model, counted(), Sampling(), 4)
     assert seen == [((sum(LENGTHS), 32), [20 + t for n in LENGTHS for t in range(n)])]
-
-
-def test_one_row_of_one_token(model, exact):
-    rollout = rollout_of([([8], [EOS])])
-    expected = exact(torch.tensor([[8]])).logits[0, -1].log_softmax(-1)[EOS]
-    logprobs, hidden = token_logprobs(model, rollout, Sampling(), 4)
-    assert logprobs.item() == pytest.approx(expected.item(), abs=1e-5) and hidden.shape == (1, 1, 32)
 
 
 def test_a_batch_without_a_single_token_can_be_trained_on(model):

@@ -10,7 +10,6 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
-from rlcourse import advantages as adv
 from rlcourse import losses
 
 LENGTHS = [8, 1, 5, 3]  # TRL divides its metrics by the length: no empty row
@@ -111,52 +110,3 @@ def test_loss_and_gradient_equal_those_of_trl(loss_type, level, clip_high, kl_co
     if level == "token":  # TRL counts sequences at the other level, and good tokens alone in CISPO
         counted = clipped & (ADVANTAGES > 0)[:, None] if loss_type == "cispo" else clipped
         assert (counted.sum() / MASK.sum()).item() == pytest.approx(clip_fraction)
-
-
-def trl_advantages(rewards, num_generations, scale_rewards):
-    """The advantages that TRL's trainer attaches to completions with these rewards."""
-    rows = len(rewards)
-    trainer = SimpleNamespace(
-        _generate=lambda prompts: ([[1]] * rows, [[2]] * rows, None, [""] * rows, None, {}, None, None),
-        _calculate_rewards=lambda *_: rewards[:, None],
-        accelerator=OneProcess(),
-        args=SimpleNamespace(
-            per_device_train_batch_size=rows,
-            steps_per_generation=1,
-            gradient_accumulation_steps=1,
-            gradient_checkpointing_kwargs=None,
-        ),
-        model=SimpleNamespace(training=True, is_gradient_checkpointing=False),
-        scale_rewards=scale_rewards,
-        num_generations=num_generations,
-        num_iterations=1,
-        multi_objective_aggregation="sum_then_normalize",
-        reward_weights=torch.ones(1),
-        reward_func_names=["reward"],
-        environment_factories=None,
-        environments=None,
-        tools=[],
-        mask_truncated_completions=False,
-        pad_to_multiple_of=None,
-        beta=0.0,
-        use_vllm=False,
-        log_multimodal=False,
-        _tokenizer=SimpleNamespace(pad_token_id=0),
-        _metrics={"train": defaultdict(list)},
-        _logs={"prompt": [], "completion": [], "advantages": [], "rewards": defaultdict(list), "extra": {}},
-        _pending_extra_logs={},
-        _pending_metrics={},
-    )
-    inputs = [{"prompt": ""}] * rows
-    return GRPOTrainer._generate_and_score_completions(trainer, inputs)["advantages"]
-
-
-REWARDS = torch.tensor([1.0, 0.0, 0.0, 0.3, 0.5, 0.5, 0.5, 0.5, 0.0, 1.0, 1.0, 1.0])
-
-
-def test_group_normalized_equals_trl_with_group_scaling():
-    torch.testing.assert_close(adv.group_normalized(REWARDS, 4), trl_advantages(REWARDS, 4, "group"))
-
-
-def test_group_centered_equals_trl_without_scaling():
-    torch.testing.assert_close(adv.group_centered(REWARDS, 4), trl_advantages(REWARDS, 4, "none"))

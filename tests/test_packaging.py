@@ -140,11 +140,6 @@ def test_nothing_outside_the_course_imports_it_but_what_is_about_it():
     assert found <= KNOWS_THE_COURSE
 
 
-def test_no_module_is_longer_than_340_lines():
-    lengths = {path.relative_to(ROOT): len(path.read_text().splitlines()) for path in MODULES}
-    assert {path: n for path, n in lengths.items() if n > 340} == {}
-
-
 def test_no_tracked_file_names_a_folder_of_somebodys_machine():
     private = re.compile(r"(?<![\w.~/-])/(home|Users|root|tmp|work|workspace|mnt)/[\w*]|[A-Z]:\\Users")
     found = []

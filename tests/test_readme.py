@@ -56,32 +56,6 @@ def test_the_hours_are_those_that_exercises_state():
     assert sorted(minutes("exercises")) == sorted(stated) and len(stated) == len(minutes("notebooks"))
 
 
-def test_the_headline_counts_from_the_records(monkeypatch):
-    rows = {"decode": [("hf-dynamic", 10), ("hf-static-compiled", 50), ("graph-triton", 400)]}
-    rows["step"] = [("trl-default", 8), ("trl-static-compiled", 2), ("rlcourse", 0.5)]
-    columns = {"decode": "tokens_per_s", "step": "step_s"}
-
-    def record(name, device):
-        return {
-            "results": [
-                {"variant": v, "rows": n, "new_tokens": 256, columns[name]: x / n * 64}
-                for v, x in rows[name]
-                for n in (16, 64)
-            ]
-        }
-
-    monkeypatch.setattr(front, "load_record", record)
-    said = front.headline()
-    assert "400 tokens a second: 8.0 times `generate` compiled" in said and " 40 times `generate` as it comes" in said
-    assert "step takes 0.50 s; TRL takes 2.00 s compiled and 8.00 s as it comes" in said
-    assert "vLLM" not in said
-    rows["decode"] += [("vllm", 160)]
-    rows["step"] += [("trl-vllm", 1)]
-    said = front.headline()
-    assert "400 tokens a second: 2.5 times vLLM, 8.0 times `generate` compiled" in said
-    assert "step takes 0.50 s; TRL takes 1.00 s with vLLM, 2.00 s compiled and 8.00 s as it comes" in said
-
-
 def test_a_checkpoint_that_is_named_is_the_last_of_its_run():
     """That of the first command, and that of the warm start's."""
     last = [make_config(preset=preset).steps for preset in ("laptop", "kernelbench")]

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 import warnings
-from dataclasses import fields
 
 import pytest
 from typer.testing import CliRunner
@@ -17,11 +16,10 @@ from typer.testing import CliRunner
 from rlcourse import cli, evaluation, trainer
 from rlcourse.bench import decode, models, speed
 from rlcourse.bench.options import POSITIONS, Options
-from rlcourse.config import TrainConfig, make_config
+from rlcourse.config import make_config
 from rlcourse.course import lab
 from rlcourse.course.grading import report
 from rlcourse.paths import data_folder
-from rlcourse.settings import field_type
 from rlcourse.sft import trainer as fine_tuning
 
 
@@ -55,63 +53,21 @@ def refused(*arguments: str, code: int = 2) -> str:
     return done.stderr
 
 
-NUMBERS = [f for f in fields(TrainConfig) if f.metadata["within"]]
-
-
-@pytest.mark.parametrize("f", NUMBERS, ids=lambda f: f.name)
-def test_every_number_is_checked(f):
-    for value in ["-1001", "99999999999999999999999"] + (["nan", "inf"] if field_type(f) is float else []):
-        sentence = refused("train", "--" + f.name.replace("_", "-"), value)
-        assert sentence.startswith(f"{f.name} must be {f.metadata['within']}, not ")
-
-
-@pytest.mark.parametrize("command", ["eval", "sample", "bench step", "train --dry-run", "train --resume"])
-def test_settings_are_checked_by_every_command_that_takes_them(command):
-    assert refused(*command.split(), "--lr", "nan").startswith("lr must be from 0 to 1, not nan.")
-    assert refused(*command.split(), "--name", "../x").startswith("name must be that of a folder in --output")
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         ("train --lr nan", "lr must be from 0 to 1, not nan."),
-        ("train --lr inf", "lr must be from 0 to 1, not inf."),
-        ("train --lr -1", "lr must be from 0 to 1, not -1.0."),
-        ("train --lr 1e30", "lr must be from 0 to 1, not 1e+30."),
-        ("train --max-grad-norm nan", "max_grad_norm must be above 0 and at most 1,000,000,000, not nan."),
         ("train --max-grad-norm 0", "max_grad_norm must be above 0"),
-        ("train --temperature nan", "temperature must be from 0.01 to 100, not nan."),
-        ("train --temperature inf", "temperature must be from 0.01 to 100, not inf."),
         ("sample --temperature nan", "temperature must be from 0.01 to 100, not nan."),
-        ("train --clip-low nan", "clip_low must be from 0 to 1, not nan."),
-        ("train --kl-coef -1", "kl_coef must be from 0 to 1,000, not -1.0."),
-        ("train --value-lr -1", "value_lr must be"),
-        ("train --warmup-steps -5", "warmup_steps must be"),
-        ("train --eval-every -1", "eval_every must be"),
-        ("train --eval-validation -3", "eval_validation must be"),
         ("train --eval-validation 0", "eval_validation must be from 1"),
-        ("train --pass-k-problems -1", "pass_k_problems must be"),
         ("eval --pass-k-problems 0", "pass_k_problems must be from 1"),
-        ("train --pass-k -1", "pass_k must be from 0 to 1,024, not -1."),
-        ("train --save-every -1", "save_every must be"),
         ("train --name ../../x", "name must be that of a folder in --output"),
-        ("train --name /x/y", "name must be that of a folder in --output"),
-        ("train --reward-correct nan", "reward_correct must be"),
-        ("train --gamma 5", "gamma must be from 0 to 1, not 5.0."),
-        ("train --gae-lambda nan", "gae_lambda must be"),
-        ("train --seed 12345678901234567890123", "seed must be from 0 to 2,147,483,647"),
-        ("train --num-prompts 20000 --num-generations 20000", "num_prompts x num_generations are 400,000,000 rows"),
         ("train --resume --name ../x", "name must be that of a folder in --output"),
-        ("train --model=", "model must be a text"),
         ("sample --count 0", "--count must be from 1"),
         ("sft --batch-size 0", "batch_size must be from 1"),
         ("sft --lora-rank -1 --resume", "lora_rank must be from 0"),
-        ("sft --seed -1", "seed must be from 0"),
-        ("sft --seed 99999999999999999999999", "seed must be from 0"),
         ("bench decode --new-tokens 100000", "--prompt-tokens and --new-tokens are 100,128 together"),
         ("bench decode --shape embedded --prompt-tokens 300", "--prompt-tokens and --new-tokens are 556 together"),
-        ("bench decode --new-tokens 1", "--new-tokens must be from 2"),
-        ("bench decode --prompt-tokens 0", "--prompt-tokens must be from 1"),
         ("bench decode --repeats 0", "--repeats must be from 1"),
         ("bench decode --lengths odd", "Unknown lengths 'odd': use equal or skewed."),
         (
@@ -122,16 +78,16 @@ def test_settings_are_checked_by_every_command_that_takes_them(command):
             "bench step --shape embedded",
             "Unknown shape 'embedded': use one of qwen2.5-0.5b, qwen2.5-1.5b, qwen3-0.6b, llama-3.2-1b, tiny.",
         ),
-        ("bench step --rows 80000000000", "--rows takes multiples of 8"),
-        ("bench coffee", "Unknown benchmark 'coffee'"),
+        ("bench coffee", "Unknown benchmark 'coffee': use "),
+        ("bench step --rows 16,x", "--rows takes multiples of 8, the group, set apart by commas, not "),
+        ("bench step --rows 4", "--rows takes multiples of 8"),
+        ("bench step --rows=", "--rows takes multiples of 8"),
+        ("bench scale --gpus 1,x", "--gpus takes numbers of GPUs, set apart by commas, not "),
+        ("bench scale --gpus 0", "--gpus takes numbers of GPUs"),
+        ("train --algorithm magic", "Unknown algorithm 'magic': use one of reinforce, "),
+        ("train --task poetry", "Unknown task 'poetry': use minigsm, gsm8k, "),
         ("grade x.ipynb --memory nan", "--memory must be from 0.1 to 1,000, not nan."),
-        ("grade x.ipynb --memory inf", "--memory must be from 0.1"),
-        ("grade x.ipynb --memory 1e30", "--memory must be from 0.1"),
-        ("grade x.ipynb --memory -1", "--memory must be from 0.1"),
-        ("grade x.ipynb --seed -1", "--seed must be from 0"),
         ("lab --port -1", "--port must be from 1 to 65,535, not -1."),
-        ("lab --port 80000000000", "--port must be"),
-        ("lab --port 99999", "--port must be"),
     ],
 )
 def test_what_once_got_through_is_refused(arguments, sentence):
@@ -236,27 +192,34 @@ def test_code_that_ends_the_process_is_no_success(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("error", "sentence"),
+    ("error", "sentence", "code"),
     [
-        (KeyError("step"), "KeyError: 'step' (RLCOURSE_TRACEBACK=1 shows where.)\n"),
+        (FileNotFoundError("No run at [runs]/x: start it."), "No run at [runs]/x: start it.\n", 2),
+        (ConnectionError("The hub is away."), "The hub is away.\n", 1),
+        (RuntimeError("Broken.\nC++ stack"), "Broken. (RLCOURSE_TRACEBACK=1 shows where.)\n", 1),
+        (ImportError("No module named 'x'"), "No module named 'x' `rlcourse doctor` says what is missing.\n", 1),
+        (ValueError(), "ValueError\n", 2),
+        (KeyError("step"), "KeyError: 'step' (RLCOURSE_TRACEBACK=1 shows where.)\n", 1),
         (
             OSError(28, "No space left on device", "runs/x/metrics.jsonl"),
             "No space left on device: runs/x/metrics.jsonl.\n",
+            1,
         ),
-        (MemoryError(), "There is not enough memory. Lower --micro-batch-tokens"),
+        (MemoryError(), "There is not enough memory. Lower --micro-batch-tokens", 1),
         (
             RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
             "There is not enough memory. Lower",
+            1,
         ),
     ],
 )
-def test_any_error_is_one_sentence(error, sentence, monkeypatch):
+def test_any_error_is_one_sentence(error, sentence, code, monkeypatch):
     def train(config, began):
         raise error
 
     monkeypatch.setattr(trainer, "train", train)
     done = CliRunner().invoke(cli.app, ["train"])
-    assert done.exit_code == 1 and done.stderr.startswith(sentence) and done.stderr.count("\n") == 1
+    assert done.exit_code == code and done.stderr.startswith(sentence) and done.stderr.count("\n") == 1
 
 
 def test_what_libraries_log_and_warn_of_is_held_back_and_comes_back_afterwards(monkeypatch, caplog, recwarn):

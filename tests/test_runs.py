@@ -79,14 +79,6 @@ def test_resume_with_a_name_takes_that_very_run(config, tmp_path):
     assert run_to_resume(settings_of(tmp_path, name=first.name)).path == first
 
 
-def test_resume_keeps_every_setting_that_is_not_said(tmp_path):
-    settings = settings_of(tmp_path, name="x", algorithm="ppo", lr=0.1, steps=7, schedule="cosine", num_prompts=3)
-    path = new_run(make_config(**settings)).path
-    run = run_to_resume(settings_of(tmp_path, name="x"))
-    assert run.path == path and run.config == make_config(**settings)
-    assert run_to_resume(settings_of(tmp_path, name="x", lr=0.1, num_prompts=3)).config == make_config(**settings)
-
-
 def test_what_is_said_on_resuming_is_held_against_the_run_and_not_against_the_defaults(tmp_path):
     """PPO may have one completion a prompt, the default algorithm may not."""
     settings = settings_of(tmp_path, name="x", algorithm="ppo", num_generations=1)
@@ -131,13 +123,6 @@ def test_a_run_of_another_version_is_not_resumed(tmp_path):
         write_json(path / "config.json", changed)
         with pytest.raises(ValueError, match="was made by another version of rlcourse: start a new run"):
             run_to_resume(settings_of(tmp_path, name="x"))
-
-
-def test_what_cannot_work_is_refused_on_resuming_too(tmp_path):
-    path = new_run(make_config(**settings_of(tmp_path, name="x"))).path
-    write_json(path / "config.json", saved(path) | {"dtype": "bfloat16"})
-    with pytest.raises(ValueError, match="bfloat16 is for a GPU"):
-        run_to_resume(settings_of(tmp_path, name="x", device="cpu"))
 
 
 def test_a_folder_that_is_no_run_is_not_resumed(tmp_path):

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rlcourse.sampling import GREEDY, Sampling, sample_tokens, sampling_logits
+from rlcourse.sampling import Sampling, sample_tokens, sampling_logits
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0, -3.0]])
 
@@ -49,12 +49,6 @@ def test_sample_tokens_follows_the_softmax():
     frequencies = torch.bincount(tokens, minlength=5) / draws
     deviation = (LOGITS[0].softmax(-1) * (1 - LOGITS[0].softmax(-1)) / draws).sqrt()
     assert ((frequencies - LOGITS[0].softmax(-1)).abs() < 5 * deviation).all()
-
-
-def test_greedy_takes_the_most_probable():
-    tokens, logprobs = sample_tokens(LOGITS, GREEDY)
-    assert tokens.tolist() == [0]
-    torch.testing.assert_close(logprobs, LOGITS.log_softmax(-1)[:, 0])
 
 
 @pytest.mark.parametrize("bad", [{"temperature": -1.0}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.5}])
