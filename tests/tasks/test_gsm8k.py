@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from pathlib import Path
 
 import datasets
@@ -62,16 +61,6 @@ def test_the_environment_variable_names_a_folder(folder, monkeypatch):
     check_small_task(load())
 
 
-def test_data_dir_wins_over_the_environment_variable(folder, monkeypatch):
-    monkeypatch.setenv("RLCOURSE_GSM8K_DIR", "/no/such/folder")
-    check_small_task(load(str(folder)))
-
-
-def test_a_folder_in_the_home_directory_can_be_written_with_a_tilde(folder, monkeypatch):
-    monkeypatch.setenv("HOME", str(folder.parent))
-    check_small_task(load("~/gsm8k"))
-
-
 def test_the_task_judges_worked_answers_and_asks_for_the_strict_form(folder):
     task = load(str(folder))
     assert all(task.verify(p.answer, p.gold).strict for p in task.test)
@@ -94,7 +83,7 @@ def test_the_hub_is_asked_when_no_folder_is_named(folder, monkeypatch):
     assert asked == [("openai/gsm8k", "main")]
 
 
-@pytest.mark.parametrize("error", [ConnectionError("no route"), ValueError("no cache"), OSError("disk")])
+@pytest.mark.parametrize("error", [ConnectionError("no route"), ValueError("no cache")])
 def test_a_hub_that_cannot_be_read_gives_one_sentence_with_the_way_out(monkeypatch, error):
     def fail(*args):
         raise error
@@ -111,20 +100,6 @@ def test_a_missing_folder_is_named_with_what_to_do(tmp_path):
         FileNotFoundError, match=r"nowhere/train\.jsonl and no .*nowhere/test\.jsonl.*RLCOURSE_GSM8K_DIR"
     ):
         load(str(tmp_path / "nowhere"))
-
-
-@pytest.mark.parametrize("name", ["train.jsonl", "test.jsonl"])
-def test_a_missing_file_is_named_alone(folder, name):
-    (folder / name).unlink()
-    with pytest.raises(FileNotFoundError, match=name) as raised:
-        load(str(folder))
-    assert str(raised.value).count(str(folder)) == 1
-
-
-def test_a_line_that_cannot_be_used_is_named(tmp_path):
-    bad = [*rows(1), {"question": "How many?", "answer": "Many."}]
-    with pytest.raises(ValueError, match=r"test\.jsonl.*line 2"):
-        load(str(write(tmp_path, rows(VALIDATION + 1), bad)))
 
 
 def test_a_train_file_without_a_problem_to_train_on_is_refused(tmp_path):
@@ -166,18 +141,3 @@ class TestRealData:
             assert to_number(written) == int(gold)
             assert verify(problem.answer, written) == Readings(True, True, True, gold)
         assert with_commas == 93
-
-    def test_the_published_grader_reads_the_same_numbers(self, task):
-        for problem in task.train + task.validation + task.test:
-            read = re.search(r"#### (\-?[0-9\.\,]+)", problem.answer).group(1).replace(",", "")
-            assert read == extract_strict(problem.answer)
-
-    def test_a_number_that_is_off_by_one_is_wrong(self, task):
-        for problem in task.test:
-            verdict = task.verify(problem.answer, str(int(problem.gold) + 1))
-            assert verdict == Readings(False, False, True, problem.gold)
-
-    def test_no_calculator_annotation_is_left(self, task):
-        problems = task.train + task.validation + task.test
-        assert not any("<<" in p.answer or ">>" in p.answer for p in problems)
-        assert "Natalia sold 48/2 = 24 clips in May.\n" in task.train[0].answer

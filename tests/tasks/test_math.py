@@ -4,12 +4,10 @@ import json
 import time
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rlcourse.tasks import load_task
 from rlcourse.tasks import math as math_task
-from rlcourse.tasks.boxed import as_written, compare, last_box, left_to_compute
+from rlcourse.tasks.boxed import compare, last_box, left_to_compute
 from rlcourse.tasks.math import VALIDATION, BoxedTask, problem_of
 from rlcourse.tasks.pool import JudgePool
 from rlcourse.tasks.task import Attempt, Problem
@@ -24,52 +22,19 @@ TASK = BoxedTask("math", "Box it.", [], [], [])
     [
         (r"so \boxed{5}", "5"),
         (r"\boxed{1} no, \boxed{2}.", "2"),
-        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
         (r"\boxed {x^{2^{3}}} }", "x^{2^{3}}"),
         (r"\boxed{\{1,2\}}", r"\{1,2\}"),
         (r"\boxed{ \boxed{7} }", "7"),
         (r"\boxed{3} and \boxed{4", "3"),  # never closed
-        (r"\boxed{3} and \boxed{}", "3"),
         (r"\boxed{3} and \boxed{ }", "3"),
-        (r"} \boxed{3} {", "3"),
         ("\\boxed{1,\n2}", "1,\n2"),
-        (r"boxed{5}", None),
         (r"\boxed 5", None),
         (r"\boxed{\}", None),
-        (r"\fbox{5}", None),
         ("", None),
     ],
 )
 def test_the_last_box_that_holds_something_counts(text, box):
     assert last_box(text) == box
-
-
-@given(st.lists(st.sampled_from([*"{}\\ 5", "\\boxed", "\\boxed{"]), max_size=20).map("".join))
-def test_the_box_agrees_with_counting_braces(text):
-    """By trying every start and counting, in quadratic time."""
-    best = None
-    for start in [i for i in range(len(text)) if text.startswith("\\boxed", i)]:
-        depth, at, begun = 0, start + len("\\boxed"), None
-        backslashes = len(text[:start]) - len(text[:start].rstrip("\\"))
-        if backslashes % 2:
-            continue  # the backslash of \boxed is the second of a pair
-        while at < len(text) and text[at] == " ":
-            at += 1
-        if at == len(text) or text[at] != "{":
-            continue
-        begun = at + 1
-        while at < len(text):
-            if text[at] == "\\":
-                jump = text.startswith("\\boxed", at) and text[at + 6 :].lstrip(" ").startswith("{")
-                at += len("\\boxed") if jump else 2
-                continue
-            depth += {"{": 1, "}": -1}.get(text[at], 0)
-            if depth == 0:
-                break
-            at += 1
-        if depth == 0 and at < len(text) and text[begun:at].strip():
-            best = text[begun:at].strip()
-    assert last_box(text) == best
 
 
 def test_a_long_text_of_boxes_is_read_at_once():
@@ -160,14 +125,6 @@ def test_the_box_is_the_strict_reading_and_without_one_the_lenient_one_looks_els
     assert judged(r"\boxed{0.5}", finished=False) == [CUT_OFF]
 
 
-def test_each_attempt_gets_the_verdict_on_its_own_answer():
-    problems = [Problem("", "", str(n)) for n in (1, 2, 3)]
-    texts = [rf"\boxed{{{n}.0}}" for n in (1, 3, 3)]
-    attempts = [Attempt(p, t, 9, True) for p, t in zip(problems, texts, strict=True)]
-    attempts.insert(1, Attempt(problems[0], r"\boxed{1.0}", 9, False))
-    assert [v.right for v in TASK.judge(attempts, training=False)] == [True, False, False, True]
-
-
 def test_an_expression_copied_from_the_question_is_no_answer():
     question = r"Compute $\left(1 + 2\right) \cdot 3$ and write 9/1 or 9 as $x$."
     verdicts = judged(
@@ -191,25 +148,6 @@ def test_an_answer_that_takes_for_ever_costs_itself_alone(monkeypatch):
 def test_what_is_written_alike_needs_no_process(monkeypatch):
     monkeypatch.setattr(math_task, "pool", lambda: pytest.fail("a process"))
     assert [v.right for v in judged(r"\boxed{1/2}", r"\boxed{ 1 / 2 }", r"\boxed{$1/2$.}")] == [True] * 3
-
-
-def test_the_same_answer_is_compared_once(monkeypatch):
-    asked = []
-
-    class Pool:
-        def map(self, items):
-            asked.extend(items)
-            return [(True, item[1]) for item in items]
-
-    monkeypatch.setattr(math_task, "pool", Pool)
-    assert all(v.right for v in judged(r"\boxed{0.5}", r"a \boxed{0.5}", r"\boxed{2/4}"))
-    assert asked == [("1/2", "0.5", True), ("1/2", "2/4", True)]
-
-
-def test_spaces_dollars_and_wrappers_do_not_count():
-    assert as_written(r"\left( 1,\,2 \right)") == as_written("(1,2)") == "(1,2)"
-    assert as_written(r"\text{June 20}.") == "June20" and as_written(r"\tfrac12") == r"\frac12"
-    assert as_written(r"\leftarrow") == r"\leftarrow"
 
 
 @pytest.mark.parametrize(

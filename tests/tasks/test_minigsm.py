@@ -7,10 +7,9 @@ import pytest
 
 from rlcourse import paths
 from rlcourse.tasks import load_task, minigsm
-from rlcourse.tasks.minigsm import LEVELS, SHIPPED, SPLITS, calculate, generate, identity, sample, split_of
+from rlcourse.tasks.minigsm import LEVELS, SHIPPED, SPLITS, calculate, generate, sample, split_of
 from rlcourse.tasks.minigsm_templates import TEMPLATES
 from rlcourse.tasks.minigsm_words import BOXES, BOYS, GIRLS, THINGS
-from rlcourse.tasks.verify import verify
 
 WORDS = {"twice": 2, "three times": 3, "four times": 4, "five times": 5}
 WORDS |= {"half": 2, "a third": 3, "a quarter": 4, "a fifth": 5}
@@ -76,12 +75,6 @@ def test_every_worked_answer_is_right(problems):
         assert last == f"#### {result}" and problem.gold == result
 
 
-def test_every_number_of_a_question_is_used(problems):
-    for problem in problems:
-        operands = Counter(int(n) for match in CALCULATION.findall(problem.answer) for n in (match[0], match[2]))
-        assert not Counter(numbers_in(problem.question)) - operands, problem
-
-
 def test_numbers_are_small_and_nothing_is_singular(problems):
     for problem in problems:
         numbers = [int(n) for n in re.findall(r"\d+", problem.question + problem.answer)]
@@ -89,29 +82,6 @@ def test_numbers_are_small_and_nothing_is_singular(problems):
         for left, op, right, _ in CALCULATION.findall(problem.answer):
             assert op != "/" or int(right) <= 9
             assert op != "*" or min(int(left), int(right)) <= 9
-
-
-def test_words_agree(problems):
-    for problem in problems:
-        text = f"{problem.question}\n{problem.answer}"
-        assert "{" not in text and "  " not in text and "[" not in text
-        name = re.search(r"\b(" + "|".join(BOYS + GIRLS) + r")\b", text)
-        wrong = r"\b(she|her)\b" if name and name[0] in BOYS else r"\b(he|him)\b"
-        assert not re.search(wrong, text, re.IGNORECASE), problem
-        people = set(re.findall(r"\b(?:" + "|".join(BOYS + GIRLS) + r")\b", text))
-        assert len(people) <= 3
-        things = set(re.findall(r"\b(?:" + "|".join(set(THINGS) - {"books"}) + r")\b", text))
-        assert len(things) <= 1
-        for plural, singular in BOXES.items():
-            assert not re.search(rf"\b(?:each|[Aa]) {plural}\b|\d {singular}\b", text), problem
-
-
-def test_the_people_of_a_problem_are_different_people():
-    templates = {t.name: t for t in TEMPLATES}
-    for problem in generate(400, seed=3, split="train"):
-        letters = set(re.findall(r"\{([ABC])\}", templates[problem.template].question))
-        people = set(re.findall("|".join(BOYS + GIRLS), problem.question))
-        assert len(people) == len(letters), problem
 
 
 def test_no_problem_is_in_two_splits_whatever_its_names(shipped):
@@ -132,19 +102,6 @@ def test_splits_have_their_shares_of_the_problems():
         assert counts[split] / 40_000 == pytest.approx(percent / 100, abs=0.01)
 
 
-def test_identity_is_the_template_and_its_numbers():
-    for problem in generate(40, seed=5, split="train"):
-        assert (
-            problem.identity
-            == identity(problem.template, problem.numbers)
-            == (
-                problem.template,
-                *problem.numbers.values(),
-            )
-        )
-        assert split_of(problem.identity) == "train"
-
-
 def test_every_template_is_drawn_alike_in_every_split():
     for split in SPLITS:
         rng = random.Random(0)
@@ -152,17 +109,6 @@ def test_every_template_is_drawn_alike_in_every_split():
         for template in TEMPLATES:
             share = 1 / 4 / sum(t.level == template.level for t in TEMPLATES)
             assert counts[template.name] / 3000 == pytest.approx(share, rel=0.6), (split, template.name)
-
-
-def test_templates_are_many_and_their_numbers_all_stand_in_the_question():
-    assert len({t.name for t in TEMPLATES}) == len(TEMPLATES)
-    levels = Counter(t.level for t in TEMPLATES)
-    assert set(levels) == set(LEVELS) and min(levels[n] for n in (1, 2, 3)) >= 7 and levels[4] >= 5
-    for template in TEMPLATES:
-        holes = set(re.findall(r"\{([kv-z])\}", template.question))
-        if "{times}" in template.question or "{part}" in template.question:
-            holes.add("k")
-        assert holes == set(template.ranges), template.name
 
 
 @pytest.mark.parametrize(
@@ -193,16 +139,6 @@ def test_a_slip_is_carried_into_the_later_steps():
     assert [str(c) for c in minigsm.solve(steps, numbers, {3: 10})] == ["5+4=9", "9-3=6", "6*6=46"]
     assert minigsm.solve(steps, numbers, {1: -5}) is None  # 4-3=1 would be singular
     assert minigsm.solve(steps, numbers, {1: 5}) is None  # 11*11 is not asked for
-
-
-def test_generate_repeats_itself_and_follows_its_seed():
-    first, again, other = (generate(50, seed, "train") for seed in (1, 1, 2))
-    assert first == again != other
-
-
-def test_generate_keeps_to_the_levels_asked_for():
-    assert [p.level for p in generate(6, 0, "test", levels=(4, 2))] == [4, 2, 4, 2, 4, 2]
-    assert generate(0, 0, "test") == []
 
 
 @pytest.mark.parametrize(
@@ -238,17 +174,3 @@ def test_the_task_reads_what_ships_or_another_folder(tmp_path, shipped):
     for split in SHIPPED:
         (tmp_path / f"{split}.jsonl").write_text(f'{{"question": "{split}?", "answer": "#### 5"}}')
     assert load_task("minigsm", str(tmp_path)).problems("test")[0].question == "test?"
-
-
-def test_every_shipped_answer_earns_the_reward(problems):
-    assert all(verify(problem.answer, problem.gold).strict for problem in problems)
-
-
-def test_a_folder_without_the_files_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=re.escape(str(tmp_path / "train.jsonl"))):
-        minigsm.load(tmp_path)
-
-
-def test_to_problem_is_what_the_files_hold(shipped):
-    for split, (_, seed) in SHIPPED.items():
-        assert [p.to_problem() for p in generate(60, seed, split)] == shipped[split][:60]

@@ -58,12 +58,6 @@ def test_a_judge_that_fails_costs_its_candidate_alone(item, reason, pool):
     assert pool.map(DOUBLES) == expected
 
 
-def test_a_result_that_cannot_be_sent_is_a_failure(pool):
-    [failed] = pool.map([("unpicklable",)])
-    assert isinstance(failed, Failed) and "pickle" in failed.reason
-    assert pool.map(DOUBLES[:2]) == [0, 2]
-
-
 def test_what_a_judge_prints_and_reads_disturbs_nothing(pool):
     assert pool.map([("print",), *DOUBLES[:3], ("print",)]) == ["", 0, 2, 4, ""]
 

@@ -20,17 +20,6 @@ def test_every_problem_comes_once_an_epoch_in_another_order():
     assert len({*map(tuple, [*epochs, list(range(10))])}) == 5
 
 
-def test_steps_that_straddle_an_epoch_lose_and_repeat_nothing():
-    sampler = PromptSampler(NUMBERS, seed=3)
-    sampled = [n for _ in range(10) for n in numbers(sampler, 3)]  # three epochs
-    assert all(sorted(sampled[start : start + 10]) == list(range(10)) for start in (0, 10, 20))
-
-
-def test_a_step_may_take_more_problems_than_there_are():
-    sampled = numbers(PromptSampler(NUMBERS[:3], seed=0), 7)
-    assert sorted(sampled[:3]) == sorted(sampled[3:6]) == [0, 1, 2]
-
-
 @pytest.mark.parametrize("position", [0, 4, 9, 10, 17])
 def test_the_order_goes_on_from_a_position_as_if_it_had_never_stopped(position):
     sampler = PromptSampler(NUMBERS, seed=3)

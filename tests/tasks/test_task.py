@@ -66,10 +66,8 @@ def test_a_task_is_found_at_its_place(here):
     ("name", "sentence"),
     [
         ("poetry", "Unknown task 'poetry': use minigsm, gsm8k, .*or module:object for one of your own."),
-        ("a:b:c", "Unknown task 'a:b:c': use"),
         ("nowhere:task", "There is no module 'nowhere': run in the folder that holds it, or install it."),
         ("rlcourse.nowhere:task", "There is no module 'rlcourse.nowhere': run"),
-        ("shorttasks:other", "There is no 'other' in shorttasks: --task names module:object."),
         ("shorttasks:box.other", "There is no 'other' in shorttasks: --task names module:object."),
         ("shorttasks:Judgement.__doc__", "shorttasks:Judgement.__doc__ is not a task: it has no name and no metrics"),
     ],
@@ -79,21 +77,12 @@ def test_a_place_without_a_task_is_one_sentence(name, sentence, here):
         load_task(name)
 
 
-def test_a_task_that_measures_nothing_is_one_sentence(here):
+def test_a_task_that_measures_nothing_or_is_made_already_is_one_sentence(here):
     (here / "mute.py").write_text(SOURCE + "\n\ntask = Short()\ntask.metrics = {}\n")
     with pytest.raises(ValueError, match="mute:task measures nothing: name one of its metrics at least"):
         load_task("mute:task")
-
-
-def test_a_task_that_is_made_already_reads_no_data_dir(here):
     with pytest.raises(ValueError, match=r"shorttasks:box\.task is a task already and reads no data_dir"):
         load_task("shorttasks:box.task", "folder")
-
-
-def test_what_a_module_of_ones_own_lacks_is_not_said_of_the_module(here):
-    (here / "lacking.py").write_text("import nowhere_to_be_found")
-    with pytest.raises(ModuleNotFoundError, match="nowhere_to_be_found"):
-        load_task("lacking:task")
 
 
 def verdict(**metrics) -> Judgement:
@@ -117,7 +106,6 @@ def test_means_are_over_what_could_be_measured():
     ("verdicts", "sentence"),
     [
         ([verdict(short=1)], "Task odd gave 1 verdicts on 2 attempts."),
-        ([verdict(short=1)] * 3, "Task odd gave 3 verdicts on 2 attempts."),
         ([verdict(short=1), verdict()], "A verdict of task odd measures nothing; its metrics are short."),
         ([verdict(short=1), verdict(short=1, b=2)], "A verdict of task odd measures short, b; its metrics are short."),
     ],

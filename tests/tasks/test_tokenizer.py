@@ -4,7 +4,6 @@ import unicodedata
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoTokenizer, Qwen2Config
 
 from rlcourse.course.embedded import demonstrations as module
 from rlcourse.course.embedded.demonstrations import Mix, demonstration, minigsm_texts
@@ -22,32 +21,10 @@ def ids(tokenizer, text):
     return tokenizer(text)["input_ids"]
 
 
-def test_the_vocabulary_has_the_size_asked_for(tokenizer):
-    assert len(tokenizer) == 576
-    assert sorted(tokenizer.get_vocab().values()) == list(range(576))
-
-
 @settings(max_examples=100, deadline=None)
 @given(text=st.text())
 def test_any_text_comes_back(tokenizer, text):
     assert tokenizer.decode(ids(tokenizer, text)) == unicodedata.normalize("NFC", text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        " ",
-        "  two  spaces ",
-        "\n\n\t \r\n",
-        "12,345.60 = $-7",
-        "it's DON'T",
-        "日本語 ñ é 🙂🏽 \u2028 \x00",
-        "a ,b . c ! n't",
-    ],
-)
-def test_spaces_and_punctuation_are_left_alone(tokenizer, text):
-    assert tokenizer.decode(ids(tokenizer, text)) == text
 
 
 def test_every_shipped_problem_comes_back_and_fits(tokenizer):
@@ -88,13 +65,6 @@ def test_special_tokens_are_single_and_have_their_roles(tokenizer):
     assert len({tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_start|>")}) == 3
 
 
-def test_batches_are_padded_on_the_left(tokenizer):
-    batch = tokenizer(["Tom", "Tom has 2 cards."], padding=True)
-    short, long = (len(ids(tokenizer, text)) for text in ("Tom", "Tom has 2 cards."))
-    assert batch["input_ids"][0] == [tokenizer.pad_token_id] * (long - short) + ids(tokenizer, "Tom")
-    assert batch["attention_mask"] == [[0] * (long - short) + [1] * short, [1] * long]
-
-
 def test_turns_are_chatml_without_a_default_system_turn(tokenizer):
     user, system = {"role": "user", "content": "How many?"}, {"role": "system", "content": "Be brief."}
     reply = {"role": "assistant", "content": "#### 2"}
@@ -110,34 +80,10 @@ def test_turns_are_chatml_without_a_default_system_turn(tokenizer):
     assert encoded == ids(tokenizer, render(user, prompt=True))
 
 
-def test_auto_tokenizer_loads_the_same_one_beside_a_qwen2_model(tokenizer, tmp_path):
-    Qwen2Config().save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    assert loaded.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
-    assert loaded.chat_template == tokenizer.chat_template and loaded.padding_side == "left"
-    assert (loaded.eos_token_id, loaded.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
-    assert len(loaded) == len(tokenizer)
-
-
 def test_training_repeats_itself():
     one, two = (train_tokenizer(minigsm_texts(500), 400) for _ in range(2))
     assert one.backend_tokenizer.to_str() == two.backend_tokenizer.to_str()
     assert list(minigsm_texts(50)) == list(minigsm_texts(50)) != list(minigsm_texts(50, seed=8))
-
-
-def test_other_texts_give_other_and_larger_vocabularies(tokenizer):
-    words = ["".join(random.Random(i).choices("abcdefgh", k=6)) for i in range(2000)]
-    large = train_tokenizer([" ".join(words)] * 3, vocab_size=2000)
-    assert len(large) == 2000
-    assert len(ids(large, words[0])) < len(ids(tokenizer, words[0]))
-    assert large.decode(ids(large, "ein Übermaß 🙂")) == "ein Übermaß 🙂"
-
-
-def test_texts_with_little_to_merge_give_a_smaller_vocabulary():
-    small = train_tokenizer([], vocab_size=576)
-    assert len(small) == 3 + 256
-    assert small.decode(ids(small, "Tom ☃")) == "Tom ☃"
 
 
 def test_a_vocabulary_without_room_for_every_byte_is_refused():

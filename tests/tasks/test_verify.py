@@ -21,85 +21,44 @@ STRICT = {
     "#### 12\n\nSo there are 13 apples.": "12",
     "####  12": "12",
     "####\t12": "12",
-    "#### 12  \r\n": "12",
     "#### 12.": "12",
     # the same number, dressed
     "#### $12": "12",
-    "#### \\$12": "12",
-    "#### $ 12": "12",
     "#### -3": "-3",
-    "#### −3": "-3",
-    "#### +3": "3",
     "#### -$3": "-3",
-    "#### $-3": "-3",
     "#### £1,234.50": "1234.50",
-    "#### 1,234": "1234",
-    "#### 1,234,567.": "1234567",
     "#### 1,234.00.": "1234.00",
     "#### .5": ".5",
     "#### 1/2": "1/2",
-    "#### -1/2": "-1/2",
     "#### 1/1,000": "1/1000",
-    "#### 007": "007",
     # units
-    "#### 12 apples": "12",
     "#### 12 apples.": "12",
-    "#### 12 dollars per working hour": "12",
-    "#### 12kg": "12",
     "#### 60 km/h": "60",
-    "#### 9 cm²": "9",
     "#### 20°C": "20",
-    "#### 50%": "50",
     "#### 50 %.": "50",
-    "#### 12 €": "12",
     # the last one that can be read
     "#### 1\n#### 2\n#### 3": "3",
-    "#### 1 #### 2": "2",
-    "#### 12\n#### twelve": "12",
     "#### 12\n#### 1/0": "12",
     "#### 12\n#### Explanation\n1. Add.": "12",
     # not read
     "": None,
-    "12": None,
     "####": None,
-    "#### ": None,
     "####12": None,
-    "### 12": None,
     "##### 12": None,
-    "# 12": None,
-    "# # # # 12": None,
     "####\n12": None,
-    "#### twelve": None,
-    "#### x = 12": None,
-    "#### = 12": None,
     "#### - 3": None,
-    "#### --3": None,
     "#### **12**": None,
-    "**#### 12**": None,
-    "#### \\boxed{12}": None,
     "#### 3 4": None,
-    "#### 3, 4": None,
     "#### 3,4": None,
-    "#### 3-4": None,
     "#### 1 1/2": None,
-    "#### 5 + 7 = 12": None,
-    "#### 12 or 13": None,
     "#### 1. Add both": None,
     "#### 1,23": None,
-    "#### 1234,567": None,
     "#### 0,123": None,
-    "#### 1,2345": None,
     "#### 12.5.3": None,
     "#### 1e3": None,
-    "#### 12²": None,
     "#### 3/0": None,
-    "#### 3 / 4": None,
     "#### 3/4.5": None,
-    "#### 1/2/3": None,
-    "#### 12,": None,
     "#### ١٢": None,
-    "#### 12٣": None,
-    "#### １２": None,
 }
 
 LENIENT = {
@@ -109,17 +68,11 @@ LENIENT = {
     "\\boxed{18}": "18",
     "so \\boxed{\\$1,234} for 5 days": "1234",
     "\\boxed{1{,}234}": "1234",
-    "\\boxed{1,\\!234}": "1234",
     "\\boxed{\\frac{3}{4}} of 8": "3/4",
-    "\\boxed{-\\dfrac{3}{4}}": "-3/4",
     "\\boxed{1\\frac{3}{4}}": "4",
     "\\boxed{2 + 3 = 5} or 6": "5",
-    "\\boxed{1\\,234}": "1234",
-    "\\boxed{50\\%}": "50",
     "\\boxed{18\\text{ dollars}} or 20": "18",
-    "\\boxed{1} \\boxed{2} 3": "2",
     "\\boxed{2} \\boxed{x} 3": "2",
-    "The answer is 4, \\boxed{5}": "5",
     "\\boxed{5": "5",
     "\\boxed{} 6": "6",
     # "the answer is"
@@ -129,40 +82,23 @@ LENIENT = {
     "The answer is 3. No, the answer is 4, not 5.": "4",
     "The answer is 3.\nThe answer is unclear. 9": "9",
     "The answer is 3.\nThe answer is unclear.\n9": "3",
-    "The answer is:\n\n7\n": "7",
-    "The answer is -3": "-3",
     "The answer is 3/0, or 5": "5",
     # the last number
     "####12": "12",
-    "#### 3 4": "4",
-    "#### **12**": "12",
-    "She has 12.": "12",
     "She has 12 apples and 3, 4 pears": "4",
     "1,234 or 1,234,567": "1234567",
-    "1,2345": "2345",
-    "1,2,300": "300",
     "The answer is 1,234,5": "1",
     "10-3": "3",
-    "10 - 3": "3",
-    "(10)-3": "3",
     "x=-3": "-3",
     "-3.50!": "-3.50",
     "48/2 = <<48/2=24>>24": "24",
     "1/2 or 3/0": "1/2",
     "3/4/2020": "2020",
-    "3/4.5": "4.5",
     "at 10:30": "30",
-    "It costs 5€": "5",
-    "50%.": "50",
-    "H2O": "2",
-    "12٣": "12",
     # none
     "": None,
     "no number": None,
-    "3/0": None,
     "١٢": None,
-    "½": None,
-    "#### twelve": None,
     "$-,./%": None,
 }
 
@@ -181,33 +117,22 @@ def test_lenient_reading(text, expected):
     ("text", "value"),
     {
         "1,234.00": 1234,
-        " 12 ": 12,
-        "12.": 12,
         "0.5": Fraction(1, 2),
         "2/4": Fraction(1, 2),
-        "1/2.": Fraction(1, 2),
         "-1/2": Fraction(-1, 2),
-        "0.1": Fraction(1, 10),
         "−$1,000": -1000,
-        "50%": 50,
         "-0": 0,
-        "0/5": 0,
         "12345678901234567890.000000000000000000001": Fraction(12345678901234567890 * 10**21 + 1, 10**21),
         "1/0": None,
-        "0/00": None,
         "1,23": None,
         "12 apples": None,
-        "1 2": None,
         "1_000": None,
         "1e3": None,
         "nan": None,
-        "inf": None,
         "٣": None,
         "": None,
-        "-": None,
         "9" * MAX_DIGITS: 10**MAX_DIGITS - 1,
         "9" * (MAX_DIGITS + 1): None,
-        "9" * 10_000: None,
     }.items(),
     ids=lambda value: str(value)[:40],
 )
@@ -265,21 +190,13 @@ def test_reward_is_that_of_the_chosen_reading(verdict, strict, lenient):
     assert (verdict.right, by_lenient.right) == (strict == 1, lenient == 1)
     assert list(by_lenient.metrics) == ["accuracy_lenient", "accuracy", "formatted"]  # what counts comes first
     assert by_lenient.metrics == verdict.metrics
+    words = {RIGHT: "right", LENIENTLY_RIGHT: "right, but not in the form that was asked for"}
+    assert verdict.words == words.get(verdict, "wrong")
 
 
-def test_a_verdict_says_what_it_measures():
-    measured = {v.words: tuple(v.metrics.values()) for v in (RIGHT, LENIENTLY_RIGHT, WRONG)}
-    assert list(RIGHT.metrics) == ["accuracy", "accuracy_lenient", "formatted"]
-    assert measured == {
-        "right": (1, 1, 1),
-        "right, but not in the form that was asked for": (0, 1, 0),
-        "wrong": (0, 0, 1),
-    }
-    assert [v.right for v in (RIGHT, LENIENTLY_RIGHT, WRONG)] == [True, False, False]
-
-
-@pytest.mark.parametrize("text", ["#### 1", "the answer is 1", "#### 2", "so far 2"])
-@pytest.mark.parametrize("parser", ["strict", "lenient"])
+@pytest.mark.parametrize(
+    ("text", "parser"), [("#### 1", "strict"), ("the answer is 1", "lenient"), ("#### 2", "strict")]
+)
 def test_an_unfinished_attempt_earns_neither_whatever_it_says(text, parser):
     task, problem = MathTask("numbers", "", [], [], [], rewarded=parser), Problem("", "", "1")
     config = make_config(reward_parser=parser, reward_format=0.1, reward_neither=-0.5)
@@ -292,7 +209,6 @@ settings.register_profile("no deadline", deadline=None)  # a busy machine may pa
 settings.load_profile("no deadline")
 
 integers = st.integers(-(10**15), 10**15)
-no_digits = st.text(st.characters(exclude_characters="0123456789"))
 # Texts made of what the patterns look for are likelier to upset them than texts of any characters.
 SNIPPETS = [
     *("#### ", "#", "\\boxed{", "{", "}", "answer is", "\\frac{1}{2}", "\n", " ", ",", ".", "/", "-", "−", "$", "\\"),
@@ -320,29 +236,12 @@ def test_an_integer_in_any_style_extracts_to_itself(n, commas, unicode_minus, st
         assert verify(announced, str(n)) == Readings(False, True, False, extract_lenient(announced))
 
 
-@given(integers, st.integers(1, 10**6))
-def test_boxed_integers_and_fractions_extract_to_themselves(n, d):
-    assert to_number(extract_lenient(f"1 + 2 = 3: \\boxed{{{n:,}}} in 4 days")) == n
-    sign = "-" if n < 0 else ""
-    assert to_number(extract_lenient(f"\\boxed{{{sign}\\frac{{{abs(n)}}}{{{d}}}}} in 4 days")) == Fraction(n, d)
-
-
 @given(st.decimals(allow_nan=False, allow_infinity=False, min_value=-(10**9), max_value=10**9, places=6))
 def test_decimals_compare_by_exact_value(number):
     text = f"{number:f}"
     assert to_number(text) == Fraction(number)
     assert verify(f"#### {text}", str(Fraction(number))).strict
     assert not verify(f"#### {text}1", text).strict or number == 0
-
-
-@given(integers, integers)
-def test_two_different_integers_are_never_equal(n, other):
-    assert verify(f"#### {n:,}", str(other)).strict == (n == other)
-
-
-@given(no_digits, integers)
-def test_text_without_digits_never_verifies(text, gold):
-    assert verify(text, str(gold)) == Readings(False, False, False, None)
 
 
 @given(texts, integers)
@@ -357,11 +256,6 @@ def test_any_text_gets_a_consistent_verdict(text, gold):
         assert verdict.lenient == (to_number(verdict.answer) == gold)
 
 
-@given(texts)
-def test_to_number_takes_any_text(text):
-    assert to_number(text) is None or any(c in "0123456789" for c in text)
-
-
 @given(texts, integers, integers)
 def test_a_later_answer_line_decides(text, n, other):
     assert verify(f"{text}\n#### {n}", str(n)) == Readings(True, True, True, str(n))
@@ -370,48 +264,24 @@ def test_a_later_answer_line_decides(text, n, other):
     assert verdict.answer == str(other)
 
 
-@given(texts, integers)
-def test_text_without_digits_after_the_answer_line_changes_nothing(text, n):
-    words = "".join(c for c in text if c not in "0123456789")
-    assert extract_strict(f"#### {n}\n{words}") == str(n)
-
-
 MEGABYTE = 1_000_000
 HARD = [  # how a text begins, and what it then repeats
     ("", "1"),
-    ("#### ", "1"),
-    ("\\boxed{", "1"),
     ("#### 1", ","),
-    ("#### 1", "#"),
-    ("", "{"),
     ("\\boxed{", "{}"),
-    ("\\boxed{", "}"),
     ("#### 1", ",234"),
-    ("#### 1/1", ",234"),
-    ("", "1,"),
-    ("", "1/"),
     ("answer is ", "1/0 "),
-    ("", "1."),
     ("", "-$"),
     ("#### ", " "),
-    ("#### 1", " "),
-    ("#### 1", "\r"),
     ("#### 1 ", "a"),
-    ("", "#### "),
-    ("", "#### 1"),
-    ("", "#### 1 a:"),
     ("", "#### 1/0\n"),
-    ("", "\\boxed{"),
     ("", "\\boxed{{}"),
-    ("\\boxed{", "\\boxed{1/0}"),
-    ("", "\\frac{"),
     ("", "\\frac{1}{"),
-    ("", "answer is "),
     ("", "the answer is 1/0 "),
 ]
 
 
-@pytest.mark.parametrize(("start", "unit"), thinned(HARD, every=6))
+@pytest.mark.parametrize(("start", "unit"), thinned(HARD, every=4))
 def test_a_megabyte_of_anything_takes_linear_time(start, unit):
     text = start + unit * (MEGABYTE // len(unit)) + "!"
     before = time.process_time()
