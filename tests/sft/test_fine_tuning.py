@@ -2,12 +2,10 @@
 
 import copy
 import json
-import math
 import re
 import shlex
 import signal
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -21,9 +19,8 @@ from rlcourse.checkpoint import latest_checkpoint, load_state
 from rlcourse.files import read_lines
 from rlcourse.policy import load_policy
 from rlcourse.runs import RunFolder, new_run
-from rlcourse.settings import field_type
 from rlcourse.sft import trainer
-from rlcourse.sft.config import SFTConfig, make_config
+from rlcourse.sft.config import make_config
 from rlcourse.sft.trainer import FineTuning, fine_tune, resume
 from rlcourse.tasks import MathTask, Problem
 
@@ -105,7 +102,7 @@ def loss_alone(model, examples) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"packing": False}, {"micro_batch_tokens": 1}, {"batch_size": 30, "gradient_checkpointing": True}, LORA],
+    [{}, {"packing": False}, {"batch_size": 30, "micro_batch_tokens": 1}, LORA],
     ids=str,
 )
 def test_a_step_is_adamws_with_the_gradient_of_the_mean_loss(options, tiny):
@@ -134,22 +131,7 @@ def test_a_step_is_adamws_with_the_gradient_of_the_mean_loss(options, tiny):
         torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=1e-4, msg=name)
 
 
-def test_rows_hold_one_example_each_without_packing(tiny):
-    for packing, most in ((True, 60), (False, None)):
-        training = FineTuning(new_run(make_config(**tiny | {"packing": packing, "name": None})), torch.device("cpu"))
-        rows = [row for rows in training._micro_batches(training.data.train) for row in rows]
-        assert sum(map(len, rows)) == 30
-        assert (max(sum(len(e.ids) for e in row) for row in rows) <= most) if packing else set(map(len, rows)) == {1}
-        assert not packing or len(rows) < 30
-
-
-def test_the_learning_rate_rises_and_falls_as_a_cosine(tiny, tmp_path):
-    fine_tune(make_config(**tiny | {"eval_every": 0, "save_every": 0}))
-    expected = [0.5e-2, 1e-2] + [0.5e-2 * (1 + math.cos(math.pi * i / 5)) for i in range(5)]
-    assert [line["lr"] for line in logged(tmp_path / "run")["metrics"]] == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(("epochs", "steps", "expected"), [(1, None, 6), (2, None, 12), (2, 4, 4)])
+@pytest.mark.parametrize(("epochs", "steps", "expected"), [(2, None, 12), (2, 4, 4)])
 def test_an_epoch_is_every_example_once(epochs, steps, expected, tiny, tmp_path):
     """30 of the 33 are learned."""
     config = make_config(**tiny | {"epochs": epochs, "steps": steps, "eval_every": 0, "save_every": 0, "lr": 0.0})
@@ -196,18 +178,6 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_leaves_no_checkpoint(tiny, t
     with pytest.raises(RuntimeError, match=r"The loss of step 1 is not finite. Checkpoints stay as they are"):
         fine_tune(make_config(**tiny | {"eval_examples": 0}))
     assert not (tmp_path / "run").exists() or not (tmp_path / "run" / "checkpoints").exists()
-
-
-def test_a_learning_rate_of_zero_leaves_every_bit(tiny, model_folder, tmp_path):
-    fine_tune(make_config(**tiny | {"lr": 0.0, "steps": 2}))
-    folders = model_folder, str(latest_checkpoint(tmp_path / "run"))
-    before, after = (load_policy(folder).model.state_dict() for folder in folders)
-    assert all(torch.equal(before[name], value) for name, value in after.items())
-
-
-def test_what_is_learned_is_learned(tiny):
-    summary = fine_tune(make_config(**tiny | {"steps": 40, "eval_every": 0, "save_every": 0}))
-    assert summary["after"]["loss"] < 0.5 * summary["before"]["loss"]
 
 
 # How a run ends and goes on
@@ -312,13 +282,6 @@ def test_the_adapter_is_as_the_settings_say(tiny, tmp_path):
     assert json.loads((latest_checkpoint(tmp_path / "run") / "adapter_config.json").read_text())["lora_alpha"] == 6.0
 
 
-def test_a_damaged_adapter_is_one_sentence(tiny, tmp_path):
-    fine_tune(make_config(**tiny | LORA | {"steps": 1}))
-    (latest_checkpoint(tmp_path / "run") / "adapter_model.safetensors").write_bytes(b"12345678")
-    with pytest.raises(ValueError, match=r"step-000001 is damaged \(.*cut short\): start a new run"):
-        resume(name="run", output=str(tmp_path), steps=3)
-
-
 def test_the_folder_holds_what_a_run_leaves(whole, model_folder):
     options, folder = whole
     names = {"config.json", "metrics.jsonl", "evals.jsonl", "curve.png", "summary.json", "checkpoints"}
@@ -338,7 +301,6 @@ def test_the_folder_holds_what_a_run_leaves(whole, model_folder):
 def test_the_command_refuses_before_anything_is_loaded(tmp_path):
     for arguments, sentence in [
         (["--lora-rank=-1"], "lora_rank must be from 0 to 4,096, not -1."),
-        (["--batch-size=0"], "batch_size must be from 1"),
         (["--dtype=bfloat16", "--device=cpu"], "dtype bfloat16 is for a GPU: use --dtype float32 on a CPU."),
         (["--data=nothing.jsonl", f"--output={tmp_path}"], "There is no file nothing.jsonl"),
         (["--resume", f"--output={tmp_path}"], "No run to resume at"),
@@ -352,8 +314,3 @@ def test_a_new_run_of_the_same_name_gets_a_number(tiny, tmp_path):
     config = make_config(**tiny | {"name": None})
     assert [new_run(config).path.name for _ in range(2)] == ["sft-sums-seed0", "sft-sums-seed0-2"]
     assert RunFolder(tmp_path, config).config.evaluated_task is None and make_config().evaluated_task == "minigsm"
-
-
-def test_every_setting_that_is_a_number_has_a_range():
-    numbers = [f for f in fields(SFTConfig) if field_type(f) in (int, float)]
-    assert len(numbers) > 15 and all(f.metadata["within"] for f in numbers)

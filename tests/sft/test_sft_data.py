@@ -2,12 +2,10 @@
 refused."""
 
 import json
-import random
 
 import pytest
 from policies import make_policy
 
-from rlcourse.course.embedded.demonstrations import WORKED, demonstration
 from rlcourse.sft import data as module
 from rlcourse.sft.config import make_config
 from rlcourse.sft.data import conversation_of, encode, load_data
@@ -58,24 +56,6 @@ def test_the_context_of_an_answer_is_the_prompt_that_sampling_uses(policy):
     assert example.learned.tolist() == [False] * len(prompt) + [True] * (len(answer) + 1)
 
 
-def test_a_demonstration_has_the_tokens_that_the_embedded_model_learned(policy):
-    problem, rng = minigsm.sample(random.Random(3), "sft"), random.Random(0)
-    answer = demonstration(problem, rng, WORKED)
-    tokens = policy.tokenizer(answer + policy.tokenizer.eos_token, add_special_tokens=False)["input_ids"]
-    example = encode(policy, module.turns(problem.question, answer), "here")
-    assert example.ids.tolist() == policy.prompt(problem.question) + tokens
-
-
-def test_what_follows_the_last_answer_is_left_out(policy):
-    more = [*CHAT, {"role": "user", "content": "thanks"}]
-    assert encode(policy, more, "here").ids.tolist() == encode(policy, CHAT, "here").ids.tolist()
-
-
-def test_an_answer_of_one_token_is_learned_with_its_end(policy):
-    example = encode(policy, module.turns("Why?", "a"), "here")
-    assert int(example.learned.sum()) == 2 and example.learned.tolist()[-3:] == [False, True, True]
-
-
 def test_the_end_is_added_where_the_template_writes_none(policy):
     policy.tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}" + (
         "{% if add_generation_prompt %}[assistant] {% endif %}"
@@ -119,17 +99,11 @@ def test_a_record_may_have_any_of_these_forms(record):
 BAD = {
     "not JSON": ('{"prompt": \n', "the line is not JSON; expected"),
     "a number of thousands of digits": ('{"prompt": ' + "1" * 5000 + "}\n", "the line is not JSON; expected"),
-    "a list": ("[1]\n", "the line is a JSON list; expected"),
     "nothing known": ({"text": "a"}, "there are no messages, and no prompt with an answer; expected"),
-    "no answer": ({"prompt": "a"}, "there are no messages, and no prompt with an answer; expected"),
     "an empty answer": ({"prompt": "a", "answer": " \n"}, "an answer is empty"),
     "an answer that is a number": ({"prompt": "a", "answer": 5}, "role or content of message 2 is not a text"),
-    "messages that are a text": ({"messages": "hello"}, "messages is not a list of objects"),
-    "messages that are texts": ({"messages": ["hello"]}, "messages is not a list of objects"),
-    "no messages": ({"messages": []}, "there is no answer"),
     "no assistant": ({"messages": CHAT[:2]}, "there is no answer: no message has the role"),
     "parts": ({"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "role or content of message 1 is not"),
-    "no role": ({"messages": [{"content": "a"}]}, "role or content of message 1 is not a text"),
 }
 
 
@@ -196,25 +170,11 @@ def test_minigsm_is_learned_from_problems_that_rl_does_not_meet(policy, monkeypa
     assert [told(policy, e)[1] for e in found.held_out] == [[p.answer + "<|im_end|>"] for p in validation]
 
 
-def test_gsm8k_has_its_instruction_as_system_turn(policy, tmp_path, monkeypatch):
-    task = minigsm.load()
-    monkeypatch.setattr(module, "load_task", lambda name, data_dir: type(task)(name, "Do it.", *[task.test[:3]] * 3))
-    found = load(policy, data="gsm8k", max_length=1000)
-    assert told(policy, found.train[0])[0].startswith("<|im_start|>system\nDo it.<|im_end|>\n<|im_start|>user\n")
-
-
 def test_a_task_without_worked_answers_is_refused(policy, monkeypatch):
     bare = MathTask("bare", "", *[[Problem("1+1?", " ", "2")]] * 3)
     monkeypatch.setattr(module, "load_task", lambda name, data_dir: bare)
     with pytest.raises(ValueError, match="The problems of my:task have no worked answers to learn: name a file"):
         load(policy, data="my:task")
-
-
-def test_templates_that_can_think_are_told_not_to(policy):
-    template = policy.tokenizer.chat_template
-    policy.tokenizer.chat_template = "{% if enable_thinking is not defined %}no{% endif %}" + template
-    text, learned = told(policy, encode(policy, CHAT[1:3], "here"))
-    assert text.startswith("<|im_start|>user") and learned == ["#### 3<|im_end|>"]
 
 
 def test_a_data_set_on_the_hub_is_loaded_by_name_subset_and_split(policy, monkeypatch):

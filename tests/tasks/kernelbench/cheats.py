@@ -77,14 +77,6 @@ CHEATS = {
         "import",
         ("timer",),
     ),
-    "seconds that are no number": Cheat(
-        forward(
-            f"{RUN}return out",
-            'import sys\nsys.modules["rlcourse.tasks.kernelbench.worker"].now = lambda: float("nan")\n',
-        ),
-        "import",
-        ("nonsense",),
-    ),
     "the loop of timed calls in one launch": Cheat(
         forward(
             "self.calls += x.shape[0] == 24\nif self.calls > 7:\n    return self.last\n"
@@ -93,7 +85,6 @@ CHEATS = {
         ),
         measured=("wrong",),
     ),
-    "a timer in CUDA": Cheat(pointwise_cuda("x", before="cudaEvent_t e; cudaEventCreate(&e);"), "timer"),
     # the check
     "a lower precision": Cheat(
         rows_triton(
@@ -121,7 +112,6 @@ CHEATS = {
     ),
     "no work": Cheat(forward("return torch.empty_like(x)"), measured=WRONG),
     "the input": Cheat(forward("return x"), measured=WRONG),
-    "a copy of the input": Cheat(forward("return x.clone()"), measured=WRONG),
     "stale memory": Cheat(forward("old = torch.empty_like(x)\ndel old\nreturn torch.empty_like(x)"), measured=WRONG),
     "a launch that fails": Cheat(
         pointwise_cuda(POINTWISE["relu"][2], "kernel<<<blocks, 256, 1 << 20>>>"),
@@ -135,7 +125,6 @@ CHEATS = {
         forward("out = torch.empty_like(x)\nkernel[(2,)](x, out, x.numel(), BLOCK=4096)\nreturn out"), measured=WRONG
     ),
     "a constant": Cheat(forward("return torch.full_like(x, 0.5)"), measured=WRONG),
-    "zeros": Cheat(forward("return torch.zeros_like(x)"), measured=WRONG),
     "one shape alone": Cheat(
         forward(
             "out = torch.zeros_like(x)\nif x.shape[0] == 24:\n"
@@ -153,14 +142,11 @@ CHEATS = {
     "the reference inherited": Cheat(KERNEL + "class ModelNew(Model):\n    pass\n", "inherits", ("compile",)),
     "the reference's own call": Cheat(forward("return torch.relu(x)"), "torch", ("torch",)),
     "a method of tensors": Cheat(forward("return x.clamp(min=0)"), measured=("torch",)),
-    "an operator of tensors": Cheat(forward("return x * (x > 0)"), measured=("torch",)),
-    "a layer of torch": Cheat(forward("return self.layer(x)", init="self.layer = nn.ReLU()"), measured=("torch",)),
     "torch.compile": Cheat(forward("return torch.compile(torch.relu)(x)"), "torch", ("torch",)),
     "a decorator of PyTorch's": Cheat(
         forward("return f(x)", "@torch.jit.script\ndef f(x: torch.Tensor):\n    return x.clamp(min=0)\n"), "torch"
     ),
     "a decoy": Cheat(forward(f"{RUN}return x.clamp(min=0)"), measured=("torch",)),
-    "one trivial part fused": Cheat(forward(f"{RUN}return out.clamp(min=0)"), measured=("torch",)),
     "a branch that is never taken": Cheat(
         forward(f"if x.numel() == 12345:\n    {RUN.strip().replace(chr(10), '; ')}\n    return out\nreturn x.relu()"),
         measured=("torch",),
@@ -180,9 +166,6 @@ CHEATS = {
     "cuBLAS": Cheat(pointwise_cuda("x").replace("#include", "#include <cublas_v2.h>\n#include", 1), "library"),
     "a source put together": Cheat(
         pointwise_cpp("x").replace("cpp_sources=source", 'cpp_sources=source + "a" * 3'), "compiler"
-    ),
-    "a library linked": Cheat(
-        pointwise_cpp("x").replace("extra_cflags=", 'extra_ldflags=["-lcublas"], extra_cflags='), "compiler"
     ),
     # Python's back doors
     "a name put together": Cheat(forward('return getattr(torch, "re" + "lu")(x)'), "python", ("torch",)),

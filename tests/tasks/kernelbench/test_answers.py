@@ -21,9 +21,9 @@ class Scripted:
     """A process that computes the right answer, and then says `change(request, answer, times)`, each a function of what
     was asked, the honest answer and how often `kind` was asked before."""
 
-    def __init__(self, judged: Judge, change):
+    def __init__(self, judged: Judge, change, outside: float, digested):
         self.judged, self.change, self.asked, self.seed, self.reference = judged, change, {}, 0, None
-        self.outputs: list = []
+        self.outside, self.digested, self.outputs = outside, digested, []
 
     def watch_gpu(self) -> None: ...
 
@@ -34,15 +34,16 @@ class Scripted:
             _, seed, shape, of, _ = request
             inputs = make_inputs(self.judged.problems[shape], seed, of, torch.device("cpu"))
             self.outputs = [torch.relu(inputs[0])]
-            answer = {"seconds": 1e-3, "digest": digest(self.outputs), "shapes": [list(self.outputs[0].shape)]}
+            answer = {
+                "seconds": 1e-3,
+                "digest": digest(self.digested(self.outputs)),
+                "shapes": [list(self.outputs[0].shape)],
+            }
             answer |= {"dtypes": ["torch.float32"], "operations": ["empty_like"], "inputs": digest(inputs)}
         elif kind == "show":
             answer = [self.outputs[0].flatten()]
         times = self.asked[kind] = self.asked.get(kind, -1) + 1
-        return self.change(kind, answer, times), self.took(kind)
-
-    def took(self, kind):
-        return 2e-3
+        return self.change(kind, answer, times), self.outside
 
 
 @cache
@@ -50,22 +51,18 @@ def relu() -> Judge:
     return Judge(pointwise_problem("relu"), SETTINGS, torch.device("cpu"))
 
 
-def verdict_on(change, outside: float = 2e-3):
+def verdict_on(change, outside: float = 2e-3, digested=lambda outputs: outputs):
     judged = copy.copy(relu())
     judged.baselines = {"eager": Times(4e-3, 5e-3), "empty": Times(0.0, 1e-3)}
-    scripted = Scripted(judged, change)
-    scripted.took = lambda kind: outside
+    scripted = Scripted(judged, change, outside, digested)
     judged._process = lambda: nullcontext(scripted)
     return judged.run("")
 
 
-def test_an_honest_process_earns_what_both_clocks_say():
+def test_the_clock_outside_is_the_one_that_counts():
     verdict = verdict_on(lambda kind, answer, times: answer)
     assert verdict.reason == "" and verdict.metrics["correct"] == 1
     assert verdict.metrics["ms"] == pytest.approx(1.0) and verdict.metrics["speedup"] == pytest.approx(4.0)
-
-
-def test_the_clock_outside_is_the_one_that_counts():
     verdict = verdict_on(lambda kind, answer, times: answer, outside=4e-3)
     assert verdict.metrics["ms"] == pytest.approx(3.0) and verdict.metrics["own_ms"] == pytest.approx(1.0)
     assert verdict_on(lambda kind, answer, times: answer, outside=0.1).reason == "timer"
@@ -76,12 +73,12 @@ def test_nothing_is_faster_than_memory():
     assert verdict.reason == "" and 1e-4 < verdict.metrics["ms"] < 1
 
 
-JUNK = [None, 3, "x", [], {}, [[]], {"a": 1}, torch.zeros(2), [torch.zeros(2)], [None], float("nan"), 1 << 70]
+JUNK = [None, [], {"a": 1}, [torch.zeros(2)], float("nan"), 1 << 70]
 
 
 @pytest.mark.parametrize(
     ("kind", "junk", "late"),
-    [("run", i, 0) for i in range(len(JUNK))] + [("run", 0, 2), ("show", 3, 0), ("show", 7, 2)],
+    [("run", i, 0) for i in range(len(JUNK))] + [("run", 0, 2), ("show", 1, 0), ("show", 3, 2)],
 )
 def test_answers_of_another_form_are_nonsense(kind, junk, late):
     verdict = verdict_on(lambda k, answer, times: JUNK[junk] if (k, times) == (kind, late) else answer)
@@ -89,7 +86,7 @@ def test_answers_of_another_form_are_nonsense(kind, junk, late):
 
 
 @pytest.mark.parametrize("part", ["seconds", "digest", "shapes", "dtypes", "operations", "inputs"])
-@pytest.mark.parametrize("junk", [None, [], [[3, 3]], float("nan"), [["x"]], 1 << 70])
+@pytest.mark.parametrize("junk", [None, [], float("nan"), [["x"]]])
 def test_parts_of_another_form_earn_nothing(part, junk):
     verdict = verdict_on(lambda k, answer, times: answer | {part: junk} if k == "run" else answer)
     if (part, junk) != ("operations", []):  # which says that torch computed nothing, and is believed
@@ -106,17 +103,10 @@ def test_a_change_after_the_answer_is_seen():
 
 @pytest.mark.parametrize("off", [1e-3, 1e3, float("nan")])
 def test_a_wrong_output_is_wrong_however_well_it_fits_its_digest(off):
-    def change(kind, answer, times):
-        if kind == "show":
-            return [answer[0] + off]
-        return answer | {"digest": digest([change.outputs() + off])} if kind == "run" else answer
-
-    judged = copy.copy(relu())
-    judged.baselines = {"eager": Times(4e-3, 5e-3), "empty": Times(0.0, 1e-3)}
-    scripted = Scripted(judged, change)
-    change.outputs = lambda: scripted.outputs[0]
-    judged._process = lambda: nullcontext(scripted)
-    verdict = judged.run("")
+    verdict = verdict_on(
+        lambda kind, answer, times: [answer[0] + off] if kind == "show" else answer,
+        digested=lambda outputs: [outputs[0] + off],
+    )
     assert verdict.reason == ("not finite" if off != off else "wrong") and verdict.metrics["correct"] == 0
 
 

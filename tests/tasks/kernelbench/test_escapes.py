@@ -8,7 +8,6 @@ import time
 import pytest
 from cheats import ESCAPES, SAID
 from texts import POINTWISE, fenced, pointwise_problem, pointwise_triton
-from thorough import thorough
 
 from rlcourse.sandbox.process import GUARD
 from rlcourse.tasks.kernelbench import Settings, judge
@@ -35,7 +34,8 @@ def listener():
         yield server
 
 
-@pytest.mark.parametrize("name", [name if name == "a crash" else thorough(name) for name in ESCAPES])
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ESCAPES)
 def test_an_escape_costs_its_candidate_alone(name, tmp_path, listener, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()

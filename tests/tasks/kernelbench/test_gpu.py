@@ -29,7 +29,6 @@ SETTINGS = Settings(
     trials=100, cases=1, timing_seconds=3, compile_seconds=150, first_seconds=15, run_seconds=10, gpu_bytes=16 << 30
 )
 NO_COMPILE = Settings(**{**vars(SETTINGS), "torch_compile": False})
-SIZES = "batch_size = 4096\ndim = 4096"
 
 
 def on_gpu(name: str):
