@@ -77,14 +77,6 @@ def test_a_selection_keeps_the_real_tokens_of_its_rows_and_no_column_of_padding(
     assert_tight(chosen)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_rows_in_a_random_order_keep_all_that_was_said_of_them(seed):
-    rollout = random_rollout(6, seed)
-    order = torch.randperm(6, generator=torch.Generator().manual_seed(seed))[:4]
-    assert rows_of(rollout[order.to(DEVICE)]) == [rows_of(rollout)[i] for i in order.tolist()]
-    assert_tight(rollout[order.to(DEVICE)])
-
-
 def test_concatenate_keeps_every_real_token_in_order():
     rollouts = [random_rollout(2, 0), random_rollout(3, 1), rollout_of([([1], [2])], [[-0.5]])]
     joined = concatenate(rollouts)

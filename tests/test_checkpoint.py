@@ -10,9 +10,7 @@ from rlcourse import checkpoint
 from rlcourse.checkpoint import (
     latest_checkpoint,
     load_state,
-    random_state,
     save_checkpoint,
-    set_random_state,
 )
 from rlcourse.config import make_config
 from rlcourse.learner import Learner
@@ -49,15 +47,6 @@ def test_the_state_comes_back_with_the_optimizers_moments(policy, tmp_path):
     other.optimizer.load_state_dict(loaded["optimizer"])
     assert same(other.optimizer.state_dict(), one.optimizer.state_dict())
     assert len(loaded["optimizer"]["state"]) == len(list(policy.model.parameters())) + 4
-
-
-def test_random_numbers_go_on_where_they_were():
-    device = torch.device(DEVICE)
-    state = random_state(device)
-    expected = torch.rand(5), torch.rand(5, device=device)
-    torch.manual_seed(1)
-    set_random_state(state, device)
-    assert torch.equal(torch.rand(5), expected[0]) and torch.equal(torch.rand(5, device=device), expected[1])
 
 
 @pytest.mark.parametrize(("kept", "steps"), [({}, (20, 100)), ({"kept": 1}, (100,)), ({"kept": 3}, (10, 20, 100))])

@@ -95,24 +95,6 @@ def test_probabilities_that_are_not_finite_are_no_answers(policy):
         answer_problems(policy, engine, TASK, [Problem("What?", "", "1")], 3)
 
 
-def test_without_problems_there_is_nothing_to_answer():
-    with pytest.raises(ValueError, match="There are no problems to answer"):
-        answer_problems(NumberPolicy(), NumberEngine(), TASK, [], 10)
-
-
-@pytest.mark.parametrize("before", [True, False])
-def test_cudnn_attention_is_off_within_an_evaluation_alone(before):
-    flag = torch.backends.cuda.cudnn_sdp_enabled
-    kept = flag()
-    try:
-        torch.backends.cuda.enable_cudnn_sdp(before)
-        engine = NumberEngine()
-        answer_problems(NumberPolicy(), engine, TASK, PROBLEMS, 10)
-        assert flag() == before and engine.cudnn == [False]
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(kept)
-
-
 def test_an_evaluation_does_not_change_the_random_state_and_is_the_same_each_time():
     drawn = []
     for seed in (1, 2):

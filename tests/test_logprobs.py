@@ -162,18 +162,6 @@ def test_padding_changes_nothing_and_gets_no_gradient(model):
     torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
-def test_only_completion_tokens_pass_through_the_head(model, monkeypatch):
-    seen, original = [], module.chunked_logprobs
-
-    def counting(hidden, head, targets, *options):
-        seen.append((hidden.shape, targets.tolist()))
-        return original(hidden, head, targets, *options)
-
-    monkeypatch.setattr(module, "chunked_logprobs", counting)
-    token_logprobs(model, counted(), Sampling(), 4)
-    assert seen == [((sum(LENGTHS), 32), [20 + t for n in LENGTHS for t in range(n)])]
-
-
 def test_a_batch_without_a_single_token_can_be_trained_on(model):
     policy = copy.deepcopy(model)
     rollout = counted()[torch.tensor([0, 4])]

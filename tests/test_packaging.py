@@ -28,7 +28,6 @@ OPTIONAL = {
 NOTEBOOKS = {"jupytext", "nbclient", "nbformat", "ipywidgets", "PIL"}  # extras: notebooks alone need them
 BOUNDS = re.compile(r"([a-z0-9_-]+)>=([\d.]+),<([\d.]+)")
 # Who may import the course: the command line, and benchmarks of the kernels that the lessons build.
-KNOWS_THE_COURSE = {"rlcourse.cli", "rlcourse.bench.cute", "rlcourse.bench.layer", "rlcourse.bench.story"}
 
 
 def project() -> dict:
@@ -78,66 +77,6 @@ def test_every_import_is_a_declared_dependency():
     third_party = imported.keys() - set(sys.stdlib_module_names) - {"rlcourse"} - OPTIONAL - NOTEBOOKS
     undeclared = {name: imported[name] for name in third_party - bounds(project()["dependencies"]).keys()}
     assert third_party and not undeclared
-
-
-def module_name(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-
-
-def imports() -> dict[str, set[str]]:
-    """{module: the modules of this package that it imports}, at its top or in a function, not for type checkers.
-
-    An import of `a.b` runs `a` as well, unless the importer stands in `a`.
-    """
-    known = {module_name(path): path for path in MODULES}
-    found = {}
-    for module, path in known.items():
-        tree = ast.parse(path.read_text())
-        for node in ast.walk(tree):
-            if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
-                node.body = []
-        names = set()
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                names |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"{module} has an import that is relative"
-                inside = {f"{node.module}.{alias.name}" for alias in node.names}
-                names |= inside & known.keys()
-                if inside - known.keys():
-                    names.add(node.module)
-        for name in list(names):
-            parts = name.split(".")
-            outer = {".".join(parts[:n]) for n in range(1, len(parts))}
-            names |= {package for package in outer if not f"{module}.".startswith(f"{package}.")}
-        found[module] = names & known.keys() - {module}
-    return found
-
-
-def test_no_import_goes_round_in_a_circle():
-    graph = imports()
-
-    def reached(start: str) -> set[str]:
-        seen, queue = set(), [start]
-        while queue:
-            new = graph[queue.pop()] - seen
-            seen |= new
-            queue += new
-        return seen
-
-    from_each = {module: reached(module) for module in graph}
-    circles = {tuple(sorted(m for m in seen if module in from_each[m])) for module, seen in from_each.items()}
-    assert circles == {()}
-
-
-def test_nothing_outside_the_course_imports_it_but_what_is_about_it():
-    found = {
-        module
-        for module, names in imports().items()
-        if not f"{module}.".startswith("rlcourse.course.")
-        and any(f"{name}.".startswith("rlcourse.course.") for name in names)
-    }
-    assert found <= KNOWS_THE_COURSE
 
 
 def test_no_tracked_file_names_a_folder_of_somebodys_machine():

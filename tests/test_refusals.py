@@ -146,23 +146,6 @@ def test_an_output_of_a_run_that_cannot_be_written_is_refused_before_the_model_i
 # The folder of a run
 
 
-BROKEN_CONFIGS = {
-    "": "config.json is empty: start a new run.",
-    "{": "config.json is not JSON: start a new run.",
-    "[]": "config.json holds a JSON list, not an object: start a new run.",
-    "{}": "was made by another version of rlcourse: start a new run.",
-    "\0\1\2": "config.json is not JSON: start a new run.",
-}
-
-
-@pytest.mark.parametrize("content", BROKEN_CONFIGS)
-def test_a_run_whose_config_is_broken_is_not_resumed(content, tmp_path, real_trainer):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.json").write_text(content)
-    assert BROKEN_CONFIGS[content] in refused("train", "--resume", "--output", str(tmp_path), "--name", "run")
-    assert (tmp_path / "run" / "config.json").read_text() == content
-
-
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

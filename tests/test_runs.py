@@ -125,12 +125,6 @@ def test_a_run_of_another_version_is_not_resumed(tmp_path):
             run_to_resume(settings_of(tmp_path, name="x"))
 
 
-def test_a_folder_that_is_no_run_is_not_resumed(tmp_path):
-    (tmp_path / "notes").mkdir()
-    with pytest.raises(FileNotFoundError, match="notes is not the folder of a run: it has no config"):
-        run_to_resume(settings_of(tmp_path, name="notes"))
-
-
 @pytest.mark.parametrize("tracker", ["tensorboard", "wandb"])
 def test_a_tracker_that_is_not_installed_is_named_and_leaves_no_run(tracker, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -141,16 +135,6 @@ def test_a_tracker_that_is_not_installed_is_named_and_leaves_no_run(tracker, tmp
     with pytest.raises(ValueError, match=f"{tracker} is not installed"):
         run_to_resume(settings_of(tmp_path, log_to=tracker))
     assert saved(path)["log_to"] == "none"
-
-
-def test_trackers_get_the_numbers_of_steps_and_validations(run):
-    seen = []
-    run.tracker = lambda *call: seen.append(call)
-    run.log_step(metrics(3), completions(2))
-    run.log_eval({"step": 3, "accuracy": 0.25})
-    assert [(step, group) for step, group, _ in seen] == [(3, "train"), (3, "validation")]
-    assert seen[0][2]["step_s"] == 1.0 and seen[1][2]["accuracy"] == 0.25
-    assert read_lines(run.path / "evals.jsonl") == [{"step": 3, "accuracy": 0.25}]
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(1, [0]), (4, [0, 1, 2, 3]), (7, [0, 1, 2, 3]), (12, [0, 3, 6, 9])])
@@ -171,14 +155,6 @@ def test_lines_after_a_checkpoint_are_forgotten(run):
     assert [line["step"] for line in read_lines(run.path / "samples.jsonl")] == [1, 1, 2, 2]
     assert [line["step"] for line in read_lines(run.path / "evals.jsonl")] == [0, 2]
     assert run.has_eval(2) and not run.has_eval(4) and not run.has_eval(1)
-
-
-def test_a_last_line_that_a_kill_cut_short_is_left_out_and_lost_on_resume(run):
-    path = run.path / "metrics.jsonl"
-    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3, "rew')
-    assert read_lines(path) == [{"step": 1}, {"step": 2}]
-    run.forget_after(3)
-    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
 
 
 def test_a_folder_is_removed_only_if_its_run_never_began(run):

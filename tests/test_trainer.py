@@ -10,7 +10,6 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -32,7 +31,7 @@ from rlcourse.runs import RunFolder, new_run, read_lines
 from rlcourse.tasks import MathTask, Problem
 from rlcourse.tasks.prompts import PromptSampler
 from rlcourse.tasks.verify import verify
-from rlcourse.trainer import StopAfterStep, Trainer, resume, train
+from rlcourse.trainer import Trainer, resume, train
 
 TINY = {
     "num_prompts": 2,
@@ -239,28 +238,6 @@ def test_a_run_that_dies_and_is_resumed_equals_an_uninterrupted_one(algorithm, o
 # Resuming keeps the settings
 
 
-@pytest.fixture
-def stopped(tiny, tmp_path, monkeypatch) -> Path:
-    """A run of 7 steps with a cosine schedule that was stopped after 4."""
-    with monkeypatch.context() as patch, pytest.raises(PowerCut):
-        patch.setattr(RunFolder, "log_step", at_step(4, power_cut))
-        train(make_config(**tiny | {"schedule": "cosine", "pass_k": 0}))
-    return tmp_path / "run"
-
-
-def cosine(steps: int) -> list[float]:
-    warm_up = [0.5e-3, 1e-3]
-    return warm_up + [0.5e-3 * (1 + torch.tensor(torch.pi * i / (steps - 2)).cos().item()) for i in range(steps - 2)]
-
-
-def test_resume_takes_a_number_of_steps_that_is_said(stopped, tiny):
-    resume(name="run", output=tiny["output"], steps=5)
-    assert [line["step"] for line in lines(stopped)["metrics"]] == [1, 2, 3, 4, 5]
-    learned = [line["lr"] for line in lines(stopped)["metrics"]]
-    assert learned == pytest.approx(cosine(7)[:3] + cosine(5)[3:], rel=1e-5)  # the checkpoint is of step 3
-    assert json.loads((stopped / "config.json").read_text())["steps"] == 5
-
-
 def test_a_finished_run_can_be_given_more_steps(whole_run, tiny, tmp_path):
     shutil.copytree(whole_run, tmp_path / "run")
     before = json.loads((whole_run / "summary.json").read_text())
@@ -320,21 +297,6 @@ def test_a_second_ctrl_c_stops_at_once_and_saves_no_half_step(tiny, tmp_path, mo
     assert "Finishing this step" in said and "Stopped within step 5" in said
 
 
-def test_ctrl_c_waits_inside_a_step_alone():
-    done = []
-    with pytest.raises(KeyboardInterrupt), StopAfterStep() as stop:
-        with stop.delayed():
-            signal.raise_signal(signal.SIGINT)
-            done.append("the step")
-        done.append("what comes after")
-    assert done == ["the step"]
-    with pytest.raises(KeyboardInterrupt), StopAfterStep():
-        signal.raise_signal(signal.SIGINT)
-        done.append("what comes after")
-    assert done == ["the step"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
 def test_ctrl_c_before_the_first_step_can_be_resumed(whole_run, tiny, tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(trainer, "summarize", lambda answers: signal.raise_signal(signal.SIGINT))
@@ -342,36 +304,6 @@ def test_ctrl_c_before_the_first_step_can_be_resumed(whole_run, tiny, tmp_path, 
     assert latest_checkpoint(tmp_path / "run").name == "step-000000"
     resume(name="run", output=tiny["output"])
     assert_same_run(tmp_path / "run", whole_run)
-
-
-@pytest.mark.thorough
-def test_the_command_line_is_stopped_by_ctrl_c_and_by_kill_and_goes_on(tmp_path):
-    """The embedded model, the engine that people use, and processes of their own."""
-    settings = TINY | {"max_new_tokens": 40, "num_prompts": 3, "num_generations": 4, "eval_validation": 4}
-    options = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-
-    def start(output: str, *more) -> subprocess.Popen:
-        command = [sys.executable, "-m", "rlcourse.cli", "train", *options, f"--output={tmp_path / output}", *more]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-
-    def wait_for_step(process: subprocess.Popen, run: Path, step: int) -> None:
-        while len(read_lines(run / "metrics.jsonl")) < step:
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.005)
-
-    whole = start("whole")
-    for name, stop, code in [("interrupted", signal.SIGINT, 130), ("killed", signal.SIGKILL, -signal.SIGKILL)]:
-        process = start(name)
-        wait_for_step(process, tmp_path / name / "run", 4)
-        process.send_signal(stop)
-        _, errors = process.communicate()
-        assert process.returncode == code and "Traceback" not in errors
-        process = start(name, "--resume")
-        assert process.wait() == 0, process.communicate()
-    assert whole.wait() == 0, whole.communicate()
-    for name in ("interrupted", "killed"):
-        assert lines(tmp_path / name / "run") == lines(tmp_path / "whole" / "run")
 
 
 # What a run leaves
