@@ -12,8 +12,6 @@ from rlcourse.checkpoint import (
     load_state,
     save_checkpoint,
 )
-from rlcourse.config import make_config
-from rlcourse.learner import Learner
 from rlcourse.policy import load_policy
 
 STATE = {"step": 3, "seconds": 1.25, "before": {"accuracy": 1 / 3, "samples": [{"text": "a", "right": True}]}}
@@ -33,20 +31,6 @@ def test_weights_and_tokenizer_come_back(policy, tmp_path):
     assert same(loaded.model.state_dict(), policy.model.state_dict())
     assert loaded.eos_ids == policy.eos_ids and loaded.pad_id == policy.pad_id
     assert loaded.prompt("Tom has 3 apples?") == policy.prompt("Tom has 3 apples?")
-
-
-def test_the_state_comes_back_with_the_optimizers_moments(policy, tmp_path):
-    config = make_config(algorithm="ppo")
-    one, other = Learner(policy, config), Learner(policy, config)
-    for parameter in [*policy.model.parameters(), *one.value_head.parameters()]:
-        parameter.grad = torch.randn_like(parameter)
-    one.update(0)
-    state = STATE | {"optimizer": one.optimizer.state_dict(), "value_head": one.value_head.state_dict()}
-    loaded = load_state(save_checkpoint(tmp_path, 3, policy, state))
-    assert same(loaded, state)
-    other.optimizer.load_state_dict(loaded["optimizer"])
-    assert same(other.optimizer.state_dict(), one.optimizer.state_dict())
-    assert len(loaded["optimizer"]["state"]) == len(list(policy.model.parameters())) + 4
 
 
 @pytest.mark.parametrize(("kept", "steps"), [({}, (20, 100)), ({"kept": 1}, (100,)), ({"kept": 3}, (10, 20, 100))])

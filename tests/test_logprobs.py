@@ -227,12 +227,6 @@ def test_the_head_runs_in_bfloat16_under_autocast_and_the_softmax_in_float32():
     torch.testing.assert_close(logprobs.double(), logits.log_softmax(-1)[range(9), range(9)], rtol=0, atol=1e-5)
 
 
-def test_hidden_states_may_have_another_dtype_than_the_head():
-    hidden, head, targets = torch.randn(5, 16).bfloat16(), torch.randn(50, 16), torch.arange(5)
-    logprobs = chunked_logprobs(hidden, head, targets, Sampling(), 2)
-    torch.testing.assert_close(logprobs, plain_logprobs(hidden.float(), head, targets, Sampling()))
-
-
 class Memory(TorchDispatchMode):
     """Follows every tensor that an operation returns: shapes, the largest, and the most bytes alive at once."""
 

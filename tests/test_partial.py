@@ -11,7 +11,7 @@ from policies import DEVICE, BruteForce, make_policy, rollout_of, rows_of
 from test_trainer import TINY, PowerCut, assert_same_run, at_step, folder, power_cut, use_the_toy  # noqa: F401
 
 from rlcourse.checkpoint import latest_checkpoint, load_state
-from rlcourse.collect import collect, staleness
+from rlcourse.collect import staleness
 from rlcourse.config import make_config
 from rlcourse.partial import Answer, Group, load_waiting, roll_out_partly, waiting_state
 from rlcourse.rollout import make_engine
@@ -150,20 +150,6 @@ def test_a_step_waits_for_a_part_of_the_longest_answer():
     engine.generate = lambda *arguments: rollouts.append(engine.step) or generate(*arguments)
     assert len(list(steps_of(engine, steps=30, config=dataclasses.replace(CONFIG, steps=40)))) == 30
     assert sum(step >= 5 for step in rollouts) <= 1.5 * 25
-
-
-def test_a_step_beyond_the_run_begins_what_it_needs():
-    engine = Numbered(0, 0.5)
-    assert [len(problems) for _, problems, _, _ in steps_of(engine, steps=STEPS + 2)] == [3] * (STEPS + 2)
-
-
-def test_collect_judges_the_groups_that_are_done():
-    engine = Numbered(0, 1.0)
-    prompts = PromptSampler(PROBLEMS, 0)
-    completions, sampled = collect(Letters(), engine, TASK, prompts, CONFIG)
-    assert completions is sampled and len(completions.answers) == 12
-    assert [a.problem for a in completions.answers[::4]] == PromptSampler(PROBLEMS, 0).peek(3)
-    assert completions.rollout.versions.eq(0).all()
 
 
 def test_log_probs_of_older_weights_are_not_the_trainer_s_even_where_both_are_exact():

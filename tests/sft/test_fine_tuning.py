@@ -2,10 +2,6 @@
 
 import copy
 import json
-import re
-import shlex
-import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +14,7 @@ from rlcourse import cli
 from rlcourse.checkpoint import latest_checkpoint, load_state
 from rlcourse.files import read_lines
 from rlcourse.policy import load_policy
-from rlcourse.runs import RunFolder, new_run
+from rlcourse.runs import new_run
 from rlcourse.sft import trainer
 from rlcourse.sft.config import make_config
 from rlcourse.sft.trainer import FineTuning, fine_tune, resume
@@ -215,31 +211,6 @@ def test_a_run_that_dies_between_two_micro_batches_and_is_resumed_equals_an_unin
     assert_same_run(tmp_path / "run", folder)
 
 
-def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(whole, tiny, tmp_path, monkeypatch):
-    options, folder = whole
-    settings = (tiny | options).items()
-    arguments = ["sft", *(f"--{n.replace('_', '-')}" + ("" if v is True else f"={v}") for n, v in settings)]
-    monkeypatch.setattr(sys, "argv", ["rlcourse", *arguments])
-    original = FineTuning.train_step
-
-    def interrupted(self):
-        if self.step == 2:
-            signal.raise_signal(signal.SIGINT)
-        return original(self)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(FineTuning, "train_step", interrupted)
-        result = CliRunner().invoke(cli.app, arguments)
-    assert result.exit_code == 130 and "Traceback" not in result.output
-    step, command = re.search(r"Stopped at step (\d+)\. Go on with: (rlcourse sft .*--resume)", result.output).groups()
-    assert step == "3" and latest_checkpoint(tmp_path / "run").name == "step-000003"
-    assert [line["step"] for line in logged(tmp_path / "run")["evals"]] == [0]
-    result = CliRunner().invoke(cli.app, shlex.split(command)[1:])
-    assert result.exit_code == 0, result.output
-    assert_same_run(tmp_path / "run", folder)  # the evaluation that was still due included
-    assert "30 examples learned" in result.output and "7 steps in" in result.output
-
-
 def test_a_finished_run_can_be_given_more_steps(tiny, tmp_path):
     fine_tune(make_config(**tiny | {"steps": 2}))
     assert resume(name="run", output=str(tmp_path), steps=4)["steps"] == 4
@@ -308,9 +279,3 @@ def test_the_command_refuses_before_anything_is_loaded(tmp_path):
         result = CliRunner().invoke(cli.app, ["sft", *arguments])
         assert result.exit_code == 2 and result.stderr.startswith(sentence) and result.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_new_run_of_the_same_name_gets_a_number(tiny, tmp_path):
-    config = make_config(**tiny | {"name": None})
-    assert [new_run(config).path.name for _ in range(2)] == ["sft-sums-seed0", "sft-sums-seed0-2"]
-    assert RunFolder(tmp_path, config).config.evaluated_task is None and make_config().evaluated_task == "minigsm"

@@ -106,12 +106,6 @@ def test_the_key_comes_from_the_environment_and_stays_out_of_the_file(server, mo
     assert "secret" not in (tmp_path / "judge.jsonl").read_text()
 
 
-def test_a_key_that_no_header_takes_is_not_repeated(server, monkeypatch, tmp_path):
-    monkeypatch.setenv(endpoint.KEY, "secret\nkey")
-    judge = judge_at(server, tmp_path, seconds=1)
-    assert judge.ask([QUESTION])[0].scores is None and "secret" not in judge.model.reason
-
-
 def test_another_address_is_not_followed_and_gets_no_key(server, monkeypatch, tmp_path):
     monkeypatch.setenv(endpoint.KEY, "secret")
     server.script = lambda n, _: (302, {"Location": f"{server.url}/elsewhere"}, b"")
@@ -126,14 +120,6 @@ def test_tokens_are_counted_and_priced(server, tmp_path):
     assert scored.cost == pytest.approx((2.0 * 3000 + 10.0 * 40) / 1e6)
     expected = {"replies": 1, "prompt_tokens": 3000, "completion_tokens": 40, "cost": scored.cost}
     assert judge.totals == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("usage", [None, {"prompt_tokens": -4}, {"prompt_tokens": "9", "completion_tokens": None}])
-def test_tokens_that_nobody_counts_are_guessed(server, tmp_path, usage):
-    server.script = lambda *_: completion(json.dumps(GOOD), usage)
-    judge = judge_at(server, tmp_path)
-    judge.ask([("s" * 40, "u" * 80)])
-    assert (judge.totals["prompt_tokens"], judge.totals["completion_tokens"]) == (30, len(json.dumps(GOOD)) // 4)
 
 
 RUBBISH = [
@@ -153,19 +139,12 @@ def test_rubbish_is_no_score_and_costs_one_request(server, tmp_path, number):
     assert judge.ask([QUESTION])[0].scores == GOOD  # and nothing of it was kept
 
 
-@pytest.mark.parametrize("status", [500, 429, 408])
-def test_what_may_pass_is_tried_again(server, tmp_path, status):
-    server.script = failing(status, times=2)
-    assert judge_at(server, tmp_path).ask([QUESTION])[0].scores == GOOD
-    assert len(server.asked) == 3
-
-
-@pytest.mark.parametrize("status", [400, 404])
-def test_what_will_not_pass_is_not_tried_again(server, tmp_path, status):
+@pytest.mark.parametrize(("status", "passes"), [(500, True), (429, True), (408, True), (400, False), (404, False)])
+def test_what_may_pass_is_tried_again_and_nothing_else(server, tmp_path, status, passes):
     server.script = failing(status, times=2)
     judge = judge_at(server, tmp_path)
-    assert judge.ask([QUESTION])[0].scores is None
-    assert len(server.asked) == 1 and str(status) in judge.model.reason
+    assert judge.ask([QUESTION])[0].scores == (GOOD if passes else None)
+    assert len(server.asked) == (3 if passes else 1) and (passes or str(status) in judge.model.reason)
 
 
 def test_waits_double_and_a_server_may_ask_for_longer_ones(server, tmp_path, monkeypatch):
@@ -209,12 +188,6 @@ def test_a_judge_that_is_down_is_left_alone_for_the_rest_of_a_batch(tmp_path, mo
         assert endpoint.GIVE_UP <= len(tried) <= endpoint.GIVE_UP + endpoint.AT_ONCE
         judge.ask(questions(1))
     assert len(tried) > endpoint.GIVE_UP and tried[-1] == questions(1)[0]  # the next batch is a new chance
-
-
-def test_now_and_then_a_failure_does_not_count_as_being_down(server, tmp_path):
-    server.script = lambda n, _: (400, {}, b"") if n % 2 else completion(json.dumps(GOOD))
-    found = judge_at(server, tmp_path).ask(questions(60))
-    assert len(server.asked) == 60 and sum(scored.scores is None for scored in found) == 30
 
 
 def test_several_are_asked_at_once_and_answers_go_where_they_belong(server, tmp_path):

@@ -192,11 +192,6 @@ START = f"{TRITON}import os, signal, socket, sys, time\n"
 HARMLESS = f"\n{CLASS}        return x\n"
 ESCAPES = {  # name: (a text, the reasons that it may end with)
     "a loop without end": (f"{START}while True:\n    pass\n{HARMLESS}", ("hang",)),
-    "a loop that ignores signals": (
-        f"{START}for n in range(1, 32):\n    try:\n        signal.signal(n, signal.SIG_IGN)\n    except OSError:\n"
-        f"        pass\nwhile True:\n    pass\n{HARMLESS}",
-        ("hang",),
-    ),
     "a fork bomb": (
         f"{START}while True:\n    os.fork()\n{HARMLESS}",
         ("hang", "compile", "died", "nonsense", "memory"),
@@ -223,15 +218,9 @@ ESCAPES = {  # name: (a text, the reasons that it may end with)
         f"{START}socket.create_connection(('127.0.0.1', PORT), timeout=2)\n{HARMLESS}",
         ("compile",),
     ),
-    "a closed wire": (f"{START}os.closerange(3, 64)\n{HARMLESS}", ("died", "compile")),
     "an answer of its own": (
         f"{START}import struct\nbody = b'no answer at all'\n"
         "for n in range(3, 64):\n    try:\n        os.write(n, struct.pack('<I', len(body)) + body)\n"
-        f"    except OSError:\n        pass\n{HARMLESS}",
-        ("nonsense", "died", "compile"),
-    ),
-    "an answer too large": (
-        f"{START}for n in range(3, 64):\n    try:\n        os.write(n, b'\\xff' * 4)\n"
         f"    except OSError:\n        pass\n{HARMLESS}",
         ("nonsense", "died", "compile"),
     ),

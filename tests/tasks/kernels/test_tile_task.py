@@ -38,11 +38,6 @@ def test_the_problems_that_ship_are_of_their_splits(task):
         task.problems("all")
 
 
-def test_long_problems_are_for_the_test_alone_and_come_last(task):
-    assert {problem.level for problem in task.train} == {problem.level for problem in task.validation} == {2, 3, 4, 5}
-    assert [problem.is_long for problem in task.test] == [False] * 200 + [True] * 100
-
-
 def test_training_has_more_problems_that_one_launch_does_not_hold(task):
     shares = {
         split: sum(not fits_one_launch(p.computation) for p in problems) / len(problems)
