@@ -121,6 +121,12 @@ def test_dry_run_prints_config_and_memory_and_trains_nothing(trained):  # a GPU'
     assert "494,032,768 parameters" in result.output
 
 
+def test_torchrun_is_refused_for_what_has_one_process(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    result = invoke("sample")
+    assert result.exit_code == 2 and "start this command without it" in result.stderr
+
+
 def test_summary_shows_before_and_after_and_a_sample(trained):
     output = invoke("train").output
     row = next(line for line in output.splitlines() if " accuracy " in line)

@@ -150,11 +150,7 @@ def test_an_output_of_a_run_that_cannot_be_written_is_refused_before_the_model_i
     ("change", "sentence"),
     [
         ({"lr": float("nan")}, "lr must be from 0 to 1, not nan"),
-        ({"lr": 10**400}, "lr must be from 0 to 1, not 1000"),
         ({"steps": "many"}, "steps must be int, not 'many'"),
-        ({"temperature": None}, "temperature must be float, not None"),
-        ({"preset": "b200"}, "Unknown preset 'b200'"),
-        ({"algorithm": ["ppo"]}, "algorithm must be str"),
         ({"num_generations": 1}, "advantage 'group_centered' compares"),
     ],
 )
