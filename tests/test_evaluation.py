@@ -95,6 +95,18 @@ def test_probabilities_that_are_not_finite_are_no_answers(policy):
         answer_problems(policy, engine, TASK, [Problem("What?", "", "1")], 3)
 
 
+def test_without_problems_there_is_nothing_to_answer():
+    with pytest.raises(ValueError, match="There are no problems to answer"):
+        answer_problems(NumberPolicy(), NumberEngine(), TASK, [], 10)
+
+
+def test_an_unfinished_answer_is_never_right_and_never_formatted():
+    answers = answer_problems(NumberPolicy(), NumberEngine(unfinished=[2, 5]), TASK, PROBLEMS, 10)
+    for number, (a,) in enumerate(answers):
+        whole = number not in (2, 5)
+        assert (a.finished, a.strict, a.lenient, a.formatted) == (whole,) * 4
+
+
 def test_an_evaluation_does_not_change_the_random_state_and_is_the_same_each_time():
     drawn = []
     for seed in (1, 2):
@@ -164,6 +176,12 @@ def test_the_test_evaluation_takes_the_problems_and_samples_that_were_asked_for(
     assert [s["right"] for s in result["samples"]] == [True, False, True, True, True]
     assert [s["gold"] for s in result["samples"]] == list("01234")
     assert result["samples"][2] == {"question": PROBLEMS[2].question, "gold": "2", "text": "#### 2", "right": True}
+
+
+def test_up_to_eight_answers_are_kept_as_samples():
+    task = MathTask("numbers", "Count.", [], [], PROBLEMS * 2)
+    result = evaluated(NumberPolicy(), NumberEngine(), task, make_config(eval_problems=12, pass_k=0))
+    assert result["problems"] == 12 and len(result["samples"]) == 8
 
 
 def test_what_is_loaded_and_how_it_is_sampled_is_what_the_config_says(policy, monkeypatch):

@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 
 from rlcourse.policy import (
     ValueHead,
+    compile_layers,
     frozen_copy,
     load_policy,
     low_precision_copy,
@@ -216,6 +217,13 @@ def test_a_low_precision_copy_keeps_the_frequencies_of_rope_in_float32(tied):
     assert copy.model.rotary_emb.inv_freq.dtype == torch.float32
     assert torch.equal(copy.model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq)
     assert (copy.lm_head.weight is copy.model.embed_tokens.weight) == tied
+
+
+def test_every_layer_is_compiled_for_any_length(policy, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **settings: compiled.append((self, settings)))
+    compile_layers(policy.model)
+    assert compiled == [(layer, {"dynamic": True}) for layer in policy.model.model.layers]
 
 
 def test_the_value_head_starts_at_zero_and_learns():

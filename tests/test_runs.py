@@ -125,6 +125,12 @@ def test_a_run_of_another_version_is_not_resumed(tmp_path):
             run_to_resume(settings_of(tmp_path, name="x"))
 
 
+def test_a_folder_that_is_no_run_is_not_resumed(tmp_path):
+    (tmp_path / "notes").mkdir()
+    with pytest.raises(FileNotFoundError, match="notes is not the folder of a run: it has no config"):
+        run_to_resume(settings_of(tmp_path, name="notes"))
+
+
 @pytest.mark.parametrize("tracker", ["tensorboard", "wandb"])
 def test_a_tracker_that_is_not_installed_is_named_and_leaves_no_run(tracker, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

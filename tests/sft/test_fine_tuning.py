@@ -253,6 +253,13 @@ def test_the_adapter_is_as_the_settings_say(tiny, tmp_path):
     assert json.loads((latest_checkpoint(tmp_path / "run") / "adapter_config.json").read_text())["lora_alpha"] == 6.0
 
 
+def test_a_damaged_adapter_is_one_sentence(tiny, tmp_path):
+    fine_tune(make_config(**tiny | LORA | {"steps": 1}))
+    (latest_checkpoint(tmp_path / "run") / "adapter_model.safetensors").write_bytes(b"12345678")
+    with pytest.raises(ValueError, match=r"step-000001 is damaged \(.*cut short\): start a new run"):
+        resume(name="run", output=str(tmp_path), steps=3)
+
+
 def test_the_folder_holds_what_a_run_leaves(whole, model_folder):
     options, folder = whole
     names = {"config.json", "metrics.jsonl", "evals.jsonl", "curve.png", "summary.json", "checkpoints"}

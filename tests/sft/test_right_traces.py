@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from typer.testing import CliRunner
 
 from rlcourse import cli
@@ -54,6 +55,13 @@ def test_right_answers_to_problems_of_training_are_kept_as_they_are(tmp_path):
         "3 of 9 are right and kept; not right: 3 (wrong 3); of problems that are held out: 2; "
     )
     assert len(list(of_file(tmp_path / "right.jsonl"))) == 3  # `rlcourse sft` takes it
+
+
+def test_nothing_right_is_refused_and_nothing_written(tmp_path):
+    written(tmp_path / "all.jsonl", [line("What is 1+1?", "#### 3")])
+    with pytest.raises(ValueError, match=r"Nothing is left of .*: 0 of 1 are right"):
+        keep_right(tmp_path / "all.jsonl", TASK, tmp_path / "right.jsonl")
+    assert not (tmp_path / "right.jsonl").exists()
 
 
 def test_an_evaluations_judge_is_asked(tmp_path):

@@ -102,6 +102,7 @@ BAD = {
     "nothing known": ({"text": "a"}, "there are no messages, and no prompt with an answer; expected"),
     "an empty answer": ({"prompt": "a", "answer": " \n"}, "an answer is empty"),
     "an answer that is a number": ({"prompt": "a", "answer": 5}, "role or content of message 2 is not a text"),
+    "messages that are texts": ({"messages": ["hello"]}, "messages is not a list of objects"),
     "no assistant": ({"messages": CHAT[:2]}, "there is no answer: no message has the role"),
     "parts": ({"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "role or content of message 1 is not"),
 }

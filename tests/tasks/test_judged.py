@@ -109,6 +109,13 @@ def test_metrics_are_the_tasks_and_the_judges_in_their_order_and_costs_are_those
     assert [verdict.metrics["judge_cached"] for verdict in found] == [0.0, 1.0, None]
 
 
+def test_the_rest_is_the_tasks_own(policy, tmp_path):
+    task = judged(lambda user: scores(0.5), tmp_path)
+    [problem] = task.problems("test")
+    assert (task.name, problem.question) == ("toy", "Write test.")
+    assert task.prompt(problem, policy) == policy.prompt("Write test.")
+
+
 def test_the_judge_sees_problem_and_answer_between_lines_that_the_answer_cannot_contain(tmp_path):
     task = judged(lambda user: scores(0.5), tmp_path)
     task.judge(attempts("right {here}"), training=True)

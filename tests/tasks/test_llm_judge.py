@@ -294,3 +294,9 @@ def test_a_question_too_long_for_it_has_no_answer_and_the_others_have(judging_fo
     assert long is None and short is not None and "tokens at most" in model.reason
     monkeypatch.setattr(model.llm, "generate", lambda *_: (_ for _ in ()).throw(RuntimeError("no memory\nat all")))
     assert model.replies([QUESTION]) == [None] and model.reason == "no memory"
+
+
+def test_a_model_without_a_chat_template_cannot_judge(judging_folder, monkeypatch):
+    monkeypatch.setattr("rlcourse.policy.Policy.prompt", lambda *_: (_ for _ in ()).throw(ValueError("none")))
+    with pytest.raises(ValueError, match="cannot judge: its chat template takes no instructions"):
+        LocalModel(judging_folder, "cpu")

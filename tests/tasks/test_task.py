@@ -77,6 +77,12 @@ def test_a_place_without_a_task_is_one_sentence(name, sentence, here):
         load_task(name)
 
 
+def test_what_a_module_of_ones_own_lacks_is_not_said_of_the_module(here):
+    (here / "lacking.py").write_text("import nowhere_to_be_found")
+    with pytest.raises(ModuleNotFoundError, match="nowhere_to_be_found"):
+        load_task("lacking:task")
+
+
 def test_a_task_that_measures_nothing_or_is_made_already_is_one_sentence(here):
     (here / "mute.py").write_text(SOURCE + "\n\ntask = Short()\ntask.metrics = {}\n")
     with pytest.raises(ValueError, match="mute:task measures nothing: name one of its metrics at least"):

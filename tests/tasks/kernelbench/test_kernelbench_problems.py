@@ -56,8 +56,14 @@ def test_the_last_fenced_block_is_the_answer(text, code):
 
 
 def test_the_prompt_has_the_source_and_the_language():
-    text = pointwise_problem("relu").prompt("cuda")
-    assert "torch.relu(x)" in text and "CUDA" in text and "ModelNew" in text
+    problem = pointwise_problem("relu")
+    text = problem.prompt("cuda")
+    assert (
+        (problem.question, problem.gold) == (problem.source, "relu")
+        and "torch.relu(x)" in text
+        and "CUDA" in text
+        and "ModelNew" in text
+    )
 
 
 def test_other_shapes_halve_what_the_inputs_alone_depend_on():

@@ -36,6 +36,12 @@ def test_reductions_know_where_the_columns_end(columns):
     assert agrees(*ran(list(optimum(computation)[1]), computation, columns=columns))
 
 
+def test_a_reduction_of_one_number_a_row_is_that_number():
+    computation = read_computation("a = rowsum u ; b = rowsum a ; c = rowmax b ; y = add u c")
+    for program in (eager(computation), list(optimum(computation)[1])):
+        assert agrees(*ran(program, computation))
+
+
 def test_each_launch_is_a_kernel_and_kept_values_are_not_stored():
     computation = read_computation("a = add u v ; b = relu a ; y = mul b w")
     source = lower(parse("a = add u v keep ; b = relu a end put ; y = mul b w put ;"), computation)

@@ -150,3 +150,8 @@ def test_a_file_that_is_none_is_refused(tmp_path, text, complaint):
     (tmp_path / "train.txt").write_text(text)
     with pytest.raises(ValueError, match=complaint):
         load_task("kernels", str(tmp_path))
+
+
+def test_a_folder_without_files_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"train\.txt"):
+        load_task("kernels", str(tmp_path))
