@@ -76,6 +76,12 @@ def test_a_token_is_clipped_beyond_the_bound_and_not_on_it(surrogate, advantages
     assert not losses.token_loss(zero, zero, torch.tensor([advantages]), everywhere, **nothing)[1].any()
 
 
+@pytest.mark.parametrize("how", ["sequence_mean", "token_mean", "constant"])
+def test_the_mean_over_one_token_is_the_token(how):
+    value, mask = torch.tensor([[3.0]]), torch.ones(1, 1, dtype=torch.bool)
+    assert losses.aggregate(value, mask, how, rows=1, tokens=1, max_new_tokens=1).item() == 3
+
+
 GARBAGE = [NAN, float("inf"), float("-inf")]
 
 

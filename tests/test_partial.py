@@ -152,6 +152,11 @@ def test_a_step_waits_for_a_part_of_the_longest_answer():
     assert sum(step >= 5 for step in rollouts) <= 1.5 * 25
 
 
+def test_a_step_beyond_the_run_begins_what_it_needs():
+    engine = Numbered(0, 0.5)
+    assert [len(problems) for _, problems, _, _ in steps_of(engine, steps=STEPS + 2)] == [3] * (STEPS + 2)
+
+
 def test_log_probs_of_older_weights_are_not_the_trainer_s_even_where_both_are_exact():
     rollout = rollout_of([([1], [2, 3])], [[-1.0, -2.0]])
     late = dataclasses.replace(rollout, versions=torch.zeros_like(rollout.ids[:, 1:]))
