@@ -7,6 +7,7 @@ import pytest
 
 from rlcourse import files
 from rlcourse.files import (
+    append_json,
     read_json,
     read_lines,
     try_empty_folder,
@@ -47,6 +48,13 @@ def test_a_file_that_is_missing_or_a_folder_is_named(path):
     with pytest.raises(FileNotFoundError):
         (path.parent / "file").write_text("{}")
         read_json(path.parent / "file" / "x.json", "copy it again")
+
+
+def test_lines_come_back_and_those_of_a_file_that_is_not_there_are_none(path):
+    assert read_lines(path) == []
+    for number in range(3):
+        append_json(path, {"step": number})
+    assert read_lines(path) == [{"step": 0}, {"step": 1}, {"step": 2}]
 
 
 def test_a_last_line_that_a_kill_cut_short_is_left_out(path):

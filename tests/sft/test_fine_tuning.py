@@ -127,6 +127,15 @@ def test_a_step_is_adamws_with_the_gradient_of_the_mean_loss(options, tiny):
         torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=1e-4, msg=name)
 
 
+def test_rows_hold_one_example_each_without_packing(tiny):
+    for packing, most in ((True, 60), (False, None)):
+        training = FineTuning(new_run(make_config(**tiny | {"packing": packing, "name": None})), torch.device("cpu"))
+        rows = [row for rows in training._micro_batches(training.data.train) for row in rows]
+        assert sum(map(len, rows)) == 30
+        assert (max(sum(len(e.ids) for e in row) for row in rows) <= most) if packing else set(map(len, rows)) == {1}
+        assert not packing or len(rows) < 30
+
+
 @pytest.mark.parametrize(("epochs", "steps", "expected"), [(2, None, 12), (2, 4, 4)])
 def test_an_epoch_is_every_example_once(epochs, steps, expected, tiny, tmp_path):
     """30 of the 33 are learned."""

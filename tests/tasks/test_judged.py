@@ -7,7 +7,7 @@ import pytest
 
 from rlcourse import trainer
 from rlcourse.config import make_config
-from rlcourse.tasks import Attempt, Judgement, Problem
+from rlcourse.tasks import Attempt, Judgement, Problem, load_task
 from rlcourse.tasks.endpoint import Reply
 from rlcourse.tasks.judged import METRICS, OF_ANSWERS, OF_PROGRAMS, JudgedTask, with_judge
 from rlcourse.tasks.llm_judge import Judge, LocalModel
@@ -127,6 +127,13 @@ def test_the_judge_sees_problem_and_answer_between_lines_that_the_answer_cannot_
     task.judge(attempts(forged), training=True)
     _, user = task.asked.model.asked[1]
     assert user.splitlines()[-1] != mark and user.count(user.splitlines()[-1]) == 2
+
+
+def test_answers_that_are_no_programs_are_scored_for_correctness_alone(tmp_path):
+    task = judged(lambda user: scores(0.5, OF_ANSWERS), tmp_path, load_task("minigsm"))
+    [verdict] = task.judge([Attempt(Problem("1+1?", "", "2"), "#### 2", 5, True)], training=True)
+    assert verdict.right and verdict.reward(HALF) == pytest.approx(0.75)
+    assert "compil" not in task.asked.model.asked[0][0]
 
 
 def test_without_a_judge_a_task_stays_itself_and_with_one_it_is_the_configs(tmp_path, monkeypatch):

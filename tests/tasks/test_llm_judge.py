@@ -122,6 +122,14 @@ def test_tokens_are_counted_and_priced(server, tmp_path):
     assert judge.totals == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("usage", [None, {"prompt_tokens": -4}, {"prompt_tokens": "9", "completion_tokens": None}])
+def test_tokens_that_nobody_counts_are_guessed(server, tmp_path, usage):
+    server.script = lambda *_: completion(json.dumps(GOOD), usage)
+    judge = judge_at(server, tmp_path)
+    judge.ask([("s" * 40, "u" * 80)])
+    assert (judge.totals["prompt_tokens"], judge.totals["completion_tokens"]) == (30, len(json.dumps(GOOD)) // 4)
+
+
 RUBBISH = [
     b"", b"<html>", b"[]", b"{}", b'{"choices": []}', b'{"choices": [{"message": {"content": null}}]}', b"[" * 100_000,
     b'{"choices": [{"message": {"content": "x"}}], "usage": 7}', completion("I like it."),
@@ -188,6 +196,12 @@ def test_a_judge_that_is_down_is_left_alone_for_the_rest_of_a_batch(tmp_path, mo
         assert endpoint.GIVE_UP <= len(tried) <= endpoint.GIVE_UP + endpoint.AT_ONCE
         judge.ask(questions(1))
     assert len(tried) > endpoint.GIVE_UP and tried[-1] == questions(1)[0]  # the next batch is a new chance
+
+
+def test_now_and_then_a_failure_does_not_count_as_being_down(server, tmp_path):
+    server.script = lambda n, _: (400, {}, b"") if n % 2 else completion(json.dumps(GOOD))
+    found = judge_at(server, tmp_path).ask(questions(60))
+    assert len(server.asked) == 60 and sum(scored.scores is None for scored in found) == 30
 
 
 def test_several_are_asked_at_once_and_answers_go_where_they_belong(server, tmp_path):
