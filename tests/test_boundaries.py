@@ -8,7 +8,6 @@ from policies import BruteForce, rollout_of
 
 from rlcourse import logprobs, lora
 from rlcourse.advantages import gae, group_normalized, has_signal, whiten
-from rlcourse.batch import completion_lengths
 from rlcourse.config import make_config
 from rlcourse.learner import Learner
 from rlcourse.losses import aggregate, token_loss, value_loss
@@ -51,16 +50,6 @@ def test_a_weight_of_exactly_the_size_that_is_copied_alone_reaches_the_engine(pl
         assert torch.equal(own, theirs.bfloat16())
 
 
-@pytest.mark.parametrize(("ratio", "advantage"), [(1.25, 1.0), (0.75, -1.0)])
-def test_a_ratio_exactly_on_the_clip_is_not_clipped(ratio, advantage):
-    logprobs = torch.tensor([[ratio]], dtype=torch.float64).log()
-    mask, zero = torch.ones(1, 1, dtype=torch.bool), torch.zeros(1, 1, dtype=torch.float64)
-    clip = abs(logprobs.exp().item() - 1)
-    options = {"surrogate": "clip", "ratio": "token", "clip_low": clip, "clip_high": clip}
-    _, clipped = token_loss(logprobs, zero, torch.tensor([advantage]), mask, **options)
-    assert not clipped.any()
-
-
 def test_inputs_of_losses_and_advantages_stay_as_they_are():
     mask = torch.tensor([[True, True, False], [True, False, False]])
     a, b, c = (torch.randn(2, 3) for _ in range(3))
@@ -78,11 +67,6 @@ def test_logits_that_are_sampled_from_stay_as_they_are(sampling):
     kept = logits.clone()
     sampling_logits(logits, sampling, keep=torch.tensor([1, 2, 3, 4]))
     assert torch.equal(logits, kept)
-
-
-@pytest.mark.parametrize(("tokens", "expected"), [([7, 7, 7], 1), ([1, 2, 7], 3), ([1, 2, 3], 3), ([1, 7, 7], 2)])
-def test_a_completion_ends_with_its_first_eos(tokens, expected):
-    assert completion_lengths(torch.tensor([tokens]), [7]).tolist() == [expected]
 
 
 def test_top_k_of_the_whole_vocabulary_and_of_more_leave_nothing_out():

@@ -86,13 +86,6 @@ def test_the_engine_is_asked_for_what_the_config_says_and_the_policy_gets_the_in
     assert policy.asked == [(f"question {n}", "Reason.") for n in range(3)]
 
 
-def test_an_unfinished_answer_earns_nothing():
-    completions, _, _, _ = collected({0: [1, 2]}, unfinished=[(0, 1)], reward_neither=-0.5)
-    assert completions.rewards.tolist()[:3] == [0, -0.5, 1]
-    assert [a.finished for a in completions.answers] == [True, False] + [True] * 10
-    assert not completions.answers[1].strict
-
-
 def test_the_reward_scheme_of_the_config_is_used():
     texts = {"#### 7": True, "the answer is 7": True, "#### 8": True, "no idea": True, "#### 7 ": False}
     answers = [answer(text, 1, finished) for text, finished in texts.items()]

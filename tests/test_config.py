@@ -61,11 +61,6 @@ def test_a_choice_that_does_not_exist_is_refused_with_those_that_do(f):
     assert TrainConfig.__dataclass_fields__[f.name].default in f.metadata["choices"]
 
 
-def test_one_completion_a_prompt_is_enough_where_nothing_is_compared():
-    for algorithm in ("reinforce", "reinforce_baseline", "ppo"):
-        assert make_config(algorithm=algorithm, num_generations=1).rows == 16
-
-
 def test_a_whole_number_is_a_float_too():
     config = make_config(lr=1, kl_coef=0)
     assert type(config.lr) is float and type(config.kl_coef) is float

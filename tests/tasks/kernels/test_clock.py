@@ -22,12 +22,9 @@ def test_eager_pays_for_each_launch_load_and_store():
     )
 
 
-def test_joined_launches_save_the_start_and_the_reload():
+def test_joined_launches_save_the_start_and_the_reload_and_kept_values_the_store():
     joined = us("a = add u v put ; b = relu a put ; y = mul b w put ;", CHAIN)
     assert joined == pytest.approx(10 + 3 * 200 + 3 * 200 + 3 * 2)
-
-
-def test_kept_values_save_the_store():
     kept = us("a = add u v keep ; b = relu a keep ; y = mul b w put ;", CHAIN)
     assert kept == pytest.approx(10 + 3 * 200 + 1 * 200 + 3 * 2)
 
