@@ -121,6 +121,14 @@ def test_dry_run_prints_config_and_memory_and_trains_nothing(trained):  # a GPU'
     assert "494,032,768 parameters" in result.output
 
 
+def test_dry_run_of_several_ranks_says_what_each_has_to_hold(trained, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    result = invoke("train", "--preset", "h200", "--num-prompts", "32", "--dry-run")  # one rank has 11
+    config = make_config("h200", num_prompts=11)
+    needed = memory.estimate(config, model_shape(config.model), "cuda")
+    assert f"{needed.rollout / 1e9:.3g} GB" in result.output and "each of 3 processes" in result.output
+
+
 def test_torchrun_is_refused_for_what_has_one_process(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     result = invoke("sample")
