@@ -8,7 +8,6 @@ from rlcourse.advantages import has_signal
 from rlcourse.batch import Completions, Rollout, join_completions, judge
 from rlcourse.config import TrainConfig
 from rlcourse.measure.timing import PhaseTimer
-from rlcourse.partial import roll_out_partly
 from rlcourse.policy import Policy
 from rlcourse.rollout import RolloutEngine
 from rlcourse.tasks import Answer, Task, mean_metrics, prompts_of
@@ -64,12 +63,9 @@ def roll_out(
 ) -> Completions:
     """`num_generations` completions of each of `num_prompts` problems, judged and rewarded."""
     with timer("rollout"):
-        if config.partial_rollout_tokens:
-            problems, rollout = roll_out_partly(policy, engine, task, prompts, config)
-        else:
-            problems = prompts.sample(config.num_prompts)
-            asked = prompts_of(task, problems, policy)
-            rollout = engine.generate(asked, config.num_generations, config.max_new_tokens, config.sampling)
+        problems = prompts.sample(config.num_prompts)
+        asked = prompts_of(task, problems, policy)
+        rollout = engine.generate(asked, config.num_generations, config.max_new_tokens, config.sampling)
     with timer("reward"):
         answers = judge(policy, task, problems, rollout, training=True)
         rewards = torch.tensor(reward_function(answers, config), dtype=torch.float32, device=rollout.ids.device)

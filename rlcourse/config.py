@@ -135,12 +135,6 @@ class TrainConfig:
     overlap: bool = setting(
         False, "of two processes one samples while the other trains, with weights that are one step behind"
     )
-    partial_rollout_tokens: int = setting(
-        0,
-        "tokens by which an answer grows in one rollout; if it has not ended it goes on in the next, and its group "
-        "trains when all are done; 0: no limit but max_new_tokens",
-        within=COUNT_OR_NONE,
-    )
     num_prompts: int = setting(16, "prompts a step", within=COUNT)
     num_generations: int = setting(8, "completions of each prompt: the group", within=COUNT)
     max_prompt_tokens: int = setting(64, "problems with longer prompts are left out", within=COUNT)
@@ -286,22 +280,12 @@ def check_config(config: TrainConfig) -> None:
         raise ValueError("surrogate 'reinforce' has no importance ratio: it needs inner_epochs 1 and minibatches 1.")
     if config.overlap and config.sampler_correction == "off":
         raise ValueError("overlap trains on what older weights have sampled: add --sampler-correction token.")
-    if config.partial_rollout_tokens and config.max_new_tokens % config.partial_rollout_tokens:
-        raise ValueError(
-            f"max_new_tokens must be a multiple of {config.partial_rollout_tokens}, partial_rollout_tokens."
-        )
-    if config.partial_rollout_tokens and (config.dynamic_sampling or config.overlap):
-        raise ValueError(
-            "Partial rollouts do not go with dynamic sampling or overlap: set partial_rollout_tokens to 0."
-        )
     if config.minibatches > config.rows:
         raise ValueError(f"minibatches ({config.minibatches}) must not exceed the rows of a step ({config.rows}).")
     if config.dtype == "bfloat16" and config.device == "cpu":
         raise ValueError("dtype bfloat16 is for a GPU: use --dtype float32 on a CPU.")
-    if config.shard and (config.overlap or config.partial_rollout_tokens):
-        raise ValueError(
-            "With --shard every rank samples whole answers: leave out --shard, or overlap and partial rollouts."
-        )
+    if config.shard and config.overlap:
+        raise ValueError("With --shard every rank samples and trains: leave out --shard or --overlap.")
     if config.shard and config.lora_rank:
         raise ValueError(
             "--shard splits weights that learn, and with an adapter few do: leave out --shard or --lora-rank."

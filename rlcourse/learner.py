@@ -137,9 +137,10 @@ def model_pass(model: PreTrainedModel, config: TrainConfig, compile: bool = Fals
 
         return ShardedPass(model, config.dtype, compile)
     dtype, plain = getattr(torch, config.dtype), PlainPass(model, config.dtype, compile, as_base)
-    if dtype == torch.float32 or not may_be_exact(model.device) or unknown_part(model):
+    below_adapter = as_base and has_adapter(model)
+    if dtype == torch.float32 or not may_be_exact(model.device) or unknown_part(model) or below_adapter:
         return plain  # before memory is taken
-    if (as_base and has_adapter(model)) or not is_exact(fused_weights(model, dtype)):
+    if not is_exact(fused_weights(model, dtype)):
         return plain
     from rlcourse.exact.model import ExactPass  # only where there is Triton
 

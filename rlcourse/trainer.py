@@ -31,7 +31,6 @@ from rlcourse.learner import Learner
 from rlcourse.measure.memory import check_memory
 from rlcourse.measure.profiling import peak_memory_bytes
 from rlcourse.measure.timing import PhaseTimer, now
-from rlcourse.partial import load_waiting, waiting_state
 from rlcourse.policy import Policy, checkpoint_activations, compile_layers, load_policy
 from rlcourse.rollout import RolloutEngine, make_engine
 from rlcourse.runs import RunFolder, new_run, run_to_resume
@@ -285,7 +284,6 @@ class Trainer:
             "seconds": self.seconds,
             "spent": dict(self.spent.seconds),
             "before": self.before,
-            "waiting": waiting_state(self.prompts),
             "ahead": self.world.ahead and self.world.ahead.state(),
         }
         with self.spent("saving"):
@@ -303,7 +301,6 @@ class Trainer:
                 self.learner.value_head.load_state_dict(state["value_head"])
             self.prompts.position = state["prompts_sampled"]
             self.spent.seconds |= state["spent"]
-            load_waiting(state["waiting"], self.prompts, self.step, self.config)
             set_random_state(state["random"], self.device)
             if self.world.ahead is not None:
                 self.world.ahead.load(state["ahead"])

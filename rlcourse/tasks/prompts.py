@@ -1,7 +1,6 @@
 """The order in which training goes through the problems."""
 
 from functools import lru_cache
-from typing import Any
 
 import torch
 
@@ -9,12 +8,10 @@ from rlcourse.tasks.task import Problem
 
 
 class PromptSampler:
-    """Goes through the problems, in a new random order each epoch. Its state is `position`, the number sampled, and
-    where rollouts are partial the groups that wait: those begun that have not trained (`rlcourse.partial`)."""
+    """Goes through the problems, in a new random order each epoch. Its state is `position`, the number sampled."""
 
     def __init__(self, problems: list[Problem], seed: int):
         self.problems, self.seed, self.position = problems, seed, 0
-        self.waiting: list[Any] = []
 
     def sample(self, count: int) -> list[Problem]:
         """The next `count` problems."""
@@ -24,10 +21,9 @@ class PromptSampler:
 
     def peek(self, count: int) -> list[Problem]:
         """What `sample` would return."""
-        return [self.at(self.position + i) for i in range(count)]
+        return [self._at(self.position + i) for i in range(count)]
 
-    def at(self, position: int) -> Problem:
-        """The problem at a position of the order, from 0."""
+    def _at(self, position: int) -> Problem:
         epoch, index = divmod(position, len(self.problems))
         return self.problems[self._permutation(epoch)[index]]
 

@@ -118,16 +118,6 @@ def test_three_ranks_train_what_one_process_does_and_one_of_them_says_so(folder,
     assert "Traceback" not in ranks.printed and not (tmp_path / "run-2").exists()
 
 
-@pytest.mark.thorough
-def test_two_ranks_roll_out_partly_as_one_process_does(folder, tmp_path, tmp_path_factory):
-    settings = TINY | {"num_prompts": 4, "algorithm": "reinforce", "partial_rollout_tokens": 1}
-    expected = whole_run_of(settings, folder, tmp_path_factory)
-    ranks = start(2, settings, folder, tmp_path).end()
-    assert ranks.codes == [0, 0], ranks.printed
-    assert_nearly_same_run(tmp_path / "run", expected)
-    assert max(line["staleness_max"] for line in lines(expected)["metrics"]) >= 1
-
-
 # How it ends
 
 

@@ -98,10 +98,6 @@ ROWS = [
     ("rollout_metrics", "collect", no(1), no(3), keep("Sub", 1, 2)),
     ("PromptSampler.sample", "tasks/prompts", unset("position")),
     ("PromptSampler._permutation", "tasks/prompts", keep("Add", 0), keep("Add", 1), kw("randperm", "generator")),
-    ("partial:roll_out_partly", "partial", unsliced(), keep("Sub", 0)),
-    ("partial:_grow", "partial", keep("Add", 0, 1), unsliced(1), unset("ended")),
-    ("partial:Answer.done", "partial", op("GtE", "Gt")),
-    ("partial:Group.done", "partial", name("all", "any")),
     # engines
     ("HFEngine.generate", "rollout/engine_promises -k in_its_mode", drop("train")),
     ("HFEngine.generate", "rollout/engine_promises -k last_allowed", drop("isin")),

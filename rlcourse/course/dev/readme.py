@@ -2,8 +2,7 @@
 `python -m rlcourse.course.dev.readme`. No figure in them is typed.
 
 A table stands between `<!-- record nvidia-h200 step: column, column -->`, `<!-- curves -->`, `<!-- gain -->`,
-`<!-- sampler_gap -->`, `<!-- gap -->`, `<!-- partial_rollouts -->`, `<!-- headline -->` or `<!-- course -->` and
-`<!-- end -->`.
+`<!-- sampler_gap -->`, `<!-- gap -->`, `<!-- headline -->` or `<!-- course -->` and `<!-- end -->`.
 """
 
 import json
@@ -21,7 +20,7 @@ from rlcourse.measure.records import load_record, provenance, record_markdown
 
 ROOT = Path(__file__).resolve().parents[3]
 FILLED = ("README.md", "RECORDS.md")
-KINDS = "record|headline|curves|gain|sampler_gap|gap|partial_rollouts|course"
+KINDS = "record|headline|curves|gain|sampler_gap|gap|course"
 MARKER = re.compile(rf"(<!-- ({KINDS})([^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -43,8 +42,6 @@ def _table(kind: str, arguments: str) -> str:
         return sampler_gap_markdown()
     if kind == "gap":
         return gap_markdown()
-    if kind == "partial_rollouts":
-        return partial_rollouts_markdown()
     source, columns = arguments.split(":")
     device, name = source.split()
     return record_markdown(load_record(name, device), [column.strip() for column in columns.split(",")])
@@ -111,25 +108,6 @@ def gap_markdown() -> str:
         gaps = [run["mismatch_mean"] for run in runs if run["mismatch_mean"] is not None]
         cells.append(f"{statistics.fmean(gaps):.2g}" if gaps else "")
         lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + f"\n\n{provenance(record)}\n"
-
-
-def partial_rollouts_markdown() -> str:
-    """Of each variant the accuracy after, least to most over the seeds, and the means over their steps of the reward,
-    of how old tokens were and of how many decode steps a step waited for."""
-    record = load_curve("partial_rollouts")
-    lines = [
-        "| rollouts, correction | seeds | accuracy after | mean reward | steps a token is old | decode steps a step |"
-    ]
-    lines.append("| --- | --- | --- | --- | --- | --- |")
-    for variant in dict.fromkeys(row["variant"] for row in record["results"]):
-        runs = [row for row in record["results"] if row["variant"] == variant]
-        after = _range([run["evals"][-1]["accuracy"] for run in runs])
-        reward, age, waited = (
-            statistics.fmean(value for run in runs for value in run["steps"][name])
-            for name in ("reward", "staleness_mean", "decode_steps")
-        )
-        lines.append(f"| {variant} | {len(runs)} | {after} | {reward:.2f} | {age:.1f} | {waited:.0f} |")
     return "\n".join(lines) + f"\n\n{provenance(record)}\n"
 
 

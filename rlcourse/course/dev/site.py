@@ -66,7 +66,6 @@ API = {
     "Policy": ["policy", "sampling"],
     "Rollout": [
         "llm",
-        "partial",
         "rollout",
         "rollout.hf",
         "rollout.fast",

@@ -12,7 +12,7 @@ from typing import Any
 from rlcourse.measure.records import load_record, write_record
 from rlcourse.paths import data_folder
 
-OF_MODULES = ("sampler_gap", "partial_rollouts")  # with a row for each variant and seed
+OF_MODULES = ("sampler_gap",)  # with a row for each variant and seed
 
 
 def record_seeds(
