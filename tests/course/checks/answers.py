@@ -1,73 +1,128 @@
-"""The tests that the checks of most lessons share: they pass right answers, kill wrong ones, name the usual mistakes
-and show the hint at a hole."""
+"""The answers that all checks are tried with: the solutions of the masters, and the tables of the lessons' modules.
 
+answers_nbNN.py has those of lesson NN:
+RIGHT: {question: a right answer, written in another way than the solution}
+WRONG: {question: {mistake: function, or (function, what the card must say, sentences that it must not say)}}
+EDITS: {question: {mistake: (piece of a kernel's solution, what replaces it, what the card must say or None)}}
+"""
+
+import ast
 import functools
 import importlib
+import itertools
+import linecache
 import sys
 from pathlib import Path
+from types import ModuleType
 
-import pytest
-from thorough import thinned, thorough
+from rlcourse.course.dev.build import ROOT
 
-from rlcourse.course.checks import Local
+MASTERS = {f"nb{path.name[:2]}": path for path in sorted((ROOT / "exercises" / "_src").glob("*.py"))}
+CHECKS = {lesson: importlib.import_module(f"rlcourse.course.checks.{lesson}") for lesson in MASTERS}
+QUESTIONS = [(lesson, question) for lesson, checks in CHECKS.items() for question in checks.QUESTIONS]
+KERNELS = {
+    (lesson, name): asked for lesson, checks in CHECKS.items() for name, asked in getattr(checks, "KERNELS", {}).items()
+}
 
 
-def kernel_from(source: str, name: str, folder: Path, monkeypatch) -> type:
+def asked(lesson: str, question: str):
+    return CHECKS[lesson].QUESTIONS[question]
+
+
+def tables(lesson: str) -> ModuleType:
+    return importlib.import_module(f"answers_{lesson}")
+
+
+def another(lesson: str, question: str):
+    """The right answer beside the solution."""
+    return tables(lesson).RIGHT[question]
+
+
+def wrong_answers(lesson: str, question: str) -> dict[str, tuple]:
+    """{mistake: (function, what the card must say or "", sentences that it must not say)}"""
+    found = {}
+    for name, entry in tables(lesson).WRONG[question].items():
+        function, said, never = (*entry, ())[:3] if isinstance(entry, tuple) else (entry, "", ())
+        found[name] = (function, said, never)
+    return found
+
+
+def half_mended(function, planted: dict[str, str], most: int = 2) -> dict[str, tuple]:
+    """Entries of WRONG: `function` with 1 to `most` of a colleague's mistakes left.
+
+    The card names one of these, and none that has been mended. planted: {mistake: its sentence}.
+    """
+    found = {}
+    for left in itertools.chain(*(itertools.combinations(planted, count) for count in range(1, most + 1))):
+        mended = [sentence for name, sentence in planted.items() if name not in left]
+        found["+".join(left)] = (functools.partial(function, wrong=left), [planted[name] for name in left], mended)
+    return found
+
+
+def ruled(function, sentences: dict[str, str], keyword: str = "rule") -> dict[str, tuple]:
+    """Entries of WRONG: `function` with one rule broken, which the card must name. sentences: {rule: sentence}."""
+    return {name: (functools.partial(function, **{keyword: name}), said) for name, said in sentences.items()}
+
+
+@functools.cache
+def source(lesson: str, name: str) -> str:
+    """What a master's function or class needs to run alone: its text, the imports, and what it uses of the master."""
+    text = MASTERS[lesson].read_text(encoding="utf-8")
+    body = ast.parse(text).body
+    imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
+    defined = {}
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            defined[node.name] = node
+        elif isinstance(node, ast.Assign):
+            defined |= {n.id: node for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+    needed, names = set(), [name]
+    while names:
+        node = defined.get(names.pop())
+        if node is not None and node not in needed:
+            needed.add(node)
+            names += [n.id for n in ast.walk(node) if isinstance(n, ast.Name)]
+    lines = text.split("\n")
+    parts = []
+    for node in body:
+        if node in imports or node in needed:
+            first = min(line.lineno for line in [node, *getattr(node, "decorator_list", [])])
+            last = node.end_lineno
+            while lines[last].strip() == "# END SOLUTION":
+                last += 1
+            parts.append("\n".join(lines[first - 1 : last]))
+    return "\n".join(parts) + "\n"
+
+
+@functools.cache
+def solution(lesson: str, question: str):
+    """The function that the master gives as the solution."""
+    name = asked(lesson, question).function
+    file = f"<solution of {lesson} {question}>"
+    text = source(lesson, name)
+    linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+    names = {}
+    exec(compile(text, file, "exec"), names)
+    return names[name]
+
+
+def edited(lesson: str, question: str, mistake: str = "") -> tuple[str, str | None]:
+    """A kernel's solution with an edit in what the reader writes, and what the card must say of it."""
+    text = source(lesson, KERNELS[lesson, question].function)
+    if not mistake:
+        return text, None
+    old, new, said = tables(lesson).EDITS[question][mistake]
+    head, mark, own = text.rpartition("# BEGIN SOLUTION")
+    assert old in own, "this mistake can no longer be made: write another one"
+    return head + mark + own.replace(old, new), said
+
+
+def kernel_from(text: str, name: str, folder: Path, monkeypatch) -> type:
     """A kernel's class from its source, which CuTe DSL reads from a file."""
-    pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
     module = f"kernel_{folder.name}"
-    (folder / f"{module}.py").write_text(source)
+    (folder / f"{module}.py").write_text(text)
     monkeypatch.syspath_prepend(folder)
     try:
         return getattr(importlib.import_module(module), name)
     finally:
         sys.modules.pop(module, None)
-
-
-def common_tests(questions: dict, right: dict, wrong: dict, named: dict, first: bool = False, slow=()) -> dict:
-    """The tests for one lesson. The test module adds them to its `globals()`, where pytest finds them.
-
-    questions: the lesson's questions, {question: Question}
-    right: {question: [function, ...]}
-    wrong: {question: {mistake: function}}
-    named: {(question, mistake): part of the sentence that names this mistake}
-    first: the sentence must be that of the first case that fails, not of any
-    slow: questions whose checks take long: three of four wrong answers are left to `pytest -m thorough`
-    """
-
-    mistakes = [
-        case for q, found in wrong.items() for case in thinned([(q, name) for name in found], 4 if q in slow else 1)
-    ]
-
-    @functools.cache
-    def run(question: str, function, seed: int = 0):
-        return questions[question].run(Local(function), seed=seed)
-
-    @pytest.mark.parametrize("seed", [0, thorough(1)])
-    @pytest.mark.parametrize("question, function", [(q, f) for q, found in right.items() for f in found])
-    def test_right_answers_pass(question, function, seed):
-        result = run(question, function, seed)
-        assert result.passed, repr(result)
-
-    @pytest.mark.parametrize("seed", [0, thorough(1)])
-    @pytest.mark.parametrize("question, name", mistakes)
-    def test_wrong_answers_are_killed_and_the_mistake_is_named(question, name, seed):
-        result = run(question, wrong[question][name], seed)
-        assert not result.passed, repr(result)
-        if seed == 0 and (question, name) in named:
-            messages = [case.message for case in result.cases if not case.passed]
-            looked_at = messages[:1] if first else messages
-            assert any(named[question, name] in message for message in looked_at), messages
-
-    def test_every_mistake_that_is_to_be_named_is_tried():
-        assert named.keys() <= {(q, name) for q, found in wrong.items() for name in found}
-
-    def test_a_hole_shows_the_hint():
-        def hole(*_):
-            raise NotImplementedError
-
-        for question in questions:
-            result = run(question, hole)
-            assert not result.passed and result.hint == questions[question].hint, repr(result)
-
-    return {name: test for name, test in locals().items() if name.startswith("test_")}

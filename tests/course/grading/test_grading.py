@@ -3,15 +3,12 @@
 import csv
 import json
 import os
-import struct
 import subprocess
 import sys
-import time
 import xml.etree.ElementTree as ElementTree
 
 import nbformat
 import pytest
-import torch
 from submissions import IMPORTS, write
 from thorough import thinned
 from typer.testing import CliRunner
@@ -19,7 +16,6 @@ from typer.testing import CliRunner
 from rlcourse.cli import app
 from rlcourse.course.grading import report, student
 from rlcourse.course.grading.grade import grade, grade_folder
-from rlcourse.sandbox.wire import Unreadable, decode, encode
 
 RIGHT = {"q1": "def double(x):\n    return x + x", "q2": "def square(x):\n    return x ** 2"}
 
@@ -39,11 +35,6 @@ ALONE = "91_alone.ipynb"
 
 def scores(result):
     return [r.score for r in result.results]
-
-
-def test_right_answers_earn_every_point(tmp_path):
-    result = grade(submission(tmp_path, RIGHT["q1"], RIGHT["q2"]))
-    assert scores(result) == [2, 2] and result.possible == 4 and result.errors == []
 
 
 BAD = {
@@ -195,19 +186,14 @@ def test_the_checks_are_found_by_metadata_then_import_then_name(tmp_path):
     notebook.metadata["rlcourse"] = {"name": "91_alone"}
     nbformat.write(notebook, path)
     assert scores(grade(path)) == [2]
+    notebook.metadata["rlcourse"]["kind"] = "notebooks"
+    nbformat.write(notebook, path)
+    with pytest.raises(ValueError, match=r"is a lesson: its exercises are in exercises/mine\.ipynb"):
+        grade(path)
     path = submission(
         tmp_path, RIGHT["q1"], other=["from rlcourse.course.checks import nb91 as check"], name="mine.ipynb"
     )
     assert scores(grade(path)) == [2]
-
-
-def test_a_lesson_is_no_exercise(tmp_path):
-    path = submission(tmp_path, RIGHT["q1"])
-    notebook = nbformat.read(path, as_version=4)
-    notebook.metadata["rlcourse"] = {"name": "01_policy_gradient", "kind": "notebooks"}
-    nbformat.write(notebook, path)
-    with pytest.raises(ValueError, match=r"is a lesson: its exercises are in exercises/90_try\.ipynb"):
-        grade(path)
 
 
 @pytest.mark.thorough
@@ -216,13 +202,13 @@ def test_a_notebook_under_another_s_name_is_named(tmp_path):
     assert "Graded as notebook 91, though the file's name or import says 90." in report.as_text(grade(path))
 
 
-@pytest.mark.parametrize("memory", [float("nan"), float("inf"), 1e30, 0.0, -1.0])
+@pytest.mark.parametrize("memory", [float("nan"), 1e30, 0.0])
 def test_memory_that_cannot_be_given_is_refused_at_once(memory, tmp_path):
     submission(tmp_path, RIGHT["q1"])
-    for target in (lambda: grade(tmp_path / "90_try.ipynb", memory_gb=memory),
-                   lambda: list(grade_folder(tmp_path, memory_gb=memory))):  # fmt: skip
-        with pytest.raises(ValueError, match=r"--memory must be from 0\.1 to 1,000"):
-            target()
+    with pytest.raises(ValueError, match=r"--memory must be from 0\.1 to 1,000"):
+        grade(tmp_path / "90_try.ipynb", memory_gb=memory)
+    with pytest.raises(ValueError, match=r"--memory must be from 0\.1 to 1,000"):
+        list(grade_folder(tmp_path, memory_gb=memory))
 
 
 @pytest.mark.thorough
@@ -252,62 +238,3 @@ def test_the_command_prints_the_report_and_explains_itself(tmp_path):
     assert run.exit_code == 0 and "2 of 2 points" in run.output and (tmp_path / "r.json").exists()
     run = CliRunner().invoke(app, ["grade", str(tmp_path / "nothing.ipynb")])
     assert run.exit_code != 0 and "There is no notebook" in run.output
-
-
-VALUES = [None, True, 3, 0.5, "text", [1, 2.0], (torch.arange(3), [torch.rand(2, 2)]), {"a": torch.tensor(1.5)}]
-
-
-@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
-def test_a_value_comes_back_as_it_was(value):
-    assert repr(decode(encode(value))) == repr(value)
-
-
-VIEWS = {
-    "one element of a row": torch.arange(5)[2:3].as_strided((1,), (5,)),
-    "transposed": torch.arange(6.0).view(2, 3).T,
-    "expanded": torch.tensor([1.5]).expand(4),
-    "conjugated": torch.tensor([1 + 2j]).conj(),
-    "empty": torch.empty(0, 3),
-    "with a gradient": torch.ones(2, requires_grad=True) * 2,
-    "a parameter": torch.nn.Parameter(torch.ones(2)),
-    "half": torch.tensor([1.5], dtype=torch.bfloat16),
-}
-
-
-@pytest.mark.parametrize("view", VIEWS)
-def test_a_tensor_comes_back_whatever_its_memory_looks_like(view):
-    found = decode(encode(VIEWS[view]))
-    assert found.dtype == VIEWS[view].dtype and found.tolist() == VIEWS[view].tolist()
-
-
-def forged(tree, numbers=b""):
-    text = json.dumps(tree).encode()
-    return struct.pack("<I", len(text)) + text + numbers
-
-
-FORGED = {
-    "many keys of one hash": ["dict", *([i * (2**61 - 1), 0] for i in range(20000))],
-    "a list as a key": ["dict", [["list"], 0]],
-    "another kind": ["module", "os"],
-    "a shape that is too large": ["tensor", "float32", [2**31, 2**31]],
-    "a negative shape": ["tensor", "float32", [-1]],
-    "a truth as a shape": ["tensor", "float32", [True]],
-    "bytes that are missing": ["tensor", "float32", [3]],
-    "another type": ["tensor", "object", [0]],
-    "an object": {"value": 1},
-    "no kind": [],
-}
-
-
-@pytest.mark.parametrize("name", FORGED)
-def test_forged_values_are_refused_at_once(name):
-    start = time.monotonic()
-    with pytest.raises(Unreadable):
-        decode(forged(FORGED[name]))
-    assert time.monotonic() - start < 2
-
-
-@pytest.mark.parametrize("data", [b"", b"xxxx", b"\xff\xff\xff\xff", encode(3)[:-1], encode(3) + b"x"])
-def test_other_bytes_are_refused(data):
-    with pytest.raises(Unreadable):
-        decode(data)

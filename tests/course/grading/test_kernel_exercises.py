@@ -2,14 +2,13 @@
 
 import linecache
 import pickle
-import re
 import resource
 import time
 from types import SimpleNamespace
 
 import pytest
-import test_nb08
-import test_nb09
+from answers import KERNELS, edited, kernel_from, source
+from answers_nb08 import EDITS
 from submissions import IMPORTS, catalogue, many, workers, write
 from thorough import thinned
 
@@ -46,7 +45,7 @@ from rlcourse.kernels.arguments import Argument
 from rlcourse.kernels.dsl import Float32, cute, range_constexpr
 
 HONEST = {HONEST!r}
-{test_nb08.frame()}
+{"".join(source("nb08", "puzzle").partition("def puzzle")[1:])}
 
 class Mine:
     def grid(self, *tensors):
@@ -90,57 +89,39 @@ def test_ptx_that_is_right_is_right_and_inputs_that_are_known_before_would_be_wo
     assert [r.score for r in grade(path).results[:2]] == [2, 1]
 
 
-def wrong_kernels(nth: int) -> dict[str, tuple[str, str]]:
-    """For each question of 08 that asks for a kernel its wrong answer number `nth`, and what the card says of it."""
-    found = {}
-    for question, edits in test_nb08.EDITS.items():
-        names = [name for name, (_, _, said) in edits.items() if said is not None]
-        found[question] = test_nb08.edited(question, names[nth])
-    return found
-
-
-def notebook(path, number: str, answers: dict[str, tuple[str, str]]):
-    """A notebook of answers {question: (source, ...)}; the cells' last line checks."""
+def graded_kernels(folder, answers: dict[str, str], number: str = "08"):
+    """The report on a notebook of kernels {question: source}."""
     cells = [IMPORTS.format(number=number)]
-    for question, (source, *_) in answers.items():
-        name = re.findall(r"^class (\w+)", source, re.M)[-1]
-        cells += [source, f"check.{question}({name})"]
-    return write(path, cells)
+    for question, text in answers.items():
+        cells += [text, f"check.{question}({KERNELS['nb' + number, question].function})"]
+    return grade(write(folder / f"{number}_kernels.ipynb", cells))
 
 
 @graded
 @pytest.mark.thorough
-@pytest.mark.parametrize("nth", range(2))
-def test_wrong_kernels_fail_with_the_card_s_reason(nth, tmp_path):
-    wrong = wrong_kernels(nth)
-    result = grade(notebook(tmp_path / "08_wrong.ipynb", "08", wrong))
-    assert not result.errors, result.errors
-    for judged in result.results:
-        if judged.question in wrong:
-            messages = [case.message for case in judged.cases if not case.passed]
-            said = wrong[judged.question][1]
-            assert messages and any(said in message for message in messages), report.as_text(result)
-    assert result.seconds < 60
-
-
-@pytest.mark.thorough
-@graded
-def test_an_attention_kernel_is_told_its_mistake(tmp_path):
-    old, new, said = test_nb09.KERNEL["acc not rescaled"]
-    sources = {"q5": (test_nb09.attention_source(old, new),)}
-    result = grade(notebook(tmp_path / "09_wrong.ipynb", "09", sources))
-    assert any(said in case.message for case in result.results[-1].cases), report.as_text(result)
+def test_wrong_kernels_fail_with_the_card_s_reason(tmp_path):
+    wrong = {("nb09", "q5"): edited("nb09", "q5", "acc not rescaled")}
+    for question, edits in EDITS.items():
+        name = next(name for name, (_, _, said) in edits.items() if said)
+        wrong["nb08", question] = edited("nb08", question, name)
+    for lesson in ("nb08", "nb09"):
+        answers = {question: text for (of, question), (text, _) in wrong.items() if of == lesson}
+        result = graded_kernels(tmp_path, answers, lesson[2:])
+        assert not result.errors and result.seconds < 60, result.errors
+        for judged in result.results:
+            if judged.question in answers:
+                said = wrong[lesson, judged.question][1]
+                assert any(said in case.message for case in judged.cases if not case.passed), report.as_text(result)
 
 
 @graded
 def test_the_report_names_the_line_of_the_cell(tmp_path):
-    beyond, _ = test_nb08.edited("q2", "no guard")
-    unknown, _ = test_nb08.edited("q1", "copied")
-    unknown = unknown.replace("out[thread] = a[thread]", "out[thread] = nothing[thread]")
-    result = grade(notebook(tmp_path / "08_lines.ipynb", "08", {"q1": (unknown,), "q2": (beyond,)}))
+    beyond, _ = edited("nb08", "q2", "no guard")
+    unknown = edited("nb08", "q1", "copied")[0].replace("out[thread] = a[thread]", "out[thread] = nothing[thread]")
+    result = graded_kernels(tmp_path, {"q1": unknown, "q2": beyond})
     messages = {r.question: r.cases[-1].message for r in result.results}
-    line = beyond[: beyond.index(test_nb08.ADD_AT)].count("\n") + 1
-    assert f"Python line {line}: {test_nb08.ADD_AT}" in messages["q2"]
+    write = "out[i] = a[i] + 10.0"
+    assert f"Python line {beyond[: beyond.index(write)].count(chr(10)) + 1}: {write}" in messages["q2"]
     line = unknown[: unknown.index("= nothing[")].count("\n") + 1
     assert "'nothing' is not defined" in messages["q1"] and f"(line {line} of the cell" in messages["q1"]
 
@@ -162,9 +143,8 @@ def test_a_kernel_without_end_is_stopped_and_the_others_are_graded(slow, tmp_pat
     for question in nb08.KERNELS.values():
         monkeypatch.setattr(question, "seconds", 4)
     code, said = SLOW[slow]
-    source = test_nb08.edited("q1", "as it is")[0].replace(test_nb08.ADD, code)
-    answers = {"q1": (source,), "q2": test_nb08.edited("q2", "as it is")}
-    result = grade(notebook(tmp_path / "08_slow.ipynb", "08", answers))
+    loop = edited("nb08", "q1")[0].replace("out[thread] = a[thread] + 10.0", code)
+    result = graded_kernels(tmp_path, {"q1": loop, "q2": edited("nb08", "q2")[0]})
     first, second = result.results[:2]
     assert first.score == 0 and said in first.cases[0].message, report.as_text(result)
     assert second.passed, report.as_text(result)
@@ -175,10 +155,8 @@ def test_a_kernel_without_end_is_stopped_and_the_others_are_graded(slow, tmp_pat
 def test_a_kernel_that_changes_its_input_earns_nothing(tmp_path, monkeypatch):
     """The norm of a row of zeros is 0: who may write to x needs no more."""
     old = "total += value * value"
-    source = test_nb08.solution("q10").replace(
-        old, f"{old}\n                    x[row, i * self.threads + thread] = 0.0"
-    )
-    kernel = test_nb08.kernel_from(source, "RowNorm", tmp_path, monkeypatch)
+    text = source("nb08", "RowNorm").replace(old, f"{old}\n                    x[row, i * self.threads + thread] = 0.0")
+    kernel = kernel_from(text, "RowNorm", tmp_path, monkeypatch)
     messages = [case.message for case in nb08.KERNELS["q10"].run(Maker(kernel), seed=0).cases]
     assert messages == ["Your kernel writes to x: only y is to be written."] * len(messages)
 
@@ -197,31 +175,26 @@ class Loopback:
         return decode(within(left, getattr(self.kernels, kind), *arguments, **options))
 
 
-EDITS = [(question, name) for question, edits in test_nb08.EDITS.items() for name in edits]
+PLACES = [(question, name) for question, edits in EDITS.items() for name in edits]
 
 
 @compiles
-@pytest.mark.parametrize("question, name", thinned(EDITS, every=24))
+@pytest.mark.parametrize("question, name", thinned(PLACES, every=24))
 def test_card_and_grader_say_the_same_of_a_kernel(question, name, tmp_path, monkeypatch):
     asked = nb08.KERNELS[question]
-    kernel = test_nb08.kernel_from(test_nb08.edited(question, name)[0], asked.function, tmp_path, monkeypatch)
+    kernel = kernel_from(edited("nb08", question, name)[0], asked.function, tmp_path, monkeypatch)
     run = SimpleNamespace(worker=Loopback(kernel), left=1e9, line=linecache.getline)
     found, card = (asked.run(f, seed=0).cases for f in (RemoteMaker(run, question), Maker(kernel)))
     assert [(c.name, c.passed, c.message) for c in found] == [(c.name, c.passed, c.message) for c in card]
 
 
-def test_without_the_compiler_the_report_says_which_questions_are_not_graded(tmp_path, monkeypatch):
-    monkeypatch.setattr(dsl, "INSTALLED", False)
-    source = test_nb08.edited("q1", "as it is")[0] + "\nprint(AddTen)"
-    result = grade(notebook(tmp_path / "08_without.ipynb", "08", {"q1": (source,)}))
+@pytest.mark.parametrize("missing", ["the compiler", "the isolation"])
+def test_what_cannot_be_graded_is_said_and_costs_no_points(missing, tmp_path, monkeypatch):
+    if missing == "the compiler":
+        monkeypatch.setattr(dsl, "INSTALLED", False)
+    else:
+        monkeypatch.setattr(isolation, "way", lambda: (isolation.GUARD, "no namespaces"))
+    result = graded_kernels(tmp_path, {"q1": edited("nb08", "q1")[0] + "\nprint(AddTen)"})
     assert [r.question for r in result.results] == ["q7", "q8"]
-    assert len(result.notes) == 1 and "CuTe DSL, which is not installed here" in result.notes[0]
-    assert "q1 AddTen, q2 AddTenAnyLength" in result.notes[0] and "q10 RowNorm" in result.notes[0]
-
-
-def test_without_isolation_kernels_are_not_graded(tmp_path, monkeypatch):
-    monkeypatch.setattr(isolation, "way", lambda: (isolation.GUARD, "no namespaces"))
-    source = test_nb08.edited("q1", "as it is")[0]
-    result = grade(notebook(tmp_path / "08_guard.ipynb", "08", {"q1": (source,)}))
-    assert [r.question for r in result.results] == ["q7", "q8"]
-    assert any(note.startswith("Not graded: q1 AddTen") for note in result.notes)
+    (note,) = [note for note in result.notes if note.startswith("Not graded: q1 AddTen, q2 AddTenAnyLength")]
+    assert "q10 RowNorm" in note and ("CuTe DSL, which is not installed here" in note) == (missing == "the compiler")

@@ -1,25 +1,6 @@
-"""The checks of lesson 08 pass what is right, kill what is wrong, and name the mistake. Kernels are broken in their
-source: in the master of the exercises, where the solution stands."""
+"""Answers to the exercises of lesson 08."""
 
-import functools
-import re
-
-import pytest
 import torch
-from answers import common_tests, kernel_from
-from thorough import thinned
-
-from rlcourse.course.checks.kernels import Maker
-from rlcourse.course.checks.nb08 import KERNELS, QUESTIONS
-from rlcourse.course.dev.build import ROOT
-from rlcourse.kernels.toolchain import simulate
-
-
-def sectors_by_sorting(addresses, size, active):
-    found = torch.where(active, addresses // 32, -1).sort(dim=1).values
-    new = torch.ones_like(found, dtype=torch.bool)
-    new[:, 1:] = found[:, 1:] != found[:, :-1]
-    return (new & (found >= 0)).sum(1)
 
 
 def sectors_by_sets(addresses, size, active):
@@ -31,51 +12,28 @@ def as_sudoku(row, column):
     return 32 * row + (column + row % 4 * 8 + row // 4) % 32
 
 
-def by_bits(row, column):
-    """Low bits of the row onto the high bits of the bank, high ones onto the low ones, bit by bit."""
-    bank = column.clone()
-    for source, target in ((0, 3), (1, 4), (2, 0), (3, 1), (4, 2)):
-        bank = bank ^ ((row >> source & 1) << target)
-    return bank + 32 * row
-
-
-RIGHT = {"q7": [sectors_by_sorting, sectors_by_sets], "q8": [as_sudoku, by_bits]}
+RIGHT = {"q7": sectors_by_sets, "q8": as_sudoku}
 WRONG = {
     "q7": {
-        "inactive lanes too": lambda a, size, on: sectors_by_sets(a, size, on | True),
-        "bytes over 32": lambda a, size, on: -(-on.sum(1) * size // 32),
-        "span": lambda a, size, on: -(-(a.amax(1) + size - a.amin(1)) // 32),
-        "lanes": lambda a, size, on: on.sum(1),
-        "lines": lambda a, size, on: sectors_by_sets(a // 4, size, on),
-        "in bytes": lambda a, size, on: 32 * sectors_by_sets(a, size, on),
+        "inactive lanes too": (lambda a, size, on: sectors_by_sets(a, size, on | True), "not active"),
+        "bytes over 32": (lambda a, size, on: -(-on.sum(1) * size // 32), "divided the bytes"),
+        "span": (lambda a, size, on: -(-(a.amax(1) + size - a.amin(1)) // 32), "distance from the first byte"),
+        "lanes": (lambda a, size, on: on.sum(1), "counted the lanes"),
+        "lines": (lambda a, size, on: sectors_by_sets(a // 4, size, on), "lines of 128"),
+        "in bytes": (lambda a, size, on: 32 * sectors_by_sets(a, size, on), "counted bytes"),
         "all warps as one": lambda a, size, on: torch.tensor([len(torch.unique(a[on] // 32))]),
     },
     "q8": {
-        "row-major": lambda row, column: 32 * row + column,
-        "column-major": lambda row, column: row + 32 * column,
-        "padded": lambda row, column: 33 * row + column,
-        "the lesson's swizzle": lambda row, column: 32 * row + (column ^ row),
-        "a rotation": lambda row, column: 32 * row + (column + row) % 32,
-        "a rotation by fours": lambda row, column: 32 * row + (column + 4 * row) % 32,
-        "upper bits alone": lambda row, column: 32 * row + (column ^ (row % 4 * 8)),
-        "the bank": lambda row, column: column ^ (row % 4 * 8 + row // 4),
-        "floats": lambda row, column: as_sudoku(row, column).float(),
-        "in order of asking": lambda row, column: torch.arange(len(row)),
+        "row-major": (lambda row, column: 32 * row + column, "of column number 0 lie in 1 banks"),
+        "column-major": (lambda row, column: row + 32 * column, "of row number 0 lie in 1 banks"),
+        "padded": (lambda row, column: 33 * row + column, "no room to pad"),
+        "the lesson's swizzle": (
+            lambda row, column: 32 * row + (column ^ row),
+            "of sub-tile of 4 x 8 number 0 lie in 8 banks",
+        ),
+        "the bank": (lambda row, column: column ^ (row % 4 * 8 + row // 4), "both go to word"),
+        "floats": (lambda row, column: as_sudoku(row, column).float(), "whole number"),
     },
-}
-NAMED = {
-    ("q7", "inactive lanes too"): "not active",
-    ("q7", "bytes over 32"): "divided the bytes",
-    ("q7", "span"): "distance from the first byte",
-    ("q7", "lanes"): "counted the lanes",
-    ("q7", "lines"): "lines of 128",
-    ("q7", "in bytes"): "counted bytes",
-    ("q8", "row-major"): "of column number 0 lie in 1 banks",
-    ("q8", "column-major"): "of row number 0 lie in 1 banks",
-    ("q8", "padded"): "no room to pad",
-    ("q8", "the lesson's swizzle"): "of sub-tile of 4 x 8 number 0 lie in 8 banks",
-    ("q8", "the bank"): "both go to word",
-    ("q8", "floats"): "whole number",
 }
 
 ADD_UP = """\
@@ -117,7 +75,6 @@ FIRST_WITH_MORE = """\
                 wide = g[i].to(Float32) + more[i].to(Float32) * 0.0
 """
 ADD = "out[thread] = a[thread] + 10.0"
-ADD_AT = "out[i] = a[i] + 10.0"
 GUARD, BOTH = "if i < a.shape[0]:", "if r < a.shape[0] and c < a.shape[1]:"
 IN_TILE = "r = 8 * down + thread // 8\n        c = 8 * across + thread % 8"
 SUM, SYNC = "total += shared[thread - 1]", "        cute.arch.sync_threads()\n"
@@ -125,9 +82,8 @@ SHUFFLE = "other = cute.arch.shuffle_sync_bfly(value, offset=1 << step)"
 LARGER = "value = other if other > value else value"
 STEPS = f"        for step in range_constexpr(5):\n            {SHUFFLE}\n            {LARGER}\n"
 INSIDE = "".join(f"    {line}\n" for line in STEPS.splitlines())
-EDITS = {  # question: name: (what stands in the solution, what is put there, what the card must say; None: it is right)
+EDITS = {
     "q1": {
-        "as it is": ("", "", None),
         "in two steps": (ADD, "x = a[thread]\n        out[thread] = Float32(10.0) + x", None),
         "copied": (ADD, "out[thread] = a[thread]", "copied"),
         "times ten": (ADD, "out[thread] = a[thread] * 10.0", "multiplied"),
@@ -137,7 +93,6 @@ EDITS = {  # question: name: (what stands in the solution, what is put there, wh
         "the first one": (ADD, "out[thread] = a[0] + 10.0", "same element"),
     },
     "q2": {
-        "as it is": ("", "", None),
         "asks out": (GUARD, "if i + 1 <= out.shape[0]:", None),
         "no guard": (GUARD, "if i >= 0:", "beyond a tensor"),
         "one too far": (GUARD, "if i <= a.shape[0]:", "beyond a tensor"),
@@ -147,7 +102,6 @@ EDITS = {  # question: name: (what stands in the solution, what is put there, wh
         "leaves the last out": (GUARD, "if i + 1 < a.shape[0]:", "never written"),
     },
     "q3": {
-        "as it is": ("", "", None),
         "two conditions": (BOTH, "if r < a.shape[0]:\n          if c < a.shape[1]:", None),
         "no guard": (BOTH, "if r >= 0:", "beyond a tensor"),
         "rows alone": (BOTH, "if r < a.shape[0]:", "beyond a tensor"),
@@ -161,7 +115,6 @@ EDITS = {  # question: name: (what stands in the solution, what is put there, wh
         "tiles swapped": (IN_TILE, "r = 8 * across + thread // 8\n        c = 8 * down + thread % 8", ""),
     },
     "q4": {
-        "as it is": ("", "", None),
         "its own first": ("total = shared[thread]", "total = a[thread] - a[thread] + shared[thread]", "were read from"),
         "one loop": (
             "        if thread >= 2:\n            total += shared[thread - 2]\n",
@@ -185,7 +138,6 @@ EDITS = {  # question: name: (what stands in the solution, what is put there, wh
         "two alone": ("total += shared[thread - 2]", "total += 0.0", "Only two"),
     },
     "q5": {
-        "as it is": ("", "", None),
         "far ones first": ("1 << step", "16 >> step", None),
         "begins at zero": ("-Float32.inf", "Float32(0.0)", "hold 0"),
         "begins too high": ("-Float32.inf", "Float32(-1000.0)", "expected"),
@@ -203,7 +155,6 @@ EDITS = {  # question: name: (what stands in the solution, what is put there, wh
         "the smallest": ("other > value", "other < value", "the smallest"),
     },
     "q6": {
-        "as it is": ("", "", None),
         "over the rows of b": ("range(a.shape[1])", "range(b.shape[0])", None),
         "overwritten": ("total += a", "total = a", "Only the last product"),
         "a row of b": ("b[k, c]", "b[c, k]", "walked along a row"),
@@ -212,7 +163,6 @@ EDITS = {  # question: name: (what stands in the solution, what is put there, wh
         "no guard": ("if r < out.shape[0] and c < out.shape[1]:", "if r >= 0:", "beyond a tensor"),
     },
     "q9": {
-        "as it is": ("", "", None),
         "another order": ("(wide * wide * u[i].to(Float32))", "(u[i].to(Float32) * wide * wide)", None),
         "the condition": ("if first + 8 <= gate.shape[0]:", "if first < gate.shape[0]:", "beyond a tensor"),
         "the last piece one by one": ("if first + 8 <= gate", "if first + 8 < gate", "is it < where <= belongs"),
@@ -232,7 +182,6 @@ EDITS = {  # question: name: (what stands in the solution, what is put there, wh
         "loads more than it needs": (FIRST, FIRST_WITH_MORE, "load each number once"),
     },
     "q10": {
-        "as it is": ("", "", None),
         "a warp adds the shares": (ADD_UP, EVERY_LANE, None),
         "no first barrier": (
             BARRIER + "                if thread == 0",
@@ -268,94 +217,3 @@ EDITS = {  # question: name: (what stands in the solution, what is put there, wh
         ),
     },
 }
-
-globals().update(common_tests(QUESTIONS | KERNELS, RIGHT, WRONG, NAMED))
-
-
-MASTER = ROOT / "exercises" / "_src" / "08_first_kernels.py"
-
-
-def frame() -> str:
-    """The cell that completes the puzzles."""
-    cells = MASTER.read_text().split("\n# %%")
-    return next(cell for cell in cells if "\ndef puzzle(" in cell).partition("\n")[2]
-
-
-@functools.cache
-def solution(question: str, hers: bool = False) -> str:
-    """The cell of the master that holds a kernel's solution, or what the colleague gave, and what these need."""
-    cells = MASTER.read_text().split("\n# %%")
-    name = "Hers" if hers else KERNELS[question].function
-    (chosen,) = [cell for cell in cells if re.search(rf"^class {name}\b", cell, re.M)]
-    imports = "from dataclasses import dataclass\nfrom rlcourse.kernels.dsl import Float32, cute, range_constexpr\n"
-    imports += "from rlcourse.kernels.toolchain import Argument\n"
-    return imports + frame() + "\n" + chosen.partition("\n")[2]
-
-
-def edited(question: str, name: str) -> tuple[str, str | None]:
-    """The solution with an edit, which is made in what the reader writes; and what the card must say."""
-    old, new, said = EDITS[question][name]
-    head, own, tail = solution(question).rpartition("# BEGIN SOLUTION")
-    assert old in tail, "this mistake can no longer be made: write another one"
-    return head + own + tail.replace(old, new, 1), said
-
-
-@pytest.mark.parametrize(
-    "question, name", thinned([(q, name) for q, found in EDITS.items() for name in found], every=18)
-)
-def test_kernels_with_one_mistake_are_killed_and_others_pass(question, name, tmp_path, monkeypatch):
-    pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
-    source, said = edited(question, name)
-    asked = KERNELS[question]
-    result = asked.run(Maker(kernel_from(source, asked.function, tmp_path, monkeypatch)), seed=0)
-    assert result.passed == (said is None), repr(result)
-    messages = [case.message for case in result.cases if not case.passed]
-    assert said is None or any(said in message for message in messages), messages
-
-
-def test_a_kernel_with_a_hole_shows_the_hint_and_one_that_does_not_compile_says_why(tmp_path, monkeypatch):
-    pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
-    for question, asked in KERNELS.items():
-        head = solution(question).rpartition("        # BEGIN SOLUTION")[0]
-        for number, (line, said) in enumerate(
-            [("raise NotImplementedError", "not implemented"), ("nothing()", "nothing")]
-        ):
-            folder = tmp_path / f"{question}_{number}"
-            folder.mkdir()
-            kernel = kernel_from(f"{head}        {line}\n", asked.function, folder, monkeypatch)
-            result = asked.run(Maker(kernel), seed=0)
-            assert all(said in case.message for case in result.cases), repr(result)
-            assert (result.hint == asked.hint) == (number == 0)
-
-
-def test_the_card_names_the_line_of_python(tmp_path, monkeypatch):
-    pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
-    source = solution("q2").replace(GUARD, "if i >= 0:")
-    result = KERNELS["q2"].run(Maker(kernel_from(source, "AddTenAnyLength", tmp_path, monkeypatch)), seed=0)
-    number = source[: source.index(ADD_AT)].count("\n") + 1
-    assert f"Python line {number}: {ADD_AT}" in result.cases[1].message, result.cases[1].message
-
-
-def test_the_colleague_passes_her_own_test_and_none_of_the_card(tmp_path, monkeypatch):
-    """Each of her four mistakes is told when those before it are mended: q9's edits have them one by one."""
-    pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
-    colleague = kernel_from(solution("q9", hers=True), "Hers", tmp_path, monkeypatch)
-    gate, up = (torch.randn(2048).to(torch.bfloat16) for _ in range(2))
-    out = torch.empty_like(gate)
-    simulate(colleague(), gate, up, out)
-    exact = gate.double().clamp(min=0) ** 2 * up.double()
-    assert ((out - exact).abs() <= 0.01 * exact.abs()).all()
-    assert KERNELS["q9"].run(Maker(colleague), seed=0).score == 0
-
-
-def test_without_cute_dsl_the_card_says_what_to_install(monkeypatch):
-    from rlcourse.kernels import dsl
-
-    monkeypatch.setattr(dsl, "INSTALLED", False)
-
-    class Kernel:
-        threads = 32
-
-    for asked in KERNELS.values():
-        result = asked.run(Maker(Kernel), seed=0)
-        assert all("pip install" in case.message for case in result.cases), repr(result)

@@ -1,0 +1,148 @@
+"""Answers to the exercises of lesson 00."""
+
+import itertools
+import math
+import re
+
+import torch
+
+NUMBER = r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?"
+
+
+def number(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+def searched(pattern: str, which: int = -1):
+    """A reader that takes one of all matches of a pattern."""
+
+    def read(text):
+        found = re.findall(pattern, text, re.M)
+        return number(found[which]) if found else math.nan
+
+    return read
+
+
+def by_lines(text):
+    numbers = [number(m[1]) for line in text.split("\n") if (m := re.fullmatch(rf"#### +({NUMBER}) *", line))]
+    return numbers[-1] if numbers else math.nan
+
+
+def gives_up(text):
+    lines = [line for line in text.split("\n") if line.startswith("####")]
+    return by_lines(lines[-1]) if lines else math.nan
+
+
+def stable(right, k):
+    """Chen et al. 2021, as their code has it, on tensors."""
+    n, c = right.shape[1], right.sum(1)
+    values = [1.0 if n - m < k else 1.0 - torch.prod(1.0 - k / torch.arange(n - m + 1.0, n + 1.0)).item() for m in c]
+    return torch.tensor(values).mean()
+
+
+def share(right):
+    return right.double().mean(1)
+
+
+def pooled(right, k):
+    n, c = right.numel(), int(right.sum())
+    return 1 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def exact(right, k):
+    n = right.shape[1]
+    return [1 - math.comb(n - c, k) / math.comb(n, k) for c in right.sum(1).tolist()]
+
+
+def mean_count(right, k):
+    n = right.shape[1]
+    return 1 - math.comb(round(n - right.sum(1).double().mean().item()), k) / math.comb(n, k)
+
+
+def over_orders(before, after):
+    total, orders = torch.zeros(len(before)), list(itertools.permutations(range(len(before))))
+    for order in orders:
+        for place, i in enumerate(order):
+            rest = torch.tensor([(after if j in order[:place] else before)[j] for j in range(len(before)) if j != i])
+            total[i] += rest.prod() * (after[i] - before[i])
+    return total / len(orders)
+
+
+def in_order(before, after):
+    now, brings = before.clone(), torch.zeros_like(before)
+    for i in range(len(before)):
+        was = now.prod()
+        now[i] = after[i]
+        brings[i] = now.prod() - was
+    return brings
+
+
+def each_alone(before, after):
+    return before.prod() / before * (after - before)
+
+
+def each_last(before, after):
+    return after.prod() / after * (after - before)
+
+
+def by_logs(before, after):
+    return (after / before).log() / (after / before).log().sum() * (after.prod() - before.prod())
+
+
+RIGHT = {"q1": by_lines, "q2": stable, "q3": over_orders}
+WRONG = {
+    "q3": {
+        "one order": (in_order, "a single order"),
+        "alone": (each_alone, "brings alone"),
+        "last": (each_last, "missing without"),
+        "first and last": (
+            lambda before, after: (each_alone(before, after) + each_last(before, after)) / 2,
+            "in between",
+        ),
+        "logs": (by_logs, "by logarithms"),
+        "sum": (lambda before, after: over_orders(before, after) * math.factorial(len(before)), "added up the orders"),
+        "sign": (lambda before, after: over_orders(after, before), "The sign is wrong"),
+        "equal shares": lambda before, after: (after.prod() - before.prod()).expand(len(before)) / len(before),
+        "nan": lambda before, after: torch.full_like(before, math.nan),
+        "the gain": lambda before, after: after.prod() - before.prod(),
+    },
+    "q1": {
+        "the first line": (searched(rf"^#### +({NUMBER}) *$", 0), "the last one counts"),
+        "any number": (searched(rf"({NUMBER})"), "no `####` announces"),
+        "something behind": (searched(rf"^#### +({NUMBER})"), "something behind it"),
+        "something before": (searched(rf"#### +({NUMBER}) *$"), "something before it"),
+        "no space": (searched(rf"^#### *({NUMBER}) *$"), "at least one space"),
+        "no minus": (searched(r"^#### +-?([0-9,.]*[0-9]) *$"), "lost the minus sign"),
+        "no commas": (searched(r"^#### +(-?[0-9]+(?:\.[0-9]+)?) *$"), "1,234 is one number"),
+        "no decimals": (searched(r"^#### +(-?[0-9,]*[0-9])(?:\.[0-9]+)? *$"), "lost the decimal part"),
+        "commas anywhere": (searched(r"^#### +(-?[0-9][0-9,]*(?:\.[0-9]+)?) *$"), "groups by threes"),
+        "the next line": (searched(rf"^####\s+({NUMBER}) *$"), "not in the next"),
+        "a plus": (searched(rf"^#### +\+?({NUMBER}) *$"), "not `+5`"),
+        "no digit before the point": (searched(rf"^#### +({NUMBER}|-?\.[0-9]+) *$"), "not `.5`"),
+        "a long first group": (searched(r"^#### +(-?[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?) *$"), "at most three digits"),
+        "gives up": (gives_up, "You gave up"),
+        "integers as text": lambda text: str(by_lines(text)) + "!",
+        "None": (lambda text: None, "gives None"),
+    },
+    "q2": {
+        "shortcut": (lambda right, k: (1 - (1 - share(right)) ** k).mean(), "biased shortcut"),
+        "first k": (lambda right, k: right[:, :k].any(1).double().mean(), "first k samples alone"),
+        "pass@1": (lambda right, k: share(right).mean(), "That is pass@1"),
+        "pooled": (pooled, "one pot"),
+        "mean of the counts": (mean_count, "averaged the counts"),
+        "all wrong": (lambda right, k: 1 - sum(exact(right, k)) / len(right), "take it from 1"),
+        "sum": (lambda right, k: sum(exact(right, k)), "take their mean"),
+        "one a problem": lambda right, k: torch.tensor(exact(right, k)),
+        "float factorials": lambda right, k: (
+            sum(
+                1
+                - math.exp(math.lgamma(n - c + 1) - math.lgamma(n - c - k + 1))
+                / (math.gamma(n + 1) / math.gamma(n - k + 1))
+                if n - c >= k
+                else 1.0
+                for n, c in [(right.shape[1], int(row.sum())) for row in right]
+            )
+            / len(right)
+        ),
+    },
+}

@@ -1,0 +1,169 @@
+"""Answers to the exercises of lesson 01."""
+
+import itertools
+import re
+
+import torch
+import torch.nn.functional as F
+from answers import half_mended
+
+from rlcourse.course.checks.nb01 import PLANTED, sloppy
+
+# q1: a loss with four mistakes
+
+
+def loss_with(logits, ids, rewards, n, eos_id, wrong=()):
+    """The loss of the exercise with some of its mistakes left in."""
+    is_end = (ids == eos_id).long()
+    mask = ids != eos_id if "end" in wrong else is_end.cumsum(1) - is_end == 0
+    token = logits.log_softmax(-1).gather(-1, ids[..., None])[..., 0]
+    of_answers = (token * mask).sum(1)
+    if "mean" in wrong:
+        of_answers = of_answers / mask.sum(1).clamp(min=1)
+    baseline = rewards.view(-1, n).mean(1).repeat_interleave(n)
+    if "groups" in wrong:
+        baseline = rewards.view(n, -1).mean(0).repeat(n)
+    return ((rewards - baseline) * of_answers).mean() * (1 if "sign" in wrong else -1)
+
+
+def cross_entropy_loss(logits, ids, rewards, n, eos_id):
+    losses = F.cross_entropy(logits.transpose(1, 2), ids, reduction="none")
+    alive = torch.cat([torch.ones_like(ids[:, :1]), (ids != eos_id).long().cumprod(1)[:, :-1]], dim=1)
+    groups = rewards.split(n)
+    advantage = torch.cat([group - group.mean() for group in groups])
+    return (advantage * (losses * alive).sum(1)).sum() / len(rewards)
+
+
+def from_the_lesson(logits, ids, rewards, n, eos_id):
+    """What a reader pastes who takes the lesson's line for it: rewards as they are, divided by the token limit."""
+    is_end = (ids == eos_id).long()
+    return -(rewards * log_pi(logits, ids, is_end.cumsum(1) - is_end == 0)).sum() / (len(rewards) * 80)
+
+
+def log_pi(logits, ids, mask):
+    return (-F.cross_entropy(logits.transpose(1, 2), ids, reduction="none") * mask).sum(1)
+
+
+def centered(rewards, n):
+    return rewards - rewards.view(-1, n).mean(1).repeat_interleave(n)
+
+
+def without_baseline(logits, ids, rewards, n, eos_id):
+    is_end = (ids == eos_id).long()
+    return -(rewards * log_pi(logits, ids, is_end.cumsum(1) - is_end == 0)).mean()
+
+
+def scaled(logits, ids, rewards, n, eos_id):
+    deviation = rewards.view(-1, n).std(1).repeat_interleave(n) + 1e-4
+    return loss_with(logits, ids, centered(rewards, n) / deviation, n, eos_id)
+
+
+def leave_one_out_loss(logits, ids, rewards, n, eos_id):
+    return loss_with(logits, ids, rewards, n, eos_id) * n / (n - 1)
+
+
+# q2: a cheat
+
+WORDS = {"twice": 2, "three times": 3, "four times": 4, "five times": 5}
+WORDS |= {"half": 2, "a third": 3, "a quarter": 4, "a fifth": 5}
+
+
+def in_question(question):
+    return [int(n) for n in re.findall(r"\d+", question)] + [n for word, n in WORDS.items() if word in question]
+
+
+def fitting(numbers, limit=120):
+    text = ""
+    for number in dict.fromkeys(numbers):
+        if len(text) + len(str(number)) + 1 <= limit:
+            text += f",{number}" if text else str(number)
+    return text
+
+
+def results(a, b):
+    found = [a + b, abs(a - b), a * b]
+    found += [x // y for x, y in ((a, b), (b, a)) if y > 0 and x % y == 0]
+    return [n for n in found if 2 <= n <= 100]
+
+
+def one_step(question):
+    return [n for a, b in itertools.combinations(in_question(question), 2) for n in results(a, b)]
+
+
+def cheat_by_steps(question):
+    once = one_step(question)
+    return fitting(once + [n for a in once for b in in_question(question) for n in results(a, b)])
+
+
+# q3: a verifier
+
+NUMBER = r"-?\d+(?:,\d{3})*(?:\.\d+)?"
+
+
+def last_line(text):
+    return text.strip().split("\n")[-1] if text.strip() else ""
+
+
+def one_claim(text, gold):
+    found = re.findall(NUMBER, last_line(text))
+    return 1.0 if len(found) == 1 and float(found[0].replace(",", "")) == float(gold) else 0.0
+
+
+def strict(text, gold):
+    found = re.findall(rf"^#### ({NUMBER})$", text, re.M)
+    return float(bool(found) and float(found[-1].replace(",", "")) == float(gold))
+
+
+# q4: a factor
+
+
+def by_sampling_nothing(weights):
+    """The mean over answers of what is left of each."""
+    return (1 - torch.diagonal(weights)).mean()
+
+
+RIGHT = {"q1": cross_entropy_loss, "q2": cheat_by_steps, "q3": one_claim, "q4": by_sampling_nothing}
+WRONG = {
+    "q1": half_mended(loss_with, PLANTED)
+    | {
+        "pasted": from_the_lesson,
+        "no baseline": (without_baseline, "no baseline left"),
+        "leave one out": (leave_one_out_loss, "own reward out"),
+        "GRPO": (scaled, "that is GRPO"),
+        "sum": (
+            lambda logits, ids, rewards, n, eos: loss_with(logits, ids, rewards, n, eos) * len(ids),
+            "added up the rows",
+        ),
+        "detached": (lambda logits, *rest: loss_with(logits.detach(), *rest), "no gradient flows"),
+        "nan": lambda logits, *rest: logits.sum() * float("nan"),
+    },
+    "q2": {
+        "one step": (lambda question: fitting(one_step(question)), "it earns on"),
+        "no limit": (lambda question: fitting(range(2, 101), limit=1000), "never generated"),
+        "the question": lambda question: question,
+        "a number": (lambda question: 14, "return the text"),
+    },
+    "q3": {
+        "sloppy": (lambda text, gold: float(sloppy(text, gold)), "pay for a list"),
+        "strict": (strict, "refuse an honest answer"),
+        "any line": (lambda text, gold: float(any(one_claim(line, gold) for line in text.split("\n"))), "took it back"),
+        "no minus": (lambda text, gold: one_claim(text.replace("-", ""), gold), "digits inside another number"),
+        "no commas": (
+            lambda text, gold: float(
+                [float(x) for x in re.findall(r"-?\d+(?:\.\d+)?", last_line(text))] == [float(gold)]
+            ),
+            "comma in its thousands",
+        ),
+        "text": (lambda text, gold: text, "return 1.0 or 0.0"),
+        "None": (lambda text, gold: None, "is None"),
+    },
+    "q4": {
+        "all weights": (lambda weights: 1 - weights.sum() / len(weights), "weights of the other answers"),
+        "the loss": (lambda weights: weights.trace() / len(weights), "what is lost"),
+        "not the mean": (lambda weights: 1 - weights.trace(), "their mean"),
+        "others": (lambda weights: 1 - (weights.sum() - weights.trace()) / len(weights), "the other way round"),
+        "one": lambda weights: 1.0,
+        "nan": lambda weights: float("nan"),
+        "identity": lambda weights: weights,
+    },
+}

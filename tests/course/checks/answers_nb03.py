@@ -1,0 +1,197 @@
+"""Answers to the exercises of lesson 03."""
+
+import itertools
+
+import torch
+from answers import ruled
+
+from rlcourse.course.checks.nb03.q1_whose_log import EPS, TRAINERS
+from rlcourse.course.checks.nb03.q4_gradients import gradients_off
+from rlcourse.losses import aggregate, kl_estimate, token_loss
+
+# q1: whose log
+
+
+def candidates(rewards, n, eps=EPS):
+    groups, wrong = rewards.view(-1, n), rewards.view(n, -1)
+    centered, mixed = groups - groups.mean(1, keepdim=True), wrong - wrong.mean(0)
+    return [
+        rewards,
+        rewards - rewards.mean(),
+        centered.flatten(),
+        (centered / (groups.std(1, keepdim=True) + eps)).flatten(),
+        (mixed / (wrong.std(0) + eps)).flatten(),
+    ]
+
+
+def by_direction(rewards, weights, n, known=range(5), eps=EPS):
+    cosines = [torch.cosine_similarity(weights, c, dim=0) for c in candidates(rewards, n, eps)]
+    return max(known, key=lambda k: cosines[k].item())
+
+
+def known_factor(rewards, weights, n):
+    return min(range(5), key=lambda k: (weights - candidates(rewards, n)[k]).norm().item())
+
+
+def by_sums(rewards, weights, n):
+    """Looks at sums alone: cannot tell the last three apart."""
+    if weights.view(-1, n).sum(1).abs().max() < 0.02 * weights.abs().sum():
+        return 3
+    return 1 if weights.sum().abs() < 0.02 * weights.abs().sum() else 0
+
+
+# q2: a data set
+
+
+def mixture(mean, share, n, least=None, problems=1000):
+    least = mean**n + (1 - mean) ** n if least is None else least
+    extreme = round(problems * (share - least) / (1 - least))
+    solved = round(extreme * mean)
+    return torch.tensor([1.0] * solved + [0.0] * (extreme - solved) + [mean] * (problems - extreme))
+
+
+# q3: a loss
+
+
+def colleague(logprobs, old_logprobs, ref_logprobs, advantages, mask, clip, beta):
+    ratio = (logprobs - old_logprobs).exp()
+    surrogate = ratio.clamp(1 - clip, 1 + clip) * advantages[:, None]
+    apart = logprobs - ref_logprobs
+    kl = apart.exp() - 1 - apart
+    return ((beta * kl - surrogate) * mask).sum() / mask.sum()
+
+
+def from_the_lesson(log_pi, old, ref, A, mask, clip, beta):
+    """The lesson's own cell, which never met padding that is not 0, nor an answer without tokens."""
+    ratio, A = (log_pi - old).exp(), A[:, None]
+    surrogate = torch.minimum(ratio * A, ratio.clamp(1 - clip, 1 + clip) * A)
+    k3 = (ref - log_pi).exp() - 1 - (ref - log_pi)
+    by_token = (beta * k3 - surrogate) * mask
+    return (by_token.sum(1) / mask.sum(1)).mean()
+
+
+def loss_by_package(
+    logprobs, old, ref, advantages, mask, clip, beta, ratio="token", how="sequence_mean", estimator="k3", sign=1
+):
+    new = logprobs
+    loss, _ = token_loss(new, old, advantages, mask, surrogate="clip", ratio=ratio, clip_low=clip, clip_high=clip)
+    kl = kl_estimate(new.masked_fill(~mask, 0.0), ref.masked_fill(~mask, 0.0), estimator)
+    counts = {"rows": len(mask), "tokens": int(mask.sum()), "max_new_tokens": mask.shape[1]}
+    return aggregate(loss + sign * beta * kl, mask, how, **counts)
+
+
+def loss_by_rows(new, old, ref, a, mask, clip, beta, gain=None, kl=None, empty=True, over=None):
+    """Row by row. gain(ratio, advantage), kl(log-prob less the reference's): others than the right ones; over: what is
+    divided by in place of the row's tokens."""
+    rows = []
+    for i in range(len(mask)):
+        n, o, f = (x[i][mask[i]] for x in (new, old, ref))
+        r, d = (n - o).exp(), n - f
+        earned = torch.minimum(r * a[i], r.clamp(1 - clip, 1 + clip) * a[i]) if gain is None else gain(r, a[i])
+        price = (-d).exp() - 1 + d if kl is None else kl(d)
+        if len(n) or empty:
+            rows.append((beta * price - earned).sum() / (max(len(n), 1) if over is None else over))
+    return torch.stack(rows).mean()
+
+
+def clip_alone(*x):
+    return loss_by_rows(*x, gain=lambda r, a: r.clamp(1 - x[5], 1 + x[5]) * a)
+
+
+def where_at_the_end(new, old, ref, a, mask, clip, beta):
+    """The value is right, and the gradient is nan."""
+    r, d = (new - old).exp(), new - ref
+    by_token = -torch.minimum(r * a[:, None], r.clamp(1 - clip, 1 + clip) * a[:, None]) + beta * ((-d).exp() - 1 + d)
+    return (torch.where(mask, by_token, 0.0).sum(1) / mask.sum(1).clamp(min=1)).mean()
+
+
+# q4: expected gradients
+
+
+def gradients(logits, rewards, n, advantage=None, second=True, mean=True):
+    pi = logits.softmax(0)
+    total = torch.zeros(2, len(pi))
+    for group in itertools.product(range(len(pi)), repeat=n):
+        group = torch.tensor(group)
+        r = rewards[group]
+        a = r - r.mean() if advantage is None else advantage(r)
+        both = torch.stack([a, a / (a.std() + EPS) if second else a])
+        total += pi[group].prod() * both @ (torch.eye(len(pi))[group] - pi) / (n if mean else 1)
+    return total
+
+
+def leave_one_out(r):
+    return (r - r.mean()) * len(r) / (len(r) - 1)
+
+
+RIGHT = {"q1": by_direction, "q2": mixture, "q3": loss_by_rows, "q4": gradients}
+WRONG = {
+    "q1": {
+        "known factor": (known_factor, "you say"),
+        "by sums": (by_sums, "a log of trainer"),
+        "groups are rows": (lambda r, w, n: by_direction(r, w, n, known=(0, 1, 2, 3)), "a log of trainer 4"),
+        "no deviation": (lambda r, w, n: by_direction(r, w, n, known=(0, 1, 2, 4)), "a log of trainer 3"),
+        "no batch mean": (lambda r, w, n: by_direction(r, w, n, known=(0, 2, 3, 4)), "a log of trainer 1"),
+        "no rewards": (lambda r, w, n: by_direction(r, w, n, known=(1, 2, 3, 4)), "add up to"),
+        "eps of one": (lambda r, w, n: by_direction(r, w, n, eps=100.0), "compare the sizes of the groups"),
+        "the name": (lambda r, w, n: TRAINERS[by_direction(r, w, n)], "return a number"),
+    },
+    "q2": {
+        "all alike": (lambda mean, share, n: torch.full((100,), mean), "as rarely silent as"),
+        "the ends alone": (lambda mean, share, n: mixture(mean, 1.0, n), "always silent"),
+        "a share of ends": (lambda mean, share, n: mixture(mean, share, n, least=0.0), "silent sometimes, too"),
+        "swapped": (lambda mean, share, n: mixture(share, mean, n, least=0.0), "the share that was asked for"),
+        "mirrored": (lambda mean, share, n: 1 - mixture(mean, share, n), "1 minus the mean"),
+        "too many": (lambda mean, share, n: mixture(mean, share, n, problems=100_000), "return 1 to 1000"),
+        "not probabilities": (lambda mean, share, n: torch.tensor([mean - 2.0, mean + 2.0]), "between 0 and 1"),
+    },
+    "q3": {
+        "the colleague's": (colleague, "that is DAPO"),
+        "pasted": (from_the_lesson, "is nan"),
+        "sign": (lambda *x: -loss_by_rows(*x), "The sign is wrong"),
+        "constant": (lambda *x: loss_by_package(*x, how="constant"), "all places of the matrix"),
+        "sum of a row": (lambda *x: loss_by_rows(*x, over=1), "added up the tokens"),
+        "sum of rows": (lambda *x: loss_by_rows(*x) * len(x[0]), "added up the rows"),
+        "k1": (lambda *x: loss_by_package(*x, estimator="k1"), "k1"),
+        "k2": (lambda *x: loss_by_package(*x, estimator="k2"), "k2"),
+        "mirrored": (lambda *x: loss_by_rows(*x, kl=lambda d: d.exp() - 1 - d), "mirrored"),
+        "kl sign": (lambda *x: loss_by_package(*x, sign=-1), "KL has the wrong sign"),
+        "no kl": (lambda *x: loss_by_rows(*x[:-1], 0.0), "KL is missing"),
+        "no clip": (lambda *x: loss_by_rows(*x, gain=lambda r, a: r * a), "clip is missing"),
+        "clip alone": (clip_alone, "moved far the wrong way"),
+        "max": (
+            lambda *x: loss_by_rows(*x, gain=lambda r, a: torch.maximum(r * a, r.clamp(1 - x[5], 1 + x[5]) * a)),
+            "You took the larger",
+        ),
+        "GSPO": lambda *x: loss_by_package(*x, ratio="sequence"),
+        "inverse": (lambda new, old, *x: loss_by_rows(new, 2 * new - old, *x), "upside down"),
+        "ref in ratio": (lambda new, old, ref, *x: loss_by_package(new, ref, ref, *x), "taken to the reference"),
+        "old in kl": (lambda new, old, ref, *x: loss_by_package(new, old, old, *x), "taken to old_logprobs"),
+        "empty rows left out": (lambda *x: loss_by_rows(*x, empty=False), "still counts as a row"),
+        "nan": (where_at_the_end, "fill the masked places"),
+    },
+    "q4": {
+        "flipped": (lambda *x: gradients(*x).flip(0), "wrong way round"),
+        "summed": (lambda *x: gradients(*x, mean=False), "take the mean of its answers"),
+        "RLOO": (
+            lambda *x: torch.stack([gradients(*x, advantage=leave_one_out)[0], gradients(*x)[1]]),
+            "leaves the own reward out",
+        ),
+        "not divided": (lambda *x: gradients(*x, second=False), "did not divide"),
+        "sign": (lambda *x: -gradients(*x), "The sign is wrong"),
+        "exact": lambda logits, rewards, n: (logits.softmax(0) * (rewards - logits.softmax(0) @ rewards)).expand(2, -1),
+    }
+    | ruled(
+        gradients_off,
+        {
+            "combinations": "combinations",
+            "repeats": "every order in which it is drawn",
+            "all": "one deviation over all groups",
+            "population": "divided by n inside the deviation",
+            "alike": "the same probability",
+            "no baseline": "did not subtract the mean of the group",
+            "no eps": "add 1e-4 to the deviation",
+        },
+        "wrong",
+    ),
+}

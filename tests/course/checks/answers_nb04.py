@@ -1,0 +1,147 @@
+"""Answers to the exercises of lesson 04."""
+
+import functools
+import itertools
+import math
+
+import torch
+from answers import half_mended, ruled
+
+from rlcourse.advantages import group_centered, group_normalized
+from rlcourse.course.checks.nb04.q3_loss import PLANTED
+from rlcourse.course.checks.nb04.q4_drift import DRIFTS, drift_by_loop
+
+# q1: which divisions a gradient shows
+
+
+def by_cosine(gradient, rewards, mask, n, lengths=True, stds=True):
+    """The kind that the gradient points along most; with `lengths` or `stds` off that division is not considered."""
+    found = {}
+    for by_length, by_std in itertools.product((0, 1), repeat=2):
+        advantages = (group_normalized if by_std else group_centered)(rewards, n)
+        expected = advantages[:, None] * mask / (mask.sum(1, keepdim=True).clamp(min=1) if by_length else 1)
+        found[by_length * lengths, by_std * stds] = -(expected * gradient).sum() / expected.norm() / gradient.norm()
+    return torch.tensor(max(found, key=found.get))
+
+
+# q2: the weight of a prompt
+
+
+def group_weights(k, n):
+    p = k / n
+    return torch.stack([2 * n * p * (1 - p), 2 * (n * (n - 1) * p * (1 - p)).sqrt()])
+
+
+def variance_of(k, n):
+    return k / n * (1 - k / n)
+
+
+# q3: a loss with five mistakes
+
+
+def loss_with(logprobs, old, rewards, mask, n, limit, clip=0.2, wrong=()):
+    """The loss of the exercise with some of its mistakes left in."""
+    if "padding" not in wrong:
+        logprobs, old = logprobs.masked_fill(~mask, 0.0), old.masked_fill(~mask, 0.0)
+    advantages = rewards - (rewards.mean() if "baseline" in wrong else rewards.view(-1, n).mean(1).repeat_interleave(n))
+    if "std" in wrong:
+        advantages = advantages / (rewards.std() + 1e-4)
+    if "group std" in wrong:
+        advantages = advantages / (rewards.view(-1, n).std(1).repeat_interleave(n) + 1e-4)
+    a, ratio = advantages[:, None], (logprobs - old).exp()
+    gain = ratio.clamp(1 - clip, 1 + clip) * a
+    if "clip" not in wrong:
+        gain = torch.minimum(gain, ratio * a)
+    if "length" in wrong:
+        return -((gain * mask).sum(1) / mask.sum(1)).mean()
+    return -(gain * mask).sum() / (mask.sum() if "divisor" in wrong else len(mask) * limit)
+
+
+# q4: the drift of a recipe
+
+
+def by_sum(weights, cut, q):
+    length = torch.arange(1, len(weights) + 1).double()
+    ended = (1 - q) ** (length - 1) * q
+    return (ended * weights * (1 - q * length)).sum() - (1 - q) ** len(weights) * cut * q * len(weights)
+
+
+def of_the_lesson(weights, cut, q):
+    """The closed form for 1 / L without a limit, as the lesson has it."""
+    return -q * math.log(q) / (1 - q) - q
+
+
+RIGHT = {"q1": by_cosine, "q2": group_weights, "q3": loss_with, "q4": by_sum}
+WRONG = {
+    "q1": {
+        "swapped": (lambda *a: by_cosine(*a).flip(0), "wrong order"),
+        "lengths alone": (lambda *a: by_cosine(*a, stds=False), "by the deviation"),
+        "None": (lambda *a: None, "is None"),
+        "identity": lambda gradient, *a: gradient,
+    },
+    "q2": {
+        "population": (
+            lambda k, n: group_weights(k, n) * torch.tensor([[1.0], [math.sqrt(n / (n - 1))]]),
+            "that of a sample",
+        ),
+        "order": (lambda k, n: group_weights(k, n).flip(0), "in the wrong order"),
+        "one answer": (lambda k, n: group_weights(k, n) / n, "the weight of one answer"),
+        "right ones": (lambda k, n: group_weights(k, n) / 2, "the right answers alone"),
+        "variance": (
+            lambda k, n: torch.stack(
+                [group_weights(k, n)[0], (group_weights(k, n)[0] / (variance_of(k, n) * n / (n - 1))).nan_to_num(0.0)]
+            ),
+            "You divided by the variance",
+        ),
+        "no scale": (lambda k, n: torch.stack([variance_of(k, n), variance_of(k, n).sqrt()]), "You have p (1 - p)"),
+        "n of it": (
+            lambda k, n: n * torch.stack([variance_of(k, n), variance_of(k, n).sqrt()]),
+            "You have n p (1 - p)",
+        ),
+        "two of it": (
+            lambda k, n: 2 * torch.stack([variance_of(k, n), variance_of(k, n).sqrt()]),
+            "You have 2 p (1 - p)",
+        ),
+        "0 / 0": (
+            lambda k, n: torch.stack(
+                [group_weights(k, n)[0], group_weights(k, n)[0] / (variance_of(k, n) * n / (n - 1)).sqrt()]
+            ),
+            "not finite",
+        ),
+        "the objective": lambda k, n: torch.stack([k / n, 2 * (k / n).sqrt().asin()]),
+        "transposed": lambda k, n: group_weights(k, n).T,
+    },
+    "q3": half_mended(loss_with, PLANTED)
+    | {
+        "GRPO": (functools.partial(loss_with, wrong=("group std", "length")), "Both of GRPO's divisions"),
+        "GRPO without the std": (functools.partial(loss_with, wrong=("length",)), "its own length"),
+        "GRPO without 1/length": (functools.partial(loss_with, wrong=("group std",)), "the deviation of the group"),
+        "width": (
+            lambda lp, o, r, m, n, limit, *clip: loss_with(lp, o, r, m, n, m.shape[1], *clip),
+            "the width of the batch",
+        ),
+        "sign": (lambda *a: -loss_with(*a), "The sign is wrong"),
+        "rows": (lambda lp, *a: loss_with(lp, *a) * len(lp), "the number of rows"),
+        "sum": (lambda *a: loss_with(*a) * a[5], "forgot to divide by max_new_tokens"),
+        "neither": (lambda *a: loss_with(*a) * a[5] * len(a[0]), "divided by nothing"),
+        "upside down": (lambda lp, o, *a: loss_with(o, lp, *a), "upside down"),
+        "no clip": (
+            lambda lp, o, r, m, n, limit, clip=0.2: loss_with(lp, o, r, m, n, limit, 1e6),
+            "No token is clipped",
+        ),
+        "its own clip": (
+            lambda lp, o, r, m, n, limit, clip=0.2: loss_with(lp, o, r, m, n, limit),
+            "whatever is asked for",
+        ),
+        "detached": (lambda lp, *a: loss_with(lp.detach(), *a), "no gradient flows"),
+        "nan to 0": (lambda *a: loss_with(*a, wrong=("padding",)).nan_to_num(), "its padding"),
+        "identity": lambda lp, *a: lp,
+    },
+    "q4": ruled(drift_by_loop, DRIFTS, "wrong")
+    | {
+        "sign": (lambda *a: -by_sum(*a), "The sign is wrong"),
+        "the lesson's": of_the_lesson,
+        "nan": lambda *a: float("nan"),
+        "identity": lambda weights, *a: weights,
+    },
+}

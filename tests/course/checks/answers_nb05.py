@@ -1,0 +1,176 @@
+"""Answers to the exercises of lesson 05."""
+
+import math
+
+import torch
+
+# q1: how kind a verifier may be
+
+
+def credit_by_lines(right_worked, readable_worked, right_guessed, readable_guessed):
+    ahead = right_worked - right_guessed
+    steeper = (readable_guessed - right_guessed) - (readable_worked - right_worked)
+    return 1.0 if steeper <= ahead else ahead / steeper
+
+
+def credit_with(below, cap=True, upside_down=False):
+    """A quotient with another number below."""
+
+    def largest_credit(pw, fw, pg, fg):
+        under = below(pw, fw, pg, fg) or 1e-9
+        found = under / (pw - pg) if upside_down else (pw - pg) / under
+        return min(1.0, found) if cap and found > 0 else 1.0 if cap else found
+
+    return largest_credit
+
+
+def steeper(pw, fw, pg, fg):
+    return (fg - pg) - (fw - pw)
+
+
+# q2: the best of several checkpoints
+
+
+def overstated_by_tails(p, n, k):
+    chances = [math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)]
+    at_most = torch.tensor(chances, dtype=torch.float64).cumsum(0).clamp(max=1)
+    return ((1 - at_most**k).sum() / n).item() - p
+
+
+def overstated_with(change):
+    """change: (probabilities of at most c [n + 1], p, n, k) to the result."""
+
+    def overstated(p, n, k):
+        chances = [math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)]
+        return float(change(torch.tensor(chances, dtype=torch.float64).cumsum(0).clamp(max=1), p, n, k))
+
+    return overstated
+
+
+# q3: which engine lied
+
+ROUNDED, TRUNCATED, TEMPERATURE, STALE, SHIFTED = range(5)
+
+
+def correlation(a, b):
+    return torch.corrcoef(torch.stack([a, b]))[0, 1]
+
+
+def engine_with(order="rtshe", mask_first=True, truncated="sign", limit=0.03):
+    """which_engine with its questions in another order (r t s h), or other details; what is left over is STALE."""
+
+    def which_engine(sampled, recomputed, mask):
+        if mask_first:
+            a, b = sampled[mask], recomputed[mask]
+        else:
+            a, b = sampled.flatten(), recomputed.flatten()
+        gap = b - a
+        below = gap.mean() < -0.01 if truncated == "mean" else gap.max() < limit
+        answers = {
+            "r": (bool(gap.abs().max() < limit), ROUNDED),
+            "t": (bool(below), TRUNCATED),
+            "s": (bool(correlation(a, b) < 0.5), SHIFTED),
+            "h": (bool(correlation(a, gap).abs() > 0.5), TEMPERATURE),
+        }
+        return next((answers[key][1] for key in order if key in answers and answers[key][0]), STALE)
+
+    return which_engine
+
+
+def hot_only(sampled, recomputed, mask):
+    """Knows of temperatures below 1 alone."""
+    a, b = sampled[mask], recomputed[mask]
+    found = engine_with()(sampled, recomputed, mask)
+    return STALE if found == TEMPERATURE and correlation(a, b - a) > 0 else found
+
+
+# q4: name the failure
+
+HEALTHY, STILL, COLLAPSED, CUT_OFF, HACKED = range(5)
+
+
+def diagnose_with(still=1e-4, order=("still", "collapsed", "cut off", "hacked"), window=5, ignore_nan=True, trend=True):
+    """A diagnose that asks its questions in `order`, with other details."""
+
+    def diagnose(reward, accuracy, truncated, kl):
+        measured = kl[~kl.isnan()] if ignore_nan else kl
+        start, end = accuracy[:window].mean(), accuracy[-window:].mean()
+        paid = reward[-window:].mean()
+        answers = {
+            "still": (len(measured) > 0 and bool(measured.max() < still), STILL),
+            "collapsed": (bool(paid < 0.5 * reward[:window].mean()), COLLAPSED),
+            "hacked": (bool(end < start + 0.03 if trend else paid > end + 0.1), HACKED),
+            "cut off": (bool(truncated[-window:].mean() > 0.25), CUT_OFF),
+        }
+        return next((answers[name][1] for name in order if answers[name][0]), HEALTHY)
+
+    return diagnose
+
+
+def diagnose_any_truncation(reward, accuracy, truncated, kl):
+    found = diagnose_with()(reward, accuracy, truncated, kl)
+    return CUT_OFF if found == HEALTHY and truncated.max() > 0.25 else found
+
+
+def diagnose_some_kl(reward, accuracy, truncated, kl):
+    """Has no largest KL where none was measured."""
+    if kl[~kl.isnan()].max() < 1e-4:
+        return STILL
+    return diagnose_with(order=("collapsed", "cut off", "hacked"))(reward, accuracy, truncated, kl)
+
+
+def diagnose_nan_as_zero(reward, accuracy, truncated, kl):
+    return diagnose_with()(reward, accuracy, truncated, kl.nan_to_num(0.0))
+
+
+RIGHT = {"q1": credit_by_lines, "q2": overstated_by_tails, "q3": engine_with(), "q4": diagnose_with()}
+
+WRONG = {
+    "q1": {
+        "credit on top": (credit_with(lambda pw, fw, pg, fg: fg - fw, cap=False), "no credit on top"),
+        "no cap": (credit_with(steeper, cap=False), "at most 1"),
+        "upside down": (credit_with(steeper, cap=False, upside_down=True), "other way up"),
+        "ahead": (lambda pw, fw, pg, fg: pw - pg, "at credit 0"),
+        "guesses all wrong": (
+            credit_with(lambda pw, fw, pg, fg: fg - (fw - pw), cap=False),
+            "guesses that can be read are right",
+        ),
+        "worked all right": (credit_with(lambda pw, fw, pg, fg: fg - pg, cap=False), "worked answers are wrong"),
+        "rest": (lambda *shares: 1 - credit_by_lines(*shares), "1 less the largest"),
+        "None": (lambda *_: None, "is None"),
+    },
+    "q2": {
+        "not less p": (overstated_with(lambda f, p, n, k: (1 - f**k).sum() / n), "take the true one off"),
+        "a count": (overstated_with(lambda f, p, n, k: (1 - f**k).sum() - n * p), "divide by how many"),
+        "the worst": (overstated_with(lambda f, p, n, k: ((1 - f) ** k).sum() / n - p), "worst of them"),
+        "one se": (lambda p, n, k: math.sqrt(p * (1 - p) / n), "one standard error"),
+        "k se": (lambda p, n, k: k * math.sqrt(p * (1 - p) / n), "error for each"),
+        "interval": (lambda p, n, k: 1.96 * math.sqrt(p * (1 - p) / n), "half an interval"),
+    },
+    "q3": {
+        "sign of the mean": (engine_with(truncated="mean"), "not TRUNCATED"),
+        "temperature before shift": (engine_with(order="rths"), "is SHIFTED, not TEMPERATURE"),
+        "truncated first": (engine_with(order="trsh"), "is ROUNDED, not TRUNCATED"),
+        "one side": (hot_only, "is TEMPERATURE, not STALE"),
+        "limit too narrow": (engine_with(limit=0.001), "is ROUNDED, not"),
+        "a name": (lambda *_: "STALE", "one of the five numbers"),
+        "None": (lambda *_: None, "every path"),
+    },
+    "q4": {
+        "always healthy": (lambda *_: HEALTHY, "is HACKED, not HEALTHY"),
+        "cut off first": (
+            diagnose_with(order=("still", "cut off", "collapsed", "hacked")),
+            "is COLLAPSED, not CUT_OFF",
+        ),
+        "hacked first": (diagnose_with(order=("hacked", "still", "collapsed", "cut off")), "is STILL, not HACKED"),
+        "last step only": (diagnose_with(window=1), "is HEALTHY, not"),
+        "nan not ignored": (diagnose_with(ignore_nan=False), "largest KL"),
+        "largest of no kl": diagnose_some_kl,
+        "no kl is no move": (diagnose_nan_as_zero, "is HEALTHY, not STILL"),
+        "reward above accuracy": (diagnose_with(trend=False), "is HEALTHY, not HACKED"),
+        "truncated anywhere": (diagnose_any_truncation, "is HEALTHY, not CUT_OFF"),
+        "kl threshold too high": (diagnose_with(still=10.0), "not STILL"),
+        "a name": (lambda *_: "healthy", "return one of the five numbers"),
+        "nothing": (lambda *_: None, "every path"),
+    },
+}

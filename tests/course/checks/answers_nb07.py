@@ -1,0 +1,283 @@
+"""Answers to the exercises of lesson 07."""
+
+import heapq
+
+import torch
+import torch.nn.functional as F
+from answers import half_mended
+
+from rlcourse.course.checks.nb07.q3_draw import PLANTED, wrong_draw
+
+# q1: a static cache
+
+
+def written(k, v, keys, values, positions):
+    rows = torch.arange(len(k))
+    keys[rows, positions], values[rows, positions] = k, v
+    return keys, values
+
+
+def seen(keys, positions):
+    return torch.arange(keys.shape[1]) <= positions[:, None]
+
+
+def mixed(q, keys, values, mask, scale=None):
+    scores = q @ keys.transpose(1, 2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    return scores.masked_fill(~mask[:, None], -torch.inf).softmax(-1) @ values
+
+
+def cache_with(q, k, v, keys, values, positions, **change):
+    """Right but for one thing: `at`, where it is written; `mask`; `scale`; `what` is written."""
+    at = change.get("at", positions)
+    new = written(k, v, keys.clone(), values.clone(), at)
+    mask = change.get("mask", seen(keys, positions))
+    return mixed(q, new[0], change.get("old_values", new[1]), mask, change.get("scale"))
+
+
+def cache_everywhere(q, k, v, keys, values, positions):
+    keys[:, positions], values[:, positions] = k[:, None], v[:, None]
+    return mixed(q, keys, values, seen(keys, positions))
+
+
+def masked_scores(q, k, v, keys, values, positions, add=0.0):
+    """The mask as a factor of 0 and 1 on the scores."""
+    keys, values = written(k, v, keys, values, positions)
+    mask = seen(keys, positions)[:, None]
+    scores = q @ keys.transpose(1, 2) / q.shape[-1] ** 0.5
+    return (scores * mask + add * ~mask).softmax(-1) @ values
+
+
+def masked_weights(q, k, v, keys, values, positions):
+    keys, values = written(k, v, keys, values, positions)
+    weights = (q @ keys.transpose(1, 2) / q.shape[-1] ** 0.5).softmax(-1)
+    return (weights * seen(keys, positions)[:, None]) @ values
+
+
+# q2: a tape
+
+
+def tape_with_choices(eos, pad, limit):
+    return [
+        ("add", "next", "position", 1),
+        ("choose", "position", "ended", "position", "next"),
+        ("choose", "token", "ended", pad, "drawn"),
+        ("less", "fits", "position", limit),
+        ("choose", "full", "fits", 0, 1),
+        ("equal", "end", "drawn", eos),
+        ("or", "now", "end", "full"),
+        ("choose", "ended", "ended", 1, "now"),
+    ]
+
+
+def tape_without(*left_out, **changed):
+    """The first tape without some instructions (by number), or with others in their place."""
+
+    def function(eos, pad, limit):
+        tape = tape_with_choices(eos, pad, limit)
+        changes = {int(number[1:]): change(eos, pad, limit) for number, change in changed.items()}
+        return [changes.get(i, line) for i, line in enumerate(tape) if i not in left_out]
+
+    return function
+
+
+def flag_before_position(eos, pad, limit):
+    tape = [tape_with_choices(eos, pad, limit)[i] for i in (2, 0, 3, 4, 5, 6, 7, 1)]
+    return [("less", "fits", "next", limit) if line[1] == "fits" else line for line in tape]
+
+
+def in_another_order(*order):
+    return lambda eos, pad, limit: [tape_with_choices(eos, pad, limit)[i] for i in order]
+
+
+# q3: a draw
+
+
+def logprob(logits, tokens):
+    return logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+
+
+def first_above(mass, goal):
+    """First place where the running sum exceeds the goal, and the sum before it."""
+    place = ((mass.cumsum(-1) > goal[:, None]) & (mass > 0)).long().argmax(-1)
+    before = mass.masked_fill(torch.arange(mass.shape[-1]) >= place[:, None], 0.0).sum(-1)
+    return place, before
+
+
+def draw_tiles(logits, tile, uniform, **change):
+    """Two levels. change: what is done wrongly."""
+    short = -logits.shape[1] % tile
+    tiles = F.pad(logits, (0, short), value=-torch.inf).unflatten(1, (-1, tile))
+    top = tiles.amax((1, 2), keepdim=True) if change.get("scaled", True) else tiles.amax(2, keepdim=True)
+    mass = (tiles - top).exp()
+    by_tile = mass.sum(2)
+    total = by_tile.sum(1)
+    goal = uniform * (total if change.get("total", True) else 1.0)
+    which, before = first_above(by_tile, goal)
+    rows = torch.arange(len(logits))
+    left = goal - before if change.get("left", True) else goal
+    place, _ = first_above(mass[rows, which], left)
+    place = torch.where((mass[rows, which].cumsum(-1) > left[:, None]).any(1), place, tile - 1)
+    tokens = which * tile * change.get("offset", 1) + place
+    return tokens, logprob(logits, tokens.clamp(max=logits.shape[1] - 1))
+
+
+def draw_flat(logits, tile, uniform):
+    pi = logits.double().softmax(-1)
+    tokens = (pi.cumsum(-1) <= uniform.double()[:, None]).sum(-1)
+    return tokens, logprob(logits, tokens)
+
+
+def draw_changed(tokens_of=None, logprobs_of=None):
+    """A right draw whose tokens or log-probs are replaced."""
+
+    def function(logits, tile, uniform):
+        tokens, logprobs = draw_flat(logits, tile, uniform)
+        if tokens_of is not None:
+            tokens = tokens_of(logits, tile, uniform, tokens)
+        if logprobs_of is not None:
+            logprobs = logprobs_of(logits, tile, tokens)
+        return tokens, logprobs
+
+    return function
+
+
+def within_tile(logits, tile, tokens):
+    padded = F.pad(logits, (0, -logits.shape[1] % tile), value=-torch.inf).unflatten(1, (-1, tile))
+    return logprob(padded[torch.arange(len(tokens)), tokens // tile], tokens % tile)
+
+
+# q4: a number of slots
+
+
+def with_heap(lengths, slots):
+    free = [0] * slots
+    for length in lengths:
+        heapq.heapreplace(free, free[0] + length)
+    return max(free)
+
+
+def in_batches(lengths, slots):
+    return sum(max(lengths[i : i + slots]) for i in range(0, len(lengths), slots))
+
+
+def step_ms(slots, host, fixed, row):
+    return max(host, fixed + row * slots)
+
+
+def slots_by(steps, time=step_ms, order=lambda lengths: lengths, result=min):
+    def function(lengths, host, fixed, row, most):
+        queue = order(lengths.tolist())
+        return result(range(1, most + 1), key=lambda slots: steps(queue, slots) * time(slots, host, fixed, row))
+
+    return function
+
+
+def slots_in_turn(lengths, slots):
+    return max(sum(lengths[s::slots]) for s in range(slots))
+
+
+RIGHT = {"q1": cache_with, "q2": tape_with_choices, "q3": draw_flat, "q4": slots_by(with_heap)}
+WRONG = {
+    "q1": {
+        "no mask": (
+            lambda q, k, v, K, V, p: cache_with(q, k, v, K, V, p, mask=torch.ones(K.shape[:2]).bool()),
+            "attend to all slots",
+        ),
+        "not itself": (
+            lambda q, k, v, K, V, p: cache_with(
+                q, k, v, K, V, p, mask=torch.arange(K.shape[1]) < p.clamp(min=1)[:, None]
+            ),
+            "see itself too",
+        ),
+        "nan for the first": lambda q, k, v, K, V, p: cache_with(
+            q, k, v, K, V, p, mask=torch.arange(K.shape[1]) < p[:, None]
+        ),
+        "not written": (lambda q, k, v, K, V, p: mixed(q, K, V, seen(K, p)), "write them first"),
+        "only keys": (lambda q, k, v, K, V, p: cache_with(q, k, v, K, V, p, old_values=V), "only the key arrived"),
+        "first position": (
+            lambda q, k, v, K, V, p: cache_with(q, k, v, K, V, p, at=p[:1].expand_as(p)),
+            "each row has its own",
+        ),
+        "everywhere": (cache_everywhere, "index rows and positions"),
+        "not scaled": (lambda q, k, v, K, V, p: cache_with(q, k, v, K, V, p, scale=1.0), "not scaled"),
+        "by D": (lambda q, k, v, K, V, p: cache_with(q, k, v, K, V, p, scale=1 / q.shape[-1]), "square root of D"),
+        "scores times the mask": (masked_scores, "a score like any other"),
+        "mask after the softmax": (masked_weights, "after the softmax"),
+        "a mask of minus one": lambda q, k, v, K, V, p: masked_scores(q, k, v, K, V, p, add=-1.0),
+    },
+    "q2": {
+        "no padding": (tape_without(_2=lambda eos, pad, limit: ("add", "token", "drawn", 0)), "gets padding"),
+        "everybody moves": (
+            tape_without(_1=lambda eos, pad, limit: ("add", "position", "position", 1)),
+            "stay where it is",
+        ),
+        "forgets": (tape_without(_7=lambda eos, pad, limit: ("add", "ended", "now", 0)), "stays so"),
+        "no limit": (
+            tape_without(3, 4, 6, _7=lambda eos, pad, limit: ("or", "ended", "ended", "end")),
+            "reached the limit",
+        ),
+        "limit too early": (in_another_order(3, 4, 0, 1, 2, 5, 6, 7), "one step late"),
+        "flag before token": (in_another_order(0, 1, 3, 4, 5, 6, 7, 2), "turned into padding"),
+        "flag before position": (flag_before_position, "takes a place as well"),
+        "no end": tape_without(5, 6, _7=lambda eos, pad, limit: ("or", "ended", "ended", "full")),
+        "nothing": lambda eos, pad, limit: [],
+        "unknown": (lambda eos, pad, limit: [("if", "ended", 0)], "unknown operation"),
+        "unwritten": (tape_without(0), "nothing has written"),
+        "a source too few": (lambda eos, pad, limit: [("add", "position", 1)], "needs 2 sources"),
+        "a flag": (lambda eos, pad, limit: [("add", "ended", "ended", True)], "neither a name nor a whole number"),
+    },
+    "q3": half_mended(wrong_draw, PLANTED)
+    | {
+        "own scale": (lambda *a: draw_tiles(*a, scaled=False), "one scale"),
+        "u not scaled": lambda *a: draw_tiles(*a, total=False),
+        "place": (draw_changed(lambda logits, tile, u, tokens: tokens % tile), "place within the tile"),
+        "tile": (draw_changed(lambda logits, tile, u, tokens: tokens // tile), "number of the tile"),
+        "greedy": (draw_changed(lambda logits, tile, u, tokens: logits.argmax(-1)), "most probable token"),
+        "one too far": (
+            draw_changed(
+                lambda logits, tile, u, tokens: (logits.double().softmax(-1).cumsum(-1) <= u[:, None]).sum(-1) + 1
+            ),
+            "one token too far",
+        ),
+        "reached": (
+            draw_changed(lambda logits, tile, u, tokens: (logits.double().softmax(-1).cumsum(-1) < u[:, None]).sum(-1)),
+            "must exceed the goal",
+        ),
+        "within the tile": (draw_changed(logprobs_of=within_tile), "that within the tile"),
+        "logit": (
+            draw_changed(logprobs_of=lambda logits, tile, tokens: logits.gather(1, tokens[:, None])[:, 0]),
+            "log of the sum",
+        ),
+        "probability": (
+            draw_changed(logprobs_of=lambda logits, tile, tokens: logprob(logits, tokens).exp()),
+            "take its logarithm",
+        ),
+        "largest left out": (
+            draw_changed(logprobs_of=lambda logits, tile, tokens: logprob(logits, tokens) + logits.amax(-1)),
+            "take that off as well",
+        ),
+        "tokens alone": (lambda *a: draw_flat(*a)[0], "return two tensors"),
+    },
+    "q4": {
+        "batches": (slots_by(in_batches), "longest of each batch"),
+        "even": (slots_by(lambda lengths, slots: -(-sum(lengths) // slots)), "divided the tokens evenly"),
+        "longest first": (
+            slots_by(with_heap, order=lambda lengths: sorted(lengths, reverse=True)),
+            "sorted the longest first",
+        ),
+        "shortest first": slots_by(with_heap, order=sorted),
+        "in turn": (slots_by(slots_in_turn), "dealt the answers out"),
+        "no host": (slots_by(with_heap, time=lambda slots, host, fixed, row: fixed + row * slots), "left the host out"),
+        "host added": (
+            slots_by(with_heap, time=lambda slots, host, fixed, row: host + fixed + row * slots),
+            "added the host",
+        ),
+        "nothing fixed": (
+            slots_by(with_heap, time=lambda slots, host, fixed, row: max(host, row * slots)),
+            "fixed in a step",
+        ),
+        "fewest steps": (slots_by(with_heap, time=lambda *_: 1.0), "made the steps few"),
+        "most": (lambda lengths, host, fixed, row, most: most, "as long as possible"),
+        "the time": (lambda lengths, host, fixed, row, most: 12.5, "whole number"),
+    },
+}

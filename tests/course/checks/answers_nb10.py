@@ -1,0 +1,171 @@
+"""Answers to the exercises of lesson 10."""
+
+import torch
+import torch.nn.functional as F
+from answers import half_mended
+
+from rlcourse.course.checks.nb10 import PLANTED
+
+# q1: two watches
+
+
+def step_time(launch, kernel, reads, early=False, in_turn=False):
+    host = gpu = before = 0.0
+    for launching, running, read in zip(launch.tolist(), kernel.tolist(), reads.tolist(), strict=True):
+        host += launching
+        before, gpu = gpu, max(gpu, host) + running
+        if read or in_turn:
+            host = max(host, before if early else gpu)
+    return gpu
+
+
+def worth(launch, kernel, reads, time=step_time, launch_too=False):
+    found = []
+    for i in range(len(kernel)):
+        free = torch.arange(len(kernel)) == i
+        starts = launch.masked_fill(free, 0.0) if launch_too else launch
+        found.append(time(launch, kernel, reads) - time(starts, kernel.masked_fill(free, 0.0), reads))
+    return torch.tensor(found)
+
+
+def two_sums(launch, kernel, reads):
+    return max(launch.sum().item(), kernel.sum().item())
+
+
+# q2: an attention with four mistakes
+
+
+def attend(query, keys, values, mask, wrong=()):
+    """Right but for some of the planted mistakes."""
+    if mask is None and "guess" not in wrong:
+        raise ValueError("no mask")
+    shared = query.shape[1] // keys.shape[1]
+    if "heads" in wrong:
+        keys, values = keys.repeat(1, shared, 1, 1), values.repeat(1, shared, 1, 1)
+    else:
+        keys, values = keys.repeat_interleave(shared, 1), values.repeat_interleave(shared, 1)
+    scores = torch.einsum("bhd,bhsd->bhs", query, keys) / query.shape[-1] ** (1 if "scale" in wrong else 0.5)
+    if mask is not None:
+        numbers = mask.dtype != torch.bool or "truths" in wrong
+        scores = scores + mask[:, 0] if numbers else scores.masked_fill(~mask[:, 0], -torch.inf)
+    return torch.einsum("bhs,bhsd->bhd", scores.softmax(-1), values)
+
+
+def from_the_lesson(query, keys, values, mask):
+    """Its `naive`, pasted: right but for the guess."""
+    groups = query.shape[1] // keys.shape[1]
+    keys, values = keys.repeat_interleave(groups, dim=1), values.repeat_interleave(groups, dim=1)
+    return F.scaled_dot_product_attention(query[:, :, None], keys, values, attn_mask=mask)[:, :, 0]
+
+
+def inverted(query, keys, values, mask):
+    return attend(query, keys, values, ~mask if mask is not None and mask.dtype == torch.bool else mask)
+
+
+def open_mask(query, keys, values, mask):
+    return attend(query, keys, values, None if mask is None else torch.zeros(mask.shape))
+
+
+def late(query, keys, values, mask):
+    """Hidden slots lose their weight after the softmax."""
+    if mask is None:
+        raise ValueError("no mask")
+    seen = mask if mask.dtype == torch.bool else mask == 0
+    shared = query.shape[1] // keys.shape[1]
+    keys, values = keys.repeat_interleave(shared, 1), values.repeat_interleave(shared, 1)
+    weights = (torch.einsum("bhd,bhsd->bhs", query, keys) * query.shape[-1] ** -0.5).softmax(-1) * seen[:, 0]
+    return torch.einsum("bhs,bhsd->bhd", weights, values)
+
+
+def unscaled(query, keys, values, mask):
+    return attend(query * query.shape[-1] ** 0.5, keys, values, mask)
+
+
+# q3 and q4
+
+
+def slots(mask, first=None, last=None):
+    if mask is None:
+        raise ValueError("no mask")
+    seen = mask[:, 0, 0] if mask.dtype == torch.bool else mask[:, 0, 0] == 0
+    start = seen.long().argmax(1)
+    end = start + seen.sum(1) - 1
+    return torch.stack([start if first is None else first(seen), end if last is None else last(seen)])
+
+
+def slots_guess(mask):
+    return torch.zeros(2, 1, dtype=torch.long) if mask is None else slots(mask)
+
+
+def slots_as_truth(mask):
+    if mask is None:
+        raise ValueError("no mask")
+    return slots(mask.bool())
+
+
+def fake(q, keys, values, **change):
+    shape = (*q.shape[:2], values.shape[-1])
+    out = change.get("out", q.new_empty(shape))
+    logsum = change.get("logsum", q.new_empty(shape[:2], dtype=torch.float32))
+    return out, logsum, list(out.stride())
+
+
+RIGHT = {"q1": worth, "q2": attend, "q3": slots, "q4": fake}
+
+WRONG = {
+    "q1": {
+        "its own time": (lambda h, k, r: k, "not always worth its time"),
+        "reads forgotten": (lambda h, k, r: worth(h, k, torch.zeros_like(r)), "must wait where it reads"),
+        "reads too early": (
+            lambda h, k, r: worth(h, k, r, lambda *x: step_time(*x, early=True)),
+            "not for the one before",
+        ),
+        "launch too": (lambda h, k, r: worth(h, k, r, launch_too=True), "still has to be launched"),
+        "two sums": (lambda h, k, r: worth(h, k, r, two_sums), "two sums"),
+        "times": (lambda h, k, r: step_time(h, k, r) - worth(h, k, r), "whole steps"),
+        "turned round": (lambda h, k, r: -worth(h, k, r), "wrong way round"),
+        "nothing": lambda h, k, r: torch.zeros_like(k),
+    },
+    "q2": {
+        **half_mended(attend, PLANTED),
+        "from the lesson": (from_the_lesson, "returned something"),
+        "inverted": (inverted, "You hide what is seen"),
+        "mask not used": (open_mask, "not used"),
+        "late": (late, "after the softmax"),
+        "unscaled": (unscaled, "not divided by anything"),
+    },
+    "q3": {
+        "count": (lambda m: slots(m, last=None if m is None else lambda s: s.sum(1) - 1), "padded on the left"),
+        "after": (lambda m: slots(m) + torch.tensor([[0], [1]]), "not the one after"),
+        "end of the cache": (
+            lambda m: slots(m, last=lambda s: torch.full((len(s),), s.shape[1] - 1)),
+            "holds nothing yet",
+        ),
+        "all hidden": (lambda m: slots(m, first=lambda s: (~s).sum(1)), "no padding"),
+        "first row": (lambda m: slots(m, first=lambda s: s.long().argmax(1)[:1].expand(len(s))), "first row"),
+        "no padding": (
+            lambda m: slots(m, first=lambda s: torch.zeros(len(s), dtype=torch.long)),
+            "Padding is forgotten",
+        ),
+        "wrong way round": (lambda m: slots(m).flip(0), "wrong way round"),
+        "numbers as truths": (slots_as_truth, "-inf is hidden"),
+        "guess": (slots_guess, "returned something"),
+        "floats": (lambda m: slots(m).float(), "whole numbers"),
+        "int32": (lambda m: slots(m).int(), "int64"),
+    },
+    "q4": {
+        "empty_like": (lambda q, k, v: fake(q, k, v, out=torch.empty_like(q)), "empty_like"),
+        "float32 output": (
+            lambda q, k, v: fake(q, k, v, out=torch.empty(*q.shape[:2], v.shape[-1])),
+            "that of the queries",
+        ),
+        "half log-sum": (lambda q, k, v: fake(q, k, v, logsum=q.new_empty(q.shape[:2])), "float32"),
+        "log-sum with a size": lambda q, k, v: fake(q, k, v, logsum=torch.empty(*q.shape[:2], 1)),
+        "heads of the cache": (
+            lambda q, k, v: fake(q, k, v, out=q.new_empty(len(q), v.shape[1], v.shape[-1])),
+            "as many heads",
+        ),
+        "shape of the cache": (lambda q, k, v: fake(q, k, v, out=q.new_empty(v.shape)), "one token a row"),
+        "output alone": (lambda q, k, v: fake(q, k, v)[0], "return three things"),
+    },
+}

@@ -1,0 +1,192 @@
+"""Answers to the exercises of lesson 11."""
+
+import itertools
+from collections import Counter
+
+import torch
+from answers import ruled
+
+from rlcourse.course.checks.nb11.q1_audit import RULES
+from rlcourse.course.checks.nb11.q2_admit import ADMISSION
+
+# q1: an auditor
+
+
+def audit(trace, number, rule=""):
+    """Right but for one rule."""
+    tables = {}
+    for place, (kind, name, blocks) in enumerate(trace):
+        mine = tables.setdefault(name, set())
+        others = Counter(block for other, held in tables.items() if other != name for block in held)
+        for i, block in enumerate(blocks):
+            wrong = {
+                "give": {
+                    "nobody's": not 1 <= block < number,
+                    "held": bool(others[block]) or block in mine - set(blocks[:i]),
+                    "given twice": block in blocks[:i],
+                },
+                "share": {"ghost": not others[block] and block not in mine, "shared with itself": block in mine},
+                "write": {
+                    "foreign write": block not in mine and others[block] > 0,
+                    "unheld write": block not in mine and not others[block],
+                    "shared write": block in mine and others[block] > 0,
+                },
+                "drop": {
+                    "foreign drop": block not in mine and others[block] > 0 and block not in blocks[:i],
+                    "unheld drop": block not in mine and not others[block] and block not in blocks[:i],
+                    "dropped twice": block in blocks[:i],
+                },
+            }[kind]
+            if any(broken for name, broken in wrong.items() if name != rule):
+                return place
+            if kind in ("give", "share"):
+                mine.add(block)
+            if kind == "drop":
+                mine.discard(block)
+    return -1
+
+
+def free_at_first_drop(trace, number):
+    """The manager's own mistake: a block is nobody's once one table has dropped it."""
+    held = set()
+    for place, (kind, _, blocks) in enumerate(trace):
+        if (kind == "give") == bool(held & set(blocks)) and kind != "write":
+            return place
+        held = held | set(blocks) if kind == "give" else held - set(blocks) if kind == "drop" else held
+    return -1
+
+
+# q2: an admission rule
+
+
+def up(tokens, block):
+    return -(-tokens // block)
+
+
+def admit(running, prompts, group, free, block, steps, rule=""):
+    running, prompts = running.tolist(), prompts.tolist()
+    for tokens in running:
+        grown = tokens + steps * (rule != "running")
+        free -= up(grown, block) - up(tokens, block) * (rule != "counted twice")
+    count = 0
+    for tokens in prompts:
+        full = 0 if rule == "alone" else up(tokens, block) if rule == "partly" else tokens // block
+        own = up(tokens + steps * (rule != "new"), block) - full
+        for i in range(group):
+            need = own + full * (i == 0)
+            if need > free:
+                if rule == "skipped":
+                    continue
+                return count // group * group if rule == "whole groups" else count
+            free -= need
+            count += 1
+    return count
+
+
+def pooled(running, prompts, group, free, block, steps):
+    line = [(i, tokens) for i, tokens in enumerate(prompts.tolist()) for _ in range(group)]
+    for count in range(len(line) + 1):
+        some = line[:count]
+        later = int(running.sum()) + steps * (len(running) + count) + sum(dict(some).values())
+        if up(later, block) - up(int(running.sum()), block) > free:
+            return count - 1
+    return len(line)
+
+
+# q3: a schedule that never ends
+
+
+def never_ends(capacity, rows, length, sends=None, patience=4000):
+    """Step by step, with a list of tokens; -1 waits."""
+    tokens = [-1] * rows
+    for _ in range(patience):
+        for row in range(rows):
+            running = [t for t in tokens if t >= 0]
+            if tokens[row] < 0 and sum(running) + len(running) + 1 <= capacity:
+                tokens[row] = 0
+        while sum(t + 1 for t in tokens if t >= 0) > capacity:
+            tokens[(sends or (lambda tokens: tokens.index(max(tokens))))(tokens)] = -1
+        tokens = [t + 1 if t >= 0 else t for t in tokens]
+        if max(tokens) == length:
+            return False
+    return True
+
+
+def shortest(capacity, rows, **rule):
+    return next((n for n in range(1, capacity + 1) if never_ends(capacity, rows, n, **rule)), capacity + 1)
+
+
+def fewest(tokens):
+    return min((row for row in range(len(tokens)) if tokens[row] >= 0), key=lambda row: tokens[row])
+
+
+# q4: a probe
+
+
+def whole(x):
+    return x.view(torch.int16 if x.element_size() == 2 else torch.int32)
+
+
+def first_to_part(results, differs=None):
+    differs = differs or (lambda call, before, _: not torch.equal(whole(call[: len(before)]), whole(before)))
+    found = []
+    for calls in results:
+        parted = [len(call) for before, call in itertools.pairwise(calls) if differs(call, before, calls)]
+        found.append(parted[0] if parted else 0)
+    return torch.tensor(found)
+
+
+def earlier(results):
+    return (first_to_part(results) - 1).clamp(min=0)
+
+
+RIGHT = {"q1": audit, "q2": admit, "q3": shortest, "q4": first_to_part}
+
+WRONG = {
+    "q1": {
+        **ruled(audit, RULES),
+        "free at the first drop": free_at_first_drop,
+        "the last": (lambda t, n: len(t) - 1, "the first is asked for"),
+    },
+    "q2": {
+        **ruled(admit, ADMISSION),
+        "pooled": (pooled, ADMISSION["pooled"]),
+        "one more": lambda *x: admit(*x) + 1,
+    },
+    "q3": {
+        "capacity": (lambda c, r: c, "so does a shorter one"),
+        "first sent back": (lambda c, r: c // r + 1, "It ends all the same"),
+        "still ends": (lambda c, r: shortest(c, r) - 1, "one more"),
+        "fewest": (lambda c, r: shortest(c, r, sends=fewest), "holds less"),
+        "three quarters": (lambda c, r: 3 * c // 4, "run it"),
+        "impatient": lambda c, r: shortest(c, r, patience=c // r + 3),
+    },
+    "q4": {
+        "nan": (
+            lambda x: first_to_part(x, lambda call, before, _: bool((call[:-1] != before).any())),
+            "nan is not equal",
+        ),
+        "tolerance": (
+            lambda x: first_to_part(x, lambda call, before, _: not torch.allclose(call[:-1], before, equal_nan=True)),
+            "tolerance",
+        ),
+        "equal": (
+            lambda x: first_to_part(
+                x, lambda call, before, _: not torch.equal(call[:-1].nan_to_num(), before.nan_to_num())
+            ),
+            "0.0 and -0.0",
+        ),
+        "row 0": (
+            lambda x: first_to_part(x, lambda call, before, _: not torch.equal(whole(call[0]), whole(before[0]))),
+            "row 0 alone",
+        ),
+        "the last call": (
+            lambda x: first_to_part(
+                x, lambda call, _, calls: not torch.equal(whole(call), whole(calls[-1][: len(call)]))
+            ),
+            "the last call",
+        ),
+        "the call before": (earlier, "the call before the one"),
+        "never": lambda x: torch.zeros(len(x), dtype=torch.long),
+    },
+}

@@ -1,0 +1,222 @@
+"""What every exercise's check promises: right answers pass however they are written, wrong ones fail and are told their
+mistake, and nothing is paid for a stub, for a table of inputs or for a function that looks at nothing."""
+
+import math
+
+import pytest
+import torch
+from answers import (
+    CHECKS,
+    KERNELS,
+    QUESTIONS,
+    another,
+    asked,
+    edited,
+    kernel_from,
+    solution,
+    source,
+    tables,
+    wrong_answers,
+)
+from thorough import thinned, thorough
+
+from rlcourse.course.checks import Local
+from rlcourse.course.checks.kernels import Maker
+from rlcourse.kernels import dsl
+
+every_question = pytest.mark.parametrize("lesson, question", QUESTIONS)
+compiles = pytest.mark.skipif(not dsl.INSTALLED, reason="CuTe DSL is not installed")
+
+
+def messages(result) -> list[str]:
+    return [case.message for case in result.cases if not case.passed]
+
+
+@pytest.mark.parametrize("seed", [0, *map(thorough, range(1, 6))])
+@every_question
+def test_the_solution_and_another_right_answer_pass(lesson, question, seed):
+    for function in (solution(lesson, question), another(lesson, question)):
+        result = asked(lesson, question).run(Local(function), seed)
+        assert result.passed, repr(result)
+
+
+WRONG = [(lesson, question, name) for lesson, question in QUESTIONS for name in wrong_answers(lesson, question)]
+
+
+@pytest.mark.parametrize("lesson, question, name", WRONG)
+def test_a_wrong_answer_fails_and_is_told_its_mistake(lesson, question, name):
+    function, said, never = wrong_answers(lesson, question)[name]
+    found = messages(asked(lesson, question).run(Local(function), seed=0))
+    assert found, "it passes"
+    words = said if isinstance(said, list) else [said]
+    assert any(word in message for word in words for message in found), found
+    assert not [sentence for sentence in never for message in found if sentence in message], found
+
+
+@pytest.mark.thorough
+@every_question
+def test_a_wrong_answer_fails_with_other_inputs(lesson, question):
+    for name, (function, *_) in wrong_answers(lesson, question).items():
+        assert not asked(lesson, question).run(Local(function), seed=1).passed, name
+
+
+@pytest.mark.parametrize("lesson", CHECKS)
+def test_a_hole_shows_the_hint(lesson):
+    def hole(*_):
+        raise NotImplementedError
+
+    for question in CHECKS[lesson].QUESTIONS.values():
+        result = question.run(Local(hole), seed=0)
+        assert not result.passed and result.hint == question.hint, repr(result)
+
+
+# Functions that are paid for nothing ------------------------------------------------------------------------------
+
+
+def key(*call) -> str:
+    """A text of all values of a call."""
+    torch.set_printoptions(profile="full", precision=12)
+    try:
+        return repr(call)
+    finally:
+        torch.set_printoptions(profile="default")
+
+
+class Recorder(Local):
+    """Calls a function and writes down what it gave."""
+
+    def __init__(self, function, table: dict):
+        super().__init__(function)
+        self.table = table
+
+    def __call__(self, *arguments, **options):
+        return self.table.setdefault(key(arguments, options), super().__call__(*arguments, **options))
+
+    def gradient(self, *arguments, wrt=0, **options):
+        return self.table.setdefault(key(wrt, arguments, options), super().gradient(*arguments, wrt=wrt, **options))
+
+
+class Table(Recorder):
+    """Answers from what others wrote down, for all inputs that are in there."""
+
+    def __call__(self, *arguments, **options):
+        return self.table[key(arguments, options)]
+
+    def gradient(self, *arguments, wrt=0, **options):
+        return self.table[key(wrt, arguments, options)]
+
+
+def earned(lesson: str, question: str, caller, seed: int) -> list[str]:
+    return [case.name for case in asked(lesson, question).run(caller, seed).cases if case.passed]
+
+
+@pytest.mark.parametrize("lesson, question", thinned(QUESTIONS, every=3))
+def test_a_table_of_inputs_earns_nothing(lesson, question):
+    table = {}
+    for seed in (1, 2, 3):
+        earned(lesson, question, Recorder(solution(lesson, question), table), seed)
+    assert earned(lesson, question, Table(None, table), seed=4) == []
+
+
+def constant(value):
+    return lambda *_, **__: value
+
+
+def raising(kind):
+    def function(*_, **__):
+        raise kind("no")
+
+    return function
+
+
+def of(number: int, change):
+    """A function of one argument alone."""
+    return lambda *arguments, **_: change(arguments[number % len(arguments)])
+
+
+def filled(result, value):
+    """A result of the same shape, all of it `value`."""
+    if isinstance(result, tuple | list):
+        return type(result)(filled(part, value) for part in result)
+    return torch.full_like(torch.as_tensor(result, dtype=torch.float64), value)
+
+
+def in_shape(right, value):
+    """A function that knows what shape the answer has, and no more."""
+    return lambda *arguments, **options: filled(right(*arguments, **options), value)
+
+
+FEW = {"0": constant(0.0), "1": constant(1), "nan": constant(math.nan), "the argument": of(0, lambda x: x)}
+VALUES = (None, -1, 2, 0.5, math.inf, -math.inf, True, "", "0", [], [0.0])
+ERRORS = (ValueError, AssertionError, RuntimeError, TypeError, IndexError, KeyError, SystemExit)
+MANY = {f"constant {value}": constant(value) for value in VALUES}
+MANY |= {f"raises {kind.__name__}": raising(kind) for kind in ERRORS}
+MANY |= {"every argument": lambda *arguments, **_: arguments, "noise": lambda *_, **__: torch.rand(3)}
+for number in range(6):
+    MANY[f"argument {number}"] = of(number, lambda x: x)
+    MANY[f"negative {number}"] = of(number, lambda x: -x)
+    MANY[f"sum of {number}"] = of(number, lambda x: x.sum())
+    MANY[f"mean of {number}"] = of(number, lambda x: x.mean())
+    for value in (0.0, 1.0, math.nan):
+        MANY[f"{value} like {number}"] = of(number, lambda x, value=value: torch.full(x.shape, value))
+        MANY[f"{value} rows of {number}"] = of(number, lambda x, value=value: torch.full(x.shape[:1], value))
+
+
+@pytest.mark.parametrize("functions", [FEW, pytest.param(MANY, marks=pytest.mark.thorough)], ids=["few", "many"])
+@every_question
+def test_functions_that_look_at_nothing_earn_nothing(lesson, question, functions):
+    right = solution(lesson, question)
+    shaped = {f"{value} in shape": in_shape(right, value) for value in (0.0, 1.0, -1.0, math.nan, math.inf)}
+    paid = {name: cases for name, f in (functions | shaped).items() if (cases := earned(lesson, question, Local(f), 0))}
+    assert paid == {}
+
+
+# Kernels ----------------------------------------------------------------------------------------------------------
+
+EDITS = [(*which, name) for which in KERNELS for name in ("", *tables(which[0]).EDITS[which[1]])]
+
+
+@compiles
+@pytest.mark.parametrize("lesson, question, name", thinned(EDITS, every=16))
+def test_kernels_with_one_mistake_are_told_it_and_others_pass(lesson, question, name, tmp_path, monkeypatch):
+    text, said = edited(lesson, question, name)
+    question = KERNELS[lesson, question]
+    result = question.run(Maker(kernel_from(text, question.function, tmp_path, monkeypatch)), seed=0)
+    assert result.passed == (said is None), repr(result)
+    assert said is None or any(said in message for message in messages(result)), repr(result)
+
+
+@compiles
+@pytest.mark.parametrize("line, said", [("raise NotImplementedError", "not implemented"), ("nothing()", "nothing")])
+def test_a_kernel_with_a_hole_shows_the_hint_and_one_that_does_not_compile_says_why(line, said, tmp_path, monkeypatch):
+    for (lesson, name), question in KERNELS.items():
+        head = source(lesson, question.function).rpartition("# BEGIN SOLUTION")[0]
+        folder = tmp_path / f"{lesson}_{name}"
+        folder.mkdir()
+        result = question.run(Maker(kernel_from(head + line, question.function, folder, monkeypatch)), seed=0)
+        assert all(said in case.message for case in result.cases), repr(result)
+        assert (result.hint == question.hint) == line.startswith("raise")
+
+
+@compiles
+@pytest.mark.parametrize("lesson, question", [("nb08", "q9"), ("nb12", "q7")])
+def test_a_colleagues_kernel_does_not_pass_as_it_is(lesson, question, tmp_path, monkeypatch):
+    kernel = kernel_from(source(lesson, "Hers"), "Hers", tmp_path, monkeypatch)
+    cases = KERNELS[lesson, question].run(Maker(kernel), seed=0).cases
+    assert not any(case.passed for case in cases[1:]), cases
+
+
+@compiles
+def test_the_card_names_the_line_of_python(tmp_path, monkeypatch):
+    text, _ = edited("nb08", "q2", "no guard")
+    result = KERNELS["nb08", "q2"].run(Maker(kernel_from(text, "AddTenAnyLength", tmp_path, monkeypatch)), seed=0)
+    line = "out[i] = a[i] + 10.0"
+    assert f"Python line {text[: text.index(line)].count(chr(10)) + 1}: {line}" in result.cases[1].message
+
+
+def test_without_cute_dsl_the_card_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(dsl, "INSTALLED", False)
+    for question in KERNELS.values():
+        kernel = type("Kernel", (), {"threads": 32, "__init__": lambda *_, **__: None})
+        result = question.run(Maker(kernel), seed=0)
+        assert all("pip install" in case.message for case in result.cases), repr(result)
