@@ -61,3 +61,10 @@ def spread(tensor: torch.Tensor, step: int) -> torch.Tensor:
     wide = torch.full((len(tensor), step), torch.nan, dtype=tensor.dtype)
     wide[:, : tensor.shape[1]] = tensor
     return wide[:, : tensor.shape[1]]
+
+
+def slopes(loss, x: torch.Tensor, step: float = 1e-5) -> torch.Tensor:
+    """The gradient of `loss`, a function of a float64 tensor like x, by finite differences."""
+    x = x.detach().double()
+    steps = step * torch.eye(x.numel(), dtype=x.dtype).view(-1, *x.shape)
+    return torch.stack([(loss(x + s) - loss(x - s)) / (2 * step) for s in steps]).view(x.shape)
