@@ -47,18 +47,24 @@ def test_they_add_up_print_and_use_what_is_defined_around_them(ranks, capsys):
 
 
 @pytest.mark.thorough
-def test_one_that_fails_ends_those_that_wait_for_it_and_the_next_run_starts_anew(ranks):
-    def work(rank, fails):
-        if fails and rank == 1:
+def test_one_that_fails_or_dies_ends_those_that_wait_for_it_and_the_next_run_starts_anew(ranks):
+    def work(rank, how):
+        if rank == 1 and how == "fails":
             raise ValueError("no gradient here.\nNot at all.")
+        if rank == 1 and how == "dies":
+            os._exit(3)
         dist.barrier()
         return os.getpid()
 
-    before = ranks.run(work, False)
-    with pytest.raises(RuntimeError, match=r"^Rank 1 failed: ValueError: no gradient here\.$"):
-        ranks.run(work, True)
-    assert not any(map(alive, before))
-    assert not set(ranks.run(work, False)) & set(before)
+    for how, said in {
+        "fails": r"^Rank 1 failed: ValueError: no gradient here\.$",
+        "dies": r"^Rank \d failed: ",
+    }.items():
+        before = ranks.run(work, "")
+        with pytest.raises(RuntimeError, match=said):
+            ranks.run(work, how)
+        assert not any(map(alive, before))
+        assert not set(ranks.run(work, "")) & set(before)
 
 
 def test_a_rank_that_waits_for_ever_is_said(ranks, monkeypatch):
@@ -66,22 +72,13 @@ def test_a_rank_that_waits_for_ever_is_said(ranks, monkeypatch):
         if rank == 0:
             dist.recv(torch.zeros(1), 1)
 
+    with pytest.raises(ValueError, match="ask for 1 or more"):
+        Ranks(0)
     ranks.run(lambda rank: dist.barrier())
     monkeypatch.setattr(ranks, "seconds", 1.0)
     with pytest.raises(TimeoutError, match="No answer from rank 0 after 1 s"):
         ranks.run(waits)
     assert ranks.processes == []
-
-
-@pytest.mark.thorough
-def test_a_rank_that_dies_is_said():
-    def dies(rank):
-        if rank == 1:
-            os._exit(3)
-        dist.barrier()
-
-    with Ranks(2, seconds=60) as ranks, pytest.raises(RuntimeError, match=r"^Rank \d failed: "):
-        ranks.run(dies)
 
 
 @pytest.mark.thorough
@@ -98,8 +95,3 @@ def test_no_rank_outlives_a_process_that_is_killed():
     while any(map(alive, pids)) and time.monotonic() < until:
         time.sleep(0.1)
     assert len(pids) == 2 and not any(map(alive, pids))
-
-
-def test_no_ranks_is_refused():
-    with pytest.raises(ValueError, match="ask for 1 or more"):
-        Ranks(0)

@@ -95,15 +95,18 @@ def source(lesson: str, name: str) -> str:
 
 
 @functools.cache
-def solution(lesson: str, question: str):
-    """The function that the master gives as the solution."""
-    name = asked(lesson, question).function
-    file = f"<solution of {lesson} {question}>"
+def given(lesson: str, name: str):
+    """A function of a master."""
+    file = f"<{name} of {lesson}>"
     text = source(lesson, name)
     linecache.cache[file] = (len(text), None, text.splitlines(True), file)
     names = {}
     exec(compile(text, file, "exec"), names)
     return names[name]
+
+
+def solution(lesson: str, question: str):
+    return given(lesson, asked(lesson, question).function)
 
 
 def edited(lesson: str, question: str, mistake: str = "") -> tuple[str, str | None]:

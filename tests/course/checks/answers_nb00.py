@@ -28,11 +28,6 @@ def by_lines(text):
     return numbers[-1] if numbers else math.nan
 
 
-def gives_up(text):
-    lines = [line for line in text.split("\n") if line.startswith("####")]
-    return by_lines(lines[-1]) if lines else math.nan
-
-
 def stable(right, k):
     """Chen et al. 2021, as their code has it, on tensors."""
     n, c = right.shape[1], right.sum(1)
@@ -44,19 +39,9 @@ def share(right):
     return right.double().mean(1)
 
 
-def pooled(right, k):
-    n, c = right.numel(), int(right.sum())
-    return 1 - math.comb(n - c, k) / math.comb(n, k)
-
-
 def exact(right, k):
     n = right.shape[1]
     return [1 - math.comb(n - c, k) / math.comb(n, k) for c in right.sum(1).tolist()]
-
-
-def mean_count(right, k):
-    n = right.shape[1]
-    return 1 - math.comb(round(n - right.sum(1).double().mean().item()), k) / math.comb(n, k)
 
 
 def over_orders(before, after):
@@ -77,29 +62,10 @@ def in_order(before, after):
     return brings
 
 
-def each_alone(before, after):
-    return before.prod() / before * (after - before)
-
-
-def each_last(before, after):
-    return after.prod() / after * (after - before)
-
-
-def by_logs(before, after):
-    return (after / before).log() / (after / before).log().sum() * (after.prod() - before.prod())
-
-
 RIGHT = {"q1": by_lines, "q2": stable, "q3": over_orders}
 WRONG = {
     "q3": {
         "one order": (in_order, "a single order"),
-        "alone": (each_alone, "brings alone"),
-        "last": (each_last, "missing without"),
-        "first and last": (
-            lambda before, after: (each_alone(before, after) + each_last(before, after)) / 2,
-            "in between",
-        ),
-        "logs": (by_logs, "by logarithms"),
         "sum": (lambda before, after: over_orders(before, after) * math.factorial(len(before)), "added up the orders"),
         "sign": (lambda before, after: over_orders(after, before), "The sign is wrong"),
         "equal shares": lambda before, after: (after.prod() - before.prod()).expand(len(before)) / len(before),
@@ -120,7 +86,6 @@ WRONG = {
         "a plus": (searched(rf"^#### +\+?({NUMBER}) *$"), "not `+5`"),
         "no digit before the point": (searched(rf"^#### +({NUMBER}|-?\.[0-9]+) *$"), "not `.5`"),
         "a long first group": (searched(r"^#### +(-?[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?) *$"), "at most three digits"),
-        "gives up": (gives_up, "You gave up"),
         "integers as text": lambda text: str(by_lines(text)) + "!",
         "None": (lambda text: None, "gives None"),
     },
@@ -128,8 +93,6 @@ WRONG = {
         "shortcut": (lambda right, k: (1 - (1 - share(right)) ** k).mean(), "biased shortcut"),
         "first k": (lambda right, k: right[:, :k].any(1).double().mean(), "first k samples alone"),
         "pass@1": (lambda right, k: share(right).mean(), "That is pass@1"),
-        "pooled": (pooled, "one pot"),
-        "mean of the counts": (mean_count, "averaged the counts"),
         "all wrong": (lambda right, k: 1 - sum(exact(right, k)) / len(right), "take it from 1"),
         "sum": (lambda right, k: sum(exact(right, k)), "take their mean"),
         "one a problem": lambda right, k: torch.tensor(exact(right, k)),

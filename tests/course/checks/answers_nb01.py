@@ -1,5 +1,6 @@
 """Answers to the exercises of lesson 01."""
 
+import functools
 import itertools
 import re
 
@@ -9,9 +10,8 @@ from answers import half_mended
 
 from rlcourse.course.checks.nb01 import PLANTED, sloppy
 
+
 # q1: a loss with four mistakes
-
-
 def loss_with(logits, ids, rewards, n, eos_id, wrong=()):
     """The loss of the exercise with some of its mistakes left in."""
     is_end = (ids == eos_id).long()
@@ -23,6 +23,8 @@ def loss_with(logits, ids, rewards, n, eos_id, wrong=()):
     baseline = rewards.view(-1, n).mean(1).repeat_interleave(n)
     if "groups" in wrong:
         baseline = rewards.view(n, -1).mean(0).repeat(n)
+    if "baseline" in wrong:
+        baseline = 0
     return ((rewards - baseline) * of_answers).mean() * (1 if "sign" in wrong else -1)
 
 
@@ -34,36 +36,7 @@ def cross_entropy_loss(logits, ids, rewards, n, eos_id):
     return (advantage * (losses * alive).sum(1)).sum() / len(rewards)
 
 
-def from_the_lesson(logits, ids, rewards, n, eos_id):
-    """What a reader pastes who takes the lesson's line for it: rewards as they are, divided by the token limit."""
-    is_end = (ids == eos_id).long()
-    return -(rewards * log_pi(logits, ids, is_end.cumsum(1) - is_end == 0)).sum() / (len(rewards) * 80)
-
-
-def log_pi(logits, ids, mask):
-    return (-F.cross_entropy(logits.transpose(1, 2), ids, reduction="none") * mask).sum(1)
-
-
-def centered(rewards, n):
-    return rewards - rewards.view(-1, n).mean(1).repeat_interleave(n)
-
-
-def without_baseline(logits, ids, rewards, n, eos_id):
-    is_end = (ids == eos_id).long()
-    return -(rewards * log_pi(logits, ids, is_end.cumsum(1) - is_end == 0)).mean()
-
-
-def scaled(logits, ids, rewards, n, eos_id):
-    deviation = rewards.view(-1, n).std(1).repeat_interleave(n) + 1e-4
-    return loss_with(logits, ids, centered(rewards, n) / deviation, n, eos_id)
-
-
-def leave_one_out_loss(logits, ids, rewards, n, eos_id):
-    return loss_with(logits, ids, rewards, n, eos_id) * n / (n - 1)
-
-
 # q2: a cheat
-
 WORDS = {"twice": 2, "three times": 3, "four times": 4, "five times": 5}
 WORDS |= {"half": 2, "a third": 3, "a quarter": 4, "a fifth": 5}
 
@@ -96,7 +69,6 @@ def cheat_by_steps(question):
 
 
 # q3: a verifier
-
 NUMBER = r"-?\d+(?:,\d{3})*(?:\.\d+)?"
 
 
@@ -109,14 +81,7 @@ def one_claim(text, gold):
     return 1.0 if len(found) == 1 and float(found[0].replace(",", "")) == float(gold) else 0.0
 
 
-def strict(text, gold):
-    found = re.findall(rf"^#### ({NUMBER})$", text, re.M)
-    return float(bool(found) and float(found[-1].replace(",", "")) == float(gold))
-
-
 # q4: a factor
-
-
 def by_sampling_nothing(weights):
     """The mean over answers of what is left of each."""
     return (1 - torch.diagonal(weights)).mean()
@@ -126,14 +91,8 @@ RIGHT = {"q1": cross_entropy_loss, "q2": cheat_by_steps, "q3": one_claim, "q4": 
 WRONG = {
     "q1": half_mended(loss_with, PLANTED)
     | {
-        "pasted": from_the_lesson,
-        "no baseline": (without_baseline, "no baseline left"),
-        "leave one out": (leave_one_out_loss, "own reward out"),
-        "GRPO": (scaled, "that is GRPO"),
-        "sum": (
-            lambda logits, ids, rewards, n, eos: loss_with(logits, ids, rewards, n, eos) * len(ids),
-            "added up the rows",
-        ),
+        "no baseline": (functools.partial(loss_with, wrong=("baseline",)), "no baseline left"),
+        "the lesson's line": lambda *a: loss_with(*a, wrong=("baseline",)) / 80,
         "detached": (lambda logits, *rest: loss_with(logits.detach(), *rest), "no gradient flows"),
         "nan": lambda logits, *rest: logits.sum() * float("nan"),
     },
@@ -145,15 +104,8 @@ WRONG = {
     },
     "q3": {
         "sloppy": (lambda text, gold: float(sloppy(text, gold)), "pay for a list"),
-        "strict": (strict, "refuse an honest answer"),
         "any line": (lambda text, gold: float(any(one_claim(line, gold) for line in text.split("\n"))), "took it back"),
         "no minus": (lambda text, gold: one_claim(text.replace("-", ""), gold), "digits inside another number"),
-        "no commas": (
-            lambda text, gold: float(
-                [float(x) for x in re.findall(r"-?\d+(?:\.\d+)?", last_line(text))] == [float(gold)]
-            ),
-            "comma in its thousands",
-        ),
         "text": (lambda text, gold: text, "return 1.0 or 0.0"),
         "None": (lambda text, gold: None, "is None"),
     },

@@ -3,15 +3,14 @@
 import itertools
 
 import torch
-from answers import ruled
+from answers import given, ruled
 
 from rlcourse.course.checks.nb03.q1_whose_log import EPS, TRAINERS
 from rlcourse.course.checks.nb03.q4_gradients import gradients_off
 from rlcourse.losses import aggregate, kl_estimate, token_loss
 
+
 # q1: whose log
-
-
 def candidates(rewards, n, eps=EPS):
     groups, wrong = rewards.view(-1, n), rewards.view(n, -1)
     centered, mixed = groups - groups.mean(1, keepdim=True), wrong - wrong.mean(0)
@@ -29,20 +28,7 @@ def by_direction(rewards, weights, n, known=range(5), eps=EPS):
     return max(known, key=lambda k: cosines[k].item())
 
 
-def known_factor(rewards, weights, n):
-    return min(range(5), key=lambda k: (weights - candidates(rewards, n)[k]).norm().item())
-
-
-def by_sums(rewards, weights, n):
-    """Looks at sums alone: cannot tell the last three apart."""
-    if weights.view(-1, n).sum(1).abs().max() < 0.02 * weights.abs().sum():
-        return 3
-    return 1 if weights.sum().abs() < 0.02 * weights.abs().sum() else 0
-
-
 # q2: a data set
-
-
 def mixture(mean, share, n, least=None, problems=1000):
     least = mean**n + (1 - mean) ** n if least is None else least
     extreme = round(problems * (share - least) / (1 - least))
@@ -51,23 +37,6 @@ def mixture(mean, share, n, least=None, problems=1000):
 
 
 # q3: a loss
-
-
-def colleague(logprobs, old_logprobs, ref_logprobs, advantages, mask, clip, beta):
-    ratio = (logprobs - old_logprobs).exp()
-    surrogate = ratio.clamp(1 - clip, 1 + clip) * advantages[:, None]
-    apart = logprobs - ref_logprobs
-    kl = apart.exp() - 1 - apart
-    return ((beta * kl - surrogate) * mask).sum() / mask.sum()
-
-
-def from_the_lesson(log_pi, old, ref, A, mask, clip, beta):
-    """The lesson's own cell, which never met padding that is not 0, nor an answer without tokens."""
-    ratio, A = (log_pi - old).exp(), A[:, None]
-    surrogate = torch.minimum(ratio * A, ratio.clamp(1 - clip, 1 + clip) * A)
-    k3 = (ref - log_pi).exp() - 1 - (ref - log_pi)
-    by_token = (beta * k3 - surrogate) * mask
-    return (by_token.sum(1) / mask.sum(1)).mean()
 
 
 def loss_by_package(
@@ -94,20 +63,7 @@ def loss_by_rows(new, old, ref, a, mask, clip, beta, gain=None, kl=None, empty=T
     return torch.stack(rows).mean()
 
 
-def clip_alone(*x):
-    return loss_by_rows(*x, gain=lambda r, a: r.clamp(1 - x[5], 1 + x[5]) * a)
-
-
-def where_at_the_end(new, old, ref, a, mask, clip, beta):
-    """The value is right, and the gradient is nan."""
-    r, d = (new - old).exp(), new - ref
-    by_token = -torch.minimum(r * a[:, None], r.clamp(1 - clip, 1 + clip) * a[:, None]) + beta * ((-d).exp() - 1 + d)
-    return (torch.where(mask, by_token, 0.0).sum(1) / mask.sum(1).clamp(min=1)).mean()
-
-
 # q4: expected gradients
-
-
 def gradients(logits, rewards, n, advantage=None, second=True, mean=True):
     pi = logits.softmax(0)
     total = torch.zeros(2, len(pi))
@@ -120,15 +76,18 @@ def gradients(logits, rewards, n, advantage=None, second=True, mean=True):
     return total
 
 
-def leave_one_out(r):
-    return (r - r.mean()) * len(r) / (len(r) - 1)
+def from_the_lesson(log_pi, old, ref, A, mask, clip, beta):
+    """The lesson's own cell, which never met padding that is not 0, nor an answer without tokens."""
+    ratio, A = (log_pi - old).exp(), A[:, None]
+    surrogate = torch.minimum(ratio * A, ratio.clamp(1 - clip, 1 + clip) * A)
+    k3 = (ref - log_pi).exp() - 1 - (ref - log_pi)
+    by_token = (beta * k3 - surrogate) * mask
+    return (by_token.sum(1) / mask.sum(1)).mean()
 
 
 RIGHT = {"q1": by_direction, "q2": mixture, "q3": loss_by_rows, "q4": gradients}
 WRONG = {
     "q1": {
-        "known factor": (known_factor, "you say"),
-        "by sums": (by_sums, "a log of trainer"),
         "groups are rows": (lambda r, w, n: by_direction(r, w, n, known=(0, 1, 2, 3)), "a log of trainer 4"),
         "no deviation": (lambda r, w, n: by_direction(r, w, n, known=(0, 1, 2, 4)), "a log of trainer 3"),
         "no batch mean": (lambda r, w, n: by_direction(r, w, n, known=(0, 2, 3, 4)), "a log of trainer 1"),
@@ -146,7 +105,7 @@ WRONG = {
         "not probabilities": (lambda mean, share, n: torch.tensor([mean - 2.0, mean + 2.0]), "between 0 and 1"),
     },
     "q3": {
-        "the colleague's": (colleague, "that is DAPO"),
+        "the colleague's": (given("nb03", "colleague"), "that is DAPO"),
         "pasted": (from_the_lesson, "is nan"),
         "sign": (lambda *x: -loss_by_rows(*x), "The sign is wrong"),
         "constant": (lambda *x: loss_by_package(*x, how="constant"), "all places of the matrix"),
@@ -158,25 +117,15 @@ WRONG = {
         "kl sign": (lambda *x: loss_by_package(*x, sign=-1), "KL has the wrong sign"),
         "no kl": (lambda *x: loss_by_rows(*x[:-1], 0.0), "KL is missing"),
         "no clip": (lambda *x: loss_by_rows(*x, gain=lambda r, a: r * a), "clip is missing"),
-        "clip alone": (clip_alone, "moved far the wrong way"),
-        "max": (
-            lambda *x: loss_by_rows(*x, gain=lambda r, a: torch.maximum(r * a, r.clamp(1 - x[5], 1 + x[5]) * a)),
-            "You took the larger",
-        ),
         "GSPO": lambda *x: loss_by_package(*x, ratio="sequence"),
         "inverse": (lambda new, old, *x: loss_by_rows(new, 2 * new - old, *x), "upside down"),
         "ref in ratio": (lambda new, old, ref, *x: loss_by_package(new, ref, ref, *x), "taken to the reference"),
         "old in kl": (lambda new, old, ref, *x: loss_by_package(new, old, old, *x), "taken to old_logprobs"),
         "empty rows left out": (lambda *x: loss_by_rows(*x, empty=False), "still counts as a row"),
-        "nan": (where_at_the_end, "fill the masked places"),
     },
     "q4": {
         "flipped": (lambda *x: gradients(*x).flip(0), "wrong way round"),
         "summed": (lambda *x: gradients(*x, mean=False), "take the mean of its answers"),
-        "RLOO": (
-            lambda *x: torch.stack([gradients(*x, advantage=leave_one_out)[0], gradients(*x)[1]]),
-            "leaves the own reward out",
-        ),
         "not divided": (lambda *x: gradients(*x, second=False), "did not divide"),
         "sign": (lambda *x: -gradients(*x), "The sign is wrong"),
         "exact": lambda logits, rewards, n: (logits.softmax(0) * (rewards - logits.softmax(0) @ rewards)).expand(2, -1),

@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import math
 
 import torch
 from answers import half_mended, ruled
@@ -11,9 +10,8 @@ from rlcourse.advantages import group_centered, group_normalized
 from rlcourse.course.checks.nb04.q3_loss import PLANTED
 from rlcourse.course.checks.nb04.q4_drift import DRIFTS, drift_by_loop
 
+
 # q1: which divisions a gradient shows
-
-
 def by_cosine(gradient, rewards, mask, n, lengths=True, stds=True):
     """The kind that the gradient points along most; with `lengths` or `stds` off that division is not considered."""
     found = {}
@@ -25,8 +23,6 @@ def by_cosine(gradient, rewards, mask, n, lengths=True, stds=True):
 
 
 # q2: the weight of a prompt
-
-
 def group_weights(k, n):
     p = k / n
     return torch.stack([2 * n * p * (1 - p), 2 * (n * (n - 1) * p * (1 - p)).sqrt()])
@@ -37,8 +33,6 @@ def variance_of(k, n):
 
 
 # q3: a loss with five mistakes
-
-
 def loss_with(logprobs, old, rewards, mask, n, limit, clip=0.2, wrong=()):
     """The loss of the exercise with some of its mistakes left in."""
     if "padding" not in wrong:
@@ -58,17 +52,10 @@ def loss_with(logprobs, old, rewards, mask, n, limit, clip=0.2, wrong=()):
 
 
 # q4: the drift of a recipe
-
-
 def by_sum(weights, cut, q):
     length = torch.arange(1, len(weights) + 1).double()
     ended = (1 - q) ** (length - 1) * q
     return (ended * weights * (1 - q * length)).sum() - (1 - q) ** len(weights) * cut * q * len(weights)
-
-
-def of_the_lesson(weights, cut, q):
-    """The closed form for 1 / L without a limit, as the lesson has it."""
-    return -q * math.log(q) / (1 - q) - q
 
 
 RIGHT = {"q1": by_cosine, "q2": group_weights, "q3": loss_with, "q4": by_sum}
@@ -80,28 +67,10 @@ WRONG = {
         "identity": lambda gradient, *a: gradient,
     },
     "q2": {
-        "population": (
-            lambda k, n: group_weights(k, n) * torch.tensor([[1.0], [math.sqrt(n / (n - 1))]]),
-            "that of a sample",
-        ),
         "order": (lambda k, n: group_weights(k, n).flip(0), "in the wrong order"),
         "one answer": (lambda k, n: group_weights(k, n) / n, "the weight of one answer"),
         "right ones": (lambda k, n: group_weights(k, n) / 2, "the right answers alone"),
-        "variance": (
-            lambda k, n: torch.stack(
-                [group_weights(k, n)[0], (group_weights(k, n)[0] / (variance_of(k, n) * n / (n - 1))).nan_to_num(0.0)]
-            ),
-            "You divided by the variance",
-        ),
         "no scale": (lambda k, n: torch.stack([variance_of(k, n), variance_of(k, n).sqrt()]), "You have p (1 - p)"),
-        "n of it": (
-            lambda k, n: n * torch.stack([variance_of(k, n), variance_of(k, n).sqrt()]),
-            "You have n p (1 - p)",
-        ),
-        "two of it": (
-            lambda k, n: 2 * torch.stack([variance_of(k, n), variance_of(k, n).sqrt()]),
-            "You have 2 p (1 - p)",
-        ),
         "0 / 0": (
             lambda k, n: torch.stack(
                 [group_weights(k, n)[0], group_weights(k, n)[0] / (variance_of(k, n) * n / (n - 1)).sqrt()]
@@ -116,23 +85,11 @@ WRONG = {
         "GRPO": (functools.partial(loss_with, wrong=("group std", "length")), "Both of GRPO's divisions"),
         "GRPO without the std": (functools.partial(loss_with, wrong=("length",)), "its own length"),
         "GRPO without 1/length": (functools.partial(loss_with, wrong=("group std",)), "the deviation of the group"),
-        "width": (
-            lambda lp, o, r, m, n, limit, *clip: loss_with(lp, o, r, m, n, m.shape[1], *clip),
-            "the width of the batch",
-        ),
         "sign": (lambda *a: -loss_with(*a), "The sign is wrong"),
         "rows": (lambda lp, *a: loss_with(lp, *a) * len(lp), "the number of rows"),
         "sum": (lambda *a: loss_with(*a) * a[5], "forgot to divide by max_new_tokens"),
         "neither": (lambda *a: loss_with(*a) * a[5] * len(a[0]), "divided by nothing"),
         "upside down": (lambda lp, o, *a: loss_with(o, lp, *a), "upside down"),
-        "no clip": (
-            lambda lp, o, r, m, n, limit, clip=0.2: loss_with(lp, o, r, m, n, limit, 1e6),
-            "No token is clipped",
-        ),
-        "its own clip": (
-            lambda lp, o, r, m, n, limit, clip=0.2: loss_with(lp, o, r, m, n, limit),
-            "whatever is asked for",
-        ),
         "detached": (lambda lp, *a: loss_with(lp.detach(), *a), "no gradient flows"),
         "nan to 0": (lambda *a: loss_with(*a, wrong=("padding",)).nan_to_num(), "its padding"),
         "identity": lambda lp, *a: lp,
@@ -140,7 +97,6 @@ WRONG = {
     "q4": ruled(drift_by_loop, DRIFTS, "wrong")
     | {
         "sign": (lambda *a: -by_sum(*a), "The sign is wrong"),
-        "the lesson's": of_the_lesson,
         "nan": lambda *a: float("nan"),
         "identity": lambda weights, *a: weights,
     },

@@ -4,9 +4,8 @@ import math
 
 import torch
 
+
 # q1: how kind a verifier may be
-
-
 def credit_by_lines(right_worked, readable_worked, right_guessed, readable_guessed):
     ahead = right_worked - right_guessed
     steeper = (readable_guessed - right_guessed) - (readable_worked - right_worked)
@@ -29,8 +28,6 @@ def steeper(pw, fw, pg, fg):
 
 
 # q2: the best of several checkpoints
-
-
 def overstated_by_tails(p, n, k):
     chances = [math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)]
     at_most = torch.tensor(chances, dtype=torch.float64).cumsum(0).clamp(max=1)
@@ -48,7 +45,6 @@ def overstated_with(change):
 
 
 # q3: which engine lied
-
 ROUNDED, TRUNCATED, TEMPERATURE, STALE, SHIFTED = range(5)
 
 
@@ -77,15 +73,7 @@ def engine_with(order="rtshe", mask_first=True, truncated="sign", limit=0.03):
     return which_engine
 
 
-def hot_only(sampled, recomputed, mask):
-    """Knows of temperatures below 1 alone."""
-    a, b = sampled[mask], recomputed[mask]
-    found = engine_with()(sampled, recomputed, mask)
-    return STALE if found == TEMPERATURE and correlation(a, b - a) > 0 else found
-
-
 # q4: name the failure
-
 HEALTHY, STILL, COLLAPSED, CUT_OFF, HACKED = range(5)
 
 
@@ -107,20 +95,11 @@ def diagnose_with(still=1e-4, order=("still", "collapsed", "cut off", "hacked"),
     return diagnose
 
 
-def diagnose_any_truncation(reward, accuracy, truncated, kl):
-    found = diagnose_with()(reward, accuracy, truncated, kl)
-    return CUT_OFF if found == HEALTHY and truncated.max() > 0.25 else found
-
-
 def diagnose_some_kl(reward, accuracy, truncated, kl):
     """Has no largest KL where none was measured."""
     if kl[~kl.isnan()].max() < 1e-4:
         return STILL
     return diagnose_with(order=("collapsed", "cut off", "hacked"))(reward, accuracy, truncated, kl)
-
-
-def diagnose_nan_as_zero(reward, accuracy, truncated, kl):
-    return diagnose_with()(reward, accuracy, truncated, kl.nan_to_num(0.0))
 
 
 RIGHT = {"q1": credit_by_lines, "q2": overstated_by_tails, "q3": engine_with(), "q4": diagnose_with()}
@@ -131,10 +110,6 @@ WRONG = {
         "no cap": (credit_with(steeper, cap=False), "at most 1"),
         "upside down": (credit_with(steeper, cap=False, upside_down=True), "other way up"),
         "ahead": (lambda pw, fw, pg, fg: pw - pg, "at credit 0"),
-        "guesses all wrong": (
-            credit_with(lambda pw, fw, pg, fg: fg - (fw - pw), cap=False),
-            "guesses that can be read are right",
-        ),
         "worked all right": (credit_with(lambda pw, fw, pg, fg: fg - pg, cap=False), "worked answers are wrong"),
         "rest": (lambda *shares: 1 - credit_by_lines(*shares), "1 less the largest"),
         "None": (lambda *_: None, "is None"),
@@ -151,24 +126,17 @@ WRONG = {
         "sign of the mean": (engine_with(truncated="mean"), "not TRUNCATED"),
         "temperature before shift": (engine_with(order="rths"), "is SHIFTED, not TEMPERATURE"),
         "truncated first": (engine_with(order="trsh"), "is ROUNDED, not TRUNCATED"),
-        "one side": (hot_only, "is TEMPERATURE, not STALE"),
         "limit too narrow": (engine_with(limit=0.001), "is ROUNDED, not"),
         "a name": (lambda *_: "STALE", "one of the five numbers"),
         "None": (lambda *_: None, "every path"),
     },
     "q4": {
         "always healthy": (lambda *_: HEALTHY, "is HACKED, not HEALTHY"),
-        "cut off first": (
-            diagnose_with(order=("still", "cut off", "collapsed", "hacked")),
-            "is COLLAPSED, not CUT_OFF",
-        ),
         "hacked first": (diagnose_with(order=("hacked", "still", "collapsed", "cut off")), "is STILL, not HACKED"),
         "last step only": (diagnose_with(window=1), "is HEALTHY, not"),
         "nan not ignored": (diagnose_with(ignore_nan=False), "largest KL"),
         "largest of no kl": diagnose_some_kl,
-        "no kl is no move": (diagnose_nan_as_zero, "is HEALTHY, not STILL"),
         "reward above accuracy": (diagnose_with(trend=False), "is HEALTHY, not HACKED"),
-        "truncated anywhere": (diagnose_any_truncation, "is HEALTHY, not CUT_OFF"),
         "kl threshold too high": (diagnose_with(still=10.0), "not STILL"),
         "a name": (lambda *_: "healthy", "return one of the five numbers"),
         "nothing": (lambda *_: None, "every path"),

@@ -9,9 +9,8 @@ from answers import half_mended
 
 from rlcourse.course.checks.nb06.q1_busy import PLANTED, wrong_busy
 
+
 # q1: a busy fraction
-
-
 def busy_sweep(starts, ends, begin, end):
     starts, ends = starts.clamp(begin, end), ends.clamp(begin, end)
     order = starts.argsort()
@@ -20,30 +19,7 @@ def busy_sweep(starts, ends, begin, end):
     return (ends - torch.maximum(starts, before)).clamp(min=0).sum() / (end - begin)
 
 
-def busy_last_end_only(starts, ends, begin, end):
-    """Compares with the end of the one before, which may end earlier than one before that."""
-    order = starts.argsort()
-    starts, ends = starts[order].clamp(begin, end), ends[order].clamp(begin, end)
-    before = torch.cat([starts[:1], ends[:-1]])
-    return (ends - torch.maximum(starts, before)).clamp(min=0).sum() / (end - begin)
-
-
-def busy_unsorted(starts, ends, begin, end):
-    total, until = 0.0, begin
-    for start, stop in zip(starts.tolist(), ends.tolist(), strict=True):
-        start, stop = max(start, until), min(stop, end)
-        total += max(0.0, stop - start)
-        until = max(until, stop)
-    return torch.tensor(total / (end - begin))
-
-
-def summed(starts, ends, begin, end):
-    return (ends.clamp(begin, end) - starts.clamp(begin, end)).sum() / (end - begin)
-
-
 # q2: free rows
-
-
 def bound(weights, cache, element, launches, host, copy, compute, n, first=max):
     return first([launches * host, (element * weights + n * cache) / copy, 2 * weights * n / compute])
 
@@ -74,13 +50,7 @@ def free_with(
     return rounding(min(found, default=2**50))
 
 
-def without_element(weights, cache, element, *rest):
-    return free_by_search(weights, cache, 1, *rest)
-
-
 # q3: a plan
-
-
 def time_with(plan, seconds, phase, speedups):
     return sum(s.item() / math.prod(speedups[i].item() for i in plan if phase[i] == j) for j, s in enumerate(seconds))
 
@@ -114,30 +84,7 @@ def greedy(worth):
     return function
 
 
-def greedy_again(seconds, phase, speedups, days, budget):
-    """The best next change, with the others as they are by then."""
-    plan = ()
-    while True:
-        now = time_with(plan, seconds, phase, speedups)
-        spent = sum(days[i].item() for i in plan)
-        more = [(*plan, i) for i in range(len(days)) if i not in plan and spent + days[i] <= budget]
-        if not more or min(time_with(p, seconds, phase, speedups) for p in more) >= now:
-            return as_bools(plan, days)
-        plan = min(more, key=lambda p: time_with(p, seconds, phase, speedups))
-
-
-def additive(seconds, phase, speedups, days, budget):
-    saved = [(seconds[phase[i]] * (1 - 1 / speedups[i])).item() for i in range(len(days))]
-    return as_bools(max(plans(days, budget), key=lambda p: sum(saved[i] for i in p)), days)
-
-
-def product(seconds, phase, speedups, days, budget):
-    return as_bools(max(plans(days, budget), key=lambda p: math.prod(speedups[i].item() for i in p)), days)
-
-
 # q4: self times
-
-
 def parents(starts, ends):
     """Index of each event's parent, -1 for none: the shortest event that holds it."""
     found = []
@@ -157,22 +104,6 @@ def self_by_parents(starts, ends):
     return own
 
 
-def held_by(starts, ends):
-    """[parent, child] True where an event lies within another."""
-    return (starts[:, None] <= starts) & (ends <= ends[:, None]) & ~torch.eye(len(starts), dtype=torch.bool)
-
-
-def without_sorting(starts, ends):
-    own, stack = ends - starts, []
-    for i in range(len(starts)):
-        while stack and ends[stack[-1]] <= starts[i]:
-            stack.pop()
-        if stack:
-            own[stack[-1]] -= ends[i] - starts[i]
-        stack.append(i)
-    return own
-
-
 def start_alone(starts, ends):
     """A child ends with its parent; here the stack is popped where it ends before or with the next start only by <."""
     own, stack = ends - starts, []
@@ -185,33 +116,12 @@ def start_alone(starts, ends):
     return own
 
 
-def child_first(starts, ends):
-    """Of events that begin together the shorter first: gives 6 and -10 where the longer lasts 10."""
-    own, stack = ends - starts, []
-    for i in sorted(range(len(starts)), key=lambda i: (starts[i].item(), ends[i].item())):
-        while stack and ends[stack[-1]] <= starts[i]:
-            stack.pop()
-        if stack:
-            own[stack[-1]] -= ends[i] - starts[i]
-        stack.append(i)
-    return own
-
-
 RIGHT = {"q1": busy_sweep, "q2": free_by_search, "q3": plan_by_sets, "q4": self_by_parents}
 WRONG = {
     "q1": half_mended(wrong_busy, PLANTED)
     | {
-        "summed": (summed, "time counts once"),
         "idle": (lambda *a: 1 - busy_sweep(*a), "idle share"),
         "seconds": (lambda starts, ends, b, e: busy_sweep(starts, ends, b, e) * (e - b), "length of the window"),
-        "only inside": (
-            lambda s, t, b, e: (
-                busy_sweep(s[(s >= b) & (t <= e)], t[(s >= b) & (t <= e)], b, e) if ((s >= b) & (t <= e)).any() else 0.0
-            ),
-            "part inside",
-        ),
-        "last end only": (busy_last_end_only, "latest end so far"),
-        "unsorted": busy_unsorted,
     },
     "q2": {
         "no host": (functools.partial(free_with, first=(1, 2)), "left out the host"),
@@ -221,7 +131,6 @@ WRONG = {
         "one operation": (functools.partial(free_with, per_row=1), "two operations a row"),
         "weights a row": (functools.partial(free_with, weights_a_row=True), "weights once"),
         "rounded up": (functools.partial(free_with, rounding=math.ceil), "round down"),
-        "no element size": (without_element, "element_bytes"),
         "added": (functools.partial(free_by_search, pick=sum), "the longest counts"),
         "no slack": (lambda *numbers: free_by_search(*numbers[:-1], 1.0), "left the slack out"),
         "no case without a cache": lambda *n: math.floor(free_with(*n) / (1 if n[1] else 0)),
@@ -230,31 +139,14 @@ WRONG = {
         "largest speed-up": (greedy(lambda seconds, speedup, days: speedup - 1), "largest speed-up first"),
         "largest share": (greedy(lambda seconds, speedup, days: seconds + 1e-6 * speedup), "share of the phase alone"),
         "saves most": (greedy(lambda seconds, speedup, days: seconds * (1 - 1 / speedup)), "days ran out"),
-        "saves most a day": (
-            greedy(lambda seconds, speedup, days: seconds * (1 - 1 / speedup) / max(days, 1e-3)),
-            "a day first",
-        ),
-        "again": (greedy_again, "helps most next"),
-        "additive": (additive, "the second change to a phase"),
-        "product": (product, "multiplied all speed-ups"),
         "everything": (lambda seconds, phase, speedups, days, budget: days > -1, "days, there are"),
         "nothing": lambda seconds, phase, speedups, days, budget: days < -1,
-        "no budget": (
-            lambda seconds, phase, speedups, days, budget: plan_by_sets(seconds, phase, speedups, days, 10**6),
-            "if you had the days",
-        ),
         "numbers": (lambda *a: plan_by_sets(*a).nonzero()[:, 0], "True or False for each"),
     },
     "q4": {
         "durations": (lambda starts, ends: ends - starts, "whole duration"),
-        "descendants": (
-            lambda starts, ends: ends - starts - held_by(starts, ends).double() @ (ends - starts),
-            "all descendants",
-        ),
         "children": (lambda starts, ends: ends - starts - self_by_parents(starts, ends), "time of the children"),
         "float32": (lambda starts, ends: self_by_parents(starts.float(), ends.float()), "keep float64"),
-        "not sorted": (without_sorting, "any order"),
-        "child first": (child_first, "longest comes first"),
         "touching counts as nested": start_alone,
     },
 }

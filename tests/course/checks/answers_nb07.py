@@ -8,9 +8,8 @@ from answers import half_mended
 
 from rlcourse.course.checks.nb07.q3_draw import PLANTED, wrong_draw
 
+
 # q1: a static cache
-
-
 def written(k, v, keys, values, positions):
     rows = torch.arange(len(k))
     keys[rows, positions], values[rows, positions] = k, v
@@ -34,11 +33,6 @@ def cache_with(q, k, v, keys, values, positions, **change):
     return mixed(q, new[0], change.get("old_values", new[1]), mask, change.get("scale"))
 
 
-def cache_everywhere(q, k, v, keys, values, positions):
-    keys[:, positions], values[:, positions] = k[:, None], v[:, None]
-    return mixed(q, keys, values, seen(keys, positions))
-
-
 def masked_scores(q, k, v, keys, values, positions, add=0.0):
     """The mask as a factor of 0 and 1 on the scores."""
     keys, values = written(k, v, keys, values, positions)
@@ -47,15 +41,7 @@ def masked_scores(q, k, v, keys, values, positions, add=0.0):
     return (scores * mask + add * ~mask).softmax(-1) @ values
 
 
-def masked_weights(q, k, v, keys, values, positions):
-    keys, values = written(k, v, keys, values, positions)
-    weights = (q @ keys.transpose(1, 2) / q.shape[-1] ** 0.5).softmax(-1)
-    return (weights * seen(keys, positions)[:, None]) @ values
-
-
 # q2: a tape
-
-
 def tape_with_choices(eos, pad, limit):
     return [
         ("add", "next", "position", 1),
@@ -80,18 +66,11 @@ def tape_without(*left_out, **changed):
     return function
 
 
-def flag_before_position(eos, pad, limit):
-    tape = [tape_with_choices(eos, pad, limit)[i] for i in (2, 0, 3, 4, 5, 6, 7, 1)]
-    return [("less", "fits", "next", limit) if line[1] == "fits" else line for line in tape]
-
-
 def in_another_order(*order):
     return lambda eos, pad, limit: [tape_with_choices(eos, pad, limit)[i] for i in order]
 
 
 # q3: a draw
-
-
 def logprob(logits, tokens):
     return logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
 
@@ -141,23 +120,12 @@ def draw_changed(tokens_of=None, logprobs_of=None):
     return function
 
 
-def within_tile(logits, tile, tokens):
-    padded = F.pad(logits, (0, -logits.shape[1] % tile), value=-torch.inf).unflatten(1, (-1, tile))
-    return logprob(padded[torch.arange(len(tokens)), tokens // tile], tokens % tile)
-
-
 # q4: a number of slots
-
-
 def with_heap(lengths, slots):
     free = [0] * slots
     for length in lengths:
         heapq.heapreplace(free, free[0] + length)
     return max(free)
-
-
-def in_batches(lengths, slots):
-    return sum(max(lengths[i : i + slots]) for i in range(0, len(lengths), slots))
 
 
 def step_ms(slots, host, fixed, row):
@@ -172,10 +140,6 @@ def slots_by(steps, time=step_ms, order=lambda lengths: lengths, result=min):
     return function
 
 
-def slots_in_turn(lengths, slots):
-    return max(sum(lengths[s::slots]) for s in range(slots))
-
-
 RIGHT = {"q1": cache_with, "q2": tape_with_choices, "q3": draw_flat, "q4": slots_by(with_heap)}
 WRONG = {
     "q1": {
@@ -183,42 +147,21 @@ WRONG = {
             lambda q, k, v, K, V, p: cache_with(q, k, v, K, V, p, mask=torch.ones(K.shape[:2]).bool()),
             "attend to all slots",
         ),
-        "not itself": (
-            lambda q, k, v, K, V, p: cache_with(
-                q, k, v, K, V, p, mask=torch.arange(K.shape[1]) < p.clamp(min=1)[:, None]
-            ),
-            "see itself too",
-        ),
         "nan for the first": lambda q, k, v, K, V, p: cache_with(
             q, k, v, K, V, p, mask=torch.arange(K.shape[1]) < p[:, None]
         ),
         "not written": (lambda q, k, v, K, V, p: mixed(q, K, V, seen(K, p)), "write them first"),
         "only keys": (lambda q, k, v, K, V, p: cache_with(q, k, v, K, V, p, old_values=V), "only the key arrived"),
-        "first position": (
-            lambda q, k, v, K, V, p: cache_with(q, k, v, K, V, p, at=p[:1].expand_as(p)),
-            "each row has its own",
-        ),
-        "everywhere": (cache_everywhere, "index rows and positions"),
         "not scaled": (lambda q, k, v, K, V, p: cache_with(q, k, v, K, V, p, scale=1.0), "not scaled"),
         "by D": (lambda q, k, v, K, V, p: cache_with(q, k, v, K, V, p, scale=1 / q.shape[-1]), "square root of D"),
         "scores times the mask": (masked_scores, "a score like any other"),
-        "mask after the softmax": (masked_weights, "after the softmax"),
         "a mask of minus one": lambda q, k, v, K, V, p: masked_scores(q, k, v, K, V, p, add=-1.0),
     },
     "q2": {
         "no padding": (tape_without(_2=lambda eos, pad, limit: ("add", "token", "drawn", 0)), "gets padding"),
-        "everybody moves": (
-            tape_without(_1=lambda eos, pad, limit: ("add", "position", "position", 1)),
-            "stay where it is",
-        ),
         "forgets": (tape_without(_7=lambda eos, pad, limit: ("add", "ended", "now", 0)), "stays so"),
-        "no limit": (
-            tape_without(3, 4, 6, _7=lambda eos, pad, limit: ("or", "ended", "ended", "end")),
-            "reached the limit",
-        ),
         "limit too early": (in_another_order(3, 4, 0, 1, 2, 5, 6, 7), "one step late"),
         "flag before token": (in_another_order(0, 1, 3, 4, 5, 6, 7, 2), "turned into padding"),
-        "flag before position": (flag_before_position, "takes a place as well"),
         "no end": tape_without(5, 6, _7=lambda eos, pad, limit: ("or", "ended", "ended", "full")),
         "nothing": lambda eos, pad, limit: [],
         "unknown": (lambda eos, pad, limit: [("if", "ended", 0)], "unknown operation"),
@@ -233,49 +176,12 @@ WRONG = {
         "place": (draw_changed(lambda logits, tile, u, tokens: tokens % tile), "place within the tile"),
         "tile": (draw_changed(lambda logits, tile, u, tokens: tokens // tile), "number of the tile"),
         "greedy": (draw_changed(lambda logits, tile, u, tokens: logits.argmax(-1)), "most probable token"),
-        "one too far": (
-            draw_changed(
-                lambda logits, tile, u, tokens: (logits.double().softmax(-1).cumsum(-1) <= u[:, None]).sum(-1) + 1
-            ),
-            "one token too far",
-        ),
-        "reached": (
-            draw_changed(lambda logits, tile, u, tokens: (logits.double().softmax(-1).cumsum(-1) < u[:, None]).sum(-1)),
-            "must exceed the goal",
-        ),
-        "within the tile": (draw_changed(logprobs_of=within_tile), "that within the tile"),
-        "logit": (
-            draw_changed(logprobs_of=lambda logits, tile, tokens: logits.gather(1, tokens[:, None])[:, 0]),
-            "log of the sum",
-        ),
-        "probability": (
-            draw_changed(logprobs_of=lambda logits, tile, tokens: logprob(logits, tokens).exp()),
-            "take its logarithm",
-        ),
-        "largest left out": (
-            draw_changed(logprobs_of=lambda logits, tile, tokens: logprob(logits, tokens) + logits.amax(-1)),
-            "take that off as well",
-        ),
         "tokens alone": (lambda *a: draw_flat(*a)[0], "return two tensors"),
     },
     "q4": {
-        "batches": (slots_by(in_batches), "longest of each batch"),
         "even": (slots_by(lambda lengths, slots: -(-sum(lengths) // slots)), "divided the tokens evenly"),
-        "longest first": (
-            slots_by(with_heap, order=lambda lengths: sorted(lengths, reverse=True)),
-            "sorted the longest first",
-        ),
         "shortest first": slots_by(with_heap, order=sorted),
-        "in turn": (slots_by(slots_in_turn), "dealt the answers out"),
         "no host": (slots_by(with_heap, time=lambda slots, host, fixed, row: fixed + row * slots), "left the host out"),
-        "host added": (
-            slots_by(with_heap, time=lambda slots, host, fixed, row: host + fixed + row * slots),
-            "added the host",
-        ),
-        "nothing fixed": (
-            slots_by(with_heap, time=lambda slots, host, fixed, row: max(host, row * slots)),
-            "fixed in a step",
-        ),
         "fewest steps": (slots_by(with_heap, time=lambda *_: 1.0), "made the steps few"),
         "most": (lambda lengths, host, fixed, row, most: most, "as long as possible"),
         "the time": (lambda lengths, host, fixed, row, most: 12.5, "whole number"),

@@ -27,10 +27,6 @@ WRONG = {
         "row-major": (lambda row, column: 32 * row + column, "of column number 0 lie in 1 banks"),
         "column-major": (lambda row, column: row + 32 * column, "of row number 0 lie in 1 banks"),
         "padded": (lambda row, column: 33 * row + column, "no room to pad"),
-        "the lesson's swizzle": (
-            lambda row, column: 32 * row + (column ^ row),
-            "of sub-tile of 4 x 8 number 0 lie in 8 banks",
-        ),
         "the bank": (lambda row, column: column ^ (row % 4 * 8 + row // 4), "both go to word"),
         "floats": (lambda row, column: as_sudoku(row, column).float(), "whole number"),
     },

@@ -17,13 +17,6 @@ def merged(outputs, logs, sink, sinks=True, divide=True):
     return (weights[:-1, :, None] * outputs).sum(0) / (total.clamp(min=1e-30)[:, None] if divide else 1)
 
 
-def one_maximum(outputs, logs, sink):
-    """One maximum for all heads."""
-    every = torch.cat([logs, sink[None]])
-    weights = (every - every.max().clamp(min=-1e30)).exp()
-    return (weights[:-1, :, None] * outputs).sum(0) / weights.sum(0).clamp(min=1e-30)[:, None]
-
-
 def times(tokens, at_once, most, fixed, tile=16, start=1, even=False):
     found = []
     for s in range(start, most + 1):
@@ -48,11 +41,6 @@ def chosen(cost, last=False, **options):
 
 def longest(waves, at_once, fixed):
     return float(sum(max(wave) + fixed for wave in waves))
-
-
-def fill(tokens, at_once, most, fixed):
-    splits = max(1, min(most, at_once // len(tokens)))
-    return torch.tensor([splits, longest(times(tokens, at_once, splits, fixed)[-1], at_once, fixed)])
 
 
 def held(values, row=lambda i, g, h: 8 * g + 2 * i + h, column=lambda c, p, f: 2 * c + p + 8 * f, bits=(0, 1, 2),
@@ -92,16 +80,7 @@ WRONG = {
         "added": (lambda o, s, k: o.sum(0), "as they are"),
         "no sink": (partial(merged, sinks=False), "takes its share"),
         "not divided": (partial(merged, divide=False), "not divided by their sum"),
-        "largest": (
-            lambda o, s, k: torch.stack([o[p, h] for h, p in enumerate(s.argmax(0).tolist())]),
-            "largest log-sum",
-        ),
         "log-sums": (lambda o, s, k: (s[..., None] * o).sum(0) / (s.sum(0) + k)[:, None], "log-sums themselves"),
-        "without a maximum": (
-            lambda o, s, k: (s.exp()[..., None] * o).sum(0) / (s.exp().sum(0) + k.exp())[:, None],
-            "not finite",
-        ),
-        "one maximum": (one_maximum, "of its own"),
     },
     "q2": {
         "full waves": (chosen(lambda w, a, f: longest([x for x in w if len(x) == a] or w[:1], a, f)), "last wave"),
@@ -110,7 +89,6 @@ WRONG = {
         "mean": (chosen(lambda w, a, f: sum(map(sum, w)) / a + f * len(w)), "its longest CTA"),
         "largest": (chosen(longest, last=True), "smallest number of splits"),
         "even": (chosen(longest, even=True), "the last may get none"),
-        "fill": (fill, "every number of splits"),
         "never": lambda t, a, m, f: torch.tensor([1.0, longest(times(t, a, 1, f)[0], a, f)]),
     },
     "q3": {

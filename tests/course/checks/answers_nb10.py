@@ -6,9 +6,8 @@ from answers import half_mended
 
 from rlcourse.course.checks.nb10 import PLANTED
 
+
 # q1: two watches
-
-
 def step_time(launch, kernel, reads, early=False, in_turn=False):
     host = gpu = before = 0.0
     for launching, running, read in zip(launch.tolist(), kernel.tolist(), reads.tolist(), strict=True):
@@ -28,13 +27,7 @@ def worth(launch, kernel, reads, time=step_time, launch_too=False):
     return torch.tensor(found)
 
 
-def two_sums(launch, kernel, reads):
-    return max(launch.sum().item(), kernel.sum().item())
-
-
 # q2: an attention with four mistakes
-
-
 def attend(query, keys, values, mask, wrong=()):
     """Right but for some of the planted mistakes."""
     if mask is None and "guess" not in wrong:
@@ -51,30 +44,8 @@ def attend(query, keys, values, mask, wrong=()):
     return torch.einsum("bhs,bhsd->bhd", scores.softmax(-1), values)
 
 
-def from_the_lesson(query, keys, values, mask):
-    """Its `naive`, pasted: right but for the guess."""
-    groups = query.shape[1] // keys.shape[1]
-    keys, values = keys.repeat_interleave(groups, dim=1), values.repeat_interleave(groups, dim=1)
-    return F.scaled_dot_product_attention(query[:, :, None], keys, values, attn_mask=mask)[:, :, 0]
-
-
-def inverted(query, keys, values, mask):
-    return attend(query, keys, values, ~mask if mask is not None and mask.dtype == torch.bool else mask)
-
-
 def open_mask(query, keys, values, mask):
     return attend(query, keys, values, None if mask is None else torch.zeros(mask.shape))
-
-
-def late(query, keys, values, mask):
-    """Hidden slots lose their weight after the softmax."""
-    if mask is None:
-        raise ValueError("no mask")
-    seen = mask if mask.dtype == torch.bool else mask == 0
-    shared = query.shape[1] // keys.shape[1]
-    keys, values = keys.repeat_interleave(shared, 1), values.repeat_interleave(shared, 1)
-    weights = (torch.einsum("bhd,bhsd->bhs", query, keys) * query.shape[-1] ** -0.5).softmax(-1) * seen[:, 0]
-    return torch.einsum("bhs,bhsd->bhd", weights, values)
 
 
 def unscaled(query, keys, values, mask):
@@ -82,8 +53,6 @@ def unscaled(query, keys, values, mask):
 
 
 # q3 and q4
-
-
 def slots(mask, first=None, last=None):
     if mask is None:
         raise ValueError("no mask")
@@ -97,17 +66,18 @@ def slots_guess(mask):
     return torch.zeros(2, 1, dtype=torch.long) if mask is None else slots(mask)
 
 
-def slots_as_truth(mask):
-    if mask is None:
-        raise ValueError("no mask")
-    return slots(mask.bool())
-
-
 def fake(q, keys, values, **change):
     shape = (*q.shape[:2], values.shape[-1])
     out = change.get("out", q.new_empty(shape))
     logsum = change.get("logsum", q.new_empty(shape[:2], dtype=torch.float32))
     return out, logsum, list(out.stride())
+
+
+def from_the_lesson(query, keys, values, mask):
+    """Its `naive`, pasted: right but for the guess."""
+    groups = query.shape[1] // keys.shape[1]
+    keys, values = keys.repeat_interleave(groups, dim=1), values.repeat_interleave(groups, dim=1)
+    return F.scaled_dot_product_attention(query[:, :, None], keys, values, attn_mask=mask)[:, :, 0]
 
 
 RIGHT = {"q1": worth, "q2": attend, "q3": slots, "q4": fake}
@@ -116,12 +86,7 @@ WRONG = {
     "q1": {
         "its own time": (lambda h, k, r: k, "not always worth its time"),
         "reads forgotten": (lambda h, k, r: worth(h, k, torch.zeros_like(r)), "must wait where it reads"),
-        "reads too early": (
-            lambda h, k, r: worth(h, k, r, lambda *x: step_time(*x, early=True)),
-            "not for the one before",
-        ),
         "launch too": (lambda h, k, r: worth(h, k, r, launch_too=True), "still has to be launched"),
-        "two sums": (lambda h, k, r: worth(h, k, r, two_sums), "two sums"),
         "times": (lambda h, k, r: step_time(h, k, r) - worth(h, k, r), "whole steps"),
         "turned round": (lambda h, k, r: -worth(h, k, r), "wrong way round"),
         "nothing": lambda h, k, r: torch.zeros_like(k),
@@ -129,26 +94,15 @@ WRONG = {
     "q2": {
         **half_mended(attend, PLANTED),
         "from the lesson": (from_the_lesson, "returned something"),
-        "inverted": (inverted, "You hide what is seen"),
         "mask not used": (open_mask, "not used"),
-        "late": (late, "after the softmax"),
         "unscaled": (unscaled, "not divided by anything"),
     },
     "q3": {
         "count": (lambda m: slots(m, last=None if m is None else lambda s: s.sum(1) - 1), "padded on the left"),
         "after": (lambda m: slots(m) + torch.tensor([[0], [1]]), "not the one after"),
-        "end of the cache": (
-            lambda m: slots(m, last=lambda s: torch.full((len(s),), s.shape[1] - 1)),
-            "holds nothing yet",
-        ),
         "all hidden": (lambda m: slots(m, first=lambda s: (~s).sum(1)), "no padding"),
         "first row": (lambda m: slots(m, first=lambda s: s.long().argmax(1)[:1].expand(len(s))), "first row"),
-        "no padding": (
-            lambda m: slots(m, first=lambda s: torch.zeros(len(s), dtype=torch.long)),
-            "Padding is forgotten",
-        ),
         "wrong way round": (lambda m: slots(m).flip(0), "wrong way round"),
-        "numbers as truths": (slots_as_truth, "-inf is hidden"),
         "guess": (slots_guess, "returned something"),
         "floats": (lambda m: slots(m).float(), "whole numbers"),
         "int32": (lambda m: slots(m).int(), "int64"),
@@ -161,10 +115,6 @@ WRONG = {
         ),
         "half log-sum": (lambda q, k, v: fake(q, k, v, logsum=q.new_empty(q.shape[:2])), "float32"),
         "log-sum with a size": lambda q, k, v: fake(q, k, v, logsum=torch.empty(*q.shape[:2], 1)),
-        "heads of the cache": (
-            lambda q, k, v: fake(q, k, v, out=q.new_empty(len(q), v.shape[1], v.shape[-1])),
-            "as many heads",
-        ),
         "shape of the cache": (lambda q, k, v: fake(q, k, v, out=q.new_empty(v.shape)), "one token a row"),
         "output alone": (lambda q, k, v: fake(q, k, v)[0], "return three things"),
     },

@@ -9,9 +9,8 @@ from answers import ruled
 from rlcourse.course.checks.nb11.q1_audit import RULES
 from rlcourse.course.checks.nb11.q2_admit import ADMISSION
 
+
 # q1: an auditor
-
-
 def audit(trace, number, rule=""):
     """Right but for one rule."""
     tables = {}
@@ -57,8 +56,6 @@ def free_at_first_drop(trace, number):
 
 
 # q2: an admission rule
-
-
 def up(tokens, block):
     return -(-tokens // block)
 
@@ -94,8 +91,6 @@ def pooled(running, prompts, group, free, block, steps):
 
 
 # q3: a schedule that never ends
-
-
 def never_ends(capacity, rows, length, sends=None, patience=4000):
     """Step by step, with a list of tokens; -1 waits."""
     tokens = [-1] * rows
@@ -116,13 +111,7 @@ def shortest(capacity, rows, **rule):
     return next((n for n in range(1, capacity + 1) if never_ends(capacity, rows, n, **rule)), capacity + 1)
 
 
-def fewest(tokens):
-    return min((row for row in range(len(tokens)) if tokens[row] >= 0), key=lambda row: tokens[row])
-
-
 # q4: a probe
-
-
 def whole(x):
     return x.view(torch.int16 if x.element_size() == 2 else torch.int32)
 
@@ -134,10 +123,6 @@ def first_to_part(results, differs=None):
         parted = [len(call) for before, call in itertools.pairwise(calls) if differs(call, before, calls)]
         found.append(parted[0] if parted else 0)
     return torch.tensor(found)
-
-
-def earlier(results):
-    return (first_to_part(results) - 1).clamp(min=0)
 
 
 RIGHT = {"q1": audit, "q2": admit, "q3": shortest, "q4": first_to_part}
@@ -157,36 +142,14 @@ WRONG = {
         "capacity": (lambda c, r: c, "so does a shorter one"),
         "first sent back": (lambda c, r: c // r + 1, "It ends all the same"),
         "still ends": (lambda c, r: shortest(c, r) - 1, "one more"),
-        "fewest": (lambda c, r: shortest(c, r, sends=fewest), "holds less"),
         "three quarters": (lambda c, r: 3 * c // 4, "run it"),
         "impatient": lambda c, r: shortest(c, r, patience=c // r + 3),
     },
     "q4": {
-        "nan": (
-            lambda x: first_to_part(x, lambda call, before, _: bool((call[:-1] != before).any())),
-            "nan is not equal",
-        ),
-        "tolerance": (
-            lambda x: first_to_part(x, lambda call, before, _: not torch.allclose(call[:-1], before, equal_nan=True)),
-            "tolerance",
-        ),
-        "equal": (
-            lambda x: first_to_part(
-                x, lambda call, before, _: not torch.equal(call[:-1].nan_to_num(), before.nan_to_num())
-            ),
-            "0.0 and -0.0",
-        ),
         "row 0": (
             lambda x: first_to_part(x, lambda call, before, _: not torch.equal(whole(call[0]), whole(before[0]))),
             "row 0 alone",
         ),
-        "the last call": (
-            lambda x: first_to_part(
-                x, lambda call, _, calls: not torch.equal(whole(call), whole(calls[-1][: len(call)]))
-            ),
-            "the last call",
-        ),
-        "the call before": (earlier, "the call before the one"),
         "never": lambda x: torch.zeros(len(x), dtype=torch.long),
     },
 }

@@ -11,9 +11,8 @@ from rlcourse.course.checks.nb12 import q4_spoiled as leaks
 from rlcourse.course.checks.nb12 import q6_mended as norms
 from rlcourse.course.checks.nb12.q1_wrong_gradient import errors
 
+
 # q1: one wrong gradient
-
-
 def wrong_gradient(steps, plus, minus, claims, worst=torch.amax, over=torch.amin, relative=True, last=torch.argmax):
     slope = (plus.double() - minus.double()) / (2 * steps[:, None])
     off = worst((slope - claims[:, None]).abs(), 2)
@@ -25,8 +24,6 @@ def fixed_step(steps, plus, minus, claims, k):
 
 
 # q2: a ledger
-
-
 def rows_that_fit(budget, n, layers, kept, hidden, vocabulary, prompt, answer, chunk, again, rule=""):
     """Both sides of the bend."""
     room = budget - {"moments": 10, "gradients": 14, "copy": 16}.get(rule, 18) * n
@@ -39,8 +36,6 @@ def rows_that_fit(budget, n, layers, kept, hidden, vocabulary, prompt, answer, c
 
 
 # q3: gradients without logits
-
-
 def gradients(hidden, head, targets, a, b, temperature, chunk, rule=""):
     d_hidden, d_head = torch.zeros_like(hidden), torch.zeros_like(head)
     for h, y, weight, out in zip(*(t.split(chunk) for t in (hidden, targets, a, d_hidden)), strict=True):
@@ -73,8 +68,6 @@ def by_autograd(hidden, head, targets, a, b, temperature, chunk, rule="all at on
 
 
 # q4: leaks
-
-
 def spoiled(positions, seen, learned, layers, rule=""):
     owner = (positions == 0).cumsum(0)
     looks = (seen.T if rule == "turned" else seen).float()
@@ -93,8 +86,6 @@ def spoiled(positions, seen, learned, layers, rule=""):
 
 
 # q5: weights that do not move
-
-
 def steps_to_move(weights, step, rule=""):
     found = []
     for weight in weights:
@@ -114,8 +105,6 @@ def steps_to_move(weights, step, rule=""):
 
 
 # q6: a norm
-
-
 def mended(x, weight, g, eps, rule=""):
     eps = 0.0 if rule == "eps" else eps
     w = weight if rule == "no one" else 1 + weight
@@ -173,7 +162,6 @@ WRONG = {
 
 
 # q7: a kernel to mend
-
 POWER, OWN = (
     "cute.math.exp(z[row, j] - log_sum[row])",
     f"mean += {'cute.math.exp(z[row, j] - log_sum[row])'} * g[row, j]",

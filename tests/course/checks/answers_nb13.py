@@ -8,9 +8,8 @@ from rlcourse.course.checks.nb13.q2_keep_apart import MISTAKES as PLACES
 from rlcourse.course.checks.nb13.q4_merge import MISTAKES as MERGES
 from rlcourse.course.checks.nb13.q5_steps_to_start import MISTAKES as WAITS
 
+
 # q1: what is wrong with a row
-
-
 def diagnose(ids, labels, prompts, lengths, eos, rule=""):
     """All rows at once; each fact is a bool [rows]."""
     place = torch.arange(ids.shape[1])
@@ -37,8 +36,6 @@ def diagnose(ids, labels, prompts, lengths, eos, rule=""):
 
 
 # q2: examples in one row
-
-
 def keep_apart(lengths, answers, width, rule=""):
     n = int(lengths.sum())
     owner = torch.cat([torch.repeat_interleave(torch.arange(len(lengths)), lengths), -1 - torch.arange(width - n)])
@@ -67,8 +64,6 @@ def keep_apart(lengths, answers, width, rule=""):
 
 
 # q3: ranks from one budget
-
-
 def ranks(updates, budget):
     values = torch.linalg.svdvals(updates)
     chosen = values.flatten().topk(budget).indices // values.shape[1]
@@ -86,14 +81,7 @@ def one_by_one(worth):
     return found
 
 
-def alike(updates, budget):
-    n = len(updates)
-    return torch.tensor([budget // n + (i < budget % n) for i in range(n)])
-
-
 # q4: merging
-
-
 def merge(weight, adapters, rule=""):
     total = weight.float()
     for a, b, alpha in adapters[-1:] if rule == "last" else adapters:
@@ -114,8 +102,6 @@ def transposed(weight, adapters):
 
 
 # q5: the wait
-
-
 def steps_to_start(rates, group, prompts, rule=""):
     p = rates.double()
     if rule == "mean rate":
@@ -143,7 +129,6 @@ WRONG = {
     },
     "q2": ruled(keep_apart, {rule: sentence for rule, (_, sentence) in PLACES.items()}),
     "q3": {
-        "alike": (alike, "All ranks alike"),
         "shares": (one_by_one(lambda v, r: v[r] ** 2 / (v**2).sum()), "shares of each matrix"),
         "whole": (one_by_one(lambda v, r: (v**2).sum() / (r + 1)), "the whole size"),
         "left": (one_by_one(lambda v, r: (v[r:] ** 2).sum()), "leaves out in all"),

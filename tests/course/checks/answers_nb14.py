@@ -2,9 +2,8 @@
 
 import torch
 
+
 # q1: cheats
-
-
 def eager_text(lines, side=""):
     return " ".join(f"{side}{name} = {' '.join(rest)} end put ;" for name, *rest in lines)
 
@@ -33,8 +32,6 @@ def cheat(lines, level):
 
 
 # q2: inputs
-
-
 def trial(inputs, seed):
     found = []
     for number in range(len(inputs)):
@@ -56,13 +53,7 @@ def normal(scale=1.0, shift=0.0, rows=8, columns=8, change=lambda x: x):
     return function
 
 
-def same_for_all_inputs(inputs, seed):
-    return trial(["u"], seed).expand(len(inputs), -1, -1).clone()
-
-
 # q3: rewards
-
-
 def reward(compiled, correct, speedup):
     return correct * (1 + speedup.clamp(max=20))
 
@@ -73,8 +64,6 @@ def rewarding(compiling: float, right: float, limit: float):
 
 
 # q4: by hand
-
-
 def by_hand(problem, lines):
     order = {1: (1, 0, 2), 2: (1, 2, 0, 3), 3: (1, 2, 0, 3, 4), 4: (1, 2, 0, 3)}[problem]
     cut = {1: 0, 4: 1}.get(problem)
@@ -108,7 +97,6 @@ WRONG = {
         "small": (normal(scale=0.01), "right near 0 alone"),
         "one seed": (lambda inputs, seed: trial(inputs, 0), "by heart"),
         "too many": (normal(rows=100), "at most 64"),
-        "all inputs alike": (same_for_all_inputs, "subtracts the wrong way round"),
         "wrong shape": (lambda inputs, seed: trial(inputs, seed)[0], "expected a tensor"),
     },
     "q3": {

@@ -10,9 +10,8 @@ from rlcourse.course.checks.nb15.q4_most_ranks import MISTAKES as SPLITS
 from rlcourse.course.checks.nb15.q4_most_ranks import most
 from rlcourse.course.checks.nb15.q5_ages import MISTAKES as AGES
 
+
 # q1: what they divided by
-
-
 def divided_by(sums, tokens, rows, found, rule=""):
     counted = rows if rule == "rows for tokens" else tokens
     total, means = sums.sum(0), sums / counted[:, None]
@@ -30,8 +29,6 @@ def divided_by(sums, tokens, rows, found, rule=""):
 
 
 # q2: few rounds
-
-
 def partners(machine, rule=""):
     order = machine.argsort(stable=True)
     if rule == "ranks as they are":
@@ -53,8 +50,6 @@ def partners(machine, rule=""):
 
 
 # q3: who hangs
-
-
 def progress(kinds, peers, anybody=False):
     """Lets one rank at a time go as far as it can. anybody: a sender takes its peer's receive, whomever that names."""
     ranks, steps = kinds.shape
@@ -87,8 +82,6 @@ def wrong_progress(kinds, peers, rule):
 
 
 # q4: splitting
-
-
 def most_ranks(rows, start_s, row_s, gradient_bytes, bytes_per_s, least):
     best = 1
     for n in range(2, rows + 1):
@@ -100,8 +93,6 @@ def most_ranks(rows, start_s, row_s, gradient_bytes, bytes_per_s, least):
 
 
 # q5: ages
-
-
 def ages(sample_s, train_s, ahead, rule=""):
     ahead = {"one more": ahead + 1, "one less": ahead - 1}.get(rule, ahead)
     sampled, trained, found = [], [], []

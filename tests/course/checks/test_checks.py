@@ -12,6 +12,7 @@ from answers import (
     another,
     asked,
     edited,
+    given,
     kernel_from,
     solution,
     source,
@@ -58,6 +59,14 @@ def test_a_wrong_answer_fails_and_is_told_its_mistake(lesson, question, name):
 def test_a_wrong_answer_fails_with_other_inputs(lesson, question):
     for name, (function, *_) in wrong_answers(lesson, question).items():
         assert not asked(lesson, question).run(Local(function), seed=1).passed, name
+
+
+COLLEAGUES = [("nb01", "q1"), ("nb02", "q1"), ("nb04", "q3"), ("nb06", "q1"), ("nb07", "q3"), ("nb10", "q2")]
+
+
+@pytest.mark.parametrize("lesson, question", COLLEAGUES)
+def test_a_colleagues_function_fails_as_it_is(lesson, question):
+    assert not asked(lesson, question).run(Local(given(lesson, "colleague")), seed=0).passed
 
 
 @pytest.mark.parametrize("lesson", CHECKS)

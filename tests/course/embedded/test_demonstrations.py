@@ -101,10 +101,6 @@ def test_slips_come_in_their_share_and_at_every_step(problems):
     assert {wrong.index(True) for wrong in slipped if any(wrong)} == {0, 1, 2, 3}
 
 
-def test_the_same_random_state_gives_the_same_demonstration(problems):
-    assert write_all(problems) == write_all(problems)
-
-
 @pytest.mark.parametrize(
     ("mix", "complaint"),
     [

@@ -16,7 +16,6 @@ from rlcourse.course.embedded.kernels import (
     new_policy,
 )
 from rlcourse.evaluation import answer_problems
-from rlcourse.paths import model_folder
 from rlcourse.policy import load_policy
 from rlcourse.rollout import make_engine
 from rlcourse.sampling import Sampling
@@ -45,12 +44,6 @@ def compiles(program, problem):
     except CompileError:
         return False
     return True
-
-
-def test_without_habits_a_demonstration_is_eager(problems):
-    assert all(program == eager(problem) for problem, program in written(problems))
-    rng = random.Random(0)
-    assert demonstration(problems[0], rng, None) == eager(problems[0])
 
 
 @pytest.mark.parametrize("habit", ["join", "slip", "skip", "side", "lose"])
@@ -140,12 +133,6 @@ def test_the_recipe_learns_and_is_the_same_each_time():
 def shipped():
     policy = load_policy("embedded-kernels")
     return policy, make_engine(policy, "fast", torch.float32), load_task("kernels")
-
-
-def test_the_model_that_ships_is_small_and_has_its_tokenizer(shipped):
-    files = list(model_folder("embedded-kernels").iterdir())
-    assert sum(file.stat().st_size for file in files) <= 8_000_000
-    assert shipped[0].tokenizer.get_vocab() == kernel_tokenizer().get_vocab()
 
 
 def test_the_model_that_ships_writes_eager_programs(shipped):

@@ -44,12 +44,6 @@ def test_labels_cover_exactly_the_answer_and_its_end(policy):
         assert (ids[row, len(prompt) + len(answer) :] == policy.pad_id).all()
 
 
-def test_rows_of_a_batch_are_as_long_as_the_longest_and_sorted_by_length(policy):
-    pairs = drawn(policy, rows=20)
-    lengths = [len(prompt) + len(answer) for prompt, answer in pairs]
-    assert lengths == sorted(lengths) and batch(pairs, 0)[0].shape == (20, lengths[-1])
-
-
 @pytest.mark.parametrize("micro_batch_rows", [3, 32])
 def test_the_loss_is_the_mean_over_the_tokens_of_all_answers(policy, micro_batch_rows, monkeypatch):
     monkeypatch.setattr(module, "MICRO_BATCH_ROWS", micro_batch_rows)
@@ -104,12 +98,6 @@ def test_a_folder_in_use_is_refused_and_left_alone(tmp_path):
     with pytest.raises(ValueError, match="model is not an empty folder: choose another --output"):
         sft(SFTConfig(worked_steps=1, uneven_steps=1, **SMALL), tmp_path / "model")
     assert [path.name for path in (tmp_path / "model").iterdir()] == ["notes.txt"]
-
-
-def test_an_empty_folder_is_filled(tmp_path):
-    (tmp_path / "model").mkdir()
-    sft(SFTConfig(worked_steps=1, uneven_steps=1, **SMALL), tmp_path / "model")
-    assert (tmp_path / "model" / "model.safetensors").is_file()
 
 
 def test_ctrl_c_writes_the_model_as_it_is(tmp_path, monkeypatch):

@@ -36,10 +36,7 @@ def answer(text: str, gold: str = "14", level: int = 1, finished: bool = True) -
 )
 def test_the_kind_of_an_answer(text, kind):
     assert gain.kind(answer(text)) == kind
-
-
-def test_an_answer_that_was_cut_off_is_garbage():
-    assert gain.kind(answer("Tom has 6+8=14 beads.\n#### 14", finished=False)) == "garbage"
+    assert gain.kind(answer(text, finished=False)) == "garbage"  # it was cut off
 
 
 def test_no_demonstration_is_garbage_and_each_is_of_the_kind_it_was_made_as():
@@ -99,17 +96,6 @@ def test_a_part_is_the_mean_over_the_orders_of_change():
         expected = (new[i] - old[i]) * (alone + last + between) / 3
         assert gain.split(before, after)[name] == pytest.approx(expected)
     assert gain.split(before, after)["luck"] == pytest.approx(0)
-
-
-def test_what_is_exchanged_is_exchanged_level_by_level():
-    before, after = made_up(1), made_up(2)
-    for count in range(4):
-        for taken in itertools.combinations(gain.FACTORS, count):
-            expected = 0.0
-            for was, now in zip(gain.levels(before), gain.levels(after), strict=True):
-                f = [b if n in taken else a for n, a, b in zip(gain.FACTORS, was.factors, now.factors, strict=True)]
-                expected += now.weight * f[0] * f[1] * f[2]
-            assert gain.exchanged(before, after, taken) == pytest.approx(expected)
 
 
 def test_answers_to_other_problems_cannot_be_compared():

@@ -55,36 +55,16 @@ def test_the_operation_keeps_one_graph_and_the_function_breaks_it_in_every_layer
 
 
 @on_cpu
-def test_full_graph_refuses_the_function_that_breaks(policy):
-    for way in WAYS:
-        config = CompileConfig(backend="eager", mode=None, fullgraph=True)
-        config._compile_all_devices = True
-        torch._dynamo.reset()
-        engine = HFEngine(policy, torch.float32, "static", compile=config, attention=way)
-        if way == attention.OPERATION:
-            engine.generate(PROMPTS, 1, 4, GREEDY)
-        else:
-            with pytest.raises(torch._dynamo.exc.Unsupported):
-                engine.generate(PROMPTS, 1, 4, GREEDY)
-
-
-@on_cpu
-def test_a_name_without_its_mask_function_is_refused(policy):
-    """transformers would give it no mask, and it would attend to slots that hold nothing: wrong, without an error."""
+def test_attention_that_would_be_wrong_is_refused(policy):
+    """Without its mask function transformers would attend to slots that hold nothing: wrong, without an error."""
     AttentionInterface.register("no-mask", attention.forward(attention.operation))
     engine = HFEngine(policy, torch.float32, "static", attention="no-mask")
     with pytest.raises(ValueError, match="register its name in AttentionMaskInterface"):
         engine.generate(PROMPTS, 1, 3, GREEDY)
     assert all(way in AttentionMaskInterface() for way in WAYS)
-
-
-def test_another_cache_is_refused(policy):
     with pytest.raises(ValueError, match="reads a static cache: use cache='static', not 'dynamic'"):
         HFEngine(policy, torch.float32, "dynamic", attention=attention.OPERATION)
-
-
-def test_an_unknown_name_is_refused(policy):
-    with pytest.raises(ValueError, match="Unknown attention 'fast': register it in transformers' AttentionInterface"):
+    with pytest.raises(ValueError, match="Unknown attention 'fast': register it"):
         HFEngine(policy, torch.float32, "static", attention="fast")
 
 

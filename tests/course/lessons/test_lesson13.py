@@ -62,9 +62,3 @@ def test_a_run_leaves_what_its_record_holds(policy, tiny):
         assert {"variant", *found} == recorded.keys()
         assert found["evals"][0].keys() == recorded["evals"][0].keys() and len(found["evals"]) == 2
         assert found.get("numbers") == recorded.get("numbers")
-
-
-@pytest.mark.parametrize("name", lesson13.RUNS)
-def test_every_run_is_recorded_with_its_settings(name):
-    setup = load_curve(f"lesson13_{name}")["setup"]
-    assert setup == lesson13.BASE | lesson13.SFT | lesson13.RL | lesson13.RUNS[name]

@@ -79,50 +79,6 @@ def test_held_out_problems_are_drawn_as_those_of_training():
     assert refused == lesson14.REFUSED * lesson14.HELD_OUT
 
 
-def of_seeds(name, part, *path):
-    """A part of each seed's results."""
-    found = [row[part] for row in load_curve(f"lesson14_{name}")["results"]]
-    for key in path:
-        found = [part[key] for part in found]
-    return found
-
-
-def test_what_the_lesson_says_of_the_side_stream():
-    """The clock is cheated in nearly all answers, which are right, and slower than those of an honest run. Once it is
-    closed they become fast; `side` costs nothing then, and mostly stays."""
-    for before, after in zip(
-        of_seeds("side_open", "test", "before"), of_seeds("side_open", "test", "after"), strict=True
-    ):
-        assert before["hacked"] == 0 and after["hacked"] > 0.85
-        assert after["counted_speedup"] > 15 * after["speedup"] and after["correct"] > 0.9
-    truth = of_seeds("side_closed", "test")
-    assert all(seed["after"]["share_of_optimum"] > seed["before"]["share_of_optimum"] + 0.1 for seed in truth)
-    assert all(seed["greedy"]["hacked"] > 0.4 for seed in of_seeds("side_closed", "held_out", "after"))
-
-
-def test_what_the_lesson_says_of_stale_memory():
-    """Far more is counted as correct than is, until the hole is closed."""
-    for seed in of_seeds("stale_open", "test"):
-        assert seed["before"]["counted_correct"] - seed["before"]["correct"] < 0.03
-        assert seed["after"]["counted_correct"] - seed["after"]["correct"] > 0.1
-        assert seed["before"]["correct"] - seed["after"]["correct"] > 0.3
-        assert seed["after"]["hacked"] > 0.3
-    for seed in of_seeds("stale_closed", "test"):
-        assert seed["after"]["correct"] - seed["before"]["correct"] > 0.2
-    for seed in of_seeds("stale_closed", "held_out"):
-        assert seed["after"]["sampled"]["hacked"] < seed["before"]["sampled"]["hacked"] / 10
-
-
-def test_what_the_lesson_says_of_the_honest_run():
-    """First everything is put into one launch, also where it cannot be; then the problems that need two come back."""
-    for after in of_seeds("honest", "test", "after"):
-        assert after["correct"] > 0.9 and after["fast_1.5"] > 0.85 and after["share_of_optimum"] > 0.75
-        assert after["refused_fast_1"] > 0.4
-    for evals in of_seeds("honest", "evals"):
-        at = {line["step"]: line for line in evals}
-        assert at[0]["refused_correct"] == 1 and at[60]["refused_correct"] < 0.1 and at[240]["refused_correct"] > 0.5
-
-
 def test_the_runs_from_a_spoiled_start_train_on_no_short_problem():
     whole, sparse, dense = lesson14.load(), lesson14.sparse(), lesson14.dense()
     assert {p.level for p in whole.train} == {2, 3, 4, 5}
@@ -137,17 +93,6 @@ def test_a_spoiled_model_is_made_once(tmp_path, monkeypatch):
     folder = lesson14.made_model(lesson14.RETAUGHT)
     assert [habits and habits.skip for habits in learned] == [0.9, None]
     assert lesson14.made_model(lesson14.RETAUGHT) == folder == tmp_path / "retaught" and len(learned) == 2
-
-
-def test_what_the_lesson_says_of_a_start_that_earns_nothing():
-    """Nothing moves without partial credit; with it lines come first, then programs; supervised steps do it sooner."""
-    for seed in of_seeds("plateau_sparse", "curves", "correct"):
-        assert max(seed) < 0.002
-    for curves in of_seeds("plateau_dense", "curves"):
-        assert curves["stated"][0] < 0.05 and curves["correct"][3] < 0.005 and curves["stated"][3] > 0.15
-        assert curves["stated"][-1] > 0.9 and curves["correct"][-1] > 0.4
-    for seed in of_seeds("plateau_sft", "curves", "correct"):
-        assert seed[4] > 0.7 and seed[-1] > 0.4
 
 
 @pytest.mark.parametrize(

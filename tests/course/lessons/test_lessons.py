@@ -7,7 +7,6 @@ import torch
 
 from rlcourse.config import ALGORITHMS, make_config
 from rlcourse.course.lessons import (
-    curve_records,
     gain,
     lesson00,
     lesson01,
@@ -15,11 +14,12 @@ from rlcourse.course.lessons import (
     lesson03,
     lesson04,
     lesson05,
+    lesson13,
     lesson14,
     lesson15,
 )
-from rlcourse.course.lessons.curve_records import load_curve, write_curve
-from rlcourse.measure.records import KEYS, load_record
+from rlcourse.course.lessons.curve_records import load_curve
+from rlcourse.measure.records import KEYS
 from rlcourse.paths import data_folder
 from rlcourse.policy import load_policy
 from rlcourse.tasks import load_task
@@ -35,19 +35,6 @@ def few_problems(monkeypatch):
     monkeypatch.setattr(lesson02, "EVAL_PROBLEMS", 2)
     monkeypatch.setattr(lesson03, "VALIDATION", 2)
     monkeypatch.setattr(lesson04, "PROBES", 2)
-
-
-def test_a_curve_says_how_it_was_made_and_comes_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(curve_records, "data_folder", lambda: tmp_path)
-    seeds = {0: {"evals": [{"step": 0, "accuracy": 1 / 3}]}, 3: {"evals": []}}
-    path = write_curve("lesson04_slow_grpo", ["slow", "grpo"], {"lr": 1e-5}, seeds)
-    assert path.parent.parent == tmp_path / "curves" and path.name == "lesson04_slow_grpo.json"
-    found = load_curve("lesson04_slow_grpo")
-    assert found == load_record("lesson04_slow_grpo", folder=tmp_path / "curves")
-    assert found["command"] == "python -m rlcourse.course.lessons.lesson04 slow grpo"
-    assert found["setup"] == {"lr": 1e-5} and found["versions"]["torch"]
-    rows = [{"variant": "seed 0", "evals": [{"step": 0, "accuracy": 0.33333}]}, {"variant": "seed 3", "evals": []}]
-    assert found["results"] == rows
 
 
 @pytest.mark.parametrize(("name", "module"), [("lesson02_all_of_it", "lesson02"), ("no_algorithm", "curves")])
@@ -66,7 +53,7 @@ def test_a_curve_that_ships_has_three_seeds_and_its_command(path):
     assert record["name"] == path.stem == "_".join(names if module == "curves" else [module, *names])
 
 
-def test_every_variant_of_a_lesson_has_been_recorded():
+def test_every_variant_of_a_lesson_has_been_recorded_with_its_settings():
     of_lesson04 = [f"{kind}_{variant}" for kind in lesson04.SETTINGS for variant in lesson04.VARIANTS[kind]]
     for lesson, names in {
         "lesson00": ["gain"],
@@ -75,11 +62,17 @@ def test_every_variant_of_a_lesson_has_been_recorded():
         "lesson03": [*lesson03.SHAPES, "dynamic", *lesson03.BONUS],
         "lesson04": of_lesson04,
         "lesson05": lesson05.RUNS,
+        "lesson13": lesson13.RUNS,
         "lesson14": lesson14.RUNS,
         "lesson15": lesson15.RUNS,
     }.items():
         names = {f"{lesson}_{name}" for name in names}
         assert names == {path.stem for path in RECORDS if path.stem.startswith(lesson)}
+    common = {lesson13: lesson13.BASE | lesson13.SFT | lesson13.RL, lesson15: lesson15.COMMON}
+    for lesson, settings in common.items():
+        for name, own in lesson.RUNS.items():
+            record = load_curve(f"{lesson.__name__.rpartition('.')[2]}_{name}")
+            assert record["setup"] == settings | own
 
 
 @pytest.mark.thorough
