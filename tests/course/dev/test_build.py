@@ -109,21 +109,9 @@ def test_exercises_have_holes_and_no_outputs_and_solutions_have_neither_holes_no
     assert all(not cell.get("outputs") and cell.get("execution_count") is None for cell in exercises.cells)
     assert texts(solutions) == ["run 1\n"] * 3
     assert exercises.cells[3].metadata == {"tags": ["exercise"]}  # by which the grader finds it
-
-
-def test_cells_for_one_kind_stand_in_that_kind_alone(course, runs, tmp_path):
-    build.build(course("exercises", EXERCISE))
-    sources = {kind: [cell.source for cell in read(tmp_path, kind).cells] for kind in ("exercises", "solutions")}
-    assert "Why it is so." in sources["solutions"] and "Why it is so." not in sources["exercises"]
-    assert 'print("only before")' in sources["exercises"] and 'print("only before")' not in sources["solutions"]
-
-
-def test_an_exercise_begins_with_its_header_which_tells_the_minutes_of_its_solution(course, runs, tmp_path):
-    build.build(course("exercises", EXERCISE))
-    first = read(tmp_path, "exercises").cells[0]
-    run = read(tmp_path, "solutions").metadata["rlcourse"]["run"]
+    assert ["Why it is so." in [cell.source for cell in made.cells] for made in (exercises, solutions)] == [False, True]
     made = build.assemble(tmp_path / "exercises" / "_src" / f"{NAME}.py", "exercises")
-    assert first.cell_type == "markdown" and first.source == headers.header(made, run)
+    assert exercises.cells[0].source == headers.header(made, solutions.metadata["rlcourse"]["run"])
 
 
 @pytest.mark.parametrize(
@@ -156,42 +144,18 @@ def test_a_rebuild_without_a_change_runs_nothing_and_is_byte_identical(course, r
     assert [path.read_bytes() for path in files] == before
 
 
-def test_cell_ids_are_valid_unique_and_the_same_wherever_they_are_made(course, tmp_path):
-    master = course("notebooks", "# %%\n1\n\n# %%\n1\n\n# %% [markdown]\n# 1\n")
-    made = []
-    for _ in range(2):
-        notebook = build.assemble(master, "notebooks")
-        build.set_ids(notebook, "name")
-        made.append([cell.id for cell in notebook.cells])
-        nbformat.validate(notebook)
-    assert made[0] == made[1] and len(set(made[0])) == 5
-
-
-def test_outputs_do_not_shift_the_ids_of_unchanged_cells(course, runs, tmp_path):
+def test_a_change_of_text_runs_nothing_and_keeps_ids_and_a_change_of_code_runs(course, runs, tmp_path):
     build.build(course("notebooks", LESSON))
     before = {cell.source: cell.id for cell in read(tmp_path, "notebooks").cells}
     build.build(course("notebooks", LESSON.replace("# A lesson.", "# A better lesson.")))
     after = {cell.source: cell.id for cell in read(tmp_path, "notebooks").cells}
-    assert {source: after[source] for source in before.keys() & after.keys()} == {
-        source: before[source] for source in before.keys() & after.keys()
-    }
-    assert len(before.keys() & after.keys()) == len(after) - 1
-
-
-def test_a_change_of_text_runs_nothing_and_a_change_of_code_does(course, runs, tmp_path):
-    build.build(course("notebooks", LESSON))
-    build.build(course("notebooks", LESSON.replace("# A lesson.", "# A better lesson.")))
     assert len(runs) == 1 and texts(read(tmp_path, "notebooks"))[1] == "run 1\n"
-    assert "A better lesson." in [cell.source for cell in read(tmp_path, "notebooks").cells]
+    assert {source for source, number in after.items() if before.get(source) != number} == {"A better lesson."}
+    assert len({*after.values()}) == len(after)
     build.build(course("notebooks", LESSON.replace("x = 1", "x = 2")))
     assert len(runs) == 2 and texts(read(tmp_path, "notebooks"))[1] == "run 2\n"
-
-
-def test_force_runs_what_did_not_change(course, runs, tmp_path):
-    master = course("notebooks", LESSON)
-    build.build(master)
-    build.build(master, force=True)
-    assert len(runs) == 2 and texts(read(tmp_path, "notebooks"))[1] == "run 2\n"
+    build.build(course("notebooks", LESSON.replace("x = 1", "x = 2")), force=True)
+    assert len(runs) == 3 and texts(read(tmp_path, "notebooks"))[1] == "run 3\n"
 
 
 def test_outputs_of_the_smoke_profile_do_not_pass_for_those_of_a_full_run(course, runs, tmp_path, monkeypatch):
@@ -246,21 +210,16 @@ def test_a_notebook_over_1_mb_is_refused_and_the_old_one_stays(course, runs, tmp
     assert (tmp_path / "notebooks" / f"{NAME}.ipynb").read_bytes() == before
 
 
-def test_an_unknown_master_is_named_with_those_that_exist(course):
+def test_masters_that_are_unknown_or_not_listed_are_named(course, runs, tmp_path):
     course("notebooks", LESSON)
     course("exercises", EXERCISE)
     with pytest.raises(ValueError, match=r"There is no master '07_cache': use 01_policy_gradient\."):
         build.masters(["07_cache"])
     assert [path.parent.parent.name for path in build.masters([])] == ["notebooks", "exercises"]
     assert build.masters([NAME]) == build.masters([])
-
-
-def test_a_notebook_that_the_course_does_not_list_is_refused(course, runs, tmp_path):
-    path = tmp_path / "notebooks" / "_src" / "99_extra.py"
-    path.parent.mkdir(parents=True)
-    path.write_text(LESSON)
+    other = (tmp_path / "notebooks" / "_src" / f"{NAME}.py").rename(tmp_path / "notebooks" / "_src" / "99_extra.py")
     with pytest.raises(ValueError, match="99_extra is not part of the course yet"):
-        build.build(path)
+        build.build(other)
 
 
 FOLDED = '# %% tags=["hide-input"]\n# @title The figure\nprint(1)\n'
@@ -335,57 +294,38 @@ def noisy(tmp_path_factory):
     return read(root, "notebooks"), notes, environment == dict(os.environ)
 
 
-def test_the_kernel_is_the_python_that_builds_whatever_kernels_are_installed(noisy):
-    assert texts(noisy[0])[1].splitlines()[0] == sys.executable
+def test_a_lesson_is_run_by_this_python_with_pictures_for_widgets_and_strict_checks(noisy):
+    """Whatever kernels are installed; the builder's own environment stays what it was."""
+    notebook, notes, unchanged = noisy
+    assert texts(notebook)[1].splitlines()[:2] == [sys.executable, "1 1"] and unchanged
+    run = notebook.metadata["rlcourse"]["run"]
+    assert run.keys() == {"seconds", "peak_memory_bytes", "device", "date", "profile"}
+    assert 0 < run["seconds"] < 60 and 2e7 < run["peak_memory_bytes"] < 4e8  # of the kernel, which loaded no torch
+    assert notebook.cells[-1].outputs == [] and len(notes) == 1, "a cell for a GPU is not run without one"
+    nbformat.validate(notebook)
+    assert notebook.metadata["language_info"] == {"name": "python"}
+    assert not any("execution" in cell.metadata for cell in notebook.cells)
 
 
-def test_notebooks_are_run_with_pictures_in_place_of_widgets_and_strict_checks(noisy):
-    assert texts(noisy[0])[1].splitlines()[1] == "1 1"
-    assert noisy[2]  # and the builder's own environment is what it was
-
-
-def test_progress_bars_are_stripped_and_what_stands_beside_them_is_kept(noisy):
-    streams = {(o.name, o.text) for o in noisy[0].cells[3].outputs}
-    assert {(name, text.strip()) for name, text in streams} == {("stdout", "before"), ("stderr", "behind")}
-
-
-def test_no_widget_stays_and_text_that_came_in_pieces_is_one(noisy):
-    outputs = noisy[0].cells[4].outputs
-    assert [(o.output_type, o.text) for o in outputs] == [("stream", "one line\n")]
+def test_outputs_have_no_progress_bars_and_no_widgets_and_pictures_a_palette(noisy):
+    cells = noisy[0].cells
+    streams = {(o.name, o.text.strip()) for o in cells[3].outputs}
+    assert streams == {("stdout", "before"), ("stderr", "behind")}
+    # Text that came in pieces is one.
+    assert [(o.output_type, o.text) for o in cells[4].outputs] == [("stream", "one line\n")]
     assert "widgets" not in noisy[0].metadata
-
-
-def test_a_gpu_cell_is_not_run_without_one(noisy):
-    assert noisy[0].cells[-1].outputs == [] and len(noisy[1]) == 1
+    [picture] = [o.data["image/png"] for o in cells[7].outputs if "image/png" in o.get("data", {})]
+    image = Image.open(io.BytesIO(base64.b64decode(picture)))
+    assert image.mode == "P" and image.convert("RGB").getpixel((2, 2)) == (255, 255, 255)
 
 
 def test_numbers_in_the_prose_are_those_of_the_kernel_at_that_place(noisy):
     assert noisy[0].cells[6].source == "Of 3 answers 67 % are\nright, more than half. Not $\\binom{n}{{k}}$."
     values = {"len(rewards)": "3", "100 * sum(rewards) / len(rewards):.0f": "67"}
     assert noisy[0].metadata["rlcourse"]["values"] == values
-
-
-def test_the_reader_sees_no_gap_where_the_build_has_asked(noisy):
+    # The reader sees no gap where the build has asked.
     code = [cell for cell in noisy[0].cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == [1, 2, 3, 4, 5, 6, None]
-
-
-def test_pictures_are_saved_with_a_palette(noisy):
-    [picture] = [o.data["image/png"] for o in noisy[0].cells[7].outputs if "image/png" in o.get("data", {})]
-    image = Image.open(io.BytesIO(base64.b64decode(picture)))
-    assert image.mode == "P" and image.convert("RGB").getpixel((2, 2)) == (255, 255, 255)
-
-
-def test_the_run_is_recorded(noisy):
-    run = noisy[0].metadata["rlcourse"]["run"]
-    assert run.keys() == {"seconds", "peak_memory_bytes", "device", "date", "profile"}
-    assert 0 < run["seconds"] < 60 and 2e7 < run["peak_memory_bytes"] < 4e8  # of the kernel, which loaded no torch
-
-
-def test_notebooks_are_valid_and_know_no_version_of_the_kernel(noisy):
-    nbformat.validate(noisy[0])
-    assert noisy[0].metadata["language_info"] == {"name": "python"}
-    assert not any("execution" in cell.metadata for cell in noisy[0].cells)
 
 
 def test_a_solution_that_fails_its_check_stops_the_build(course, tmp_path):
@@ -425,13 +365,14 @@ def test_a_sentence_that_is_no_longer_true_stops_the_build(course, tmp_path, mon
         build.build(course("notebooks", CLAIM.replace("x % 2", "y % 2")))
 
 
-def test_another_reference_is_asked_for_and_other_words_are_not(course, runs, tmp_path, monkeypatch):
+def also(monkeypatch, more):
+    """The fake run also leaves what `more` returns in the notebook."""
     fake = build.execute
+    monkeypatch.setattr(build, "execute", lambda *run: fake(*run) | more())
 
-    def execute(notebook, left_out, root):
-        return fake(notebook, left_out, root) | {"values": {"x": "3", "x + 1": "4"}}
 
-    monkeypatch.setattr(build, "execute", execute)
+def test_another_reference_is_asked_for_and_other_words_are_not(course, runs, tmp_path, monkeypatch):
+    also(monkeypatch, lambda: {"values": {"x": "3", "x + 1": "4"}})
     build.build(course("notebooks", CLAIM))
     build.build(course("notebooks", CLAIM.replace("which is odd", "and odd")))
     assert len(runs) == 1 and read(tmp_path, "notebooks").cells[-1].source == "It is 3, and odd."
@@ -442,12 +383,7 @@ def test_another_reference_is_asked_for_and_other_words_are_not(course, runs, tm
 def test_a_lesson_runs_again_when_a_record_that_it_read_has_changed(course, runs, tmp_path, monkeypatch):
     monkeypatch.setattr(execution, "data_folder", lambda: tmp_path)
     (tmp_path / "curve.json").write_text("1")
-    fake = build.execute
-
-    def execute(notebook, left_out, root):
-        return fake(notebook, left_out, root) | {"data": execution.data_digests(["curve.json"])}
-
-    monkeypatch.setattr(build, "execute", execute)
+    also(monkeypatch, lambda: {"data": execution.data_digests(["curve.json"])})
     for text, ran in (("1", 1), ("1", 1), ("2", 2), ("2", 2)):
         (tmp_path / "curve.json").write_text(text)
         build.build(course("notebooks", LESSON))
@@ -458,15 +394,10 @@ def test_a_lesson_runs_again_when_a_record_that_it_read_has_changed(course, runs
 
 
 def test_a_lesson_runs_again_when_a_setting_that_it_states_has_changed(course, runs, monkeypatch):
-    fake, claim = build.execute, CLAIM.replace("{{ x }}", "{{ size() }}")
-
-    def execute(notebook, left_out, root):
-        return fake(notebook, left_out, root) | {"values": {"size()": str(build.WITHOUT_KERNEL["size"]())}}
-
-    monkeypatch.setattr(build, "execute", execute)
+    also(monkeypatch, lambda: {"values": {"size()": str(build.WITHOUT_KERNEL["size"]())}})
     for size, ran in ((3, 1), (3, 1), (5, 2), (5, 2)):
         monkeypatch.setitem(build.WITHOUT_KERNEL, "size", lambda size=size: size)
-        build.build(course("notebooks", claim))
+        build.build(course("notebooks", CLAIM.replace("{{ x }}", "{{ size() }}")))
         assert len(runs) == ran
 
 

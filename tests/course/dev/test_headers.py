@@ -4,7 +4,7 @@ import nbformat
 import pytest
 
 from rlcourse.course import REPOSITORY, TAG
-from rlcourse.course.dev.headers import COURSE, Lesson, header, measured, reading_minutes, stated_minutes
+from rlcourse.course.dev.headers import Lesson, header, measured, reading_minutes, stated_minutes
 
 RUN = {"seconds": 200, "peak_memory_bytes": 1_260_000_000, "device": "CPU Test", "date": "2026-01-31"}
 
@@ -75,8 +75,3 @@ def test_a_notebook_that_is_not_listed_is_refused():
         ValueError, match=r"99_more is not part of the course yet: add it to COURSE in rlcourse/course/dev"
     ):
         header(notebook(name="99_more"), RUN)
-
-
-def test_the_course_is_numbered_from_0_and_its_difficulties_are_1_to_5():
-    assert [name[:3] for name in COURSE] == [f"{i:02}_" for i in range(len(COURSE))]
-    assert all(1 <= lesson.difficulty <= 5 and lesson.title and lesson.holds for lesson in COURSE.values())

@@ -11,12 +11,9 @@ from rlcourse.course.dev.headers import COURSE
 
 
 def test_prose_is_taken_literally_outside_backticks():
-    assert site.prose("A * b_c and `d_e` of <x>.") == r"A \* b\_c and `d_e` of \<x\>."
-
-
-def test_lists_and_indented_lines_keep_their_shape():
     assert site.prose("First.\n\n  a: 1\n  b: 2") == "First.\n\n```text\n  a: 1\n  b: 2\n```"
     assert site.prose(None) == ""
+    assert site.prose("A * b_c and `d_e` of <x>.") == r"A \* b\_c and `d_e` of \<x\>."
 
 
 def test_a_module_page_has_public_docstrings_and_signatures_in_the_order_of_the_file():
