@@ -49,8 +49,6 @@ def bound_weight(new, old, advantages, mask, clip, most, upper=None, cut=None, d
 
 
 # q4: a penalty
-
-
 def k2(new, ref):
     return (new - ref) ** 2 / 2
 

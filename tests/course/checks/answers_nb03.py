@@ -37,8 +37,6 @@ def mixture(mean, share, n, least=None, problems=1000):
 
 
 # q3: a loss
-
-
 def loss_by_package(
     logprobs, old, ref, advantages, mask, clip, beta, ratio="token", how="sequence_mean", estimator="k3", sign=1
 ):

@@ -85,30 +85,23 @@ EDITS = {
         "times ten": (ADD, "out[thread] = a[thread] * 10.0", "multiplied"),
         "the number of the thread": (ADD, "out[thread] = Float32(thread) + 10.0", "own number"),
         "one thread for all": (ADD, "if thread == 0:\n            " + ADD, "63 of 64 elements"),
-        "the next one": (ADD, "out[thread] = a[thread + 1] + 10.0", "beyond a tensor"),
         "the first one": (ADD, "out[thread] = a[0] + 10.0", "same element"),
     },
     "q2": {
         "asks out": (GUARD, "if i + 1 <= out.shape[0]:", None),
         "no guard": (GUARD, "if i >= 0:", "beyond a tensor"),
-        "one too far": (GUARD, "if i <= a.shape[0]:", "beyond a tensor"),
-        "guards the thread": (GUARD, "if thread < a.shape[0]:", "beyond a tensor"),
         "no block": ("i = block * self.threads + thread", "i = thread", "nothing says who is first"),
-        "blocks of 32": ("i = block * self.threads + thread", "i = block * 32 + thread", "nothing says who is first"),
         "leaves the last out": (GUARD, "if i + 1 < a.shape[0]:", "never written"),
     },
     "q3": {
         "two conditions": (BOTH, "if r < a.shape[0]:\n          if c < a.shape[1]:", None),
         "no guard": (BOTH, "if r >= 0:", "beyond a tensor"),
-        "rows alone": (BOTH, "if r < a.shape[0]:", "beyond a tensor"),
-        "columns alone": (BOTH, "if c < a.shape[1]:", "beyond a tensor"),
         "not transposed": ("out[c, r] = a[r, c]", "out[r, c] = a[r, c]", "a itself"),
         "lanes down a column": (
             IN_TILE,
             IN_TILE.replace("//", "#").replace("%", "//").replace("#", "%"),
             "sectors that a warp reads it uses 50%",
         ),
-        "tiles swapped": (IN_TILE, "r = 8 * across + thread // 8\n        c = 8 * down + thread % 8", ""),
     },
     "q4": {
         "its own first": ("total = shared[thread]", "total = a[thread] - a[thread] + shared[thread]", "were read from"),
@@ -119,7 +112,6 @@ EDITS = {
         ),
         "no barrier": (SYNC, "", "no barrier stands"),
         "from memory": (SUM, "total += a[thread - 1]", "let each thread bring one number"),
-        "before the first": ("if thread >= 1:", "if thread >= 0:", "beyond a tensor"),
         "wraps around": (
             "        if thread >= 1:\n            total += shared[thread - 1]\n        if thread >= 2:\n"
             "            total += shared[thread - 2]\n",
@@ -136,8 +128,6 @@ EDITS = {
     "q5": {
         "far ones first": ("1 << step", "16 >> step", None),
         "begins at zero": ("-Float32.inf", "Float32(0.0)", "hold 0"),
-        "begins too high": ("-Float32.inf", "Float32(-1000.0)", "expected"),
-        "begins at -1e30": ("-Float32.inf", "Float32(-1e30)", "expected"),
         "one lane for all": (
             "            value = a[row, lane]\n" + STEPS,
             "            if lane == 0:\n                for k in range(a.shape[1]):\n"
@@ -155,12 +145,9 @@ EDITS = {
         "overwritten": ("total += a", "total = a", "Only the last product"),
         "a row of b": ("b[k, c]", "b[c, k]", "walked along a row"),
         "one short": ("range(a.shape[1])", "range(a.shape[1] - 1)", "last product is missing"),
-        "as long as b is wide": ("range(a.shape[1])", "range(b.shape[1])", ""),
-        "no guard": ("if r < out.shape[0] and c < out.shape[1]:", "if r >= 0:", "beyond a tensor"),
     },
     "q9": {
         "another order": ("(wide * wide * u[i].to(Float32))", "(u[i].to(Float32) * wide * wide)", None),
-        "the condition": ("if first + 8 <= gate.shape[0]:", "if first < gate.shape[0]:", "beyond a tensor"),
         "the last piece one by one": ("if first + 8 <= gate", "if first + 8 < gate", "is it < where <= belongs"),
         "no relu in the rest": (REST, "", "have no relu"),
         "rounds on the way": (
@@ -169,12 +156,9 @@ EDITS = {
             "rounds to bfloat16 on the way",
         ),
         "up one by one": (UP, ONE_BY_ONE.format("up", "u"), "A lane moves 2 bytes at once"),
-        "gate one by one": (GATE, ONE_BY_ONE.format("gate", "g"), "A lane moves 2 bytes at once"),
-        "the rest one too far": ("if first + i < gate.shape[0]:", "if first + i <= gate.shape[0]:", "beyond a tensor"),
         "the rest left out": ("if first + i < gate.shape[0]:", "if first + i < 0:", "never written"),
         "no relu": (RELU, "", "relu is missing"),
         "no square": ("(wide * wide * u[i]", "(wide * u[i]", "square is missing"),
-        "up for the gate": (GATE, GATE.replace("gate", "up"), ""),
         "loads more than it needs": (FIRST, FIRST_WITH_MORE, "load each number once"),
     },
     "q10": {
@@ -190,7 +174,6 @@ EDITS = {
             "                    cute.arch.sync_threads()\n                    everything = ",
             "never come",
         ),
-        "no guard": ("if row < x.shape[0]:", "if row <= x.shape[0]:", "beyond a tensor"),
         "no root": ("cute.math.sqrt(everything)", "everything", "forgot the root"),
         "a mean": ("cute.math.sqrt(everything)", "cute.math.sqrt(everything / 512.0)", "root mean square"),
         "first warp alone": (
@@ -204,12 +187,6 @@ EDITS = {
             "                if thread == 0:\n                    for i in range(512):\n"
             "                        total += x[row, i] * x[row, i]\n",
             "share each row among all threads",
-        ),
-        "one row": ("for turn in range_constexpr(2)", "for turn in range_constexpr(1)", "never written"),
-        "too few shares": (
-            "range_constexpr(4):\n                        e",
-            "range_constexpr(5):\n                        e",
-            "beyond a tensor",
         ),
     },
 }

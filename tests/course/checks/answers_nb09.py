@@ -132,10 +132,6 @@ EDITS = {
         "last slot": ("cutlass.range(begin, end)", "cutlass.range(begin, end - 1)", "last - 1"),
         "first slot": ("cutlass.range(begin, end)", "cutlass.range(begin + 1, end)", "first slot"),
         "padding": ("cutlass.range(begin, end)", "cutlass.range(0, end)", "nan"),
-        "one further": ("cutlass.range(begin, end)", "cutlass.range(begin, end + 1)", ""),
-        "empty row": ("cute.arch.fmax(l, Float32(1e-30))", "l", "nan"),
         "half of it": ("out[pair, lane + 32 * e] =", "out[pair, lane] =", "was not written"),
-        "beside": ("out[pair, lane + 32 * e] =", "out[pair, lane + 64 * e] =", ""),
-        "first pair": ("out[pair, lane", "out[0, lane", ""),
     }
 }

@@ -182,10 +182,8 @@ EDITS = {
             "others that never",
         ),
         "no condition": ("if row < z.shape[0]:", "if row >= 0:", "beyond a tensor"),
-        "a row too many": ("if row < z.shape[0]:", "if row <= z.shape[0]:", "beyond a tensor"),
         "a quotient of powers": (POWER, "cute.math.exp(z[row, j]) / cute.math.exp(log_sum[row])", "infinity is lost"),
         "a lane's own": (SUM, "", "add up over all lanes"),
-        "half of a warp": (SUM, SUM.replace("(mean)", "(mean, threads_in_group=16)"), ""),
         "the first loop too short": (
             "range(lane, z.shape[1], 32)",
             "range(lane, z.shape[1] // 32 * 32, 32)",

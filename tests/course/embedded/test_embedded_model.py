@@ -53,9 +53,3 @@ def test_its_errors_are_of_more_than_one_kind(answers):
         "a wrong number after working": [a for a in wrong if a.formatted and "\n" in a.text.strip()],
     }
     assert all(len(found) >= 10 for found in kinds.values()), json.dumps({k: len(v) for k, v in kinds.items()})
-
-
-@pytest.mark.thorough
-def test_harder_levels_are_harder(answers):
-    summary = summarize([answers])
-    assert summary["accuracy_level_1"] > summary["accuracy_level_4"]

@@ -6,11 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rlcourse.course.embedded import kernels
 from rlcourse.course.embedded.kernels import (
     Habits,
     Recipe,
-    Stage,
     demonstration,
     draw_pairs,
     new_policy,
@@ -63,16 +61,6 @@ def test_a_habit_changes_its_own_share_of_the_statements(problems, habit):
     assert changed / total == pytest.approx(0.2 if habit != "slip" else 0.2 * 0.85, abs=0.05)  # a slip may hit the name
 
 
-def test_values_are_kept_where_the_launch_goes_on(problems):
-    kept = [
-        s.keeps for _, program in written(problems * 4, join=0.5, keep=0.3, unchecked=1) for s in program if not s.ends
-    ]
-    assert sum(kept) / len(kept) == pytest.approx(0.3, abs=0.05)
-    assert not any(
-        s.keeps for _, program in written(problems, join=0.5, keep=0.3, unchecked=1) for s in program if s.ends
-    )
-
-
 def test_y_is_always_put_and_ends_the_program(problems):
     for _, program in written(problems, join=0.5, keep=0.5, lose=0.5, unchecked=1):
         assert program[-1].line.name == "y" and program[-1].ends and not program[-1].keeps
@@ -115,18 +103,6 @@ def test_demonstrations_end_and_are_sorted_by_length(problems):
         question = policy.tokenizer.decode(prompt).removesuffix(" =>")
         lines = policy.tokenizer.decode(answer[:-1]).replace(" end put ;", " ;").removesuffix(" ;")
         assert lines == question
-
-
-@pytest.mark.thorough
-def test_the_recipe_learns_and_is_the_same_each_time():
-    sittings = ((Stage(60, 3e-3, 2, None),), (Stage(40, 3e-3, 3, Habits()),))
-    recipe = Recipe(sittings, problems=60, hidden_size=32, layers=1, rows=8)
-    first, second = kernels.sft(recipe), kernels.sft(recipe)
-    for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):
-        assert torch.equal(a, b)
-    start = new_policy(recipe)
-    pairs = draw_pairs(start, computations(40, "train", 0, (2, 3)), None, 32, random.Random(5))
-    assert kernels.train_on(first, pairs) < kernels.train_on(start, pairs) - 1
 
 
 @pytest.fixture(scope="module")

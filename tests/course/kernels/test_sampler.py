@@ -131,10 +131,10 @@ def test_of_equal_logits_the_greedy_token_is_the_first():
         assert draw(logits, 0.0)[0].tolist() == [place] * 2
 
 
-def test_a_token_without_mass_is_never_drawn_and_one_with_all_of_it_always():
+def test_tokens_without_mass_are_never_drawn_one_with_all_of_it_always_and_nan_is_seen():
     logits = torch.full((40, 1300), -math.inf)
     logits[:, [3, 700, 1299]] = torch.tensor([0.0, 1.0, 0.5])
-    token, logprob, entropy = draw(logits)
+    token, _, entropy = draw(logits)
     assert set(token.tolist()) == {3, 700, 1299}
     pi = torch.tensor([0.0, 1.0, 0.5]).softmax(0)
     torch.testing.assert_close(entropy, torch.full((40,), float(-(pi * pi.log()).sum())), atol=1e-5, rtol=0)
@@ -142,14 +142,10 @@ def test_a_token_without_mass_is_never_drawn_and_one_with_all_of_it_always():
     logits[:, 99] = 30000.0
     token, logprob, entropy = draw(logits, 0.5)
     assert token.tolist() == [99] * 3 and logprob.abs().max() < 1e-6 and entropy.abs().max() < 1e-6
-
-
-def test_a_logit_that_is_nan_is_seen():
-    logits = torch.randn(3, 900)
     logits[1, 800] = torch.nan
     token, logprob, entropy = draw(logits)
     assert logprob.isnan().tolist() == entropy.isnan().tolist() == [False, True, False]
-    assert (token >= 0).all() and (token < 900).all()
+    assert (token >= 0).all() and (token < 1300).all()
 
 
 @dataclass(frozen=True)
@@ -189,12 +185,8 @@ def test_noise_is_finite_for_any_bits_and_its_tail_is_fine():
 def test_the_operation_draws_and_gives_all_three():
     torch.manual_seed(2)
     logits, counter = torch.randn(3, 2304).to(torch.bfloat16), torch.arange(3)
-    for temperature in (0.0, 0.7):
-        found = run(sample, logits, temperature, SEED, counter)
-        assert [f.dtype for f in found] == [torch.int64, torch.float32, torch.float32]
-        assert_same(found, logits, temperature, counter)
-
-
-def test_few_rows_are_cut_into_more_blocks():
+    found = run(sample, logits, 0.7, SEED, counter)
+    assert [f.dtype for f in found] == [torch.int64, torch.float32, torch.float32]
+    assert_same(found, logits, 0.7, counter)
     assert [sampler.splits_for(rows, 151936, 132) for rows in (1, 16, 64, 256, 1024)] == [32, 32, 16, 4, 1]
     assert sampler.splits_for(1, 50, 132) == 1

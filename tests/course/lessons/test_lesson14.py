@@ -11,7 +11,6 @@ from rlcourse.checkpoint import save_model
 from rlcourse.course.embedded.kernels import Recipe
 from rlcourse.course.lessons import lesson14
 from rlcourse.course.lessons.curve_records import load_curve
-from rlcourse.files import read_json, write_json
 from rlcourse.policy import load_policy
 from rlcourse.tasks.kernels.optimum import fits_one_launch
 
@@ -124,29 +123,6 @@ def test_averaged_weights_are_the_means_of_those_of_the_later_checkpoints(tmp_pa
     shutil.rmtree(tmp_path / "checkpoints")
     assert lesson14.averaged(tmp_path, since=8) == folder  # not made again
     assert load_policy(str(folder)).eos_ids == policy.eos_ids
-
-
-@pytest.mark.thorough
-def test_a_run_that_is_averaged_ends_with_the_averaged_model_and_says_what_the_last_one_did(few, monkeypatch):
-    settings, evaluate = SMALL | {"steps": 4, "save_every": 1}, lesson14.evaluate
-    run = lesson14.trained(lesson14.run_config("tried_averaged", 4, **settings))
-    summary = read_json(run / "summary.json", "")
-    summary["after"]["correct"] = 0.125  # as before and of the averaged model it is not
-    write_json(run / "summary.json", summary)
-    monkeypatch.setattr(lesson14, "evaluate", lambda config: evaluate(config) | {"correct": config.model})
-    monkeypatch.setattr(lesson14, "on_held_out", lambda model, task: model)
-    found = lesson14.one_run("tried_averaged", 4, **settings)
-    steps = [run / "checkpoints" / f"step-00000{step}" for step in (1, 2, 3, 4)]
-    assert sorted((run / "checkpoints").iterdir()) == steps
-    models = {"before": "embedded-kernels", "after": str(run / "averaged"), "last": str(steps[-1])}
-    assert found["held_out"] == models
-    assert found["test"].keys() == models.keys() and found["test"]["after"]["correct"] == models["after"]
-    assert found["test"]["last"] == {name: summary["after"][name] for name in found["test"]["before"]}
-    of_steps = [load_file(step / "model.safetensors") for step in steps]
-    averaged = load_file(run / "averaged" / "model.safetensors")
-    for name, weights in averaged.items():
-        np.testing.assert_allclose(weights, np.mean([w[name] for w in of_steps[1:]], 0), rtol=1e-5, atol=1e-7)
-    assert any((averaged[name] != weights).any() for name, weights in of_steps[-1].items())
 
 
 def test_a_right_program_is_paid_by_the_root_of_its_speedup_and_a_wrong_one_nothing():
