@@ -43,13 +43,9 @@ BAD = {
     "a syntax error": ("def double(x:\n    return x + x", "`double` is not defined; code cell 3: SyntaxError"),
     "an exception": ("def double(x):\n    return x + undefined", "NameError: name 'undefined' is not defined"),
     "an exit": ("import sys\ndef double(x):\n    sys.exit(0)", "SystemExit"),
-    "an exit of the process": ("import os\ndef double(x):\n    os._exit(0)", "ended the process"),
     "an exit of the process in the cell": ("import os\nos._exit(0)", "`double` is not defined; code cell 3: ended"),
-    "a loop": ("def double(x):\n    while True: pass", "a loop that never ends"),
-    "a crash": ("import ctypes\ndef double(x):\n    ctypes.string_at(0)", "ended the process"),
     "too much memory": ("def double(x):\n    return torch.zeros(10**12)", "RuntimeError"),
     "a result too large": ("def double(x):\n    return torch.zeros(3 * 10**8, dtype=torch.int8)", "too large"),
-    "recursion": ("def double(x):\n    return double(x)", "RecursionError"),
     "a patched library": (
         "import numpy as np\nnp.allclose = torch.allclose = torch.equal = lambda *a, **k: True\n"
         "torch.Tensor.__eq__ = lambda *a: True\ndef double(x):\n    return x * 0",
@@ -74,7 +70,6 @@ BAD = {
     ),
     "nothing": ("def double(x):\n    x + x", "is there a `return`?"),
     "text": ("def double(x):\n    return 'x'", "should be a tensor"),
-    "noise": ("def double(x):\n    print('x' * 10**8)\n    return 3 * x", "the result is"),
     "a flood of its own pipe": (
         "import os\ndef double(x):\n    for fd in range(3, 64):\n        try: os.write(fd, b'x' * 1000)\n"
         "        except OSError: pass\n    return x",

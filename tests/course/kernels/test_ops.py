@@ -110,37 +110,25 @@ def test_a_graph_replays_with_the_counters_it_finds():
 
 HALF = torch.zeros(0, 64).bfloat16()
 NO_TOKENS = torch.empty(0, dtype=torch.int64)
-EMPTY = {  # an operation, what it takes without rows, and the shapes of what it returns
-    "vector_add": (vector_add, [torch.empty(0)] * 2, [(0,)]),
-    "rms_norm": (rms_norm, [HALF, torch.ones(64).bfloat16(), 1e-6], [(0, 64)]),
-    "rms_norm_backward": (
-        rms_norm_backward,
-        [torch.zeros(0, 128), torch.ones(128), torch.zeros(0, 128), 1e-6],
-        [(0, 128), (128,)],
-    ),
-    "residual_norm": (residual_norm, [HALF, HALF, torch.ones(64).bfloat16(), 1e-6], [(0, 64)] * 2),
-    "residual_norm_backward": (
-        residual_norm_backward,
-        [HALF, torch.ones(64).bfloat16(), HALF, HALF, 1e-6],
-        [(0, 64), (64,)],
-    ),
-    "rotate": (rotate, [HALF.view(0, 2, 32), torch.rand(9, 16), torch.rand(9, 16), NO_TOKENS], [(0, 2, 32)]),
-    "swiglu": (swiglu, [HALF], [(0, 32)]),
-    "swiglu_backward": (swiglu_backward, [HALF, HALF[:, :32]], [(0, 64)]),
-    "token_logprob": (token_logprob, [HALF, NO_TOKENS], [(0,)] * 2),
-    "embedding": (embedding, [torch.zeros(3, 8).half(), NO_TOKENS], [(0, 8)]),
-    "sample": (sample, [HALF, 1.0, torch.tensor([3]), NO_TOKENS], [(0,)] * 3),
-    "packed_attention": (
-        packed_attention,
-        [HALF.view(0, 1, 64)] * 3 + [torch.tensor([0])],
-        [(0, 1, 64), (1, 0)],
-    ),
-}
+TABLE, ONES = torch.rand(9, 16), torch.ones(128)
+EMPTY = [  # an operation, what it takes without rows, and the shapes of what it returns
+    (vector_add, [torch.empty(0)] * 2, [(0,)]),
+    (rms_norm, [HALF, ONES[:64].bfloat16(), 1e-6], [(0, 64)]),
+    (rms_norm_backward, [HALF.float().view(0, 128), ONES, torch.zeros(0, 128), 1e-6], [(0, 128), (128,)]),
+    (residual_norm, [HALF, HALF, ONES[:64].bfloat16(), 1e-6], [(0, 64)] * 2),
+    (residual_norm_backward, [HALF, ONES[:64].bfloat16(), HALF, HALF, 1e-6], [(0, 64), (64,)]),
+    (rotate, [HALF.view(0, 2, 32), TABLE, TABLE, NO_TOKENS], [(0, 2, 32)]),
+    (swiglu, [HALF], [(0, 32)]),
+    (swiglu_backward, [HALF, HALF[:, :32]], [(0, 64)]),
+    (token_logprob, [HALF, NO_TOKENS], [(0,)] * 2),
+    (embedding, [torch.zeros(3, 8).half(), NO_TOKENS], [(0, 8)]),
+    (sample, [HALF, 1.0, torch.tensor([3]), NO_TOKENS], [(0,)] * 3),
+    (packed_attention, [HALF.view(0, 1, 64)] * 3 + [torch.tensor([0])], [(0, 1, 64), (1, 0)]),
+]
 
 
-@pytest.mark.parametrize("name", EMPTY)
-def test_operations_take_no_rows(name):
-    operation, arguments, shapes = EMPTY[name]
+@pytest.mark.parametrize(("operation", "arguments", "shapes"), EMPTY, ids=str)
+def test_operations_take_no_rows(operation, arguments, shapes):
     found = run(operation, *arguments)
     found = found if isinstance(found, tuple) else (found,)
     assert [tuple(f.shape) for f in found] == shapes and not any(f.any() for f in found)

@@ -82,14 +82,6 @@ def test_draws_are_those_of_float64(dtype, rows, vocabulary, splits, temperature
     assert_same(draw(logits, temperature, counter, splits=splits), logits, temperature, counter)
 
 
-@pytest.mark.parametrize("temperature", [0.0, thorough(1.0)])
-def test_the_vocabulary_of_qwen(temperature):
-    torch.manual_seed(0)
-    logits = (3 * torch.randn(2, 151936)).to(torch.bfloat16)
-    counter = torch.tensor([7, 2**40])
-    assert_same(draw(logits, temperature, counter, splits=32), logits, temperature, counter)
-
-
 @pytest.mark.parametrize("order", ORDERS)
 def test_blocks_and_warps_may_take_turns_in_any_way(order):
     torch.manual_seed(3)
