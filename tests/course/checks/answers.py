@@ -110,14 +110,14 @@ def solution(lesson: str, question: str):
 
 
 def edited(lesson: str, question: str, mistake: str = "") -> tuple[str, str | None]:
-    """A kernel's solution with an edit in what the reader writes, and what the card must say of it."""
+    """A kernel's solution with an edit, in what the reader writes if it is there; and what the card must say of it."""
     text = source(lesson, KERNELS[lesson, question].function)
     if not mistake:
         return text, None
     old, new, said = tables(lesson).EDITS[question][mistake]
     head, mark, own = text.rpartition("# BEGIN SOLUTION")
-    assert old in own, "this mistake can no longer be made: write another one"
-    return head + mark + own.replace(old, new), said
+    assert old in text, "this mistake can no longer be made: write another one"
+    return head + mark + own.replace(old, new, 1) if old in own else text.replace(old, new, 1), said
 
 
 def kernel_from(text: str, name: str, folder: Path, monkeypatch) -> type:

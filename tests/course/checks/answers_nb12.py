@@ -168,7 +168,7 @@ POWER, OWN = (
 )
 SUM = "            mean = cute.arch.warp_reduction_sum(mean)\n"
 EDITS = {
-    "q7": {  # what is put in place of a piece of the solution, and a part of what the card says; None if it is right
+    "q7": {
         "powers of 2": (POWER, "cute.math.exp2((z[row, j] - log_sum[row]) * 1.4426950408889634)", None),
         "the sum in two halves": (
             SUM,

@@ -6,9 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rlcourse.course.embedded import kernels
 from rlcourse.course.embedded.kernels import (
     Habits,
     Recipe,
+    Stage,
     demonstration,
     draw_pairs,
     new_policy,
@@ -103,6 +105,18 @@ def test_demonstrations_end_and_are_sorted_by_length(problems):
         question = policy.tokenizer.decode(prompt).removesuffix(" =>")
         lines = policy.tokenizer.decode(answer[:-1]).replace(" end put ;", " ;").removesuffix(" ;")
         assert lines == question
+
+
+@pytest.mark.thorough
+def test_the_recipe_learns_and_is_the_same_each_time():
+    sittings = ((Stage(60, 3e-3, 2, None),), (Stage(40, 3e-3, 3, Habits()),))
+    recipe = Recipe(sittings, problems=60, hidden_size=32, layers=1, rows=8)
+    first, second = kernels.sft(recipe), kernels.sft(recipe)
+    for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    start = new_policy(recipe)
+    pairs = draw_pairs(start, computations(40, "train", 0, (2, 3)), None, 32, random.Random(5))
+    assert kernels.train_on(first, pairs) < kernels.train_on(start, pairs) - 1
 
 
 @pytest.fixture(scope="module")
