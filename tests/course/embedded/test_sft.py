@@ -108,3 +108,13 @@ def test_ctrl_c_writes_the_model_as_it_is(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         sft(SFTConfig(**SMALL), tmp_path / "model")
     load_policy(str(tmp_path / "model"))
+
+
+def test_the_module_alone_is_the_recipe(monkeypatch, capsys):
+    calls = []
+    monkeypatch.setattr(module, "sft", lambda *call: calls.append(call) or 0.4567)
+    for arguments in ([], ["--output", "some/folder"]):
+        monkeypatch.setattr("sys.argv", ["sft", *arguments])
+        module.main()
+    assert calls == [(SFTConfig(), "runs/embedded"), (SFTConfig(), "some/folder")]
+    assert "Loss 0.457 nats a token. The model is in some/folder" in capsys.readouterr().out

@@ -11,7 +11,7 @@ from launching import assert_close, launch, run, slopes, spread
 from rlcourse.course.kernels.adamw import AdamW, adamw, adamw_reference
 from rlcourse.course.kernels.swiglu import Swiglu, swiglu, swiglu_reference
 from rlcourse.course.kernels.swiglu_backward import SwigluBackward, swiglu_backward, swiglu_backward_reference
-from rlcourse.course.kernels.vector_add import VectorAdd
+from rlcourse.course.kernels.vector_add import VectorAdd, vector_add_reference
 from rlcourse.kernels import KernelError
 
 LR, DECAY = 3e-3, 0.1
@@ -22,7 +22,7 @@ def test_every_element_is_added_and_nothing_beside_them(n):
     torch.manual_seed(n)
     a, b, c = torch.randn(n), torch.randn(n), torch.full((n,), torch.nan)
     launch(VectorAdd(), a, b, c)
-    assert torch.equal(c, a + b)
+    assert torch.equal(c, vector_add_reference(a, b)) and torch.equal(c, a + b)
 
 
 @pytest.mark.parametrize(
