@@ -45,57 +45,30 @@ def finite(count):
     return base.astype(np.float32)
 
 
+def exact_fma(a, b, c) -> list[Fraction]:
+    return [Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z)) for x, y, z in zip(a, b, c, strict=True)]
+
+
 def test_fma_rounds_once():
-    a, b, c = finite(3000), finite(3000), finite(3000)
-    c[:1000] = -(a[:1000].astype(np.float64) * b[:1000]).astype(np.float32)  # only the product's last bits remain
+    a, b, c = finite(900), finite(900), finite(900)
+    c[:300] = -(a[:300].astype(np.float64) * b[:300]).astype(np.float32)  # only the product's last bits remain
     # Cases in which rounding to float64 first gives the wrong float32: a sum just beside a tie.
-    a[1000:1500], b[1000:1500] = 1 + 2.0**-23 * RNG.integers(0, 2**23, 500), 2.0**-24
-    c[1000:1500] = 2.0**23
-    a[1500:1600], b[1500:1600], c[1500:1600] = 1 + 2.0**-12, (1 + 2.0**-12) * 2.0**-24, 1.0
-    a[1600:1700], b[1600:1700], c[1600:1700] = 1 + 2.0**-23, 2.0**-24, -(2.0**40)
-    a[1700], b[1700], c[1700] = 1 + 2.0**-23, 2.0**-60, 1 + 2.0**-23
-    found = calculate("fma.rn.f32 %d, %a, %b, %c;", np.float32, a=a[:1024], b=b[:1024], c=c[:1024])
-    found = np.concatenate(
-        [
-            found,
-            *(
-                calculate(
-                    "fma.rn.f32 %d, %a, %b, %c;", np.float32, a=a[i : i + 1024], b=b[i : i + 1024], c=c[i : i + 1024]
-                )
-                for i in (1024, 2048)
-            ),
-        ]
-    )
-    exact = [Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z)) for x, y, z in zip(a, b, c, strict=True)]
-    same(found, [rounded(x, 24, -149) for x in exact])
-
-
-def test_fma_goes_to_the_right_side_of_a_tie_that_float64_cannot_see():
-    # 2^24 + 1 lies on a tie of float32; 2^-40 more decides, which float64 would round away with 2^-40 * 2^-30.
-    a = np.array([2.0**-35, -(2.0**-35), 2.0**12 + 1], np.float32)
-    b = np.array([2.0**-35, 2.0**-35, 2.0**12 + 1], np.float32)
-    c = np.array([2.0**24, 2.0**24, 2.0**-60], np.float32)
-    start = np.float32([1, 1, 0])
-    found = calculate("add.f32 %d, %c, %s; fma.rn.f32 %d, %a, %b, %d;", np.float32, a=a, b=b, c=c, s=start)
-    exact = [
-        Fraction(float(np.float32(z + s))) + Fraction(float(x)) * Fraction(float(y))
-        for x, y, z, s in zip(a, b, c, start, strict=True)
-    ]
-    same(found, [rounded(x, 24, -149) for x in exact])
-
-
-def test_fma_goes_to_the_right_side_of_a_tie_between_subnormal_numbers():
-    a, b = np.float32([(1 + 2.0**-23) * 2.0**-75]), np.float32([(1 - 2.0**-23) * 2.0**-75])  # 2^-150 and a little less
-    c = np.float32([2.0**-127 + 2.0**-149])
-    same(calculate("fma.rn.f32 %d, %a, %b, %c;", np.float32, a=a, b=b, c=c), c)
+    a[300:400], b[300:400], c[300:400] = 1 + 2.0**-23 * RNG.integers(0, 2**23, 100), 2.0**-24, 2.0**23
+    a[400:500], b[400:500], c[400:500] = 1 + 2.0**-12, (1 + 2.0**-12) * 2.0**-24, 1.0
+    a[500:600], b[500:600], c[500:600] = 1 + 2.0**-23, 2.0**-24, -(2.0**40)
+    a[600], b[600], c[600] = 1 + 2.0**-23, 2.0**-60, 1 + 2.0**-23
+    a[601], b[601], c[601] = 2.0**12 + 1, 2.0**12 + 1, 2.0**-60
+    # A tie between subnormal numbers: a product just below 2^-150.
+    a[602], b[602], c[602] = (1 + 2.0**-23) * 2.0**-75, (1 - 2.0**-23) * 2.0**-75, 2.0**-127 + 2.0**-149
+    found = calculate("fma.rn.f32 %d, %a, %b, %c;", np.float32, a=a, b=b, c=c)
+    same(found, [rounded(x, 24, -149) for x in exact_fma(a, b, c)])
 
 
 @pytest.mark.parametrize("rounding", ["rz", "rm", "rp"])
 def test_directed_rounding_never_crosses_the_exact_value(rounding):
     a, b, c = finite(500), finite(500), finite(500)
     found = calculate(f"fma.{rounding}.f32 %d, %a, %b, %c;", np.float32, a=a, b=b, c=c)
-    for x, y, z, f in zip(a, b, c, found, strict=True):
-        exact = Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z))
+    for exact, f in zip(exact_fma(a, b, c), found, strict=True):
         below = {"rm": True, "rp": False, "rz": exact > 0}[rounding]
         other = Fraction(float(np.nextafter(f, np.float32(np.inf if below else -np.inf))))
         assert Fraction(float(f)) <= exact < other if below else other < exact <= Fraction(float(f))
@@ -142,26 +115,15 @@ def test_sat_and_relu_cut_off():
     )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "ex2.approx.ftz.f32",
-        "lg2.approx.ftz.f32",
-        "rcp.approx.ftz.f32",
-        "rsqrt.approx.f32",
-        "sqrt.approx.f32",
-        "tanh.approx.f32",
-        "sin.approx.f32",
-        "cos.approx.f32",
-    ],
-)
+APPROXIMATE = {"ex2": np.exp2, "lg2": np.log2, "rcp": np.reciprocal, "tanh": np.tanh, "sin": np.sin, "cos": np.cos}
+APPROXIMATE |= {"rsqrt": lambda x: x**-0.5, "sqrt": np.sqrt}
+
+
+@pytest.mark.parametrize("name", APPROXIMATE)
 def test_approximations_are_within_the_error_that_ptx_allows(name):
     a = RNG.uniform(0.1, 3.0, 256).astype(np.float32)
-    x = a.astype(np.float64)
-    expected = {"ex2": np.exp2, "lg2": np.log2, "rcp": np.reciprocal, "tanh": np.tanh, "sin": np.sin, "cos": np.cos}
-    expected |= {"rsqrt": lambda x: x**-0.5, "sqrt": np.sqrt}
-    found = calculate(f"{name} %d, %a;", np.float32, a=a)
-    np.testing.assert_allclose(found, expected[name.split(".")[0]](x), rtol=2.0**-20, atol=2.0**-20)
+    found = calculate(f"{name}.approx{'.ftz' * (name in ('ex2', 'lg2', 'rcp'))}.f32 %d, %a;", np.float32, a=a)
+    np.testing.assert_allclose(found, APPROXIMATE[name](a.astype(np.float64)), rtol=2.0**-20, atol=2.0**-20)
 
 
 def test_ex2_of_what_is_masked_out_is_zero():
@@ -172,12 +134,10 @@ def test_ex2_of_what_is_masked_out_is_zero():
 @pytest.mark.parametrize(("kind", "digits", "least"), [("bf16", 8, -133), ("f16", 11, -24)])
 @pytest.mark.parametrize("name", ["add.rn", "sub.rn", "mul.rn", "fma.rn"])
 def test_half_precision_rounds_the_exact_result_once(name, kind, digits, least):
-    if kind == "bf16":
-        raw = [bf16(finite(600)) for _ in range(3)]
-        values = [from_bf16(r) for r in raw]
-    else:
+    raw = [bf16(finite(600)) for _ in range(3)]
+    if kind == "f16":
         raw = [RNG.integers(-2048, 2048, 600).astype(np.float16) * np.float16(2.0**-6) for _ in range(3)]
-        values = [r.astype(np.float64) for r in raw]
+    values = [from_bf16(r) if kind == "bf16" else r.astype(np.float64) for r in raw]
     operands = "%a, %b, %c" if name == "fma.rn" else "%a, %b"
     found = calculate(f"{name}.{kind} %d, {operands};", raw[0].dtype, a=raw[0], b=raw[1], c=raw[2])
     found = from_bf16(found) if kind == "bf16" else found
@@ -218,11 +178,8 @@ def test_f32x2_is_two_float32():
 
 def test_mixed_fma_adds_a_product_of_halves_to_a_float32():
     a, b, c = bf16(finite(200)), bf16(finite(200)), finite(200)
-    exact = [
-        Fraction(x) * Fraction(y) + Fraction(float(z)) for x, y, z in zip(from_bf16(a), from_bf16(b), c, strict=True)
-    ]
     found = calculate("fma.rn.f32.bf16 %d, %a, %b, %c;", np.float32, a=a, b=b, c=c)
-    same(found, [rounded(x, 24, -149) for x in exact])
+    same(found, [rounded(x, 24, -149) for x in exact_fma(from_bf16(a), from_bf16(b), c)])
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("bf16", torch.bfloat16), ("f16", torch.float16)])
@@ -237,9 +194,8 @@ def test_conversions_between_floats_agree_with_pytorch(kind, dtype):
 
 
 def test_conversion_towards_zero_leaves_bits_out():
-    a = numbers(300)[:300]
-    found = calculate("cvt.rz.bf16.f32 %d, %a;", np.uint16, a=a)
-    assert (found == a.view(np.uint32) >> 16).all()
+    a = numbers()[:300]
+    assert (calculate("cvt.rz.bf16.f32 %d, %a;", np.uint16, a=a) == a.view(np.uint32) >> 16).all()
 
 
 @pytest.mark.parametrize(
@@ -281,15 +237,7 @@ def test_integers_are_cut_extended_and_saturated():
 
 def test_comparisons_of_nans_hold_only_where_they_are_asked_for():
     a, b = np.array([1, np.nan, 2], np.float32), np.array([1, 1, np.nan], np.float32)
-    for name, expected in {
-        "eq": [1, 0, 0],
-        "equ": [1, 1, 1],
-        "ne": [0, 0, 0],
-        "neu": [0, 1, 1],
-        "nan": [0, 1, 1],
-        "ltu": [0, 1, 1],
-        "ge": [1, 0, 0],
-        "num": [1, 0, 0],
-    }.items():
+    expected = {"eq": [1, 0, 0], "equ": [1, 1, 1], "ne": [0, 0, 0], "neu": [0, 1, 1], "nan": [0, 1, 1]}
+    for name, holds in (expected | {"ltu": [0, 1, 1], "ge": [1, 0, 0], "num": [1, 0, 0]}).items():
         found = calculate(f"setp.{name}.f32 %p, %a, %b; selp.u32 %d, 1, 0, %p;", np.uint32, a=a, b=b)
-        assert found.tolist() == expected, name
+        assert found.tolist() == holds, name

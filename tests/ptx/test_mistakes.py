@@ -20,8 +20,7 @@ from rlcourse.ptx import (
 
 
 def test_a_read_behind_the_end_names_the_buffer_the_place_and_the_threads():
-    body = "mov.u32 %r1, %ctaid.y; mad.wide.u32 %l, %t, 4, %x; @%p0 bra $END;\n$END:\n ld.global.b32 %r1, [%l+16];"
-    body = body.replace("@%p0 bra $END;", "")
+    body = "mov.u32 %r1, %ctaid.y; mad.wide.u32 %l, %t, 4, %x;\n ld.global.b32 %r1, [%l+16];"
     error = mistake(OutOfBounds, body, "0 bytes past the end of x", grid=(1, 2), x=X)
     assert (error.buffer, error.offset) == ("x", X.nbytes)
     assert error.block == (0, 0, 0) and error.threads == [60, 61, 62, 63]
@@ -118,7 +117,6 @@ def test_lanes_that_never_come_to_an_instruction_of_the_warp_are_missed(instruct
     for body in (
         f"setp.lt.u32 %p, %t, 40; @%p {instruction};",
         f"setp.ge.u32 %p, %t, 40; @%p ret; {instruction};",
-        f"setp.lt.u32 %p, %t, 40; @%p bra $THERE; ret;\n$THERE:\n {instruction};",
     ):
         error = mistake(Divergent, body, "8 of 32 threads wait here; ", order=order, x=X)
         assert error.threads == list(range(32, 40)) and error.instruction.endswith(instruction)

@@ -34,11 +34,6 @@ def test_a_write_races_with_a_read_of_any_of_its_bytes(read, write):
     mistake(Race, f"{start} @%p {read}; @!%p {write};", "warp 0 read it")
 
 
-def test_within_a_warp_no_barrier_is_asked_for():
-    body = f"{OWN} st.shared.b32 [%u], %t; xor.b32 %r7, %t, 1; mad.lo.u32 %r8, %r7, 4, %r9; ld.shared.b32 %r1, [%r8];"
-    execute(body, threads=64, declared=ROOM)
-
-
 def test_a_barrier_of_some_warps_orders_these_alone():
     body = f"""
     {OWN} setp.lt.u32 %p, %t, 32; setp.ge.u32 %q, %t, 64;
@@ -160,20 +155,6 @@ $THIRD:
     """
     _, report = execute(body, grid=3, x=X, flags=np.zeros(2, np.uint32))
     assert report.cross_block_reads["x"] == 32 * 4
-
-
-def test_a_warp_may_learn_from_another_block_what_its_own_block_did():
-    body = f"""
-    mov.u32 %r1, %ctaid.x; setp.eq.u32 %p, %r1, 1; @%p bra $OTHER; setp.ge.u32 %p, %t, 32; @%p bra $LATER;
-    st.global.b32 [%x], 7; st.release.gpu.global.b32 [%flags], 1; ret;
-$OTHER:
-    {WAIT.format(label="$W1", flag="%flags")} st.release.gpu.global.b32 [%flags+4], 1; ret;
-$LATER:
-    {WAIT.format(label="$W2", flag="%flags+4")} ld.global.b32 %r3, [%x];
-    """
-    execute(
-        body.replace("$OTHER:", "$OTHER:\n setp.ge.u32 %p, %t, 32; @%p ret;"), 64, 2, x=X, flags=np.zeros(2, np.uint32)
-    )
 
 
 def test_a_release_covers_what_was_written_before_it_alone():
