@@ -8,7 +8,7 @@ from transformers import DynamicCache
 
 from rlcourse.measure import roofline
 from rlcourse.measure.roofline import Machine, Work
-from rlcourse.measure.shapes import ModelShape, model_shape
+from rlcourse.measure.shapes import ModelShape
 
 LARGER = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3}
 
@@ -26,7 +26,7 @@ def counted(run) -> int:
     return counter.get_total_flops()
 
 
-@pytest.mark.parametrize(("rows", "context"), [(1, 1), (4, 40), (16, 7)])
+@pytest.mark.parametrize(("rows", "context"), [(1, 1), (4, 40)])
 def test_operations_of_a_decode_step_are_those_that_torch_counts(rows, context):
     model = eager_model()
     shape = ModelShape.from_config(model.config)
@@ -71,14 +71,6 @@ def test_the_floor_is_whichever_takes_longer():
     assert machine.floor_seconds(Work({"a": 50, "b": 150}, {"a": 1000})) == 2.0
     assert machine.floor_seconds(Work({"a": 50, "b": 150}, {"a": 4000, "b": 1000})) == 5.0
     assert Work({"a": 50, "b": 150}, {"a": 1000}).intensity == 5.0
-
-
-def test_more_rows_share_the_weights():
-    shape = model_shape("Qwen/Qwen2.5-0.5B")
-    one, many = (roofline.decode_step(shape, rows, 256) for rows in (1, 64))
-    assert many.bytes["layers"] == one.bytes["layers"] and many.bytes["head"] == one.bytes["head"]
-    assert many.bytes["keys and values"] == 64 * one.bytes["keys and values"]
-    assert many.total_flops == pytest.approx(64 * one.total_flops)
 
 
 def test_a_machine_is_measured_in_plausible_units():
