@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from policies import DEVICE, make_policy
+from policies import DEVICE
 from transformers import AutoModelForCausalLM
 
 from rlcourse import bench
@@ -28,17 +28,6 @@ def recorded(monkeypatch) -> list[tuple]:
     calls = []
     monkeypatch.setattr(bench, "write_record", lambda *call: calls.append(call) or "a/file.json")
     return calls
-
-
-def fake_rollout(monkeypatch, *spreads):
-    rows = [{"variant": f"engine {i}", "tokens_per_s": 1.0, "spread": spread} for i, spread in enumerate(spreads)]
-    monkeypatch.setattr(speed, "rollout", lambda config, repeats: ({"repeats": repeats}, rows))
-    return rows
-
-
-def test_an_unknown_benchmark_is_refused_with_those_there_are():
-    with pytest.raises(ValueError, match=r"Unknown benchmark 'coffee': use learn, decode, kernels, .* or logprobs"):
-        run_bench("coffee", make_config(), Options(), False)
 
 
 def test_rollout_measures_each_engine_on_the_same_rows():
@@ -66,8 +55,12 @@ def test_tokens_a_second_count_the_tokens_up_to_eos(monkeypatch):
     assert engines == [2] * 3 * len(rows)  # one warm-up and two that count
 
 
-def test_the_mismatch_in_float32_is_rounding_alone():
+def test_the_mismatch_in_float32_is_rounding_alone_and_every_token_is_in_one_group_of_each_kind():
+    """By probability, by place, by padding, and digits or not, the tokens of the fast engine add up to all."""
     setup, rows = numerics.mismatch(make_config(**TINY))
+    tokens = {row["variant"]: row["tokens"] for row in rows}
+    for kind in ("fast, p ", "fast, tokens ", "padding than most", "digits"):
+        assert sum(count for variant, count in tokens.items() if kind in variant) == tokens["fast"]
     rows = [row for row in rows if row["variant"] in ENGINES]
     assert [row["variant"] for row in rows] == ENGINES and setup["dtype"] == "float32"
     for row in rows:
@@ -75,19 +68,52 @@ def test_the_mismatch_in_float32_is_rounding_alone():
         assert 6 <= row["tokens"] <= 48 and row["trainer_error_mean"] == 0
 
 
-def test_every_token_is_in_one_group_of_each_kind():
-    """By probability, by place, by padding, and digits or not, the tokens of the fast engine add up to all."""
-    _, rows = numerics.mismatch(make_config(**TINY))
-    tokens = {row["variant"]: row["tokens"] for row in rows}
-    for kind in ("fast, p ", "fast, tokens ", "padding than most", "digits"):
-        assert sum(count for variant, count in tokens.items() if kind in variant) == tokens["fast"]
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("name", ["kernels", "cute", "layer", "lowered", "story", "trace"])
-def test_the_kernels_need_a_gpu(name):
+@pytest.mark.parametrize("name", ["kernels", "cute", "layer", "lowered", "story", "trace", "logprobs", "serve"])
+def test_what_needs_a_gpu_says_so(name):
     with pytest.raises(ValueError, match="no CUDA GPU was found"):
         run_bench(name, make_config(), Options(), False)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("coffee", Options(), r"Unknown benchmark 'coffee': use learn, decode, kernels, .* or logprobs"),
+        ("decode", Options(shape="tiny", rows=(8,), lengths="long"), "Unknown lengths 'long'"),
+        ("decode", Options(shape="tiny", rows=(12,)), "multiples of 8"),
+        ("update", Options(shape="huge", rows=(8,)), r"Unknown shape 'huge': use one of qwen2\.5-0\.5b, .*, tiny"),
+        ("rollout", Options(), "--add is for decode, exact, step and update: use --record"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(name, options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        run_bench(name, make_config(), options, record=False, add=name == "rollout")
+
+
+@pytest.mark.parametrize(("spread", "asked"), [(0.2, True), (0.2, False), (0.21, True)])
+def test_what_was_steady_is_recorded_where_asked_for(spread, asked, monkeypatch, tmp_path, capsys):
+    rows = [{"variant": f"engine {i}", "tokens_per_s": 1.0, "spread": s} for i, s in enumerate((0.05, spread))]
+    monkeypatch.setattr(speed, "rollout", lambda config, repeats: ({"repeats": repeats}, rows))
+    write = records.write_record
+    monkeypatch.setattr(bench, "write_record", lambda *call: write(*call, folder=tmp_path))
+    steady = contextlib.nullcontext()
+    if spread > 0.2:
+        steady = pytest.raises(ValueError, match="Not recorded: engine 1 varied by over 20% between repetitions")
+    with steady:
+        run_bench("rollout", make_config(), Options(), record=asked)
+    assert "engine 1" in capsys.readouterr().out
+    if asked and spread <= 0.2:
+        assert records.load_record("rollout", folder=tmp_path)["results"] == rows
+    else:
+        assert not list(tmp_path.iterdir())
+
+
+def test_other_shapes_and_lengths_have_records_of_their_own(monkeypatch, recorded):
+    for shape, lengths in (("qwen2.5-0.5b", "equal"), ("qwen3-0.6b", "equal"), ("qwen3-0.6b", "skewed")):
+        found = {"shape": shape, "lengths": lengths}, [{"variant": "graph"}]
+        monkeypatch.setattr(decode, "decode", lambda *a, found=found: found)
+        run_bench("decode", make_config(), Options(shape=shape, lengths=lengths), record=True)
+    assert [call[0] for call in recorded] == ["decode", "decode-qwen3-0.6b", "decode-skewed-qwen3-0.6b"]
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
@@ -106,12 +132,6 @@ def test_kernels_of_a_layer_beside_pytorch_compute_the_same():
             tensors = case.make()
             for way in case.ways.keys() - {"compiled"}:
                 assert cute.largest_error(case, case.ways[way], tensors) < 1e-2, (case.name, way)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_the_memory_of_logprobs_needs_a_gpu():
-    with pytest.raises(ValueError, match="no CUDA GPU was found"):
-        numerics.logprobs()
 
 
 def test_the_exact_and_the_plain_head_are_measured_on_the_same():
@@ -133,24 +153,19 @@ def test_the_exact_and_the_plain_head_are_measured_on_the_same():
     assert (gradients[1] - gradients[0]).norm() < 0.02 * gradients[0].norm()
 
 
-def test_a_step_with_random_weights_is_timed_by_phase():
+def test_a_step_with_random_weights_and_coin_flips_is_timed_by_phase(monkeypatch):
+    norms, step = [], speed.train_step
+    monkeypatch.setattr(speed, "train_step", lambda *a: (lambda r: norms.append(r[0]["grad_norm"]) or r)(step(*a)))
     setup, [row] = speed.step("tiny", [8], new_tokens=6, repeats=1, peers=False)
     assert (row["variant"], row["rows"], setup["task"]) == ("rlcourse", 8, "minigsm")
     assert row["rollout_s"] > 0 and row["update_s"] > 0 and row["rollout_s"] + row["update_s"] <= row["step_s"]
     assert row["mismatch_mean"] <= row["mismatch_max"] < 1e-2
-
-
-def test_a_step_with_coin_flips_has_a_gradient(monkeypatch):
-    norms, step = [], speed.train_step
-    monkeypatch.setattr(speed, "train_step", lambda *a: (lambda r: norms.append(r[0]["grad_norm"]) or r)(step(*a)))
-    speed.step("tiny", [8], new_tokens=4, repeats=1, peers=False)
     assert len(norms) == speed.WARMUP + 1 and all(norm > 0 for norm in norms)
 
 
-@pytest.mark.parametrize("before", [True, False])
-def test_trl_has_the_attention_that_is_faster_for_its_cache(monkeypatch, before):
+def test_trl_has_the_attention_that_is_faster_for_its_cache(monkeypatch):
     pytest.importorskip("trl")
-    allowed, enabled = {}, torch.backends.cuda.cudnn_sdp_enabled
+    before, allowed, enabled = True, {}, torch.backends.cuda.cudnn_sdp_enabled
 
     def run_trl(model, task, completions, new_tokens, steps, variant):
         allowed[variant] = enabled()
@@ -209,24 +224,6 @@ def test_every_rung_of_the_ladder_decodes_the_same_rows():
         assert row["tokens_per_s"] > 0 and row["spread"] >= 0 and row["floor_ms"] > 0
         assert row["kernels_a_step"] > 10 and (DEVICE == "cuda" or row["busy"] is None)
     assert setup["lengths"] == "equal" and setup["copy_gb_per_s"] > 0
-
-
-@pytest.mark.parametrize("wins", [False, True])
-def test_of_other_shapes_our_kernels_alone_are_measured(monkeypatch, wins):
-    monkeypatch.setattr(decode, "cute_wins", lambda device: wins)
-
-    def rungs(device: str, kept: str) -> list[str]:
-        return list(decode.ladder(types.SimpleNamespace(device=torch.device(device)), torch.float32, 8, kept))
-
-    assert rungs("cuda", "ours") == (["graph-triton", "graph-exact", "graph"] if wins else ["graph"])
-    assert rungs("cpu", "ours") == ["fast"] and len(rungs("cuda", "cached")) > 4
-    kept = []
-    monkeypatch.setattr(decode, "ladder", lambda policy, dtype, rows, which: kept.append(which) or {})
-    monkeypatch.setattr(decode, "_policy", lambda *_: make_policy())
-    monkeypatch.setattr(decode, "measure_machine", lambda _: types.SimpleNamespace(bytes_per_s=1e9))
-    for shape in ("qwen2.5-0.5b", "qwen3-0.6b"):
-        decode.decode(shape, [8], prompt_tokens=4, new_tokens=65, repeats=1)
-    assert kept == ["cached", "ours"]
 
 
 @pytest.mark.parametrize(("prefill", "whole", "share"), [(0.1, 0.5, 0.6), (0.4, 0.9, 1.0), (None, None, None)])
@@ -291,15 +288,23 @@ def test_skewed_answers_are_more_than_are_decoded_at_once(monkeypatch):
     assert tokens / 8 - 2 * decode.DRAWS <= rows[-1]["schedule_steps"] < 2 * 40 * decode.DRAWS
 
 
-def test_half_of_the_skewed_answers_end_by_token_120():
+def test_skewed_answers_are_distributed_for_vllm_as_for_ours():
     ids = decode.skewed(151_936)
     assert len(set(ids)) == len(ids) and (1 - len(ids) / 151_936) ** 120 == pytest.approx(0.5, abs=0.01)
-
-
-def test_lengths_that_vllm_is_told_are_distributed_as_those_of_ours():
     assert decode.answer_lengths(3, 70, "equal") == [70] * 3
     lengths = torch.tensor(decode.answer_lengths(20_000, 512, "skewed"))
     assert lengths.min() == 1 and lengths.max() == 512 and lengths.median().item() == pytest.approx(120, rel=0.05)
+
+
+@pytest.mark.parametrize("wins", [False, True])
+def test_of_other_shapes_our_kernels_alone_are_measured(monkeypatch, wins):
+    monkeypatch.setattr(decode, "cute_wins", lambda device: wins)
+
+    def rungs(device: str, kept: str) -> list[str]:
+        return list(decode.ladder(types.SimpleNamespace(device=torch.device(device)), torch.float32, 8, kept))
+
+    assert rungs("cuda", "ours") == (["graph-triton", "graph-exact", "graph"] if wins else ["graph"])
+    assert rungs("cpu", "ours") == ["fast"] and len(rungs("cuda", "cached")) > 4
 
 
 def test_prompts_have_padding_and_the_longest_is_as_long_as_asked_for():
@@ -307,14 +312,6 @@ def test_prompts_have_padding_and_the_longest_is_as_long_as_asked_for():
     lengths = [len(prompt) for prompt in prompts]
     assert len(prompts) == 8 and max(lengths) == 40 and len(set(lengths)) > 1 and min(lengths) >= 30
     assert prompts == decode.random_prompts(64, 40, 500) and max(max(prompt) for prompt in prompts) < 500
-
-
-@pytest.mark.parametrize(
-    ("rows", "lengths", "sentence"), [([8], "long", "Unknown lengths 'long'"), ([12], "equal", "multiples of 8")]
-)
-def test_decode_refuses_what_it_cannot_measure(rows, lengths, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        decode.decode("tiny", rows, lengths=lengths)
 
 
 @pytest.mark.thorough
@@ -335,13 +332,12 @@ def test_learn_trains_every_combination_and_says_what_failed(monkeypatch):
     assert rows[2]["error"] == "ValueError: top_p must be above 0 and at most 1, not 2.0." and "seconds" not in rows[2]
 
 
-@pytest.mark.parametrize("on_gpu", [False, True])
-def test_learn_combines_every_engine_and_every_algorithm_and_has_three_seeds_of_two(on_gpu):
-    found = learn.combinations(on_gpu)
+def test_learn_combines_every_engine_and_every_algorithm_and_has_three_seeds_of_two():
+    found = learn.combinations(True)
     assert {c["algorithm"] for c in found} == set(ALGORITHMS) and {c["engine"] for c in found} >= set(ENGINES)
     assert len({tuple(sorted(c.items())) for c in found}) == len(found)
-    dtypes = {"float32", "bfloat16"} if on_gpu else {"float32"}
-    assert {c["dtype"] for c in found} == dtypes and {c["compile"] for c in found} == {False, on_gpu} | {on_gpu}
+    assert {c["dtype"] for c in found} == {"float32", "bfloat16"} and {c["compile"] for c in found} == {True, False}
+    assert {c["dtype"] for c in learn.combinations(False)} == {"float32"}
     for algorithm in learn.THREE_SEEDS:
         assert {c.get("seed", 0) for c in found if c["algorithm"] == algorithm} == {0, 1, 2}
 
@@ -389,23 +385,7 @@ def test_a_batch_is_copied_to_a_gpu_alone():
     assert (found == {}) == (DEVICE == "cpu") and all(0 < seconds < 1 for seconds in found.values())
 
 
-def test_equal_and_skewed_lengths_have_records_of_their_own(monkeypatch, recorded):
-    for lengths in ("equal", "skewed"):
-        monkeypatch.setattr(decode, "decode", lambda *a, found=lengths: ({"lengths": found}, [{"variant": "graph"}]))
-        run_bench("decode", make_config(), Options(lengths=lengths), record=True)
-    assert [call[0] for call in recorded] == ["decode", "decode-skewed"]
-
-
-def test_other_shapes_have_records_of_their_own(monkeypatch, recorded):
-    for shape, lengths in (("qwen2.5-0.5b", "equal"), ("qwen3-0.6b", "equal"), ("qwen3-0.6b", "skewed")):
-        monkeypatch.setattr(
-            decode, "decode", lambda *a, found={"shape": shape, "lengths": lengths}: (found, [{"variant": "graph"}])
-        )
-        run_bench("decode", make_config(), Options(shape=shape, lengths=lengths), record=True)
-    assert [call[0] for call in recorded] == ["decode", "decode-qwen3-0.6b", "decode-skewed-qwen3-0.6b"]
-
-
-@pytest.mark.parametrize("size", [2, 5, 8])
+@pytest.mark.parametrize("size", [2, 5])
 def test_coin_flips_give_every_group_signal(size):
     torch.manual_seed(0)
     config = make_config(num_prompts=50, num_generations=size)
@@ -423,42 +403,6 @@ def test_a_random_model_has_its_shape_and_loads(kind, tmp_path, monkeypatch):
     assert all(getattr(model.config, name) == value for name, value in models.SHAPES["tiny"].items())
     policy = load_policy(str(tmp_path), DEVICE)
     assert len(policy.tokenizer) <= model.config.vocab_size and policy.prompt("Tom has 3 apples?")
-
-
-def test_a_shape_that_is_not_known_is_refused(tmp_path):
-    with pytest.raises(
-        ValueError,
-        match=r"Unknown shape 'huge': use one of qwen2\.5-0\.5b, qwen2\.5-1\.5b, qwen3-0\.6b, llama-3\.2-1b, tiny",
-    ):
-        models.write_random_model("huge", load_task("minigsm"), tmp_path)
-
-
-def test_what_varied_too_much_is_shown_but_not_recorded(monkeypatch, recorded, capsys):
-    fake_rollout(monkeypatch, 0.05, 0.21)
-    with pytest.raises(ValueError, match="Not recorded: engine 1 varied by over 20% between repetitions"):
-        run_bench("rollout", make_config(), Options(), record=True)
-    assert recorded == [] and "engine 1" in capsys.readouterr().out
-
-
-def test_what_was_steady_is_recorded(monkeypatch, recorded, capsys):
-    rows = fake_rollout(monkeypatch, 0.05, 0.2)
-    run_bench("rollout", make_config(), Options(), record=True)
-    assert recorded == [("rollout", {"repeats": 5}, rows)]
-    assert "Recorded in a/file.json." in capsys.readouterr().out
-
-
-def test_nothing_is_recorded_unless_asked_for(monkeypatch, recorded):
-    fake_rollout(monkeypatch, 0.05)
-    run_bench("rollout", make_config(), Options(), record=False)
-    assert recorded == []
-
-
-def test_a_recorded_benchmark_is_a_record_that_loads(monkeypatch, tmp_path):
-    rows = fake_rollout(monkeypatch, 0.05)
-    write = records.write_record
-    monkeypatch.setattr(bench, "write_record", lambda *call: write(*call, folder=tmp_path))
-    run_bench("rollout", make_config(), Options(), record=True)
-    assert records.load_record("rollout", folder=tmp_path)["results"] == rows
 
 
 def test_what_is_added_is_kept_row_by_row_and_not_measured_again(monkeypatch, tmp_path, capsys):
@@ -483,11 +427,6 @@ def test_what_is_added_is_kept_row_by_row_and_not_measured_again(monkeypatch, tm
     assert [row["rows"] for row in records.load_record("update-tiny", folder=folder)["results"]] == [8, 16, 24]
     run_bench("update", make_config(), Options(shape="tiny", rows=(8,), repeats=2), record=False, add=True)
     assert measured[5:] == [8] and len(records.load_record("update-tiny", folder=folder)["results"]) == 1
-
-
-def test_what_is_not_measured_in_parts_cannot_be_added():
-    with pytest.raises(ValueError, match="--add is for decode, exact, step and update: use --record"):
-        run_bench("rollout", make_config(), Options(), record=False, add=True)
 
 
 def test_vllm_stops_at_the_lengths_that_it_is_given(monkeypatch):
