@@ -45,7 +45,7 @@ def simulate(seed: int) -> tuple[list[int], list[int]]:
     return there, reached
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(30))
 def test_nobody_starts_before_he_comes_and_all_end_with_their_tokens(seed):
     there, reached = simulate(seed)
     assert all(limit <= arrived for limit, arrived in zip(reached, there, strict=True))

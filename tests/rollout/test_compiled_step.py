@@ -3,8 +3,6 @@
 Dynamo traces and guards as for a GPU; what it traced is run as it is, since compiling for a CPU takes minutes.
 """
 
-from dataclasses import replace
-
 import pytest
 import torch
 from policies import DEVICE, make_policy
@@ -13,8 +11,7 @@ from torch._dynamo.utils import counters
 
 from rlcourse.rollout.decoder import Decoder
 from rlcourse.rollout.fast import FastEngine
-from rlcourse.rollout.slots import sample_at
-from rlcourse.sampling import GREEDY, Sampling, sampling_logits
+from rlcourse.sampling import GREEDY, Sampling
 
 SIZES = [(4, 5, 20), (7, 20, 20), (1, 3, 20), (16, 16, 16), (32, 18, 40), (3, 40, 40)]  # rows, length, room
 SIZES += [(2, 9, 64), (5, 64, 64), (1, 60, 64), (20, 20, 21), (8, 7, 9), (64, 31, 33)]
@@ -59,24 +56,6 @@ def test_a_compiled_layer_serves_more_sizes_than_may_be_recompiled(policy, trace
             torch.testing.assert_close(found, eager.decode(tokens, positions, cache, length), atol=1e-4, rtol=1e-4)
             torch.testing.assert_close(written, cache, atol=1e-4, rtol=1e-4)
     assert programs() <= 4
-
-
-@torch.no_grad()
-def test_a_compiled_sampling_function_serves_all_temperatures_and_sizes(traced):
-    compiled = torch.compile(sample_at, dynamic=True)
-    temperature = torch.ones(1, device=DEVICE)
-    for sampling in SAMPLINGS:
-        temperature.fill_(sampling.temperature or 1.0)
-        at_one = sampling if sampling.greedy else replace(sampling, temperature=1.0)
-        for rows, *_ in SIZES:
-            logits = 3 * torch.randn(rows, 300, device=DEVICE)
-            tokens, logprobs = compiled(logits, temperature, at_one)
-            distribution = sampling_logits(logits, sampling).log_softmax(-1)
-            torch.testing.assert_close(logprobs, distribution.gather(1, tokens[:, None])[:, 0])
-            assert logprobs.isfinite().all()
-            if sampling.greedy:
-                assert torch.equal(tokens, logits.argmax(-1))
-    assert programs() <= 6  # free, greedy, top-k, each for one row and for more
 
 
 @pytest.mark.thorough

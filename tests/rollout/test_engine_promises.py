@@ -87,16 +87,6 @@ def test_generate_leaves_every_module_in_its_mode(name, make):
     assert kept_for_backward(policy, rollout) == kept
 
 
-def test_checkpointing_keeps_less_in_training_mode_alone(policy):
-    """What the test above measures by."""
-    rollout = make_engine(policy, "fast", torch.float32).generate(PROMPTS, 4, 6, GREEDY)
-    plain = kept_for_backward(policy, rollout)
-    checkpoint_activations(policy.model)
-    assert 3 * kept_for_backward(policy, rollout) < 2 * plain
-    policy.model.eval()
-    assert kept_for_backward(policy, rollout) == plain
-
-
 @pytest.mark.parametrize("name", ["hf-dynamic", "fast"])
 def test_an_evaluation_leaves_mode_gradients_and_random_state(name, policy):
     checkpoint_activations(policy.model)
@@ -122,7 +112,7 @@ def test_a_row_whose_last_allowed_token_is_eos_has_finished(name, make):
     assert rollout.logprobs[:, -1].lt(0).all()
 
 
-RESTRICTED = [Sampling(top_k=3), Sampling(top_p=0.6), Sampling(0.7, top_k=4, top_p=0.7), Sampling(1.5, top_k=5)]
+RESTRICTED = [Sampling(top_k=3), Sampling(top_p=0.6), Sampling(0.7, top_k=4, top_p=0.7)]
 
 
 @pytest.mark.parametrize("sampling", RESTRICTED)

@@ -12,7 +12,6 @@ from policies import DEVICE, make_policy
 from reference import answers, assert_logprobs_are_the_models
 
 from rlcourse.rollout import fast, make_engine, vllm
-from rlcourse.rollout.hf import left_pad
 from rlcourse.sampling import GREEDY, Sampling
 
 ENGINES = ["hf-dynamic", "hf-static", "fast", "vllm"] + (["fast-compiled"] if DEVICE == "cuda" else [])
@@ -62,19 +61,14 @@ def greedy_by_hand(policy, prompt: list[int], max_new_tokens: int) -> list[int]:
     return ids[len(prompt) :]
 
 
-def test_left_pad_puts_padding_before_the_prompt():
-    ids, mask = left_pad([[1, 2], [3]], 9, torch.device("cpu"))
-    assert ids.tolist() == [[1, 2], [9, 3]]
-    assert mask.tolist() == [[1, 1], [0, 1]]
-
-
 @pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("tied", [True, False])
 def test_greedy_tokens_are_those_of_the_model_without_cache_or_padding(name, tied):
     policy = make_policy(seed=3, tied=tied, **SIZES.get(name, {}))
-    rollout = engine(policy, name).generate(PROMPTS, 1, 12, GREEDY)
-    for row, prompt in enumerate(PROMPTS):
-        assert answers(rollout)[row] == greedy_by_hand(policy, prompt, 12)
+    rollout = engine(policy, name).generate(PROMPTS, 2, 10, GREEDY)
+    for row, answer in enumerate(answers(rollout)):  # group by group
+        assert rollout.ids[row, : rollout.prompt_lengths[row]].tolist() == PROMPTS[row // 2]
+        assert answer == greedy_by_hand(policy, PROMPTS[row // 2], 10)
 
 
 @pytest.mark.thorough
@@ -85,9 +79,7 @@ def test_the_compiled_step_samples_the_same_greedy_tokens(policy):
 
 
 @pytest.mark.parametrize("name", ENGINES)
-@pytest.mark.parametrize(
-    "sampling", [Sampling(), Sampling(temperature=0.7), Sampling(top_k=5), Sampling(temperature=1.5, top_p=0.8)]
-)
+@pytest.mark.parametrize("sampling", [Sampling(0.7), Sampling(top_k=5), Sampling(1.5, top_p=0.8)])
 def test_sampling_logprobs_equal_recomputed_ones(policy, name, sampling):
     torch.manual_seed(1)
     rollout = engine(policy, name).generate(PROMPTS, 3, 10, sampling)
@@ -95,28 +87,19 @@ def test_sampling_logprobs_equal_recomputed_ones(policy, name, sampling):
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_generation_defaults_of_the_model_do_not_leak_into_sampling(policy, name):
-    """Qwen2.5-Instruct ships top-k 20, top-p 0.8 and a repetition penalty in its generation config."""
-    torch.manual_seed(0)
-    few = engine(policy, name).generate([PROMPTS[0]], 2000, 1, Sampling(temperature=2.0 if name == "vllm" else 3.0))
-    assert len(few.completion_ids.unique()) > 100  # top-k 50 would leave 50
-
-
-@pytest.mark.parametrize("name", ENGINES)
 def test_frequencies_of_the_first_token_match_the_softmax(policy, name):
+    """And not the defaults of transformers or of the model: Qwen2.5-Instruct ships top-k 20 and top-p 0.8."""
     torch.manual_seed(0)
-    draws = 4000
-    rollout = engine(policy, name).generate([PROMPTS[2]], draws, 1, Sampling())
+    draws, sampling = 2000, Sampling(temperature=2.0)
+    rollout = engine(policy, name).generate([PROMPTS[2]], draws, 1, sampling)
     with torch.no_grad():
-        probabilities = policy.model(torch.tensor([PROMPTS[2]], device=DEVICE)).logits[0, -1].double().softmax(-1)
-    counts = torch.bincount(rollout.completion_ids[:, 0], minlength=len(probabilities)).double()
-    expected = probabilities * draws
+        logits = policy.model(torch.tensor([PROMPTS[2]], device=DEVICE)).logits[0, -1].double()
+    expected = (logits / sampling.temperature).softmax(-1) * draws
+    observed = torch.bincount(rollout.completion_ids[:, 0], minlength=len(expected)).double()
     common = expected >= 5  # the usual rule for a chi-square test; the rest is one more cell
-    observed = torch.cat([counts[common], counts[~common].sum()[None]])
-    expected = torch.cat([expected[common], expected[~common].sum()[None]])
-    chi_square = ((observed - expected) ** 2 / expected).sum().item()
-    freedom = int(common.sum())
-    assert chi_square < freedom + 5 * (2 * freedom) ** 0.5  # five standard deviations
+    observed, expected = (torch.cat([x[common], x[~common].sum()[None]]) for x in (observed, expected))
+    chi_square, freedom = ((observed - expected) ** 2 / expected).sum().item(), int(common.sum())
+    assert freedom > 50 and chi_square < freedom + 5 * (2 * freedom) ** 0.5  # five standard deviations
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -127,9 +110,8 @@ def test_rows_end_with_their_first_eos_and_are_masked_after_it(policy, name):
     rollout = engine(policy, name).generate(PROMPTS, 16, 14, Sampling())
     assert rollout.completion_lengths.min() == 1
     assert len(rollout.completion_lengths.unique()) > 5
-    for row, (ids, logprobs, finished) in enumerate(
-        zip(rollout.completion_ids, rollout.logprobs, rollout.finished, strict=True)
-    ):
+    of_rows = zip(rollout.completion_ids, rollout.logprobs, rollout.finished, strict=True)
+    for row, (ids, logprobs, finished) in enumerate(of_rows):
         length = int(rollout.completion_lengths[row])
         assert (rollout.ids[row, len(PROMPTS[row // 16]) + length :] == policy.pad_id).all()
         assert not any(int(i) in policy.eos_ids for i in ids[: length - 1])
@@ -138,13 +120,6 @@ def test_rows_end_with_their_first_eos_and_are_masked_after_it(policy, name):
         assert (logprobs[length:] == 0).all()
     # Rows that stay while others leave keep their own cache.
     assert_logprobs_are_the_models(policy, rollout, Sampling(), APART.get(name, 1e-4))
-
-
-@pytest.mark.parametrize("name", ENGINES)
-def test_rows_are_group_major(policy, name):
-    rollout = engine(policy, name).generate(PROMPTS, 2, 2, Sampling())
-    for row in range(8):
-        assert rollout.ids[row, : rollout.prompt_lengths[row]].tolist() == PROMPTS[row // 2]
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -163,7 +138,7 @@ def test_one_engine_answers_batch_after_batch(policy, name):
     """On a GPU a shape's first batch runs eagerly, the second is captured, the third replayed: with prompts of its own,
     and after a change of the weights."""
     used = engine(policy, name)
-    for batch in range(4):
+    for batch in range(4 if DEVICE == "cuda" else 2):
         prompts = [[(7 * batch + 3 * i + j) % 200 + 5 for j in range(3 + (batch + i) % 4)] for i in range(3)]
         found = used.generate(prompts, 2, 8, GREEDY)
         for row in range(6):
@@ -172,9 +147,9 @@ def test_one_engine_answers_batch_after_batch(policy, name):
         with torch.no_grad():
             policy.model.model.norm.weight.mul_(1 + 0.5 * torch.randn_like(policy.model.model.norm.weight))
     used.sleep()
-    assert torch.equal(
-        used.generate(PROMPTS, 1, 8, GREEDY).completion_ids, used.generate(PROMPTS, 1, 8, GREEDY).completion_ids
-    )
+    assert answers(used.generate(PROMPTS[:1], 1, 8, GREEDY)) == [greedy_by_hand(policy, PROMPTS[0], 8)]
+    with pytest.raises(ValueError, match=r"270 tokens exceed the model's 256 positions"):
+        used.generate([[5] * 250], 1, 20, Sampling())
 
 
 def test_a_static_cache_is_kept_while_it_has_room(policy):
@@ -193,17 +168,7 @@ def test_a_static_cache_is_kept_while_it_has_room(policy):
     assert used.kept is None
 
 
-@pytest.mark.parametrize("rows", [1, 257])
-def test_one_row_and_many_rows(policy, rows):
-    """One row, and more rows than any power of two that a kernel might be made for."""
-    sampler = engine(policy, "fast")
-    for _ in range(2):  # the second time a captured graph is used again
-        rollout = sampler.generate([PROMPTS[0]], rows, 9, Sampling())
-        assert_logprobs_are_the_models(policy, rollout, Sampling())
-    assert rows == 1 or len({tuple(ids) for ids in rollout.completion_ids.tolist()}) > 200  # rows are independent draws
-
-
-@pytest.mark.parametrize("tokens", [1, 14, 15, 21])
+@pytest.mark.parametrize("tokens", [1, 14, 15])
 def test_prompts_prefilled_a_few_at_a_time_are_those_prefilled_at_once(policy, tokens, monkeypatch):
     at_once = engine(policy, "fast").generate(PROMPTS, 2, 10, GREEDY)
     monkeypatch.setattr(fast, "PREFILL_TOKENS", tokens)  # four prompts, padded to seven tokens each
@@ -212,23 +177,11 @@ def test_prompts_prefilled_a_few_at_a_time_are_those_prefilled_at_once(policy, t
     assert torch.allclose(in_pieces.logprobs, at_once.logprobs, atol=1e-5)
 
 
-@pytest.mark.parametrize("head_dim", [8, 16])  # 16: queries wider than the hidden state, as in Qwen3
 @pytest.mark.parametrize("name", ["fast"] + (["fast-compiled"] if DEVICE == "cuda" else []))
-def test_qwen3_is_sampled_from_as_it_is(name, head_dim):
-    policy = make_policy(seed=5, architecture="qwen3", head_dim=head_dim)
+def test_qwen3_is_sampled_from_as_it_is(name):
+    policy = make_policy(seed=5, architecture="qwen3", head_dim=16)  # queries wider than the hidden state
     greedy = engine(policy, name).generate(PROMPTS, 1, 12, GREEDY)
     for row, prompt in enumerate(PROMPTS):
         assert answers(greedy)[row] == greedy_by_hand(policy, prompt, 12)
     rollout = engine(policy, name).generate(PROMPTS, 3, 10, Sampling(temperature=0.7))
     assert_logprobs_are_the_models(policy, rollout, Sampling(temperature=0.7))
-
-
-@pytest.mark.parametrize("name", ["fast", "hf-dynamic", "hf-static", "vllm"])
-def test_a_prompt_longer_than_the_cache_is_refused_in_one_sentence(name, policy):
-    with pytest.raises(ValueError, match=r"270 tokens exceed the model's 256 positions"):
-        engine(policy, name).generate([[5] * 250], 1, 20, Sampling())
-
-
-def test_an_unknown_engine_is_named():
-    with pytest.raises(ValueError, match="Unknown engine 'graph'"):
-        make_engine(None, "graph", torch.float32)

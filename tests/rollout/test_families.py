@@ -8,13 +8,9 @@ import pytest
 import torch
 from policies import DEVICE, LLAMA3, logprobs_alone, make_policy
 from reference import answers, assert_logprobs_are_the_models
-from safetensors.torch import load_file
-from transformers import AutoConfig, BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel
 
-from rlcourse import trainer
 from rlcourse.bench import models
-from rlcourse.checkpoint import latest_checkpoint
 from rlcourse.config import make_config
 from rlcourse.exact.weights import FusedWeights
 from rlcourse.llm import LLM
@@ -23,18 +19,12 @@ from rlcourse.policy import load_policy
 from rlcourse.rollout import make_engine
 from rlcourse.rollout.decoder import Decoder
 from rlcourse.rollout.fast import FastEngine
-from rlcourse.rollout.hf import HFEngine
-from rlcourse.runs import RunFolder
 from rlcourse.sampling import GREEDY, Sampling
-from rlcourse.tasks import MathTask, Problem
-from rlcourse.tasks.verify import verify
-from rlcourse.trainer import resume, train
 
 PROMPTS = [[5, 9, 40, 7], [11], [30, 31, 32, 33, 34, 35, 36], [(7 * i) % 200 + 5 for i in range(90)]]
 SHAPES = {
     "one kv head": {"tied": True, "head_dim": 64, "num_key_value_heads": 1},
     "untied": {"tied": False, "head_dim": 128},
-    "a kv head a query": {"tied": False, "num_key_value_heads": 4},
 }
 
 
@@ -69,12 +59,6 @@ def test_angles_are_those_of_llama_3_and_of_transformers():
     assert torch.equal(cos[0, :, :64], weights.cos) and torch.equal(sin[0, :, 64:], weights.sin)
 
 
-def test_the_bench_shape_has_the_frequencies_of_llama_3_2():
-    config = AutoConfig.for_model("llama", **models.SHAPES["llama-3.2-1b"], **models.LLAMA)
-    expected = scaled_frequencies(64, 500_000.0, 32.0, 1.0, 4.0, 8192)
-    assert LlamaRotaryEmbedding(config).inv_freq.tolist() == pytest.approx(expected, rel=1e-5)
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_logits_of_prompts_and_of_later_tokens_are_those_of_transformers_in_float64(shape):
     policy = llama(shape)
@@ -95,20 +79,6 @@ def test_logits_of_prompts_and_of_later_tokens_are_those_of_transformers_in_floa
             logits = exact(ids[row, None, : len(prompt) + 4]).logits[0, len(prompt) - 1 :]
             ours = torch.stack([step[row] for step in found])
             torch.testing.assert_close(ours.double(), logits, rtol=0, atol=1e-5 * logits.abs().max().item())
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_samples_are_the_models_before_and_after_an_update_and_sleep(shape):
-    policy = llama(shape, seed=5)
-    engine, plain = FastEngine(policy), HFEngine(policy)
-    for _ in range(2):
-        found, expected = (one.generate(PROMPTS, 1, 8, GREEDY) for one in (engine, plain))
-        assert answers(found) == answers(expected)
-        assert_logprobs_are_the_models(policy, engine.generate(PROMPTS, 2, 8, Sampling(0.7)), Sampling(0.7))
-        engine.sleep()
-        with torch.no_grad():
-            for parameter in policy.model.parameters():
-                parameter.add_(0.05 * torch.randn_like(parameter))
 
 
 @pytest.fixture
@@ -145,44 +115,6 @@ def test_an_adapter_of_a_llama_is_merged_where_the_engine_keeps_its_weights(fold
         for row, answer in enumerate(answers(found)):
             expected = logprobs_alone(policy.model, PROMPTS[row // 2], answer).detach()
             torch.testing.assert_close(found.logprobs[row, : len(answer)], expected, rtol=0, atol=1e-4)
-
-
-class Parity(MathTask):
-    """Right is a text whose characters add up to an even number: about half of all texts."""
-
-    def verify(self, text, gold):
-        return verify(f"#### {sum(map(ord, text)) % 2}", gold)
-
-
-def test_a_run_of_an_untied_llama_goes_on_where_it_died(folder, tmp_path, monkeypatch):
-    problems = [Problem(f"Tom has {n}", "", "0") for n in range(9)]
-    monkeypatch.setattr(trainer, "task_of", lambda config: Parity("toy", "", problems, problems, problems))
-    monkeypatch.setattr("rlcourse.measure.plots.plot_run", lambda metrics, evals, path, _: path.write_text(""))
-    options = {
-        "model": folder, "num_prompts": 2, "num_generations": 4, "max_new_tokens": 4, "steps": 3, "save_every": 2,
-        "eval_every": 0, "eval_problems": 2, "pass_k": 0, "lr": 1e-2, "warmup_steps": 0, "kl_coef": 0.1, "name": "run",
-        "device": "cpu",
-    }  # fmt: skip
-    train(make_config(**options, output=str(tmp_path / "whole")))
-    original = RunFolder.log_step
-
-    def log_step(self, metrics, completions):
-        original(self, metrics, completions)
-        if metrics["step"] == 3:
-            raise KeyError("a power cut")
-
-    with monkeypatch.context() as patch, pytest.raises(KeyError):
-        patch.setattr(RunFolder, "log_step", log_step)
-        train(make_config(**options, output=str(tmp_path)))
-    torch.manual_seed(12345)
-    resume(name="run", output=str(tmp_path))
-    start, whole, again = (
-        load_file(f"{place}/model.safetensors")
-        for place in (folder, latest_checkpoint(tmp_path / "whole" / "run"), latest_checkpoint(tmp_path / "run"))
-    )
-    assert start.keys() == whole.keys() == again.keys() >= {"lm_head.weight", "model.embed_tokens.weight"}
-    for name, weight in whole.items():
-        assert torch.equal(again[name], weight) and not torch.equal(start[name], weight), name
 
 
 YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 64}

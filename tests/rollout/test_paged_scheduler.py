@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from paged_device import PagedDevice, Request, run
 from thorough import thinned
 
-from rlcourse.rollout.blocks import BLOCK_TOKENS, BlockManager
+from rlcourse.rollout.blocks import BlockManager
 from rlcourse.rollout.paged_scheduler import PagedScheduler
 
 BLOCK = 4
@@ -57,7 +57,7 @@ def test_every_completion_ends_with_its_tokens(rollouts, spare, slots, every, la
         run(blocks, device, request, version, slots, every, min(late, every), prefill_tokens)
 
 
-@pytest.mark.parametrize("seed", thinned(range(400), 8))
+@pytest.mark.parametrize("seed", thinned(range(120), 4))
 def test_long_rollouts_in_little_memory(seed):
     """Larger ones than above, with several prompts that begin alike."""
     rng = random.Random(seed)
@@ -97,29 +97,16 @@ def test_a_known_prefix_is_not_computed_again_within_a_rollout_nor_in_the_next()
     assert device.pieces == [(0, BLOCK, BLOCK + 1)]
 
 
-@pytest.mark.parametrize("sleeps", [False, True])
-def test_after_an_update_of_the_weights_everything_is_computed_again(sleeps):
+def test_after_an_update_of_the_weights_everything_is_computed_again():
     blocks, device = cache(40)
-    request = Request([ids(9)], 2, 6, [6, 3])
     for version in (1, 2, 1):
-        run(blocks, device, request, version)
+        run(blocks, device, Request([ids(9)], 2, 6, [6, 3]), version)
         assert device.pieces == [(0, 0, 9)]
-        if sleeps:
-            blocks, device = cache(40)
-
-
-def test_what_sleeps_wakes_empty():
-    blocks, device = cache(40)
-    request = Request([ids(9)], 2, 6, [6, 3])
-    run(blocks, device, request)
-    blocks, device = cache(30)
-    run(blocks, device, request)
-    assert device.pieces == [(0, 0, 9)]
 
 
 @pytest.mark.parametrize("generations", [1, 3])
-@pytest.mark.parametrize("prompt", [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK])
-@pytest.mark.parametrize("new", [1, 2, BLOCK, BLOCK + 1])
+@pytest.mark.parametrize("prompt", [1, BLOCK - 1, BLOCK, BLOCK + 1])
+@pytest.mark.parametrize("new", [1, 2, BLOCK + 2])
 def test_blocks_for_just_one_completion_are_enough(prompt, new, generations):
     """And one block less is refused before anything is done."""
     needed = -(-(prompt + new - 1) // BLOCK)
@@ -131,39 +118,10 @@ def test_blocks_for_just_one_completion_are_enough(prompt, new, generations):
         PagedScheduler(cache(needed - 1)[0], request.prompts, generations, new, 8)
 
 
-def test_a_completion_that_ends_at_a_blocks_edge_takes_no_further_block():
-    """The last token is sampled and not cached."""
-    blocks, device = cache(2)
-    run(blocks, device, Request([ids(BLOCK - 1)], 1, BLOCK + 2, [BLOCK + 2]), every=BLOCK)
-    with pytest.raises(ValueError, match="needs 3 blocks"):
-        PagedScheduler(blocks, [ids(BLOCK - 1)], 1, BLOCK + 3, 1)
-
-
-def test_nothing_is_decoded_where_the_first_token_is_the_last():
-    blocks, device = cache(40)
-    run(blocks, device, Request([ids(5), ids(1)], 30, 1, [1] * 60), slots=4)
-    assert device.live == []
-
-
 def test_a_completion_that_ends_with_its_first_token_makes_room_at_the_next_step():
     blocks, device = cache(40)
     run(blocks, device, Request([ids(5)], 6, 8, [1, 1, 1, 8, 1, 8]), slots=2, every=16)
-    assert device.live == [0, 1, 1, *[2] * 5, 1, 1], (
-        "the fourth from the second step on, the last from the fourth step on"
-    )
-
-
-def test_many_more_completions_than_slots():
-    blocks, device = cache(100)
-    rng = random.Random(0)
-    run(blocks, device, Request([ids(6), ids(3, 1)], 50, 12, [rng.randint(1, 12) for _ in range(100)]), slots=5)
-    assert max(device.live) == 5 and device.sent_back == []
-
-
-def test_a_completion_with_fewer_blocks_than_tables_are_split_into():
-    """One long prompt makes all tables wide; those of the short one are read in up to 8 parts, most of them empty."""
-    blocks, device = cache(40)
-    run(blocks, device, Request([ids(1), ids(30, 1)], 2, 5, [5, 5, 5, 5]))
+    assert device.live == [0, 1, 1, *[2] * 5, 1, 1]  # the fourth from the second step on, the last from the fourth
 
 
 def test_one_that_shares_its_prompt_is_sent_back_and_ends_with_its_tokens():
@@ -200,8 +158,7 @@ def test_a_long_prompt_is_prefilled_in_pieces_while_others_decode():
     assert device.live[:6] == [1] * 6 and device.live[6] == 2
 
 
-@pytest.mark.parametrize("late", [0, 1, 4])
-@pytest.mark.parametrize("every", [4, 16])
+@pytest.mark.parametrize(("every", "late"), [(4, 0), (4, 4), (16, 1)])
 def test_no_step_is_done_after_the_longest_that_can_be(every, late):
     """All take the whole limit: the host knows without looking when they end."""
     for completions, steps in ((8, 21), (16, 42)):
@@ -214,15 +171,6 @@ def test_a_free_slot_does_not_wait_for_the_longest():
     blocks, device = cache(100)
     run(blocks, device, Request([ids(3)], 31, 61, [61, *[3] * 30]), slots=2, every=16)
     assert device.live[:60] == [2] * 60
-
-
-def test_the_batch_becomes_smaller_and_larger_with_what_runs():
-    """A long completion alone, until the prompt that waits for tokens to prefill brings 24 more."""
-    blocks, device = cache(400)
-    lengths = [*[2] * 23, 60, *[20] * 24]
-    run(blocks, device, Request([ids(2), ids(40, 1)], 24, 60, lengths), slots=32, every=4, prefill_tokens=8)
-    sizes = [size for i, size in enumerate(device.sizes) if i == 0 or device.sizes[i - 1] != size]
-    assert sizes == [32, 8, 32, 8]
 
 
 def test_three_times_as_many_run_as_whole_caches_would_fit():
@@ -239,10 +187,3 @@ def test_who_waits_for_a_slot_takes_no_block_that_those_in_slots_may_need():
     device.begin(Request([ids(1)], 30, 12, [12] * 30), 0, 2, scheduler.table_width, 0)
     plan = scheduler.next_plan()
     assert plan.limit == len(scheduler.tables) == 3 and blocks.available == 2
-
-
-def test_a_real_block_and_two_rollouts():
-    blocks, device = cache(12, BLOCK_TOKENS)
-    request = Request([ids(100), ids(64, 1), ids(130, 2)], 3, 70, [70, 3, 50, 1, 70, 70, 30, 64, 65])
-    for _ in range(2):
-        run(blocks, device, request, slots=6, every=16, late=1, prefill_tokens=128)

@@ -66,10 +66,11 @@ def simulate(lengths, slots, max_steps, every=1, resize=drop_ended, refills=Fals
     return device, steps
 
 
-@pytest.mark.parametrize("resize", [halve, drop_ended])
-@pytest.mark.parametrize(("refills", "stale"), [(False, False), (False, True), (True, False), (True, True)])
-@pytest.mark.parametrize("every", [1, 3, 16])
-@pytest.mark.parametrize(("completions", "slots"), [(1, 1), (1, 64), (5, 64), (64, 64), (65, 64), (300, 7), (300, 64)])
+@pytest.mark.parametrize(
+    ("refills", "stale", "resize"), [(False, False, drop_ended), (True, False, halve), (True, True, halve)]
+)
+@pytest.mark.parametrize("every", [1, 16])
+@pytest.mark.parametrize(("completions", "slots"), [(1, 64), (65, 64), (300, 7)])
 def test_every_completion_runs_once_and_in_order(completions, slots, every, refills, stale, resize):
     for seed in range(5):
         rng = random.Random(seed)
@@ -81,16 +82,12 @@ def test_every_completion_runs_once_and_in_order(completions, slots, every, refi
         assert device.sizes == sorted(device.sizes, reverse=True) and device.sizes[0] == min(slots, completions)
 
 
-def test_nothing_is_decoded_where_the_first_token_is_the_last():
-    assert simulate([0] * 5, 3, max_steps=0)[1] == 0
-
-
-@pytest.mark.parametrize("stale", [False, True])
-@pytest.mark.parametrize("every", [1, 4, 16])
+@pytest.mark.parametrize(("every", "stale"), [(1, False), (4, True), (16, True)])
 def test_no_step_is_done_after_the_longest_that_can_be(every, stale):
     """All take the whole limit: the host knows without looking when they end."""
     assert simulate([21] * 8, 8, max_steps=21, every=every, stale=stale)[1] == 21
     assert simulate([21] * 16, 8, max_steps=21, every=every, stale=stale)[1] == 42
+    assert simulate([0] * 5, 3, max_steps=0, every=every, stale=stale)[1] == 0
 
 
 @pytest.mark.parametrize("refills", [False, True])
