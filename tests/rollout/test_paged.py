@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is there on Linux alone")
 
 from policies import DEVICE, make_policy
-from reference import answers, recomputed_logprobs
+from reference import answers
 from thorough import thorough
 
 from rlcourse.exact import LOG2_E, layers, weights
@@ -43,9 +43,9 @@ PROMPTS = [[5, 9, 40], [(3 * i) % 80 + 4 for i in range(2 * BLOCK)], [*START, *r
 
 def policy_that_ends(share: int = 12 * BLOCK // 8, seed: int = 3, **kind):
     """One token of so many ends an answer."""
-    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1, "head_dim": 64}
+    sizes = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1, "head_dim": 32, "vocab_size": 100}
     policy = make_policy(seed, max_position_embeddings=1024, **sizes, **kind)
-    policy.eos_ids = list(range(0, len(policy.tokenizer), share))
+    policy.eos_ids = list(range(0, 100, share))
     return policy
 
 
@@ -109,7 +109,7 @@ def generate(engine, prompts, num_generations: int, new: int, sampling: Sampling
     return engine.generate(prompts, num_generations, new, sampling)
 
 
-@pytest.mark.parametrize("kind", ["update", *map(thorough, ("sleep", "update, synced by another", "update, sleep"))])
+@pytest.mark.parametrize("kind", ["update", *map(thorough, ("sleep", "update, synced by another"))])
 def test_a_prompt_of_whole_blocks_is_found_again_until_the_weights_change(kind, small):
     policy, prompt = policy_that_ends(), PROMPTS[1]
     engine = Watched(policy, 20)
@@ -166,11 +166,10 @@ def test_a_short_piece_is_not_computed_before_the_long_one_that_it_reads(small, 
     assert_same(found, unpaged(policy, prompts, 1, 2, GREEDY))
 
 
-@pytest.mark.parametrize("splits", [1, 2, 5])
-@pytest.mark.parametrize("head_dim", [64])
-def test_attention_over_blocks_has_the_bits_of_that_over_rows(splits, head_dim, monkeypatch):
+@pytest.mark.parametrize("splits", [1, 5])
+def test_attention_over_blocks_has_the_bits_of_that_over_rows(splits):
     """Also where there are more splits than blocks: 5 of them, for up to three blocks."""
-    keys, heads, kv_heads, rows = BLOCK, 4, 2, 4
+    keys, heads, kv_heads, rows, head_dim = BLOCK, 4, 2, 4, 64
     torch.manual_seed(0)
     cache = torch.randn(2, rows, kv_heads, 3 * keys, head_dim, device=DEVICE).to(DTYPE)
     q = torch.randn(rows, heads * head_dim, device=DEVICE).to(DTYPE)
@@ -196,19 +195,14 @@ def test_attention_over_blocks_has_the_bits_of_that_over_rows(splits, head_dim, 
     assert found[0].isfinite().all() and (found[0] != 0).any(1).all()
 
 
-def test_restricted_sampling_of_an_untied_llama_leaves_the_right_tokens_out(small):
-    policy, sampling = policy_that_ends(architecture="llama", tied=False), Sampling(0.7, top_k=3)
-    found = generate(Watched(policy, 12), PROMPTS[:2], 2, 4, sampling)
-    gap = (found.logprobs - recomputed_logprobs(policy, found, sampling))[found.completion_mask].abs()
-    assert gap.max() < 1e-4 if not ON_GPU else gap.mean() < 0.1
-
-
 def test_what_does_not_fit_is_refused_in_a_sentence(small, monkeypatch):
     policy = policy_that_ends()
     with pytest.raises(ValueError, match="give it a larger budget"):
         Watched(policy, 2).generate(PROMPTS, 1, NEW, GREEDY)
     with pytest.raises(ValueError, match="A paged cache is for the engines fast and vllm"):
         make_engine(policy, "hf-dynamic", DTYPE, cache_gb=1.0)
+    with pytest.raises(ValueError, match="Unknown engine 'graph'"):
+        make_engine(policy, "graph", DTYPE)
     monkeypatch.undo()
     with pytest.raises(ValueError, match="A paged cache needs an NVIDIA GPU"):
         make_engine(policy, "fast", torch.float32, cache_gb=1.0)
@@ -222,29 +216,21 @@ def test_the_budget_is_that_of_the_cache(small):
     assert 0.8e6 < size <= 1e6
 
 
-@pytest.mark.parametrize(
-    ("sampling", "usable", "slots", "late"),
-    [
-        (Sampling(0.8), 7, 8, 1),
-        (GREEDY, 9, 5, 0),
-    ],
-)
 @pytest.mark.thorough
-def test_answers_are_those_of_the_engine_with_room_for_all(sampling, usable, slots, late, small):
+def test_answers_are_those_of_the_engine_with_room_for_all(small):
     """Which answers there are depends on the processor: up to three models are tried until rows move together, and
-    some are sent back."""
+    some are sent back with several tokens."""
     for seed in (3, 4, 5):
         policy = policy_that_ends(seed=seed)
-        engine = Watched(policy, usable, slots)
-        engine.late = late
-        found = generate(engine, PROMPTS, 2, NEW, sampling)
-        assert_same(found, unpaged(policy, PROMPTS, 2, NEW, sampling))
+        engine = Watched(policy, 7, 8)
+        engine.late = 1
+        found = generate(engine, PROMPTS, 2, NEW, Sampling(0.8))
+        assert_same(found, unpaged(policy, PROMPTS, 2, NEW, Sampling(0.8)))
         assert len(found.completion_lengths.unique()) > 1
-        if usable == 40:
-            assert not sent_back(engine.plans)
-        if any(plan.together for plan in engine.plans) and (usable == 40 or as_expected(engine, usable)):
+        taken_up = any(piece.end > len(PROMPTS[piece.completion // 2]) for piece in engine.pieces)
+        if any(plan.together for plan in engine.plans) and sent_back(engine.plans) and (taken_up or ON_GPU):
             return
-    pytest.fail("nothing moved together, or nothing was sent back, or not the way that this case is for")
+    pytest.fail("nothing moved together, or nothing was sent back with several tokens")
 
 
 def test_what_was_sent_back_says_what_it_would_have_said(small):
@@ -255,11 +241,3 @@ def test_what_was_sent_back_says_what_it_would_have_said(small):
     found = generate(engine, prompts, 1, 5, GREEDY)
     assert sent_back(engine.plans)
     assert_same(found, unpaged(policy, prompts, 1, 5, GREEDY))
-
-
-def as_expected(engine: Watched, usable: int) -> bool:
-    """Something was sent back; with 7 blocks one whose prompt another goes on with, and which had several tokens."""
-    if usable != 7 or ON_GPU:
-        return bool(sent_back(engine.plans))
-    taken_up = any(piece.end > len(PROMPTS[piece.completion // 2]) for piece in engine.pieces)
-    return taken_up and any(limit % 2 for limit in sent_back(engine.plans))

@@ -23,10 +23,8 @@ from rlcourse.sampling import GREEDY, Sampling
 PROMPTS = [[5, 9, 40, 7], [11], [30, 31, 32, 33, 34, 35, 36]]
 SHAPES = {
     "qwen2": {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64},
-    "qwen2, one query a head": {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64},
     "qwen3, wide heads": {"architecture": "qwen3", "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 128},
     "llama": {"architecture": "llama", "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 64},
-    "llama, wide heads": {"architecture": "llama", "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 128},
 }
 DRAWS = 20_000 if DEVICE == "cuda" else 300  # the interpreter takes many milliseconds for each
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
@@ -78,19 +76,12 @@ def assert_same_logprobs(found, policy, sampling):
     assert gap.max() < 1e-4 if DEVICE == "cpu" else gap.mean() < 0.1
 
 
-REST = [("qwen2, one query a head", 1), ("llama", 1), ("llama, wide heads", 1)]
-REST += [("qwen2", 19), ("qwen3, wide heads", 19)]
-
-
 @pytest.mark.parametrize("cut", [tiles.TILES_UP_TO_16_ROWS, LATE], ids=["early", "late"])
 @pytest.mark.parametrize(
-    ("shape", "rows"), [(s, 1) for s in ("qwen2", "qwen3, wide heads")] + [thorough((s, r)) for s, r in REST]
+    ("shape", "rows"), [("qwen2", 1), ("qwen3, wide heads", 1), *map(thorough, [("llama", 1), ("qwen2", 19)])]
 )
 def test_a_step_writes_the_cache_and_the_logits_of_the_step_in_pytorch(shape, cut, rows, monkeypatch):
-
-    def cut_for(
-        rows: int, shared: int, processors: int, hidden: int, inner: int, head_dim: int, normed: bool
-    ) -> tiles.TileConfig:
+    def cut_for(rows, shared, processors, hidden, inner, head_dim: int, normed: bool) -> tiles.TileConfig:
         return replace(cut, qkv=replace(cut.qkv, columns=head_dim // 2)) if normed else cut
 
     monkeypatch.setattr(triton_step, "tiles_for", cut_for)
@@ -124,7 +115,7 @@ def test_a_step_writes_the_cache_and_the_logits_of_the_step_in_pytorch(shape, cu
     assert not step.arrived.any()  # counters are ready for the next step
 
 
-@pytest.mark.parametrize("shape", [shape for shape in SHAPES if "llama" not in shape])  # attention is that of Qwen
+@pytest.mark.parametrize("shape", ["qwen2", "qwen3, wide heads"])
 @pytest.mark.parametrize("rows", [3, thorough(19)])
 def test_attention_in_cute_dsl_takes_the_place_of_that_in_triton(shape, rows):
     pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
@@ -150,7 +141,7 @@ def test_attention_in_cute_dsl_takes_the_place_of_that_in_triton(shape, rows):
     assert (rest.isnan() | (rest == 0)).all()
 
 
-@pytest.mark.parametrize("shape", ["llama", *map(thorough, list(SHAPES)[:3])])
+@pytest.mark.parametrize("shape", ["llama", thorough("qwen3, wide heads")])
 def test_greedy_tokens_are_those_of_generate(shape, monkeypatch):
     policy = model(shape, seed=3)
     found = rollout(triton_engine(policy, monkeypatch), 1, 4, GREEDY)
@@ -161,18 +152,17 @@ def test_greedy_tokens_are_those_of_generate(shape, monkeypatch):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("available", [3])
-def test_slots_are_taken_over_within_the_step(available, monkeypatch):
+def test_slots_are_taken_over_within_the_step(monkeypatch):
     """The engine starts the first completions alone, and who continues does not change what is said."""
-    policy = model("qwen2", seed=3)
+    available, policy = 3, model("qwen2", seed=3, layers=1)
     policy.eos_ids = list(range(0, len(policy.tokenizer), 7))
-    everyone = rollout(triton_engine(policy, monkeypatch), 3, 6, GREEDY)
+    everyone = rollout(triton_engine(policy, monkeypatch), 2, 5, GREEDY)
     started, original = [], triton_step.TritonStep.start
     monkeypatch.setattr(
         triton_step.TritonStep, "start", lambda self, size: started.append(size) or original(self, size)
     )
     monkeypatch.setattr(triton_step, "COPIERS", 2)  # fewer than slots that become free in one step
-    found = rollout(triton_engine(policy, monkeypatch, available), 3, 6, GREEDY)
+    found = rollout(triton_engine(policy, monkeypatch, available), 2, 5, GREEDY)
     assert started == [available]
     if DEVICE == "cpu":  # in bfloat16 the best two tokens can be as good
         assert torch.equal(found.ids, everyone.ids)
@@ -191,17 +181,6 @@ def test_sampling_logprobs_equal_recomputed_ones(monkeypatch):
     for row, length in enumerate(found.completion_lengths.tolist()):
         assert not ends[row, : length - 1].any() and (ends[row, length - 1] or length == 4)
     assert len(found.completion_lengths.unique()) > 1
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("available", [2])
-def test_the_same_seed_draws_the_same_and_another_does_not(available, monkeypatch):
-    engine = triton_engine(model("qwen2"), monkeypatch, available)
-    found = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        found.append(rollout(engine, 2, 4, Sampling()).completion_ids.tolist())
-    assert found[0] == found[1] != found[2]
 
 
 def sample(logits, draws, temperature=1.0, tile=64, monkeypatch=None, of_one=False):
@@ -226,8 +205,8 @@ def sample(logits, draws, temperature=1.0, tile=64, monkeypatch=None, of_one=Fal
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("vocabulary", "tile", "temperature"), [(40, 64, 1.0), (150, 64, 0.7)])
-def test_frequencies_match_the_softmax(vocabulary, tile, temperature, monkeypatch):
+def test_frequencies_match_the_softmax(monkeypatch):
+    vocabulary, tile, temperature = 100, 64, 0.7
     torch.manual_seed(0)
     logits = 1.5 * torch.randn(vocabulary)
     tokens, logprobs = sample(logits, DRAWS, temperature, tile, monkeypatch)
@@ -243,8 +222,8 @@ def test_frequencies_match_the_softmax(vocabulary, tile, temperature, monkeypatc
 
 def test_each_token_of_a_completion_and_each_completion_has_its_own_random_number(monkeypatch):
     for of_one in (False, True):
-        tokens, _ = sample(torch.zeros(150), 12, monkeypatch=monkeypatch, of_one=of_one)
-        assert len(set(tokens.tolist())) > 8
+        tokens, again = (sample(torch.zeros(150), 12, monkeypatch=monkeypatch, of_one=of_one)[0] for _ in range(2))
+        assert len(set(tokens.tolist())) > 8 and torch.equal(tokens, again)  # sample() sets the seed
 
 
 def test_a_token_without_mass_is_never_drawn_and_one_with_all_of_it_always(monkeypatch):
@@ -254,14 +233,6 @@ def test_a_token_without_mass_is_never_drawn_and_one_with_all_of_it_always(monke
     assert set(tokens.tolist()) == {3, 70, 129}
     tokens, logprobs = sample(torch.tensor([0.0] * 99 + [80.0]), 5, 1.0, 64, monkeypatch)
     assert set(tokens.tolist()) == {99} and logprobs.abs().max() < 2e-5  # 80 has so many digits in float32
-
-
-def test_which_models_the_kernels_can_do():
-    def fused(policy):
-        return make_engine(policy, "fast", torch.float32).decoder.weights
-
-    assert not weights.fits(fused(make_policy()))  # heads of 8
-    assert weights.fits(fused(model("qwen2"))) and not weights.has_kernels(fused(model("qwen2")))  # in float32
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0.7, top_p=0.8), thorough(Sampling(top_k=3))])
@@ -275,7 +246,7 @@ def test_restricted_sampling_leaves_the_right_tokens_out(sampling, monkeypatch):
 @pytest.mark.parametrize(
     ("hidden", "inner", "head_dim"), [(896, 4864, 64), (1024, 3072, 128), (1536, 8960, 128), (2048, 8192, 64)]
 )
-@pytest.mark.parametrize("rows", [1, 16, 17, 96, 97, 256])
+@pytest.mark.parametrize("rows", [1, 16, 17, 97, 256])
 def test_tiles_fit_the_shared_memory_of_a_small_gpu(rows, hidden, inner, head_dim):
     gpus = (227 * 1024, 132), (tiles.LEAST_SHARED, 80)
     for (shared, processors), normed in itertools.product(gpus, (False, True)):
@@ -296,7 +267,7 @@ def test_attention_is_split_where_it_has_few_programs_and_its_tiles_fit_a_small_
         assert ahead <= 0.9 * shared and (tile.splits == 1 or tile.stages == 1)
 
 
-@pytest.mark.parametrize("rows", [17, 64, 96, 97, 128, 256])
+@pytest.mark.parametrize("rows", [17, 96, 97, 256])
 @pytest.mark.parametrize(("hidden", "inner"), [(896, 4864), (1024, 3072), (1536, 8960), (2048, 8192)])
 def test_gate_and_up_are_shared_out_among_all_processors_of_a_large_gpu(rows, hidden, inner):
     tile = tiles.tiles_for(rows, 227 * 1024, 132, hidden, inner, 64, False).gate_up
@@ -305,20 +276,15 @@ def test_gate_and_up_are_shared_out_among_all_processors_of_a_large_gpu(rows, hi
     assert tile.more < tile.columns and tile.columns & (tile.columns - 1) == tile.more & (tile.more - 1) == 0
     small = tiles.tiles_for(rows, tiles.LEAST_SHARED, 132, hidden, inner, 64, False).gate_up
     assert small.more == 0
+    assert tiles._shared_out(tiles.MatmulTile(64, 0, 64), 14336, 66).columns == 128  # a large model: more programs
 
 
-def test_columns_of_a_program_have_no_gap_and_a_large_model_has_more_programs():
-    tile = tiles.MatmulTile(64, 0, 64)
-    for inner in range(8, 6000, 56):
-        shared_out = tiles._shared_out(tile, inner, 33)
-        columns = shared_out.columns + shared_out.more
-        assert columns * 33 >= inner or shared_out.columns == 128
-        assert columns < 2 * max(16, inner / 33)
-    assert tiles._shared_out(tile, 14336, 66) == replace(tile, columns=128)
+def test_tiles_of_a_wide_model_are_its_own():
+    narrow, wide = (tiles.tiles_for(16, 227 * 1024, 132, *size, 64, False) for size in ((896, 4864), (1024, 3072)))
+    assert narrow == tiles.TILES_UP_TO_16_ROWS and wide.gate_up.columns == 16 and wide.down == narrow.down
 
 
-@pytest.mark.parametrize(("columns", "more"), [(16, 0), (32, 8), (16, 8)])
-@pytest.mark.parametrize("preloaded", [0, 1, 2])
+@pytest.mark.parametrize(("columns", "more", "preloaded"), [(16, 0, 0), (32, 8, 1), (16, 8, 2)])
 def test_gate_and_up_in_two_tiles_are_what_the_products_say(columns, more, preloaded):
     torch.manual_seed(0)
     rows, hidden, inner = 5, 128, 152  # of which 152 / 40 is no whole number
@@ -333,9 +299,3 @@ def test_gate_and_up_in_two_tiles_are_what_the_products_say(columns, more, prelo
     tolerance = {"atol": 1e-4, "rtol": 1e-4} if DEVICE == "cpu" else {"atol": 0.1, "rtol": 0.05}
     torch.testing.assert_close(h[:rows].float(), torch.nn.functional.silu(gate) * up, **tolerance)
     assert (h[rows] == 7).all()
-
-
-def test_tiles_of_a_wide_model_are_its_own():
-    sizes = (896, 4864), (1024, 3072)
-    narrow, wide = (tiles.tiles_for(16, 227 * 1024, 132, *size, 64, False) for size in sizes)
-    assert narrow == tiles.TILES_UP_TO_16_ROWS and wide.gate_up.columns == 16 and wide.down == narrow.down

@@ -17,6 +17,7 @@ import torch
 import vllm_in_memory
 from policies import make_policy
 from reference import answers, assert_logprobs_are_the_models
+from safetensors.torch import load_file
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 
 from rlcourse import lora, trainer
@@ -52,13 +53,14 @@ def change(policy):
             parameter.add_(0.1 * torch.randn_like(parameter))
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7, top_k=4), Sampling(1.5, top_p=0.6)])
+@pytest.mark.parametrize("sampling", [Sampling(0.7, top_k=4), Sampling(1.5, top_p=0.6)])
 def test_weights_come_before_every_rollout_and_old_keys_and_values_are_forgotten(policy, sampling):
     sampler = engine(policy)
     for _ in range(3):
         assert_logprobs_are_the_models(policy, sampler.generate(PROMPTS, 2, 6, sampling), sampling)
         change(policy)
-    assert llm().heard == ["weights"] * 3
+    sampler.sleep()  # it was not made for it
+    assert llm().heard == ["weights"] * 3 and not llm().options["enable_sleep_mode"]
 
 
 def test_it_sleeps_and_wakes_with_the_policys_weights(policy):
@@ -78,13 +80,6 @@ def test_a_second_one_beside_it_is_refused(policy):
     del first
     vllm.free_memory()
     assert engine(policy).generate(PROMPTS, 1, 1, GREEDY).completion_lengths.tolist() == [1, 1, 1]
-
-
-def test_an_engine_that_was_not_made_for_it_stays_awake(policy):
-    sampler = engine(policy)
-    sampler.sleep()
-    assert not llm().options["enable_sleep_mode"] and not llm().asleep
-    assert sampler.generate(PROMPTS, 1, 3, GREEDY).completion_lengths.tolist()
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -113,7 +108,7 @@ def test_the_weights_of_a_sharded_model_are_gathered(policy, monkeypatch):
     assert [weight.data_ptr() for weight in gathered] == own
 
 
-def test_weights_have_the_names_of_a_saved_model(tmp_path):
+def test_weights_have_the_names_of_a_saved_model(tmp_path, model_folder):
     """transformers keeps the experts of a mixture in one tensor, and saves them one by one, which vLLM expects."""
     config = Qwen2MoeConfig(
         vocab_size=50, hidden_size=16, intermediate_size=16, moe_intermediate_size=8, shared_expert_intermediate_size=8,
@@ -122,22 +117,17 @@ def test_weights_have_the_names_of_a_saved_model(tmp_path):
     policy = make_policy()
     policy.model = Qwen2MoeForCausalLM(config)
     assert vllm.has_other_names(policy.model) and not vllm.has_other_names(make_policy().model)
+    assert not vllm.has_other_names(load_policy(model_folder).model)
     sampler, given = engine(policy), []
     llm().collective_rpc = lambda method, kwargs: given.extend(kwargs["weights_iterator"])
     sampler._take_weights()
     policy.model.save_pretrained(tmp_path)
-    from safetensors.torch import load_file
-
     saved = load_file(tmp_path / "model.safetensors")
     assert {name: weight.shape for name, weight in given} == {name: weight.shape for name, weight in saved.items()}
     assert all(torch.equal(weight, saved[name]) for name, weight in given)
 
 
-def test_a_model_from_a_folder_has_its_own_names(model_folder):
-    assert not vllm.has_other_names(load_policy(model_folder).model)
-
-
-def test_the_generators_of_the_process_stay_as_they_are(policy):
+def test_torchs_generator_alone_decides_what_is_sampled_and_the_others_stay_as_they_are(policy):
     random.seed(3)
     np.random.seed(4)
     torch.manual_seed(5)
@@ -146,10 +136,7 @@ def test_the_generators_of_the_process_stay_as_they_are(policy):
     assert torch.equal(torch.get_rng_state(), states[2])
     sampler.generate(PROMPTS, 2, 3, Sampling())
     assert random.getstate() == states[0] and (np.random.get_state()[1] == states[1]).all()
-
-
-def test_torchs_generator_decides_what_is_sampled(policy):
-    sampler, drawn = engine(policy), []
+    drawn = []
     for numpy_seed, seed in ((1, 7), (2, 7), (2, 8)):
         np.random.seed(numpy_seed)
         torch.manual_seed(seed)
@@ -185,7 +172,7 @@ def test_what_vllm_is_told(policy, monkeypatch):
     assert llm().options["distributed_executor_backend"] == "external_launcher" and llm().options["dtype"] == "bfloat16"
 
 
-def test_what_does_not_fit_the_cache_is_refused_in_one_sentence(policy):
+def test_what_it_cannot_sample_is_refused_in_one_sentence(policy):
     token = 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, numbers, bytes
     sampler = engine(policy, cache_gb=32 * token / 1e9)
     assert sampler.generate(PROMPTS, 1, 25, GREEDY).completion_lengths.max() <= 25
@@ -195,16 +182,12 @@ def test_what_does_not_fit_the_cache_is_refused_in_one_sentence(policy):
     vllm.free_memory()
     with pytest.raises(ValueError, match=r"257 tokens exceed the model's 256 positions"):
         engine(policy).generate(PROMPTS, 1, 250, GREEDY)
-
-
-@pytest.mark.parametrize("temperature", [2.5, 100.0])
-def test_a_temperature_that_vllm_does_not_take_is_refused(policy, temperature):
-    with pytest.raises(ValueError, match=f"at temperatures of 0.01 to 2, not {temperature:g}: use another --engine"):
-        engine(policy).generate(PROMPTS, 1, 2, Sampling(temperature))
-
-
-def test_a_log_prob_that_is_missing_is_noticed(policy):
+    vllm.free_memory()
+    vllm_in_memory.LLM.made.clear()
     sampler = engine(policy)
+    for temperature in (2.5, 100.0):
+        with pytest.raises(ValueError, match=f"of 0.01 to 2, not {temperature:g}: use another --engine"):
+            sampler.generate(PROMPTS, 1, 2, Sampling(temperature))
     generate = llm().generate
 
     def one_less(*arguments, **options):
@@ -227,11 +210,11 @@ def test_it_says_what_is_missing(policy, monkeypatch):
         vllm.check_vllm(torch.device("cuda"))
 
 
-@pytest.mark.parametrize("settings", [{"lora_rank": 2, "lora_alpha": 8.0}])
-def test_a_run_trains_with_it(settings, tmp_path, capsys, monkeypatch):
+def test_a_run_trains_with_it(tmp_path, capsys, monkeypatch):
     """The embedded model; sampler and trainer then differ by float32's rounding, so that no step samples from weights
     of another."""
-    settings |= {"output": str(tmp_path), "name": "run", "steps": 3, "lr": 1e-2, "warmup_steps": 0}
+    settings = {"output": str(tmp_path), "name": "run", "steps": 3, "lr": 1e-2, "warmup_steps": 0}
+    settings |= {"lora_rank": 2, "lora_alpha": 8.0}
     sizes = {"num_prompts": 2, "num_generations": 4, "max_new_tokens": 6, "eval_problems": 2, "eval_validation": 2}
     config = make_config(engine="vllm", sleep=True, pass_k=0, eval_every=2, temperature=0.7, **settings, **sizes)
     monkeypatch.setattr("rlcourse.step.rows_that_train", lambda batch, config: torch.ones_like(batch.rollout.finished))

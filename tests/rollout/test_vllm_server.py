@@ -8,7 +8,7 @@ import pytest
 import torch
 import vllm_over_http
 from policies import make_policy
-from reference import answers, assert_logprobs_are_the_models
+from reference import assert_logprobs_are_the_models
 
 from rlcourse import trainer
 from rlcourse.config import make_config
@@ -52,7 +52,7 @@ def change(policy):
             parameter.add_(0.1 * torch.randn_like(parameter))
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7, top_k=4), Sampling(1.5, top_p=0.6)])
+@pytest.mark.parametrize("sampling", [Sampling(0.7, top_k=4), Sampling(1.5, top_p=0.6), GREEDY])
 def test_weights_go_there_before_every_rollout(policy, served, sampling):
     server = served(policy)
     sampler = engine(policy, server)
@@ -64,22 +64,70 @@ def test_weights_go_there_before_every_rollout(policy, served, sampling):
     assert server.llm.heard == ["weights"] * 3 and not server.paused and not sampler.exact
     assert server.heard.count("/init_weight_transfer_engine") == 1 and server.heard.count("/finish_weight_update") == 3
     assert server.heard.count("/inference/v1/generate") == 9  # one a prompt
+    host, port = vllm_server.own_address(server.url)
+    assert host == "127.0.0.1" and 0 < port < 2**16
 
 
-def test_greedy_answers_of_a_group_are_one(policy, served):
+def test_a_server_that_fails_is_one_sentence(policy, served, monkeypatch):
     server = served(policy)
-    rollout = engine(policy, server).generate(PROMPTS, 2, 6, GREEDY)
-    found = answers(rollout)
-    assert len(found) == 6 and found[0] == found[1] and found[4] == found[5]
-    assert found == answers(make_engine(policy, "hf-dynamic", torch.float32).generate(PROMPTS, 2, 6, GREEDY))
-
-
-def test_a_server_that_gives_too_few_answers_is_not_believed(policy, served):
-    server = served(policy)
+    server.fails["/server_info"] = 404
+    with pytest.raises(RuntimeError, match=r"/server_info with 404, .*\. Start it with `VLLM_SERVER_DEV_MODE=1 vllm"):
+        engine(policy, server)
+    server.fails = {}
     sampler = engine(policy, server)
+    for room, sampling, said in (
+        (12, GREEDY, "of 13 tokens do not fit the vLLM server, which takes 12"),
+        (13, Sampling(2.5), r"at temperatures of 0\.01 to 2, not 2\.5"),
+    ):
+        sampler.room = room
+        with pytest.raises(ValueError, match=said):
+            sampler.generate(PROMPTS, 1, 6, sampling)
     server.most = 3
     with pytest.raises(RuntimeError, match=r"gave 3 answers where 4 were asked for\.$"):
         sampler.generate(PROMPTS, 4, 6, Sampling())
+    server.most, generate = None, server.generate
+
+    def one_less(body):
+        found = generate(body)
+        found["choices"][0]["logprobs"]["content"].pop()
+        return found
+
+    server.generate = one_less
+    with pytest.raises(RuntimeError, match="one log-prob for each token"):
+        sampler.generate(PROMPTS, 1, 4, GREEDY)
+    server.fails["/update_weights"] = 500
+    with pytest.raises(RuntimeError, match="answers /update_weights with 500"):
+        sampler.generate(PROMPTS, 1, 2, GREEDY)
+
+    def fail(iterator, trainer_args):
+        for _, weight in iterator:
+            trainer_args.group.put(weight.clone())
+        raise RuntimeError("NCCL is unhappy")
+
+    server.fails = {}
+    monkeypatch.setattr(vllm_over_http.NCCLWeightTransferEngine, "trainer_send_weights", staticmethod(fail))
+    with pytest.raises(RuntimeError, match=r"Weights could not be sent .*: NCCL is unhappy"):
+        engine(policy, served(policy)).generate(PROMPTS, 1, 2, GREEDY)
+
+
+def test_what_cannot_work_is_refused(policy, served, monkeypatch):
+    for options in ({"logprobs_mode": "raw_logprobs"}, {"dtype": "bfloat16"}):
+        with pytest.raises(ValueError, match=r"was not started as its log-probs need: `VLLM.*--dtype float32 .*`\.$"):
+            engine(policy, served(policy, **options))
+    for settings, said in (
+        ({"vllm_server": "http://a:1"}, "is for --engine vllm"),
+        ({"vllm_server": "http://a:1", "engine": "vllm", "sleep": True}, "leave out --cache-gb and --sleep"),
+        ({"vllm_server": "a:1", "engine": "vllm"}, "'a:1' is not an address: write http://HOST:PORT"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            make_config(**settings)
+    address = "http://127.0.0.1:9"
+    with pytest.raises(RuntimeError, match=rf"^The vLLM server at {address} does not answer /server_info: .*\.$"):
+        make_engine(policy, "vllm", torch.float32, vllm_server=address)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ValueError, match="takes weights from one process"):
+        make_engine(policy, "vllm", torch.float32, vllm_server=address)
 
 
 def test_an_adapter_is_merged_and_weights_have_the_servers_dtype(served):
@@ -90,105 +138,6 @@ def test_an_adapter_is_merged_and_weights_have_the_servers_dtype(served):
     rollout = engine(policy, server, torch.bfloat16).generate(PROMPTS, 2, 6, Sampling())
     assert_logprobs_are_the_models(policy, rollout, Sampling(), atol=0.3)
     assert {weight.dtype for weight in server.llm.model.parameters()} == {torch.bfloat16}
-
-
-def test_an_answer_ends_at_the_policys_ids_alone(policy, served):
-    """Not at that of the model's config."""
-    own = policy.model.config.eos_token_id
-    with torch.no_grad():
-        policy.model.get_output_embeddings().weight[own] *= 30  # tied: it is drawn often
-    policy.eos_ids = [t for t in range(300) if t != own and t % 3]
-    rollout = engine(policy, served(policy)).generate(PROMPTS, 32, 5, Sampling())
-    assert any(own in answer[:-1] for answer in answers(rollout))
-    for answer, finished in zip(answers(rollout), rollout.finished.tolist(), strict=True):
-        assert finished == (answer[-1] in policy.eos_ids) and (finished or len(answer) == 5)
-        assert not any(token in policy.eos_ids for token in answer[:-1])
-
-
-@pytest.mark.parametrize("options", [{"logprobs_mode": "raw_logprobs"}, {"dtype": "bfloat16"}])
-def test_a_server_with_other_log_probs_is_refused(policy, served, options):
-    with pytest.raises(ValueError, match=r"was not started as its log-probs need: `VLLM.*--dtype float32 .*`\.$"):
-        engine(policy, served(policy, **options))
-
-
-def test_one_of_several_processes_is_refused(policy, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "0")
-    with pytest.raises(ValueError, match="takes weights from one process"):
-        make_engine(policy, "vllm", torch.float32, vllm_server="http://127.0.0.1:9")
-
-
-def test_a_server_that_is_not_there_is_one_sentence(policy):
-    with pytest.raises(
-        RuntimeError, match=r"^The vLLM server at http://127.0.0.1:9 does not answer /server_info: .*\.$"
-    ):
-        make_engine(policy, "vllm", torch.float32, vllm_server="http://127.0.0.1:9")
-
-
-def test_one_that_has_not_the_interface_says_how_to_start_it(policy, served):
-    server = served(policy)
-    server.fails["/server_info"] = 404
-    with pytest.raises(RuntimeError, match=r"/server_info with 404, .*\. Start it with `VLLM_SERVER_DEV_MODE=1 vllm"):
-        engine(policy, server)
-
-
-def test_a_server_that_takes_no_weights_stops_the_rollout(policy, served):
-    server = served(policy)
-    sampler = engine(policy, server)
-    server.fails["/update_weights"] = 500
-    with pytest.raises(RuntimeError, match="answers /update_weights with 500"):
-        sampler.generate(PROMPTS, 1, 2, GREEDY)
-
-
-def test_what_cannot_be_sent_is_said(policy, served, monkeypatch):
-    server = served(policy)
-    sampler = engine(policy, server)
-
-    def fail(iterator, trainer_args):
-        for _, weight in iterator:
-            trainer_args.group.put(weight.clone())
-        raise RuntimeError("NCCL is unhappy")
-
-    monkeypatch.setattr(vllm_over_http.NCCLWeightTransferEngine, "trainer_send_weights", staticmethod(fail))
-    with pytest.raises(RuntimeError, match=r"Weights could not be sent .*: NCCL is unhappy"):
-        sampler.generate(PROMPTS, 1, 2, GREEDY)
-
-
-def test_what_does_not_fit_the_server_is_refused(policy, served):
-    server = served(policy)
-    sampler = engine(policy, server)
-    sampler.room = 12
-    with pytest.raises(ValueError, match="of 13 tokens do not fit the vLLM server, which takes 12"):
-        sampler.generate(PROMPTS, 1, 6, GREEDY)
-    with pytest.raises(ValueError, match=r"at temperatures of 0\.01 to 2, not 2\.5"):
-        sampler.generate(PROMPTS, 1, 5, Sampling(2.5))
-
-
-def test_a_log_prob_that_is_missing_is_noticed(policy, served, monkeypatch):
-    server = served(policy)
-    generate = server.generate
-
-    def one_less(body):
-        found = generate(body)
-        found["choices"][0]["logprobs"]["content"].pop()
-        return found
-
-    server.generate = one_less
-    with pytest.raises(RuntimeError, match="one log-prob for each token"):
-        engine(policy, server).generate(PROMPTS, 1, 4, GREEDY)
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"vllm_server": "http://a:1"}, "is for --engine vllm"),
-        ({"vllm_server": "http://a:1", "engine": "vllm", "sleep": True}, "leave out --cache-gb and --sleep"),
-        ({"vllm_server": "a:1", "engine": "vllm"}, "'a:1' is not an address: write http://HOST:PORT"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(settings, said):
-    with pytest.raises(ValueError, match=said):
-        make_config(**settings)
 
 
 def test_a_run_trains_with_it(served, tmp_path, monkeypatch):
@@ -229,8 +178,3 @@ def test_the_stand_in_has_vllms_paths_and_arguments(monkeypatch):
     engine = source("distributed", "weight_transfer", "nccl_engine.py")
     for text in ("def trainer_init(", "def trainer_send_weights(", "packed: bool", "rank_offset: int", "names: list"):
         assert text in engine
-
-
-def test_its_own_address_is_one_of_this_machine():
-    host, port = vllm_server.own_address("http://127.0.0.1:8000")
-    assert host == "127.0.0.1" and 0 < port < 2**16
