@@ -1,6 +1,6 @@
 """Compiles the kernels of a decode step for a GPU that need not be there, and prints what each needs, as JSON.
 
-`python compile_kernels.py CAPABILITY ROWS [SHAPE]`, for example 86 64 llama-3.2-1b; with `attention` or `rest` instead
+`python compile_kernels.py CAPABILITY ROWS [SHAPE]`, for example 86 64 qwen3-0.6b; with `attention` or `rest` instead
 of ROWS, those of the training pass, with `prefill` those of a paged cache. test_kernels_compile.py runs it in a process
 of its own, since in the tests kernels are those of Triton's interpreter.
 """
@@ -25,13 +25,9 @@ from rlcourse.rollout import tiles, triton_attention, triton_kernels, triton_pre
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD, VOCABULARY = 896, 4864, 14, 2, 64, 151936  # Qwen2.5-0.5B
 SHAPES = {  # hidden, inner, heads, key-value heads, size of a head, vocabulary, bias, norm of queries and keys
     "qwen2.5-0.5b": (HIDDEN, INNER, HEADS, KV_HEADS, HEAD, VOCABULARY, True, False),
-    "qwen2.5-1.5b": (1536, 8960, 12, 2, 128, VOCABULARY, True, False),
     "qwen3-0.6b": (1024, 3072, 16, 8, 128, VOCABULARY, False, True),
-    "llama-3.2-1b": (2048, 8192, 32, 8, 64, 128256, False, False),
-    "small": (128, 384, 4, 2, 32, 5000, True, False),  # whose products are as deep as one tile
 }
-SHARED = {80: 163, 86: 99, 90: 227, 100: 227, 120: 99}  # kB a block can have
-PROCESSORS = {80: 108, 86: 80, 90: 132, 100: 148, 120: 170}
+SHARED, PROCESSORS = {86: 99, 90: 227}, {86: 80, 90: 132}  # kB that a block can have; of the GPU
 POINTERS = {
     "token": "i64", "position": "i64", "x": "fp32", "squares": "fp32", "cos": "fp32", "sin": "fp32",
     "norm": "fp32", "inv_freq": "fp32", "q_norm": "fp32", "k_norm": "fp32", "partial": "fp32", "partial_acc": "fp32",
@@ -41,21 +37,10 @@ POINTERS = {
     "num_refilled": "i64", "refilled": "i64", "prompt_lengths": "i64", "ended": "i1", "table": "i32",
     "pieces": "i64",
 }  # fmt: skip
-SCALARS = {
-    "R": "i32",
-    "V": "i32",
-    "W": "i32",
-    "L": "i32",
-    "width": "i32",
-    "eos_ids": "i32",
-    "eps": "fp32",
-    "scale": "fp32",
-}
-SCALARS |= {
-    name: "i32"
-    for name in ("T", "TILES", "length", *(f"{a}_{b}" for a in ("source", "target") for b in ("kv", "row", "head")))
-}
-SCALARS |= {"inverse_temperature": "fp32"} | {f"stride_{name}": "i32" for name in ("kv", "row", "block", "head")}
+SCALARS = dict.fromkeys(("R", "V", "W", "L", "width", "eos_ids", "T", "TILES", "length"), "i32")
+SCALARS |= {f"{a}_{b}": "i32" for a in ("source", "target") for b in ("kv", "row", "head")}
+SCALARS |= {f"stride_{name}": "i32" for name in ("kv", "row", "block", "head")}
+SCALARS |= dict.fromkeys(("eps", "scale", "inverse_temperature"), "fp32")
 PASS_POINTERS = POINTERS | {"targets": "i64", "places": "i64", "copies": "i32"} | {
     name: "fp32"
     for name in (
@@ -179,17 +164,10 @@ def step(capability: int, rows: int, shape: str) -> dict:
     sizes = {"d": hidden, "B": triton.next_power_of_2(hidden)} | pdl
     found = {"embed": compiled(triton_kernels.embed_kernel, capability, {}, **sizes)}
     options, constants = product(config.qkv, hidden, pair=True)
-    kind = {
-        "BN": config.qkv.columns,
-        "HAS_BIAS": bias,
-        "HAS_NORM": normed,
-        "LEVELS": (head // 2).bit_length() - 1,
-        "d": hidden,
-    }
+    constants |= {"BN": config.qkv.columns, "HAS_BIAS": bias, "HAS_NORM": normed, "d": hidden} | model
+    constants |= {"LEVELS": (head // 2).bit_length() - 1}
     for name, block in (("qkv", 0), ("qkv, paged", KEYS)):
-        found[name] = compiled(
-            triton_kernels.qkv_kernel, capability, options, **constants, **kind, **model, BLOCK=block
-        )
+        found[name] = compiled(triton_kernels.qkv_kernel, capability, options, **constants, BLOCK=block)
     tile = tiles.attention_tile(rows, kv_heads, head, SHARED[capability] * 1024)
     shares = {"SPLITS": tile.splits, "KEYS": KEYS} | pdl
     options = {"num_warps": 4, "num_stages": tile.stages}
@@ -200,14 +178,8 @@ def step(capability: int, rows: int, shape: str) -> dict:
         share = share_of(depth) if name == "down" else depth
         options, constants = product(p, share)
         shares = min(p.shares, -(-depth // share))
-        sizes = {
-            "N": hidden,
-            "KD": depth,
-            "SHARE": share,
-            "SHARES": shares,
-            "SPLITS": -(-depth // share // shares),
-            "BN": p.columns,
-        }
+        sizes = {"N": hidden, "KD": depth, "SHARE": share, "SHARES": shares, "BN": p.columns}
+        sizes |= {"SPLITS": -(-depth // share // shares)}
         found[name] = compiled(triton_kernels.add_kernel, capability, options, **constants, **sizes)
     p = config.gate_up
     options, constants = product(p, hidden, pair=True)

@@ -10,8 +10,6 @@ from policies import DEVICE, LLAMA3, logprobs_alone, make_policy
 from reference import answers, assert_logprobs_are_the_models
 from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel
 
-from rlcourse.bench import models
-from rlcourse.config import make_config
 from rlcourse.exact.weights import FusedWeights
 from rlcourse.llm import LLM
 from rlcourse.lora import add_adapter
@@ -126,7 +124,6 @@ YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_
         ({"architecture": "qwen2", "use_sliding_window": True, "sliding_window": 3}, "a sliding window"),
         ({"architecture": "qwen2", "hidden_act": "gelu"}, "the activation gelu"),
         ({"architecture": "qwen3", "attention_bias": True}, "the biases that attention_bias or mlp_bias adds"),
-        ({"architecture": "llama", "attention_bias": True}, "the biases that attention_bias or mlp_bias adds"),
         ({"architecture": "llama", "mlp_bias": True}, "the biases that attention_bias or mlp_bias adds"),
         ({"architecture": "llama", "rope_parameters": YARN}, "RoPE of the type yarn"),
     ],
@@ -154,11 +151,3 @@ def test_models_of_other_families_are_refused_by_name():
     for model, kind in ((gpt2, "gpt2"), (bert, "bert")):
         with pytest.raises(ValueError, match=rf"models of the type {kind} \(but Qwen2, Qwen3 and Llama\)"):
             Decoder(model, torch.float32, False)
-
-
-def test_no_benchmark_calls_another_engine_fast(tmp_path):
-    policy = make_policy(architecture="llama", mlp_bias=True, max_position_embeddings=512)
-    policy.model.save_pretrained(tmp_path)
-    policy.tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"attention_bias or mlp_bias adds: measure another --model\.$"):
-        models.policy_and_prompts(make_config(model=str(tmp_path), device="cpu"))

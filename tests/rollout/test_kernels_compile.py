@@ -11,20 +11,8 @@ import pytest
 pytest.importorskip("triton", reason="Triton is there on Linux alone")
 
 SHARED = {86: 99 * 1024, 90: 227 * 1024}  # bytes a block can have: A10G, H100 and H200
-NAMES = {
-    "embed",
-    "qkv",
-    "qkv, paged",
-    "attention",
-    "attention, paged",
-    "out",
-    "down",
-    "gate_up",
-    "tile",
-    "pick",
-    "refill",
-    "copy",
-}
+NAMES = {"embed", "qkv", "qkv, paged", "attention", "attention, paged", "out", "down", "gate_up"}
+NAMES |= {"tile", "pick", "refill", "copy"}
 
 
 def programs(capability: int, *which: str) -> dict[str, dict]:
@@ -38,7 +26,7 @@ def programs(capability: int, *which: str) -> dict[str, dict]:
 
 
 QWEN = "qwen2.5-0.5b"
-CASES = [(90, 16, QWEN), (90, 256, QWEN), (86, 64, QWEN), (90, 16, "qwen3-0.6b"), (90, 64, "qwen2.5-1.5b")]
+CASES = [(90, 256, QWEN), (86, 64, QWEN), (90, 16, "qwen3-0.6b")]
 
 
 @pytest.mark.parametrize(("capability", "rows", "shape"), CASES)
