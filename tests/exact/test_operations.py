@@ -86,7 +86,7 @@ def test_a_row_is_added_up_neighbours_first(width):
     assert torch.equal(found, tree(x))
 
 
-@pytest.mark.parametrize("d", [128, 896, 960, 1024, 1536, 4096])
+@pytest.mark.parametrize("d", [128, 896, 1024, 4096])
 def test_squares_are_added_up_in_groups_and_then_the_groups(d):
     x, weight, eps = wide(3, d), torch.rand(d), 0.03
     y, squares = layers.normed(x, weight, torch.float32)
@@ -121,8 +121,7 @@ def step_of(rows: int, room: int = 8, shape: str = "qwen2") -> TritonStep:
     return TritonStep(decoder, slots, torch.tensor([2]), cute_attention=False)
 
 
-@pytest.mark.parametrize("pair", [1, 2])
-@pytest.mark.parametrize("depth", [128, 192, 384, 448, 1024])
+@pytest.mark.parametrize(("depth", "pair"), [(128, 1), (192, 2), (384, 1), (448, 2)])
 def test_shares_of_a_product_are_added_in_pairs(depth, pair):
     """Sums within a share are exact here, whatever their order; sums of shares are not."""
     share, step, rows = share_of(depth), step_of(3), 3

@@ -50,8 +50,7 @@ def gradients(policy, found, mask) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in policy.model.named_parameters() if p.requires_grad}
 
 
-CASES = [("qwen2", WARM), ("qwen3", PLAIN), ("llama", TOP_P)]
-CASES += map(thorough, [("qwen3", TOP_K), ("tied llama", WARM)])
+CASES = [("qwen2", WARM), ("qwen3", PLAIN), ("llama", TOP_P), *map(thorough, [("qwen3", TOP_K), ("tied llama", WARM)])]
 
 
 @pytest.mark.parametrize(("shape", "sampling"), CASES)
@@ -89,9 +88,8 @@ def test_an_adapter_learns_as_with_transformers_and_alone():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU only products of 16-bit numbers have one order")
-@pytest.mark.parametrize("shape", ["qwen2", thorough("qwen3")])
-def test_what_is_computed_again_has_the_same_bits(shape):
-    policy = small_policy(shape)
+def test_what_is_computed_again_has_the_same_bits():
+    policy = small_policy("qwen2")
     rollout = rollout_for(policy)[torch.tensor([1])]
     kept, again = (
         ExactPass(policy.model, torch.float32, recompute).token_logprobs(rollout, WARM, CHUNK)
@@ -102,26 +100,16 @@ def test_what_is_computed_again_has_the_same_bits(shape):
     assert all(torch.equal(gradient, again[name]) for name, gradient in kept.items())
 
 
-@pytest.mark.parametrize("fused", [True])  # PyTorch does not count what it writes
-def test_weights_are_taken_over_again_when_they_have_changed_and_only_then(fused):
+def test_weights_are_taken_over_again_when_they_have_changed_and_only_then():
     policy = small_policy("qwen2")
-    rollout, exact = rollout_for(policy), ExactPass(policy.model, torch.float32)
+    rollout, exact = rollout_for(policy)[torch.tensor([1])], ExactPass(policy.model, torch.float32)
     before, syncs = exact.hidden_states(rollout), exact.weights.syncs
-    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=0.1, fused=fused)
+    # PyTorch does not count what a fused optimizer writes.
+    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=0.01, fused=True)
     exact.token_logprobs(rollout, WARM, CHUNK)[0].sum().backward()
     exact.hidden_states(rollout)
     assert exact.weights.syncs == syncs
     optimizer.step()
-    after = exact.hidden_states(rollout)
+    after, mask = exact.hidden_states(rollout), rollout.completion_mask
+    torch.testing.assert_close(after[mask], hidden_states(policy.model, rollout)[mask], atol=5e-5, rtol=0)
     assert exact.weights.syncs == syncs + 1 and exact.weights.same_as(policy.model) and not torch.equal(before, after)
-
-
-def test_hidden_states_of_weights_that_have_changed():
-    policy = small_policy("qwen3")
-    rollout, exact = rollout_for(policy), ExactPass(policy.model, torch.float32)
-    with torch.no_grad():
-        for parameter in policy.model.parameters():
-            parameter.add_(0.02 * torch.randn_like(parameter))
-        found, expected = exact.hidden_states(rollout), hidden_states(policy.model, rollout)
-    mask = rollout.completion_mask
-    torch.testing.assert_close(found[mask], expected[mask], atol=5e-5, rtol=0)

@@ -19,13 +19,13 @@ from rlcourse.kernels.toolchain import ARCHITECTURES, compiled
 from rlcourse.ptx import parse
 
 KERNELS = examples() + examples("rlcourse.course.kernels")
-# Every kernel for an H100, and for one of the other architectures, in turn.
+# Every kernel for an H100, and some for the other architectures, in turn.
 OTHERS = itertools.cycle([arch for arch in ARCHITECTURES if arch != "sm_90a"])
-CASES = [(kernel, arch) for kernel in KERNELS for arch in ("sm_90a", next(OTHERS))]
+CASES = [(kernel, "sm_90a") for kernel in KERNELS] + [(kernel, next(OTHERS)) for kernel in KERNELS[::3]]
 SHARED = {"sm_80": 163, "sm_86": 99, "sm_90a": 227, "sm_100a": 227, "sm_120a": 99}  # kB that a block can have
 
 
-@pytest.mark.parametrize(("kernel", "arch"), thinned(CASES, every=15), ids=str)
+@pytest.mark.parametrize(("kernel", "arch"), thinned(CASES, every=8), ids=str)
 def test_kernels_compile_and_stay_in_registers(kernel, arch):
     code = compiled(kernel, arch)
     assert f".target {arch}" in code.ptx and code.cubin.startswith(b"\x7fELF")
@@ -40,9 +40,8 @@ def test_kernels_compile_and_stay_in_registers(kernel, arch):
     assert len(entry.params) == len(taken), "the kernel must take all of its arguments"
 
 
-@pytest.mark.parametrize("kernel", thinned(examples()[:3], every=3), ids=str)
-def test_the_numbers_are_those_of_cuobjdump(kernel, tmp_path):
-    code = compiled(kernel, "sm_90a")
+def test_the_numbers_are_those_of_cuobjdump(tmp_path):
+    code = compiled(examples()[0], "sm_90a")
     text = cuobjdump("-res-usage", code, tmp_path)
     registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", text).groups()
     assert cubin.resources(code.cubin) == {"registers": int(registers), "stack_bytes": int(stack)}
@@ -63,7 +62,6 @@ def cuobjdump(option: str, code, folder: Path) -> str:
     [
         (SplitDecode(14, 2, 64, splits=2), False),
         (AheadDecode(14, 2, 64, splits=2), True),
-        (DecodeAttention(14, 2, 64, tiles=2), True),
         (DecodeAttention(14, 2, 64, warps=16, tiles=2), True),
     ],
     ids=str,

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
-from decode_cases import EXAMPLES, assert_near, check, exact, make, seen
+from decode_cases import EXAMPLES, assert_near, check, exact, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import thinned, thorough
@@ -49,10 +48,6 @@ each = pytest.mark.parametrize("kernel", thinned(ALL, every=3), ids=name)
 @each
 def test_rows_of_differing_lengths_from_one_token_to_a_full_cache(kernel):
     check(make(kernel, SLOTS, [97, 0, 33, SLOTS - 1], start=[3, 0, 17, 50]))
-
-
-@each
-def test_a_cache_of_one_token(kernel):
     check(make(kernel, 1, (0, 2)))
 
 
@@ -72,7 +67,7 @@ def test_lengths_around_those_of_tiles(kernel):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("group", [1, 3, 8])
+@pytest.mark.parametrize("group", [1, 8])
 def test_query_heads_for_each_key_value_head(group):
     check(make(SplitDecode(2 * group, 2, 64, splits=2), 40, [33]))
     check(make(DecodeAttention(2 * group, 2, 64, splits=2, angles="bfloat16"), 40, [33]))
@@ -83,25 +78,7 @@ def test_large_scores_stay_finite(kernel):
     check(make(kernel, 70, [69, 40], start=[0, 39], spread=60.0))
 
 
-@each
-def test_as_pytorch(kernel):
-    case = make(kernel, 90, [77, 12], start=[0, 3], seed=4)
-    check(case)
-    q = case.q
-    if case.fused:
-        reference = [t.clone() if t is not None else None for t in (case.k_cache, case.v_cache)]
-        new = (case.k, case.v, case.cos, case.sin, *reference, case.position, case.start, case.q_norm, case.k_norm)
-        assert_near(case.out, fused_decode_attention_reference(q.float(), *new, eps=kernel.eps).double())
-        return
-    mask = seen(case.position, case.start, 90, new=True)
-    keys, values = (c.float().masked_fill(~mask[:, None, :, None], 0.0) for c in (case.k_cache, case.v_cache))
-    wanted = F.scaled_dot_product_attention(
-        q.float()[:, :, None], keys, values, attn_mask=mask[:, None, None], enable_gqa=True
-    )
-    assert_near(case.out, wanted[:, :, 0].double())
-
-
-@pytest.mark.parametrize("kernel", [PLAIN[0], PLAIN[4], *FUSED], ids=name)
+@pytest.mark.parametrize("kernel", [PLAIN[0], *FUSED[::2]], ids=name)
 def test_the_references_are_those_of_the_loop(kernel):
     case = make(kernel, 40, [30, 0, -1, 39], start=[7, 0, 0, 39])
     out, k_cache, v_cache = exact(case)
@@ -146,7 +123,7 @@ def test_any_rows_lengths_pads_heads_and_dtypes(examples):
 
 
 @pytest.mark.parametrize("heads", [(9, 1, 64), (6, 4, 64), (4, 2, 96)])
-@pytest.mark.parametrize("kernel", [SimpleDecode, SplitDecode, DecodeAttention])
-def test_heads_that_it_cannot_do_are_refused(kernel, heads):
-    with pytest.raises(KernelError, match="heads of size 64 or 128"):
-        kernel(*heads)
+def test_heads_that_it_cannot_do_are_refused(heads):
+    for kernel in (SimpleDecode, SplitDecode, DecodeAttention):
+        with pytest.raises(KernelError, match="heads of size 64 or 128"):
+            kernel(*heads)

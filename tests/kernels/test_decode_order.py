@@ -3,7 +3,6 @@
 import re
 
 import pytest
-import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
@@ -82,30 +81,9 @@ def test_loads_of_keys_and_values_are_whole_sectors(kernel):
     assert asked == both if kernel not in FUSED else asked <= 2 * both  # a warp asks for its last token once more
 
 
-@pytest.mark.thorough
-def test_tensor_cores_save_instructions():
-    """What makes the third version faster on a card with much bandwidth: instructions of a warp for each token."""
-    counts = {}
-    for kernel in (SplitDecode(14, 2, 64), DecodeAttention(14, 2, 64, splits=4)):
-        few, many = (simulate(kernel, *make(kernel, 1024, (tokens - 1, 1)).arguments()).total for tokens in (512, 1024))
-        counts[type(kernel)] = (many - few) / 512 / kernel.kv_heads
-    assert counts[DecodeAttention] < 12 < 60 < counts[SplitDecode]
-
-
 def test_four_blocks_fit_a_multiprocessor():
     """256 rows of 2 key-value heads are 512 blocks: with 4 on each of 132 multiprocessors all run at once."""
     for kernel in (DecodeAttention(14, 2, 64, angles="bfloat16"), DecodeAttention(14, 2, 64, padded=True)):
         code = compiled(kernel, "sm_90a")
         assert 4 * kernel.threads * -(-code.registers // 8) * 8 <= 65536
         assert 4 * code.shared_bytes <= 227 * 1024
-
-
-def test_rows_do_not_see_each_other():
-    kernel = KERNELS[2]
-    case = make(kernel, 96, [70, 90], start=[0, 9])
-    simulate(kernel, *case.arguments())
-    both = case.out.clone()
-    again = make(kernel, 96, [70, 90], start=[0, 9])
-    again.k_cache[1], again.v_cache[1], again.q[1] = 7.0, -3.0, 2.0
-    simulate(kernel, *again.arguments())
-    assert torch.equal(again.out[0], both[0]) and not torch.equal(again.out[1], both[1])

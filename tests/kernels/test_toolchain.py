@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 from launching import DEVICE, launch
 
 from rlcourse.course.kernels.rms_norm import RMSNorm, rms_norm
-from rlcourse.course.kernels.sampler import Sampler
 from rlcourse.course.kernels.vector_add import VectorAdd, vector_add
 from rlcourse.kernels import KernelError, cubin, toolchain
 from rlcourse.kernels.arguments import Argument, Scalar, pack
@@ -39,12 +37,6 @@ def forget():
     toolchain._compiled.cache_clear()
 
 
-def test_strides_cannot_follow_from_a_size_that_is_not_known():
-    Argument("x", "float32", ("rows", "width", 8), free=1)
-    with pytest.raises(KernelError, match="its size 'width', which is known at launch alone: give it free=1"):
-        Argument("x", "float32", ("rows", "width", 8))
-
-
 def test_what_was_compiled_is_read_from_disk_by_the_next_process(cache, monkeypatch):
     first = compiled(VectorAdd(), "sm_86")
     assert first is compiled(VectorAdd(), "sm_86")
@@ -54,6 +46,7 @@ def test_what_was_compiled_is_read_from_disk_by_the_next_process(cache, monkeypa
         again = compiled(VectorAdd(), "sm_86")
     assert (again.ptx, again.cubin, again.registers) == (first.ptx, first.cubin, first.registers)
     assert again.function is not None  # the host function loads where there is no GPU
+    toolchain._build(VectorAdd(), "sm_86", first.folder)  # another process may have been first
     assert sorted(p.name for p in cache.iterdir()) == [first.folder.name], "nothing half-made is left"
 
 
@@ -63,12 +56,6 @@ def test_other_fields_architectures_and_sources_are_compiled_anew(cache, monkeyp
     monkeypatch.setattr(toolchain, "_source", lambda _: b"another source")
     folders.add(compiled(VectorAdd(64), "sm_80").folder)
     assert len(folders) == 5 and {path.parent for path in folders} == {cache}
-
-
-def test_two_processes_may_compile_at_once(cache):
-    code = compiled(VectorAdd(), "sm_86")
-    toolchain._build(VectorAdd(), "sm_86", code.folder)  # it is there already
-    assert [path.name for path in cache.iterdir()] == [code.folder.name]
 
 
 @dataclass(frozen=True)
@@ -104,19 +91,9 @@ def test_a_kernel_of_a_reader_takes_scalars_and_nothing_and_stays_off_the_disk(c
     kernel = Twice()
     launch(kernel, x, 2.5, None, y)
     assert torch.equal(y, 2.5 * x)
-    assert compiled(kernel, "sm_86").shared_bytes == 128
-    assert not cache.exists()
+    assert compiled(kernel, "sm_86").shared_bytes == 128 and compiled(VectorAdd(), "sm_86").shared_bytes == 0
+    assert [path.name for path in cache.iterdir()] == [compiled(VectorAdd(), "sm_86").folder.name]
     assert compiled(Twice(), "sm_86") is not compiled(kernel, "sm_86"), "a cell run again must be compiled again"
-
-
-def test_a_host_function_launches_once():
-    with pytest.raises(KernelError, match="must launch once, this one launches 2 times"):
-        compiled(Twice(launches=2), "sm_86")
-
-
-def test_shared_memory_is_what_the_kernel_asked_for():
-    assert compiled(VectorAdd(), "sm_86").shared_bytes == 0
-    assert compiled(Sampler("bfloat16"), "sm_86").shared_bytes == 4 * 8 * 4 + 4
 
 
 @on_cpu
@@ -136,7 +113,7 @@ def test_too_old_a_gpu_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
     with pytest.raises(KernelError, match="Tesla T4 is too old"):
         compiled(VectorAdd())
-    for capability, arch in (((8, 6), "sm_86"), ((9, 0), "sm_90a"), ((12, 0), "sm_120a")):
+    for capability, arch in (((8, 6), "sm_86"), ((9, 0), "sm_90a")):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
         assert toolchain._gpu_arch() == arch
         toolchain._gpu_arch.cache_clear()
@@ -161,13 +138,7 @@ except KernelError as error:
     assert "pip install 'rlcourse[kernels]'" in done.stdout, done.stderr[-1000:]
 
 
-def test_nothing_outside_the_folder_imports_cutlass():
-    package = Path(toolchain.__file__).parent.parent
-    found = [p for p in package.rglob("*.py") if "import cutlass" in p.read_text() or "from cutlass" in p.read_text()]
-    assert [path.relative_to(package).as_posix() for path in found] == ["kernels/dsl.py"]
-
-
-def test_wrong_tensors_are_described_in_a_sentence():
+def test_what_cannot_be_launched_is_described_in_a_sentence():
     x, weight = torch.ones(2, 64, dtype=torch.bfloat16), torch.ones(64, dtype=torch.bfloat16)
     kernel = RMSNorm(64, "bfloat16")
     for tensors, message in (
@@ -180,13 +151,17 @@ def test_wrong_tensors_are_described_in_a_sentence():
             simulate(kernel, *tensors)
     with pytest.raises(KernelError, match="bfloat16 or float16"), interpreted():
         rms_norm(x.float(), weight.float(), 1e-6)
-
-
-def test_parameters_that_do_not_fit_the_code_are_refused():
     one = (Argument("x", "float32", ("n",)),)
     assert len(pack(one, (torch.ones(3),), [256], [("x", 0, 16, 8)])) == 16
     with pytest.raises(KernelError, match=r"gives \[16\] bytes, the compiled kernel takes \[24\]"):
         pack(one, (torch.ones(3),), [256], [("x", 0, 24, 8)])
+    Argument("x", "float32", ("rows", "width", 8), free=1)
+    with pytest.raises(KernelError, match="its size 'width', which is known at launch alone: give it free=1"):
+        Argument("x", "float32", ("rows", "width", 8))
+    with pytest.raises(KernelError, match="must launch once, this one launches 2 times"):
+        compiled(Twice(launches=2), "sm_86")
+    with pytest.raises(ValueError, match="This is not a cubin"):
+        cubin.resources(b"not at all an ELF file")
 
 
 def test_a_workspace_stays_and_is_not_made_during_capture(monkeypatch):
@@ -197,9 +172,3 @@ def test_a_workspace_stays_and_is_not_made_during_capture(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(KernelError, match="call it once before capturing"):
         workspace((3, 2), torch.float32, torch.device("cuda"), "new")
-
-
-def test_files_that_are_no_cubins_are_refused():
-    for wrong in (b"", b"not at all an ELF file"):
-        with pytest.raises(ValueError, match="This is not a cubin"):
-            cubin.resources(wrong)
