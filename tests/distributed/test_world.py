@@ -31,7 +31,6 @@ CPU = torch.device("cpu")
 
 # Rows are of 1 to 7 tokens; the third group's rewards are all equal, and with three ranks that is one rank's group.
 CASES = {
-    "one mean over the batch": config_for("reinforce_baseline"),
     "a row at a time": config_for("dr_grpo", micro_batch_tokens=1),
     "fewer rows than ranks": config_for("grpo", minibatches=6, mask_truncated=True),
     "values, whitened over the batch": config_for(
@@ -127,11 +126,6 @@ def together(request, tmp_path_factory) -> list[dict[str, dict]]:
     return on_ranks(request.param, every_step, tmp_path_factory.mktemp("steps"))
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_step_of_several_ranks_is_that_of_one_process(name, alone, together):
-    assert_same_step(name, alone[name], together)
-
-
 def assert_same_step(name: str, expected: dict, together: list[dict[str, dict]]) -> None:
     assert len(expected["gradients"]) == CASES[name].inner_epochs * CASES[name].minibatches
     learned = [g for of_step in expected["gradients"] for g in of_step if g is not None and g.any()]
@@ -152,7 +146,8 @@ def assert_same_step(name: str, expected: dict, together: list[dict[str, dict]])
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_all_ranks_have_the_same_weights_and_metrics_to_the_last_bit(name, together):
+def test_the_step_of_several_ranks_is_that_of_one_process_and_all_have_the_same_bits(name, alone, together):
+    assert_same_step(name, alone[name], together)
     first, *others = (of_rank[name] for of_rank in together)
     for other in others:
         assert other["metrics"] == first["metrics"]
@@ -257,16 +252,13 @@ def one_leaves(rank: int) -> None:
         world.total(torch.ones(3))
 
 
-def test_a_rank_that_ends_is_noticed_by_the_others(tmp_path):
+def test_a_rank_that_ends_is_noticed_by_the_others_whatever_the_wire_says(tmp_path):
     def work(rank):
         with pytest.raises(RankLost, match="go on from the last one with --resume"):
             one_leaves(rank)
 
     ranks = Ranks(3, work, tmp_path).end()
     assert ranks.codes == [0, 7, 0], ranks.printed
-
-
-def test_what_fails_among_ranks_says_that_one_is_lost_whatever_the_wire_says():
     with pytest.raises(RankLost, match="go on from the last one with --resume"), lost_ranks():
         raise RuntimeError("a message that no release before had")
 
