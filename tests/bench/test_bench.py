@@ -3,7 +3,6 @@
 import contextlib
 import sys
 import types
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -37,22 +36,6 @@ def test_rollout_measures_each_engine_on_the_same_rows():
     for row in rows:
         assert row["rows"] == 6 and row["tokens_per_s"] > 0 and row["spread"] >= 0
         assert row["speedup"] == pytest.approx(row["tokens_per_s"] / rows[0]["tokens_per_s"])
-
-
-def test_tokens_a_second_count_the_tokens_up_to_eos(monkeypatch):
-    """With a clock that says two seconds, the speed is half the tokens of the rollout."""
-    engines = []
-
-    class Engine:
-        def generate(self, prompts, num_generations, max_new_tokens, sampling):
-            engines.append(len(prompts))
-            return type("R", (), {"completion_lengths": torch.tensor([3, 8, 1])})
-
-    monkeypatch.setattr(speed, "make_engine", lambda *_: Engine())
-    monkeypatch.setattr(speed, "seconds", lambda run, device: run() or 2.0)
-    _, rows = speed.rollout(make_config(**TINY), repeats=2)
-    assert all(row["tokens_per_s"] == 6.0 and row["spread"] == 0 for row in rows)
-    assert engines == [2] * 3 * len(rows)  # one warm-up and two that count
 
 
 def test_the_mismatch_in_float32_is_rounding_alone_and_every_token_is_in_one_group_of_each_kind():
@@ -114,14 +97,6 @@ def test_other_shapes_and_lengths_have_records_of_their_own(monkeypatch, recorde
         monkeypatch.setattr(decode, "decode", lambda *a, found=found: found)
         run_bench("decode", make_config(), Options(shape=shape, lengths=lengths), record=True)
     assert [call[0] for call in recorded] == ["decode", "decode-qwen3-0.6b", "decode-skewed-qwen3-0.6b"]
-
-
-@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
-def test_kernels_in_cute_beside_pytorch_compute_the_same():
-    pytest.importorskip("cutlass")
-    for case in (cute.norm(64), cute.gate(32), cute.attention(3, 128, 70), cute.fused_attention(3, 128, 70)):
-        for row in cute.measure_case(case, 1):
-            assert row["us"] > 0 and row["relative_error"] < 2e-2, row
 
 
 @pytest.mark.thorough
@@ -186,23 +161,6 @@ def test_trl_has_the_attention_that_is_faster_for_its_cache(monkeypatch):
     assert names == ["trl-default", "trl-update-compiled", "trl-static-compiled", "trl-vllm"] and updates == [1.0] * 4
 
 
-def test_of_trl_the_layers_are_compiled_for_the_loss_alone(monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda forward, dynamic: lambda x: 10 * forward(x))
-    layers = torch.nn.ModuleList([torch.nn.Identity(), torch.nn.Identity()])
-
-    def loss(model, inputs):
-        if inputs is None:
-            raise RuntimeError("no inputs")
-        return layers[1](layers[0](inputs)).item()
-
-    trainer = SimpleNamespace(model=SimpleNamespace(model=SimpleNamespace(layers=layers)), _compute_loss=loss)
-    peers._compile_update(trainer)
-    assert trainer._compute_loss(None, torch.tensor(1.0)) == 100 and loss(None, torch.tensor(1.0)) == 1
-    with pytest.raises(RuntimeError, match="no inputs"):
-        trainer._compute_loss(None, None)
-    assert loss(None, torch.tensor(1.0)) == 1
-
-
 @pytest.mark.thorough
 def test_an_update_is_timed_beside_what_its_operations_need():
     _setup, [row] = speed.update("tiny", [8], new_tokens=6, repeats=2)
@@ -212,12 +170,9 @@ def test_an_update_is_timed_beside_what_its_operations_need():
 
 @pytest.mark.thorough
 def test_every_rung_of_the_ladder_decodes_the_same_rows():
-    setup, rows = decode.decode("tiny", [8, 16], prompt_tokens=12, new_tokens=6, repeats=3)
-    rungs = (
-        ["hf-none", "hf-dynamic", "hf-static", "fast"]
-        if DEVICE == "cpu"
-        else list(dict.fromkeys(r["variant"] for r in rows))
-    )
+    setup, rows = decode.decode("tiny", [8, 16], prompt_tokens=12, new_tokens=6, repeats=2)
+    rungs = list(dict.fromkeys(row["variant"] for row in rows))
+    assert DEVICE == "cuda" or rungs == ["hf-none", "hf-dynamic", "hf-static", "fast"]
     assert [(row["variant"], row["rows"]) for row in rows] == [(name, count) for count in (8, 16) for name in rungs]
     for row in rows:
         assert row["tokens_a_row"] == 6  # none ends by itself
@@ -250,19 +205,6 @@ def test_milliseconds_a_step_leave_the_prefill_out(monkeypatch):
     assert row["ms_per_step"] == 2000 and row["tokens_per_s"] == 16 * 6 / 17 and row["tokens_a_row"] == 6
 
 
-def test_the_speed_is_that_of_all_draws(monkeypatch):
-    """Answers of one token more for each seed, in one second."""
-    monkeypatch.setattr(decode, "seconds", lambda run, device: run() or 1.0)
-
-    class Engine:
-        def generate(self, prompts, num_generations, max_new_tokens, sampling):
-            length = min(1 + torch.initial_seed(), max_new_tokens)
-            return type("R", (), {"completion_lengths": torch.full((len(prompts) * num_generations,), length)})
-
-    row, _ = decode._measure_rung(Engine(), [[1], [2]], 1, 99, 3, torch.device("cpu"), draws=3)
-    assert row["tokens_per_s"] == 16 * (1 + 2 + 3) and row["tokens_a_row"] == 2
-
-
 def test_a_schedule_without_a_pause_takes_as_many_steps_as_its_last_answer_ends_at():
     assert decode.schedule_steps([5] * 8, 4) == 2 * 4  # two rounds, a token of each from its prompt
     assert decode.schedule_steps([1] * 100, 4) == 0
@@ -275,17 +217,13 @@ def test_skewed_answers_are_more_than_are_decoded_at_once(monkeypatch):
     monkeypatch.setattr(decode, "ROUNDS", 2)
     seeds, seed = [], torch.manual_seed
     monkeypatch.setattr(torch, "manual_seed", lambda s: seeds.append(s) or seed(s))
-    setup, rows = decode.decode("tiny", [8], prompt_tokens=12, new_tokens=40, lengths="skewed", repeats=3)
+    setup, rows = decode.decode("tiny", [8], prompt_tokens=12, new_tokens=30, lengths="skewed", repeats=2)
     assert set(seeds) == set(range(decode.DRAWS))
-    assert (
-        setup["lengths"] == "skewed"
-        and rows[-1]["variant"] == ("fast" if DEVICE == "cpu" else "graph")
-        and len(rows) >= 2
-    )
-    assert setup["rollouts"] == decode.DRAWS
-    assert 1 < rows[-1]["tokens_a_row"] < 40 and "floor_ms" not in rows[-1]  # a step has no one size
+    assert setup["lengths"] == "skewed" and setup["rollouts"] == decode.DRAWS
+    assert rows[-1]["variant"] == ("fast" if DEVICE == "cpu" else "graph") and len(rows) >= 2
+    assert 1 < rows[-1]["tokens_a_row"] < 30 and "floor_ms" not in rows[-1]  # a step has no one size
     tokens = rows[-1]["tokens_a_row"] * 2 * 8 * decode.DRAWS
-    assert tokens / 8 - 2 * decode.DRAWS <= rows[-1]["schedule_steps"] < 2 * 40 * decode.DRAWS
+    assert tokens / 8 - 2 * decode.DRAWS <= rows[-1]["schedule_steps"] < 2 * 30 * decode.DRAWS
 
 
 def test_skewed_answers_are_distributed_for_vllm_as_for_ours():
@@ -305,13 +243,6 @@ def test_of_other_shapes_our_kernels_alone_are_measured(monkeypatch, wins):
 
     assert rungs("cuda", "ours") == (["graph-triton", "graph-exact", "graph"] if wins else ["graph"])
     assert rungs("cpu", "ours") == ["fast"] and len(rungs("cuda", "cached")) > 4
-
-
-def test_prompts_have_padding_and_the_longest_is_as_long_as_asked_for():
-    prompts = decode.random_prompts(64, 40, 500)
-    lengths = [len(prompt) for prompt in prompts]
-    assert len(prompts) == 8 and max(lengths) == 40 and len(set(lengths)) > 1 and min(lengths) >= 30
-    assert prompts == decode.random_prompts(64, 40, 500) and max(max(prompt) for prompt in prompts) < 500
 
 
 @pytest.mark.thorough
@@ -378,11 +309,6 @@ def test_what_is_traced_is_kept_where_records_are(monkeypatch, recorded, tmp_pat
     assert not recorded and not list(tmp_path.iterdir())
     run_bench("trace", make_config(), Options(), record=True)
     assert recorded[0][0] == "trace" and traces.read_trace(tmp_path / "graph.json.gz") == traced()
-
-
-def test_a_batch_is_copied_to_a_gpu_alone():
-    found = speed.batch_copies(8, 100, torch.device(DEVICE), 2)
-    assert (found == {}) == (DEVICE == "cpu") and all(0 < seconds < 1 for seconds in found.values())
 
 
 @pytest.mark.parametrize("size", [2, 5])

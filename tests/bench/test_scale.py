@@ -2,9 +2,13 @@
 
 import pytest
 import torch
+from ranks import on_ranks
 
+from rlcourse.bench import models
 from rlcourse.bench import scale as module
 from rlcourse.bench.scale import VARIANTS, scale
+from rlcourse.distributed.world import start_world
+from rlcourse.tasks import load_task
 
 
 def test_efficiency_is_of_so_many_times_one_rank(monkeypatch):
@@ -34,10 +38,17 @@ def test_what_cannot_be_measured_is_refused(monkeypatch):
 
 
 @pytest.mark.thorough
-def test_two_processes_are_measured_beside_one():
-    _, rows = scale("tiny", 16, 4, [1, 2], 1)
-    assert [(row["gpus"], row["rows"]) for row in rows] == [(1, 16), (2, 32), (1, 16), (2, 16), (2, 16)]
-    for row in rows:
-        assert row["tokens_per_s"] == pytest.approx(row["rows"] * 4 / row["step_s"])
-        assert (row.get("sampling_s", 0) > 0) == (row["variant"] == VARIANTS[2])
-        assert (row["allreduce_s"] is None) == (row["gpus"] == 1 or row["variant"] == VARIANTS[2])
+def test_two_processes_are_measured_beside_one(tmp_path):
+    """Each real command once; the other way to share out rows by forks."""
+    models.write_random_model("tiny", load_task("minigsm"), tmp_path / "model")
+    given = {"folder": str(tmp_path), "task": "minigsm", "new_tokens": 4, "repeats": 1, "rows": 16}
+
+    def in_all(rank: int) -> dict:
+        with start_world() as world:
+            return module.time_rank(world, given | {"variant": VARIANTS[1], "own": str(tmp_path)})
+
+    found = [module._on_ranks(n, given | {"variant": VARIANTS[v]}) for n, v in ((1, 0), (2, 2))]
+    for row, variant, count in zip([*found, *on_ranks(2, in_all, tmp_path)], (0, 2, 1, 1), (1, 2, 2, 2), strict=True):
+        assert row["rows"] == 16 and row["tokens_per_s"] == pytest.approx(16 * 4 / row["step_s"])
+        assert (row.get("sampling_s", 0) > 0) == (variant == 2)
+        assert (row["allreduce_s"] is None) == (count == 1 or variant == 2)

@@ -248,17 +248,6 @@ def test_a_rank_that_is_killed_ends_the_other_with_a_sentence_and_nothing_is_los
     assert_same_overlapped_run(tmp_path / "run", whole)
 
 
-def test_a_rank_that_fails_says_why_and_the_other_says_nothing(folder, tmp_path):
-    def fail(rank, number):
-        if (rank, number) == (1, 4):
-            raise OSError("The dice are broken.")
-
-    ranks = start(LATE, folder, tmp_path, before_sampling(fail)).end()
-    assert ranks.codes == [1, 1], ranks.printed
-    assert ranks.printed.count("The dice are broken.") == 1
-    assert "Another" not in ranks.printed and "Traceback" not in ranks.printed
-
-
 @pytest.mark.thorough
 def test_a_second_ctrl_c_ends_both_at_once(folder, tmp_path):
     def interrupt(rank: int) -> None:

@@ -66,13 +66,6 @@ def test_lengths_around_those_of_tiles(kernel):
     check(make(kernel, SLOTS, [n + 1 for n in tokens], start=[2] * len(tokens)))
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("group", [1, 8])
-def test_query_heads_for_each_key_value_head(group):
-    check(make(SplitDecode(2 * group, 2, 64, splits=2), 40, [33]))
-    check(make(DecodeAttention(2 * group, 2, 64, splits=2, angles="bfloat16"), 40, [33]))
-
-
 @pytest.mark.parametrize("kernel", thinned(PLAIN[::2], every=2), ids=name)
 def test_large_scores_stay_finite(kernel):
     check(make(kernel, 70, [69, 40], start=[0, 39], spread=60.0))

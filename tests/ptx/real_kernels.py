@@ -1,4 +1,4 @@
-"""Real kernels, compiled from CuTe DSL (see kernels/freeze.py), run over small inputs and compared with NumPy."""
+"""Real kernels, once compiled from CuTe DSL and kept as they were, run over small inputs and compared with NumPy."""
 
 import re
 import struct

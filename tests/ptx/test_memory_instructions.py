@@ -127,14 +127,8 @@ $OVER:
     @%p ret;
     ld.{space}.b32 %r2, [{place}]; st.global.b32 [%y], %r2;
     """
-    memory, _ = execute(
-        body,
-        threads=64,
-        declared=".shared .align 4 .b8 room[4];\n",
-        v=values,
-        x=np.zeros(1, np.uint32),
-        y=(1, np.uint32),
-    )
+    arrays = {"v": values, "x": np.zeros(1, np.uint32), "y": (1, np.uint32)}
+    memory, _ = execute(body, threads=64, declared=".shared .align 4 .b8 room[4];\n", **arrays)
     assert memory.read("y")[0] == np.uint32(int(ATOMICS[name](12345, values)) % 2**32)
 
 
@@ -193,34 +187,6 @@ def test_the_report_counts_warps_bytes_and_sectors():
     assert (strided.sectors, strided.efficiency) == (64, 0.125)
     assert same.sectors == 2
     assert report.instructions["ld.global.b32"] == 6 and report.read == {"x": 3 * 256}
-
-
-def test_the_sides_of_a_branch_run_one_after_the_other_and_go_on_together():
-    body = """
-    setp.lt.u32 %p, %t, 40;
-    @%p bra $END;
-    add.u32 %u, %t, 1;
-$END:
-    sub.u32 %u, %t, 1;
-    """
-    _, report = execute(body, threads=96)
-    assert report.instructions["add.u32"] == 2 and report.instructions["sub.u32"] == 3
-
-
-def test_loops_run_for_each_thread_as_often_as_it_wants():
-    body = """
-    mov.b32 %r1, 0; mov.b32 %r2, 0;
-$LOOP:
-    setp.ge.u32 %p, %r1, %t;
-    @%p bra $END;
-    add.u32 %r1, %r1, 1;
-    add.u32 %r2, %r2, %r1;
-    bra.uni $LOOP;
-$END:
-    mad.wide.u32 %l, %t, 4, %x; st.global.b32 [%l], %r2;
-    """
-    memory, _ = execute(body, threads=64, x=(64, np.uint32))
-    assert memory.read("x").tolist() == [n * (n + 1) // 2 for n in range(64)]
 
 
 def test_memory_reads_back_what_was_placed_with_its_type_and_shape():

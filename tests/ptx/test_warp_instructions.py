@@ -30,19 +30,6 @@ def test_a_shuffle_says_who_had_a_source():
     assert calculate(body, np.uint32, a=LANE.astype(np.uint32)).tolist() == [0] * 4 + [1] * 28
 
 
-def test_part_of_a_warp_can_shuffle_with_its_own_mask():
-    body = """
-    mov.b32 %u, 0;
-    setp.ge.u32 %p, %t, 16;
-    @%p bra $END;
-    shfl.sync.bfly.b32 %u, %a, 1, 31, 0xffff;
-$END:
-    mov.b32 %d, %u;
-    """
-    a = RNG.integers(0, 2**32, 32, np.uint32)
-    assert calculate(body, np.uint32, a=a).tolist() == a[LANE ^ 1][:16].tolist() + [0] * 16
-
-
 def test_votes_see_all_lanes():
     a = (RNG.random(64) < 0.5).astype(np.uint32)
     a[32:] = 1

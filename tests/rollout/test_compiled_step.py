@@ -13,8 +13,8 @@ from rlcourse.rollout.decoder import Decoder
 from rlcourse.rollout.fast import FastEngine
 from rlcourse.sampling import GREEDY, Sampling
 
-SIZES = [(4, 5, 20), (7, 20, 20), (1, 3, 20), (16, 16, 16), (32, 18, 40), (3, 40, 40)]  # rows, length, room
-SIZES += [(2, 9, 64), (5, 64, 64), (1, 60, 64), (20, 20, 21), (8, 7, 9), (64, 31, 33)]
+SIZES = [(4, 5, 20), (7, 20, 20), (1, 3, 20), (32, 18, 40), (1, 60, 64), (64, 31, 33)]  # rows, length, room
+MOST = 4  # programs: one row, a cache that is full, and all others
 SAMPLINGS = [Sampling(), GREEDY, Sampling(temperature=0.7), Sampling(temperature=1.3, top_k=9)]
 
 
@@ -43,25 +43,25 @@ def test_nothing_is_compiled_for_one_shape_alone_or_dies_at_the_recompile_limit(
 
 @torch.no_grad()
 @pytest.mark.thorough
-def test_a_compiled_layer_serves_more_sizes_than_may_be_recompiled(policy, traced):
+def test_a_compiled_layer_serves_more_sizes_than_may_be_recompiled(traced):
+    policy = make_policy(num_hidden_layers=1)
     compiled, eager = (Decoder(policy.model, torch.float32, compile) for compile in (True, False))
-    assert len(SIZES) > torch._dynamo.config.recompile_limit
-    with torch._dynamo.config.patch(recompile_limit=4):  # one row, a cache that is full, and all others
+    with torch._dynamo.config.patch(recompile_limit=MOST):
         for rows, length, room in SIZES:
             torch.manual_seed(rows)
-            cache = torch.randn(2, 2, rows, 2, room, 8, device=DEVICE)
+            cache = torch.randn(1, 2, rows, 2, room, 8, device=DEVICE)
             tokens, positions = torch.randint(200, (rows,)).to(DEVICE), torch.randint(length, (rows,)).to(DEVICE)
             written = cache.clone()
             found = compiled.decode(tokens, positions, written, length)
             torch.testing.assert_close(found, eager.decode(tokens, positions, cache, length), atol=1e-4, rtol=1e-4)
             torch.testing.assert_close(written, cache, atol=1e-4, rtol=1e-4)
-    assert programs() <= 4
+    assert programs() <= MOST < len(SIZES)
 
 
 @pytest.mark.thorough
 def test_a_compiled_engine_answers_calls_of_all_sizes_and_samplings(traced):
     """As a run does: training with rows that end one after another, evaluation of other sizes, greedily."""
-    policy = make_policy()
+    policy = make_policy(num_hidden_layers=1)
     policy.eos_ids = list(range(0, len(policy.tokenizer), 12))
     engine = FastEngine(policy, compile=True)
     for prompts, group, sampling in (
@@ -69,7 +69,6 @@ def test_a_compiled_engine_answers_calls_of_all_sizes_and_samplings(traced):
         ([[8, 8], [30, 31, 32], [4]], 1, GREEDY),
         ([[50, 51, 52]], 1, Sampling(temperature=0.8)),
         ([[8, 8], [30, 31, 32], [4]], 16, Sampling(top_p=0.9)),
-        ([[5, 9, 40, 7]], 50, Sampling(temperature=0.6)),
     ):
         rollout = engine.generate(prompts, group, 12, sampling)
         assert_logprobs_are_the_models(policy, rollout, sampling)

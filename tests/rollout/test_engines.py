@@ -123,17 +123,6 @@ def test_rows_end_with_their_first_eos_and_are_masked_after_it(policy, name):
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_no_stale_weight_is_sampled_from(policy, name):
-    sampler = engine(policy, name)
-    sampler.generate(PROMPTS, 1, 4, Sampling())
-    with torch.no_grad():
-        for parameter in policy.model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    rollout = sampler.generate(PROMPTS, 4, 8, Sampling())
-    assert_logprobs_are_the_models(policy, rollout, Sampling(), APART.get(name, 1e-4))
-
-
-@pytest.mark.parametrize("name", ENGINES)
 def test_one_engine_answers_batch_after_batch(policy, name):
     """On a GPU a shape's first batch runs eagerly, the second is captured, the third replayed: with prompts of its own,
     and after a change of the weights."""
@@ -145,7 +134,8 @@ def test_one_engine_answers_batch_after_batch(policy, name):
             expected = greedy_by_hand(policy, prompts[row // 2], 8)
             assert answers(found)[row] == expected
         with torch.no_grad():
-            policy.model.model.norm.weight.mul_(1 + 0.5 * torch.randn_like(policy.model.model.norm.weight))
+            for parameter in policy.model.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
     used.sleep()
     assert answers(used.generate(PROMPTS[:1], 1, 8, GREEDY)) == [greedy_by_hand(policy, PROMPTS[0], 8)]
     with pytest.raises(ValueError, match=r"270 tokens exceed the model's 256 positions"):
