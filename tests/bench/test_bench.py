@@ -1,8 +1,6 @@
 """The benchmarks that ship: what they measure, in which shape, and what is not good enough to be recorded."""
 
 import contextlib
-import sys
-import types
 
 import pytest
 import torch
@@ -11,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from rlcourse import bench
 from rlcourse.bench import Options, cute, decode, layer, learn, models, numerics, peers, run_bench, speed, trace
-from rlcourse.config import ALGORITHMS, make_config
+from rlcourse.config import make_config
 from rlcourse.kernels.toolchain import interpreted
 from rlcourse.measure import records, traces
 from rlcourse.policy import load_policy
@@ -181,13 +179,6 @@ def test_every_rung_of_the_ladder_decodes_the_same_rows():
     assert setup["lengths"] == "equal" and setup["copy_gb_per_s"] > 0
 
 
-@pytest.mark.parametrize(("prefill", "whole", "share"), [(0.1, 0.5, 0.6), (0.4, 0.9, 1.0), (None, None, None)])
-def test_busy_is_that_of_decode_steps_without_the_prefill(prefill, whole, share):
-    """2 s of prefill, 8 s of steps: busy for 0.2 s, then for 5 in all, so 4.8 in steps; or 0.8 and 9: more than 8."""
-    one, more = (decode.Profile(seconds, busy, 1.0, 1.0, []) for seconds, busy in ((2.0, prefill), (10.0, whole)))
-    assert decode.busy_between(one, more) == (share if share is None else pytest.approx(share))
-
-
 def test_milliseconds_a_step_leave_the_prefill_out(monkeypatch):
     """With a clock that says 5 s for the prompt and 2 s for each token, 1 token takes 7 and 6 take 17."""
     monkeypatch.setattr(decode, "seconds", lambda run, device: run() or 5.0 + 2.0 * limits[-1])
@@ -234,17 +225,6 @@ def test_skewed_answers_are_distributed_for_vllm_as_for_ours():
     assert lengths.min() == 1 and lengths.max() == 512 and lengths.median().item() == pytest.approx(120, rel=0.05)
 
 
-@pytest.mark.parametrize("wins", [False, True])
-def test_of_other_shapes_our_kernels_alone_are_measured(monkeypatch, wins):
-    monkeypatch.setattr(decode, "cute_wins", lambda device: wins)
-
-    def rungs(device: str, kept: str) -> list[str]:
-        return list(decode.ladder(types.SimpleNamespace(device=torch.device(device)), torch.float32, 8, kept))
-
-    assert rungs("cuda", "ours") == (["graph-triton", "graph-exact", "graph"] if wins else ["graph"])
-    assert rungs("cpu", "ours") == ["fast"] and len(rungs("cuda", "cached")) > 4
-
-
 @pytest.mark.thorough
 def test_learn_trains_every_combination_and_says_what_failed(monkeypatch):
     combinations = [
@@ -261,16 +241,6 @@ def test_learn_trains_every_combination_and_says_what_failed(monkeypatch):
     for row in rows[:2]:
         assert 0 <= row["accuracy_after"] <= 1 and row["mismatch_max"] < 1e-4 and row["clip_fraction"] == 0
     assert rows[2]["error"] == "ValueError: top_p must be above 0 and at most 1, not 2.0." and "seconds" not in rows[2]
-
-
-def test_learn_combines_every_engine_and_every_algorithm_and_has_three_seeds_of_two():
-    found = learn.combinations(True)
-    assert {c["algorithm"] for c in found} == set(ALGORITHMS) and {c["engine"] for c in found} >= set(ENGINES)
-    assert len({tuple(sorted(c.items())) for c in found}) == len(found)
-    assert {c["dtype"] for c in found} == {"float32", "bfloat16"} and {c["compile"] for c in found} == {True, False}
-    assert {c["dtype"] for c in learn.combinations(False)} == {"float32"}
-    for algorithm in learn.THREE_SEEDS:
-        assert {c.get("seed", 0) for c in found if c["algorithm"] == algorithm} == {0, 1, 2}
 
 
 def traced(steps=trace.STEPS):
@@ -353,27 +323,3 @@ def test_what_is_added_is_kept_row_by_row_and_not_measured_again(monkeypatch, tm
     assert [row["rows"] for row in records.load_record("update-tiny", folder=folder)["results"]] == [8, 16, 24]
     run_bench("update", make_config(), Options(shape="tiny", rows=(8,), repeats=2), record=False, add=True)
     assert measured[5:] == [8] and len(records.load_record("update-tiny", folder=folder)["results"]) == 1
-
-
-def test_vllm_stops_at_the_lengths_that_it_is_given(monkeypatch):
-    call = ("folder", [[1, 2], [3]], [5, 3, 4, 5], {"max_num_seqs": 16, "max_model_len": 7}, 2)
-
-    class LLM:
-        def __init__(self, model, **options):
-            assert model == "folder" and options["max_num_seqs"] == 16 and options["max_model_len"] == 7
-            self.cached = False
-
-        def reset_prefix_cache(self):
-            self.cached = False
-
-        def generate(self, inputs, params, use_tqdm):
-            assert [i["prompt_token_ids"] for i in inputs] == [[1, 2], [1, 2], [3], [3]] and not self.cached
-            assert all(p["ignore_eos"] for p in params)
-            self.cached = True
-            completions = [types.SimpleNamespace(token_ids=[0] * p["max_tokens"]) for p in params]
-            return [types.SimpleNamespace(outputs=[completion]) for completion in completions]
-
-    monkeypatch.setitem(sys.modules, "vllm", types.SimpleNamespace(LLM=LLM, SamplingParams=dict))
-    monkeypatch.setattr(peers, "seconds", lambda run, device: run() or 4.0)
-    row = peers.vllm_decode(*call)
-    assert row["tokens_per_s"] == 17 / 4 and row["tokens_a_row"] == 17 / 4

@@ -11,7 +11,6 @@ pytest.importorskip("triton", reason="Triton is there on Linux alone")
 from rlcourse.bench import models, serve, vllm_serve
 from rlcourse.measure.shapes import OTHERS, QWEN25, ModelShape
 from rlcourse.rollout.arrivals import Request
-from rlcourse.rollout.blocks import BLOCK_TOKENS, blocks_in
 from rlcourse.sampling import Sampling
 
 THREE = [Request([1, 2], 4, 0.0), Request([3], 5, 10.0), Request([4, 5], 1, 10.0)]
@@ -46,25 +45,6 @@ def test_the_requests_are_nano_vllms():
     assert sum(len(request.prompt) for request in requests) == 142_827
     assert sum(request.max_new_tokens for request in requests) == 133_966
     assert max(max(request.prompt) for request in serve.queued_requests(2048)) == 2047
-
-
-def test_requests_that_come_one_by_one_are_the_same_ones():
-    queued = serve.queued_requests(151_936)
-    found = serve.arriving(queued)
-    assert [(r.prompt, r.max_new_tokens) for r in found] == [(r.prompt, r.max_new_tokens) for r in queued]
-    waits = torch.tensor([r.arrival_s for r in found]).diff()
-    assert waits.min() >= 0 and 0 < found[0].arrival_s < 1
-    assert waits.mean().item() == pytest.approx(1 / serve.RATE, rel=0.2)
-    assert waits.std().item() == pytest.approx(1 / serve.RATE, rel=0.3)  # as large as the mean: nothing regular
-
-
-def test_the_cache_has_room_for_all_requests_of_full_length():
-    config = types.SimpleNamespace(**models.SHAPES["qwen3-0.6b"])
-    policy = types.SimpleNamespace(model=types.SimpleNamespace(config=config))
-    sizes = ModelShape.from_config(config)
-    blocks = blocks_in(serve.budget_gb(policy), sizes.layers, sizes.kv_heads, sizes.head_dim, 2)
-    needed = 256 * 2048 // BLOCK_TOKENS
-    assert needed <= blocks - 1 < 1.01 * needed
 
 
 def test_seconds_to_the_first_token_and_for_each_later_one(clock):

@@ -248,24 +248,6 @@ def test_a_rank_that_is_killed_ends_the_other_with_a_sentence_and_nothing_is_los
     assert_same_overlapped_run(tmp_path / "run", whole)
 
 
-@pytest.mark.thorough
-def test_a_second_ctrl_c_ends_both_at_once(folder, tmp_path):
-    def interrupt(rank: int) -> None:
-        update = Learner.update
-
-        def updated(self, step):
-            if step == 3:
-                os.kill(os.getpid(), signal.SIGINT)
-                os.kill(os.getpid(), signal.SIGINT)
-            return update(self, step)
-
-        Learner.update = updated
-
-    ranks = start(LATE, folder, tmp_path, interrupt).end()
-    assert ranks.codes == [130, 1], ranks.printed
-    assert ranks.printed.count("Stopped within step 4.") == 1 and "Traceback" not in ranks.printed
-
-
 # What cannot work
 
 

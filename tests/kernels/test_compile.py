@@ -12,9 +12,7 @@ from thorough import thinned
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
 from rlcourse.course.kernels.decode_ahead import AheadDecode
-from rlcourse.course.kernels.decode_split import SplitDecode
 from rlcourse.kernels import cubin, examples
-from rlcourse.kernels.decode_attention import DecodeAttention
 from rlcourse.kernels.toolchain import ARCHITECTURES, compiled
 from rlcourse.ptx import parse
 
@@ -55,24 +53,3 @@ def cuobjdump(option: str, code, folder: Path) -> str:
         pytest.skip("there is no cuobjdump here")
     (folder / "kernel.cubin").write_bytes(code.cubin)
     return subprocess.run([tool, option, folder / "kernel.cubin"], capture_output=True, text=True).stdout
-
-
-@pytest.mark.parametrize(
-    ("kernel", "late"),
-    [
-        (SplitDecode(14, 2, 64, splits=2), False),
-        (AheadDecode(14, 2, 64, splits=2), True),
-        (DecodeAttention(14, 2, 64, warps=16, tiles=2), True),
-    ],
-    ids=str,
-)
-def test_the_assembler_puts_the_loads_of_a_round_behind_its_arithmetic(kernel, late, tmp_path):
-    """Lesson 09 says so of machine code for an H200, though the kernels load as soon as a product has been computed."""
-    text = cuobjdump("-sass", compiled(kernel, "sm_90a"), tmp_path)
-    code = [(int(at, 16), line) for at, line in re.findall(r"/\*([0-9a-f]{4})\*/\s+([^;]*);", text)]
-    loops = [(int(m[1], 16), at) for at, line in code if (m := re.search(r"BRA 0x([0-9a-f]+)", line))]
-    begin, end = max((loop for loop in loops if loop[0] < loop[1]), key=lambda loop: loop[1] - loop[0])
-    names = [line for at, line in code if begin <= at <= end]
-    works = [re.search(r"FFMA|HMMA|MUFU|SHFL", line) is not None for line in names]
-    before = [sum(works[:i]) / sum(works) for i, line in enumerate(names) if "LDG.E.128" in line]
-    assert min(before) > 0.85 if late else max(before) == 0

@@ -4,7 +4,6 @@ import contextlib
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
@@ -12,7 +11,6 @@ from decode_cases import assert_near
 from hypothesis import given
 from hypothesis import strategies as st
 from launching import DEVICE
-from policies import make_policy
 from thorough import thorough
 
 from rlcourse.kernels import KernelError, decode_ops
@@ -27,7 +25,6 @@ from rlcourse.kernels.decode_ops import (
     fused_decode_attention,
 )  # fmt: skip
 from rlcourse.kernels.toolchain import compiled, interpreted
-from rlcourse.rollout.decoder import Decoder
 
 on_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="about CUDA graphs")
 BF16 = torch.bfloat16
@@ -79,33 +76,6 @@ def test_one_position_and_a_start_for_each_row():
     assert_near(fused_decode_attention(**tensors), fused_decode_attention_reference(**expected).double())
     for cache in ("k_cache", "v_cache"):
         torch.testing.assert_close(tensors[cache], expected[cache], rtol=2.0**-7, atol=1e-3)
-
-
-@pytest.mark.parametrize("architecture", [thorough("qwen2"), "qwen3"])
-def test_the_layer_of_the_engine(architecture):
-    """Some of the slots of the graph engine, each row at a position of its own, against the engine's own attention."""
-    policy = make_policy(architecture=architecture, head_dim=64, num_attention_heads=4, num_key_value_heads=2)
-    decoder = Decoder(policy.model, BF16, compile=False)
-    layer, position = decoder.layers[1], torch.tensor([5, 0, 17], device=DEVICE)
-    cache = torch.randn_like(decoder.new_cache(5, 24))[:, :, :3]
-    x = torch.randn(3, 1, policy.model.config.hidden_size, device=DEVICE)
-    cos, sin = decoder.rope(position[:, None])
-
-    keys, values = cache[1].clone()
-    q, k, v = decoder._heads(x, layer, (cos, sin))
-    rows = torch.arange(3, device=DEVICE)
-    keys[rows, :, position], values[rows, :, position] = k[:, :, 0], v[:, :, 0]
-    unseen = torch.arange(24, device=DEVICE) > position[:, None]
-    bias = torch.zeros(3, 24, device=DEVICE).masked_fill(unseen, float("-inf"))[:, None, None]
-    expected = decoder._attend(q, keys, values, bias)[:, :, 0]
-
-    projected = F.linear(decoder._norm(x, layer.attention_norm), layer.qkv, layer.qkv_bias).view(3, -1, 64)
-    q, k, v = projected.split([4, 2, 2], dim=1)
-    norms = (layer.q_norm, layer.k_norm, decoder.eps)
-    found = fused_decode_attention(q, k, v, cos[:, 0, 0], sin[:, 0, 0], *cache[1], position, None, *norms)
-    torch.testing.assert_close(found, expected, rtol=0.03, atol=0.03)
-    torch.testing.assert_close(cache[1, 0], keys, rtol=0.03, atol=0.03)
-    assert torch.equal(cache[1, 1], values)
 
 
 def decode_step(x, tensors):

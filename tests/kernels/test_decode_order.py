@@ -79,11 +79,3 @@ def test_loads_of_keys_and_values_are_whole_sectors(kernel):
     assert sum(a.bytes for a in whole) >= both
     asked = sum(report.read[name] for name in ("k_cache", "v_cache"))
     assert asked == both if kernel not in FUSED else asked <= 2 * both  # a warp asks for its last token once more
-
-
-def test_four_blocks_fit_a_multiprocessor():
-    """256 rows of 2 key-value heads are 512 blocks: with 4 on each of 132 multiprocessors all run at once."""
-    for kernel in (DecodeAttention(14, 2, 64, angles="bfloat16"), DecodeAttention(14, 2, 64, padded=True)):
-        code = compiled(kernel, "sm_90a")
-        assert 4 * kernel.threads * -(-code.registers // 8) * 8 <= 65536
-        assert 4 * code.shared_bytes <= 227 * 1024

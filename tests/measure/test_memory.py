@@ -61,11 +61,6 @@ def test_known_shapes_have_the_published_number_of_parameters(name):
     assert parameters(model_shape(name)) == parameters(model_shape(name + "-Instruct")) == near
 
 
-def test_shape_of_a_folder_is_read_from_its_config(tmp_path):
-    qwen2_config(TINY).save_pretrained(tmp_path)
-    assert model_shape(str(tmp_path)) == TINY
-
-
 def test_shape_without_optional_keys_takes_the_usual_values():
     sizes = {"num_hidden_layers": 1, "hidden_size": 12, "num_attention_heads": 3, "intermediate_size": 5}
     shape = ModelShape.from_config(SimpleNamespace(vocab_size=7, head_dim=None, **sizes))
@@ -105,6 +100,16 @@ def test_every_part_equals_the_sum_done_by_hand():
         "logits": 3 * 1000 * 151_936 * 4,
         "captured": 0,
     }
+
+
+def test_rows_are_those_of_the_larger_of_step_and_evaluation_and_prompts_are_cached_beside_them():
+    sizes = {"num_prompts": 4, "num_generations": 2, "max_prompt_tokens": 30, "max_new_tokens": 20}
+    few, many = (estimate(make_config(engine="hf-dynamic", **sizes, eval_problems=n), TINY, "cpu") for n in (2, 1000))
+    fast = estimate(make_config(engine="fast", **sizes, eval_problems=2), TINY, "cpu")
+    assert many.kv_cache / few.kv_cache == 256 / 8 and fast.kv_cache / few.kv_cache == (8 * 50 + 4 * 30) / (8 * 50)
+    long = {"num_prompts": 32, "num_generations": 8, "max_prompt_tokens": 400}  # 256 rows
+    at_once, all_at_once = (estimate(make_config(engine=e, **long), TINY, "cpu").prefill for e in ("fast", "hf-static"))
+    assert all_at_once / at_once == pytest.approx(256 * 400 / memory.PREFILL_TOKENS)
 
 
 def test_phases_hold_what_stands_in_them():
@@ -157,25 +162,6 @@ def test_parts_that_a_config_does_not_need_are_zero():
     assert estimate(make_config(reference=True), TINY, "cpu").reference == 4 * parameters(TINY)
     on_gpu = make_config(engine="hf-dynamic", dtype="bfloat16")
     assert estimate(on_gpu, TINY, "cuda").rollout_weights == 2 * parameters(TINY)
-
-
-def test_rows_are_those_of_the_larger_of_step_and_evaluation():
-    step = {"engine": "hf-dynamic", "num_prompts": 4, "num_generations": 2}
-    small_eval = estimate(make_config(**step, eval_problems=2), TINY, "cpu")
-    large_eval = estimate(make_config(**step, eval_problems=1000), TINY, "cpu")
-    assert large_eval.kv_cache == small_eval.kv_cache * 256 // 8
-
-
-def test_the_fast_engine_caches_prompts_beside_their_completions():
-    sizes = {"num_prompts": 4, "num_generations": 2, "eval_problems": 2, "max_prompt_tokens": 30, "max_new_tokens": 20}
-    fast, hf = (estimate(make_config(engine=e, **sizes), TINY, "cpu").kv_cache for e in ("fast", "hf-dynamic"))
-    assert fast / hf == (8 * 50 + 4 * 30) / (8 * 50)
-
-
-def test_the_fast_engine_prefills_so_many_tokens_at_a_time():
-    long = {"num_prompts": 32, "num_generations": 8, "max_prompt_tokens": 400}  # 256 rows
-    at_once, all_at_once = (estimate(make_config(engine=e, **long), TINY, "cpu").prefill for e in ("fast", "hf-static"))
-    assert all_at_once / at_once == pytest.approx(256 * 400 / memory.PREFILL_TOKENS)
 
 
 @pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (50, 1), (51, 2), (10**6, 16)])

@@ -69,14 +69,6 @@ def test_run_figure_draws_every_share_or_the_first_metric_alone(tmp_path, drawn)
     assert drawn[1].axes[0].get_ylabel() == "greedy, speedup"
 
 
-def test_run_figure_skips_steps_without_a_value_and_draws_an_empty_run(tmp_path, drawn):
-    metrics = [{"step": 1, "reward": 0.5, "length": 9, "entropy": None}, {"step": 2, "reward": 0.5, "length": 9}]
-    plot_run(metrics, [], tmp_path / "r.png", MEASURED)
-    assert list(drawn[0].axes[3].lines[0].get_xdata()) == []
-    plot_run([], [], tmp_path / "empty.png", MEASURED)
-    assert (tmp_path / "empty.png").exists()
-
-
 @pytest.mark.parametrize("measured", [{}, {"accuracy": ".1%"}])
 def test_fine_tuning_shows_both_losses_and_what_the_task_measures(measured, tmp_path, drawn):
     metrics = [{"step": s, "loss": 1.0 / s} for s in range(1, 8)]

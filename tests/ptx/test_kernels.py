@@ -51,19 +51,6 @@ def test_orders_are_what_they_say():
     assert (tickets("random", 1) == tickets("random", 1)).all()
 
 
-def test_the_report_of_a_kernel_says_how_much_memory_it_moved():
-    _, report = CHECKS["rms_norm"](text_of("rms_norm"))
-    assert report.read == {"x": 6 * 512, "weight": 6 * 512} and report.written == {"y": 6 * 512}
-    x, weight, y = report.accesses.values()
-    assert (weight.sectors, y.sectors, weight.efficiency) == (6 * 16, 6 * 16, 1)
-    assert x.sectors == 6 * 16 + 3  # rows lie 528 bytes apart: every other one begins within a sector
-    assert report.barriers == 0 and report.instructions["shfl.sync.bfly.b32"] == 8 * 5
-    _, report = CHECKS["decode_attention"](text_of("decode_attention"))
-    assert report.barriers == 3 * 12 and report.instructions["atom.global.acq_rel.add.u32"] == 12
-    assert set(report.cross_block_reads) == {"mixed", "masses"}
-    assert report.total == sum(report.instructions.values()) > 1000
-
-
 def test_parsing_finds_what_an_entry_declares():
     (entry,) = parse(text_of("decode_attention"))
     assert entry.name == "decode_attention_0" and entry.threads == (128, 1, 1)

@@ -73,18 +73,6 @@ def test_shared_memory_belongs_to_a_block_and_carries_values_over_a_barrier():
         assert report.barriers == 3
 
 
-def test_dynamic_shared_memory_begins_behind_the_static():
-    body = """
-    mov.u32 %r1, fixed; mad.lo.u32 %r1, %t, 4, %r1; mov.u32 %r2, room; mad.lo.u32 %r2, %t, 4, %r2;
-    st.shared.b32 [%r1], %t; st.shared.b32 [%r2], 7;
-    ld.shared.b32 %r3, [%r1]; ld.shared.b32 %r4, [%r2]; add.u32 %r3, %r3, %r4;
-    mad.wide.u32 %l, %t, 4, %x; st.global.b32 [%l], %r3;
-    """
-    declared = ".shared .align 4 .b8 fixed[128];\n" + DYNAMIC
-    memory, _ = execute(body, declared=declared, shared_bytes=128, x=(32, np.uint32))
-    assert memory.read("x").tolist() == list(range(7, 39))
-
-
 def test_generic_addresses_and_local_memory_work():
     body = """
     mov.u64 %rd1, place; cvta.local.u64 %rd2, %rd1;
@@ -187,15 +175,3 @@ def test_the_report_counts_warps_bytes_and_sectors():
     assert (strided.sectors, strided.efficiency) == (64, 0.125)
     assert same.sectors == 2
     assert report.instructions["ld.global.b32"] == 6 and report.read == {"x": 3 * 256}
-
-
-def test_memory_reads_back_what_was_placed_with_its_type_and_shape():
-    memory = Memory()
-    x = RNG.standard_normal((3, 5)).astype(np.float16)
-    known = x > 0
-    first = memory.place("x", x, initialised=known)
-    second = memory.place("y", np.arange(3), align=8)
-    assert first % 256 == 0 and second % 8 == 0 and second % 16
-    assert (memory.read("x")[known] == x[known]).all() and memory.read("x").dtype == x.dtype
-    assert (memory.initialised("x") == known).all()
-    assert second >= first + x.nbytes + 256

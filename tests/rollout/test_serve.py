@@ -113,16 +113,6 @@ def test_the_last_token_of_the_longest_answer_comes_though_nobody_is_left_to_dec
     assert found == [answer[:limit] for answer, limit in zip(alone, LIMITS, strict=True)]
 
 
-@pytest.mark.thorough
-def test_training_rollouts_of_a_llama_on_the_same_engine_have_one_limit_again(small, clock):  # noqa: F811
-    policy = policy_that_ends(architecture="llama", tied=False, num_key_value_heads=1)
-    engine = Watched(policy, 40, 8)
-    serve_all(engine, requests_at(0, 0, 0), Sampling(0.8))
-    torch.manual_seed(1)
-    found = engine.generate(PROMPTS, 1, NEW, Sampling(0.8))
-    assert answers(found) == answers(unpaged(policy, PROMPTS, 1, NEW, Sampling(0.8)))
-
-
 def test_a_request_that_cannot_be_served_is_refused_in_a_sentence(small):  # noqa: F811
     engine = Watched(policy_that_ends(), 7, 4)
     for requests, sentence in (

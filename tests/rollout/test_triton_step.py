@@ -277,8 +277,3 @@ def test_gate_and_up_are_shared_out_among_all_processors_of_a_large_gpu(rows, hi
     small = tiles.tiles_for(rows, tiles.LEAST_SHARED, 132, hidden, inner, 64, False).gate_up
     assert small.more == 0
     assert tiles._shared_out(tiles.MatmulTile(64, 0, 64), 14336, 66).columns == 128  # a large model: more programs
-
-
-def test_tiles_of_a_wide_model_are_its_own():
-    narrow, wide = (tiles.tiles_for(16, 227 * 1024, 132, *size, 64, False) for size in ((896, 4864), (1024, 3072)))
-    assert narrow == tiles.TILES_UP_TO_16_ROWS and wide.gate_up.columns == 16 and wide.down == narrow.down

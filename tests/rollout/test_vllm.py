@@ -21,7 +21,6 @@ from safetensors.torch import load_file
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 
 from rlcourse import lora, trainer
-from rlcourse.bench import numerics, speed
 from rlcourse.config import make_config
 from rlcourse.lora import add_adapter, merged_parameters
 from rlcourse.policy import load_policy
@@ -224,17 +223,6 @@ def test_a_run_trains_with_it(tmp_path, capsys, monkeypatch):
     assert len(steps) == 3 and all(m["mismatch_max"] < 1e-4 and m["grad_norm"] > 0 for m in steps)
     assert llm().heard.count("sleep") == 3 and llm().heard[-1] == "weights"
     assert "Engine and trainer round differently on" in capsys.readouterr().out
-
-
-@pytest.mark.thorough
-def test_it_is_measured_beside_ours_where_it_runs(monkeypatch):
-    monkeypatch.setattr(vllm, "runs_on", lambda device: True)
-    monkeypatch.setattr(speed, "trl_variants", lambda: [])
-    _, rows = speed.step("tiny", [8], new_tokens=3, repeats=1)
-    assert [row["variant"] for row in rows] == ["rlcourse", "rlcourse, vllm"] and rows[1]["mismatch_max"] < 1e-2
-    config = make_config(num_prompts=2, num_generations=2, max_new_tokens=4)
-    assert "vllm" in [row["variant"] for row in numerics.mismatch(config)[1]]
-    assert "vllm" in [row["variant"] for row in speed.rollout(config, repeats=2)[1]]
 
 
 # What the stand-in takes for vLLM's interface
