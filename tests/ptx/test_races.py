@@ -144,6 +144,19 @@ $CONSUMER:
 WAIT = "{label}:\n ld.acquire.gpu.global.b32 %r2, [{flag}]; setp.eq.u32 %q, %r2, 0; @%q bra {label};"
 
 
+def test_what_one_block_has_learnt_from_another_it_hands_on():
+    body = f"""
+    mov.u32 %r1, %ctaid.x; setp.eq.u32 %p, %r1, 1; @%p bra $SECOND; setp.eq.u32 %p, %r1, 2; @%p bra $THIRD;
+    st.global.b32 [%x], 7; st.release.gpu.global.b32 [%flags], 1; ret;
+$SECOND:
+    {WAIT.format(label="$W1", flag="%flags")} st.release.gpu.global.b32 [%flags+4], 1; ret;
+$THIRD:
+    {WAIT.format(label="$W2", flag="%flags+4")} ld.global.b32 %r3, [%x];
+    """
+    _, report = execute(body, grid=3, x=X, flags=np.zeros(2, np.uint32))
+    assert report.cross_block_reads["x"] == 32 * 4
+
+
 def test_a_release_covers_what_was_written_before_it_alone():
     body = f"""
     mov.u32 %r1, %ctaid.x; setp.eq.u32 %p, %r1, 1; @%p bra $SECOND;
