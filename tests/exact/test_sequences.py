@@ -66,15 +66,6 @@ def test_padding_behind_many_short_sequences_is_no_longer_than_they_are():
     assert before[[0, 1, 40, 41, 7920]].tolist() == [0, 1, 0, 41, 7921]
 
 
-def test_there_are_few_sizes_and_little_padding():
-    for tokens in (1, 63, 64, 2047, 4095, 4096, 25_344, 100_000):
-        step = module.size_step(tokens)
-        assert step % module.WIDTH == 0 and (step == module.WIDTH or tokens / 64 < step <= tokens / 32)
-    found = [module.few(count) for count in range(1, 1025)]
-    assert all(count <= more < count + max(4, count / 2) for count, more in enumerate(found, start=1))
-    assert len(set(found)) == 4 + 6 * 2 and found[-1] == 1024
-
-
 @pytest.mark.parametrize(
     ("shared", "size"), [([0, 69, 69, 0, 128], 32), thorough(([0, 64, 70, 0, 130], 128)), thorough(([0] * 5, 64))]
 )

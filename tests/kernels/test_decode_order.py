@@ -66,16 +66,3 @@ def test_blocks_read_of_each_other_only_the_workspace(kernel):
     report = simulate(kernel, *case.arguments(), order="serial")
     assert set(report.cross_block_reads) <= {"partial_acc", "partial_ml", "arrived"}
     assert (kernel.splits > 1) == bool(report.cross_block_reads)
-
-
-@each
-def test_loads_of_keys_and_values_are_whole_sectors(kernel):
-    """Two query heads or eight, a token's keys and values are asked for once, in pieces that lie together."""
-    rows, tokens = 2, 256
-    case = make(kernel, tokens + 1, (tokens if kernel in FUSED else tokens - 1, rows))
-    report = simulate(kernel, *case.arguments())
-    both = 2 * rows * tokens * kernel.kv_heads * kernel.head_size * 2
-    whole = [a for a in report.accesses.values() if a.text.startswith("ld.global.v4") and a.bytes == 32 * a.sectors]
-    assert sum(a.bytes for a in whole) >= both
-    asked = sum(report.read[name] for name in ("k_cache", "v_cache"))
-    assert asked == both if kernel not in FUSED else asked <= 2 * both  # a warp asks for its last token once more

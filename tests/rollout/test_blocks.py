@@ -1,9 +1,6 @@
-"""Blocks, by a simple model: what each block holds, and who holds it."""
+"""Blocks by hand; test_paged_scheduler.py counts who holds them, and looks what is found, in random rollouts."""
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from rlcourse.rollout.blocks import BLOCK_TOKENS, BlockManager, blocks_in
 
@@ -31,6 +28,18 @@ def test_a_block_is_free_when_its_last_table_lets_go_and_that_once():
     assert blocks.available == 2
     with pytest.raises(AssertionError, match="nobody's already"):
         blocks.release(other)
+
+
+def test_full_blocks_are_found_by_all_tokens_before_them():
+    blocks = BlockManager(20, 2)
+    table = filled(blocks, [1, 2, 3, 4, 5])
+    blocks.release(table)
+    assert blocks.available == 19
+    assert blocks.find([1, 2, 3, 4, 5, 6], 9) == table[:2]
+    assert blocks.find([1, 2, 3, 4], 1) == table[:1]
+    assert blocks.find([1, 2, 3], 9) == table[:1]
+    assert blocks.find([3, 4], 9) == [] and blocks.find([7, 7, 3, 4], 9) == [] and blocks.find([1], 9) == []
+    assert blocks.holders[table[0]] == 3 and blocks.holders[table[1]] == 1 and blocks.available == 17
 
 
 def test_prompts_of_one_hash_are_two_prompts():
@@ -87,68 +96,3 @@ def test_a_budget_in_gigabytes():
     """Qwen2.5-0.5B in bf16: 12,288 bytes a token."""
     assert blocks_in(1.0, layers=24, kv_heads=2, head_dim=64, number_bytes=2) == int(1e9 / (12288 * BLOCK_TOKENS))
     assert blocks_in(12288 * BLOCK_TOKENS * 3 / 1e9, 24, 2, 64, 2) == 3
-
-
-class Machine(RuleBasedStateMachine):
-    """Tables come and go. The model: what was written into each block, and a list of the tables."""
-
-    def __init__(self):
-        super().__init__()
-        self.blocks = BlockManager(9, 2)
-        self.tables: list[list[int]] = []
-        self.written: dict[int, tuple] = {}  # block → (version, all tokens up to its end), from when it was filled
-        self.version = None
-
-    prompts = st.lists(st.integers(0, 1), min_size=1, max_size=7)
-
-    @rule(tokens=prompts, whole=st.booleans())
-    def start(self, tokens, whole):
-        found = self.blocks.find(tokens, (len(tokens) - (not whole)) // 2)
-        known = {content: block for block, content in self.written.items()}
-        for j, block in enumerate(found):
-            assert self.written[block] == (self.version, tuple(tokens[: 2 * j + 2])), "another prompt's block"
-        following = tuple(tokens[: 2 * len(found) + 2])
-        if len(found) < (len(tokens) - (not whole)) // 2:
-            assert (self.version, following) not in known, "it is there and not found"
-        missing = self.blocks.blocks_for(len(tokens)) - len(found)
-        if missing > self.blocks.available:
-            self.blocks.release(found)
-            return
-        own = self.blocks.allocate(missing)
-        assert not set(own) & {block for table in [*self.tables, found] for block in table} and len(set(own)) == missing
-        for block in own:
-            self.written.pop(block, None)
-        table = found + own
-        for j in range(len(found), len(tokens) // 2):
-            if (self.version, tuple(tokens[: 2 * j + 2])) not in self.written.values():
-                self.written[table[j]] = (self.version, tuple(tokens[: 2 * j + 2]))
-        self.blocks.keep(tokens, table)
-        self.tables.append(table)
-
-    @precondition(lambda self: self.tables)
-    @rule(which=st.integers(0, 99), part=st.integers(1, 4))
-    def share(self, which, part):
-        self.tables.append(self.blocks.share(self.tables[which % len(self.tables)][:part]))
-
-    @precondition(lambda self: self.tables)
-    @rule(which=st.integers(0, 99))
-    def release(self, which):
-        self.blocks.release(self.tables.pop(which % len(self.tables)))
-
-    @rule(version=st.integers(0, 2))
-    def update(self, version):
-        self.blocks.use_weights(version)
-        if version != self.version:
-            self.version, self.written = version, {}
-
-    @invariant()
-    def counts(self):
-        held = [block for table in self.tables for block in table]
-        assert self.blocks.holders == [held.count(block) for block in range(9)]
-        assert self.blocks.available == 8 - len(set(held))
-        kept = {*self.blocks.free_blocks, *self.blocks.unused}
-        assert len(kept) == self.blocks.available and not kept & {0, *held}
-
-
-TestAnyOrder = Machine.TestCase
-TestAnyOrder.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)

@@ -165,13 +165,3 @@ def test_prompts_prefilled_a_few_at_a_time_are_those_prefilled_at_once(policy, t
     in_pieces = engine(policy, "fast").generate(PROMPTS, 2, 10, GREEDY)
     assert torch.equal(in_pieces.completion_ids, at_once.completion_ids)
     assert torch.allclose(in_pieces.logprobs, at_once.logprobs, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["fast"] + (["fast-compiled"] if DEVICE == "cuda" else []))
-def test_qwen3_is_sampled_from_as_it_is(name):
-    policy = make_policy(seed=5, architecture="qwen3", head_dim=16)  # queries wider than the hidden state
-    greedy = engine(policy, name).generate(PROMPTS, 1, 12, GREEDY)
-    for row, prompt in enumerate(PROMPTS):
-        assert answers(greedy)[row] == greedy_by_hand(policy, prompt, 12)
-    rollout = engine(policy, name).generate(PROMPTS, 3, 10, Sampling(temperature=0.7))
-    assert_logprobs_are_the_models(policy, rollout, Sampling(temperature=0.7))

@@ -60,5 +60,6 @@ def test_the_step_becomes_smaller_as_completions_end(policy, monkeypatch):
     )
     monkeypatch.setitem(fast.STEPS_BETWEEN_LOOKS, DEVICE, 1)
     torch.manual_seed(0)
-    engine.generate(PROMPTS, 8, 30, Sampling())
+    rollout = engine.generate(PROMPTS, 8, 30, Sampling())
+    assert_logprobs_are_the_models(policy, rollout, Sampling())  # those that stay take all of a slot along
     assert sizes[0] == 40 and sizes == sorted(sizes, reverse=True) and sizes[-1] <= 10

@@ -13,7 +13,7 @@ from policies import DEVICE, make_policy
 from reference import recomputed_logprobs
 from thorough import thorough
 
-from rlcourse.exact import GROUP, KEYS, weights
+from rlcourse.exact import GROUP, weights
 from rlcourse.rollout import fast, make_engine, scheduler, tiles, triton_step
 from rlcourse.rollout.decoder import Decoder
 from rlcourse.rollout.fast import FastEngine
@@ -256,24 +256,3 @@ def test_tiles_fit_the_shared_memory_of_a_small_gpu(rows, hidden, inner, head_di
         for p, matrices in ((config.qkv, 2), (config.out, 1), (config.gate_up, 2), (config.down, 1)):
             assert p.stages * 2 * p.depth * (p.rows + matrices * (p.columns + p.more)) < shared
             assert p.stages >= 2 and p.depth >= 32
-
-
-@pytest.mark.parametrize(("kv_heads", "head_dim"), [(2, 64), (2, 128), (8, 64), (8, 128)])
-def test_attention_is_split_where_it_has_few_programs_and_its_tiles_fit_a_small_gpu(kv_heads, head_dim):
-    for rows, shared in itertools.product((1, 8, 9, 32, 33, 96, 97, 256), (227 * 1024, tiles.LEAST_SHARED)):
-        tile = tiles.attention_tile(rows, kv_heads, head_dim, shared)
-        assert (tile.splits > 1) == (rows * kv_heads <= 64) and tile.stages >= 1
-        ahead = (tile.stages - 1) * 2 * 2 * KEYS * head_dim  # bytes of keys and values
-        assert ahead <= 0.9 * shared and (tile.splits == 1 or tile.stages == 1)
-
-
-@pytest.mark.parametrize("rows", [17, 96, 97, 256])
-@pytest.mark.parametrize(("hidden", "inner"), [(896, 4864), (1024, 3072), (1536, 8960), (2048, 8192)])
-def test_gate_and_up_are_shared_out_among_all_processors_of_a_large_gpu(rows, hidden, inner):
-    tile = tiles.tiles_for(rows, 227 * 1024, 132, hidden, inner, 64, False).gate_up
-    programs = -(-inner // (tile.columns + tile.more)) * -(-rows // tile.rows)
-    assert 90 < programs <= 132  # each has its own processor
-    assert tile.more < tile.columns and tile.columns & (tile.columns - 1) == tile.more & (tile.more - 1) == 0
-    small = tiles.tiles_for(rows, tiles.LEAST_SHARED, 132, hidden, inner, 64, False).gate_up
-    assert small.more == 0
-    assert tiles._shared_out(tiles.MatmulTile(64, 0, 64), 14336, 66).columns == 128  # a large model: more programs
