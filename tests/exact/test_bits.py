@@ -11,7 +11,9 @@ pytest.importorskip("triton", reason="Triton is there on Linux alone")
 from policies import DEVICE, make_policy
 
 from rlcourse.batch import Rollout
+from rlcourse.exact.model import ExactPass
 from rlcourse.exact.weights import fused_weights, is_exact
+from rlcourse.logprobs import token_logprobs
 from rlcourse.rollout import make_engine
 from rlcourse.rollout.fast import FastEngine
 from rlcourse.sampling import GREEDY, Sampling
@@ -29,9 +31,6 @@ SHAPES = {
         "architecture": "qwen3", "hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4,
         "num_key_value_heads": 1, "head_dim": 128, "tied": False,
     },
-    "qwen2, untied": {
-        "hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 2, "head_dim": 64, "tied": False,
-    },
     "llama-3.2-1b": {
         "architecture": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32,
         "num_key_value_heads": 8, "head_dim": 64,
@@ -41,34 +40,31 @@ SHAPES = {
         "num_key_value_heads": 1, "head_dim": 128, "tied": False,
     },
 }  # fmt: skip
+VOCABULARY = 5000
 
 
 def policy_of(shape: str, end: float = 0.02):
     """A policy of a shape that ends an answer with a share of its tokens, so that slots are refilled and move."""
-    policy = make_policy(0, max_position_embeddings=1024, vocab_size=5000, **SHAPES[shape])
+    policy = make_policy(0, max_position_embeddings=1024, vocab_size=VOCABULARY, **SHAPES[shape])
     with torch.no_grad():
         for parameter in policy.model.parameters():
             if parameter.dim() == 2:  # initialised for width 32
                 parameter.mul_((32 / parameter.shape[1]) ** 0.5)
-    vocabulary = policy.model.config.vocab_size
-    return dataclasses.replace(
-        policy, eos_ids=list(range(7, vocabulary, max(1, round(1 / end))) if end else [vocabulary])
-    )
+    ends = list(range(7, VOCABULARY, round(1 / end))) if end else [VOCABULARY]
+    return dataclasses.replace(policy, eos_ids=ends)
 
 
-def prompts_of(count: int, longest: int, vocabulary: int) -> list[list[int]]:
+def prompts_of(count: int, longest: int) -> list[list[int]]:
     """Prompts of one token to `longest`, the edges of the tiles among them."""
     edges = [n for n in (1, 2, 63, 64, 65, 127, 128, 129, 255, 256, 257) if n <= longest]
     lengths = list(itertools.islice(itertools.cycle(edges), count))
     generator = torch.Generator().manual_seed(count)
-    return [torch.randint(3, vocabulary, (length,), generator=generator).tolist() for length in lengths]
+    return [torch.randint(3, VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
 
 
-def trained(policy, rollout: Rollout, sampling: Sampling, recompute: bool = False, chunk: int = 4096) -> torch.Tensor:
-    from rlcourse.exact.model import ExactPass
-
+def trained(policy, rollout: Rollout, sampling: Sampling, chunk: int = 4096) -> torch.Tensor:
     with torch.no_grad():
-        return ExactPass(policy.model, torch.bfloat16, recompute).token_logprobs(rollout, sampling, chunk)[0]
+        return ExactPass(policy.model, torch.bfloat16).token_logprobs(rollout, sampling, chunk)[0]
 
 
 def assert_equal(policy, rollout, sampling) -> None:
@@ -81,13 +77,13 @@ def assert_equal(policy, rollout, sampling) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("rows", [1, 2, 15, 16, 17, 64, 96, 97, 128, 256, 257])
+@pytest.mark.parametrize("rows", [1, 16, 17, 96, 97, 256, 257])
 def test_rows(shape, rows):
     policy = policy_of(shape)
     engine = FastEngine(policy, torch.bfloat16)
     assert engine.exact
     torch.manual_seed(rows)
-    prompts = prompts_of(rows, 257, policy.model.config.vocab_size)
+    prompts = prompts_of(rows, 257)
     for _ in range(3):  # eagerly, captured, replayed
         assert_equal(policy, engine.generate(prompts, 1, 40, Sampling()), Sampling())
 
@@ -100,7 +96,7 @@ def test_products_in_cute_dsl_are_used_and_agree_with_triton(shape, rows):
 
     engine, others = (FastEngine(policy_of(shape), torch.bfloat16, kernels=kernels) for kernels in ("exact", "triton"))
     assert engine.exact and others.exact
-    prompts, rollouts = prompts_of(rows, 129, 5000), []
+    prompts, rollouts = prompts_of(rows, 129), []
     for one in (engine, engine, others):
         torch.manual_seed(rows)
         rollouts.append(one.generate(prompts, 1, 30, Sampling()))
@@ -116,14 +112,11 @@ def test_products_in_cute_dsl_are_used_and_agree_with_triton(shape, rows):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(
-    "sampling",
-    [GREEDY, Sampling(0.6), Sampling(1.3), Sampling(top_k=20), Sampling(0.8, top_p=0.9), Sampling(1, 50, 0.8)],
-)
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.6), Sampling(top_k=20), Sampling(0.8, top_p=0.9)])
 def test_sampling_with_refilled_slots_that_share_prompts(shape, sampling):
     policy = policy_of(shape, 0.05)
     engine = FastEngine(policy, torch.bfloat16, max_slots=24)
-    prompts = prompts_of(12, 129, policy.model.config.vocab_size)
+    prompts = prompts_of(12, 129)
     torch.manual_seed(0)
     for _ in range(2):
         rollout = engine.generate(prompts, 8, 150, sampling)
@@ -133,7 +126,7 @@ def test_sampling_with_refilled_slots_that_share_prompts(shape, sampling):
 def test_after_an_update_and_after_sleep():
     policy = policy_of("qwen2")
     engine = FastEngine(policy, torch.bfloat16)
-    prompts = prompts_of(8, 65, policy.model.config.vocab_size)
+    prompts = prompts_of(8, 65)
     for _ in range(3):
         assert_equal(policy, engine.generate(prompts, 2, 30, Sampling()), Sampling())
         with torch.no_grad():
@@ -146,20 +139,15 @@ def test_after_an_update_and_after_sleep():
 def test_a_paged_cache(shape):
     policy = policy_of(shape, 0.05)
     engine = make_engine(policy, "fast", torch.bfloat16, cache_gb=0.2)
-    prompts = prompts_of(12, 257, policy.model.config.vocab_size)
+    prompts = prompts_of(12, 257)
     for _ in range(3):  # eagerly, captured, replayed; from the second time on blocks of prompts are found again
         assert_equal(policy, engine.generate(prompts, 4, 150, Sampling()), Sampling())
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_gradients_are_the_same_bits_each_time_and_near_those_in_float32(shape):
-    from rlcourse.exact.model import ExactPass
-    from rlcourse.logprobs import token_logprobs
-
     policy = policy_of(shape)
-    rollout = FastEngine(policy, torch.bfloat16).generate(
-        prompts_of(16, 129, policy.model.config.vocab_size), 2, 50, Sampling()
-    )
+    rollout = FastEngine(policy, torch.bfloat16).generate(prompts_of(16, 129), 2, 50, Sampling())
     torch.manual_seed(0)
     weights = torch.randn_like(rollout.logprobs) * rollout.completion_mask
 
@@ -180,16 +168,12 @@ def test_gradients_are_the_same_bits_each_time_and_near_those_in_float32(shape):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_captured_passes_have_the_same_bits(shape):
     """Batches of several sizes, each of them eagerly, captured and replayed, with weights that change between."""
-    from rlcourse.exact.model import ExactPass
-
     policy = policy_of(shape, end=0)  # answers of full length, so that sizes come again
     exact = ExactPass(policy.model, torch.bfloat16)
     graphs = exact.captured
     for number in range(6):
         count = (12, 30)[number % 2]
-        rollout = FastEngine(policy, torch.bfloat16).generate(
-            prompts_of(count, 129, policy.model.config.vocab_size), 2, 50, Sampling()
-        )
+        rollout = FastEngine(policy, torch.bfloat16).generate(prompts_of(count, 129), 2, 50, Sampling())
         weights = torch.randn_like(rollout.logprobs) * rollout.completion_mask
         found = []
         for ready in (graphs.ready, lambda *_: False):

@@ -22,36 +22,29 @@ from rlcourse.rollout.decoder import Decoder
 
 SHAPES = {  # hidden, inner, heads, key-value heads, size of a head, vocabulary, bias, norm of queries and keys
     "qwen2.5-0.5b": (896, 4864, 14, 2, 64, 151936, True, False),
-    "qwen2.5-1.5b": (1536, 8960, 12, 2, 128, 151936, True, False),
     "qwen3-0.6b": (1024, 3072, 16, 8, 128, 151936, False, True),
     "llama-3.2-1b": (2048, 8192, 32, 8, 64, 128256, False, False),
 }
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 
 
-def kernels_of(shape: str, rows: int, paged: bool = False) -> dict:
-    """The kernels that a step of this shape uses, by product."""
+def kernels_of(shape: str, rows: int) -> set:
+    """The kernels that a step of this shape uses."""
     hidden, inner, heads, kv_heads, size, vocabulary, bias, norm = SHAPES[shape]
-    tiles, made = cute_tiles(rows, hidden, norm, True), {}
-    for name, tile in tiles.items():
-        if name == "qkv":
-            made[name] = QKV(heads, kv_heads, size, hidden, 1e-6, bias, norm, 128 if paged else 0, *tile[:3])
-        elif name == "gate_up":
-            made[name] = GateUp(inner, hidden, 1e-6, *tile[:3], rows_first=tile.rows_first)
-        elif name == "head":
-            made[name] = Product(vocabulary, hidden, *tile[:3])
-        else:
-            depth = heads * size if name == "out" else inner
-            made[name] = AddProduct(hidden, depth, depth if name == "out" else share_of(inner), *tile[:3])
-    return made
+    make = {
+        "qkv": lambda tile: QKV(heads, kv_heads, size, hidden, 1e-6, bias, norm, 0, *tile[:3]),
+        "gate_up": lambda tile: GateUp(inner, hidden, 1e-6, *tile[:3], rows_first=tile.rows_first),
+        "head": lambda tile: Product(vocabulary, hidden, *tile[:3]),
+        "out": lambda tile: AddProduct(hidden, heads * size, heads * size, *tile[:3]),
+        "down": lambda tile: AddProduct(hidden, inner, share_of(inner), *tile[:3]),
+    }
+    return {make[name](tile) for name, tile in cute_tiles(rows, hidden, norm, True).items()}
 
 
-ALL = sorted(
-    {kernel for shape in SHAPES for rows in (16, 64, 256) for kernel in kernels_of(shape, rows).values()}, key=str
-)
+ALL = sorted(set().union(*(kernels_of(shape, rows) for shape in SHAPES for rows in (16, 256))), key=str)
 
 
-@pytest.mark.parametrize("kernel", thinned(ALL[::2], every=2), ids=str)
+@pytest.mark.parametrize("kernel", thinned(ALL, every=4), ids=str)
 def test_products_compile_for_hopper(kernel):
     code = compiled(kernel, "sm_90a")
     assert code.stack_bytes == 0 and ".local" not in code.ptx, "a thread's numbers stay in registers"
