@@ -148,7 +148,7 @@ def whole(run_of) -> Path:
 
 
 def test_ranks_that_overlap_compute_what_one_process_does_with_weights_as_old(together, folder):
-    settings, run, _ = together
+    settings, run, printed = together
     metrics, versions, expected = in_turn(settings, folder)
     found = lines(run)["metrics"]
     for line, of_step in zip(found, versions, strict=True):
@@ -164,10 +164,6 @@ def test_ranks_that_overlap_compute_what_one_process_does_with_weights_as_old(to
     assert sum(line["grad_norm"] > 0 for line in found[1:]) >= 2
     learned = [line for line in found[1:] if line["sampler_ratio_max"] is not None]
     assert max(abs(line["sampler_ratio_max"] - 1) for line in learned) > 0.01  # else it shows nothing
-
-
-def test_the_run_is_logged_once_with_the_seconds_of_both_ranks(together):
-    settings, run, printed = together
     assert printed.count("6 steps in") == 1 and "Traceback" not in printed
     for line in read_lines(run / "metrics.jsonl"):
         timing = line["timing"]

@@ -21,7 +21,7 @@ from thorough import thorough
 
 from rlcourse import trainer
 from rlcourse.batch import Rollout
-from rlcourse.checkpoint import latest_checkpoint, load_state
+from rlcourse.checkpoint import latest_checkpoint
 from rlcourse.cli_tables import print_memory
 from rlcourse.config import make_config
 from rlcourse.distributed import is_sharded, own, whole
@@ -285,22 +285,6 @@ def test_a_run_goes_on_whole_and_sharded_by_turns(folder, tmp_path, tmp_path_fac
     resume(name="run", output=str(tmp_path), shard=False)
     assert_nearly_same_run(run, expected)
     assert sorted(path.name for path in run.iterdir()) == sorted(path.name for path in expected.iterdir())
-
-
-@pytest.mark.thorough
-def test_a_sharded_run_that_was_killed_repeats_itself_to_the_last_bit(folder, tmp_path):
-    settings = PAIRS | {"algorithm": "ppo"}
-    whole_run, killed = tmp_path / "whole", tmp_path / "killed"
-    assert run_sharded(2, settings, folder, whole_run).codes == [0, 0]
-    assert run_sharded(2, settings, folder, killed, stop_at(4, signal.SIGKILL)).codes == [1, -signal.SIGKILL]
-    ranks = run_sharded(2, {"name": "run"}, folder, killed, more=["--resume"])
-    assert ranks.codes == [0, 0], ranks.printed
-    assert_same_run(killed / "run", whole_run / "run")
-    ours, theirs = (load_state(latest_checkpoint(path / "run")) for path in (killed, whole_run))
-    for name, value in theirs["value_head"].items():
-        assert torch.equal(ours["value_head"][name], value)
-    for index, moments in theirs["optimizer"]["state"].items():
-        assert all(torch.equal(ours["optimizer"]["state"][index][name], value) for name, value in moments.items())
 
 
 # What cannot be

@@ -56,19 +56,6 @@ def test_run_figure_shows_accuracy_reward_length_and_entropy(tmp_path, drawn):
     assert all(axes.get_title() and axes.get_ylabel() for axes in drawn[0].axes)
 
 
-def test_run_figure_draws_every_share_or_the_first_metric_alone(tmp_path, drawn):
-    evals = [{"step": 0, "speedup": 1.5, "correct": 0.25, "compiled": None}, {"step": 5, "correct": 0.5, "compiled": 1}]
-    plot_run([], evals, tmp_path / "r.png", {"correct": ".1%", "speedup": ".2f", "compiled": ".1%"})
-    lines = drawn[0].axes[0].lines
-    assert [(line.get_label(), list(line.get_ydata())) for line in lines] == [
-        ("correct", [25, 50]),
-        ("compiled", [100]),
-    ]
-    plot_run([], evals, tmp_path / "r.png", {"speedup": ".2f", "correct": ".1%"})
-    assert [list(line.get_ydata()) for line in drawn[1].axes[0].lines] == [[1.5]]
-    assert drawn[1].axes[0].get_ylabel() == "greedy, speedup"
-
-
 @pytest.mark.parametrize("measured", [{}, {"accuracy": ".1%"}])
 def test_fine_tuning_shows_both_losses_and_what_the_task_measures(measured, tmp_path, drawn):
     metrics = [{"step": s, "loss": 1.0 / s} for s in range(1, 8)]

@@ -133,18 +133,6 @@ def test_a_prompt_of_whole_blocks_is_found_again_until_the_weights_change(kind, 
     assert torch.equal(found.logprobs, before.logprobs) == (kind == "sleep")
 
 
-@pytest.mark.thorough
-def test_long_prompts_are_prefilled_in_pieces(small, monkeypatch):
-    policy = policy_that_ends()
-    monkeypatch.setattr(paged, "PREFILL_TOKENS", BLOCK + BLOCK // 2)
-    engine = Watched(policy, 40)
-    found = generate(engine, PROMPTS[:2], 1, 3, GREEDY)
-    assert_same(found, unpaged(policy, PROMPTS[:2], 1, 3, GREEDY))
-    assert [(p.completion, p.begin, p.end, p.first_tokens) for p in engine.pieces] == [
-        (0, 0, 3, True), (1, 0, BLOCK + BLOCK // 2 - 3, False), (1, BLOCK + BLOCK // 2 - 3, 2 * BLOCK, True),
-    ]  # fmt: skip
-
-
 def test_pieces_are_joined_as_long_as_padding_allows():
     pieces = [Piece(i, 0, n, True) for i, n in enumerate((5, 3, 4, 20, 1, 1))]
     found = paged_prefill.passes(pieces, 15, 2)

@@ -3,7 +3,7 @@
 As far as it goes it does what vLLM 0.24 does, also what is awkward: it seeds everybody's generators, draws from
 NumPy's, keeps keys and values of prompts until it is told that they are stale, ends answers at ids of the model's own
 unless told not to, and reports log-probs of the model's own distribution unless told to report those sampled with.
-`test_vllm.py` holds the signatures against vLLM's where that is installed.
+Where vLLM and a GPU are there, `test_engines.py` asks the same of vLLM itself.
 """
 
 import importlib.machinery
