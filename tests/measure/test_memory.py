@@ -169,8 +169,8 @@ def test_a_micro_batch_is_counted_in_tokens_and_has_a_row_at_least_and_a_minibat
     """Rows of 50 tokens."""
     sizes = {"num_prompts": 4, "num_generations": 4, "max_prompt_tokens": 30, "max_new_tokens": 20}
     config = make_config(**sizes, micro_batch_tokens=tokens, logprob_chunk=10**6)
-    found, half = estimate(config, TINY, "cpu"), estimate(replace(config, minibatches=2), TINY, "cpu")
-    assert half.activations == activation_bytes(TINY, min(rows, 8), 50, "float32", False)
+    found, third = estimate(config, TINY, "cpu"), estimate(replace(config, minibatches=3), TINY, "cpu")
+    assert third.activations == activation_bytes(TINY, min(rows, 6), 50, "float32", False)
     assert found.activations == activation_bytes(TINY, rows, 50, "float32", False)
     assert found.logits == 3 * min(rows * 50, 16 * 20) * TINY.vocabulary * 4
 
