@@ -66,6 +66,18 @@ def test_lengths_around_those_of_tiles(kernel):
     check(make(kernel, SLOTS, [n + 1 for n in tokens], start=[2] * len(tokens)))
 
 
+LONG = [
+    DecodeAttention(6, 2, 64, padded=True, splits=2, warps=2, angles="bfloat16", norm="float32", eps=0.1),
+    DecodeAttention(6, 2, 64, padded=True, splits=2, warps=2, ahead=True, tiles=2),
+    thorough(AheadDecode(6, 2, 64, padded=True, splits=2)),
+]
+
+
+@pytest.mark.parametrize("kernel", LONG, ids=name)
+def test_several_tiles_for_each_warp(kernel):
+    check(make(kernel, 200, [171, 20], start=[5, 19]))
+
+
 @pytest.mark.parametrize("kernel", thinned(PLAIN[::2], every=2), ids=name)
 def test_large_scores_stay_finite(kernel):
     check(make(kernel, 70, [69, 40], start=[0, 39], spread=60.0))
