@@ -1,15 +1,16 @@
 """The benchmarks that ship: what they measure, in which shape, and what is not good enough to be recorded."""
 
 import contextlib
+import types
 
 import pytest
 import torch
-from policies import DEVICE
+from policies import DEVICE, make_policy
 from transformers import AutoModelForCausalLM
 
 from rlcourse import bench
 from rlcourse.bench import Options, cute, decode, layer, learn, models, numerics, peers, run_bench, speed, trace
-from rlcourse.config import make_config
+from rlcourse.config import ALGORITHMS, make_config
 from rlcourse.kernels.toolchain import interpreted
 from rlcourse.measure import records, traces
 from rlcourse.policy import load_policy
@@ -323,3 +324,39 @@ def test_what_is_added_is_kept_row_by_row_and_not_measured_again(monkeypatch, tm
     assert [row["rows"] for row in records.load_record("update-tiny", folder=folder)["results"]] == [8, 16, 24]
     run_bench("update", make_config(), Options(shape="tiny", rows=(8,), repeats=2), record=False, add=True)
     assert measured[5:] == [8] and len(records.load_record("update-tiny", folder=folder)["results"]) == 1
+
+
+@pytest.mark.parametrize("wins", [False, True])
+def test_of_other_shapes_our_kernels_alone_are_measured(monkeypatch, wins):
+    monkeypatch.setattr(decode, "cute_wins", lambda device: wins)
+
+    def rungs(device: str, kept: str) -> list[str]:
+        return list(decode.ladder(types.SimpleNamespace(device=torch.device(device)), torch.float32, 8, kept))
+
+    assert rungs("cuda", "ours") == (["graph-triton", "graph-exact", "graph"] if wins else ["graph"])
+    assert rungs("cpu", "ours") == ["fast"] and len(rungs("cuda", "cached")) > 4
+    kept = []
+    monkeypatch.setattr(decode, "ladder", lambda policy, dtype, rows, which: kept.append(which) or {})
+    monkeypatch.setattr(decode, "_policy", lambda *_: make_policy())
+    monkeypatch.setattr(decode, "measure_machine", lambda _: types.SimpleNamespace(bytes_per_s=1e9))
+    for shape in ("qwen2.5-0.5b", "qwen3-0.6b"):
+        decode.decode(shape, [8], prompt_tokens=4, new_tokens=65, repeats=1)
+    assert kept == ["cached", "ours"]
+
+
+@pytest.mark.parametrize(("prefill", "whole", "share"), [(0.1, 0.5, 0.6), (0.4, 0.9, 1.0), (None, None, None)])
+def test_busy_is_that_of_decode_steps_without_the_prefill(prefill, whole, share):
+    """2 s of prefill, 8 s of steps: busy for 0.2 s, then for 5 in all, so 4.8 in steps; or 0.8 and 9: more than 8."""
+    one, more = (decode.Profile(seconds, busy, 1.0, 1.0, []) for seconds, busy in ((2.0, prefill), (10.0, whole)))
+    assert decode.busy_between(one, more) == (share if share is None else pytest.approx(share))
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_learn_combines_every_engine_and_every_algorithm_and_has_three_seeds_of_two(on_gpu):
+    found = learn.combinations(on_gpu)
+    assert {c["algorithm"] for c in found} == set(ALGORITHMS) and {c["engine"] for c in found} >= set(ENGINES)
+    assert len({tuple(sorted(c.items())) for c in found}) == len(found)
+    dtypes = {"float32", "bfloat16"} if on_gpu else {"float32"}
+    assert {c["dtype"] for c in found} == dtypes and {c["compile"] for c in found} == {False, on_gpu} | {on_gpu}
+    for algorithm in learn.THREE_SEEDS:
+        assert {c.get("seed", 0) for c in found if c["algorithm"] == algorithm} == {0, 1, 2}

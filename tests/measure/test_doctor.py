@@ -146,3 +146,15 @@ def test_a_missing_embedded_model_is_required_and_leaves_its_preset_unknown(monk
     facts = doctor.gather()
     assert {row["needs_bytes"] for row in facts["presets"]} == {None}
     assert "unknown" in report(facts)
+
+
+def test_memory_is_limited_by_the_container(monkeypatch, tmp_path):
+    limit = tmp_path / "memory.max"
+    real_open = open
+    monkeypatch.setattr(
+        "builtins.open", lambda path, *a: real_open(limit if str(path).endswith("memory.max") else path, *a)
+    )
+    limit.write_text("123456\n")
+    assert machine.memory_bytes() == 123456
+    limit.write_text("max\n")
+    assert machine.memory_bytes() > 123456
