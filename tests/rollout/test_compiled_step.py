@@ -15,7 +15,6 @@ from rlcourse.sampling import GREEDY, Sampling
 
 SIZES = [(4, 5, 20), (7, 20, 20), (1, 3, 20), (32, 18, 40), (1, 60, 64), (64, 31, 33)]  # rows, length, room
 MOST = 4  # programs: one row, a cache that is full, and all others
-SAMPLINGS = [Sampling(), GREEDY, Sampling(temperature=0.7), Sampling(temperature=1.3, top_k=9)]
 
 
 @pytest.fixture
