@@ -27,10 +27,14 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(layers, "COLUMNS", 128)
 
 
-def passes(layers: int = 1, shape: str = "qwen2"):
+def passes(layers: int = 1, shape: str = "qwen2", adapter: bool = False):
     """A policy, its pass and the same with captured layers."""
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
     policy = small_policy(shape, num_hidden_layers=layers, vocab_size=64, intermediate_size=128, **heads)
+    if adapter:
+        add_adapter(policy.model, "base", 2, 2.0, "all-linear")
+        for name, parameter in policy.model.named_parameters():
+            parameter.data += 0.1 if ".lora_" in name else 0.0
     plain, other = (ExactPass(policy.model, torch.float32) for _ in range(2))
     other.captured = CapturedLayers(policy.model, other.weights)
     other.captured.step = 2
@@ -69,6 +73,14 @@ def test_captured_layers_have_the_bits_of_the_layers_as_tokens_and_weights_chang
             for parameter in policy.model.parameters():
                 parameter.add_(0.02 * torch.randn_like(parameter))
     assert len(other.captured.pairs) == 1 and len(other.captured.seen) == 1
+
+
+@pytest.mark.thorough
+def test_captured_layers_have_the_bits_of_the_layers_below_an_adapter():
+    policy, plain, other = passes(adapter=True)
+    for seed in (0, 1):
+        same(policy, plain, other, batch(seed, policy.pad_id))
+    assert other.captured.pairs
 
 
 @pytest.mark.thorough
