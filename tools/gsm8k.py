@@ -6,7 +6,8 @@
 
 Each run is `rlcourse train --preset h200` with a variant's settings, in a process and on a GPU of its own. A run that
 is there is not repeated, and one that was cut off goes on from its last checkpoint, so a study can grow over many short
-leases. GSM8K comes from the folder in RLCOURSE_GSM8K_DIR, or from the hub.
+leases. GSM8K comes from the folder in RLCOURSE_GSM8K_DIR, or from the hub. `trl` is TRL with vLLM (`gsm8k_trl.py`), and
+`small` ours with the same settings.
 
 The last ones are two studies, with small steps so that there are many. `exact` and `exact grpo`: does GRPO lengthen
 wrong answers, and Dr. GRPO not? `exact` and `two`: sampler and trainer agree to the last bit, or the trainer runs
@@ -16,6 +17,7 @@ transformers' layers, whose log-probs differ by rounding; `tis` corrects for tha
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -28,12 +30,15 @@ from rlcourse.files import read_json, read_lines
 from rlcourse.measure.records import write_record
 from rlcourse.paths import data_folder
 
-STUDY = {"num_prompts": 32, "lr": 3e-6, "steps": 300, "eval_every": 100}
+SMALL = {"num_prompts": 32, "lr": 3e-6, "steps": 200, "eval_every": 25}  # TRL ends in half an hour
+STUDY = SMALL | {"steps": 300, "eval_every": 100}
 VARIANTS: dict[str, dict[str, Any]] = {
     "dr_grpo": {},
     "grpo": {"algorithm": "grpo"},
     "ppo": {"algorithm": "ppo"},
     "lora": {"lora_rank": 32, "lr": 8e-5},
+    "small": SMALL,
+    "trl": SMALL,
     "no examples": {"examples": 0, "steps": 100},
     "format bonus": {"examples": 0, "reward_format": 0.2, "steps": 30},
     "exact": STUDY,
@@ -68,7 +73,14 @@ def train_one(variant: str, seed: int, arguments: argparse.Namespace) -> None:
 
         trainer.Trainer.__init__ = make_with_two_sets
     settings = settings_of(variant, seed, arguments)
-    if any((arguments.runs / settings["name"]).glob("checkpoints/step-*")):
+    if variant == "trl":
+        import gsm8k_trl
+
+        folder = folder_of(variant, seed, arguments)
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was cut off: TRL's doesn't go on
+        folder.mkdir(parents=True)
+        gsm8k_trl.train(make_config(**settings), folder, BEGAN)
+    elif any((arguments.runs / settings["name"]).glob("checkpoints/step-*")):
         trainer.resume(output=settings["output"], name=settings["name"])
     else:
         trainer.train(make_config(**settings), BEGAN)
@@ -117,7 +129,7 @@ def rows_of(variant: str, seed: int, folder: Path) -> list[dict[str, Any]]:
             | {name: lengths.get(name) for name in ("length_right", "length_wrong")}
             | {
                 "seconds": line["seconds"],
-                "mismatch_max": max((step["mismatch_max"] or 0 for step in steps), default=0),
+                "mismatch_max": max((m for step in steps if (m := step["mismatch_max"]) is not None), default=None),
             }
         )
     return rows
