@@ -1,31 +1,21 @@
 """The benchmarks that ship: what they measure, in which shape, and what is not good enough to be recorded."""
 
 import contextlib
-import types
 
 import pytest
 import torch
-from policies import DEVICE, make_policy
+from policies import DEVICE
 from transformers import AutoModelForCausalLM
 
-from rlcourse import bench
-from rlcourse.bench import Options, cute, decode, layer, learn, models, numerics, peers, run_bench, speed, trace
-from rlcourse.config import ALGORITHMS, make_config
+from rlcourse.bench import Options, cute, decode, layer, learn, models, numerics, run_bench, scale, speed, trace
+from rlcourse.config import make_config
 from rlcourse.kernels.toolchain import interpreted
-from rlcourse.measure import records, traces
+from rlcourse.measure import records
 from rlcourse.policy import load_policy
 from rlcourse.tasks import load_task
 
 TINY = {"num_prompts": 2, "num_generations": 3, "max_new_tokens": 8}
 ENGINES = ["hf-dynamic", "hf-static", "fast"]
-
-
-@pytest.fixture
-def recorded(monkeypatch) -> list[tuple]:
-    """What would have been written to data/measurements."""
-    calls = []
-    monkeypatch.setattr(bench, "write_record", lambda *call: calls.append(call) or "a/file.json")
-    return calls
 
 
 def test_rollout_measures_each_engine_on_the_same_rows():
@@ -51,15 +41,10 @@ def test_the_mismatch_in_float32_is_rounding_alone_and_every_token_is_in_one_gro
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("name", ["kernels", "cute", "layer", "lowered", "story", "trace", "logprobs", "serve"])
-def test_what_needs_a_gpu_says_so(name):
-    with pytest.raises(ValueError, match="no CUDA GPU was found"):
-        run_bench(name, make_config(), Options(), False)
-
-
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
+        *((name, Options(), "no CUDA GPU was found") for name in ("kernels", "story", "trace", "logprobs", "serve")),
         ("coffee", Options(), r"Unknown benchmark 'coffee': use learn, decode, kernels, .* or logprobs"),
         ("decode", Options(shape="tiny", rows=(8,), lengths="long"), "Unknown lengths 'long'"),
         ("decode", Options(shape="tiny", rows=(12,)), "multiples of 8"),
@@ -72,30 +57,31 @@ def test_what_cannot_be_measured_is_refused(name, options, sentence):
         run_bench(name, make_config(), options, record=False, add=name == "rollout")
 
 
-@pytest.mark.parametrize(("spread", "asked"), [(0.2, True), (0.2, False), (0.21, True)])
-def test_what_was_steady_is_recorded_where_asked_for(spread, asked, monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize("spread", [0.2, 0.21])
+def test_what_was_steady_is_recorded(spread, monkeypatch, tmp_path, capsys):
     rows = [{"variant": f"engine {i}", "tokens_per_s": 1.0, "spread": s} for i, s in enumerate((0.05, spread))]
     monkeypatch.setattr(speed, "rollout", lambda config, repeats: ({"repeats": repeats}, rows))
-    write = records.write_record
-    monkeypatch.setattr(bench, "write_record", lambda *call: write(*call, folder=tmp_path))
-    steady = contextlib.nullcontext()
+    monkeypatch.setattr(records, "data_folder", lambda: tmp_path)
     if spread > 0.2:
-        steady = pytest.raises(ValueError, match="Not recorded: engine 1 varied by over 20% between repetitions")
-    with steady:
-        run_bench("rollout", make_config(), Options(), record=asked)
-    assert "engine 1" in capsys.readouterr().out
-    if asked and spread <= 0.2:
-        assert records.load_record("rollout", folder=tmp_path)["results"] == rows
+        with pytest.raises(ValueError, match="Not recorded: engine 1 varied by over 20% between repetitions"):
+            run_bench("rollout", make_config(), Options(), record=True)
+        assert "engine 1" in capsys.readouterr().out and not list(tmp_path.iterdir())
     else:
-        assert not list(tmp_path.iterdir())
+        run_bench("rollout", make_config(), Options(), record=True)
+        assert records.load_record("rollout", folder=tmp_path / "measurements")["results"] == rows
 
 
-def test_other_shapes_and_lengths_have_records_of_their_own(monkeypatch, recorded):
-    for shape, lengths in (("qwen2.5-0.5b", "equal"), ("qwen3-0.6b", "equal"), ("qwen3-0.6b", "skewed")):
-        found = {"shape": shape, "lengths": lengths}, [{"variant": "graph"}]
-        monkeypatch.setattr(decode, "decode", lambda *a, found=found: found)
-        run_bench("decode", make_config(), Options(shape=shape, lengths=lengths), record=True)
-    assert [call[0] for call in recorded] == ["decode", "decode-qwen3-0.6b", "decode-skewed-qwen3-0.6b"]
+@pytest.mark.thorough
+def test_updates_and_every_rung_of_the_ladder_are_timed_on_the_same_rows():
+    _, [row] = speed.update("tiny", [8], new_tokens=6, repeats=2)
+    assert row["rows"] == 8 and row["tokens"] % 8 == 0 and row["tokens"] > 8 * 6
+    assert 0 < row["floor_s"] < row["update_s"] and 0 < row["tflops"] < row["peak_tflops"]
+    _, rows = decode.decode("tiny", [8, 16], prompt_tokens=12, new_tokens=6, repeats=2)
+    rungs = list(dict.fromkeys(row["variant"] for row in rows))
+    assert DEVICE == "cuda" or rungs == ["hf-none", "hf-dynamic", "hf-static", "fast"]
+    assert [(row["variant"], row["rows"]) for row in rows] == [(name, count) for count in (8, 16) for name in rungs]
+    for row in rows:
+        assert row["tokens_a_row"] == 6 and row["tokens_per_s"] > 0 and row["floor_ms"] > 0  # none ends by itself
 
 
 @pytest.mark.thorough
@@ -137,49 +123,6 @@ def test_a_step_with_random_weights_and_coin_flips_is_timed_by_phase(monkeypatch
     assert len(norms) == speed.WARMUP + 1 and all(norm > 0 for norm in norms)
 
 
-def test_trl_has_the_attention_that_is_faster_for_its_cache(monkeypatch):
-    pytest.importorskip("trl")
-    before, allowed, enabled = True, {}, torch.backends.cuda.cudnn_sdp_enabled
-
-    def run_trl(model, task, completions, new_tokens, steps, variant):
-        allowed[variant] = enabled()
-        compiling = {"step_s": 90.0, "rollout_s": 1.0}
-        return [compiling] * 2 + [{"step_s": 2.0, "rollout_s": 1.0}] * 3
-
-    monkeypatch.setattr(peers, "run_trl", run_trl)
-    monkeypatch.setattr(peers, "runs_on", lambda device: True)
-    kept = enabled()
-    try:
-        torch.backends.cuda.enable_cudnn_sdp(before)
-        names = peers.trl_variants()
-        updates = [peers.trl_step("model", None, 8, 6, 3, name)["update_s"] for name in names]
-        growing = {"trl-default": False, "trl-update-compiled": False}
-        assert allowed == growing | {"trl-static-compiled": before, "trl-vllm": before} and enabled() is before
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(kept)
-    assert names == ["trl-default", "trl-update-compiled", "trl-static-compiled", "trl-vllm"] and updates == [1.0] * 4
-
-
-@pytest.mark.thorough
-def test_an_update_is_timed_beside_what_its_operations_need():
-    _setup, [row] = speed.update("tiny", [8], new_tokens=6, repeats=2)
-    assert row["rows"] == 8 and row["tokens"] % 8 == 0 and row["tokens"] > 8 * 6
-    assert 0 < row["floor_s"] < row["update_s"] and 0 < row["tflops"] < row["peak_tflops"]
-
-
-@pytest.mark.thorough
-def test_every_rung_of_the_ladder_decodes_the_same_rows():
-    setup, rows = decode.decode("tiny", [8, 16], prompt_tokens=12, new_tokens=6, repeats=2)
-    rungs = list(dict.fromkeys(row["variant"] for row in rows))
-    assert DEVICE == "cuda" or rungs == ["hf-none", "hf-dynamic", "hf-static", "fast"]
-    assert [(row["variant"], row["rows"]) for row in rows] == [(name, count) for count in (8, 16) for name in rungs]
-    for row in rows:
-        assert row["tokens_a_row"] == 6  # none ends by itself
-        assert row["tokens_per_s"] > 0 and row["spread"] >= 0 and row["floor_ms"] > 0
-        assert row["kernels_a_step"] > 10 and (DEVICE == "cuda" or row["busy"] is None)
-    assert setup["lengths"] == "equal" and setup["copy_gb_per_s"] > 0
-
-
 def test_milliseconds_a_step_leave_the_prefill_out(monkeypatch):
     """With a clock that says 5 s for the prompt and 2 s for each token, 1 token takes 7 and 6 take 17."""
     monkeypatch.setattr(decode, "seconds", lambda run, device: run() or 5.0 + 2.0 * limits[-1])
@@ -195,35 +138,6 @@ def test_milliseconds_a_step_leave_the_prefill_out(monkeypatch):
 
     row, _ = decode._measure_rung(Engine(), [[1], [2]], 2, 6, 3, torch.device("cpu"))
     assert row["ms_per_step"] == 2000 and row["tokens_per_s"] == 16 * 6 / 17 and row["tokens_a_row"] == 6
-
-
-def test_a_schedule_without_a_pause_takes_as_many_steps_as_its_last_answer_ends_at():
-    assert decode.schedule_steps([5] * 8, 4) == 2 * 4  # two rounds, a token of each from its prompt
-    assert decode.schedule_steps([1] * 100, 4) == 0
-    assert decode.schedule_steps([11, 3, 3, 3, 3, 11], 2) == 2 * 4 + 10  # the last long one begins after four short
-    assert decode.schedule_steps([4, 9, 2], 3) == 8  # who has a slot each
-
-
-@pytest.mark.thorough
-def test_skewed_answers_are_more_than_are_decoded_at_once(monkeypatch):
-    monkeypatch.setattr(decode, "ROUNDS", 2)
-    seeds, seed = [], torch.manual_seed
-    monkeypatch.setattr(torch, "manual_seed", lambda s: seeds.append(s) or seed(s))
-    setup, rows = decode.decode("tiny", [8], prompt_tokens=12, new_tokens=30, lengths="skewed", repeats=2)
-    assert set(seeds) == set(range(decode.DRAWS))
-    assert setup["lengths"] == "skewed" and setup["rollouts"] == decode.DRAWS
-    assert rows[-1]["variant"] == ("fast" if DEVICE == "cpu" else "graph") and len(rows) >= 2
-    assert 1 < rows[-1]["tokens_a_row"] < 30 and "floor_ms" not in rows[-1]  # a step has no one size
-    tokens = rows[-1]["tokens_a_row"] * 2 * 8 * decode.DRAWS
-    assert tokens / 8 - 2 * decode.DRAWS <= rows[-1]["schedule_steps"] < 2 * 30 * decode.DRAWS
-
-
-def test_skewed_answers_are_distributed_for_vllm_as_for_ours():
-    ids = decode.skewed(151_936)
-    assert len(set(ids)) == len(ids) and (1 - len(ids) / 151_936) ** 120 == pytest.approx(0.5, abs=0.01)
-    assert decode.answer_lengths(3, 70, "equal") == [70] * 3
-    lengths = torch.tensor(decode.answer_lengths(20_000, 512, "skewed"))
-    assert lengths.min() == 1 and lengths.max() == 512 and lengths.median().item() == pytest.approx(120, rel=0.05)
 
 
 @pytest.mark.thorough
@@ -242,6 +156,17 @@ def test_learn_trains_every_combination_and_says_what_failed(monkeypatch):
     for row in rows[:2]:
         assert 0 <= row["accuracy_after"] <= 1 and row["mismatch_max"] < 1e-4 and row["clip_fraction"] == 0
     assert rows[2]["error"] == "ValueError: top_p must be above 0 and at most 1, not 2.0." and "seconds" not in rows[2]
+
+
+@pytest.mark.thorough
+def test_two_processes_are_measured(tmp_path):
+    models.write_random_model("tiny", load_task("minigsm"), tmp_path / "model")
+    given = {"folder": str(tmp_path), "task": "minigsm", "new_tokens": 4, "repeats": 1, "rows": 16}
+    for variant in scale.VARIANTS[1:]:
+        row = scale._on_ranks(2, given | {"variant": variant})
+        assert row["rows"] == 16 and row["tokens_per_s"] == pytest.approx(16 * 4 / row["step_s"])
+        assert (row.get("sampling_s", 0) > 0) == (variant == scale.VARIANTS[2])
+        assert (row["allreduce_s"] is None) == (variant != scale.VARIANTS[1])
 
 
 def traced(steps=trace.STEPS):
@@ -273,24 +198,6 @@ def test_the_rows_of_a_traced_step_add_up_to_the_step_without_the_profiler():
     assert sum(event["name"] == "cudaGraphLaunch" for event in kept) == trace.KEPT + 1
 
 
-def test_what_is_traced_is_kept_where_records_are(monkeypatch, recorded, tmp_path):
-    monkeypatch.setattr(trace, "trace", lambda *_: ({}, [{"variant": "graph"}], {"graph": traced()}))
-    monkeypatch.setattr(traces, "trace_path", lambda name: tmp_path / f"{name}.json.gz")
-    run_bench("trace", make_config(), Options(), record=False)
-    assert not recorded and not list(tmp_path.iterdir())
-    run_bench("trace", make_config(), Options(), record=True)
-    assert recorded[0][0] == "trace" and traces.read_trace(tmp_path / "graph.json.gz") == traced()
-
-
-@pytest.mark.parametrize("size", [2, 5])
-def test_coin_flips_give_every_group_signal(size):
-    torch.manual_seed(0)
-    config = make_config(num_prompts=50, num_generations=size)
-    rewards = torch.tensor(speed.coin_flips([], config)).view(50, size)
-    assert rewards.sum(1).tolist() == [size // 2] * 50
-    assert len({tuple(row) for row in rewards.tolist()}) > 1 and set(rewards.flatten().tolist()) == {0.0, 1.0}
-
-
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
 def test_a_random_model_has_its_shape_and_loads(kind, tmp_path, monkeypatch):
     monkeypatch.setitem(models.FAMILIES, "tiny", (kind, models.LLAMA if kind == "llama" else models.QWEN))
@@ -300,63 +207,3 @@ def test_a_random_model_has_its_shape_and_loads(kind, tmp_path, monkeypatch):
     assert all(getattr(model.config, name) == value for name, value in models.SHAPES["tiny"].items())
     policy = load_policy(str(tmp_path), DEVICE)
     assert len(policy.tokenizer) <= model.config.vocab_size and policy.prompt("Tom has 3 apples?")
-
-
-def test_what_is_added_is_kept_row_by_row_and_not_measured_again(monkeypatch, tmp_path, capsys):
-    measured, spread = [], {8: 0.1, 16: 0.3, 24: 0.1}
-
-    def our_update(model, task, count, *_):
-        measured.append(count)
-        if count == 24 and len(measured) == 3:
-            raise KeyboardInterrupt
-        return {"update_s": 1.0, "spread": spread[count]}
-
-    monkeypatch.setattr(speed, "our_update", our_update)
-    monkeypatch.setattr(records, "data_folder", lambda: tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        run_bench("update", make_config(), Options(shape="tiny", rows=(8, 16, 24)), record=False, add=True)
-    assert "Not kept: rlcourse varied by over 20% between repetitions." in capsys.readouterr().out
-    folder = tmp_path / "measurements"
-    assert [row["rows"] for row in records.load_record("update-tiny", folder=folder)["results"]] == [8]
-    spread[16] = 0.1
-    run_bench("update", make_config(), Options(shape="tiny", rows=(8, 16, 24)), record=False, add=True)
-    assert measured == [8, 16, 24, 16, 24]
-    assert [row["rows"] for row in records.load_record("update-tiny", folder=folder)["results"]] == [8, 16, 24]
-    run_bench("update", make_config(), Options(shape="tiny", rows=(8,), repeats=2), record=False, add=True)
-    assert measured[5:] == [8] and len(records.load_record("update-tiny", folder=folder)["results"]) == 1
-
-
-@pytest.mark.parametrize("wins", [False, True])
-def test_of_other_shapes_our_kernels_alone_are_measured(monkeypatch, wins):
-    monkeypatch.setattr(decode, "cute_wins", lambda device: wins)
-
-    def rungs(device: str, kept: str) -> list[str]:
-        return list(decode.ladder(types.SimpleNamespace(device=torch.device(device)), torch.float32, 8, kept))
-
-    assert rungs("cuda", "ours") == (["graph-triton", "graph-exact", "graph"] if wins else ["graph"])
-    assert rungs("cpu", "ours") == ["fast"] and len(rungs("cuda", "cached")) > 4
-    kept = []
-    monkeypatch.setattr(decode, "ladder", lambda policy, dtype, rows, which: kept.append(which) or {})
-    monkeypatch.setattr(decode, "_policy", lambda *_: make_policy())
-    monkeypatch.setattr(decode, "measure_machine", lambda _: types.SimpleNamespace(bytes_per_s=1e9))
-    for shape in ("qwen2.5-0.5b", "qwen3-0.6b"):
-        decode.decode(shape, [8], prompt_tokens=4, new_tokens=65, repeats=1)
-    assert kept == ["cached", "ours"]
-
-
-@pytest.mark.parametrize(("prefill", "whole", "share"), [(0.1, 0.5, 0.6), (0.4, 0.9, 1.0), (None, None, None)])
-def test_busy_is_that_of_decode_steps_without_the_prefill(prefill, whole, share):
-    """2 s of prefill, 8 s of steps: busy for 0.2 s, then for 5 in all, so 4.8 in steps; or 0.8 and 9: more than 8."""
-    one, more = (decode.Profile(seconds, busy, 1.0, 1.0, []) for seconds, busy in ((2.0, prefill), (10.0, whole)))
-    assert decode.busy_between(one, more) == (share if share is None else pytest.approx(share))
-
-
-@pytest.mark.parametrize("on_gpu", [False, True])
-def test_learn_combines_every_engine_and_every_algorithm_and_has_three_seeds_of_two(on_gpu):
-    found = learn.combinations(on_gpu)
-    assert {c["algorithm"] for c in found} == set(ALGORITHMS) and {c["engine"] for c in found} >= set(ENGINES)
-    assert len({tuple(sorted(c.items())) for c in found}) == len(found)
-    dtypes = {"float32", "bfloat16"} if on_gpu else {"float32"}
-    assert {c["dtype"] for c in found} == dtypes and {c["compile"] for c in found} == {False, on_gpu} | {on_gpu}
-    for algorithm in learn.THREE_SEEDS:
-        assert {c.get("seed", 0) for c in found if c["algorithm"] == algorithm} == {0, 1, 2}

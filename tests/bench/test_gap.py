@@ -24,12 +24,6 @@ def trainer(tmp_path):
     return trainer
 
 
-def test_what_is_not_exact_has_no_gap_to_put_back(trainer):
-    trainer.engine.exact = False
-    with pytest.raises(ValueError, match="Hopper"):
-        gap.put_back(trainer, gap.TWO)
-
-
 @pytest.mark.parametrize(("way", "own"), [(gap.ONE, False), (gap.OWN, True), (gap.TWO, False)])
 def test_the_ratio_is_against_the_sampler_or_the_trainer_itself(trainer, way, own):
     before = trainer.learner.policy_pass
@@ -55,28 +49,3 @@ def test_scaled_gradients_are_those_that_are_not(monkeypatch):
         found[way] = [p.grad for p in policy.model.parameters()]
     assert all(torch.equal(a, b) for a, b in zip(*found.values(), strict=True))
     assert torch.equal(seen["float16"], seen["bfloat16"] * gap.LOSS_SCALE)
-
-
-def test_every_setting_has_every_seed_and_what_fails_is_not_hidden(monkeypatch):
-    asked = []
-    gaps = {"mismatch_mean": 0.1, "mismatch_max": 0.2}
-
-    def one_run(settings, change):
-        asked.append(settings)
-        if settings["algorithm"] == "gspo" and settings["seed"] == 1:
-            raise RuntimeError("a kernel did not run")
-        return {"accuracy_after": 0.5} | gaps
-
-    monkeypatch.setattr(gap, "one_run", one_run)
-    setup, rows = gap.gap(make_config(steps=3))
-    assert len(rows) == 3 * sum(len(ways) for _, ways in gap.SETTINGS.values()) and setup["steps"] == 3
-    assert {s["seed"] for s in asked} == {0, 1, 2} and len({(r["variant"], r["seed"]) for r in rows}) == len(rows)
-    failed = [row["variant"] for row in rows if "error" in row]
-    assert len(failed) == 8 and all(name.startswith("gspo") for name in failed)
-    known = {row["variant"] for row in rows if row.get("mismatch_max") == 0.2}
-    assert known == {
-        "dr_grpo, 1 update, one set", "dr_grpo, 1 update, two", "dr_grpo, 8 updates, one set",
-        "dr_grpo, 8 updates, two, trainer's own ratio", "gspo, 2 updates, one set",
-        "gspo, 2 updates, two, trainer's own ratio", "gspo, 8 updates, one set",
-        "gspo, 8 updates, two, trainer's own ratio",
-    }  # fmt: skip
