@@ -1,7 +1,6 @@
 """The engine `vllm` over a server: weights that go there, answers that come back, and what is said when it fails."""
 
 import importlib.util
-import json
 from pathlib import Path
 
 import pytest
@@ -10,10 +9,7 @@ import vllm_over_http
 from policies import make_policy
 from reference import assert_logprobs_are_the_models
 
-from rlcourse import trainer
-from rlcourse.config import make_config
 from rlcourse.lora import add_adapter
-from rlcourse.policy import load_policy
 from rlcourse.rollout import make_engine, vllm_server
 from rlcourse.sampling import GREEDY, Sampling
 
@@ -52,7 +48,7 @@ def change(policy):
             parameter.add_(0.1 * torch.randn_like(parameter))
 
 
-@pytest.mark.parametrize("sampling", [Sampling(0.7, top_k=4), Sampling(1.5, top_p=0.6), GREEDY])
+@pytest.mark.parametrize("sampling", [Sampling(0.7, top_k=4), Sampling(1.5, top_p=0.7), GREEDY])
 def test_weights_go_there_before_every_rollout(policy, served, sampling):
     server = served(policy)
     sampler = engine(policy, server)
@@ -75,26 +71,14 @@ def test_a_server_that_fails_is_one_sentence(policy, served, monkeypatch):
         engine(policy, server)
     server.fails = {}
     sampler = engine(policy, server)
-    for room, sampling, said in (
-        (12, GREEDY, "of 13 tokens do not fit the vLLM server, which takes 12"),
-        (13, Sampling(2.5), r"at temperatures of 0\.01 to 2, not 2\.5"),
-    ):
-        sampler.room = room
-        with pytest.raises(ValueError, match=said):
-            sampler.generate(PROMPTS, 1, 6, sampling)
+    sampler.room = 12
+    with pytest.raises(ValueError, match="of 13 tokens do not fit the vLLM server, which takes 12"):
+        sampler.generate(PROMPTS, 1, 6, GREEDY)
+    sampler.room = 13
     server.most = 3
     with pytest.raises(RuntimeError, match=r"gave 3 answers where 4 were asked for\.$"):
         sampler.generate(PROMPTS, 4, 6, Sampling())
-    server.most, generate = None, server.generate
-
-    def one_less(body):
-        found = generate(body)
-        found["choices"][0]["logprobs"]["content"].pop()
-        return found
-
-    server.generate = one_less
-    with pytest.raises(RuntimeError, match="one log-prob for each token"):
-        sampler.generate(PROMPTS, 1, 4, GREEDY)
+    server.most = None
     server.fails["/update_weights"] = 500
     with pytest.raises(RuntimeError, match="answers /update_weights with 500"):
         sampler.generate(PROMPTS, 1, 2, GREEDY)
@@ -114,13 +98,6 @@ def test_what_cannot_work_is_refused(policy, served, monkeypatch):
     for options in ({"logprobs_mode": "raw_logprobs"}, {"dtype": "bfloat16"}):
         with pytest.raises(ValueError, match=r"was not started as its log-probs need: `VLLM.*--dtype float32 .*`\.$"):
             engine(policy, served(policy, **options))
-    for settings, said in (
-        ({"vllm_server": "http://a:1"}, "is for --engine vllm"),
-        ({"vllm_server": "http://a:1", "engine": "vllm", "sleep": True}, "leave out --cache-gb and --sleep"),
-        ({"vllm_server": "a:1", "engine": "vllm"}, "'a:1' is not an address: write http://HOST:PORT"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            make_config(**settings)
     address = "http://127.0.0.1:9"
     with pytest.raises(RuntimeError, match=rf"^The vLLM server at {address} does not answer /server_info: .*\.$"):
         make_engine(policy, "vllm", torch.float32, vllm_server=address)
@@ -138,21 +115,6 @@ def test_an_adapter_is_merged_and_weights_have_the_servers_dtype(served):
     rollout = engine(policy, server, torch.bfloat16).generate(PROMPTS, 2, 6, Sampling())
     assert_logprobs_are_the_models(policy, rollout, Sampling(), atol=0.3)
     assert {weight.dtype for weight in server.llm.model.parameters()} == {torch.bfloat16}
-
-
-def test_a_run_trains_with_it(served, tmp_path, monkeypatch):
-    """The embedded model; sampler and trainer then differ by float32's rounding, so that no step samples from weights
-    of another."""
-    server = served(load_policy("embedded"))
-    sizes = {"num_prompts": 2, "num_generations": 4, "max_new_tokens": 6, "eval_problems": 2, "eval_validation": 2}
-    settings = {"output": str(tmp_path / "runs"), "name": "run", "steps": 3, "lr": 1e-2, "warmup_steps": 0}
-    config = make_config(engine="vllm", vllm_server=server.url, pass_k=0, temperature=0.7, **sizes, **settings)
-    monkeypatch.setattr("rlcourse.step.rows_that_train", lambda batch, config: torch.ones_like(batch.rollout.finished))
-    monkeypatch.setattr("rlcourse.step.completion_advantages", lambda rewards, config: torch.randn_like(rewards))
-    trainer.train(config)
-    steps = [json.loads(line) for line in (tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert len(steps) == 3 and all(m["mismatch_max"] < 1e-4 and m["grad_norm"] > 0 for m in steps)
-    assert server.heard.count("/update_weights") > 3
 
 
 def source(*parts: str) -> str:
@@ -173,8 +135,3 @@ def test_the_stand_in_has_vllms_paths_and_arguments(monkeypatch):
     ):  # fmt: skip
         assert f'("/{path}")' in paths
     assert '"/inference/v1/generate"' in source(*folder, "disagg", "api_router.py")
-    asked = source(*folder, "disagg", "protocol.py")
-    assert "token_ids: list[int]" in asked and "sampling_params: SamplingParams" in asked
-    engine = source("distributed", "weight_transfer", "nccl_engine.py")
-    for text in ("def trainer_init(", "def trainer_send_weights(", "packed: bool", "rank_offset: int", "names: list"):
-        assert text in engine

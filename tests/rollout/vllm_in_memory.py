@@ -27,6 +27,7 @@ BLOCK = 16  # tokens
 ENGINE_ARGS = {  # what `LLM` hands on, with vLLM's defaults
     "load_format": "auto", "logprobs_mode": "raw_logprobs", "generation_config": "auto", "max_num_seqs": None,
     "max_model_len": None, "enable_sleep_mode": False, "use_tqdm_on_load": True, "distributed_executor_backend": None,
+    "gpu_memory_utilization": 0.92,
 }  # fmt: skip
 
 
@@ -91,15 +92,14 @@ class LLM:
         self,
         model: str,
         *,
-        skip_tokenizer_init: bool = False,
-        dtype: str = "auto",
+        skip_tokenizer_init: bool,
+        dtype: str,
+        kv_cache_memory_bytes: int,
         seed: int = 0,
-        gpu_memory_utilization: float = 0.92,
-        kv_cache_memory_bytes: int | None = None,
         **kwargs,
     ):
         assert not kwargs.keys() - ENGINE_ARGS.keys()
-        self.options = ENGINE_ARGS | kwargs | {"dtype": dtype, "gpu_memory_utilization": gpu_memory_utilization}
+        self.options = ENGINE_ARGS | kwargs | {"dtype": dtype}
         assert skip_tokenizer_init and self.options["load_format"] == "dummy"  # the folder has neither
         random.seed(seed)
         np.random.seed(seed)
@@ -117,31 +117,26 @@ class LLM:
         self.asleep, self.heard = 0, []
         self.made.append(self)
 
-    def collective_rpc(self, method, timeout=None, args: tuple = (), kwargs: dict | None = None) -> list:
+    def collective_rpc(self, method: str, kwargs: dict) -> None:
+        """What is not in the iterator stays as it is: vLLM says so in its log alone."""
         assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
-        assert method == "reload_weights"
-        return [self._reload_weights(*args, **(kwargs or {}))]
-
-    def _reload_weights(self, weights_iterator=None, weights_path=None, is_checkpoint_format: bool = True) -> None:
-        """Of a worker. What is not in the iterator stays as it is: vLLM says so in its log alone."""
-        assert not self.asleep
+        assert method == "reload_weights" and not self.asleep
         own = dict(self.model.named_parameters())
-        for name, weight in weights_iterator:
+        for name, weight in kwargs["weights_iterator"]:
             own[name].data.copy_(weight)
         self.heard.append("weights")
 
-    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+    def reset_prefix_cache(self) -> None:
         self.cached.clear()
-        return True
 
-    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+    def sleep(self, level: int) -> None:
         assert self.options["enable_sleep_mode"] and not self.asleep
         self.asleep = level
         self.cached.clear()
         self.heard.append("sleep")
 
-    def wake_up(self, tags: list[str] | None = None) -> None:
-        assert self.asleep and tags is None
+    def wake_up(self) -> None:
+        assert self.asleep
         if self.asleep == 2:
             for parameter in self.model.parameters():
                 parameter.data.normal_()
@@ -156,30 +151,26 @@ class LLM:
         stops = set(params.stop_token_ids or [])
         if not params.ignore_eos:  # also where `generation_config` is "vllm"
             stops.add(self.model.config.eos_token_id)
-        found = [CompletionOutput([], FlatLogprobs()) for _ in rows]
-        open_rows = list(range(len(rows)))
-        while open_rows:
-            for i, logits in zip(open_rows, self._logits(rows, found, open_rows), strict=True):
-                token, logprob = self._draw(logits, params)
-                found[i].token_ids.append(token)
-                found[i].logprobs.logprobs.append(logprob)
-            open_rows = [i for i in open_rows if not self._ends(rows[i], found[i].token_ids, params, stops)]
-        return [RequestOutput([one]) for one in found]
+        return [RequestOutput([self._complete(row, params, stops)]) for row in rows]
 
-    def _logits(self, rows, found, open_rows) -> list[torch.Tensor]:
-        """What the next token of each row that is open is drawn from."""
-        first = not found[open_rows[0]].token_ids
-        if first and all(tuple(rows[i]) in self.cached for i in open_rows):
-            return [self.cached[tuple(rows[i])] for i in open_rows]
-        texts = [rows[i] + found[i].token_ids for i in open_rows]
-        distinct = list(dict.fromkeys(map(tuple, texts)))
-        width = max(map(len, distinct))
-        logits = self.model(torch.tensor([[*text, *[0] * (width - len(text))] for text in distinct])).logits.float()
-        known = {text: row[len(text) - 1] for text, row in zip(distinct, logits, strict=True)}
-        if first:
-            self.cached = known | self.cached
-            return [self.cached[tuple(text)] for text in texts]
-        return [known[tuple(text)] for text in texts]
+    def _complete(self, prompt: list[int], params: SamplingParams, stops: set[int]) -> CompletionOutput:
+        tokens, logprobs = [], []
+        longest = min(params.max_tokens, self.llm_engine.model_config.max_model_len - len(prompt))
+        while len(tokens) < longest and not stops & set(tokens[-1:]):
+            token, logprob = self._draw(self._logits(prompt, tokens), params)
+            tokens.append(token)
+            logprobs.append(logprob)
+        return CompletionOutput(tokens, FlatLogprobs(logprobs))
+
+    def _logits(self, prompt: list[int], tokens: list[int]) -> torch.Tensor:
+        """What the next token is drawn from."""
+        text = tuple(prompt + tokens)
+        logits = self.cached.get(text)
+        if logits is None:
+            logits = self.model(torch.tensor([text])).logits[0, -1].float()
+        if not tokens:
+            self.cached[text] = logits
+        return logits
 
     def _draw(self, logits, params) -> tuple[int, float]:
         """A token and the log-prob that is reported of it."""
@@ -192,7 +183,3 @@ class LLM:
         token = min(token, int(sampled_from.isfinite().nonzero().max()))  # the sum may end below 1
         reported = sampled_from if self.options["logprobs_mode"] == "processed_logprobs" else own
         return token, reported[token].item()
-
-    def _ends(self, prompt, tokens, params, stops) -> bool:
-        longest = self.llm_engine.model_config.max_model_len
-        return tokens[-1] in stops or len(tokens) >= params.max_tokens or len(prompt) + len(tokens) >= longest
