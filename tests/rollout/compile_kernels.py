@@ -1,7 +1,7 @@
 """Compiles the kernels of a decode step for a GPU that need not be there, and prints what each needs, as JSON.
 
 `python compile_kernels.py CAPABILITY ROWS [SHAPE]`, for example 86 64 qwen3-0.6b; with `attention` or `rest` instead
-of ROWS, those of the training pass, with `prefill` those of a paged cache. test_kernels_compile.py runs it in a process
+of ROWS, those of the training pass and of a paged cache's prefill. test_kernels_compile.py runs it in a process
 of its own, since in the tests kernels are those of Triton's interpreter.
 """
 
@@ -95,12 +95,13 @@ def added_into(ttir: str) -> bool:
 
 
 def attention_of_pass(capability: int) -> dict:
-    """Programs of the training pass's attention and its gradients, by the size of a head."""
+    """Programs of the training pass's attention, its gradients, and attention over a paged cache, by a head's size."""
     found = {}
     for name, size, warps in (("of 32", 32, 4), ("of 64", 64, 4), ("of 128", 128, 8)):
         options, scalars = {"num_warps": warps, "num_stages": 2}, PASS_SCALARS | {"scale": "fp32"}
         sizes = {"H": HEADS, "K": KV_HEADS, "D": size, "BM": QUERIES, "KEYS": KEYS}
         found[name] = compiled(pass_kernels.attention_kernel, capability, options, PASS_POINTERS, scalars, **sizes)
+        found[f"{name}, paged"] = compiled(triton_prefill.prefill_attention_kernel, capability, options, **sizes)
         gradients = {"queries": backward_kernels.query_gradient_kernel, "keys": backward_kernels.key_gradient_kernel}
         sizes = {"H": HEADS, "K": KV_HEADS, "D": size}
         for what, kernel in gradients.items():
@@ -108,16 +109,6 @@ def attention_of_pass(capability: int) -> dict:
             sizes |= {"BM": tile.pop("BM"), "BN": tile.pop("BN")}
             options = tile | {"enable_fp_fusion": True}
             found[f"{name}, {what}"] = compiled(kernel, capability, options, PASS_POINTERS, scalars, **sizes)
-    return found
-
-
-def paged_prefill(capability: int) -> dict:
-    """Programs of attention over a paged cache, by the size of a head."""
-    found = {}
-    for name, size, warps in (("of 32", 32, 4), ("of 64", 64, 4), ("of 128", 128, 8)):
-        options, sizes = {"num_warps": warps, "num_stages": 2}, {"H": HEADS, "K": KV_HEADS, "D": size}
-        kernel = triton_prefill.prefill_attention_kernel
-        found[name] = compiled(kernel, capability, options, **sizes, BM=QUERIES, KEYS=KEYS)
     return found
 
 
@@ -196,7 +187,7 @@ def step(capability: int, rows: int, shape: str) -> dict:
 
 
 def main(capability: int, which: str, shape: str = "qwen2.5-0.5b") -> None:
-    kinds = {"attention": attention_of_pass, "rest": rest_of_pass, "prefill": paged_prefill}
+    kinds = {"attention": attention_of_pass, "rest": rest_of_pass}
     found = kinds[which](capability) if which in kinds else step(capability, int(which), shape)
     print(json.dumps({name: needs(program) for name, program in found.items()}))
 
