@@ -3,15 +3,11 @@
 import io
 import json
 import socket
-from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from rlcourse.config import make_config
-from rlcourse.distributed import share_of
-from rlcourse.measure import doctor, machine, memory
-from rlcourse.measure.shapes import model_shape
+from rlcourse.measure import doctor, machine
 
 GB = 10**9
 
@@ -36,8 +32,8 @@ def found(facts, name):
     return next(check for check in facts["checks"] if check["name"] == name)
 
 
-def report(facts, width=200) -> str:
-    console = Console(width=width, record=True, file=io.StringIO())
+def report(facts) -> str:
+    console = Console(width=200, record=True, file=io.StringIO())
     doctor.print_report(facts, console)
     return console.export_text()
 
@@ -68,17 +64,6 @@ def test_every_missing_thing_but_a_gpu_has_a_command(monkeypatch):
         assert not (check["ok"] and check["mend"])
 
 
-@pytest.mark.parametrize("module", ["vllm", "cutlass", "math_verify"])
-def test_what_an_extra_brings_is_looked_for(monkeypatch, module):
-    names = {"vllm": ("vLLM", "vllm"), "cutlass": ("CuTe DSL", "kernels"), "math_verify": ("math-verify", "math")}
-    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda asked: object() if asked == module else None)
-    checks = {check["name"]: check for check in doctor.optional_checks()}
-    assert not any(check["required"] for check in checks.values())
-    for other, (name, extra) in names.items():
-        mend = "" if other == module else f"python -m pip install 'rlcourse[{extra}]'"
-        assert checks[name]["ok"] == (other == module) and checks[name]["mend"] == mend
-
-
 def test_a_broken_torch_and_a_missing_library_are_reported_without_traceback(monkeypatch):
     def broken():
         raise OSError("libtorch.so: cannot open shared object file\nmore")
@@ -102,50 +87,10 @@ def test_presets_fit_a_gpu_that_is_large_enough(monkeypatch, size, fits):
     assert found(facts, "GPU")["ok"] and "capability 9.0" in report(facts)
 
 
-def test_several_gpus_have_a_part_of_the_rollout_and_maybe_of_the_model_each(monkeypatch):
-    gpu = {"name": "NVIDIA X", "memory_bytes": 24 * GB, "capability": "9.0"}
-    monkeypatch.setattr(machine, "gpus", lambda: [gpu] * 4)
-    facts = doctor.gather()
-    needs = {(row["preset"], row["ranks"], row["shard"]): row["needs_bytes"] for row in facts["presets"]}
-    assert list(needs)[:2] == [("laptop", 1, False), ("a10g", 1, False)]
-    part = share_of(make_config("h200"), 4)
-    for shard in (False, True):
-        config = replace(part, shard=shard)
-        assert needs["h200", 4, shard] == memory.estimate(config, model_shape(config.model), "cuda", 4).peak
-    assert needs["h200", 4, True] < needs["h200", 4, False] <= needs["h200", 1, False]
-    assert ("kernelbench", 4, True) not in needs and ("laptop", 1, True) not in needs  # an adapter; one process
-    assert "each of 4 x cuda, --shard" in report(facts)
-
-
 def test_a_driver_that_torch_cannot_use_is_a_wrong_build_of_torch(monkeypatch):
     monkeypatch.setattr(machine, "driver", lambda: "580.1")
     check = found(doctor.gather(), "GPU")
     assert not check["ok"] and "pip install --force-reinstall torch" in check["mend"]
-
-
-def test_gsm8k_and_the_model_are_found_in_a_folder_or_in_the_caches(monkeypatch, tmp_path):
-    assert not doctor.gsm8k_check()["ok"] and not doctor.qwen_check()["ok"]
-    (tmp_path / "huggingface" / "datasets" / "openai___gsm8k").mkdir(parents=True)
-    snapshot = tmp_path / "huggingface" / "hub" / "models--Qwen--Qwen2.5-0.5B-Instruct" / "snapshots" / "1"
-    snapshot.mkdir(parents=True)
-    assert not doctor.qwen_check()["ok"]  # a download that was broken off
-    (snapshot / "model.safetensors").touch()
-    assert doctor.gsm8k_check()["ok"] and doctor.qwen_check()["ok"]
-    monkeypatch.setenv("RLCOURSE_GSM8K_DIR", str(tmp_path))
-    (tmp_path / "train.jsonl").touch()
-    assert doctor.gsm8k_check()["detail"] == "RLCOURSE_GSM8K_DIR lacks test.jsonl"
-    (tmp_path / "test.jsonl").touch()
-    assert doctor.gsm8k_check()["ok"]
-
-
-def test_a_missing_embedded_model_is_required_and_leaves_its_preset_unknown(monkeypatch):
-    def missing(name):
-        raise FileNotFoundError("There is no model.")
-
-    monkeypatch.setattr("rlcourse.measure.shapes.model_shape", missing)
-    facts = doctor.gather()
-    assert {row["needs_bytes"] for row in facts["presets"]} == {None}
-    assert "unknown" in report(facts)
 
 
 def test_memory_is_limited_by_the_container(monkeypatch, tmp_path):

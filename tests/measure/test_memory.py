@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -61,12 +60,6 @@ def test_known_shapes_have_the_published_number_of_parameters(name):
     assert parameters(model_shape(name)) == parameters(model_shape(name + "-Instruct")) == near
 
 
-def test_shape_without_optional_keys_takes_the_usual_values():
-    sizes = {"num_hidden_layers": 1, "hidden_size": 12, "num_attention_heads": 3, "intermediate_size": 5}
-    shape = ModelShape.from_config(SimpleNamespace(vocab_size=7, head_dim=None, **sizes))
-    assert shape == ModelShape(1, 12, 3, 3, 4, 5, 7, tied=False)
-
-
 def test_a_model_that_is_nowhere_is_said_to_be(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(FileNotFoundError, match="No folder 'nobody/nothing'"):
@@ -100,79 +93,6 @@ def test_every_part_equals_the_sum_done_by_hand():
         "logits": 3 * 1000 * 151_936 * 4,
         "captured": 0,
     }
-
-
-def test_rows_are_those_of_the_larger_of_step_and_evaluation_and_prompts_are_cached_beside_them():
-    sizes = {"num_prompts": 4, "num_generations": 2, "max_prompt_tokens": 30, "max_new_tokens": 20}
-    few, many = (estimate(make_config(engine="hf-dynamic", **sizes, eval_problems=n), TINY, "cpu") for n in (2, 1000))
-    fast = estimate(make_config(engine="fast", **sizes, eval_problems=2), TINY, "cpu")
-    assert many.kv_cache / few.kv_cache == 256 / 8 and fast.kv_cache / few.kv_cache == (8 * 50 + 4 * 30) / (8 * 50)
-    long = {"num_prompts": 32, "num_generations": 8, "max_prompt_tokens": 400}  # 256 rows
-    at_once, all_at_once = (estimate(make_config(engine=e, **long), TINY, "cpu").prefill for e in ("fast", "hf-static"))
-    assert all_at_once / at_once == pytest.approx(256 * 400 / memory.PREFILL_TOKENS)
-
-
-def test_phases_hold_what_stands_in_them():
-    whole = estimate(make_config(kl_coef=0.1), TINY, "cpu")
-    kept = whole.weights + whole.optimizer + whole.reference + whole.rollout_weights
-    assert whole.rollout == memory.LIBRARIES + kept + whole.kv_cache + max(whole.prefill, whole.sampling)
-    in_backward = whole.gradients + whole.autocast + whole.activations + whole.logits
-    assert whole.update == memory.LIBRARIES + kept + in_backward and whole.kept_cache == 0
-    on_gpu, asleep = (estimate(make_config(sleep=sleep), TINY, "cuda") for sleep in (False, True))
-    assert on_gpu.kept_cache == on_gpu.kv_cache == asleep.kv_cache and asleep.kept_cache == 0
-    assert on_gpu.update - asleep.update == on_gpu.kv_cache
-    paged = estimate(make_config(cache_gb=0.5), TINY, "cuda")
-    assert paged.kv_cache == paged.kept_cache == 500_000_000
-    dynamic, static = (estimate(make_config(engine=name), TINY, "cpu") for name in ("hf-dynamic", "hf-static"))
-    assert dynamic.kept_cache == 0 and static.kept_cache == static.kv_cache == dynamic.kv_cache
-    assert whole.peak == pytest.approx(1.1 * max(whole.rollout, whole.update))
-    assert whole.fits(whole.peak) and not whole.fits(whole.peak - 1)
-
-
-def test_vllm_has_weights_and_a_cache_of_its_own_but_not_as_a_server():
-    vllm = estimate(make_config(engine="vllm"), TINY, "cuda")
-    assert vllm.kv_cache == vllm.kept_cache == 4_000_000_000 and vllm.rollout_weights == 4 * parameters(TINY)
-    smaller = estimate(make_config(engine="vllm", cache_gb=0.5, sleep=True), TINY, "cuda")
-    assert smaller.kv_cache == 500_000_000 and smaller.kept_cache == 0
-    served = estimate(make_config(engine="vllm", vllm_server="http://a:1"), TINY, "cuda")
-    assert not any((served.rollout_weights, served.kv_cache, served.kept_cache, served.prefill, served.sampling))
-    assert served.weights == vllm.weights and served.logits == vllm.logits
-
-
-def test_sharded_between_four_a_rank_has_a_quarter_and_what_is_gathered():
-    shape = QWEN25["Qwen/Qwen2.5-0.5B"]
-    config = make_config("h200", kl_coef=0.1)
-    whole, part = estimate(config, shape, "cuda"), estimate(replace(config, shard=True), shape, "cuda", 4)
-    for name in ("weights", "gradients", "optimizer", "reference"):
-        assert getattr(part, name) == getattr(whole, name) / 4
-    for name in ("rollout_weights", "kv_cache", "kept_cache", "prefill", "sampling", "activations", "logits"):
-        assert getattr(part, name) == getattr(whole, name)
-    # The embedding, 151,936 x 896, with the last norm; two layers of 14,912,384; gradients; the embedding's again.
-    around = 151_936 * 896 + 896
-    assert part.autocast == 0 and part.gathered == 2 * 2 * (around + 2 * 14_912_384) + 4 * around
-    assert whole.update - part.update == 3 * (16 + 4) * 494_032_768 / 4 + whole.autocast - part.gathered
-    assert estimate(make_config(shard=True, engine="hf-dynamic"), TINY, "cpu", 2).rollout_weights == 4 * parameters(
-        TINY
-    )
-
-
-def test_parts_that_a_config_does_not_need_are_zero():
-    plain = estimate(make_config(engine="hf-dynamic"), TINY, "cpu")
-    assert (plain.reference, plain.rollout_weights, plain.autocast) == (0, 0, 0)
-    assert estimate(make_config(reference=True), TINY, "cpu").reference == 4 * parameters(TINY)
-    on_gpu = make_config(engine="hf-dynamic", dtype="bfloat16")
-    assert estimate(on_gpu, TINY, "cuda").rollout_weights == 2 * parameters(TINY)
-
-
-@pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (50, 1), (51, 2), (10**6, 16)])
-def test_a_micro_batch_is_counted_in_tokens_and_has_a_row_at_least_and_a_minibatch_at_most(tokens, rows):
-    """Rows of 50 tokens."""
-    sizes = {"num_prompts": 4, "num_generations": 4, "max_prompt_tokens": 30, "max_new_tokens": 20}
-    config = make_config(**sizes, micro_batch_tokens=tokens, logprob_chunk=10**6)
-    found, third = estimate(config, TINY, "cpu"), estimate(replace(config, minibatches=3), TINY, "cpu")
-    assert third.activations == activation_bytes(TINY, min(rows, 6), 50, "float32", False)
-    assert found.activations == activation_bytes(TINY, rows, 50, "float32", False)
-    assert found.logits == 3 * min(rows * 50, 16 * 20) * TINY.vocabulary * 4
 
 
 def saved_for_backward(shape: ModelShape, rows: int, length: int, dtype: str, checkpointing: bool) -> int:
@@ -250,19 +170,6 @@ def test_the_exact_pass_needs_what_a_gpu_has_measured_with_checkpointing_too(che
         assert found.peak - memory.HEADROOM * found.captured == pytest.approx(peak, rel=0.15)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_gradients_beside_activations_are_those_of_earlier_micro_batches(checkpointing):
-    sizes = {"num_prompts": 8, "num_generations": 8, "max_prompt_tokens": 100, "max_new_tokens": 100}
-    config = make_config("h200", **sizes, gradient_checkpointing=checkpointing)
-    shape = QWEN25["Qwen/Qwen2.5-0.5B"]
-    one, several = (
-        estimate(replace(config, micro_batch_tokens=n), shape, "cuda", exact=True) for n in (64 * 200, 32 * 200)
-    )
-    assert one.gradients == 0 and several.gradients == 4 * parameters(shape) and one.autocast == 0
-    small = estimate(replace(config, num_prompts=1, num_generations=2, max_new_tokens=1), shape, "cuda", exact=True)
-    assert small.gradients == 4 * parameters(shape) - small.activations - small.logits > 0
-
-
 def test_activations_of_the_exact_pass_are_what_a_layer_keeps():
     pytest.importorskip("triton", reason="Triton is there on Linux alone")
     from rlcourse.exact.layers import angles_at, attention, layer_pass
@@ -280,13 +187,3 @@ def test_activations_of_the_exact_pass_are_what_a_layer_keeps():
     dtype, two = str(DTYPE).split(".")[1], replace(shape, layers=2)
     assert exact_activation_bytes(shape, 3, 8, dtype, False) == kept
     assert exact_activation_bytes(two, 3, 8, dtype, True) == 2 * kept - saved[-1].nbytes
-
-
-def test_the_exact_pass_is_counted_for_the_families_that_it_knows_alone(monkeypatch):
-    asked = []
-    monkeypatch.setattr(memory, "has_exact_pass", lambda config, device: True)
-    monkeypatch.setattr(memory, "estimate", lambda *a: asked.append(a[-1]) or estimate(*a[:-1]))
-    for kind in ("qwen2", "llama", "mistral"):
-        known = SimpleNamespace(**vars(qwen2_config(TINY)) | {"model_type": kind})
-        memory.check_memory(make_config(max_prompt_tokens=64), known, torch.device("cpu"))
-    assert asked == [True, True, False]

@@ -3,7 +3,7 @@
 import pytest
 from matplotlib.figure import Figure
 
-from rlcourse.measure.plots import draw_roofline, plot_curves, plot_fine_tuning, plot_run, seed_band
+from rlcourse.measure.plots import draw_roofline, plot_curves, plot_run, seed_band
 from rlcourse.measure.roofline import Machine, Work
 
 MEASURED = {"accuracy": ".1%"}
@@ -54,19 +54,6 @@ def test_run_figure_shows_accuracy_reward_length_and_entropy(tmp_path, drawn):
     assert list(length.lines[0].get_xdata()) == list(range(1, 8))
     assert entropy.lines[0].get_ydata()[1] == 0.5
     assert all(axes.get_title() and axes.get_ylabel() for axes in drawn[0].axes)
-
-
-@pytest.mark.parametrize("measured", [{}, {"accuracy": ".1%"}])
-def test_fine_tuning_shows_both_losses_and_what_the_task_measures(measured, tmp_path, drawn):
-    metrics = [{"step": s, "loss": 1.0 / s} for s in range(1, 8)]
-    evals = [{"step": 0, "loss": 2.0, "accuracy": 0.25}, {"step": 7, "loss": 1.5, "accuracy": 0.5}]
-    plot_fine_tuning(metrics, evals, tmp_path / "f.png", measured)
-    loss, *others = drawn[0].axes
-    assert list(loss.lines[0].get_ydata()) == pytest.approx([1.0 / s for s in range(1, 8)])
-    assert (list(loss.lines[2].get_xdata()), list(loss.lines[2].get_ydata())) == ([0, 7], [2.0, 1.5])
-    assert [text.get_text() for text in loss.get_legend().get_texts()][2] == "held out"
-    assert len(others) == len(measured) and all(list(axes.lines[0].get_ydata()) == [25, 50] for axes in others)
-    assert all(axes.get_xlabel() and axes.get_ylabel() and axes.get_title() for axes in drawn[0].axes)
 
 
 def test_a_roofline_rises_with_the_bytes_and_is_flat_behind_the_ridge():

@@ -20,13 +20,6 @@ def test_peak_memory_is_that_of_the_process_in_bytes():
     assert peak_memory_bytes(CPU) == pytest.approx(1024 * kilobytes, rel=0.02)
 
 
-def test_peak_memory_of_a_gpu_is_its_allocators_and_may_be_unknown(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 123)
-    assert peak_memory_bytes(torch.device("cuda")) == 123
-    monkeypatch.setitem(sys.modules, "resource", None)
-    assert peak_memory_bytes(CPU) is None
-
-
 def test_a_profile_counts_what_one_call_does_and_leaves_a_trace_that_a_viewer_reads(tmp_path):
     a = torch.randn(64, 64)
     calls = []
@@ -36,11 +29,6 @@ def test_a_profile_counts_what_one_call_does_and_leaves_a_trace_that_a_viewer_re
     assert {name: count for name, count, _ in found.top} == {"aten::matmul": 1, "aten::relu": 1, "aten::sum": 1}
     assert found.kernels == 3 and found.busy is None and found.launches == 0 and found.seconds > 0
     assert any(event.get("name") == "aten::relu" for event in json.loads(trace.read_text())["traceEvents"])
-
-
-def test_the_longest_come_first_and_add_up_by_name():
-    rows = [("a", 10.0), ("b", 5.0), ("a", 20.0), ("c", 1.0)]
-    assert profiling._longest(rows, repeats=2, top=2) == [("a", 1.0, pytest.approx(15e-6)), ("b", 0.5, 2.5e-6)]
 
 
 @pytest.mark.parametrize(

@@ -71,9 +71,3 @@ def test_the_floor_is_whichever_takes_longer():
     assert machine.floor_seconds(Work({"a": 50, "b": 150}, {"a": 1000})) == 2.0
     assert machine.floor_seconds(Work({"a": 50, "b": 150}, {"a": 4000, "b": 1000})) == 5.0
     assert Work({"a": 50, "b": 150}, {"a": 1000}).intensity == 5.0
-
-
-def test_a_machine_is_measured_in_plausible_units():
-    machine = roofline.measure_machine(torch.device(DEVICE), repeats=3)
-    assert 1e9 < machine.bytes_per_s < 1e14 and 1e9 < machine.flops_per_s < 1e16
-    assert machine.dtype == ("bfloat16" if DEVICE == "cuda" else "float32")
