@@ -1,27 +1,20 @@
 """A step of several ranks against that of one process, whose gradients tests/test_step.py compares with the papers."""
 
-import os
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
 from policies import FixedEngine, make_policy
-from ranks import Ranks, near, on_ranks
+from ranks import near, on_ranks
 from test_step import COMPLETIONS, FINISHED, GROUP, PROMPTS, REWARDS, TASK, Prompts, config_for, sampler_logprobs
 from thorough import thorough
 
-from rlcourse import distributed
 from rlcourse import step as module
 from rlcourse.batch import concatenate
 from rlcourse.distributed import whole
 from rlcourse.distributed import world as world_module
-from rlcourse.distributed.world import ALONE, RankLost, World, lost_ranks, start_world
-from rlcourse.interrupts import StopAfterStep, Terminated
+from rlcourse.distributed.world import ALONE, RankLost, lost_ranks, start_world
 from rlcourse.learner import Learner
-from rlcourse.micro_batches import micro_batches
 from rlcourse.policy import ValueHead
 from rlcourse.tasks import Attempt, MathTask, Problem
 from rlcourse.trainer import world_of
@@ -157,18 +150,6 @@ def test_the_step_of_several_ranks_is_that_of_one_process_and_all_have_the_same_
 # Who does what
 
 
-def test_rows_are_dealt_by_length_each_to_one_rank():
-    rows = torch.arange(11).flip(0)
-    dealt = [World(None, rank, 3).deal(rows).tolist() for rank in range(3)]
-    assert dealt == [[10, 7, 4, 1], [9, 6, 3, 0], [8, 5, 2]]
-    assert micro_batches(rows[:2], rows + 1, 9, World(None, 2, 3)) == ()  # and not an empty micro-batch
-
-
-def test_prompts_are_shared_out_as_neighbours():
-    assert [World(None, rank, 3).share(list(range(7))) for rank in range(3)] == [[0, 1], [2, 3], [4, 5, 6]]
-    assert [World(None, rank, 3).share([5]) for rank in range(3)] == [[], [], [5]]
-
-
 def test_gradients_travel_in_buckets(monkeypatch):
     monkeypatch.setattr(world_module, "BUCKET", 5)
     tensors = [torch.zeros(n) for n in (2, 3, 1, 9, 4, 1)]
@@ -244,54 +225,6 @@ def test_weights_that_differ_are_noticed(tmp_path):
     assert "differ from rank to rank" in on_ranks(2, weights_that_differ, tmp_path)[1]
 
 
-def one_leaves(rank: int) -> None:
-    with start_world() as world:
-        world.gather(rank)
-        if rank == 1:
-            os._exit(7)
-        world.total(torch.ones(3))
-
-
-def test_a_rank_that_ends_is_noticed_by_the_others_whatever_the_wire_says(tmp_path):
-    def work(rank):
-        with pytest.raises(RankLost, match="go on from the last one with --resume"):
-            one_leaves(rank)
-
-    ranks = Ranks(3, work, tmp_path).end()
-    assert ranks.codes == [0, 7, 0], ranks.printed
+def test_a_rank_that_is_lost_is_noticed_whatever_the_wire_says():
     with pytest.raises(RankLost, match="go on from the last one with --resume"), lost_ranks():
         raise RuntimeError("a message that no release before had")
-
-
-def test_a_rank_that_follows_stops_when_all_agree_and_not_before():
-    done, answers = [], iter([None, Terminated])
-    with pytest.raises(Terminated), StopAfterStep(lambda stop: next(answers), follows=True) as stop:
-        signal.raise_signal(signal.SIGTERM)
-        for _ in range(3):
-            with stop.delayed():
-                signal.raise_signal(signal.SIGTERM)
-                done.append("a step")
-    assert done == ["a step"] * 2
-
-
-# One process
-
-
-def test_one_process_starts_nothing(monkeypatch):
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with start_world() as world:
-        assert world is ALONE
-    assert not torch.distributed.is_initialized()
-    tensor = torch.arange(5.0)
-    assert world.total(tensor) is tensor and world.means(tensor) is tensor and world.task(tensor) is tensor
-    assert world.deal(tensor) is tensor
-
-
-def test_how_it_was_launched_is_known_without_torch(monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert distributed.command() == ["torchrun", "--nproc-per-node", "2", "-m", "rlcourse"]
-    code = "import sys, rlcourse.distributed as d; assert 'torch' not in sys.modules; print(d.launched())"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said == "(1, 2)\n"
