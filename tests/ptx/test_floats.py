@@ -161,13 +161,6 @@ def test_pairs_are_two_halves_side_by_side(name, kind):
     assert (double.view(np.uint16) == single.view(np.uint16)).all()
 
 
-def test_f32x2_is_two_float32():
-    a, b, c = finite(128), finite(128), finite(128)
-    single = calculate("fma.rn.f32 %d, %a, %b, %c;", np.float32, a=a, b=b, c=c)
-    packed = {"a": a.view(np.uint64), "b": b.view(np.uint64), "c": c.view(np.uint64)}
-    same(calculate("fma.rn.f32x2 %d, %a, %b, %c;", np.uint64, **packed).view(np.float32), single)
-
-
 def test_mixed_fma_adds_a_product_of_halves_to_a_float32():
     a, b, c = bf16(finite(200)), bf16(finite(200)), finite(200)
     found = calculate("fma.rn.f32.bf16 %d, %a, %b, %c;", np.float32, a=a, b=b, c=c)
@@ -183,11 +176,6 @@ def test_conversions_between_floats_agree_with_pytorch(kind, dtype):
     same(back, raw.float().numpy())
     pair = calculate(f"cvt.rn.{kind}x2.f32 %d, %a, %b;", np.uint32, a=a, b=a[::-1].copy())
     assert (pair & 0xFFFF == found[::-1]).all() and (pair >> 16 == found).all()
-
-
-def test_conversion_towards_zero_leaves_bits_out():
-    a = numbers()[:300]
-    assert (calculate("cvt.rz.bf16.f32 %d, %a;", np.uint16, a=a) == a.view(np.uint32) >> 16).all()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import struct
 
 import numpy as np
 import pytest
-from handwritten import HEAD, ORDERS, ROOM, X, execute, mistake, program
+from handwritten import ORDERS, ROOM, X, execute, mistake, program
 
 from rlcourse.ptx import (
     Divergent,
@@ -178,16 +178,3 @@ def test_a_text_cannot_ask_for_memory_or_time_without_end():
         ("cp.async.ca.shared.global [room], [%x], 1000000000;", "of 1000000000 bytes"),
     ):
         mistake(Unsupported, text, message)
-
-
-def test_a_launch_must_fit_the_entry():
-    text = f"{HEAD} .visible .entry k(.param .u64 a)\n.reqntid 64, 1, 1\n{{ ret; }}"
-    (entry,) = parse(text)
-    run(entry, 1, 64, bytes(8), Memory())
-    for grid, threads, params, message in ((1, 32, 8, "compiled for"), (1, 64, 4, "bytes of parameters")):
-        with pytest.raises(ValueError, match=message):
-            run(entry, grid, threads, bytes(params), Memory())
-    with pytest.raises(ValueError, match="whole warps"):
-        run(entry, 1, 33, bytes(8), Memory())
-    with pytest.raises(ValueError, match="order must be"):
-        run(entry, 1, 64, bytes(8), Memory(), order="backwards")

@@ -182,17 +182,3 @@ $SECOND:
 
 def test_what_a_kernel_writes_must_not_come_through_the_cache_for_constants():
     mistake(Race, "st.global.b32 [%x], 1; ld.global.nc.b32 %r1, [%x];", "cache for constants", threads=32)
-
-
-def test_a_warp_may_learn_from_another_block_what_its_own_block_did():
-    body = f"""
-    mov.u32 %r1, %ctaid.x; setp.eq.u32 %p, %r1, 1; @%p bra $OTHER; setp.ge.u32 %p, %t, 32; @%p bra $LATER;
-    st.global.b32 [%x], 7; st.release.gpu.global.b32 [%flags], 1; ret;
-$OTHER:
-    {WAIT.format(label="$W1", flag="%flags")} st.release.gpu.global.b32 [%flags+4], 1; ret;
-$LATER:
-    {WAIT.format(label="$W2", flag="%flags+4")} ld.global.b32 %r3, [%x];
-    """
-    execute(
-        body.replace("$OTHER:", "$OTHER:\n setp.ge.u32 %p, %t, 32; @%p ret;"), 64, 2, x=X, flags=np.zeros(2, np.uint32)
-    )
