@@ -123,23 +123,6 @@ def test_a_step_with_random_weights_and_coin_flips_is_timed_by_phase(monkeypatch
     assert len(norms) == speed.WARMUP + 1 and all(norm > 0 for norm in norms)
 
 
-def test_milliseconds_a_step_leave_the_prefill_out(monkeypatch):
-    """With a clock that says 5 s for the prompt and 2 s for each token, 1 token takes 7 and 6 take 17."""
-    monkeypatch.setattr(decode, "seconds", lambda run, device: run() or 5.0 + 2.0 * limits[-1])
-    limits = []
-
-    class Engine:
-        def generate(self, prompts, num_generations, max_new_tokens, sampling):
-            limits.append(max_new_tokens)
-            return type("R", (), {"completion_lengths": torch.full((16,), max_new_tokens)})
-
-        def sleep(self):
-            pass
-
-    row, _ = decode._measure_rung(Engine(), [[1], [2]], 2, 6, 3, torch.device("cpu"))
-    assert row["ms_per_step"] == 2000 and row["tokens_per_s"] == 16 * 6 / 17 and row["tokens_a_row"] == 6
-
-
 @pytest.mark.thorough
 def test_learn_trains_every_combination_and_says_what_failed(monkeypatch):
     combinations = [

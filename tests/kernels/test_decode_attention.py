@@ -13,7 +13,6 @@ from thorough import thinned, thorough
 from rlcourse.course.kernels.decode_ahead import AheadDecode
 from rlcourse.course.kernels.decode_simple import SimpleDecode
 from rlcourse.course.kernels.decode_split import SplitDecode
-from rlcourse.kernels import KernelError
 from rlcourse.kernels.decode_attention import DecodeAttention
 from rlcourse.kernels.decode_common import decode_attention_reference
 from rlcourse.kernels.decode_new_token import fused_decode_attention_reference
@@ -125,10 +124,3 @@ def any_rows_lengths_pads_heads_and_dtypes(data, rows, seed, slots):
 @pytest.mark.parametrize("examples", [4, thorough(EXAMPLES)])
 def test_any_rows_lengths_pads_heads_and_dtypes(examples):
     settings(max_examples=examples, deadline=None)(any_rows_lengths_pads_heads_and_dtypes)()
-
-
-@pytest.mark.parametrize("heads", [(9, 1, 64), (6, 4, 64), (4, 2, 96)])
-def test_heads_that_it_cannot_do_are_refused(heads):
-    for kernel in (SimpleDecode, SplitDecode, DecodeAttention):
-        with pytest.raises(KernelError, match="heads of size 64 or 128"):
-            kernel(*heads)

@@ -17,7 +17,7 @@ from rlcourse.kernels.product import Product, product_reference
 from rlcourse.kernels.qkv import QKV, qkv_reference
 from rlcourse.kernels.toolchain import compiled
 from rlcourse.rollout import cute_products
-from rlcourse.rollout.cute_products import NARROW, NORMED, WIDE, WIDEST, CuteProducts, cute_tiles
+from rlcourse.rollout.cute_products import NARROW, CuteProducts, cute_tiles
 from rlcourse.rollout.decoder import Decoder
 
 SHAPES = {  # hidden, inner, heads, key-value heads, size of a head, vocabulary, bias, norm of queries and keys
@@ -161,21 +161,11 @@ def test_queries_keys_and_values_come_where_they_belong(rows, heads, kv_heads, s
     "make",
     [
         lambda: AddProduct(96, 256, 256),
-        lambda: AddProduct(128, 640, 128),
-        lambda: AddProduct(128, 252, 256),
-        lambda: AddProduct(128, 256, 256, tile_rows=128, stages=3),
         lambda: AddProduct(128, 256, 256, stages=15),
-        lambda: AddProduct(128, 256, 256, dtype="float32"),
         lambda: GateUp(324, 128),
-        lambda: GateUp(320, 160),
-        lambda: GateUp(320, 4096),
-        lambda: GateUp(320, 128, tile_rows=32, rows_first=True),
-        lambda: GateUp(320, 128, tile_columns=72, rows_first=True),
         lambda: GateUp(320, 128, tile_columns=128, tile_rows=256, stages=1),
         lambda: Product(100, 128),
-        lambda: Product(128, 128, tile_columns=128, tile_rows=128, stages=8),
         lambda: QKV(1, 1, 32, 128),
-        lambda: QKV(2, 1, 128, 128, norm=True),
         lambda: QKV(2, 1, 64, 128, norm=True, tile_columns=128, tile_rows=128, stages=7),
     ],
 )
@@ -191,12 +181,6 @@ def test_what_just_fits_into_shared_memory_is_taken():
 
 
 def test_the_kernels_of_a_model_are_chosen_by_its_shape():
-    for table in (NARROW, NORMED, WIDE, WIDEST):
-        assert len(table) == 3
-        for name, tile in (item for tiles in table for item in tiles.items()):
-            first, second = (tile.rows, tile.columns) if tile.rows_first else (tile.columns, tile.rows)
-            assert first % 64 == 0 == second % 16
-            assert name == "gate_up" or not tile.rows_first, "no other product can"
     sizes = {"vocab_size": 64, "hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 2, "head_dim": 64}
     policy = make_policy(0, **sizes)
     chosen = CuteProducts(Decoder(policy.model, torch.bfloat16, False), True, paged=True)

@@ -1,4 +1,4 @@
-"""The benchmark `serve`: its requests, and what is counted."""
+"""Benchmarks that need Triton: on a GPU, or in its interpreter."""
 
 import types
 
@@ -7,12 +7,46 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is there on Linux alone")
 
-from rlcourse.bench import models, serve
+from policies import DEVICE, make_policy
+
+from rlcourse.bench import kernels, lowered, models, serve
 from rlcourse.measure.shapes import OTHERS, QWEN25, ModelShape
 from rlcourse.rollout.arrivals import Request
-from rlcourse.sampling import Sampling
+from rlcourse.rollout.decoder import Decoder
+from rlcourse.tasks.kernels.clock import H200, program_us
+from rlcourse.tasks.kernels.language import compile_program
 
-THREE = [Request([1, 2], 4, 0.0), Request([3], 5, 10.0), Request([4, 5], 1, 10.0)]
+
+@pytest.mark.thorough
+@torch.no_grad()
+def test_every_piece_runs_and_those_with_an_error_compute_what_pytorch_does():
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
+    policy = make_policy(hidden_size=128, intermediate_size=256, **heads)
+    decoder = Decoder(policy.model, torch.bfloat16 if DEVICE == "cuda" else torch.float32, compile=False)
+    step = kernels._step(decoder, 3)
+    found = {}
+    for name, (ours, peer, moved, error, _) in kernels._pieces(decoder, step, 3).items():
+        kernels._fill(step)
+        found[name] = error()
+        ours()
+        peer()
+        assert moved > 0
+    assert {name for name, error in found.items() if error is not None} == {"attention", "gate_up", "down"}
+    assert all(error < 0.02 for error in found.values() if error is not None), found
+
+
+def test_lowered_programs_are_eager_cut_at_random_and_optimal():
+    found = lowered.programs(6)
+    assert found == lowered.programs(6) and [variant for _, variant, _ in found] == ["eager", "random", "optimum"] * 6
+    times, random_cuts = [], set()
+    for computation, variant, program in found:
+        launches = compile_program(program, computation)
+        times.append(program_us(launches, H200))
+        if variant == "random":
+            random_cuts.add((len(launches), len(computation.lines)))
+    for eager, cut, least in zip(times[::3], times[1::3], times[2::3], strict=True):
+        assert least <= cut <= eager
+    assert any(1 < launches < lines for launches, lines in random_cuts)
 
 
 def test_the_requests_are_nano_vllms():
@@ -40,29 +74,11 @@ def test_seconds_to_the_first_token_and_for_each_later_one(monkeypatch):
             clock.now += slow * after
             yield number, tokens
 
-    row = serve.measure_serving(run, THREE, repeats=2)
+    requests = [Request([1, 2], 4, 0.0), Request([3], 5, 10.0), Request([4, 5], 1, 10.0)]
+    row = serve.measure_serving(run, requests, repeats=2)
     assert len(runs) == 3 and row["seconds"] == 19 and row["tokens"] == 10 and row["tokens_per_s"] == 10 / 19
     assert row["first_ms_median"] == 4000 and 4000 < row["first_ms_p99"] <= 5000
     assert row["ms_a_token_median"] == pytest.approx(1e3 * (6 / 3 + 5 / 2) / 2)
-
-
-def test_ours_is_measured_with_nothing_in_its_cache_and_rows_at_once_are_those_of_a_step():
-    seeds = []
-
-    class Engine:
-        steps, blocks = 99, "of the run before"
-
-        def serve(self, requests, sampling):
-            assert self.blocks is None and self.steps == 0 and sampling == Sampling(0.6)
-            seeds.append(torch.initial_seed())
-            for number, request in enumerate(requests):
-                yield number, [7], False
-                yield number, [8] * (request.max_new_tokens - 1), True
-                self.steps += 1
-            self.blocks = "kept"
-
-    row = serve.our_row(Engine(), [Request([1], 5), Request([1], 9)], Sampling(0.6), repeats=2)
-    assert row["tokens"] == 14 and row["rows_at_once"] == 12 / 2 and seeds == [0] * 4
 
 
 def test_the_shapes_are_those_of_the_models():
