@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rlcourse.measure import traces
-from rlcourse.measure.traces import account, cut, read_trace, short_name, step_marks, trace_path, write_trace
+from rlcourse.measure.traces import account, cut, read_trace, step_marks, trace_path, write_trace
 
 
 def kernel(name, ts, dur, correlation, cat="kernel"):
@@ -59,19 +59,6 @@ def test_time_is_a_kernels_once_and_adds_up_to_busy():
     assert step["kernels"] == 4.5 and step["gaps"] == 3.5
     # launches of what ran, however early they were
     assert step["launches"] == 3.5 and step["launch_us"] == 8 + 3 + 4 + 2 / 2
-
-
-@pytest.mark.parametrize(
-    ("name", "short"),
-    [
-        ("void at::native::(anonymous namespace)::cunn_SoftMax<4, float>(float*, int)", "cunn_SoftMax"),
-        ("triton_poi_fused_add_0", "triton_poi_fused_add_0"),
-        ("Memset (Device)", "Memset"),
-        ("std::enable_if<!(false), void>::type internal::gemvx::kernel<int, true>(int)", "gemvx::kernel"),
-    ],
-)
-def test_kernels_have_short_names(name, short):
-    assert short_name(name) == short
 
 
 def test_what_is_cut_out_begins_at_0_and_names_no_machine():
