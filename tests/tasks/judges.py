@@ -21,8 +21,6 @@ def judge(item):
         return len(str(9 ** (9**9)))
     if what == "die":
         os._exit(rest[0])
-    if what == "signal":
-        os.kill(os.getpid(), signal.SIGSEGV)
     if what == "raise":
         raise ValueError("what a judgement")
     if what == "print":
@@ -31,8 +29,6 @@ def judge(item):
         return sys.stdin.read()
     if what == "fill":
         return len(bytearray(rest[0]))
-    if what == "unpicklable":
-        return lambda: 0
     if what == "child":  # leaves one behind, and hangs
         subprocess.Popen(["sleep", "1000"])
         Path(rest[0]).write_text(str(os.getpid()))
@@ -42,4 +38,3 @@ def judge(item):
         return len(str(9 ** (9**9)))
     if what == "who":
         return os.getpid(), "torch" in sys.modules
-    raise NotImplementedError(what)

@@ -64,7 +64,6 @@ def test_the_environment_variable_names_a_folder(folder, monkeypatch):
 def test_the_task_judges_worked_answers_and_asks_for_the_strict_form(folder):
     task = load(str(folder))
     assert all(task.verify(p.answer, p.gold).strict for p in task.test)
-    assert not task.verify(task.test[0].answer, task.test[1].gold).lenient
     assert task.verify(task.instruction.replace("NUMBER", "2000"), "2000").strict
     assert not task.verify(task.instruction, "2000").formatted
 
@@ -81,31 +80,6 @@ def test_the_hub_is_asked_when_no_folder_is_named(folder, monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", from_local_files)
     check_small_task(load())
     assert asked == [("openai/gsm8k", "main")]
-
-
-@pytest.mark.parametrize("error", [ConnectionError("no route"), ValueError("no cache")])
-def test_a_hub_that_cannot_be_read_gives_one_sentence_with_the_way_out(monkeypatch, error):
-    def fail(*args):
-        raise error
-
-    monkeypatch.setattr(datasets, "load_dataset", fail)
-    with pytest.raises(ConnectionError, match=type(error).__name__) as raised:
-        load()
-    assert "RLCOURSE_GSM8K_DIR" in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
-def test_a_missing_folder_is_named_with_what_to_do(tmp_path):
-    with pytest.raises(
-        FileNotFoundError, match=r"nowhere/train\.jsonl and no .*nowhere/test\.jsonl.*RLCOURSE_GSM8K_DIR"
-    ):
-        load(str(tmp_path / "nowhere"))
-
-
-def test_a_train_file_without_a_problem_to_train_on_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="more than 512 train problems, not 512"):
-        load(str(write(tmp_path, rows(VALIDATION), rows(1))))
-    assert len(load(str(write(tmp_path, rows(VALIDATION + 1), rows(1)))).train) == 1
 
 
 @pytest.mark.skipif(not REAL, reason="RLCOURSE_GSM8K_DIR does not name a folder of GSM8K")

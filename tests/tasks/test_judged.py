@@ -91,7 +91,7 @@ def test_what_is_refused_cut_off_or_not_measured_is_not_shown_and_earns_nothing(
     assert len(task.asked.model.asked) == 1
 
 
-@pytest.mark.parametrize("said", [None, "rubbish", '{"correctness": 3}'])
+@pytest.mark.parametrize("said", [None, "rubbish"])
 def test_a_judge_that_fails_is_counted_and_said_and_what_was_measured_stays(said, tmp_path, capsys):
     found = judged(lambda user: said, tmp_path).judge(attempts("right", "compiles"), training=True)
     assert [verdict.reward(HALF) for verdict in found] == [pytest.approx(0.7), pytest.approx(0.05)]
@@ -107,13 +107,6 @@ def test_metrics_are_the_tasks_and_the_judges_in_their_order_and_costs_are_those
     assert all(list(verdict.metrics) == list(task.metrics) for verdict in found)
     assert [verdict.metrics["judge_cost"] for verdict in found] == [10.0, 0.0, None]
     assert [verdict.metrics["judge_cached"] for verdict in found] == [0.0, 1.0, None]
-
-
-def test_the_rest_is_the_tasks_own(policy, tmp_path):
-    task = judged(lambda user: scores(0.5), tmp_path)
-    [problem] = task.problems("test")
-    assert (task.name, problem.question) == ("toy", "Write test.")
-    assert task.prompt(problem, policy) == policy.prompt("Write test.")
 
 
 def test_the_judge_sees_problem_and_answer_between_lines_that_the_answer_cannot_contain(tmp_path):
@@ -147,26 +140,18 @@ def test_without_a_judge_a_task_stays_itself_and_with_one_it_is_the_configs(tmp_
     assert isinstance(with_judge(task, make_config(judge="folder"), tmp_path / "judge.jsonl").asked.model, LocalModel)
 
 
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"judge": "http://host/v1"}, "add --judge-model"),
-        ({"judge": "https://user:word@host/v1", "judge_model": "m"}, "without user, password and query"),
-        ({"judge": "https://host/v1?key=1", "judge_model": "m"}, "without user, password and query"),
-    ],
-)
-def test_an_address_that_cannot_be_used_is_refused_in_a_sentence(settings, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        make_config(**settings)
-
-
 def test_a_run_is_trained_with_the_judge_and_tested_without(model_folder, tmp_path, monkeypatch):
     says = Says(lambda user: scores(0.5, OF_ANSWERS) if hash(user) % 2 else None)
     monkeypatch.setattr("rlcourse.tasks.judged.Endpoint", lambda *_: says)
     settings = {"num_prompts": 2, "num_generations": 2, "max_new_tokens": 3, "steps": 2, "eval_every": 1}
     settings |= {"eval_validation": 2, "eval_problems": 2, "pass_k": 0, "device": "cpu", "output": str(tmp_path)}
     settings |= {"engine": "hf-dynamic", "max_prompt_tokens": 200}
-    monkeypatch.setattr("rlcourse.tasks.judged.JudgedTask.judge", with_all_finished(JudgedTask.judge))
+    judge = JudgedTask.judge
+
+    def with_all_finished(self, attempts, training):  # the tiny model never ends, and what was cut off is not judged
+        return judge(self, [Attempt(a.problem, a.text, a.tokens, True) for a in attempts], training)
+
+    monkeypatch.setattr(JudgedTask, "judge", with_all_finished)
     config = make_config(
         model=model_folder, judge="http://h/v1", judge_model="m", judge_input_price=3, name="run", **settings
     )
@@ -180,12 +165,3 @@ def test_a_run_is_trained_with_the_judge_and_tested_without(model_folder, tmp_pa
          "cost": 30e-6 * len(kept)}
     )  # fmt: skip
     assert lines[0]["reward"] <= 0.5 and "judge" not in trainer.train(make_config(model=model_folder, **settings))
-
-
-def with_all_finished(judge):
-    """The tiny model never ends by itself, and what was cut off is not judged."""
-
-    def judging(self, attempts, training):
-        return judge(self, [Attempt(a.problem, a.text, a.tokens, True) for a in attempts], training)
-
-    return judging

@@ -67,11 +67,6 @@ def completion(text: str, usage: dict | None = None) -> bytes:
     return json.dumps(found | ({"usage": usage} if usage else {})).encode()
 
 
-def failing(status: int, times: int, headers=None):
-    """Answers so often with a status, and then well."""
-    return lambda n, _: (status, headers or {}, b"{}") if n < times else completion(json.dumps(GOOD))
-
-
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
@@ -91,18 +86,13 @@ def questions(count: int) -> list[tuple[str, str]]:
     return [("You judge.", f"Is {i} right?") for i in range(count)]
 
 
-def test_what_is_asked_is_a_chat_completion(server, monkeypatch, tmp_path):
-    judge_at(server, tmp_path).ask([QUESTION])
-    [(path, request)] = server.asked
-    assert path == "/v1/chat/completions" and "Authorization" not in server.headers[0]
-    assert request["model"] == "small" and request["temperature"] == 0 and request["max_tokens"] > 0
-    assert [(m["role"], m["content"]) for m in request["messages"]] == [("system", QUESTION[0]), ("user", QUESTION[1])]
-
-
-def test_the_key_comes_from_the_environment_and_stays_out_of_the_file(server, monkeypatch, tmp_path):
+def test_a_chat_completion_is_asked_for_and_the_key_stays_out_of_the_file(server, monkeypatch, tmp_path):
     monkeypatch.setenv(endpoint.KEY, "secret-key\n")
     judge_at(server, tmp_path).ask([QUESTION])
-    assert server.headers[0]["Authorization"] == "Bearer secret-key"
+    [(path, request)] = server.asked
+    assert path == "/v1/chat/completions" and server.headers[0]["Authorization"] == "Bearer secret-key"
+    assert request["model"] == "small" and request["temperature"] == 0 and request["max_tokens"] > 0
+    assert [(m["role"], m["content"]) for m in request["messages"]] == [("system", QUESTION[0]), ("user", QUESTION[1])]
     assert "secret" not in (tmp_path / "judge.jsonl").read_text()
 
 
@@ -122,18 +112,15 @@ def test_tokens_are_counted_and_priced(server, tmp_path):
     assert judge.totals == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("usage", [None, {"prompt_tokens": -4}, {"prompt_tokens": "9", "completion_tokens": None}])
-def test_tokens_that_nobody_counts_are_guessed(server, tmp_path, usage):
-    server.script = lambda *_: completion(json.dumps(GOOD), usage)
+def test_tokens_that_nobody_counts_are_guessed(server, tmp_path):
     judge = judge_at(server, tmp_path)
     judge.ask([("s" * 40, "u" * 80)])
     assert (judge.totals["prompt_tokens"], judge.totals["completion_tokens"]) == (30, len(json.dumps(GOOD)) // 4)
 
 
 RUBBISH = [
-    b"", b"<html>", b"[]", b"{}", b'{"choices": []}', b'{"choices": [{"message": {"content": null}}]}', b"[" * 100_000,
-    b'{"choices": [{"message": {"content": "x"}}], "usage": 7}', completion("I like it."),
-    completion('{"correctness": 2, "speed": 0}'), b"\xff" * 100, b"x" * (2 << 20),
+    b"<html>", b"[]", b'{"choices": []}', b'{"choices": [{"message": {"content": null}}]}', b"[" * 100_000,
+    b'{"choices": [{"message": {"content": "x"}}], "usage": 7}', completion("I like it."), b"\xff" * 100,
 ]  # fmt: skip
 
 
@@ -147,35 +134,22 @@ def test_rubbish_is_no_score_and_costs_one_request(server, tmp_path, number):
     assert judge.ask([QUESTION])[0].scores == GOOD  # and nothing of it was kept
 
 
-@pytest.mark.parametrize(("status", "passes"), [(500, True), (429, True), (408, True), (400, False), (404, False)])
+@pytest.mark.parametrize(("status", "passes"), [(500, True), (429, True), (404, False)])
 def test_what_may_pass_is_tried_again_and_nothing_else(server, tmp_path, status, passes):
-    server.script = failing(status, times=2)
+    server.script = lambda n, _: (status, {}, b"{}") if n < 2 else completion(json.dumps(GOOD))
     judge = judge_at(server, tmp_path)
     assert judge.ask([QUESTION])[0].scores == (GOOD if passes else None)
     assert len(server.asked) == (3 if passes else 1) and (passes or str(status) in judge.model.reason)
 
 
-def test_waits_double_and_a_server_may_ask_for_longer_ones(server, tmp_path, monkeypatch):
-    waits = []
-    monkeypatch.setattr(endpoint.time, "sleep", waits.append)
-    monkeypatch.setattr(endpoint, "FIRST_WAIT", 0.4)
-    server.script = lambda n, _: completion(json.dumps(GOOD)) if n == 4 else (
-        429, {"Retry-After": "3"} if n == 3 else {}, b""
-    )  # fmt: skip
-    assert judge_at(server, tmp_path, seconds=60).ask([QUESTION])[0].scores == GOOD
-    assert len(waits) == 4 and waits[3] == 3
-    assert all(0.2 * 2**i <= wait <= 0.4 * 2**i for i, wait in enumerate(waits[:3]))
-
-
-@pytest.mark.parametrize("drops", [False, True])
-def test_a_judge_that_hangs_or_drips_costs_its_time_and_no_more(server, tmp_path, drops):
+def test_a_judge_that_drips_costs_its_time_and_no_more(server, tmp_path):
     over = threading.Event()
 
     def dripping():
         while not over.wait(0.05):
             yield b" "
 
-    server.script = lambda *_: (200, {}, dripping()) if drops else over.wait(20) and b""
+    server.script = lambda *_: (200, {}, dripping())
     start = time.monotonic()
     scored = judge_at(server, tmp_path, seconds=0.5).ask([QUESTION])
     assert scored[0].scores is None and time.monotonic() - start < 5
@@ -219,16 +193,12 @@ def test_several_are_asked_at_once_and_answers_go_where_they_belong(server, tmp_
 def test_what_was_answered_is_not_asked_again_even_by_another_judge_of_the_run(server, tmp_path):
     judge = judge_at(server, tmp_path)
     first = judge.ask([*questions(3), *questions(2)])
-    assert len(server.asked) == 3
     assert [scored.cached for scored in first] == [False] * 3 + [True] * 2
-    assert [scored.cost > 0 for scored in first] == [True] * 3 + [False] * 2
-    for other in (judge, judge_at(server, tmp_path)):
-        again = other.ask(questions(3))
-        assert all(scored.cached and scored.cost == 0 and scored.scores == GOOD for scored in again)
-        assert other.totals == judge.totals
-    assert len(server.asked) == 3
-    judge_at(server, tmp_path).ask([("You judge.", "Is 3 right?"), ("Judge!", "Is 0 right?")])
-    assert len(server.asked) == 5
+    other = judge_at(server, tmp_path)
+    again = other.ask(questions(3))
+    assert all(scored.cached and scored.cost == 0 and scored.scores == GOOD for scored in again)
+    assert other.totals == judge.totals and len(server.asked) == 3
+    other.ask([("You judge.", "Is 3 right?"), ("Judge!", "Is 0 right?")])
     Judge(Endpoint(server.url, "large", 5), NAMES, (0, 0), tmp_path / "judge.jsonl").ask(questions(1))
     assert len(server.asked) == 6  # another model is another judge
 
@@ -245,7 +215,6 @@ def test_a_file_that_a_kill_cut_short_is_read_and_goes_on(server, tmp_path):
 @pytest.mark.parametrize(
     "text",
     [
-        '{"correctness": 0.25, "speed": 1}',
         'Well: ```json\n{"correctness": 0.25, "speed": 1.0}\n``` That is my view.',
         'A set {1, 2}, then {"correctness": 0.25, "speed": 1}, once more {"correctness": 0.25, "speed": 1}',
         'It says {"correctness": 1, "speed": 1}. Hm.</think>{"correctness": 0.25, "speed": 1}',
@@ -259,12 +228,9 @@ def test_scores_are_found_whatever_stands_around_them(text):
 @pytest.mark.parametrize(
     "text",
     [
-        "",
         '{"correctness": 0.25}',
         '{"correctness": "0.25", "speed": 1}',
         '{"correctness": 1.01, "speed": 1}',
-        '{"correctness": -0.01, "speed": 1}',
-        '{"correctness": 1e999, "speed": 1}',
         '{"correctness": 0.25, "speed": 1} {"correctness": 1, "speed": 1}',  # one was quoted, and nobody knows which
         '{"a":' * 4000,
         " " * 30_000 + '{"correctness": 0.25, "speed": 1}',
@@ -306,11 +272,3 @@ def test_a_question_too_long_for_it_has_no_answer_and_the_others_have(judging_fo
     model = LocalModel(judging_folder, "cpu")
     long, short = model.replies([("You judge.", "Is it? " * 900), QUESTION])
     assert long is None and short is not None and "tokens at most" in model.reason
-    monkeypatch.setattr(model.llm, "generate", lambda *_: (_ for _ in ()).throw(RuntimeError("no memory\nat all")))
-    assert model.replies([QUESTION]) == [None] and model.reason == "no memory"
-
-
-def test_a_model_without_a_chat_template_cannot_judge(judging_folder, monkeypatch):
-    monkeypatch.setattr("rlcourse.policy.Policy.prompt", lambda *_: (_ for _ in ()).throw(ValueError("none")))
-    with pytest.raises(ValueError, match="cannot judge: its chat template takes no instructions"):
-        LocalModel(judging_folder, "cpu")

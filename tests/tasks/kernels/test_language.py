@@ -67,24 +67,15 @@ def test_programs_are_parsed_as_they_are_written():
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "does not end in ';'"),
         ("a = add u v put ; b", "does not end in ';'"),
-        ("a = add u", "does not end in ';'"),
         ("a = add u v put ; ;", "begins with NAME ="),
         ("g = add u v put ;", "begins with NAME ="),
-        ("a add u v put ;", "begins with NAME ="),
         ("side side a = add u v put ;", "begins with NAME ="),
-        ("a = ;", "no such operation"),
         ("a = plus u v put ;", "no such operation"),
-        ("a = add u put ;", "add takes 2 operands"),
-        ("a = add u ;", "add takes 2 operands"),
         ("a = add u z put ;", "add takes 2 operands"),
-        ("a = relu end put ;", "relu takes 1 operand"),
         ("a = relu u v put ;", "after the operands"),
-        ("a = add u v ;", "after the operands"),
         ("a = add u v end ;", "after the operands"),
         ("a = add u v put keep ;", "after the operands"),
-        ("a = add u v end end put ;", "after the operands"),
     ],
 )
 def test_what_is_no_program_is_refused(text, complaint):
@@ -100,9 +91,7 @@ REFUSED = [
     # a kept value is lost when its launch ends
     (CHAIN, "a = add u v end keep ; b = relu a put ; y = mul b w put ;", "a is neither"),
     (CHAIN, "a = add u v put ; a = add u v put ; b = relu a put ; y = mul b w put ;", "a is computed twice"),
-    (CHAIN, "c = add u v put ; b = relu c put ; y = mul b w put ;", "c is not a value of the computation"),
     (CHAIN, "u = add u v put ; b = relu u put ; y = mul b w put ;", "u is not a value of the computation"),
-    (CHAIN, "a = add u v put ; b = relu a put ;", "y is never put"),
     (CHAIN, "a = add u v keep ; b = relu a keep ; y = mul b w keep ;", "y is never put"),
     (CHAIN, "a = add u v keep ; side b = relu a put ; y = mul b w put ;", "'side' stands inside"),
     # When b is added, a is still needed, put or kept: with w and x these are three.
@@ -119,11 +108,6 @@ REFUSED = [
 def test_a_program_that_cannot_run_is_refused(computation, text, complaint):
     with pytest.raises(CompileError, match=complaint):
         compiled(text, computation)
-
-
-def test_side_begins_a_launch():
-    side, main = compiled("side a = add u v keep ; b = relu a end put ; y = mul b w put ;")
-    assert side.side and not main.side
 
 
 def test_a_launch_holds_two_matrices_and_any_number_of_row_values():

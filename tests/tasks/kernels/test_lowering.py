@@ -49,10 +49,3 @@ def test_each_launch_is_a_kernel_and_kept_values_are_not_stored():
     assert source.count("tl.store") == 2 and "tl.store(a_ptr" not in source
     assert source.count("tl.load") == 4
     assert source.count("new_empty") == 2
-
-
-def test_a_value_that_is_put_and_read_in_one_launch_is_not_loaded():
-    computation = read_computation("a = add u v ; y = mul a v")
-    source = lower(parse("a = add u v put ; y = mul a v put ;"), computation)
-    assert source.count("tl.load") == 2 and source.count("tl.store") == 2
-    assert agrees(*ran(parse("a = add u v put ; y = mul a v put ;"), computation))

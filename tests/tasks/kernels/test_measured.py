@@ -51,7 +51,6 @@ def test_the_reward_is_by_measured_times_and_each_program_is_timed_once(clock):
     assert [v.metrics["measured_speedup"] for v in verdicts] == [1.0, 12 / 5, 12 / 4, 12 / 5, None, None]
     assert [v.reward(CONFIG) for v in verdicts] == pytest.approx([0.2, 1.6, 2.2, 1.6, 0, 0])
     assert [v.right for v in verdicts] == [True] * 4 + [False] * 2
-    assert [v.metrics["measured_fast_1.5"] for v in verdicts] == [0, 1, 1, 1, 0, 0]
     assert [v.metrics["measured_fast_2"] for v in verdicts] == [0, 1, 1, 1, 0, 0]
     assert verdicts[1].metrics["speedup"] not in (0, 1, 12 / 5)  # what is counted stays what it is
     assert all(list(v.metrics) == list(task.metrics) for v in verdicts)
@@ -87,12 +86,6 @@ def test_a_process_that_fails_proves_nothing(clock, monkeypatch):
     monkeypatch.setattr(task.stopwatch.pool, "map", lambda candidates: [Failed("late")] * len(candidates))
     (verdict,) = judged(task, CHAIN, CHAIN.gold)
     assert not verdict.right and verdict.reward(CONFIG) == 0 and not timed
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_it_needs_a_gpu():
-    with pytest.raises(ValueError, match="no CUDA GPU was found: use --task kernels"):
-        load_task("rlcourse.tasks.kernels.measured:load")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="times programs on a GPU")

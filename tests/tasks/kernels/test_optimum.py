@@ -6,7 +6,7 @@ import pytest
 
 from rlcourse.tasks.kernels.clock import A10G, H200, program_us
 from rlcourse.tasks.kernels.language import CompileError, Statement, compile_program, read_computation
-from rlcourse.tasks.kernels.optimum import eager_us, optimum, orders
+from rlcourse.tasks.kernels.optimum import optimum, orders
 from rlcourse.tasks.kernels.problems import computations
 
 JOIN = read_computation("a = add u v ; b = add w x ; y = mul a b")  # three matrices at once: two launches
@@ -32,18 +32,6 @@ def test_no_program_of_all_is_faster(card):
         time, program = optimum(computation, card)
         assert time == pytest.approx(least_by_trying_all(computation, card))
         assert program_us(compile_program(list(program), computation), card) == pytest.approx(time)
-
-
-def test_a_chain_is_one_launch_with_everything_kept():
-    chain = read_computation("a = add u v ; b = relu a ; y = mul b w")
-    time, program = optimum(chain)
-    assert program == (
-        *(Statement(line, ends=False, keeps=True) for line in chain.lines[:2]),
-        Statement(chain.lines[2]),
-    )
-    matrix, operation = 4 * 1024 * 1024 / 600e3, 1024 * 1024 / 31.2e6
-    assert time == pytest.approx(5 + 4 * matrix + 3 * operation)
-    assert eager_us(chain) == pytest.approx(15 + 8 * matrix + 3 * operation)
 
 
 def test_orders_are_those_in_which_operands_come_first():

@@ -26,27 +26,17 @@ def renamed(computation, rng):
     inputs = dict(zip(computation.inputs, rng.sample("uvwx", len(computation.inputs)), strict=True))
     results = [line.name for line in computation.lines[:-1]]
     names = inputs | dict(zip(results, rng.sample("abcdef", len(results)), strict=True)) | {"y": "y"}
-    return Computation(
-        tuple(Line(names[n], op, tuple(names[a] for a in args)) for n, op, args in map(vars_of, computation.lines))
-    )
+    lines = computation.lines
+    return Computation(tuple(Line(names[line.name], line.op, tuple(names[a] for a in line.args)) for line in lines))
 
 
-def vars_of(line):
-    return line.name, line.op, line.args
-
-
-def test_all_have_their_length_and_end_in_y(train):
+def test_all_have_their_length_end_in_y_and_read_every_line_and_input(train):
     lengths = Counter(len(computation.lines) for computation in train)
     assert set(lengths) == {2, 3, 4, 5} and min(lengths.values()) > 20
     for computation in train:
         names = [line.name for line in computation.lines]
         assert names[-1] == "y" and names[:-1] == sorted(set(names[:-1]))
-
-
-def test_every_line_and_every_input_is_read(train):
-    for computation in train:
-        read = {arg for line in computation.lines for arg in line.args}
-        assert read == {*computation.inputs, *(line.name for line in computation.lines[:-1])}
+        assert {arg for line in computation.lines for arg in line.args} == {*computation.inputs, *names[:-1]}
 
 
 def test_the_eager_program_is_judged_correct(train, test):

@@ -3,7 +3,7 @@
 import pytest
 
 from rlcourse.config import make_config
-from rlcourse.tasks import Answer, Attempt, load_task, mean_metrics
+from rlcourse.tasks import Attempt, load_task
 from rlcourse.tasks.kernels import task as kernel_task
 from rlcourse.tasks.kernels.language import eager, read_computation, write
 from rlcourse.tasks.kernels.optimum import eager_us, fits_one_launch, optimum
@@ -34,8 +34,6 @@ def test_the_problems_that_ship_are_of_their_splits(task):
     assert len(set(problems)) == len(problems) > 4400
     for split, by_structure in (("train", "train"), ("validation", "train"), ("test", "test")):
         assert {split_of(problem.computation) for problem in task.problems(split)} == {by_structure}
-    with pytest.raises(ValueError, match="Unknown split 'all'"):
-        task.problems("all")
 
 
 def test_training_has_more_problems_that_one_launch_does_not_hold(task):
@@ -86,14 +84,6 @@ def test_long_problems_are_measured_apart_alone(task):
     assert LONG.level is None and CHAIN.level == 3
 
 
-def test_means_leave_out_what_was_not_measured(task):
-    attempts = [Attempt(p, text, 1, True) for p, text in ((CHAIN, EAGER), (CHAIN, ""), (LONG, LONG.gold))]
-    verdicts = task.judge(attempts, False)
-    answers = [Answer(a.problem, a.text, a.tokens, True, v) for a, v in zip(attempts, verdicts, strict=True)]
-    means = mean_metrics(answers)
-    assert means["correct"] == 0.5 and means["speedup"] == 1 and means["long_correct"] == 1
-
-
 def test_a_judge_with_a_hole_pays_for_what_it_believes_and_says_what_is_true():
     stale = load_task("rlcourse.tasks.kernels.task:stale")
     verdict = judged(stale, CHAIN, LOST, training=True)
@@ -130,28 +120,10 @@ def test_evaluation_tries_more_inputs_than_training(task, monkeypatch):
     assert len(tried[0]) < len(tried[1]) and not set(tried[0]) & set(tried[1])
 
 
-def test_a_folder_of_ones_own_is_read(tmp_path):
+def test_a_folder_of_ones_own_is_read_and_a_line_that_is_none_is_named(tmp_path):
     for split in ("train", "validation", "test"):
         (tmp_path / f"{split}.txt").write_text("a = add u v ; y = relu a\n")
     assert [p.question for p in load_task("kernels", str(tmp_path)).test] == ["a = add u v ; y = relu a"]
-
-
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("", "holds no computation"),
-        ("a = add u v ; y = relu b\n", "line 1 is not a computation: 'y = relu b' reads what is not computed yet"),
-        ("y = relu u\na = relu u\n", "line 2 is not a computation: the last line does not compute y"),
-        ("y = plus u v\n", "not of the form NAME = OP ARGS"),
-        ("a = exp u ; a = exp v ; y = relu a\n", "not of the form NAME = OP ARGS"),
-    ],
-)
-def test_a_file_that_is_none_is_refused(tmp_path, text, complaint):
-    (tmp_path / "train.txt").write_text(text)
-    with pytest.raises(ValueError, match=complaint):
-        load_task("kernels", str(tmp_path))
-
-
-def test_a_folder_without_files_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"train\.txt"):
+    (tmp_path / "train.txt").write_text("a = add u v ; y = relu b\n")
+    with pytest.raises(ValueError, match="line 1 is not a computation: 'y = relu b' reads what is not computed yet"):
         load_task("kernels", str(tmp_path))
