@@ -95,11 +95,6 @@ def test_probabilities_that_are_not_finite_are_no_answers(policy):
         answer_problems(policy, engine, TASK, [Problem("What?", "", "1")], 3)
 
 
-def test_without_problems_there_is_nothing_to_answer():
-    with pytest.raises(ValueError, match="There are no problems to answer"):
-        answer_problems(NumberPolicy(), NumberEngine(), TASK, [], 10)
-
-
 def test_an_unfinished_answer_is_never_right_and_never_formatted():
     answers = answer_problems(NumberPolicy(), NumberEngine(unfinished=[2, 5]), TASK, PROBLEMS, 10)
     for number, (a,) in enumerate(answers):
@@ -130,12 +125,6 @@ def test_pass_at_k_is_the_share_of_subsets_that_hold_a_right_answer(samples):
             assert pass_at_k(samples, right, k) == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("k", [0, 5])
-def test_pass_at_k_needs_k_samples(k):
-    with pytest.raises(ValueError, match=f"pass@{k} needs at least {k} samples of each problem, there are 4"):
-        pass_at_k(4, 2, k)
-
-
 def test_mean_pass_at_k_goes_up_in_powers_of_two_and_averages_over_problems():
     groups = [[answer(1, strict=i < right) for i in range(6)] for right in (0, 1, 6)]
     result = mean_pass_at_k(groups)
@@ -148,17 +137,8 @@ def test_summarize_counts_all_answers_and_by_level():
         [answer(3, lenient=True, tokens=6), answer(3, finished=False, tokens=20)],
         [answer(None, strict=True, lenient=True, formatted=True, tokens=2), answer(None, lenient=True, tokens=2)],
     ]
-    assert summarize(answers) == pytest.approx(
-        {
-            "accuracy": 2 / 6,
-            "accuracy_lenient": 4 / 6,
-            "formatted": 3 / 6,
-            "finished": 5 / 6,
-            "tokens": 7,
-            "accuracy_level_1": 1 / 2,
-            "accuracy_level_3": 0,
-        }
-    )
+    expected = {"accuracy": 2 / 6, "accuracy_lenient": 4 / 6, "formatted": 3 / 6, "finished": 5 / 6, "tokens": 7}
+    assert summarize(answers) == pytest.approx(expected | {"accuracy_level_1": 1 / 2, "accuracy_level_3": 0})
 
 
 def evaluated(*arguments):
@@ -178,12 +158,6 @@ def test_the_test_evaluation_takes_the_problems_and_samples_that_were_asked_for(
     assert result["samples"][2] == {"question": PROBLEMS[2].question, "gold": "2", "text": "#### 2", "right": True}
 
 
-def test_up_to_eight_answers_are_kept_as_samples():
-    task = MathTask("numbers", "Count.", [], [], PROBLEMS * 2)
-    result = evaluated(NumberPolicy(), NumberEngine(), task, make_config(eval_problems=12, pass_k=0))
-    assert result["problems"] == 12 and len(result["samples"]) == 8
-
-
 def test_what_is_loaded_and_how_it_is_sampled_is_what_the_config_says(policy, monkeypatch):
     made, engine = [], NumberEngine()
 
@@ -199,15 +173,8 @@ def test_what_is_loaded_and_how_it_is_sampled_is_what_the_config_says(policy, mo
     monkeypatch.setattr(evaluation, "make_engine", make_engine)
     monkeypatch.setattr(evaluation, "task_of", lambda config: made.append((config.task, config.data_dir)) or TASK)
     monkeypatch.setattr("rlcourse.distributed.world.find_device", lambda config: torch.device("cpu"))
-    settings = {
-        "engine": "fast",
-        "cache_gb": 2.0,
-        "compile": True,
-        "temperature": 0.5,
-        "data_dir": "b",
-        "eval_problems": 2,
-    }
-    config = make_config(model="a", **settings)
+    settings = {"engine": "fast", "cache_gb": 2.0, "compile": True, "temperature": 0.5, "data_dir": "b"}
+    config = make_config(model="a", eval_problems=2, **settings)
     for greedy in (True, False):
         assert [a.problem for a in sample(config, 3, greedy)] == PROBLEMS[:3]
     assert engine.calls == [(3, GREEDY), (3, Sampling(0.5))]

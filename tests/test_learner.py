@@ -177,31 +177,22 @@ def test_only_what_the_algorithm_needs_is_made(settings, reference, head):
 def test_bfloat16_rounds_every_pass_a_little():
     """By autocast: weights stay float32."""
     exact, rounded = (learner(dtype=dtype, kl_coef=0.1, device="auto") for dtype in ("float32", "bfloat16"))
-    passes = {
-        "logprobs": lambda one: one.logprobs_and_values(ROLLOUT)[0],
-        "values": lambda one: one.values(ROLLOUT),
-        "reference": lambda one: one.reference_logprobs(ROLLOUT),
-    }
-    for name, run in passes.items():
-        difference = (run(exact) - run(rounded)).abs().max().item()
-        assert 1e-4 < difference < 0.5, name
+    found = [
+        (one.logprobs_and_values(ROLLOUT)[0], one.values(ROLLOUT), one.reference_logprobs(ROLLOUT))
+        for one in (exact, rounded)
+    ]
+    for ours, theirs in zip(*found, strict=True):
+        assert 1e-4 < (ours - theirs).abs().max().item() < 0.5
     assert {p.dtype for p in rounded.policy.model.parameters()} == {torch.float32}
 
 
 def test_compile_is_for_the_passes_that_train_alone(monkeypatch):
-    asked = []
-
-    def compiled(*arguments):
-        asked.append(torch.is_grad_enabled())
-        return original(*arguments)
-
-    original = logprobs._logprobs
-    monkeypatch.setattr(logprobs, "_compiled", lambda: compiled)
+    monkeypatch.setattr(
+        logprobs, "_compiled", lambda: lambda hidden, head, targets, _: torch.full((len(targets),), 7.0)
+    )
     one = learner("grpo", kl_coef=0.1, compile=True)
-    one.reference_logprobs(ROLLOUT)
-    assert not asked
-    one.logprobs_and_values(ROLLOUT)
-    assert asked
+    mask = ROLLOUT.completion_mask
+    assert one.reference_logprobs(ROLLOUT)[mask].ne(7).all() and one.logprobs_and_values(ROLLOUT)[0][mask].eq(7).all()
 
 
 def set_gradients(one: Learner, seed: int, scale: float = 1.0) -> list[torch.Tensor]:
@@ -259,14 +250,13 @@ def test_the_norm_is_scaled_down_and_never_up(monkeypatch):
         assert seen.pop() == pytest.approx(min(0.5, norm), rel=1e-4)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(bad):
+def test_a_gradient_that_is_not_finite_leaves_the_weights_alone():
     one = learner()
     set_gradients(one, 0)
     one.update(0)  # so that there are moments that could move the weights
     before = [p.detach().clone() for p in parameters(one)]
     set_gradients(one, 1)
-    parameters(one)[-1].grad.view(-1)[0] = bad
+    parameters(one)[-1].grad.view(-1)[0] = float("nan")
     with pytest.raises(RuntimeError, match=r"^The gradient is not finite, so the weights were left alone: try a lower"):
         one.update(1)
     assert all(torch.equal(p, b) for p, b in zip(parameters(one), before, strict=True))
@@ -291,11 +281,3 @@ def test_without_a_gradient_nothing_moves():
 def test_the_learning_rate_warms_up_and_follows_its_schedule(schedule, expected):
     config = make_config(steps=10, warmup_steps=4, schedule=schedule)
     assert [lr_factor(step, config) for step in range(10)] == pytest.approx(expected)
-
-
-def test_a_schedule_without_warm_up_begins_at_the_peak_and_one_of_warm_up_alone_ends_there():
-    assert lr_factor(0, make_config(steps=3, warmup_steps=0, schedule="linear")) == 1
-    config = make_config(steps=2, warmup_steps=2, schedule="cosine")
-    assert [lr_factor(step, config) for step in range(2)] == [0.5, 1]
-    short = make_config(steps=2, warmup_steps=5, schedule="linear")
-    assert [lr_factor(step, short) for step in range(2)] == pytest.approx([0.2, 0.4])

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import shutil
 import weakref
 
 import pytest
@@ -221,23 +220,10 @@ def test_the_exact_pass_is_of_the_adapted_model_and_not_of_its_base(policy, monk
     assert not learner_module.model_pass(policy.model, config, as_base=True).exact
 
 
-def test_names_choose_what_gets_an_adapter(model_folder):
-    model = adapted(model_folder, targets="q_proj, down_proj").model
-    names = {name.split(".lora_")[0].split(".")[-1] for name, _ in model.named_parameters() if ".lora_" in name}
-    assert names == {"q_proj", "down_proj"}
-
-
 @pytest.mark.parametrize("targets", ["q_proj,q", "lm_head", "embed_tokens", ""])
 def test_what_is_no_linear_layer_below_the_head_is_refused(targets, model_folder):
     with pytest.raises(ValueError, match=r"is not a linear layer here; the model has q_proj, k_proj, .*, down_proj"):
         adapted(model_folder, targets=targets)
-
-
-def test_the_same_seed_draws_the_same_adapter(model_folder):
-    def drawn(seed):
-        return adapted(model_folder, seed).model.model.layers[0].mlp.up_proj.lora_A["default"].weight
-
-    assert torch.equal(drawn(1), drawn(1)) and not torch.equal(drawn(1), drawn(2))
 
 
 # Folders
@@ -257,15 +243,11 @@ def poison(folder, change):
 
 SPOILT = {
     "cut short": (lambda f: (f / "adapter_model.safetensors").write_bytes(b"12345678"), "cannot be read or is cut"),
-    "no weights": (lambda f: (f / "adapter_model.safetensors").unlink(), "There is no file .*adapter_model"),
     "one weight less": (lambda f: poison(f, lambda w: w.pop(min(w))), "does not fit its base"),
     "not finite": (lambda f: poison(f, lambda w: w[min(w)].view(-1)[:1].fill_(torch.nan)), "are not finite"),
     "another rank": (lambda f: rewrite(f, r=5), "does not fit its base"),
-    "no rank": (lambda f: rewrite(f, r=0), "is not that of a plain LoRA adapter"),
     "DoRA": (lambda f: rewrite(f, use_dora=True), "is not that of a plain LoRA adapter"),
     "ranks by layer": (lambda f: rewrite(f, rank_pattern={"q_proj": 1}), "is not that of a plain LoRA adapter"),
-    "other layers": (lambda f: rewrite(f, target_modules=["nothing"]), "is not that of a plain LoRA adapter"),
-    "not JSON": (lambda f: (f / "adapter_config.json").write_text("{"), "adapter_config.json is not JSON"),
     "no base": (lambda f: rewrite(f, base_model_name_or_path=None), "does not name the adapter's base"),
     "a base that is gone": (lambda f: rewrite(f, base_model_name_or_path="/nowhere/x"), "No model in /nowhere/x"),
 }
@@ -295,23 +277,12 @@ def test_merge_writes_a_plain_model_of_an_adapter_or_a_runs_last_one(place, poli
     assert torch.equal(logits(load_policy(str(output), DEVICE).model), logits(model))
 
 
-def test_merging_what_is_no_adapter_is_refused(model_folder, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"There is no adapter in .*: its weights are whole already"):
-        merge_adapter(tmp_path.parent / model_folder, tmp_path / "output")
-    with pytest.raises(FileNotFoundError, match=r"There is no adapter in .*: name a folder with adapter_config.json"):
-        merge_adapter(tmp_path, tmp_path / "output")
-    assert not (tmp_path / "output").exists()
-
-
 def test_a_base_that_is_an_adapter_itself_is_merged_first(policy, folder, tmp_path):
     second = adapted(str(folder), seed=7)
     (tmp_path / "second").mkdir()
     save_adapter(second.model, tmp_path / "second")
     expected = logits(second.model)
     torch.testing.assert_close(logits(load_policy(str(tmp_path / "second"), DEVICE).model), expected, rtol=0, atol=1e-3)
-    shutil.rmtree(folder)
-    with pytest.raises(FileNotFoundError, match="No model in"):
-        load_policy(str(tmp_path / "second"), DEVICE)
 
 
 # Memory

@@ -5,7 +5,6 @@ import re
 import shlex
 import shutil
 from contextlib import redirect_stdout
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from unittest.mock import Mock
@@ -14,11 +13,10 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from typer.testing import CliRunner
 
 from rlcourse import cli, model_card, publish, trainer
-from rlcourse.config import make_config
 from rlcourse.paths import model_folder
 from rlcourse.sft.config import SFTConfig
 
@@ -143,10 +141,6 @@ def test_the_numbers_of_the_card_are_those_of_the_run(copied, tmp_path):
     card = ModelCard.load(published(run, tmp_path / "mine") / "README.md")
     assert (card.data.license, card.data.library_name, card.data.base_model) == ("mit", "transformers", None)
     assert "\nMinutes: steps 1.5, total 2.0.\n\n**Warning:** Too long.\n" in card.text
-    assert (
-        "| 400 test problems | before | after |\n| --- | --: | --: |\n| accuracy lenient | 50.0% ± 2.5 | 64.0%"
-        in card.text
-    )
     assert "| accuracy | 25.0% ± 2.2 | 36.0% ± 2.4 |\n| formatted | 100.0% | 100.0% |\n| pass@2 | 50.0% |" in card.text
     assert "\n    1+```?\n    \n    x\n\n**Wrong:**\n\n    3\n" in card.text
 
@@ -162,13 +156,6 @@ def test_seeds_are_averaged_and_only_seeds_may_differ(runs, copied, tmp_path):
     assert "differ in lr:" in refused(places[0], copied("lr", lr=0.5, seed=7), *to)
     assert "same seed" in refused(places[0], places[0], *to)
     assert "finished" in refused(places[0], copied("cut", {"steps": 1}, seed=8), *to)
-
-
-def test_the_command_names_preset_and_algorithm_once_and_quotes(runs):
-    own = {"lora_targets": "a b", "compile": True, "judge": "http://box/v1", "judge_model": "judge"}
-    run = replace(publish.read_run(runs / "model"), config=make_config("kernels", algorithm="dapo", **own))
-    words = "--lora-targets 'a b' --judge ADDRESS --judge-model judge --compile"
-    assert model_card.repeat_command(run) == f"rlcourse train --preset kernels --algorithm dapo {words}"
 
 
 def test_a_run_that_went_on_and_stopped_says_so_and_has_no_numbers(copied, tmp_path):
@@ -190,16 +177,6 @@ def test_what_does_not_load_as_the_checkpoint_is_not_published(runs, tmp_path, m
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_lost_chat_template_is_not_published(runs, tmp_path, monkeypatch):
-    def without_template(folder, load=AutoTokenizer.from_pretrained):
-        tokenizer = load(folder)
-        tokenizer.chat_template = None
-        return tokenizer
-
-    monkeypatch.setattr(publish, "AutoTokenizer", Mock(from_pretrained=without_template))
-    assert "chat template" in refused(runs / "model", "--to", tmp_path / "mine")
-
-
 def test_the_hub_gets_the_folder_and_the_card_its_name(runs, tmp_path, monkeypatch):
     hub, files = Mock(), set()
     hub.whoami.return_value = {"name": "me"}
@@ -216,13 +193,11 @@ def test_the_hub_gets_the_folder_and_the_card_its_name(runs, tmp_path, monkeypat
 
 def test_refusals(runs, copied, tmp_path):
     to = "--to", tmp_path / "mine"
-    assert "--to FOLDER, --hub NAME" in refused(runs / "model")
     assert "There is no file" in refused(tmp_path / "nothing", *to)
     assert "isn't the folder of a run" in refused(runs / "model/checkpoints/step-000002", *to)
     shutil.rmtree(copied("empty") / "checkpoints")
     assert "before its first checkpoint" in refused(tmp_path / "empty", *to)
     assert "not an empty folder" in refused(runs / "model", "--to", runs)
-    assert "a//b" in refused(runs / "model", "--hub", "a//b")
     assert not (tmp_path / "mine").exists()
 
 
