@@ -112,15 +112,9 @@ def test_tokens_are_counted_and_priced(server, tmp_path):
     assert judge.totals == pytest.approx(expected)
 
 
-def test_tokens_that_nobody_counts_are_guessed(server, tmp_path):
-    judge = judge_at(server, tmp_path)
-    judge.ask([("s" * 40, "u" * 80)])
-    assert (judge.totals["prompt_tokens"], judge.totals["completion_tokens"]) == (30, len(json.dumps(GOOD)) // 4)
-
-
 RUBBISH = [
     b"<html>", b"[]", b'{"choices": []}', b'{"choices": [{"message": {"content": null}}]}', b"[" * 100_000,
-    b'{"choices": [{"message": {"content": "x"}}], "usage": 7}', completion("I like it."), b"\xff" * 100,
+    b'{"choices": [{"message": {"content": "x"}}], "usage": 7}', completion("I like it.", {"prompt_tokens": "9"}),
 ]  # fmt: skip
 
 
@@ -208,7 +202,6 @@ def test_a_file_that_a_kill_cut_short_is_read_and_goes_on(server, tmp_path):
     file = tmp_path / "judge.jsonl"
     file.write_bytes(file.read_bytes()[:-20])
     judge_at(server, tmp_path).ask(questions(2))
-    assert len(server.asked) == 3
     assert judge_at(server, tmp_path).ask(questions(2))[1].cached and len(server.asked) == 3
 
 

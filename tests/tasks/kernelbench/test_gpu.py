@@ -45,68 +45,45 @@ RELU = POINTWISE["relu"][2]
 AGAIN = "for (int k = 0; k < 20; k++) kernel<<<blocks, 256>>>(input.data_ptr<float>(), out.data_ptr<float>(), n);"
 HOG = "cuda takes the memory"
 TAKE = "void* held; cudaMalloc(&held, 20l << 30); for (volatile int k = 0; ; ) k = 0;"
+LATE = ("", "late", "wrong", "not finite", "timer")
 FLAT = pointwise_triton(POINTWISE["relu"][1]).replace("4096", "16")  # a program for sixteen numbers
 
-# name: (problem, settings, text, the reasons that it may have). "" is a right kernel.
-CASES = {
-    "triton relu": (on_gpu("relu"), SETTINGS, pointwise_triton(POINTWISE["relu"][1]), ("",)),
-    "triton mean": (ROWS["mean"], NO_COMPILE, ROW_KERNELS["mean"], ("",)),
-    "triton matmul": (ROWS["matmul"], NO_COMPILE, ROW_KERNELS["matmul"], ("",)),
-    "triton slow": (on_gpu("relu"), SETTINGS, FLAT, ("",)),
-    "triton wrong": (on_gpu("relu"), SETTINGS, pointwise_triton("tl.abs(x)"), ("wrong",)),
-    "triton does not compile": (on_gpu("relu"), SETTINGS, pointwise_triton("tl.nothing(x)"), ("compile",)),
-    "triton by tensor cores": (
-        ROWS["matmul"],
-        NO_COMPILE,
-        ROW_KERNELS["matmul"].replace('"ieee"', '"tf32"'),
-        ("precision", "wrong"),
-    ),
-    "triton in half precision": (ROWS["mean"], NO_COMPILE, CHEATS["a lower precision"].text, ("precision", "wrong")),
-    "triton stale memory": (on_gpu("relu"), SETTINGS, CHEATS["stale memory"].text, ("wrong", "not finite")),
+# name: (problem, text, the reasons that it may have). "" is a right kernel.
+ON_RELU = {
+    "triton relu": (pointwise_triton(POINTWISE["relu"][1]), ("",)),
+    "triton slow": (FLAT, ("",)),
+    "triton wrong": (pointwise_triton("tl.abs(x)"), ("wrong",)),
+    "triton does not compile": (pointwise_triton("tl.nothing(x)"), ("compile",)),
+    "triton stale memory": (CHEATS["stale memory"].text, ("wrong", "not finite")),
     "triton cached by address": (
-        on_gpu("relu"),
-        SETTINGS,
         CHEATS["a cache by address"].text.replace(" // 2**44", ""),
         ("", "wrong", "not finite", "wrong shape"),
     ),
-    "triton patched event": (on_gpu("relu"), SETTINGS, CHEATS["a patched event"].text, ("", "timer")),
-    "triton another stream": (
-        on_gpu("relu"),
-        SETTINGS,
-        CHEATS["work on another stream"].text,
-        ("", "late", "wrong", "not finite", "timer"),
-    ),
-    "triton edits its input": (on_gpu("relu"), SETTINGS, CHEATS["the input overwritten"].text, ("edited inputs",)),
-    "triton and torch": (on_gpu("relu"), SETTINGS, CHEATS["a decoy"].text, ("torch",)),
-    "cuda relu": (on_gpu("relu"), SETTINGS, pointwise_cuda(RELU), ("",)),
-    "cuda slow": (on_gpu("relu"), SETTINGS, pointwise_cuda(RELU, before=AGAIN), ("",)),
-    "cuda wrong": (on_gpu("relu"), SETTINGS, pointwise_cuda("x"), ("wrong",)),
-    "cuda another stream": (
-        on_gpu("relu"),
-        SETTINGS,
-        CHEATS["work on another stream, in C++"].text,
-        ("", "late", "wrong", "not finite", "timer"),
-    ),
-    "cuda launch fails": (
-        on_gpu("relu"),
-        SETTINGS,
-        CHEATS["a launch that fails"].text,
-        ("wrong", "not finite", "error"),
-    ),
-    "cuda illegal address": (on_gpu("relu"), SETTINGS, pointwise_cuda(RELU, place="i + (1l << 42)"), ("error", "died")),
-    HOG: (on_gpu("relu"), SETTINGS, pointwise_cuda(RELU, before=TAKE), ("gpu memory",)),
-    "cuda without end": (
-        on_gpu("relu"),
-        SETTINGS,
-        pointwise_cuda(RELU + "; for (volatile int k = 0; ; ) k = 0"),
-        ("hang",),
-    ),
+    "triton patched event": (CHEATS["a patched event"].text, ("", "timer")),
+    "triton another stream": (CHEATS["work on another stream"].text, LATE),
+    "triton edits its input": (CHEATS["the input overwritten"].text, ("edited inputs",)),
+    "triton and torch": (CHEATS["a decoy"].text, ("torch",)),
+    "cuda relu": (pointwise_cuda(RELU), ("",)),
+    "cuda slow": (pointwise_cuda(RELU, before=AGAIN), ("",)),
+    "cuda wrong": (pointwise_cuda("x"), ("wrong",)),
+    "cuda another stream": (CHEATS["work on another stream, in C++"].text, LATE),
+    "cuda launch fails": (CHEATS["a launch that fails"].text, ("wrong", "not finite", "error")),
+    "cuda illegal address": (pointwise_cuda(RELU, place="i + (1l << 42)"), ("error", "died")),
+    HOG: (pointwise_cuda(RELU, before=TAKE), ("gpu memory",)),
+    "cuda without end": (pointwise_cuda(RELU + "; for (volatile int k = 0; ; ) k = 0"), ("hang",)),
+}
+IMPRECISE = ("precision", "wrong")
+CASES = {name: (on_gpu("relu"), *rest) for name, rest in ON_RELU.items()} | {
+    "triton mean": (ROWS["mean"], ROW_KERNELS["mean"], ("",)),
+    "triton matmul": (ROWS["matmul"], ROW_KERNELS["matmul"], ("",)),
+    "triton by tensor cores": (ROWS["matmul"], ROW_KERNELS["matmul"].replace('"ieee"', '"tf32"'), IMPRECISE),
+    "triton in half precision": (ROWS["mean"], CHEATS["a lower precision"].text, IMPRECISE),
 }
 if importlib.util.find_spec("cutlass"):
     CASES |= {
-        "cute scale": (on_gpu("scale"), NO_COMPILE, pointwise_cute("x * 3.0 + 1.0"), ("",)),
-        "cute wrong": (on_gpu("scale"), NO_COMPILE, pointwise_cute("x * 3.0"), ("wrong",)),
-        "cute does not compile": (on_gpu("scale"), NO_COMPILE, pointwise_cute("x.nothing()"), ("compile", "error")),
+        "cute scale": (on_gpu("scale"), pointwise_cute("x * 3.0 + 1.0"), ("",)),
+        "cute wrong": (on_gpu("scale"), pointwise_cute("x * 3.0"), ("wrong",)),
+        "cute does not compile": (on_gpu("scale"), pointwise_cute("x.nothing()"), ("compile", "error")),
     }
 SLOW = ("triton slow", "cuda slow")
 LIES = ("triton patched event", "triton another stream", "cuda another stream", "triton cached by address")
@@ -133,8 +110,8 @@ def verdicts():
 
     def run(name: str):
         begun = time.monotonic()
-        task, settings, text, _ = CASES[name]
-        verdict = judging.judge_of(task, settings).run(text)
+        task, text, _ = CASES[name]
+        verdict = judging.judge_of(task, SETTINGS if name in ON_RELU else NO_COMPILE).run(text)
         numbers = {key: round(value, 3) for key, value in verdict.metrics.items() if "fast" not in key}
         took = time.monotonic() - begun
         print(f"{name:26} {took:6.1f} s  {verdict.reason or 'right':14} {numbers} {verdict.text[-160:]!r}")
@@ -151,7 +128,7 @@ def verdicts():
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_candidate_gets_what_it_earns(name, verdicts):
-    verdict, reasons = verdicts[name], CASES[name][3]
+    verdict, reasons = verdicts[name], CASES[name][2]
     assert verdict.reason in reasons, verdict.text
     if verdict.reason:
         assert verdict.metrics["correct"] == 0 and verdict.reward(SETTINGS) <= SETTINGS.compiled
@@ -164,7 +141,7 @@ def test_a_candidate_gets_what_it_earns(name, verdicts):
 
 
 def test_the_rules_let_the_right_ones_pass():
-    named = {name: rules.check(text) for name, (_, _, text, reasons) in CASES.items() if reasons == ("",)}
+    named = {name: rules.check(text) for name, (_, text, reasons) in CASES.items() if reasons == ("",)}
     assert set(named.values()) == {None}
 
 

@@ -15,8 +15,6 @@ from torch.utils.cpp_extension import load_inline
 """
 POINTWISE = {  # name: [PyTorch, Triton, C++] of one number x
     "relu": ["torch.relu(x)", "tl.maximum(x, 0.0)", "x > 0.f ? x : 0.f"],
-    "swish": ["x * torch.sigmoid(x)", "x / (1 + tl.exp(-x))", "x / (1.f + expf(-x))"],
-    "tanh": ["torch.tanh(x)", "1 - 2 / (1 + tl.exp(2 * x))", "tanhf(x)"],
     "gelu": [
         "0.5 * x * (1 + torch.erf(x * 0.7071067811865476))",
         "0.5 * x * (1 + tl.erf(x * 0.7071067811865476))",
@@ -169,11 +167,7 @@ ROW_PROBLEMS = {
         "sum_and_max", "(torch.sum(x, dim=1), torch.amax(x, dim=1))", "torch.rand(batch_size, dim)", sizes=ROWS
     ),
     "matmul": problem(
-        "matmul",
-        "torch.matmul(x, y)",
-        "torch.rand(n, 64), torch.rand(64, n)",
-        arguments="x, y",
-        sizes="n = 48",
+        "matmul", "torch.matmul(x, y)", "torch.rand(n, 64), torch.rand(64, n)", arguments="x, y", sizes="n = 48"
     ),
     "half": problem("half", "x * 2 + 1", "torch.rand(batch_size, dim, dtype=torch.float16)", sizes=ROWS),
 }

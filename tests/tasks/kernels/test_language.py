@@ -27,13 +27,6 @@ def compiled(text, computation=CHAIN, **options):
     return compile_program(parse(text), computation, **options)
 
 
-def test_a_computation_is_read_as_it_is_written():
-    assert CHAIN.lines == (Line("a", "add", ("u", "v")), Line("b", "relu", ("a",)), Line("y", "mul", ("b", "w")))
-    assert str(CHAIN) == "a = add u v ; b = relu a ; y = mul b w"
-    assert CHAIN.inputs == ("u", "v", "w")
-    assert read_computation("y = sub x u").inputs == ("u", "x")
-
-
 def test_reductions_and_what_follows_from_them_alone_are_narrow():
     norm = read_computation("a = square u ; b = rowsum a ; c = sqrt b ; d = max c b ; y = div u d")
     assert norm.narrow == {"b", "c", "d"}
@@ -125,10 +118,3 @@ def test_a_result_takes_the_place_of_an_operand_that_is_read_for_the_last_time()
     both = read_computation("a = add u v ; b = mul a u ; y = sub b v")  # v is needed to the end, u until b
     with pytest.raises(CompileError, match="out of registers at a"):
         compiled("a = add u v keep ; b = mul a u keep ; y = sub b v put ;", both)
-
-
-def test_stale_memory_holds_every_value():
-    with pytest.raises(CompileError, match="b is neither in memory"):
-        compiled("y = mul b w put ;")
-    (launch,) = compiled("y = mul b w put ;", stale=True)
-    assert launch.loads == ("b", "w")
