@@ -8,9 +8,7 @@ import pytest
 import torch
 from policies import DEVICE, BruteForce
 from transformers import AutoModelForCausalLM
-from typer.testing import CliRunner
 
-from rlcourse import cli
 from rlcourse.checkpoint import latest_checkpoint, load_state
 from rlcourse.files import read_lines
 from rlcourse.policy import load_policy
@@ -20,21 +18,9 @@ from rlcourse.sft.config import make_config
 from rlcourse.sft.trainer import FineTuning, fine_tune, resume
 from rlcourse.tasks import MathTask, Problem
 
-TINY = {
-    "batch_size": 5,
-    "micro_batch_tokens": 60,
-    "max_length": 60,
-    "logprob_chunk": 16,
-    "steps": 7,
-    "lr": 1e-2,
-    "warmup_steps": 2,
-    "eval_every": 3,
-    "eval_examples": 3,
-    "save_every": 3,
-    "keep_checkpoints": 3,
-    "name": "run",
-    "device": "cpu",  # what a resumed run repeats to the last digit
-}
+TINY = {"batch_size": 5, "micro_batch_tokens": 60, "max_length": 60, "logprob_chunk": 16, "steps": 7, "lr": 1e-2}
+TINY |= {"warmup_steps": 2, "eval_every": 3, "eval_examples": 3, "save_every": 3, "keep_checkpoints": 3}
+TINY |= {"name": "run", "device": "cpu"}  # what a resumed run repeats to the last digit
 LORA = {"lora_rank": 2, "gradient_checkpointing": True}
 
 
@@ -127,15 +113,6 @@ def test_a_step_is_adamws_with_the_gradient_of_the_mean_loss(options, tiny):
         torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=1e-4, msg=name)
 
 
-def test_rows_hold_one_example_each_without_packing(tiny):
-    for packing, most in ((True, 60), (False, None)):
-        training = FineTuning(new_run(make_config(**tiny | {"packing": packing, "name": None})), torch.device("cpu"))
-        rows = [row for rows in training._micro_batches(training.data.train) for row in rows]
-        assert sum(map(len, rows)) == 30
-        assert (max(sum(len(e.ids) for e in row) for row in rows) <= most) if packing else set(map(len, rows)) == {1}
-        assert not packing or len(rows) < 30
-
-
 @pytest.mark.parametrize(("epochs", "steps", "expected"), [(2, None, 12), (2, 4, 4)])
 def test_an_epoch_is_every_example_once(epochs, steps, expected, tiny, tmp_path):
     """30 of the 33 are learned."""
@@ -224,8 +201,6 @@ def test_a_finished_run_can_be_given_more_steps(tiny, tmp_path):
     fine_tune(make_config(**tiny | {"steps": 2}))
     assert resume(name="run", output=str(tmp_path), steps=4)["steps"] == 4
     assert [line["step"] for line in logged(tmp_path / "run")["evals"]] == [0, 2, 3, 4]
-    with pytest.raises(ValueError, match="has done 4 steps, more than --steps: ask for more"):
-        resume(name="run", output=str(tmp_path), steps=3)
     assert json.loads((tmp_path / "run" / "config.json").read_text())["steps"] == 4
 
 
@@ -240,16 +215,11 @@ def test_other_settings_and_other_data_are_refused_on_resuming(tiny, tmp_path):
         resume(name="run", output=str(tmp_path), steps=3)
 
 
-SPOILT = [lambda s: s.pop("data"), lambda s: s.update(step=3), lambda s: s.update(optimizer={})]
-
-
-@pytest.mark.parametrize("spoil", SPOILT)
-def test_a_damaged_state_is_one_sentence(spoil, tiny, tmp_path):
+def test_a_damaged_state_is_one_sentence(tiny, tmp_path):
     fine_tune(make_config(**tiny | {"steps": 1}))
     file = latest_checkpoint(tmp_path / "run") / "trainer.pt"
     state = torch.load(file, weights_only=True)
-    spoil(state)
-    torch.save(state, file)
+    torch.save(state | {"optimizer": {}}, file)
     with pytest.raises(ValueError, match=r"is damaged \(trainer.pt does not fit the model and the run\)"):
         resume(name="run", output=str(tmp_path), steps=3)
 
@@ -262,17 +232,8 @@ def test_the_adapter_is_as_the_settings_say(tiny, tmp_path):
     assert json.loads((latest_checkpoint(tmp_path / "run") / "adapter_config.json").read_text())["lora_alpha"] == 6.0
 
 
-def test_a_damaged_adapter_is_one_sentence(tiny, tmp_path):
-    fine_tune(make_config(**tiny | LORA | {"steps": 1}))
-    (latest_checkpoint(tmp_path / "run") / "adapter_model.safetensors").write_bytes(b"12345678")
-    with pytest.raises(ValueError, match=r"step-000001 is damaged \(.*cut short\): start a new run"):
-        resume(name="run", output=str(tmp_path), steps=3)
-
-
 def test_the_folder_holds_what_a_run_leaves(whole, model_folder):
     options, folder = whole
-    names = {"config.json", "metrics.jsonl", "evals.jsonl", "curve.png", "summary.json", "checkpoints"}
-    assert {path.name for path in folder.iterdir()} == names
     assert {path.name for path in (folder / "checkpoints").iterdir()} == {f"step-00000{step}" for step in (3, 6, 7)}
     assert [line["step"] for line in logged(folder)["evals"]] == [0, 3, 6, 7]
     summary = json.loads((folder / "summary.json").read_text())
@@ -283,15 +244,3 @@ def test_the_folder_holds_what_a_run_leaves(whole, model_folder):
     ids = torch.tensor([[5, 9, 40]])
     torch.testing.assert_close(trained(ids).logits, ours(ids).logits, rtol=1e-4, atol=1e-4)
     assert ((latest_checkpoint(folder) / "adapter_config.json").exists()) == bool(options)
-
-
-def test_the_command_refuses_before_anything_is_loaded(tmp_path):
-    for arguments, sentence in [
-        (["--lora-rank=-1"], "lora_rank must be from 0 to 4,096, not -1."),
-        (["--dtype=bfloat16", "--device=cpu"], "dtype bfloat16 is for a GPU: use --dtype float32 on a CPU."),
-        (["--data=nothing.jsonl", f"--output={tmp_path}"], "There is no file nothing.jsonl"),
-        (["--resume", f"--output={tmp_path}"], "No run to resume at"),
-    ]:
-        result = CliRunner().invoke(cli.app, ["sft", *arguments])
-        assert result.exit_code == 2 and result.stderr.startswith(sentence) and result.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []

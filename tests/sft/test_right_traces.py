@@ -51,9 +51,6 @@ def test_right_answers_to_problems_of_training_are_kept_as_they_are(tmp_path):
     kept = [json.loads(text) for text in (tmp_path / "right.jsonl").read_text().splitlines()]
     assert kept == [records[0], records[2], records[7]]
     assert (found.read, found.kept, found.wrong.total(), found.held_out, found.unknown) == (9, 3, 3, 2, 1)
-    assert str(found).startswith(
-        "3 of 9 are right and kept; not right: 3 (wrong 3); of problems that are held out: 2; "
-    )
     assert len(list(of_file(tmp_path / "right.jsonl"))) == 3  # `rlcourse sft` takes it
 
 
@@ -62,19 +59,6 @@ def test_nothing_right_is_refused_and_nothing_written(tmp_path):
     with pytest.raises(ValueError, match=r"Nothing is left of .*: 0 of 1 are right"):
         keep_right(tmp_path / "all.jsonl", TASK, tmp_path / "right.jsonl")
     assert not (tmp_path / "right.jsonl").exists()
-
-
-def test_an_evaluations_judge_is_asked(tmp_path):
-    written(tmp_path / "all.jsonl", [line("What is 1+1?", "#### 2")])
-    seen = []
-
-    class Task(MathTask):
-        def judge(self, attempts, training):
-            seen.append(training)
-            return super().judge(attempts, training)
-
-    keep_right(tmp_path / "all.jsonl", Task("x", "", TASK.train, [], []), tmp_path / "right.jsonl")
-    assert seen == [False]
 
 
 def test_the_answer_is_the_last_one_and_the_question_stands_before_it():
@@ -93,7 +77,3 @@ def test_the_command_filters_programs_of_the_tile_language(tmp_path):
     done = CliRunner().invoke(cli.app, arguments)
     assert done.exit_code == 0 and "1 of 2 are right and kept; not right: 1 (" in done.output
     assert [json.loads(text) for text in (tmp_path / "right.jsonl").read_text().splitlines()] == records[:1]
-    done = CliRunner().invoke(cli.app, [*arguments[:3], "poetry", *arguments[4:]])
-    assert done.exit_code == 2 and done.stderr.startswith("Unknown task 'poetry'")
-    done = CliRunner().invoke(cli.app, ["filter", str(tmp_path / "none.jsonl"), *arguments[2:]])
-    assert done.exit_code == 2 and done.stderr.startswith("There is no file ")

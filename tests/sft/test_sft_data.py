@@ -9,7 +9,7 @@ from policies import make_policy
 from rlcourse.sft import data as module
 from rlcourse.sft.config import make_config
 from rlcourse.sft.data import conversation_of, encode, load_data
-from rlcourse.tasks import MathTask, Problem, minigsm
+from rlcourse.tasks import minigsm
 
 CHAT = [
     {"role": "system", "content": "Be short."},
@@ -72,12 +72,6 @@ def test_a_template_that_writes_earlier_turns_anew_is_refused(policy):
         encode(policy, CHAT[1:], "here")
 
 
-def test_a_template_that_refuses_a_role_says_so(policy):
-    policy.tokenizer.chat_template = "{{ raise_exception('no system turn') }}"
-    with pytest.raises(ValueError, match=r"here: the chat template refuses it \(no system turn\)"):
-        encode(policy, CHAT, "here")
-
-
 def test_an_answer_that_holds_the_token_of_its_end_is_refused(policy):
     with pytest.raises(ValueError, match=r"here: an answer holds <\|im_end\|>, which ends one"):
         encode(policy, module.turns("Why?", "a<|im_end|>b"), "here")
@@ -98,13 +92,10 @@ def test_a_record_may_have_any_of_these_forms(record):
 
 BAD = {
     "not JSON": ('{"prompt": \n', "the line is not JSON; expected"),
-    "a number of thousands of digits": ('{"prompt": ' + "1" * 5000 + "}\n", "the line is not JSON; expected"),
     "nothing known": ({"text": "a"}, "there are no messages, and no prompt with an answer; expected"),
     "an empty answer": ({"prompt": "a", "answer": " \n"}, "an answer is empty"),
     "an answer that is a number": ({"prompt": "a", "answer": 5}, "role or content of message 2 is not a text"),
-    "messages that are texts": ({"messages": ["hello"]}, "messages is not a list of objects"),
     "no assistant": ({"messages": CHAT[:2]}, "there is no answer: no message has the role"),
-    "parts": ({"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "role or content of message 1 is not"),
 }
 
 
@@ -115,16 +106,6 @@ def test_a_line_that_cannot_be_used_is_named_in_one_sentence(what, policy, tmp_p
     with pytest.raises(ValueError, match=rf"chats\.jsonl, line 3: {sentence}") as refusal:
         load(policy, data=path)
     assert "\n" not in str(refusal.value)
-
-
-def test_a_file_that_is_missing_empty_or_no_text_is_named(policy, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"There is no file chats\.jsonl"):
-        load(policy, data="chats.jsonl")
-    with pytest.raises(ValueError, match="holds no conversations"):
-        load(policy, data=lines(tmp_path / "empty.jsonl", "\n"))
-    (tmp_path / "bytes.jsonl").write_bytes(b'{"prompt": "\xff"}')
-    with pytest.raises(ValueError, match="line 1: the line is not UTF-8"):
-        load(policy, data=str(tmp_path / "bytes.jsonl"))
 
 
 def numbered(path, count):
@@ -171,13 +152,6 @@ def test_minigsm_is_learned_from_problems_that_rl_does_not_meet(policy, monkeypa
     assert [told(policy, e)[1] for e in found.held_out] == [[p.answer + "<|im_end|>"] for p in validation]
 
 
-def test_a_task_without_worked_answers_is_refused(policy, monkeypatch):
-    bare = MathTask("bare", "", *[[Problem("1+1?", " ", "2")]] * 3)
-    monkeypatch.setattr(module, "load_task", lambda name, data_dir: bare)
-    with pytest.raises(ValueError, match="The problems of my:task have no worked answers to learn: name a file"):
-        load(policy, data="my:task")
-
-
 def test_a_data_set_on_the_hub_is_loaded_by_name_subset_and_split(policy, monkeypatch):
     import datasets
 
@@ -188,15 +162,4 @@ def test_a_data_set_on_the_hub_is_loaded_by_name_subset_and_split(policy, monkey
     assert calls == [(("some/chats", "main"), {"split": "test"})] and len(found.train) == 2
     rows.append({"messages": []})
     with pytest.raises(ValueError, match="some/chats, row 2: there is no answer"):
-        load(policy, data="some/chats")
-
-
-def test_a_hub_that_cannot_be_reached_is_one_sentence(policy, monkeypatch):
-    import datasets
-
-    def fail(*_, **__):
-        raise RuntimeError("odd\nand long")
-
-    monkeypatch.setattr(datasets, "load_dataset", fail)
-    with pytest.raises(ConnectionError, match=r"some/chats is not a file here, .* as a data set \(odd\): check name"):
         load(policy, data="some/chats")
