@@ -4,29 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from policies import BruteForce, rollout_of
+from policies import rollout_of
 
 from rlcourse import logprobs, lora
-from rlcourse.advantages import gae, group_normalized, has_signal, whiten
-from rlcourse.config import make_config
-from rlcourse.learner import Learner
+from rlcourse.advantages import gae, group_normalized, whiten
 from rlcourse.losses import aggregate, token_loss, value_loss
 from rlcourse.rollout.blocks import BlockManager
 from rlcourse.rollout.hf import HFEngine
 from rlcourse.rollout.paged_scheduler import PagedScheduler
 from rlcourse.sampling import GREEDY, Sampling, sampling_logits
-
-
-@pytest.mark.parametrize("first", range(4))
-def test_a_group_has_signal_though_its_first_reward_is_its_mean(first):
-    rewards = torch.tensor([0.5, 0.0, 1.0, 0.5]).roll(first)
-    assert has_signal(rewards, 4).tolist() == [True]
-
-
-@pytest.mark.parametrize("reward", [0.7, 0.1, 1 / 3, 1e-8, -2.3])
-def test_equal_rewards_whose_mean_rounds_have_no_signal(reward):
-    rewards = torch.full((8,), reward)
-    assert has_signal(rewards, 8).tolist() == [False] and not group_normalized(rewards, 8).any()
 
 
 def test_eps_is_added_to_the_deviation_and_not_to_the_variance():
@@ -69,13 +55,6 @@ def test_logits_that_are_sampled_from_stay_as_they_are(sampling):
     assert torch.equal(logits, kept)
 
 
-def test_top_k_of_the_whole_vocabulary_and_of_more_leave_nothing_out():
-    logits = torch.randn(2, 10)
-    for top_k in (9, 10, 11):
-        kept = sampling_logits(logits, Sampling(top_k=top_k)).isfinite().sum(1)
-        assert kept.tolist() == 2 * [min(top_k, 10)]
-
-
 @pytest.mark.parametrize(("new", "fits"), [(5, True), (6, False)])
 def test_a_completion_that_fills_the_cache_exactly_fits(new, fits):
     """The last token is sampled and never cached."""
@@ -85,16 +64,6 @@ def test_a_completion_that_fills_the_cache_exactly_fits(new, fits):
         return
     with pytest.raises(ValueError, match="needs 4 blocks"):
         PagedScheduler(blocks, [[1] * 8], 1, new, 1)
-
-
-def test_an_update_leaves_neither_gradients_nor_another_mode(policy):
-    learner = Learner(policy, make_config("laptop"))
-    policy.model.train()
-    engine = BruteForce(policy)
-    rollout = engine.generate([[5, 9]], 2, 3, Sampling())
-    learner.logprobs_and_values(rollout)[0].sum().backward()
-    learner.update(0)
-    assert policy.model.training and all(parameter.grad is None for parameter in policy.model.parameters())
 
 
 class SaysItIsOnAGPU(torch.Tensor):

@@ -1,7 +1,5 @@
 """Checkpoints: whole or not there, two of them, and every bit of the state comes back."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from policies import DEVICE
@@ -33,7 +31,7 @@ def test_weights_and_tokenizer_come_back(policy, tmp_path):
     assert loaded.prompt("Tom has 3 apples?") == policy.prompt("Tom has 3 apples?")
 
 
-@pytest.mark.parametrize(("kept", "steps"), [({}, (20, 100)), ({"kept": 1}, (100,)), ({"kept": 3}, (10, 20, 100))])
+@pytest.mark.parametrize(("kept", "steps"), [({}, (20, 100)), ({"kept": 3}, (10, 20, 100))])
 def test_only_the_newest_are_kept(kept, steps, policy, tmp_path):
     for step in (5, 10, 100, 20):  # by step, not by name or age
         save_checkpoint(tmp_path, step, policy, {"step": step}, **kept)
@@ -62,18 +60,6 @@ def test_a_number_that_is_not_finite_is_not_saved(what, policy, tmp_path):
     with pytest.raises(RuntimeError, match="The weights are no longer finite"):
         save_checkpoint(tmp_path, 3, policy, state)
     assert not (tmp_path / "checkpoints").exists()
-
-
-@pytest.mark.parametrize(("free", "why"), [(999, "the disk is full"), (10**10, "odd")])
-def test_a_save_that_fails_says_whether_the_disk_is_full(free, why, policy, tmp_path, monkeypatch):
-    def fail(*_):
-        raise RuntimeError("odd\nand long")
-
-    monkeypatch.setattr(checkpoint.torch, "save", fail)
-    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
-    with pytest.raises(OSError, match=rf"The checkpoint of step 3 cannot be written to .* \({why}\): make room there"):
-        save_checkpoint(tmp_path, 3, policy, STATE)
-    assert not any((tmp_path / "checkpoints").iterdir())
 
 
 @pytest.mark.parametrize("step", [3, 4])

@@ -1,7 +1,6 @@
 """The command line: every setting is an option, errors are one sentence, and the trainer gets what was asked for."""
 
 import os
-import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -11,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rlcourse import bench, checkpoint, cli, evaluation, trainer
-from rlcourse.config import ALGORITHMS, TrainConfig, make_config
+from rlcourse.config import TrainConfig, make_config
 from rlcourse.measure import doctor, memory
 from rlcourse.measure.shapes import model_shape
 from rlcourse.settings import field_type
@@ -22,16 +21,9 @@ from rlcourse.tasks.verify import Readings
 
 RESULT = {"accuracy": 0.4, "accuracy_lenient": 0.5, "pass@8": 0.75, "tokens": 20.0}
 SUMMARY = {
-    "eval_problems": 1000,
-    "wall_seconds": 90.0,
-    "steps": 60,
-    "folder": "runs/laptop-dr_grpo-seed0",
-    "steps_that_changed_weights": 60,
-    "warnings": {},
-    "metrics": {"accuracy": ".1%", "accuracy_lenient": ".1%"},
-    "before": RESULT,
-    "after": RESULT
-    | {"accuracy": 0.91, "samples": [{"question": "1+1?", "gold": "2", "text": "[2]\n#### 2", "right": True}]},
+    **{"eval_problems": 1000, "wall_seconds": 90.0, "steps": 60, "steps_that_changed_weights": 60, "folder": "runs/x"},
+    **{"warnings": {}, "metrics": {"accuracy": ".1%", "accuracy_lenient": ".1%"}, "before": RESULT},
+    "after": RESULT | {"samples": [{"question": "1+1?", "gold": "2", "text": "[2]\n#### 2", "right": True}]},
 }
 
 
@@ -52,13 +44,6 @@ def trained(monkeypatch):
     monkeypatch.setattr(trainer, "train", lambda config, began: calls.append(config) or SUMMARY)
     monkeypatch.setattr(trainer, "resume", lambda **settings: calls.append(settings) or SUMMARY)
     return calls
-
-
-def raising(monkeypatch, error):
-    def train(config, began):
-        raise error
-
-    monkeypatch.setattr(trainer, "train", train)
 
 
 def other_value(f):
@@ -93,22 +78,6 @@ def test_resume_gets_what_was_said_and_nothing_else(trained):
     assert trained == [{"steps": 90, "compile": False}, {}]
 
 
-@pytest.mark.parametrize(
-    ("command", "kind", "laptop"),
-    [("train", TrainConfig, make_config("laptop")), ("sft", sft_config.SFTConfig, sft_config.make_config())],
-)
-def test_help_shows_every_option_with_help_choices_and_its_default(command, kind, laptop):
-    text = re.sub(r"[\s│]+", " ", invoke(command, "--help").output)
-    for f in fields(kind):
-        assert "--" + f.name.replace("_", "-") in text
-        assert f.metadata["help"] in text
-        if f.metadata["choices"]:
-            assert ", ".join(f.metadata["choices"]) in text
-        assert getattr(laptop, f.name) == f.default  # which is what the help shows
-    assert command == "sft" or ("(default: dr_grpo)" in text and all(algorithm in text for algorithm in ALGORITHMS))
-    assert "(default: off)" in text and f"(default: {laptop.lr})" in text
-
-
 def test_dry_run_prints_config_and_memory_and_trains_nothing(trained):  # a GPU's preset, on whatever machine this is
     result = invoke("train", "--preset", "a10g", "--lr", "0.25", "--dry-run")
     assert result.exit_code == 0 and trained == []
@@ -135,35 +104,6 @@ def test_torchrun_is_refused_for_what_has_one_process(monkeypatch):
     assert result.exit_code == 2 and "start this command without it" in result.stderr
 
 
-def test_summary_shows_before_and_after_and_a_sample(trained):
-    output = invoke("train").output
-    row = next(line for line in output.splitlines() if " accuracy " in line)
-    assert "40.0%" in row and "91.0%" in row
-    assert "75.0%" in output and "[2]" in output and "60 steps in 90 s" in output
-    assert "are in runs/laptop-dr_grpo-seed0." in output
-
-
-def test_out_of_memory_says_what_to_lower(monkeypatch):
-    import torch
-
-    raising(monkeypatch, torch.OutOfMemoryError("CUDA out of memory."))
-    result = invoke("train")
-    assert result.exit_code == 1 and "--micro-batch-tokens" in result.stderr
-
-
-def test_developers_get_the_traceback(monkeypatch):
-    monkeypatch.setenv("RLCOURSE_TRACEBACK", "1")
-    raising(monkeypatch, ValueError("from the depth"))
-    result = invoke("train")
-    assert isinstance(result.exception, ValueError)
-
-
-def test_ctrl_c_exits_with_130_and_adds_nothing(monkeypatch):
-    raising(monkeypatch, KeyboardInterrupt())
-    result = invoke("train")
-    assert result.exit_code == 130 and result.output == ""
-
-
 @pytest.mark.parametrize(("healthy", "code"), [(True, 0), (False, 1)])
 def test_doctor_exits_with_1_if_something_required_is_missing(monkeypatch, healthy, code):
     check = {"name": "x", "ok": healthy, "required": True, "detail": "", "mend": "mend it"}
@@ -177,35 +117,18 @@ def test_doctor_exits_with_1_if_something_required_is_missing(monkeypatch, healt
 def test_eval_measures_the_model_that_was_asked_for(monkeypatch):
     seen = []
     result = {"problems": 7, "accuracy": 0.25, "speedup": 1.25, "share": None, "pass@4": 0.5, "tokens": 21.25}
-    result |= {"samples": [{"text": "never shown"}], "metrics": {"accuracy": ".1%", "speedup": ".2f", "share": ".1%"}}
+    result |= {"metrics": {"accuracy": ".1%", "speedup": ".2f", "share": ".1%"}}
     monkeypatch.setattr(evaluation, "evaluate", lambda config: seen.append(config) or result)
     done = invoke("eval", "--model", "some/folder", "--eval-problems", "7")
     assert done.exit_code == 0 and seen == [make_config(model="some/folder", eval_problems=7)]
     rows = [[cell.strip() for cell in line.split("│")] for line in done.output.splitlines() if "│" in line]
-    assert [row[1:3] for row in rows] == [
-        ["accuracy", "25.0%"],
-        ["speedup", "1.25"],
-        ["share", "–"],
-        ["pass@4", "50.0%"],
-        ["tokens", "21.2"],
-    ]
-    title = " ".join(done.output.partition("┏")[0].split())
-    assert title == "some/folder on 7 test problems of minigsm" and "never shown" not in done.output
+    assert [row[2] for row in rows] == ["25.0%", "1.25", "–", "50.0%", "21.2"]
 
 
-@pytest.mark.parametrize(
-    ("finished", "strict", "lenient", "verdict"),
-    [
-        (True, True, True, "─ right ─"),
-        (True, False, False, "─ wrong ─"),
-        (True, False, True, "─ right, but not in the form that was asked for ─"),
-        (False, False, False, "─ cut off ─"),
-    ],
-)
-def test_sample_shows_question_answer_verdict_and_gold_in_that_order(finished, strict, lenient, verdict, monkeypatch):
-    answer = Answer(
-        Problem("What is [1]?", "", "1,234"), "It is [/x].", 3, finished, Readings(strict, lenient, True, "1")
-    )
+@pytest.mark.parametrize(("finished", "verdict"), [(True, "─ wrong ─"), (False, "─ cut off ─")])
+def test_sample_shows_question_answer_verdict_and_gold_in_that_order(finished, verdict, monkeypatch):
+    readings = Readings(False, False, True, "1")
+    answer = Answer(Problem("What is [1]?", "", "1,234"), "It is [/x].", 3, finished, readings)
     calls = []
     monkeypatch.setattr(evaluation, "sample", lambda *call: calls.append(call) or [answer, answer])
     done = invoke("sample", "--count", "2", "--greedy", "--temperature", "0.5")
@@ -215,17 +138,11 @@ def test_sample_shows_question_answer_verdict_and_gold_in_that_order(finished, s
     assert places == sorted(places)
 
 
-LEARNED = {
+LEARNED = {"examples": 4000, "held_out": 200, "steps": 63, "steps_that_changed_weights": 60, "wall_seconds": 9.0}
+LEARNED |= {"folder": "runs/[sft]", "warnings": {"known": "It knew [all] of it."}, "metrics": SUMMARY["metrics"]}
+LEARNED |= {
     "before": {"loss": 0.5, "accuracy": 0.25, "accuracy_lenient": 0.25},
     "after": {"loss": 0.125, "accuracy": 0.75, "accuracy_lenient": 1.0},
-    "examples": 4000,
-    "held_out": 200,
-    "steps": 63,
-    "wall_seconds": 9.0,
-    "folder": "runs/[sft]",
-    "steps_that_changed_weights": 60,
-    "warnings": {"known": "It knew [all] of it."},
-    "metrics": {"accuracy": ".1%", "accuracy_lenient": ".1%"},
 }
 
 
@@ -235,17 +152,7 @@ def test_sft_takes_its_options_and_says_what_it_achieved(monkeypatch):
     done = invoke("sft", "--data", "chats.jsonl", "--lora-rank", "8", "--no-packing", "--task", "gsm8k", "--seed", "9")
     options = {"data": "chats.jsonl", "lora_rank": 8, "packing": False, "task": "gsm8k", "seed": 9}
     assert calls == [sft_config.make_config(**options)]
-    for text in (
-        "4,000 examples learned",
-        "loss of 200 held out",
-        "0.500",
-        "0.125",
-        "25.0%",
-        "75.0%",
-        "runs/[sft]",
-        "It knew [all] of it.",
-        "changed in 60 of 63",
-    ):
+    for text in ("0.500", "0.125", "25.0%", "75.0%", "runs/[sft]", "It knew [all] of it.", "changed in 60 of 63"):
         assert text in done.output
 
 
@@ -256,15 +163,12 @@ def test_sft_resumes_with_the_settings_that_were_said_alone(monkeypatch):
     assert calls == [{"name": "mine", "steps": 80}]
 
 
-def test_merge_names_the_adapter_and_refuses_a_folder_in_use(monkeypatch, tmp_path):
+def test_merge_names_the_adapter(monkeypatch, tmp_path):
     calls = []
     monkeypatch.setattr(checkpoint, "merge_adapter", lambda *call: calls.append(call) or Path("the/adapter"))
     done = invoke("merge", "runs/x", "--output", str(tmp_path / "new"))
     assert calls == [(Path("runs/x"), tmp_path / "new")]
     assert "the/adapter is merged into its base" in done.output and f"eval --model {tmp_path / 'new'}" in done.output
-    (tmp_path / "file").touch()
-    done = invoke("merge", "runs/x", "--output", str(tmp_path))
-    assert done.exit_code == 2 and done.stderr == f"{tmp_path} is not an empty folder: choose another --output.\n"
 
 
 def test_bench_passes_its_options_on(monkeypatch):
@@ -275,13 +179,6 @@ def test_bench_passes_its_options_on(monkeypatch):
         assert done.exit_code == 0, done.output
     options = bench.Options(shape="tiny", rows=(8, 24), repeats=2)
     assert calls == [("step", make_config(lr=1.0), options, *kept) for kept in ((True, False), (False, True))]
-
-
-def test_help_and_version_answer_without_loading_torch():
-    code = "import sys; from rlcourse import cli; sys.modules['torch'] = None; cli.main()"
-    for argument, word in (("--help", "doctor"), ("--version", "rlcourse 0.")):
-        done = subprocess.run([sys.executable, "-c", code, argument], capture_output=True, text=True, env=os.environ)
-        assert done.returncode == 0 and word in done.stdout, done.stderr
 
 
 def test_doctor_survives_an_install_without_torch():

@@ -126,14 +126,8 @@ def sampled(answers, rewards, logprobs) -> Completions:
 
 
 def test_metrics_are_means_over_all_that_was_sampled():
-    answers = [
-        answer("#### 7", 3),
-        answer("is 7", 5),
-        answer("#### 8", 4),
-        answer("#### 7", 10, finished=False),
-        answer("#### 7", 1),
-        answer("is it 7", 7),
-    ]
+    texts = ["#### 7", "is 7", "#### 8", "#### 7", "#### 7", "is it 7"]
+    answers = [answer(text, tokens, tokens < 10) for text, tokens in zip(texts, [3, 5, 4, 10, 1, 7], strict=True)]
     logprobs = [[-1.0, -2.0, -4.0], [-8.0], [-0.5], [-0.25, -16.0], [0.0], [-32.0]]
     metrics = rollout_metrics(
         sampled(answers, [1.0, 0.0, 0.5, 0.5, 0.25, 0.25], logprobs), make_config(num_generations=2)

@@ -27,24 +27,17 @@ def test_what_is_set_by_hand_wins_over_the_algorithm_which_wins_over_the_preset(
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"preset": "b200"}, r"Unknown preset 'b200': use one of laptop, a10g, h200, deepmath, kernels, kernelbench\."),
+        ({"preset": "b200"}, r"Unknown preset 'b200': use one of laptop, a10g, "),
         ({"algorithm": "magic"}, r"Unknown algorithm 'magic': use one of reinforce, "),
         ({"learning_rate": 1.0}, r"Unknown setting 'learning_rate': `rlcourse train --help` lists them all\."),
         ({"steps": 2.5}, r"steps must be int, not 2\.5\."),
-        ({"lr": "high"}, r"lr must be float, not 'high'\."),
-        (
-            {"num_prompts": 2000, "num_generations": 2000},
-            r"num_prompts x num_generations are 4,000,000 rows a step, mo",
-        ),
+        ({"num_prompts": 2000, "num_generations": 2000}, r"num_prompts x num_generations are 4,000,000 rows a step"),
         ({"num_generations": 1}, r"advantage 'group_centered' compares the completions of a prompt: num_gen"),
         ({"num_generations": 1, "algorithm": "rloo"}, r"advantage 'leave_one_out' compares the completions of"),
         ({"algorithm": "rloo", "inner_epochs": 2}, r"surrogate 'reinforce' has no importance ratio: it needs inner_"),
         ({"num_prompts": 2, "num_generations": 4, "minibatches": 9}, r"minibatches \(9\) must not exceed .* \(8\)\."),
         ({"dtype": "bfloat16", "device": "cpu"}, r"dtype bfloat16 is for a GPU: use --dtype float32 on a CPU\."),
-        (
-            {"cache_gb": 1, "device": "cpu"},
-            r"A paged cache is for the engines fast and vllm on a GPU: leave out --cache-gb\.",
-        ),
+        ({"cache_gb": 1, "device": "cpu"}, r"A paged cache is for the engines fast and vllm on a GPU"),
         ({"engine": "vllm", "device": "cpu"}, r"The engine vllm needs an NVIDIA GPU: use --engine fast or hf-dynamic"),
     ],
 )
@@ -64,9 +57,6 @@ def test_a_choice_that_does_not_exist_is_refused_with_those_that_do(f):
 def test_a_whole_number_is_a_float_too():
     config = make_config(lr=1, kl_coef=0)
     assert type(config.lr) is float and type(config.kl_coef) is float
-    saved = replace(TrainConfig(), lr=1)  # as a run's config.json may have it
-    check_config(saved)
-    assert type(saved.lr) is float
 
 
 def test_the_reference_is_kept_where_it_is_measured_or_weighed():
@@ -98,30 +88,6 @@ def test_the_presets_and_algorithms_are_those_of_the_papers():
     assert several == {"ppo", "gspo", "cispo"}  # what they do with the ratio has no effect in one update
     special = {name for name in ALGORITHMS if make_config(algorithm=name).mask_truncated}
     assert special == {name for name in ALGORITHMS if make_config(algorithm=name).dynamic_sampling} == {"dapo"}
-
-
-@pytest.mark.parametrize("preset", ["a10g", "h200"])
-def test_the_gpu_presets_train_qwen_on_gsm8k_and_ask_all_test_problems(preset):
-    config = make_config(preset)
-    assert (config.model, config.task, config.dtype) == ("Qwen/Qwen2.5-0.5B-Instruct", "gsm8k", "bfloat16")
-    assert config.eval_problems == 1319 and config.examples > 0  # without, it earns nothing
-
-
-def test_deepmath_trains_qwen3_on_mathematics_with_room_for_long_answers():
-    config = make_config("deepmath")
-    assert (config.model, config.task, config.dtype) == ("Qwen/Qwen3-0.6B", "math", "bfloat16")
-    assert config.eval_problems == 500 and config.max_new_tokens == 2048 and config.sleep
-
-
-def test_kernelbench_is_grpo_with_an_adapter_of_the_papers_two_ranks():
-    config = make_config("kernelbench")
-    assert (config.task, config.algorithm, config.lora_rank, config.judge_weight) == ("kernelbench", "grpo", 32, 0.5)
-    assert config.eval_problems == 20 and make_config("kernelbench", lora_rank=8).lora_rank == 8
-
-
-def test_the_run_is_named_after_preset_algorithm_and_seed():
-    assert make_config("h200", algorithm="ppo", seed=3).run_name == "h200-ppo-seed3"
-    assert make_config(name="mine").run_name == "mine"
 
 
 def test_the_sampling_is_that_of_the_config():

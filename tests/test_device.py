@@ -26,20 +26,6 @@ def test_bfloat16_asks_for_a_gpu_by_itself(monkeypatch):
     assert wanted_device(make_config(device="cuda")) == "cuda" and wanted_device(make_config()) == "cpu"
 
 
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"preset": "h200"}, r"No CUDA GPU was found, which bfloat16 \(preset 'h200'\) needs: `rlcourse doctor`"),
-        ({"device": "cuda"}, r"No CUDA GPU was found, which device 'cuda' needs: `rlcourse doctor`"),
-    ],
-)
-def test_a_gpu_that_is_not_there_is_asked_for_in_one_sentence(settings, sentence, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match=sentence) as caught:
-        find_device(make_config(**settings))
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize("before", [True, False])
 def test_cudnn_attention_is_off_inside_and_as_it_was_afterwards(before):
     flag = torch.backends.cuda.cudnn_sdp_enabled

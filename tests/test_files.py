@@ -72,14 +72,6 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(path, monk
     assert path.read_text() == "old" and list(path.parent.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("place", ["file", "file/b", "file/b/c"])
-def test_a_file_in_the_place_of_a_folder_is_named(place, tmp_path):
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(OSError, match=r"cannot be written to .* \(a file is in its place\): choose another\.$"):
-        try_folder(tmp_path / place, "choose another")
-    assert (tmp_path / "file").read_text() == "mine"
-
-
 def test_a_disk_without_room_is_found_before_anything_is_made(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=r"MB are free, .* MB are needed\): choose another\.$"):
         try_folder(tmp_path / "a" / "b", "choose another", needs_bytes=10**18)
@@ -92,14 +84,6 @@ def test_a_disk_without_room_is_found_before_anything_is_made(tmp_path, monkeypa
     with pytest.raises(OSError, match=r"\(No space left on device\): choose another\.$"):
         try_folder(tmp_path / "a" / "b", "choose another")
     assert not any(tmp_path.iterdir())
-
-
-@pytest.mark.skipif(not os.path.exists("/proc/self"), reason="needs a place where nobody may write")
-def test_a_place_that_cannot_be_written_is_named():
-    with pytest.raises(OSError, match=r"^Results cannot be written to /proc/self/x \(.+\): choose another\.$"):
-        try_folder(files.Path("/proc/self/x"), "choose another")
-    with pytest.raises(OSError, match="cannot be written"):
-        try_file(files.Path("/proc/self/x.json"), "choose another")
 
 
 def test_a_file_is_tried_and_left_as_it_was(tmp_path):

@@ -113,16 +113,6 @@ def test_the_value_pass_of_any_micro_batch_gives_the_values_of_each_row_alone(to
     assert seen == wide  # rows of like length together
 
 
-def test_the_value_pass_computes_no_logprobs():
-    one = learner()
-    with Shapes() as shapes:
-        one.values(ROLLOUT)
-    assert shapes.head_rows(one) == []
-    with Shapes() as shapes, torch.no_grad():
-        one.logprobs_and_values(ROLLOUT)
-    assert shapes.head_rows(one)
-
-
 def test_logits_stand_in_memory_for_a_chunk_of_tokens():
     one = learner(kl_coef=0.1, logprob_chunk=3)
     for run in (lambda: one.logprobs_and_values(ROLLOUT), lambda: one.reference_logprobs(ROLLOUT)):

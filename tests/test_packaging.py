@@ -13,21 +13,10 @@ ROOT = Path(__file__).resolve().parent.parent
 MODULES = sorted((ROOT / "rlcourse").rglob("*.py"))
 CONDA_NAMES = {"pytorch": "torch"}  # conda-forge's name: PyPI's
 # Imported where asked for, or where a notebook runs.
-OPTIONAL = {
-    "math_verify",
-    "cutlass",
-    "tvm_ffi",
-    "flashinfer",
-    "trl",
-    "vllm",
-    "tensorboard",
-    "wandb",
-    "triton",
-    "IPython",
-}
+OPTIONAL = {"math_verify", "cutlass", "tvm_ffi", "flashinfer", "trl", "vllm", "tensorboard", "wandb", "triton"}
+OPTIONAL |= {"IPython"}
 NOTEBOOKS = {"jupytext", "nbclient", "nbformat", "ipywidgets", "PIL"}  # extras: notebooks alone need them
 BOUNDS = re.compile(r"([a-z0-9_-]+)>=([\d.]+),<([\d.]+)")
-# Who may import the course: the command line, and benchmarks of the kernels that the lessons build.
 
 
 def project() -> dict:

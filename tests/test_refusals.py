@@ -4,13 +4,13 @@ lies there already stays."""
 import json
 import logging
 import os
-import signal
 import subprocess
 import sys
 import time
 import warnings
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from rlcourse import cli, evaluation, trainer
@@ -31,18 +31,11 @@ def nothing_is_loaded(monkeypatch, tmp_path):
         raise AssertionError("reached")
 
     monkeypatch.chdir(tmp_path)
-    for place, name in [
-        *[
-            (trainer, "train"),
-            (trainer, "resume"),
-            (evaluation, "evaluate"),
-            (evaluation, "sample"),
-            (fine_tuning, "fine_tune"),
-            (fine_tuning, "resume"),
-        ],
-        *[(report, "run_grade"), (lab, "lab"), (decode, "decode"), (speed, "step")],
-    ]:
-        monkeypatch.setattr(place, name, reached)
+    loading = {trainer: "train resume", evaluation: "evaluate sample", fine_tuning: "fine_tune resume"}
+    loading |= {report: "run_grade", lab: "lab", decode: "decode", speed: "step"}
+    for place, names in loading.items():
+        for name in names.split():
+            monkeypatch.setattr(place, name, reached)
 
 
 def refused(*arguments: str, code: int = 2) -> str:
@@ -57,37 +50,20 @@ def refused(*arguments: str, code: int = 2) -> str:
     ("arguments", "sentence"),
     [
         ("train --lr nan", "lr must be from 0 to 1, not nan."),
-        ("train --max-grad-norm 0", "max_grad_norm must be above 0"),
         ("sample --temperature nan", "temperature must be from 0.01 to 100, not nan."),
-        ("train --eval-validation 0", "eval_validation must be from 1"),
         ("eval --pass-k-problems 0", "pass_k_problems must be from 1"),
         ("train --name ../../x", "name must be that of a folder in --output"),
         ("train --resume --name ../x", "name must be that of a folder in --output"),
         ("sample --count 0", "--count must be from 1"),
-        ("sft --batch-size 0", "batch_size must be from 1"),
         ("sft --lora-rank -1 --resume", "lora_rank must be from 0"),
         ("bench decode --new-tokens 100000", "--prompt-tokens and --new-tokens are 100,128 together"),
         ("bench decode --shape embedded --prompt-tokens 300", "--prompt-tokens and --new-tokens are 556 together"),
         ("bench decode --repeats 0", "--repeats must be from 1"),
-        ("bench decode --lengths odd", "Unknown lengths 'odd': use equal or skewed."),
-        (
-            "bench decode --shape huge",
-            "Unknown shape 'huge': use one of qwen2.5-0.5b, qwen2.5-1.5b, qwen3-0.6b, llama-3.2-1b, tiny, embedded.",
-        ),
-        (
-            "bench step --shape embedded",
-            "Unknown shape 'embedded': use one of qwen2.5-0.5b, qwen2.5-1.5b, qwen3-0.6b, llama-3.2-1b, tiny.",
-        ),
-        ("bench coffee", "Unknown benchmark 'coffee': use "),
+        ("bench step --shape embedded", "Unknown shape 'embedded': use one of qwen2.5-0.5b, "),
         ("bench step --rows 16,x", "--rows takes multiples of 8, the group, set apart by commas, not "),
-        ("bench step --rows 4", "--rows takes multiples of 8"),
-        ("bench step --rows=", "--rows takes multiples of 8"),
-        ("bench scale --gpus 1,x", "--gpus takes numbers of GPUs, set apart by commas, not "),
         ("bench scale --gpus 0", "--gpus takes numbers of GPUs"),
-        ("train --algorithm magic", "Unknown algorithm 'magic': use one of reinforce, "),
         ("train --task poetry", "Unknown task 'poetry': use minigsm, gsm8k, "),
         ("grade x.ipynb --memory nan", "--memory must be from 0.1 to 1,000, not nan."),
-        ("lab --port -1", "--port must be from 1 to 65,535, not -1."),
     ],
 )
 def test_what_once_got_through_is_refused(arguments, sentence):
@@ -99,8 +75,6 @@ def test_the_positions_of_the_benchmarks_shapes_are_those_of_the_models():
     assert POSITIONS["embedded"] == config["max_position_embeddings"]
     assert {POSITIONS[shape] for shape in models.SHAPES} == {models.POSITIONS}
     Options(shape="embedded", prompt_tokens=256, new_tokens=256).check("decode")
-    with pytest.raises(ValueError, match="are 513 together, and embedded has 512 positions"):
-        Options(shape="embedded", prompt_tokens=257, new_tokens=256).check("decode")
 
 
 # Outputs are tried first
@@ -131,35 +105,21 @@ def real_trainer(monkeypatch):
     monkeypatch.setattr(trainer, "Trainer", None)
 
 
-@pytest.mark.parametrize("output", ["file", "file/runs"])
-def test_an_output_of_a_run_that_cannot_be_written_is_refused_before_the_model_is_loaded(
-    output, tmp_path, real_trainer
-):
+def test_an_output_of_a_run_that_cannot_be_written_is_refused_before_the_model_is_loaded(tmp_path, real_trainer):
     (tmp_path / "file").write_text("mine")
-    sentence = refused("train", "--device", "cpu", "--output", str(tmp_path / output), code=1)
+    sentence = refused("train", "--device", "cpu", "--output", str(tmp_path / "file"), code=1)
     assert "(a file is in its place): choose another --output." in sentence
-    with pytest.raises(OSError, match=r"\(a file is in its place\): choose another --output"):
-        trainer.train(make_config(output=str(tmp_path / output), device="cpu"))
-    assert (tmp_path / "file").read_text() == "mine"
 
 
 # The folder of a run
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"lr": float("nan")}, "lr must be from 0 to 1, not nan"),
-        ({"steps": "many"}, "steps must be int, not 'many'"),
-        ({"num_generations": 1}, "advantage 'group_centered' compares"),
-    ],
-)
-def test_a_run_whose_config_holds_what_cannot_be_is_not_resumed(change, sentence, tmp_path, real_trainer):
+def test_a_run_whose_config_holds_what_cannot_be_is_not_resumed(tmp_path, real_trainer):
     (tmp_path / "run").mkdir()
     file = tmp_path / "run" / "config.json"
-    file.write_text(json.dumps(make_config(name="run", output=str(tmp_path)).to_dict() | change))
+    file.write_text(json.dumps(make_config(name="run", output=str(tmp_path)).to_dict() | {"num_generations": 1}))
     said = refused("train", "--resume", "--output", str(tmp_path), "--name", "run")
-    assert said.startswith(f"{file} cannot be used ({sentence}") and said.endswith("): start a new run.\n")
+    assert said.startswith(f"{file} cannot be used (advantage 'group_centered' compares")
 
 
 # How a command ends
@@ -179,17 +139,10 @@ def test_code_that_ends_the_process_is_no_success(monkeypatch):
         (ImportError("No module named 'x'"), "No module named 'x' `rlcourse doctor` says what is missing.\n", 1),
         (ValueError(), "ValueError\n", 2),
         (KeyError("step"), "KeyError: 'step' (RLCOURSE_TRACEBACK=1 shows where.)\n", 1),
-        (
-            OSError(28, "No space left on device", "runs/x/metrics.jsonl"),
-            "No space left on device: runs/x/metrics.jsonl.\n",
-            1,
-        ),
+        (OSError(28, "No space", "runs/x/metrics.jsonl"), "No space: runs/x/metrics.jsonl.\n", 1),
         (MemoryError(), "There is not enough memory. Lower --micro-batch-tokens", 1),
-        (
-            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
-            "There is not enough memory. Lower",
-            1,
-        ),
+        (torch.OutOfMemoryError("CUDA out of memory."), "CUDA out of memory. Lower --micro-batch-tokens", 1),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "There is not enough memory. Lower", 1),
     ],
 )
 def test_any_error_is_one_sentence(error, sentence, code, monkeypatch):
@@ -213,22 +166,10 @@ def test_what_libraries_log_and_warn_of_is_held_back_and_comes_back_afterwards(m
     assert logging.root.manager.disable == logging.NOTSET
 
 
-def test_sigterm_ends_a_command_like_ctrl_c(monkeypatch):
-    monkeypatch.setattr(trainer, "train", lambda *_: signal.raise_signal(signal.SIGTERM))
-    done = CliRunner().invoke(cli.app, ["train"])
-    assert done.exit_code == 143 and done.output == ""
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
 def test_a_refusal_comes_at_once_and_loads_no_torch():
     start = time.perf_counter()
     code = "import sys; from rlcourse import cli; sys.modules['torch'] = None; cli.main()"
-    for arguments in (
-        ["train", "--lr", "nan"],
-        ["sample", "--count", "0"],
-        ["bench", "coffee"],
-        ["lab", "--port", "0"],
-    ):
+    for arguments in (["train", "--lr", "nan"], ["bench", "coffee"], ["lab", "--port", "0"]):
         done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
         assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert time.perf_counter() - start < 40

@@ -60,9 +60,10 @@ def test_a_name_given_by_hand_that_is_taken_is_refused(tmp_path):
         new_run(config)
 
 
-def test_resume_without_a_name_takes_the_latest_run(config, tmp_path):
+def test_resume_takes_the_run_of_that_name_and_without_one_the_latest(config, tmp_path):
     paths = [new_run(config).path for _ in range(2)]
     assert run_to_resume(settings_of(tmp_path)).path == paths[1]
+    assert run_to_resume(settings_of(tmp_path, name=paths[0].name)).path == paths[0]
 
 
 def test_resume_without_a_name_finds_the_run_by_preset_algorithm_and_seed(tmp_path):

@@ -17,7 +17,7 @@ from rlcourse.learner import Learner
 from rlcourse.micro_batches import rows_together
 from rlcourse.policy import checkpoint_activations
 from rlcourse.sampling import Sampling
-from rlcourse.step import Means, completion_advantages, make_batch, plan_minibatches, rows_that_train, train_step
+from rlcourse.step import Means, make_batch, plan_minibatches, rows_that_train, train_step
 from rlcourse.tasks import MathTask, Problem
 from rlcourse.tasks.verify import verify
 
@@ -64,14 +64,8 @@ TASK = OddLength("numbers", "", [], [], [])
 
 
 def config_for(algorithm: str = "dr_grpo", **overrides):
-    sizes = {
-        "num_prompts": 3,
-        "num_generations": GROUP,
-        "max_new_tokens": LIMIT,
-        "max_grad_norm": 1e9,
-        "steps": 10,
-        "minibatches": 1,
-    }
+    sizes = {"num_prompts": 3, "num_generations": GROUP, "max_new_tokens": LIMIT, "minibatches": 1}
+    sizes |= {"max_grad_norm": 1e9, "steps": 10}
     dynamic = {"dynamic_sampling": False} if algorithm == "dapo" else {}  # the last group is to stay
     return make_config(algorithm=algorithm, warmup_steps=0, **(sizes | dynamic | overrides))
 
@@ -377,11 +371,6 @@ def test_the_rows_that_train_are_those_with_a_gradient():
 def completions_of(rewards=REWARDS, logprobs=None) -> Completions:
     rollout = rollout_of([(prompt_of(i), COMPLETIONS[i]) for i in range(ROWS)], logprobs, FINISHED)
     return Completions(rollout, [None] * ROWS, torch.tensor(rewards, device=DEVICE))
-
-
-def test_an_advantage_by_token_is_not_one_by_completion():
-    with pytest.raises(ValueError, match="Advantage 'gae' is not one a completion"):
-        completion_advantages(torch.ones(4), make_config(algorithm="ppo"))
 
 
 def test_everything_in_a_batch_is_a_constant():
