@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlcourse.config import make_config
-from rlcourse.device import autocast, find_device, wanted_device, without_cudnn_attention
+from rlcourse.device import autocast, find_device, wanted_device
 
 
 @pytest.mark.parametrize("gpu", [True, False])
@@ -24,22 +24,6 @@ def test_bfloat16_asks_for_a_gpu_by_itself(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert wanted_device(make_config(dtype="bfloat16")) == "cuda"
     assert wanted_device(make_config(device="cuda")) == "cuda" and wanted_device(make_config()) == "cpu"
-
-
-@pytest.mark.parametrize("before", [True, False])
-def test_cudnn_attention_is_off_inside_and_as_it_was_afterwards(before):
-    flag = torch.backends.cuda.cudnn_sdp_enabled
-    kept = flag()
-    try:
-        torch.backends.cuda.enable_cudnn_sdp(before)
-        with without_cudnn_attention():
-            assert not flag()
-        assert flag() == before
-        with pytest.raises(ZeroDivisionError), without_cudnn_attention():
-            _ = 1 / 0
-        assert flag() == before
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(kept)
 
 
 def test_autocast_is_for_bfloat16_alone():

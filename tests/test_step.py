@@ -15,7 +15,6 @@ from rlcourse.batch import Batch, Completions
 from rlcourse.config import ALGORITHMS, make_config
 from rlcourse.learner import Learner
 from rlcourse.micro_batches import rows_together
-from rlcourse.policy import checkpoint_activations
 from rlcourse.sampling import Sampling
 from rlcourse.step import Means, make_batch, plan_minibatches, rows_that_train, train_step
 from rlcourse.tasks import MathTask, Problem
@@ -456,12 +455,6 @@ def test_the_first_update_has_a_ratio_of_exactly_1_whatever_the_sampler_rounds(a
     assert noisy.metrics["clip_fraction"] == exact.metrics["clip_fraction"] == 0.0
     for (_, one), (_, other) in zip(exact.steps, noisy.steps, strict=True):
         assert all(torch.equal(other[name], gradient) for name, gradient in one.items())
-
-
-def test_gradient_checkpointing_changes_nothing():
-    plain, again = Run(config_for()), Run(config_for(), change=lambda one: checkpoint_activations(one.policy.model))
-    assert again.learner.policy.model.model.layers[0].gradient_checkpointing
-    assert_same_gradient(again.steps[0][1], plain.steps[0][1])
 
 
 # What is only measured
