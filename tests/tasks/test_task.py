@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from policies import make_policy
+from policies import make_policy, rollout_of
 
+from rlcourse.batch import judge
 from rlcourse.config import make_config
 from rlcourse.evaluation import summarize
 from rlcourse.tasks import Answer, Attempt, Judgement, Problem, load_task, mean_metrics, minigsm
@@ -130,3 +131,37 @@ def test_a_run_measures_and_logs_what_its_task_says(here):
     assert 0 < sum(line["short"] for line in lines["metrics.jsonl"]) < 2
     assert [line["step"] for line in lines["evals.jsonl"]] == [0, 1, 2]
     assert all(line.keys() == lines["evals.jsonl"][0].keys() for line in lines["evals.jsonl"])
+
+
+@pytest.fixture
+def rollout_of_two():
+    class Texts:
+        def texts(self, ids, mask):
+            return ["x", "y"]
+
+    return Texts(), rollout_of([([5], [3]), ([6], [3, 4])], finished=[True, False])
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "sentence"),
+    [
+        ([verdict(short=1)], "Task odd gave 1 verdicts on 2 attempts."),
+        ([verdict(short=1), verdict()], "A verdict of task odd measures nothing; its metrics are short."),
+        ([verdict(short=1), verdict(short=1, b=2)], "A verdict of task odd measures short, b; its metrics are short."),
+    ],
+)
+def test_a_task_that_judges_other_than_it_says_is_refused(verdicts, sentence, rollout_of_two):
+    class Odd:
+        name, metrics = "odd", {"short": ".1%"}
+
+        def judge(self, attempts, training):
+            assert [(a.problem, a.text, a.tokens, a.finished) for a in attempts] == [
+                ("p", "x", 1, True),
+                ("q", "y", 2, 0),
+            ]
+            return verdicts
+
+    policy, rollout = rollout_of_two
+    with pytest.raises(ValueError) as caught:
+        judge(policy, Odd(), ["p", "q"], rollout, training=True)
+    assert str(caught.value) == sentence
