@@ -15,15 +15,3 @@ def test_jupyterlab_starts_in_the_folder_of_the_notebooks_for_this_machine_alone
     assert lab.command(8890, tmp_path) == [
         sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={tmp_path}", "--ip=127.0.0.1", "--port=8890", *more,
     ]  # fmt: skip
-    assert (lab.ROOT / "pyproject.toml").is_file()
-
-
-def test_an_install_without_notebooks_says_where_they_are(tmp_path):
-    with pytest.raises(FileNotFoundError, match="clone the repository"):
-        lab.command(8890, tmp_path)
-
-
-def test_without_jupyterlab_the_command_that_brings_it_is_named(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"pip install -e '\.\[notebooks\]'"):
-        lab.command(8890)
