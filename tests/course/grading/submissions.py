@@ -1,10 +1,14 @@
 """Notebooks as readers hand them in, for the tests of the grader."""
 
 import os
+import pickle
 import re
 from pathlib import Path
 
 import nbformat
+
+from rlcourse.course.grading.worker import within
+from rlcourse.sandbox.wire import decode
 
 IMPORTS = "import torch\nfrom rlcourse.course.checks import nb{number} as check"
 
@@ -41,6 +45,19 @@ def many(
         if not any("CHECK" in text for text in texts):
             cells.append(f"check.{question}({function})")
     return write(folder / f"{number}_many.ipynb", [*cells, forget]), asked
+
+
+class Loopback:
+    """A worker in this process: the same bytes both ways, the same calls, {kind: function}."""
+
+    alive = True
+
+    def __init__(self, calls):
+        self.calls = calls
+
+    def ask(self, request, seconds):
+        kind, left, arguments, options = pickle.loads(pickle.dumps(request))
+        return decode(within(left, self.calls[kind], *arguments, **options))
 
 
 def workers(grader: int | None = None) -> dict[int, str]:

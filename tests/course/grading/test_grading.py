@@ -2,9 +2,6 @@
 
 import csv
 import json
-import os
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 
 import nbformat
@@ -41,14 +38,10 @@ BAD = {
     "a hole": ("def double(x):\n    raise NotImplementedError", "not implemented yet"),
     "a usual mistake": ("def double(x):\n    return x * x", "You squared it."),
     "a syntax error": ("def double(x:\n    return x + x", "`double` is not defined; code cell 3: SyntaxError"),
-    "an exception": ("def double(x):\n    return x + undefined", "NameError: name 'undefined' is not defined"),
-    "an exit": ("import sys\ndef double(x):\n    sys.exit(0)", "SystemExit"),
-    "an exit of the process in the cell": ("import os\nos._exit(0)", "`double` is not defined; code cell 3: ended"),
     "too much memory": ("def double(x):\n    return torch.zeros(10**12)", "RuntimeError"),
     "a result too large": ("def double(x):\n    return torch.zeros(3 * 10**8, dtype=torch.int8)", "too large"),
     "a patched library": (
-        "import numpy as np\nnp.allclose = torch.allclose = torch.equal = lambda *a, **k: True\n"
-        "torch.Tensor.__eq__ = lambda *a: True\ndef double(x):\n    return x * 0",
+        "torch.allclose = torch.equal = lambda *a, **k: True\ndef double(x):\n    return x * 0",
         "the result is",
     ),
     "overwritten checks": (
@@ -68,17 +61,10 @@ BAD = {
         "def double(x):\n    import rlcourse.losses\n    return x + x",
         "rlcourse.losses is not there while grading",
     ),
-    "nothing": ("def double(x):\n    x + x", "is there a `return`?"),
-    "text": ("def double(x):\n    return 'x'", "should be a tensor"),
-    "a flood of its own pipe": (
-        "import os\ndef double(x):\n    for fd in range(3, 64):\n        try: os.write(fd, b'x' * 1000)\n"
-        "        except OSError: pass\n    return x",
-        "",
-    ),
 }
 
 
-@pytest.mark.parametrize("bad", thinned(BAD, every=12))
+@pytest.mark.parametrize("bad", thinned(BAD, every=6))
 def test_a_bad_answer_earns_nothing_and_stops_nothing(bad, tmp_path):
     cell, sentence = BAD[bad]
     result = grade(submission(tmp_path, cell, RIGHT["q2"]))
@@ -115,7 +101,7 @@ def test_the_seed_decides_the_random_inputs(tmp_path):
 
 
 @pytest.mark.thorough
-def test_hidden_tests_count_and_do_not_tell(tmp_path, monkeypatch):
+def test_hidden_tests_count_and_do_not_tell(tmp_path):
     hidden = tmp_path / "hidden"
     hidden.mkdir()
     (hidden / "nb91.py").write_text(
@@ -127,18 +113,8 @@ def test_hidden_tests_count_and_do_not_tell(tmp_path, monkeypatch):
     assert [r.possible for r in result.results] == [5] and scores(result) == [2]
     assert "a hidden test" in report.as_text(result) and "[1.0, 1.0]" not in report.as_text(result)
     assert scores(grade(path, hidden=hidden)) == [2]  # added once
-    with pytest.raises(FileNotFoundError, match="There are no hidden tests at"):
-        grade(path, hidden=tmp_path / "nowhere")
-    for ending in ("import sys; sys.exit(0)", "raise KeyError"):
-        (hidden / "nb91.py").write_text(ending)
-        with pytest.raises(ValueError, match=r"The hidden tests in .* fail"):
-            grade(path, hidden=hidden)
-    monkeypatch.setattr("rlcourse.course.grading.grade.HIDDEN_SECONDS", 1)
-    (hidden / "nb91.py").write_text("while True: pass")
-    with pytest.raises(ValueError, match="take longer than 1 s to load"):
-        grade(path, hidden=hidden)
-    (hidden / "nb91.py").write_text("1 / 0")
-    with pytest.raises(ValueError, match=r"The hidden tests in .* fail: ZeroDivisionError"):
+    (hidden / "nb91.py").write_text("import sys; sys.exit(0)")
+    with pytest.raises(ValueError, match=r"The hidden tests in .* fail"):
         grade(path, hidden=hidden)
     assert [r.possible for r in grade(path).results] == [2]  # the public questions are what they were
 
@@ -185,45 +161,14 @@ def test_the_checks_are_found_by_metadata_then_import_then_name(tmp_path):
     nbformat.write(notebook, path)
     with pytest.raises(ValueError, match=r"is a lesson: its exercises are in exercises/mine\.ipynb"):
         grade(path)
-    path = submission(
-        tmp_path, RIGHT["q1"], other=["from rlcourse.course.checks import nb91 as check"], name="mine.ipynb"
-    )
-    assert scores(grade(path)) == [2]
-
-
-@pytest.mark.thorough
-def test_a_notebook_under_another_s_name_is_named(tmp_path):
-    path = submission(tmp_path, RIGHT["q1"], name=ALONE).rename(tmp_path / "90_try.ipynb")
-    assert "Graded as notebook 91, though the file's name or import says 90." in report.as_text(grade(path))
+    imported = "from rlcourse.course.checks import nb91 as check"
+    assert scores(grade(submission(tmp_path, RIGHT["q1"], other=[imported], name="mine.ipynb"))) == [2]
 
 
 @pytest.mark.parametrize("memory", [float("nan"), 1e30, 0.0])
 def test_memory_that_cannot_be_given_is_refused_at_once(memory, tmp_path):
-    submission(tmp_path, RIGHT["q1"])
     with pytest.raises(ValueError, match=r"--memory must be from 0\.1 to 1,000"):
-        grade(tmp_path / "90_try.ipynb", memory_gb=memory)
-    with pytest.raises(ValueError, match=r"--memory must be from 0\.1 to 1,000"):
-        list(grade_folder(tmp_path, memory_gb=memory))
-
-
-@pytest.mark.thorough
-def test_a_report_follows_no_link(tmp_path):
-    result = grade(submission(tmp_path, RIGHT["q1"], name=ALONE))
-    (tmp_path / "kept").write_text("mine")
-    (tmp_path / "r.json").symlink_to(tmp_path / "kept")
-    with pytest.raises(OSError, match="is a link"):
-        report.write_json(result, tmp_path / "r.json")
-    assert (tmp_path / "kept").read_text() == "mine"
-
-
-@pytest.mark.thorough
-def test_a_terminal_that_knows_ascii_alone_gets_the_report(tmp_path):
-    answer = "def mended_loss(*_):\n    raise ValueError('größer ✓')"
-    path = write(tmp_path / "01_mine.ipynb", [answer])
-    command = [sys.executable, "-m", "rlcourse.cli", "grade", str(path)]
-    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(command, capture_output=True, env=environment, timeout=120)
-    assert done.returncode == 0 and b"ValueError: gr??er ?" in done.stdout, done
+        grade(submission(tmp_path, RIGHT["q1"]), memory_gb=memory)
 
 
 def test_the_command_prints_the_report_and_explains_itself(tmp_path):
@@ -231,5 +176,3 @@ def test_the_command_prints_the_report_and_explains_itself(tmp_path):
         app, ["grade", str(submission(tmp_path, RIGHT["q1"], name=ALONE)), "--json", str(tmp_path / "r.json")]
     )
     assert run.exit_code == 0 and "2 of 2 points" in run.output and (tmp_path / "r.json").exists()
-    run = CliRunner().invoke(app, ["grade", str(tmp_path / "nothing.ipynb")])
-    assert run.exit_code != 0 and "There is no notebook" in run.output

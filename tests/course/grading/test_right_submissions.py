@@ -54,13 +54,6 @@ def test_a_right_answer_is_found_wherever_it_is_checked(place, tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_byte_order_mark_is_no_matter(tmp_path):
-    path = write(tmp_path / "91_mark.ipynb", [DOUBLE])
-    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-    assert grade(path).score == 2
-
-
-@pytest.mark.thorough
 def test_a_notebook_of_format_3_is_read(tmp_path):
     path = tmp_path / "91_old.ipynb"
     cells = [{"cell_type": "code", "language": "python", "input": [text]} for text in ("import torch", DOUBLE)]
