@@ -7,21 +7,21 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
-from launching import DEVICE, launch, run, spread
+from launching import DEVICE, run, spread
 
 from rlcourse.course.kernels.adamw import adamw
-from rlcourse.course.kernels.attention import Attention, packed_attention
+from rlcourse.course.kernels.attention import packed_attention
 from rlcourse.course.kernels.attention_backward import AttentionBackwardKeys
-from rlcourse.course.kernels.embedding import Embedding, embedding, embedding_backward
+from rlcourse.course.kernels.embedding import embedding, embedding_backward
 from rlcourse.course.kernels.residual_norm import ResidualNorm, residual_norm
-from rlcourse.course.kernels.residual_norm_backward import ResidualNormBackward, residual_norm_backward
+from rlcourse.course.kernels.residual_norm_backward import residual_norm_backward
 from rlcourse.course.kernels.rms_norm import RMSNorm, add_rms_norm, add_rms_norm_reference, rms_norm
 from rlcourse.course.kernels.rms_norm_backward import RMSNormBackward, rms_norm_backward
 from rlcourse.course.kernels.rope import Rope, rope
-from rlcourse.course.kernels.rotate import Rotate, rotate
+from rlcourse.course.kernels.rotate import rotate
 from rlcourse.course.kernels.sampler import sample
-from rlcourse.course.kernels.swiglu import Swiglu, swiglu, swiglu_reference
-from rlcourse.course.kernels.swiglu_backward import SwigluBackward, swiglu_backward
+from rlcourse.course.kernels.swiglu import swiglu, swiglu_reference
+from rlcourse.course.kernels.swiglu_backward import swiglu_backward
 from rlcourse.course.kernels.token_logprob import token_logprob
 from rlcourse.course.kernels.token_logprob_backward import token_logprob_backward
 from rlcourse.course.kernels.vector_add import vector_add
@@ -142,40 +142,19 @@ def test_operations_that_change_a_tensor_take_no_rows():
 
 
 X = torch.zeros(4, 128).bfloat16()
-WEIGHT = torch.ones(128).bfloat16()
-CACHE = torch.zeros(2, 2, 4, 64).bfloat16()
-TABLES = torch.rand(9, 32), torch.rand(9, 32)
-QKV = torch.zeros(2, 8 * 64).bfloat16()
-AT = torch.tensor([0, 1])
 COUNTERS = torch.tensor([3]), torch.arange(2)
 REFUSED = [  # what is not taken, and key words of the sentence that says so
     *((lambda hidden=hidden: RMSNorm(hidden, "bfloat16"), f"cut rows of {hidden}") for hidden in (100, 184, 8192)),
     *((lambda hidden=hidden: RMSNormBackward(hidden), f"cannot cut rows of {hidden}") for hidden in (100, 192, 4096)),
     *((lambda hidden=hidden: ResidualNorm(hidden, "bfloat16"), f"cut rows of {hidden}") for hidden in (100, 2056)),
-    *((lambda hidden=hidden: ResidualNormBackward(hidden, "bfloat16"), f"of {hidden}") for hidden in (100, 2056)),
-    (lambda: Swiglu(12, "bfloat16"), "cannot cut rows of 12"),
-    (lambda: SwigluBackward(12, "bfloat16"), "cannot cut rows of 12"),
-    (lambda: Embedding(12, "bfloat16"), "Embedding cannot cut rows of 12"),
     (lambda: Rope(4, 2, 24, "bfloat16"), "cannot cut heads of 24"),
-    (lambda: Rotate(2, 24, "bfloat16"), "cannot cut heads of 24"),
-    (lambda: Attention(2, 1, 128), "Attention takes heads of size 64"),
     (lambda: AttentionBackwardKeys(3, 2, 64), "AttentionBackwardKeys takes heads of size 64"),
-    (lambda: norm_of(X.T.contiguous().T), "x of RMSNorm must have stride 1 in dimension 1 and has 4"),
-    (lambda: norm_of(spread(X, 129)), "has stride 129 in dimension 0, which 16-byte loads"),
-    (lambda: norm_of(spread(X, 136)._base[:, 1:129]), "begins at an address that 16 does not divide"),
-    (lambda: norm_of(X, X[:3].clone()), r"must have shape \[4, 128\] and has \[3, 128\]"),
-    (lambda: norm_of(X.half()), "must be bfloat16 and is float16"),
+    (lambda: run(rms_norm, spread(X, 136)._base[:, 1:129], X[0], 1e-6), "begins at an address that 16 does not divide"),
     (lambda: run(swiglu_backward, X, X[:, :64].float()), "dy of SwigluBackward must be bfloat16 and is float32"),
-    (lambda: run(rope, QKV, *TABLES, AT.int(), AT, CACHE, CACHE), "position of Rope must be int64 and is int32"),
-    (lambda: run(rope, QKV, *TABLES, AT, AT, CACHE.mT.contiguous().mT, CACHE), "k_cache of Rope must have stride"),
     (lambda: run(sample, torch.randn(2, 1001), 1.0, *COUNTERS), "stride 1001 in dimension 0, which 16-byte loads"),
     (lambda: run(sample, torch.randn(2, 8).double(), 1.0, *COUNTERS), "or float32 and not for float64"),
     (lambda: run(sample, torch.randn(3, 8), 1.0, *COUNTERS), r"counter of Sampler must have shape \[3\] and has \[2\]"),
 ]
-
-
-def norm_of(x, y=None):
-    launch(RMSNorm(128, "bfloat16"), x, None, WEIGHT, torch.empty_like(X) if y is None else y)
 
 
 @pytest.mark.parametrize("number", range(len(REFUSED)), ids=lambda number: REFUSED[number][1])
