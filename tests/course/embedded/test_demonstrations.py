@@ -89,16 +89,3 @@ def test_a_slip_is_one_wrong_calculation_that_the_rest_builds_on(problems, kind)
         assert results[:first] == right[:first]
         misled += str(results[-1]) != problem.gold
     assert misled > 0.95 * len(problems)
-
-
-@pytest.mark.parametrize(
-    ("mix", "complaint"),
-    [
-        ({"worked": 0.9}, "must add up to 1"),
-        ({"slip": 1.5}, "slip is a probability"),
-        ({"worked": -0.1, "guess": 0.6, "prose": 0.5}, "worked is a probability"),
-    ],
-)
-def test_a_mixture_that_is_none_is_refused(mix, complaint):
-    with pytest.raises(ValueError, match=complaint):
-        Mix(**mix)

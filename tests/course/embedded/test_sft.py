@@ -92,14 +92,6 @@ def test_the_same_seed_gives_the_same_weights_and_another_does_not(tmp_path):
     assert weights[0] == weights[1] != weights[2]
 
 
-def test_a_folder_in_use_is_refused_and_left_alone(tmp_path):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="model is not an empty folder: choose another --output"):
-        sft(SFTConfig(worked_steps=1, uneven_steps=1, **SMALL), tmp_path / "model")
-    assert [path.name for path in (tmp_path / "model").iterdir()] == ["notes.txt"]
-
-
 def test_ctrl_c_writes_the_model_as_it_is(tmp_path, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
@@ -108,13 +100,3 @@ def test_ctrl_c_writes_the_model_as_it_is(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         sft(SFTConfig(**SMALL), tmp_path / "model")
     load_policy(str(tmp_path / "model"))
-
-
-def test_the_module_alone_is_the_recipe(monkeypatch, capsys):
-    calls = []
-    monkeypatch.setattr(module, "sft", lambda *call: calls.append(call) or 0.4567)
-    for arguments in ([], ["--output", "some/folder"]):
-        monkeypatch.setattr("sys.argv", ["sft", *arguments])
-        module.main()
-    assert calls == [(SFTConfig(), "runs/embedded"), (SFTConfig(), "some/folder")]
-    assert "Loss 0.457 nats a token. The model is in some/folder" in capsys.readouterr().out

@@ -28,9 +28,7 @@ def answer(text: str, gold: str = "14", level: int = 1, finished: bool = True) -
         ("Let me think.\nLet me think.\n#### 3", "guess"),
         ("Tom has 6+8=14 beads.\nThe� me think\n#### 14", "garbage"),
         ("Tom has 6+8=14 bread.\n#### 14", "garbage"),
-        ("Tom has 6+8=14 beads.", "garbage"),
         ("Tom has 6+8=14 beads.\n#### 14\nLet me think.", "garbage"),
-        ("Let me think.", "garbage"),
         ("", "garbage"),
     ],
 )
@@ -96,9 +94,3 @@ def test_a_part_is_the_mean_over_the_orders_of_change():
         expected = (new[i] - old[i]) * (alone + last + between) / 3
         assert gain.split(before, after)[name] == pytest.approx(expected)
     assert gain.split(before, after)["luck"] == pytest.approx(0)
-
-
-def test_answers_to_other_problems_cannot_be_compared():
-    other = {"1": dict.fromkeys((*gain.KINDS, "worked right", "right"), 1)}
-    with pytest.raises(ValueError, match="the same problems"):
-        gain.split(made_up(0), other)

@@ -71,27 +71,11 @@ def test_a_curve_is_the_mean_of_blocks_and_leaves_out_what_was_not_measured(monk
     }
 
 
-def test_held_out_problems_are_drawn_as_those_of_training():
-    problems = lesson14.held_out()
-    assert len(problems) == lesson14.HELD_OUT and not any(problem.is_long for problem in problems)
-    refused = sum(not fits_one_launch(problem.computation) for problem in problems)
-    assert refused == lesson14.REFUSED * lesson14.HELD_OUT
-
-
 def test_the_runs_from_a_spoiled_start_train_on_no_short_problem():
     whole, sparse, dense = lesson14.load(), lesson14.sparse(), lesson14.dense()
     assert {p.level for p in whole.train} == {2, 3, 4, 5}
     assert sparse.train == dense.train == [p for p in whole.train if p.level > 2]
     assert dense.partial and not sparse.partial and sparse.test == dense.test == whole.test
-
-
-def test_a_spoiled_model_is_made_once(tmp_path, monkeypatch):
-    learned = []
-    monkeypatch.setattr(lesson14, "FOLDER", tmp_path)
-    monkeypatch.setattr(lesson14, "run_stage", lambda policy, stage, *rest: learned.append(stage.habits))
-    folder = lesson14.made_model(lesson14.RETAUGHT)
-    assert [habits and habits.skip for habits in learned] == [0.9, None]
-    assert lesson14.made_model(lesson14.RETAUGHT) == folder == tmp_path / "retaught" and len(learned) == 2
 
 
 @pytest.mark.parametrize(

@@ -37,12 +37,6 @@ def few_problems(monkeypatch):
     monkeypatch.setattr(lesson04, "PROBES", 2)
 
 
-@pytest.mark.parametrize(("name", "module"), [("lesson02_all_of_it", "lesson02"), ("no_algorithm", "curves")])
-def test_a_curve_that_is_not_there_is_asked_for_by_its_command(name, module):
-    with pytest.raises(FileNotFoundError, match=f"{name}.*python -m rlcourse.course.lessons.{module}`"):
-        load_curve(name)
-
-
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
 def test_a_curve_that_ships_has_three_seeds_and_its_command(path):
     record = load_curve(path.stem)
