@@ -69,7 +69,6 @@ WRONG = {
         "sum": (lambda before, after: over_orders(before, after) * math.factorial(len(before)), "added up the orders"),
         "sign": (lambda before, after: over_orders(after, before), "The sign is wrong"),
         "equal shares": lambda before, after: (after.prod() - before.prod()).expand(len(before)) / len(before),
-        "nan": lambda before, after: torch.full_like(before, math.nan),
         "the gain": lambda before, after: after.prod() - before.prod(),
     },
     "q1": {

@@ -94,12 +94,10 @@ WRONG = {
         "no baseline": (functools.partial(loss_with, wrong=("baseline",)), "no baseline left"),
         "the lesson's line": lambda *a: loss_with(*a, wrong=("baseline",)) / 80,
         "detached": (lambda logits, *rest: loss_with(logits.detach(), *rest), "no gradient flows"),
-        "nan": lambda logits, *rest: logits.sum() * float("nan"),
     },
     "q2": {
         "one step": (lambda question: fitting(one_step(question)), "it earns on"),
         "no limit": (lambda question: fitting(range(2, 101), limit=1000), "never generated"),
-        "the question": lambda question: question,
         "a number": (lambda question: 14, "return the text"),
     },
     "q3": {
@@ -114,8 +112,5 @@ WRONG = {
         "the loss": (lambda weights: weights.trace() / len(weights), "what is lost"),
         "not the mean": (lambda weights: 1 - weights.trace(), "their mean"),
         "others": (lambda weights: 1 - (weights.sum() - weights.trace()) / len(weights), "the other way round"),
-        "one": lambda weights: 1.0,
-        "nan": lambda weights: float("nan"),
-        "identity": lambda weights: weights,
     },
 }

@@ -88,7 +88,6 @@ WRONG = {
         "sum": (lambda *a: loss_with(*a) * a[4].sum(), "added the tokens up"),
         "unmasked": (lambda n, o, v, r, m, c: loss_with(n, o, v, r, torch.ones_like(m), c), "padding counts"),
         "old moves": lambda n, o, v, *rest: loss_with(n, n.detach(), v, *rest),
-        "nan": lambda n, o, v, *rest: (n + v).sum() * torch.nan,
     },
     "q2": {
         "pasted": (gae_lesson, "end the answer for you"),

@@ -74,15 +74,6 @@ def gradients(logits, rewards, n, advantage=None, second=True, mean=True):
     return total
 
 
-def from_the_lesson(log_pi, old, ref, A, mask, clip, beta):
-    """The lesson's own cell, which never met padding that is not 0, nor an answer without tokens."""
-    ratio, A = (log_pi - old).exp(), A[:, None]
-    surrogate = torch.minimum(ratio * A, ratio.clamp(1 - clip, 1 + clip) * A)
-    k3 = (ref - log_pi).exp() - 1 - (ref - log_pi)
-    by_token = (beta * k3 - surrogate) * mask
-    return (by_token.sum(1) / mask.sum(1)).mean()
-
-
 RIGHT = {"q1": by_direction, "q2": mixture, "q3": loss_by_rows, "q4": gradients}
 WRONG = {
     "q1": {
@@ -104,7 +95,6 @@ WRONG = {
     },
     "q3": {
         "the colleague's": (given("nb03", "colleague"), "that is DAPO"),
-        "pasted": (from_the_lesson, "is nan"),
         "sign": (lambda *x: -loss_by_rows(*x), "The sign is wrong"),
         "constant": (lambda *x: loss_by_package(*x, how="constant"), "all places of the matrix"),
         "sum of a row": (lambda *x: loss_by_rows(*x, over=1), "added up the tokens"),

@@ -64,7 +64,6 @@ WRONG = {
         "swapped": (lambda *a: by_cosine(*a).flip(0), "wrong order"),
         "lengths alone": (lambda *a: by_cosine(*a, stds=False), "by the deviation"),
         "None": (lambda *a: None, "is None"),
-        "identity": lambda gradient, *a: gradient,
     },
     "q2": {
         "order": (lambda k, n: group_weights(k, n).flip(0), "in the wrong order"),
@@ -91,13 +90,9 @@ WRONG = {
         "neither": (lambda *a: loss_with(*a) * a[5] * len(a[0]), "divided by nothing"),
         "upside down": (lambda lp, o, *a: loss_with(o, lp, *a), "upside down"),
         "detached": (lambda lp, *a: loss_with(lp.detach(), *a), "no gradient flows"),
-        "nan to 0": (lambda *a: loss_with(*a, wrong=("padding",)).nan_to_num(), "its padding"),
-        "identity": lambda lp, *a: lp,
     },
     "q4": ruled(drift_by_loop, DRIFTS, "wrong")
     | {
         "sign": (lambda *a: -by_sum(*a), "The sign is wrong"),
-        "nan": lambda *a: float("nan"),
-        "identity": lambda weights, *a: weights,
     },
 }

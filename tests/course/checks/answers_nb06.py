@@ -140,7 +140,6 @@ WRONG = {
         "largest share": (greedy(lambda seconds, speedup, days: seconds + 1e-6 * speedup), "share of the phase alone"),
         "saves most": (greedy(lambda seconds, speedup, days: seconds * (1 - 1 / speedup)), "days ran out"),
         "everything": (lambda seconds, phase, speedups, days, budget: days > -1, "days, there are"),
-        "nothing": lambda seconds, phase, speedups, days, budget: days < -1,
         "numbers": (lambda *a: plan_by_sets(*a).nonzero()[:, 0], "True or False for each"),
     },
     "q4": {

@@ -82,21 +82,16 @@ def first_above(mass, goal):
     return place, before
 
 
-def draw_tiles(logits, tile, uniform, **change):
-    """Two levels. change: what is done wrongly."""
+def draw_tiles(logits, tile, uniform):
+    """Two levels, without the total of the masses that u is a share of."""
     short = -logits.shape[1] % tile
     tiles = F.pad(logits, (0, short), value=-torch.inf).unflatten(1, (-1, tile))
-    top = tiles.amax((1, 2), keepdim=True) if change.get("scaled", True) else tiles.amax(2, keepdim=True)
-    mass = (tiles - top).exp()
-    by_tile = mass.sum(2)
-    total = by_tile.sum(1)
-    goal = uniform * (total if change.get("total", True) else 1.0)
-    which, before = first_above(by_tile, goal)
-    rows = torch.arange(len(logits))
-    left = goal - before if change.get("left", True) else goal
+    mass = (tiles - tiles.amax((1, 2), keepdim=True)).exp()
+    which, before = first_above(mass.sum(2), uniform)
+    rows, left = torch.arange(len(logits)), uniform - before
     place, _ = first_above(mass[rows, which], left)
     place = torch.where((mass[rows, which].cumsum(-1) > left[:, None]).any(1), place, tile - 1)
-    tokens = which * tile * change.get("offset", 1) + place
+    tokens = which * tile + place
     return tokens, logprob(logits, tokens.clamp(max=logits.shape[1] - 1))
 
 
@@ -106,16 +101,12 @@ def draw_flat(logits, tile, uniform):
     return tokens, logprob(logits, tokens)
 
 
-def draw_changed(tokens_of=None, logprobs_of=None):
-    """A right draw whose tokens or log-probs are replaced."""
+def draw_changed(tokens_of):
+    """A right draw whose tokens are replaced."""
 
     def function(logits, tile, uniform):
         tokens, logprobs = draw_flat(logits, tile, uniform)
-        if tokens_of is not None:
-            tokens = tokens_of(logits, tile, uniform, tokens)
-        if logprobs_of is not None:
-            logprobs = logprobs_of(logits, tile, tokens)
-        return tokens, logprobs
+        return tokens_of(logits, tile, uniform, tokens), logprobs
 
     return function
 
@@ -171,8 +162,7 @@ WRONG = {
     },
     "q3": half_mended(wrong_draw, PLANTED)
     | {
-        "own scale": (lambda *a: draw_tiles(*a, scaled=False), "one scale"),
-        "u not scaled": lambda *a: draw_tiles(*a, total=False),
+        "u not scaled": draw_tiles,
         "place": (draw_changed(lambda logits, tile, u, tokens: tokens % tile), "place within the tile"),
         "tile": (draw_changed(lambda logits, tile, u, tokens: tokens // tile), "number of the tile"),
         "greedy": (draw_changed(lambda logits, tile, u, tokens: logits.argmax(-1)), "most probable token"),

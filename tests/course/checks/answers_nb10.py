@@ -1,7 +1,6 @@
 """Answers to the exercises of lesson 10."""
 
 import torch
-import torch.nn.functional as F
 from answers import half_mended
 
 from rlcourse.course.checks.nb10 import PLANTED
@@ -73,13 +72,6 @@ def fake(q, keys, values, **change):
     return out, logsum, list(out.stride())
 
 
-def from_the_lesson(query, keys, values, mask):
-    """Its `naive`, pasted: right but for the guess."""
-    groups = query.shape[1] // keys.shape[1]
-    keys, values = keys.repeat_interleave(groups, dim=1), values.repeat_interleave(groups, dim=1)
-    return F.scaled_dot_product_attention(query[:, :, None], keys, values, attn_mask=mask)[:, :, 0]
-
-
 RIGHT = {"q1": worth, "q2": attend, "q3": slots, "q4": fake}
 
 WRONG = {
@@ -89,11 +81,9 @@ WRONG = {
         "launch too": (lambda h, k, r: worth(h, k, r, launch_too=True), "still has to be launched"),
         "times": (lambda h, k, r: step_time(h, k, r) - worth(h, k, r), "whole steps"),
         "turned round": (lambda h, k, r: -worth(h, k, r), "wrong way round"),
-        "nothing": lambda h, k, r: torch.zeros_like(k),
     },
     "q2": {
         **half_mended(attend, PLANTED),
-        "from the lesson": (from_the_lesson, "returned something"),
         "mask not used": (open_mask, "not used"),
         "unscaled": (unscaled, "not divided by anything"),
     },
