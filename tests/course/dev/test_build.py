@@ -253,21 +253,6 @@ def test_numbers_in_the_prose_are_those_of_the_kernel_at_that_place(noisy):
     assert [cell.execution_count for cell in code] == [1, 2, 3, 4, 5, None]
 
 
-def test_a_solution_that_fails_its_check_stops_the_build(course, tmp_path):
-    check = """\
-# %%
-from rlcourse.course.checks import Question
-q1 = Question("q1", "double", hint="")
-@q1.case("twice")
-def _(f):
-    assert f(2) == 4, "that is not twice"
-"""
-    wrong = EXERCISE.replace("return 2 * x", "return 3 * x").replace("print(double(4))", "q1(double)")
-    with pytest.raises(Exception, match="that is not twice"):
-        build.build(course("exercises", check + wrong))
-    assert list(tmp_path.glob("*/*.ipynb")) == []
-
-
 CLAIM = """\
 # %%
 x = 3

@@ -51,23 +51,6 @@ def test_kinds_and_slips_come_in_their_shares(problems):
     assert {wrong.index(True) for wrong in slipped if any(wrong)} == {0, 1, 2, 3}
 
 
-def test_checks_repeat_the_line_before_and_are_not_endless(problems):
-    texts = write_all(problems, **WORKED, think=0, slip=0, check=0.5, again=0.9, longest=4)
-    followed = []
-    for problem, text in zip(problems, texts, strict=True):
-        steps = re.sub(r"Let me check: .*\n", "", text)
-        assert steps == problem.to_problem().answer
-        for line, checks in re.findall(r"(.*)\n((?:Let me check: .*\n)*)(?!Let me check)", text):
-            calculation = CALCULATION.search(line)[0]
-            assert checks == f"Let me check: {calculation}.\n" * checks.count("\n")
-            followed.append(checks.count("\n"))
-    assert max(followed) == 4
-    counts = Counter(followed)
-    assert counts[0] / len(followed) == pytest.approx(0.5, abs=0.05)
-    assert counts[1] / len(followed) == pytest.approx(0.5 * 0.1, abs=0.03)
-    assert counts[4] / len(followed) == pytest.approx(0.5 * 0.9**3, abs=0.05)
-
-
 def test_thinking_says_nothing_and_comes_before_a_guess_alone(problems):
     texts = write_all(problems, **GUESS, think=1, check=1, again=0.5, longest=3, slip=0)
     for problem, text in zip(problems, texts, strict=True):

@@ -21,9 +21,8 @@ from rlcourse.rollout import make_engine
 from rlcourse.sampling import Sampling
 from rlcourse.tasks import load_task, mean_metrics
 from rlcourse.tasks.kernels.judge import judge_program
-from rlcourse.tasks.kernels.language import WORDS, CompileError, compile_program, eager, write
+from rlcourse.tasks.kernels.language import CompileError, compile_program, eager, write
 from rlcourse.tasks.kernels.problems import computations
-from rlcourse.tasks.kernels.tokenizer import kernel_tokenizer
 
 NONE = Habits(join=0, keep=0, lose=0, slip=0, skip=0, side=0, unchecked=0)
 
@@ -81,18 +80,6 @@ def test_few_demonstrations_are_fast(problems):
     verdicts = [judge_program(write(demonstration(p, rng, Habits())), p) for p in problems * 4]
     share = {least: sum(v.speedup > least for v in verdicts) / len(verdicts) for least in (1.001, 1.5, 2)}
     assert share[1.001] < 0.4 and share[1.5] < 0.05 and share[2] < 0.01
-
-
-def test_every_word_is_a_token_and_texts_come_back():
-    tokenizer = kernel_tokenizer()
-    for word in WORDS:
-        assert len(tokenizer(f" {word}", add_special_tokens=False)["input_ids"]) == 1
-    text = " a = add u v end put ; y = relu a keep ;"
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert len(ids) == 14 and tokenizer.decode(ids) == text
-    chat = [{"role": "user", "content": "a = add u v ; y = relu a"}]
-    prompt = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    assert prompt == " a = add u v ; y = relu a =>"
 
 
 def test_demonstrations_end_and_are_sorted_by_length(problems):

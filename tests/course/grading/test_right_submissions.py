@@ -1,6 +1,5 @@
 """Ways in which people write a right answer in a notebook: all of them earn their points."""
 
-import json
 from pathlib import Path
 
 import nbformat
@@ -51,14 +50,6 @@ PLACES = {
 @pytest.mark.parametrize("place", thinned(PLACES, every=5))
 def test_a_right_answer_is_found_wherever_it_is_checked(place, tmp_path):
     assert grade(write(tmp_path / "91_place.ipynb", PLACES[place])).score == 2
-
-
-@pytest.mark.thorough
-def test_a_notebook_of_format_3_is_read(tmp_path):
-    path = tmp_path / "91_old.ipynb"
-    cells = [{"cell_type": "code", "language": "python", "input": [text]} for text in ("import torch", DOUBLE)]
-    path.write_text(json.dumps({"metadata": {}, "nbformat": 3, "worksheets": [{"cells": cells}]}))
-    assert grade(path).score == 2
 
 
 SOLUTIONS = sorted((Path(__file__).parents[3] / "solutions").glob("*.ipynb"))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from policies import DEVICE
-from transformers import AttentionInterface, CompileConfig
+from transformers import AttentionInterface
 
 from rlcourse.course.lessons import generate_attention as attention
 from rlcourse.rollout.hf import HFEngine
@@ -22,35 +22,6 @@ def test_greedy_tokens_and_logprobs_are_those_of_sdpa_with_left_padding(policy, 
     assert torch.equal(found.ids, expected.ids)
     torch.testing.assert_close(found.logprobs, expected.logprobs, atol=1e-5, rtol=0)
     assert policy.model.config._attn_implementation == "sdpa"  # training goes on as before
-
-
-def graphs(policy, way: str) -> list[int]:
-    """Operations in each graph that Dynamo makes of the decode step of a small model, in the order of their making. A
-    second rollout, of other prompts, makes none."""
-    sizes = []
-
-    def backend(graph, inputs):
-        sizes.append(sum(node.op.startswith("call") for node in graph.graph.nodes))
-        return graph.forward
-
-    config = CompileConfig(backend=backend, mode=None)
-    config._compile_all_devices = True
-    torch._dynamo.reset()
-    engine = HFEngine(policy, torch.float32, "static", compile=config, attention=way, longest=24)
-    engine.generate(PROMPTS, 1, 4, GREEDY)
-    made = len(sizes)
-    engine.generate([[*prompt, 3] for prompt in PROMPTS], 1, 6, GREEDY)
-    assert len(sizes) == made
-    return sizes
-
-
-@pytest.mark.thorough
-@on_cpu
-def test_the_operation_keeps_one_graph_and_the_function_breaks_it_in_every_layer(policy):
-    layers = policy.model.config.num_hidden_layers
-    whole, kept, broken = (graphs(policy, way) for way in ("sdpa", attention.OPERATION, attention.BREAKS))
-    assert len(whole) == len(kept) == 1
-    assert len(broken) > layers and max(broken) < whole[0]
 
 
 @on_cpu

@@ -8,7 +8,6 @@ import torch
 from safetensors.numpy import load_file
 
 from rlcourse.checkpoint import save_model
-from rlcourse.course.embedded.kernels import Recipe
 from rlcourse.course.lessons import lesson14
 from rlcourse.course.lessons.curve_records import load_curve
 from rlcourse.policy import load_policy
@@ -48,16 +47,6 @@ def test_a_hole_is_closed_where_the_same_seed_left_it(few):
         assert run["held_out"]["after"]["sampled"].keys() == recorded["held_out"]["after"]["sampled"].keys()
     with pytest.raises(ValueError, match=r"side_open-4 was trained with other settings: delete it\."):
         lesson14.one_run("side_open", 4, **SMALL | {"num_prompts": 1})
-
-
-def test_other_starts_are_made_once_with_other_seeds_than_the_model_that_ships(tmp_path, monkeypatch):
-    made = []
-    monkeypatch.setattr(lesson14, "FOLDER", tmp_path)
-    monkeypatch.setattr(lesson14, "sft", lambda recipe: made.append(recipe.seed))
-    monkeypatch.setattr(lesson14, "save_halved", lambda policy, folder: folder.mkdir())
-    models = [lesson14.run_config("starts", seed).model for seed in (*lesson14.SEEDS, 0)]
-    assert models == [str(tmp_path / f"start-{seed}") for seed in (2, 3, 4, 2)]
-    assert made == [2, 3, 4] and Recipe().seed == 1
 
 
 def test_a_curve_is_the_mean_of_blocks_and_leaves_out_what_was_not_measured(monkeypatch):
