@@ -52,14 +52,11 @@ def correlation(a, b):
     return torch.corrcoef(torch.stack([a, b]))[0, 1]
 
 
-def engine_with(order="rtshe", mask_first=True, truncated="sign", limit=0.03):
+def engine_with(order="rtshe", truncated="sign", limit=0.03):
     """which_engine with its questions in another order (r t s h), or other details; what is left over is STALE."""
 
     def which_engine(sampled, recomputed, mask):
-        if mask_first:
-            a, b = sampled[mask], recomputed[mask]
-        else:
-            a, b = sampled.flatten(), recomputed.flatten()
+        a, b = sampled[mask], recomputed[mask]
         gap = b - a
         below = gap.mean() < -0.01 if truncated == "mean" else gap.max() < limit
         answers = {

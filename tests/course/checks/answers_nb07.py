@@ -26,9 +26,8 @@ def mixed(q, keys, values, mask, scale=None):
 
 
 def cache_with(q, k, v, keys, values, positions, **change):
-    """Right but for one thing: `at`, where it is written; `mask`; `scale`; `what` is written."""
-    at = change.get("at", positions)
-    new = written(k, v, keys.clone(), values.clone(), at)
+    """Right but for one thing: `mask`, `scale` or `old_values`, those that are read."""
+    new = written(k, v, keys.clone(), values.clone(), positions)
     mask = change.get("mask", seen(keys, positions))
     return mixed(q, new[0], change.get("old_values", new[1]), mask, change.get("scale"))
 
@@ -123,10 +122,10 @@ def step_ms(slots, host, fixed, row):
     return max(host, fixed + row * slots)
 
 
-def slots_by(steps, time=step_ms, order=lambda lengths: lengths, result=min):
+def slots_by(steps, time=step_ms, order=lambda lengths: lengths):
     def function(lengths, host, fixed, row, most):
         queue = order(lengths.tolist())
-        return result(range(1, most + 1), key=lambda slots: steps(queue, slots) * time(slots, host, fixed, row))
+        return min(range(1, most + 1), key=lambda slots: steps(queue, slots) * time(slots, host, fixed, row))
 
     return function
 

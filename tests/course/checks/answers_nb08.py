@@ -56,9 +56,8 @@ FOUR_EACH = """\
 LAST = "                cute.arch.sync_threads()  # the next row writes shares again\n"
 RELU = "                wide = wide if wide > 0.0 else Float32(0.0)\n"
 REST = "                    one = one if one > 0.0 else Float32(0.0)\n"
-COPY = "cute.autovec_copy(cute.tiled_divide({0}, (8,))[None, first // 8], {1})"
-ONE_BY_ONE = "for k in range_constexpr(8):\n                {1}[k] = {0}[first + k]"
-GATE, UP = (COPY.format(*names) for names in (("gate", "g"), ("up", "u")))
+UP = "cute.autovec_copy(cute.tiled_divide(up, (8,))[None, first // 8], u)"
+UP_ONE_BY_ONE = "for k in range_constexpr(8):\n                u[k] = up[first + k]"
 FIRST = """\
             for i in range_constexpr(8):
                 wide = g[i].to(Float32)
@@ -146,7 +145,7 @@ EDITS = {
             "((wide * wide).to(out.element_type).to(Float32) * u[i].to(Float32))",
             "rounds to bfloat16 on the way",
         ),
-        "up one by one": (UP, ONE_BY_ONE.format("up", "u"), "A lane moves 2 bytes at once"),
+        "up one by one": (UP, UP_ONE_BY_ONE, "A lane moves 2 bytes at once"),
         "no relu": (RELU, "", "relu is missing"),
         "no square": ("(wide * wide * u[i]", "(wide * u[i]", "square is missing"),
         "loads more than it needs": (FIRST, FIRST_WITH_MORE, "load each number once"),

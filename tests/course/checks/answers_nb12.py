@@ -166,12 +166,6 @@ SUM = "            mean = cute.arch.warp_reduction_sum(mean)\n"
 EDITS = {
     "q7": {
         "powers of 2": (POWER, "cute.math.exp2((z[row, j] - log_sum[row]) * 1.4426950408889634)", None),
-        "the sum in two halves": (
-            SUM,
-            "            mean = cute.arch.warp_reduction_sum(mean, threads_in_group=16)\n"
-            "            mean += cute.arch.shuffle_sync_bfly(mean, offset=16)\n",
-            None,
-        ),
         "a shuffle in the loop": (
             OWN,
             f"mean += cute.arch.warp_reduction_sum({POWER} * g[row, j])",

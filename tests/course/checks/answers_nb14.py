@@ -45,10 +45,10 @@ def trial(inputs, seed):
     return torch.stack(found)
 
 
-def normal(scale=1.0, shift=0.0, rows=8, columns=8, change=lambda x: x):
+def normal(scale=1.0, rows=8, columns=8, change=lambda x: x):
     def function(inputs, seed):
         generator = torch.Generator().manual_seed(seed)
-        return change(torch.randn(len(inputs), rows, columns, generator=generator) * scale + shift)
+        return change(torch.randn(len(inputs), rows, columns, generator=generator) * scale)
 
     return function
 

@@ -143,13 +143,6 @@ def constant(value):
     return lambda *_, **__: value
 
 
-def raising(kind):
-    def function(*_, **__):
-        raise kind("no")
-
-    return function
-
-
 def of(number: int, change):
     """A function of one argument alone."""
     return lambda *arguments, **_: change(arguments[number % len(arguments)])
@@ -170,9 +163,7 @@ def in_shape(right, value):
 FEW = {f"constant {value}": constant(value) for value in (0.0, 1, math.nan, None, [0.0], torch.tensor(1))}
 FEW["the argument"] = of(0, lambda x: x)
 VALUES = (-1, 2, 0.5, math.inf, -math.inf, True, "", "0", [])
-ERRORS = (ValueError, AssertionError, RuntimeError, TypeError, IndexError, KeyError, SystemExit)
 MANY = {f"constant {value}": constant(value) for value in VALUES}
-MANY |= {f"raises {kind.__name__}": raising(kind) for kind in ERRORS}
 MANY |= {"every argument": lambda *arguments, **_: arguments, "noise": lambda *_, **__: torch.rand(3)}
 for number in range(6):
     MANY[f"argument {number}"] = of(number, lambda x: x)

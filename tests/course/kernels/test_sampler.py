@@ -20,7 +20,6 @@ from rlcourse.kernels.arguments import Argument
 from rlcourse.kernels.dsl import Uint32, cute
 
 SEED = torch.tensor([1234567890123456789])
-DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 ORDERS = ["lockstep", "serial", "warp", "random"] if DEVICE == "cpu" else ["lockstep"]
 
 
