@@ -107,16 +107,6 @@ def test_two_ranks_train_what_one_process_does_to_the_last_bit(pairs, folder, tm
     assert sum(line["grad_norm"] > 0 for line in theirs["metrics"]) >= 3  # there was something to learn
 
 
-@pytest.mark.thorough
-def test_two_ranks_roll_out_partly_as_one_process_does(folder, tmp_path, tmp_path_factory):
-    settings = TINY | {"num_prompts": 4, "algorithm": "reinforce", "partial_rollout_tokens": 1}
-    expected = whole_run_of(settings, folder, tmp_path_factory)
-    ranks = start(2, settings, folder, tmp_path).end()
-    assert ranks.codes == [0, 0], ranks.printed
-    assert_nearly_same_run(tmp_path / "run", expected)
-    assert max(line["staleness_max"] for line in lines(expected)["metrics"]) >= 1
-
-
 # How it ends
 
 
