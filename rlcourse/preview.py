@@ -21,7 +21,7 @@ from rlcourse.trainer import Trainer
 from rlcourse.watch import before_training
 
 STEPS = 8  # the first compiles and is not timed
-# Later steps took 0.85 to 1.3 times as long in 22 runs, as answers grew or shrank and more groups had a signal.
+# Later steps took 0.8 to 1.3 times as long in 22 runs, as answers grew or shrank and more groups had a signal.
 SLOWER = 1.05
 
 

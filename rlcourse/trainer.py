@@ -1,6 +1,5 @@
 """The training loop: steps, validation, checkpoints, and a curve at the end."""
 
-import math
 import time
 from itertools import islice
 from pathlib import Path
@@ -35,10 +34,10 @@ from rlcourse.policy import Policy, checkpoint_activations, compile_layers, load
 from rlcourse.rollout import RolloutEngine, make_engine
 from rlcourse.runs import RunFolder, new_run, run_to_resume
 from rlcourse.step import train_step
-from rlcourse.tasks import Problem, in_format, prompts_of, task_of
+from rlcourse.tasks import in_format, prompts_of, task_of
 from rlcourse.tasks.judged import with_judge
-from rlcourse.tasks.prompts import PromptSampler
-from rlcourse.watch import after_step, before_training
+from rlcourse.tasks.prompts import PromptSampler, short_enough
+from rlcourse.watch import after_step, before_training, check_metrics
 
 
 def train(config: TrainConfig, began: float | None = None) -> dict[str, Any]:
@@ -140,7 +139,8 @@ class Trainer:
             compile_layers(self.policy.model)
         self.engine = world.engine(engine_of_run(self.policy, config), device)
         self.sampler = world.sampler(self.engine, self._next_prompts, lambda: self.step)
-        self.prompts = PromptSampler(self._short_enough(self.task.problems("train")), config.seed)
+        problems = short_enough(self.task.problems("train"), self.task, self.policy, config)
+        self.prompts = PromptSampler(problems, config.seed)
         self.step, self.seconds, self.before = 0, 0.0, None
         self.spent = PhaseTimer(device)  # where the run's seconds go
         if checkpoint is not None:
@@ -148,23 +148,6 @@ class Trainer:
         self.steps = self.world.first(lambda: self.run.lines("metrics.jsonl"))  # those done before a resume
         self.clock = run.began - self.seconds
         self.spent.seconds["starting"] += now(device) - run.began
-
-    def _short_enough(self, problems: list[Problem]) -> list[Problem]:
-        """Problems whose prompt fits `max_prompt_tokens`. Raises ValueError if a step needs more of them."""
-        limit, needed = self.config.max_prompt_tokens, self.config.num_prompts
-        if len(problems) < needed:
-            raise ValueError(f"There are {len(problems)} training problems, fewer than num_prompts {needed}: lower it.")
-        prompts = prompts_of(self.task, problems, self.policy)
-        kept = [problem for problem, prompt in zip(problems, prompts, strict=True) if len(prompt) <= limit]
-        if len(kept) < needed:
-            raise ValueError(
-                f"Only {len(kept)} of {len(problems)} training problems have at most {limit} prompt tokens, fewer than "
-                f"num_prompts {needed}: raise max_prompt_tokens."
-            )
-        if len(kept) < len(problems):
-            left_out = f"{len(problems) - len(kept)} of {len(problems)} training problems"
-            tqdm.write(f"Left out {left_out}, whose prompts have more than {limit} tokens (--max-prompt-tokens).")
-        return kept
 
     def _next_prompts(self) -> list[list[int]]:
         """What the rollout after this one is asked."""
@@ -320,13 +303,3 @@ class Trainer:
         check_finite(self.policy, {"optimizer": self.learner.optimizer.state_dict()})
         if self.before is not None and self.headline not in self.before:
             raise ValueError("no evaluation")
-
-
-def check_metrics(metrics: dict[str, Any]) -> None:
-    """Raise RuntimeError if a metric of a step is not finite. Earlier checkpoints are left alone."""
-    bad = [name for name, value in metrics.items() if isinstance(value, float) and not math.isfinite(value)]
-    if bad:
-        raise RuntimeError(
-            f"Step {metrics['step']} ended the run: {', '.join(bad)} stopped being finite. Checkpoints stay as they "
-            "are: start a new run with a lower --lr."
-        )

@@ -4,6 +4,7 @@ Each check returns warnings by kind; a run says each kind once, in the terminal 
 what happened, why, what to do, and shows one real answer.
 """
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -186,6 +187,16 @@ def check_rewards(rewards: torch.Tensor, answers: list[Answer], task: str) -> No
         raise ValueError(
             f"The judge of task {task} gave {len(bad)} of {len(answers)} answers a reward that is not finite "
             f"({rewards[bad[0]].item()}): fix the judge. The first was {quoted(answers[bad[0]])}"
+        )
+
+
+def check_metrics(metrics: dict[str, Any]) -> None:
+    """Raise RuntimeError if a metric of a step is not finite. Earlier checkpoints are left alone."""
+    bad = [name for name, value in metrics.items() if isinstance(value, float) and not math.isfinite(value)]
+    if bad:
+        raise RuntimeError(
+            f"Step {metrics['step']} ended the run: {', '.join(bad)} stopped being finite. Checkpoints stay as they "
+            "are: start a new run with a lower --lr."
         )
 
 

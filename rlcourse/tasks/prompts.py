@@ -1,10 +1,34 @@
 """The order in which training goes through the problems."""
 
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import torch
+from tqdm import tqdm
 
-from rlcourse.tasks.task import Problem
+from rlcourse.tasks.task import Problem, Task, prompts_of
+
+if TYPE_CHECKING:
+    from rlcourse.config import TrainConfig
+    from rlcourse.policy import Policy
+
+
+def short_enough(problems: list[Problem], task: Task, policy: "Policy", config: "TrainConfig") -> list[Problem]:
+    """Problems whose prompt fits `max_prompt_tokens`; says how many don't. Raises ValueError if a step needs more."""
+    limit, needed = config.max_prompt_tokens, config.num_prompts
+    if len(problems) < needed:
+        raise ValueError(f"There are {len(problems)} training problems, fewer than num_prompts {needed}: lower it.")
+    prompts = prompts_of(task, problems, policy)
+    kept = [problem for problem, prompt in zip(problems, prompts, strict=True) if len(prompt) <= limit]
+    if len(kept) < needed:
+        raise ValueError(
+            f"Only {len(kept)} of {len(problems)} training problems have at most {limit} prompt tokens, fewer than "
+            f"num_prompts {needed}: raise max_prompt_tokens."
+        )
+    if len(kept) < len(problems):
+        left_out = f"{len(problems) - len(kept)} of {len(problems)} training problems"
+        tqdm.write(f"Left out {left_out}, whose prompts have more than {limit} tokens (--max-prompt-tokens).")
+    return kept
 
 
 class PromptSampler:
