@@ -123,7 +123,7 @@ def test_an_expression_copied_from_the_question_is_no_answer():
 
 
 def test_an_answer_that_takes_for_ever_costs_itself_alone(monkeypatch):
-    short = JudgePool("rlcourse.tasks.boxed:compare", processes=1, seconds=4.0, memory_gb=4.0)
+    short = JudgePool("rlcourse.tasks.boxed:compare", processes=1, seconds=2.0, memory_gb=4.0)
     monkeypatch.setattr(math_task, "pool", lambda: short)
     started = time.perf_counter()
     verdicts = judged(r"\boxed{9^{9^{9^9}}}", r"\boxed{0.5}", "(" * 400 + r"\boxed{\frac{1}{4}}", r"\boxed{2/4}")
