@@ -118,6 +118,12 @@ def test_aggregate_ignores_what_is_masked_and_survives_an_empty_batch(how):
     assert losses.aggregate(x, torch.zeros_like(MASK), how, rows=ROWS, tokens=0, max_new_tokens=10).item() == 0
 
 
+@pytest.mark.parametrize("how", ["sequence_mean", "token_mean"])
+def test_the_mean_over_one_token_is_the_token(how):
+    values, mask = torch.tensor([[3.0, 7.0]]), torch.tensor([[True, False]])
+    assert losses.aggregate(values, mask, how, rows=1, tokens=1, max_new_tokens=2).item() == 3
+
+
 @pytest.mark.parametrize(
     ("value", "loss", "gradient"),
     [
