@@ -10,7 +10,7 @@ free_port = LocalPortCache.find_available_port
 
 
 def own_port(self, ip: str) -> int:
-    while (port := free_port(self, ip)) // 2 % workers != worker:  # Linux gives out every other one
+    while (port := free_port(self, ip)) // 2 % workers != worker:  # Linux may hand out even ports alone
         self.return_port(port)
     return port
 

@@ -9,7 +9,7 @@ is there is not repeated, and one that was cut off goes on from its last checkpo
 leases. GSM8K comes from the folder in RLCOURSE_GSM8K_DIR, or from the hub. `trl` is TRL with vLLM (`gsm8k_trl.py`), and
 `small` ours with the same settings.
 
-The last ones are two studies, with small steps so that there are many. `exact` and `exact grpo`: does GRPO lengthen
+The last ones are two studies. `exact` and `exact grpo`: does GRPO lengthen
 wrong answers, and Dr. GRPO not? `exact` and `two`: sampler and trainer agree to the last bit, or the trainer runs
 transformers' layers, whose log-probs differ by rounding; `tis` corrects for that by truncated importance sampling, and
 `4` makes four updates per rollout.
@@ -30,13 +30,13 @@ from rlcourse.files import read_json, read_lines
 from rlcourse.measure.records import write_record
 from rlcourse.paths import data_folder
 
-SMALL = {"num_prompts": 32, "lr": 3e-6, "steps": 200, "eval_every": 25}  # TRL ends in half an hour
+SMALL = {"steps": 200, "eval_every": 25}  # TRL ends in half an hour
 STUDY = SMALL | {"steps": 300, "eval_every": 100}
 VARIANTS: dict[str, dict[str, Any]] = {
     "dr_grpo": {},
     "grpo": {"algorithm": "grpo"},
     "ppo": {"algorithm": "ppo"},
-    "lora": {"lora_rank": 32, "lr": 8e-5},
+    "lora": {"lora_rank": 32, "lr": 3e-5},
     "small": SMALL,
     "trl": SMALL,
     "no examples": {"examples": 0, "steps": 100},

@@ -19,6 +19,7 @@ from rlcourse.files import append_json, write_json
 from rlcourse.policy import Policy, load_policy
 from rlcourse.rollout import make_engine
 from rlcourse.tasks import Attempt, prompts_of, task_of
+from rlcourse.tasks.prompts import short_enough
 
 MICRO_BATCH = 32  # rows: 256 of GSM8K run out of 80 GB
 
@@ -68,10 +69,9 @@ def train(config: TrainConfig, folder: Path, began: float) -> None:
 
     device = find_device(config)
     task, policy = task_of(config), load_policy(config.model, device)
-    problems = task.problems("train")
-    prompts = prompts_of(task, problems, policy)
-    kept = [n for n, prompt in enumerate(prompts) if len(prompt) <= config.max_prompt_tokens]
-    table = {"prompt": [policy.tokenizer.decode(prompts[n]) for n in kept], "number": kept}
+    problems = short_enough(task.problems("train"), task, policy, config)
+    prompts = [policy.tokenizer.decode(prompt) for prompt in prompts_of(task, problems, policy)]
+    table = {"prompt": prompts, "number": list(range(len(prompts)))}
     judge = Judge(config, policy, task, problems)
     trainer = GRPOTrainer(
         model=load_policy(config.model).model,
