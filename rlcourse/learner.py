@@ -14,7 +14,7 @@ from rlcourse.distributed.world import ALONE, Alone, World
 from rlcourse.exact.weights import fused_weights, is_exact, may_be_exact, unknown_part
 from rlcourse.logprobs import PlainPass
 from rlcourse.lora import has_adapter
-from rlcourse.micro_batches import micro_batches
+from rlcourse.micro_batches import batches_of
 from rlcourse.policy import Policy, ValueHead, frozen_copy
 
 
@@ -72,7 +72,7 @@ class Learner:
     def values(self, rollout: Rollout) -> Tensor:
         """The value of the state before each completion token, [rows, T], 0 beyond a completion."""
         values = torch.zeros_like(rollout.logprobs)
-        for rows in self._micro_batches(rollout):
+        for rows in self._micro_batches(rollout, self.policy_pass):
             part = rollout[rows]
             hidden = self.policy_pass.hidden_states(part)
             values[rows, : hidden.shape[1]] = self.value_head(hidden) * part.completion_mask
@@ -82,16 +82,16 @@ class Learner:
     def reference_logprobs(self, rollout: Rollout) -> Tensor:
         """The frozen reference's log-prob of each completion token, [rows, T]."""
         config, logprobs = self.config, torch.zeros_like(rollout.logprobs)
-        for rows in self._micro_batches(rollout):
+        for rows in self._micro_batches(rollout, self.reference_pass):
             part = rollout[rows]
             found, _ = self.reference_pass.token_logprobs(part, config.sampling, config.logprob_chunk)
             logprobs[rows, : found.shape[1]] = found
         return self.world.total(logprobs)
 
-    def _micro_batches(self, rollout: Rollout) -> tuple[Tensor, ...]:
+    def _micro_batches(self, rollout: Rollout, model_pass: Any) -> tuple[Tensor, ...]:
         """All rows of the rollout; of several ranks this one's."""
         every = torch.arange(len(rollout.lengths), device=rollout.ids.device)
-        return micro_batches(every, rollout.lengths, self.config.micro_batch_tokens, self.world)
+        return batches_of(every, rollout, self.config, model_pass.exact, self.world)
 
     def update(self, step: int) -> float:
         """One optimizer step with the gradients that there are, at the learning rate of training step `step` (from 0).

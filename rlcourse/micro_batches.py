@@ -1,13 +1,49 @@
-"""Which rows go through the model together: as many tokens as a budget allows, counted with their padding."""
+"""Which rows go through the model together: as many tokens as a budget allows."""
 
 from torch import Tensor
 
+from rlcourse.batch import Rollout
+from rlcourse.config import TrainConfig
 from rlcourse.distributed.world import ALONE, Alone, World
 
 
+def batches_of(
+    rows: Tensor, rollout: Rollout, config: TrainConfig, packed: bool, world: Alone | World = ALONE
+) -> tuple[Tensor, ...]:
+    """These rows of the rollout, int64 [n], in micro-batches of `config.micro_batch_tokens`.
+
+    packed: they are for a pass that leaves out padding and computes a prompt once for all answers that it has of it
+    (`rlcourse.exact`). So those stay together, where a padded pass wants rows of one length.
+    """
+    if not packed:
+        return micro_batches(rows, rollout.lengths, config.micro_batch_tokens, world)
+    rows = world.deal(rows.sort().values)  # rows are group-major
+    prompts, answers = rollout.prompt_lengths[rows].tolist(), rollout.completion_lengths[rows].tolist()
+    groups = (rows // config.num_generations).tolist()
+    return world.level(
+        rows.split(packed_together(groups, prompts, answers, config.micro_batch_tokens)) if groups else ()
+    )
+
+
+def packed_together(groups: list[int], prompts: list[int], answers: list[int], most_tokens: int) -> list[int]:
+    """How many rows each micro-batch has, of rows in this order: as many as fit, but a longer one goes alone.
+
+    A row is its answer's tokens, and the first of its group in a micro-batch its prompt's, too.
+    """
+    counts, tokens = [], 0
+    for i, (group, prompt, answer) in enumerate(zip(groups, prompts, answers, strict=True)):
+        more = answer if counts and groups[i - 1] == group else prompt + answer
+        if counts and tokens + more <= most_tokens:
+            counts[-1], tokens = counts[-1] + 1, tokens + more
+        else:
+            counts.append(1)
+            tokens = prompt + answer
+    return counts
+
+
 def micro_batches(rows: Tensor, lengths: Tensor, most_tokens: int, world: Alone | World = ALONE) -> tuple[Tensor, ...]:
-    """The rows in order of length, cut by `rows_together`; of several ranks those of this one, maybe none. All ranks
-    call it.
+    """For a pass with padding: the rows in order of length, cut by `rows_together`; of several ranks those of this one,
+    maybe none. All ranks call it.
 
     rows: indices int64 [n] into lengths [rows], the tokens of each.
     """

@@ -72,7 +72,7 @@ class Policy:
     def texts(self, completion_ids: Tensor, completion_mask: Tensor) -> list[str]:
         """The text of each completion, special tokens left out. completion_ids, completion_mask: [rows, T]."""
         known = completion_mask & (completion_ids < len(self.tokenizer))  # a model may have more rows than tokens
-        rows = [ids[keep].tolist() for ids, keep in zip(completion_ids.cpu(), known.cpu(), strict=True)]
+        rows = [ids[keep].tolist() for ids, keep in zip(completion_ids.cpu().numpy(), known.cpu().numpy(), strict=True)]
         kind, plain = type(self.tokenizer), PreTrainedTokenizerFast
         own = any(
             getattr(kind, name) is not getattr(plain, name, None) for name in ("batch_decode", "decode", "_decode")

@@ -38,7 +38,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "logprob_chunk": 1024,
         "gradient_checkpointing": True,
     },
-    # More prompts per step did better in single runs: the record gsm8k-settings.
+    # More prompts per step, or none that taught nothing in the last epoch, get no further: the record gsm8k-settings.
     "h200": _GSM8K | {"num_prompts": 32, "num_generations": 8, "micro_batch_tokens": 32768, "logprob_chunk": 16384},
     "deepmath": _GPU  # for a GPU as large as the H200
     | {

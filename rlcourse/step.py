@@ -16,7 +16,7 @@ from rlcourse.learner import Learner
 from rlcourse.losses import aggregate, kl_estimate, sampler_correction, token_loss, value_loss
 from rlcourse.measure.profiling import peak_memory_bytes
 from rlcourse.measure.timing import PhaseTimer
-from rlcourse.micro_batches import micro_batches
+from rlcourse.micro_batches import batches_of
 from rlcourse.rollout import RolloutEngine
 from rlcourse.tasks import Task
 from rlcourse.tasks.prompts import PromptSampler
@@ -48,7 +48,7 @@ def train_step(
         with timer("advantages"):
             batch = make_batch(learner, completions)
         with timer("update"):
-            minibatches = plan_minibatches(batch, config, learner.world)
+            minibatches = plan_minibatches(batch, config, learner.exact, learner.world)
             old = old_logprobs(learner, engine, batch, minibatches)
             for minibatch in minibatches:
                 for rows in minibatch.micro_batches:
@@ -126,18 +126,19 @@ class Minibatch:
     share: dict[str, int]
 
 
-def plan_minibatches(batch: Batch, config: TrainConfig, world: Alone | World = ALONE) -> list[Minibatch]:
-    """The mini-batches of all epochs: the rows in a new random order each time. Micro-batches hold rows of like length,
-    `micro_batch_tokens` of them with little padding, and only rows that train; those that don't still count as rows."""
+def plan_minibatches(
+    batch: Batch, config: TrainConfig, packed: bool = False, world: Alone | World = ALONE
+) -> list[Minibatch]:
+    """The mini-batches of all epochs: the rows in a new random order each time, cut into micro-batches (`batches_of`).
+    These hold only rows that train; those that don't still count as rows."""
     train = rows_that_train(batch, config)
-    lengths = batch.rollout.lengths
     planned = []
     for _ in range(config.inner_epochs):
-        order = torch.randperm(len(lengths)).to(lengths.device)
+        order = torch.randperm(len(train)).to(train.device)
         for rows in order.tensor_split(config.minibatches):
             tokens = int(batch.loss_mask[rows].sum())
             share = {"rows": len(rows), "tokens": tokens, "max_new_tokens": config.max_new_tokens}
-            together = micro_batches(rows[train[rows]], lengths, config.micro_batch_tokens, world)
+            together = batches_of(rows[train[rows]], batch.rollout, config, packed, world)
             planned.append(Minibatch(together, share))
     return planned
 

@@ -1,14 +1,16 @@
 """Which rows go through the model together, against a search of all ways to cut them."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlcourse.config import make_config
 from rlcourse.distributed.world import World
-from rlcourse.micro_batches import micro_batches, rows_together
+from rlcourse.micro_batches import batches_of, micro_batches, rows_together
 
 BUDGETS = st.integers(1, 60)
 
@@ -83,3 +85,25 @@ def test_rows_of_one_length_stay_in_their_order():
     rows, lengths = torch.tensor([4, 0, 3, 1]), torch.tensor([5, 5, 1, 5, 2])
     assert [piece.tolist() for piece in micro_batches(rows, lengths, 10)] == [[4, 0], [3, 1]]
     assert micro_batches(rows[:0], lengths, 10) == ()
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=12), BUDGETS, st.randoms())
+def test_a_packed_pass_gets_answers_to_one_prompt_together_and_pays_for_the_prompt_once(lengths, most_tokens, random):
+    group = random.randint(1, 4)
+    rows = random.sample(range(len(lengths)), random.randint(1, len(lengths)))
+    prompts, answers = map(torch.tensor, zip(*lengths, strict=True))
+    rollout = SimpleNamespace(prompt_lengths=prompts, completion_lengths=answers, lengths=prompts + answers)
+    config = make_config(micro_batch_tokens=most_tokens, num_generations=group, advantage="reward")
+    pieces = [piece.tolist() for piece in batches_of(torch.tensor(rows), rollout, config, packed=True)]
+    assert joined(pieces) == sorted(rows)
+
+    def cost(piece: list[int]) -> int:
+        first = {row // group: row for row in reversed(piece)}  # which row brings its group's prompt
+        return sum(lengths[row][1] for row in piece) + sum(lengths[row][0] for row in first.values())
+
+    assert all(cost(piece) <= most_tokens or len(piece) == 1 for piece in pieces)
+    assert all(cost([*a, b[0]]) > most_tokens for a, b in itertools.pairwise(pieces))  # each is as full as it can be
+    padded = batches_of(torch.tensor(rows), rollout, config, packed=False)
+    assert [p.tolist() for p in padded] == [
+        p.tolist() for p in micro_batches(torch.tensor(rows), prompts + answers, most_tokens)
+    ]

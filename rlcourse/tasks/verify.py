@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -140,6 +141,7 @@ def extract_lenient(text: str) -> str | None:
     return _first_readable(reversed(NUMBER.findall(text)))
 
 
+@lru_cache(maxsize=4096)  # a step reads a right answer once for each completion of its group
 def to_number(text: str) -> Fraction | None:
     """The exact value of a text that is one number, with or without a percent sign or a full stop; else None."""
     text = text.strip()

@@ -72,7 +72,7 @@ ROWS = [
     ("make_batch", "step", swap("adv.gae", 3, 4), drop("adv.whiten"), swap("Batch", 4, 5, 1), op("Sub", "Add", 2)),
     ("completion_advantages", "step", name("leave_one_out", "group_centered")),
     ("completion_advantages", "step", name("group_normalized", "group_centered")),
-    ("plan_minibatches", "step", name("randperm", "arange"), arg("range", 0, "1"), arg("micro_batches", 2, "10**9")),
+    ("plan_minibatches", "step", name("randperm", "arange"), arg("range", 0, "1")),
     ("rows_that_train", "step", keep("Or", 1), keep("Or", 0), keep("Mult", 0)),
     ("old_logprobs", "step -k without_a_gradient", when(False, 1)),
     ("old_logprobs", "step", wrong(with_gradients, "with gradients")),
@@ -80,6 +80,8 @@ ROWS = [
     ("Means.add", "step", no(2), name("sum", "numel", 2), name("maximum", "minimum")),
     # micro-batches
     ("micro_batches", "micro_batches", kw("argsort", "descending", "True"), drop("world.deal")),
+    ("batches_of", "micro_batches", arg("micro_batches", 2, "10**9"), drop("world.deal"), op("FloorDiv", "Mult")),
+    ("packed_together", "micro_batches", op("Add", "Sub", 1), keep("And", 0, 0)),
     ("rows_together", "micro_batches", const(1, 2, 2), returns(lambda counts: counts[::-1], "reversed")),
     # the learner
     ("learner:update", "learner", drop("zero_grad", 2), drop("zero_grad", 1), keep("Mult", 0), when(False)),
@@ -89,7 +91,7 @@ ROWS = [
     ("Learner.__init__", "learner", name("value_lr", "lr"), drop("frozen_copy"), name("needs_reference", "kl_coef")),
     ("Learner.__init__", "lora", name("requires_grad", "is_leaf")),
     ("Learner.values", "learner", wrong(with_gradients, "with gradients")),
-    ("Learner.reference_logprobs", "learner", name("reference_pass", "policy_pass")),
+    ("Learner.reference_logprobs", "learner", name("reference_pass", "policy_pass", 2)),
     # collecting
     ("collect", "collect", no(), op("Lt", "LtE", 1)),
     ("collect", "collect", returns(lambda found: (found[0], found[0]), "not all that was sampled")),
