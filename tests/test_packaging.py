@@ -1,6 +1,7 @@
 """Promises about the package as a whole: dependencies, imports, file sizes, what must not be in the repository."""
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULES = sorted((ROOT / "rlcourse").rglob("*.py"))
+PACKAGES = ("rlcourse", "ptx_interpreter")
+MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 CONDA_NAMES = {"pytorch": "torch"}  # conda-forge's name: PyPI's
 # Imported where asked for, or where a notebook runs.
 OPTIONAL = {"math_verify", "cutlass", "tvm_ffi", "flashinfer", "trl", "vllm", "tensorboard", "wandb", "triton"}
@@ -53,9 +55,10 @@ def test_conda_environment_has_the_dependencies_of_pyproject():
     assert conda == bounds(project()["dependencies"])
 
 
-def test_every_import_is_a_declared_dependency():
+def third_party_imports(paths: list[Path]) -> dict[str, str]:
+    """The top-level packages that these files import, each with a file that does."""
     imported = {}
-    for path in MODULES:
+    for path in paths:
         for node in ast.walk(ast.parse(path.read_text())):
             names = []
             if isinstance(node, ast.Import):
@@ -63,9 +66,27 @@ def test_every_import_is_a_declared_dependency():
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 names = [node.module]
             imported |= {name.split(".")[0]: path.name for name in names}
-    third_party = imported.keys() - set(sys.stdlib_module_names) - {"rlcourse"} - OPTIONAL - NOTEBOOKS
+    return {name: path for name, path in imported.items() if name not in sys.stdlib_module_names}
+
+
+def test_every_import_is_a_declared_dependency():
+    imported = third_party_imports(MODULES)
+    third_party = imported.keys() - set(PACKAGES) - OPTIONAL - NOTEBOOKS
     undeclared = {name: imported[name] for name in third_party - bounds(project()["dependencies"]).keys()}
     assert third_party and not undeclared
+
+
+def test_the_ptx_interpreter_needs_nothing_but_numpy():
+    imported = third_party_imports([path for path in MODULES if ROOT / "ptx_interpreter" in path.parents])
+    assert imported.keys() == {"ptx_interpreter", "numpy"}
+
+
+def test_a_wheel_has_both_packages_and_every_command_is_there():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert settings["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == list(PACKAGES)
+    for target in settings["project"]["scripts"].values():
+        module, function = target.split(":")
+        assert callable(getattr(importlib.import_module(module), function))
 
 
 def test_no_tracked_file_names_a_folder_of_somebodys_machine():

@@ -31,7 +31,7 @@ import matplotlib.pyplot as plt
 from IPython.display import Markdown, display
 from matplotlib.colors import ListedColormap
 
-from rlcourse import ptx
+import ptx_interpreter as ptx
 from rlcourse.course import pick
 from rlcourse.course.kernels.interpret import run as interpret
 from rlcourse.course.widgets import bet, explorer
@@ -296,7 +296,7 @@ print("\n".join(line for line in body if line.strip() and ".loc" not in line))
 # - `mul.wide` and `add.s64` make addresses of 64 bits.
 # - `ld.global.b32` twice, `add.f32`, `st.global.b32`: of all these lines, these four are the work.
 #
-# What to look for in a PTX file (`python -m rlcourse.ptx FILE.ptx` sums one up): the width of loads, and `.local`.
+# What to look for in a PTX file (`ptx-interpreter FILE.ptx` sums one up): the width of loads, and `.local`.
 # Local memory belongs to a thread and lies in slow global memory. An array in registers gets there when it is indexed
 # with a number that the compiler doesn't know. So do values for which registers run out, but no PTX shows that: the
 # assembler decides it (section 9 has an example).

@@ -41,6 +41,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+from ptx_interpreter import PTXError
 from rlcourse.config import make_config
 from rlcourse.course import pick
 from rlcourse.course.kernels import residual_norm_backward as residual_kernel
@@ -56,7 +57,6 @@ from rlcourse.measure.roofline import update as update_work
 from rlcourse.measure.shapes import model_shape, parameters
 from rlcourse.micro_batches import micro_batches
 from rlcourse.policy import load_policy
-from rlcourse.ptx import PTXError
 from rlcourse.sampling import Sampling
 from rlcourse.sft.data import Example
 from rlcourse.sft.packing import plan_rows

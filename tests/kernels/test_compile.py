@@ -11,10 +11,10 @@ from thorough import thinned
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
+from ptx_interpreter import parse
 from rlcourse.course.kernels.decode_ahead import AheadDecode
 from rlcourse.kernels import cubin, examples
 from rlcourse.kernels.toolchain import ARCHITECTURES, compiled
-from rlcourse.ptx import parse
 
 KERNELS = examples() + examples("rlcourse.course.kernels")
 # Every kernel for an H100, and some for the other architectures, in turn.

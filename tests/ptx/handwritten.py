@@ -5,7 +5,7 @@ import struct
 import numpy as np
 import pytest
 
-from rlcourse.ptx import Memory, parse, run
+from ptx_interpreter import Memory, parse, run
 
 HEAD = ".version 8.8\n.target sm_90\n.address_size 64\n"
 REGISTERS = """

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rlcourse.ptx import Memory, parse, run
-from rlcourse.ptx.formats import bf16_to_float32, float32_to_bf16
+from ptx_interpreter import Memory, parse, run
+from ptx_interpreter.formats import bf16_to_float32, float32_to_bf16
 
 
 def text_of(name: str) -> str:

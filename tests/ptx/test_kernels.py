@@ -1,17 +1,10 @@
 """Real kernels in the interpreter: right, and the same whoever runs first."""
 
-import re
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 from handwritten import execute
 from real_kernels import CHECKS, text_of
 from thorough import thinned
-
-from rlcourse.ptx import parse
 
 ORDERS = ["lockstep", "warp", "serial", "random"]
 
@@ -66,13 +59,3 @@ def test_scopes_of_inline_assembly_have_registers_of_their_own():
     """
     memory, _ = execute(body, x=(32, np.uint32))
     assert memory.read("x").tolist() == [8] * 3 + [t + 6 for t in range(3, 32)]
-
-
-def test_the_command_line_counts_instructions_by_group():
-    path = Path(__file__).parent / "kernels" / "product.ptx"
-    found = subprocess.run([sys.executable, "-m", "rlcourse.ptx", path], capture_output=True, text=True, check=True)
-    numbers = {group: int(number) for number, group in re.findall(r"^ +(\d+)  (.*)$", found.stdout, re.M)}
-    text = text_of("product")
-    assert sum(numbers.values()) == len(parse(text)[0].instructions)
-    assert numbers["matrix products"] == text.count("mma.sync") + text.count("ldmatrix.")
-    assert numbers["asynchronous copies"] == text.count("cp.async")

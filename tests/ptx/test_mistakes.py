@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from handwritten import ORDERS, ROOM, X, execute, mistake, program
 
-from rlcourse.ptx import (
+from ptx_interpreter import (
     Divergent,
     Endless,
     Memory,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from handwritten import ORDERS, OWN, ROOM, X, execute, mistake
 
-from rlcourse.ptx import Race, Uninitialised
+from ptx_interpreter import Race, Uninitialised
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlcourse import ptx
+import ptx_interpreter as ptx
 from rlcourse.course.checks import Local, compare, received
 from rlcourse.course.kernels import interpret, trace
 from rlcourse.kernels import arguments, toolchain

@@ -103,7 +103,7 @@ API = {
         "distributed.overlap",
     ],
     "Fine-tuning and LoRA": ["sft", "sft.config", "sft.data", "sft.packing", "sft.traces", "sft.trainer", "lora"],
-    "Kernels": ["kernels", "kernels.toolchain", "kernels.decode_attention", "kernels.decode_ops", "ptx"],
+    "Kernels": ["kernels", "kernels.toolchain", "kernels.decode_attention", "kernels.decode_ops"],
     "Kernels of a layer": [
         "course.kernels.swiglu_backward",
         "course.kernels.rotate",
@@ -164,10 +164,13 @@ def write_sources(folder: Path) -> None:
         title = {"notebooks": "Lessons", "exercises": "Exercises", "solutions": "Solutions"}[kind]
         (folder / kind / "index.md").write_text(page(title, "", names), encoding="utf-8")
     (folder / "api").mkdir()
+    shutil.copy(ROOT / "ptx_interpreter" / "README.md", folder / "api" / "ptx-interpreter.md")
     for group, modules in API.items():
         text = f"# {group}\n\n" + "\n\n".join(module_markdown(f"rlcourse.{module}") for module in modules) + "\n"
         (folder / "api" / f"{slug(group)}.md").write_text(text, encoding="utf-8")
-    listing = page("The package", "In the order in which one training step uses it.", [slug(group) for group in API])
+    listing = page(
+        "The package", "In the order in which one training step uses it.", [*map(slug, API), "ptx-interpreter"]
+    )
     (folder / "api" / "index.md").write_text(listing, encoding="utf-8")
 
 

@@ -4,8 +4,8 @@ import linecache
 import re
 from collections.abc import Callable
 
+from ptx_interpreter import PTXError, Report
 from rlcourse.kernels import dsl, toolchain
-from rlcourse.ptx import PTXError, Report
 
 PLACE = re.compile(r"\s*\.loc\s+(\d+)\s+(\d+)\b")
 FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]+)"', re.M)

@@ -36,6 +36,15 @@ def test_what_is_left_out_is_said(tmp_path):
     assert "code cell 3: not run: files = !ls" in report.as_text(grade(path))
 
 
+def test_cells_that_run_the_interpreter_are_skipped(tmp_path):
+    """Even where it is installed among the libraries: the grader runs kernels, not the notebook."""
+    cells = ["import sys\nassert sys.modules['ptx_interpreter'] is None"]
+    cells += ["from rlcourse.kernels.toolchain import simulate", "report = simulate(None)", "print(report)"]
+    result = grade(write(tmp_path / "91_kernels.ipynb", [*cells, *PLACES["the check cell is gone"]]))
+    assert result.score == 2
+    assert result.errors == ["code cell 4: not run: `report` belongs to kernels, which do not run here"]
+
+
 PLACES = {
     "the check cell is gone": ["import torch", DOUBLE],
     "the checks are imported by name": ["from rlcourse.course.checks.nb91 import q1", DOUBLE, "q1(double)"],

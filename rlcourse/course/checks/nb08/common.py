@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rlcourse import ptx
+import ptx_interpreter as ptx
 from rlcourse.course.checks import Question, compare
 from rlcourse.course.checks.kernels import SECONDS, Maker, execute
 

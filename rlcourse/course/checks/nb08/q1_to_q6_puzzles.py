@@ -5,7 +5,7 @@ import functools
 import torch
 from torch import Tensor
 
-from rlcourse import ptx
+import ptx_interpreter as ptx
 from rlcourse.course.checks import compare, draw
 from rlcourse.course.checks.kernels import execute
 from rlcourse.course.checks.nb08.common import check_kernel, loads, puzzle

@@ -6,11 +6,11 @@ import re
 import torch
 from torch import Tensor
 
-from rlcourse import ptx
+import ptx_interpreter as ptx
+from ptx_interpreter.report import Access
 from rlcourse.course.checks import Question, draw
 from rlcourse.course.checks.kernels import SECONDS, Maker
 from rlcourse.course.checks.nb08.common import check_kernel
-from rlcourse.ptx.report import Access
 
 q9 = Question(
     "q9",

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from rlcourse.ptx import floats, integers
-from rlcourse.ptx.errors import Race, Unsupported
-from rlcourse.ptx.memory import ATOMIC, PENDING, UNSIGNED, WRITTEN
-from rlcourse.ptx.parse import size_of
-from rlcourse.ptx.registers import dtype_of, indices
+from ptx_interpreter import floats, integers
+from ptx_interpreter.errors import Race, Unsupported
+from ptx_interpreter.memory import ATOMIC, PENDING, UNSIGNED, WRITTEN
+from ptx_interpreter.parse import size_of
+from ptx_interpreter.registers import dtype_of, indices
 
 SPACES = ("global", "shared", "shared::cta", "local", "param", "const")
 STRONG = {"volatile", "relaxed", "acquire", "release", "acq_rel"}

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlcourse.ptx.errors import Unsupported
-from rlcourse.ptx.formats import decode, directed, encode, flush, fma
+from ptx_interpreter.errors import Unsupported
+from ptx_interpreter.formats import decode, directed, encode, flush, fma
 
 FLOATS = ("f16", "bf16", "f16x2", "bf16x2", "f32", "f32x2", "f64")
 ONE = np.float32(1)

@@ -9,7 +9,7 @@
 A file a job: `parse` (text to instructions), `dataflow` (registers that may be read too early), `registers`, `memory`
 (bytes and their state), `order` (races), `arithmetic` with `integers`, `floats`, `conversions` and `formats`, `access`
 (loads and stores), `warp` (shuffles, matrix products), `machine` (all of it for one launch), `execute` (who runs when),
-`report`, `summary` (python -m rlcourse.ptx FILE.ptx).
+`report`, `summary` (python -m ptx_interpreter FILE.ptx).
 
 It is no model of speed. What it does not see: races between lanes of one warp (they are taken to run in step), and
 writes over what several warps have read (of a byte of global memory, the last reader is remembered). It knows what
@@ -17,7 +17,7 @@ kernels for Ampere use, and what compilers make of these for later GPUs; not clu
 tcgen05, textures, calls and double-precision fma. Such an instruction is Unsupported when it is reached.
 """
 
-from rlcourse.ptx.errors import (
+from ptx_interpreter.errors import (
     Divergent,
     Endless,
     Misaligned,
@@ -27,10 +27,10 @@ from rlcourse.ptx.errors import (
     Uninitialised,
     Unsupported,
 )
-from rlcourse.ptx.execute import run
-from rlcourse.ptx.memory import Memory
-from rlcourse.ptx.parse import Entry, Instruction, Param, parse
-from rlcourse.ptx.report import Report
+from ptx_interpreter.execute import run
+from ptx_interpreter.memory import Memory
+from ptx_interpreter.parse import Entry, Instruction, Param, parse
+from ptx_interpreter.report import Report
 
 __all__ = [
     "Divergent",

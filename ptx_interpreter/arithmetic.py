@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from rlcourse.ptx import conversions, floats, integers
-from rlcourse.ptx.errors import Unsupported
-from rlcourse.ptx.floats import FLOATS, Plan
-from rlcourse.ptx.formats import decode, flush
-from rlcourse.ptx.parse import Instruction, size_of
-from rlcourse.ptx.registers import Registers
+from ptx_interpreter import conversions, floats, integers
+from ptx_interpreter.errors import Unsupported
+from ptx_interpreter.floats import FLOATS, Plan
+from ptx_interpreter.formats import decode, flush
+from ptx_interpreter.parse import Instruction, size_of
+from ptx_interpreter.registers import Registers
 
 COMPARE = {
     "eq": np.equal,

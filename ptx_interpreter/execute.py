@@ -7,12 +7,12 @@ does one that comes to an instruction which lanes execute together, while some o
 
 import numpy as np
 
-from rlcourse.ptx.errors import Divergent, Endless, PTXError, Unsupported
-from rlcourse.ptx.machine import Machine
-from rlcourse.ptx.memory import Memory
-from rlcourse.ptx.parse import Entry
-from rlcourse.ptx.report import Report
-from rlcourse.ptx.warp import whole_warps
+from ptx_interpreter.errors import Divergent, Endless, PTXError, Unsupported
+from ptx_interpreter.machine import Machine
+from ptx_interpreter.memory import Memory
+from ptx_interpreter.parse import Entry
+from ptx_interpreter.report import Report
+from ptx_interpreter.warp import whole_warps
 
 READY, AT_BARRIER, AMONG_LANES, GONE = range(4)
 ORDERS = ("lockstep", "warp", "serial", "random")

@@ -11,7 +11,7 @@ Threads of one warp are taken to run in step. Of the readers of a byte of global
 
 import numpy as np
 
-from rlcourse.ptx.errors import Race
+from ptx_interpreter.errors import Race
 
 LOW = (1 << 32) - 1
 Knowledge = dict[int, np.ndarray]  # block -> epochs known of its warps

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from rlcourse.ptx.errors import Unsupported
-from rlcourse.ptx.floats import Plan
+from ptx_interpreter.errors import Unsupported
+from ptx_interpreter.floats import Plan
 
 WIDE = {"s16": "s32", "u16": "u32", "s32": "s64", "u32": "u64"}
 U64 = np.uint64

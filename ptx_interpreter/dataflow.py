@@ -2,7 +2,7 @@
 
 import re
 
-from rlcourse.ptx.parse import NAME, Entry, Instruction
+from ptx_interpreter.parse import NAME, Entry, Instruction
 
 NO_DESTINATION = {"st", "red", "bra", "bar", "barrier", "ret", "exit", "cp", "fence", "membar", "stmatrix", "prefetch"}
 LEAVES = {"bra", "ret", "exit"}

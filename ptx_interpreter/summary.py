@@ -2,9 +2,9 @@
 
 from collections import Counter
 
-from rlcourse.ptx.floats import FLOATS
-from rlcourse.ptx.parse import Entry, Instruction
-from rlcourse.ptx.warp import TOGETHER
+from ptx_interpreter.floats import FLOATS
+from ptx_interpreter.parse import Entry, Instruction
+from ptx_interpreter.warp import TOGETHER
 
 GROUPS = {
     "matrix products": {"mma", "wgmma", "ldmatrix", "stmatrix"},

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rlcourse.ptx.dataflow import perhaps_unwritten
-from rlcourse.ptx.errors import Uninitialised, Unsupported
-from rlcourse.ptx.parse import NAME, Entry, size_of, split
+from ptx_interpreter.dataflow import perhaps_unwritten
+from ptx_interpreter.errors import Uninitialised, Unsupported
+from ptx_interpreter.parse import NAME, Entry, size_of, split
 
 Threads = slice | np.ndarray
 Read = Callable[[Threads], np.ndarray]

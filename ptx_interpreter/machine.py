@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlcourse.ptx import access, arithmetic, warp
-from rlcourse.ptx.errors import PTXError, Unsupported
-from rlcourse.ptx.memory import Memory, private
-from rlcourse.ptx.order import Order
-from rlcourse.ptx.parse import Entry, Instruction
-from rlcourse.ptx.registers import Registers, indices
-from rlcourse.ptx.report import Report
+from ptx_interpreter import access, arithmetic, warp
+from ptx_interpreter.errors import PTXError, Unsupported
+from ptx_interpreter.memory import Memory, private
+from ptx_interpreter.order import Order
+from ptx_interpreter.parse import Entry, Instruction
+from ptx_interpreter.registers import Registers, indices
+from ptx_interpreter.report import Report
 
 SHARED, LOCAL = 0x400, 0x4000_0000  # first addresses; below, a null pointer is out of bounds
 JUMPS = {"bra", "ret", "exit", "trap"}

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rlcourse.ptx.errors import Unsupported
+from ptx_interpreter.errors import Unsupported
 
 NAME = r"[%$\w]+"
 MOST_REGISTERS = 100_000  # of an entry: a line of text can ask for any number

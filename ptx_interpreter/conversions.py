@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from rlcourse.ptx.errors import Unsupported
-from rlcourse.ptx.floats import FLOATS, Plan
-from rlcourse.ptx.formats import decode, encode, flush
-from rlcourse.ptx.registers import dtype_of
+from ptx_interpreter.errors import Unsupported
+from ptx_interpreter.floats import FLOATS, Plan
+from ptx_interpreter.formats import decode, encode, flush
+from ptx_interpreter.registers import dtype_of
 
 TO_INTEGER = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 ACCEPTED = {"rn", "rz", "sat", "ftz", "relu", *TO_INTEGER}

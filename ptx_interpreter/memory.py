@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlcourse.ptx.errors import Misaligned, OutOfBounds, Uninitialised
-from rlcourse.ptx.order import Order
+from ptx_interpreter.errors import Misaligned, OutOfBounds, Uninitialised
+from ptx_interpreter.order import Order
 
 ALLOCATED, INITIALISED, WRITTEN, ATOMIC, PENDING = 1, 2, 4, 8, 16  # the state of a byte; WRITTEN: by this kernel
 GUARD = 4096  # bytes on each side of a buffer, at least, that nobody may touch

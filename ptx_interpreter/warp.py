@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from rlcourse.ptx.errors import Divergent, Unsupported
-from rlcourse.ptx.formats import decode, encode
-from rlcourse.ptx.registers import indices
+from ptx_interpreter.errors import Divergent, Unsupported
+from ptx_interpreter.formats import decode, encode
+from ptx_interpreter.registers import indices
 
 LANES = np.arange(32)
 TOGETHER = {"shfl", "vote", "match", "redux", "elect", "mma", "ldmatrix", "stmatrix"}  # and bar.warp
