@@ -1,20 +1,9 @@
-"""An interpreter of PTX in NumPy: runs a compiled CUDA kernel on a CPU, slowly, and finds its mistakes.
+"""Runs the PTX of a CUDA kernel on a CPU, in NumPy, and finds its mistakes. How to use it, and its limits: README.md.
 
-    (entry,) = parse(open("kernel.ptx").read())
-    memory = Memory()
-    x = memory.place("x", np.arange(8, dtype=np.float32))
-    report = run(entry, grid=1, threads=32, params=struct.pack("<Q", x), memory=memory)
-    memory.read("x")
-
-A file a job: `parse` (text to instructions), `dataflow` (registers that may be read too early), `registers`, `memory`
-(bytes and their state), `order` (races), `arithmetic` with `integers`, `floats`, `conversions` and `formats`, `access`
-(loads and stores), `warp` (shuffles, matrix products), `machine` (all of it for one launch), `execute` (who runs when),
-`report`, `summary` (python -m ptx_interpreter FILE.ptx).
-
-It is no model of speed. What it does not see: races between lanes of one warp (they are taken to run in step), and
-writes over what several warps have read (of a byte of global memory, the last reader is remembered). It knows what
-kernels for Ampere use, and what compilers make of these for later GPUs; not clusters, mbarriers, bulk copies, wgmma,
-tcgen05, textures, calls and double-precision fma. Such an instruction is Unsupported when it is reached.
+From text to a report: `parse` (text to instructions), `dataflow` (registers that may be read before they are written),
+`registers`, `memory` (bytes and their state), `order` (races), `arithmetic` (with `integers`, `floats`, `conversions`,
+`formats`), `access` (loads, stores, atomics, asynchronous copies), `warp` (shuffles, matrix products), `machine` (these
+for one launch), `execute` (which threads run next), `report`. `summary` and `__main__` are the command.
 """
 
 from ptx_interpreter.errors import (

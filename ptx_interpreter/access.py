@@ -15,28 +15,28 @@ CHANGES = {name: integers.SIMPLE[name] for name in ("add", "min", "max", "and", 
     "cas": lambda old, expected, new: np.where(old == expected, new, old),
     "inc": lambda old, last: np.where(old >= last, 0, old + 1),
     "dec": lambda old, last: np.where((old == 0) | (old > last), last, old - 1),
-}  # what an atomic makes of the old value and its operands, which are arrays of one element
+}  # the new value from the old one and the operands, arrays of one element
 NO_OPERATION = {"griddepcontrol", "nanosleep", "prefetch", "prefetchu", "discard", "applypriority", "createpolicy"}
 
 
 def build(instruction, machine):
-    """The function of `threads` that executes one of these instructions, or None if it is of another kind."""
-    builders = {"ld": _load, "ldu": _load, "st": _store, "atom": _atomic, "red": _atomic, "fence": _fence}
-    builder = builders.get(instruction.name) or {"membar": _fence, "cp": _copy}.get(instruction.name)
+    """The function of `threads` that executes a memory instruction, or None for any other."""
     if instruction.name in NO_OPERATION:
         return lambda threads: None
+    name = {"red": "atom", "membar": "fence"}.get(instruction.name, instruction.name)
+    builder = {"ld": _load, "st": _store, "atom": _atomic, "fence": _fence, "cp": _copy}.get(name)
     return builder and builder(instruction, machine)
 
 
 def _shape(instruction) -> tuple[str, int, int]:
-    """Type, bytes of an element, and number of elements of a load or store."""
+    """Type, bytes per element and number of elements of a load or store."""
     kind = instruction.modifiers[-1]
     count = next((int(m[1:]) for m in instruction.modifiers if m in ("v2", "v4", "v8")), 1)
     return kind, size_of(kind), count
 
 
 def _place(instruction, machine, address, size):
-    """A function from threads to the space, the indices in it, and the threads, for an access of `size` bytes."""
+    """A function from threads to (space, indices in it, thread numbers) of an access of `size` bytes."""
     named = next((m for m in instruction.modifiers if m in SPACES), None)
     if named in ("const", "param"):
         raise Unsupported(f"{instruction.opcode} to .{named}")
@@ -109,7 +109,7 @@ def _store(instruction, machine):
 
 
 def _atomic(instruction, machine):
-    """atom and red: thread after thread, in an order drawn at random, since any is allowed."""
+    """atom and red, one thread after another in a random order, since any order is allowed."""
     *modifiers, kind = instruction.modifiers
     operation = next((m for m in modifiers if m in CHANGES), None)
     if {"v2", "v4", "v8"} & set(modifiers):
@@ -145,7 +145,7 @@ def _atomic(instruction, machine):
 
 
 def _synchronise(instruction, machine, who, at, reads, writes):
-    """Tells the clocks of a strong access: release is a fence before it, acquire one behind it."""
+    """Update the clocks for a strong access: release is a fence before it, acquire a fence after it."""
     if "cta" in instruction.modifiers:
         return
     for thread, address in zip(who, at, strict=True):
@@ -158,7 +158,7 @@ def _synchronise(instruction, machine, who, at, reads, writes):
 
 
 def _fence(instruction, machine):
-    """Only fences over the whole GPU matter here: within a block, barriers are asked for."""
+    """Only fences with GPU scope count: within a block, the clocks require barriers."""
     if {"cta", "proxy", "mbarrier_init"} & {m.split("::")[0] for m in instruction.modifiers}:
         return lambda threads: None
 
@@ -170,7 +170,7 @@ def _fence(instruction, machine):
 
 
 def _copy(instruction, machine):
-    """cp.async: the bytes are on their way until the thread waits for their group; nobody may read them before."""
+    """cp.async: the bytes are pending, and must not be read, until the thread waits for their group."""
     modifiers, operands, copies = instruction.modifiers, instruction.operands, machine.copies
     if modifiers == ("async", "commit_group"):
         return lambda threads: copies.commit(threads)
@@ -186,14 +186,14 @@ def _copy(instruction, machine):
         raise Unsupported(f"{instruction.opcode} of {size} bytes")
     to, source = registers.address(operands[0]), registers.address(operands[1])
     plain = 3 + any("cache_hint" in m for m in modifiers)
-    count = registers.reader(operands[3], "u32") if len(operands) > plain else None  # of the bytes that are read
+    count = registers.reader(operands[3], "u32") if len(operands) > plain else None  # bytes to read
 
     def execute(threads):
         who = indices(threads)
         into = shared.locate(to(threads), machine.owner["shared"][who], size, who)
         given = np.broadcast_to(count(threads) if count else size, who.shape)
         data = np.zeros((len(who), size), np.uint8)
-        some = given > 0  # the rest is filled with zeros, and nothing is read
+        some = given > 0  # threads that read nothing; zeros fill the rest of `size`
         start = memory.locate(source(threads)[some], None, size, who[some])
         for length in np.unique(given[some]):
             part, step = given[some] == length, int(length & -length)
@@ -210,7 +210,7 @@ def _copy(instruction, machine):
 
 
 class Copies:
-    """Copies under way, in the groups of each thread."""
+    """Pending asynchronous copies, and how many groups each thread has committed."""
 
     def __init__(self, machine, threads: int):
         self.machine, self.committed, self.open = machine, np.zeros(threads, np.int64), []
@@ -223,7 +223,7 @@ class Copies:
         self.committed[threads] += 1
 
     def wait(self, threads, but: int):
-        """Finishes all groups of each thread but the last `but`; with -1, also what is in no group yet."""
+        """Finish each thread's groups except the last `but`; -1 finishes copies without a group, too."""
         shared, still = self.machine.shared, []
         for who, bytes_at, data, group in self.open:
             done = np.isin(who, threads) & (group < self.committed[who] - but)

@@ -1,4 +1,4 @@
-"""Instructions that compute registers from registers, thread by thread: each becomes one function of `threads`."""
+"""Instructions that compute registers from registers, thread by thread."""
 
 import numpy as np
 
@@ -28,61 +28,64 @@ BOOLEAN = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
 
 def build(instruction: Instruction, registers: Registers):
     """The function of `threads` that executes an instruction. Raises Unsupported."""
-    special = {"mov": _mov, "setp": _setp, "selp": _selp, "slct": _slct, "cvta": _cvta}.get(instruction.name)
-    if special:
-        return special(instruction, registers)
+    if instruction.name in ("mov", "cvta"):  # spaces don't overlap, so an address is the same in each
+        return _move(instruction, registers)
+    if instruction.name == "setp":
+        return _compare(instruction, registers)
+    return _connect(_plan(instruction), instruction, registers)
+
+
+def _plan(instruction: Instruction) -> Plan:
     name, modifiers, count = instruction.name, instruction.modifiers, len(instruction.operands) - 1
+    kind = modifiers[-1] if modifiers else ""
+    if name == "selp":
+        return Plan(lambda a, b, chosen: np.where(chosen, a, b), (kind, kind, "pred"), kind)
+    if name == "slct":
+        kind, by = modifiers[-2:]
+        return Plan(lambda a, b, c: np.where(c >= 0, a, b), (kind, kind, by), kind)
     if name == "cvt":
-        plan = conversions.plan(modifiers, count)
-    elif modifiers and modifiers[-1] in FLOATS and name in floats.NATIVE:
-        plan = floats.plan(name, modifiers, count)
-    elif modifiers and modifiers[-1][0] in "subp":
-        plan = integers.plan(name, modifiers, count)
-    else:
-        raise Unsupported(instruction.opcode)
-    return connect(plan, instruction, registers)
+        return conversions.plan(modifiers, count)
+    if kind in FLOATS and name in floats.NATIVE:
+        return floats.plan(name, modifiers, count)
+    if kind and kind[0] in "subp":
+        return integers.plan(name, modifiers, count)
+    raise Unsupported(instruction.opcode)
 
 
-def connect(plan: Plan, instruction: Instruction, registers: Registers):
+def _connect(plan: Plan, instruction: Instruction, registers: Registers):
     """A function of `threads` that reads the operands, computes and writes the result."""
     function, write = plan.function, registers.writer(instruction.operands[0], plan.destination)
     reads = [registers.reader(text, kind) for text, kind in zip(instruction.operands[1:], plan.sources, strict=True)]
-    if len(reads) == 1:
-        (a,) = reads
-        return lambda threads: write(threads, function(a(threads)))
-    if len(reads) == 2:
-        a, b = reads
-        return lambda threads: write(threads, function(a(threads), b(threads)))
-    return lambda threads: write(threads, function(*(read(threads) for read in reads)))
+    return lambda threads: write(threads, function(*[read(threads) for read in reads]))
 
 
-def _mov(instruction, registers):
-    """A copy, or the joining or cutting of registers: mov.b32 {%rs1, %rs2}, %r1."""
+def _move(instruction, registers):
+    """A copy, or registers packed into one or unpacked: mov.b32 {%rs1, %rs2}, %r1."""
     kind = instruction.modifiers[-1]
     left, right = (registers.group(text) for text in instruction.operands)
     if len(left) == len(right) == 1:
-        return connect(Plan(lambda x: x, (kind,), kind), instruction, registers)
+        return _connect(Plan(lambda x: x, (kind,), kind), instruction, registers)
     part = f"b{8 * size_of(kind) // max(len(left), len(right))}"
     if len(left) == 1:
         write, reads = registers.writer(left[0], kind), [registers.reader(text, part) for text in right]
 
-        def join(threads):
+        def pack(threads):
             parts = np.stack(np.broadcast_arrays(*(read(threads) for read in reads)), -1)
             write(threads, parts.view(f"uint{8 * size_of(kind)}")[..., 0])
 
-        return join
+        return pack
     read, writes = registers.reader(right[0], kind), [registers.writer(text, part) for text in left]
 
-    def cut(threads):
+    def unpack(threads):
         parts = np.ascontiguousarray(read(threads))[..., None].view(f"uint{8 * size_of(part)}")
         for i, write in enumerate(writes):
             write(threads, parts[..., i])
 
-    return cut
+    return unpack
 
 
 def _comparison(name: str, kind: str, flushed: bool):
-    """A comparison of raw operands. The ones that end in u hold for NaNs too."""
+    """A comparison of raw operands. Those that end in u hold for NaNs too."""
     function = COMPARE.get(name)
     if function is None and name.endswith("u") and name[:-1] in COMPARE:
         ordered = COMPARE[name[:-1]]
@@ -98,7 +101,7 @@ def _comparison(name: str, kind: str, flushed: bool):
     return function
 
 
-def _setp(instruction, registers):
+def _compare(instruction, registers):
     """setp.lt.s32 p, a, b; setp.lt.and.s32 p, a, b, c; p|q also writes the opposite."""
     name, *others, kind = instruction.modifiers
     compare = _comparison(name, kind, "ftz" in others)
@@ -114,20 +117,3 @@ def _setp(instruction, registers):
             write(threads, combine(result, c(threads)) if combine else result)
 
     return execute
-
-
-def _selp(instruction, registers):
-    kind = instruction.modifiers[-1]
-    plan = Plan(lambda a, b, chosen: np.where(chosen, a, b), (kind, kind, "pred"), kind)
-    return connect(plan, instruction, registers)
-
-
-def _slct(instruction, registers):
-    *_, kind, by = instruction.modifiers
-    return connect(Plan(lambda a, b, c: np.where(c >= 0, a, b), (kind, kind, by), kind), instruction, registers)
-
-
-def _cvta(instruction, registers):
-    """Addresses are the same in every space, because the spaces do not overlap; only the size may change."""
-    kind = instruction.modifiers[-1]
-    return connect(Plan(lambda x: x, (kind,), kind), instruction, registers)

@@ -1,4 +1,4 @@
-"""cvt: between integers, floats, and one and the other. Rounding, saturation and NaNs as PTX defines them."""
+"""cvt between integers and floats, with PTX's rounding, saturation and NaNs."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ ACCEPTED = {"rn", "rz", "sat", "ftz", "relu", *TO_INTEGER}
 
 
 def plan(modifiers: tuple[str, ...], count: int) -> Plan:
-    """What a cvt with `count` sources computes; with two, they become the upper and the lower half."""
+    """What a cvt with `count` source operands computes; two become the upper and the lower half."""
     *options, destination, source = modifiers
     options = set(options)
     if options - ACCEPTED or (count == 2) != (destination in ("bf16x2", "f16x2") and source == "f32"):
@@ -80,7 +80,7 @@ def _float_to_float(options, destination, source):
 
 
 def _towards_zero(value, destination):
-    """float32 to bf16 or f16 by leaving bits out."""
+    """float32 to bf16 or f16, truncated."""
     single = destination.removesuffix("x2")
     near = decode(encode(value, single), single).astype(np.float32)
     away = np.abs(near) > np.abs(value)

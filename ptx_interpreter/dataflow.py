@@ -1,4 +1,4 @@
-"""Which registers may be read before they are written: found once in the text, so that only those are watched."""
+"""Which registers may be read before they are written, so that only those are checked while running."""
 
 import re
 
@@ -11,8 +11,8 @@ LEAVES = {"bra", "ret", "exit"}
 def perhaps_unwritten(entry: Entry) -> set[str]:
     """Registers that some path through the code reads before it writes them.
 
-    A forward data-flow analysis over straight pieces of code: `known[start]` has a bit for every register that is
-    written on all paths to the piece that begins there. What a predicated instruction writes does not count.
+    A forward data-flow analysis over basic blocks: `known[start]` has a bit for every register that is written on all
+    paths to the block at `start`. Writes by predicated instructions don't count.
     """
     code = entry.instructions
     bit = {name: 1 << i for i, name in enumerate(entry.registers)}
@@ -47,7 +47,7 @@ def destinations(instruction: Instruction) -> list[str]:
 
 
 def _uses(instruction: Instruction, bit: dict[str, int]) -> tuple[int, int]:
-    """What an instruction reads and what it writes for sure."""
+    """Bits of the registers that an instruction reads, and of those that it always writes."""
     written = destinations(instruction)
     sources = " ".join((*instruction.operands[1 if written else 0 :], instruction.predicate or ""))
     reads = {bit.get(name, 0) for name in re.findall(NAME, sources)}
@@ -56,7 +56,7 @@ def _uses(instruction: Instruction, bit: dict[str, int]) -> tuple[int, int]:
 
 
 def _followers(entry: Entry, start: int, end: int) -> list[int]:
-    """Where the pieces begin that may follow the one from `start` to `end`."""
+    """Starts of the blocks that may follow the one from `start` to `end`."""
     last = entry.instructions[end - 1] if end > start else None
     jumps = [entry.labels[last.operands[0]]] if last and last.name == "bra" else []
     falls = last is None or last.name not in LEAVES or last.predicate is not None

@@ -1,17 +1,17 @@
-"""What can go wrong while PTX runs: one exception for each kind of mistake, with the place where it happened."""
+"""One exception per kind of mistake, with the place where it happened."""
 
 
 class PTXError(Exception):
-    """A mistake of a kernel.
+    """A kernel's mistake.
 
-    `buffer` and `offset`: where in memory, or None. `instruction` and `line`: its text and its line in the PTX.
-    `block`: (x, y, z) of the first thread that did it. `threads`: which threads of that block.
+    buffer, offset: where in memory, or None. instruction, line: its text, and its line in the PTX. block: (x, y, z) of
+    the first thread involved. threads: those involved, within that block.
     """
 
     def __init__(self, message, *, buffer=None, offset=None, indices=()):
         super().__init__(message)
         self.message, self.buffer, self.offset = message, buffer, offset
-        self.indices = indices  # of threads in the grid; `run` turns them into a block and its threads
+        self.indices = indices  # threads in the grid; `Machine.place` makes a block and its threads of them
         self.instruction = self.line = self.block = None
         self.threads: list[int] = []
 
@@ -25,7 +25,7 @@ class PTXError(Exception):
 
 
 class OutOfBounds(PTXError):
-    """An access outside of every buffer, or outside of the block's shared memory."""
+    """An access outside every buffer, or outside the block's shared memory."""
 
 
 class Misaligned(PTXError):
@@ -33,27 +33,27 @@ class Misaligned(PTXError):
 
 
 class Uninitialised(PTXError):
-    """A read of memory, or of a register, that nobody wrote, or of a cp.async that nobody waited for."""
+    """A read of memory or a register that was never written, or of a cp.async before waiting for it."""
 
 
 class Divergent(PTXError):
-    """Threads that a barrier, a shuffle or a matrix product waits for, and that never come."""
+    """A barrier, shuffle or matrix product that some of its threads never reach."""
 
 
 class Race(PTXError):
-    """Two warps use the same bytes, at least one writes, and nothing says who comes first."""
+    """Two warps use the same bytes, at least one writes, and nothing orders them."""
 
 
 class Endless(PTXError):
-    """More instructions than `run` was allowed."""
+    """More instructions than `run`'s limit."""
 
 
 class Unsupported(PTXError):
-    """An instruction, or a form of one, that this interpreter does not know."""
+    """An instruction, or a form of one, that this interpreter doesn't know."""
 
 
 def _ranges(numbers) -> str:
-    """Sorted numbers in words: "threads 0-3, 8"."""
+    """Sorted numbers as text: "threads 0-3, 8"."""
     runs = []
     for n in numbers:
         if runs and runs[-1][1] == n - 1:

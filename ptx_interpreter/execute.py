@@ -1,8 +1,8 @@
-"""Runs an entry: all threads of the grid at once, or in another order, until every one has left.
+"""Runs a kernel, all threads of the grid at once or in another order, until every thread has left.
 
-Each thread has its own place in the code. Of the threads that may run, those furthest back go first, up to where the
-others wait: that brings the two sides of a branch together again. A thread that comes to a barrier waits there, and so
-does one that comes to an instruction which lanes execute together, while some of them are missing.
+Each thread has its own program counter. Among threads that may run, those furthest back go first, up to the next of the
+others, so the two sides of a branch reconverge. A thread waits at a barrier, and at a warp-level instruction until all
+lanes of its mask are there.
 """
 
 import numpy as np
@@ -29,16 +29,16 @@ def run(
     seed: int = 0,
     limit: int = 2_000_000,
 ) -> Report:
-    """Executes a kernel, which changes `memory`, and reports what it did.
+    """Execute a kernel, which changes `memory`, and report what it did.
 
-    grid, threads: an int or up to three. params: the parameters' bytes, laid out as `entry.params` says. shared_bytes:
-    dynamic shared memory of a block. order: who runs when; a kernel without mistakes does not care.
+    grid, threads: an int or up to three. params: the parameters' bytes, laid out as in `entry.params`. shared_bytes:
+    dynamic shared memory per block. order: which threads run next; a correct kernel gives the same result in each.
       lockstep  all threads of all blocks together
-      serial    block after block, in an order drawn from `seed`
-      warp      block after block, and in a block the last warp first, each as far as it gets
-      random    a warp drawn at random goes a few instructions, and again
-    limit: steps (instructions, for however many threads) after which it counts as Endless. Raises a PTXError for the
-    kernel's mistakes, ValueError for a launch that does not fit the entry.
+      serial    block after block, shuffled by `seed`
+      warp      block after block, and in a block the last warp first, each until it waits
+      random    a random warp runs a few instructions, then another
+    limit: instructions, each for any number of threads, before it raises Endless. Raises a PTXError for the kernel's
+    mistakes, ValueError for a launch that doesn't fit the kernel.
     """
     grid, block = _triple(grid), _triple(threads)
     if order not in ORDERS:
@@ -61,7 +61,7 @@ def _triple(size) -> tuple[int, int, int]:
 
 
 class _Run:
-    """Where each thread is, and what it waits for."""
+    """Each thread's program counter (`place`) and what it waits for."""
 
     def __init__(self, machine: Machine, limit: int):
         self.machine, self.steps, self.left = machine, machine.steps, limit
@@ -91,7 +91,7 @@ class _Run:
         return machine.report
 
     def _choose(self, ready, order):
-        """Which threads go on, and for at most how many instructions."""
+        """Which threads run next, and for at most how many instructions."""
         if order in ("lockstep", "serial"):
             return ready, self.left
         if order == "warp":
@@ -100,7 +100,7 @@ class _Run:
         return ready[ready // 32 == warp], int(self.machine.random.integers(1, 64))
 
     def _advance(self, chosen, most: int):
-        """Runs those of the chosen threads that are furthest back, up to a jump, a wait, or the next of the others."""
+        """Run the chosen threads that are furthest back, up to a jump, a wait, or the next of the others."""
         here = self.place[chosen]
         first = self.now = int(here.min())
         behind = here == first
@@ -125,7 +125,7 @@ class _Run:
             raise
 
     def _straight(self, who, stop: int):
-        """Executes instructions from `now` to `stop`, or to the first after which these threads may part or wait."""
+        """Execute instructions from `now` to `stop`, or to the first at which these threads may diverge or wait."""
         threads = slice(who[0], who[-1] + 1) if who[-1] - who[0] + 1 == len(who) else who
         whole = whole_warps(who)
         while self.now < stop:
@@ -143,7 +143,7 @@ class _Run:
             self.now += 1
 
     def _wait_or_jump(self, step, who):
-        """The instructions after which not all threads go on to the next."""
+        """Execute an instruction after which some threads may not continue with the next."""
         self.place[who] = self.now + 1
         if step.predicate is not None:
             who = who[step.predicate(who)]
@@ -164,7 +164,7 @@ class _Run:
             self._arrive(step, who)
 
     def _meet(self, step, who):
-        """Some lanes have come to an instruction of their warp: those go on whose mask is complete."""
+        """Lanes reach a warp-level instruction: those whose whole mask is there execute it."""
         self.state[who], self.place[who], self.mask[who] = AMONG_LANES, self.now, step.mask(who)
         lanes = np.unique(who // 32)[:, None] * 32 + np.arange(32)
         here = (self.state[lanes] == AMONG_LANES) & (self.place[lanes] == self.now)
@@ -175,7 +175,7 @@ class _Run:
             self.state[together], self.place[together] = READY, self.now + 1
 
     def _arrive(self, step, who):
-        """Some threads have come to a barrier of their block, which opens when all of its threads are there."""
+        """Threads reach a barrier, which opens once it has as many threads as it waits for."""
         size = self.machine.block_size
         barrier, expected = step.execute(who)
         self.state[who], self.place[who], self.barrier[who] = AT_BARRIER, self.now, barrier
@@ -193,7 +193,7 @@ class _Run:
             self.state[there], self.place[there] = READY, place + 1
 
     def _stuck(self, group):
-        """Nobody can go on: says who waits, and for whom."""
+        """No thread can continue: raise Divergent, naming who waits for whom."""
         waiting = group[self.state[group] != GONE]
         first = waiting[self.place[waiting].argmin()]
         step = self.steps[self.place[first]]

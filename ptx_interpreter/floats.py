@@ -1,8 +1,8 @@
 """Floating-point arithmetic.
 
-Exact to the bit where IEEE 754 or PTX says what the bits are: add, sub, mul, fma, div.rn, sqrt.rn, rcp.rn, min, max,
-rounded to nearest even, or as told (NaNs may differ in their payload). The approximations (ex2, lg2, rcp, rsqrt, sqrt,
-sin, cos, tanh, div with .approx or .full) are NumPy's float32 functions: mostly closer to the truth than a GPU's.
+Bitwise exact where IEEE 754 or PTX defines the bits: add, sub, mul, fma, div.rn, sqrt.rn, rcp.rn, min, max (except
+for the payload of NaNs). Approximations (ex2, lg2, rcp, rsqrt, sqrt, sin, cos, tanh, div with .approx or .full) are
+NumPy's float32 functions, mostly more accurate than a GPU's.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ ONE = np.float32(1)
 
 
 class Plan(NamedTuple):
-    """`function` of the operands, which are read as the types `sources`, gives values of the type `destination`."""
+    """`function` maps operands of the types `sources` to values of the type `destination`."""
 
     function: Callable
     sources: tuple[str, ...]
@@ -58,7 +58,7 @@ NATIVE = {
     "tanh": np.tanh,
     "copysign": lambda sign, size: np.copysign(size, sign),
 }
-NARROW = NATIVE | {  # in float64, so that rounding to bf16 or f16, or in a direction, can follow
+NARROW = NATIVE | {  # in float64, to be rounded once to bf16 or f16, or in a direction
     "add": lambda a, b: fma(a, ONE, b, narrow=True),
     "sub": lambda a, b: fma(b, -ONE, a, narrow=True),
     "mul": lambda a, b: a.astype(np.float64) * b,
@@ -71,7 +71,7 @@ ACCEPTED = {*DIRECTED, "rn", "ftz", "approx", "full", "sat", "relu", "NaN", *FLO
 
 
 def plan(name: str, modifiers: tuple[str, ...], count: int) -> Plan:
-    """What an instruction with `count` sources computes; of fma.rn.f32.bf16, the last source is f32."""
+    """What an instruction with `count` source operands computes; fma.rn.f32.bf16 adds an f32."""
     kinds = [m for m in modifiers if m in FLOATS]
     if set(modifiers) - ACCEPTED or (name in ("fma", "mad") and kinds[0] == "f64"):
         raise Unsupported(f"{name}.{'.'.join(modifiers)}")

@@ -1,4 +1,4 @@
-"""Floating-point formats: raw bits to numbers and back, with one rounding to nearest even."""
+"""Floating-point formats: raw bits to numbers and back, rounded once, to nearest even."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ def float32_to_bf16(value: np.ndarray) -> np.ndarray:
 
 
 def decode(raw: np.ndarray, kind: str) -> np.ndarray:
-    """Values of a type as NumPy floats: float32 for bf16, as they are for f16, f32 and f64; [..., 2] for pairs."""
+    """Raw values as NumPy floats: bf16 as float32, others as they are, pairs as [..., 2]."""
     if kind.endswith("x2"):
         kind = kind[:-2]
         raw = np.ascontiguousarray(raw)[..., None].view({"f32": np.float32, "f16": np.float16, "bf16": np.uint16}[kind])
@@ -22,7 +22,7 @@ def decode(raw: np.ndarray, kind: str) -> np.ndarray:
 
 
 def encode(value: np.ndarray, kind: str) -> np.ndarray:
-    """The other way. float64 values are rounded once."""
+    """The inverse of `decode`. float64 values are rounded once."""
     single = kind.removesuffix("x2")
     if single == "bf16":
         raw = float32_to_bf16(_odd_float32(value) if value.dtype == np.float64 else value.astype(np.float32))
@@ -34,24 +34,23 @@ def encode(value: np.ndarray, kind: str) -> np.ndarray:
 
 
 def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray, narrow: bool = False) -> np.ndarray:
-    """a * b + c of float32 (or narrower) numbers, as a float64 that rounds to float32 like the exact value; with
-    `narrow`, also to bf16 and f16.
+    """a * b + c of float32 or narrower numbers, as a float64 that rounds to float32 like the exact value.
 
-    The product is exact in float64. The sum may not be, and rounding twice goes the wrong way where the float64 lies
-    on a tie. There the sum is "rounded to odd": of its two neighbours, to the one whose last bit is 1, which is on no
-    tie and keeps the side.
+    narrow: it rounds to bf16 and f16 like the exact value, too.
     """
-    product = a.astype(np.float64) * b
+    product = a.astype(np.float64) * b  # exact
     total = product + c
+    # If this float64 is on a tie, rounding it again can go the wrong way. Rounded to odd, to the neighbour whose last
+    # bit is 1, it is on the right side of the tie.
     if narrow or ((total.view(np.uint64) & 0x1FFF_FFFF == 0x1000_0000) | (np.abs(total) < 2.0**-120)).any():
         return _odd_sum(product, c, total)
     return total
 
 
 def _odd_sum(x, y, total):
-    """The sum x + y rounded to odd, given rounded to nearest."""
+    """x + y rounded to odd. total: x + y rounded to nearest."""
     part = total - x
-    error = (x - (total - part)) + (y - part)  # what rounding left out, exactly
+    error = (x - (total - part)) + (y - part)  # the exact rounding error
     return _odd(total, error)
 
 
@@ -64,13 +63,13 @@ def _odd(value, error):
 
 
 def _odd_float32(value):
-    """float64 to float32, to odd: rounding that to fewer bits is the same as rounding the float64."""
+    """float64 to float32, rounded to odd: rounding that to fewer bits equals rounding the float64."""
     near = value.astype(np.float32)
     return _odd(near, value - near)
 
 
 def directed(value: np.ndarray, rounding: str) -> np.ndarray:
-    """A float64 (with the last bit odd if it is inexact) to float32: rz towards zero, rm down, rp up."""
+    """A float64 (rounded to odd) to float32: rz towards zero, rm down, rp up."""
     near = value.astype(np.float32)
     too_far = {"rz": np.abs(near) > np.abs(value), "rm": near > value, "rp": near < value}[rounding]
     towards = {"rz": 0, "rm": -np.inf, "rp": np.inf}[rounding]
@@ -78,6 +77,6 @@ def directed(value: np.ndarray, rounding: str) -> np.ndarray:
 
 
 def flush(value: np.ndarray) -> np.ndarray:
-    """.ftz: subnormal float32 numbers become zeros of their sign."""
+    """.ftz: subnormal float32 numbers become zeros with their sign."""
     tiny = np.abs(value) < np.float32(2.0**-126)
     return np.where(tiny, np.copysign(np.float32(0), value), value) if tiny.any() else value

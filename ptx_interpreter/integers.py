@@ -10,9 +10,9 @@ U64 = np.uint64
 
 
 def plan(name: str, modifiers: tuple[str, ...], count: int) -> Plan:
-    """What an instruction with `count` sources computes."""
+    """What an instruction with `count` source operands computes."""
     kind, form = modifiers[-1], ".".join(modifiers[:-1])
-    if name in ("mul", "mad", "mul24", "mad24"):
+    if name in ("mul", "mad"):
         return _product(form, kind, count)
     if name in ("shl", "shr"):
         return Plan(_shift_left if name == "shl" else _shift_right, (kind, "u32"), kind)
@@ -40,7 +40,7 @@ def plan(name: str, modifiers: tuple[str, ...], count: int) -> Plan:
 
 
 def _divide(a, b):
-    """Rounded towards zero. By 0, all bits."""
+    """Rounded towards zero; division by 0 gives all ones."""
     quotient = a // np.where(b == 0, 1, b)
     if quotient.dtype.kind == "i":
         quotient = quotient + ((quotient < 0) & (quotient * b != a))
@@ -67,27 +67,24 @@ SIMPLE = {
 
 
 def _product(form, kind, count):
-    """mul and mad, of which "lo" and "hi" are the halves of the product and "wide" is all of it."""
-    if form == "lo":
-        function, sources, destination = np.multiply, (kind, kind), kind
-    elif form == "wide":
-        destination = WIDE[kind]
-        function, sources = np.multiply, (kind, kind)
-        larger = f"{'int' if kind[0] == 's' else 'uint'}{2 * int(kind[1:])}"
-        function = lambda a, b: a.astype(larger) * b.astype(larger)  # noqa: E731
-    elif form == "hi":
-        function, sources, destination = _high, (kind, kind), kind
-    else:
+    """mul and mad: the lower or upper half of the product, or all of it (wide)."""
+    function = {"lo": np.multiply, "hi": _high, "wide": _wide}.get(form)
+    if function is None:
         raise Unsupported(f"mul.{form}.{kind}")
+    destination = WIDE[kind] if form == "wide" else kind
     if count == 2:
-        return Plan(function, sources, destination)
-    return Plan(lambda a, b, c: function(a, b) + c, (*sources, destination), destination)
+        return Plan(function, (kind, kind), destination)
+    return Plan(lambda a, b, c: function(a, b) + c, (kind, kind, destination), destination)
+
+
+def _wide(a, b):
+    larger = f"{a.dtype.kind}{2 * a.dtype.itemsize}"
+    return a.astype(larger) * b.astype(larger)
 
 
 def _high(a, b):
     if a.dtype.itemsize < 8:
-        larger = f"{a.dtype.kind}{2 * a.dtype.itemsize}"
-        return (a.astype(larger) * b.astype(larger) >> 8 * a.dtype.itemsize).astype(a.dtype)
+        return (_wide(a, b) >> 8 * a.dtype.itemsize).astype(a.dtype)
     half = np.array(32, a.dtype)
     a1, b1 = a >> half, b >> half  # with the sign
     a0, b0 = a & 0xFFFFFFFF, b & 0xFFFFFFFF
@@ -112,7 +109,7 @@ def _shift_right(x, by):
 
 
 def _funnel(a, b, c, direction, mode):
-    """A shift of the 64 bits b:a, of which the upper (l) or the lower (r) half is kept."""
+    """Shift the 64 bits b:a and keep the upper (l) or lower (r) half."""
     by = (c & 31 if mode == "wrap" else np.minimum(c, 32)).astype(U64)
     both = b.astype(U64) << U64(32) | a
     return (both << by >> U64(32) if direction == "l" else both >> by).astype(np.uint32)
@@ -161,7 +158,7 @@ def _permute(a, b, selector):
 
 
 def _highest_bit(x):
-    """The place of the highest 1 (of a negative number, the highest 0), or all bits without one."""
+    """Position of the highest 1 (for a negative number, the highest 0), or all ones if there is none."""
     x = np.where(x < 0, ~x, x).astype(U64)
     high, low = x >> U64(32), x & U64(0xFFFFFFFF)
     length = np.where(high, 32 + np.frexp(high.astype(float))[1], np.frexp(low.astype(float))[1])

@@ -1,4 +1,4 @@
-"""All that a launch has: memories, registers, clocks, and each instruction turned into a function."""
+"""The state of one launch: memories, registers, clocks, and a function for each instruction."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from ptx_interpreter.parse import Entry, Instruction
 from ptx_interpreter.registers import Registers, indices
 from ptx_interpreter.report import Report
 
-SHARED, LOCAL = 0x400, 0x4000_0000  # first addresses; below, a null pointer is out of bounds
+SHARED, LOCAL = 0x400, 0x4000_0000  # first addresses; a null pointer is below both
 JUMPS = {"bra", "ret", "exit", "trap"}
 
 
 @dataclass
 class Step:
-    """An instruction, ready to run. `execute(threads)` does it; `predicate(threads)` says for whom.
+    """An instruction as functions of `threads`: `execute` runs it, `predicate` says for which of them.
 
-    `kind`: "plain", "jump", "barrier" (of a block) or "together" (of the lanes in `mask(threads)`).
+    kind: "plain", "jump", "barrier" (for a block) or "together" (for the lanes in `mask(threads)`).
     """
 
     instruction: Instruction
@@ -32,7 +32,7 @@ class Step:
 
 
 class Machine:
-    """`grid` and `block`: (x, y, z). The threads of the grid are numbered block by block."""
+    """grid, block: (x, y, z). Threads are numbered over the whole grid, block by block."""
 
     def __init__(self, entry: Entry, grid, block, params: bytes, memory: Memory, dynamic: int, seed: int):
         self.entry, self.grid, self.params, self.memory = entry, grid, params, memory
@@ -58,7 +58,7 @@ class Machine:
         self.steps = [self._step(instruction) for instruction in entry.instructions]
 
     def space_of(self, addresses: np.ndarray):
-        """The space that generic addresses lie in."""
+        """The space of generic addresses."""
         first = np.array([SHARED, LOCAL, self.memory.base])
         found = np.unique(np.searchsorted(first, addresses, "right"))
         if len(found) > 1:
@@ -66,7 +66,7 @@ class Machine:
         return (self.shared, self.shared, self.spaces["local"], self.memory)[found[0]]
 
     def place(self, error: PTXError, instruction: Instruction):
-        """Tells an error where it happened."""
+        """Record in an error where it happened."""
         error.instruction, error.line = instruction.text, instruction.line
         who = np.unique(np.asarray(error.indices, np.int64))
         if len(who):
@@ -89,7 +89,7 @@ class Machine:
         return Step(instruction, kind, self._function(instruction, kind), predicate, mask)
 
     def _function(self, instruction: Instruction, kind: str) -> Callable:
-        """What the instruction does; for one that is not known, an error when somebody comes to it."""
+        """The function that executes an instruction; for an unknown one, a function that raises Unsupported."""
         try:
             if kind == "barrier":
                 return self._barrier(instruction)
@@ -110,7 +110,7 @@ class Machine:
             return refuse
 
     def _barrier(self, instruction: Instruction) -> Callable:
-        """For bar.sync and barrier.sync: gives the number of the barrier, and how many threads it takes."""
+        """bar.sync and barrier.sync: returns the barrier's number and how many threads it waits for."""
         words = [m for m in instruction.modifiers if m not in ("cta", "aligned")]
         if words != ["sync"]:
             raise Unsupported(instruction.opcode)
@@ -123,7 +123,7 @@ class Machine:
         return number % x, number // x % y, number // (x * y)
 
     def _special(self, block, shared_bytes: int) -> dict[str, np.ndarray]:
-        """The special registers, as uint32. Clocks stand still."""
+        """The special registers, as uint32. Clocks read 0."""
         thread = np.arange(self.blocks * self.block_size)
         inside, number, lane = thread % self.block_size, thread // self.block_size, thread % 32
         places = {

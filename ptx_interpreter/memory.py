@@ -1,4 +1,4 @@
-"""Bytes that know their state: what is allocated, what was ever written, and which warp wrote it."""
+"""Memory whose bytes have a state: allocated, written, by which warp."""
 
 from dataclasses import dataclass
 
@@ -7,23 +7,24 @@ import numpy as np
 from ptx_interpreter.errors import Misaligned, OutOfBounds, Uninitialised
 from ptx_interpreter.order import Order
 
-ALLOCATED, INITIALISED, WRITTEN, ATOMIC, PENDING = 1, 2, 4, 8, 16  # the state of a byte; WRITTEN: by this kernel
-GUARD = 4096  # bytes on each side of a buffer, at least, that nobody may touch
+ALLOCATED, INITIALISED, WRITTEN, ATOMIC, PENDING = 1, 2, 4, 8, 16  # a byte's state; WRITTEN: by this launch
+GUARD = 4096  # least bytes on each side of a buffer that no access may touch
+ALIGN = 256  # bytes, as cudaMalloc aligns
 UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 class Space:
-    """One address space. Addresses in it start at `base`; `stride` apart if every block (or thread) has its own."""
+    """An address space from `base` on. stride: bytes from one block's (or thread's) own memory to the next."""
 
     def __init__(self, name: str, base: int, size: int, stride: int = 0):
         self.name, self.base, self.stride = name, base, stride
         self.data, self.state = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
-        self.stamp = np.zeros(size, np.int64)  # of the last write, see Order
-        self.reads: dict[int, np.ndarray] = {}  # size of an access -> stamps of the last reads of so many bytes
-        self.readers = 1  # how many readers of a byte are kept, each in a column of its own
+        self.stamp = np.zeros(size, np.int64)  # of the last write, see `order`
+        self.reads: dict[int, np.ndarray] = {}  # size of an access -> stamps of the last reads of that size
+        self.readers = 1  # how many readers are remembered per byte
 
     def locate(self, address: np.ndarray, owner: np.ndarray, size: int, threads: np.ndarray) -> np.ndarray:
-        """Indices of the first bytes of accesses, after checks of alignment and of wild pointers."""
+        """Indices of the accesses' first bytes, after checking alignment and wild pointers."""
         offset = address - self.base
         if (bad := offset % size != 0).any():
             at = int(address[bad][0])
@@ -37,9 +38,9 @@ class Space:
         return offset + owner * self.stride if self.stride else offset
 
     def check_read(self, at: np.ndarray, size: int, threads: np.ndarray, order: Order, strong: bool = False):
-        """Raises unless all of the bytes are there, initialised, and ordered behind their writers.
+        """Raise unless all bytes are allocated, initialised and ordered after their writers.
 
-        `strong`: by an atomic, a volatile access or the like; these never race with each other.
+        strong: an atomic, volatile, relaxed or similar access; these never race with each other.
         """
         unit = min(size, 8)
         state, first = self.state.view(UNSIGNED[unit]), at // unit
@@ -62,13 +63,13 @@ class Space:
         self._check_order("read", states, bytes_at, threads, order, strong)
 
     def check_write(self, at: np.ndarray, size: int, threads: np.ndarray, order: Order, strong: bool = False):
-        """Raises unless the bytes are there and ordered behind their users; then they are `threads`' bytes."""
+        """Raise unless the bytes are allocated and ordered after their last users; then stamp them."""
         bytes_at = at[:, None] + np.arange(size)
         states = self.state[bytes_at]
         self._check_bounds(states, bytes_at, threads, "write")
         self._check_order("write", states, bytes_at, threads, order, strong)
         for length, reads in self.reads.items():
-            units = bytes_at[:, ::length] // length  # those that the access touches
+            units = bytes_at[:, ::length] // length  # that the access touches
             stamps = reads[units].reshape(len(at), -1)
             order.check(self, "write", np.repeat(bytes_at[:, ::length], self.readers, 1), stamps, threads, did="read")
         own = order.stamps(threads)
@@ -96,7 +97,7 @@ class Space:
             raise OutOfBounds(message, buffer=buffer, offset=offset, indices=threads[bad.any(1)])
 
     def describe(self, at: int) -> tuple[str, int, str]:
-        """A byte in words, its offset in its buffer, and the buffer's name."""
+        """A byte as text, its offset in its buffer, and the buffer's name."""
         offset = int(at) % self.stride
         last = np.flatnonzero(self.state[: self.stride] & ALLOCATED)[-1:]
         beyond = f", which ends at {int(last[0]) + 1 if len(last) else 0}" if not self.state[at] & ALLOCATED else ""
@@ -113,61 +114,58 @@ class Buffer:
 
 
 class Memory(Space):
-    """Global memory: NumPy arrays with guard zones on both sides, as large as the array."""
+    """Global memory: NumPy arrays between guard zones that are at least as large as the array."""
 
     def __init__(self):
         super().__init__("global", 0x7F0000000000, GUARD)
         self.buffers: list[Buffer] = []
         self.end = 0  # of the last guard zone
 
-    def place(self, name: str, array: np.ndarray, initialised=True, align: int = 256) -> int:
-        """Copies an array in and returns its address, a multiple of `align` and of no larger power of two.
+    def place(self, name: str, array: np.ndarray, initialised=True) -> int:
+        """Copy an array in and return its address, a multiple of ALIGN and of no larger power of two.
 
-        `initialised`: a bool, or an array of bools of the array's shape.
+        initialised: a bool, or an array of bools with the array's shape.
         """
         array = np.asarray(array)
         guard = max(GUARD, array.nbytes)
-        start = -(-(self.end + guard) // (2 * align)) * 2 * align + align
+        start = -(-(self.end + guard) // (2 * ALIGN)) * 2 * ALIGN + ALIGN
         self.end = start + array.nbytes + guard
         self._grow(self.end)
         self.buffers.append(Buffer(name, start, array.nbytes, array.dtype, array.shape))
         inside = slice(start, start + array.nbytes)
         known = np.repeat(np.broadcast_to(initialised, array.shape).reshape(-1), array.dtype.itemsize)
         raw = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
-        self.data[inside] = np.where(known, raw, 0xFF)  # poison, for who looks at it afterwards
+        self.data[inside] = np.where(known, raw, 0xFF)  # poison: NaN in most types
         self.state[inside] = ALLOCATED | known * np.uint8(INITIALISED)
         return self.base + start
 
     def read(self, name: str) -> np.ndarray:
-        """A copy of what a buffer holds now."""
+        """A copy of a buffer."""
         buffer = self._named(name)
         return self.data[buffer.start : buffer.start + buffer.size].copy().view(buffer.dtype).reshape(buffer.shape)
 
     def initialised(self, name: str) -> np.ndarray:
-        """Which elements of a buffer hold a value, as an array of bools of its shape."""
+        """Which elements of a buffer have been written, as an array of bools with its shape."""
         buffer = self._named(name)
         known = self.state[buffer.start : buffer.start + buffer.size] & INITIALISED != 0
         return known.reshape(*buffer.shape, buffer.dtype.itemsize).all(-1)
 
     def begin(self):
-        """A new launch: everything written so far is ordered before it."""
+        """Begin a launch, which comes after everything written so far."""
         self.state &= ALLOCATED | INITIALISED
         self.reads = {}
 
     def holders(self, at: np.ndarray) -> tuple[list[str], list[int]]:
-        """The buffers that hold some bytes, and how many of the bytes each."""
+        """The buffers that contain some bytes, and how many of the bytes each contains."""
         found, counts = np.unique(np.searchsorted([b.start for b in self.buffers], at, "right") - 1, return_counts=True)
         return [self.buffers[i].name for i in found], list(counts)
 
-    def buffer_at(self, at: int) -> Buffer | None:
-        """The buffer that holds a byte, or the nearest one."""
-        return min(self.buffers, key=lambda b: max(b.start - at, at - b.start - b.size + 1, 0), default=None)
-
     def describe(self, at: int) -> tuple[str, int | None, str]:
-        buffer = self.buffer_at(int(at))
-        if buffer is None:
-            return f"address {self.base + int(at):#x}, where there is no buffer", None, self.name
-        offset = int(at) - buffer.start
+        at = int(at)
+        if not self.buffers:
+            return f"address {self.base + at:#x}, where there is no buffer", None, self.name
+        buffer = min(self.buffers, key=lambda b: max(b.start - at, at - b.start - b.size + 1, 0))  # the nearest
+        offset = at - buffer.start
         where = f"{buffer.name}, byte {offset}"
         if offset < 0:
             where = f"{-offset} bytes before {buffer.name}"
@@ -183,13 +181,13 @@ class Memory(Space):
             size = -(-max(size, 2 * len(self.data)) // GUARD) * GUARD
             for field in ("data", "state", "stamp"):
                 old = getattr(self, field)
-                new = np.zeros(size, old.dtype)  # memory that nobody touches costs nothing
+                new = np.zeros(size, old.dtype)  # untouched memory costs nothing
                 new[: len(old)] = old
                 setattr(self, field, new)
 
 
 def private(name: str, base: int, size: int, owners: int) -> Space:
-    """Memory of which each of `owners` blocks or threads has its own `size` bytes, nothing in them."""
+    """Memory of which each of `owners` blocks or threads has its own `size` bytes, uninitialised."""
     stride = -(-size // 256) * 256 + 256
     space = Space(name, base, stride * owners, stride)
     space.state.reshape(owners, stride)[:, :size] = ALLOCATED

@@ -1,12 +1,10 @@
-"""Who comes before whom: vector clocks over warps, which turn a missing barrier into an error in every run.
+"""Vector clocks over warps, which turn a missing barrier into an error in every run.
 
-Every warp counts epochs. An access leaves a stamp on its bytes: its warp and that warp's epoch. A barrier tells each of
-its warps what the others have done so far, and starts their next epochs. Across blocks, knowledge travels through
-atomics: a fence (or the release half of an atomic) takes down what a warp knows, an atomic leaves that at its address,
-and whoever comes to the address later and then fences (or has the acquire half) knows it too. A warp that touches bytes
-with a stamp it does not know races with the other, even if this run happened to take the right order.
-
-Threads of one warp are taken to run in step. Of the readers of a byte of global memory, only the last one is kept.
+Every warp counts epochs. An access stamps its bytes with its warp and that warp's epoch. A barrier tells each of its
+warps what the others have done so far, and starts their next epochs. Across blocks, knowledge travels through atomics:
+a fence (or the release half of an atomic) saves what a warp knows, an atomic publishes that at its address, and a warp
+that reads the address later and then fences (or has the acquire half) learns it. A warp that touches bytes with a stamp
+it doesn't know races with the other, even if this run happened to take the right order.
 """
 
 import numpy as np
@@ -23,22 +21,22 @@ class Order:
     def __init__(self, blocks: int, warps: int):
         self.warps = warps
         self.epoch = np.ones(blocks * warps, np.int64)
-        self.seen = np.zeros((blocks, warps, warps), np.int64)  # [block, w, v] the epochs of v that w knows
+        self.seen = np.zeros((blocks, warps, warps), np.int64)  # [block, w, v] last epoch of v that w knows
         self.abroad: dict[int, Knowledge] = {}  # warp -> what it knows of other blocks
-        self.pending: dict[int, Knowledge] = {}  # warp -> what atomics told it, to be known after the next fence
+        self.pending: dict[int, Knowledge] = {}  # warp -> what atomics told it, known after its next fence
         self.fenced: dict[int, Knowledge] = {}  # warp -> what it knew at its last fence
         self.published: dict[int, Knowledge] = {}  # address -> what atomics left there
-        self.cross_block: dict[str, int] = {}  # buffer -> bytes read that another block wrote, in order
+        self.cross_block: dict[str, int] = {}  # buffer -> ordered reads of bytes that another block wrote
 
     def stamps(self, threads: np.ndarray) -> np.ndarray:
-        """What a write by each thread is stamped with; never 0."""
+        """The stamp of an access by each thread; never 0."""
         warp = threads // 32
         return (warp + 1) << 32 | self.epoch[warp]
 
     def check(self, space, verb: str, at, stamps, threads, did: str = "wrote"):
-        """Raises Race if one of the stamps [accesses, n], of the bytes at `at`, is unknown to its thread's warp.
+        """Raise Race if a thread's warp doesn't know one of the stamps [accesses, n] on the bytes at `at`.
 
-        A stamp of 0 says nothing. `did`: what left the stamps.
+        A stamp of 0 is no stamp. did: what left the stamps.
         """
         warp = (threads // 32)[:, None]
         writer = (stamps >> 32) - 1
@@ -63,7 +61,7 @@ class Order:
             self.fail(space, verb, at, stamps, threads, bad, did)
 
     def fail(self, space, verb, at, stamps, threads, bad, did="wrote"):
-        """Raises the Race of the first access of which something is `bad`."""
+        """Raise Race for the first access with a stamp that is `bad`."""
         row, column = np.argwhere(bad)[0]
         where, offset, buffer = space.describe(at[row, column])
         other, mine = int(stamps[row, column] >> 32) - 1, int(threads[row]) // 32
@@ -74,7 +72,7 @@ class Order:
         raise Race(message, buffer=buffer, offset=offset, indices=threads[bad.any(1)])
 
     def barrier(self, block: int, warps: np.ndarray):
-        """`warps` of a block have met: each knows what all of them knew, and what they did."""
+        """`warps` of a block have met: each learns what any of them did or knew."""
         own = block * self.warps + warps
         seen = self.seen[block]
         seen[warps, warps] = self.epoch[own]
@@ -88,7 +86,7 @@ class Order:
                 self.abroad[int(w)] = dict(joined)
 
     def fence(self, warp: int):
-        """What atomics told the warp is known from now on; what it knows now can be published."""
+        """The warp learns what atomics told it, and its next atomics publish what it knows now."""
         block, w = divmod(warp, self.warps)
         known = self.abroad.setdefault(warp, {})
         _merge(known, self.pending.pop(warp, {}))
@@ -99,7 +97,7 @@ class Order:
         self.epoch[warp] += 1
 
     def atomic(self, warp: int, address: int, reads: bool, writes: bool):
-        """The warp takes what others left at an address, if it reads; it leaves what it knew at its last fence."""
+        """A read takes what others published at an address; a write publishes what the warp knew at its last fence."""
         left = self.published.setdefault(address, {})
         if reads:
             _merge(self.pending.setdefault(warp, {}), left)

@@ -1,4 +1,4 @@
-"""PTX text to entries: parameters, registers, shared and local variables, and a flat list of instructions."""
+"""PTX text to kernels: parameters, registers, shared and local variables, and a flat list of instructions."""
 
 import re
 from dataclasses import dataclass, field
@@ -7,8 +7,8 @@ from typing import NamedTuple
 from ptx_interpreter.errors import Unsupported
 
 NAME = r"[%$\w]+"
-MOST_REGISTERS = 100_000  # of an entry: a line of text can ask for any number
-MOST_OPERANDS = 10_000  # characters: cutting them takes the square of that
+MOST_REGISTERS = 100_000  # per kernel: one line of text can declare any number
+MOST_OPERANDS = 10_000  # characters: splitting them takes quadratic time
 VARIABLE = re.compile(rf"\.(shared|local)\s+(?:\.align\s+(\d+)\s+)?\.([a-z]+\d+)\s+({NAME})\s*(?:\[\s*(\d*)\s*\])?")
 
 
@@ -16,7 +16,6 @@ class Param(NamedTuple):
     name: str
     offset: int
     size: int
-    align: int
 
 
 class Variable(NamedTuple):
@@ -27,9 +26,8 @@ class Variable(NamedTuple):
 
 @dataclass(frozen=True)
 class Instruction:
-    """`@!%p1 ld.global.v2.b32 {%r1, %r2}, [%rd1];` has the name "ld", the modifiers ("global", "v2", "b32"), two
-    operands, the predicate "%p1" and is negated.
-    """
+    """`@!%p1 ld.global.v2.b32 {%r1, %r2}, [%rd1];` has name "ld", modifiers ("global", "v2", "b32"), two operands and
+    the negated predicate "%p1"."""
 
     name: str
     modifiers: tuple[str, ...]
@@ -46,16 +44,16 @@ class Instruction:
 
 @dataclass
 class Entry:
-    """A kernel. `shared`, `local`: bytes that the PTX declares. `threads`: of a block, (x, y, z), if it says."""
+    """A kernel. threads: (x, y, z) per block, if the PTX requires it; shared, local: declared bytes."""
 
     name: str
     params: list[Param]
     threads: tuple[int, int, int] | None = None
     registers: dict[str, str] = field(default_factory=dict)  # name -> type
     variables: dict[str, list[Variable]] = field(default_factory=lambda: {"shared": [], "local": []})
-    dynamic: dict[str, int] = field(default_factory=dict)  # name -> alignment, of shared memory that the launch sizes
+    dynamic: dict[str, int] = field(default_factory=dict)  # name -> alignment of shared memory sized at launch
     instructions: list[Instruction] = field(default_factory=list)
-    labels: dict[str, int] = field(default_factory=dict)  # name -> index of the instruction behind it
+    labels: dict[str, int] = field(default_factory=dict)  # name -> index of the next instruction
 
     @property
     def shared(self) -> int:
@@ -67,7 +65,7 @@ class Entry:
 
 
 def parse(text: str) -> list[Entry]:
-    """All entries of a PTX module, in order. Raises Unsupported for what cannot be an entry of one."""
+    """All kernels of a PTX module, in order. Raises Unsupported for text that it cannot read."""
     text = re.sub(r"//[^\n]*", "", text)
     text = re.sub(r"/\*.*?\*/", lambda comment: "\n" * comment[0].count("\n"), text, flags=re.S)
     text = re.sub(r"(?m)^[ \t]*\.(loc|file|pragma|section)\b[^\n]*$", "", text)
@@ -86,18 +84,18 @@ def parse(text: str) -> list[Entry]:
 
 
 def split(text: str) -> list[str]:
-    """A list of operands cut at the commas outside of braces and brackets."""
+    """Split a list of operands at the commas outside braces and brackets."""
     if len(text) > MOST_OPERANDS:
         raise Unsupported(f"operands of {len(text):,} characters")
     return [part.strip() for part in re.split(r",(?![^{\[]*[}\]])", text) if part.strip()]
 
 
 class _Body:
-    """Reads the text between the braces of an entry."""
+    """Reads the text between a kernel's braces."""
 
     def __init__(self, entry: Entry):
         self.entry = entry
-        self.scopes: list[dict[str, str]] = []  # of braces inside the body (inline assembly): own name -> unique name
+        self.scopes: list[dict[str, str]] = []  # nested braces (inline assembly): own name -> unique name
         self.opened = 0
 
     def read(self, text: str, first_line: int):
@@ -171,7 +169,7 @@ def _params(text: str) -> list[Param]:
         size = size_of(match[2]) * int(match[4] or 1)
         align = int(match[1] or size_of(match[2]))
         offset = -(-end // align) * align
-        params.append(Param(match[3], offset, size, align))
+        params.append(Param(match[3], offset, size))
         end = offset + size
     return params
 
@@ -187,7 +185,7 @@ def _threads(directives: str) -> tuple[int, int, int] | None:
 def _declare(entry: Entry, declared: re.Match):
     space, align, kind, name, count = declared.groups()
     variables = entry.variables[space]
-    if count == "":  # an array without a size is all of the dynamic shared memory
+    if count == "":  # an array without a size: all of the dynamic shared memory
         entry.dynamic[name] = int(align or 1)
         return
     align = int(align or size_of(kind))

@@ -1,6 +1,6 @@
-"""Registers of all threads at once, and operands turned into functions that read and write them.
+"""Registers, and functions that read and write operands.
 
-A register is one NumPy row with an element for each thread of the grid. `threads` is a slice or an array of indices.
+A register is a NumPy row with one element per thread of the grid. `threads` is a slice or an array of indices.
 """
 
 import re
@@ -19,7 +19,7 @@ KINDS = {"s": "int", "f": "float", "u": "uint", "b": "uint"}
 
 
 def dtype_of(kind: str) -> np.dtype:
-    """How NumPy holds a PTX type. What NumPy does not have (bf16, bf16x2, f16x2, f32x2) stays raw bits."""
+    """NumPy's dtype for a PTX type. Types that NumPy lacks (bf16, bf16x2, f16x2, f32x2) stay raw bits."""
     if kind == "pred":
         return np.dtype(bool)
     if kind.startswith("bf16") or "x2" in kind:
@@ -30,7 +30,7 @@ def dtype_of(kind: str) -> np.dtype:
 
 
 class Registers:
-    """`special`: values of %tid.x and the like. `symbols`: addresses of variables, in their space."""
+    """special: values of %tid.x and the like. symbols: addresses of variables, in their space."""
 
     def __init__(self, entry: Entry, count: int, special: dict[str, np.ndarray], symbols: dict[str, int]):
         self.kinds, self.special, self.symbols = entry.registers, special, symbols
@@ -59,7 +59,7 @@ class Registers:
         return self._watched(text, read) if text in self.known else read
 
     def writer(self, text: str, kind: str) -> Write:
-        """A function that puts values of `kind` into a register; a larger register is filled with the sign or 0."""
+        """A function that writes values of `kind` to a register, sign- or zero-extended to its size."""
         if text == "_":
             return lambda threads, value: None
         if text not in self.rows:
@@ -90,7 +90,7 @@ class Registers:
         return lambda threads: read(threads).astype(np.int64) + offset
 
     def group(self, text: str) -> list[str]:
-        """The operands in "{%r1, %r2}"; a single one is a group of one."""
+        """The operands in "{%r1, %r2}"; a single operand is a group of one."""
         return split(text[1:-1]) if text.startswith("{") else [text]
 
     def _watched(self, text: str, read: Read) -> Read:
@@ -124,7 +124,7 @@ class Registers:
 
 
 def indices(threads: Threads) -> np.ndarray:
-    """The indices that a slice or an array stands for."""
+    """A slice or an array of indices as an array."""
     return np.arange(threads.start, threads.stop) if isinstance(threads, slice) else threads
 
 

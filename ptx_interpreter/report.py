@@ -1,16 +1,16 @@
-"""What a run did: instructions, bytes, sectors, barriers."""
+"""Counts of a run: instructions, bytes, sectors, barriers."""
 
 from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
 
-SECTOR = 32  # bytes that a GPU moves at least
+SECTOR = 32  # bytes, the least that a GPU moves
 
 
 @dataclass
 class Access:
-    """All executions of one load or store of global memory: by how many warps, which bytes, how many sectors."""
+    """All executions of one load or store of global memory: how many warps, bytes and sectors."""
 
     text: str
     warps: int = 0
@@ -19,16 +19,17 @@ class Access:
 
     @property
     def efficiency(self) -> float:
-        """Bytes asked for among the bytes moved, at most 1 unless lanes share bytes."""
+        """Bytes requested per byte moved: at most 1 unless lanes share bytes."""
         return self.bytes / (SECTOR * self.sectors) if self.sectors else 1.0
 
 
 @dataclass
 class Report:
-    """`instructions`: executions by warps, by opcode. `read`, `written`: bytes that threads asked for, by buffer.
+    """Counts of one run.
 
-    `accesses`: by the line in the PTX. `barriers`: of whole blocks. `cross_block_reads`: bytes that one block wrote and
-    another read, with an atomic in between (without, it is a Race), by buffer.
+    instructions: executions per warp, by opcode. read, written: bytes that threads requested, by buffer. accesses: by
+    line of the PTX. barriers: that opened. cross_block_reads: bytes that another block wrote, with an atomic in between
+    (without one, it's a Race), by buffer.
     """
 
     instructions: Counter = field(default_factory=Counter)
@@ -45,11 +46,11 @@ class Report:
 
     @property
     def sectors(self) -> int:
-        """Sectors of global memory touched, each counted once an instruction and warp."""
+        """Sectors of global memory touched, counted once per instruction and warp."""
         return sum(access.sectors for access in self.accesses.values())
 
     def count(self, instruction, space, at: np.ndarray, size: int, threads: np.ndarray, written: bool):
-        """Adds one access to global memory by some threads."""
+        """Add one access to global memory by some threads."""
         names, numbers = space.holders(at)
         for name, number in zip(names, numbers, strict=True):
             (self.written if written else self.read)[name] += int(number) * size

@@ -1,4 +1,4 @@
-"""Reading PTX: how many instructions of which group an entry has."""
+"""What a kernel consists of: registers, memory, and instructions by group."""
 
 from collections import Counter
 
@@ -22,9 +22,9 @@ GROUPS = {
 
 
 def group_of(instruction: Instruction) -> str:
-    """What kind of work an instruction is."""
+    """The group of an instruction, e.g. "loads, global"."""
     name, modifiers = instruction.name, instruction.modifiers
-    if name in ("ld", "st", "ldu"):
+    if name in ("ld", "st"):
         spaces = (m.split("::")[0] for m in modifiers)
         space = next((m for m in spaces if m in ("global", "shared", "param", "local")), "generic")
         return f"{'stores' if name == 'st' else 'loads'}, {space}"
@@ -36,7 +36,7 @@ def group_of(instruction: Instruction) -> str:
 
 
 def summary(entry: Entry) -> str:
-    """An entry in a few lines: parameters, registers, memory, and instructions by group, as the PTX lists them."""
+    """A kernel in a few lines; instructions are counted in the text, not as executed."""
     registers = Counter(entry.registers.values())
     groups = Counter(group_of(instruction) for instruction in entry.instructions)
     block = " × ".join(map(str, entry.threads)) if entry.threads else "of any size"

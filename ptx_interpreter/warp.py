@@ -1,4 +1,4 @@
-"""Instructions that the lanes of a warp execute together: shuffles, votes, reductions and matrix products."""
+"""Warp-level instructions: shuffles, votes, reductions and matrix products."""
 
 import numpy as np
 
@@ -20,27 +20,28 @@ def whole_warps(who: np.ndarray) -> bool:
 
 
 def mask_of(instruction, registers):
-    """The function of `threads` that says which lanes take part: the last operand, or all where there is no choice."""
+    """The function of `threads` that gives the mask of participating lanes: the last operand, or all lanes."""
     if instruction.name in ("mma", "ldmatrix", "stmatrix"):
         return registers.reader("-1", "u32")
     return registers.reader(instruction.operands[-1], "u32")
 
 
 def active_mask(instruction, machine):
-    """activemask: the lanes that happen to be here."""
+    """activemask: the lanes that execute it together."""
     write = machine.registers.writer(instruction.operands[0], "b32")
     return lambda threads: write(threads, _ballot(indices(threads), np.ones(len(indices(threads)), bool)))
 
 
 def build(instruction, machine):
-    """The function of `threads` that executes one of these instructions."""
+    """The function of `threads` that executes a warp-level instruction."""
     if instruction.opcode.startswith("bar.warp"):
         return lambda threads: None
-    builders = {"shfl": _shuffle, "vote": _vote, "elect": _elect, "redux": _reduce, "match": _match}
-    builder = builders.get(instruction.name) or {"mma": _mma, "ldmatrix": _ldmatrix}.get(instruction.name)
-    if builder is None:
+    if instruction.name == "ldmatrix":
+        return _ldmatrix(instruction, machine)
+    builders = {"shfl": _shuffle, "vote": _vote, "elect": _elect, "redux": _reduce, "match": _match, "mma": _mma}
+    if instruction.name not in builders:
         raise Unsupported(instruction.opcode)
-    return builder(instruction, machine.registers) if builder is not _ldmatrix else builder(instruction, machine)
+    return builders[instruction.name](instruction, machine.registers)
 
 
 def _shuffle(instruction, registers):
@@ -72,7 +73,7 @@ def _shuffle(instruction, registers):
 
 
 def _ballot(who, predicate):
-    """For each of the threads, the bits of the lanes of its warp that are among them and whose predicate holds."""
+    """For each thread, a bit mask of the lanes in `who`, from its warp, whose predicate holds."""
     warps, row = np.unique(who // 32, return_inverse=True)
     bits = np.zeros(len(warps), np.uint32)
     np.bitwise_or.at(bits, row, predicate.astype(np.uint32) << (who % 32).astype(np.uint32))
@@ -94,7 +95,7 @@ def _vote(instruction, registers):
 
 
 def _elect(instruction, registers):
-    """elect.sync: the lowest lane of the mask is the leader."""
+    """elect.sync: the lowest lane of the mask leads."""
     lane_target, holds_target = instruction.operands[0].split("|")
     write, write_holds = registers.writer(lane_target, "b32"), registers.writer(holds_target, "pred")
     mask = mask_of(instruction, registers)
@@ -109,7 +110,7 @@ def _elect(instruction, registers):
 
 
 def _reduce(instruction, registers):
-    """redux.sync: one operation over the values of all lanes."""
+    """redux.sync: reduce the values of all lanes in the mask."""
     operation, kind = instruction.modifiers[-2:]
     found = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or}
     function = (found | {"xor": np.bitwise_xor}).get(operation)
@@ -131,7 +132,7 @@ def _reduce(instruction, registers):
 
 
 def _match(instruction, registers):
-    """match.any.sync: the lanes that hold the same value."""
+    """match.any.sync: a bit mask of the lanes with the same value."""
     if instruction.modifiers[0] != "any":
         raise Unsupported(instruction.opcode)
     kind = instruction.modifiers[-1]
@@ -153,7 +154,7 @@ def _match(instruction, registers):
 def _mma(instruction, registers):
     """mma.sync.m16n8k16 and m16n8k8, row.col, of bf16 or f16, with float32 or float16 sums.
 
-    Here the sum is taken in float64 and rounded once; tensor cores cut some bits off on the way.
+    Sums in float64 and rounds once; tensor cores truncate intermediate sums.
     """
     *_, shape, rows, columns, result, kind, other, start = instruction.modifiers
     depth = {"m16n8k16": 16, "m16n8k8": 8}.get(shape)
@@ -178,26 +179,19 @@ def _mma(instruction, registers):
 
     def execute(threads):
         count = len(indices(threads))
-        product = matrix(a, threads, (16, depth), a_places) @ matrix(b, threads, (8, depth), b_places).transpose(
-            0, 2, 1
-        )
-        lane = product[
-            :, (LANES // 4)[:, None] + np.array([0, 0, 8, 8]), (LANES % 4 * 2)[:, None] + np.array([0, 1, 0, 1])
-        ]
-        lane = lane.reshape(count, 4)
-        begin = [np.broadcast_to(read(threads), count) for read in c]
-        if result == "f32":
-            for i, write in enumerate(writes):
-                write(threads, (lane[:, i] + begin[i]).astype(np.float32))
-        else:
-            for i, write in enumerate(writes):
-                write(threads, encode(lane[:, 2 * i : 2 * i + 2] + decode(begin[i], "f16x2"), "f16x2"))
+        left, right = matrix(a, threads, (16, depth), a_places), matrix(b, threads, (8, depth), b_places)
+        product = left @ right.swapaxes(1, 2)  # [warps, 16, 8]
+        lane = product[:, (LANES // 4)[:, None] + [0, 0, 8, 8], (LANES % 4 * 2)[:, None] + [0, 1, 0, 1]]
+        sums = lane.reshape(count, len(writes), -1)  # 4 registers with one number each, or 2 with two
+        for i, (write, read) in enumerate(zip(writes, c, strict=True)):
+            start = decode(np.broadcast_to(read(threads), count), held).reshape(count, -1)
+            write(threads, encode(sums[:, i] + start, held).reshape(count))
 
     return execute
 
 
 def _places(registers: int, rows: int, depth: int) -> tuple[np.ndarray, np.ndarray]:
-    """For [lane, register, half] of an operand: its index in the matrix A [rows, depth], and in B^T [rows, depth]."""
+    """Flat index of [lane, register, half] in the matrix A [rows, depth], and in B^T [rows, depth]."""
     lane, register, half = np.meshgrid(LANES, np.arange(registers), np.arange(2), indexing="ij")
     row, column = lane // 4, lane % 4 * 2 + half
     in_a = (row + register % 2 * 8) * depth + column + register // 2 * 8
@@ -206,7 +200,7 @@ def _places(registers: int, rows: int, depth: int) -> tuple[np.ndarray, np.ndarr
 
 
 def _ldmatrix(instruction, machine):
-    """ldmatrix.m8n8: 1, 2 or 4 matrices of 8 rows of 16 bytes; lane i has the address of row i % 8 of matrix i // 8."""
+    """ldmatrix.m8n8: 1, 2 or 4 matrices with 8 rows of 16 bytes; lane i addresses row i % 8 of matrix i // 8."""
     if "m8n8" not in instruction.modifiers or instruction.modifiers[-1] != "b16":
         raise Unsupported(instruction.opcode)
     registers, shared = machine.registers, machine.shared

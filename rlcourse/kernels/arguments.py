@@ -142,7 +142,7 @@ def _check_one(what: str, argument: Argument, tensor: Tensor, sizes: dict[str, i
 def pack(arguments: tuple, tensors: tuple, addresses: list[int | None], parameters: list) -> bytes:
     """The bytes of a kernel's parameters, as a launch on a GPU lays them out.
 
-    addresses: of the tensors, None for what is none; parameters: (name, offset, size, alignment) of each, from the PTX.
+    addresses: of the tensors, None for what is none; parameters: `ptx_interpreter.Param` of each, from the PTX.
     """
     pieces = []
     for argument, tensor, address in zip(arguments, tensors, addresses, strict=True):
@@ -154,14 +154,13 @@ def pack(arguments: tuple, tensors: tuple, addresses: list[int | None], paramete
             head = struct.pack(f"<Q{len(sizes)}i", address, *sizes)
             padding = bytes(-len(head) % 8)  # strides are aligned to 8 bytes, and so is the whole
             pieces.append(head + padding + struct.pack(f"<{len(strides)}q", *strides))
-    if [len(piece) for piece in pieces] != [size for _, _, size, *_ in parameters]:
-        wanted = [size for _, _, size, *_ in parameters]
+    if [len(piece) for piece in pieces] != [parameter.size for parameter in parameters]:
+        wanted = [parameter.size for parameter in parameters]
         raise KernelError(f"arguments() gives {[len(p) for p in pieces]} bytes, the compiled kernel takes {wanted}.")
-    end = max(offset + size for _, offset, size, *_ in parameters)
-    packed = bytearray(end)
-    for piece, (_, offset, size, *_) in zip(pieces, parameters, strict=True):
-        packed[offset : offset + size] = piece
-    return bytes(packed)
+    packed = b""
+    for piece, parameter in zip(pieces, parameters, strict=True):
+        packed = packed.ljust(parameter.offset, b"\0") + piece
+    return packed
 
 
 def place_tensors(memory, arguments: tuple, tensors: tuple):

@@ -195,6 +195,11 @@ def test_setp_joins_with_another_predicate_or_its_opposite():
     check(body, lambda x, y: (x < y and x > 100) + 2 * (x < y or x <= 100), a=a, b=b)
 
 
+def test_slct_chooses_by_the_sign_of_a_third():
+    a, b = pairs(32)
+    check("slct.b32.s32 %d, %a, %b, %c;", lambda x, y, z: x if z < 1 << 31 else y, a=a, b=b, c=np.roll(a, 5))
+
+
 def test_mov_cuts_and_joins_registers():
     a, b = pairs(32)
     check("mov.b32 {%h1, %h2}, %a; mov.b32 %d, {%h2, %h1};", lambda x: x << 16 | x >> 16, a=a)

@@ -93,6 +93,14 @@ def test_mma_multiplies_fragments_laid_out_as_ptx_says(kind, depth):
     fragments |= {f"c{i}": c[group + 8 * (i // 2), 2 * place + i % 2] for i in range(4)}
     operands = ", ".join("{" + ", ".join(f"%{n}" for n in fragments if n[0] == x) + "}" for x in "abc")
     product = a_values @ b_values + c
+    if kind == "f16":  # sums in pairs of f16
+        sums, places = c.astype(np.float16).view(np.uint16), (2 * place, (0, 1))
+        halves_of_c = {f"c{i}": pair(sums, group + 8 * i, *places) for i in range(2)}
+        packed = operands.rpartition(", {")[0] + ", {%c0, %c1}"
+        body = f"mma.sync.aligned.m16n8k{depth}.row.col.f16.f16.f16.f16 {{%r1, %r2}}, {packed};"
+        for i in range(2):
+            found = calculate(f"{body} mov.b32 %d, %r{i + 1};", np.uint32, **fragments | halves_of_c)
+            assert (found == pair(product.astype(np.float16).view(np.uint16), group + 8 * i, *places)).all()
     for i in range(4):
         body = f"mma.sync.aligned.m16n8k{depth}.row.col.f32.{kind}.{kind}.f32 {{%r1, %r2, %r3, %r4}}, {operands};"
         found = calculate(f"{body} mov.b32 %d, %r{i + 1};", np.float32, **fragments)
