@@ -15,7 +15,6 @@ REGISTERS = """
     .reg .b64 %l, %rd<20>;
     mov.u32 %t, %tid.x;
 """
-ORDERS = ["lockstep", "warp", "serial", "random"]
 ROOM = ".shared .align 16 .b8 room[512];\n"
 OWN = "mov.u32 %r9, room; mad.lo.u32 %u, %t, 4, %r9;"  # %u: this thread's word of shared memory
 X = np.zeros(64, np.float32)
@@ -31,11 +30,12 @@ def program(body: str, buffers=(), declared: str = "") -> str:
 def execute(
     body: str, threads=32, grid=1, declared="", shared_bytes=0, order="lockstep", seed=0, limit=10_000, **arrays
 ):
-    """Runs a body over arrays; one given as a pair (shape, dtype) is not initialised. Returns memory and report."""
+    """Run a body over arrays. One given as a pair (shape, dtype), and what is masked of a masked array, has no values
+    yet. Returns memory and report."""
     memory, addresses = Memory(), []
     for name, array in arrays.items():
-        known = not isinstance(array, tuple)
-        addresses.append(memory.place(name, array if known else np.zeros(*array), initialised=known))
+        array = np.ma.masked_all(*array) if isinstance(array, tuple) else array
+        addresses.append(memory.place(name, np.ma.getdata(array), initialised=~np.ma.getmaskarray(array)))
     (entry,) = parse(program(body, tuple(arrays), declared))
     params = struct.pack(f"<{len(addresses)}Q", *addresses)
     return memory, run(entry, grid, threads, params, memory, shared_bytes, order, seed, limit)

@@ -6,7 +6,7 @@ from handwritten import execute
 from real_kernels import CHECKS, text_of
 from thorough import thinned
 
-ORDERS = ["lockstep", "warp", "serial", "random"]
+from ptx_interpreter.execute import ORDERS
 
 
 @pytest.mark.parametrize("seed", thinned(range(3), every=3))

@@ -1,22 +1,11 @@
 """Every kind of mistake is found, and the error says where it happened."""
 
-import struct
-
 import numpy as np
 import pytest
-from handwritten import ORDERS, ROOM, X, execute, mistake, program
+from handwritten import ROOM, X, execute, mistake, program
 
-from ptx_interpreter import (
-    Divergent,
-    Endless,
-    Memory,
-    Misaligned,
-    OutOfBounds,
-    Uninitialised,
-    Unsupported,
-    parse,
-    run,
-)
+from ptx_interpreter import Divergent, Endless, Misaligned, OutOfBounds, Uninitialised, Unsupported
+from ptx_interpreter.execute import ORDERS
 
 
 def test_a_read_behind_the_end_names_the_buffer_the_place_and_the_threads():
@@ -63,13 +52,9 @@ def test_addresses_must_be_multiples_of_the_size():
 
 
 def test_bytes_that_nobody_wrote_must_not_be_read():
-    known = np.arange(64) != 17
-    memory = Memory()
-    x = memory.place("x", X, initialised=known)
-    (entry,) = parse(program("mad.wide.u32 %l, %t, 4, %x; ld.global.b32 %r1, [%l];", ["x"]))
-    with pytest.raises(Uninitialised, match="x, byte 68") as caught:
-        run(entry, 1, 64, struct.pack("<Q", x), memory)
-    assert caught.value.threads == [17]
+    x = np.ma.array(X, mask=np.arange(64) == 17)
+    error = mistake(Uninitialised, "mad.wide.u32 %l, %t, 4, %x; ld.global.b32 %r1, [%l];", "x, byte 68", x=x)
+    assert error.threads == [17]
     half = "st.shared.b16 [room], %h1; ld.shared.b32 %r1, [room];"
     mistake(Uninitialised, f"cvt.u16.u32 %h1, %t; {half}", "byte 2 of the shared memory", threads=32)
     mistake(Uninitialised, "atom.shared.add.u32 %r1, [room], 1;", "nobody wrote")
@@ -77,15 +62,10 @@ def test_bytes_that_nobody_wrote_must_not_be_read():
 
 def test_an_asynchronous_copy_reads_as_many_bytes_as_it_is_told():
     body = "mov.u32 %r1, {}; cp.async.ca.shared.global [room], [%x], 16, %r1; cp.async.wait_all;"
-    memory = Memory()
-    x = memory.place("x", X, initialised=np.arange(64) < 2)
-    for size, fine in ((8, True), (12, False), (9, False)):
-        (entry,) = parse(program(body.format(size), ["x"], ROOM))
-        if fine:
-            run(entry, 1, 32, struct.pack("<Q", x), memory)
-            continue
-        with pytest.raises(Uninitialised, match="x, byte 8"):
-            run(entry, 1, 32, struct.pack("<Q", x), memory)
+    x = np.ma.array(X, mask=np.arange(64) >= 2)
+    execute(body.format(8), declared=ROOM, x=x)
+    for size in (9, 12):
+        mistake(Uninitialised, body.format(size), "x, byte 8", threads=32, x=x)
 
 
 def test_registers_that_were_not_written_must_not_be_read():

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from handwritten import ORDERS, OWN, ROOM, X, execute, mistake
+from handwritten import OWN, ROOM, X, execute, mistake
 
 from ptx_interpreter import Race, Uninitialised
+from ptx_interpreter.execute import ORDERS
 
 
 @pytest.mark.parametrize("order", ORDERS)
