@@ -27,7 +27,7 @@ def main(words: Sequence[str] | None = None) -> None:
         params = pack(entry, options.arguments, memory)
         threads = options.threads or entry.threads or 32
         report = run(entry, options.grid, threads, params, memory, options.shared_bytes, options.order, options.seed)
-    except (PTXError, ValueError, OSError) as error:
+    except (PTXError, OSError, ValueError, TypeError, OverflowError) as error:
         sys.exit(f"{type(error).__name__}: {error}")
     print(describe(report))
     for name in report.written:
@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--threads", type=sizes, help="threads per block (default: what the PTX requires, or 32)")
     found.add_argument("--shared-bytes", type=int, default=0, help="dynamic shared memory per block")
     found.add_argument("--order", choices=ORDERS, default="lockstep", help="how threads take turns")
-    found.add_argument("--seed", type=int, default=0, help="of a random order")
+    found.add_argument("--seed", type=int, default=0, help="for a random order")
     return found
 
 
@@ -79,13 +79,14 @@ def value_bytes(argument: str, size: int, memory: Memory) -> bytes:
     """A parameter's bytes: a number, or the address of an array, which is placed in `memory`."""
     name, _, value = argument.partition("=")
     if value.endswith(".npy"):
-        return struct.pack("<Q", memory.place(name, np.load(value)))
-    if ":" in value:
+        number = memory.place(name, np.load(value))
+    elif ":" in value:
         dtype, _, shape = value.partition(":")
-        return struct.pack("<Q", memory.place(name, np.zeros(sizes(shape), dtype), initialised=False))
-    if "." in value:
-        return struct.pack("<f" if size == 4 else "<d", float(value))
-    number = int(value, 0)
+        number = memory.place(name, np.zeros(sizes(shape), dtype), initialised=False)
+    elif "." in value:
+        return struct.pack({2: "<e", 4: "<f"}.get(size, "<d"), float(value))
+    else:
+        number = int(value, 0)
     return number.to_bytes(size, "little", signed=number < 0)
 
 

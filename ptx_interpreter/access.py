@@ -193,7 +193,7 @@ def _copy(instruction, machine):
         into = shared.locate(to(threads), machine.owner["shared"][who], size, who)
         given = np.broadcast_to(count(threads) if count else size, who.shape)
         data = np.zeros((len(who), size), np.uint8)
-        some = given > 0  # threads that read nothing; zeros fill the rest of `size`
+        some = given > 0  # the others read nothing; zeros fill up to `size`
         start = memory.locate(source(threads)[some], None, size, who[some])
         for length in np.unique(given[some]):
             part, step = given[some] == length, int(length & -length)

@@ -11,7 +11,7 @@ class PTXError(Exception):
     def __init__(self, message, *, buffer=None, offset=None, indices=()):
         super().__init__(message)
         self.message, self.buffer, self.offset = message, buffer, offset
-        self.indices = indices  # threads in the grid; `Machine.place` makes a block and its threads of them
+        self.indices = indices  # threads in the grid, which `Machine.place` turns into a block and its threads
         self.instruction = self.line = self.block = None
         self.threads: list[int] = []
 

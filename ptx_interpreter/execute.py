@@ -44,7 +44,7 @@ def run(
     if order not in ORDERS:
         raise ValueError(f"order must be one of {', '.join(ORDERS)}, not {order!r}")
     if np.prod(block) % 32 or not 32 <= np.prod(block) <= 1024:
-        raise ValueError(f"a block needs whole warps, at most 32 of them: {block} threads do not do")
+        raise ValueError(f"a block needs 1 to 32 whole warps, not {block} threads")
     if entry.threads and entry.threads != block:
         raise ValueError(f"{entry.name} is compiled for {entry.threads} threads, not {block}")
     size = max((p.offset + p.size for p in entry.params), default=0)

@@ -45,9 +45,9 @@ def summary(entry: Entry) -> str:
         f"entry {entry.name}",
         f"  threads       {block}",
         f"  parameters    {', '.join(f'{p.size} B at {p.offset}' for p in entry.params) or 'none'}",
-        f"  registers     {', '.join(f'{n} .{kind}' for kind, n in registers.items())} (before ptxas shares them out)",
+        f"  registers     {', '.join(f'{n} .{kind}' for kind, n in registers.items())} (before allocation)",
         f"  shared        {entry.shared} B{dynamic}",
-        f"  local         {entry.local} B" + (" (slow: it lies in global memory)" if entry.local else ""),
+        f"  local         {entry.local} B" + (" (slow: it is in global memory)" if entry.local else ""),
         f"  instructions  {len(entry.instructions)}",
     ]
     return "\n".join(lines + [f"    {number:6d}  {group}" for group, number in groups.most_common()])
