@@ -1,4 +1,4 @@
-"""How Sphinx builds the site: see `rlcourse.course.dev.site`."""
+"""How Sphinx builds the site: see `tools.site`."""
 
 from rlcourse import __version__
 from rlcourse.course import REPOSITORY

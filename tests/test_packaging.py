@@ -17,7 +17,7 @@ CONDA_NAMES = {"pytorch": "torch"}  # conda-forge's name: PyPI's
 # Imported where asked for, or where a notebook runs.
 OPTIONAL = {"math_verify", "cutlass", "tvm_ffi", "flashinfer", "trl", "vllm", "tensorboard", "wandb", "triton"}
 OPTIONAL |= {"IPython"}
-NOTEBOOKS = {"jupytext", "nbclient", "nbformat", "ipywidgets", "PIL"}  # extras: notebooks alone need them
+NOTEBOOKS = {"ipywidgets"}  # an extra: notebooks alone need it
 BOUNDS = re.compile(r"([a-z0-9_-]+)>=([\d.]+),<([\d.]+)")
 
 

@@ -11,8 +11,8 @@ import typer
 
 from rlcourse import cli
 from rlcourse.config import ALGORITHMS, make_config
-from rlcourse.course.dev import front
-from rlcourse.course.dev.readme import FILLED, fill, minutes
+from tools import front
+from tools.readme import FILLED, fill, minutes
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -40,13 +40,13 @@ def commands(text: str) -> list[list[str]]:
 
 
 def test_the_tables_are_those_of_the_records():
-    """`python -m rlcourse.course.dev.readme` makes them."""
+    """`python -m tools.readme` makes them."""
     for name in FILLED:
         assert fill(TEXTS[name]) == TEXTS[name]
 
 
 def test_the_picture_shows_the_records():
-    """`python -m rlcourse.course.dev.readme` draws it anew when they changed."""
+    """`python -m tools.readme` draws it anew when they changed."""
     assert front.shown(ROOT / "data" / "headline.png") == front.digest()
 
 

@@ -128,7 +128,7 @@ plt.show()
 
 # %% tags=["hide-input"]
 # @title Table: the lessons
-from rlcourse.course.dev.headers import COURSE
+from rlcourse.course.contents import COURSE
 
 lines = ["| | lesson | difficulty | what you hold at the end |", "| --- | --- | --- | --- |"]
 for name, lesson in COURSE.items():
@@ -586,8 +586,7 @@ half = bet("And how many of the 60 points does working instead of guessing contr
 # %% tags=["hide-input"]
 # @title Figure: where the gain comes from
 from rlcourse.course.lessons.curve_records import load_curve
-from rlcourse.course.lessons.gain import FACTORS, exchanged, factors, split
-from rlcourse.course.lessons.lesson00 import summary
+from rlcourse.course.lessons.gain import FACTORS, exchanged, factors, split, summary
 from rlcourse.measure.records import provenance
 
 gains = load_curve("lesson00_gain")

@@ -1,4 +1,4 @@
-"""The course around the package: what its notebooks start with, checks and grading, experiments, tools to build it."""
+"""The course around the package: what its notebooks start with, checks and grading, experiments."""
 
 from rlcourse.course.start import BOOTSTRAP, REPOSITORY, TAG, colab_url, pick, profile, start
 

@@ -6,11 +6,12 @@ import re
 import nbformat
 import pytest
 
-from rlcourse.course.dev import build
-from rlcourse.course.dev.execution import data_digests
-from rlcourse.course.dev.headers import COURSE, header
-from rlcourse.course.dev.references import outdated
+from rlcourse.course.contents import COURSE
 from rlcourse.course.widgets import explorer
+from tools.notebooks import build
+from tools.notebooks.execution import data_digests
+from tools.notebooks.headers import header
+from tools.notebooks.references import outdated
 
 HINTS = ["Hint 1: a question", "Hint 2: the idea", "Hint 3: the shape of the answer"]
 KINDS = ("notebooks", "exercises", "solutions")
@@ -37,7 +38,7 @@ def master(path):
 
 
 def test_it_is_what_its_master_makes(path):
-    """`python -m rlcourse.course.dev.build` after a change of a master."""
+    """`python -m tools.notebooks.build` after a change of a master."""
     shipped, made = read(path), build.assemble(master(path), path.parent.name)
     ran = shipped if path.parent.name != "exercises" else read(path.parents[1] / "solutions" / path.name)
     if ran is shipped:

@@ -141,3 +141,23 @@ def split(before: Counts, after: Counts) -> dict[str, float]:
             parts[name] += step / len(orders)
     luck = accuracy(after) - accuracy(before) - (exchanged(before, after, FACTORS) - exchanged(before, after, ()))
     return parts | {"luck": luck}
+
+
+def summary(record: dict) -> dict[str, dict[str, float]]:
+    """Means over the seeds of the record `lesson00_gain`, by factor: before and after (shares), points (what it brings
+    of the gain, in percent of the answers) at the end; the same for accuracy, whose points are the whole gain; for luck
+    the points alone."""
+    ends = [(seed["evals"][0]["counts"], seed["evals"][-1]["counts"]) for seed in record["results"]]
+
+    def mean(values: list[float]) -> float:
+        return sum(values) / len(values)
+
+    found = {}
+    for name in FACTORS:
+        before, after = (mean([factors(pair[i])[name] for pair in ends]) for i in (0, 1))
+        found[name] = {"before": before, "after": after}
+    before, after = (mean([accuracy(pair[i]) for pair in ends]) for i in (0, 1))
+    found["accuracy"] = {"before": before, "after": after, "points": 100 * (after - before)}
+    for name in (*FACTORS, "luck"):
+        found.setdefault(name, {})["points"] = mean([100 * split(*pair)[name] for pair in ends])
+    return found

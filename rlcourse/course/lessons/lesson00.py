@@ -10,7 +10,7 @@ from typing import Any
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.course.lessons.curve_records import load_curve, write_curve
 from rlcourse.course.lessons.experiment import Experiment
-from rlcourse.course.lessons.gain import FACTORS, Counts, accuracy, count, factors, split
+from rlcourse.course.lessons.gain import Counts, accuracy, count
 from rlcourse.evaluation import answer_problems
 
 SEEDS = (0, 1, 2)
@@ -58,26 +58,6 @@ def recorded() -> dict[int, dict[str, Any]]:
         return {}
     rows = record["results"] if is_this_setup(record["setup"]) else []
     return {int(row.pop("variant").removeprefix("seed ")): row for row in rows}
-
-
-def summary(record: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Means over the seeds of the record `lesson00_gain`, by factor: before and after (shares), points (what it brings
-    of the gain, in percent of the answers) at the end; the same for accuracy, whose points are the whole gain; for luck
-    the points alone."""
-    ends = [(seed["evals"][0]["counts"], seed["evals"][-1]["counts"]) for seed in record["results"]]
-
-    def mean(values: list[float]) -> float:
-        return sum(values) / len(values)
-
-    found = {}
-    for name in FACTORS:
-        before, after = (mean([factors(pair[i])[name] for pair in ends]) for i in (0, 1))
-        found[name] = {"before": before, "after": after}
-    before, after = (mean([accuracy(pair[i]) for pair in ends]) for i in (0, 1))
-    found["accuracy"] = {"before": before, "after": after, "points": 100 * (after - before)}
-    for name in (*FACTORS, "luck"):
-        found.setdefault(name, {})["points"] = mean([100 * split(*pair)[name] for pair in ends])
-    return found
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from rlcourse.course.dev.build import ROOT
+from tools.notebooks.build import ROOT
 
 MASTERS = {f"nb{path.name[:2]}": path for path in sorted((ROOT / "exercises" / "_src").glob("*.py"))}
 CHECKS = {lesson: importlib.import_module(f"rlcourse.course.checks.{lesson}") for lesson in MASTERS}

@@ -105,7 +105,7 @@ def test_the_record_of_the_gain_is_whole():
 def test_what_the_readme_says_of_the_gain():
     """Choice comes first and brings most, about half; the rest is less garbage and better numbers."""
     record = load_curve("lesson00_gain")
-    found = lesson00.summary(record)
+    found = gain.summary(record)
     whole = found["accuracy"]["points"]
     assert 0.4 * whole < found["choice"]["points"] < 0.6 * whole
     assert found["clean"]["points"] + found["arithmetic"]["points"] > 0.4 * whole

@@ -1,4 +1,4 @@
-"""Masters to notebooks: `python -m rlcourse.course.dev.build [NAMES...] [--force]`.
+"""Masters to notebooks: `python -m tools.notebooks.build [NAMES...] [--force]`.
 
 `notebooks/_src/NN_topic.py` becomes `notebooks/NN_topic.ipynb`, executed. `exercises/_src/NN_topic.py` becomes
 `exercises/NN_topic.ipynb`, with holes and no outputs, and `solutions/NN_topic.ipynb`, executed. A notebook whose code,
@@ -10,7 +10,7 @@ Masters are jupytext py:percent files. What stands between `# BEGIN SOLUTION` an
 exercises; cells tagged `solution` or `exercise-only` are for one kind alone. The code of a cell tagged `hide-input` is
 folded away: its first line is a title, `# @title WORDS`, which is what Colab shows of it. Cells tagged `gpu` run where
 there is a GPU; elsewhere they keep the outputs of their last run, and are listed if their source changed since. Numbers
-in the prose: see `rlcourse.course.dev.references`.
+in the prose: see `tools.notebooks.references`.
 """
 
 import argparse
@@ -24,13 +24,13 @@ import torch
 
 from rlcourse.config import make_config
 from rlcourse.course import BOOTSTRAP, profile
-from rlcourse.course.dev.execution import data_digests, execute
-from rlcourse.course.dev.headers import header
-from rlcourse.course.dev.references import fill, outdated, references
 from rlcourse.course.lessons.curve_records import load_curve
 from rlcourse.measure.records import load_record
+from tools.notebooks.execution import data_digests, execute
+from tools.notebooks.headers import header
+from tools.notebooks.references import fill, outdated, references
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 SOLUTION = re.compile(r"^([ \t]*)# BEGIN SOLUTION[^\n]*\n(.*?)^[ \t]*# END SOLUTION[^\n]*\n?", re.M | re.S)
 MARK = re.compile(r"^[ \t]*# (BEGIN|END) SOLUTION", re.M)
 FOLDED = "hide-input"  # the site folds cells of this tag by itself

@@ -6,14 +6,8 @@ import pkgutil
 import pytest
 
 import rlcourse
-from rlcourse.course.dev import site
-from rlcourse.course.dev.headers import COURSE
-
-
-def test_prose_is_taken_literally_outside_backticks():
-    assert site.prose("First.\n\n  a: 1\n  b: 2") == "First.\n\n```text\n  a: 1\n  b: 2\n```"
-    assert site.prose(None) == ""
-    assert site.prose("A * b_c and `d_e` of <x>.") == r"A \* b\_c and `d_e` of \<x\>."
+from rlcourse.course.contents import COURSE
+from tools import site
 
 
 def test_a_module_page_has_public_docstrings_and_signatures_in_the_order_of_the_file():
@@ -26,7 +20,7 @@ def test_a_module_page_has_public_docstrings_and_signatures_in_the_order_of_the_
 
 def test_every_module_has_a_page_or_a_reason_not_to():
     """Machinery that a reader of the API does not call."""
-    inside = {"cli", "cli_errors", "cli_options", "cli_tables", "__main__", "bench", "dev"}
+    inside = {"cli", "cli_errors", "cli_options", "cli_tables", "__main__", "bench"}
     inside |= {"hub", "lab", "machine", "paths"}
     listed = {module for modules in site.API.values() for module in modules}
     modules = {module.name for module in pkgutil.iter_modules(rlcourse.__path__)}

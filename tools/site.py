@@ -1,4 +1,4 @@
-"""The course as a website: `python -m rlcourse.course.dev.site [--output build/site]`, after
+"""The course as a website: `python -m tools.site [--output build/site]`, after
 `pip install -e ".[site]"`.
 
 Sphinx and MyST-NB turn the very notebooks of the repository into pages, without running them and without a network. The
@@ -15,10 +15,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rlcourse.course.dev.front import headline
-from rlcourse.course.dev.headers import COURSE
+from rlcourse.course.contents import COURSE
+from tools.front import headline
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[1]
 
 # The modules of the API pages, grouped along the road of one training step.
 API = {
@@ -129,6 +129,7 @@ API = {
     ],
     "Course": [
         "course",
+        "course.contents",
         "course.checks",
         "course.grading",
         "course.grading.grade",

@@ -17,9 +17,9 @@ from nbclient import NotebookClient
 from PIL import Image
 
 from rlcourse.course import profile
-from rlcourse.course.dev.references import probe, read_values, references
 from rlcourse.measure.records import device_name
 from rlcourse.paths import data_folder
+from tools.notebooks.references import probe, read_values, references
 
 CELL_SECONDS = 3600
 

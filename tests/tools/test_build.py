@@ -1,7 +1,5 @@
 """Masters to notebooks: what each kind holds, that a rebuild changes nothing, what is run again and what is refused."""
 
-import base64
-import io
 import json
 import os
 import sys
@@ -9,9 +7,8 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from PIL import Image
 
-from rlcourse.course.dev import build, execution, headers, references
+from tools.notebooks import build, headers
 
 NAME = "01_policy_gradient"
 
@@ -146,32 +143,6 @@ def test_a_change_of_text_runs_nothing_and_keeps_ids_and_a_change_of_code_runs(c
     assert len(runs) == 3 and texts(read(tmp_path, "notebooks"))[1] == "run 3\n"
 
 
-def test_outputs_of_the_smoke_profile_do_not_pass_for_those_of_a_full_run(course, runs, tmp_path, monkeypatch):
-    master = course("notebooks", LESSON)
-    monkeypatch.setenv("RLCOURSE_PROFILE", "smoke")
-    build.build(master)
-    monkeypatch.delenv("RLCOURSE_PROFILE")
-    build.build(master)
-    build.build(master)
-    assert len(runs) == 2 and read(tmp_path, "notebooks").metadata["rlcourse"]["run"]["profile"] == "full"
-
-
-def test_a_gpu_cell_keeps_its_outputs_where_there_is_no_gpu_and_is_stale_once_it_changed(
-    course, runs, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(build.torch.cuda, "is_available", lambda: True)
-    assert build.build(course("notebooks", LESSON)) == []
-    monkeypatch.setattr(build.torch.cuda, "is_available", lambda: False)
-    assert build.build(course("notebooks", LESSON.replace("x = 1", "x = 2"))) == []
-    assert texts(read(tmp_path, "notebooks")) == ["run 2\n", "run 2\n", "run 1\n"]
-    assert runs[1] == ["pass", "x = 2\nprint(x)"]  # and it was not run
-    changed = course("notebooks", LESSON.replace('"fast"', '"faster"'))
-    for _ in range(2):  # the second time nothing runs, and it is as stale as before
-        [stale] = build.build(changed)
-        assert stale.endswith("no output of a GPU for the cell that begins 'print(\"faster\", x)'")
-    assert texts(read(tmp_path, "notebooks"))[2] == "" and len(runs) == 3
-
-
 # With a kernel ---------------------------------------------------------------------------------------------------
 
 NOISE = """\
@@ -235,15 +206,6 @@ def test_a_lesson_is_run_by_this_python_with_strict_checks(noisy):
     assert notebook.cells[-1].outputs == [] and len(notes) == 1, "a cell for a GPU is not run without one"
 
 
-def test_outputs_have_no_progress_bars_and_pictures_a_palette(noisy):
-    cells = noisy[0].cells
-    streams = {(o.name, o.text.strip()) for o in cells[3].outputs}
-    assert streams == {("stdout", "before"), ("stderr", "behind")}
-    [picture] = [o.data["image/png"] for o in cells[6].outputs if "image/png" in o.get("data", {})]
-    image = Image.open(io.BytesIO(base64.b64decode(picture)))
-    assert image.mode == "P" and image.convert("RGB").getpixel((2, 2)) == (255, 255, 255)
-
-
 def test_numbers_in_the_prose_are_those_of_the_kernel_at_that_place(noisy):
     assert noisy[0].cells[5].source == "Of 3 answers 67 % are\nright, more than half. Not $\\binom{n}{{k}}$."
     values = {"len(rewards)": "3", "100 * sum(rewards) / len(rewards):.0f": "67"}
@@ -271,39 +233,3 @@ def test_a_sentence_that_is_no_longer_true_stops_the_build(course, tmp_path, mon
     monkeypatch.setenv("RLCOURSE_PROFILE", "smoke")  # whose runs are too small to bear what the text says
     build.build(false)
     assert read(tmp_path, "notebooks").cells[-1].source == "It is 4, which is odd."
-
-
-def also(monkeypatch, more):
-    """The fake run also leaves what `more` returns in the notebook."""
-    fake = build.execute
-    monkeypatch.setattr(build, "execute", lambda *run: fake(*run) | more())
-
-
-def test_another_reference_is_asked_for_and_other_words_are_not(course, runs, tmp_path, monkeypatch):
-    also(monkeypatch, lambda: {"values": {"x": "3", "x + 1": "4"}})
-    build.build(course("notebooks", CLAIM))
-    build.build(course("notebooks", CLAIM.replace("which is odd", "and odd")))
-    assert len(runs) == 1 and read(tmp_path, "notebooks").cells[-1].source == "It is 3, and odd."
-    build.build(course("notebooks", CLAIM.replace("{{ x }}", "{{ x + 1 }}")))
-    assert len(runs) == 2 and read(tmp_path, "notebooks").cells[-1].source == "It is 4, which is odd."
-
-
-def test_a_lesson_runs_again_when_a_record_that_it_read_has_changed(course, runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(execution, "data_folder", lambda: tmp_path)
-    (tmp_path / "curve.json").write_text("1")
-    also(monkeypatch, lambda: {"data": execution.data_digests(["curve.json"])})
-    for text, ran in (("1", 1), ("1", 1), ("2", 2), ("2", 2)):
-        (tmp_path / "curve.json").write_text(text)
-        build.build(course("notebooks", LESSON))
-        assert len(runs) == ran
-    (tmp_path / "curve.json").unlink()
-    build.build(course("notebooks", LESSON))
-    assert len(runs) == 3
-
-
-def test_references_that_need_no_kernel_can_be_asked_again():
-    names = {"load": {"a": [1.25, 2]}.get}
-    assert references.without_kernel("load('a')[0]:.1f", names) == "1.2"
-    assert references.without_kernel("max(v for v in load('a')):.0f", names) == "2"
-    assert references.without_kernel("load('a')[0] * x", names) is None
-    assert references.outdated({"load('a')[1]": "2", "load('a')[0]": "3", "x": "4"}, names) == {"load('a')[0]": "3"}

@@ -1,5 +1,5 @@
 """Fill README.md and RECORDS.md from the records, and draw the picture that README opens with:
-`python -m rlcourse.course.dev.readme`. No figure in them is typed.
+`python -m tools.readme`. No figure in them is typed.
 
 A table stands between `<!-- record nvidia-h200 step: column, column -->`, `<!-- curves -->`, `<!-- gain -->`,
 `<!-- sampler_gap -->`, `<!-- gap -->`, `<!-- headline -->` or `<!-- course -->` and `<!-- end -->`.
@@ -10,15 +10,15 @@ import re
 import statistics
 from pathlib import Path
 
-from rlcourse.course.dev import front
-from rlcourse.course.dev.headers import COURSE
+from rlcourse.course.contents import COURSE
 from rlcourse.course.lessons.curve_records import load_curve
 from rlcourse.course.lessons.curves import recorded_algorithms
-from rlcourse.course.lessons.lesson00 import summary
+from rlcourse.course.lessons.gain import summary
 from rlcourse.measure.plots import LABELS
 from rlcourse.measure.records import load_record, provenance, record_markdown
+from tools import front
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[1]
 FILLED = ("README.md", "RECORDS.md")
 KINDS = "record|headline|curves|gain|sampler_gap|gap|course"
 MARKER = re.compile(rf"(<!-- ({KINDS})([^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -1,0 +1,1 @@
+"""From masters to notebooks."""
