@@ -12,11 +12,11 @@ from pathlib import Path
 
 from rlcourse.course.contents import COURSE
 from rlcourse.course.lessons.curve_records import load_curve
-from rlcourse.course.lessons.curves import recorded_algorithms
 from rlcourse.course.lessons.gain import summary
 from rlcourse.measure.plots import LABELS
 from rlcourse.measure.records import load_record, provenance, record_markdown
 from tools import front
+from tools.lessons.curves import recorded_algorithms
 
 ROOT = Path(__file__).resolve().parents[1]
 FILLED = ("README.md", "RECORDS.md")

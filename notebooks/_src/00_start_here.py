@@ -576,7 +576,7 @@ half = bet("And how many of the 60 points does working instead of guessing contr
 
 # %% [markdown]
 # The answer is on record: longer runs with the same settings, three seeds, made with `python -m
-# rlcourse.course.lessons.lesson00 gain`. At several steps the model answered all validation problems at temperature 1,
+# tools.lessons.lesson00 gain`. At several steps the model answered all validation problems at temperature 1,
 # and every answer was sorted as above. Left, the three factors along training. Right, what each has contributed by
 # then. Since they multiply, what one contributes depends on the others; it is counted as the mean over the six orders
 # in which three things can change (the *Shapley value*), level by level, and the parts, with luck, add up to the gain
@@ -697,7 +697,7 @@ plt.show()
 #
 # Finally the learning curve as most papers show it, greedy accuracy, for runs of {{
 # load_curve("dr_grpo")["setup"]["steps"] }} steps with {{ len(load_curve("dr_grpo")["results"]) }} seeds (`python -m
-# rlcourse.course.lessons.curves dr_grpo`). The line is the mean, the band reaches from the worst seed to the best.
+# tools.lessons.curves dr_grpo`). The line is the mean, the band reaches from the worst seed to the best.
 
 # %% tags=["hide-input"]
 # @title Figure: the recorded curve

@@ -647,7 +647,7 @@ ends = [[seed["summary"]["accuracy_after"] for seed in load_curve(n)["results"]]
 ends.append([seed["summary"]["accuracy_after"] for seed in load_curve("reinforce_baseline")["results"]])
 lost = {n: fmean(final["reinforce"]) - fmean(final[n]) for n in ("reinforce_plus", "reinforce_minus")}
 default_overlaps = max(map(min, ends)) <= min(map(max, ends))
-print(provenance(curves["reinforce"]), "with `python -m rlcourse.course.lessons.lesson01`")
+print(provenance(curves["reinforce"]), "with `python -m tools.lessons.lesson01`")
 
 # %% [markdown]
 # A shift that leaves the expected gradient as it is costs {{ lost["reinforce_plus"]:.0f }} points on average when it is

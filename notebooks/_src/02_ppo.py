@@ -657,9 +657,8 @@ unexplained = sum(row["error"] for row in second_half) / sum(row["variance"] for
 
 # %% tags=["hide-input"]
 # @title Figure: with and without the clip, three seeds each
-from rlcourse.course.lessons.lesson02 import VARIANTS
-
-records = {name: load_curve(f"lesson02_{name}") for name in VARIANTS}
+NAMES = ("all", "no_clip", "no_critic", "no_norm", "fast_all", "fast_no_clip")
+records = {name: load_curve(f"lesson02_{name}") for name in NAMES}
 fig, axes = plt.subplots(1, 2, figsize=(10, 3.4), sharey=True, layout="constrained")
 for ax, prefix in zip(axes, ("", "fast_"), strict=True):
     for name, label, color, marker in (("all", "PPO", BLUE, "D"), ("no_clip", "ratio, no clip", ORANGE, "^")):
@@ -677,7 +676,7 @@ peak = {n: max(100 * e["accuracy"] for s in record["results"] for e in s["evals"
 tested = {
     n: [100 * s["summary"]["accuracy_after"] for s in load_curve(n)["results"]] for n in ("ppo", "reinforce_baseline")
 }
-print(provenance(records["all"]), "with `python -m rlcourse.course.lessons.lesson02`")
+print(provenance(records["all"]), "with `python -m tools.lessons.lesson02`")
 
 # %% [markdown]
 # - **The clip matters.** At the same rate two of three seeds end ten points or more lower without it. {{ assert sum(a -

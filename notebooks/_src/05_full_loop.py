@@ -38,7 +38,6 @@ from rlcourse.collect import answer_rewards
 from rlcourse.config import make_config
 from rlcourse.course import pick
 from rlcourse.course.lessons.curve_records import load_curve
-from rlcourse.course.lessons.lesson05 import RUNS
 from rlcourse.course.loop import GROUP, LIMIT, PROMPTS, greedy_accuracy, log_probs, task, verify
 from rlcourse.course.widgets import bet
 from rlcourse.learner import Learner
@@ -350,9 +349,10 @@ print(
 # make_config().num_prompts }} problems a step and {{ load_curve("lesson05_healthy")["setup"]["minibatches"] }} updates
 # a rollout. Each of the others has **one** setting changed. One is paid for the wrong thing, one has a learning rate a
 # hundred times too large, one a thousand times too small, and one may write no more than {{
-# RUNS["truncation"]["max_new_tokens"] }} tokens. All curves are of the samples of a step, before its updates, so that
-# KL begins at rounding level. **Look for** which is which. {{ assert math.isclose(RUNS["collapse"]["lr"], 100 *
-# make_config().lr) and math.isclose(RUNS["still"]["lr"], make_config().lr / 1000) }}
+# load_curve("lesson05_truncation")["setup"]["max_new_tokens"] }} tokens. All curves are of the samples of a step,
+# before its updates, so that KL begins at rounding level. **Look for** which is which. {{ assert
+# math.isclose(load_curve("lesson05_collapse")["setup"]["lr"], 100 * make_config().lr) and
+# math.isclose(load_curve("lesson05_still")["setup"]["lr"], make_config().lr / 1000) }}
 
 # %% tags=["hide-input"]
 # @title Figure: a healthy run and four patients
@@ -386,7 +386,7 @@ axes[0, 0].set(ylabel="share", ylim=(0, 1.02))
 axes[1, 0].set_ylabel("KL to the start, nats a token")
 axes[0, 2].legend(loc="upper right")
 plt.show()
-print(f"recorded on {healthy['device']}, {healthy['date']}, with `python -m rlcourse.course.lessons.lesson05`")
+print(f"recorded on {healthy['device']}, {healthy['date']}, with `python -m tools.lessons.lesson05`")
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -404,7 +404,7 @@ for name, record in runs.items():
     ends = [seed["summary"] for seed in record["results"]]
     after[name] = [100 * e["after"]["accuracy"] for e in ends]
     reward = by_seed(record, "reward")[:, -5:].mean()
-    changed = ", ".join(f"`{k}` {v:g}" for k, v in RUNS[PATIENTS.get(name, name)].items()) or "nothing"
+    changed = ", ".join(f"`{k}` {v:g}" for k, v in record["setup"].items() if v != healthy["setup"].get(k)) or "nothing"
     before = 100 * ends[0]["before"]["accuracy"]
     lines.append(
         f"| {name} | {changed} | {reward:.2f} | {before:.1f} % | {min(after[name]):.1f} to {max(after[name]):.1f} % |"

@@ -40,7 +40,7 @@ from transformers import DynamicCache
 
 from rlcourse.course import pick
 from rlcourse.course.lessons.curve_records import load_curve
-from rlcourse.course.lessons.sampler_gap import LAG
+from rlcourse.course.lessons.recorded import LAG
 from rlcourse.course.widgets import bet, explorer
 from rlcourse.logprobs import token_logprobs
 from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, SKY, VERMILION

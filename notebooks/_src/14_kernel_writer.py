@@ -35,9 +35,9 @@ from IPython.display import Code
 from rlcourse.collect import answer_rewards
 from rlcourse.config import make_config
 from rlcourse.course import pick
-from rlcourse.course.embedded.kernels import Recipe, Stage, new_policy, run_stage
 from rlcourse.course.lessons.curve_records import load_curve
-from rlcourse.course.lessons.lesson14 import FEWER, FRAGMENTS, MODELS, RETAUGHT, SAMPLES, SLIGHTLY_FEWER
+from rlcourse.course.lessons.recorded import FEWER, RETAUGHT_STEPS, SAMPLES, SLIGHTLY_FEWER
+from rlcourse.course.lessons.warm_start import imitate, kernel_policy
 from rlcourse.course.widgets import bet
 from rlcourse.evaluation import answer_problems, load_all
 from rlcourse.learner import Learner
@@ -723,10 +723,10 @@ def hopeful(policy) -> list[float]:
 
 
 torch.manual_seed(0)
-weak = new_policy(Recipe())
+weak = kernel_policy()
 plateau = {"random weights": hopeful(weak)}
 short = computations(pick(50, 500), "train", 1, (2, 2))
-run_stage(weak, Stage(pick(10, 150), 3e-3, 2, None), short, 32, random.Random(1))
+imitate(weak, short, pick(10, 150), 3e-3, 32, random.Random(1))
 plateau["two lines seen"] = hopeful(weak)
 plateau["start of section 2"] = hopeful(train(0)[1])
 
@@ -742,7 +742,7 @@ ax.set(xlabel="lines of the problem", ylabel="% of groups", ylim=(0, 112), xtick
 ax.set_title("groups of 8 with a right sample")
 ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()
-spoiled, taught = FRAGMENTS, MODELS[RETAUGHT][1][-1].steps
+spoiled, taught = load_curve("lesson14_plateau_dense")["setup"]["model"], RETAUGHT_STEPS
 
 # %% [markdown]
 # With random weights there is nothing to learn from, whatever the problem. {{ assert sum(plateau["random weights"]) ==
@@ -886,10 +886,9 @@ slow_first, slow_last = ([row["curves"]["hacked"][place] for row in careful["res
 # careful["setup"]["block"] }} it was {{ spread(slow_first) }} %. {{ assert min(slow_last) > 5 * max(slow_first) }} All
 # {{ len(left_out(careful)) }} cheats that the record (`lesson14_stale_careful`) shows keep a value that is lost with
 # its launch, and none leaves a line out. {{ assert not any(left_out(careful)) }} To see lines left out we start from
-# another: {{ opened["stale"]["setup"]["model"] }}. The compiler checked none of these demonstrations. {{ assert
-# all(stage.habits.unchecked == 1 for stage in MODELS[opened["stale"]["setup"]["model"]][1]) }} At the vertical line the
-# hole is closed, and training goes on with the honest judge from where the hole has led; cheats are shown up to that
-# line. **Look for** the distance between the open judge and the honest judge.
+# another: {{ opened["stale"]["setup"]["model"] }}. The compiler checked none of these demonstrations. At
+# the vertical line the hole is closed, and training goes on with the honest judge from where the hole has led; cheats
+# are shown up to that line. **Look for** the distance between the open judge and the honest judge.
 
 # %% tags=["hide-input"]
 # @title Figure: two holes, open and closed

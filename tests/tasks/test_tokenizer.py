@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcourse.course.embedded import demonstrations as module
-from rlcourse.course.embedded.demonstrations import minigsm_texts
 from rlcourse.tasks import load_task
 from rlcourse.tasks.minigsm import SHIPPED
 from rlcourse.tasks.tokenizer import train_tokenizer
+from tools.embedded import minigsm as module
+from tools.embedded.minigsm import minigsm_texts
 
 
 @pytest.fixture(scope="module")

@@ -1,1 +1,1 @@
-"""Experiments behind the lessons' figures: what they train, and the records that they leave in `data/curves/`."""
+"""What the lessons import: experiments in memory, parts of recorded runs, and the records of learning curves."""

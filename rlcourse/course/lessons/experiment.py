@@ -1,16 +1,15 @@
-"""What the experiments share: a training run that is measured from within, and an engine that repeats a rollout."""
+"""Training runs that are measured from within."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from rlcourse.batch import Completions, Rollout
+from rlcourse.batch import Completions
 from rlcourse.collect import RewardFunction, answer_rewards
 from rlcourse.config import TrainConfig
 from rlcourse.evaluation import answer_problems, load_all, summarize
 from rlcourse.learner import Learner
-from rlcourse.sampling import Sampling
 from rlcourse.step import train_step
 from rlcourse.tasks import Problem
 from rlcourse.tasks.prompts import PromptSampler
@@ -56,15 +55,3 @@ class Experiment:
                 metrics, completions = self.train(step, reward_function)
                 steps.append({name: metrics[name] for name in kept} | measure(completions))
         return {"evals": evals, "steps": {name: [row[name] for row in steps] for name in steps[0]}}
-
-
-class Replay:
-    """An engine that gives the same rollout whatever it is asked, so that several steps train on one."""
-
-    def __init__(self, rollout: Rollout):
-        self.rollout = rollout
-
-    def generate(
-        self, prompts: list[list[int]], num_generations: int, max_new_tokens: int, sampling: Sampling
-    ) -> Rollout:
-        return self.rollout

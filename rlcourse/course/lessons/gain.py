@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from rlcourse.course.embedded.demonstrations import ANSWER, CHECK, THINK
+from rlcourse.course.lessons.demonstrations import ANSWER, CHECK, THINK
 from rlcourse.tasks.minigsm import parse_step
 from rlcourse.tasks.minigsm_templates import TEMPLATES
 from rlcourse.tasks.minigsm_words import BOXES, BOYS, GIRLS, THINGS

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from rlcourse.course.embedded.demonstrations import WORKED, Mix, demonstration
 from rlcourse.course.lessons import gain
+from rlcourse.course.lessons.demonstrations import Mix, demonstration
 from rlcourse.tasks.minigsm import generate
 from rlcourse.tasks.task import Answer, Problem
 from rlcourse.tasks.verify import CUT_OFF, verify
@@ -39,7 +39,11 @@ def test_the_kind_of_an_answer(text, kind):
 
 def test_no_demonstration_is_garbage_and_each_is_of_the_kind_it_was_made_as():
     rng = random.Random(0)
-    mixes = {"worked": WORKED, "words": Mix(worked=0, guess=0, prose=1), "guess": Mix(worked=0, guess=1, prose=0)}
+    mixes = {
+        "worked": Mix(worked=1, guess=0, prose=0),
+        "words": Mix(worked=0, guess=0, prose=1),
+        "guess": Mix(worked=0, guess=1, prose=0),
+    }
     for problem in generate(400, 3, "test"):
         for kind, mix in mixes.items():
             text = demonstration(problem, rng, mix)
@@ -62,11 +66,6 @@ def test_counts_are_of_levels_and_know_what_is_right():
     assert found["1"] == {"garbage": 0, "guess": 2, "words": 0, "worked": 1, "worked right": 1, "right": 2}
     assert found["2"] == {"garbage": 1, "guess": 0, "words": 0, "worked": 1, "worked right": 0, "right": 0}
     assert gain.accuracy(found) == pytest.approx(2 / 5)
-
-
-def test_the_factors_are_shares_of_what_is_left():
-    one = {"1": {"garbage": 50, "guess": 30, "words": 0, "worked": 20, "worked right": 15, "right": 18}}
-    assert gain.factors(one) == pytest.approx({"clean": 0.5, "choice": 0.4, "arithmetic": 0.75})
 
 
 def test_the_parts_add_up_to_the_gain():

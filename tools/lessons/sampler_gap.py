@@ -1,4 +1,4 @@
-"""A sampler that lags behind the policy: `python -m rlcourse.course.lessons.sampler_gap`.
+"""A sampler that lags behind the policy: `python -m tools.lessons.sampler_gap`.
 
 The engine takes over the policy's weights every `LAG` steps only, as where sampling and training run side by side.
 Training then learns from answers that are not quite the policy's own; truncated importance sampling weighs them. Writes
@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from rlcourse.config import make_config
-from rlcourse.course.lessons.curve_records import record_variants
 from rlcourse.course.lessons.experiment import Experiment
+from rlcourse.course.lessons.recorded import LAG
 from rlcourse.rollout import make_engine
 from rlcourse.rollout.fast import FastEngine
+from tools.lessons.recording import record_variants
 
 SEEDS = (0, 1, 2)
-LAG = 8  # steps for which the sampler keeps its weights
 SETTINGS: dict[str, Any] = {"algorithm": "dr_grpo", "steps": 80, "lr": 1e-4}
 VARIANTS = {
     "in step": {"sampler_correction": "off"},

@@ -1,4 +1,4 @@
-"""Demonstrations of uneven quality for the warm start on `minigsm`, as text found on the web would be.
+"""Demonstrations of uneven quality on `minigsm`, as text found on the web would be.
 
 Some work the problem out and end in `#### N`, some guess, some end in words that the strict verifier cannot read, some
 check what needs no check, some slip. A model that imitates them does each of these some of the time, so reinforcement
@@ -6,10 +6,9 @@ learning has something to choose from.
 """
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rlcourse.tasks.minigsm import GeneratedProblem, sample, solve, work
+from rlcourse.tasks.minigsm import GeneratedProblem, solve, work
 
 THINK = "Let me think."
 CHECK = "Let me check:"
@@ -36,18 +35,6 @@ class Mix:
                 raise ValueError(f"{name} is a probability: it must be from 0 to 1, not {value}.")
         if abs(self.worked + self.guess + self.prose - 1) > 1e-9:
             raise ValueError("worked, guess and prose are the kinds of demonstration: they must add up to 1.")
-
-
-WORKED = Mix(worked=1, guess=0, prose=0, think=0, check=0, slip=0)  # every answer worked out, none with a flaw
-GUESSED = {1: 0.35, 2: 0.55, 3: 0.65, 4: 0.75}  # share of guesses by level: people skip the working when it is long
-IN_WORDS, MONEY_IN_WORDS = 0.2, 0.7  # share of worked answers that end in words, more of them when asked for dollars
-
-
-def uneven_mix(problem: GeneratedProblem) -> Mix:
-    """The mixture for a problem: the longer its working the more guesses, and money mostly in words."""
-    guess = GUESSED[problem.level]
-    words = MONEY_IN_WORDS if "dollars" in problem.question else IN_WORDS
-    return Mix(worked=(1 - guess) * (1 - words), guess=guess, prose=(1 - guess) * words)
 
 
 def demonstration(problem: GeneratedProblem, rng: random.Random, mix: Mix) -> str:
@@ -81,17 +68,3 @@ def draw_slip(problem: GeneratedProblem, rng: random.Random, probability: float)
         return {}
     slips = [{place: error} for place in range(1, problem.level + 1) for error in SLIPS]
     return rng.choice([slip for slip in slips if solve(problem.steps, problem.numbers, slip) is not None])
-
-
-def minigsm_texts(n: int = 20_000, seed: int = 7) -> Iterator[str]:
-    """What the tokenizer of the embedded model is trained on: questions and answers of n problems, words around them.
-
-    The problems are of the sft split alone. The words are the names of the roles and the phrases of the demonstrations.
-    """
-    rng = random.Random(seed)
-    for i in range(n):
-        problem = sample(rng, "sft").to_problem()
-        yield problem.question
-        yield problem.answer
-        if i % 10 == 0:  # often enough to become tokens
-            yield f"system\nuser\nassistant\n{THINK}\n{CHECK} {ANSWER} "

@@ -1,6 +1,6 @@
 """The recorded runs of lesson 14, three seeds each: the kernel model trained by an honest judge; by one with a hole; by
 the honest one again, from where the hole has led; by times measured on a GPU; from other starts, made with other random
-numbers; from one that earns nothing; and in five other ways: `python -m rlcourse.course.lessons.lesson14`.
+numbers; from one that earns nothing; and in five other ways: `python -m tools.lessons.lesson14`.
 
 Takes names of `RUNS`, or does them all. Writes the record `lesson14_<name>` of each. The runs themselves stay in
 runs/lesson14: the one that closes a hole begins with the model that the open one has left there, and trains that first
@@ -18,9 +18,7 @@ import torch
 
 from rlcourse.checkpoint import latest_checkpoint, save_model, step_of
 from rlcourse.config import TrainConfig, make_config
-from rlcourse.course.embedded.kernels import Habits, Recipe, Stage, run_stage, sft
-from rlcourse.course.embedded.sft import save_halved
-from rlcourse.course.lessons.curve_records import record_seeds
+from rlcourse.course.lessons.recorded import FEWER, RETAUGHT_STEPS, SAMPLES, SLIGHTLY_FEWER
 from rlcourse.evaluation import answer_problems, evaluate, load_all, summarize
 from rlcourse.files import read_json, read_lines
 from rlcourse.policy import load_policy
@@ -31,17 +29,20 @@ from rlcourse.tasks.kernels.optimum import fits_one_launch
 from rlcourse.tasks.kernels.problems import computations
 from rlcourse.tasks.kernels.task import KernelProblem, KernelTask, KernelVerdict, load, partial
 from rlcourse.trainer import train
+from tools.embedded import save_halved
+from tools.embedded.kernels import Habits, Recipe, Stage, run_stage, sft
+from tools.lessons.recording import record_seeds
 
 SEEDS = (0, 1, 2)
 FOLDER = Path("runs/lesson14")
 COMMON = {"eval_every": 20, "eval_validation": 264, "pass_k": 0, "save_every": 0}
 BLOCK = 5  # steps of which the curves hold the mean
 SHOWN = 4  # steps at the end whose samples are kept
-HELD_OUT, REFUSED, SAMPLES = 200, 0.6, 4  # see `held_out`; sampled answers to each problem
-TASK, HERE = "rlcourse.tasks.kernels.task:", "rlcourse.course.lessons.lesson14:"
+HELD_OUT, REFUSED = 200, 0.6  # see `held_out`
+TASK, HERE = "rlcourse.tasks.kernels.task:", "tools.lessons.lesson14:"
 CARELESS = "the kernel model after 40 supervised steps on demonstrations in which 3 % of the lines are left out"
 FRAGMENTS = "the kernel model after 60 supervised steps on demonstrations in which 90 % of the lines are left out"
-RETAUGHT = FRAGMENTS + ", and 20 on eager programs"
+RETAUGHT = FRAGMENTS + f", and {RETAUGHT_STEPS} on eager programs"
 ANOTHER = "the recipe of the kernel model with the seed 2 and the run's added"
 SPOIL = Stage(60, 5e-4, 5, Habits(skip=0.9, unchecked=1.0))
 MODELS: dict[str, tuple[str, tuple[Stage, ...]]] = {  # the folder of each, and what it learns after the kernel model
@@ -49,9 +50,8 @@ MODELS: dict[str, tuple[str, tuple[Stage, ...]]] = {  # the folder of each, and 
     # a step it learns other tricks first. Of this one's, 66 do.
     CARELESS: ("careless", (Stage(40, 5e-4, 5, Habits(skip=0.03, unchecked=1.0)),)),
     FRAGMENTS: ("fragments", (SPOIL,)),
-    RETAUGHT: ("retaught", (SPOIL, Stage(20, 5e-4, 5, None))),
+    RETAUGHT: ("retaught", (SPOIL, Stage(RETAUGHT_STEPS, 5e-4, 5, None))),
 }
-FEWER, SLIGHTLY_FEWER = 0.4, 0.57  # see `fewer_refused` and `slightly_fewer_refused`
 SHORTEST = 3  # lines of the problems that the runs from FRAGMENTS train on
 
 # What differs from COMMON, which itself differs from the preset `kernels`.

@@ -1,4 +1,4 @@
-"""Learning curves of the algorithms on the embedded task, three seeds each: `python -m rlcourse.course.lessons.curves`.
+"""Learning curves of the algorithms on the embedded task, three seeds each: `python -m tools.lessons.curves`.
 
 Takes names of algorithms, or does the usual six. Writes the record `<algorithm>` for each, and draws what is there in
 `data/curves/curves.png`.
@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from rlcourse.config import ALGORITHMS, make_config
-from rlcourse.course.lessons.curve_records import load_curve, record_seeds
+from rlcourse.course.lessons.curve_records import load_curve
 from rlcourse.measure.plots import plot_curves
 from rlcourse.paths import data_folder
 from rlcourse.runs import read_lines
 from rlcourse.trainer import train
+from tools.lessons.recording import record_seeds
 
 SEEDS = (0, 1, 2)
 STEPS = 60  # more than the preset's, to show where the curves flatten

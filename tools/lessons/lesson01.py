@@ -1,14 +1,14 @@
 """The runs of lesson 01: what a constant added to every reward does, with and without a baseline, five seeds each.
 
-`python -m rlcourse.course.lessons.lesson01 [VARIANTS...]` trains on the embedded task with few completions a step and
+`python -m tools.lessons.lesson01 [VARIANTS...]` trains on the embedded task with few completions a step and
 writes the record `lesson01_<variant>` of each.
 """
 
 import sys
 from typing import Any
 
-from rlcourse.course.lessons.curve_records import record_seeds
-from rlcourse.course.lessons.curves import train_and_read
+from tools.lessons.curves import train_and_read
+from tools.lessons.recording import record_seeds
 
 SEEDS = (0, 1, 2, 3, 4)
 FEW = {

@@ -1,4 +1,4 @@
-"""The model that ships: size, format, and a start from which there is something to learn."""
+"""The models that ship: size, format, and a start from which there is something to learn."""
 
 import json
 
@@ -11,7 +11,8 @@ from rlcourse.evaluation import answer_problems, summarize
 from rlcourse.paths import data_folder
 from rlcourse.policy import load_policy
 from rlcourse.rollout import make_engine
-from rlcourse.tasks import load_task
+from rlcourse.sampling import Sampling
+from rlcourse.tasks import load_task, mean_metrics
 
 FOLDER = data_folder() / "minigsm" / "model"
 
@@ -53,3 +54,25 @@ def test_its_errors_are_of_more_than_one_kind(answers):
         "a wrong number after working": [a for a in wrong if a.formatted and "\n" in a.text.strip()],
     }
     assert all(len(found) >= 10 for found in kinds.values()), json.dumps({k: len(v) for k, v in kinds.items()})
+
+
+@pytest.fixture(scope="module")
+def kernel_model():
+    policy = load_policy("embedded-kernels")
+    return policy, make_engine(policy, "fast", torch.float32), load_task("kernels")
+
+
+def test_the_kernel_model_writes_eager_programs(kernel_model):
+    policy, engine, task = kernel_model
+    problems = task.test[:60] + task.test[200:230]
+    means = mean_metrics([a for (a,) in answer_problems(policy, engine, task, problems, 64)])
+    assert means["correct"] >= 0.95 and means["long_correct"] >= 0.9
+    assert means["fast_1"] <= 0.02 and means["fast_1.5"] == 0
+
+
+def test_the_kernel_model_is_sometimes_faster_when_it_is_sampled(kernel_model):
+    policy, engine, task = kernel_model
+    answers = answer_problems(policy, engine, task, task.test[:60], 64, Sampling(), 4)
+    means = mean_metrics([a for group in answers for a in group])
+    assert 0.05 < means["fast_1"] < 0.4 and means["optimal"] < 0.05
+    assert means["correct"] > 0.85

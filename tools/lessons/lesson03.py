@@ -1,4 +1,4 @@
-"""The recorded runs of lesson 03, three seeds each: `python -m rlcourse.course.lessons.lesson03 [NAMES...]`.
+"""The recorded runs of lesson 03, three seeds each: `python -m tools.lessons.lesson03 [NAMES...]`.
 
 `64x2` to `2x64` train GRPO with 128 rows a step, split into prompts x answers in different ways; `dynamic` is 16x8 with
 dynamic sampling. `bonus_normalized` and `bonus_centered` are the loop of the lesson, 4x8, with a thousandth of a point
@@ -12,9 +12,9 @@ from typing import Any
 
 from rlcourse.collect import answer_rewards
 from rlcourse.config import TrainConfig, make_config
-from rlcourse.course.lessons.curve_records import record_seeds
 from rlcourse.course.lessons.experiment import Experiment
 from rlcourse.tasks import Answer
+from tools.lessons.recording import record_seeds
 
 SEEDS = (0, 1, 2)
 SHAPES = {"64x2": (64, 2), "32x4": (32, 4), "16x8": (16, 8), "8x16": (8, 16), "2x64": (2, 64)}

@@ -1,6 +1,6 @@
 """The runs of lesson 00: what becomes of the sampled answers while the laptop preset trains, three seeds.
 
-`python -m rlcourse.course.lessons.lesson00 gain [SEEDS...]` counts the kinds of answers (see `gain.py`) along the way
+`python -m tools.lessons.lesson00 gain [SEEDS...]` counts the kinds of answers (see `gain.py`) along the way
 and writes the record `lesson00_gain`. Seeds that are recorded already, with the same setup, are kept.
 """
 
@@ -8,10 +8,11 @@ import sys
 from typing import Any
 
 from rlcourse.config import TrainConfig, make_config
-from rlcourse.course.lessons.curve_records import load_curve, write_curve
+from rlcourse.course.lessons.curve_records import load_curve
 from rlcourse.course.lessons.experiment import Experiment
 from rlcourse.course.lessons.gain import Counts, accuracy, count
 from rlcourse.evaluation import answer_problems
+from tools.lessons.recording import write_curve
 
 SEEDS = (0, 1, 2)
 STEPS = (0, 2, 5, 10, 15, 20, 30, 40, 50, 60)

@@ -1,5 +1,5 @@
 """The recorded runs of lesson 05, three seeds each: one that goes well, those that fail on purpose, and two that start
-from a model that answers in words: `python -m rlcourse.course.lessons.lesson05`.
+from a model that answers in words: `python -m tools.lessons.lesson05`.
 
 Takes names of `RUNS`, or does them all. Writes the record `lesson05_<name>` of each.
 """
@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from rlcourse.config import make_config
-from rlcourse.course.embedded.demonstrations import Mix
-from rlcourse.course.embedded.sft import Stage, run_stage, save_halved
-from rlcourse.course.lessons.curve_records import record_seeds
+from rlcourse.course.lessons.demonstrations import Mix
 from rlcourse.policy import load_policy
 from rlcourse.runs import read_lines
 from rlcourse.trainer import train
+from tools.embedded import save_halved
+from tools.embedded.minigsm import Stage, run_stage
+from tools.lessons.recording import record_seeds
 
 SEEDS = (0, 1, 2)
 IN_WORDS = "the embedded model after 40 supervised steps on answers of which most end in words"

@@ -1,4 +1,4 @@
-"""Lesson 02, PPO with one safeguard removed: `python -m rlcourse.course.lessons.lesson02 [VARIANTS...]`.
+"""Lesson 02, PPO with one safeguard removed: `python -m tools.lessons.lesson02 [VARIANTS...]`.
 
 Every rollout serves eight optimizer steps, so that safeguards have something to guard against; variants called `fast`
 have twice the learning rate. Writes the record `lesson02_<variant>` of each. A seed takes one minute on one CPU core.
@@ -11,9 +11,9 @@ import torch
 
 from rlcourse.batch import Completions
 from rlcourse.config import make_config
-from rlcourse.course.lessons.curve_records import record_seeds
 from rlcourse.course.lessons.experiment import Experiment
 from rlcourse.learner import Learner
+from tools.lessons.recording import record_seeds
 
 SEEDS = (0, 1, 2)
 SETTING: dict[str, Any] = {

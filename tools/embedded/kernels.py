@@ -1,4 +1,4 @@
-"""The recipe of the small model in `data/kernels/model/`: `python -m rlcourse.course.embedded.kernels FOLDER`.
+"""The recipe of the small model in `data/kernels/model/`: `python -m tools.embedded.kernels FOLDER`.
 
 It takes about eight minutes. With torch 2.13 and one thread of an AMD EPYC it made the very weights that ship.
 
@@ -13,10 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-from tqdm import tqdm
-
-from rlcourse.course.embedded.sft import random_policy, save_halved, train_on
+from rlcourse.course.lessons.warm_start import SHIPPED, Size, imitate, kernel_policy
 from rlcourse.policy import Policy
 from rlcourse.tasks.kernels.language import (
     INPUTS,
@@ -26,10 +23,9 @@ from rlcourse.tasks.kernels.language import (
     Statement,
     compile_program,
     eager,
-    write,
 )
 from rlcourse.tasks.kernels.problems import computations
-from rlcourse.tasks.kernels.tokenizer import kernel_tokenizer
+from tools.embedded import save_halved
 
 
 @dataclass(frozen=True)
@@ -67,18 +63,7 @@ class Recipe:
     refused: float = 0.3  # share of them in which one launch does not hold all lines
     rows: int = 32  # demonstrations a step
     seed: int = 1
-    hidden_size: int = 128
-    layers: int = 4
-    heads: int = 4
-    kv_heads: int = 2
-    intermediate_size: int = 384
-    rope_theta: float = 100.0  # positions are less than 128: with 10,000 the model learns to copy much later
-
-
-def new_policy(recipe: Recipe) -> Policy:
-    """A Qwen2 model with random weights, and the tokenizer of the language."""
-    rope = {"rope_type": "default", "rope_theta": recipe.rope_theta}
-    return random_policy(kernel_tokenizer(), recipe, max_position_embeddings=256, rope_parameters=rope)
+    size: Size = SHIPPED
 
 
 def demonstration(computation: Computation, rng: random.Random, habits: Habits | None) -> list[Statement]:
@@ -116,39 +101,18 @@ def departed(computation: Computation, rng: random.Random, habits: Habits) -> li
     return program
 
 
-def draw_pairs(
-    policy: Policy, problems: Sequence[Computation], habits: Habits | None, rows: int, rng: random.Random
-) -> list[tuple[list[int], list[int]]]:
-    """Token ids of prompts drawn from the problems and of their demonstrations, EOS included, shortest first."""
-    pairs = []
-    for computation in rng.choices(problems, k=rows):
-        text = " " + write(demonstration(computation, rng, habits)) + policy.tokenizer.eos_token
-        answer = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
-        pairs.append((policy.prompt(str(computation)), answer))
-    return sorted(pairs, key=lambda pair: len(pair[0]) + len(pair[1]))
-
-
 def run_stage(policy: Policy, stage: Stage, problems: Sequence[Computation], rows: int, rng: random.Random) -> float:
-    """Train on fresh demonstrations, AdamW, the learning rate falling to a twentieth; the last loss, nats a token."""
-    parameters = list(policy.model.parameters())
-    optimizer = torch.optim.AdamW(parameters, lr=stage.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
-    problems = [computation for computation in problems if len(computation.lines) <= stage.longest]
-    bar = tqdm(range(stage.steps), desc=f"sft to {stage.longest} lines", unit="step", dynamic_ncols=True)
-    for step in bar:
-        for group in optimizer.param_groups:
-            group["lr"] = stage.lr * min(1.0, (step + 1) / 30) * max(0.05, 1.0 - step / stage.steps)
-        loss = train_on(policy, draw_pairs(policy, problems, stage.habits, rows, rng))
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        bar.set_postfix(loss=f"{loss:.3f}")
-    return loss
+    """Train on fresh demonstrations of the stage; the last loss, nats per token."""
+    short = [computation for computation in problems if len(computation.lines) <= stage.longest]
+    return imitate(
+        policy, short, stage.steps, stage.lr, rows, rng, lambda problem: demonstration(problem, rng, stage.habits)
+    )
 
 
 def sft(recipe: Recipe) -> Policy:
     """The model of the recipe. Each sitting draws alike, and leaves the weights as a file in bfloat16 holds them."""
     problems = computations(recipe.problems, "train", recipe.seed, (2, 7), recipe.refused)
-    policy = new_policy(recipe)
+    policy = kernel_policy(recipe.size, recipe.seed)
     for stages in recipe.sittings:
         rng = random.Random(recipe.seed)
         for stage in stages:

@@ -1,1 +1,0 @@
-"""How the small model that ships in `data/minigsm/model/` was made."""

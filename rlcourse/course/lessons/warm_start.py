@@ -1,0 +1,141 @@
+"""Small models trained from random weights on demonstrations: the one of lesson 14, and those that ship."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from tqdm import tqdm
+from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
+
+from rlcourse.policy import Policy
+from rlcourse.tasks.kernels.language import Computation, Statement, eager, write
+from rlcourse.tasks.kernels.tokenizer import kernel_tokenizer
+
+Pairs = list[tuple[list[int], list[int]]]  # token ids of prompts and of their answers, EOS included
+
+MICRO_BATCH_ROWS = 32
+IGNORED = -100  # label of positions that aren't learned: the question and padding
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of a Qwen2 model."""
+
+    hidden_size: int = 128
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 2
+    intermediate_size: int = 384
+
+
+SHIPPED = Size()
+
+
+def random_policy(tokenizer: PreTrainedTokenizerBase, size: Size, seed: int, **others: Any) -> Policy:
+    """A Qwen2 model with random weights for this tokenizer. others: more fields of `Qwen2Config`."""
+    torch.manual_seed(seed)
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(tokenizer),
+            hidden_size=size.hidden_size,
+            num_hidden_layers=size.layers,
+            num_attention_heads=size.heads,
+            num_key_value_heads=size.kv_heads,
+            intermediate_size=size.intermediate_size,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            **others,
+        )
+    )
+    # <|endoftext|> ends an answer too, should the model ever sample it.
+    eos_ids = [tokenizer.eos_token_id, tokenizer.pad_token_id]
+    model.generation_config = GenerationConfig(eos_token_id=eos_ids, pad_token_id=tokenizer.pad_token_id)
+    return Policy(model, tokenizer, eos_ids, tokenizer.pad_token_id)
+
+
+def as_pair(policy: Policy, question: str, answer: str) -> tuple[list[int], list[int]]:
+    """Token ids of the question's prompt, and of the answer with EOS."""
+    ids = policy.tokenizer(answer + policy.tokenizer.eos_token, add_special_tokens=False)["input_ids"]
+    return policy.prompt(question), ids
+
+
+def by_length(pairs: Pairs) -> Pairs:
+    """The pairs, shortest first, so that a micro-batch has little padding."""
+    return sorted(pairs, key=lambda pair: len(pair[0]) + len(pair[1]))
+
+
+def batch(pairs: Pairs, pad_id: int) -> tuple[Tensor, Tensor]:
+    """Token ids and labels [rows, length], right-padded; only answers are labelled."""
+    length = max(len(prompt) + len(answer) for prompt, answer in pairs)
+    ids = torch.full((len(pairs), length), pad_id)
+    labels = torch.full((len(pairs), length), IGNORED)
+    for row, (prompt, answer) in enumerate(pairs):
+        end = len(prompt) + len(answer)
+        ids[row, :end] = torch.tensor(prompt + answer)
+        labels[row, len(prompt) : end] = torch.tensor(answer)
+    return ids, labels
+
+
+def train_on(policy: Policy, pairs: Pairs) -> float:
+    """Add the gradient of the mean loss per answer token, and return that loss."""
+    tokens = sum(len(answer) for _, answer in pairs)
+    total = 0.0
+    for start in range(0, len(pairs), MICRO_BATCH_ROWS):
+        ids, labels = batch(pairs[start : start + MICRO_BATCH_ROWS], policy.pad_id)
+        logits = policy.model(input_ids=ids, use_cache=False).logits[:, :-1].flatten(0, 1)
+        loss = F.cross_entropy(logits, labels[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum") / tokens
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+def kernel_policy(size: Size = SHIPPED, seed: int = 1) -> Policy:
+    """A Qwen2 model with random weights, and the tokenizer of the kernel language."""
+    # Positions are below 128: with a theta of 10,000 the model learns to copy much later.
+    rope = {"rope_type": "default", "rope_theta": 100.0}
+    return random_policy(kernel_tokenizer(), size, seed, max_position_embeddings=256, rope_parameters=rope)
+
+
+def draw_programs(
+    policy: Policy,
+    problems: Sequence[Computation],
+    rows: int,
+    rng: random.Random,
+    demonstrate: Callable[[Computation], list[Statement]] = eager,
+) -> Pairs:
+    """Prompts drawn from the problems, each with the program that `demonstrate` gives."""
+    drawn = rng.choices(problems, k=rows)
+    return by_length([as_pair(policy, str(c), " " + write(demonstrate(c))) for c in drawn])
+
+
+def imitate(
+    policy: Policy,
+    problems: Sequence[Computation],
+    steps: int,
+    lr: float,
+    rows: int,
+    rng: random.Random,
+    demonstrate: Callable[[Computation], list[Statement]] = eager,
+) -> float:
+    """Train on `rows` fresh demonstrations per step with AdamW, and return the last loss in nats per token.
+
+    The learning rate falls to a twentieth of `lr`. By default the programs are eager.
+    """
+    parameters = list(policy.model.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+    bar = tqdm(range(steps), desc="sft", unit="step", dynamic_ncols=True)
+    for step in bar:
+        for group in optimizer.param_groups:
+            group["lr"] = lr * min(1.0, (step + 1) / 30) * max(0.05, 1.0 - step / steps)
+        loss = train_on(policy, draw_programs(policy, problems, rows, rng, demonstrate))
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        bar.set_postfix(loss=f"{loss:.3f}")
+    return loss

@@ -1,0 +1,60 @@
+"""Training on demonstrations: only the answer is learned, and eager programs are copied."""
+
+import random
+
+import pytest
+import torch
+
+from rlcourse.course.lessons import warm_start
+from rlcourse.course.lessons.warm_start import Size, batch, draw_programs, imitate, kernel_policy, train_on
+from rlcourse.tasks.kernels.problems import computations
+
+PROBLEMS = computations(40, "train", 11, (2, 6), 0.3)
+
+
+@pytest.fixture
+def policy():
+    return kernel_policy(Size(hidden_size=32, layers=1))
+
+
+def test_labels_cover_exactly_the_answer_and_its_end(policy):
+    pairs = draw_programs(policy, PROBLEMS, 8, random.Random(0))
+    lengths = [len(prompt) + len(answer) for prompt, answer in pairs]
+    assert lengths == sorted(lengths)
+    ids, labels = batch(pairs, policy.pad_id)
+    for row, (prompt, answer) in enumerate(pairs):
+        labelled = labels[row] != warm_start.IGNORED
+        assert ids[row][labelled].tolist() == labels[row][labelled].tolist() == answer
+        assert answer[-1] == policy.eos_ids[0] and ids[row, : len(prompt)].tolist() == prompt
+        assert (ids[row, len(prompt) + len(answer) :] == policy.pad_id).all()
+
+
+def test_an_eager_demonstration_repeats_the_question(policy):
+    for prompt, answer in draw_programs(policy, PROBLEMS, 20, random.Random(0)):
+        question = policy.tokenizer.decode(prompt).removesuffix(" =>")
+        lines = policy.tokenizer.decode(answer[:-1]).replace(" end put ;", " ;").removesuffix(" ;")
+        assert lines == question
+
+
+@pytest.mark.parametrize("micro_batch_rows", [3, 32])
+def test_the_loss_is_the_mean_over_the_tokens_of_all_answers(policy, micro_batch_rows, monkeypatch):
+    monkeypatch.setattr(warm_start, "MICRO_BATCH_ROWS", micro_batch_rows)
+    pairs = draw_programs(policy, PROBLEMS, 8, random.Random(0))
+    losses = []
+    for prompt, answer in pairs:  # one row at a time, no padding
+        distribution = policy.model(torch.tensor([prompt + answer])).logits[0].log_softmax(-1)
+        losses += [-distribution[len(prompt) - 1 + i, token] for i, token in enumerate(answer)]
+    expected = torch.stack(losses).mean()
+    expected.backward()
+    gradients = [p.grad.clone() for p in policy.model.parameters()]
+    policy.model.zero_grad()
+    assert train_on(policy, pairs) == pytest.approx(expected.item(), abs=1e-5)
+    for parameter, gradient in zip(policy.model.parameters(), gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, atol=1e-5, rtol=1e-4)
+
+
+def test_imitation_lowers_the_loss(policy):
+    pairs = draw_programs(policy, PROBLEMS, 32, random.Random(9))
+    before = train_on(policy, pairs)
+    imitate(policy, PROBLEMS, 40, 3e-3, 8, random.Random(0))
+    assert train_on(policy, pairs) < before - 0.5

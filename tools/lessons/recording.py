@@ -1,0 +1,52 @@
+"""Write the records of learning curves, which `rlcourse.course.lessons.curve_records` reads."""
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from rlcourse.course.lessons.curve_records import command_of
+from rlcourse.measure.records import write_record
+from rlcourse.paths import data_folder
+
+
+def record_seeds(
+    name: str, arguments: list[str], setup: dict[str, Any], seeds: Iterable[int], run: Callable[[int], dict[str, Any]]
+) -> None:
+    """Write the record of what `run` measures with each seed. name, arguments, setup: see `write_curve`."""
+    found = {}
+    for seed in seeds:
+        start = time.perf_counter()
+        found[seed] = run(seed)
+        print(name, seed, found[seed]["evals"][-1], f"{time.perf_counter() - start:.0f} s", flush=True)
+    write_curve(name, arguments, setup, found)
+
+
+def write_curve(name: str, arguments: list[str], setup: dict[str, Any], seeds: dict[int, dict[str, Any]]) -> Path:
+    """Write a record and return its path. arguments: what the module's command was told; setup: the settings that the
+    seeds share; seeds: what each measured, its numbers written to five significant digits."""
+    results = [{"variant": f"seed {seed}"} | significant(measured) for seed, measured in seeds.items()]
+    command = " ".join([command_of(name), *arguments])
+    return write_record(name, setup, results, command=command, folder=data_folder() / "curves")
+
+
+def record_variants(
+    name: str, setup: dict[str, Any], variants: list[str], seeds: Iterable[int],
+    run: Callable[[str, int], dict[str, Any]],
+) -> Path:  # fmt: skip
+    """Write the record of what `run` measures of each variant with each seed, and return its path."""
+    results = []
+    for variant in variants:
+        for seed in seeds:
+            results.append({"variant": variant, "seed": seed} | significant(run(variant, seed)))
+            print(variant, seed, [round(row["accuracy"], 3) for row in results[-1]["evals"]], flush=True)
+    return write_record(name, setup, results, command=command_of(name), folder=data_folder() / "curves")
+
+
+def significant(value: Any) -> Any:
+    """The same value with its numbers to five significant digits."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, list):
+        return [significant(v) for v in value]
+    return {k: significant(v) for k, v in value.items()} if isinstance(value, dict) else value
