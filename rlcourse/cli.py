@@ -16,7 +16,7 @@ from rich.table import Table
 
 from rlcourse import __version__
 from rlcourse.cli_errors import refuse, user_errors
-from rlcourse.cli_options import parse_gpus, parse_rows, takes_settings, within
+from rlcourse.cli_options import parse_rows, takes_settings, within
 from rlcourse.cli_tables import print_config, print_fine_tuning, print_memory, print_preview, print_summary, printed
 from rlcourse.config import check_settings, make_config
 from rlcourse.distributed import hush_all_but_first, launched
@@ -210,47 +210,29 @@ def publish(
 @takes_settings
 def bench(
     settings: dict[str, Any],
-    what: Annotated[
-        str,
-        typer.Argument(
-            help="learn, decode, kernels, cute, layer, story, trace, rollout, step, scale, update, mismatch, exact, "
-            "gap, paged, serve, lowered or logprobs"
-        ),
-    ],
+    what: Annotated[str, typer.Argument(help="learn, decode, kernels or step")],
     shape: Annotated[str, typer.Option("--shape", help="Random weights of this shape; decode: or embedded")] = (
         "qwen2.5-0.5b"
     ),
-    rows: Annotated[str, typer.Option("--rows", help="decode, kernels, paged, step, update: rows; scale: the last")] = (
-        "16,64"
-    ),
+    rows: Annotated[str, typer.Option("--rows", help="decode, kernels, step: rows")] = "16,64",
     prompt_tokens: Annotated[
         int, typer.Option("--prompt-tokens", help="decode: tokens of a prompt", callback=within(COUNT))
     ] = 128,
     new_tokens: Annotated[
-        int,
-        typer.Option(
-            "--new-tokens", help="decode, step, scale, update: of an answer", callback=within(Range(2, 10**9))
-        ),
+        int, typer.Option("--new-tokens", help="decode, step: of an answer", callback=within(Range(2, 10**9)))
     ] = 256,
     lengths: Annotated[str, typer.Option("--lengths", help="decode: equal, or skewed (median 120)")] = "equal",
-    gpus: Annotated[str, typer.Option("--gpus", help="scale: numbers of ranks, one GPU each")] = "1,2",
     repeats: Annotated[int, typer.Option("--repeats", help="Timed repetitions", callback=within(COUNT))] = 5,
     record: Annotated[bool, typer.Option("--record", help="Keep the result in data/measurements/.")] = False,
     add: Annotated[bool, typer.Option("--add", help="The same, row by row: what is there stays.")] = False,
 ):
-    """Measure this machine: whether every engine and algorithm can `learn`, the ladder of `decode`, `rollout` engines
-    on the config's model, a whole training `step` beside TRL's, its `scale` over several GPUs, the `update`, the
-    `kernels` of a decode step, those in `cute` DSL, the `story` of a kernel in the loop and the `trace` of two of its
-    steps, the `mismatch` between sampling and training log-probs, what it costs that they are `exact`, what training
-    is like with the `gap` put back, what a `paged` cache gives and costs, how requests that arrive are `serve`d, what
-    `lowered` programs of the task kernels take, the memory of `logprobs`."""
+    """Measure this machine: whether every engine and algorithm can `learn`, every way to `decode`, the `kernels` of a
+    decode step, a whole training `step` beside TRL's."""
     with user_errors():
         config = make_config(**settings)
         from rlcourse.bench import Options, run_bench
 
-        options = Options(
-            shape, tuple(parse_rows(rows)), prompt_tokens, new_tokens, lengths, repeats, tuple(parse_gpus(gpus))
-        )
+        options = Options(shape, tuple(parse_rows(rows)), prompt_tokens, new_tokens, lengths, repeats)
         run_bench(what, config, options, record, add)
 
 

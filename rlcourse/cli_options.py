@@ -89,11 +89,3 @@ def parse_rows(text: str) -> list[int]:
     if any(number < 8 or number % 8 for number in numbers):
         raise ValueError(f"--rows takes multiples of 8, the group, set apart by commas, not {text[:80]!r}.")
     return numbers
-
-
-def parse_gpus(text: str) -> list[int]:
-    """The numbers of `--gpus`. Raises ValueError unless each is 1 or more."""
-    numbers = [int(part) if re.fullmatch(r"\s*[0-9]{1,4}\s*", part) else 0 for part in text.split(",")]
-    if not all(numbers):
-        raise ValueError(f"--gpus takes numbers of GPUs, set apart by commas, not {text[:80]!r}.")
-    return numbers

@@ -14,7 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from rlcourse import cli, evaluation, trainer
-from rlcourse.bench import decode, models, speed
+from rlcourse.bench import decode, models, step
 from rlcourse.bench.options import POSITIONS, Options
 from rlcourse.config import make_config
 from rlcourse.course import lab
@@ -32,7 +32,7 @@ def nothing_is_loaded(monkeypatch, tmp_path):
 
     monkeypatch.chdir(tmp_path)
     loading = {trainer: "train resume", evaluation: "evaluate sample", fine_tuning: "fine_tune resume"}
-    loading |= {report: "run_grade", lab: "lab", decode: "decode", speed: "step"}
+    loading |= {report: "run_grade", lab: "lab", decode: "decode", step: "step"}
     for place, names in loading.items():
         for name in names.split():
             monkeypatch.setattr(place, name, reached)
@@ -61,7 +61,6 @@ def refused(*arguments: str, code: int = 2) -> str:
         ("bench decode --repeats 0", "--repeats must be from 1"),
         ("bench step --shape embedded", "Unknown shape 'embedded': use one of qwen2.5-0.5b, "),
         ("bench step --rows 16,x", "--rows takes multiples of 8, the group, set apart by commas, not "),
-        ("bench scale --gpus 0", "--gpus takes numbers of GPUs"),
         ("train --task poetry", "Unknown task 'poetry': use minigsm, gsm8k, "),
         ("grade x.ipynb --memory nan", "--memory must be from 0.1 to 1,000, not nan."),
     ],

@@ -1,8 +1,8 @@
 """Real models on GSM8K, run by run: training in several variants and seeds, and the record that holds them.
 
-    python tools/gsm8k.py --model FOLDER --runs runs/gsm8k                # all of VARIANTS, seeds 0, 1 and 2
-    python tools/gsm8k.py --model FOLDER --runs runs/gsm8k --variants dr_grpo,grpo --seeds 0,1 --gpus 0,1,2,3
-    python tools/gsm8k.py --model FOLDER --runs runs/gsm8k --record      # write the records, from what is there
+    python -m tools.gsm8k --model FOLDER --runs runs/gsm8k                # all of VARIANTS, seeds 0, 1 and 2
+    python -m tools.gsm8k --model FOLDER --runs runs/gsm8k --variants dr_grpo,grpo --seeds 0,1 --gpus 0,1,2,3
+    python -m tools.gsm8k --model FOLDER --runs runs/gsm8k --record      # write the records, from what is there
 
 Each run is `rlcourse train --preset h200` with a variant's settings, in a process and on a GPU of its own. A run that
 is there is not repeated, and one that was cut off goes on from its last checkpoint, so a study can grow over many short
@@ -63,7 +63,7 @@ def settings_of(variant: str, seed: int, arguments: argparse.Namespace) -> dict[
 def train_one(variant: str, seed: int, arguments: argparse.Namespace) -> None:
     """Train in this process, or go on where a run was cut off."""
     from rlcourse import trainer
-    from rlcourse.bench.gap import TWO, put_back
+    from tools.bench.gap import TWO, put_back
 
     if variant.startswith("two"):
         make_learner = trainer.Trainer.__init__
@@ -75,7 +75,7 @@ def train_one(variant: str, seed: int, arguments: argparse.Namespace) -> None:
         trainer.Trainer.__init__ = make_with_two_sets
     settings = settings_of(variant, seed, arguments)
     if variant == "trl":
-        import gsm8k_trl
+        from tools import gsm8k_trl
 
         folder = folder_of(variant, seed, arguments)
         shutil.rmtree(folder, ignore_errors=True)  # of a run that was cut off: TRL's doesn't go on
@@ -99,7 +99,7 @@ def train_all(jobs: list[tuple[str, int]], arguments: argparse.Namespace) -> Non
             if gpu not in running and jobs:
                 variant, seed = job = jobs.pop(0)
                 shared = [f"--{name}={getattr(arguments, name)}" for name in CONFIG]
-                command = [sys.executable, __file__, *shared, "--one", variant, "--seeds", str(seed)]
+                command = [sys.executable, "-m", "tools.gsm8k", *shared, "--one", variant, "--seeds", str(seed)]
                 process = subprocess.Popen(command, env=os.environ | {"CUDA_VISIBLE_DEVICES": gpu})
                 running[gpu] = job, process
         time.sleep(1)
@@ -140,7 +140,7 @@ def record(jobs: list[tuple[str, int]], arguments: argparse.Namespace) -> None:
     """Write the record `gsm8k`, and a learning curve for each variant, from the runs that have finished."""
     done = [job for job in jobs if (folder_of(*job, arguments) / "summary.json").exists()]
     setup = make_config(arguments.preset, model=arguments.model).to_dict() | {"note": arguments.note}
-    command = f"python tools/gsm8k.py --model {Path(arguments.model).name} --runs runs/gsm8k"
+    command = f"python -m tools.gsm8k --model {Path(arguments.model).name} --runs runs/gsm8k"
     rows = [row for job in done for row in rows_of(*job, folder_of(*job, arguments))]
     print(write_record("gsm8k", setup, rows, command=command))
     for variant in dict.fromkeys(variant for variant, _ in done):

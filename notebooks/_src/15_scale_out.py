@@ -388,8 +388,8 @@ for link, speed in LINKS.items():
 # needed["100 Gbit/s Ethernet"] > max(r["step_s"] for r in steps.values()) }} Then you give each GPU more rows, or send
 # bf16, or send while the backward pass is still at work (as DDP and FSDP do).
 #
-# Up to four H200s of one machine, joined by NVLink, have been measured with `rlcourse bench scale`. **Look for** the
-# second line: how far from 1 is its efficiency, and how much of that is the all-reduce?
+# Up to four H200s of one machine, joined by NVLink, have been measured with `python -m tools.bench scale`. **Look
+# for** the second line: how far from 1 is its efficiency, and how much of that is the all-reduce?
 
 # %%
 scale = load_record("scale", "NVIDIA H200")

@@ -1,48 +1,39 @@
-"""Benchmarks that ship: `rlcourse bench NAME`, and `--record` to keep what was measured in `data/measurements/`.
+"""The benchmarks of `rlcourse bench NAME`; `--record` keeps what was measured in `data/measurements/`.
 
-Each returns the setup and the result rows of a measurement record: `decode` in `decode.py`; `kernels` in `kernels.py`;
-`cute` in `cute.py`; `story` in `story.py`; `trace` in `trace.py`, with traces that are kept in `data/traces/`; `paged`
-in `paged.py`; `serve` in `serve.py`; `rollout`, `step` and `update` in `speed.py`; `scale` in `scale.py`; `mismatch`
-and `logprobs` in `numerics.py`; `exact`, `gap`, `layer`, `learn` and `lowered` in files of their names; peers that are
-measured beside ours in `peers.py`. A record of another shape than `Options.shape` has it in its name.
+Each returns the setup and the rows of a measurement record: `decode`, `kernels`, `learn` and `step`, in files of their
+names. `peers.py` has what is measured beside ours. The record of a shape other than `Options.shape` has it in its name.
 """
 
 from rich.console import Console
 
 from rlcourse.bench.options import Options
-from rlcourse.bench.results import Results, record_name, shape_suffix, too_wide, varied
+from rlcourse.bench.results import Results, Rows, record_name, too_wide, varied
 from rlcourse.config import TrainConfig
 from rlcourse.files import try_folder
 from rlcourse.measure.records import device_name, results_table, write_record
 from rlcourse.paths import data_folder
 
-IN_PARTS = ("decode", "exact", "step", "update")  # those with rows that are kept as they are measured
+IN_PARTS = ("decode", "step")  # those whose rows are kept as they are measured
 
 
 def run_bench(what: str, config: TrainConfig, options: Options, record: bool, add: bool = False) -> None:
-    """Run the benchmark `what`, print its table and, with `record` or `add`, write the measurement record. add: only
-    what the record of this machine, its versions and this setup lacks is measured, and each row is written at once: so
-    that a long benchmark can be run in parts.
+    """Run the benchmark `what`, print its table and, with `record` or `add`, write the measurement record.
 
-    Raises ValueError for options that make no sense, or a spread too wide to be recorded; OSError if the record cannot
-    be written.
+    add: measure only what the record of this machine, its versions and this setup lacks, and write each row at once, so
+    that a long benchmark can run in parts. Raises ValueError for options that make no sense, or a spread too wide to
+    record; OSError if the record can't be written.
     """
     options.check(what)
-    if add and what not in IN_PARTS:
-        raise ValueError(f"--add is for {', '.join(IN_PARTS[:-1])} and {IN_PARTS[-1]}: use --record.")
-    if record or add:
-        try_folder(data_folder() / "measurements", "install the package where you may write")
-    from rlcourse.bench import numerics, speed
-    from rlcourse.bench.decode import decode
-
-    shape, counts, repeats, traces = options.shape, list(options.rows), options.repeats, {}
-    results = Results(what if add else None)
+    results = start(what, record, add, IN_PARTS)
+    shape, counts, repeats = options.shape, list(options.rows), options.repeats
     match what:
         case "learn":
             from rlcourse.bench.learn import learn
 
             setup, rows = learn(config)
         case "decode":
+            from rlcourse.bench.decode import decode
+
             setup, rows = decode(
                 shape, counts, options.prompt_tokens, options.new_tokens, options.lengths, repeats, results
             )
@@ -50,74 +41,36 @@ def run_bench(what: str, config: TrainConfig, options: Options, record: bool, ad
             from rlcourse.bench.kernels import kernels
 
             setup, rows = kernels(shape, counts, repeats)
-        case "cute":
-            from rlcourse.bench.cute import cute
-
-            setup, rows = cute(repeats)
-        case "layer":
-            from rlcourse.bench.layer import layer
-
-            setup, rows = layer(repeats)
-        case "lowered":
-            from rlcourse.bench.lowered import lowered
-
-            setup, rows = lowered(repeats)
-        case "story":
-            from rlcourse.bench.story import story
-
-            setup, rows = story(shape, counts, options.prompt_tokens, options.new_tokens, repeats)
-        case "trace":
-            from rlcourse.bench.trace import trace
-
-            setup, rows, traces = trace(shape, counts, options.prompt_tokens, options.new_tokens, repeats)
-        case "rollout":
-            setup, rows = speed.rollout(config, repeats)
         case "step":
-            setup, rows = speed.step(shape, counts, options.new_tokens, repeats, results=results)
-        case "scale":
-            from rlcourse.bench.scale import scale
+            from rlcourse.bench.step import step
 
-            setup, rows = scale(shape, counts[-1], options.new_tokens, list(options.gpus), repeats)
-        case "exact":
-            from rlcourse.bench.exact import exact
+            setup, rows = step(shape, counts, options.new_tokens, repeats, results=results)
+    finish(what, setup, rows, record, add)
 
-            setup, rows = exact(shape, counts, options.new_tokens, repeats, results)
-        case "gap":
-            from rlcourse.bench.gap import gap
 
-            setup, rows = gap(config)
-        case "paged":
-            from rlcourse.bench.paged import paged
+def start(what: str, record: bool, add: bool, in_parts: tuple[str, ...]) -> Results:
+    """Where the rows of a benchmark go. in_parts: the benchmarks that `add` is for.
 
-            setup, rows = paged(shape, counts, options.prompt_tokens, options.new_tokens, repeats)
-        case "serve":
-            from rlcourse.bench.serve import serve
+    Raises ValueError for an `add` of another benchmark, OSError if no record can be written.
+    """
+    if add and what not in in_parts:
+        raise ValueError(f"--add is for {' and '.join(in_parts)}: use --record.")
+    if record or add:
+        try_folder(data_folder() / "measurements", "install the package where you may write")
+    return Results(what if add else None)
 
-            setup, rows = serve(shape, repeats)
-        case "update":
-            setup, rows = speed.update(shape, counts, options.new_tokens, repeats, results)
-        case "mismatch":
-            setup, rows = numerics.mismatch(config)
-        case "logprobs":
-            setup, rows = numerics.logprobs(repeats=repeats)
+
+def finish(what: str, setup: dict, rows: Rows, record: bool, add: bool) -> None:
+    """Print the rows as a table and write the record. Raises ValueError if a row failed or varied too much."""
     table = results_table(rows, f"{what} on {device_name()}")
     Console(width=max(Console().width, 200)).print(table)  # a pipe has 80 columns, too few
     if add:
         print(f"The record {record_name(what, setup)!r} has {len(rows)} rows.")
     elif record:
-        _record(what, setup, rows, traces)
-
-
-def _record(what: str, setup: dict, rows: list[dict], traces: dict[str, list[dict]]) -> None:
-    failed = [row["variant"] for row in rows if row.get("error")]
-    if failed:
-        raise ValueError(f"Not recorded: {', '.join(failed)} failed.")
-    wide = [row for row in rows if varied(row)]
-    if wide:
-        raise ValueError(f"Not recorded: {too_wide(wide)}.")
-    print(f"Recorded in {write_record(record_name(what, setup), setup, rows)}.")
-    if traces:
-        from rlcourse.measure.traces import trace_path, write_trace
-
-        for variant, events in traces.items():
-            write_trace(events, trace_path(f"{variant}{shape_suffix(setup)}"))
+        failed = [row["variant"] for row in rows if row.get("error")]
+        if failed:
+            raise ValueError(f"Not recorded: {', '.join(failed)} failed.")
+        wide = [row for row in rows if varied(row)]
+        if wide:
+            raise ValueError(f"Not recorded: {too_wide(wide)}.")
+        print(f"Recorded in {write_record(record_name(what, setup), setup, rows)}.")

@@ -13,7 +13,7 @@ from torch import Tensor
 from rlcourse.bench.models import write_random_model
 from rlcourse.bench.options import Options
 from rlcourse.bench.peers import vllm_decode
-from rlcourse.bench.results import Results
+from rlcourse.bench.results import Results, Rows
 from rlcourse.measure.profiling import Profile, profile
 from rlcourse.measure.roofline import Machine, decode_step, measure_machine
 from rlcourse.measure.shapes import ModelShape
@@ -26,7 +26,6 @@ from rlcourse.rollout.triton_step import cute_wins
 from rlcourse.sampling import Sampling
 from rlcourse.tasks import load_task
 
-Rows = list[dict[str, Any]]
 GROUP = 8  # rows that share a prompt
 ROUNDS = 8  # of skewed answers: so many times more than are decoded at once
 DRAWS = 8  # of such a rollout: with few rows, a late long answer decides how well the slots of one are used
@@ -154,12 +153,12 @@ def _rung(
     ours, batch = isinstance(engine, FastEngine), rows // GROUP
     some = prompts if ours else prompts[: 2 * batch]  # `generate` does one batch like the other
     draws = DRAWS if ours and lengths == "skewed" else 1
-    row, done = _measure_rung(engine, some, len(some) if ours else batch, new_tokens, repeats, device, draws)
+    row, done = measure_rung(engine, some, len(some) if ours else batch, new_tokens, repeats, device, draws)
     if lengths == "equal":
         mean_context = sum(map(len, prompts)) / len(prompts) + new_tokens / 2
         sizes = ModelShape.from_config(policy.model.config)
         work = decode_step(sizes, rows, mean_context, torch.finfo(dtype).bits // 8)
-        row |= {"floor_ms": 1e3 * machine.floor_seconds(work)} | _look_inside(engine, prompts, new_tokens, device)
+        row |= {"floor_ms": 1e3 * machine.floor_seconds(work)} | look_inside(engine, prompts, new_tokens, device)
     else:
         row["schedule_steps"] = sum(schedule_steps(answers.tolist(), rows) for answers in done)
     engine.sleep()
@@ -173,7 +172,7 @@ def _policy(shape: str, folder: Path, device: torch.device) -> Policy:
     return load_policy(str(folder), device)
 
 
-def _measure_rung(
+def measure_rung(
     engine: RolloutEngine, prompts: list[list[int]], batch: int, new_tokens: int, repeats: int, device: torch.device,
     draws: int = 1,
 ) -> tuple[dict[str, Any], list[Tensor]]:  # fmt: skip
@@ -217,7 +216,7 @@ def schedule_steps(lengths: list[int], slots: int) -> int:
     return max(ends)
 
 
-def _look_inside(
+def look_inside(
     engine: RolloutEngine, prompts: list[list[int]], new_tokens: int, device: torch.device
 ) -> dict[str, float | None]:
     """What the profiler sees in a decode step: the share of time in which the GPU works, kernels (operators on a CPU),

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlcourse.bench.models import write_random_model
+from rlcourse.bench.results import Rows
 from rlcourse.exact.weights import has_kernels
 from rlcourse.measure.timing import graph_seconds
 from rlcourse.policy import load_policy
@@ -19,7 +20,6 @@ from rlcourse.rollout.triton_step import TritonStep
 from rlcourse.sampling import Sampling, sample_tokens
 from rlcourse.tasks import load_task
 
-Rows = list[dict[str, Any]]
 LENGTH = 384  # cache slots, of which `CONTEXT` are used
 CONTEXT = 256
 
@@ -105,17 +105,17 @@ def _pieces(decoder: Decoder, step: TritonStep, rows: int) -> dict[str, tuple]:
     def attention_error() -> float:
         step._attention(cache, rows, step.attention(rows))
         exact = F.scaled_dot_product_attention(query.float(), seen[0].float(), seen[1].float(), enable_gqa=True)
-        return _error(mixed, exact.reshape(rows, -1))
+        return relative_error(mixed, exact.reshape(rows, -1))
 
     def gate_up_error() -> float:
         step._gate_up(triton_kernels, first, rows, tiles)
         gate, up = F.linear(y.float(), first.gate_up.float()).chunk(2, -1)
-        return _error(h, F.silu(gate) * up)
+        return relative_error(h, F.silu(gate) * up)
 
     def down_error() -> float:
         before = x.clone()
         down(first)
-        return _error(x, before + F.linear(h.float(), first.down.float()))
+        return relative_error(x, before + F.linear(h.float(), first.down.float()))
 
     def each(run: Callable) -> Callable[[], None]:
         def over_layers() -> None:
@@ -159,6 +159,6 @@ def _pieces(decoder: Decoder, step: TritonStep, rows: int) -> dict[str, tuple]:
     }  # fmt: skip
 
 
-def _error(found: Tensor, exact: Tensor) -> float:
+def relative_error(found: Tensor, exact: Tensor) -> float:
     """Largest error over the largest value."""
     return ((found.float() - exact).abs().max() / exact.abs().max()).item()

@@ -1,4 +1,4 @@
-"""What benchmarks measure: the config's model and prompts, or random weights, which need no download."""
+"""Models with random weights, which need no download."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -6,12 +6,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-from rlcourse.config import TrainConfig
-from rlcourse.device import find_device
-from rlcourse.exact.weights import unknown_part
-from rlcourse.policy import Policy, load_policy
-from rlcourse.tasks import Task, load_task
-from rlcourse.tasks.prompts import PromptSampler
+from rlcourse.tasks import Task
 from rlcourse.tasks.tokenizer import train_tokenizer
 
 # The config.json of each model on the hub, https://huggingface.co/Qwen and https://huggingface.co/meta-llama
@@ -77,18 +72,6 @@ def task_texts(task: Task, count: int = 2000) -> Iterable[str]:
         yield problem.question
         yield problem.answer
     yield from ["system\nuser\nassistant\n", task.instruction] * 20
-
-
-def policy_and_prompts(config: TrainConfig) -> tuple[Policy, list[list[int]]]:
-    """The config's model, and the prompts of its first training step.
-
-    Raises ValueError for a model that the fast engine does not know: its figures would be those of another engine.
-    """
-    task, policy = load_task(config.task, config.data_dir), load_policy(config.model, find_device(config))
-    if unknown := unknown_part(policy.model):
-        raise ValueError(f"The fast engine does not know {unknown}: measure another --model.")
-    problems = PromptSampler(task.problems("train"), config.seed).sample(config.num_prompts)
-    return policy, [task.prompt(problem, policy) for problem in problems]
 
 
 def write_random_model(shape: str, task: Task, folder: Path) -> None:

@@ -2,15 +2,13 @@
 
 from dataclasses import dataclass
 
+from rlcourse.measure.records import BENCHMARKS
+
 POSITIONS = {  # shapes, and the tokens of their longest row
     "qwen2.5-0.5b": 32768, "qwen2.5-1.5b": 32768, "qwen3-0.6b": 32768, "llama-3.2-1b": 32768, "tiny": 32768,
     "embedded": 512,
 }  # fmt: skip
 LENGTHS = ("equal", "skewed")
-BENCHMARKS = (
-    "learn", "decode", "kernels", "cute", "layer", "story", "trace", "rollout", "step", "scale", "update", "mismatch",
-    "exact", "gap", "paged", "serve", "lowered", "logprobs",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -23,12 +21,11 @@ class Options:
     new_tokens: int = 256
     lengths: str = "equal"
     repeats: int = 5
-    gpus: tuple[int, ...] = (1, 2)
 
-    def check(self, what: str) -> None:
+    def check(self, what: str, benchmarks: tuple[str, ...] = BENCHMARKS) -> None:
         """Raise ValueError, before anything is loaded, for options that the benchmark `what` cannot run with."""
-        if what not in BENCHMARKS:
-            raise ValueError(f"Unknown benchmark {what!r}: use {', '.join(BENCHMARKS[:-1])} or {BENCHMARKS[-1]}.")
+        if what not in benchmarks:
+            raise ValueError(f"Unknown benchmark {what!r}: use {', '.join(benchmarks[:-1])} or {benchmarks[-1]}.")
         shapes = [shape for shape in POSITIONS if shape != "embedded" or what == "decode"]
         if self.shape not in shapes:
             raise ValueError(f"Unknown shape {self.shape!r}: use one of {', '.join(shapes)}.")

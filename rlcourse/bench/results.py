@@ -6,6 +6,7 @@ from typing import Any
 from rlcourse.bench.options import Options
 from rlcourse.measure.records import results_there, write_record
 
+Rows = list[dict[str, Any]]
 WIDEST_SPREAD = 0.2  # a measurement whose interquartile range is a larger share of its median is not recorded
 
 
@@ -19,7 +20,7 @@ class Results:
     def __init__(self, benchmark: str | None = None):
         self.benchmark = benchmark
         self.setup: dict[str, Any] = {}
-        self.rows: list[dict[str, Any]] = []
+        self.rows: Rows = []
 
     def begin(self, setup: dict[str, Any]) -> None:
         """Before the first row: the setup of all of them."""
@@ -57,6 +58,6 @@ def varied(row: dict[str, Any]) -> bool:
     return row.get("spread", 0) > WIDEST_SPREAD
 
 
-def too_wide(rows: list[dict[str, Any]]) -> str:
+def too_wide(rows: Rows) -> str:
     """What is wrong with rows that `varied`."""
     return f"{', '.join(row['variant'] for row in rows)} varied by over {WIDEST_SPREAD:.0%} between repetitions"

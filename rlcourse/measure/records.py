@@ -19,6 +19,8 @@ from rlcourse.paths import data_folder
 
 KEYS = ("name", "device", "driver", "versions", "date", "command", "setup", "results")
 
+BENCHMARKS = ("learn", "decode", "kernels", "step")  # of `rlcourse bench`; others are in `tools/bench/`
+
 loaded: set[Path] = set()  # the files that `load_record` has read: a notebook is stale if one of them changes
 
 PATH = re.compile(r"(?<![\w.)\]/])(?:~|[A-Za-z]:)?[/\\][\w.][^\s'\"]*")  # absolute, or in somebody's home
@@ -87,7 +89,7 @@ def _new_record(
         "driver": None if device.startswith("CPU") else machine.driver(),
         "versions": machine.versions(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": command or shlex.join([_program(Path(sys.argv[0])), *sys.argv[1:]]),
+        "command": command or shlex.join([*_program(Path(sys.argv[0])), *sys.argv[1:]]),
         "setup": setup,
         "results": results,
     }
@@ -109,9 +111,11 @@ def _like(record: dict[str, Any], path: Path) -> dict[str, Any] | None:
     return before if before is not None and same(before) == same(record) else None
 
 
-def _program(path: Path) -> str:
-    """What one types for it: of `python -m rlcourse`, rlcourse."""
-    return path.parent.name if path.name == "__main__.py" else path.name
+def _program(path: Path) -> list[str]:
+    """What you type to run it: `rlcourse` even for `python -m rlcourse`, and `python -m tools.bench`."""
+    if path.name != "__main__.py" or path.parent.name == "rlcourse":
+        return [path.parent.name if path.name == "__main__.py" else path.name]
+    return ["python", "-m", f"{path.parents[1].name}.{path.parent.name}"]
 
 
 def load_record(
@@ -119,12 +123,13 @@ def load_record(
 ) -> dict[str, Any]:
     """The record `name` of `device`, a device's name or folder name; of the only device that has one if not given.
 
-    folder: data/measurements if not given. command: what makes the record, `rlcourse bench NAME --record` if not given.
+    folder: data/measurements if not given. command: what makes the record; if not given, the benchmark of that name.
     Raises FileNotFoundError if there is none, ValueError if there are several to choose from or the file is malformed.
     """
     folder = folder or data_folder() / "measurements"
     found = sorted(folder.glob(f"{slug(device) if device else '*'}/{name}.json"))
-    remedy = f"measure it with `{command or f'rlcourse bench {name} --record'}`"
+    bench = "rlcourse bench" if name.partition("-")[0] in BENCHMARKS else "python -m tools.bench"
+    remedy = f"measure it with `{command or f'{bench} {name} --record'}`"
     if not found:
         raise FileNotFoundError(f"{name!r} has not been recorded{f' on {device}' if device else ''}: {remedy}.")
     if len(found) > 1:

@@ -61,6 +61,9 @@ def test_paths_of_the_machine_are_cut_down_to_their_last_part(tmp_path, monkeypa
     monkeypatch.setattr(sys, "argv", [f"{folder}/rlcourse/__main__.py", "bench"])  # python -m rlcourse
     record = json.loads(write_record("decode", {}, RESULTS, device="CPU x", folder=tmp_path).read_text())
     assert record["command"] == "rlcourse bench"
+    monkeypatch.setattr(sys, "argv", [f"{folder}/tools/bench/__main__.py", "exact", "--record"])
+    record = json.loads(write(tmp_path).read_text())
+    assert record["command"] == "python -m tools.bench exact --record"
 
 
 def add(rows, command, folder, **setup):

@@ -5,5 +5,5 @@ Decoding (lessons 08 to 11): `vector_add`, `rms_norm`, `swiglu`, `rope`, `sample
 
 A layer's training pass, forward and backward: `rms_norm_backward`, which lesson 12 takes apart; `residual_norm`,
 `rotate`, `swiglu`, `attention`, `embedding` and `token_logprob` with their gradients; `adamw`; `column_sum`, which adds
-up the parts of a weight's gradient. `rlcourse bench layer` measures them beside `torch.compile`.
+up the parts of a weight's gradient. `python -m tools.bench layer` measures them beside `torch.compile`.
 """

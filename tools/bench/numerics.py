@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlcourse.batch import Rollout
-from rlcourse.bench.models import policy_and_prompts
+from rlcourse.bench.results import Rows
 from rlcourse.config import TrainConfig
 from rlcourse.device import autocast
 from rlcourse.exact.weights import may_be_exact
@@ -21,8 +21,7 @@ from rlcourse.measure.timing import median_seconds
 from rlcourse.policy import Policy
 from rlcourse.rollout import make_engine, vllm
 from rlcourse.sampling import Sampling
-
-Rows = list[dict[str, Any]]
+from tools.bench.prompts import policy_and_prompts
 
 
 def mismatch(config: TrainConfig) -> tuple[dict[str, Any], Rows]:

@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 
-from rlcourse.bench import cute
-from rlcourse.bench.decode import _look_inside, _measure_rung, random_prompts
+from rlcourse.bench.decode import look_inside, measure_rung, random_prompts
 from rlcourse.bench.models import write_random_model
-from rlcourse.bench.speed import WARMUP, step_trainer, time_steps
+from rlcourse.bench.results import Rows
+from rlcourse.bench.step import WARMUP, step_trainer, time_steps
 from rlcourse.policy import Policy
 from rlcourse.rollout import RolloutEngine
 from rlcourse.rollout.fast import FastEngine
 from rlcourse.rollout.hf import HFEngine
 from rlcourse.tasks import load_task
+from tools.bench import cute
 
-Rows = list[dict[str, Any]]
 UNCOMPILED = ("hf-dynamic", "hf-static-eager")
 RAISED = "hf-static-breaks-raised"  # the breaking kernel, and a recompile limit that no layer reaches
 RECOMPILE_LIMIT = 64
@@ -77,8 +77,8 @@ def story(
                 limit = RECOMPILE_LIMIT if name == RAISED else torch._dynamo.config.recompile_limit
                 row = {"variant": name, "rows": count, "cache_tokens": None if name == "hf-dynamic" else longest}
                 with torch._dynamo.config.patch(recompile_limit=limit):
-                    row |= _measure_rung(trainer.engine, prompts, len(prompts), new_tokens, repeats, device)[0]
-                    row |= _look_inside(trainer.engine, prompts, new_tokens, device)
+                    row |= measure_rung(trainer.engine, prompts, len(prompts), new_tokens, repeats, device)[0]
+                    row |= look_inside(trainer.engine, prompts, new_tokens, device)
                 if name not in DECODE_ONLY:
                     step = time_steps(trainer, repeats, WARMUP if name == "graph" else 1)
                     row |= {key: step[key] for key in ("step_s", "rollout_s", "update_s")}

@@ -12,6 +12,7 @@ from rlcourse.batch import Rollout
 from rlcourse.bench.decode import GROUP, random_prompts, skewed
 from rlcourse.bench.models import write_random_model
 from rlcourse.bench.peers import vllm_decode
+from rlcourse.bench.results import Rows
 from rlcourse.config import make_config
 from rlcourse.device import find_device
 from rlcourse.measure.timing import measure, median_and_spread, seconds
@@ -23,7 +24,6 @@ from rlcourse.rollout.paged_scheduler import PagedPlan
 from rlcourse.sampling import Sampling
 from rlcourse.tasks import load_task
 
-Rows = list[dict[str, Any]]
 COMPLETIONS, LONGEST = 1024, 2048  # of the skewed part, and tokens of each at most
 MEDIAN = 300
 FULL = 256  # completions of full length that the budget has room for

@@ -1,6 +1,5 @@
-"""How fast: the rollout engines side by side, and a whole training step beside its peers."""
+"""The rollout engines side by side, and the update phase of a training step."""
 
-import gc
 import statistics
 import tempfile
 import time
@@ -9,23 +8,18 @@ from typing import Any
 
 import torch
 
-from rlcourse.bench.models import policy_and_prompts, write_random_model
-from rlcourse.bench.peers import trl_step, trl_variants
-from rlcourse.bench.results import Results
-from rlcourse.config import TrainConfig, make_config
-from rlcourse.device import find_device
+from rlcourse.bench.models import write_random_model
+from rlcourse.bench.results import Results, Rows
+from rlcourse.bench.step import our_step, step_trainer, time_steps
+from rlcourse.config import TrainConfig
 from rlcourse.measure import roofline
 from rlcourse.measure.shapes import ModelShape
 from rlcourse.measure.timing import measure, median_and_spread, median_seconds, seconds
 from rlcourse.rollout import make_engine, vllm
-from rlcourse.runs import new_run
-from rlcourse.step import train_step
-from rlcourse.tasks import Answer, load_task
+from rlcourse.tasks import load_task
 from rlcourse.tasks.prompts import PromptSampler
 from rlcourse.trainer import Trainer
-
-Rows = list[dict[str, Any]]
-WARMUP = 5  # steps: prompts of several lengths, so that what is captured for each is there
+from tools.bench.prompts import policy_and_prompts
 
 
 def rollout(config: TrainConfig, repeats: int = 5) -> tuple[dict[str, Any], Rows]:
@@ -70,112 +64,6 @@ def rollout(config: TrainConfig, repeats: int = 5) -> tuple[dict[str, Any], Rows
         "repeats": repeats,
     }
     return setup, rows
-
-
-def step(
-    shape: str,
-    completions: list[int],
-    new_tokens: int = 256,
-    repeats: int = 5,
-    peers: bool = True,
-    results: Results | None = None,
-) -> tuple[dict[str, Any], Rows]:
-    """Seconds of a whole Dr. GRPO step on GSM8K with random weights of `shape`; the same with vLLM as its engine, and
-    TRL's, where they are installed.
-
-    Random weights never end an answer, so every completion has `new_tokens` tokens, and they earn nothing; rewards are
-    coin flips instead, so that every group has a gradient.
-    """
-    task = load_task("gsm8k" if shape != "tiny" else "minigsm")
-    results = results or Results()
-    results.begin(
-        {"shape": shape, "task": task.name, "num_generations": 8, "new_tokens": new_tokens, "repeats": repeats}
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder) / "model"
-        write_random_model(shape, task, model)
-        for count in completions:
-            sizes = (count, new_tokens, repeats)
-            results.measure({"variant": "rlcourse", "rows": count}, our_step, str(model), task.name, *sizes)
-            if peers and vllm.runs_on(find_device(make_config())):
-                what = {"variant": "rlcourse, vllm", "rows": count}
-                results.measure(what, our_step, str(model), task.name, *sizes, "vllm")
-            for variant in trl_variants() if peers else ():
-                results.measure({"variant": variant, "rows": count}, trl_step, str(model), task, *sizes, variant)
-    return results.setup, results.rows
-
-
-def our_step(
-    model: str, task: str, completions: int, new_tokens: int, repeats: int, engine: str = "fast", **settings: Any
-) -> dict[str, Any]:
-    """Our step, as `time_steps` gives it. settings: of the config."""
-    with tempfile.TemporaryDirectory() as folder:
-        found = time_steps(step_trainer(model, task, completions, new_tokens, folder, engine, **settings), repeats)
-    if engine == "vllm":
-        vllm.free_memory()
-    return found
-
-
-def time_steps(trainer: Trainer, repeats: int, warmup: int = WARMUP) -> dict[str, Any]:
-    """Median seconds of a step and its phases, the gap between sampling and training log-probs, and the most memory: of
-    tensors, and with all that PyTorch holds besides, graphs' memory too. The first `warmup` steps do not count."""
-    on_gpu = torch.cuda.is_available()
-    if on_gpu:
-        gc.collect()  # of a trainer before
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    measured = []
-
-    def run() -> float:
-        metrics, _ = train_step(trainer.learner, trainer.engine, trainer.task, trainer.prompts, 1, coin_flips)
-        measured.append(metrics | metrics["timing"])
-        return measured[-1]["step_s"]
-
-    step_s, spread = median_and_spread(measure(run, repeats, warmup))
-    timed = measured[warmup:]
-    return {
-        "step_s": step_s,
-        "rollout_s": median_and_spread([m["rollout_s"] for m in timed])[0],
-        "update_s": median_and_spread([m["update_s"] for m in timed])[0],
-        "spread": spread,
-        "peak_memory_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
-        "reserved_memory_bytes": torch.cuda.max_memory_reserved() if on_gpu else None,
-        "mismatch_mean": max(m["mismatch_mean"] for m in timed),
-        "mismatch_max": max(m["mismatch_max"] for m in timed),
-    }
-
-
-def step_trainer(
-    model: str, task: str, completions: int, new_tokens: int, folder: str, engine: str = "fast", **settings: Any
-) -> Trainer:
-    """A trainer with `step_config`."""
-    config = step_config(model, task, completions, new_tokens, folder, engine, **settings)
-    return Trainer(new_run(config), find_device(config))
-
-
-def step_config(
-    model: str, task: str, completions: int, new_tokens: int, folder: str, engine: str = "fast", **settings: Any
-) -> TrainConfig:
-    """Of a run whose step has `completions` rows in groups of 8. settings: others."""
-    return make_config(
-        "h200" if torch.cuda.is_available() else "laptop",
-        model=model,
-        task=task,
-        num_prompts=completions // 8,
-        num_generations=8,
-        max_new_tokens=new_tokens,
-        output=folder,
-        engine=engine,
-        name=f"step-{engine}-{completions}",
-        warmup_steps=1,
-        **settings,
-    )
-
-
-def coin_flips(answers: list[Answer], config: TrainConfig) -> list[float]:
-    """Rewards, one a row: half of each group is right, in random places."""
-    order = torch.rand(config.num_prompts, config.num_generations).argsort(1)
-    return (order < config.num_generations // 2).float().flatten().tolist()
 
 
 def update(

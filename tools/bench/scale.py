@@ -1,4 +1,4 @@
-"""How a training step scales over ranks: `rlcourse bench scale --gpus 1,2`, each rank a process with a GPU of its own.
+"""How a training step scales over ranks, each a process with its own GPU: `python -m tools.bench scale --gpus 1,2`.
 
 Without a GPU the ranks share the processor, so that efficiency says little there; it shows that all works.
 """
@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from rlcourse.bench.models import write_random_model
-from rlcourse.bench.speed import WARMUP, Rows, step_config, time_steps
+from rlcourse.bench.results import Rows
+from rlcourse.bench.step import WARMUP, step_config, time_steps
 from rlcourse.checkpoint import policy_of_run
 from rlcourse.distributed.overlap import Pair, sample_ahead
 from rlcourse.distributed.world import Alone, World, start_world
@@ -66,7 +67,7 @@ def _on_ranks(count: int, given: dict[str, Any]) -> dict[str, Any]:
     """What `time_rank` measures on `count` ranks. Raises RuntimeError, with their error, if they fail."""
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)] if count > 1 else []
     with tempfile.TemporaryDirectory(dir=given["folder"]) as own:
-        command = [sys.executable, *launch, "-m", "rlcourse.bench.scale", json.dumps(given | {"own": own})]
+        command = [sys.executable, *launch, "-m", "tools.bench.scale", json.dumps(given | {"own": own})]
         done = subprocess.run(command, capture_output=True, text=True)
         result = Path(own) / "result.json"
         if not result.exists():

@@ -10,7 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlcourse.bench.cute import (
+from rlcourse.course.kernels import adamw as optimizer
+from rlcourse.course.kernels import attention as packed
+from rlcourse.course.kernels import embedding as table_rows
+from rlcourse.course.kernels import residual_norm as norm
+from rlcourse.course.kernels import residual_norm_backward as norm_backward
+from rlcourse.course.kernels import rotate as rotary
+from rlcourse.course.kernels import swiglu_backward as gate
+from rlcourse.course.kernels import token_logprob as head
+from rlcourse.course.kernels import token_logprob_backward as head_backward
+from tools.bench.cute import (
     EPS,
     HEAD_SIZE,
     HEADS,
@@ -23,15 +32,6 @@ from rlcourse.bench.cute import (
     measure_cases,
     three,
 )
-from rlcourse.course.kernels import adamw as optimizer
-from rlcourse.course.kernels import attention as packed
-from rlcourse.course.kernels import embedding as table_rows
-from rlcourse.course.kernels import residual_norm as norm
-from rlcourse.course.kernels import residual_norm_backward as norm_backward
-from rlcourse.course.kernels import rotate as rotary
-from rlcourse.course.kernels import swiglu_backward as gate
-from rlcourse.course.kernels import token_logprob as head
-from rlcourse.course.kernels import token_logprob_backward as head_backward
 
 LENGTH = 512  # of the sequences that attend
 STEP, LR, BETAS, DECAY = 5, 1e-5, (0.9, 0.95), 0.1  # of AdamW

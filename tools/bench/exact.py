@@ -9,7 +9,7 @@ import torch
 from rlcourse.bench.models import write_random_model
 from rlcourse.bench.options import Options
 from rlcourse.bench.results import Results
-from rlcourse.bench.speed import step_trainer, time_steps
+from rlcourse.bench.step import step_trainer, time_steps
 from rlcourse.logprobs import PlainPass
 from rlcourse.rollout.fast import FastEngine
 from rlcourse.tasks import load_task
@@ -45,7 +45,7 @@ def _step(model: str, task: str, count: int, new_tokens: int, repeats: int, two:
     with tempfile.TemporaryDirectory() as folder:
         trainer = step_trainer(model, task, count, new_tokens, folder)
         if not trainer.learner.exact:
-            raise ValueError("Sampler and trainer agree on Hopper in 16 bits alone: see `rlcourse bench mismatch`.")
+            raise ValueError("Sampler and trainer agree only on Hopper in 16 bits: measure `mismatch` instead.")
         if two:
             trainer.learner.policy_pass = PlainPass(trainer.policy.model, trainer.config.dtype, trainer.config.compile)
             trainer.engine = FastEngine(trainer.policy, torch.bfloat16, compile=True)

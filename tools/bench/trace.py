@@ -7,18 +7,19 @@ from typing import Any
 
 import torch
 
-from rlcourse.bench.decode import GROUP, _measure_rung, random_prompts
+from rlcourse.bench.decode import GROUP, measure_rung, random_prompts
 from rlcourse.bench.models import write_random_model
-from rlcourse.bench.story import engines
+from rlcourse.bench.results import Rows
 from rlcourse.config import make_config
 from rlcourse.measure.profiling import profile
-from rlcourse.measure.traces import Event, account, cut, launches, on_gpu, read_trace, step_marks, within
+from rlcourse.measure.traces import Event, launches, on_gpu, read_trace
 from rlcourse.policy import Policy, load_policy
 from rlcourse.rollout import RolloutEngine
 from rlcourse.sampling import Sampling
 from rlcourse.tasks import load_task
+from tools.bench.events import account, cut, step_marks, within
+from tools.bench.story import engines
 
-Rows = list[dict[str, Any]]
 STEPS = 10  # under the profiler
 SKIPPED = 2  # of them, for the GPU to be in step
 KEPT = 3  # in the trace that is kept
@@ -46,7 +47,7 @@ def trace(
         for name in ("hf-static-breaks", "graph"):
             torch._dynamo.reset()
             engine = ways[name]()
-            rung, _ = _measure_rung(engine, prompts, len(prompts), new_tokens, repeats, policy.device)
+            rung, _ = measure_rung(engine, prompts, len(prompts), new_tokens, repeats, policy.device)
             events = look(engine, prompts, policy, Path(folder) / "trace.json")
             found, traces[name] = one_engine(events, rung["ms_per_step"])
             head = {"variant": name, "rows": count}

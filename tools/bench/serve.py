@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from rlcourse.bench.models import write_random_model
-from rlcourse.bench.vllm_serve import vllm_serve
+from rlcourse.bench.results import Rows
 from rlcourse.config import make_config
 from rlcourse.device import find_device
 from rlcourse.measure.timing import median_and_spread
@@ -21,8 +21,8 @@ from rlcourse.rollout.arrivals import Request
 from rlcourse.rollout.serve import ServingEngine
 from rlcourse.sampling import Sampling
 from rlcourse.tasks import load_task
+from tools.bench.vllm_serve import vllm_serve
 
-Rows = list[dict[str, Any]]
 REQUESTS, SHORTEST, LONGEST = 256, 100, 1024  # requests; tokens of a prompt, and of an answer
 LARGEST_ID = 10_000  # of a prompt's tokens
 TEMPERATURE = 0.6

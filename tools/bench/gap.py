@@ -11,13 +11,13 @@ from torch import Tensor
 
 from rlcourse.batch import Rollout
 from rlcourse.bench.learn import one_run
+from rlcourse.bench.results import Rows
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.logprobs import PlainPass
 from rlcourse.rollout import make_engine
 from rlcourse.sampling import Sampling
 from rlcourse.trainer import Trainer
 
-Rows = list[dict[str, Any]]
 SEEDS = (0, 1, 2)
 LOSS_SCALE = 2.0**14  # float16 has nothing below 6e-8, and a token's share of the gradient is often less
 ONE, OWN, TWO, HALF = "one set", "two, trainer's own ratio", "two", "two, float16"
@@ -63,7 +63,7 @@ def gap(config: TrainConfig) -> tuple[dict[str, Any], Rows]:
 def put_back(trainer: Trainer, way: str) -> None:
     """Have the trainer compute log-probs in one of the ways that `gap` compares."""
     if not (trainer.engine.exact and trainer.learner.exact):
-        raise ValueError("Sampler and trainer agree on Hopper in 16 bits alone: see `rlcourse bench mismatch`.")
+        raise ValueError("Sampler and trainer agree only on Hopper in 16 bits: measure `mismatch` instead.")
     if way == ONE:
         return
     model, dtype = trainer.policy.model, trainer.config.dtype

@@ -1,4 +1,4 @@
-"""vLLM beside ours in `rlcourse bench serve`: the same requests, at the same times."""
+"""vLLM beside ours in `python -m tools.bench serve`: the same requests, at the same times."""
 
 import contextlib
 import time

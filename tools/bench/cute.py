@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlcourse.bench.kernels import _error
+from rlcourse.bench.kernels import relative_error
+from rlcourse.bench.results import Rows
 from rlcourse.measure.roofline import measure_machine
 from rlcourse.measure.timing import graph_seconds
 
-Rows = list[dict[str, Any]]
 HEADS, KV_HEADS, HEAD_SIZE, HIDDEN, INNER, VOCABULARY = 14, 2, 64, 896, 4864, 151936  # Qwen2.5-0.5B
 COLD = 1e9  # bytes that the tensors of all calls have together, far more than a GPU's cache holds
 ATTENTION = ((16, 512, 456), (256, 1024, 1024))  # rows, slots, tokens in use
@@ -83,7 +83,7 @@ def largest_error(case: Case, function: Callable, tensors: tuple) -> float:
     """Of all results. Some ways change what they are given, and some return a buffer."""
     found = [t.clone() for t in parts(function(*(t.clone() for t in tensors)))]
     exact = parts(case.exact(*(t.clone() for t in tensors)))
-    return max(_error(ours, right.float()) for ours, right in zip(found, exact, strict=True))
+    return max(relative_error(ours, right.float()) for ours, right in zip(found, exact, strict=True))
 
 
 def parts(found: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -1,0 +1,80 @@
+"""The authors' benchmarks: each starts, and what runs without a GPU measures what it says."""
+
+import pytest
+import torch
+
+from rlcourse.bench import Options, models
+from rlcourse.bench.results import Results
+from rlcourse.config import make_config
+from rlcourse.tasks import load_task
+from tools.bench import numerics, scale, speed, trace
+from tools.bench.__main__ import BENCHMARKS, measured
+
+TINY = {"num_prompts": 2, "num_generations": 3, "max_new_tokens": 8}
+ENGINES = ["hf-dynamic", "hf-static", "fast"]
+ON_A_CPU = ("rollout", "scale", "mismatch", "update")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("name", [name for name in BENCHMARKS if name not in (*ON_A_CPU, "exact", "gap")])
+def test_a_benchmark_of_a_gpu_is_refused_without_one(name):
+    with pytest.raises(ValueError, match="GPU"):
+        measured(name, make_config(), Options(shape="tiny"), [1], Results())
+
+
+def test_rollout_measures_each_engine_on_the_same_rows():
+    setup, rows = speed.rollout(make_config(**TINY), repeats=3)
+    assert [row["variant"] for row in rows][:3] == ENGINES
+    assert setup["num_generations"] == 3 and setup["repeats"] == 3
+    for row in rows:
+        assert row["rows"] == 6 and row["tokens_per_s"] > 0 and row["spread"] >= 0
+        assert row["speedup"] == pytest.approx(row["tokens_per_s"] / rows[0]["tokens_per_s"])
+
+
+def test_the_mismatch_in_float32_is_rounding_alone_and_every_token_is_in_one_group_of_each_kind():
+    """By probability, by place, by padding, and digits or not, the tokens of the fast engine add up to all."""
+    setup, rows = numerics.mismatch(make_config(**TINY))
+    tokens = {row["variant"]: row["tokens"] for row in rows}
+    for kind in ("fast, p ", "fast, tokens ", "padding than most", "digits"):
+        assert sum(count for variant, count in tokens.items() if kind in variant) == tokens["fast"]
+    rows = [row for row in rows if row["variant"] in ENGINES]
+    assert [row["variant"] for row in rows] == ENGINES and setup["dtype"] == "float32"
+    for row in rows:
+        assert 0 < row["mismatch_mean"] <= row["mismatch_max"] < 1e-4
+        assert 6 <= row["tokens"] <= 48 and row["trainer_error_mean"] == 0
+
+
+@pytest.mark.thorough
+def test_an_update_is_timed_beside_its_floor():
+    _, [row] = speed.update("tiny", [8], new_tokens=6, repeats=2)
+    assert row["rows"] == 8 and row["tokens"] % 8 == 0 and row["tokens"] > 8 * 6
+    assert 0 < row["floor_s"] < row["update_s"] and 0 < row["tflops"] < row["peak_tflops"]
+
+
+@pytest.mark.thorough
+def test_two_processes_are_measured(tmp_path):
+    models.write_random_model("tiny", load_task("minigsm"), tmp_path / "model")
+    given = {"folder": str(tmp_path), "task": "minigsm", "new_tokens": 4, "repeats": 1, "rows": 16}
+    for variant in scale.VARIANTS[1:]:
+        row = scale._on_ranks(2, given | {"variant": variant})
+        assert row["rows"] == 16 and row["tokens_per_s"] == pytest.approx(16 * 4 / row["step_s"])
+        assert (row.get("sampling_s", 0) > 0) == (variant == scale.VARIANTS[2])
+        assert (row["allreduce_s"] is None) == (variant != scale.VARIANTS[1])
+
+
+def test_a_traced_step_adds_up():
+    """Steps of 100 µs, each with a product of 30, attention of 20, and a launch of 5 a step earlier."""
+    events = []
+    for i in range(trace.STEPS):
+        for name, after, us in (("matmul", 0, 30), ("attention", 40, 20)):
+            event = {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": 1000 + 100 * i + after}
+            events.append(event | {"dur": us, "args": {"correlation": i}})
+        launch = {"cat": "cuda_runtime", "name": "cudaGraphLaunch", "pid": 1, "tid": 1, "args": {"correlation": i}}
+        events.append({"ph": "X", "ts": 900 + 100 * i, "dur": 5} | launch)
+    rows, kept = trace.one_engine(events, ms_per_step=0.08)
+    assert rows[0]["profiled_ms"] == pytest.approx(0.1) and rows[0]["busy_us"] == 50
+    assert rows[0]["launches_a_step"] == 1 and rows[0]["launch_us"] == 5
+    assert [(row["part"], row["us_a_step"]) for row in rows[1:]] == [
+        ("matmul", pytest.approx(30)), ("attention", pytest.approx(20)), ("no kernel", pytest.approx(30)),
+    ]  # fmt: skip
+    assert sum(event["name"] == "matmul" for event in kept if event["ts"] >= 100) == trace.KEPT

@@ -1,0 +1,112 @@
+"""`python -m tools.bench NAME`: measure, print a table and, with `--record`, write the measurement record."""
+
+from typing import Annotated, Any
+
+import typer
+
+from rlcourse.bench import Options, finish, start
+from rlcourse.bench.results import Results, Rows, shape_suffix
+from rlcourse.cli_errors import user_errors
+from rlcourse.cli_options import parse_rows, takes_settings
+from rlcourse.config import TrainConfig, make_config
+from rlcourse.measure.traces import trace_path
+from tools.bench.events import write_trace
+
+BENCHMARKS = (
+    "cute", "exact", "gap", "layer", "logprobs", "lowered", "mismatch", "paged", "rollout", "scale", "serve", "story",
+    "trace", "update",
+)  # fmt: skip
+IN_PARTS = ("exact", "update")
+
+
+def measured(
+    what: str, config: TrainConfig, options: Options, gpus: list[int], results: Results
+) -> tuple[dict[str, Any], Rows, dict[str, Any]]:
+    """Setup and rows of a benchmark, and traces by name. config: for gap, mismatch and rollout."""
+    shape, rows, repeats = options.shape, list(options.rows), options.repeats
+    tokens = options.prompt_tokens, options.new_tokens
+    match what:
+        case "cute":
+            from tools.bench.cute import cute
+
+            return *cute(repeats), {}
+        case "exact":
+            from tools.bench.exact import exact
+
+            return *exact(shape, rows, options.new_tokens, repeats, results), {}
+        case "gap":
+            from tools.bench.gap import gap
+
+            return *gap(config), {}
+        case "layer":
+            from tools.bench.layer import layer
+
+            return *layer(repeats), {}
+        case "logprobs":
+            from tools.bench.numerics import logprobs
+
+            return *logprobs(repeats=repeats), {}
+        case "lowered":
+            from tools.bench.lowered import lowered
+
+            return *lowered(repeats), {}
+        case "mismatch":
+            from tools.bench.numerics import mismatch
+
+            return *mismatch(config), {}
+        case "paged":
+            from tools.bench.paged import paged
+
+            return *paged(shape, rows, *tokens, repeats), {}
+        case "rollout":
+            from tools.bench.speed import rollout
+
+            return *rollout(config, repeats), {}
+        case "scale":
+            from tools.bench.scale import scale
+
+            return *scale(shape, rows[-1], options.new_tokens, gpus, repeats), {}
+        case "serve":
+            from tools.bench.serve import serve
+
+            return *serve(shape, repeats), {}
+        case "story":
+            from tools.bench.story import story
+
+            return *story(shape, rows, *tokens, repeats), {}
+        case "trace":
+            from tools.bench.trace import trace
+
+            return trace(shape, rows, *tokens, repeats)
+        case "update":
+            from tools.bench.speed import update
+
+            return *update(shape, rows, options.new_tokens, repeats, results), {}
+
+
+@takes_settings
+def bench(
+    settings: dict[str, Any],
+    what: Annotated[str, typer.Argument(help=", ".join(BENCHMARKS))],
+    shape: Annotated[str, typer.Option("--shape", help="Random weights of this shape")] = Options.shape,
+    rows: Annotated[str, typer.Option("--rows", help="scale takes the last")] = "16,64",
+    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens")] = Options.prompt_tokens,
+    new_tokens: Annotated[int, typer.Option("--new-tokens")] = Options.new_tokens,
+    gpus: Annotated[str, typer.Option("--gpus", help="scale: numbers of ranks, one GPU each")] = "1,2",
+    repeats: Annotated[int, typer.Option("--repeats", help="Timed repetitions")] = Options.repeats,
+    record: Annotated[bool, typer.Option("--record", help="Keep the result in data/measurements/.")] = False,
+    add: Annotated[bool, typer.Option("--add", help="The same, row by row: what is there stays.")] = False,
+):
+    """Measure what the lessons and RECORDS.md show and `rlcourse bench` doesn't."""
+    with user_errors():
+        options = Options(shape, tuple(parse_rows(rows)), prompt_tokens, new_tokens, repeats=repeats)
+        options.check(what, BENCHMARKS)
+        results = start(what, record, add, IN_PARTS)
+        setup, found, traces = measured(what, make_config(**settings), options, [*map(int, gpus.split(","))], results)
+        finish(what, setup, found, record, add)
+        for variant, events in traces.items() if record else ():
+            write_trace(events, trace_path(f"{variant}{shape_suffix(setup)}"))
+
+
+if __name__ == "__main__":
+    typer.run(bench)
