@@ -9,12 +9,13 @@ import json
 import re
 import statistics
 from pathlib import Path
+from typing import Any
 
 from rlcourse.course.contents import COURSE
 from rlcourse.course.lessons.curve_records import load_curve
 from rlcourse.course.lessons.gain import summary
 from rlcourse.measure.plots import LABELS
-from rlcourse.measure.records import load_record, provenance, record_markdown
+from rlcourse.measure.records import columns_of, format_cell, load_record, provenance
 from tools import front
 from tools.lessons.curves import recorded_algorithms
 
@@ -45,6 +46,15 @@ def _table(kind: str, arguments: str) -> str:
     source, columns = arguments.split(":")
     device, name = source.split()
     return record_markdown(load_record(name, device), [column.strip() for column in columns.split(",")])
+
+
+def record_markdown(record: dict[str, Any], columns: list[str] | None = None) -> str:
+    """The results as a Markdown table with its provenance in the last line."""
+    columns = columns or columns_of(record["results"])
+    rows = [columns, ["---"] * len(columns)]
+    rows += [[format_cell(row.get(column)).replace("|", "\\|") for column in columns] for row in record["results"]]
+    table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return f"{table}\n\n{provenance(record)}\n"
 
 
 def curves_markdown() -> str:

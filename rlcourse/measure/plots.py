@@ -60,7 +60,7 @@ def plot_run(
         steps, values = _series(metrics, key)
         axes.plot(steps, values, color=color, linewidth=0.9, alpha=0.5, label="each step")
         axes.plot(steps, _moving_mean(values), color=color, linewidth=2, label=f"mean of the last {WINDOW}")
-        _finish(axes, title, unit)
+        finish(axes, title, unit)
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     reward.legend(loc="lower right", frameon=False, fontsize=9)
     for axes in (length, entropy):
@@ -78,7 +78,7 @@ def _draw_validation(axes: Axes, evals: list[dict[str, Any]], measured: dict[str
         style = {"color": color, "linestyle": linestyle, "label": name.replace("_", " ")}
         size = {"linewidth": 2, "marker": "o", "markersize": 4} if name == headline else {"linewidth": 1.2}
         axes.plot(steps, [100 * value if share else value for value in values], **style, **size)
-    _finish(axes, "Validation", f"greedy, {'%' if share else headline.replace('_', ' ')}")
+    finish(axes, "Validation", f"greedy, {'%' if share else headline.replace('_', ' ')}")
     if share:
         axes.set_ylim(0, 100)
     axes.legend(loc="lower right", frameon=False, fontsize=9)
@@ -99,39 +99,12 @@ def plot_fine_tuning(
     loss.plot(at, values, color=ORANGE, linewidth=0.9, alpha=0.5, label="learned, each step")
     loss.plot(at, _moving_mean(values), color=ORANGE, linewidth=2, label=f"mean of the last {WINDOW}")
     loss.plot(*_series(evals, "loss"), color=BLUE, linewidth=2, marker="o", markersize=4, label="held out")
-    _finish(loss, "Loss", "nats a token of an answer")
+    finish(loss, "Loss", "nats a token of an answer")
     loss.legend(frameon=False, fontsize=9)
     for axes in others:
         _draw_validation(axes, evals, measured)
     for axes in (loss, *others):
         axes.set_xlabel("step")
-    figure.savefig(path, dpi=150)
-
-
-def plot_curves(records: list[dict[str, Any]], path: str | Path) -> None:
-    """Held-out accuracy of several algorithms over training steps: the mean over seeds, and a band from least to most.
-
-    records: one for each line, named after its algorithm; see `seed_band`. path: the PNG to write. Raises ValueError
-    if there are no records.
-    """
-    if not records:
-        raise ValueError("There are no curves to draw: train at least one algorithm first.")
-    figure = Figure(figsize=(9, 5.5), layout="constrained")
-    axes = figure.subplots()
-    for record in records:
-        algorithm = record["name"]
-        color, linestyle, marker = STYLES.get(algorithm, (BLACK, "-", "o"))
-        steps, low, mean, high = seed_band(record["results"])
-        low, mean, high = ([100 * value for value in values] for values in (low, mean, high))
-        axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
-        label = LABELS.get(algorithm, algorithm.upper())
-        axes.plot(steps, mean, color=color, linestyle=linestyle, marker=marker, markersize=5, linewidth=2, label=label)
-    seeds = sorted({len(record["results"]) for record in records})
-    _finish(axes, "Accuracy on held-out problems during training", "greedy, % right")
-    axes.set_ylim(0, 100)
-    axes.set_xlabel("training step")
-    legend_title = f"mean of {' or '.join(map(str, seeds))} seeds, band: min to max"
-    axes.legend(title=legend_title, loc="lower right", frameon=False, fontsize=11, title_fontsize=11, handlelength=3.5)
     figure.savefig(path, dpi=150)
 
 
@@ -165,7 +138,7 @@ def draw_roofline(axes: Axes, machine: "Machine", points: list[tuple[str, "Work"
         label = f"{label}: {share:.0f} % of the roof"
         axes.plot(work.intensity, reached, marker=marker, linestyle="", markersize=8, color=color, label=label)
     axes.set(xscale="log", yscale="log")
-    _finish(axes, "Roofline", "billion operations a second")
+    finish(axes, "Roofline", "billion operations a second")
     axes.set_xlabel("operations a byte", fontsize=11)
     axes.legend(frameon=False, fontsize=9, loc="lower right")
 
@@ -182,7 +155,7 @@ def _moving_mean(values: list[float]) -> list[float]:
     return [sum(window) / len(window) for window in windows]
 
 
-def _finish(axes: Axes, title: str, unit: str) -> None:
+def finish(axes: Axes, title: str, unit: str) -> None:
     """Title, unit of the y axis, a light grid, no box."""
     axes.set_title(title, fontsize=13)
     axes.set_ylabel(unit, fontsize=11)

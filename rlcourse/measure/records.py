@@ -163,7 +163,7 @@ def provenance(record: dict[str, Any]) -> str:
 
 def results_table(results: list[dict[str, Any]], title: str) -> Table:
     """The results as a rich table, with a column for each key."""
-    columns, table = _columns(results), Table(title=title)
+    columns, table = columns_of(results), Table(title=title)
     for column in columns:
         numeric = any(isinstance(row.get(column), int | float) for row in results)
         table.add_column(column, justify="right" if numeric else "left", no_wrap=True)
@@ -172,16 +172,7 @@ def results_table(results: list[dict[str, Any]], title: str) -> Table:
     return table
 
 
-def record_markdown(record: dict[str, Any], columns: list[str] | None = None) -> str:
-    """The results as a Markdown table with its provenance in the last line."""
-    columns = columns or _columns(record["results"])
-    rows = [columns, ["---"] * len(columns)]
-    rows += [[format_cell(row.get(column)).replace("|", "\\|") for column in columns] for row in record["results"]]
-    table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
-    return f"{table}\n\n{provenance(record)}\n"
-
-
-def _columns(results: list[dict[str, Any]]) -> list[str]:
+def columns_of(results: list[dict[str, Any]]) -> list[str]:
     """Every key of the results, in the order in which they first appear."""
     return list(dict.fromkeys(key for row in results for key in row))
 

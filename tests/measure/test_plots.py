@@ -3,7 +3,7 @@
 import pytest
 from matplotlib.figure import Figure
 
-from rlcourse.measure.plots import draw_roofline, plot_curves, plot_run, seed_band
+from rlcourse.measure.plots import draw_roofline, plot_run, seed_band
 from rlcourse.measure.roofline import Machine, Work
 
 MEASURED = {"accuracy": ".1%"}
@@ -30,18 +30,6 @@ def test_band_runs_from_the_worst_to_the_best_seed_over_the_steps_that_all_have(
     steps, low, mean, high = seed_band(seeds)
     assert (steps, low, high) == ([0, 5], [0.1, 0.6], [0.4, 0.9])
     assert mean == pytest.approx([0.3, 0.75])
-
-
-def test_curves_are_drawn_in_percent_with_a_legend(tmp_path, drawn):
-    plot_curves([curve("grpo", [0.4, 0.6], [0.2, 0.8]), curve("dr_grpo", [0.4, 0.5], [0.4, 0.5])], tmp_path / "c.png")
-    [axes] = drawn[0].axes
-    assert [list(line.get_ydata()) for line in axes.lines] == [pytest.approx([30, 70]), pytest.approx([40, 50])]
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["GRPO", "Dr. GRPO"]
-    assert "2 seeds" in axes.get_legend().get_title().get_text()
-    assert axes.get_xlabel() and axes.get_ylabel() and axes.get_title()
-    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(ValueError, match="no curves"):
-        plot_curves([], tmp_path / "c.png")
 
 
 def test_run_figure_shows_accuracy_reward_length_and_entropy(tmp_path, drawn):

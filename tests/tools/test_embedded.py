@@ -8,7 +8,6 @@ from transformers import AutoModelForCausalLM
 
 from rlcourse.course.lessons.warm_start import Size, draw_programs, kernel_policy, train_on
 from rlcourse.policy import load_policy
-from rlcourse.tasks.kernels.language import CompileError, compile_program
 from rlcourse.tasks.kernels.problems import computations
 from tools.embedded import kernels, minigsm
 
@@ -25,20 +24,6 @@ def test_the_minigsm_model_is_written_in_bfloat16_and_loads(tmp_path, monkeypatc
     policy = load_policy(str(tmp_path / "model"))
     assert policy.tokenizer.get_vocab() == minigsm.new_policy(recipe).tokenizer.get_vocab()
     assert policy.eos_ids == [policy.tokenizer.eos_token_id, policy.tokenizer.pad_token_id]
-
-
-def test_the_compiler_has_seen_all_demonstrations_but_the_unchecked():
-    rng, habits = random.Random(0), {"join": 0.4, "keep": 0.4, "slip": 0.1, "skip": 0.1, "lose": 0.1}
-    for unchecked, least, most in ((0, 1, 1), (0.5, 0.5, 0.95)):
-        compiled = []
-        for problem in computations(150, "train", 11, (2, 6), 0.3):
-            program = kernels.demonstration(problem, rng, kernels.Habits(**habits, unchecked=unchecked))
-            try:
-                compile_program(program, problem)
-                compiled.append(True)
-            except CompileError:
-                compiled.append(False)
-        assert least <= sum(compiled) / len(compiled) <= most
 
 
 @pytest.mark.thorough

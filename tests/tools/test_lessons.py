@@ -12,12 +12,11 @@ from rlcourse.measure.records import KEYS
 from rlcourse.paths import data_folder
 from rlcourse.policy import load_policy
 from tools.lessons import (
+    curves,
     lesson00,
-    lesson01,
     lesson02,
     lesson03,
     lesson04,
-    lesson05,
     lesson13,
     lesson14,
     lesson15,
@@ -36,28 +35,6 @@ def test_a_curve_that_ships_has_three_seeds_and_its_command(path):
     assert len(seeds) >= 3 and len(set(seeds)) == len(seeds) and all(seed.startswith("seed ") for seed in seeds)
     module, *names = re.fullmatch(r"python -m (?:rlcourse\.course|tools)\.lessons\.(.*)", record["command"])[1].split()
     assert record["name"] == path.stem == "_".join(names if module == "curves" else [module, *names])
-
-
-def test_every_variant_of_a_lesson_has_been_recorded_with_its_settings():
-    of_lesson04 = [f"{kind}_{variant}" for kind in lesson04.SETTINGS for variant in lesson04.VARIANTS[kind]]
-    for lesson, names in {
-        "lesson00": ["gain"],
-        "lesson01": lesson01.VARIANTS,
-        "lesson02": lesson02.VARIANTS,
-        "lesson03": [*lesson03.SHAPES, "dynamic", *lesson03.BONUS],
-        "lesson04": of_lesson04,
-        "lesson05": lesson05.RUNS,
-        "lesson13": lesson13.RUNS,
-        "lesson14": lesson14.RUNS,
-        "lesson15": lesson15.RUNS,
-    }.items():
-        names = {f"{lesson}_{name}" for name in names}
-        assert names == {path.stem for path in RECORDS if path.stem.startswith(lesson)}
-    common = {lesson13: lesson13.BASE | lesson13.SFT | lesson13.RL, lesson15: lesson15.COMMON}
-    for lesson, settings in common.items():
-        for name, own in lesson.RUNS.items():
-            record = load_curve(f"{lesson.__name__.rpartition('.')[2]}_{name}")
-            assert record["setup"] == settings | own
 
 
 @pytest.mark.thorough
@@ -100,3 +77,10 @@ def test_what_the_readme_says_of_the_gain():
         done = {n: (gain.factors(half)[n] - gain.factors(start)[n]) for n in gain.FACTORS}
         all_of_it = {n: (gain.factors(end)[n] - gain.factors(start)[n]) for n in gain.FACTORS}
         assert done["choice"] > 0.8 * all_of_it["choice"] and done["clean"] < 0.7 * all_of_it["clean"]
+
+
+def test_curves_are_drawn_in_percent(tmp_path):
+    curves.plot_curves([load_curve("grpo"), load_curve("dr_grpo")], tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="no curves"):
+        curves.plot_curves([], tmp_path / "curves.png")

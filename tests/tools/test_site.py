@@ -10,14 +10,6 @@ from rlcourse.course.contents import COURSE
 from tools import site
 
 
-def test_a_module_page_has_public_docstrings_and_signatures_in_the_order_of_the_file():
-    text = site.module_markdown("rlcourse.advantages")
-    assert text.startswith("## `rlcourse.advantages`")
-    places = [text.index(f"### `{name}`") for name in ("batch_centered", "leave_one_out", "gae", "whiten")]
-    assert places == sorted(places)
-    assert "gae(rewards: torch.Tensor, values: torch.Tensor" in text and "_groups" not in text
-
-
 def test_every_module_has_a_page_or_a_reason_not_to():
     """Machinery that a reader of the API does not call."""
     inside = {"cli", "cli_errors", "cli_options", "cli_tables", "__main__", "bench"}

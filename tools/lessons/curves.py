@@ -9,9 +9,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from rlcourse.config import ALGORITHMS, make_config
 from rlcourse.course.lessons.curve_records import load_curve
-from rlcourse.measure.plots import plot_curves
+from rlcourse.measure.plots import BLACK, LABELS, STYLES, finish, seed_band
 from rlcourse.paths import data_folder
 from rlcourse.runs import read_lines
 from rlcourse.trainer import train
@@ -44,6 +46,33 @@ def recorded_algorithms() -> list[dict[str, Any]]:
     """The records of the algorithms that have one, in the order of the config."""
     names = {path.stem for path in (data_folder() / "curves").glob("*/*.json")}
     return [load_curve(name) for name in ALGORITHMS if name in names]
+
+
+def plot_curves(records: list[dict[str, Any]], path: Path) -> None:
+    """Held-out accuracy of several algorithms over training steps: the mean over seeds, and a band from least to most.
+
+    records: one for each line, named after its algorithm; see `seed_band`. path: the PNG to write. Raises ValueError
+    if there are no records.
+    """
+    if not records:
+        raise ValueError("There are no curves to draw: train at least one algorithm first.")
+    figure = Figure(figsize=(9, 5.5), layout="constrained")
+    axes = figure.subplots()
+    for record in records:
+        algorithm = record["name"]
+        color, linestyle, marker = STYLES.get(algorithm, (BLACK, "-", "o"))
+        steps, low, mean, high = seed_band(record["results"])
+        low, mean, high = ([100 * value for value in values] for values in (low, mean, high))
+        axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
+        label = LABELS.get(algorithm, algorithm.upper())
+        axes.plot(steps, mean, color=color, linestyle=linestyle, marker=marker, markersize=5, linewidth=2, label=label)
+    seeds = sorted({len(record["results"]) for record in records})
+    finish(axes, "Accuracy on held-out problems during training", "greedy, % right")
+    axes.set_ylim(0, 100)
+    axes.set_xlabel("training step")
+    legend_title = f"mean of {' or '.join(map(str, seeds))} seeds, band: min to max"
+    axes.legend(title=legend_title, loc="lower right", frameon=False, fontsize=11, title_fontsize=11, handlelength=3.5)
+    figure.savefig(path, dpi=150)
 
 
 if __name__ == "__main__":

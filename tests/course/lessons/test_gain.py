@@ -60,14 +60,6 @@ def made_up(seed: int) -> gain.Counts:
     return counts
 
 
-def test_counts_are_of_levels_and_know_what_is_right():
-    answers = [answer("Tom has 6+8=14 beads.\n#### 14"), answer("#### 14"), answer("#### 3"), answer("?", level=2)]
-    found = gain.count([*answers, answer("Tom has 6+8=14 beads.\n#### 15", level=2)])
-    assert found["1"] == {"garbage": 0, "guess": 2, "words": 0, "worked": 1, "worked right": 1, "right": 2}
-    assert found["2"] == {"garbage": 1, "guess": 0, "words": 0, "worked": 1, "worked right": 0, "right": 0}
-    assert gain.accuracy(found) == pytest.approx(2 / 5)
-
-
 def test_the_parts_add_up_to_the_gain():
     for seed in range(5):
         before, after = made_up(seed), made_up(seed + 100)

@@ -29,13 +29,6 @@ def test_labels_cover_exactly_the_answer_and_its_end(policy):
         assert (ids[row, len(prompt) + len(answer) :] == policy.pad_id).all()
 
 
-def test_an_eager_demonstration_repeats_the_question(policy):
-    for prompt, answer in draw_programs(policy, PROBLEMS, 20, random.Random(0)):
-        question = policy.tokenizer.decode(prompt).removesuffix(" =>")
-        lines = policy.tokenizer.decode(answer[:-1]).replace(" end put ;", " ;").removesuffix(" ;")
-        assert lines == question
-
-
 @pytest.mark.parametrize("micro_batch_rows", [3, 32])
 def test_the_loss_is_the_mean_over_the_tokens_of_all_answers(policy, micro_batch_rows, monkeypatch):
     monkeypatch.setattr(warm_start, "MICRO_BATCH_ROWS", micro_batch_rows)
