@@ -223,8 +223,6 @@ def bench(
     ] = 256,
     lengths: Annotated[str, typer.Option("--lengths", help="decode: equal, or skewed (median 120)")] = "equal",
     repeats: Annotated[int, typer.Option("--repeats", help="Timed repetitions", callback=within(COUNT))] = 5,
-    record: Annotated[bool, typer.Option("--record", help="Keep the result in data/measurements/.")] = False,
-    add: Annotated[bool, typer.Option("--add", help="The same, row by row: what is there stays.")] = False,
 ):
     """Measure this machine: whether every engine and algorithm can `learn`, every way to `decode`, the `kernels` of a
     decode step, a whole training `step` beside TRL's."""
@@ -233,7 +231,7 @@ def bench(
         from rlcourse.bench import Options, run_bench
 
         options = Options(shape, tuple(parse_rows(rows)), prompt_tokens, new_tokens, lengths, repeats)
-        run_bench(what, config, options, record, add)
+        run_bench(what, config, options)
 
 
 @app.command()

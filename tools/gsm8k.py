@@ -27,8 +27,8 @@ from typing import Any
 
 from rlcourse.config import make_config
 from rlcourse.files import read_json, read_lines
-from rlcourse.measure.records import write_record
 from rlcourse.paths import data_folder
+from tools.records import write_record
 
 SMALL = {"steps": 100, "eval_every": 20}  # TRL ends in a quarter of an hour
 STUDY = SMALL | {"steps": 300, "eval_every": 100}

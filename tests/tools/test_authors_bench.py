@@ -12,7 +12,7 @@ from tools.bench.__main__ import BENCHMARKS, measured
 
 TINY = {"num_prompts": 2, "num_generations": 3, "max_new_tokens": 8}
 ENGINES = ["hf-dynamic", "hf-static", "fast"]
-ON_A_CPU = ("rollout", "scale", "mismatch", "update")
+ON_A_CPU = ("decode", "learn", "mismatch", "rollout", "scale", "step", "update")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -4,28 +4,36 @@ from typing import Annotated, Any
 
 import typer
 
-from rlcourse.bench import Options, finish, start
-from rlcourse.bench.results import Results, Rows, shape_suffix
+from rlcourse import bench as shipped
+from rlcourse.bench import Options
+from rlcourse.bench.options import BENCHMARKS as SHIPPED
+from rlcourse.bench.results import Results, Rows
 from rlcourse.cli_errors import user_errors
 from rlcourse.cli_options import parse_rows, takes_settings
 from rlcourse.config import TrainConfig, make_config
+from rlcourse.files import try_folder
 from rlcourse.measure.traces import trace_path
+from rlcourse.paths import data_folder
 from tools.bench.events import write_trace
+from tools.bench.results import KeptResults, shape_suffix
+from tools.bench.results import record as write
 
 BENCHMARKS = (
-    "cute", "exact", "gap", "layer", "logprobs", "lowered", "mismatch", "paged", "rollout", "scale", "serve", "story",
-    "trace", "update",
+    *SHIPPED, "cute", "exact", "gap", "layer", "logprobs", "lowered", "mismatch", "paged", "rollout", "scale", "serve",
+    "story", "trace", "update",
 )  # fmt: skip
-IN_PARTS = ("exact", "update")
+IN_PARTS = ("decode", "exact", "step", "update")  # those whose rows can be kept as they are measured
 
 
 def measured(
     what: str, config: TrainConfig, options: Options, gpus: list[int], results: Results
 ) -> tuple[dict[str, Any], Rows, dict[str, Any]]:
-    """Setup and rows of a benchmark, and traces by name. config: for gap, mismatch and rollout."""
+    """Setup and rows of a benchmark, and traces by name. config: for gap, learn, mismatch and rollout."""
     shape, rows, repeats = options.shape, list(options.rows), options.repeats
     tokens = options.prompt_tokens, options.new_tokens
     match what:
+        case "decode" | "kernels" | "learn" | "step":
+            return *shipped.measured(what, config, options, results), {}
         case "cute":
             from tools.bench.cute import cute
 
@@ -92,18 +100,25 @@ def bench(
     rows: Annotated[str, typer.Option("--rows", help="scale takes the last")] = "16,64",
     prompt_tokens: Annotated[int, typer.Option("--prompt-tokens")] = Options.prompt_tokens,
     new_tokens: Annotated[int, typer.Option("--new-tokens")] = Options.new_tokens,
+    lengths: Annotated[str, typer.Option("--lengths", help="decode: equal, or skewed (median 120)")] = Options.lengths,
     gpus: Annotated[str, typer.Option("--gpus", help="scale: numbers of ranks, one GPU each")] = "1,2",
     repeats: Annotated[int, typer.Option("--repeats", help="Timed repetitions")] = Options.repeats,
     record: Annotated[bool, typer.Option("--record", help="Keep the result in data/measurements/.")] = False,
     add: Annotated[bool, typer.Option("--add", help="The same, row by row: what is there stays.")] = False,
 ):
-    """Measure what the lessons and RECORDS.md show and `rlcourse bench` doesn't."""
+    """Measure what the lessons and RECORDS.md show, also what `rlcourse bench` measures, and record it."""
     with user_errors():
-        options = Options(shape, tuple(parse_rows(rows)), prompt_tokens, new_tokens, repeats=repeats)
+        options = Options(shape, tuple(parse_rows(rows)), prompt_tokens, new_tokens, lengths, repeats)
         options.check(what, BENCHMARKS)
-        results = start(what, record, add, IN_PARTS)
+        if add and what not in IN_PARTS:
+            raise ValueError(f"--add is for {', '.join(IN_PARTS[:-1])} and {IN_PARTS[-1]}: use --record.")
+        if record or add:
+            try_folder(data_folder() / "measurements", "install the package where you may write")
+        results = KeptResults(what) if add else Results()
         setup, found, traces = measured(what, make_config(**settings), options, [*map(int, gpus.split(","))], results)
-        finish(what, setup, found, record, add)
+        shipped.show(what, found)
+        if record:
+            write(what, setup, found)
         for variant, events in traces.items() if record else ():
             write_trace(events, trace_path(f"{variant}{shape_suffix(setup)}"))
 

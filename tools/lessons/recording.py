@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from rlcourse.course.lessons.curve_records import command_of
-from rlcourse.measure.records import write_record
 from rlcourse.paths import data_folder
+from tools.records import write_record
 
 
 def record_seeds(
