@@ -103,6 +103,8 @@ def test_a_packed_pass_gets_answers_to_one_prompt_together_and_pays_for_the_prom
 
     assert all(cost(piece) <= most_tokens or len(piece) == 1 for piece in pieces)
     assert all(cost([*a, b[0]]) > most_tokens for a, b in itertools.pairwise(pieces))  # each is as full as it can be
+    ranks = [batches_of(torch.tensor(rows), rollout, config, True, World(None, rank, 2)) for rank in range(2)]
+    assert sorted(joined([p.tolist() for share in ranks for p in share])) == sorted(rows)
     padded = batches_of(torch.tensor(rows), rollout, config, packed=False)
     assert [p.tolist() for p in padded] == [
         p.tolist() for p in micro_batches(torch.tensor(rows), prompts + answers, most_tokens)
