@@ -44,9 +44,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from ptx_interpreter import PTXError
 from rlcourse.config import make_config
 from rlcourse.course import pick
-from rlcourse.course.kernels import residual_norm_backward as residual_kernel
+from rlcourse.course.kernels import residual_norm as residual_kernel
 from rlcourse.course.kernels import rms_norm_backward as norm_kernel
-from rlcourse.course.kernels import swiglu_backward as gate_kernel
+from rlcourse.course.kernels import swiglu as gate_kernel
 from rlcourse.course.kernels.interpret import run
 from rlcourse.course.widgets import bet, explorer
 from rlcourse.logprobs import chunked_logprobs
@@ -894,7 +894,7 @@ for name, found in suspects.items():
 # %% tags=["hide-input"]
 # @title The kernel
 text = Path(norm_kernel.__file__).read_text()
-body = text[text.index("    @cute.kernel") : text.index("@cute.jit\ndef load")]
+body = text[text.index("    @cute.kernel") : text.index("EXAMPLES")]
 display(Code(inspect.cleandoc(body), language="python"))
 
 # %% [markdown]
@@ -955,10 +955,9 @@ PLANTED = {
 # @title What happens to each
 def planted(old: str, new: str):
     """The kernel with one change in its source."""
-    source, _, _ = text.replace(old, new, 1).partition("@torch.library.custom_op")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "planted_kernel.py"
-        path.write_text(source)
+        path.write_text(text.replace(old, new, 1))
         spec = importlib.util.spec_from_file_location("planted_kernel", path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
@@ -1073,7 +1072,7 @@ for tile in (7, 50):
 # %% tags=["hide-input"]
 # @title The kernel
 gate_text = Path(gate_kernel.__file__).read_text()
-body = gate_text[gate_text.index("    @cute.kernel") : gate_text.index("@torch.library")]
+body = gate_text[gate_text.rindex("    @cute.kernel") : gate_text.index("@operation")]
 display(Code(inspect.cleandoc(body), language="python"))
 
 # %%

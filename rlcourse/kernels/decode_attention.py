@@ -38,12 +38,13 @@ from rlcourse.kernels.decode_common import (
 )  # fmt: skip
 from rlcourse.kernels.decode_new_token import load, open_softmax, rotate, sum_of_four, write_to_cache
 from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_constexpr
+from rlcourse.kernels.kernel import Kernel
 
 TILE = 16  # tokens that a product takes
 
 
 @dataclass(frozen=True)
-class DecodeAttention:
+class DecodeAttention(Kernel):
     """The kernel, with the fields of `SplitDecode`. warps: of a block; they share its tokens.
 
     angles: dtype of cos and sin, for the fused form: q and the new token's k and v come as they leave the projection; q
@@ -90,15 +91,6 @@ class DecodeAttention:
 
     def grid(self, q, *others):
         return self.splits, self.kv_heads, q.shape[0]
-
-    @cute.jit
-    def __call__(
-        self, q, k_cache, v_cache, k, v, cos, sin, q_norm, k_norm, position, start, out, partial_acc, partial_ml,
-        arrived, stream,
-    ):  # fmt: skip
-        new, partials = (k, v, cos, sin, q_norm, k_norm), (partial_acc, partial_ml, arrived)
-        launched = self.kernel(q, k_cache, v_cache, *new, position, start, out, *partials)
-        launched.launch(grid=self.grid(q), block=[self.threads, 1, 1], stream=stream, use_pdl=self.early)
 
     @cute.kernel
     def kernel(

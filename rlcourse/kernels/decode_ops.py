@@ -12,6 +12,7 @@ from torch import Tensor
 from rlcourse.kernels.arguments import type_name
 from rlcourse.kernels.decode_attention import DecodeAttention
 from rlcourse.kernels.decode_common import workspace_arguments
+from rlcourse.kernels.kernel import operation
 from rlcourse.kernels.toolchain import can_begin_early, launch, workspace
 
 MOST_SPLITS = 16
@@ -19,7 +20,7 @@ MOST_PIECES = 1024  # blocks of a launch in which some share a row
 LEAST_TOKENS = 512  # of a full cache, for each block that shares a row: fewer are not worth putting together
 
 
-@torch.library.custom_op("rlcourse::decode_attention", mutates_args=())
+@operation(fake=lambda q, *_: q.new_empty(q.shape))
 def decode_attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, position: Tensor, start: Tensor | None = None
 ) -> Tensor:
@@ -38,26 +39,11 @@ def decode_attention(
     return out
 
 
-@decode_attention.register_fake
-def _(q, k_cache, v_cache, position, start=None):
-    return q.new_empty(q.shape)
-
-
-@torch.library.custom_op("rlcourse::fused_decode_attention", mutates_args=("k_cache", "v_cache"))
+@operation(mutates=("k_cache", "v_cache"), fake=lambda q, *_: q.new_empty(q.shape))
 def fused_decode_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    position: Tensor,
-    start: Tensor | None = None,
-    q_norm: Tensor | None = None,
-    k_norm: Tensor | None = None,
-    eps: float = 1e-6,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, k_cache: Tensor, v_cache: Tensor, position: Tensor,
+    start: Tensor | None = None, q_norm: Tensor | None = None, k_norm: Tensor | None = None, eps: float = 1e-6,
+) -> Tensor:  # fmt: skip
     """RMSNorm (if weights are given) and RoPE of q and k, the cache write, and attention of the new token;
     `fused_decode_attention_reference` in one launch.
 
@@ -74,11 +60,6 @@ def fused_decode_attention(
         position = position.expand(len(q))
         launch(kernel, q, k_cache, v_cache, *new, position, start, out, *_workspace(kernel, q.device))
     return out
-
-
-@fused_decode_attention.register_fake
-def _(q, k, v, cos, sin, k_cache, v_cache, position, start=None, q_norm=None, k_norm=None, eps=1e-6):
-    return q.new_empty(q.shape)
 
 
 def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, position: Tensor, start, out: Tensor, ahead=False) -> None:

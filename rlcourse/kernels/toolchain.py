@@ -5,7 +5,8 @@ A kernel is an object of a frozen dataclass. Its fields are constants of the com
     arguments()       its arguments: a tuple of `Argument`, `Scalar`, or None where this variant takes none
     threads           threads of a block
     grid(*tensors)    blocks in x, y and z, from the tensors' shapes
-    __call__(*tensors, stream)   the host function, a `cute.jit`: it launches `kernel`, once
+    __call__(*tensors, stream)   the host function, a `cute.jit`: it launches `kernel`, once; by default
+                                 that of `rlcourse.kernels.kernel.Kernel`
     kernel(*tensors)             what each thread does, a `cute.kernel`; it takes all of the arguments
 
 `compiled(kernel)` gives machine code, kept on disk between processes; calling it launches on torch's current stream.
@@ -26,6 +27,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from rlcourse.kernels import KernelError, cubin, dsl
 from rlcourse.kernels.arguments import Argument, Scalar, check, fake, pack, place_tensors
@@ -82,7 +84,10 @@ class Compiled:
 
 
 def launch(kernel, *tensors) -> None:
-    """Run a kernel on tensors of a GPU, or in the interpreter within `interpreted()`. Raises KernelError."""
+    """Run a kernel on tensors of a GPU, or in the interpreter within `interpreted()`; with the fake tensors of
+    torch.compile, which have shapes only, nothing runs. Raises KernelError."""
+    if isinstance(tensors[0], FakeTensor) or tensors[0].is_meta:
+        return
     if _interpreting:
         simulate(kernel, *tensors)
     elif any(tensor.is_cuda for tensor in tensors if isinstance(tensor, Tensor)):

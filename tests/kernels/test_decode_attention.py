@@ -113,7 +113,6 @@ def test_the_fused_reference_turns_as_transformers_does():
 lengths = st.lists(st.tuples(st.integers(-1, 95), st.integers(0, 95)), min_size=1, max_size=4)
 
 
-@given(data=st.data(), rows=lengths, seed=st.integers(0, 999), slots=st.integers(1, 96))
 def any_rows_lengths_pads_heads_and_dtypes(data, rows, seed, slots):
     kernel = data.draw(st.sampled_from(ALL))
     positions = [min(at, slots - 1) for at, _ in rows]
@@ -123,4 +122,5 @@ def any_rows_lengths_pads_heads_and_dtypes(data, rows, seed, slots):
 
 @pytest.mark.parametrize("examples", [4, thorough(EXAMPLES)])
 def test_any_rows_lengths_pads_heads_and_dtypes(examples):
-    settings(max_examples=examples, deadline=None)(any_rows_lengths_pads_heads_and_dtypes)()
+    drawn = given(data=st.data(), rows=lengths, seed=st.integers(0, 999), slots=st.integers(1, 96))
+    settings(max_examples=examples, deadline=None)(drawn(any_rows_lengths_pads_heads_and_dtypes))()

@@ -12,12 +12,13 @@ pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 from launching import DEVICE, launch
 
 from rlcourse.course.kernels.rms_norm import RMSNorm, rms_norm
-from rlcourse.course.kernels.vector_add import VectorAdd, vector_add
+from rlcourse.course.kernels.swiglu import Swiglu, swiglu
 from rlcourse.kernels import KernelError, toolchain
 from rlcourse.kernels.arguments import Argument, Scalar
 from rlcourse.kernels.dsl import Float32, cute, cutlass
 from rlcourse.kernels.toolchain import compiled, interpreted, simulate, workspace
 
+SMALL = Swiglu(8, "bfloat16")
 on_cpu = pytest.mark.skipif(DEVICE == "cuda", reason="about machines without a GPU")
 
 
@@ -38,23 +39,24 @@ def forget():
 
 
 def test_what_was_compiled_is_read_from_disk_by_the_next_process(cache, monkeypatch):
-    first = compiled(VectorAdd(), "sm_86")
-    assert first is compiled(VectorAdd(), "sm_86")
+    first = compiled(SMALL, "sm_86")
+    assert first is compiled(SMALL, "sm_86")
     forget()
     with monkeypatch.context() as patch:
         patch.setattr(toolchain, "_build", lambda *_: pytest.fail("compiled again"))
-        again = compiled(VectorAdd(), "sm_86")
+        again = compiled(SMALL, "sm_86")
     assert (again.ptx, again.cubin, again.registers) == (first.ptx, first.cubin, first.registers)
     assert again.function is not None  # the host function loads where there is no GPU
-    toolchain._build(VectorAdd(), "sm_86", first.folder)  # another process may have been first
+    toolchain._build(SMALL, "sm_86", first.folder)  # another process may have been first
     assert sorted(p.name for p in cache.iterdir()) == [first.folder.name], "nothing half-made is left"
 
 
 def test_other_fields_architectures_and_sources_are_compiled_anew(cache, monkeypatch):
-    folders = {compiled(VectorAdd(threads), arch).folder for threads in (64, 128) for arch in ("sm_80", "sm_86")}
+    kernels = [Swiglu(8, "bfloat16", threads) for threads in (64, 128)]
+    folders = {compiled(kernel, arch).folder for kernel in kernels for arch in ("sm_80", "sm_86")}
     forget()
     monkeypatch.setattr(toolchain, "_source", lambda _: b"another source")
-    folders.add(compiled(VectorAdd(64), "sm_80").folder)
+    folders.add(compiled(kernels[0], "sm_80").folder)
     assert len(folders) == 5 and {path.parent for path in folders} == {cache}
 
 
@@ -91,19 +93,19 @@ def test_a_kernel_of_a_reader_takes_scalars_and_nothing_and_stays_off_the_disk(c
     kernel = Twice()
     launch(kernel, x, 2.5, None, y)
     assert torch.equal(y, 2.5 * x)
-    assert compiled(kernel, "sm_86").shared_bytes == 128 and compiled(VectorAdd(), "sm_86").shared_bytes == 0
-    assert [path.name for path in cache.iterdir()] == [compiled(VectorAdd(), "sm_86").folder.name]
+    assert compiled(kernel, "sm_86").shared_bytes == 128 and compiled(SMALL, "sm_86").shared_bytes == 0
+    assert [path.name for path in cache.iterdir()] == [compiled(SMALL, "sm_86").folder.name]
     assert compiled(Twice(), "sm_86") is not compiled(kernel, "sm_86"), "a cell run again must be compiled again"
 
 
 @on_cpu
 def test_without_a_gpu_one_is_told_so():
     with pytest.raises(KernelError, match="no NVIDIA GPU here"):
-        compiled(VectorAdd())
+        compiled(SMALL)
     with pytest.raises(KernelError, match="runs on an NVIDIA GPU and its tensors are on the CPU"):
-        vector_add(torch.ones(4), torch.ones(4))
+        swiglu(torch.ones(1, 16).bfloat16())
     with pytest.raises(KernelError, match="needs all its tensors on one cuda device and got them on cpu"):
-        compiled(VectorAdd(), "sm_86")(*torch.ones(3, 4))
+        compiled(SMALL, "sm_86")(torch.ones(1, 16).bfloat16(), torch.ones(1, 8).bfloat16())
 
 
 def test_too_old_a_gpu_is_named(monkeypatch):
@@ -112,7 +114,7 @@ def test_too_old_a_gpu_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
     with pytest.raises(KernelError, match="Tesla T4 is too old"):
-        compiled(VectorAdd())
+        compiled(SMALL)
     for capability, arch in (((8, 6), "sm_86"), ((9, 0), "sm_90a")):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
         assert toolchain._gpu_arch() == arch

@@ -14,11 +14,10 @@ from rlcourse.course.kernels import adamw as optimizer
 from rlcourse.course.kernels import attention as packed
 from rlcourse.course.kernels import embedding as table_rows
 from rlcourse.course.kernels import residual_norm as norm
-from rlcourse.course.kernels import residual_norm_backward as norm_backward
-from rlcourse.course.kernels import rotate as rotary
-from rlcourse.course.kernels import swiglu_backward as gate
+from rlcourse.course.kernels import rope as rotary
+from rlcourse.course.kernels import swiglu as gate
 from rlcourse.course.kernels import token_logprob as head
-from rlcourse.course.kernels import token_logprob_backward as head_backward
+from rlcourse.course.kernels.rms_norm import rms_norm_reference
 from tools.bench.cute import (
     EPS,
     HEAD_SIZE,
@@ -69,8 +68,8 @@ def per_token(tokens: int, half, position: Tensor) -> Iterator[Case]:
         s = g.sigmoid()
         return torch.cat([d * u * s * (1 + g * (1 - s)), d * g * s], -1).to(dy.dtype)
 
-    def exact_swiglu(*tensors: Tensor) -> Tensor:
-        return gate.swiglu_backward_reference(*(t.float() for t in tensors))
+    def exact_swiglu(gate_up: Tensor, dy: Tensor) -> Tensor:
+        return gradients(gate.swiglu_reference, (gate_up.float(),), dy.float())[0]
 
     yield Case(
         "swiglu_backward", (tokens, INNER), 5 * 2 * tokens * INNER,
@@ -82,12 +81,12 @@ def per_token(tokens: int, half, position: Tensor) -> Iterator[Case]:
     angle = torch.outer(position % 4096, 1e6 ** -torch.linspace(0, 1, HEAD_SIZE // 2, device=position.device))
 
     def exact_rotate(x: Tensor, *tables: Tensor) -> Tensor:
-        return rotary.rotate_reference(x.float(), *tables)
+        return rotary.rope_reference(x.float(), *tables)
 
     yield Case(
         "rotate", (tokens, turned, HEAD_SIZE), 2 * 2 * tokens * turned * HEAD_SIZE,
         lambda: (half(tokens, turned, HEAD_SIZE), angle.cos(), angle.sin(), position), exact_rotate,
-        three(rotary.rotate_reference, rotary.rotate),
+        three(rotary.rope_reference, rotary.rope),
     )  # fmt: skip
 
     def forward(*tensors: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,14 +106,22 @@ def per_token(tokens: int, half, position: Tensor) -> Iterator[Case]:
         dx = dtotal.float() + s * slope - x * s**3 * (slope * x).mean(-1, keepdim=True)
         return dx.to(total.dtype), (dy.float() * x * s).sum(0)
 
-    def exact_backward(*tensors: Tensor) -> tuple[Tensor, Tensor]:
-        return norm_backward.residual_norm_backward_reference(*(t.float() for t in tensors), EPS)
+    def exact_backward(total: Tensor, weight: Tensor, dtotal: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+        dx, dweight = gradients(lambda x, w: rms_norm_reference(x, w, EPS), (total.float(), weight.float()), dy.float())
+        return dx + dtotal.float(), dweight
 
     yield Case(
         "residual_norm_backward", shape, 4 * size,
         lambda: (half(*shape), half(HIDDEN), half(*shape), half(*shape)), exact_backward,
-        three(backward, lambda *t: norm_backward.residual_norm_backward(*t, EPS)),
+        three(backward, lambda *t: norm.residual_norm_backward(*t, EPS)),
     )  # fmt: skip
+
+
+@torch.enable_grad()
+def gradients(function, tensors: tuple[Tensor, ...], dy: Tensor) -> tuple[Tensor, ...]:
+    """Of the tensors, by autograd."""
+    leaves = [t.detach().requires_grad_() for t in tensors]
+    return torch.autograd.grad(function(*leaves), leaves, dy)
 
 
 def logits(rows: int, vocabulary: int, half, wide, target: Tensor) -> Iterator[Case]:
@@ -137,7 +144,7 @@ def logits(rows: int, vocabulary: int, half, wide, target: Tensor) -> Iterator[C
         return logits.copy_(gradient(logits, *others))
 
     def ours(logits: Tensor, *others: Tensor) -> Tensor:
-        head_backward.token_logprob_backward(logits, *others)
+        head.token_logprob_backward(logits, *others)
         return logits
 
     def make() -> tuple:

@@ -8,12 +8,12 @@ step is nothing but traffic: 28 bytes a parameter with gradients in 16 bits, at 
 import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from rlcourse.kernels import KernelError
-from rlcourse.kernels.arguments import Argument, Scalar, need_dtype, type_name
+from rlcourse.kernels.arguments import Argument, Scalar, type_name
 from rlcourse.kernels.dsl import Float32, cute, range_constexpr
+from rlcourse.kernels.kernel import Kernel, operation
 from rlcourse.kernels.toolchain import launch
 
 VECTOR = 4  # float32 numbers in 16 bytes; of 16-bit ones, neighbouring threads read 8 bytes each
@@ -35,7 +35,7 @@ def adamw_reference(
 
 
 @dataclass(frozen=True)
-class AdamW:
+class AdamW(Kernel):
     """`adamw_reference`. rate: lr / (1 - beta1^step); correction: (1 - beta2^step)^(-1/2); keep: 1 - lr * weight_decay,
     numbers that change from step to step and are made once, on the host."""
 
@@ -46,9 +46,6 @@ class AdamW:
     eps: float = 1e-8
     threads: int = 256
 
-    def __post_init__(self):
-        need_dtype(self)
-
     def arguments(self) -> tuple:
         master, mean, square = (Argument(name, "float32", ("n",)) for name in ("master", "mean", "square"))
         weight = Argument("weight", self.dtype, ("n",), output=True)
@@ -57,12 +54,6 @@ class AdamW:
 
     def grid(self, grad, *_):
         return -(-grad.shape[0] // (VECTOR * self.threads)), 1, 1
-
-    @cute.jit
-    def __call__(self, grad: cute.Tensor, master: cute.Tensor, mean: cute.Tensor, square: cute.Tensor,
-                 weight: cute.Tensor, rate: Float32, correction: Float32, keep: Float32, stream):  # fmt: skip
-        launched = self.kernel(grad, master, mean, square, weight, rate, correction, keep)
-        launched.launch(grid=self.grid(grad), block=[self.threads, 1, 1], stream=stream)
 
     @cute.kernel
     def kernel(self, grad: cute.Tensor, master: cute.Tensor, mean: cute.Tensor, square: cute.Tensor,
@@ -99,7 +90,7 @@ class AdamW:
         weight[i] = master[i].to(weight.element_type)
 
 
-@torch.library.custom_op("rlcourse::adamw", mutates_args=("master", "mean", "square", "weight"))
+@operation(mutates=("master", "mean", "square", "weight"))
 def adamw(
     grad: Tensor, master: Tensor, mean: Tensor, square: Tensor, weight: Tensor, step: int, lr: float,
     beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.01,
@@ -109,15 +100,10 @@ def adamw(
     Raises KernelError."""
     if step < 1:
         raise KernelError(f"AdamW counts steps from 1 and got {step}.")
-    if len(grad):
+    if grad.numel():
         kernel = AdamW(type_name(grad), type_name(weight), beta1, beta2, eps)
         rate, correction = lr / (1 - beta1**step), 1 / math.sqrt(1 - beta2**step)
         launch(kernel, grad, master, mean, square, weight, rate, correction, 1 - lr * weight_decay)
-
-
-@adamw.register_fake
-def _(grad, master, mean, square, weight, step, lr, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01):
-    return None
 
 
 EXAMPLES = (AdamW("bfloat16", "bfloat16"),)

@@ -12,26 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlcourse.course.kernels import attention_tiles as tiles
 from rlcourse.course.kernels.attention_backward import attention_backward
-from rlcourse.course.kernels.attention_tiles import (
-    LOWEST,
-    TILE,
-    WARPS,
-    accumulate,
-    check_shape,
-    chunks,
-    heads_argument,
-    left_operand,
-    load_columns,
-    load_rows,
-    own_tile,
-    power,
-    products,
-    write_rows,
-    zeros,
-)
+from rlcourse.course.kernels.attention_tiles import TILE, AttentionKernel
+from rlcourse.course.kernels.common import LOG2_E, LOWEST, power
 from rlcourse.kernels.arguments import Argument, type_name
 from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_constexpr
+from rlcourse.kernels.kernel import operation
 from rlcourse.kernels.toolchain import launch
 
 
@@ -53,56 +40,36 @@ def attention_reference(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> 
 
 
 @dataclass(frozen=True)
-class Attention:
-    """out [tokens, H, D] and log_sum float32 [H, tokens], the logarithm to base 2 of each row's sum of powers.
+class Attention(AttentionKernel):
+    """out [tokens, H, D] and log_sum float32 [H, tokens], the base-2 logarithm of each row's sum of powers.
 
     start int32 [tokens]: the first token of each token's sequence."""
 
-    heads: int
-    kv_heads: int
-    head: int
-    dtype: str = "bfloat16"
-
-    threads = 32 * WARPS
-
-    def __post_init__(self):
-        check_shape(self)
-
     def arguments(self) -> tuple:
-        k, v = (heads_argument(self, name, self.kv_heads) for name in "kv")
         start = Argument("start", "int32", ("tokens",), align=4)
-        out = heads_argument(self, "out", self.heads, output=True)
-        log_sum = Argument("log_sum", "float32", (self.heads, "tokens"), free=1, align=4, output=True)
-        return heads_argument(self, "q", self.heads), k, v, start, out, log_sum
-
-    def grid(self, q, *_):
-        return -(-q.shape[0] // (TILE * WARPS)), self.heads, 1
-
-    @cute.jit
-    def __call__(self, q: cute.Tensor, k: cute.Tensor, v: cute.Tensor, start: cute.Tensor, out: cute.Tensor,
-                 log_sum: cute.Tensor, stream):  # fmt: skip
-        launched = self.kernel(q, k, v, start, out, log_sum)
-        launched.launch(grid=self.grid(q), block=[self.threads, 1, 1], stream=stream)
+        out = self.argument("out", self.heads, output=True)
+        return *self.qkv(), start, out, self.per_row("log_sum", output=True)
 
     @cute.kernel
     def kernel(self, q: cute.Tensor, k: cute.Tensor, v: cute.Tensor, start: cute.Tensor, out: cute.Tensor,
                log_sum: cute.Tensor):  # fmt: skip
-        base, g, c = own_tile()
+        base, g, c = tiles.own_tile()
         _, head, _ = cute.arch.block_idx()
         kv_head, tokens = head // const_expr(self.heads // self.kv_heads), q.shape[0]
         if base < tokens:  # the same for all lanes of a warp
-            keys, values = chunks(k, kv_head), chunks(v, kv_head)
-            queries = left_operand(load_rows(chunks(q, head), base, g, c, self.head))
+            keys, values = tiles.chunks(k, kv_head), tiles.chunks(v, kv_head)
+            queries = tiles.left_operand(tiles.load_rows(tiles.chunks(q, head), base, g, c, self.head))
             first = cute.make_rmem_tensor(2, cutlass.Int32)
             for half in range_constexpr(2):
                 first[half] = start[cutlass.min(base + g + 8 * half, tokens - 1)]
-            acc, mass, largest = zeros(Float32, (2, 2), 1, self.head // 8), zeros(Float32, 2), zeros(Float32, 2)
+            acc = tiles.zeros(Float32, (2, 2), 1, self.head // 8)
+            mass, largest = (tiles.zeros(Float32, 2) for _ in range(2))
             largest.fill(LOWEST)
             for at in cutlass.range(start[base], cutlass.min(base + TILE, tokens), TILE):
-                scores = products(queries, load_rows(keys, at, g, c, self.head))
-                hide(scores, base + g, first, at + 2 * c, const_expr(math.log2(math.e) / math.sqrt(self.head)))
+                scores = tiles.products(queries, tiles.load_rows(keys, at, g, c, self.head))
+                hide(scores, base + g, first, at + 2 * c, const_expr(LOG2_E / math.sqrt(self.head)))
                 soften(scores, acc, largest, mass)
-                accumulate(acc, scores, load_columns(values, at, g, c, self.head))
+                tiles.accumulate(acc, scores, tiles.load_columns(values, at, g, c, self.head))
             for half in range_constexpr(2):
                 for step in range_constexpr(2):
                     mass[half] = mass[half] + cute.arch.shuffle_sync_bfly(mass[half], offset=1 << step)
@@ -110,7 +77,7 @@ class Attention:
                 if row < tokens and c == 0:
                     log_sum[head, row] = largest[half] + cute.math.log2(mass[half], fastmath=True)
                 mass[half] = cute.arch.rcp_approx(mass[half])
-            write_rows(chunks(out, head), acc, mass, base, g, c)
+            tiles.write_rows(tiles.chunks(out, head), acc, mass, base, g, c)
 
 
 @cute.jit
@@ -144,32 +111,23 @@ def soften(scores: cute.Tensor, acc: cute.Tensor, largest: cute.Tensor, mass: cu
             acc[(i % 2, half), 0, i // 2] = acc[(i % 2, half), 0, i // 2] * shrink
 
 
-@torch.library.custom_op("rlcourse::packed_attention", mutates_args=())
+@operation()
 def packed_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
     """`attention_reference` in one launch, with gradients: bfloat16 or float16, heads of 64, the strides of tokens
     free. cu_seqlens begins with 0 and ends with the number of tokens. Returns out, and log_sum float32 [H, tokens] for
     the backward pass. Raises KernelError."""
-    out, log_sum = _outputs(q)
-    if len(q):
+    out, log_sum = q.new_empty(q.shape), q.new_empty(q.shape[1], q.shape[0], dtype=torch.float32)
+    if q.numel():
         kernel = Attention(q.shape[1], k.shape[1], q.shape[2], type_name(q))
-        launch(kernel, q, k, v, sequence_of(len(q), cu_seqlens)[0], out, log_sum)
+        launch(kernel, q, k, v, bounds(q, cu_seqlens)[0], out, log_sum)
     return out, log_sum
 
 
-def sequence_of(tokens: int, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the sequence of each token begins and where it ends, int32 [tokens] each."""
-    token = torch.arange(tokens, dtype=cu_seqlens.dtype, device=cu_seqlens.device)
+def bounds(q: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
+    """Where each token's sequence begins and ends, int32 [tokens] each."""
+    token = torch.arange(q.shape[0], dtype=cu_seqlens.dtype, device=cu_seqlens.device)
     sequence = torch.searchsorted(cu_seqlens, token, right=True)
     return cu_seqlens[sequence - 1].int(), cu_seqlens[sequence].int()
-
-
-def _outputs(q: Tensor) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), q.new_empty(q.shape[1], q.shape[0], dtype=torch.float32)
-
-
-@packed_attention.register_fake
-def _(q, k, v, cu_seqlens):
-    return _outputs(q)
 
 
 def _keep(ctx, inputs, output):
@@ -179,8 +137,7 @@ def _keep(ctx, inputs, output):
 
 def _gradients(ctx, dout, _):
     q, k, v, cu_seqlens, out, log_sum = ctx.saved_tensors
-    bounds = sequence_of(len(q), cu_seqlens)
-    return *attention_backward(q, k, v, *bounds, out, log_sum, dout.contiguous()), None
+    return *attention_backward(q, k, v, *bounds(q, cu_seqlens), out, log_sum, dout.contiguous()), None
 
 
 packed_attention.register_autograd(_gradients, setup_context=_keep)

@@ -18,29 +18,49 @@ So numbers are given such that what a lane needs are 16 bytes that lie together.
 A tile is read in both layouts where both are needed: the second time it comes from the cache.
 """
 
+from dataclasses import dataclass
+
 from rlcourse.kernels import KernelError
-from rlcourse.kernels.arguments import Argument, need_dtype
+from rlcourse.kernels.arguments import Argument
 from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_constexpr
+from rlcourse.kernels.kernel import Kernel
 
 TILE = 16  # rows of a tile: queries or keys
 WARPS = 4  # of a block; each has a tile of its own
-LOWEST = -1e30  # a running maximum begins here and not at -inf, since -inf - -inf is nan
 
 
-def check_shape(kernel) -> None:
-    """Raises KernelError for heads that these kernels cannot do."""
-    need_dtype(kernel)
-    if kernel.head != 64 or kernel.heads % kernel.kv_heads:
-        name = type(kernel).__name__
-        raise KernelError(
-            f"{name} takes heads of size 64 and whole groups of query heads for each key-value head, not "
-            f"{kernel.heads} and {kernel.kv_heads} heads of size {kernel.head}: use PyTorch's attention."
-        )
+@dataclass(frozen=True)
+class AttentionKernel(Kernel):
+    """Base of a kernel in which each warp has a tile of 16 queries of a head, or of 16 keys of a key-value head."""
 
+    heads: int
+    kv_heads: int
+    head: int
+    dtype: str = "bfloat16"
 
-def heads_argument(kernel, name: str, heads: int, output: bool = False) -> Argument:
-    """[tokens, heads, D]: where it is read, it may be a part of a packed projection."""
-    return Argument(name, kernel.dtype, ("tokens", heads, kernel.head), free=1, output=output)
+    threads = 32 * WARPS
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.head != 64 or self.heads % self.kv_heads:
+            raise KernelError(
+                f"{type(self).__name__} takes heads of size 64 and whole groups of query heads for each key-value "
+                f"head, not {self.heads} and {self.kv_heads} heads of size {self.head}: use PyTorch's attention."
+            )
+
+    def argument(self, name: str, heads: int, output: bool = False) -> Argument:
+        """[tokens, heads, D]; an input may be a part of a packed projection."""
+        return Argument(name, self.dtype, ("tokens", heads, self.head), free=1, output=output)
+
+    def qkv(self) -> tuple[Argument, ...]:
+        return self.argument("q", self.heads), *(self.argument(name, self.kv_heads) for name in "kv")
+
+    def per_row(self, name: str, output: bool = False) -> Argument:
+        """A number for each query of each head."""
+        return Argument(name, "float32", (self.heads, "tokens"), free=1, align=4, output=output)
+
+    def grid(self, q, *_):
+        return -(-q.shape[0] // (TILE * WARPS)), self.heads, 1
 
 
 @cute.jit
@@ -141,8 +161,3 @@ def write_rows(out: cute.Tensor, acc: cute.Tensor, factors: cute.Tensor, base, g
                     for e in range_constexpr(8):
                         chunk[e] = (acc[(p, half), 0, 8 * j + e] * factors[half]).to(out.element_type)
                     cute.autovec_copy(chunk, out[None, row, 8 * j + 2 * c + p])
-
-
-@cute.jit
-def power(x: Float32):
-    return cute.math.exp2(x, fastmath=True)

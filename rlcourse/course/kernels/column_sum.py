@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlcourse.kernels.arguments import Argument
 from rlcourse.kernels.dsl import Float32, cute, cutlass, range_constexpr
+from rlcourse.kernels.kernel import Kernel
 from rlcourse.kernels.toolchain import launch
 
 LANES, WARPS = 32, 32
@@ -17,7 +18,7 @@ AHEAD = 12  # numbers of a thread that are on their way
 
 
 @dataclass(frozen=True)
-class ColumnSum:
+class ColumnSum(Kernel):
     """total [columns] = parts [rows, columns].sum(0), float32. A block takes 32 columns, a lane one of them."""
 
     columns: int
@@ -30,11 +31,6 @@ class ColumnSum:
 
     def grid(self, parts, total):
         return -(-self.columns // LANES), 1, 1
-
-    @cute.jit
-    def __call__(self, parts: cute.Tensor, total: cute.Tensor, stream):
-        launched = self.kernel(parts, total)
-        launched.launch(grid=self.grid(parts, total), block=[self.threads, 1, 1], stream=stream)
 
     @cute.kernel
     def kernel(self, parts: cute.Tensor, total: cute.Tensor):

@@ -20,10 +20,11 @@ from rlcourse.kernels.decode_common import (
     tokens_of_row,
 )  # fmt: skip
 from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_constexpr
+from rlcourse.kernels.kernel import Kernel
 
 
 @dataclass(frozen=True)
-class SimpleDecode:
+class SimpleDecode(Kernel):
     """The kernel. heads H, kv_heads K, head_size D (64 or 128). padded: a row begins at a slot of its own, its `start`,
     behind the padding; without it at slot 0."""
 
@@ -43,11 +44,6 @@ class SimpleDecode:
 
     def grid(self, q, *others):
         return self.kv_heads, q.shape[0], 1
-
-    @cute.jit
-    def __call__(self, q, k_cache, v_cache, position, start, out, stream):
-        launched = self.kernel(q, k_cache, v_cache, position, start, out)
-        launched.launch(grid=self.grid(q), block=[self.threads, 1, 1], stream=stream)
 
     @cute.kernel
     def kernel(
@@ -72,21 +68,7 @@ def attend(queries: cute.Tensor, keys: cute.Tensor, values: cute.Tensor, first, 
     """
     group, size = queries.shape
     lanes, tokens = const_expr(size // 8), const_expr(threads * 8 // size)
-    thread, _, _ = cute.arch.thread_idx()
-    partial, column = thread // lanes, thread % lanes
-
-    loaded = cute.make_rmem_tensor((1, 8), queries.element_type)
-    query = cute.make_rmem_tensor((8, group), Float32)
-    for h in range_constexpr(group):
-        cute.autovec_copy(chunks(queries)[None, h, column], loaded)
-        for e in range_constexpr(8):
-            query[e, h] = loaded[e].to(Float32) * (LOG2_E / math.sqrt(size))
-
-    m, l = cute.make_rmem_tensor(group, Float32), cute.make_rmem_tensor(group, Float32)
-    acc = cute.make_rmem_tensor((8, group), Float32)
-    m.fill(LOWEST)
-    l.fill(0.0)
-    acc.fill(0.0)
+    partial, column, query, m, l, acc = begin(queries)
     key, value = cute.make_rmem_tensor((1, 8), keys.element_type), cute.make_rmem_tensor((1, 8), keys.element_type)
     for base in cutlass.range(first, last, tokens):
         token = base + partial
@@ -107,11 +89,36 @@ def attend(queries: cute.Tensor, keys: cute.Tensor, values: cute.Tensor, first, 
                 acc[e, h] = acc[e, h] * alpha + weight * value[e].to(Float32)
 
     all_ml, all_acc = allocate_partials(tokens, size)
+    leave(all_ml, all_acc, m, l, acc, partial, column)
+    return all_ml, all_acc
+
+
+@cute.jit
+def begin(queries: cute.Tensor):
+    """Which partial a lane works on, and which 8 dimensions of it; those of the scaled queries; and no tokens yet."""
+    group, size = queries.shape
+    thread, _, _ = cute.arch.thread_idx()
+    partial, column = thread // (size // 8), thread % (size // 8)
+    loaded = cute.make_rmem_tensor((1, 8), queries.element_type)
+    query, acc = (cute.make_rmem_tensor((8, group), Float32) for _ in range(2))
     for h in range_constexpr(group):
+        cute.autovec_copy(chunks(queries)[None, h, column], loaded)
+        for e in range_constexpr(8):
+            query[e, h] = loaded[e].to(Float32) * (LOG2_E / math.sqrt(size))
+    m, l = (cute.make_rmem_tensor(group, Float32) for _ in range(2))
+    m.fill(LOWEST)
+    l.fill(0.0)
+    acc.fill(0.0)
+    return partial, column, query, m, l, acc
+
+
+@cute.jit
+def leave(all_ml: cute.Tensor, all_acc: cute.Tensor, m: cute.Tensor, l: cute.Tensor, acc: cute.Tensor, partial, column):
+    """Write a lane's part of its partial to shared memory."""
+    for h in range_constexpr(acc.shape[1]):
         cute.autovec_copy(acc[None, h], cute.tiled_divide(all_acc[partial, h, None], (8,))[None, column])
         if column == 0:
             all_ml[partial, 0, h], all_ml[partial, 1, h] = m[h], l[h]
-    return all_ml, all_acc
 
 
 EXAMPLES = (SimpleDecode(14, 2, 64, padded=True), SimpleDecode(16, 8, 128, "float16"))

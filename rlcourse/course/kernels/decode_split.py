@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from rlcourse.course.kernels.decode_simple import attend
 from rlcourse.kernels.decode_common import attention_arguments, check_shape, finish, share, tokens_of_row
 from rlcourse.kernels.dsl import const_expr, cute
+from rlcourse.kernels.kernel import Kernel
 
 
 @dataclass(frozen=True)
-class SplitDecode:
+class SplitDecode(Kernel):
     """The kernel, with the fields of `SimpleDecode`; its reference is `decode_attention_reference`. splits: blocks that
     share a row and key-value head. They take equal parts of the slots in use, which are known on the device alone, so
     that one grid serves a CUDA graph at any length."""
@@ -36,11 +37,6 @@ class SplitDecode:
     def grid(self, q, *others):
         return self.splits, self.kv_heads, q.shape[0]
 
-    @cute.jit
-    def __call__(self, q, k_cache, v_cache, position, start, out, partial_acc, partial_ml, arrived, stream):
-        launched = self.kernel(q, k_cache, v_cache, position, start, out, partial_acc, partial_ml, arrived)
-        launched.launch(grid=self.grid(q), block=[self.threads, 1, 1], stream=stream)
-
     @cute.kernel
     def kernel(
         self, q: cute.Tensor, k_cache: cute.Tensor, v_cache: cute.Tensor, position: cute.Tensor, start: cute.Tensor,
@@ -52,10 +48,13 @@ class SplitDecode:
         begin, end = share(first, newest + 1, split, self.splits)
         queries = cute.local_tile(q[row, None, None], (group, self.head_size), (kv_head, 0))
         keys, values = k_cache[row, kv_head, None, None], v_cache[row, kv_head, None, None]
-        partials = attend(queries, keys, values, begin, end, self.threads)
+        partials = self.attend(queries, keys, values, begin, end)
         finish(
             *partials, out, (partial_acc, partial_ml, arrived), row, kv_head, split, group, self.splits, self.threads
         )
+
+    def attend(self, *tokens):
+        return attend(*tokens, self.threads)
 
 
 EXAMPLES = (SplitDecode(14, 2, 64, padded=True), SplitDecode(16, 8, 128, "float16", splits=8))

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlcourse.kernels import KernelError
-from rlcourse.kernels.arguments import Argument, need_dtype, type_name
+from rlcourse.course.kernels.common import VECTOR, PerPiece
+from rlcourse.kernels.arguments import Argument, type_name
 from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_constexpr
+from rlcourse.kernels.kernel import operation
 from rlcourse.kernels.toolchain import launch
 
-VECTOR, WIDE = 8, 4  # numbers of 16 and of 32 bits in 16 bytes
 CHUNK = 32  # equal tokens that a thread adds up
 AHEAD = 8  # rows that are on their way to a thread
 
@@ -29,25 +29,21 @@ def embedding_reference(table: Tensor, token: Tensor) -> Tensor:
     return table[token]
 
 
-def embedding_backward_reference(token: Tensor, dy: Tensor, dtable: Tensor) -> None:
-    """dtable [vocabulary, hidden] float32 += the sum over each row's tokens of dy [tokens, hidden], in float64."""
-    dtable.copy_(dtable.double().index_add(0, token, dy.double()))
+class EmbeddingKernel(PerPiece):
+    """Base of these kernels, for rows of `hidden` numbers."""
+
+    @property
+    def width(self) -> int:
+        return self.hidden
 
 
 @dataclass(frozen=True)
-class Embedding:
+class Embedding(EmbeddingKernel):
     """y [tokens, hidden]: each thread copies 16 bytes."""
 
     hidden: int
     dtype: str
     threads: int = 256
-
-    def __post_init__(self):
-        check_shape(self)
-
-    @property
-    def pieces(self) -> int:
-        return self.hidden // VECTOR
 
     def arguments(self) -> tuple:
         token = Argument("token", "int64", ("tokens",), align=8)
@@ -57,17 +53,9 @@ class Embedding:
     def grid(self, table, token, y):
         return -(-token.shape[0] * self.pieces // self.threads), 1, 1
 
-    @cute.jit
-    def __call__(self, table: cute.Tensor, token: cute.Tensor, y: cute.Tensor, stream):
-        launched = self.kernel(table, token, y)
-        launched.launch(grid=self.grid(table, token, y), block=[self.threads, 1, 1], stream=stream)
-
     @cute.kernel
     def kernel(self, table: cute.Tensor, token: cute.Tensor, y: cute.Tensor):
-        thread, _, _ = cute.arch.thread_idx()
-        block, _, _ = cute.arch.block_idx()
-        index = block * self.threads + thread
-        row, piece = index // self.pieces, index % self.pieces
+        row, piece = self.place()
         if row < token.shape[0]:
             held = cute.make_rmem_tensor(VECTOR, table.element_type)
             cute.autovec_copy(cute.tiled_divide(table[token[row], None], (VECTOR,))[None, piece], held)
@@ -75,7 +63,7 @@ class Embedding:
 
 
 @dataclass(frozen=True)
-class EmbeddingBackward:
+class EmbeddingBackward(EmbeddingKernel):
     """dtable [vocabulary, hidden] float32 += sums of dy [tokens, hidden], for runs of one chunk; of longer runs, each
     chunk's sum goes into sums [windows, 2, hidden]. The four lists [tokens] are those of `runs`.
 
@@ -87,38 +75,17 @@ class EmbeddingBackward:
     dtype: str
     threads: int = 128
 
-    def __post_init__(self):
-        check_shape(self)
-
-    @property
-    def pieces(self) -> int:
-        return self.hidden // VECTOR
-
     def arguments(self) -> tuple:
-        source, dy = (
-            Argument("source", "int64", ("tokens",), align=8),
-            Argument("dy", self.dtype, ("tokens", self.hidden), free=1),
-        )
+        source = Argument("source", "int64", ("tokens",), align=8)
+        dy = Argument("dy", self.dtype, ("tokens", self.hidden), free=1)
         sums = Argument("sums", "float32", ("windows", 2, self.hidden), output=True)
         return *of_runs(), source, dy, Argument("dtable", "float32", ("vocabulary", self.hidden)), sums
-
-    def grid(self, token, *_):
-        return -(-token.shape[0] * self.pieces // self.threads), 1, 1
-
-    @cute.jit
-    def __call__(self, token: cute.Tensor, begin: cute.Tensor, end: cute.Tensor, source: cute.Tensor, dy: cute.Tensor,
-                 dtable: cute.Tensor, sums: cute.Tensor, stream):  # fmt: skip
-        launched = self.kernel(token, begin, end, source, dy, dtable, sums)
-        launched.launch(grid=self.grid(token), block=[self.threads, 1, 1], stream=stream)
 
     @cute.kernel
     def kernel(self, token: cute.Tensor, begin: cute.Tensor, end: cute.Tensor, source: cute.Tensor, dy: cute.Tensor,
                dtable: cute.Tensor, sums: cute.Tensor):  # fmt: skip
-        thread, _, _ = cute.arch.thread_idx()
-        block, _, _ = cute.arch.block_idx()
-        index = block * self.threads + thread
-        place, piece = index // self.pieces, index % self.pieces
-        room = room_for_rows(dy.element_type, thread, self.threads)
+        place, piece = self.place()
+        room = room_for_rows(dy.element_type, self.threads)
         if place < token.shape[0]:
             before, last = place - begin[place], end[place]
             if before % CHUNK == 0:
@@ -131,15 +98,13 @@ class EmbeddingBackward:
 
 
 @dataclass(frozen=True)
-class LongRuns:
+class LongRuns(EmbeddingKernel):
     """dtable [vocabulary, hidden] float32 += what `EmbeddingBackward` left in sums [windows, 2, hidden]."""
 
     hidden: int
     threads: int = 128
 
-    @property
-    def pieces(self) -> int:
-        return self.hidden // WIDE
+    vector = 4  # float32 numbers in 16 bytes
 
     def arguments(self) -> tuple:
         sums = Argument("sums", "float32", ("windows", 2, self.hidden))
@@ -148,27 +113,17 @@ class LongRuns:
     def grid(self, token, begin, end, sums, dtable):
         return -(-sums.shape[0] * self.pieces // self.threads), 1, 1
 
-    @cute.jit
-    def __call__(self, token: cute.Tensor, begin: cute.Tensor, end: cute.Tensor, sums: cute.Tensor,
-                 dtable: cute.Tensor, stream):  # fmt: skip
-        launched = self.kernel(token, begin, end, sums, dtable)
-        grid = self.grid(token, begin, end, sums, dtable)
-        launched.launch(grid=grid, block=[self.threads, 1, 1], stream=stream)
-
     @cute.kernel
     def kernel(self, token: cute.Tensor, begin: cute.Tensor, end: cute.Tensor, sums: cute.Tensor, dtable: cute.Tensor):
-        thread, _, _ = cute.arch.thread_idx()
-        block, _, _ = cute.arch.block_idx()
-        index = block * self.threads + thread
-        window, piece = index // self.pieces, index % self.pieces
-        room = room_for_rows(Float32, thread, self.threads)
+        window, piece = self.place()
+        room = room_for_rows(Float32, self.threads)
         # Where the next window begins, a longer run that begins in this one is still there.
         place = (window + 1) * CHUNK
         if place < token.shape[0]:
             first, last = begin[place], end[place]
             if first // CHUNK == window and last - first > CHUNK:
-                added = cute.make_rmem_tensor(WIDE, Float32)
-                cute.autovec_copy(cute.tiled_divide(sums[window, 0, None], (WIDE,))[None, piece], added)
+                added = cute.make_rmem_tensor(self.vector, Float32)
+                cute.autovec_copy(cute.tiled_divide(sums[window, 0, None], (self.vector,))[None, piece], added)
                 ends = window + cute.ceil_div(last - first, CHUNK)
                 others = add_rows(sums[None, 1, None], None, window + 1, ends, piece, room)
                 added.store(added.load() + others.load())
@@ -176,8 +131,9 @@ class LongRuns:
 
 
 @cute.jit
-def room_for_rows(dtype: cutlass.Constexpr, thread, threads: cutlass.Constexpr):
+def room_for_rows(dtype: cutlass.Constexpr, threads: cutlass.Constexpr):
     """16 bytes of AHEAD rows for each thread, in shared memory; those of a thread."""
+    thread, _, _ = cute.arch.thread_idx()
     layout = cute.make_layout((128 // dtype.width, threads, AHEAD))
     return cutlass.memory.SmemAllocator().allocate_tensor(dtype, layout, 16)[None, thread, None]
 
@@ -228,44 +184,26 @@ def of_runs() -> tuple:
     return tuple(Argument(name, "int32", ("tokens",), align=4) for name in ("token", "begin", "end"))
 
 
-def check_shape(kernel) -> None:
-    """Raises KernelError for a dtype or a width that these kernels cannot do."""
-    need_dtype(kernel)
-    if kernel.hidden % VECTOR:
-        name = type(kernel).__name__
-        raise KernelError(f"{name} cannot cut rows of {kernel.hidden}: it takes multiples of {VECTOR}.")
-
-
-@torch.library.custom_op("rlcourse::embedding", mutates_args=())
+@operation()
 def embedding(table: Tensor, token: Tensor) -> Tensor:
     """`embedding_reference` in one launch; table bfloat16 or float16. Tokens must be within the table. Raises
     KernelError."""
-    y = table.new_empty(len(token), table.shape[1])
+    y = table.new_empty(token.shape[0], table.shape[1])
     if y.numel():
         launch(Embedding(table.shape[1], type_name(table)), table, token, y)
     return y
 
 
-@embedding.register_fake
-def _(table, token):
-    return table.new_empty(len(token), table.shape[1])
-
-
-@torch.library.custom_op("rlcourse::embedding_backward", mutates_args=("dtable",))
+@operation(mutates=("dtable",))
 def embedding_backward(token: Tensor, dy: Tensor, dtable: Tensor) -> None:
-    """`embedding_backward_reference`: a sort and two launches, the same bits every time. It adds, so a head that shares
-    the table can have added its part before. dy bfloat16 or float16, the stride of rows free; dtable float32. Raises
-    KernelError."""
+    """dtable [vocabulary, hidden] float32 += the sum of dy [tokens, hidden] over each row's tokens, with the same bits
+    every time. It adds, so that a head that shares the table can have added its part before. dy bfloat16 or float16,
+    the stride of rows free. Raises KernelError."""
     if dy.numel():
         *lists, source = runs(token)
-        sums = dtable.new_empty(-(-len(token) // CHUNK), 2, dtable.shape[1])
+        sums = dtable.new_empty(-(-token.shape[0] // CHUNK), 2, dtable.shape[1])
         launch(EmbeddingBackward(dy.shape[1], type_name(dy)), *lists, source, dy, dtable, sums)
         launch(LongRuns(dy.shape[1]), *lists, sums, dtable)
-
-
-@embedding_backward.register_fake
-def _(token, dy, dtable):
-    return None
 
 
 EXAMPLES = (Embedding(896, "bfloat16"), EmbeddingBackward(896, "bfloat16"), LongRuns(896))  # Qwen2.5-0.5B

@@ -1,9 +1,17 @@
-"""RMSNorm and the addition to the residual stream before it, with gradients: what stands between two layers in
-training.
+"""RMSNorm and the addition to the residual stream before it, in training: forward, and the gradients of what was added
+and of the norm's weight.
 
-`rms_norm.py` adds in place, which is right where nothing is learned: the backward pass of the norm needs the sum as it
-was, and the next layer would have added to it. Here the sum is a result of its own. The backward
-pass is `residual_norm_backward.py`.
+`rms_norm.py` adds in place, which is right for inference. The backward pass needs the sum as the norm saw it, and the
+next layer would have added to it, so here the sum is a result of its own. Its gradient has two parts, one through the
+norm and one along the residual stream, and is that of both of its terms.
+
+Backward, a warp takes a row, then another one far below, and adds up its part of the weight's gradient in registers, in
+float32, as in `rms_norm_backward.py`. Two things more are for speed:
+
+- While a warp works on a row, its next one is on the way into shared memory. A row is only a few kilobytes, and memory
+  is busy only if each processor asks for tens of them all the time. Loads into registers do worse: they occupy them
+  while they are on the way, so a compiler that is short of registers puts them off until their results are used.
+- The warps of a block add up their parts in shared memory, so that few are left for `column_sum.py`.
 """
 
 from dataclasses import dataclass
@@ -11,18 +19,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlcourse.course.kernels.residual_norm_backward import (
-    LANES,
-    check_shape,
-    load,
-    pieces_of,
-    residual_norm_backward,
-    store,
-    zeros,
-)
+from rlcourse.course.kernels.column_sum import column_sum
+from rlcourse.course.kernels.common import LANES, VECTOR, check_width, load, store
 from rlcourse.kernels.arguments import Argument, type_name
-from rlcourse.kernels.dsl import Float32, cute
+from rlcourse.kernels.dsl import Float32, Int32, const_expr, cute, cutlass, range_constexpr
+from rlcourse.kernels.kernel import Kernel, operation
 from rlcourse.kernels.toolchain import launch
+
+MOST_PIECES = 8  # of 16 bytes: a thread keeps two rows' worth of them, one in float32, and has 255 registers
+PROGRAMS = 264  # two for each processor of an H200
 
 
 def residual_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -34,8 +39,27 @@ def residual_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: fl
     return total, y.to(x.dtype)
 
 
+class RowsKernel(Kernel):
+    """Base of both kernels."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_width(self, self.hidden, most=VECTOR * LANES * MOST_PIECES)
+
+    @property
+    def pieces(self) -> int:
+        """16-byte pieces of a row that a lane looks after; of the last ones, some lanes have none."""
+        return -(-self.hidden // (VECTOR * LANES))
+
+    def rows(self, *names: str, output: bool = False) -> tuple[Argument, ...]:
+        return tuple(Argument(name, self.dtype, ("rows", self.hidden), free=1, output=output) for name in names)
+
+    def weight(self) -> Argument:
+        return Argument("weight", self.dtype, (self.hidden,))
+
+
 @dataclass(frozen=True)
-class ResidualNorm:
+class ResidualNorm(RowsKernel):
     """`residual_norm_reference`: a warp takes a row."""
 
     hidden: int
@@ -43,22 +67,11 @@ class ResidualNorm:
     eps: float = 1e-6
     threads: int = 128
 
-    def __post_init__(self):
-        check_shape(self)
-
     def arguments(self) -> tuple:
-        x, residual = (Argument(name, self.dtype, ("rows", self.hidden), free=1) for name in ("x", "residual"))
-        total, y = (Argument(name, self.dtype, ("rows", self.hidden), free=1, output=True) for name in ("total", "y"))
-        return x, residual, Argument("weight", self.dtype, (self.hidden,)), total, y
+        return *self.rows("x", "residual"), self.weight(), *self.rows("total", "y", output=True)
 
     def grid(self, x, *_):
         return -(-x.shape[0] // (self.threads // LANES)), 1, 1
-
-    @cute.jit
-    def __call__(self, x: cute.Tensor, residual: cute.Tensor, weight: cute.Tensor, total: cute.Tensor, y: cute.Tensor,
-                 stream):  # fmt: skip
-        launched = self.kernel(x, residual, weight, total, y)
-        launched.launch(grid=self.grid(x), block=[self.threads, 1, 1], stream=stream)
 
     @cute.kernel
     def kernel(self, x: cute.Tensor, residual: cute.Tensor, weight: cute.Tensor, total: cute.Tensor, y: cute.Tensor):
@@ -66,32 +79,158 @@ class ResidualNorm:
         block, _, _ = cute.arch.block_idx()
         row, lane = block * (self.threads // LANES) + thread // LANES, thread % LANES
         if row < x.shape[0]:  # the same for all lanes of a warp
-            held, other, scale = (zeros(pieces_of(self), x.element_type) for _ in range(3))
-            load(x[row, None], held, lane)
-            load(residual[row, None], other, lane)
-            load(weight, scale, lane)
+            held, other, scale = (zeros(self.pieces, x.element_type) for _ in range(3))
+            load(x[row, None], held, lane, full=False)
+            load(residual[row, None], other, lane, full=False)
+            load(weight, scale, lane, full=False)
             held.store((held.load().to(Float32) + other.load().to(Float32)).to(x.element_type))
-            store(held, total[row, None], lane)
+            store(held, total[row, None], lane, full=False)
             wide = held.load().to(Float32)
             squares = cute.arch.warp_reduction_sum((wide * wide).reduce(cute.ReductionOp.ADD, Float32(0.0), 0))
             inverse = cute.math.rsqrt(squares * (1 / self.hidden) + self.eps)
             held.store((scale.load().to(Float32) * inverse * wide).to(x.element_type))
-            store(held, y[row, None], lane)
+            store(held, y[row, None], lane, full=False)
 
 
-@torch.library.custom_op("rlcourse::residual_norm", mutates_args=())
+@dataclass(frozen=True)
+class ResidualNormBackward(RowsKernel):
+    """dx [rows, hidden], and partial [programs, hidden], whose sum over programs is the gradient of weight [hidden]."""
+
+    hidden: int
+    dtype: str
+    eps: float = 1e-6
+
+    @property
+    def warps(self) -> int:
+        """Of a block: two rows of three tensors for each fit into the 99 KB of shared memory that every GPU has."""
+        return 8 if self.pieces <= 4 else 4
+
+    @property
+    def threads(self) -> int:
+        return self.warps * LANES
+
+    def arguments(self) -> tuple:
+        total, dtotal, dy = self.rows("total", "dtotal", "dy")
+        partial = Argument("partial", "float32", ("programs", self.hidden), output=True)
+        return total, self.weight(), dtotal, dy, *self.rows("dx", output=True), partial
+
+    def grid(self, total, weight, dtotal, dy, dx, partial):
+        return partial.shape[0], 1, 1
+
+    @cute.kernel
+    def kernel(self, total: cute.Tensor, weight: cute.Tensor, dtotal: cute.Tensor, dy: cute.Tensor, dx: cute.Tensor,
+               partial: cute.Tensor):  # fmt: skip
+        thread, _, _ = cute.arch.thread_idx()
+        program, _, _ = cute.arch.block_idx()
+        warp, lane, rows = thread // LANES, thread % LANES, total.shape[0]
+        room = cute.make_layout((self.hidden, 3, 2, self.warps))
+        slots = cutlass.memory.SmemAllocator().allocate_tensor(total.element_type, room, 16)
+        held, along, grad, scale = (zeros(self.pieces, total.element_type) for _ in range(4))
+        sums = zeros(self.pieces, Float32)
+        first, step, turn = program * self.warps + warp, partial.shape[0] * self.warps, Int32(0)
+        given = total, dy, dtotal  # of each a row, in each of a warp's two slots
+        fetch(given, first, slots[None, None, turn, warp], lane)
+        load(weight, scale, lane, full=False)
+        for row in range(first, rows, step):
+            fetch(given, row + step, slots[None, None, 1 - turn, warp], lane)
+            cute.arch.cp_async_wait_group(1)  # for all but the latest one
+            slot = slots[None, None, turn, warp]
+            load(slot[None, 0], held, lane, full=False)
+            load(slot[None, 1], grad, lane, full=False)
+            squares, product = sums_over_row(held, grad, scale)
+            inverse = cute.math.rsqrt(squares * (1 / self.hidden) + self.eps)
+            pull = product * inverse * inverse * inverse * (1 / self.hidden)
+            cute.arch.sync_warp()  # else the compiler keeps the row in float32, in more registers than there are
+            load(slot[None, 0], held, lane, full=False)
+            load(slot[None, 1], grad, lane, full=False)
+            load(slot[None, 2], along, lane, full=False)
+            for i in range_constexpr(held.shape[1]):
+                value, slope = held[None, i].load().to(Float32), grad[None, i].load().to(Float32)
+                sums[None, i].store(sums[None, i].load() + slope * value * inverse)
+                through = slope * scale[None, i].load().to(Float32) * inverse - value * pull
+                grad[None, i].store((through + along[None, i].load().to(Float32)).to(total.element_type))
+            store(grad, dx[row, None], lane, full=False)
+            turn = 1 - turn
+        # Of its two slots, a warp needs a third for its sums, once none of its lanes reads there any more.
+        cute.arch.sync_warp()
+        layout = cute.make_layout((self.hidden, self.warps), stride=(1, self.hidden * 3))
+        parts = cute.make_tensor(cute.recast_ptr(slots.iterator, dtype=Float32), layout)
+        store(sums, parts[None, warp], lane, full=False)
+        cute.arch.sync_threads()
+        add_parts(parts, partial[program, None], thread, self.threads)
+
+
+def zeros(pieces: int, dtype) -> cute.Tensor:
+    """Pieces in registers [8, pieces]. A lane that has no last piece keeps zeros there, which change no sum."""
+    room = cute.make_rmem_tensor((VECTOR, pieces), dtype)
+    room.fill(0.0)
+    return room
+
+
+@cute.jit
+def fetch(tensors, row, slot: cute.Tensor, lane):
+    """Asks for a lane's pieces of a row of each tensor, if there is such a row, into slot [hidden, tensors] of shared
+    memory. A lane asks for what it will read itself, so it is enough that it waits itself, without a barrier."""
+    copies = cute.nvgpu.cpasync
+    past_l1 = copies.CopyG2SOp(copies.LoadCacheMode.GLOBAL)  # nobody reads these bytes again
+    copy = cute.make_copy_atom(past_l1, slot.element_type, num_bits_per_copy=128)
+    count = const_expr(slot.shape[0] // VECTOR)
+    if row < tensors[0].shape[0]:
+        for t in range_constexpr(len(tensors)):
+            source = cute.tiled_divide(tensors[t][row, None], (VECTOR,))
+            target = cute.tiled_divide(slot[None, t], (VECTOR,))
+            for i in range_constexpr(-(-count // LANES)):
+                if i * LANES + lane < count:
+                    cute.copy_atom_call(copy, source[None, i * LANES + lane], target[None, i * LANES + lane])
+    cute.arch.cp_async_commit_group()
+
+
+@cute.jit
+def sums_over_row(held: cute.Tensor, grad: cute.Tensor, scale: cute.Tensor):
+    """Of x * x and of x * weight * dy, for all lanes of a warp."""
+    squares, product = Float32(0.0), Float32(0.0)
+    for i in range_constexpr(held.shape[1]):
+        value, slope = held[None, i].load().to(Float32), grad[None, i].load().to(Float32)
+        squares += (value * value).reduce(cute.ReductionOp.ADD, Float32(0.0), 0)
+        slope *= scale[None, i].load().to(Float32)
+        product += (slope * value).reduce(cute.ReductionOp.ADD, Float32(0.0), 0)
+    return cute.arch.warp_reduction_sum(squares), cute.arch.warp_reduction_sum(product)
+
+
+@cute.jit
+def add_parts(parts: cute.Tensor, total: cute.Tensor, thread, threads: cutlass.Constexpr):
+    """total [hidden] = the sum of parts [hidden, warps], always in the same order."""
+    added, part = (cute.make_rmem_tensor(4, Float32) for _ in range(2))
+    for piece in range(thread, total.shape[0] // 4, threads):
+        added.fill(0.0)
+        for warp in range_constexpr(parts.shape[1]):
+            cute.autovec_copy(cute.tiled_divide(parts[None, warp], (4,))[None, piece], part)
+            added.store(added.load() + part.load())
+        cute.autovec_copy(added, cute.tiled_divide(total, (4,))[None, piece])
+
+
+@operation()
 def residual_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """`residual_norm_reference` in one launch, with gradients; bfloat16 or float16, the strides of rows free. Raises
     KernelError."""
     total, y = x.new_empty(x.shape), x.new_empty(x.shape)
-    if len(x):
+    if x.numel():
         launch(ResidualNorm(x.shape[1], type_name(x), eps), x, residual, weight, total, y)
     return total, y
 
 
-@residual_norm.register_fake
-def _(x, residual, weight, eps):
-    return x.new_empty(x.shape), x.new_empty(x.shape)
+@operation()
+def residual_norm_backward(
+    total: Tensor, weight: Tensor, dtotal: Tensor, dy: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """The gradient of x, which is that of residual, in total's dtype, and that of weight, float32, from those of both
+    results: one launch, and one for the sum over rows. Raises KernelError."""
+    dx = total.new_empty(total.shape)
+    if not total.numel():
+        return dx, torch.zeros_like(weight, dtype=torch.float32)
+    partial = total.new_empty(min(PROGRAMS, total.shape[0]), total.shape[1], dtype=torch.float32)
+    launch(ResidualNormBackward(total.shape[1], type_name(total), eps), total, weight, dtotal, dy, dx, partial)
+    return dx, column_sum(partial)
 
 
 def _keep(ctx, inputs, output):
@@ -107,4 +246,7 @@ def _gradients(ctx, dtotal, dy):
 
 residual_norm.register_autograd(_gradients, setup_context=_keep)
 
-EXAMPLES = tuple(ResidualNorm(hidden, "bfloat16") for hidden in (1536, 2048))  # Qwen2.5-1.5B and 3B
+EXAMPLES = (
+    *(ResidualNorm(hidden, "bfloat16") for hidden in (1536, 2048)),  # Qwen2.5-1.5B and 3B
+    *(ResidualNormBackward(hidden, "bfloat16") for hidden in (896, 2048)),  # Qwen2.5-0.5B and 3B
+)

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlcourse.course.kernels.common import LANES, VECTOR, load, store
 from rlcourse.kernels import KernelError
-from rlcourse.kernels.arguments import Argument, need_dtype, type_name
-from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_constexpr
+from rlcourse.kernels.arguments import Argument, type_name
+from rlcourse.kernels.dsl import Float32, const_expr, cute, range_constexpr
+from rlcourse.kernels.kernel import Kernel, operation
 from rlcourse.kernels.toolchain import can_begin_early, launch
 
-VECTOR = 8  # 16-bit numbers in 16 bytes
 MOST_PIECES = 20  # of 16 bytes that a thread can hold and still have registers to work with
 HELD_EARLY = 10  # pieces of the weights for which there are registers while the row comes
 
@@ -34,7 +35,7 @@ def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: flo
 
 
 @dataclass(frozen=True)
-class RMSNorm:
+class RMSNorm(Kernel):
     """y = RMSNorm(x) * weight for x [rows, hidden]. With `add`, residual += x comes first and its norm is taken. early:
     see `toolchain.can_begin_early`."""
 
@@ -46,14 +47,14 @@ class RMSNorm:
     early: bool = False
 
     def __post_init__(self):
-        need_dtype(self)
+        super().__post_init__()
         if self.hidden % VECTOR or self.pieces > MOST_PIECES:
             raise KernelError(f"RMSNorm cannot cut rows of {self.hidden}: it takes multiples of 256 up to 5120.")
 
     @property
     def lanes(self) -> int:
         """Threads of a row: the largest power of two that divides its 16-byte pieces, at most a warp."""
-        return min(32, (self.hidden // VECTOR) & -(self.hidden // VECTOR))
+        return min(LANES, (self.hidden // VECTOR) & -(self.hidden // VECTOR))
 
     @property
     def pieces(self) -> int:
@@ -67,11 +68,6 @@ class RMSNorm:
 
     def grid(self, x, *_):
         return -(-x.shape[0] // (self.threads // self.lanes)), 1, 1
-
-    @cute.jit
-    def __call__(self, x: cute.Tensor, residual, weight: cute.Tensor, y: cute.Tensor, stream):
-        launched = self.kernel(x, residual, weight, y)
-        launched.launch(grid=self.grid(x), block=[self.threads, 1, 1], stream=stream, use_pdl=self.early)
 
     @cute.kernel
     def kernel(self, x: cute.Tensor, residual, weight: cute.Tensor, y: cute.Tensor):
@@ -108,59 +104,29 @@ class RMSNorm:
             store(held, y[row, None], lane, self.lanes)
 
 
-@cute.jit
-def load(row: cute.Tensor, held: cute.Tensor, lane, lanes: cutlass.Constexpr):
-    """A thread's pieces of a row, 16 bytes each; neighbouring threads take neighbouring pieces."""
-    pieces = cute.tiled_divide(row, (VECTOR,))
-    for i in range_constexpr(held.shape[1]):
-        cute.autovec_copy(pieces[None, i * lanes + lane], held[None, i])
-
-
-@cute.jit
-def store(held: cute.Tensor, row: cute.Tensor, lane, lanes: cutlass.Constexpr):
-    """The way back of `load`."""
-    pieces = cute.tiled_divide(row, (VECTOR,))
-    for i in range_constexpr(held.shape[1]):
-        cute.autovec_copy(held[None, i], pieces[None, i * lanes + lane])
-
-
-@torch.library.custom_op("rlcourse::rms_norm", mutates_args=())
+@operation()
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMSNorm of the rows of x [rows, hidden], whose stride is free, times weight [hidden]; bfloat16 or float16. As
     `rms_norm_reference`. Returns [rows, hidden]. Raises KernelError."""
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if len(x):
+    y = x.new_empty(x.shape)
+    if y.numel():
         launch(RMSNorm(x.shape[-1], type_name(x), eps, early=can_begin_early(x.device)), x, None, weight, y)
     return y
 
 
-@rms_norm.register_fake
-def _(x, weight, eps):
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
-
-
-@torch.library.custom_op("rlcourse::add_rms_norm", mutates_args=("residual",))
+@operation(mutates=("residual",))
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     """residual [rows, hidden] += x [rows, hidden] in place; returns the RMSNorm of the sum, [rows, hidden]. As
     `add_rms_norm_reference`: what stands between two layers of Qwen. Raises KernelError."""
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if len(x):
+    y = x.new_empty(x.shape)
+    if y.numel():
         kernel = RMSNorm(x.shape[-1], type_name(x), eps, add=True, early=can_begin_early(x.device))
         launch(kernel, x, residual, weight, y)
     return y
 
 
-@add_rms_norm.register_fake
-def _(x, residual, weight, eps):
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
-
-
-EXAMPLES = (
-    RMSNorm(896, "bfloat16"),  # Qwen2.5-0.5B
-    RMSNorm(896, "bfloat16", add=True),
-    RMSNorm(896, "float16"),
-    RMSNorm(1024, "bfloat16", add=True),  # Qwen3-0.6B
-    RMSNorm(2560, "bfloat16", add=True),  # Qwen3-4B
-    RMSNorm(5120, "float16"),  # Qwen3-14B
-    RMSNorm(5120, "bfloat16", add=True),
+EXAMPLES = (  # Qwen2.5-0.5B; Qwen3-0.6B, 4B and 14B
+    *(RMSNorm(896, dtype) for dtype in ("bfloat16", "float16")),
+    *(RMSNorm(hidden, "bfloat16", add=True) for hidden in (896, 1024, 2560, 5120)),
+    RMSNorm(5120, "float16"),
 )

@@ -6,32 +6,17 @@ weight's gradient in registers, so no two threads ever add to one number; the pa
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from rlcourse.course.kernels.column_sum import column_sum
-from rlcourse.kernels import KernelError
+from rlcourse.course.kernels.common import LANES, check_width, load, store
 from rlcourse.kernels.arguments import Argument
 from rlcourse.kernels.dsl import Float32, cute, range_constexpr
-from rlcourse.kernels.toolchain import launch
+from rlcourse.kernels.kernel import Kernel
 
-VECTOR, LANES = 4, 32  # numbers in 16 bytes, threads of a row
+VECTOR = 4  # float32 numbers in 16 bytes
 MOST_PIECES = 16  # of 16 bytes: a thread holds four rows' worth of them, in 255 registers
-PROGRAMS = 1056  # eight for each processor of an H200: a warp waits for its row, and others work meanwhile
-
-
-@torch.enable_grad()
-def rms_norm_backward_reference(x: Tensor, weight: Tensor, dy: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Gradients of x [rows, hidden] and weight [hidden], by autograd in float64; dy [rows, hidden] is the gradient of
-    x / sqrt(mean(x^2) + eps) * weight."""
-    x, weight = (t.double().requires_grad_() for t in (x, weight))
-    y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
-    dx, dw = torch.autograd.grad(y, (x, weight), dy.double())
-    return dx.float(), dw.float()
 
 
 @dataclass(frozen=True)
-class RMSNormBackward:
+class RMSNormBackward(Kernel):
     """dx [rows, hidden], and partial [programs, hidden], whose sum over programs is the gradient of weight [hidden]."""
 
     hidden: int
@@ -40,8 +25,7 @@ class RMSNormBackward:
     threads = LANES
 
     def __post_init__(self):
-        if self.hidden % (VECTOR * LANES) or self.pieces > MOST_PIECES:
-            raise KernelError(f"RMSNormBackward cannot cut rows of {self.hidden}: multiples of 128 up to 2048.")
+        check_width(self, self.hidden, VECTOR * LANES, MOST_PIECES * VECTOR * LANES)
 
     @property
     def pieces(self) -> int:
@@ -55,12 +39,6 @@ class RMSNormBackward:
 
     def grid(self, x, weight, dy, dx, partial):
         return partial.shape[0], 1, 1
-
-    @cute.jit
-    def __call__(self, x: cute.Tensor, weight: cute.Tensor, dy: cute.Tensor, dx: cute.Tensor, partial: cute.Tensor,
-                 stream):  # fmt: skip
-        launched = self.kernel(x, weight, dy, dx, partial)
-        launched.launch(grid=self.grid(x, weight, dy, dx, partial), block=[LANES, 1, 1], stream=stream)
 
     @cute.kernel
     def kernel(self, x: cute.Tensor, weight: cute.Tensor, dy: cute.Tensor, dx: cute.Tensor, partial: cute.Tensor):
@@ -88,39 +66,6 @@ class RMSNormBackward:
                 grad[None, i].store(slope * scale[None, i].load() * inverse - value * pull)
             store(grad, dx[row, None], lane)
         store(sums, partial[program, None], lane)
-
-
-@cute.jit
-def load(row: cute.Tensor, held: cute.Tensor, lane):
-    """A thread's pieces of a row, 16 bytes each; neighbouring threads take neighbouring pieces."""
-    pieces = cute.tiled_divide(row, (VECTOR,))
-    for i in range_constexpr(held.shape[1]):
-        cute.autovec_copy(pieces[None, i * LANES + lane], held[None, i])
-
-
-@cute.jit
-def store(held: cute.Tensor, row: cute.Tensor, lane):
-    """The way back of `load`."""
-    pieces = cute.tiled_divide(row, (VECTOR,))
-    for i in range_constexpr(held.shape[1]):
-        cute.autovec_copy(held[None, i], pieces[None, i * LANES + lane])
-
-
-@torch.library.custom_op("rlcourse::rms_norm_backward", mutates_args=())
-def rms_norm_backward(x: Tensor, weight: Tensor, dy: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Gradients of x [rows, hidden] and weight [hidden] of an RMSNorm, from that of its result, dy [rows, hidden]; all
-    float32. As `rms_norm_backward_reference`. Raises KernelError."""
-    dx = torch.empty_like(x)
-    if not len(x):
-        return dx, torch.zeros_like(weight)
-    partial = x.new_empty(min(PROGRAMS, len(x)), x.shape[1])
-    launch(RMSNormBackward(x.shape[1], eps), x, weight, dy, dx, partial)
-    return dx, column_sum(partial)
-
-
-@rms_norm_backward.register_fake
-def _(x, weight, dy, eps):
-    return torch.empty_like(x), torch.empty_like(weight)
 
 
 EXAMPLES = (RMSNormBackward(896), RMSNormBackward(1024))  # Qwen2.5-0.5B, Qwen3-0.6B

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlcourse.course.kernels.common import LOG2_E, LOWEST, power
 from rlcourse.course.kernels.philox import gumbel, gumbel_reference, philox, random_bits_reference
-from rlcourse.kernels.arguments import HALVES, Argument, Scalar, need_dtype, type_name
+from rlcourse.kernels.arguments import HALVES, Argument, Scalar, type_name
 from rlcourse.kernels.dsl import Float32, Int32, Int64, Uint32, const_expr, cute, cutlass, range_constexpr
+from rlcourse.kernels.kernel import Kernel, operation
 from rlcourse.kernels.toolchain import launch, workspace
 
-LOWEST = -1e30  # a running maximum begins here and not at -inf, since -inf - -inf is nan
 FLOOR = -1000.0  # 2^FLOOR is 0 and 0 * FLOOR is no nan
 MOST_SPLITS = 32  # of a row's vocabulary: one for each thread of the warp that puts them together
 
@@ -48,15 +49,14 @@ def sample_reference(
 
 
 @dataclass(frozen=True)
-class Sampler:
+class Sampler(Kernel):
     """`sample_reference`, in `splits` blocks a row. greedy: temperature 0."""
 
     dtype: str
     greedy: bool = False
     threads: int = 128
 
-    def __post_init__(self):
-        need_dtype(self, (*HALVES, "float32"))
+    dtypes = (*HALVES, "float32")
 
     @property
     def vector(self) -> int:
@@ -80,39 +80,10 @@ class Sampler:
     def grid(self, logits, inverse_temperature, splits, *_):
         return logits.shape[0], splits, 1  # of rows there may be more than the 65,535 that y and z allow
 
-    @cute.jit
-    def __call__(
-        self,
-        logits: cute.Tensor,
-        inverse_temperature: Float32,
-        splits: Int32,
-        seed: cute.Tensor,
-        counter: cute.Tensor,
-        token: cute.Tensor,
-        logprob: cute.Tensor,
-        entropy: cute.Tensor,
-        shares: cute.Tensor,
-        arrived: cute.Tensor,
-        stream,
-    ):
-        self.kernel(
-            logits, inverse_temperature, splits, seed, counter, token, logprob, entropy, shares, arrived
-        ).launch(grid=self.grid(logits, inverse_temperature, splits), block=[self.threads, 1, 1], stream=stream)
-
     @cute.kernel
-    def kernel(
-        self,
-        logits: cute.Tensor,
-        inverse_temperature: Float32,
-        splits: Int32,
-        seed: cute.Tensor,
-        counter: cute.Tensor,
-        token: cute.Tensor,
-        logprob: cute.Tensor,
-        entropy: cute.Tensor,
-        shares: cute.Tensor,
-        arrived: cute.Tensor,
-    ):
+    def kernel(self, logits: cute.Tensor, inverse_temperature: Float32, splits: Int32, seed: cute.Tensor,
+               counter: cute.Tensor, token: cute.Tensor, logprob: cute.Tensor, entropy: cute.Tensor,
+               shares: cute.Tensor, arrived: cute.Tensor):  # fmt: skip
         thread, _, _ = cute.arch.thread_idx()
         row, split, _ = cute.arch.block_idx()
         warps = const_expr(self.threads // 32)
@@ -123,7 +94,7 @@ class Sampler:
         share, other = (cute.make_rmem_tensor(SIZE, Float32) for _ in range(2))
         begin(share)
         pieces = cute.ceil_div(logits.shape[1], self.vector)
-        scale = inverse_temperature * math.log2(math.e)
+        scale = inverse_temperature * LOG2_E
         for piece in cutlass.range(split * self.threads + thread, pieces, splits * self.threads):
             self.take(share, logits[row, None], piece, scale, seed[0], counter[row])
         merge_warp(share)
@@ -186,11 +157,6 @@ class Sampler:
 
 
 @cute.jit
-def power(x: Float32):
-    return cute.math.exp2(x, fastmath=True)
-
-
-@cute.jit
 def begin(share: cute.Tensor):
     """A share of nothing."""
     share.fill(0.0)
@@ -243,7 +209,7 @@ def splits_for(rows: int, vocabulary: int, processors: int) -> int:
     return max(1, min(MOST_SPLITS, 8 * processors // rows, vocabulary // 2048))
 
 
-@torch.library.custom_op("rlcourse::sample", mutates_args=())
+@operation(fake=lambda logits, *_: _outputs(logits))
 def sample(logits: Tensor, temperature: float, seed: Tensor, counter: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """`sample_reference` in one launch, computed in float32: token int64, logprob and entropy float32, each [rows].
 
@@ -270,15 +236,7 @@ def _outputs(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(logits.new_empty(len(logits), dtype=dtype) for dtype in (torch.int64, torch.float32, torch.float32))
 
 
-@sample.register_fake
-def _(logits, temperature, seed, counter):
-    return _outputs(logits)
-
-
 EXAMPLES = (
-    Sampler("bfloat16"),
-    Sampler("bfloat16", greedy=True),
-    Sampler("float16"),
-    Sampler("float32"),
-    Sampler("float32", greedy=True),
+    *(Sampler(dtype) for dtype in ("bfloat16", "float16", "float32")),
+    *(Sampler(dtype, greedy=True) for dtype in ("bfloat16", "float32")),
 )

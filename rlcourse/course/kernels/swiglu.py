@@ -1,6 +1,7 @@
-"""SwiGLU: silu(gate) * up, where one matrix product has made gate and up side by side.
+"""SwiGLU, silu(gate) * up, and its gradient. One matmul has made gate and up side by side.
 
-Nothing is shared between threads: each takes 16 bytes of a row's gate and the 16 bytes of its up that belong to them.
+Elementwise: each thread takes 16 bytes of a row's gate and the 16 bytes of its up that belong to them. The backward
+pass computes the sigmoid again, which costs less than writing and reading it would.
 """
 
 from dataclasses import dataclass
@@ -8,14 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlcourse.course.kernels.swiglu_backward import swiglu_backward
-from rlcourse.kernels import KernelError
-from rlcourse.kernels.arguments import Argument, need_dtype, type_name
+from rlcourse.course.kernels.common import LOG2_E, VECTOR, PerPiece
+from rlcourse.kernels.arguments import Argument, type_name
 from rlcourse.kernels.dsl import Float32, const_expr, cute, range_constexpr
+from rlcourse.kernels.kernel import operation
 from rlcourse.kernels.toolchain import can_begin_early, launch
-
-VECTOR = 8  # 16-bit numbers in 16 bytes
-LOG2_E = 1.4426950408889634
 
 
 def swiglu_reference(gate_up: Tensor) -> Tensor:
@@ -25,8 +23,19 @@ def swiglu_reference(gate_up: Tensor) -> Tensor:
     return (torch.nn.functional.silu(gate) * up).to(gate_up.dtype)
 
 
+class SwigluKernel(PerPiece):
+    """Base of both kernels."""
+
+    @property
+    def width(self) -> int:
+        return self.inner
+
+    def argument(self, name: str, columns: int, **options) -> Argument:
+        return Argument(name, self.dtype, ("rows", columns), **options)
+
+
 @dataclass(frozen=True)
-class Swiglu:
+class Swiglu(SwigluKernel):
     """out [rows, inner] = silu(gate) * up for gate_up [rows, 2 * inner]. early: see `toolchain.can_begin_early`."""
 
     inner: int
@@ -34,36 +43,15 @@ class Swiglu:
     threads: int = 1024
     early: bool = False
 
-    def __post_init__(self):
-        need_dtype(self)
-        if self.inner % VECTOR:
-            raise KernelError(f"Swiglu cannot cut rows of {self.inner}: it takes multiples of {VECTOR}.")
-
-    @property
-    def pieces(self) -> int:
-        return self.inner // VECTOR
-
     def arguments(self) -> tuple:
-        gate_up = Argument("gate_up", self.dtype, ("rows", 2 * self.inner), free=1)
-        return gate_up, Argument("out", self.dtype, ("rows", self.inner), output=True)
-
-    def grid(self, gate_up, out):
-        return -(-gate_up.shape[0] * self.pieces // self.threads), 1, 1
-
-    @cute.jit
-    def __call__(self, gate_up: cute.Tensor, out: cute.Tensor, stream):
-        launched = self.kernel(gate_up, out)
-        launched.launch(grid=self.grid(gate_up, out), block=[self.threads, 1, 1], stream=stream, use_pdl=self.early)
+        return self.argument("gate_up", 2 * self.inner, free=1), self.argument("out", self.inner, output=True)
 
     @cute.kernel
     def kernel(self, gate_up: cute.Tensor, out: cute.Tensor):
         if const_expr(self.early):
             cute.arch.griddepcontrol_launch_dependents()
             cute.arch.griddepcontrol_wait()
-        thread, _, _ = cute.arch.thread_idx()
-        block, _, _ = cute.arch.block_idx()
-        index = block * self.threads + thread
-        row, piece = index // self.pieces, index % self.pieces
+        row, piece = self.place()
         if row < gate_up.shape[0]:
             both = cute.tiled_divide(gate_up[row, None], (VECTOR,))
             gate, up = (cute.make_rmem_tensor(VECTOR, out.element_type) for _ in range(2))
@@ -77,10 +65,43 @@ class Swiglu:
             cute.autovec_copy(gate, cute.tiled_divide(out[row, None], (VECTOR,))[None, piece])
 
 
-@torch.library.custom_op("rlcourse::swiglu", mutates_args=())
+@dataclass(frozen=True)
+class SwigluBackward(SwigluKernel):
+    """dgate_up [rows, 2 * inner] from gate_up [rows, 2 * inner] and dy [rows, inner]; inside, float32."""
+
+    inner: int
+    dtype: str
+    threads: int = 256
+
+    def arguments(self) -> tuple:
+        gate_up, dy = self.argument("gate_up", 2 * self.inner, free=1), self.argument("dy", self.inner, free=1)
+        return gate_up, dy, self.argument("dgate_up", 2 * self.inner, free=1, output=True)
+
+    @cute.kernel
+    def kernel(self, gate_up: cute.Tensor, dy: cute.Tensor, dgate_up: cute.Tensor):
+        row, piece = self.place()  # a thread for each 16-byte piece of the gate
+        if row < gate_up.shape[0]:
+            both = cute.tiled_divide(gate_up[row, None], (VECTOR,))
+            gate, up, slope = (cute.make_rmem_tensor(VECTOR, dy.element_type) for _ in range(3))
+            cute.autovec_copy(both[None, piece], gate)
+            cute.autovec_copy(both[None, self.pieces + piece], up)
+            cute.autovec_copy(cute.tiled_divide(dy[row, None], (VECTOR,))[None, piece], slope)
+            for i in range_constexpr(VECTOR):
+                g, u, d = gate[i].to(Float32), up[i].to(Float32), slope[i].to(Float32)
+                sigmoid = cute.arch.rcp_approx(cute.math.exp2(g * -LOG2_E, fastmath=True) + 1.0)
+                # d * sigmoid comes first: where sigmoid is 0, a large g must find a 0 and no infinity.
+                through = d * sigmoid
+                gate[i] = (through * u * (1.0 + g * (1.0 - sigmoid))).to(dy.element_type)
+                up[i] = (through * g).to(dy.element_type)
+            out = cute.tiled_divide(dgate_up[row, None], (VECTOR,))
+            cute.autovec_copy(gate, out[None, piece])
+            cute.autovec_copy(up, out[None, self.pieces + piece])
+
+
+@operation()
 def swiglu(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up for gate_up [rows, 2 * inner], whose rows' stride is free; bfloat16 or float16; with a gradient.
-    As `swiglu_reference`. Returns [rows, inner]. Raises KernelError."""
+    """`swiglu_reference` in one launch, with a gradient; bfloat16 or float16, the stride of rows free. Raises
+    KernelError."""
     inner = gate_up.shape[-1] // 2
     out = gate_up.new_empty(*gate_up.shape[:-1], inner)
     if out.numel():
@@ -88,15 +109,23 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return out
 
 
-@swiglu.register_fake
-def _(gate_up):
-    return gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+@operation()
+def swiglu_backward(gate_up: Tensor, dy: Tensor) -> Tensor:
+    """The gradient of gate_up [rows, 2 * inner] from dy [rows, inner] in one launch; bfloat16 or float16, the strides
+    of rows free. Raises KernelError."""
+    dgate_up = gate_up.new_empty(gate_up.shape)
+    if dgate_up.numel():
+        launch(SwigluBackward(gate_up.shape[-1] // 2, type_name(gate_up)), gate_up, dy, dgate_up)
+    return dgate_up
 
 
-def _keep(ctx, inputs, output):
-    ctx.save_for_backward(*inputs)
+swiglu.register_autograd(
+    lambda ctx, dy: swiglu_backward(*ctx.saved_tensors, dy.contiguous()),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
 
-
-swiglu.register_autograd(lambda ctx, dy: swiglu_backward(*ctx.saved_tensors, dy.contiguous()), setup_context=_keep)
-
-EXAMPLES = (Swiglu(4864, "bfloat16"), Swiglu(4864, "float16"), Swiglu(3072, "bfloat16"))  # Qwen2.5-0.5B, Qwen3-0.6B
+EXAMPLES = (
+    *(Swiglu(4864, dtype) for dtype in ("bfloat16", "float16")),  # Qwen2.5-0.5B
+    Swiglu(3072, "bfloat16"),  # Qwen3-0.6B
+    SwigluBackward(4864, "bfloat16"),
+)

@@ -1,8 +1,8 @@
-"""The log-prob of one token a row under softmax(logits): what a loss over a vocabulary is made of.
+"""The log-prob of one token per row under softmax(logits), which is minus the cross-entropy, and its gradient.
 
-A block reads a row once: each thread keeps the largest logit that it met and the sum of 2^(logit - largest), and these
-pairs are merged (Milakov and Gimelshein 2018, arXiv:1805.02867). Logits carry the factor log2(e) where powers are
-taken, since a GPU computes powers and logarithms of 2.
+Forward, a block reads a row once: each thread keeps the largest logit that it met and the sum of 2^(logit - largest),
+and these pairs are merged (Milakov and Gimelshein 2018, arXiv:1805.02867). That leaves the log of the row's sum, so
+backward each logit's gradient needs that logit alone, and takes its place.
 """
 
 import math
@@ -11,21 +11,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlcourse.kernels.arguments import Argument, need_dtype, type_name
+from rlcourse.course.kernels.common import LOG2_E, LOWEST, VECTOR, power
+from rlcourse.kernels.arguments import Argument, type_name
 from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_constexpr
+from rlcourse.kernels.kernel import Kernel, operation
 from rlcourse.kernels.toolchain import launch
-
-VECTOR = 8  # 16-bit numbers in 16 bytes
-LOG2_E = math.log2(math.e)
-LOWEST = -1e30  # a running maximum begins here and not at -inf, since -inf - -inf is nan
 
 
 def token_logprob_reference(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """The log-prob of each row's target under softmax(logits), and the log of the row's sum of powers; float32 [rows],
     computed in float64.
 
-    logits [rows, vocabulary]; target int64 [rows]. A negative target says that the row does not count: its log-prob is
-    0. A target outside of the vocabulary has log-prob nan.
+    logits [rows, vocabulary]; target int64 [rows]. A row with a negative target does not count: its log-prob is 0. A
+    target outside of the vocabulary has log-prob nan.
     """
     wide, (_, vocabulary) = logits.double(), logits.shape
     log_sum = wide.logsumexp(-1)
@@ -34,28 +32,26 @@ def token_logprob_reference(logits: Tensor, target: Tensor) -> tuple[Tensor, Ten
     return torch.where(target < 0, 0.0, logprob).float(), log_sum.float()
 
 
-@dataclass(frozen=True)
-class TokenLogprob:
-    """`token_logprob_reference`, a block a row."""
-
-    dtype: str
-    threads: int = 256
-
-    def __post_init__(self):
-        need_dtype(self)
+class BlockPerRow(Kernel):
+    """Base of both kernels."""
 
     def arguments(self) -> tuple:
         logits = Argument("logits", self.dtype, ("rows", "vocabulary"), free=1)
-        found = (Argument(name, "float32", ("rows",), align=4, output=True) for name in ("logprob", "log_sum"))
-        return logits, Argument("target", "int64", ("rows",), align=8), *found
+        return logits, Argument("target", "int64", ("rows",), align=8), *self.per_row()
 
     def grid(self, logits, *_):
         return logits.shape[0], 1, 1
 
-    @cute.jit
-    def __call__(self, logits: cute.Tensor, target: cute.Tensor, logprob: cute.Tensor, log_sum: cute.Tensor, stream):
-        launched = self.kernel(logits, target, logprob, log_sum)
-        launched.launch(grid=self.grid(logits), block=[self.threads, 1, 1], stream=stream)
+
+@dataclass(frozen=True)
+class TokenLogprob(BlockPerRow):
+    """`token_logprob_reference`."""
+
+    dtype: str
+    threads: int = 256
+
+    def per_row(self) -> tuple:
+        return tuple(Argument(name, "float32", ("rows",), align=4, output=True) for name in ("logprob", "log_sum"))
 
     @cute.kernel
     def kernel(self, logits: cute.Tensor, target: cute.Tensor, logprob: cute.Tensor, log_sum: cute.Tensor):
@@ -92,21 +88,43 @@ class TokenLogprob:
             logprob[row], log_sum[row] = found, total
 
 
-@cute.jit
-def power(x: Float32):
-    return cute.math.exp2(x, fastmath=True)
+@dataclass(frozen=True)
+class TokenLogprobBackward(BlockPerRow):
+    """The gradient of logits, in their place: grad * (one-hot - softmax), from the log_sum of `TokenLogprob`; zeros in
+    a row with a negative target."""
+
+    dtype: str
+    threads: int = 256
+
+    def per_row(self) -> tuple:
+        return tuple(Argument(name, "float32", ("rows",), align=4) for name in ("log_sum", "grad"))
+
+    @cute.kernel
+    def kernel(self, logits: cute.Tensor, target: cute.Tensor, log_sum: cute.Tensor, grad: cute.Tensor):
+        thread, _, _ = cute.arch.thread_idx()
+        row, _, _ = cute.arch.block_idx()
+        token, total, slope = target[row], log_sum[row] * LOG2_E, grad[row]
+        if token < 0:
+            slope = Float32(0.0)
+        held = cute.make_rmem_tensor(VECTOR, logits.element_type)
+        for piece in cutlass.range(thread, cute.ceil_div(logits.shape[1], VECTOR), self.threads):
+            load(logits[row, None], piece, held)
+            for i in range_constexpr(VECTOR):
+                hot = Float32(1.0) if token == piece * VECTOR + i else Float32(0.0)
+                held[i] = (slope * (hot - power(held[i].to(Float32) * LOG2_E - total))).to(held.element_type)
+            store(held, logits[row, None], piece)
 
 
 @cute.jit
 def merge(largest: Float32, mass: Float32, other: Float32, more: Float32):
-    """Two parts of a sum of powers, each told relative to the largest logit of its own, as one."""
+    """Two parts of a sum of powers, each relative to its own largest logit, as one."""
     above = cute.arch.fmax(largest, other)
     return above, mass * power(largest - above) + more * power(other - above)
 
 
 @cute.jit
 def load(row: cute.Tensor, piece, held: cute.Tensor):
-    """A 16-byte piece of a row; past the end of one that pieces do not divide, -inf."""
+    """A 16-byte piece of a row; past the end of a row that isn't a multiple of that, -inf."""
     if (piece + 1) * VECTOR <= row.shape[0]:
         cute.autovec_copy(cute.tiled_divide(row, (VECTOR,))[None, piece], held)
     else:
@@ -116,19 +134,33 @@ def load(row: cute.Tensor, piece, held: cute.Tensor):
                 held[i] = row[piece * VECTOR + i]
 
 
-@torch.library.custom_op("rlcourse::token_logprob", mutates_args=())
+@cute.jit
+def store(held: cute.Tensor, row: cute.Tensor, piece):
+    """The way back of `load`."""
+    if (piece + 1) * VECTOR <= row.shape[0]:
+        cute.autovec_copy(held, cute.tiled_divide(row, (VECTOR,))[None, piece])
+    else:
+        for i in range_constexpr(VECTOR):
+            if piece * VECTOR + i < row.shape[0]:
+                row[piece * VECTOR + i] = held[i]
+
+
+@operation()
 def token_logprob(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """`token_logprob_reference` in one launch; logits bfloat16 or float16, their rows a multiple of 16 bytes apart.
     Raises KernelError."""
-    logprob, log_sum = (logits.new_empty(len(logits), dtype=torch.float32) for _ in range(2))
-    if len(logits):
+    logprob, log_sum = (logits.new_empty(logits.shape[0], dtype=torch.float32) for _ in range(2))
+    if logits.numel():
         launch(TokenLogprob(type_name(logits)), logits, target, logprob, log_sum)
     return logprob, log_sum
 
 
-@token_logprob.register_fake
-def _(logits, target):
-    return tuple(logits.new_empty(len(logits), dtype=torch.float32) for _ in range(2))
+@operation(mutates=("logits",))
+def token_logprob_backward(logits: Tensor, target: Tensor, log_sum: Tensor, grad: Tensor) -> None:
+    """The gradient of logits [rows, vocabulary] from that of the log-probs, grad [rows], in the place of the logits,
+    which saves a second tensor of that size. log_sum is the second result of `token_logprob`. Raises KernelError."""
+    if logits.numel():
+        launch(TokenLogprobBackward(type_name(logits)), logits, target, log_sum, grad)
 
 
-EXAMPLES = (TokenLogprob("bfloat16"),)
+EXAMPLES = (TokenLogprob("bfloat16"), TokenLogprobBackward("bfloat16"))

@@ -11,7 +11,7 @@ from thorough import thorough
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
-from launching import DEVICE, launch, run, spread
+from launching import DEVICE, anywhere, launch, run, spread
 
 from rlcourse.course.kernels import sampler
 from rlcourse.course.kernels.philox import gumbel, gumbel_reference, philox_reference, random_bits_reference
@@ -179,5 +179,8 @@ def test_the_operation_draws_and_gives_all_three():
     found = run(sample, logits, 0.7, SEED, counter)
     assert [f.dtype for f in found] == [torch.int64, torch.float32, torch.float32]
     assert_same(found, logits, 0.7, counter)
+    assert [len(f) for f in run(sample, logits[:0], 0.7, SEED, counter[:0])] == [0, 0, 0]
+    with anywhere():
+        torch.library.opcheck(sample, (logits[:, :40].to(DEVICE), 0.9, SEED.to(DEVICE), counter.to(DEVICE)))
     assert [sampler.splits_for(rows, 151936, 132) for rows in (1, 16, 64, 256, 1024)] == [32, 32, 16, 4, 1]
     assert sampler.splits_for(1, 50, 132) == 1

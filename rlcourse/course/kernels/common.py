@@ -1,0 +1,71 @@
+"""What several kernels share: constants, powers of 2, and which thread loads and stores what."""
+
+import math
+
+from rlcourse.kernels import KernelError
+from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_constexpr
+from rlcourse.kernels.kernel import Kernel
+
+VECTOR = 8  # 16-bit numbers in 16 bytes, the most that a thread loads at once
+LANES = 32  # threads of a warp
+LOG2_E = math.log2(math.e)  # a GPU computes powers and logarithms of 2
+LOWEST = -1e30  # a running maximum begins here and not at -inf, since -inf - -inf is nan
+
+
+def check_width(kernel, width: int, multiple: int = VECTOR, most: int | None = None) -> None:
+    """Raises KernelError for rows that a kernel's threads cannot share."""
+    if width % multiple or (most and width > most):
+        up_to = f" up to {most}" if most else ""
+        name = type(kernel).__name__
+        raise KernelError(f"{name} cannot cut rows of {width}: it takes multiples of {multiple}{up_to}.")
+
+
+class PerPiece(Kernel):
+    """Base of an elementwise kernel: a thread for each piece of a row of `width` numbers, 16 bytes."""
+
+    vector = VECTOR
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_width(self, self.width, self.vector)
+
+    @property
+    def pieces(self) -> int:
+        return self.width // self.vector
+
+    def grid(self, x, *_):
+        return -(-x.shape[0] * self.pieces // self.threads), 1, 1
+
+    @cute.jit
+    def place(self):
+        """This thread's row and piece."""
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        index = block * self.threads + thread
+        return index // self.pieces, index % self.pieces
+
+
+@cute.jit
+def power(x: Float32):
+    return cute.math.exp2(x, fastmath=True)
+
+
+@cute.jit
+def load(row: cute.Tensor, held: cute.Tensor, lane, lanes: cutlass.Constexpr = LANES, full: cutlass.Constexpr = True):
+    """A thread's pieces [numbers in 16 bytes, pieces] of a row; neighbouring threads take neighbouring pieces. full:
+    every thread has all of its pieces; without, some of the last ones are past the end, and stay as they are."""
+    vector = const_expr(held.shape[0])
+    pieces, count = cute.tiled_divide(row, (vector,)), const_expr(row.shape[0] // vector)
+    for i in range_constexpr(held.shape[1]):
+        if const_expr(full) or i * lanes + lane < count:
+            cute.autovec_copy(pieces[None, i * lanes + lane], held[None, i])
+
+
+@cute.jit
+def store(held: cute.Tensor, row: cute.Tensor, lane, lanes: cutlass.Constexpr = LANES, full: cutlass.Constexpr = True):
+    """The way back of `load`."""
+    vector = const_expr(held.shape[0])
+    pieces, count = cute.tiled_divide(row, (vector,)), const_expr(row.shape[0] // vector)
+    for i in range_constexpr(held.shape[1]):
+        if const_expr(full) or i * lanes + lane < count:
+            cute.autovec_copy(held[None, i], pieces[None, i * lanes + lane])
