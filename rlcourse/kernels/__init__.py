@@ -1,10 +1,10 @@
 """GPU kernels in NVIDIA's CuTe DSL. Nothing outside this folder imports `cutlass`.
 
-Each kernel has a file of its own, which holds, in this order, what it computes in plain PyTorch (`NAME_reference`), the
-kernel (a small frozen dataclass whose fields are constants of the compiled code), the operation that PyTorch sees
-(`torch.ops.rlcourse.NAME`), and EXAMPLES: the kernel at the shapes of Qwen2 and Qwen3. A reference needs PyTorch alone,
-a kernel `pip install 'rlcourse[kernels]'`, and an operation a GPU besides. `toolchain` compiles, keeps and runs them,
-on a GPU or, slowly, in an interpreter on a CPU.
+A kernel's file has, in this order: what it computes, in plain PyTorch (`NAME_reference`); the kernel, a small frozen
+dataclass whose fields are constants of the compiled code; the operation that PyTorch sees (`torch.ops.rlcourse.NAME`);
+and EXAMPLES, the kernel at the shapes of Qwen2 and Qwen3. A reference needs PyTorch alone, a kernel `pip install
+'rlcourse[kernels]'`, and an operation a GPU as well. `kernel` has what all kernels and operations share. `toolchain`
+compiles, caches and runs them, on a GPU or, slowly, in an interpreter on a CPU.
 
 The products of a decode step (`products.py` and the four that build on it) are for Hopper alone: the interpreter knows
 neither its tensor cores' instructions nor TMA. `rlcourse.rollout.cute_products` launches them; they have no operation.

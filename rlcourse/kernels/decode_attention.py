@@ -27,9 +27,8 @@ from rlcourse.kernels.arguments import Argument
 from rlcourse.kernels.decode_common import (
     LOG2_E,
     LOWEST,
+    DecodeKernel,
     allocate_partials,
-    attention_arguments,
-    check_shape,
     chunks,
     finish,
     power,
@@ -38,13 +37,12 @@ from rlcourse.kernels.decode_common import (
 )  # fmt: skip
 from rlcourse.kernels.decode_new_token import load, open_softmax, rotate, sum_of_four, write_to_cache
 from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_constexpr
-from rlcourse.kernels.kernel import Kernel
 
 TILE = 16  # tokens that a product takes
 
 
 @dataclass(frozen=True)
-class DecodeAttention(Kernel):
+class DecodeAttention(DecodeKernel):
     """The kernel, with the fields of `SplitDecode`. warps: of a block; they share its tokens.
 
     angles: dtype of cos and sin, for the fused form: q and the new token's k and v come as they leave the projection; q
@@ -58,11 +56,6 @@ class DecodeAttention(Kernel):
     one has ended.
     """
 
-    heads: int
-    kv_heads: int
-    head_size: int
-    dtype: str = "bfloat16"
-    padded: bool = False
     splits: int = 1
     warps: int = 4
     angles: str | None = None
@@ -73,24 +66,17 @@ class DecodeAttention(Kernel):
     tiles: int = 1
     release: str | None = None
 
-    def __post_init__(self):
-        check_shape(self)
-
     @property
     def threads(self) -> int:
         return 32 * self.warps
 
     def arguments(self):
         new, turn, norm = ("rows", self.kv_heads, self.head_size), ("rows", self.head_size // 2), (self.head_size,)
-        return attention_arguments(
-            self,
+        return super().arguments(
             *(Argument(name, self.dtype, new, free=1) if self.angles else None for name in ("k", "v")),
             *(Argument(name, self.angles, turn, free=1) if self.angles else None for name in ("cos", "sin")),
             *(Argument(name, self.norm, norm) if self.norm else None for name in ("q_norm", "k_norm")),
         )
-
-    def grid(self, q, *others):
-        return self.splits, self.kv_heads, q.shape[0]
 
     @cute.kernel
     def kernel(

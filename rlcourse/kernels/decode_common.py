@@ -10,6 +10,7 @@ Names: B rows, H query heads, K key-value heads, G = H / K query heads that shar
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from torch import Tensor
 from rlcourse.kernels import KernelError
 from rlcourse.kernels.arguments import Argument
 from rlcourse.kernels.dsl import Float32, Int32, const_expr, cute, cutlass, range_constexpr
+from rlcourse.kernels.kernel import Kernel
 
 LOG2_E = math.log2(math.e)
 LOWEST = -1e30  # a running maximum begins here and not at -inf, since -inf - -inf is nan
@@ -47,34 +49,46 @@ def decode_attention_reference(
     return torch.einsum("bhs,bhsd->bhd", weights, values).to(q.dtype)
 
 
-def check_shape(kernel) -> None:
-    """Raises KernelError for heads that the decode-attention kernels cannot do."""
-    if kernel.head_size not in (64, 128) or kernel.heads % kernel.kv_heads or kernel.heads > 8 * kernel.kv_heads:
-        raise KernelError(
-            f"Decode attention takes heads of size 64 or 128 and 1 to 8 query heads for each key-value head, not "
-            f"{kernel.heads} and {kernel.kv_heads} heads of size {kernel.head_size}: use PyTorch's attention."
+@dataclass(frozen=True)
+class DecodeKernel(Kernel):
+    """Base of a decode-attention kernel: heads H, kv_heads K, head_size D. padded: a row begins at a slot of its own,
+    its `start`, behind the padding; without it at slot 0."""
+
+    heads: int
+    kv_heads: int
+    head_size: int
+    dtype: str = "bfloat16"
+    padded: bool = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.head_size not in (64, 128) or self.heads % self.kv_heads or self.heads > 8 * self.kv_heads:
+            raise KernelError(
+                f"Decode attention takes heads of size 64 or 128 and 1 to 8 query heads for each key-value head, not "
+                f"{self.heads} and {self.kv_heads} heads of size {self.head_size}: use PyTorch's attention."
+            )
+
+    def arguments(self, *new: Argument | None) -> tuple:
+        """`new` are those of the new token in the fused form.
+
+        q [B, H, D]; k_cache, v_cache [B, K, S, D]; position int64 [B]; start int64 [B] or None; out [B, H, D]; and
+        where several blocks share a row a workspace of zeros: partial_acc, partial_ml, arrived. Rows may lie apart in
+        all inputs, and heads in the caches; position may be one number, expanded.
+        """
+        size, cache = self.head_size, ("rows", self.kv_heads, "slots", self.head_size)
+        return (
+            Argument("q", self.dtype, ("rows", self.heads, size), free=1),
+            Argument("k_cache", self.dtype, cache, free=2),
+            Argument("v_cache", self.dtype, cache, free=2),
+            *new,
+            Argument("position", "int64", ("rows",), free=1, align=8),
+            Argument("start", "int64", ("rows",), align=8) if self.padded else None,
+            Argument("out", self.dtype, ("rows", self.heads, size), output=True),
+            *(workspace_arguments(size) if self.splits > 1 else (None,) * 3),
         )
 
-
-def attention_arguments(kernel, *new: Argument | None) -> tuple:
-    """The arguments of a decode-attention kernel; `new` are those of the new token in the fused form.
-
-    q [B, H, D]; k_cache, v_cache [B, K, S, D]; position int64 [B]; start int64 [B] or None; out [B, H, D]; and where
-    several blocks share a row a workspace of zeros: partial_acc, partial_ml, arrived. Rows may lie apart in all that is
-    read, and heads in the caches; position may be one number, expanded.
-    """
-    dtype, size = kernel.dtype, kernel.head_size
-    cache = ("rows", kernel.kv_heads, "slots", size)
-    return (
-        Argument("q", dtype, ("rows", kernel.heads, size), free=1),
-        Argument("k_cache", dtype, cache, free=2),
-        Argument("v_cache", dtype, cache, free=2),
-        *new,
-        Argument("position", "int64", ("rows",), free=1, align=8),
-        Argument("start", "int64", ("rows",), align=8) if kernel.padded else None,
-        Argument("out", dtype, ("rows", kernel.heads, size), output=True),
-        *(workspace_arguments(size) if kernel.splits > 1 else (None,) * 3),
-    )
+    def grid(self, q, *_):
+        return self.splits, self.kv_heads, q.shape[0]
 
 
 def workspace_arguments(size: int) -> tuple[Argument, ...]:

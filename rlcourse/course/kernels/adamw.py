@@ -1,8 +1,7 @@
-"""A step of AdamW over a flat buffer: all parameters of a model lie one behind the other, and one launch takes them
-all.
+"""One step of AdamW over a flat buffer: all parameters lie one after the other, so one launch updates the whole model.
 
-The weights that learn are float32; the model computes with a copy of them in 16 bits, which the same launch writes. A
-step is nothing but traffic: 28 bytes a parameter with gradients in 16 bits, at a handful of operations.
+The trained weights are float32, and the launch also writes the 16-bit copy that the model computes with. The step is
+memory-bound: 28 bytes per parameter with 16-bit gradients, and a handful of operations.
 """
 
 import math

@@ -1,9 +1,9 @@
-"""Causal attention over packed sequences, with grouped queries: sequences of any length lie one behind the other, and
-no token sees another sequence.
+"""Causal attention over packed sequences with grouped queries: sequences of any length lie one after the other, and no
+token sees another sequence.
 
 A warp takes 16 query tokens of one head and goes over the keys before them, 16 at a time, with the online softmax of
-FlashAttention (Dao et al. 2022, arXiv:2205.14135): scores never reach memory. Where sequences begin is known of each
-token, so a tile may hold the end of one and the beginning of the next. `attention_tiles.py` says which lane holds what.
+FlashAttention (Dao et al. 2022, arXiv:2205.14135): scores never reach memory. A tile may span several sequences, since
+each token knows where its own begins. `attention_tiles.py` says which lane has what.
 """
 
 import math

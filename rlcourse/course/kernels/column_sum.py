@@ -1,7 +1,7 @@
-"""Sums over the rows of a tall and narrow matrix: how blocks' parts of a weight's gradient become one.
+"""Sums over the rows of a tall, narrow matrix: how the blocks' parts of a weight's gradient become one.
 
-There is little to read, so what counts is how often a thread waits: the warps of a block share the rows, and a thread
-asks for several of its numbers before it adds the first. The order of the sum is always the same.
+There is little to read, so latency counts: the warps of a block share the rows, and a thread loads several of its
+numbers before it adds the first. The order of the sum is always the same.
 """
 
 from dataclasses import dataclass

@@ -11,36 +11,25 @@ from dataclasses import dataclass
 from rlcourse.kernels.decode_common import (
     LOG2_E,
     LOWEST,
+    DecodeKernel,
     allocate_partials,
-    attention_arguments,
-    check_shape,
     chunks,
     finish,
     power,
     tokens_of_row,
 )  # fmt: skip
 from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_constexpr
-from rlcourse.kernels.kernel import Kernel
 
 
 @dataclass(frozen=True)
-class SimpleDecode(Kernel):
-    """The kernel. heads H, kv_heads K, head_size D (64 or 128). padded: a row begins at a slot of its own, its `start`,
-    behind the padding; without it at slot 0."""
+class SimpleDecode(DecodeKernel):
+    """The kernel; its reference is `decode_attention_reference`."""
 
-    heads: int
-    kv_heads: int
-    head_size: int
-    dtype: str = "bfloat16"
-    padded: bool = False
     splits = 1
     threads = 128
 
-    def __post_init__(self):
-        check_shape(self)
-
     def arguments(self):
-        return attention_arguments(self)[:6]
+        return super().arguments()[:6]
 
     def grid(self, q, *others):
         return self.kv_heads, q.shape[0], 1

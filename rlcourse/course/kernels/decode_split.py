@@ -9,33 +9,17 @@ memory and the CUDA cores allow, probably since each warp, with 80 instructions 
 from dataclasses import dataclass
 
 from rlcourse.course.kernels.decode_simple import attend
-from rlcourse.kernels.decode_common import attention_arguments, check_shape, finish, share, tokens_of_row
+from rlcourse.kernels.decode_common import DecodeKernel, finish, share, tokens_of_row
 from rlcourse.kernels.dsl import const_expr, cute
-from rlcourse.kernels.kernel import Kernel
 
 
 @dataclass(frozen=True)
-class SplitDecode(Kernel):
-    """The kernel, with the fields of `SimpleDecode`; its reference is `decode_attention_reference`. splits: blocks that
-    share a row and key-value head. They take equal parts of the slots in use, which are known on the device alone, so
-    that one grid serves a CUDA graph at any length."""
+class SplitDecode(DecodeKernel):
+    """The kernel. splits: blocks that share a row and key-value head. They take equal parts of the slots in use, which
+    are known on the device alone, so that one grid serves a CUDA graph at any length."""
 
-    heads: int
-    kv_heads: int
-    head_size: int
-    dtype: str = "bfloat16"
-    padded: bool = False
     splits: int = 4
     threads = 128
-
-    def __post_init__(self):
-        check_shape(self)
-
-    def arguments(self):
-        return attention_arguments(self)
-
-    def grid(self, q, *others):
-        return self.splits, self.kv_heads, q.shape[0]
 
     @cute.kernel
     def kernel(

@@ -1,12 +1,11 @@
 """The embedding: a row of a table for each token, and the gradient of the table.
 
-Backward, a row of the table gets the sum of all its tokens' gradients, and a token comes many times. Atomic additions
-would add them in an order that changes from run to run, and with it the last bits. So the tokens are sorted first, a
-stable sort: equal tokens stand in a run, in their order, and one writer adds them up, the same bits every time.
+Backward, a row of the table gets the sum of all its tokens' gradients. With atomic additions the order of that sum, and
+so the last bits, would change from run to run. So a stable sort puts equal tokens next to each other, in runs, and one
+thread adds up a piece of a run in order.
 
-A few words make up much of a text, so some runs are long, and one writer of a thousand rows would work long after all
-others have ended. A run is therefore cut into chunks of 32, counted from its beginning, each with a writer. Where a run
-has more than one, these write their sums to a room of their own, and a second launch adds those to the table.
+Text repeats a few words very often, and a thread with a run of a thousand rows would finish long after all others. So
+runs are cut into chunks of 32. Where a run has several, a second launch adds up their sums.
 """
 
 from dataclasses import dataclass

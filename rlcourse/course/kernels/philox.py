@@ -1,6 +1,6 @@
-"""Philox 4x32-10: random numbers by their place instead of in a row (Salmon et al. 2011, "Parallel random numbers: as
-easy as 1, 2, 3"; the generator of cuRAND and PyTorch). A key of 64 bits and a counter of 128 give 128 random bits, with
-nothing to remember between calls, so any thread can make any number, and make it again. And Gumbel noise from them.
+"""Philox 4x32-10, random numbers by counter instead of by state (Salmon et al. 2011, "Parallel random numbers: as easy
+as 1, 2, 3"; the generator of cuRAND and PyTorch): a 64-bit key and a 128-bit counter give 128 random bits, so any
+thread can make any number again. And Gumbel noise from them.
 """
 
 import math

@@ -1,17 +1,14 @@
-"""RMSNorm and the addition to the residual stream before it, in training: forward, and the gradients of what was added
-and of the norm's weight.
+"""RMSNorm and the residual addition before it, in training: forward, and the gradients of the sum and the weight.
 
-`rms_norm.py` adds in place, which is right for inference. The backward pass needs the sum as the norm saw it, and the
-next layer would have added to it, so here the sum is a result of its own. Its gradient has two parts, one through the
-norm and one along the residual stream, and is that of both of its terms.
+`rms_norm.py` adds in place, which is right for inference. Training keeps the sum, which the backward pass needs. Its
+gradient has two parts, one through the norm and one along the residual stream, and both terms of the sum get all of it.
 
-Backward, a warp takes a row, then another one far below, and adds up its part of the weight's gradient in registers, in
-float32, as in `rms_norm_backward.py`. Two things more are for speed:
+Backward, a warp takes every so many rows and adds up its part of the weight's gradient in registers, in float32, as in
+`rms_norm_backward.py`. Two more things are for speed:
 
-- While a warp works on a row, its next one is on the way into shared memory. A row is only a few kilobytes, and memory
-  is busy only if each processor asks for tens of them all the time. Loads into registers do worse: they occupy them
-  while they are on the way, so a compiler that is short of registers puts them off until their results are used.
-- The warps of a block add up their parts in shared memory, so that few are left for `column_sum.py`.
+- While a warp works on a row, `cp.async` copies its next one into shared memory. Loads into registers would occupy them
+  all the while, so a compiler that is short of registers puts such loads off until their results are needed.
+- The warps of a block add up their parts in shared memory, which leaves few for `column_sum.py`.
 """
 
 from dataclasses import dataclass

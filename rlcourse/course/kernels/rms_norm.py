@@ -1,7 +1,7 @@
-"""RMSNorm, alone or with the addition to the residual stream that goes before it: one read and one write of a row.
+"""RMSNorm, alone or with the residual addition before it: one read and one write of each row.
 
-A row belongs to 32 threads or fewer, which hold all of it in registers: sums cross from thread to thread by shuffles,
-and shared memory is not needed. All of a thread's loads are under way before the first is used.
+Up to 32 threads keep a row in registers. Sums go from thread to thread by shuffles, without shared memory, and all of
+a thread's loads are issued before the first result is used.
 """
 
 from dataclasses import dataclass

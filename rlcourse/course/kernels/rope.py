@@ -1,8 +1,7 @@
-"""Rotary positions (RoPE): every token's queries and keys are turned, and their gradients turned back.
+"""Rotary positions (RoPE): turns every token's queries and keys, and turns their gradients back.
 
-A rotation by an angle has as its gradient the rotation by minus that angle. So one kernel is forward and backward pass,
-and nothing is kept for the backward pass but the positions. Half a head is turned against the other half: a thread
-takes 16 bytes of each and needs nothing from its neighbours.
+The gradient of a rotation is the rotation by minus the angle. So one kernel is both passes, and the backward pass needs
+only the positions. One half of a head turns against the other: a thread takes 16 bytes of each half.
 """
 
 from dataclasses import dataclass

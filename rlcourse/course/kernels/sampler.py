@@ -1,11 +1,9 @@
-"""Drawing the next token: temperature, Gumbel-max, the token's log-prob and the entropy, in one pass over the logits.
+"""Sampling the next token: temperature, Gumbel-max, its log-prob and the entropy, in one pass over the logits.
 
-The token with the largest logit / T + Gumbel noise is a draw from softmax(logits / T) (Gumbel 1954; Maddison et al.
-2014, arXiv:1411.0030), so a draw is a search for a maximum, which blocks can share. A block takes a share of a row's
-vocabulary; the last one to arrive puts the shares together. `philox` makes the noise from counters: the same seed,
-counter and token give the same number wherever a row stands in a batch and however the vocabulary is cut.
-
-Logits carry the factor log2(e) / T in here, since a GPU computes powers and logarithms of 2.
+The token with the largest logit / T + Gumbel noise is a sample from softmax(logits / T) (Gumbel 1954; Maddison et al.
+2014, arXiv:1411.0030). So sampling is a search for a maximum, and blocks can split a row's vocabulary; the last block
+to arrive combines their shares. `philox` makes the noise from counters: the same seed, counter and token give the same
+number wherever a row is in the batch and however the vocabulary is split.
 """
 
 import math
@@ -50,7 +48,7 @@ def sample_reference(
 
 @dataclass(frozen=True)
 class Sampler(Kernel):
-    """`sample_reference`, in `splits` blocks a row. greedy: temperature 0."""
+    """`sample_reference`, in `splits` blocks per row. greedy: temperature 0."""
 
     dtype: str
     greedy: bool = False
@@ -205,7 +203,7 @@ def merge_warp(share: cute.Tensor):
 
 
 def splits_for(rows: int, vocabulary: int, processors: int) -> int:
-    """Blocks a row, so that few rows still fill all processors, 8 blocks on each."""
+    """Blocks per row, so that even a few rows put 8 blocks on each processor."""
     return max(1, min(MOST_SPLITS, 8 * processors // rows, vocabulary // 2048))
 
 

@@ -99,7 +99,7 @@ def swiglu_case(rows: int, inner: int, dtype: torch.dtype) -> Case:
 def extreme_gates() -> Case:
     """Where sigmoid is 0 or 1, no inf - inf or 0 * inf."""
     gate = torch.tensor([-3e38, -1e4, -120.0, -90.0, 90.0, 1e4, 1e30, 1e38], dtype=BF16)
-    gate_up, dy = torch.cat([gate, torch.ones_like(gate)])[None], torch.ones(1, 8, dtype=BF16)
+    gate_up, dy = torch.cat([gate, torch.full_like(gate, 3.0)])[None], torch.ones(1, 8, dtype=BF16)
     return Case(swiglu, (gate_up,), swiglu_formula, swiglu_reference, (dy,), near=(1.05, 1e-60))
 
 

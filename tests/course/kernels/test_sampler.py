@@ -18,6 +18,7 @@ from rlcourse.course.kernels.philox import gumbel, gumbel_reference, philox_refe
 from rlcourse.course.kernels.sampler import MOST_SPLITS, SIZE, Sampler, sample, sample_reference
 from rlcourse.kernels.arguments import Argument
 from rlcourse.kernels.dsl import Uint32, cute
+from rlcourse.kernels.kernel import Kernel
 
 SEED = torch.tensor([1234567890123456789])
 ORDERS = ["lockstep", "serial", "warp", "random"] if DEVICE == "cpu" else ["lockstep"]
@@ -140,7 +141,7 @@ def test_tokens_without_mass_are_never_drawn_one_with_all_of_it_always_and_nan_i
 
 
 @dataclass(frozen=True)
-class Noise:
+class Noise(Kernel):
     """Noise for 32 words of random bits, which are chosen here."""
 
     threads: int = 32
@@ -150,10 +151,6 @@ class Noise:
 
     def grid(self, *_):
         return 1, 1, 1
-
-    @cute.jit
-    def __call__(self, bits: cute.Tensor, noise: cute.Tensor, stream):
-        self.kernel(bits, noise).launch(grid=self.grid(), block=[self.threads, 1, 1], stream=stream)
 
     @cute.kernel
     def kernel(self, bits: cute.Tensor, noise: cute.Tensor):
