@@ -21,6 +21,7 @@ from rlcourse.cli_tables import print_config, print_fine_tuning, print_memory, p
 from rlcourse.config import check_settings, make_config
 from rlcourse.distributed import hush_all_but_first, launched
 from rlcourse.files import try_empty_folder, try_file, try_folder
+from rlcourse.openmp import spare_busy_cores
 from rlcourse.settings import COUNT, MEMORY_GB, SEED, Range
 from rlcourse.sft import config as sft_config
 from rlcourse.sft.config import PANELS as SFT_PANELS
@@ -285,6 +286,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the facts
 
 def main() -> None:
     """Entry point of the `rlcourse` command."""
+    spare_busy_cores()  # each command imports torch later, or not at all
     app()
 
 

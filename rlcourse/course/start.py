@@ -8,6 +8,7 @@ import os
 from rlcourse import __version__
 from rlcourse.course.figures import use_style
 from rlcourse.measure.records import device_name
+from rlcourse.openmp import spare_busy_cores
 
 REPOSITORY = "rlcourse/rlcourse"  # on GitHub
 TAG = f"v{__version__}"
@@ -36,6 +37,7 @@ def start(version: str) -> None:
             f"This notebook belongs to rlcourse {version}, but {__version__} is installed: "
             f'run `%pip install --no-deps "rlcourse @ git+https://github.com/{REPOSITORY}@v{version}"` and restart.'
         )
+    spare_busy_cores()
     use_style()
     print(f"rlcourse {__version__} on {device_name()}, profile {profile()}")
 
