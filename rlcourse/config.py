@@ -24,10 +24,10 @@ from rlcourse.settings import (
     WEIGHT,
     Range,
     check_settings_of,
+    is_address,
     setting,
     shown,
 )
-from rlcourse.tasks import check_task_name, is_address
 
 if TYPE_CHECKING:
     from rlcourse.sampling import Sampling
@@ -269,7 +269,6 @@ def check_config(config: TrainConfig) -> None:
     """Raise ValueError, before anything is loaded, for a setting out of range or settings that cannot work together."""
     for name, value in check_settings(config.to_dict()).items():
         setattr(config, name, value)
-    check_task_name(config.task)
     if config.rows > MOST_ROWS:
         raise ValueError(
             f"num_prompts x num_generations are {config.rows:,} rows a step, more than {MOST_ROWS:,}: lower one."

@@ -4,23 +4,23 @@ import math
 import shlex
 import textwrap
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData, snapshot_download
 
 from rlcourse import __version__
-from rlcourse.config import make_config
+from rlcourse.checkpoint import step_of
+from rlcourse.config import TrainConfig, make_config
 from rlcourse.hub import hub_or_cache
-from rlcourse.lora import is_adapter
+from rlcourse.lora import base_of, is_adapter
 from rlcourse.paths import EMBEDDED_MODELS, data_folder, model_folder
 from rlcourse.presets import PRESETS
-from rlcourse.tasks import in_format, is_address
-
-if TYPE_CHECKING:
-    from rlcourse.publish import Run
+from rlcourse.settings import is_address
+from rlcourse.sft.config import SFTConfig
+from rlcourse.tasks import in_format
 
 PRIVATE = ("output", "name", "log_to", "vllm_server")  # settings that say where a run is and what it talks to
 SHARES = ("accuracy", "accuracy_lenient", "formatted")  # of problems that each count 0 or 1
@@ -46,7 +46,31 @@ print(tokenizer.decode(ids[prompt["input_ids"].shape[1] :], skip_special_tokens=
 {about}"""
 
 
-def model_card(runs: list["Run"], name: str, prompt: str, terms: dict[str, str]) -> ModelCard:
+@dataclass(frozen=True)
+class Run:
+    """A run's folder, settings and last checkpoint. summary: summary.json, empty if the run isn't finished."""
+
+    path: Path
+    config: TrainConfig | SFTConfig
+    checkpoint: Path
+    summary: dict[str, Any]
+
+    @property
+    def command(self) -> str:
+        return "train" if isinstance(self.config, TrainConfig) else "sft"
+
+    @property
+    def base(self) -> str:
+        """The model that was trained. An adapter has its absolute path, the settings may have a relative one."""
+        return base_of(self.checkpoint) if is_adapter(self.checkpoint) else self.config.model
+
+    @property
+    def steps(self) -> str:
+        """Where the last checkpoint is, such as "step 20 of 30"."""
+        return f"step {step_of(self.checkpoint)}" + (f" of {self.config.steps}" if self.config.steps else "")
+
+
+def model_card(runs: list[Run], name: str, prompt: str, terms: dict[str, str]) -> ModelCard:
     """The card of the first run's model, called `name`. prompt: what the model continues. terms: of `license_of`."""
     run, adapter = runs[0], is_adapter(runs[0].checkpoint)
     data = ModelCardData(
@@ -64,7 +88,7 @@ def model_card(runs: list["Run"], name: str, prompt: str, terms: dict[str, str])
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(parts) + "\n")
 
 
-def introduction(run: "Run") -> str:
+def introduction(run: Run) -> str:
     """What was trained from which base, how long that took, and the run's warnings."""
     config = run.config
     base = f"[`{run.base}`](https://huggingface.co/{run.base})" if is_on_hub(run.base) else f"`{public(run.base)}`"
@@ -81,7 +105,7 @@ def introduction(run: "Run") -> str:
     return "\n\n".join(lines)
 
 
-def usage(run: "Run", name: str, prompt: str) -> str:
+def usage(run: Run, name: str, prompt: str) -> str:
     """Python that loads the model and continues the prompt."""
     load = f'\nmodel = AutoModelForCausalLM.from_pretrained("{name}")'
     if is_adapter(run.checkpoint):
@@ -96,7 +120,7 @@ def usage(run: "Run", name: str, prompt: str) -> str:
     return USAGE.format(name=name, load=load, literal=literal, tokens=run.config.max_new_tokens, about=about)
 
 
-def results(runs: list["Run"]) -> str:
+def results(runs: list[Run]) -> str:
     """A table of what the first run measured, with standard errors; with several runs, their mean and range, too."""
     before, after, metrics = (runs[0].summary[key] for key in ("before", "after", "metrics"))
     forms = {"loss": ".3f"} | metrics | {name: ".1%" for name in after if name.startswith("pass@")} | {"tokens": ".1f"}
@@ -141,7 +165,7 @@ def samples(found: list[dict[str, Any]]) -> list[str]:
     return parts
 
 
-def repetition(run: "Run") -> str:
+def repetition(run: Run) -> str:
     """The command that repeats the run, the settings that differ from the defaults, and the libraries' versions."""
     changed = {f.name: value for f in fields(run.config) if (value := getattr(run.config, f.name)) != f.default}
     rows = [f"| {name} | `{public(value)}` |" for name, value in changed.items() if name not in PRIVATE]
@@ -151,7 +175,7 @@ def repetition(run: "Run") -> str:
     return f"## Repeat it\n\n```bash\n{repeat_command(run)}\n```\n\n{table}\n\nPublished with {with_these}."
 
 
-def repeat_command(run: "Run") -> str:
+def repeat_command(run: Run) -> str:
     """The shortest command line that gives the run's settings."""
     values, given, defaults = run.config.to_dict(), {}, type(run.config)()
     if run.command == "train":

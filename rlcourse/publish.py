@@ -2,9 +2,8 @@
 
 import shutil
 import tempfile
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub import HfApi
@@ -14,37 +13,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlcourse.checkpoint import latest_checkpoint, policy_of_run, step_of
 from rlcourse.config import TrainConfig
 from rlcourse.files import read_json, try_empty_folder
-from rlcourse.lora import NAME, base_of, is_adapter, save_adapter
-from rlcourse.model_card import PRIVATE, license_of, model_card, public
+from rlcourse.lora import NAME, is_adapter, save_adapter
+from rlcourse.model_card import PRIVATE, Run, license_of, model_card, public
 from rlcourse.policy import Policy, load_policy, low_precision_copy
 from rlcourse.sft.config import SFTConfig
 
 QUESTION = "Tom has 3 apples and buys 12 more. How many apples does Tom have?"
 MAY_DIFFER = (*PRIVATE, "seed", "device", "save_every", "keep_checkpoints")  # settings that may differ between seeds
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run's folder, settings and last checkpoint. summary: summary.json, empty if the run isn't finished."""
-
-    path: Path
-    config: TrainConfig | SFTConfig
-    checkpoint: Path
-    summary: dict[str, Any]
-
-    @property
-    def command(self) -> str:
-        return "train" if isinstance(self.config, TrainConfig) else "sft"
-
-    @property
-    def base(self) -> str:
-        """The model that was trained. An adapter has its absolute path, the settings may have a relative one."""
-        return base_of(self.checkpoint) if is_adapter(self.checkpoint) else self.config.model
-
-    @property
-    def steps(self) -> str:
-        """Where the last checkpoint is, such as "step 20 of 30"."""
-        return f"step {step_of(self.checkpoint)}" + (f" of {self.config.steps}" if self.config.steps else "")
 
 
 def publish(paths: list[Path], to: Path | None, hub: str | None) -> str:

@@ -97,6 +97,11 @@ def check_name(name: str) -> None:
         raise ValueError(f"name must be that of a folder in --output, without / and \\, not {shown(name)}.")
 
 
+def is_address(text: str) -> bool:
+    """Whether the text is an http or https address, not the name of something on this machine."""
+    return text.startswith(("http://", "https://"))
+
+
 def shown(value: Any) -> str:
     """The value as a sentence quotes it, shortened if it is long."""
     try:

@@ -61,7 +61,6 @@ def refused(*arguments: str, code: int = 2) -> str:
         ("bench decode --repeats 0", "--repeats must be from 1"),
         ("bench step --shape embedded", "Unknown shape 'embedded': use one of qwen2.5-0.5b, "),
         ("bench step --rows 16,x", "--rows takes multiples of 8, the group, set apart by commas, not "),
-        ("train --task poetry", "Unknown task 'poetry': use minigsm, gsm8k, "),
         ("grade x.ipynb --memory nan", "--memory must be from 0.1 to 1,000, not nan."),
     ],
 )

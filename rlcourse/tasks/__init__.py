@@ -39,7 +39,6 @@ __all__ = [
     "Verdict",
     "check_task_name",
     "in_format",
-    "is_address",
     "load_task",
     "mean_metrics",
     "object_at",
@@ -61,11 +60,6 @@ def check_task_name(name: str) -> None:
     """Raise ValueError unless `name` is that of a task that ships, or the place of one, `module:object`."""
     if name not in TASKS and not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", name):
         raise ValueError(f"Unknown task {name!r}: use {', '.join(TASKS)}, or module:object for one of your own.")
-
-
-def is_address(judge: str) -> bool:
-    """Whether a judge stands behind an address, not in our own engine."""
-    return judge.startswith(("http://", "https://"))
 
 
 def load_task(name: str, data_dir: str | None = None) -> Task:

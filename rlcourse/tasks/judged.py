@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from rlcourse.tasks import is_address
+from rlcourse.settings import is_address
 from rlcourse.tasks.endpoint import Conversation, Endpoint
 from rlcourse.tasks.llm_judge import Judge, LocalModel, Scored
 from rlcourse.tasks.task import Attempt, Problem, Split, Task, Verdict
