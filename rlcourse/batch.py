@@ -39,9 +39,7 @@ class Rollout:
 
     ids [rows, W] int64: prompt, completion, padding; prompt_lengths, completion_lengths [rows] int64, the latter with
     EOS; logprobs [rows, T] float32: of each completion token under the distribution it was sampled from, 0 beyond the
-    completion; finished [rows] bool: EOS was sampled within the limit. T is the longest completion. versions [rows, T]
-    int64, only where they may differ from the weights that train: the training steps that the weights had behind them
-    that sampled the token.
+    completion; finished [rows] bool: EOS was sampled within the limit. T is the longest completion.
     """
 
     ids: Tensor
@@ -49,12 +47,11 @@ class Rollout:
     completion_lengths: Tensor
     logprobs: Tensor
     finished: Tensor
-    versions: Tensor | None = None
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The fields that are there, by name."""
-        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
+        """The fields by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @property
     def lengths(self) -> Tensor:
@@ -78,7 +75,7 @@ class Rollout:
         chosen = {name: tensor[rows] for name, tensor in self.tensors.items()}
         width = max((chosen["prompt_lengths"] + chosen["completion_lengths"]).tolist(), default=0)
         longest = max(chosen["completion_lengths"].tolist(), default=0)
-        columns = {"ids": width, "logprobs": longest, "versions": longest}
+        columns = {"ids": width, "logprobs": longest}
         return Rollout(
             **{name: tensor[:, : columns[name]] if name in columns else tensor for name, tensor in chosen.items()}
         )

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from rlcourse.advantages import has_signal
-from rlcourse.batch import Completions, Rollout, join_completions, judge
+from rlcourse.batch import Completions, join_completions, judge
 from rlcourse.config import TrainConfig
 from rlcourse.measure.timing import PhaseTimer
 from rlcourse.policy import Policy
@@ -83,15 +83,6 @@ def _rows_with_signal_first(sampled: Completions, config: TrainConfig) -> torch.
     groups = torch.argsort(~signal, stable=True)[: config.num_prompts]
     members = torch.arange(config.num_generations, device=groups.device)
     return (groups[:, None] * config.num_generations + members).flatten()
-
-
-def staleness(rollout: Rollout, steps: int) -> dict[str, float]:
-    """How old the weights were that sampled: mean and largest number of steps from when a token was sampled to when it
-    trains, after `steps` steps. Nothing where no rollout is ever late."""
-    if rollout.versions is None:
-        return {}
-    late = (steps - rollout.versions)[rollout.completion_mask].double()
-    return {"staleness_mean": late.mean().item(), "staleness_max": late.max().item()}
 
 
 def rollout_metrics(sampled: Completions, config: TrainConfig) -> dict[str, float | None]:

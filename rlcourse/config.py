@@ -132,9 +132,6 @@ class TrainConfig:
         "GB of a paged cache on a GPU; 0: the fast engine has room for each completion at its full length, vllm 4 GB",
         within=WEIGHT,
     )
-    overlap: bool = setting(
-        False, "of two processes one samples while the other trains, with weights that are one step behind"
-    )
     num_prompts: int = setting(16, "prompts a step", within=COUNT)
     num_generations: int = setting(8, "completions of each prompt: the group", within=COUNT)
     max_prompt_tokens: int = setting(64, "problems with longer prompts are left out", within=COUNT)
@@ -277,14 +274,10 @@ def check_config(config: TrainConfig) -> None:
         raise ValueError(f"advantage {config.advantage!r} compares the completions of a prompt: num_generations >= 2.")
     if config.surrogate == "reinforce" and config.inner_epochs * config.minibatches > 1:
         raise ValueError("surrogate 'reinforce' has no importance ratio: it needs inner_epochs 1 and minibatches 1.")
-    if config.overlap and config.sampler_correction == "off":
-        raise ValueError("overlap trains on what older weights have sampled: add --sampler-correction token.")
     if config.minibatches > config.rows:
         raise ValueError(f"minibatches ({config.minibatches}) must not exceed the rows of a step ({config.rows}).")
     if config.dtype == "bfloat16" and config.device == "cpu":
         raise ValueError("dtype bfloat16 is for a GPU: use --dtype float32 on a CPU.")
-    if config.shard and config.overlap:
-        raise ValueError("With --shard every rank samples and trains: leave out --shard or --overlap.")
     if config.shard and config.lora_rank:
         raise ValueError(
             "--shard splits weights that learn, and with an adapter few do: leave out --shard or --lora-rank."

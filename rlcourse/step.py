@@ -155,13 +155,12 @@ def old_logprobs(learner: Learner, engine: RolloutEngine, batch: Batch, minibatc
     """The trainer's own log-probs [rows, T] of the rows that train, before the first of several updates: the old policy
     of the importance ratio. None for one update alone, whose forward pass has them.
 
-    Where engine and trainer are exact, and no weights older, they are the sampler's. Elsewhere those differ, in
-    bfloat16 by more than GSPO's clip range; micro-batches are then those of the first epoch, so that the same kernels
-    round alike.
+    Where engine and trainer are exact, they are the sampler's. Elsewhere those differ, in bfloat16 by more than GSPO's
+    clip range; micro-batches are then those of the first epoch, so that the same kernels round alike.
     """
     if len(minibatches) == 1:
         return None
-    if engine.exact and learner.exact and batch.rollout.versions is None:
+    if engine.exact and learner.exact:
         return batch.rollout.logprobs
     old = torch.zeros_like(batch.rollout.logprobs)
     for minibatch in minibatches[: learner.config.minibatches]:

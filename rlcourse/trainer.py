@@ -19,7 +19,6 @@ from rlcourse.checkpoint import (
     set_random_state,
     step_of,
 )
-from rlcourse.collect import staleness
 from rlcourse.config import TrainConfig
 from rlcourse.distributed import check_launch, share_of
 from rlcourse.distributed.world import ALONE, Alone, World, start_world
@@ -34,7 +33,7 @@ from rlcourse.policy import Policy, checkpoint_activations, compile_layers, load
 from rlcourse.rollout import RolloutEngine, make_engine
 from rlcourse.runs import RunFolder, new_run, run_to_resume
 from rlcourse.step import train_step
-from rlcourse.tasks import in_format, prompts_of, task_of
+from rlcourse.tasks import in_format, task_of
 from rlcourse.tasks.judged import with_judge
 from rlcourse.tasks.prompts import PromptSampler, short_enough
 from rlcourse.watch import after_step, before_training, check_metrics
@@ -55,7 +54,7 @@ def train(config: TrainConfig, began: float | None = None) -> dict[str, Any]:
         run = world.run(lambda: new_run(config))
         run.began = began or run.began
         try:
-            return run_part(run, device, world)
+            return Trainer(run, device, world=world).run_all()
         finally:
             run.remove_unless_begun()
 
@@ -74,7 +73,7 @@ def resume(**settings: Any) -> dict[str, Any]:
             raise ValueError(
                 f"{run.path} has done {step_of(checkpoint)} steps, more than --steps {run.config.steps}: ask for more."
             )
-        return run_part(run, device, world, checkpoint)
+        return Trainer(run, device, checkpoint, world).run_all()
 
 
 def world_of(config: TrainConfig, world: Alone | World) -> Alone | World:
@@ -85,21 +84,6 @@ def world_of(config: TrainConfig, world: Alone | World) -> Alone | World:
     from rlcourse.distributed.sharded import ShardedWorld
 
     return ShardedWorld(world.store, world.rank, world.size)
-
-
-def run_part(
-    run: RunFolder, device: torch.device, world: Alone | World, checkpoint: Path | None = None
-) -> dict[str, Any]:
-    """This rank's part of the run: all of it, or where ranks overlap the sampling alone."""
-    if not run.config.overlap:
-        return Trainer(run, device, checkpoint, world).run_all()
-    from rlcourse.distributed import overlap
-
-    if world.rank > 0:
-        policy = policy_of_run(run.config, device, checkpoint)
-        return overlap.sample_ahead(world, policy, engine_of_run(policy, run.config))
-    with overlap.Pair(world) as pair:
-        return pair.end(Trainer(run, device, checkpoint, pair).run_all())
 
 
 def engine_of_run(policy: Policy, config: TrainConfig) -> RolloutEngine:
@@ -138,7 +122,6 @@ class Trainer:
         if config.compile:
             compile_layers(self.policy.model)
         self.engine = world.engine(engine_of_run(self.policy, config), device)
-        self.sampler = world.sampler(self.engine, self._next_prompts, lambda: self.step)
         problems = short_enough(self.task.problems("train"), self.task, self.policy, config)
         self.prompts = PromptSampler(problems, config.seed)
         self.step, self.seconds, self.before = 0, 0.0, None
@@ -148,10 +131,6 @@ class Trainer:
         self.steps = self.world.first(lambda: self.run.lines("metrics.jsonl"))  # those done before a resume
         self.clock = run.began - self.seconds
         self.spent.seconds["starting"] += now(device) - run.began
-
-    def _next_prompts(self) -> list[list[int]]:
-        """What the rollout after this one is asked."""
-        return prompts_of(self.task, self.prompts.peek(self.config.num_prompts), self.policy)
 
     def run_all(self) -> dict[str, Any]:
         """Evaluation, training, evaluation. See `train`."""
@@ -186,10 +165,7 @@ class Trainer:
             self._validate(bar)  # at the start, and where a run was stopped before it came to that
             while self.step < config.steps:
                 with stop.delayed(), self.spent("steps"):
-                    metrics, completions = train_step(self.learner, self.sampler, self.judged, self.prompts, self.step)
-                    metrics |= staleness(completions.rollout, self.step)
-                    if self.world.ahead is not None:
-                        metrics["timing"] |= self.world.ahead.timing()
+                    metrics, completions = train_step(self.learner, self.engine, self.judged, self.prompts, self.step)
                     check_metrics(metrics)
                     self.step += 1
                     self.run.log_step(metrics, completions)
@@ -267,7 +243,6 @@ class Trainer:
             "seconds": self.seconds,
             "spent": dict(self.spent.seconds),
             "before": self.before,
-            "ahead": self.world.ahead and self.world.ahead.state(),
         }
         with self.spent("saving"):
             policy, state = self.world.whole(self.policy, state)
@@ -285,8 +260,6 @@ class Trainer:
             self.prompts.position = state["prompts_sampled"]
             self.spent.seconds |= state["spent"]
             set_random_state(state["random"], self.device)
-            if self.world.ahead is not None:
-                self.world.ahead.load(state["ahead"])
             self._check_loaded(step_of(checkpoint))
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError):
             raise damaged(checkpoint, "trainer.pt does not fit the model and the run") from None

@@ -64,7 +64,7 @@ def test_every_setting_can_be_set(f, trained):
     arguments = [flag, str(value)]
     if field_type(f) is bool:
         arguments = [flag if value else "--no-" + flag[2:]]
-    needed = {"overlap": {"sampler_correction": "token"}, "vllm_server": {"engine": "vllm"}}.get(f.name, {})
+    needed = {"vllm_server": {"engine": "vllm"}}.get(f.name, {})
     result = invoke("train", *arguments, *[f"--{name.replace('_', '-')}={given}" for name, given in needed.items()])
     assert result.exit_code == 0, result.output
     [config] = trained

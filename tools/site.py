@@ -100,7 +100,6 @@ API = {
         "distributed.world",
         "distributed.shared",
         "distributed.sharded",
-        "distributed.overlap",
     ],
     "Fine-tuning and LoRA": ["sft", "sft.config", "sft.data", "sft.packing", "sft.traces", "sft.trainer", "lora"],
     "Kernels": ["kernels", "kernels.kernel", "kernels.toolchain", "kernels.decode_attention", "kernels.decode_ops"],

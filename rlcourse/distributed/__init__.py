@@ -1,9 +1,8 @@
 """Several processes that train one model: `torchrun --nproc-per-node N -m rlcourse train ...`, on torch.distributed.
 
 `world.py` holds all that ranks exchange that share each step, `shared.py` what the trainer uses in place of its own
-engine, task and run folder, `sharded.py` ranks that have a part of the model each. In `overlap.py` one rank samples
-while the other trains. One process exchanges nothing. Here is what the environment says of a launch, and how a sharded
-model is known; nothing heavy is imported.
+engine, task and run folder, `sharded.py` ranks that have a part of the model each. One process exchanges nothing. Here
+is what the environment says of a launch, and how a sharded model is known; nothing heavy is imported.
 """
 
 import os
@@ -24,9 +23,8 @@ def hush_all_but_first() -> None:
 
 
 def share_of(config: Any, size: int) -> Any:
-    """The config with the prompts of one of `size` ranks, of the one that has most: what its device has to hold. Where
-    ranks overlap each has all."""
-    return config if config.overlap else replace(config, num_prompts=-(-config.num_prompts // size))
+    """The config with the prompts of one of `size` ranks, of the one that has most: what its device has to hold."""
+    return replace(config, num_prompts=-(-config.num_prompts // size))
 
 
 def check_launch(config: Any) -> None:

@@ -39,7 +39,6 @@ class Alone:
     """One process: nothing is shared, nothing is sent."""
 
     rank, size = 0, 1
-    ahead: Any = None  # the engine of another rank, where one samples while the other trains: `overlap.Ahead`
 
     def load(self, load: Callable[[torch.device], Any], device: torch.device) -> Any:
         return load(device)
@@ -54,14 +53,9 @@ class Alone:
         return state
 
     def device(self, config: Any) -> torch.device:
-        if config.overlap:
-            raise ValueError("overlap takes two processes: start it with torchrun --nproc-per-node 2.")
         return find_device(config)
 
     def engine(self, engine: Any, device: torch.device) -> Any:
-        return engine
-
-    def sampler(self, engine: Any, next_prompts: Callable[[], Any], steps_done: Callable[[], int]) -> Any:
         return engine
 
     def task(self, task: Any) -> Any:
@@ -113,9 +107,7 @@ class World(Alone):
             raise ValueError(
                 f"{here} processes need a GPU each, and there are {torch.cuda.device_count()}: lower --nproc-per-node."
             )
-        if config.overlap and self.size != 2:
-            raise ValueError(f"overlap takes two processes, not {self.size}: use torchrun --nproc-per-node 2.")
-        if config.num_prompts < self.size and not config.overlap:
+        if config.num_prompts < self.size:
             raise ValueError(
                 f"Prompts are split by rank, and num_prompts {config.num_prompts} are fewer than {self.size} "
                 "processes: raise it."

@@ -39,13 +39,9 @@ class PromptSampler:
 
     def sample(self, count: int) -> list[Problem]:
         """The next `count` problems."""
-        sampled = self.peek(count)
+        sampled = [self._at(self.position + i) for i in range(count)]
         self.position += count
         return sampled
-
-    def peek(self, count: int) -> list[Problem]:
-        """What `sample` would return."""
-        return [self._at(self.position + i) for i in range(count)]
 
     def _at(self, position: int) -> Problem:
         epoch, index = divmod(position, len(self.problems))

@@ -1,7 +1,6 @@
 """Who computes with the training pass of `rlcourse.exact`, and who does not: learner, training step and engine."""
 
 import copy
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -114,8 +113,6 @@ def test_the_old_policy_is_the_samplers_where_both_are_exact(engine, learner):
     found = old_logprobs(*arguments, minibatches)
     assert found is rollout.logprobs if engine and learner else found.eq(-2).sum() == 2 * 2 + 3
     assert old_logprobs(*arguments, minibatches[:1]) is None
-    older = SimpleNamespace(rollout=replace(rollout, versions=torch.zeros_like(rollout.ids)))  # weights sampled it
-    assert old_logprobs(*arguments[:2], older, minibatches).eq(-2).sum() == 2 * 2 + 3
 
 
 def engine_for(policy, exact, monkeypatch) -> FastEngine:

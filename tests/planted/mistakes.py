@@ -206,8 +206,6 @@ ROWS = [
     ("SharedEngine.generate", "distributed/world", kw("fork_rng", "enabled", "False")),
     ("Learner.update", "distributed/world", drop("add_gradients")),
     ("Learner.values", "distributed/world", drop("world.total")),
-    ("Line.hand_over", "distributed/overlap", drop("broadcast")),
-    ("sample_ahead", "distributed/overlap", drop("manual_seed")),
     ("VLLMEngine.generate", "rollout/vllm", drop("_take_weights")),
     # warnings and previews
     ("little_signal", "watch -k mostly_agree", returns(lambda found: {}, "never")),

@@ -68,7 +68,7 @@ def put_back(trainer: Trainer, way: str) -> None:
         return
     model, dtype = trainer.policy.model, trainer.config.dtype
     if way == HALF:
-        trainer.engine = trainer.sampler = make_engine(trainer.policy, "fast", torch.float16)
+        trainer.engine = make_engine(trainer.policy, "fast", torch.float16)
         dtype = "float16"
     trainer.learner.policy_pass = ApartPass(model, dtype, exact=way != OWN)
 

@@ -14,23 +14,19 @@ import torch
 
 from rlcourse.bench.models import write_random_model
 from rlcourse.bench.results import Rows
-from rlcourse.bench.step import WARMUP, step_config, time_steps
-from rlcourse.checkpoint import policy_of_run
-from rlcourse.distributed.overlap import Pair, sample_ahead
+from rlcourse.bench.step import step_config, time_steps
 from rlcourse.distributed.world import Alone, World, start_world
 from rlcourse.measure.timing import median_seconds
 from rlcourse.runs import new_run
 from rlcourse.tasks import load_task
-from rlcourse.trainer import Trainer, engine_of_run
+from rlcourse.trainer import Trainer
 
-VARIANTS = EACH, IN_ALL, OVERLAPPED = "equal work a rank", "equal work in all", "overlapped"
+VARIANTS = EACH, IN_ALL = "equal work a rank", "equal work in all"
 
 
 def scale(shape: str, completions: int, new_tokens: int, gpus: list[int], repeats: int) -> tuple[dict[str, Any], Rows]:
     """Tokens/s of a whole Dr. GRPO step for each number of ranks, with random weights of `shape`: `completions` rows a
-    rank, and `completions` rows in all; and of two ranks, so many in all, where the second samples while the first
-    trains: there rollout_s is what the first waits, and sampling_s what the second takes, a mean over all steps.
-    Answers all have `new_tokens` tokens; rewards are coin flips.
+    rank, and `completions` rows in all. Answers all have `new_tokens` tokens; rewards are coin flips.
 
     efficiency: tokens/s, as a share of so many times those of one rank. allreduce_s, allreduce_gb_per_s: of as many
     float32 numbers as there are gradients, by the clock, in bytes of the gradient a second. Raises ValueError if there
@@ -46,11 +42,8 @@ def scale(shape: str, completions: int, new_tokens: int, gpus: list[int], repeat
         write_random_model(shape, task, Path(folder) / "model")
         given = {"folder": folder, "task": task.name, "new_tokens": new_tokens, "repeats": repeats}
         asked = [(variant, count) for variant in (EACH, IN_ALL) for count in gpus]
-        asked += [(OVERLAPPED, 2)] if 2 in gpus else []
         measured = {
-            (variant, count): _on_ranks(
-                count, given | {"rows": completions * (count if variant == EACH else 1), "variant": variant}
-            )
+            (variant, count): _on_ranks(count, given | {"rows": completions * (count if variant == EACH else 1)})
             for variant, count in asked
             if (variant, count) != (IN_ALL, 1)  # which is the same as one with its own work
         }
@@ -76,25 +69,12 @@ def _on_ranks(count: int, given: dict[str, Any]) -> dict[str, Any]:
         return json.loads(result.read_text())
 
 
-def time_rank(world: Alone | World, given: dict[str, Any]) -> dict[str, Any] | None:
-    """One rank's part of a measurement, and what it found, which is the same on all of them but for the clock; None of
-    a rank that samples while the other trains."""
-    model, overlaps = str(Path(given["folder"]) / "model"), given["variant"] == OVERLAPPED
-    settings = {"overlap": True, "sampler_correction": "token"} if overlaps else {}
-    config = step_config(model, given["task"], given["rows"], given["new_tokens"], given["own"], **settings)
+def time_rank(world: Alone | World, given: dict[str, Any]) -> dict[str, Any]:
+    """One rank's part of a measurement, and what it found, which is the same on all of them but for the clock."""
+    model = str(Path(given["folder"]) / "model")
+    config = step_config(model, given["task"], given["rows"], given["new_tokens"], given["own"])
     run, device = world.run(lambda: new_run(config)), world.device(config)
-    if not overlaps:
-        return time_trainer(Trainer(run, device, world=world), given)
-    if world.rank > 0:
-        policy = policy_of_run(config, device, None)
-        return sample_ahead(world, policy, engine_of_run(policy, config))
-    with Pair(world) as pair:
-        trainer = Trainer(run, device, world=pair)
-        trainer.engine = trainer.sampler
-        found = time_trainer(trainer, given)
-        pair.ahead.state()  # the rollout that is under way
-        pair.end(None)
-        return found | {"sampling_s": pair.ahead.seconds / (WARMUP + given["repeats"])}
+    return time_trainer(Trainer(run, device, world=world), given)
 
 
 def time_trainer(trainer: Trainer, given: dict[str, Any]) -> dict[str, Any]:
