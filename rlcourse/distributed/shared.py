@@ -1,9 +1,12 @@
-"""What the trainer of a rank has in place of its engine, its task and its run's folder."""
+"""What the trainer of a rank has in place of its engine, its task and its run's folder.
+
+`world` is a `World`, whose module imports this one.
+"""
 
 import time
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -11,9 +14,6 @@ from rlcourse.batch import Rollout, concatenate
 from rlcourse.rollout import RolloutEngine
 from rlcourse.sampling import Sampling
 from rlcourse.tasks import Attempt, Task
-
-if TYPE_CHECKING:
-    from rlcourse.distributed.world import World
 
 
 class SharedEngine:
@@ -23,7 +23,7 @@ class SharedEngine:
     ranks, stays so. So another number of ranks samples other completions, of the same distribution.
     """
 
-    def __init__(self, engine: RolloutEngine, world: "World", device: torch.device):
+    def __init__(self, engine: RolloutEngine, world: Any, device: torch.device):
         self.engine, self.world, self.device = engine, world, device
 
     def __getattr__(self, name: str) -> Any:
@@ -50,7 +50,7 @@ def moved(rollout: Rollout, device: torch.device | str) -> Rollout:
 class SharedTask:
     """A task on every rank: each judges its share of the attempts, and all get all verdicts."""
 
-    def __init__(self, task: Task, world: "World"):
+    def __init__(self, task: Task, world: Any):
         self.task, self.world = task, world
 
     def __getattr__(self, name: str) -> Any:
