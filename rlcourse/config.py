@@ -25,6 +25,7 @@ from rlcourse.settings import (
     Range,
     check_settings_of,
     is_address,
+    model_and_address,
     setting,
     shown,
 )
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from rlcourse.sampling import Sampling
 
 
-PATIENCE = Range(0.1, 3600)  # seconds
 ENGINES = ("hf-dynamic", "hf-static", "fast", "vllm")
 MOST_ROWS = 1_000_000  # of a step
 
@@ -112,16 +112,12 @@ class TrainConfig:
     # Judge
     judge: str | None = setting(
         None,
-        "language model that scores answers, too: the address of an OpenAI-compatible endpoint, such as "
-        "http://localhost:8000/v1 (its key in the variable RLCOURSE_JUDGE_KEY), or a model for our own engine",
+        "language model that scores answers, too: a model for our own engine, or MODEL@ADDRESS of an OpenAI-compatible "
+        "endpoint, such as qwen@http://localhost:8000/v1 (its key in the variable RLCOURSE_JUDGE_KEY)",
     )
-    judge_model: str | None = setting(None, "name of the model at that address")
     judge_weight: float = setting(
         0.5, "the reward is (1 - judge_weight) x measured + judge_weight x judged, the latter from 0 to 1", within=SHARE
     )
-    judge_seconds: float = setting(60.0, "seconds for an answer of an endpoint, all tries together", within=PATIENCE)
-    judge_input_price: float = setting(0.0, "price of a million tokens that the judge reads", within=WEIGHT)
-    judge_output_price: float = setting(0.0, "price of a million tokens that it writes", within=WEIGHT)
 
     # Rollout
     engine: str = setting("fast", "rollout engine", ENGINES)
@@ -282,10 +278,11 @@ def check_config(config: TrainConfig) -> None:
         raise ValueError(
             "--shard splits weights that learn, and with an adapter few do: leave out --shard or --lora-rank."
         )
-    if config.judge is not None and is_address(config.judge):
-        if config.judge_model is None:
-            raise ValueError("A judge behind an address needs its name there: add --judge-model.")
-        if any(sign in config.judge for sign in "@?#"):  # the config is saved
+    if config.judge is not None:
+        name, address = model_and_address(config.judge)
+        if is_address(name):
+            raise ValueError("A judge behind an address needs its name there: --judge MODEL@ADDRESS.")
+        if any(sign in address for sign in "@?#"):  # the config is saved
             raise ValueError("judge is an address without user, password and query: the key is in RLCOURSE_JUDGE_KEY.")
     if config.cache_gb and (config.engine not in ("fast", "vllm") or config.device == "cpu"):
         raise ValueError("A paged cache is for the engines fast and vllm on a GPU: leave out --cache-gb.")

@@ -18,7 +18,7 @@ from rlcourse.hub import hub_or_cache
 from rlcourse.lora import base_of, is_adapter
 from rlcourse.paths import EMBEDDED_MODELS, data_folder, model_folder
 from rlcourse.presets import PRESETS
-from rlcourse.settings import is_address
+from rlcourse.settings import is_address, model_and_address
 from rlcourse.sft.config import SFTConfig
 from rlcourse.tasks import in_format
 
@@ -216,7 +216,7 @@ def public(value: Any) -> Any:
     """A setting as strangers may see it: only the last part of a local path, nothing of an address."""
     if not isinstance(value, str) or value in EMBEDDED_MODELS:
         return value
-    if is_address(value):
+    if is_address(value) or model_and_address(value)[1]:
         return "ADDRESS"
     is_path = value.count("/") > 1 or model_folder(value) is not None
     return Path(value).expanduser().resolve().name if is_path else value

@@ -102,6 +102,12 @@ def is_address(text: str) -> bool:
     return text.startswith(("http://", "https://"))
 
 
+def model_and_address(text: str) -> tuple[str, str]:
+    """The two parts of MODEL@ADDRESS; the address is empty for a model alone."""
+    model, at, rest = text.partition("@http")
+    return model, at[1:] + rest
+
+
 def shown(value: Any) -> str:
     """The value as a sentence quotes it, shortened if it is long."""
     try:

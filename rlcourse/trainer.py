@@ -224,7 +224,7 @@ class Trainer:
         }
 
     def _asked(self) -> dict[str, Any]:
-        """What a language model that judges has cost, on all ranks together."""
+        """What a language model that judges has read and written, on all ranks together."""
         if self.config.judge is None:
             return {}
         own = self.judged.asked.totals

@@ -38,6 +38,8 @@ def test_what_is_set_by_hand_wins_over_the_algorithm_which_wins_over_the_preset(
         ({"num_prompts": 2, "num_generations": 4, "minibatches": 9}, r"minibatches \(9\) must not exceed .* \(8\)\."),
         ({"dtype": "bfloat16", "device": "cpu"}, r"dtype bfloat16 is for a GPU: use --dtype float32 on a CPU\."),
         ({"cache_gb": 1, "device": "cpu"}, r"A paged cache is for the engines fast and vllm on a GPU"),
+        ({"judge": "http://host/v1"}, r"A judge behind an address needs its name there: --judge MODEL@ADDRESS\."),
+        ({"judge": "m@http://me:secret@host/v1"}, r"judge is an address without user, password and query: the key"),
         ({"engine": "vllm", "device": "cpu"}, r"The engine vllm needs an NVIDIA GPU: use --engine fast or hf-dynamic"),
     ],
 )

@@ -1,6 +1,6 @@
 """A language model behind an address that takes OpenAI's chat completions, asked many things at once.
 
-It is slow, costs money, is away at times, and answers rubbish at others. A try that failed is repeated where that may
+It is slow, is away at times, and answers rubbish at others. A try that failed is repeated where that may
 help, until time is up.
 """
 
@@ -21,6 +21,7 @@ AT_ONCE = 8  # questions under way
 GIVE_UP = 8  # failures in a row after which a batch's other questions are not asked
 FIRST_WAIT, LONGEST_WAIT = 0.5, 20.0  # seconds before another try; each wait is twice the one before
 MOST_TOKENS = 512  # of an answer
+SECONDS = 60.0  # for an answer, all tries together
 MOST_BYTES = 1 << 20  # of what an endpoint sends
 
 Conversation = tuple[str, str]  # the system's turn and the user's
@@ -56,7 +57,7 @@ class Endpoint:
     seconds: that an answer may take, all tries together. The key is that in the environment's RLCOURSE_JUDGE_KEY.
     """
 
-    def __init__(self, url: str, name: str, seconds: float):
+    def __init__(self, url: str, name: str, seconds: float = SECONDS):
         self.url, self.name, self.seconds, self.reason = url.rstrip("/") + "/chat/completions", name, seconds, ""
         self.opener = urllib.request.build_opener(NoRedirect)
         self.lock, self.in_a_row = threading.Lock(), 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from rlcourse.settings import is_address
+from rlcourse.settings import model_and_address
 from rlcourse.tasks.endpoint import Conversation, Endpoint
 from rlcourse.tasks.llm_judge import Judge, LocalModel, Scored
 from rlcourse.tasks.task import Attempt, Problem, Split, Task, Verdict
@@ -26,7 +26,6 @@ METRICS = {
     "judged": ".2f",  # the mean of the scores, of those that have some
     "judge_failed": ".1%",  # of those that it was asked about
     "judge_cached": ".1%",
-    "judge_cost": ".6f",  # of one, on average; their sum is in summary.json
 }
 NO_PROGRAM = ("no code", "no ModelNew", "no kernel")  # words of the task `kernelbench`
 OF_ANSWERS = {"correctness": "how likely it is that the answer is right"}
@@ -57,12 +56,9 @@ def with_judge(task: Task, config: "TrainConfig", file: Path) -> Task:
     """
     if config.judge is None:
         return task
-    if is_address(config.judge):
-        model = Endpoint(config.judge, config.judge_model or "", config.judge_seconds)
-    else:
-        model = LocalModel(config.judge, config.device)
-    prices = config.judge_input_price, config.judge_output_price
-    return JudgedTask(task, Judge(model, criteria_of(task), prices, file))
+    name, address = model_and_address(config.judge)
+    model = Endpoint(address, name) if address else LocalModel(name, config.device)
+    return JudgedTask(task, Judge(model, criteria_of(task), file))
 
 
 def criteria_of(task: Task) -> dict[str, str]:
@@ -104,7 +100,7 @@ class JudgedVerdict:
     def metrics(self) -> dict[str, float | None]:
         if self.scored is None:
             return self.measured.metrics | dict.fromkeys(METRICS)
-        own = (self.judged, float(self.judged is None), float(self.scored.cached), self.scored.cost)
+        own = (self.judged, float(self.judged is None), float(self.scored.cached))
         return self.measured.metrics | dict(zip(METRICS, own, strict=True))
 
     def reward(self, config: "TrainConfig") -> float:

@@ -1,7 +1,7 @@
 """A language model that is asked about texts and answers in scores: behind an endpoint, or in our own engine.
 
 Whatever goes wrong stops nobody: who asks gets None for what has no scores. Answers are kept in a file, so that nothing
-is paid for twice.
+is asked twice.
 """
 
 import hashlib
@@ -77,23 +77,22 @@ class LocalModel:
 
 @dataclass(frozen=True)
 class Scored:
-    """Scores from 0 to 1 by name, None where there are none; what they cost; whether an earlier answer gave them."""
+    """Scores from 0 to 1 by name, None where there are none; whether an earlier answer gave them."""
 
     scores: dict[str, float] | None
-    cost: float = 0.0
     cached: bool = False
 
 
 class Judge:
     """Asks a model for scores and keeps them in `file`, a line of JSON for each reply.
 
-    names: of the scores. prices: for a million tokens that it reads, and that it writes.
+    names: of the scores.
     """
 
-    def __init__(self, model: Model, names: Iterable[str], prices: tuple[float, float], file: Path):
-        self.model, self.names, self.prices, self.file = model, tuple(names), prices, file
+    def __init__(self, model: Model, names: Iterable[str], file: Path):
+        self.model, self.names, self.file = model, tuple(names), file
         self.known: dict[str, dict[str, float]] = {}
-        self.totals = {"replies": 0, "prompt_tokens": 0, "completion_tokens": 0, "cost": 0.0}
+        self.totals = {"replies": 0, "prompt_tokens": 0, "completion_tokens": 0}
         lines = read_lines(file)
         if lines:  # a last one that a kill cut short would spoil the next
             write_text(file, "".join(json.dumps(line) + "\n" for line in lines))
@@ -114,22 +113,21 @@ class Judge:
         return scored
 
     def _score(self, key: str, reply: Reply) -> Scored:
-        cost = (self.prices[0] * reply.prompt_tokens + self.prices[1] * reply.completion_tokens) / 1e6
         scores = read_scores(reply.text, self.names)
         if scores is None:
             self.model.reason = f"{self.model.name} answers without scores"
-        line = {"key": key, "model": self.model.name, "scores": scores, "text": reply.text, "cost": cost}
+        line = {"key": key, "model": self.model.name, "scores": scores, "text": reply.text}
         line |= {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.completion_tokens}
         append_json(self.file, line)
         self._keep(line)
-        return Scored(scores, cost)
+        return Scored(scores)
 
     def _keep(self, line: dict[str, Any]) -> None:
         scores = checked(line.get("scores"), self.names)
         if scores is not None and isinstance(line.get("key"), str):
             self.known[line["key"]] = scores
         self.totals["replies"] += 1
-        for name in ("prompt_tokens", "completion_tokens", "cost"):
+        for name in ("prompt_tokens", "completion_tokens"):
             self.totals[name] += line[name] if isinstance(line.get(name), int | float) else 0
 
     def _key(self, conversation: Conversation) -> str:
