@@ -11,7 +11,7 @@ import torch
 
 from rlcourse.distributed import own
 from rlcourse.files import reason, try_folder
-from rlcourse.lora import add_adapter, has_adapter, is_adapter, load_adapter, save_adapter
+from rlcourse.lora import ALL_LINEAR, ALPHA, add_adapter, has_adapter, is_adapter, load_adapter, save_adapter
 from rlcourse.policy import Policy, load_policy
 
 FULL = 1_000_000  # bytes: with less, a disk is full
@@ -90,12 +90,12 @@ def load_saved_policy(checkpoint: Path, device: torch.device) -> Policy:
 
 def policy_of_run(config: Any, device: torch.device, checkpoint: Path | None = None) -> Policy:
     """The policy that a run starts with, or goes on with from a checkpoint: with `lora_rank` the base with an adapter
-    that learns. config: with model, lora_rank, lora_alpha and lora_targets. Raises ValueError if it cannot be read."""
+    that learns. config: with model and lora_rank. Raises ValueError if it cannot be read."""
     if not config.lora_rank:
         return load_policy(config.model, device) if checkpoint is None else load_saved_policy(checkpoint, device)
     policy = load_policy(config.model, device)
     if checkpoint is None:
-        add_adapter(policy.model, config.model, config.lora_rank, config.lora_alpha, config.lora_targets)
+        add_adapter(policy.model, config.model, config.lora_rank, ALPHA, ALL_LINEAR)
         return policy
     try:
         load_adapter(policy.model, checkpoint)

@@ -57,13 +57,10 @@ class TrainConfig:
 
     # LoRA
     lora_rank: int = setting(
-        0, "rank of a low-rank adapter that learns instead of the weights; 0 for all weights", within=RANK
-    )
-    lora_alpha: float = setting(
-        32.0, "the adapter's product counts alpha / rank; use 10 times the learning rate of all weights", within=LIMIT
-    )
-    lora_targets: str = setting(
-        "all-linear", "what gets an adapter: all-linear, or names of layers by commas, as q_proj,v_proj"
+        0,
+        "rank of a low-rank adapter of all linear layers that learns instead of the weights, with 10 times their "
+        "learning rate; 0 for all weights",
+        within=RANK,
     )
 
     # Algorithm switches

@@ -19,6 +19,7 @@ from rlcourse.distributed import is_sharded, whole
 from rlcourse.files import read_json
 
 ALL_LINEAR = "all-linear"
+ALPHA = 32.0  # an adapter's product counts ALPHA / rank
 NAME = "default"  # peft's, of the one adapter that a model has here
 ALONE = 2**19  # numbers of a weight from which on a launch of its own copies it faster
 COPY_ADAPTER = "copy the adapter's files again"
@@ -36,7 +37,7 @@ def add_adapter(model: PreTrainedModel, base: str, rank: int, alpha: float, targ
     names = found if targets == ALL_LINEAR else [name.strip() for name in targets.split(",")]
     unknown = [name for name in names if name not in found]
     if unknown:
-        raise ValueError(f"lora_targets: {unknown[0]!r} is not a linear layer here; the model has {', '.join(found)}.")
+        raise ValueError(f"{unknown[0]!r} is not a linear layer here; the model has {', '.join(found)}.")
     path = Path(base).expanduser()
     config = LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=alpha, target_modules=names)
     config.base_model_name_or_path = str(path.resolve()) if path.is_dir() else base

@@ -97,7 +97,7 @@ def estimate(
       only those count that are more; see `captured_bytes`
     """
     n = parameters(shape)
-    adapter = adapter_parameters(shape, config.lora_rank, config.lora_targets)
+    adapter = adapter_parameters(shape, config.lora_rank)
     learned = adapter if config.lora_rank else n
     own_weights = config.engine in ("fast", "vllm") or config.dtype == "bfloat16" or config.shard
     parts = ranks if config.shard else 1

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from rlcourse.files import read_json
 from rlcourse.hub import hub_or_cache
-from rlcourse.lora import ALL_LINEAR, base_of, is_adapter
+from rlcourse.lora import base_of, is_adapter
 from rlcourse.paths import EMBEDDED_MODELS, model_folder
 
 
@@ -105,11 +105,8 @@ def parameters(shape: ModelShape) -> int:
     return shape.layers * layer + embeddings + shape.hidden
 
 
-def adapter_parameters(shape: ModelShape, rank: int, targets: str) -> int:
-    """Number of parameters of an adapter, A [rank, in] and B [out, rank] for each target: rank x (in + out)."""
+def adapter_parameters(shape: ModelShape, rank: int) -> int:
+    """Number of parameters of an adapter, A [rank, in] and B [out, rank] for each linear layer: rank x (in + out)."""
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    sizes = {"q_proj": shape.hidden + q, "k_proj": shape.hidden + kv, "v_proj": shape.hidden + kv}
-    sizes |= {"o_proj": q + shape.hidden}
-    sizes |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), shape.hidden + shape.intermediate)
-    names = sizes if targets == ALL_LINEAR else [name.strip() for name in targets.split(",")]
-    return shape.layers * rank * sum(sizes.get(name, 0) for name in names)
+    attention = 2 * (shape.hidden + q) + 2 * (shape.hidden + kv)
+    return shape.layers * rank * (attention + 3 * (shape.hidden + shape.intermediate))

@@ -184,7 +184,7 @@ def test_a_run_trains_with_it(tmp_path, capsys, monkeypatch):
     """The embedded model; sampler and trainer then differ by float32's rounding, so that no step samples from weights
     of another."""
     settings = {"output": str(tmp_path), "name": "run", "steps": 3, "lr": 1e-2, "warmup_steps": 0}
-    settings |= {"lora_rank": 2, "lora_alpha": 8.0}
+    settings |= {"lora_rank": 2}
     sizes = {"num_prompts": 2, "num_generations": 4, "max_new_tokens": 6, "eval_problems": 2, "eval_validation": 2}
     config = make_config(engine="vllm", sleep=True, pass_k=0, eval_every=2, temperature=0.7, **settings, **sizes)
     monkeypatch.setattr("rlcourse.step.rows_that_train", lambda batch, config: torch.ones_like(batch.rollout.finished))
