@@ -14,7 +14,6 @@ from rlcourse.presets import PRESETS
 from rlcourse.settings import (
     COUNT,
     COUNT_OR_NONE,
-    LIMIT,
     RANK,
     REWARD,
     SEED,
@@ -82,23 +81,18 @@ class TrainConfig:
     clip_high: float = setting(0.2, "the ratio is clipped above 1 + clip_high", within=WEIGHT)
     sampler_correction: str = setting(
         "off",
-        "weight losses by how much more probable a token, or a completion, is to the trainer than to the sampler",
+        "weight losses by how much more probable a token, or a completion, is to the trainer than to the sampler, "
+        "2 at most (truncated importance sampling)",
         ("off", "token", "sequence"),
     )
-    sampler_correction_cap: float = setting(
-        2.0, "the largest such weight (truncated importance sampling)", within=LIMIT
+    kl_coef: float | None = setting(
+        None,
+        "weight of the KL divergence to the frozen reference (k3, in the loss); 0 only measures it, and left out there "
+        "is no reference",
+        within=WEIGHT,
     )
-    kl_coef: float = setting(0.0, "weight of the KL divergence to the frozen reference; 0 for none", within=WEIGHT)
-    kl_estimator: str = setting("k3", "estimator of that KL as a loss term; in the reward it is k1", ("k1", "k2", "k3"))
-    kl_in: str = setting("loss", "whether the KL is part of the loss or subtracted from the reward", ("loss", "reward"))
-    reference: bool = setting(False, "keep the frozen reference to measure the KL even if it has no weight")
     mask_truncated: bool = setting(False, "leave completions that hit the token limit out of the loss (DAPO)")
     dynamic_sampling: bool = setting(False, "sample again until every group has signal, 4 rounds at most (DAPO)")
-    gamma: float = setting(1.0, "discount of GAE", within=SHARE)
-    gae_lambda: float = setting(0.95, "lambda of GAE", within=SHARE)
-    value_coef: float = setting(0.5, "weight of the value loss (PPO)", within=WEIGHT)
-    value_clip: float = setting(0.2, "clip range of the value update (PPO)", within=LIMIT)
-    value_lr: float = setting(1e-3, "learning rate of the value head (PPO)", within=SHARE)
 
     # Reward
     reward_parser: str = setting("strict", "which reading of an answer counts as right", ("strict", "lenient"))
@@ -135,11 +129,9 @@ class TrainConfig:
 
     # Optimisation
     steps: int = setting(30, "training steps: rollout, then update", within=COUNT)
-    lr: float = setting(4e-5, "peak learning rate (AdamW)", within=SHARE)
+    lr: float = setting(4e-5, "peak learning rate (AdamW, no weight decay)", within=SHARE)
     schedule: str = setting("constant", "what the learning rate does after warm-up", ("constant", "linear", "cosine"))
     warmup_steps: int = setting(5, "steps over which the learning rate rises from 0", within=COUNT_OR_NONE)
-    weight_decay: float = setting(0.0, "weight decay (AdamW)", within=WEIGHT)
-    max_grad_norm: float = setting(1.0, "gradients of a larger norm are scaled down to it", within=LIMIT)
     inner_epochs: int = setting(1, "passes over each rollout", within=Range(1, 1000))
     minibatches: int = setting(
         1, "optimizer steps in each pass; old log-probs are the trainer's own before the first", within=COUNT
@@ -189,7 +181,7 @@ class TrainConfig:
     @property
     def needs_reference(self) -> bool:
         """Whether a frozen copy of the starting policy is kept."""
-        return self.reference or self.kl_coef != 0
+        return self.kl_coef is not None
 
     @property
     def run_name(self) -> str:

@@ -17,6 +17,9 @@ from rlcourse.lora import has_adapter
 from rlcourse.micro_batches import batches_of
 from rlcourse.policy import Policy, ValueHead, frozen_copy
 
+VALUE_LR = 1e-3  # of PPO's value head
+MAX_GRAD_NORM = 1.0  # gradients of a larger norm are scaled down to it
+
 
 class Learner:
     """The policy, PPO's value head and the frozen reference where the config asks for them, and AdamW over the first
@@ -49,7 +52,7 @@ class Learner:
         self.value_head = world.shard(ValueHead(hidden_size).to(policy.device)) if gae else None
         groups = [{"params": [p for p in policy.model.parameters() if p.requires_grad], "peak_lr": config.lr}]
         if self.value_head is not None:
-            groups.append({"params": list(self.value_head.parameters()), "peak_lr": config.value_lr})
+            groups.append({"params": list(self.value_head.parameters()), "peak_lr": VALUE_LR})
         self.optimizer = new_optimizer(groups, config)
 
     def logprobs_and_values(self, rollout: Rollout) -> tuple[Tensor, Tensor | None]:
@@ -105,7 +108,7 @@ class Learner:
 
 def new_optimizer(groups: list[dict[str, Any]], config: Any) -> torch.optim.AdamW:
     """AdamW over groups of parameters, each with its `peak_lr`."""
-    return torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True)
+    return torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
@@ -113,8 +116,8 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
 
 
 def update(optimizer: torch.optim.Optimizer, config: Any, step: int) -> float:
-    """See `Learner.update`. config: that of any training, with max_grad_norm and what `lr_factor` reads."""
-    grad_norm = whole(torch.nn.utils.clip_grad_norm_(parameters_of(optimizer), config.max_grad_norm)).item()
+    """See `Learner.update`. config: that of any training, with what `lr_factor` reads."""
+    grad_norm = whole(torch.nn.utils.clip_grad_norm_(parameters_of(optimizer), MAX_GRAD_NORM)).item()
     if not math.isfinite(grad_norm):
         optimizer.zero_grad(set_to_none=True)  # or a caller who goes on would add to them
         raise RuntimeError("The gradient is not finite, so the weights were left alone: try a lower --lr.")

@@ -21,6 +21,10 @@ from rlcourse.rollout import RolloutEngine
 from rlcourse.tasks import Task
 from rlcourse.tasks.prompts import PromptSampler
 
+SAMPLER_CAP = 2.0  # the largest weight that makes up for a sampler's log-probs
+GAMMA, GAE_LAMBDA = 1.0, 0.95  # of PPO, as the next line
+VALUE_CLIP, VALUE_COEF = 0.2, 0.5
+
 
 def train_step(
     learner: Learner,
@@ -61,16 +65,14 @@ def train_step(
                         clip_low=config.clip_low, clip_high=config.clip_high,
                     )  # fmt: skip
                     sampler = part.rollout.logprobs
-                    weights = sampler_correction(
-                        before, sampler, mask, config.sampler_correction, config.sampler_correction_cap
-                    )
+                    weights = sampler_correction(before, sampler, mask, config.sampler_correction, SAMPLER_CAP)
                     loss = aggregate(weights * losses, mask, config.aggregation, **share)
-                    if config.kl_coef and config.kl_in == "loss":
-                        kl = kl_estimate(logprobs, part.ref_logprobs, config.kl_estimator)
+                    if config.kl_coef:
+                        kl = kl_estimate(logprobs, part.ref_logprobs, "k3")
                         loss = loss + config.kl_coef * aggregate(kl, mask, config.aggregation, **share)
                     if values is not None:
-                        errors = value_loss(values, part.values, part.returns, mask, config.value_clip)
-                        loss = loss + config.value_coef * aggregate(errors, mask, "token_mean", **share)
+                        errors = value_loss(values, part.values, part.returns, mask, VALUE_CLIP)
+                        loss = loss + VALUE_COEF * aggregate(errors, mask, "token_mean", **share)
                         means.add("value_loss", errors, mask)
                     loss.backward()
                     means.add("policy_loss", losses, mask)
@@ -90,15 +92,11 @@ def make_batch(learner: Learner, completions: Completions) -> Batch:
     mask = rollout.completion_mask
     loss_mask = mask & rollout.finished[:, None] if config.mask_truncated else mask
     ref_logprobs = None if learner.reference is None else learner.reference_logprobs(rollout)
-    kl = torch.zeros_like(rollout.logprobs)
-    if config.kl_coef and config.kl_in == "reward":
-        kl = config.kl_coef * kl_estimate(rollout.logprobs, ref_logprobs, "k1")
     if config.advantage == "gae":
         values = learner.values(rollout)
-        token_rewards = adv.token_rewards(rewards, mask) - kl
-        estimated, returns = adv.gae(token_rewards, values, mask, config.gamma, config.gae_lambda)
+        estimated, returns = adv.gae(adv.token_rewards(rewards, mask), values, mask, GAMMA, GAE_LAMBDA)
         return Batch(rollout, adv.whiten(estimated, mask), loss_mask, ref_logprobs, values, returns)
-    advantages = completion_advantages(rewards - kl.sum(1), config)[:, None] * mask
+    advantages = completion_advantages(rewards, config)[:, None] * mask
     return Batch(rollout, advantages, loss_mask, ref_logprobs)
 
 
@@ -145,7 +143,7 @@ def plan_minibatches(
 
 def rows_that_train(batch: Batch, config: TrainConfig) -> Tensor:
     """Rows whose loss has a gradient, bool [rows]: without KL and value loss, one of zero advantage adds exactly 0."""
-    if batch.values is not None or (config.kl_coef and config.kl_in == "loss"):
+    if batch.values is not None or config.kl_coef:
         return torch.ones_like(batch.rollout.finished)
     return (batch.advantages * batch.loss_mask).ne(0).any(1)
 

@@ -63,7 +63,7 @@ def test_a_whole_number_is_a_float_too():
 
 def test_the_reference_is_kept_where_it_is_measured_or_weighed():
     assert not make_config().needs_reference
-    assert make_config(reference=True).needs_reference and make_config(kl_coef=0.1).needs_reference
+    assert make_config(kl_coef=0).needs_reference and make_config(kl_coef=0.1).needs_reference
 
 
 def test_the_presets_and_algorithms_are_those_of_the_papers():

@@ -16,6 +16,7 @@ from rlcourse.config import TrainConfig
 from rlcourse.device import find_device
 from rlcourse.evaluation import answer_problems, answer_test, summarize, summarize_test
 from rlcourse.files import append_json, write_json
+from rlcourse.learner import MAX_GRAD_NORM
 from rlcourse.policy import Policy, load_policy
 from rlcourse.rollout import make_engine
 from rlcourse.tasks import Attempt, prompts_of, task_of
@@ -139,8 +140,8 @@ def arguments(config: TrainConfig, folder: Path, on_gpu: bool) -> Any:
         lr_scheduler_type=config.schedule,
         warmup_steps=config.warmup_steps,
         adam_beta2=0.95,
-        weight_decay=config.weight_decay,
-        max_grad_norm=config.max_grad_norm,
+        weight_decay=0.0,
+        max_grad_norm=MAX_GRAD_NORM,
         bf16=on_gpu,
         use_cpu=not on_gpu,
         gradient_checkpointing=False,

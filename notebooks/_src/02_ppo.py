@@ -709,7 +709,7 @@ from rlcourse.config import make_config
 from rlcourse.course.lessons.experiment import Experiment
 
 settings = {"num_prompts": PROMPTS, "num_generations": GROUP, "inner_epochs": UPDATES, "minibatches": 1}
-theirs = Experiment(make_config(algorithm="ppo", value_clip=1e9, **settings, seed=0))
+theirs = Experiment(make_config(algorithm="ppo", **settings, seed=0))
 theirs.train(step=0)
 ours, _ = train_ppo(rollouts=1)
 trios = zip(start.model.parameters(), ours.model.parameters(), theirs.policy.model.parameters(), strict=True)

@@ -31,6 +31,7 @@ from rlcourse.course.lessons import lesson04
 from rlcourse.course.lessons.curve_records import load_curve
 from rlcourse.course.loop import log_probs, task
 from rlcourse.course.widgets import bet
+from rlcourse.learner import MAX_GRAD_NORM
 from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 from rlcourse.policy import load_policy
 from rlcourse.rollout import make_engine
@@ -544,9 +545,9 @@ print(f"constant:   whole batch {sums.sum() / (2 * 80):.4f}, mean of two micro-b
 # Which constant it is hardly matters. A factor on the loss is a factor on the gradient, and AdamW divides that by its
 # own size. Only the threshold of gradient clipping feels it: in the race GRPO's gradient norm is {{ fmean(v for seed in
 # load_curve("lesson04_slow_grpo")["results"] for v in seed["steps"]["grad_norm"]):.2f }} on average and Dr. GRPO's {{
-# fmean(v for seed in load_curve("lesson04_slow_dr_grpo")["results"] for v in seed["steps"]["grad_norm"]):.3f }}. A
-# threshold of {{ lesson04.make_config().max_grad_norm:.0f }}, the default, cuts {{ 100 * fmean(v > 1 for seed in
-# load_curve("lesson04_slow_grpo")["results"] for v in seed["steps"]["grad_norm"]):.0f }} % of GRPO's steps short and
+# fmean(v for seed in load_curve("lesson04_slow_dr_grpo")["results"] for v in seed["steps"]["grad_norm"]):.3f }}. The
+# package scales gradients down to a norm of 1, which shortens {{ 100 * fmean(v > 1 for seed in
+# load_curve("lesson04_slow_grpo")["results"] for v in seed["steps"]["grad_norm"]):.0f }} % of GRPO's steps and
 # none of Dr. GRPO's. {{ assert max(v for seed in load_curve("lesson04_slow_dr_grpo")["results"] for v in
 # seed["steps"]["grad_norm"]) < 1 }}
 #

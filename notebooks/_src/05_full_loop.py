@@ -334,7 +334,7 @@ print(
 # | `truncated` | share that was cut off | falls to 0 | it stays above 0.05 |
 # | `groups_without_signal` | share of groups with equal rewards | falls, rises at the end | it is 1 |
 # | `entropy` | nats a token | falls slowly | it is 0 and the reward still low |
-# | `kl` (if `reference=True`) | k3 estimate to the start, nats a token | grows slowly | it jumps, or stays below 1e-5 |
+# | `kl` (if `kl_coef` is set) | k3 estimate to the start, nats a token | grows slowly | it jumps, or stays below 1e-5 |
 # | `clip_fraction` | share of tokens that the clip stopped | below 0.05 | it is large |
 # | `grad_norm` | before it is clipped | of one size | it spikes, or is exactly 0 |
 # | `mismatch_mean` | next section | as on the first day | it grows |

@@ -8,11 +8,9 @@ from rlcourse.config import ENGINES
 from rlcourse.settings import (
     COUNT,
     COUNT_OR_NONE,
-    LIMIT,
     RANK,
     SEED,
     SHARE,
-    WEIGHT,
     check_settings_of,
     setting,
 )
@@ -63,11 +61,9 @@ class SFTConfig:
         "tokens in one forward and backward, with padding; a longer row goes alone, and gradients accumulate",
         within=COUNT,
     )
-    lr: float = setting(3e-4, "peak learning rate (AdamW)", within=SHARE)
+    lr: float = setting(3e-4, "peak learning rate (AdamW, no weight decay)", within=SHARE)
     schedule: str = setting("cosine", "what the learning rate does after warm-up", ("constant", "linear", "cosine"))
     warmup_steps: int = setting(5, "steps over which the learning rate rises from 0", within=COUNT_OR_NONE)
-    weight_decay: float = setting(0.0, "weight decay (AdamW)", within=WEIGHT)
-    max_grad_norm: float = setting(1.0, "gradients of a larger norm are scaled down to it", within=LIMIT)
     gradient_checkpointing: bool = setting(False, "recompute activations in the backward pass to save memory")
     logprob_chunk: int = setting(4096, "tokens whose logits are in memory at once", within=COUNT)
     dtype: str = setting("float32", "precision of forward passes; weights stay float32", ("float32", "bfloat16"))

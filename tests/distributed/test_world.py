@@ -27,7 +27,7 @@ CASES = {
     "a row at a time": config_for("dr_grpo", micro_batch_tokens=1),
     "fewer rows than ranks": config_for("grpo", minibatches=6, mask_truncated=True),
     "values, whitened over the batch": config_for(
-        "ppo", inner_epochs=2, minibatches=2, micro_batch_tokens=25, kl_coef=0.1, kl_in="reward"
+        "ppo", inner_epochs=2, minibatches=2, micro_batch_tokens=25, kl_coef=0.1
     ),
     "tokens that train": config_for("dapo", micro_batch_tokens=60, sampler_correction="token"),
     "dynamic sampling": config_for("dapo", dynamic_sampling=True),

@@ -46,9 +46,10 @@ def run(seed: int, at: tuple[int, ...] = STEPS, **settings: Any) -> dict[str, An
 
 
 def is_this_setup(setup: dict[str, Any]) -> bool:
-    """Whether a record's setup is `SETUP`. Settings that the record does not know yet must be at their defaults; how
-    many rows went through the model together, which no setting says any more, only rounds."""
-    return TrainConfig().to_dict() | {n: value for n, value in setup.items() if n != "micro_batch_rows"} == SETUP
+    """Whether a record's setup is `SETUP`. Settings that the record does not know yet must be at their defaults; those
+    that are gone had the values that are constants now."""
+    known = TrainConfig().to_dict() | {name: value for name, value in setup.items() if name in SETUP}
+    return known | {"kl_coef": known["kl_coef"] or None} == SETUP  # it was 0 where there was no reference
 
 
 def recorded() -> dict[int, dict[str, Any]]:

@@ -5,7 +5,9 @@ have twice the learning rate. Writes the record `lesson02_<variant>` of each. A 
 """
 
 import sys
+from contextlib import ExitStack
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -24,14 +26,18 @@ SETTING: dict[str, Any] = {
     "inner_epochs": 2,
     "minibatches": 4,
     "lr": 4e-5,
-    "reference": True,
+    "kl_coef": 0.0,  # measured
 }
 EVERYTHING = 1e9  # a limit that nothing reaches
 REMOVED: dict[str, dict[str, Any]] = {
     "all": {},
     "no_clip": {"clip_low": EVERYTHING, "clip_high": EVERYTHING},
-    "no_critic": {"value_coef": 0.0, "value_lr": 0.0, "gae_lambda": 1.0},  # V stays 0: every token gets the reward
-    "no_norm": {"max_grad_norm": EVERYTHING},
+    "no_critic": {},
+    "no_norm": {},
+}
+CONSTANTS = {  # of the package, while a variant runs
+    "no_critic": {"step.VALUE_COEF": 0.0, "step.GAE_LAMBDA": 1.0},  # V stays 0: every token gets the reward
+    "no_norm": {"learner.MAX_GRAD_NORM": EVERYTHING},
 }
 FAST = {"lr": 8e-5}  # twice the default
 VARIANTS = REMOVED | {f"fast_{name}": FAST | REMOVED[name] for name in ("all", "no_clip")}
@@ -52,12 +58,15 @@ def run(variant: str, seed: int, **overrides) -> dict[str, Any]:
     """Train with one seed: evaluations, and what was measured in each step."""
     experiment = Experiment(make_config(**(SETTING | VARIANTS[variant] | {"seed": seed} | overrides)))
     problems = experiment.task.problems("validation")[:EVAL_PROBLEMS]
-    return experiment.run(
-        EVAL_EVERY,
-        evaluate=lambda: {"accuracy": experiment.evaluate(problems)["accuracy"]},
-        kept=KEPT,
-        measure=lambda completions: moved(experiment.learner, completions),
-    )
+    with ExitStack() as stack:
+        for name, value in CONSTANTS.get(variant, {}).items():
+            stack.enter_context(mock.patch(f"rlcourse.{name}", value))
+        return experiment.run(
+            EVAL_EVERY,
+            evaluate=lambda: {"accuracy": experiment.evaluate(problems)["accuracy"]},
+            kept=KEPT,
+            measure=lambda completions: moved(experiment.learner, completions),
+        )
 
 
 def record(variant: str) -> None:

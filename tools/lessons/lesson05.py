@@ -21,7 +21,7 @@ from tools.lessons.recording import record_seeds
 
 SEEDS = (0, 1, 2)
 IN_WORDS = "the embedded model after 40 supervised steps on answers of which most end in words"
-COMMON = {"steps": 40, "minibatches": 2, "reference": True, "pass_k": 0, "save_every": 0}
+COMMON = {"steps": 40, "minibatches": 2, "kl_coef": 0.0, "pass_k": 0, "save_every": 0}
 
 # What differs from COMMON, which itself differs from the laptop preset.
 RUNS: dict[str, dict[str, Any]] = {
