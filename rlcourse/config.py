@@ -96,9 +96,9 @@ class TrainConfig:
 
     # Reward
     reward_parser: str = setting("strict", "which reading of an answer counts as right", ("strict", "lenient"))
-    reward_correct: float = setting(1.0, "reward of a right answer", within=REWARD)
-    reward_format: float = setting(0.0, "reward of a wrong answer that can be read", within=REWARD)
-    reward_neither: float = setting(0.0, "reward of everything else", within=REWARD)
+    reward_format: float = setting(
+        0.0, "reward of a wrong answer that can be read; a right one earns 1, anything else 0", within=REWARD
+    )
 
     # Judge
     judge: str | None = setting(

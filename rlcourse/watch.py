@@ -125,9 +125,9 @@ def cut_off(answers: list[Answer], config: Any) -> Warnings:
 
 def pays_for_form(answers: list[Answer], rewards: Iterable[float], config: TrainConfig) -> Warnings:
     """Most of the reward goes to wrong answers that are written in the right form."""
-    wrong = [(a, r) for a, r in zip(answers, rewards, strict=True) if not a.right and r > config.reward_neither]
+    wrong = [(a, r) for a, r in zip(answers, rewards, strict=True) if not a.right and r > 0]
     paid, total = sum(r for _, r in wrong), sum(r for r in rewards if r > 0)
-    if config.reward_format <= config.reward_neither or total <= 0 or paid <= MOST * total:
+    if config.reward_format <= 0 or total <= 0 or paid <= MOST * total:
         return {}
     return {
         "form": f"{paid / total:.0%} of the reward goes to wrong answers, for their form alone. The policy will learn "
@@ -140,7 +140,7 @@ def no_signal(whose: str, answers: list[Answer], groups: list[list[float]], conf
     """No rewards to compare, so no gradient: why, and what to do."""
     earned = {reward for group in groups for reward in group}
     right = sum(a.right for a in answers)
-    if len(earned) == 1 and right < len(answers) and (right > 0 or max(earned) > config.reward_neither):
+    if len(earned) == 1 and right < len(answers) and (right > 0 or max(earned) > 0):
         why = f"every answer earns {max(earned):g}, whatever it says: check the task's judge"
     elif right == 0 and any(a.verdict.metrics.get("accuracy_lenient") for a in answers):
         why = "right answers are not in the form that is rewarded: show it with --examples 2"

@@ -89,10 +89,10 @@ def test_the_engine_is_asked_for_what_the_config_says_and_the_policy_gets_the_in
 def test_the_reward_scheme_of_the_config_is_used():
     texts = {"#### 7": True, "the answer is 7": True, "#### 8": True, "no idea": True, "#### 7 ": False}
     answers = [answer(text, 1, finished) for text, finished in texts.items()]
-    scheme = {"reward_correct": 2.0, "reward_format": 0.25, "reward_neither": -1.0}
-    assert answer_rewards(answers, make_config(**scheme)) == [2.0, -1.0, 0.25, -1.0, -1.0]
+    config = make_config(reward_format=0.25)
+    assert answer_rewards(answers, config) == [1.0, 0.0, 0.25, 0.0, 0.0]
     lenient = [replace(a, verdict=replace(a.verdict, rewarded="lenient")) for a in answers]
-    assert answer_rewards(lenient, make_config(**scheme)) == [2.0, 2.0, 0.25, -1.0, -1.0]
+    assert answer_rewards(lenient, config) == [1.0, 1.0, 0.25, 0.0, 0.0]
 
 
 SIGNAL = {0: [0, 1, 2, 3], 1: [2], 2: [], 3: [], 4: [0, 1], 5: [1, 2, 3]}

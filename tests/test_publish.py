@@ -7,7 +7,7 @@ import shutil
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -19,11 +19,12 @@ from typer.testing import CliRunner
 from rlcourse import cli, model_card, publish, trainer
 from rlcourse.paths import model_folder
 from rlcourse.sft.config import SFTConfig
+from rlcourse.tasks.verify import Readings
 
 EMBEDDED = model_folder("embedded")
 IDS = torch.tensor([[1, 5, 9, 40, 7, 12]])
 TINY = "--lr 1e-2 --warmup-steps 0 --save-every 1 --eval-every 0 --eval-problems 4 --max-new-tokens 8 --device cpu"
-TINY += " --algorithm reinforce --reward-neither -1 --num-prompts 2 --num-generations 2 --pass-k 2 --pass-k-problems 2"
+TINY += " --algorithm reinforce --num-prompts 2 --num-generations 2 --pass-k 2 --pass-k-problems 2"
 
 
 def command(*arguments) -> str:
@@ -45,8 +46,9 @@ def runs(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("somebody")
     shutil.copytree(EMBEDDED, place / "my-base")
     train = ["train", *TINY.split(), "--output", place]
-    command(*train, "--name", "model", "--steps", 2, "--examples", 1, "--max-prompt-tokens", 150)
-    command(*train, "--name", "adapter", "--steps", 1, "--lora-rank", 2, "--model", place / "my-base")
+    with patch.object(Readings, "reward", lambda self, config: float(self.right) - 1):  # so that wrong ones teach
+        command(*train, "--name", "model", "--steps", 2, "--examples", 1, "--max-prompt-tokens", 150)
+        command(*train, "--name", "adapter", "--steps", 1, "--lora-rank", 2, "--model", place / "my-base")
     return place
 
 

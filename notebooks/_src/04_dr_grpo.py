@@ -31,7 +31,6 @@ from rlcourse.course.lessons import lesson04
 from rlcourse.course.lessons.curve_records import load_curve
 from rlcourse.course.loop import log_probs, task
 from rlcourse.course.widgets import bet
-from rlcourse.learner import MAX_GRAD_NORM
 from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 from rlcourse.policy import load_policy
 from rlcourse.rollout import make_engine

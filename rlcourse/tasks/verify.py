@@ -76,12 +76,11 @@ class Readings:
         return "right" if self.right else "wrong"
 
     def reward(self, config: "TrainConfig") -> float:
-        """`reward_correct` if the answer is right, else `reward_format` if the rewarded reading found a number, else
-        `reward_neither`."""
+        """1 if the answer is right, else `reward_format` if the rewarded reading found a number, else 0."""
         if self.right:
-            return config.reward_correct
+            return 1.0
         readable = self.formatted if self.rewarded == "strict" else self.answer is not None
-        return config.reward_format if readable else config.reward_neither
+        return config.reward_format if readable else 0.0
 
 
 CUT_OFF = Readings(strict=False, lenient=False, formatted=False, answer=None)  # whatever stands there

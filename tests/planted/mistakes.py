@@ -142,7 +142,7 @@ ROWS = [
     ("unknown_part", "rollout/families", when(False, 2), when(False, 3), keep("Or", 1)),
     ("model_pass", ("lora", "exact/users"), keep("Or", 0)),
     # verdicts
-    ("Readings.reward", "tasks/verify", when(True, 1), name("reward_format", "reward_neither")),
+    ("Readings.reward", "tasks/verify", when(True, 1), const(1.0, 0.0)),
     ("tasks/verify:verify", "tasks/verify", keep("And", 0, 2), drop("to_number", 2)),
     ("extract_strict", "tasks/verify", drop("reversed")),
     ("extract_lenient", "tasks/verify", drop("reversed", 3)),

@@ -126,16 +126,16 @@ NOTHING = Readings(False, False, False, None)
     ("verdict", "strict", "lenient"),
     [
         (RIGHT, 1.0, 1.0),
-        (LENIENTLY_RIGHT, -0.5, 1.0),
+        (LENIENTLY_RIGHT, 0.0, 1.0),
         (WRONG, 0.1, 0.1),
-        (LENIENTLY_WRONG, -0.5, 0.1),
-        (NOTHING, -0.5, -0.5),
+        (LENIENTLY_WRONG, 0.0, 0.1),
+        (NOTHING, 0.0, 0.0),
     ],
 )
 def test_reward_is_that_of_the_chosen_reading(verdict, strict, lenient):
-    scheme = {"reward_correct": 1.0, "reward_format": 0.1, "reward_neither": -0.5}
+    config = make_config(reward_format=0.1)
     by_lenient = replace(verdict, rewarded="lenient")
-    assert (verdict.reward(make_config(**scheme)), by_lenient.reward(make_config(**scheme))) == (strict, lenient)
+    assert (verdict.reward(config), by_lenient.reward(config)) == (strict, lenient)
     assert (verdict.right, by_lenient.right) == (strict == 1, lenient == 1)
     assert list(by_lenient.metrics) == ["accuracy_lenient", "accuracy", "formatted"]  # what counts comes first
     assert by_lenient.metrics == verdict.metrics
@@ -146,11 +146,11 @@ def test_reward_is_that_of_the_chosen_reading(verdict, strict, lenient):
 @pytest.mark.parametrize(
     ("text", "parser"), [("#### 1", "strict"), ("the answer is 1", "lenient"), ("#### 2", "strict")]
 )
-def test_an_unfinished_attempt_earns_neither_whatever_it_says(text, parser):
+def test_an_unfinished_attempt_earns_nothing_whatever_it_says(text, parser):
     task, problem = MathTask("numbers", "", [], [], [], rewarded=parser), Problem("", "", "1")
-    config = make_config(reward_parser=parser, reward_format=0.1, reward_neither=-0.5)
+    config = make_config(reward_parser=parser, reward_format=0.1)
     whole, cut = task.judge([Attempt(problem, text, 1, finished) for finished in (True, False)], training=True)
-    assert whole == replace(verify(text, "1"), rewarded=parser) and cut.reward(config) == -0.5
+    assert whole == replace(verify(text, "1"), rewarded=parser) and cut.reward(config) == 0
     assert not (cut.right or cut.lenient or cut.formatted)
 
 

@@ -6,7 +6,9 @@ writes the record `lesson01_<variant>` of each.
 
 import sys
 from typing import Any
+from unittest import mock
 
+from rlcourse.tasks.verify import Readings
 from tools.lessons.curves import train_and_read
 from tools.lessons.recording import record_seeds
 
@@ -23,29 +25,26 @@ FEW = {
 }
 
 
-def offset_settings(offset: float) -> dict[str, float]:
-    """The rewards 1 for a right answer and 0 for any other, with `offset` added to both."""
-    return {"reward_correct": 1 + offset, "reward_format": offset, "reward_neither": offset}
-
-
-VARIANTS: dict[str, dict[str, Any]] = {
-    "reinforce": {"algorithm": "reinforce"} | offset_settings(0.0),
-    "reinforce_plus": {"algorithm": "reinforce"} | offset_settings(1.0),
-    "reinforce_minus": {"algorithm": "reinforce"} | offset_settings(-1.0),
-    "baseline_plus": {"algorithm": "reinforce_baseline"} | offset_settings(1.0),
-    "rloo_plus": {"algorithm": "rloo"} | offset_settings(1.0),
+VARIANTS: dict[str, dict[str, Any]] = {  # offset: added to the rewards, 1 for a right answer and 0 for any other
+    "reinforce": {"algorithm": "reinforce", "offset": 0.0},
+    "reinforce_plus": {"algorithm": "reinforce", "offset": 1.0},
+    "reinforce_minus": {"algorithm": "reinforce", "offset": -1.0},
+    "baseline_plus": {"algorithm": "reinforce_baseline", "offset": 1.0},
+    "rloo_plus": {"algorithm": "rloo", "offset": 1.0},
 }
 
 
 def record(variant: str) -> None:
     """Train with every seed: validation accuracy, and the mean reward of each step."""
-    settings = FEW | VARIANTS[variant]
+    setup = FEW | VARIANTS[variant]
+    settings, offset = {name: value for name, value in setup.items() if name != "offset"}, setup["offset"]
 
     def run(seed: int) -> dict[str, Any]:
-        measured = train_and_read(**settings, seed=seed)
+        with mock.patch.object(Readings, "reward", lambda self, config: self.right + offset):
+            measured = train_and_read(**settings, seed=seed)
         return {key: measured[key] for key in ("evals", "rewards")}
 
-    record_seeds(f"lesson01_{variant}", [variant], settings, SEEDS, run)
+    record_seeds(f"lesson01_{variant}", [variant], setup, SEEDS, run)
 
 
 if __name__ == "__main__":
