@@ -15,10 +15,11 @@ from rlcourse.lora import ALL_LINEAR, ALPHA, add_adapter, has_adapter, is_adapte
 from rlcourse.policy import Policy, load_policy
 
 FULL = 1_000_000  # bytes: with less, a disk is full
+KEPT = 2  # checkpoints that stay; older ones are deleted
 
 
-def save_checkpoint(run_folder: Path, step: int, policy: Policy, state: dict[str, Any], kept: int = 2) -> Path:
-    """Write `checkpoints/step-000020` with the model, its tokenizer and `state`, then delete all but the newest `kept`.
+def save_checkpoint(run_folder: Path, step: int, policy: Policy, state: dict[str, Any]) -> Path:
+    """Write `checkpoints/step-000020` with the model, its tokenizer and `state`, then delete all but the newest `KEPT`.
 
     Raises RuntimeError if a number is not finite, OSError if the checkpoint cannot be written; earlier checkpoints are
     then left alone.
@@ -48,7 +49,7 @@ def save_checkpoint(run_folder: Path, step: int, policy: Policy, state: dict[str
         os.replace(final, replaced)
     os.replace(aside, final)
     shutil.rmtree(replaced, ignore_errors=True)
-    for old in _checkpoints(run_folder)[:-kept]:
+    for old in _checkpoints(run_folder)[:-KEPT]:
         shutil.rmtree(old)
     return final
 

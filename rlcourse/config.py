@@ -103,11 +103,9 @@ class TrainConfig:
     # Judge
     judge: str | None = setting(
         None,
-        "language model that scores answers, too: a model for our own engine, or MODEL@ADDRESS of an OpenAI-compatible "
-        "endpoint, such as qwen@http://localhost:8000/v1 (its key in the variable RLCOURSE_JUDGE_KEY)",
-    )
-    judge_weight: float = setting(
-        0.5, "the reward is (1 - judge_weight) x measured + judge_weight x judged, the latter from 0 to 1", within=SHARE
+        "language model that scores answers, too, from 0 to 1; the reward is the mean of what is measured and judged: "
+        "a model for our own engine, or MODEL@ADDRESS of an OpenAI-compatible endpoint, such as "
+        "qwen@http://localhost:8000/v1 (its key in the variable RLCOURSE_JUDGE_KEY)",
     )
 
     # Rollout
@@ -156,15 +154,17 @@ class TrainConfig:
     )
     eval_validation: int = setting(200, "validation problems in each of them", within=COUNT)
     eval_problems: int = setting(1000, "test problems of the greedy evaluation before and after training", within=COUNT)
-    pass_k: int = setting(8, "samples of each problem for pass@k, before and after; 0 for none", within=Range(0, 1024))
-    pass_k_problems: int = setting(100, "test problems for pass@k", within=COUNT)
+    pass_k: int = setting(
+        8, "samples of each of 64 test problems for pass@k, before and after; 0 for none", within=Range(0, 1024)
+    )
 
     # The run
     seed: int = setting(0, "seed of prompts, sampling and the value head", within=SEED)
     output: str = setting("runs", "folder of runs")
     name: str | None = setting(None, "name of the run; by default made of preset, algorithm and seed")
-    save_every: int = setting(20, "steps between checkpoints; 0 for one at the end alone", within=COUNT_OR_NONE)
-    keep_checkpoints: int = setting(2, "checkpoints that stay; older ones are deleted", within=COUNT)
+    save_every: int = setting(
+        20, "steps between checkpoints; the last two stay; 0: one at the end", within=COUNT_OR_NONE
+    )
     log_to: str = setting("none", "also log to", ("none", "tensorboard", "wandb"))
 
     @property

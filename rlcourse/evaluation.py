@@ -16,6 +16,7 @@ from rlcourse.sampling import GREEDY, Sampling
 from rlcourse.tasks import Answer, Problem, Task, mean_metrics, prompts_of, task_of
 
 BATCH_ROWS = 256  # completions generated at once, at most
+PASS_K_PROBLEMS = 64  # test problems for pass@k
 
 
 def answer_problems(
@@ -68,7 +69,7 @@ def answer_test(
     greedy = answer_problems(policy, engine, task, problems, config.max_new_tokens, progress=f"test {when}".strip())
     if not config.pass_k:
         return greedy, []
-    few = problems[: config.pass_k_problems]
+    few = problems[:PASS_K_PROBLEMS]
     settings = {"sampling": config.sampling, "num_generations": config.pass_k, "progress": f"pass@k {when}".strip()}
     return greedy, answer_problems(policy, engine, task, few, config.max_new_tokens, **settings)
 

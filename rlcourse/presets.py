@@ -9,7 +9,6 @@ _GPU = {
     "logprob_chunk": 4096,
     "eval_every": 20,
     "eval_validation": 256,
-    "pass_k_problems": 64,
     "save_every": 20,
 }
 # Without examples the model never writes `#### NUMBER`, so it earns nothing and learns nothing.
@@ -89,6 +88,5 @@ PRESETS: dict[str, dict[str, Any]] = {
         "eval_validation": 8,
         "eval_problems": 20,
         "pass_k": 4,
-        "pass_k_problems": 20,
     },
 }

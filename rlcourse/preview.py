@@ -10,7 +10,7 @@ from rlcourse.advantages import has_signal
 from rlcourse.batch import Completions
 from rlcourse.config import TrainConfig
 from rlcourse.distributed.world import ALONE
-from rlcourse.evaluation import BATCH_ROWS, answer_problems
+from rlcourse.evaluation import BATCH_ROWS, PASS_K_PROBLEMS, answer_problems
 from rlcourse.measure.profiling import peak_memory_bytes
 from rlcourse.measure.timing import seconds
 from rlcourse.runs import RunFolder
@@ -81,7 +81,7 @@ def evaluation_seconds(trainer: Trainer) -> tuple[list[Answer], float]:
     again = answer(len(few), GREEDY, 1)  # without compilation
     total = first - again + again * 2 * min(config.eval_problems, len(problems)) / len(few)
     if config.pass_k:
-        total += 2 * answer(min(config.pass_k_problems, len(problems)), config.sampling, config.pass_k)
+        total += 2 * answer(min(PASS_K_PROBLEMS, config.eval_problems, len(problems)), config.sampling, config.pass_k)
     if config.eval_every:
         validations = 1 + config.steps // config.eval_every
         total += validations * again * min(config.eval_validation, len(task.problems("validation"))) / len(few)

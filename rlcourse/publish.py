@@ -19,7 +19,7 @@ from rlcourse.policy import Policy, load_policy, low_precision_copy
 from rlcourse.sft.config import SFTConfig
 
 QUESTION = "Tom has 3 apples and buys 12 more. How many apples does Tom have?"
-MAY_DIFFER = (*PRIVATE, "seed", "device", "save_every", "keep_checkpoints")  # settings that may differ between seeds
+MAY_DIFFER = (*PRIVATE, "seed", "device", "save_every")  # settings that may differ between seeds
 
 
 def publish(paths: list[Path], to: Path | None, hub: str | None) -> str:

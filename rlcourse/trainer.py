@@ -247,7 +247,7 @@ class Trainer:
         with self.spent("saving"):
             policy, state = self.world.whole(self.policy, state)
             if self.world.rank == 0:  # the others have the same
-                save_checkpoint(self.run.path, self.step, policy, state, self.config.keep_checkpoints)
+                save_checkpoint(self.run.path, self.step, policy, state)
 
     def _load(self, checkpoint: Path) -> None:
         state = load_state(checkpoint)

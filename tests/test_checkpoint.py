@@ -31,10 +31,11 @@ def test_weights_and_tokenizer_come_back(policy, tmp_path):
     assert loaded.prompt("Tom has 3 apples?") == policy.prompt("Tom has 3 apples?")
 
 
-@pytest.mark.parametrize(("kept", "steps"), [({}, (20, 100)), ({"kept": 3}, (10, 20, 100))])
-def test_only_the_newest_are_kept(kept, steps, policy, tmp_path):
+@pytest.mark.parametrize(("kept", "steps"), [(2, (20, 100)), (3, (10, 20, 100))])
+def test_only_the_newest_are_kept(kept, steps, policy, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "KEPT", kept)
     for step in (5, 10, 100, 20):  # by step, not by name or age
-        save_checkpoint(tmp_path, step, policy, {"step": step}, **kept)
+        save_checkpoint(tmp_path, step, policy, {"step": step})
     found = {p.name for p in (tmp_path / "checkpoints").iterdir()}
     assert found == {f"step-{step:06d}" for step in steps}
     assert load_state(latest_checkpoint(tmp_path)) == {"step": 100}

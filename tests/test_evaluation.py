@@ -145,9 +145,10 @@ def evaluated(*arguments):
     return summarize_test(*answer_test(*arguments))
 
 
-def test_the_test_evaluation_takes_the_problems_and_samples_that_were_asked_for():
+def test_the_test_evaluation_takes_the_problems_and_samples_that_were_asked_for(monkeypatch):
+    monkeypatch.setattr(evaluation, "PASS_K_PROBLEMS", 3)
     engine = NumberEngine(unfinished=[1])
-    config = make_config(eval_problems=5, pass_k=2, pass_k_problems=3, temperature=0.5)
+    config = make_config(eval_problems=5, pass_k=2, temperature=0.5)
     result = evaluated(NumberPolicy(), engine, TASK, config)
     assert engine.calls == [(5, GREEDY), (3, Sampling(temperature=0.5))]
     assert engine.limits == [(1, 80), (2, 80)]

@@ -24,7 +24,7 @@ from rlcourse.tasks.verify import Readings
 EMBEDDED = model_folder("embedded")
 IDS = torch.tensor([[1, 5, 9, 40, 7, 12]])
 TINY = "--lr 1e-2 --warmup-steps 0 --save-every 1 --eval-every 0 --eval-problems 4 --max-new-tokens 8 --device cpu"
-TINY += " --algorithm reinforce --num-prompts 2 --num-generations 2 --pass-k 2 --pass-k-problems 2"
+TINY += " --algorithm reinforce --num-prompts 2 --num-generations 2 --pass-k 2"
 
 
 def command(*arguments) -> str:

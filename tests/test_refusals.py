@@ -51,7 +51,7 @@ def refused(*arguments: str, code: int = 2) -> str:
     [
         ("train --lr nan", "lr must be from 0 to 1, not nan."),
         ("sample --temperature nan", "temperature must be from 0.01 to 100, not nan."),
-        ("eval --pass-k-problems 0", "pass_k_problems must be from 1"),
+        ("eval --eval-problems 0", "eval_problems must be from 1"),
         ("train --name ../../x", "name must be that of a folder in --output"),
         ("train --resume --name ../x", "name must be that of a folder in --output"),
         ("sample --count 0", "--count must be from 1"),

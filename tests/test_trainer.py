@@ -34,7 +34,7 @@ from rlcourse.tasks.verify import verify
 from rlcourse.trainer import Trainer, resume, train
 
 TINY = {"num_prompts": 2, "num_generations": 3, "max_new_tokens": 4, "steps": 7, "lr": 1e-3, "warmup_steps": 2}
-TINY |= {"save_every": 3, "eval_every": 2, "eval_validation": 2, "eval_problems": 3, "pass_k": 2, "pass_k_problems": 2}
+TINY |= {"save_every": 3, "eval_every": 2, "eval_validation": 2, "eval_problems": 3, "pass_k": 2}
 TINY |= {"name": "run", "device": "cpu"}  # what a resumed run repeats to the last digit
 ON_A_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 

@@ -45,7 +45,7 @@ def words(data_dir):  # what the model writes is right, in a form that the stric
             return super().verify(text.replace("####", "so"), gold)
     return Words("words", "", base.train, base.validation, base.test)
 """
-SMALL = "--num-prompts 2 --num-generations 4 --eval-problems 20 --pass-k 4 --pass-k-problems 5 --eval-every 0 "
+SMALL = "--num-prompts 2 --num-generations 4 --eval-problems 20 --pass-k 4 --eval-every 0 "
 SMALL += "--max-new-tokens 40"
 
 
@@ -226,9 +226,7 @@ def test_a_dry_run_counts_every_evaluation_of_the_run(monkeypatch):
     took = iter([2.0, 1.0, 1.0])
     monkeypatch.setattr(preview, "answer_problems", lambda *_: [[answer("7")]])
     monkeypatch.setattr(preview, "seconds", lambda call, _: call() or next(took))
-    config = make_config(
-        eval_problems=1000, pass_k=8, pass_k_problems=64, eval_every=50, eval_validation=256, steps=350
-    )
+    config = make_config(eval_problems=1000, pass_k=8, eval_every=50, eval_validation=256, steps=350)
     trainer = SimpleNamespace(config=config, task=minigsm.load(), policy=None, engine=None, device=None)
     _, total = preview.evaluation_seconds(trainer)
     assert total == pytest.approx(1 + 2 * 1000 / 256 + 2 * 64 / 32 + 8)  # compilation, tests, pass@8, 8 validations

@@ -623,7 +623,7 @@ steps_apart = [PUBLISHED["PPO"] - PUBLISHED["GRPO with LoRA"], PUBLISHED["PRIME"
 # for sound work, with the hole closed, the other for the right number.
 
 # %%
-from rlcourse.evaluation import BATCH_ROWS, answer_problems
+from rlcourse.evaluation import BATCH_ROWS, PASS_K_PROBLEMS, answer_problems
 
 
 def right_of(policy) -> torch.Tensor:
@@ -879,7 +879,7 @@ display(Markdown("\n".join(lines)))
 off = 100 * (tried / here[64] - 1)
 chunked = {row["variant"]: row["seconds"] for row in load_record("logprobs", "NVIDIA H200")["results"]}
 rows = min(BATCH_ROWS, a10g.eval_problems)
-batches = 2 * math.ceil(a10g.eval_problems / rows) + 2 * a10g.pass_k * a10g.pass_k_problems / rows
+batches = 2 * math.ceil(a10g.eval_problems / rows) + 2 * a10g.pass_k * PASS_K_PROBLEMS / rows
 batches += (a10g.steps // a10g.eval_every + 1) * a10g.eval_validation / rows
 evaluation = above[64][0] * floors("A10G", rows, prompt[64], a10g.max_new_tokens)[0] * batches
 hours = ((a10g.steps * there.sum() + evaluation) / 3600).item()

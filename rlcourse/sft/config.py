@@ -85,8 +85,9 @@ class SFTConfig:
     seed: int = setting(0, "seed of the order of examples and of an adapter's first weights", within=SEED)
     output: str = setting("runs", "folder of runs")
     name: str | None = setting(None, "name of the run; by default made of data and seed")
-    save_every: int = setting(100, "steps between checkpoints; 0 for one at the end alone", within=COUNT_OR_NONE)
-    keep_checkpoints: int = setting(2, "checkpoints that stay; older ones are deleted", within=COUNT)
+    save_every: int = setting(
+        100, "steps between checkpoints; the last two stay; 0: one at the end", within=COUNT_OR_NONE
+    )
     log_to: str = setting("none", "also log to", ("none", "tensorboard", "wandb"))
 
     @property
@@ -112,7 +113,7 @@ PANELS = {
 }
 FIND_A_RUN = ("data", "seed", "output", "name")  # settings that say which run --resume means
 # Settings that --resume may change.
-MAY_DIFFER = ("steps", "output", "name", "device", "save_every", "keep_checkpoints", "log_to")
+MAY_DIFFER = ("steps", "output", "name", "device", "save_every", "log_to")
 
 
 def make_config(**settings: Any) -> SFTConfig:

@@ -252,7 +252,7 @@ class FineTuning:
             "seconds": self.seconds,
             "before": self.before,
         }
-        save_checkpoint(self.run.path, self.step, self.policy, state, self.config.keep_checkpoints)
+        save_checkpoint(self.run.path, self.step, self.policy, state)
 
     def _load(self, checkpoint: Path) -> None:
         state = load_state(checkpoint)

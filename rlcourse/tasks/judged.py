@@ -1,6 +1,6 @@
 """A task whose answers a language model scores as well, beside what its own judge measures.
 
-    reward = (1 - weight) · measured + weight · judged
+    reward = (measured + judged) / 2
 
 judged: the mean of the scores, from 0 to 1; 0 where there are none, since a text that confuses the judge must not gain
 by it. What the measuring judge refuses is not shown to the model, and earns what was measured: nothing.
@@ -104,8 +104,7 @@ class JudgedVerdict:
         return self.measured.metrics | dict(zip(METRICS, own, strict=True))
 
     def reward(self, config: "TrainConfig") -> float:
-        weight = config.judge_weight
-        return (1 - weight) * self.measured.reward(config) + weight * (self.judged or 0.0)
+        return (self.measured.reward(config) + (self.judged or 0.0)) / 2
 
 
 def is_refused(verdict: Verdict) -> bool:

@@ -12,7 +12,7 @@ from rlcourse.tasks.endpoint import Reply
 from rlcourse.tasks.judged import METRICS, OF_ANSWERS, OF_PROGRAMS, JudgedTask, with_judge
 from rlcourse.tasks.llm_judge import Judge, LocalModel
 
-HALF = make_config(judge_weight=0.5)
+CONFIG = make_config()
 VERDICTS = {  # of the measuring judge: earned, refused
     "right": (1.4, 0.0),
     "compiles": (0.1, 0.0),
@@ -70,13 +70,11 @@ def attempts(*texts, finished=True):
     return [Attempt(Problem("Write relu.", "", "x"), text, 5, finished) for text in texts]
 
 
-@pytest.mark.parametrize("weight", [0.0, 0.25, 1.0])
-def test_the_reward_is_weighted_between_what_is_measured_and_what_is_judged(weight, tmp_path):
+def test_the_reward_is_the_mean_of_what_is_measured_and_what_is_judged(tmp_path):
     task = judged(lambda user: scores(0.8 if "right" in user else 0.2), tmp_path)
-    config = make_config(judge_weight=weight)
     right, compiles = task.judge(attempts("right", "compiles"), training=True)
-    assert right.reward(config) == pytest.approx((1 - weight) * 1.4 + weight * 0.8)
-    assert compiles.reward(config) == pytest.approx((1 - weight) * 0.1 + weight * 0.2)
+    assert right.reward(CONFIG) == pytest.approx((1.4 + 0.8) / 2)
+    assert compiles.reward(CONFIG) == pytest.approx((0.1 + 0.2) / 2)
     assert (right.right, right.words, compiles.right, compiles.words) == (True, "right", False, "compiles")
 
 
@@ -85,7 +83,7 @@ def test_what_is_refused_cut_off_or_not_measured_is_not_shown_and_earns_nothing(
     given = attempts("cheats", "unmeasured", "right", "no kernel", "no code")
     given += attempts("right", finished=False)
     found = task.judge(given, training=True)
-    assert [verdict.reward(HALF) for verdict in found] == [0, 0, pytest.approx(1.2), 0, 0, 0]
+    assert [verdict.reward(CONFIG) for verdict in found] == [0, 0, pytest.approx(1.2), 0, 0, 0]
     assert [verdict.metrics["judged"] for verdict in found] == [None, None, 1.0, None, None, None]
     assert [verdict.metrics["judge_failed"] for verdict in found] == [None, None, 0.0, None, None, None]
     assert len(task.asked.model.asked) == 1
@@ -94,7 +92,7 @@ def test_what_is_refused_cut_off_or_not_measured_is_not_shown_and_earns_nothing(
 @pytest.mark.parametrize("said", [None, "rubbish"])
 def test_a_judge_that_fails_is_counted_and_said_and_what_was_measured_stays(said, tmp_path, capsys):
     found = judged(lambda user: said, tmp_path).judge(attempts("right", "compiles"), training=True)
-    assert [verdict.reward(HALF) for verdict in found] == [pytest.approx(0.7), pytest.approx(0.05)]
+    assert [verdict.reward(CONFIG) for verdict in found] == [pytest.approx(0.7), pytest.approx(0.05)]
     assert [verdict.metrics["judge_failed"] for verdict in found] == [1.0, 1.0]
     assert [verdict.metrics["judged"] for verdict in found] == [None, None]
     assert "The judge gave no scores for 2 of 2: " in capsys.readouterr().out
@@ -124,7 +122,7 @@ def test_the_judge_sees_problem_and_answer_between_lines_that_the_answer_cannot_
 def test_answers_that_are_no_programs_are_scored_for_correctness_alone(tmp_path):
     task = judged(lambda user: scores(0.5, OF_ANSWERS), tmp_path, load_task("minigsm"))
     [verdict] = task.judge([Attempt(Problem("1+1?", "", "2"), "#### 2", 5, True)], training=True)
-    assert verdict.right and verdict.reward(HALF) == pytest.approx(0.75)
+    assert verdict.right and verdict.reward(CONFIG) == pytest.approx(0.75)
     assert "compil" not in task.asked.model.asked[0][0]
 
 

@@ -115,7 +115,7 @@ def test_a_run_measures_and_logs_what_its_task_says(here):
     policy.model.save_pretrained(here / "model")
     policy.tokenizer.save_pretrained(here / "model")
     settings = {"num_prompts": 3, "num_generations": 2, "max_new_tokens": 9, "steps": 2, "eval_every": 1, "pass_k": 2}
-    settings |= {"eval_problems": 4, "pass_k_problems": 2, "device": "cpu", "name": "run", "output": str(here)}
+    settings |= {"eval_problems": 4, "device": "cpu", "name": "run", "output": str(here)}
     torch.manual_seed(0)
     summary = train(make_config(task="shorttasks:box.task", model=str(here / "model"), **settings))
     for when in ("before", "after"):
