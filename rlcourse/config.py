@@ -109,8 +109,9 @@ class TrainConfig:
     )
 
     # Rollout
-    engine: str = setting("fast", "rollout engine", ENGINES)
-    vllm_server: str | None = setting(None, "address of a vLLM server that samples, http://HOST:PORT; see README")
+    engine: str = setting(
+        "fast", f"rollout engine: {', '.join(ENGINES)}, or vllm@http://HOST:PORT for a vLLM server; see README"
+    )
     sleep: bool = setting(False, "free the memory of the rollout's cache and graphs for the update")
     cache_gb: float = setting(
         0.0,
@@ -277,7 +278,8 @@ def check_config(config: TrainConfig) -> None:
         raise ValueError("A paged cache is for the engines fast and vllm on a GPU: leave out --cache-gb.")
     if config.engine == "vllm" and config.device == "cpu":
         raise ValueError("The engine vllm needs an NVIDIA GPU: use --engine fast or hf-dynamic.")
-    if config.vllm_server is not None and (config.engine != "vllm" or config.cache_gb or config.sleep):
-        raise ValueError("--vllm-server is for --engine vllm, and has its own cache: leave out --cache-gb and --sleep.")
-    if config.vllm_server is not None and not is_address(config.vllm_server):
-        raise ValueError(f"{config.vllm_server!r} is not an address: write http://HOST:PORT.")
+    engine, server = model_and_address(config.engine)
+    if engine not in ENGINES or (server and engine != "vllm"):
+        raise ValueError(f"Unknown engine {shown(config.engine)}: use {', '.join(ENGINES)} or vllm@http://HOST:PORT.")
+    if server and (config.cache_gb or config.sleep):
+        raise ValueError("A vLLM server has its own cache: leave out --cache-gb and --sleep.")

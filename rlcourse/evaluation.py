@@ -107,9 +107,7 @@ def load_all(config: TrainConfig, world: Alone | World = ALONE) -> tuple[Policy,
     """Policy, engine and task of a config, on its device. world: who shares the work."""
     device, dtype = world.device(config), getattr(torch, config.dtype)
     policy = load_policy(config.model, device)
-    engine = make_engine(
-        policy, config.engine, dtype, config.compile, cache_gb=config.cache_gb, vllm_server=config.vllm_server
-    )
+    engine = make_engine(policy, config.engine, dtype, config.compile, cache_gb=config.cache_gb)
     return policy, world.engine(engine, device), world.task(task_of(config))
 
 

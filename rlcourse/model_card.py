@@ -18,11 +18,11 @@ from rlcourse.hub import hub_or_cache
 from rlcourse.lora import base_of, is_adapter
 from rlcourse.paths import EMBEDDED_MODELS, data_folder, model_folder
 from rlcourse.presets import PRESETS
-from rlcourse.settings import is_address, model_and_address
+from rlcourse.settings import model_and_address
 from rlcourse.sft.config import SFTConfig
 from rlcourse.tasks import in_format
 
-PRIVATE = ("output", "name", "log_to", "vllm_server")  # settings that say where a run is and what it talks to
+PRIVATE = ("output", "name", "log_to")  # settings that say where a run is and who watches it
 SHARES = ("accuracy", "accuracy_lenient", "formatted")  # of problems that each count 0 or 1
 TRAINED = """\
 The model was trained with this prompt, special tokens included. It asks the first test problem: to ask something else,
@@ -216,7 +216,8 @@ def public(value: Any) -> Any:
     """A setting as strangers may see it: only the last part of a local path, nothing of an address."""
     if not isinstance(value, str) or value in EMBEDDED_MODELS:
         return value
-    if is_address(value) or model_and_address(value)[1]:
-        return "ADDRESS"
+    name, address = model_and_address(value)
+    if address:
+        return f"{name}@ADDRESS"
     is_path = value.count("/") > 1 or model_folder(value) is not None
     return Path(value).expanduser().resolve().name if is_path else value

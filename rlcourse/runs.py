@@ -21,7 +21,7 @@ from rlcourse.files import append_json, read_json, read_lines, try_folder, write
 
 FIND_A_RUN = ("preset", "algorithm", "seed", "output", "name")  # settings that say which run --resume means
 # settings that --resume may change
-MAY_DIFFER = ("steps", "output", "name", "device", "shard", "save_every", "log_to", "vllm_server")
+MAY_DIFFER = ("steps", "output", "name", "engine", "device", "shard", "save_every", "log_to")
 SAMPLES_A_STEP = 4
 
 

@@ -90,9 +90,7 @@ def engine_of_run(policy: Policy, config: TrainConfig) -> RolloutEngine:
     """The config's engine, with room for prompts and answers of full length."""
     longest = config.max_prompt_tokens + config.max_new_tokens
     dtype = getattr(torch, config.dtype)
-    return make_engine(
-        policy, config.engine, dtype, config.compile, longest, config.cache_gb, config.sleep, config.vllm_server
-    )
+    return make_engine(policy, config.engine, dtype, config.compile, longest, config.cache_gb, config.sleep)
 
 
 class Trainer:
@@ -150,7 +148,7 @@ class Trainer:
     def _say_if_two_sets_of_numbers(self) -> None:
         """In 16 bits, engine and trainer round differently but where both are exact. vLLM rounds differently in any
         case."""
-        plain = self.config.dtype == "float32" and self.config.engine != "vllm"
+        plain = self.config.dtype == "float32" and not self.config.engine.startswith("vllm")
         if plain or (self.engine.exact and self.learner.exact):
             return
         tqdm.write(

@@ -40,6 +40,9 @@ def test_what_is_set_by_hand_wins_over_the_algorithm_which_wins_over_the_preset(
         ({"cache_gb": 1, "device": "cpu"}, r"A paged cache is for the engines fast and vllm on a GPU"),
         ({"judge": "http://host/v1"}, r"A judge behind an address needs its name there: --judge MODEL@ADDRESS\."),
         ({"judge": "m@http://me:secret@host/v1"}, r"judge is an address without user, password and query: the key"),
+        ({"engine": "fastest"}, r"Unknown engine 'fastest': use hf-dynamic, hf-static, fast, vllm or vllm@http://HOST"),
+        ({"engine": "fast@http://host"}, r"Unknown engine 'fast@http://host': use hf-dynamic"),
+        ({"engine": "vllm@http://host", "sleep": True}, r"A vLLM server has its own cache: leave out --cache-gb and"),
         ({"engine": "vllm", "device": "cpu"}, r"The engine vllm needs an NVIDIA GPU: use --engine fast or hf-dynamic"),
     ],
 )

@@ -166,8 +166,8 @@ def test_what_is_loaded_and_how_it_is_sampled_is_what_the_config_says(policy, mo
         made.append((name, device.type))
         return NumberPolicy()
 
-    def make_engine(_, *arguments, cache_gb=0.0, vllm_server="none"):
-        made.append((*arguments, cache_gb, vllm_server))
+    def make_engine(_, *arguments, cache_gb=0.0):
+        made.append((*arguments, cache_gb))
         return engine
 
     monkeypatch.setattr(evaluation, "load_policy", load_policy)
@@ -179,5 +179,5 @@ def test_what_is_loaded_and_how_it_is_sampled_is_what_the_config_says(policy, mo
     for greedy in (True, False):
         assert [a.problem for a in sample(config, 3, greedy)] == PROBLEMS[:3]
     assert engine.calls == [(3, GREEDY), (3, Sampling(0.5))]
-    assert made[:3] == [("a", "cpu"), ("fast", torch.float32, True, 2.0, None), ("minigsm", "b")]
+    assert made[:3] == [("a", "cpu"), ("fast", torch.float32, True, 2.0), ("minigsm", "b")]
     assert evaluation.evaluate(config)["problems"] == 2

@@ -771,7 +771,7 @@ plt.show()
 #
 # - **[vLLM](https://docs.vllm.ai)**: a model that our engine does not know, very many requests, an API server. It
 #   samples alone; weights are handed over after each update (its page *Weight Transfer*). The trainer can stay this
-#   one: `--engine vllm` in its process, `--vllm-server` on another GPU or machine.
+#   one: `--engine vllm` in its process, `vllm@ADDRESS` on another GPU or machine.
 # - **[verl](https://verl.readthedocs.io)**: models of 7 billion and up, tensor and expert parallelism, many recipes.
 #   One controller, FSDP or Megatron to train, vLLM or SGLang to sample.
 # - **[prime-rl](https://github.com/PrimeIntellect-ai/prime-rl)**: asynchronous by design, agents and tools, many

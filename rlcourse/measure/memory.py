@@ -18,6 +18,7 @@ from rlcourse.measure.machine import format_bytes
 from rlcourse.measure.shapes import ModelShape, adapter_parameters, parameters
 from rlcourse.rollout.fast import MAX_SLOTS, PREFILL_TOKENS
 from rlcourse.rollout.vllm import CACHE_GB
+from rlcourse.settings import model_and_address
 
 LIBRARIES = 600_000_000  # bytes of Python, torch, transformers and datasets, or of a CUDA context
 HEADROOM = 1.1  # what the allocator takes for what is counted
@@ -140,7 +141,7 @@ def estimate(
         logits=logits,
         captured=captured_bytes(shape, micro_rows * length) if exact and not config.gradient_checkpointing else 0,
     )
-    if config.vllm_server is None:
+    if not model_and_address(config.engine)[1]:  # of a vLLM server
         return found
     return replace(found, rollout_weights=0, kv_cache=0, kept_cache=0, prefill=0, sampling=0)
 

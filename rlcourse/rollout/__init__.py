@@ -15,6 +15,7 @@ from rlcourse.config import ENGINES
 from rlcourse.exact.weights import unknown_part
 from rlcourse.policy import Policy
 from rlcourse.sampling import Sampling
+from rlcourse.settings import model_and_address
 
 __all__ = ["Rollout", "RolloutEngine", "make_engine"]
 
@@ -46,7 +47,6 @@ def make_engine(
     longest: int | None = None,
     cache_gb: float = 0.0,
     sleeps: bool = False,
-    vllm_server: str | None = None,
 ) -> RolloutEngine:
     """The engine called `engine` over the policy's weights, sampling in `dtype`.
 
@@ -54,17 +54,18 @@ def make_engine(
     `compile` says so. longest: tokens of a prompt and its completion at most, if known: a static cache is then made for
     all. cache_gb: the fast engine has a paged cache of so many GB; 0: each completion has room for its full length. Of
     vllm it is the cache's size in any case. sleeps: `sleep` will be called, for which vLLM has to be prepared.
-    vllm_server: the address of a vLLM server that samples instead of this process. A model that the fast engine does
-    not know is sampled from by hf-dynamic, which a sentence on stderr says. Raises ValueError for an unknown name, or
+    vllm@http://HOST:PORT: a vLLM server samples instead of this process. A model that the fast engine does not know is
+    sampled from by hf-dynamic, which a sentence on stderr says. Raises ValueError for an unknown name, or
     what an engine cannot do: a paged cache, a machine without GPU.
     """
     from rlcourse.rollout.fast import FastEngine  # they import this module for `Rollout`
     from rlcourse.rollout.hf import HFEngine
 
-    if engine == "vllm" and vllm_server is not None:
+    engine, server = model_and_address(engine)
+    if engine == "vllm" and server:
         from rlcourse.rollout.vllm_server import VLLMServerEngine
 
-        return VLLMServerEngine(policy, dtype, vllm_server)
+        return VLLMServerEngine(policy, dtype, server)
     if engine == "vllm":
         from rlcourse.rollout.vllm import VLLMEngine
 

@@ -49,7 +49,7 @@ def make(request, monkeypatch, tmp_path):
             policy.model.config.architectures = [type(policy.model).__name__]
             policy.model.config.save_pretrained(tmp_path)
             closing.append(vllm_over_http.Server(str(tmp_path)))
-            return make_engine(policy, "vllm", torch.float32, vllm_server=closing[0].url + "/")
+            return make_engine(policy, f"vllm@{closing[0].url}/", torch.float32)
         if name == "one slot":
             return FastEngine(policy, max_slots=1)
         if name == "hf-none":

@@ -36,7 +36,7 @@ def served(tmp_path):
 
 
 def engine(policy, server, dtype=torch.float32):
-    return make_engine(policy, "vllm", dtype, vllm_server=server.url + "/")
+    return make_engine(policy, f"vllm@{server.url}/", dtype)
 
 
 def change(policy):
@@ -97,11 +97,11 @@ def test_what_cannot_work_is_refused(policy, served, monkeypatch):
             engine(policy, served(policy, **options))
     address = "http://127.0.0.1:9"
     with pytest.raises(RuntimeError, match=rf"^The vLLM server at {address} does not answer /server_info: .*\.$"):
-        make_engine(policy, "vllm", torch.float32, vllm_server=address)
+        make_engine(policy, f"vllm@{address}", torch.float32)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(ValueError, match="takes weights from one process"):
-        make_engine(policy, "vllm", torch.float32, vllm_server=address)
+        make_engine(policy, f"vllm@{address}", torch.float32)
 
 
 def test_an_adapter_is_merged_and_weights_have_the_servers_dtype(served):
