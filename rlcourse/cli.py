@@ -162,7 +162,6 @@ def keep_right(
     data: Annotated[Path, typer.Argument(help="Conversations, as `rlcourse sft` takes them")],
     task: Annotated[str, typer.Option("--task", help="Task whose judge decides")],
     output: Annotated[Path, typer.Option("--output", help="File to write those to that are right.")],
-    data_dir: Annotated[str | None, typer.Option("--data-dir", help="Folder of the task's problems.")] = None,
 ):
     """Of demonstrations keep those that a task's judge finds right, for `rlcourse sft` to learn. Those of problems that
     are held out are left out."""
@@ -172,7 +171,7 @@ def keep_right(
         from rlcourse.sft import traces
         from rlcourse.tasks import load_task
 
-        print(traces.keep_right(data, load_task(task, data_dir), output))
+        print(traces.keep_right(data, load_task(task), output))
 
 
 @app.command()

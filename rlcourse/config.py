@@ -49,10 +49,10 @@ class TrainConfig:
     model: str = setting("embedded", "'embedded', 'embedded-kernels', a folder, or a name on the Hugging Face hub")
     task: str = setting(
         "minigsm",
-        "problems, and their judge: minigsm, gsm8k, math, kernelbench, kernels, or module:object for one of your own",
+        "problems, and their judge: minigsm, gsm8k, math, kernelbench, kernels, or module:object for one of your own; "
+        "TASK@FOLDER reads the folder's train.jsonl and test.jsonl instead of the usual source",
     )
     examples: int = setting(0, "worked training problems shown before each question", within=Range(0, 64))
-    data_dir: str | None = setting(None, "folder of train.jsonl and test.jsonl to read instead of the usual source")
 
     # LoRA
     lora_rank: int = setting(

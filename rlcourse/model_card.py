@@ -18,7 +18,7 @@ from rlcourse.hub import hub_or_cache
 from rlcourse.lora import base_of, is_adapter
 from rlcourse.paths import EMBEDDED_MODELS, data_folder, model_folder
 from rlcourse.presets import PRESETS
-from rlcourse.settings import model_and_address
+from rlcourse.settings import is_address
 from rlcourse.sft.config import SFTConfig
 from rlcourse.tasks import in_format
 
@@ -216,8 +216,8 @@ def public(value: Any) -> Any:
     """A setting as strangers may see it: only the last part of a local path, nothing of an address."""
     if not isinstance(value, str) or value in EMBEDDED_MODELS:
         return value
-    name, address = model_and_address(value)
-    if address:
-        return f"{name}@ADDRESS"
+    name, at, place = value.partition("@")
+    if at:
+        return f"{name}@{'ADDRESS' if is_address(place) else Path(place).name}"
     is_path = value.count("/") > 1 or model_folder(value) is not None
     return Path(value).expanduser().resolve().name if is_path else value

@@ -40,7 +40,6 @@ class SFTConfig:
     task: str | None = setting(
         None, "task whose validation problems are answered, too, named as for `rlcourse train`; by default that in data"
     )
-    data_dir: str | None = setting(None, "folder of the task's JSON lines to read instead of the usual source")
 
     # LoRA
     lora_rank: int = setting(

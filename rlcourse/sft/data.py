@@ -108,9 +108,9 @@ def of_task(config: SFTConfig, policy: Policy) -> list[list[Example]]:
     """Examples from the worked answers of a task, to learn and to hold out: the task's own prompts, each continued by
     the answer and the token that ends one. minigsm's are of the problems that are kept for demonstrations, so that RL
     does not meet them again. Raises ValueError for a problem without a worked answer."""
-    task = load_task(config.data, config.data_dir)
+    task = load_task(config.data)
     learned, held_out = task.problems("train"), task.problems("validation")[: config.eval_examples]
-    if config.data == "minigsm" and config.data_dir is None:
+    if config.data == "minigsm":
         from rlcourse.tasks import minigsm
 
         learned = [problem.to_problem() for problem in minigsm.generate(MINIGSM_PROBLEMS, 1, "sft")]

@@ -101,7 +101,7 @@ class FineTuning:
         config, self.engine, self.metrics = self.config, None, {}
         if config.evaluated_task is None or not config.eval_problems:
             return
-        self.task = load_task(config.evaluated_task, config.data_dir)
+        self.task = load_task(config.evaluated_task)
         self.metrics = self.task.metrics
         self.problems = self.task.problems("validation")[: config.eval_problems]
         dtype = getattr(torch, config.dtype)

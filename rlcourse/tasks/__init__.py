@@ -57,24 +57,27 @@ NEEDED = ("name", "metrics", "problems", "prompt", "judge")
 
 
 def check_task_name(name: str) -> None:
-    """Raise ValueError unless `name` is that of a task that ships, or the place of one, `module:object`."""
+    """Raise ValueError unless `name` is that of a task that ships, or the place of one, `module:object`; a folder may
+    follow it, `name@folder`."""
+    name = name.partition("@")[0]
     if name not in TASKS and not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", name):
         raise ValueError(f"Unknown task {name!r}: use {', '.join(TASKS)}, or module:object for one of your own.")
 
 
-def load_task(name: str, data_dir: str | None = None) -> Task:
+def load_task(name: str) -> Task:
     """The task called `name`, or that stands at `module:object`; the current folder is searched, too.
 
-    The object is a task or a function of `data_dir` that makes one. data_dir: a folder to read instead of the usual
-    source. Raises ValueError for an unknown name, a place where there is no task, or a `data_dir` that a task would not
-    read; FileNotFoundError or ValueError for a folder that cannot be used.
+    The object is a task or a function of `data_dir` that makes one: the folder of `name@folder` to read instead of the
+    usual source, or None. Raises ValueError for an unknown name, a place where there is no task, or a folder that a
+    task would not read; FileNotFoundError or ValueError for a folder that cannot be used.
     """
     check_task_name(name)
+    name, _, folder = name.partition("@")
     found = object_at(TASKS.get(name, name))
     if callable(found):
-        found = found(data_dir)
-    elif data_dir is not None:
-        raise ValueError(f"{name} is a task already and reads no data_dir: name a function of data_dir that makes one.")
+        found = found(folder or None)
+    elif folder:
+        raise ValueError(f"{name} is a task already and reads no folder: name a function of a folder that makes one.")
     missing = [attribute for attribute in NEEDED if not hasattr(found, attribute)]
     if missing:
         raise ValueError(f"{name} is not a task: it has no {' and no '.join(missing)} (see rlcourse/tasks/task.py).")
@@ -88,7 +91,7 @@ def task_of(config: Any) -> Task:
 
     Raises what `load_task` does, and ValueError for examples of a task that has none.
     """
-    task = load_task(config.task, config.data_dir)
+    task = load_task(config.task)
     if isinstance(task, MathTask):
         return task.with_settings(config)
     if config.examples:

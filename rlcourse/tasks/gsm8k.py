@@ -44,7 +44,7 @@ def _from_folder(folder: str) -> tuple[list[Problem], list[Problem]]:
     if missing:
         raise FileNotFoundError(
             f"There is no {' and no '.join(missing)}: name a folder with GSM8K's train.jsonl and test.jsonl "
-            f"in data_dir or {DIR_VARIABLE}, or leave both unset to load it from the Hugging Face hub."
+            f"in --task gsm8k@FOLDER or {DIR_VARIABLE}, or leave both out to load it from the Hugging Face hub."
         )
     train, test = ([_without_annotations(problem) for problem in read_problems(file)] for file in files)
     return train, test
@@ -59,7 +59,7 @@ def _from_hub() -> tuple[list[Problem], list[Problem]]:
     except Exception as error:  # without a network it may be any of a dozen, from three libraries
         raise ConnectionError(
             f"GSM8K could not be loaded from the Hugging Face hub ({type(error).__name__}): check the network, or put "
-            f"train.jsonl and test.jsonl in a folder and name it in data_dir or {DIR_VARIABLE}."
+            f"train.jsonl and test.jsonl in a folder and name it in --task gsm8k@FOLDER or {DIR_VARIABLE}."
         ) from error
     train, test = (
         [_without_annotations(Problem(row["question"], row["answer"], gold_of(row["answer"]))) for row in splits[name]]

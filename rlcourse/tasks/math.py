@@ -105,8 +105,8 @@ def _from_folder(folder: str) -> list[list[Problem]]:
     missing = [str(file) for file in files if not file.is_file()]
     if missing:
         raise FileNotFoundError(
-            f"There is no {' and no '.join(missing)}: name a folder with train.jsonl and test.jsonl in data_dir, or "
-            "leave it unset to load DeepMath-103K and MATH-500 from the Hugging Face hub."
+            f"There is no {' and no '.join(missing)}: name a folder with train.jsonl and test.jsonl, math@FOLDER, or "
+            "leave it out to load DeepMath-103K and MATH-500 from the Hugging Face hub."
         )
     return [read_problems(file, lambda line: problem_of(parse_record(line, EXAMPLE))) for file in files]
 
@@ -125,7 +125,7 @@ def _from_hub() -> list[list[Problem]]:
         except Exception as error:  # without a network it may be any of a dozen, from three libraries
             raise ConnectionError(
                 f"{name} could not be loaded from the Hugging Face hub ({type(error).__name__}): check the network, or "
-                "put train.jsonl and test.jsonl in a folder and name it in data_dir."
+                "put train.jsonl and test.jsonl in a folder and name it: math@FOLDER."
             ) from error
         found.append([problem_of(row) for row in rows])
     return found

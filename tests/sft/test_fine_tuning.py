@@ -144,7 +144,7 @@ def test_the_task_is_answered_by_the_policy_as_it_is_then(tiny, tmp_path, monkey
             self.asked |= {text.split("user\n")[1].split("<|im_end|>")[0] for text in texts}
             return super().generate(prompts, *others)
 
-    monkeypatch.setattr(trainer, "load_task", lambda name, data_dir: MathTask("toy", "", [], problems, []))
+    monkeypatch.setattr(trainer, "load_task", lambda name: MathTask("toy", "", [], problems, []))
     monkeypatch.setattr(trainer, "make_engine", lambda *a, **_: engines.append(Engine(a[0])) or engines[0])
     lenient = make_config(**tiny | {"task": "gsm8k", "eval_problems": 3, "max_new_tokens": 3, "steps": 2})
     summary = fine_tune(lenient)

@@ -53,7 +53,7 @@ def check_small_task(task):
 
 def test_a_folder_is_split_with_the_last_train_problems_for_validation(folder):
     check_small_task(load(str(folder)))
-    check_small_task(load_task("gsm8k", str(folder)))
+    check_small_task(load_task(f"gsm8k@{folder}"))
 
 
 def test_the_environment_variable_names_a_folder(folder, monkeypatch):

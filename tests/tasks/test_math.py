@@ -156,7 +156,7 @@ def write(folder, train: int, lines=()):
 
 
 def test_a_folder_is_split_into_train_validation_and_test(tmp_path):
-    task = load_task("math", write(tmp_path, VALIDATION + 3))
+    task = load_task(f"math@{write(tmp_path, VALIDATION + 3)}")
     assert [p.gold for p in task.problems("train")] == ["0", "1", "2"]
     assert [p.gold for p in task.problems("validation")] == [str(n) for n in range(3, VALIDATION + 3)]
     assert task.problems("test") == [Problem("P?", "", "7", 2)] and r"\boxed{}" in task.instruction

@@ -108,4 +108,4 @@ def test_the_task_reads_what_ships_or_another_folder(tmp_path, shipped):
     assert task.verify(problem.answer, problem.gold).strict
     for split in SHIPPED:
         (tmp_path / f"{split}.jsonl").write_text(f'{{"question": "{split}?", "answer": "#### 5"}}')
-    assert load_task("minigsm", str(tmp_path)).problems("test")[0].question == "test?"
+    assert load_task(f"minigsm@{tmp_path}").problems("test")[0].question == "test?"

@@ -58,7 +58,7 @@ def here(tmp_path, monkeypatch):
 
 def test_a_task_is_found_at_its_place(here):
     assert load_task("shorttasks:box.task").name == "short"
-    assert load_task("shorttasks:made", "here").name == "from here"
+    assert load_task("shorttasks:made@here").name == "from here"
     assert load_task("rlcourse.tasks.minigsm:load").test == minigsm.load(None).test
 
 

@@ -13,7 +13,7 @@ def policy_and_prompts(config: TrainConfig) -> tuple[Policy, list[list[int]]]:
 
     Raises ValueError for a model that the fast engine does not know: its figures would be those of another engine.
     """
-    task, policy = load_task(config.task, config.data_dir), load_policy(config.model, find_device(config))
+    task, policy = load_task(config.task), load_policy(config.model, find_device(config))
     if unknown := unknown_part(policy.model):
         raise ValueError(f"The fast engine does not know {unknown}: measure another --model.")
     problems = PromptSampler(task.problems("train"), config.seed).sample(config.num_prompts)

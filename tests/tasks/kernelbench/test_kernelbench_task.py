@@ -21,7 +21,7 @@ def test_the_task_is_found_by_name_and_shares_out_a_folder(tmp_path):
     (tmp_path / "level1").mkdir()
     for number in range(1, 21):
         (tmp_path / "level1" / f"{number}_p{number}.py").write_text(f"# {number}\n")
-    task = load_task("kernelbench", str(tmp_path))
+    task = load_task(f"kernelbench@{tmp_path}")
     sizes = [len(task.problems(split)) for split in ("train", "validation", "test")]
     assert sizes == [15, 1, 4] and len({*task.train, *task.validation, *task.test}) == 20
 
