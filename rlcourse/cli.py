@@ -9,15 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.panel import Panel
-from rich.table import Table
 
-from rlcourse import __version__
+from rlcourse import __version__, cli_tables
 from rlcourse.cli_errors import refuse, user_errors
 from rlcourse.cli_options import parse_rows, takes_settings, within
-from rlcourse.cli_tables import print_config, print_fine_tuning, print_memory, print_preview, print_summary, printed
 from rlcourse.config import check_settings, make_config
 from rlcourse.distributed import hush_all_but_first, launched
 from rlcourse.files import try_empty_folder, try_file, try_folder
@@ -69,8 +64,8 @@ def train(
     with user_errors():
         if dry_run:
             config = make_config(**settings)
-            print_config(config)
-            print_memory(config)
+            cli_tables.print_config(config)
+            cli_tables.print_memory(config)
             from rlcourse.device import can_run
 
             if launched()[1] > 1 or not can_run(config):
@@ -78,7 +73,7 @@ def train(
                 return
             from rlcourse.preview import preview
 
-            print_preview(config, preview(config, BEGAN))
+            cli_tables.print_preview(config, preview(config, BEGAN))
             return
         if resume:
             check_settings(settings)  # before anything is loaded; the rest is in the run's folder
@@ -87,7 +82,7 @@ def train(
             try_folder(Path(config.output).expanduser(), "choose another --output")
         from rlcourse import trainer
 
-        print_summary(trainer.resume(**settings) if resume else trainer.train(config, BEGAN))
+        cli_tables.print_summary(trainer.resume(**settings) if resume else trainer.train(config, BEGAN))
 
 
 @app.command("eval")
@@ -101,14 +96,7 @@ def evaluate(settings: dict[str, Any]):
         config = make_config(**settings)
         from rlcourse import evaluation
 
-        result = evaluation.evaluate(config)
-        table = Table(
-            "measure", "value", title=f"{escape(config.model)} on {result['problems']} test problems of {config.task}"
-        )
-        for name, value in result.items():
-            if name not in ("problems", "samples", "metrics"):
-                table.add_row(name.replace("_", " "), printed(name, value, result["metrics"]))
-        Console().print(table)
+        cli_tables.print_evaluation(config, evaluation.evaluate(config))
 
 
 @app.command()
@@ -123,13 +111,7 @@ def sample(
         config = make_config(**settings)
         from rlcourse import evaluation
 
-        console = Console()
-        for answer in evaluation.sample(config, count, greedy):
-            words = answer.verdict.words if answer.finished else "cut off"
-            verdict = f"[{'green' if answer.right else 'red'}]{escape(words)}[/]"
-            console.print(escape(answer.problem.question), soft_wrap=True)
-            console.print(Panel(escape(answer.text) or "(nothing)", title=verdict, title_align="left"))
-            console.print(f"Gold: {answer.problem.gold}\n", soft_wrap=True)
+        cli_tables.print_answers(evaluation.sample(config, count, greedy))
 
 
 @app.command()
@@ -154,7 +136,7 @@ def sft(
             try_folder(Path(config.output).expanduser(), "choose another --output")
         from rlcourse.sft import trainer
 
-        print_fine_tuning(trainer.resume(**settings) if resume else trainer.fine_tune(config))
+        cli_tables.print_fine_tuning(trainer.resume(**settings) if resume else trainer.fine_tune(config))
 
 
 @app.command("filter")

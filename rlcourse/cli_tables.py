@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.panel import Panel
 from rich.table import Table
 
 from rlcourse.cli_options import PANELS
@@ -80,6 +81,27 @@ def printed(name: str, value: float | None, metrics: dict[str, str]) -> str:
     from rlcourse.tasks import in_format
 
     return in_format(value, metrics.get(name, ".1f" if name == "tokens" else ".1%"))
+
+
+def print_evaluation(config: TrainConfig, result: dict[str, Any]) -> None:
+    """What `rlcourse eval` has measured."""
+    title = f"{escape(config.model)} on {result['problems']} test problems of {config.task}"
+    table = Table("measure", "value", title=title)
+    for name, value in result.items():
+        if name not in ("problems", "samples", "metrics"):
+            table.add_row(name.replace("_", " "), printed(name, value, result["metrics"]))
+    Console().print(table)
+
+
+def print_answers(answers: list[Any]) -> None:
+    """Answers with their questions and verdicts."""
+    console = Console()
+    for answer in answers:
+        words = answer.verdict.words if answer.finished else "cut off"
+        verdict = f"[{'green' if answer.right else 'red'}]{escape(words)}[/]"
+        console.print(escape(answer.problem.question), soft_wrap=True)
+        console.print(Panel(escape(answer.text) or "(nothing)", title=verdict, title_align="left"))
+        console.print(f"Gold: {answer.problem.gold}\n", soft_wrap=True)
 
 
 def print_summary(summary: dict[str, Any]) -> None:

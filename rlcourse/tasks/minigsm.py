@@ -17,8 +17,7 @@ from pathlib import Path
 
 from rlcourse.paths import data_folder
 from rlcourse.tasks.jsonl import read_problems
-from rlcourse.tasks.minigsm_templates import TEMPLATES
-from rlcourse.tasks.minigsm_words import BOXES, BOYS, GIRLS, PARTS, THINGS, TIMES, Template
+from rlcourse.tasks.minigsm_words import BOXES, BOYS, GIRLS, PARTS, TEMPLATES, THINGS, TIMES, Template
 from rlcourse.tasks.task import MathTask, Problem
 
 LEVELS = (1, 2, 3, 4)  # the number of steps of a problem

@@ -1,6 +1,14 @@
-"""What a template of `minigsm` is, and the words that fill it."""
+"""The templates of `minigsm`, which `templates.jsonl` holds, and the words that fill them.
+
+In a template {x} {y} {z} {w} {v} are numbers, and k is a number written as a word: {times} ("three times") or {part}
+("a third"). {A} {B} {C} are people; {he} {He} {him} stand for {A}; {things} are what they have and {boxes} (one {box})
+hold them. A step has its calculation in brackets; r1 is the result of the first step, r2 of the second.
+"""
 
 from dataclasses import dataclass
+
+from rlcourse.files import read_lines
+from rlcourse.paths import data_folder
 
 
 @dataclass(frozen=True)
@@ -18,6 +26,7 @@ class Template:
         return len(self.steps)
 
 
+TEMPLATES = [Template(**line) for line in read_lines(data_folder() / "minigsm" / "templates.jsonl")]
 BOYS = ["Tom", "Ben", "Sam", "Leo", "Max", "Omar", "Ravi", "Juan"]
 GIRLS = ["Anna", "Mia", "Zoe", "Lily", "Emma", "Nina", "Sara", "Mei"]
 THINGS = ["apples", "books", "cards", "coins", "shells", "stamps", "beads", "stickers", "marbles", "pencils"]

@@ -19,8 +19,7 @@ from functools import cache
 
 from rlcourse.course.lessons.demonstrations import ANSWER, CHECK, THINK
 from rlcourse.tasks.minigsm import parse_step
-from rlcourse.tasks.minigsm_templates import TEMPLATES
-from rlcourse.tasks.minigsm_words import BOXES, BOYS, GIRLS, THINGS
+from rlcourse.tasks.minigsm_words import BOXES, BOYS, GIRLS, TEMPLATES, THINGS
 from rlcourse.tasks.task import Answer
 
 KINDS = ("garbage", "guess", "words", "worked")
