@@ -16,7 +16,7 @@ from rlcourse.course.checks import nb08
 from rlcourse.course.checks.kernels import Maker
 from rlcourse.course.grading import isolation, report, student
 from rlcourse.course.grading.grade import grade
-from rlcourse.course.grading.student import RemoteMaker
+from rlcourse.course.grading.remote import RemoteMaker
 from rlcourse.course.grading.worker import Kernels
 from rlcourse.kernels import dsl
 

@@ -12,7 +12,7 @@ from thorough import thinned
 
 from rlcourse.course.calls import gradient
 from rlcourse.course.checks import Local
-from rlcourse.course.grading.student import Remote
+from rlcourse.course.grading.remote import Remote
 
 
 def graded(question, function, seed=0):
