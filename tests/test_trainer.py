@@ -368,7 +368,7 @@ def test_the_engine_and_the_model_are_made_as_the_config_says(tiny, monkeypatch)
     monkeypatch.setattr(trainer, "compile_layers", lambda model: made.append("compiled"))
     options = {"steps": 1, "eval_every": 0, "pass_k": 0, "engine": "hf-static"}
     train(make_config(**tiny | options))
-    assert made == [("hf-static", torch.float32, False, 64 + 4, 0.0, False, None)]
+    assert made == [("hf-static", torch.float32, False, 64 + 4, 0.0, False)]
     made.clear()
     with monkeypatch.context() as patch:
         patch.setattr("rlcourse.step.collect", power_cut)  # before anything is compiled
