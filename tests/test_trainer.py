@@ -377,7 +377,7 @@ def test_the_engine_and_the_model_are_made_as_the_config_says(tiny, monkeypatch)
         options |= {"engine": "fast", "cache_gb": 2.0, "sleep": True}
         with pytest.raises((PowerCut, TypeError)):
             train(make_config(**tiny | options | {"dtype": "bfloat16"}))
-    assert made == ["checkpointing", "compiled", ("fast", torch.bfloat16, True, 64 + 4, 2.0, True, None)]
+    assert made == ["checkpointing", "compiled", ("fast", torch.bfloat16, True, 64 + 4, 2.0, True)]
 
 
 # What cannot work
