@@ -78,10 +78,8 @@ API = {
         "rollout.paged_prefill",
         "rollout.blocks",
         "rollout.paged_scheduler",
-        "rollout.serve",
         "rollout.vllm",
         "rollout.vllm_server",
-        "rollout.arrivals",
     ],
     "Sampler and trainer alike": [
         "exact",

@@ -491,60 +491,6 @@ slower = [100 * (equal[rows, "paged"]["ms_per_step"] / equal[rows, "unpaged"]["m
 # min(later):.1f }} to {{ max(later):.1f }} % longer. {{ assert max(map(abs, slower)) < 3 and 0 < min(later) and
 # max(later) < 3 }} That is little, but it buys nothing there. So `--cache-gb` is off unless you ask for it.
 #
-# ### Requests that come one by one
-#
-# The same blocks serve requests that arrive while others run (`rlcourse/rollout/serve.py`): long prompts are prefilled
-# in pieces between decode steps. Beside vLLM, as a library in the same process, with the lengths of nano-vllm's
-# benchmark: 256 prompts of 100 to 1,024 tokens, answers of as many. Either all are queued at the start, or 32 come each
-# second, at random. Our host reads which answers have ended, and lets new requests in, only every few decode steps: a
-# *look* (lesson 07). **Look for** the one column in which vLLM is ahead of both of ours.
-
-# %% tags=["hide-input"]
-# @title Table: serving beside vLLM
-serve = load_record("serve", "NVIDIA H200")
-served = {(row["variant"], row["arrivals"], row.get("steps_between_looks")): row for row in serve["results"]}
-print(f"{'':27}{'all queued:':>11}{'':>17}   {'32 a second:':>11}")
-print(f"{'':27}{'tokens/s':>11}{'first token, ms':>17}   {'first token, ms':>15}{'ms a token':>12}   (medians)")
-for name, engine, looks in (
-    ("ours, a look every 4 steps", "rlcourse", 4),
-    ("ours, a look every 16", "rlcourse", 16),
-    ("vLLM", "vllm", None),
-):
-    full, trickle = served[engine, "queued", looks], served[engine, "Poisson", looks]
-    numbers = f"{full['tokens_per_s']:11,.0f}{full['first_ms_median']:17.0f}   {trickle['first_ms_median']:15.0f}"
-    print(f"{name:27}{numbers}{trickle['ms_a_token_median']:12.1f}")
-print(provenance(serve))
-ours, often, vllm = (
-    served[key] for key in (("rlcourse", "queued", 16), ("rlcourse", "queued", 4), ("vllm", "queued", None))
-)
-alone = served["vllm generate", "queued", None]
-one_by_one = {
-    key: served[key] for key in (("rlcourse", "Poisson", 4), ("rlcourse", "Poisson", 16), ("vllm", "Poisson", None))
-}
-waits = [row["first_ms_median"] for row in one_by_one.values()]
-rollouts = {
-    (row["variant"], row["rows"]): row["tokens_per_s"] for row in load_record("decode", "NVIDIA H200")["results"]
-}
-alike = rollouts["graph-triton", 64] / rollouts["vllm", 64]
-
-# %% [markdown]
-# With all requests queued, ours makes {{ often["tokens_per_s"] / vllm["tokens_per_s"]:.1f }} times as many tokens a
-# second, and {{ often["tokens_per_s"] / alone["tokens_per_s"]:.2f }} times as many as vLLM's own `generate`, which
-# tells nobody of single tokens and so has less to do. {{ assert often["tokens_per_s"] > ours["tokens_per_s"] >
-# alone["tokens_per_s"] > vllm["tokens_per_s"] }} In a rollout of 64 answers, eight to a prompt and equally long, it is
-# {{ alike:.1f }} times; here prompts are as long as answers, and no two requests share one. {{ assert alike > 2 *
-# often["tokens_per_s"] / alone["tokens_per_s"] }} And vLLM is ahead of both in one thing: with all queued, its median
-# request has the first token after {{ vllm["first_ms_median"]:.0f }} ms, with ours after {{
-# often["first_ms_median"]:.0f }}. {{ assert vllm["first_ms_median"] < often["first_ms_median"] <
-# ours["first_ms_median"] }}
-#
-# The host's looks are the price of graphs (lesson 07): a request that comes just after a look waits for the next. With
-# 16 steps between looks it waits {{ waits[1]:.0f }} ms for its first token, with 4 it waits {{ waits[0]:.0f }}, with
-# vLLM {{ waits[2]:.0f }}. {{ assert waits[0] < waits[2] < waits[1] }} In a rollout nobody waits for a first token, and
-# ours look every 16 steps. This record does not show that 16 is better: with all queued, a look every 4 made {{ 100 *
-# (often["tokens_per_s"] / ours["tokens_per_s"] - 1):.0f }} % more tokens a second. {{ assert often["tokens_per_s"] >
-# 1.02 * ours["tokens_per_s"] }}
-#
 # ## 6 · What an update makes worthless
 #
 # A chat engine finds yesterday's system prompt in its prefix cache, and is right to use it. An engine for RL has new

@@ -38,11 +38,8 @@ class PagedEngine:
     machine that the kernels cannot do.
     """
 
-    step_kind = TritonStep
-
     def __init__(self, policy: Policy, dtype: torch.dtype, cache_gb: float, max_slots: int = MAX_SLOTS):
         self.policy, self.device, self.max_slots = policy, policy.device, max_slots
-        self.steps_between_looks = STEPS_BETWEEN_LOOKS
         self.on_gpu = policy.device.type == "cuda"
         self.decoder = Decoder(policy.model, dtype, False)
         weights = self.decoder.weights
@@ -74,16 +71,14 @@ class PagedEngine:
     ) -> Rollout:
         """See `RolloutEngine`. Raises ValueError when a completion of full length does not fit the model's positions or
         the cache."""
-        scheduler = self._plans(PagedScheduler, prompts, num_generations, max_new_tokens)
+        scheduler = self._plans(prompts, num_generations, max_new_tokens)
         while plan := scheduler.next_plan():
             self._prepare(plan, num_generations, sampling)
             scheduler.report(*self._run(plan, scheduler.num_completions, sampling))
         self.blocks = scheduler.blocks
         return rollout_of(self.slots, len(prompts), scheduler.num_completions, self.policy.pad_id, self.eos)
 
-    def _plans(
-        self, kind: type[PagedScheduler], prompts: list[list[int]], num_generations: int, max_new_tokens: int
-    ) -> PagedScheduler:
+    def _plans(self, prompts: list[list[int]], num_generations: int, max_new_tokens: int) -> PagedScheduler:
         """The scheduler of a rollout, for which everything is made ready. See `generate`."""
         width, completions = max(map(len, prompts)), len(prompts) * num_generations
         check_positions(self.policy.model, width + max_new_tokens)
@@ -92,8 +87,8 @@ class PagedEngine:
         self.blocks = None  # of a rollout that breaks off blocks stay held
         blocks.use_weights(self.version)
         slots = min(self.max_slots, completions)
-        scheduler = kind(
-            blocks, prompts, num_generations, max_new_tokens, slots, self.steps_between_looks, self.late, PREFILL_TOKENS
+        scheduler = PagedScheduler(
+            blocks, prompts, num_generations, max_new_tokens, slots, STEPS_BETWEEN_LOOKS, self.late, PREFILL_TOKENS
         )
         self._make_room(Room(slots, width + max_new_tokens, len(prompts), width, completions, max_new_tokens))
         self._begin(prompts, width, num_generations, max_new_tokens)
@@ -119,7 +114,7 @@ class PagedEngine:
         self.slots = self.step = None  # first, so that old and new do not stand in memory together
         self.graphs = CudaGraphs()
         self.room, self.slots = room, Slots.empty(self.decoder, room, self.cache)
-        self.step = self.step_kind(self.decoder, self.slots, self.eos, cute_attention=False)
+        self.step = TritonStep(self.decoder, self.slots, self.eos, cute_attention=False)
         self.of_a_pass = torch.zeros(MOST_PIECES, 4, dtype=torch.long, device=self.device)  # of a pass of prefill
 
     def _begin(self, prompts: list[list[int]], width: int, num_generations: int, max_new_tokens: int) -> None:
@@ -182,7 +177,8 @@ class PagedEngine:
             step = partial(self.graphs.run, ("step", plan.size, sampling), step)
         for _ in range(plan.steps - late):
             step()
-        said = self._say(completions)
+        said = torch.stack([self.slots.lengths[:completions], self.slots.ended[:completions].long()])
+        said = said.to("cpu", non_blocking=True)
         copied = torch.cuda.Event() if self.on_gpu else None
         if copied is not None:
             copied.record()
@@ -190,15 +186,5 @@ class PagedEngine:
             step()
         if copied is not None:
             copied.synchronize()
-        return as_lists(said)
-
-    def _say(self, completions: int) -> torch.Tensor:
-        """Lengths of all completions and whether they have ended [2, completions], under way to the host."""
-        said = torch.stack([self.slots.lengths[:completions], self.slots.ended[:completions].long()])
-        return said.to("cpu", non_blocking=True)
-
-
-def as_lists(said: torch.Tensor) -> tuple[list[int], list[bool]]:
-    """Lengths, and whether each has ended, of what `_say` gave and is there."""
-    lengths, ended = said.tolist()
-    return lengths, [bool(one) for one in ended]
+        lengths, ended = said.tolist()
+        return lengths, list(map(bool, ended))

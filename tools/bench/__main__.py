@@ -19,7 +19,7 @@ from tools.bench.results import KeptResults, shape_suffix
 from tools.bench.results import record as write
 
 BENCHMARKS = (
-    *SHIPPED, "cute", "exact", "gap", "layer", "logprobs", "lowered", "mismatch", "paged", "rollout", "scale", "serve",
+    *SHIPPED, "cute", "exact", "gap", "layer", "logprobs", "lowered", "mismatch", "paged", "rollout", "scale",
     "story", "trace", "update",
 )  # fmt: skip
 IN_PARTS = ("decode", "exact", "step", "update")  # those whose rows can be kept as they are measured
@@ -74,10 +74,6 @@ def measured(
             from tools.bench.scale import scale
 
             return *scale(shape, rows[-1], options.new_tokens, gpus, repeats), {}
-        case "serve":
-            from tools.bench.serve import serve
-
-            return *serve(shape, repeats), {}
         case "story":
             from tools.bench.story import story
 
