@@ -58,9 +58,7 @@ def make_engine(
     sampled from by hf-dynamic, which a sentence on stderr says. Raises ValueError for an unknown name, or
     what an engine cannot do: a paged cache, a machine without GPU.
     """
-    from rlcourse.rollout.fast import FastEngine  # they import this module for `Rollout`
-    from rlcourse.rollout.hf import HFEngine
-
+    # An engine is imported when it is asked for: a laptop needs none of what the others import.
     engine, server = model_and_address(engine)
     if engine == "vllm" and server:
         from rlcourse.rollout.vllm_server import VLLMServerEngine
@@ -77,14 +75,15 @@ def make_engine(
 
         return PagedEngine(policy, dtype, cache_gb)
 
-    match engine:
-        case "fast" if unknown := unknown_part(policy.model):
-            tqdm.write(f"The fast engine does not know {unknown}: hf-dynamic samples instead.", file=sys.stderr)
-            return HFEngine(policy, dtype, "dynamic")
-        case "fast":
+    if engine not in ENGINES:
+        raise ValueError(f"Unknown engine {engine!r}: use {', '.join(ENGINES[:-1])} or {ENGINES[-1]}.")
+    if engine == "fast":
+        unknown = unknown_part(policy.model)
+        if not unknown:
+            from rlcourse.rollout.fast import FastEngine
+
             return FastEngine(policy, dtype, compile)
-        case "hf-dynamic":
-            return HFEngine(policy, dtype, "dynamic")
-        case "hf-static":
-            return HFEngine(policy, dtype, "static", longest=longest)
-    raise ValueError(f"Unknown engine {engine!r}: use {', '.join(ENGINES[:-1])} or {ENGINES[-1]}.")
+        tqdm.write(f"The fast engine does not know {unknown}: hf-dynamic samples instead.", file=sys.stderr)
+    from rlcourse.rollout.hf import HFEngine
+
+    return HFEngine(policy, dtype, "static" if engine == "hf-static" else "dynamic", longest=longest)

@@ -10,6 +10,7 @@ host looks at each step, and only the part of the cache that is in use is read.
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,11 +20,13 @@ from rlcourse.cuda_graphs import CudaGraphs
 from rlcourse.device import without_cudnn_attention
 from rlcourse.exact.weights import has_kernels, is_exact
 from rlcourse.policy import Policy, check_positions
-from rlcourse.rollout import triton_step
 from rlcourse.rollout.decoder import Decoder
 from rlcourse.rollout.scheduler import Plan, Scheduler, drop_ended, halve
 from rlcourse.rollout.slots import Room, Slots, decode_step, prefill, rollout_of, sample_at, sample_first_tokens
 from rlcourse.sampling import Sampling, sample_tokens
+
+if TYPE_CHECKING:
+    from rlcourse.rollout.triton_step import TritonStep
 
 MAX_SLOTS = 256  # completions decoded at once on a GPU; more wait their turn
 PREFILL_TOKENS = 16384  # prompts are prefilled so many tokens at a time: attention scores of all at once fill a GPU
@@ -68,7 +71,7 @@ class FastEngine:
         """Give back the memory of cache, buffers and graphs. The next rollout makes them anew."""
         self.room: Room | None = None
         self.slots: Slots | None = None
-        self.triton_step: triton_step.TritonStep | None = None
+        self.triton_step: TritonStep | None = None
         self.graphs = CudaGraphs()
 
     @torch.no_grad()
@@ -118,7 +121,9 @@ class FastEngine:
         self.room, self.slots = room, Slots.empty(self.decoder, room)
         if self.kernels and has_kernels(self.decoder.weights):
             cute = {"cute_attention": self.kernels == "cute", "cute_products": self.kernels != "triton"}
-            self.triton_step = triton_step.TritonStep(self.decoder, self.slots, self.eos, **cute)
+            from rlcourse.rollout.triton_step import TritonStep  # only where its kernels run
+
+            self.triton_step = TritonStep(self.decoder, self.slots, self.eos, **cute)
 
     def _prefill(self, prompts: int, width: int) -> Tensor:
         """Keys and values of the prompts into the slots' memory; after their last tokens the logits [prompts,

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlcourse.batch import Rollout, completion_mask, join_rows, right_pad
-from rlcourse.rollout.blocks import BLOCK_TOKENS
+from rlcourse.exact import KEYS as BLOCK_TOKENS
 from rlcourse.rollout.decoder import Decoder
 from rlcourse.sampling import Sampling, sample_tokens
 
