@@ -198,20 +198,37 @@ def draw(low: int, high: int) -> int:
     return int(torch.randint(low, high + 1, ()))
 
 
+def between(low: float, high: float) -> float:
+    """A number from `low` to `high`, drawn in the same way."""
+    return low + (high - low) * torch.rand((), dtype=torch.float64).item()
+
+
+def as_tensor(found, what: str = "the result") -> Tensor:
+    """What a function returned, as a tensor. Raises AssertionError for what is none."""
+    if found is None:
+        raise AssertionError(f"{what} is None: is there a `return`?")
+    try:
+        return torch.as_tensor(found).detach().cpu()
+    except (TypeError, ValueError, RuntimeError):
+        raise AssertionError(f"{what} should be a tensor, not {type(found).__name__}") from None
+
+
 def compare(
-    found, expected: Tensor, mistakes: Mapping[str, Tensor] | None = None, what: str = "the result", atol: float = 1e-5
+    found,
+    expected: Tensor | float,
+    mistakes: Mapping[str, Tensor | float] | None = None,
+    what: str = "the result",
+    atol: float = 1e-5,
+    not_finite: str = "",
 ) -> None:
     """Raise AssertionError unless `found` is `expected` in shape and, to `atol` + 1e-5 relative, in value.
 
     mistakes: results of usual mistakes by the sentence that names them. One that does not differ from `expected` on
-    this input says nothing and is skipped.
+    this input says nothing and is skipped. not_finite: the sentence for nan and infinity, in place of the usual one.
     """
-    if found is None:
-        raise AssertionError(f"{what} is None: is there a `return`?")
-    try:
-        found = torch.as_tensor(found).detach().cpu()
-    except (TypeError, ValueError, RuntimeError):
-        raise AssertionError(f"{what} should be a tensor, not {type(found).__name__}") from None
+    found = as_tensor(found, what)
+    if isinstance(expected, float):
+        expected = torch.tensor(expected, dtype=torch.float64)
     for sentence, wrong in (mistakes or {}).items():
         if not same(wrong, expected, atol) and same(found, wrong, atol):
             raise AssertionError(sentence)
@@ -221,7 +238,8 @@ def compare(
         raise AssertionError(f"{what} has shape {list(found.shape)}, expected {list(expected.shape)}")
     if not same(found, expected, atol):
         if not torch.isfinite(found).all() and torch.isfinite(expected).all():
-            raise AssertionError(f"{what} has values that are not finite: a division by zero, or a log of zero?")
+            usual = f"{what} has values that are not finite: a division by zero, or a log of zero?"
+            raise AssertionError(not_finite or usual)
         if expected.numel() > 12:
             worst = (found.double() - expected.double()).abs().argmax().item()
             i = tuple(int(k) for k in torch.unravel_index(torch.tensor(worst), expected.shape))
@@ -231,7 +249,7 @@ def compare(
 
 def same(a: Tensor, b: Tensor, atol: float) -> bool:
     """Whether two tensors agree in shape and value."""
-    a = torch.as_tensor(a)
+    a = torch.as_tensor(a, dtype=torch.float64 if isinstance(a, float) else None)
     both = torch.promote_types(a.dtype, b.dtype)  # a float is no integer, and none of its digits is cut off
     return a.shape == b.shape and torch.allclose(a.to(both), b.to(both), rtol=1e-5, atol=atol)
 

@@ -64,6 +64,11 @@ def ruled(function, sentences: dict[str, str], keyword: str = "rule") -> dict[st
     return {name: (functools.partial(function, **{keyword: name}), said) for name, said in sentences.items()}
 
 
+def named(function, sentences: dict[str, str]) -> dict[str, tuple]:
+    """Entries of WRONG: a check's function with each mistake that the check names."""
+    return {name: (functools.partial(function, wrong=(name,)), said) for name, said in sentences.items()}
+
+
 @functools.cache
 def source(lesson: str, name: str) -> str:
     """What a master's function or class needs to run alone: its text, the imports, and what it uses of the master."""
