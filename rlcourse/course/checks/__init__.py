@@ -227,8 +227,7 @@ def compare(
     this input says nothing and is skipped. not_finite: the sentence for nan and infinity, in place of the usual one.
     """
     found = as_tensor(found, what)
-    if isinstance(expected, float):
-        expected = torch.tensor(expected, dtype=torch.float64)
+    expected = exactly(expected)
     for sentence, wrong in (mistakes or {}).items():
         if not same(wrong, expected, atol) and same(found, wrong, atol):
             raise AssertionError(sentence)
@@ -247,11 +246,16 @@ def compare(
         raise AssertionError(f"{what} is {rounded(found)}, expected {rounded(expected)}")
 
 
-def same(a: Tensor, b: Tensor, atol: float) -> bool:
+def same(a: Tensor | float, b: Tensor | float, atol: float) -> bool:
     """Whether two tensors agree in shape and value."""
-    a = torch.as_tensor(a, dtype=torch.float64 if isinstance(a, float) else None)
+    a, b = exactly(a), exactly(b)
     both = torch.promote_types(a.dtype, b.dtype)  # a float is no integer, and none of its digits is cut off
     return a.shape == b.shape and torch.allclose(a.to(both), b.to(both), rtol=1e-5, atol=atol)
+
+
+def exactly(value: Tensor | float) -> Tensor:
+    """A value as a tensor that keeps all digits of a float."""
+    return torch.as_tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
 
 
 def rounded(tensor: Tensor):

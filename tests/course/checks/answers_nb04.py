@@ -4,11 +4,10 @@ import functools
 import itertools
 
 import torch
-from answers import half_mended, ruled
+from answers import half_mended, named, ruled
 
 from rlcourse.advantages import group_centered, group_normalized
-from rlcourse.course.checks.nb04.q3_loss import PLANTED
-from rlcourse.course.checks.nb04.q4_drift import DRIFTS, drift_by_loop
+from rlcourse.course.checks.nb04 import DRIFTS, LOSS_MISTAKES, PADDING, PLANTED, dr_grpo_loss, drift_by_loop
 
 
 # q1: which divisions a gradient shows
@@ -28,8 +27,9 @@ def group_weights(k, n):
     return torch.stack([2 * n * p * (1 - p), 2 * (n * (n - 1) * p * (1 - p)).sqrt()])
 
 
-def variance_of(k, n):
-    return k / n * (1 - k / n)
+def divided_by_std(k, n, ddof):
+    centered, p = group_weights(k, n)[0], k / n
+    return torch.stack([centered, centered / (p * (1 - p) * n / (n - ddof)).sqrt()])
 
 
 # q3: a loss with five mistakes
@@ -40,14 +40,10 @@ def loss_with(logprobs, old, rewards, mask, n, limit, clip=0.2, wrong=()):
     advantages = rewards - (rewards.mean() if "baseline" in wrong else rewards.view(-1, n).mean(1).repeat_interleave(n))
     if "std" in wrong:
         advantages = advantages / (rewards.std() + 1e-4)
-    if "group std" in wrong:
-        advantages = advantages / (rewards.view(-1, n).std(1).repeat_interleave(n) + 1e-4)
     a, ratio = advantages[:, None], (logprobs - old).exp()
     gain = ratio.clamp(1 - clip, 1 + clip) * a
     if "clip" not in wrong:
         gain = torch.minimum(gain, ratio * a)
-    if "length" in wrong:
-        return -((gain * mask).sum(1) / mask.sum(1)).mean()
     return -(gain * mask).sum() / (mask.sum() if "divisor" in wrong else len(mask) * limit)
 
 
@@ -63,36 +59,22 @@ WRONG = {
     "q1": {
         "swapped": (lambda *a: by_cosine(*a).flip(0), "wrong order"),
         "lengths alone": (lambda *a: by_cosine(*a, stds=False), "by the deviation"),
+        "deviations alone": (lambda *a: by_cosine(*a, lengths=False), "by the length"),
         "None": (lambda *a: None, "is None"),
     },
     "q2": {
         "order": (lambda k, n: group_weights(k, n).flip(0), "in the wrong order"),
         "one answer": (lambda k, n: group_weights(k, n) / n, "the weight of one answer"),
         "right ones": (lambda k, n: group_weights(k, n) / 2, "the right answers alone"),
-        "no scale": (lambda k, n: torch.stack([variance_of(k, n), variance_of(k, n).sqrt()]), "You have p (1 - p)"),
-        "0 / 0": (
-            lambda k, n: torch.stack(
-                [group_weights(k, n)[0], group_weights(k, n)[0] / (variance_of(k, n) * n / (n - 1)).sqrt()]
-            ),
-            "not finite",
-        ),
-        "the objective": lambda k, n: torch.stack([k / n, 2 * (k / n).sqrt().asin()]),
-        "transposed": lambda k, n: group_weights(k, n).T,
+        "no scale": (lambda k, n: torch.stack([k / n * (1 - k / n), (k / n * (1 - k / n)).sqrt()]), "p (1 - p)"),
+        "0 / 0": (functools.partial(divided_by_std, ddof=1), "not finite"),
+        "n": (functools.partial(divided_by_std, ddof=0), "n - 1 in its denominator"),
     },
-    "q3": half_mended(loss_with, PLANTED)
+    "q3": half_mended(loss_with, PLANTED | {"padding": PADDING})
+    | named(dr_grpo_loss, LOSS_MISTAKES)
     | {
-        "GRPO": (functools.partial(loss_with, wrong=("group std", "length")), "Both of GRPO's divisions"),
-        "GRPO without the std": (functools.partial(loss_with, wrong=("length",)), "its own length"),
-        "GRPO without 1/length": (functools.partial(loss_with, wrong=("group std",)), "the deviation of the group"),
-        "sign": (lambda *a: -loss_with(*a), "The sign is wrong"),
-        "rows": (lambda lp, *a: loss_with(lp, *a) * len(lp), "the number of rows"),
-        "sum": (lambda *a: loss_with(*a) * a[5], "forgot to divide by max_new_tokens"),
-        "neither": (lambda *a: loss_with(*a) * a[5] * len(a[0]), "divided by nothing"),
-        "upside down": (lambda lp, o, *a: loss_with(o, lp, *a), "upside down"),
+        "GRPO": (functools.partial(dr_grpo_loss, wrong=("group std", "length")), "Both of GRPO's divisions"),
         "detached": (lambda lp, *a: loss_with(lp.detach(), *a), "no gradient flows"),
     },
-    "q4": ruled(drift_by_loop, DRIFTS, "wrong")
-    | {
-        "sign": (lambda *a: -by_sum(*a), "The sign is wrong"),
-    },
+    "q4": ruled(drift_by_loop, DRIFTS, "wrong"),
 }
