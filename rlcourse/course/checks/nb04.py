@@ -34,9 +34,9 @@ def check_kinds(f, rewards: Tensor, lengths: list[int], n: int) -> None:
         truth = f"{('not ', '')[by_length]}divided by the length and {('not ', '')[by_std]}by the deviation"
         what = f"the answer for a gradient that was {truth}"
         found = as_tensor(f(gradient_of(by_length, by_std, rewards, lengths, n), rewards, mask, n), what)
-        swapped = {"The two answers are in the wrong order: first the length, then the deviation.": (by_std, by_length)}
-        mistakes = {said: torch.tensor(wrong) for said, wrong in swapped.items()}
-        compare(found.double().round().long(), torch.tensor(kinds[place]), mistakes, what)
+        swapped = "The two answers are in the wrong order: first the length, then the deviation."
+        mistakes = {swapped: torch.tensor([by_std, by_length])}
+        compare(found.double().round().long(), torch.tensor([by_length, by_std]), mistakes, what)
 
 
 def unlike(n: int, groups: int) -> Tensor:

@@ -107,6 +107,7 @@ WRONG = {
         "no cap": (credit_with(steeper, cap=False), "at most 1"),
         "upside down": (credit_with(steeper, cap=False, upside_down=True), "other way up"),
         "ahead": (lambda pw, fw, pg, fg: pw - pg, "at credit 0"),
+        "guessed all wrong": (credit_with(lambda pw, fw, pg, fg: fg - (fw - pw), cap=False), "take them off before"),
         "worked all right": (credit_with(lambda pw, fw, pg, fg: fg - pg, cap=False), "worked answers are wrong"),
         "rest": (lambda *shares: 1 - credit_by_lines(*shares), "1 less the largest"),
         "None": (lambda *_: None, "is None"),

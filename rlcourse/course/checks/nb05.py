@@ -1,0 +1,280 @@
+"""Checks of the exercises of lesson 05: how kind a verifier may be, the best of several checkpoints, which engine lied,
+and naming a failure from its curves."""
+
+import itertools
+import math
+
+import torch
+from torch import Tensor
+
+from rlcourse.course.checks import Question, between, compare, draw
+from rlcourse.course.checks.builders import whole_number
+from rlcourse.course.lessons.curve_records import load_curve
+
+q1 = Question("q1", "largest_credit", hint="What does an answer that works earn on average, and one that guesses?")
+
+
+def by_bisection(right_worked: float, readable_worked: float, right_guessed: float, readable_guessed: float) -> float:
+    """The largest credit up to 1 at which working still earns at least as much."""
+
+    def works(credit: float) -> bool:
+        worked = right_worked + (readable_worked - right_worked) * credit
+        return worked >= right_guessed + (readable_guessed - right_guessed) * credit
+
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if works(middle) else (low, middle)
+    return 1.0 if works(1.0) else low
+
+
+def check_credit(f, *shares: float) -> None:
+    """Check with shares of three decimals."""
+    right_worked, readable_worked, right_guessed, readable_guessed = shares = [round(share, 3) for share in shares]
+    ahead, credited = right_worked - right_guessed, readable_worked - right_worked
+
+    def over(below: float) -> float:
+        return ahead / below if below else math.inf
+
+    crossing = over(readable_guessed - right_guessed - credited)
+    mistakes = {
+        "A right answer earns 1 and no credit on top: the credit is for wrong answers that can be read.": over(
+            readable_guessed - readable_worked
+        ),
+        "A credit is at most 1: where working pays at any credit, the answer is 1.": crossing,
+        "It is the other way up: what working is ahead stands above the line.": 1 / crossing,
+        "That is how far working is ahead at credit 0: how much faster does guessing gain as the credit grows?": ahead,
+        "Some of the guesses that can be read are right: take them off before you count the credits.": over(
+            readable_guessed - credited
+        ),
+        "Some of the worked answers are wrong and can be read: they earn the credit, too.": over(
+            readable_guessed - right_guessed
+        ),
+        "That is 1 less the largest credit.": 1 - crossing,
+    }
+    compare(f(*shares), by_bisection(*shares), mistakes, what="the credit")
+
+
+def check_usual_credit(f, ahead: float) -> None:
+    """Working is right more often, guessing is read more often."""
+    right = between(0.3, 0.6)
+    check_credit(f, right, right + ahead, between(0.01, 0.1), between(0.9, 1.0))
+
+
+@q1.case("working is right more often, guessing is read more often")
+def _(f):
+    for _ in range(3):
+        check_usual_credit(f, between(0.02, 0.2))
+
+
+@q1.case("working is read as often: no credit is too much")
+def _(f):
+    check_credit(f, between(0.5, 0.8), between(0.9, 1.0), between(0.01, 0.1), between(0.5, 0.8))
+    check_usual_credit(f, 0.05)
+
+
+@q1.case("most of the worked answers are read and wrong: working gains faster, and the lines never cross")
+def _(f):
+    check_credit(f, between(0.3, 0.4), between(0.95, 1.0), between(0.01, 0.1), between(0.4, 0.5))
+    check_usual_credit(f, 0.05)
+
+
+q2 = Question("q2", "overstated", hint="When is the best of k scores at most c? When all of them are.")
+
+
+def best_by_pairs(p: float, n: int, k: int) -> float:
+    """The mean of the best of k counts of n, by taking one more checkpoint at a time."""
+    one = [math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)]
+    best = one
+    for _ in range(k - 1):
+        both = [0.0] * (n + 1)
+        for a, b in itertools.product(range(n + 1), repeat=2):
+            both[max(a, b)] += best[a] * one[b]
+        best = both
+    return sum(c * chance for c, chance in enumerate(best))
+
+
+def check_best(f, p: float, n: int, k: int) -> None:
+    mean, worst, se = best_by_pairs(p, n, k), n - best_by_pairs(1 - p, n, k), math.sqrt(p * (1 - p) / n)
+    mistakes = {
+        "That is the best measured accuracy itself: take the true one off.": mean / n,
+        "That is a number of problems: divide by how many there are.": mean - n * p,
+        "That is one standard error of one accuracy: how far the best lies out depends on how many there are.": se,
+        "That is the worst of them: the best is at most 60 when each is at most 60.": worst / n - p,
+        "That is a standard error for each checkpoint: the best of ten does not lie ten times as far out.": k * se,
+        "That is half an interval of 95%, however many there are to choose from.": 1.96 * se,
+    }
+    compare(f(p, n, k), mean / n - p, mistakes, "the overstatement", atol=2e-5)
+
+
+@q2.case("two and three checkpoints, few problems, or a single one")
+def _(f):
+    for n, k in ((draw(4, 9), 2), (draw(4, 9), 3), (1, draw(2, 9))):
+        check_best(f, between(0.2, 0.8), n, k)
+
+
+@q2.case("one checkpoint is not overstated")
+def _(f):
+    p, n = between(0.2, 0.8), draw(5, 20)
+    for k in (1, draw(4, 6)):
+        check_best(f, p, n, k)
+
+
+@q2.case("ten checkpoints, a hundred problems")
+def _(f):
+    check_best(f, between(0.3, 0.9), draw(90, 110), 10)
+
+
+q3 = Question("q3", "which_engine", hint="Print the gaps of each engine: their sign, their size, what they go with.")
+
+ENGINES = ("ROUNDED", "TRUNCATED", "TEMPERATURE", "STALE", "SHIFTED")
+ROUNDED, TRUNCATED, TEMPERATURE, STALE, SHIFTED = range(5)
+FIVE = "return one of the five numbers"
+
+
+def sample_with(what: int, strength: float, hot: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probs as the engine has them and as training has them, nan after the end, and the mask of real tokens.
+
+    strength: from 0 to 1, how strongly the engine differs. hot: whether a temperature is above 1.
+    """
+    rows, length = 12, 24
+    logits = 2.5 * torch.randn(rows, length + 1, 60)
+    of_engine = logits
+    if what == TRUNCATED:
+        kept = logits.topk(round(16 - 10 * strength)).values[..., -1:]
+        of_engine = logits.masked_fill(logits < kept, -math.inf)
+    elif what == TEMPERATURE:
+        of_engine = logits / (1.35 + 0.25 * strength if hot else 0.75 - 0.15 * strength)
+    elif what == STALE:
+        of_engine = logits + (0.25 + 0.25 * strength) * torch.randn_like(logits)
+    tokens = torch.distributions.Categorical(logits=of_engine).sample()[..., None]
+    sampled, recomputed = (x.log_softmax(-1).gather(-1, tokens)[..., 0] for x in (of_engine, logits))
+    recomputed = recomputed + 0.005 * torch.randn_like(recomputed).clamp(-3, 3)  # bfloat16
+    recomputed = recomputed[:, 1:] if what == SHIFTED else recomputed[:, :-1]
+    mask = torch.arange(length) < torch.randint(length // 2, length + 1, (rows, 1))
+    return sampled[:, :-1].masked_fill(~mask, math.nan), recomputed.masked_fill(~mask, math.nan), mask
+
+
+def check_engine(f, what: int, hot: bool) -> None:
+    sampled, recomputed, mask = sample_with(what, between(0, 1), hot)
+    found = whole_number(f(sampled, recomputed, mask), 0, 4, FIVE)
+    if found == what:
+        return
+    a, b = sampled[mask], recomputed[mask]
+    gap = b - a
+    correlations = torch.corrcoef(torch.stack([a, b, gap]))[0]
+    raise AssertionError(
+        f"this engine is {ENGINES[what]}, not {ENGINES[found]}: gaps from {gap.min():.2f} to {gap.max():.2f}, "
+        f"{gap.abs().mean():.3f} in size on average; correlation of the engine's log-prob with the gap "
+        f"{correlations[2]:.2f}, with training's log-prob {correlations[1]:.2f}"
+    )
+
+
+def engine_case(what: int, name: str) -> None:
+    @q3.case(name)
+    def _(f):
+        for tried, hot in ((what, True), ((what + draw(1, 4)) % 5, True), (what, False), (what, draw(0, 1) == 1)):
+            check_engine(f, tried, hot)
+
+
+engine_case(ROUNDED, "an engine that only rounds")
+engine_case(TRUNCATED, "an engine that cuts the tail off")
+engine_case(TEMPERATURE, "an engine with a temperature of its own, below 1 or above")
+engine_case(STALE, "an engine with the weights of some steps ago")
+engine_case(SHIFTED, "log-probs of the neighbouring token")
+
+q4 = Question("q4", "diagnose", hint="Compare the mean of the first five steps with that of the last five.")
+
+NAMES = ("HEALTHY", "STILL", "COLLAPSED", "CUT_OFF", "HACKED")
+HEALTHY, STILL, COLLAPSED, CUT_OFF, HACKED = range(5)
+RECORDED = {
+    "healthy": HEALTHY,
+    "half_format": HEALTHY,
+    "words_strict": HEALTHY,
+    "format": HACKED,
+    "collapse": COLLAPSED,
+    "truncation": CUT_OFF,
+    "still": STILL,
+}
+NO_KL = torch.full((30,), math.nan)
+
+
+def line(start: float, end: float, steps: int = 30) -> Tensor:
+    """A metric that goes from `start` to `end` in a straight line, with a little noise."""
+    return (torch.linspace(start, end, steps) + 0.01 * torch.randn(steps)).clamp(0, 1)
+
+
+def expect(f, right: int, what: str, reward: Tensor, accuracy: Tensor, truncated: Tensor, kl: Tensor) -> None:
+    """Raise AssertionError, with what the metrics did, unless f gives the run its right name."""
+    found = whole_number(f(reward, accuracy, truncated, kl), 0, 4, FIVE)
+    if found == right:
+        return
+    metrics = {"reward": reward, "accuracy": accuracy, "truncated": truncated}
+    moved = [f"{name} {m[:5].mean():.2f} to {m[-5:].mean():.2f}" for name, m in metrics.items()]
+    measured = kl[~kl.isnan()]
+    largest = f"largest KL {measured.max():.2g}" if len(measured) else "no KL"
+    raise AssertionError(
+        f"{what} is {NAMES[right]}, not {NAMES[found]}: {', '.join(moved)} (means of the first and the last five "
+        f"steps), {largest} in {len(measured)} of {len(kl)} steps that have one"
+    )
+
+
+def expect_both(f, right: int, what: str, *run: Tensor, kl: Tensor | None = None) -> None:
+    """The run, and one that is called otherwise. run: reward, accuracy, truncated; kl: 0 to 0.1 if not given."""
+    kl = torch.linspace(0, 0.1, 30) if kl is None else kl
+    expect(f, right, what, *run, kl)
+    kl = NO_KL if kl.isnan().all() else torch.linspace(0, 0.5, 30)
+    if right == HEALTHY:
+        expect(f, COLLAPSED, "a run whose reward falls", line(0.8, 0.1), line(0.6, 0.1), line(0.0, 0.0), kl)
+    else:
+        expect(f, HEALTHY, "a run that learns", line(0.1, 0.8), line(0.1, 0.8), line(0.05, 0.0), kl)
+
+
+def recorded_case(name: str, right: int) -> None:
+    @q4.case(f"recorded: {name}, three seeds")
+    def _(f):
+        for run in load_curve(f"lesson05_{name}")["results"]:
+            columns = (run["metrics"][key] for key in ("reward", "accuracy", "truncated", "kl"))
+            reward, accuracy, truncated, kl = (
+                torch.tensor([math.nan if v is None else v for v in column]) for column in columns
+            )
+            reward, accuracy = (m + 0.002 * torch.randn(len(m)) for m in (reward, accuracy))
+            expect_both(f, right, f"the recorded run {name!r}", reward, accuracy, truncated, kl=kl)
+
+
+for _name, _right in RECORDED.items():
+    recorded_case(_name, _right)
+
+
+@q4.case("one bad step at the end is noise")
+def _(f):
+    accuracy = line(0.2, 0.8)
+    accuracy[-1] = 0.2
+    expect_both(f, HEALTHY, "a run with one bad step at the end", accuracy, accuracy, line(0.05, 0.0))
+
+
+@q4.case("answers cut off at the start only are no failure")
+def _(f):
+    expect_both(f, HEALTHY, "a run that learns to end its answers", line(0.1, 0.7), line(0.1, 0.7), line(0.6, 0.0))
+
+
+@q4.case("a collapse into short answers: nothing is cut off")
+def _(f):
+    fallen = torch.cat([line(0.3, 0.4, 10), torch.zeros(20)])
+    kl = torch.cat([torch.linspace(0, 5, 10), torch.full((20,), math.nan)])
+    expect_both(f, COLLAPSED, "a run that fell to answers without a number", fallen, fallen, torch.zeros(30), kl=kl)
+
+
+@q4.case("standing still, with steps in which the KL was not measured")
+def _(f):
+    accuracy, kl = 0.15 + 0.04 * torch.rand(30), 1e-8 * torch.rand(30)
+    kl[::4] = math.nan
+    expect_both(f, STILL, "a run whose KL stays at rounding level", accuracy, accuracy, line(0.3, 0.3), kl=kl)
+
+
+@q4.case("a run without a KL: the other three must do")
+def _(f):
+    expect_both(f, HEALTHY, "a run that learns", line(0.1, 0.8), line(0.1, 0.8), line(0.05, 0.0), kl=NO_KL)
+
+
+QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4}
