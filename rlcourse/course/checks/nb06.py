@@ -1,0 +1,293 @@
+"""Checks of the exercises of lesson 06: busy fraction, free rows, a plan within a budget, self time."""
+
+import torch
+from torch import Tensor
+
+from rlcourse.course.checks import Question, as_tensor, between, compare, draw
+from rlcourse.course.checks.builders import Names, drawn_until, sentences, whole_number
+
+q1 = Question("q1", "busy_fraction", hint="Each of the three examples shows one mistake: begin with the first.")
+
+PLANTED = {
+    "window": "an interval counts with the part that lies inside the window, at both edges",
+    "latest": "compare with the latest end so far, not with the end of the interval before",
+    "clock": "float32 can't tell moments apart in a time of billions of microseconds: keep float64",
+}
+
+
+def busy(starts: Tensor, ends: Tensor, begin: float, end: float) -> float:
+    """Share of the window that some interval covers: cut at every border, look at the middle of each piece."""
+    borders = torch.cat([starts, ends, torch.tensor([begin, end]).double()]).clamp(begin, end).unique()
+    middles = (borders[:-1] + borders[1:])[:, None] / 2
+    covered = ((starts < middles) & (middles < ends)).any(1)
+    return (borders.diff() @ covered.double()).item() / (end - begin)
+
+
+def wrong_busy(starts: Tensor, ends: Tensor, begin: float, end: float, wrong: Names) -> float:
+    """The share with some of the planted mistakes in it."""
+    if "clock" in wrong:
+        starts, ends = starts.float(), ends.float()
+    if "window" not in wrong:
+        starts, ends = starts.clamp(begin, end), ends.clamp(begin, end)
+    total, until = 0.0, begin
+    for i in starts.argsort().tolist():
+        start, stop = starts[i].item(), ends[i].item()
+        total += max(0.0, stop - max(start, until))
+        until = stop if "latest" in wrong else max(until, stop)
+    return total / (end - begin)
+
+
+def check_busy(f, starts: list[float] | Tensor, ends: list[float] | Tensor, begin: float, end: float) -> None:
+    order = torch.randperm(len(starts))
+    starts, ends = (torch.as_tensor(x, dtype=torch.float64)[order] for x in (starts, ends))
+    right, inside = busy(starts, ends, begin, end), ends.clamp(begin, end) - starts.clamp(begin, end)
+    mistakes = {said: wrong_busy(starts, ends, begin, end, wrong) for wrong, said in sentences(PLANTED, {}).items()} | {
+        "You added up the durations: where intervals overlap, time counts once.": inside.sum().item() / (end - begin),
+        "That is the idle share: take it from 1.": 1 - right,
+        "Divide by the length of the window.": right * (end - begin),
+    }
+    compare(f(starts, ends, begin, end), right, mistakes, atol=2e-6)
+
+
+def random_intervals(begin: float) -> tuple[Tensor, Tensor]:
+    """Twelve intervals that begin in the 25 after `begin` or shortly before it."""
+    starts = begin - 5 + 30 * torch.rand(12, dtype=torch.float64)
+    return starts, starts + 0.2 + 3 * torch.rand(12, dtype=torch.float64)
+
+
+@q1.case("short ones within a long one")
+def _(f):
+    check_busy(f, [1.0, 2.0, 4.0, 7.0], [6.0, between(2.5, 3), between(4.5, 5.5), 9.0], 0.0, 12.0)
+    check_busy(f, [1.0, *(2 + 3 * torch.rand(5)).tolist()], [between(6, 7)] * 2 + [5.5] * 4, 0.0, between(12, 13))
+
+
+@q1.case("intervals over the edges of the window, and outside it; a window that does not begin at 0")
+def _(f):
+    for begin in (0.0, 40.0, 105.0):
+        check_busy(f, *random_intervals(begin), begin, begin + 22.0)
+
+
+@q1.case("a machine that has been up for two hours")
+def _(f):
+    later = 7.2e9 + 1e6 * draw(0, 900)  # microseconds
+    check_busy(f, *random_intervals(later + 6), later, later + 40.0)
+
+
+@q1.case("all idle, all busy, touching")
+def _(f):
+    middle = between(1, 8)
+    for starts, ends in (([-1.0], [30.0]), ([0.0, middle], [middle, middle + 1]), ([20.0], [30.0])):
+        check_busy(f, starts, ends, 0.0, 10.0)
+
+
+q2 = Question("q2", "free_rows", hint="How long does one row take, how long may the step take, and which times grow?")
+
+FREE_MISTAKES = {
+    "no host": "You left out the host: one row takes as long as its launches, if that is the longest.",
+    "row without operations": "One row needs its operations, too: the longest of three times counts.",
+    "bytes alone": "You looked at bytes alone: operations grow with the rows, two for each weight and row.",
+    "operations alone": "You looked at operations alone: each row has a cache of its own to read.",
+    "one operation": "A weight costs two operations per row: a multiplication and an addition.",
+    "added": "You added the times up: all three go on at once, and the longest counts.",
+    "weights per row": "A step reads the weights once, not once for each row.",
+    "rounded up": "Rounded up, the step takes longer than it may: round down.",
+    "no slack": "You left the slack out: the step may take slack times as long.",
+}
+
+
+def most_rows(weights, cache, element, launches, host, copy, compute, slack, wrong: str = "") -> int:
+    """The most rows whose step is within the limit, by halving the step; `wrong` names a usual mistake."""
+    slack = 1.0 if wrong == "no slack" else slack
+    per_row = cache + (element * weights if wrong == "weights per row" else 0)
+    operations = weights if wrong == "one operation" else 2 * weights
+
+    def longest(n: int, of: tuple[int, ...]) -> float:
+        """Seconds of a step of n rows: of host, bytes and operations those in `of`."""
+        times = launches * host, (element * weights + cache + per_row * (n - 1)) / copy, operations * n / compute
+        return (sum if wrong == "added" else max)(times[i] for i in of)
+
+    first = {"no host": (1, 2), "row without operations": (0, 1)}.get(wrong, (0, 1, 2))
+    later = {"no host": (1, 2), "bytes alone": (0, 1), "operations alone": (0, 2)}.get(wrong, (0, 1, 2))
+    limit = slack * longest(1, first) * (1 + 1e-12)
+    rows = 0
+    for step in (2**power for power in range(40, -1, -1)):
+        rows += step if longest(rows + step, later) <= limit else 0
+    return rows + (wrong == "rounded up")
+
+
+def check_free(f, *numbers: float) -> None:
+    found = whole_number(f(*numbers), 0, 2**60, "return a whole number of rows")
+    expected = most_rows(*numbers)
+    if found != expected:
+        named = (said for wrong, said in FREE_MISTAKES.items() if found == most_rows(*numbers, wrong=wrong))
+        raise AssertionError(next(named, f"the number of rows is {found:,}, expected {expected:,}"))
+
+
+def half_a_billion(cache: float, launches: int, host: float) -> tuple:
+    return between(4e8, 6e8), cache, 2, launches, host, between(3.5e12, 4.5e12), between(7e14, 9e14)
+
+
+@q2.case("a slow host before a fast machine: one row takes as long as its launches")
+def _(f):
+    for cache in (between(1e6, 2e6), between(9e6, 2e7)):
+        check_free(f, *half_a_billion(cache, draw(900, 1300), 8e-6), between(1.05, 1.4))
+
+
+@q2.case("one launch: long caches, and none yet")
+def _(f):
+    check_free(f, *half_a_billion(between(4e6, 6e6), 1, 2e-5), between(1.2, 1.8))
+    check_free(f, *half_a_billion(0.0, 1, 2e-5), between(1.05, 1.5))
+
+
+@q2.case("slow processors: in float32, and one where the operations of one row take the longest")
+def _(f):
+    machine = 4, 1, 2e-5, between(1.5e10, 2.5e10), between(8e10, 1.2e11)
+    check_free(f, between(9e5, 1e6), between(2e4, 4e4), *machine, between(2.5, 4.0))
+    machine = 2, 1, 1e-5, between(9e11, 1e12), between(4e11, 6e11)
+    check_free(f, between(1e8, 2e8), between(1e4, 1e5), *machine, between(3.2, 7.8))
+
+
+q3 = Question("q3", "best_plan", hint="No change has a worth of its own. How many choices of yes and no are there?")
+
+RULES = {
+    "largest": "You took the largest speed-up first: it matters of how much time.",
+    "per day": "You took what saves most per day first: what is left over may not fit, or be worth less by then.",
+    "added": "You added up what each change saves alone: the second change to a phase saves less.",
+    "next": "You took the change that helps most next: two others may fit into its days.",
+}
+
+
+def step_times(plans: Tensor, seconds: Tensor, phase: Tensor, speedups: Tensor) -> Tensor:
+    """Seconds of a step with the changes of each plan, all at once: plans [n, changes] bool, result [n] float64."""
+    factors = torch.where(plans, speedups.double(), 1.0)
+    return sum(s.double() / factors[:, phase == j].prod(1) for j, s in enumerate(seconds))
+
+
+def plan_by(seconds, phase, speedups, days, budget: int, rule: str = "") -> Tensor:
+    """The best plan, or the one that a rule gives: [changes] bool."""
+    alone = seconds[phase] * (1 - 1 / speedups)
+    if rule in ("", "added"):
+        plans = torch.cartesian_prod(*[torch.tensor([False, True])] * len(days))
+        plans = plans[(plans * days).sum(1) <= budget]
+        return plans[((plans * alone).sum(1) if rule else -step_times(plans, seconds, phase, speedups)).argmax()]
+    plan = torch.zeros(len(days), dtype=torch.bool)
+    while True:  # one change after the other
+        now, after = (step_times(p, seconds, phase, speedups) for p in (plan[None], plan | torch.eye(len(days)).bool()))
+        worth = {"largest": speedups - 1, "per day": alone / days.clamp(min=1e-3), "next": now - after}[rule]
+        worth = worth.masked_fill(plan | (days > budget - days[plan].sum()), 0.0)
+        if worth.max() <= 0:
+            return plan
+        plan[worth.argmax()] = True
+
+
+def drawn_changes(large: float) -> tuple:
+    """Eight changes to three phases, the first `large`: one change makes its phase slower, and one costs no day."""
+    seconds, phase = 0.2 + torch.rand(3), torch.randint(0, 3, (8,))
+    speedups, days = 1.1 + 3 * torch.rand(8) ** 2, torch.randint(1, 6, (8,))
+    worse, gift = torch.randperm(8)[:2]
+    seconds[0], speedups[worse], days[gift] = between(0.2, 1.2) * large, between(0.3, 0.8), 0
+    return seconds, phase, speedups, days, draw(4, 9)
+
+
+def plan_case(name: str, *rules: str, large: float = 1.0) -> None:
+    """A case with changes of which neither the rules nor all or nothing give the best plan."""
+
+    def misleading(*inputs) -> bool:
+        *given, days, budget = inputs
+        plans = [plan_by(*inputs, rule=rule) for rule in ("", *rules)] + [torch.zeros(len(days)).bool()]
+        best, *others = step_times(torch.stack(plans), *given)
+        return days.sum() > budget and min(others) > best * 1.001
+
+    @q3.case(name)
+    def _(f):
+        *given, days, budget = drawn_until(misleading, lambda: drawn_changes(large))
+        plan = as_tensor(f(*given, days, budget), "the plan")
+        if plan.dtype != torch.bool or plan.shape != days.shape:
+            raise AssertionError(f"return [changes] bool: True or False for each of the {len(days)} changes.")
+        if days[plan].sum() > budget:
+            raise AssertionError(f"your plan takes {days[plan].sum()} days, there are {budget}.")
+        took, best = step_times(torch.stack([plan, plan_by(*given, days, budget)]), *given).tolist()
+        if took > best * (1 + 1e-5):
+            said = [said for rule, said in RULES.items() if torch.equal(plan, plan_by(*given, days, budget, rule=rule))]
+            usual = f"your plan gives a step of {took:.4g} seconds, the best one {best:.4g}."
+            raise AssertionError(" Or: ".join(said) or usual)
+
+
+plan_case("a large phase, and large speed-ups of small ones", "largest", large=4.0)
+plan_case("many changes to one phase: the second saves less", "added", large=1.5)
+plan_case("what is best per day does not fit", "per day", "largest")
+plan_case("what helps most next is not part of the best plan", "per day", "added", "next")
+
+q4 = Question(
+    "q4", "self_times", hint="The parent of an event is the shortest one that holds it; take its time off there."
+)
+
+SELF_MISTAKES = {
+    "durations": "That is the whole duration: take the children's off.",
+    "descendants": "You took all descendants off: a grandchild is within a child already.",
+    "ties": "Of events that begin together the longest comes first: a child took its parent for its own child.",
+    "float32": "Times of a trace are large: keep float64, float32 rounds them.",
+}
+
+
+def own_times(starts: Tensor, ends: Tensor, wrong: str = "") -> Tensor:
+    """Duration less that of the direct children; the parent is the shortest event that holds one: [events], float64."""
+    if wrong == "float32":
+        starts, ends = starts.float(), ends.float()
+    starts, ends = starts.double(), ends.double()
+    duration = ends - starts
+    if wrong == "ties":
+        return by_stack(starts, ends)
+    holds = (starts[:, None] <= starts) & (ends <= ends[:, None]) & ~torch.eye(len(starts), dtype=torch.bool)
+    shortest = torch.where(holds, duration[:, None], torch.inf).argmin(0)
+    children = holds & (torch.arange(len(starts))[:, None] == shortest)
+    children = {"descendants": holds, "durations": 0 * holds}.get(wrong, children)
+    return duration - children.double() @ duration
+
+
+def by_stack(starts: Tensor, ends: Tensor) -> Tensor:
+    """Self times by a stack over the events by their starts alone."""
+    found, stack = ends - starts, []
+    for i in starts.argsort(stable=True).tolist():
+        while stack and ends[stack[-1]] <= starts[i]:
+            stack.pop()
+        if stack:
+            found[stack[-1]] -= ends[i] - starts[i]
+        stack.append(i)
+    return found
+
+
+def check_own(f, pairs: list[tuple[float, float]], later: float = 0.0) -> None:
+    """pairs: starts and ends of events, in microseconds after `later`; any order."""
+    starts, ends = (torch.tensor(pairs, dtype=torch.float64)[torch.randperm(len(pairs))] + later).T.contiguous()
+    mistakes = {said: own_times(starts, ends, wrong) for wrong, said in SELF_MISTAKES.items()}
+    compare(f(starts, ends), own_times(starts, ends), mistakes, atol=1e-4)
+
+
+def tree(depth: int, begin: float, end: float) -> list[tuple[float, float]]:
+    """Nested events: a few children with gaps between them, down to `depth`."""
+    found = [(begin, end)]
+    cuts = (begin + (end - begin) * torch.rand(4, dtype=torch.float64).sort().values).tolist()
+    for left, right in (cuts[:2], cuts[2:]) if depth else ():
+        found += tree(depth - 1, left, right)
+    return found
+
+
+@q4.case("grandchildren; children that begin or end with their parents; siblings that touch")
+def _(f):
+    check_own(f, [(0.0, between(2, 3)), (0.0, 10.0), (20.0, between(21, 22)), (20.0, 25.0), (20.0, 31.0)])
+    check_own(f, [(5.0, between(7, 8)), (5.0, between(10, 11)), (1.0, 40.0), (1.0, 20.0)])
+    check_own(f, [(0.0, 10.0), (1.0, 4.0), (4.0, 10.0), (4.5, between(5, 6)), (10.0, 12.0)])
+
+
+@q4.case("a deep random tree")
+def _(f):
+    check_own(f, tree(3, 0.0, 1000.0) + tree(2, 1000.0, 1500.0))
+
+
+@q4.case("times as in a trace: microseconds since the machine was started")
+def _(f):
+    check_own(f, tree(2, 0.0, 50.0), later=6_839_553_812.0)
+
+
+QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4}
