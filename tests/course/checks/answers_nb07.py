@@ -4,40 +4,25 @@ import heapq
 
 import torch
 import torch.nn.functional as F
-from answers import half_mended
+from answers import half_mended, ruled
 
-from rlcourse.course.checks.nb07.q3_draw import PLANTED, wrong_draw
+from rlcourse.course.checks.nb07 import CACHE_MISTAKES, PLANTED, SLOT_RULES, attend, slots_by, wrong_draw
 
 
 # q1: a static cache
-def written(k, v, keys, values, positions):
+def attend_at_once(q, k, v, keys, values, positions):
     rows = torch.arange(len(k))
     keys[rows, positions], values[rows, positions] = k, v
-    return keys, values
+    mask = (torch.arange(keys.shape[1]) <= positions[:, None])[:, None]
+    return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
 
 
-def seen(keys, positions):
-    return torch.arange(keys.shape[1]) <= positions[:, None]
-
-
-def mixed(q, keys, values, mask, scale=None):
-    scores = q @ keys.transpose(1, 2) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    return scores.masked_fill(~mask[:, None], -torch.inf).softmax(-1) @ values
-
-
-def cache_with(q, k, v, keys, values, positions, **change):
-    """Right but for one thing: `mask`, `scale` or `old_values`, those that are read."""
-    new = written(k, v, keys.clone(), values.clone(), positions)
-    mask = change.get("mask", seen(keys, positions))
-    return mixed(q, new[0], change.get("old_values", new[1]), mask, change.get("scale"))
-
-
-def masked_scores(q, k, v, keys, values, positions, add=0.0):
-    """The mask as a factor of 0 and 1 on the scores."""
-    keys, values = written(k, v, keys, values, positions)
-    mask = seen(keys, positions)[:, None]
-    scores = q @ keys.transpose(1, 2) / q.shape[-1] ** 0.5
-    return (scores * mask + add * ~mask).softmax(-1) @ values
+def masked_by_minus_one(q, k, v, keys, values, positions):
+    """Where the mask says no, the score is -1."""
+    rows = torch.arange(len(k))
+    keys[rows, positions], values[rows, positions] = k, v
+    mask = (torch.arange(keys.shape[1]) <= positions[:, None])[:, None]
+    return (q @ keys.transpose(1, 2) / q.shape[-1] ** 0.5).masked_fill(~mask, -1.0).softmax(-1) @ values
 
 
 # q2: a tape
@@ -58,9 +43,8 @@ def tape_without(*left_out, **changed):
     """The first tape without some instructions (by number), or with others in their place."""
 
     def function(eos, pad, limit):
-        tape = tape_with_choices(eos, pad, limit)
-        changes = {int(number[1:]): change(eos, pad, limit) for number, change in changed.items()}
-        return [changes.get(i, line) for i, line in enumerate(tape) if i not in left_out]
+        tape = [changed.get(f"_{i}", line) for i, line in enumerate(tape_with_choices(eos, pad, limit))]
+        return [line for i, line in enumerate(tape) if i not in left_out]
 
     return function
 
@@ -70,109 +54,56 @@ def in_another_order(*order):
 
 
 # q3: a draw
-def logprob(logits, tokens):
-    return logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
-
-
-def first_above(mass, goal):
-    """First place where the running sum exceeds the goal, and the sum before it."""
-    place = ((mass.cumsum(-1) > goal[:, None]) & (mass > 0)).long().argmax(-1)
-    before = mass.masked_fill(torch.arange(mass.shape[-1]) >= place[:, None], 0.0).sum(-1)
-    return place, before
-
-
-def draw_tiles(logits, tile, uniform):
-    """Two levels, without the total of the masses that u is a share of."""
-    short = -logits.shape[1] % tile
-    tiles = F.pad(logits, (0, short), value=-torch.inf).unflatten(1, (-1, tile))
-    mass = (tiles - tiles.amax((1, 2), keepdim=True)).exp()
-    which, before = first_above(mass.sum(2), uniform)
-    rows, left = torch.arange(len(logits)), uniform - before
-    place, _ = first_above(mass[rows, which], left)
-    place = torch.where((mass[rows, which].cumsum(-1) > left[:, None]).any(1), place, tile - 1)
-    tokens = which * tile + place
-    return tokens, logprob(logits, tokens.clamp(max=logits.shape[1] - 1))
-
-
 def draw_flat(logits, tile, uniform):
     pi = logits.double().softmax(-1)
     tokens = (pi.cumsum(-1) <= uniform.double()[:, None]).sum(-1)
-    return tokens, logprob(logits, tokens)
+    return tokens, logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
 
 
-def draw_changed(tokens_of):
-    """A right draw whose tokens are replaced."""
-
-    def function(logits, tile, uniform):
-        tokens, logprobs = draw_flat(logits, tile, uniform)
-        return tokens_of(logits, tile, uniform, tokens), logprobs
-
-    return function
+def draw_changed(change):
+    """A right draw whose tokens or log-probs are replaced."""
+    return lambda logits, tile, uniform: change(logits, tile, *draw_flat(logits, tile, uniform))
 
 
 # q4: a number of slots
-def with_heap(lengths, slots):
-    free = [0] * slots
-    for length in lengths:
-        heapq.heapreplace(free, free[0] + length)
-    return max(free)
+def slots_with_heap(lengths, host, fixed, row, most):
+    times = []
+    for slots in range(1, most + 1):
+        free = [0] * slots
+        for length in lengths.tolist():
+            heapq.heapreplace(free, free[0] + length)
+        times.append(max(free) * max(host, fixed + row * slots))
+    return 1 + min(range(most), key=times.__getitem__)
 
 
-def step_ms(slots, host, fixed, row):
-    return max(host, fixed + row * slots)
-
-
-def slots_by(steps, time=step_ms, order=lambda lengths: lengths):
-    def function(lengths, host, fixed, row, most):
-        queue = order(lengths.tolist())
-        return min(range(1, most + 1), key=lambda slots: steps(queue, slots) * time(slots, host, fixed, row))
-
-    return function
-
-
-RIGHT = {"q1": cache_with, "q2": tape_with_choices, "q3": draw_flat, "q4": slots_by(with_heap)}
+RIGHT = {"q1": attend_at_once, "q2": tape_with_choices, "q3": draw_flat, "q4": slots_with_heap}
 WRONG = {
-    "q1": {
-        "no mask": (
-            lambda q, k, v, K, V, p: cache_with(q, k, v, K, V, p, mask=torch.ones(K.shape[:2]).bool()),
-            "attend to all slots",
-        ),
-        "nan for the first": lambda q, k, v, K, V, p: cache_with(
-            q, k, v, K, V, p, mask=torch.arange(K.shape[1]) < p[:, None]
-        ),
-        "not written": (lambda q, k, v, K, V, p: mixed(q, K, V, seen(K, p)), "write them first"),
-        "only keys": (lambda q, k, v, K, V, p: cache_with(q, k, v, K, V, p, old_values=V), "only the key arrived"),
-        "not scaled": (lambda q, k, v, K, V, p: cache_with(q, k, v, K, V, p, scale=1.0), "not scaled"),
-        "by D": (lambda q, k, v, K, V, p: cache_with(q, k, v, K, V, p, scale=1 / q.shape[-1]), "square root of D"),
-        "scores times the mask": (masked_scores, "a score like any other"),
-        "a mask of minus one": lambda q, k, v, K, V, p: masked_scores(q, k, v, K, V, p, add=-1.0),
-    },
+    "q1": ruled(attend, CACHE_MISTAKES, "wrong") | {"a mask of minus one": masked_by_minus_one},
     "q2": {
-        "no padding": (tape_without(_2=lambda eos, pad, limit: ("add", "token", "drawn", 0)), "gets padding"),
-        "forgets": (tape_without(_7=lambda eos, pad, limit: ("add", "ended", "now", 0)), "stays so"),
+        "no padding": (tape_without(_2=("add", "token", "drawn", 0)), "gets padding"),
+        "moves on": (tape_without(1, _0=("add", "position", "position", 1)), "must stay where it is"),
+        "forgets": (tape_without(_7=("add", "ended", "now", 0)), "stays so"),
+        "no limit": (tape_without(3, 4, _6=("add", "now", "end", 0)), "has reached the limit"),
         "limit too early": (in_another_order(3, 4, 0, 1, 2, 5, 6, 7), "one step late"),
         "flag before token": (in_another_order(0, 1, 3, 4, 5, 6, 7, 2), "turned into padding"),
-        "no end": tape_without(5, 6, _7=lambda eos, pad, limit: ("or", "ended", "ended", "full")),
+        "no end": tape_without(5, 6, _7=("or", "ended", "ended", "full")),
         "nothing": lambda eos, pad, limit: [],
         "unknown": (lambda eos, pad, limit: [("if", "ended", 0)], "unknown operation"),
-        "unwritten": (tape_without(0), "nothing has written"),
+        "unwritten": (tape_without(0), "nothing that has been written"),
         "a source too few": (lambda eos, pad, limit: [("add", "position", 1)], "needs 2 sources"),
-        "a flag": (lambda eos, pad, limit: [("add", "ended", "ended", True)], "neither a name nor a whole number"),
+        "a flag": (lambda eos, pad, limit: [("add", "ended", "ended", True)], "no whole number"),
     },
     "q3": half_mended(wrong_draw, PLANTED)
     | {
-        "u not scaled": draw_tiles,
-        "place": (draw_changed(lambda logits, tile, u, tokens: tokens % tile), "place within the tile"),
-        "tile": (draw_changed(lambda logits, tile, u, tokens: tokens // tile), "number of the tile"),
-        "greedy": (draw_changed(lambda logits, tile, u, tokens: logits.argmax(-1)), "most probable token"),
+        "place": (draw_changed(lambda logits, tile, tokens, logp: (tokens % tile, logp)), "place within the tile"),
+        "tile": (draw_changed(lambda logits, tile, tokens, logp: (tokens // tile, logp)), "number of the tile"),
+        "greedy": (draw_changed(lambda logits, tile, _, logp: (logits.argmax(-1), logp)), "most probable token"),
+        "probability": (draw_changed(lambda logits, tile, tokens, logp: (tokens, logp.exp())), "take its logarithm"),
         "tokens alone": (lambda *a: draw_flat(*a)[0], "return two tensors"),
     },
-    "q4": {
-        "even": (slots_by(lambda lengths, slots: -(-sum(lengths) // slots)), "divided the tokens evenly"),
-        "shortest first": slots_by(with_heap, order=sorted),
-        "no host": (slots_by(with_heap, time=lambda slots, host, fixed, row: fixed + row * slots), "left the host out"),
-        "fewest steps": (slots_by(with_heap, time=lambda *_: 1.0), "made the steps few"),
-        "most": (lambda lengths, host, fixed, row, most: most, "as long as possible"),
+    "q4": ruled(slots_by, SLOT_RULES)
+    | {
+        "most": lambda lengths, host, fixed, row, most: most,
         "the time": (lambda lengths, host, fixed, row, most: 12.5, "whole number"),
     },
 }

@@ -1,0 +1,298 @@
+"""Checks of the exercises of lesson 07: a static cache, a recorded step without an if, a draw by tiles, and slots."""
+
+import torch
+from torch import Tensor
+
+from rlcourse.course.checks import Question, between, compare, draw
+from rlcourse.course.checks.builders import Names, drawn_until, sentences, whole_number
+
+q1 = Question("q1", "attend_with_cache", hint="Write k and v at [row, position], then hide the slots after it.")
+
+CACHE_MISTAKES = {
+    "no mask": "You attend to all slots: hide those after the position.",
+    "not itself": "The new token must see itself too: slot `positions` counts.",
+    "not written": "The new key and value do not stand in slot `positions`: write them first.",
+    "only key": "You wrote the value nowhere: only the key arrived.",
+    "all places": "Each row was written at all positions: index rows and positions together.",
+    "times mask": "You multiplied the scores by the mask: 0 is a score like any other, minus infinity is none.",
+    "hidden late": "You hid the slots after the softmax: they have taken their share by then.",
+    "not scaled": "The scores are not scaled: divide them by the square root of D.",
+    "by D": "You divided the scores by D: it is the square root of D.",
+}
+
+
+def attend(q, k, v, keys, values, positions, wrong: str = "") -> Tensor:
+    """Write and attend row by row in float64; `wrong` names a usual mistake: [rows, queries, head_dim]."""
+    q, k, v, keys, values = (x.double().clone() for x in (q, k, v, keys, values))
+    slots, size, places, found = keys.shape[1], keys.shape[2], positions.tolist(), torch.zeros_like(q)
+    scale = {"not scaled": 1.0, "by D": 1 / size}.get(wrong, size**-0.5)
+    for r, p in enumerate(places):
+        at = {"not written": [], "all places": places}.get(wrong, [p])
+        keys[r, at] = k[r]
+        if wrong != "only key":
+            values[r, at] = v[r]
+        count = {"no mask": slots, "not itself": max(p, 1), "times mask": slots, "hidden late": slots}.get(wrong, p + 1)
+        seen = torch.arange(count) <= p
+        scores = scale * q[r] @ keys[r, :count].T * (seen if wrong == "times mask" else 1)
+        weights = (scores - scores.logsumexp(-1, keepdim=True)).exp() * (seen if wrong == "hidden late" else 1)
+        found[r] = weights @ values[r, :count]
+    return found
+
+
+def check_cache(f, rows: int, queries: int, slots: int, size: int, positions: Tensor, junk: float = 1.0) -> None:
+    """junk: how large the numbers are that an earlier answer left from the positions on."""
+    shapes = ((rows, queries, size), (rows, size), (rows, size), (rows, slots, size), (rows, slots, size))
+    *new, keys, values = (torch.randn(shape) for shape in shapes)
+    left = torch.where(torch.arange(slots) < positions[:, None], 1.0, junk)[..., None]
+    inputs = *new, keys * left, values * left, positions
+    mistakes = {said: attend(*inputs, wrong=name) for name, said in CACHE_MISTAKES.items()}
+    compare(f(*inputs), attend(*inputs), mistakes, atol=1e-4)
+
+
+@q1.case("rows at different positions, the last slot included, and what an earlier answer left is not seen")
+def _(f):
+    check_cache(f, 4, 3, 8, 6, torch.randperm(7)[:4])
+    check_cache(f, 2, 2, 5, 4, torch.tensor([4, 2]))
+    check_cache(f, 3, 2, 9, 4, torch.tensor([1, 4, 7]), junk=30.0)
+
+
+@q1.case("an empty cache: the first token sees itself alone")
+def _(f):
+    check_cache(f, 2, 3, 4, 5, torch.tensor([0, 0]))
+
+
+q2 = Question("q2", "tape_of_the_end", hint="What had ended is needed first and written last. Truth is the number 1.")
+
+OPERATIONS = {
+    "add": lambda a, b: a + b,
+    "equal": lambda a, b: int(a == b),
+    "less": lambda a, b: int(a < b),
+    "and": lambda a, b: a * b,
+    "or": lambda a, b: max(a, b),
+    "choose": lambda a, b, c: b if a > 0 else c,
+}
+TAPE_MISTAKES = {
+    "no pad": "A row that had ended gets padding, whatever was drawn.",
+    "position": "The position of a row that had ended must stay where it is.",
+    "forgets": "A row that had ended stays so: the flag is what it was, or the new end.",
+    "no limit": "A row whose position has reached the limit has ended, too.",
+    "late": "You were one step late: a row ends when its position, once it has gone up, reaches the limit.",
+    "end lost": "The last token of an answer turned into padding: write the flag after the token.",
+}
+Row = tuple[int, int, int]  # token, position, ended
+
+
+def played(tape, memory: dict[str, int], drawn: int) -> Row:
+    """Replay a tape for one row. Raises AssertionError for an instruction that the machine does not know."""
+    memory["drawn"] = drawn
+    for number, instruction in enumerate(tape):
+        said = f"instruction {number}, {instruction!r},"
+        if not isinstance(instruction, list | tuple) or len(instruction) < 2 or instruction[0] not in OPERATIONS:
+            raise AssertionError(f"{said} is not (operation, target, sources...), or has an unknown operation.")
+        operation, target, *sources = instruction
+        if len(sources) != (count := 3 if operation == "choose" else 2):
+            raise AssertionError(f"{said} needs {count} sources.")
+        for source in sources:
+            if type(source) is not int and source not in memory:
+                raise AssertionError(f"{said} reads {source!r}, no whole number and nothing that has been written.")
+        memory[target] = OPERATIONS[operation](*(memory[s] if isinstance(s, str) else s for s in sources))
+    return memory["token"], memory["position"], memory["ended"]
+
+
+def next_row(row: Row, drawn: int, eos: int, pad: int, limit: int, wrong: str = "") -> Row:
+    """One row after a replay, with an `if`; `wrong` names a usual mistake."""
+    _, position, ended = row
+    if ended:
+        flag = int(drawn == eos) if wrong == "forgets" else 1
+        return (drawn if wrong == "no pad" else pad), position + (wrong == "position"), flag
+    full = position + 1 >= limit + (wrong == "late") and wrong != "no limit"
+    ended = int(drawn == eos or full)
+    return (pad if wrong == "end lost" and ended else drawn), position + 1, ended
+
+
+def check_tape(f, limit: int, position: int, ended: int, draws: str) -> None:
+    """draws: what the model draws for one row, replay by replay: "w", some word, or "e", the end."""
+    eos = draw(100, 900)
+    special, words = (eos, eos + draw(1, 90), limit), [eos if kind == "e" else draw(1, 99) for kind in draws]
+    tape, start = f(*special), (draw(1, 99), position, ended)
+    if not isinstance(tape, list | tuple):
+        raise AssertionError("return a list of instructions, (operation, target, sources...).")
+
+    def path(wrong: str = "") -> list[Row]:
+        row = start
+        return [row := next_row(row, drawn, *special, wrong=wrong) for drawn in words]
+
+    memory = dict(zip(("token", "position", "ended"), start, strict=True))
+    found = [played(tape, memory, drawn) for drawn in words]
+    right = [start, *path()]
+    for before, drawn, expected, got in zip(right, words, right[1:], found, strict=False):
+        if got != expected:
+            named = [said for wrong, said in TAPE_MISTAKES.items() if path(wrong) == found]
+            usual = f"from token, position, ended = {before} and drawn {drawn} your tape makes {got}, not {expected}"
+            raise AssertionError(named[0] if named else f"with eos, pad, limit = {special}: {usual}.")
+
+
+@q2.case("a row writes, ends by itself, and stays so")
+def _(f):
+    check_tape(f, 1000, draw(3, 40), 0, "wwewww")
+
+
+@q2.case("a row runs into the limit, or ends exactly there")
+def _(f):
+    for draws in ("wwwwww", "wwewww", "ewwewe"):
+        limit = draw(20, 200)
+        check_tape(f, limit, limit - 3, 0, draws)
+
+
+@q2.case("a row that had ended before, for which an end is drawn")
+def _(f):
+    check_tape(f, 1000, draw(3, 9), 1, "wweww")
+    check_tape(f, 20, 20, 1, "ewwe")
+
+
+q3 = Question("q3", "mended_draw", hint="Follow one u by hand on four tokens in two tiles, line by line.")
+
+PLANTED = {
+    "scale": "each tile is measured by its own largest logit: bring all of a row to one scale",
+    "left": "within the tile, look for what is left of the goal: take off the mass of the tiles before it",
+    "reach": "the running sum must exceed the goal, not reach it: a token of probability 0 was drawn",
+    "tile": "the log-prob is that within the tile: divide by the mass of the whole row",
+}
+
+
+def wrong_draw(logits: Tensor, tile: int, uniform: Tensor, wrong: Names) -> tuple[Tensor, Tensor]:
+    """Tokens and log-probs with some of the planted mistakes, row by row in float64."""
+    tokens, logprobs = [], []
+    for row, u in zip(logits.double(), uniform.tolist(), strict=True):
+        masses = [(piece - (piece if "scale" in wrong else row).max()).exp() for piece in row.split(tile)]
+        sums = torch.stack([mass.sum() for mass in masses])
+        goal = u * sums.sum()
+
+        def first(values: Tensor, goal: Tensor) -> int:
+            """The first place whose running sum gets there; 0 if none does."""
+            running = values.cumsum(0)
+            return int((running >= goal if "reach" in wrong else running > goal).long().argmax())
+
+        which = first(sums, goal)
+        place = first(masses[which], goal if "left" in wrong else goal - sums[:which].sum())
+        tokens.append(which * tile + place)
+        logprobs.append((masses[which][place] / (sums[which] if "tile" in wrong else sums.sum())).log())
+    return torch.tensor(tokens), torch.stack(logprobs)
+
+
+def check_draw(f, logits: Tensor, tile: int, tokens: Tensor | None = None, u: Tensor | None = None) -> None:
+    """tokens: those that `u` falls on, some likely ones if not given; u: the middles of their pieces of [0, 1]."""
+    logpi = logits.double().log_softmax(-1)
+    pi = logpi.exp()
+    tokens = torch.multinomial((pi > 0.01) * pi, 1)[:, 0] if tokens is None else tokens
+    at = tokens[:, None]
+    expected = logpi.gather(1, at)[:, 0]
+    u = (pi.cumsum(-1).gather(1, at)[:, 0] - expected.exp() / 2).float() if u is None else u
+    result = f(logits, tile, u)
+    if not isinstance(result, tuple | list) or len(result) != 2 or not isinstance(result[0], Tensor):
+        raise AssertionError("return two tensors: the tokens, and their log-probs.")
+    left = {said: wrong_draw(logits, tile, u, names) for names, said in sentences(PLANTED, {}).items()}
+    others = {
+        "That is the place within the tile: add the tokens of the tiles before it.": tokens % tile,
+        "That is the number of the tile, not the token.": tokens // tile,
+        "That is the most probable token: where u falls decides.": logits.argmax(-1),
+    }
+    compare(result[0].long(), tokens, {said: found[0] for said, found in left.items()} | others, "the token ids")
+    others = {"That is the probability: take its logarithm.": expected.exp()}
+    left = {said: found[1] for said, found in left.items()}
+    compare(result[1], expected, left | others, "the log-probs", atol=1e-4)
+
+
+@q3.case("tiles of some tokens, of one and of all, and a last tile that is not full")
+def _(f):
+    for tile in (6, 1, 24):
+        check_draw(f, 1.5 * torch.randn(16, 24), tile)
+    check_draw(f, torch.randn(3, 23), 5, torch.tensor([22, 21, 20]))
+
+
+@q3.case("large logits: exp of them is infinite; tiles of very different size")
+def _(f):
+    for logits in (torch.randn(6, 12) + 200.0, torch.randn(8, 12) - 4.0 * (torch.arange(12) // 4 == 1)):
+        check_draw(f, logits, 4)
+
+
+@q3.case("u = 0 falls on the first token that can be drawn")
+def _(f):
+    logits = torch.randn(3, 8)
+    logits[:, 0] = logits[1, 1] = -torch.inf
+    check_draw(f, logits, 4, torch.tensor([1, 2, 1]), torch.zeros(3))
+    logits = torch.randn(2, 12)
+    logits[:, 0], logits[:, 1:4] = -torch.inf, logits[:, 1:4] - 10_000  # a tile whose mass rounds to 0
+    check_draw(f, logits, 4, torch.tensor([4, 4]), torch.zeros(2))
+
+
+q4 = Question("q4", "best_slots", hint="After how many steps has the last answer ended, with so many slots? Try all.")
+
+SLOT_RULES = {
+    "batches": "You wait for the longest of each batch: a free slot takes the next answer at once.",
+    "evenly": "You divided the tokens evenly: an answer stays in its slot until it ends.",
+    "sorted": "You sorted the longest first: they wait in the order given.",
+    "no host": "You left the host out: a step never takes less than that.",
+    "steps": "You made the steps few, not the time short: more slots make each step longer.",
+}
+
+
+def steps_needed(lengths: list[int], slots: int, rule: str) -> int:
+    """Steps until all answers have ended, by going through all steps one by one; or what a wrong rule says."""
+    if rule == "batches":
+        return sum(max(lengths[i : i + slots]) for i in range(0, len(lengths), slots))
+    if rule == "evenly":
+        return -(-sum(lengths) // slots)
+    left, waiting, step = [], sorted(lengths, reverse=True) if rule == "sorted" else list(lengths), 0
+    while left or waiting:
+        while waiting and len(left) < slots:
+            left.append(waiting.pop(0))
+        step += 1
+        left = [n - 1 for n in left if n > 1]
+    return step
+
+
+def times_by(lengths: Tensor, host: float, fixed: float, row: float, most: int, rule: str = "") -> list[float]:
+    """Milliseconds with 1 to `most` slots, or what a wrong rule takes for them."""
+    answers, host = lengths.tolist(), 0.0 if rule == "no host" else host
+    steps = [1.0 if rule == "steps" else max(host, fixed + row * slots) for slots in range(1, most + 1)]
+    return [step * steps_needed(answers, i + 1, rule) for i, step in enumerate(steps)]
+
+
+def slots_by(*inputs, rule: str) -> int:
+    """The number of slots that is best by a rule."""
+    times = times_by(*inputs, rule=rule)
+    return 1 + times.index(min(times))
+
+
+def some_answers() -> tuple[Tensor, float, float, float, int]:
+    """Lengths of answers, one of them much longer than the others, prices, and the most slots."""
+    lengths = (1 + torch.distributions.Geometric(1 / 9).sample((20,)).long()).clamp(max=200)
+    lengths[draw(8, 19)] = draw(20, 100)
+    return lengths, between(0, 2.5), between(0.3, 1.0), between(0.02, 0.2), 20
+
+
+def slots_case(name: str, *rules: str) -> None:
+    """A case with inputs of which neither the rules nor 1, 2 or all slots give the best number."""
+
+    def deceiving(*inputs) -> bool:
+        times = times_by(*inputs)
+        wrong = [1, 2, 20, *(slots_by(*inputs, rule=rule) for rule in rules)]
+        return min(times[slots - 1] for slots in wrong) > min(times) * 1.001
+
+    @q4.case(name)
+    def _(f):
+        inputs = drawn_until(deceiving, some_answers)
+        found, times = whole_number(f(*inputs), 1, 20, "return a whole number from 1 to `most`"), times_by(*inputs)
+        if times[found - 1] > min(times) * (1 + 1e-6):
+            said = [said for rule, said in SLOT_RULES.items() if found == slots_by(*inputs, rule=rule)]
+            usual = f"{found} slots take {times[found - 1]:.4g} ms, the best number of them {min(times):.4g} ms."
+            raise AssertionError(" Or: ".join(said) or usual)
+
+
+slots_case("a host that hides some rows", "no host")
+slots_case("rows that cost, and a price for each step", "steps", "no host")
+slots_case("the order in which they wait", "sorted")
+slots_case("one answer that is much longer than the others", "evenly", "batches")
+
+QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4}
