@@ -3,8 +3,26 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 SECONDS = 5  # for the hub to answer at all
+
+
+def load_rows(name: str, remedy: str, *options: str, **more: str) -> Any:
+    """A data set of the hub. options, more: `datasets.load_dataset`'s. remedy: what to do where there is no network.
+
+    Raises ConnectionError, in one sentence, if it can't be read.
+    """
+    import datasets
+
+    try:
+        with hub_or_cache():
+            return datasets.load_dataset(name, *options, **more)
+    except Exception as error:  # without a network it may be any of a dozen, from three libraries
+        raise ConnectionError(
+            f"{name} could not be loaded from the Hugging Face hub ({type(error).__name__}): check the network, or "
+            f"{remedy}."
+        ) from error
 
 
 @contextmanager

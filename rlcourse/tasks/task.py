@@ -114,9 +114,18 @@ class Task(Protocol):
         ...
 
 
+class ListTask:
+    """A task that has a list of problems for each split, as attributes of these names."""
+
+    def problems(self, split: Split) -> list[Problem]:
+        if split not in ("train", "validation", "test"):
+            raise ValueError(f"Unknown split {split!r}: use train, validation or test.")
+        return getattr(self, split)
+
+
 @dataclass(frozen=True)
-class MathTask:
-    """A task whose answers are numbers: three lists of problems, and the verifier of `rlcourse.tasks.verify`.
+class MathTask(ListTask):
+    """A task whose answers are numbers, judged by `rlcourse.tasks.verify`.
 
     instruction: the system turn of a prompt; "" for none. examples: problems whose worked answers come before the
     question. rewarded: the reading that counts, see `Readings`.
@@ -143,11 +152,6 @@ class MathTask:
     @property
     def metrics(self) -> dict[str, str]:
         return dict.fromkeys(replace(CUT_OFF, rewarded=self.rewarded).metrics, ".1%")
-
-    def problems(self, split: Split) -> list[Problem]:
-        if split not in ("train", "validation", "test"):
-            raise ValueError(f"Unknown split {split!r}: use train, validation or test.")
-        return getattr(self, split)
 
     def prompt(self, problem: Problem, policy: "Policy") -> list[int]:
         return policy.prompt(problem.question, self.instruction, self._shown)

@@ -3,9 +3,3 @@
 `problems` reads tasks and answers, `rules` reads a text for cheats, `worker` runs it in a process of its own, `judging`
 turns what comes back into a `verdict`.
 """
-
-from rlcourse.tasks.kernelbench.judging import judge
-from rlcourse.tasks.kernelbench.problems import Problem, load_problems, parse_answer
-from rlcourse.tasks.kernelbench.verdict import Settings
-
-__all__ = ["Problem", "Settings", "judge", "load_problems", "parse_answer"]

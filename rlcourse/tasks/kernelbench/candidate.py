@@ -16,21 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.cpp_extension import CUDA_HOME
 
 from rlcourse.sandbox import process
 from rlcourse.sandbox.process import GUARD, STAGED, Box
 from rlcourse.sandbox.wire import Unreadable, decode, encode, receive, send
 from rlcourse.tasks.kernelbench.machine import new_seed
 
-MODULES = (
-    "sandbox/__init__.py",
-    "sandbox/namespaces.py",
-    "sandbox/wire.py",
-    "tasks/kernelbench/cases.py",
-    "tasks/kernelbench/worker.py",
-)
+# Files of the package that a candidate's process imports.
+MODULES = ("sandbox/namespaces.py", "sandbox/wire.py", "tasks/kernelbench/cases.py", "tasks/kernelbench/worker.py")
 SMALL = 1 << 20  # bytes of an answer that shows nothing
 START_SECONDS = 120
+SCRIPTS = sysconfig.get_path("scripts")  # where ninja is
 COMPILERS = ("/usr/bin", "/bin", "/usr/sbin", "/sbin", "/usr/include", "/usr/libexec", "/etc/alternatives")
 LIMITS = {"CPU": 600, "FSIZE": 1 << 28, "NOFILE": 1024, "CORE": 0, "MSGQUEUE": 0, "NPROC": 128}
 LIMITS |= {"folder_bytes": 1 << 29, "files": 16384}
@@ -91,8 +88,7 @@ class Candidate:
             case {"value": value}:
                 return value, took
             case {"error": [str(kind), str(module), str(message)]}:
-                compiler = module.startswith(COMPILE_ERRORS)
-                raise Refused("compile" if compiler else "error", f"{kind}: {message}")
+                raise Refused("compile" if module.startswith(COMPILE_ERRORS) else "error", f"{kind}: {message}")
         self.lost("nonsense", "its process wrote what nobody can read")
 
     def receive(self, seconds: float, limit: int) -> Any:
@@ -121,10 +117,9 @@ class Candidate:
 
     def close(self) -> str:
         """End the process and what it started, and remove what it left. Nothing happens the second time."""
-        said = ""
         self.connection.close()
-        if self.process is not None:
-            said, self.process = process.end(self.process), None
+        said = process.end(self.process) if self.process is not None else ""
+        self.process = None
         process.remove(self.folder)
         return said
 
@@ -155,15 +150,10 @@ def start(way: str, folder: Path, wire: int, device: torch.device, memory_bytes:
 
 def box(folder: Path, device: torch.device, memory_bytes: int) -> Box:
     """What a candidate sees beside Python and its libraries: compilers, and the GPU if there is one."""
-    include, scripts = (
-        sysconfig.get_path("include"),
-        sysconfig.get_path("scripts"),
-    )  # of Python; ninja stands in scripts
-    system = [*COMPILERS, include, os.path.realpath(include), scripts]
+    include = sysconfig.get_path("include")
+    system = [*COMPILERS, include, os.path.realpath(include), SCRIPTS]
     devices, allowed = [], []
     if device.type == "cuda":
-        from torch.utils.cpp_extension import CUDA_HOME
-
         system += [CUDA_HOME, os.path.realpath(CUDA_HOME)] if CUDA_HOME else []
         system += [*driver_folders(), "/sys"]
         devices = [path for path in glob.glob("/dev/nvidia*") if not os.path.isdir(path)]
@@ -182,27 +172,16 @@ def driver_folders() -> list[str]:
 
 def variables(folder: str, device: torch.device) -> dict[str, str]:
     """The variables of the process: none of the judge's own, in which there may be secrets."""
-    found = {
-        "HOME": folder,
-        "TMPDIR": folder,
-        "USER": "candidate",
-        "LANG": "C.UTF-8",
-        "OMP_NUM_THREADS": "1",
-        "MAX_JOBS": "2",
-        "TORCH_EXTENSIONS_DIR": f"{folder}/extensions",
-        "TRITON_CACHE_DIR": f"{folder}/triton",
-        "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
-        "TORCHINDUCTOR_COMPILE_THREADS": "1",
-        "PATH": ":".join([sysconfig.get_path("scripts"), "/usr/local/bin", "/usr/bin", "/bin"]),
-    }
+    found = {"HOME": folder, "TMPDIR": folder, "USER": "candidate", "LANG": "C.UTF-8"}
+    found |= {"OMP_NUM_THREADS": "1", "MAX_JOBS": "2", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    found |= {"TORCH_EXTENSIONS_DIR": f"{folder}/extensions", "TRITON_CACHE_DIR": f"{folder}/triton"}
+    found |= {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "PATH": f"{SCRIPTS}:/usr/local/bin:/usr/bin:/bin"}
     if device.type != "cuda":
         return found | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    from torch.utils.cpp_extension import CUDA_HOME
-
     major, minor = torch.cuda.get_device_capability(device)
     found |= {"TORCH_CUDA_ARCH_LIST": f"{major}.{minor}", "LD_LIBRARY_PATH": ":".join(driver_folders())}
-    libcuda = [folder for folder in driver_folders() if os.path.exists(f"{folder}/libcuda.so.1")]
-    found |= {"TRITON_LIBCUDA_PATH": libcuda[0]} if libcuda else {}
+    for libcuda in [folder for folder in driver_folders() if os.path.exists(f"{folder}/libcuda.so.1")][:1]:
+        found["TRITON_LIBCUDA_PATH"] = libcuda
     return found | ({"CUDA_HOME": CUDA_HOME, "PATH": f"{CUDA_HOME}/bin:{found['PATH']}"} if CUDA_HOME else {})
 
 

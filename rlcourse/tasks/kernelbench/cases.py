@@ -72,9 +72,8 @@ def digest(tensors: list[Tensor]) -> list[list[int]]:
         raw = raw.view(torch.uint8 if raw.dtype == torch.bool else BITS[raw.element_size()])
         mixed = (raw * 2).add_(1).mul_(raw)
         size = chunk_size(raw.numel())
-        whole = raw.numel() // size * size
-        sums = [mixed[:whole].view(-1, size).sum(1, dtype=torch.int64), mixed[whole:].sum(dtype=torch.int64)[None]]
-        found.append(torch.cat(sums[: 1 if whole == raw.numel() else 2]).tolist())
+        padded = torch.nn.functional.pad(mixed, (0, -raw.numel() % size))
+        found.append(padded.view(-1, size).sum(1, dtype=torch.int64).tolist())
     return found
 
 

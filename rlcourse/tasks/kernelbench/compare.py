@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlcourse.tasks.kernelbench.cases import as_list, chunk_size, chunks, digest
+from rlcourse.tasks.kernelbench.cases import as_list, chunk_size, chunks
 
 # Of an element, absolute and relative: KernelBench's own.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-2}
@@ -53,21 +53,16 @@ def expect(reference: torch.nn.Module, inputs: list) -> Expected:
     with torch.no_grad():
         eager = as_list(reference(*copied(inputs)))
         try:
-            exact = as_list(copy.deepcopy(reference).double()(*copied(inputs, torch.float64)))
+            exact = as_list(copy.deepcopy(reference).double()(*copied(inputs, double=True)))
         except (RuntimeError, NotImplementedError, TypeError):  # an operation without double precision
             exact = eager
     return Expected(exact, eager, [item for item in inputs if isinstance(item, Tensor)])
 
 
-def copied(inputs: list, dtype: torch.dtype | None = None) -> list:
-    """Inputs of one's own, those with a fraction in another dtype if there is one."""
-
-    def one(item):
-        if not isinstance(item, Tensor):
-            return item
-        return item.to(dtype, copy=True) if dtype is not None and item.is_floating_point() else item.clone()
-
-    return [one(item) for item in inputs]
+def copied(inputs: list, double: bool = False) -> list:
+    """Copies of the inputs, floats in double precision if asked for."""
+    copies = [item.clone() if isinstance(item, Tensor) else item for item in inputs]
+    return [c.double() if double and isinstance(c, Tensor) and c.is_floating_point() else c for c in copies]
 
 
 def fault(outputs: list[Tensor], expected: Expected) -> tuple[str, str] | None:
@@ -81,10 +76,9 @@ def fault(outputs: list[Tensor], expected: Expected) -> tuple[str, str] | None:
         if output.dtype != eager.dtype:
             return "wrong dtype", f"the output is {output.dtype}, expected {eager.dtype}"
         if not eager.is_floating_point():
-            if not torch.equal(output, eager):
-                return "wrong", f"{int((output != eager).sum())} of {eager.numel()} numbers differ"
-            continue
-        found = of_floats(output, exact.double(), eager)
+            found = None if torch.equal(output, eager) else ("wrong", "its whole numbers differ")
+        else:
+            found = of_floats(output, exact.double(), eager)
         if found is not None:
             return found
     return None
@@ -95,10 +89,9 @@ def of_floats(output: Tensor, exact: Tensor, eager: Tensor) -> tuple[str, str] |
     if not bool(torch.isfinite(output).all()):
         return "not finite", f"{int((~torch.isfinite(output)).sum())} of {output.numel()} numbers are not finite"
     error, tolerance = (output.double() - exact).abs(), TOLERANCE[eager.dtype]
-    beyond = error > tolerance + tolerance * exact.abs()
-    if bool(beyond.any()):
-        count, worst = int(beyond.sum()), float(error.max())
-        return "wrong", f"{count} of {output.numel()} numbers are off, by up to {worst:.3g}"
+    beyond = int((error > tolerance + tolerance * exact.abs()).sum())
+    if beyond:
+        return "wrong", f"{beyond} of {output.numel()} numbers are off, by up to {float(error.max()):.3g}"
     epsilon = torch.finfo(eager.dtype).eps
     own = root_mean_square(eager.double() - exact)
     varies = root_mean_square(exact - exact.mean())
@@ -113,14 +106,9 @@ def root_mean_square(x: Tensor) -> float:
     return float(x.square().mean().sqrt()) if x.numel() else 0.0
 
 
-def some_chunks(tensor: torch.Tensor) -> list[int]:
+def some_chunks(tensor: Tensor) -> list[int]:
     """Random chunks of a tensor, as many as MOST_SHOWN bytes hold: for most tensors all of them."""
     size = chunk_size(tensor.numel())
     count = -(-tensor.numel() // size)
     most = max(1, MOST_SHOWN // (size * tensor.element_size()))
     return sorted(random.SystemRandom().sample(range(count), min(count, most)))
-
-
-def digest_of(piece: torch.Tensor) -> int:
-    """The number of one chunk, as `digest` has it."""
-    return sum(digest([piece])[0])

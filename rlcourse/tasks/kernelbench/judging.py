@@ -1,7 +1,5 @@
 """From a completion to a reward and numbers: is it code, is it allowed, does it compile, is it right, how fast is it.
 
-    reward = compiled + correct + speed · min(t₀/t, most), each part with its weight, and 0 for what is refused
-
 The judge holds inputs, references and the clock; the candidate's process gets a seed and gives outputs. Its own events
 say how long a pass took on the GPU, and count no less than the clock out here less what a trial takes without a model.
 """
@@ -22,10 +20,10 @@ from rlcourse.sandbox.process import GUARD
 from rlcourse.tasks.kernelbench import rules
 from rlcourse.tasks.kernelbench.candidate import SMALL, Candidate, Refused, way
 from rlcourse.tasks.kernelbench.cases import KINDS, chunk_size, digest, make_inputs, make_model, namespace
-from rlcourse.tasks.kernelbench.compare import Expected, digest_of, expect, fault, some_chunks
+from rlcourse.tasks.kernelbench.compare import Expected, expect, fault, some_chunks
 from rlcourse.tasks.kernelbench.machine import alone, bandwidth, new_seed
 from rlcourse.tasks.kernelbench.problems import Problem, parse_answer, shapes
-from rlcourse.tasks.kernelbench.verdict import Settings, Verdict
+from rlcourse.tasks.kernelbench.verdict import OPERATIONS, Settings, Verdict
 
 CHECKS = 10  # of timed trials whose outputs are compared; nobody knows which
 WARMUP = 3
@@ -42,35 +40,22 @@ class Times:
     outside: float
 
 
-def judge(problem: Problem, text: str, settings: Settings | None = None) -> tuple[float, dict[str, float], str]:
-    """Judge a completion: its reward, named numbers, and why it earned no more ("" for a right kernel).
-
-    Raises RuntimeError where no process starts, ValueError for a problem that a constant or an input solves.
-    """
-    settings = settings or Settings()
-    verdict = judge_of(problem, settings).judge(text)
-    return verdict.reward(settings), verdict.metrics, f"{verdict.reason}: {verdict.text}" if verdict.reason else ""
-
-
 def judge_of(problem: Problem, settings: Settings) -> "Judge":
     """The judge of a problem, the same for all threads, so that its baselines are timed once."""
-    with making(problem, settings):
+    with making(problem, settings):  # those that want another judge do not wait for it
         return make_judge(problem, settings)
 
 
 @functools.lru_cache(maxsize=256)
 def making(problem: Problem, settings: Settings) -> threading.Lock:
-    """What threads hold that want the same judge. Those that want another do not wait for it."""
     return threading.Lock()
 
 
-@functools.lru_cache(maxsize=256)
-def make_judge(problem: Problem, settings: Settings) -> "Judge":
-    return Judge(problem, settings)
-
-
 class Judge:
-    """One problem. Its baselines are timed when they are first asked for, by the road that candidates take."""
+    """One problem. Its baselines are timed when they are first asked for, by the road that candidates take.
+
+    Raises ValueError for a problem that a constant or an input solves.
+    """
 
     def __init__(self, problem: Problem, settings: Settings, device: torch.device | None = None):
         self.problem, self.settings = problem, settings
@@ -93,11 +78,11 @@ class Judge:
         if code is None:
             return Verdict("no code", "there is no fenced block of code")
         refused = rules.check(code)
-        if refused is not None:
-            verdict = Verdict(*refused)
-            verdict.metrics["refused"] = float(refused[0] not in rules.NO_CHEAT)
-            return verdict
-        return self.run(code)
+        if refused is None:
+            return self.run(code)
+        verdict = Verdict(*refused)
+        verdict.metrics["refused"] = float(refused[0] not in rules.NO_CHEAT)
+        return verdict
 
     def run(self, code: str) -> Verdict:
         """The verdict on code, whatever the rules say of its text.
@@ -164,10 +149,8 @@ class Judge:
         return found
 
     def _load(self, candidate: Candidate, code: str, name: str, compile_it: bool) -> None:
-        total = torch.cuda.mem_get_info()[1] if self.device.type == "cuda" else 1
-        share = min(1.0, self.settings.gpu_bytes / total)
         setup = {"text": code, "name": name, "sources": self.sources, "seed": candidate.seed}
-        setup |= {"device": str(self.device), "compile": compile_it, "gpu_share": share}
+        setup |= {"device": str(self.device), "compile": compile_it, "gpu_bytes": self.settings.gpu_bytes}
         candidate.ask(["load", setup], self.settings.compile_seconds)
 
     def _trial(self, candidate: Candidate, case: int, way: str, seconds: float) -> tuple[int, dict, float]:
@@ -202,7 +185,7 @@ class Judge:
             for _ in range(self.settings.cases):
                 seed, found, _ = self._trial(candidate, case, "checked", self.settings.run_seconds)
                 expected = self._compare(candidate, case, seed, found)
-                others = sorted(set(found["operations"]) - self.settings.operations)
+                others = sorted(set(found["operations"]) - OPERATIONS)
                 if others:
                     raise Refused("torch", f"its forward pass calls torch: {', '.join(others)[:200]}")
                 if found["inputs"] != digest(expected.inputs):
@@ -230,9 +213,8 @@ class Judge:
             raise Refused("nonsense", "its process wrote what nobody can read")
         for output, whole, numbers, said in zip(shown, expected.eager, wanted, found["digest"], strict=True):
             size = chunk_size(whole.numel())
-            if [said[number] for number in numbers if number < len(said)] != [
-                digest_of(piece) for piece in output.split(size)
-            ]:
+            shown_sums = [sum(sums) for sums in digest(list(output.split(size)))]
+            if [said[number] for number in numbers if number < len(said)] != shown_sums:
                 raise Refused("late", "its outputs changed after it had said that they were there")
         wrong = fault(shown, part)
         if wrong is not None:
@@ -272,6 +254,9 @@ class Judge:
 
     def _counted(self, times: Times) -> float:
         return max(times.own, times.outside - self.baseline("empty").outside)
+
+
+make_judge = functools.lru_cache(maxsize=256)(Judge)
 
 
 def readable(found: object) -> bool:

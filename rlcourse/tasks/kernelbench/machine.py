@@ -1,4 +1,4 @@
-"""The machine that judges share: one of them at a time checks and times, and none is faster than memory."""
+"""The machine that judges share: one of them at a time checks and times, and no kernel is faster than memory."""
 
 import fcntl
 import functools

@@ -7,22 +7,15 @@ class `ModelNew` that computes the same by kernels of its own.
 import ast
 import hashlib
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlcourse.hub import hub_or_cache
+from rlcourse.hub import load_rows
 
 HUB = "ScalingIntelligence/KernelBench"
 TEST_SHARE = 0.2
 FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
-LANGUAGES = {
-    "triton": "Triton kernels (functions under @triton.jit)",
-    "cuda": "CUDA kernels, compiled by torch.utils.cpp_extension.load_inline from plain strings",
-    "cute": "CuTe DSL kernels (functions under @cute.kernel)",
-    "cpp": "C++ functions, compiled by torch.utils.cpp_extension.load_inline from plain strings",
-}
-PROMPT = """Write {language} that compute what this PyTorch module computes, faster.
+PROMPT = """Write Triton kernels (functions under @triton.jit) that compute what this PyTorch module computes, faster.
 
 ```python
 {source}
@@ -36,12 +29,9 @@ batch sizes too.
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem of KernelBench. number: in its level, from 1."""
-
     name: str
-    level: int
-    number: int
     source: str
+    level: int | None = None
 
     @property
     def question(self) -> str:
@@ -51,63 +41,35 @@ class Problem:
     def gold(self) -> str:
         return self.name
 
-    def prompt(self, language: str = "triton") -> str:
-        return PROMPT.format(language=LANGUAGES[language], source=self.source.strip())
+    @property
+    def prompt(self) -> str:
+        return PROMPT.format(source=self.source.strip())
 
 
-def load_problems(
-    source: str = HUB, level: int = 1, numbers: Iterable[int] | None = None, split: str | None = None
-) -> list[Problem]:
-    """The problems of a level, by number.
+def load_problems(folder: str | None = None) -> tuple[list[Problem], list[Problem]]:
+    """Level 1's problems to train on, 80%, and to test, 20% by a hash of the name, each sorted by number.
 
-    source: a name on the hub, or a folder with `level1/1_NAME.py` and so on, as KernelBench's repository has it.
-    numbers: only these. split: "train" or "test", 80 and 20 percent by a hash of the name, the same everywhere.
-
-    Raises FileNotFoundError or ValueError in one sentence for a folder or a split that cannot be used, ConnectionError
-    where the hub cannot be read.
+    folder: one that contains `level1/1_NAME.py` and so on, as KernelBench's repository does, instead of the hub. Raises
+    FileNotFoundError if it doesn't, ConnectionError if the hub can't be read.
     """
-    found = from_folder(Path(source), level) if Path(source).is_dir() else from_hub(source, level)
+    found = sorted(from_folder(Path(folder) / "level1") if folder else from_hub())  # (number, name, source)
+    problems = [Problem(name, source) for _, name, source in found]
+    ordered = sorted(problems, key=lambda problem: hashlib.blake2b(problem.name.encode()).digest())
+    test = set(ordered[: round(TEST_SHARE * len(ordered))])
+    return [p for p in problems if p not in test], [p for p in problems if p in test]
+
+
+def from_folder(folder: Path) -> list[tuple[int, str, str]]:
+    named = [(path, *path.stem.split("_", 1)) for path in folder.glob("*_*.py")]
+    found = [(int(number), name, path.read_text("utf-8")) for path, number, name in named if number.isdigit()]
     if not found:
-        raise FileNotFoundError(f"{source} has no problems of level {level}.")
-    if split is not None:
-        found = part(found, split)
-    wanted = None if numbers is None else set(numbers)
-    found = [problem for problem in found if wanted is None or problem.number in wanted]
-    return sorted(found, key=lambda problem: problem.number)
-
-
-def from_folder(folder: Path, level: int) -> list[Problem]:
-    if not (folder / f"level{level}").is_dir():
-        raise FileNotFoundError(f"There is no folder {folder / f'level{level}'}: expected level{level}/1_NAME.py.")
-    found = []
-    for path in (folder / f"level{level}").glob("*.py"):
-        number, _, name = path.stem.partition("_")
-        if number.isdigit():
-            found.append(Problem(name, level, int(number), path.read_text(encoding="utf-8")))
+        raise FileNotFoundError(f"There is no problem in {folder}: expected level1/1_NAME.py.")
     return found
 
 
-def from_hub(name: str, level: int) -> list[Problem]:
-    import datasets
-
-    try:
-        with hub_or_cache():
-            rows = datasets.load_dataset(name, split=f"level_{level}")
-    except Exception as error:  # without a network it may be any of a dozen, from three libraries
-        raise ConnectionError(
-            f"{name} could not be loaded from the Hugging Face hub ({type(error).__name__}): check the name, the level "
-            f"and the network, or give a folder that holds level{level}/1_NAME.py."
-        ) from error
-    return [Problem(row["name"], level, int(row["problem_id"]), row["code"]) for row in rows]
-
-
-def part(problems: list[Problem], split: str) -> list[Problem]:
-    """The problems of "train" or "test": those with the smallest hashes are the test."""
-    if split not in ("train", "test"):
-        raise ValueError(f"There is no split {split!r}: use train or test.")
-    ordered = sorted(problems, key=lambda problem: hashlib.blake2b(problem.name.encode()).digest())
-    test = round(TEST_SHARE * len(problems))
-    return ordered[:test] if split == "test" else ordered[test:]
+def from_hub() -> list[tuple[int, str, str]]:
+    rows = load_rows(HUB, "give a folder that contains level1/1_NAME.py", split="level_1")
+    return [(int(row["problem_id"]), row["name"], row["code"]) for row in rows]
 
 
 def parse_answer(text: str) -> str | None:

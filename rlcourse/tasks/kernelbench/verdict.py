@@ -8,22 +8,14 @@ ones ones_like full full_like fill_ zero_ view _unsafe_view reshape alias as_str
 transpose permute expand slice select squeeze unsqueeze unbind split view_as is_pinned set_ _local_scalar_dense
 lift_fresh"""
 OPERATIONS = frozenset(ALLOWED.split())
+COMPILED, CORRECT, MOST_SPEEDUP = 0.1, 0.3, 5.0  # reward for compiling, for being right, and for speed at most
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How candidates are judged.
+    """Trials for each shape and kind (`cases`); timed `trials`, fewer where they take more than `timing_seconds`;
+    seconds to load the text, for the first pass, in which Triton and CuTe DSL compile, and for each other one."""
 
-    compiled, correct, speed, most: weights of the reward and the largest speed-up that counts. cases: trials for each
-    shape and kind; trials: that are timed, fewer where they take more than timing_seconds. compile_seconds: for the
-    text to load, first_seconds: for the first pass, in which Triton and CuTe DSL compile. torch_compile: whether to
-    time that as well. operations: of torch that a forward pass may use.
-    """
-
-    compiled: float = 0.1
-    correct: float = 0.3
-    speed: float = 1.0
-    most: float = 5.0
     cases: int = 2
     trials: int = 100
     compile_seconds: float = 240.0
@@ -32,8 +24,7 @@ class Settings:
     timing_seconds: float = 30.0
     memory_bytes: int = 8 << 30
     gpu_bytes: int = 24 << 30
-    torch_compile: bool = True
-    operations: frozenset[str] = OPERATIONS
+    torch_compile: bool = True  # whether to time torch.compile as well
 
 
 @dataclass
@@ -44,9 +35,10 @@ class Verdict:
     text: str = ""
     metrics: dict[str, float] = field(default_factory=lambda: {"compiled": 0.0, "correct": 0.0, "refused": 0.0})
 
-    def reward(self, settings: Settings) -> float:
+    @property
+    def reward(self) -> float:
+        """0 for a cheat, else COMPILED · compiled + correct · (CORRECT + speed-up, up to MOST_SPEEDUP)."""
         if self.metrics["refused"]:
             return 0.0
-        speed = min(self.metrics.get("speedup", 0.0), settings.most)
-        earned = settings.compiled * self.metrics["compiled"]
-        return earned + self.metrics["correct"] * (settings.correct + settings.speed * speed)
+        speed = min(self.metrics.get("speedup", 0.0), MOST_SPEEDUP)
+        return COMPILED * self.metrics["compiled"] + self.metrics["correct"] * (CORRECT + speed)

@@ -67,11 +67,12 @@ class Runner:
         """Run the text and build its model.
 
         setup: `text`, `name` of the class, `sources` of the problem for each shape, `seed` of the weights, `device`,
-        `compile`, whether by torch.compile, `gpu_share` of the memory.
+        `compile`, whether by torch.compile, `gpu_bytes` it may hold.
         """
         self.device = torch.device(setup["device"])
         if self.device.type == "cuda":
-            torch.cuda.set_per_process_memory_fraction(setup["gpu_share"])
+            share = setup["gpu_bytes"] / torch.cuda.mem_get_info()[1]
+            torch.cuda.set_per_process_memory_fraction(min(1.0, share))
             size = torch.cuda.get_device_properties(self.device).L2_cache_size
             self.flush = torch.empty(4 * size, dtype=torch.uint8, device=self.device)
         torch.set_float32_matmul_precision("highest")

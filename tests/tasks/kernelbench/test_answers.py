@@ -8,11 +8,10 @@ import pytest
 import torch
 from texts import pointwise_problem
 
-from rlcourse.tasks.kernelbench import Settings
 from rlcourse.tasks.kernelbench.candidate import Refused
 from rlcourse.tasks.kernelbench.cases import digest, make_inputs
 from rlcourse.tasks.kernelbench.judging import Judge, Times
-from rlcourse.tasks.kernelbench.verdict import Verdict
+from rlcourse.tasks.kernelbench.verdict import Settings, Verdict
 
 SETTINGS = Settings(cases=1, trials=5, torch_compile=False)
 
@@ -79,7 +78,7 @@ JUNK = [None, [], {"a": 1}, [torch.zeros(2)], float("nan"), 1 << 70]
 )
 def test_answers_of_another_form_are_nonsense(kind, junk, late):
     verdict = verdict_on(lambda k, answer, times: JUNK[junk] if (k, times) == (kind, late) else answer)
-    assert verdict.reason == "nonsense" and verdict.metrics["correct"] == 0 and verdict.reward(SETTINGS) == 0
+    assert verdict.reason == "nonsense" and verdict.metrics["correct"] == 0 and verdict.reward == 0
 
 
 @pytest.mark.parametrize("part", ["seconds", "digest", "shapes", "dtypes", "operations", "inputs"])
@@ -109,7 +108,7 @@ def test_a_wrong_output_is_wrong_however_well_it_fits_its_digest(off):
 def test_operations_of_torch_that_compute_are_refused_and_named():
     verdict = verdict_on(lambda k, a, t: a | {"operations": ["empty_like", "relu"]} if k == "run" else a)
     assert verdict.reason == "torch" and "relu" in verdict.text and "empty_like" not in verdict.text
-    assert verdict.metrics["refused"] == 1 and verdict.reward(SETTINGS) == 0
+    assert verdict.metrics["refused"] == 1 and verdict.reward == 0
 
 
 def test_inputs_that_a_pass_changed_are_seen():
@@ -119,10 +118,9 @@ def test_inputs_that_a_pass_changed_are_seen():
 
 def test_the_reward_is_weighted_capped_and_nothing_for_a_cheat():
     metrics = {"compiled": 1.0, "correct": 1.0, "refused": 0.0, "speedup": 40.0}
-    settings = Settings(compiled=0.1, correct=0.3, speed=1.0, most=5.0)
-    assert Verdict(metrics=metrics).reward(settings) == pytest.approx(5.4)
-    assert Verdict(metrics=metrics | {"correct": 0.0}).reward(settings) == pytest.approx(0.1)
-    assert Verdict(metrics=metrics | {"refused": 1.0}).reward(settings) == 0
+    assert Verdict(metrics=metrics).reward == pytest.approx(5.4)
+    assert Verdict(metrics=metrics | {"correct": 0.0}).reward == pytest.approx(0.1)
+    assert Verdict(metrics=metrics | {"refused": 1.0}).reward == 0
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -10,9 +10,9 @@ from cheats import ESCAPES, SAID
 from texts import pointwise_problem
 
 from rlcourse.sandbox.process import GUARD
-from rlcourse.tasks.kernelbench import Settings
 from rlcourse.tasks.kernelbench.candidate import way
 from rlcourse.tasks.kernelbench.judging import judge_of
+from rlcourse.tasks.kernelbench.verdict import COMPILED, Settings
 
 LIMITS = {"timing_seconds": 4, "compile_seconds": 10, "first_seconds": 10, "run_seconds": 10, "memory_bytes": 1 << 30}
 SETTINGS = Settings(cases=1, trials=6, torch_compile=False, **LIMITS)
@@ -38,7 +38,7 @@ def test_an_escape_costs_its_candidate_alone(name, tmp_path, listener, monkeypat
     verdict = judged.run(text)
     assert verdict.reason in reasons, (verdict.reason, verdict.text)
     assert re.search(SAID.get(name, ""), verdict.text), verdict.text
-    assert verdict.metrics["correct"] == 0 and verdict.reward(SETTINGS) <= SETTINGS.compiled
+    assert verdict.metrics["correct"] == 0 and verdict.reward <= COMPILED
     assert time.monotonic() - start < 90
     assert not (tmp_path / "outside").exists()
     with pytest.raises(BlockingIOError):

@@ -22,7 +22,8 @@ from texts import (
 )
 
 from rlcourse.sandbox.process import GUARD
-from rlcourse.tasks.kernelbench import Settings, candidate, judging, rules
+from rlcourse.tasks.kernelbench import candidate, judging, rules
+from rlcourse.tasks.kernelbench.verdict import COMPILED, Settings
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 SETTINGS = Settings(
@@ -131,7 +132,7 @@ def test_a_candidate_gets_what_it_earns(name, verdicts):
     verdict, reasons = verdicts[name], CASES[name][2]
     assert verdict.reason in reasons, verdict.text
     if verdict.reason:
-        assert verdict.metrics["correct"] == 0 and verdict.reward(SETTINGS) <= SETTINGS.compiled
+        assert verdict.metrics["correct"] == 0 and verdict.reward <= COMPILED
     elif name in SLOW:
         assert verdict.metrics["speedup"] < 0.7
     elif name in LIES:
@@ -151,5 +152,5 @@ def test_the_gpu_is_there_in_namespaces(verdicts):
 
 def test_after_all_of_them_the_gpu_works(verdicts):
     text = fenced(pointwise_triton(POINTWISE["relu"][1]))
-    assert judging.judge(on_gpu("relu"), text, SETTINGS)[2] == ""
+    assert judging.judge_of(on_gpu("relu"), SETTINGS).judge(text).reason == ""
     assert float(torch.ones(1000, device="cuda").sum()) == 1000

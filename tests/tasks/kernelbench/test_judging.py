@@ -18,18 +18,23 @@ from texts import (
 )
 
 from rlcourse.sandbox.process import BUBBLEWRAP, GUARD, NAMESPACES
-from rlcourse.tasks.kernelbench import Settings, candidate, judge, judging
+from rlcourse.tasks.kernelbench import candidate, judging
 from rlcourse.tasks.kernelbench.judging import Judge, judge_of
+from rlcourse.tasks.kernelbench.verdict import COMPILED, CORRECT, MOST_SPEEDUP, Settings, Verdict
 
 SETTINGS = Settings(trials=8, timing_seconds=4, run_seconds=20, compile_seconds=120, torch_compile=False)
 MEASURED = {name: cheat for name, cheat in CHEATS.items() if cheat.measured}
 on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU test_gpu.py judges the same")
 
 
-def is_right(reward: float, metrics: dict, reason: str) -> None:
-    assert reason == "" and metrics["compiled"] == metrics["correct"] == 1 and metrics["refused"] == 0
-    speed = min(metrics["speedup"], SETTINGS.most)
-    assert reward == pytest.approx(SETTINGS.compiled + SETTINGS.correct + SETTINGS.speed * speed)
+def judge(problem, text: str) -> Verdict:
+    return judge_of(problem, SETTINGS).judge(fenced(text))
+
+
+def is_right(verdict: Verdict) -> None:
+    metrics = verdict.metrics
+    assert verdict.reason == "" and metrics["compiled"] == metrics["correct"] == 1 and metrics["refused"] == 0
+    assert verdict.reward == pytest.approx(COMPILED + CORRECT + min(metrics["speedup"], MOST_SPEEDUP))
     assert metrics["speedup"] == pytest.approx(metrics["eager_ms"] / metrics["ms"])
     assert [metrics[f"fast_{p}"] for p in ("1", "1.5", "2")] == [metrics["speedup"] > p for p in (1, 1.5, 2)]
     assert metrics["ms"] >= metrics["own_ms"] > 0
@@ -40,13 +45,13 @@ def is_right(reward: float, metrics: dict, reason: str) -> None:
 @pytest.mark.parametrize("name", [*POINTWISE, *ROW_PROBLEMS])
 def test_right_kernels_in_triton_pass(name):
     text = ROW_KERNELS[name] if name in ROW_PROBLEMS else pointwise_triton(POINTWISE[name][1])
-    is_right(*judge(ROW_PROBLEMS.get(name) or pointwise_problem(name), fenced(text), SETTINGS))
+    is_right(judge(ROW_PROBLEMS.get(name) or pointwise_problem(name), text))
 
 
 @on_cpu
 @pytest.mark.thorough
 def test_a_right_kernel_in_cpp_passes():
-    is_right(*judge(pointwise_problem("relu"), fenced(pointwise_cpp(POINTWISE["relu"][2])), SETTINGS))
+    is_right(judge(pointwise_problem("relu"), pointwise_cpp(POINTWISE["relu"][2])))
 
 
 @on_cpu
@@ -58,7 +63,7 @@ def test_a_cheat_earns_nothing_even_where_no_rule_looks(name):
     verdict = judged.run(cheat.text)
     assert verdict.reason in cheat.measured, (verdict.reason, verdict.text)
     if verdict.reason:  # else it is a right kernel whose lie changed nothing
-        assert verdict.metrics["correct"] == 0 and verdict.reward(SETTINGS) <= SETTINGS.compiled
+        assert verdict.metrics["correct"] == 0 and verdict.reward <= COMPILED
 
 
 @on_cpu
@@ -78,20 +83,19 @@ def test_what_a_text_betrays_earns_nothing_and_starts_no_process(monkeypatch):
     monkeypatch.setattr(Judge, "_process", None)
     judged = pointwise_problem("relu")
     for name, refused in (("a fallback", 1.0), ("no kernel", 0.0), ("no Python", 0.0)):
-        reward, metrics, reason = judge(judged, fenced(CHEATS[name].text), SETTINGS)
-        assert reward == 0 and metrics == {"compiled": 0, "correct": 0, "refused": refused}
-        assert reason.startswith(f"{CHEATS[name].rule}: ")
-    assert judge(judged, "I cannot do this.", SETTINGS)[0] == 0
+        verdict = judge(judged, CHEATS[name].text)
+        assert verdict.reward == 0 and verdict.metrics == {"compiled": 0, "correct": 0, "refused": refused}
+        assert verdict.reason == CHEATS[name].rule
+    assert judge_of(judged, SETTINGS).judge("I cannot do this.").reward == 0
 
 
 @on_cpu
 @pytest.mark.thorough
 def test_a_kernel_that_does_not_compile_and_one_that_is_wrong_earn_their_parts():
-    text = pointwise_triton("tl.no_such_function(x)")
-    _, metrics, reason = judge(pointwise_problem("relu"), fenced(text), SETTINGS)
-    assert metrics["correct"] == 0 and "no_such_function" in reason
-    reward, metrics, reason = judge(pointwise_problem("relu"), fenced(pointwise_triton("tl.abs(x)")), SETTINGS)
-    assert reward == SETTINGS.compiled and metrics["compiled"] == 1 and reason.startswith("wrong: ")
+    verdict = judge(pointwise_problem("relu"), pointwise_triton("tl.no_such_function(x)"))
+    assert verdict.metrics["correct"] == 0 and "no_such_function" in verdict.text
+    verdict = judge(pointwise_problem("relu"), pointwise_triton("tl.abs(x)"))
+    assert verdict.reward == COMPILED and verdict.metrics["compiled"] == 1 and verdict.reason == "wrong"
 
 
 def test_a_problem_that_a_constant_or_the_input_solves_is_refused():

@@ -4,9 +4,8 @@ import pytest
 import torch
 from texts import ROW_PROBLEMS, pointwise_problem
 
-from rlcourse.tasks.kernelbench import load_problems, parse_answer
 from rlcourse.tasks.kernelbench.cases import KINDS, digest, make_inputs, namespace, signed
-from rlcourse.tasks.kernelbench.problems import shapes
+from rlcourse.tasks.kernelbench.problems import load_problems, parse_answer, shapes
 
 
 @pytest.fixture
@@ -18,18 +17,17 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_a_folder_as_kernelbench_has_it_is_read_by_number(folder):
-    found = load_problems(str(folder))
-    assert [problem.number for problem in found] == list(range(1, 101))
-    assert (found[6].name, found[6].level, found[6].source) == ("problem_7", 1, "# 7\n")
-    assert [problem.number for problem in load_problems(str(folder), numbers=[40, 3])] == [3, 40]
-
-
-def test_the_split_is_80_to_20_shares_nothing_and_is_the_same_each_time(folder):
-    train, test = load_problems(str(folder), split="train"), load_problems(str(folder), split="test")
+def test_a_folder_as_kernelbench_has_it_is_split_80_to_20_by_a_hash(folder):
+    train, test = load_problems(str(folder))
     assert (len(train), len(test)) == (80, 20) and not set(train) & set(test)
-    assert load_problems(str(folder), split="test") == test
-    assert load_problems(str(folder), split="test", numbers=range(50)) == [p for p in test if p.number < 50]
+    numbers = [int(problem.name.removeprefix("problem_")) for problem in train]
+    assert numbers == sorted(numbers) and train[3].source == f"# {numbers[3]}\n"
+    assert [problem.name for problem in test[:3]] == ["problem_3", "problem_5", "problem_9"]  # the same everywhere
+
+
+def test_a_folder_without_problems_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no problem in .*level1: expected level1/1_NAME\.py"):
+        load_problems(str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,9 @@ import torch
 from texts import POINTWISE, fenced, pointwise_problem, pointwise_triton
 
 from rlcourse.tasks import Attempt, load_task
-from rlcourse.tasks.kernelbench import Settings
 from rlcourse.tasks.kernelbench import task as kernel_task
 from rlcourse.tasks.kernelbench.task import METRICS, KernelTask
-from rlcourse.tasks.kernelbench.verdict import Verdict
+from rlcourse.tasks.kernelbench.verdict import Settings, Verdict
 
 RIGHT = fenced(pointwise_triton(POINTWISE["relu"][1]))
 
@@ -29,7 +28,7 @@ def test_the_task_is_found_by_name_and_shares_out_a_folder(tmp_path):
 def test_what_cannot_be_judged_is_not_measured_and_what_was_cut_off_is_wrong(monkeypatch):
     task = KernelTask([], [], [])
     flat = pointwise_problem("relu")
-    flat = type(flat)("flat", 1, 1, flat.source.replace("torch.relu(x)", "x + 0"))
+    flat = type(flat)("flat", flat.source.replace("torch.relu(x)", "x + 0"))
     cut, unknown, none = task.judge([attempt(RIGHT, False), attempt(RIGHT, problem=flat), attempt("no idea")], True)
     assert (cut.words, cut.earned, cut.metrics["compiled"], cut.metrics["speedup"]) == ("cut off", 0.0, 0.0, None)
     assert unknown.words.startswith("not judged: flat") and set(unknown.metrics.values()) == {None}

@@ -1,6 +1,6 @@
 """Problems in KernelBench's format, and right kernels for them in four languages, as models write them."""
 
-from rlcourse.tasks.kernelbench import Problem
+from rlcourse.tasks.kernelbench.problems import Problem
 
 TRITON = """import torch
 import torch.nn as nn
@@ -25,14 +25,14 @@ POINTWISE = {  # name: [PyTorch, Triton, C++] of one number x
 
 
 def problem(name: str, forward: str, inputs: str, init: str = "", arguments: str = "x", sizes: str = "") -> Problem:
-    """A problem of level 1. init: statements of the model's __init__."""
+    """A problem. init: statements of the model's __init__."""
     body = f"    def __init__(self):\n        super().__init__()\n        {init}\n\n" if init else ""
     source = (
         f"import torch\nimport torch.nn as nn\n\n{sizes}\n\nclass Model(nn.Module):\n{body}"
         f"    def forward(self, {arguments}):\n        return {forward}\n\n"
         f"def get_inputs():\n    return [{inputs}]\n\ndef get_init_inputs():\n    return []\n"
     )
-    return Problem(name, 1, 1, source)
+    return Problem(name, source)
 
 
 def pointwise_problem(name: str, rows: int = 24, columns: int = 1000) -> Problem:
