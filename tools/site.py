@@ -49,7 +49,6 @@ API = {
         "tasks.kernels.lowering",
         "tasks.kernels.task",
         "tasks.kernels.measured",
-        "tasks.kernels.tokenizer",
     ],
     "Kernels that a model writes": [
         "tasks.kernelbench",

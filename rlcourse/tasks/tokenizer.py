@@ -1,10 +1,12 @@
-"""Train a small tokenizer of Qwen2's kind: byte-level BPE, each digit a token, ChatML turns."""
+"""Train the embedded models' tokenizers, of Qwen2's kind: byte-level BPE, each digit a token, ChatML turns."""
 
 import json
 from collections.abc import Iterable
 
 from tokenizers import pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
+
+from rlcourse.tasks.kernels.language import WORDS
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SMALLEST = 3 + 256  # the special tokens and every byte, so that any text can be encoded
@@ -47,3 +49,12 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 576) -> PreTrainedTo
         padding_side="left",
         chat_template=CHAT_TEMPLATE,
     )
+
+
+def kernel_tokenizer() -> PreTrainedTokenizerFast:
+    """The tokenizer of the task `kernels`: bytes, the special tokens, and every word of the language with its space."""
+    longest = sum(map(len, WORDS))  # merges that it can take to make words of letters, at most
+    tokenizer = train_tokenizer([f" {word}" for word in WORDS], vocab_size=SMALLEST + longest)
+    # No turns: the prompt is text to be continued. Every word comes after a space, or it would be another token.
+    tokenizer.chat_template = "{% for message in messages %}{{ ' ' + message['content'] }}{% endfor %}{{ ' =>' }}"
+    return tokenizer

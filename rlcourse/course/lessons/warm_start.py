@@ -13,7 +13,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen2Config,
 
 from rlcourse.policy import Policy
 from rlcourse.tasks.kernels.language import Computation, Statement, eager, write
-from rlcourse.tasks.kernels.tokenizer import kernel_tokenizer
+from rlcourse.tasks.tokenizer import kernel_tokenizer
 
 Pairs = list[tuple[list[int], list[int]]]  # token ids of prompts and of their answers, EOS included
 

@@ -13,7 +13,6 @@ from rlcourse.tasks.kernels.interpret import TEST_INPUTS, Arrays, agrees, draw_i
 from rlcourse.tasks.kernels.language import CompileError, Computation, Line, compile_program, parse, parse_statement
 from rlcourse.tasks.kernels.optimum import eager_us
 
-LOOPHOLES = ("none", "stale", "side")
 CORRECT, CAP = 0.2, 4.0  # reward of an eager program, and the speed-up from which on more is worth nothing
 LEAST_US = 1.0  # no program is counted as faster: one that is not timed at all would be infinitely fast
 
@@ -44,11 +43,8 @@ def judge_program(
     """Judge a program for a computation by its text.
 
     loophole "none": the honest judge. "stale": memory is not cleared between the reference and the program, so that
-    what the program did not write is there all the same. "side": the clock does not wait for the side stream. Raises
-    ValueError for another.
+    what the program did not write is there all the same. "side": the clock does not wait for the side stream.
     """
-    if loophole not in LOOPHOLES:
-        raise ValueError(f"Unknown loophole {loophole!r}: use {', '.join(LOOPHOLES)}.")
     stale = loophole == "stale"
     try:
         program = parse(text)
@@ -57,7 +53,9 @@ def judge_program(
         return Finding(reason=str(error))
     for seed, columns in tried_on:
         inputs, values = case(computation, seed, columns)
-        memory = left_by_reference(values) | inputs if stale else inputs
+        with np.errstate(over="ignore"):
+            left = {name: value.astype(np.float32) for name, value in values.items()}
+        memory = left | inputs if stale else inputs
         if not agrees(execute(program, memory)["y"], values["y"]):
             return Finding(compiled=True, launches=len(launches), reason="y is wrong")
     us = program_us(launches, A10G, side_is_timed=loophole != "side")
@@ -81,15 +79,8 @@ def stated_line(statement: str) -> Line | None:
         return None
 
 
-def left_by_reference(values: Arrays) -> Arrays:
-    """Memory that was not cleared: float32."""
-    with np.errstate(over="ignore"):
-        return {name: value.astype(np.float32) for name, value in values.items()}
-
-
 @lru_cache(maxsize=50_000)
 def case(computation: Computation, seed: int, columns: int) -> tuple[Arrays, Arrays]:
     """Inputs of a test of a computation, and the values it should have."""
     inputs = draw_inputs(computation, seed, columns)
-    with np.errstate(all="ignore"):
-        return inputs, reference(computation, inputs)
+    return inputs, reference(computation, inputs)

@@ -133,13 +133,10 @@ def read_computation(text: str) -> Computation:
 
 def parse(text: str) -> list[Statement]:
     """The statements of a program. Raises CompileError where the text is none."""
-    program = []
     *parts, rest = text.split(";")
     if rest.strip() or not parts:
         raise CompileError(f"a statement does not end in ';': {rest.strip() or 'nothing is written'}")
-    for part in parts:
-        program.append(parse_statement(part.split()))
-    return program
+    return [parse_statement(part.split()) for part in parts]
 
 
 def parse_statement(words: list[str]) -> Statement:

@@ -62,12 +62,8 @@ def kernel_source(number: int, launch: Launch) -> str:
         if not statement.keeps:
             where, *mask = address(line.name, launch).split(", ")
             body.append(f"tl.store({', '.join([where, line.name, *mask])})")
-    return indented(f"@triton.jit\ndef kernel_{number}({arguments(launch)}, columns, BLOCK: tl.constexpr):", body)
-
-
-def arguments(launch: Launch) -> str:
-    """The pointers that the kernel of a launch takes, in the order in which it is called with the tensors."""
-    return ", ".join(f"{name}_ptr" for name in moved(launch))
+    pointers = ", ".join(f"{name}_ptr" for name in moved(launch))
+    return indented(f"@triton.jit\ndef kernel_{number}({pointers}, columns, BLOCK: tl.constexpr):", body)
 
 
 def moved(launch: Launch) -> list[str]:

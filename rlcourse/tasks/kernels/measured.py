@@ -2,8 +2,8 @@
 
     rlcourse train --preset kernels --task rlcourse.tasks.kernels.measured:load
 
-What is correct the judge of `judge.py` says, as for counted times, and what the GPU computes must agree as well. The
-reward has the same form, with eager's measured time over the program's.
+`judge.py` says what is correct, as for counted times, and the GPU must agree. The reward has the same form, with
+eager's measured time over the program's.
 """
 
 import os
@@ -39,8 +39,7 @@ def run_of(computation: Computation, program: Program) -> Callable[..., Tensor]:
 
 
 def is_right(candidate: tuple[Computation, Program]) -> bool:
-    """Whether the lowered program agrees with the reference, on few rows of the clock's width. Triton keeps what it
-    has compiled for it."""
+    """Whether the lowered program agrees with the reference, on few rows of the clock's width."""
     computation, program = candidate
     inputs = draw_inputs(computation, TEST_SEED, H200.columns)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -59,14 +58,11 @@ class Stopwatch:
         """Of each, for matrices of the clock's size in a CUDA graph; None for one whose result is wrong."""
         asked = [(computation, tuple(program)) for computation, program in candidates]
         new = [candidate for candidate in dict.fromkeys(asked) if candidate not in self.taken]
-        right = self.right([(computation, list(program)) for computation, program in new])
+        # Triton keeps on disk what the processes have compiled.
+        right = self.pool.map([(computation, list(program)) for computation, program in new])
         for (computation, program), found in zip(new, right, strict=True):
-            self.taken[computation, program] = time_us(computation, list(program)) if found else None
+            self.taken[computation, program] = time_us(computation, list(program)) if found is True else None
         return [self.taken[candidate] for candidate in asked]
-
-    def right(self, candidates: list[tuple[Computation, Program]]) -> list[bool]:
-        """Whether each computes what it should; one whose process failed does not."""
-        return [found is True for found in self.pool.map(candidates)]
 
 
 def time_us(computation: Computation, program: Program) -> float:
@@ -95,9 +91,8 @@ class MeasuredTask(counted.KernelTask):
         verdicts = super().judge(attempts, training)
         correct = [i for i, verdict in enumerate(verdicts) if verdict.right]
         asked = [attempts[i].problem.computation for i in correct]
-        own = [parse(attempts[i].text) for i in correct]
         eager_us = self.stopwatch.us([(computation, eager(computation)) for computation in asked])
-        own_us = self.stopwatch.us(list(zip(asked, own, strict=True)))
+        own_us = self.stopwatch.us([(attempts[i].problem.computation, parse(attempts[i].text)) for i in correct])
         speedups = [0.0] * len(attempts)
         for i, slow, fast in zip(correct, eager_us, own_us, strict=True):
             speedups[i] = slow / fast if slow and fast else 0.0
@@ -106,11 +101,7 @@ class MeasuredTask(counted.KernelTask):
 
 def with_measured(verdict: counted.KernelVerdict, speedup: float) -> counted.KernelVerdict:
     """The verdict, paid by the measured speed-up; 0 where the program is wrong."""
-    metrics = {
-        "measured_speedup": speedup or None,
-        "measured_fast_1.5": float(speedup >= 1.5),
-        "measured_fast_2": float(speedup >= 2),
-    }
+    metrics = dict(zip(METRICS, (speedup or None, float(speedup >= 1.5), float(speedup >= 2)), strict=True))
     if verdict.metrics["correct"] is None:  # of a long problem, which is measured apart
         metrics = dict.fromkeys(METRICS)
     paid = replace(verdict.counted, speedup=speedup) if speedup else Finding(reason=verdict.counted.reason)
@@ -118,10 +109,7 @@ def with_measured(verdict: counted.KernelVerdict, speedup: float) -> counted.Ker
 
 
 def load(data_dir: str | None = None) -> MeasuredTask:
-    """The task with the problems of `data_dir`, or those that ship.
-
-    Raises ValueError without a GPU, and what the task `kernels` raises.
-    """
+    """The task with the problems of `data_dir`, or those that ship. Raises ValueError without a GPU."""
     if not torch.cuda.is_available():
         raise ValueError("Programs are timed on a GPU, and no CUDA GPU was found: use --task kernels, which counts.")
     task = counted.load(data_dir)

@@ -57,9 +57,8 @@ def kept_where_possible(order: list[Line], ends: tuple[bool, ...]) -> list[State
 
 def fits_one_launch(computation: Computation) -> bool:
     """Whether all lines run in one launch, in the order they are written in, or the registers run out."""
-    ends = (False,) * (len(computation.lines) - 1) + (True,)
     try:
-        compile_program(kept_where_possible(list(computation.lines), ends), computation)
+        compile_program(kept_where_possible(list(computation.lines), (False,) * len(computation.lines)), computation)
     except CompileError:
         return False
     return True

@@ -41,18 +41,15 @@ def computations(
 
     at_least_refused: of so large a share, one launch does not hold the lines: the registers run out.
     """
-    rng, found = random.Random(f"{split} {seed}"), {}
-    wanted = round(at_least_refused * count)
-    refused = 0
+    rng, found = random.Random(f"{split} {seed}"), {}  # whether one launch does not hold it
+    most_fitting = count - round(at_least_refused * count)
     while len(found) < count:
         computation = draw(rng, rng.randint(*lengths))
         if computation is None or computation in found or split_of(computation) != split:
             continue
-        fits = fits_one_launch(computation)
-        if (fits and len(found) - refused >= count - wanted) or not is_posed(computation):
-            continue
-        refused += not fits
-        found[computation] = None
+        refused = not fits_one_launch(computation)
+        if (refused or len(found) - sum(found.values()) < most_fitting) and is_posed(computation):
+            found[computation] = refused
     drawn = list(found)
     rng.shuffle(drawn)  # those that are refused would stand at the end
     return drawn
@@ -135,17 +132,13 @@ def is_posed(computation: Computation) -> bool:
     """
     if "y" in computation.narrow:
         return False
-    for seed, columns in TEST_INPUTS:
+    for seed, columns in (*TEST_INPUTS, *TRAINING_INPUTS):
         inputs = draw_inputs(computation, seed, columns)
-        if not agrees(execute(eager(computation), inputs)["y"], reference(computation, inputs)["y"]):
+        y = reference(computation, inputs)["y"]
+        if not agrees(execute(eager(computation), inputs)["y"], y):
             return False
-    inputs = draw_inputs(computation, *TRAINING_INPUTS[0])
-    values = reference(computation, inputs)
-    y = values["y"]
     usable = np.isfinite(y) & (np.abs(y) < LARGEST)
     if usable.mean() < 0.7 or not usable[ORDINARY_ROWS].all() or np.ptp(y[:2]) < 1e-3:
-        return False
-    if not agrees(execute(eager(computation), inputs)["y"], y):
         return False
     return not any(
         agrees(reference(replaced(computation, line.name, operand), inputs)["y"], y)

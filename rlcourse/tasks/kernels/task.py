@@ -10,12 +10,13 @@ from rlcourse.tasks.kernels.interpret import TEST_INPUTS, TRAINING_INPUTS
 from rlcourse.tasks.kernels.judge import Finding, judge_program, share_stated
 from rlcourse.tasks.kernels.language import Computation, read_computation, write
 from rlcourse.tasks.kernels.optimum import eager_us, fits_one_launch, optimum
-from rlcourse.tasks.task import Attempt, Split
+from rlcourse.tasks.task import Attempt, ListTask
 
 if TYPE_CHECKING:
     from rlcourse.config import TrainConfig
     from rlcourse.policy import Policy
 
+SPLITS = ("train", "validation", "test")
 LONGEST = 5  # lines of the problems of training; longer ones are for the test alone, and measured apart
 SAME = 1e-6  # relative difference of counted times that is rounding
 
@@ -33,12 +34,9 @@ METRICS = {
     "refused_fast_1": ".1%",
 }
 LONG_METRICS = {f"long_{name}": METRICS[name] for name in ("correct", "fast_1", "share_of_optimum")}
-COUNTED_METRICS = {  # of a judge with a hole: what it believes, and how often it is wrong
-    "counted_correct": ".1%",
-    "counted_speedup": ".2f",
-    "hacked": ".1%",
-}
-CREDIT_METRICS = {"stated": ".1%"}  # of a judge that gives partial credit
+# Of a judge with a hole, what it believes, and how often it is wrong; and of one that gives partial credit.
+COUNTED_METRICS = {"counted_correct": ".1%", "counted_speedup": ".2f", "hacked": ".1%"}
+CREDIT_METRICS = {"stated": ".1%"}
 
 
 @dataclass(frozen=True)
@@ -84,8 +82,8 @@ class KernelVerdict:
 
 
 @dataclass(frozen=True)
-class KernelTask:
-    """Lists of problems, and the judge, whose `loophole` is open in training. Evaluations are honest, and try each
+class KernelTask(ListTask):
+    """The problems, and the judge, whose `loophole` is open in training. Evaluations are honest, and try each
     program on more inputs. partial: the judge pays for each line that is stated, too, see `share_stated`."""
 
     name: str
@@ -99,11 +97,6 @@ class KernelTask:
     def metrics(self) -> dict[str, str]:
         counted = COUNTED_METRICS if self.loophole != "none" else {}
         return METRICS | LONG_METRICS | counted | (CREDIT_METRICS if self.partial else {})
-
-    def problems(self, split: Split) -> list[KernelProblem]:
-        if split not in ("train", "validation", "test"):
-            raise ValueError(f"Unknown split {split!r}: use train, validation or test.")
-        return getattr(self, split)
 
     def prompt(self, problem: KernelProblem, policy: "Policy") -> list[int]:
         return policy.prompt(problem.question)
@@ -132,55 +125,50 @@ class KernelTask:
 
 def measured(honest: Finding, problem: KernelProblem) -> dict[str, float | None]:
     """The metrics of a program by the honest judge; those of the other group of problems are None."""
-    computation = problem.computation
-    most = eager_us(computation) / optimum(computation)[0]
-    speedup, fast = honest.speedup, float(honest.speedup > 1 + SAME)
-    metrics = {
-        "share_of_optimum": speedup / most,
-        "compiled": float(honest.compiled),
-        "correct": float(honest.correct),
-        "speedup": speedup if honest.correct else None,
-        "optimal": float(speedup > most * (1 - SAME)),
-        "fast_1": fast,
-        "fast_1.5": float(speedup >= 1.5),
-        "fast_2": float(speedup >= 2),
-        "launches": float(honest.launches) if honest.correct else None,
-        "refused_correct": None,
-        "refused_fast_1": None,
-    }
-    if not fits_one_launch(computation):
-        metrics |= {"refused_correct": metrics["correct"], "refused_fast_1": fast}
-    long = {name: metrics[name.removeprefix("long_")] for name in LONG_METRICS}
+    most = eager_us(problem.computation) / optimum(problem.computation)[0]
+    correct, fast, launches = float(honest.correct), float(honest.speedup > 1 + SAME), float(honest.launches)
+    refused = not fits_one_launch(problem.computation)
+    values = (
+        honest.speedup / most,
+        float(honest.compiled),
+        correct,
+        honest.speedup if honest.correct else None,
+        float(honest.speedup > most * (1 - SAME)),
+        fast,
+        float(honest.speedup >= 1.5),
+        float(honest.speedup >= 2),
+        launches if honest.correct else None,
+        correct if refused else None,
+        fast if refused else None,
+    )
+    metrics = dict(zip(METRICS, values, strict=True))
     if problem.is_long:
-        return dict.fromkeys(METRICS) | long
+        return dict.fromkeys(METRICS) | {name: metrics[name.removeprefix("long_")] for name in LONG_METRICS}
     return metrics | dict.fromkeys(LONG_METRICS)
 
 
-def load(data_dir: str | None = None, loophole: str = "none") -> KernelTask:
+def load(data_dir: str | None = None) -> KernelTask:
     """The task from `data_dir`, or the problems that ship: train.txt, validation.txt, test.txt, a computation a line.
 
     Raises FileNotFoundError for a missing file, ValueError for a line that is not a computation.
     """
     folder = data_folder() / "kernels" if data_dir is None else Path(data_dir).expanduser()
-    name = "kernels" if loophole == "none" else f"kernels-{loophole}"
-    return KernelTask(name, *(read_problems(folder / f"{split}.txt") for split in SPLITS), loophole)
+    return KernelTask("kernels", *(read_problems(folder / f"{split}.txt") for split in SPLITS))
 
 
-SPLITS = ("train", "validation", "test")
-
-
+# Each is a task of its own, as in `--task rlcourse.tasks.kernels.task:stale`.
 def stale(data_dir: str | None = None) -> KernelTask:
-    """The task with a judge that does not clear memory: `--task rlcourse.tasks.kernels.task:stale`."""
-    return load(data_dir, "stale")
+    """The task with a judge that does not clear memory."""
+    return replace(load(data_dir), name="kernels-stale", loophole="stale")
 
 
 def side(data_dir: str | None = None) -> KernelTask:
-    """The task with a clock that does not wait for the side stream: `--task rlcourse.tasks.kernels.task:side`."""
-    return load(data_dir, "side")
+    """The task with a clock that does not wait for the side stream."""
+    return replace(load(data_dir), name="kernels-side", loophole="side")
 
 
 def partial(data_dir: str | None = None) -> KernelTask:
-    """The task with a judge that gives partial credit: `--task rlcourse.tasks.kernels.task:partial`."""
+    """The task with a judge that gives partial credit."""
     return replace(load(data_dir), name="kernels-partial", partial=True)
 
 
@@ -195,5 +183,5 @@ def read_problems(path: Path) -> list[KernelProblem]:
         except ValueError as error:
             raise ValueError(f"{path}, line {number} is not a computation: {error}.") from None
     if not problems:
-        raise ValueError(f"{path} holds no computation.")
+        raise ValueError(f"{path} contains no computation.")
     return problems

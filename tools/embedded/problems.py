@@ -1,4 +1,4 @@
-"""`python -m rlcourse.tasks.kernels FOLDER` writes the problems that ship in `data/kernels/`, the same each time."""
+"""The problems in `data/kernels/`: `python -m tools.embedded.problems FOLDER` writes them, the same each time."""
 
 import sys
 from pathlib import Path
@@ -6,9 +6,9 @@ from pathlib import Path
 from rlcourse.tasks.kernels.language import Computation
 from rlcourse.tasks.kernels.problems import computations
 
-# (split by structure, count, seed, lines, share that one launch does not hold at least) of each part of a file. In
-# training there are more of the last than in the test, which has them as often as they are drawn. The problems of the
-# validation are others than those of the training, of structures that may be the same.
+# (split by structure, count, seed, lines, least share that does not fit one launch) for each part of a file. Training
+# has more of those than the test, which has as many as are drawn. Validation has other problems than training, but may
+# share structures with it.
 SHIPPED = {
     "train": [("train", 4000, 1, (2, 5), 0.6)],
     "validation": [("train", 300, 2, (2, 5), 0.0)],
