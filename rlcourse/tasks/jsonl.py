@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +20,25 @@ def read_problems(path: str | Path, parse: Callable[[bytes], Problem] | None = N
     ValueError if it cannot be read, holds no problems, or has a line that cannot be used, which the message names.
     """
     return [problem for _, problem in read_json_lines(Path(path), parse or parse_problem, "problems")]
+
+
+def read_train_and_test(folder: str, parse: Callable[[bytes], Problem], remedy: str) -> list[list[Problem]]:
+    """The problems in train.jsonl and test.jsonl. remedy: where else to name a folder. Raises as `read_problems`."""
+    files = [Path(folder).expanduser() / name for name in ("train.jsonl", "test.jsonl")]
+    for file in files:
+        if not file.is_file():
+            raise FileNotFoundError(f"There is no {file}: name a folder with train.jsonl and test.jsonl {remedy}.")
+    return [read_problems(file, parse) for file in files]
+
+
+def hold_out(problems: list[Problem], count: int) -> tuple[list[Problem], list[Problem]]:
+    """All problems but the last `count`, and these. Raises ValueError if none is left to train on."""
+    if len(problems) <= count:
+        raise ValueError(
+            f"There are {len(problems)} train problems, and more than {count} are needed: the last {count} are for "
+            "validation."
+        )
+    return problems[:-count], problems[-count:]
 
 
 def read_json_lines(path: Path, parse: Callable[[bytes], Parsed], what: str) -> list[tuple[str, Parsed]]:
@@ -48,17 +67,17 @@ def parse_problem(line: bytes) -> Problem:
     A `level` is kept if it is a whole number. Raises ValueError with one sentence that says what is wrong with it.
     """
     record = parse_record(line, '{"question": "...", "answer": "... #### 42"}')
-    for key in ("question", "answer"):
-        text = record.get(key)
-        if not isinstance(text, str) or not text.strip():
-            raise ValueError(f"{key!r} is missing or is not a text.")
+    question, answer = texts_of(record, ("question", "answer"))
     level = record.get("level")
-    return Problem(
-        question=record["question"],
-        answer=record["answer"],
-        gold=gold_of(record["answer"]),
-        level=level if type(level) is int else None,
-    )
+    return Problem(question, answer, gold_of(answer), level if type(level) is int else None)
+
+
+def texts_of(record: dict[str, Any], keys: Iterable[str]) -> list[str]:
+    """The texts of these keys. Raises ValueError for one that is missing, not a text, or blank."""
+    for key in keys:
+        if not isinstance(record.get(key), str) or not record[key].strip():
+            raise ValueError(f"{key!r} is missing or is not a text.")
+    return [record[key] for key in keys]
 
 
 def parse_record(line: bytes, example: str) -> dict[str, Any]:

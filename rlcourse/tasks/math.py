@@ -8,12 +8,11 @@ import functools
 import importlib.util
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from rlcourse.hub import hub_or_cache
+from rlcourse.hub import load_rows
 from rlcourse.tasks.boxed import as_written, last_box
-from rlcourse.tasks.jsonl import parse_record, read_problems
+from rlcourse.tasks.jsonl import hold_out, parse_record, read_train_and_test, texts_of
 from rlcourse.tasks.pool import Failed, JudgePool
 from rlcourse.tasks.task import Attempt, MathTask, Problem
 from rlcourse.tasks.verify import Readings, to_number
@@ -91,55 +90,30 @@ def load(data_dir: str | None = None) -> BoxedTask:
     """
     if importlib.util.find_spec("math_verify") is None:
         raise ValueError("Task math compares answers with math-verify: `python -m pip install 'rlcourse[math]'`.")
-    train, test = _from_folder(data_dir) if data_dir else _from_hub()
-    if len(train) <= VALIDATION:
-        raise ValueError(
-            f"Task math needs more than {VALIDATION} train problems, not {len(train)}: the last {VALIDATION} are held "
-            "out for validation."
-        )
-    return BoxedTask("math", INSTRUCTION, train[:-VALIDATION], train[-VALIDATION:], test)
-
-
-def _from_folder(folder: str) -> list[list[Problem]]:
-    files = [Path(folder).expanduser() / name for name in ("train.jsonl", "test.jsonl")]
-    missing = [str(file) for file in files if not file.is_file()]
-    if missing:
-        raise FileNotFoundError(
-            f"There is no {' and no '.join(missing)}: name a folder with train.jsonl and test.jsonl, math@FOLDER, or "
-            "leave it out to load DeepMath-103K and MATH-500 from the Hugging Face hub."
-        )
-    return [read_problems(file, lambda line: problem_of(parse_record(line, EXAMPLE))) for file in files]
+    if data_dir:
+        remedy = "in --task math@FOLDER, or leave it out to load DeepMath-103K and MATH-500 from the Hugging Face hub"
+        train, test = read_train_and_test(data_dir, lambda line: problem_of(parse_record(line, EXAMPLE)), remedy)
+    else:
+        train, test = _from_hub()
+    return BoxedTask("math", INSTRUCTION, *hold_out(train, VALIDATION), test)
 
 
 def _from_hub() -> list[list[Problem]]:
-    import datasets
-
+    remedy = "put train.jsonl and test.jsonl in a folder and name it: --task math@FOLDER"
     found = []
     for name, split, columns in (
         ("zwhe99/DeepMath-103K", "train", ["question", "final_answer", "difficulty"]),
         ("HuggingFaceH4/MATH-500", "test", ["problem", "answer", "level"]),
     ):
-        try:
-            with hub_or_cache():
-                rows = datasets.load_dataset(name, split=split).select_columns(columns)
-        except Exception as error:  # without a network it may be any of a dozen, from three libraries
-            raise ConnectionError(
-                f"{name} could not be loaded from the Hugging Face hub ({type(error).__name__}): check the network, or "
-                "put train.jsonl and test.jsonl in a folder and name it: math@FOLDER."
-            ) from error
+        rows = load_rows(name, remedy, split=split).select_columns(columns)
         found.append([problem_of(row) for row in rows])
     return found
 
 
 def problem_of(record: dict[str, Any]) -> Problem:
     """The problem in a record with DeepMath's fields or MATH's. Raises ValueError, in a sentence, if one is missing."""
-    texts = []
-    for names in (("question", "problem"), ("final_answer", "answer")):
-        name = next((name for name in names if name in record), names[0])
-        text = record.get(name)
-        if not isinstance(text, str) or not text.strip():
-            raise ValueError(f"{name!r} is missing or is not a text.")
-        texts.append(text.strip())
+    both = ("question", "problem"), ("final_answer", "answer")
+    question, answer = texts_of(record, [next((name for name in names if name in record), names[0]) for names in both])
     level = record.get("level", record.get("difficulty"))
     graded = type(level) in (int, float) and level >= 0  # DeepMath has -1 for a difficulty that is not known
-    return Problem(texts[0], "", texts[1], int(level) if graded else None)
+    return Problem(question.strip(), "", answer.strip(), int(level) if graded else None)
