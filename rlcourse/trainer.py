@@ -203,7 +203,7 @@ class Trainer:
 
     def _summary(self, after: dict[str, Any]) -> dict[str, Any]:
         before, first = self.before, self.task.problems("test")[0]
-        return self._asked() | {
+        return {
             f"{self.headline}_before": before[self.headline],
             f"{self.headline}_after": after[self.headline],
             "eval_problems": after["problems"],
@@ -220,14 +220,6 @@ class Trainer:
             "before": before,
             "after": after,
         }
-
-    def _asked(self) -> dict[str, Any]:
-        """What a language model that judges has read and written, on all ranks together."""
-        if self.config.judge is None:
-            return {}
-        own = self.judged.asked.totals
-        together = self.world.total(torch.tensor([*own.values()], dtype=torch.float64))
-        return {"judge": dict(zip(own, together.tolist(), strict=True))}
 
     def _save(self) -> None:
         """Save all that `resume` needs: model, optimizer, value head, random states, data order, results so far."""

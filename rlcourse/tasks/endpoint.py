@@ -1,7 +1,7 @@
 """A language model behind an address that takes OpenAI's chat completions, asked many things at once.
 
-It is slow, is away at times, and answers rubbish at others. A try that failed is repeated where that may
-help, until time is up.
+It is slow, is away at times, and answers rubbish at others. A try that failed is repeated where that may help, until
+time is up.
 """
 
 import http.client
@@ -13,7 +13,6 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 KEY = "RLCOURSE_JUDGE_KEY"  # the variable of the environment that holds the endpoint's key
@@ -35,15 +34,6 @@ class Unanswered(Exception):
         self.again, self.wait = again, wait
 
 
-@dataclass(frozen=True)
-class Reply:
-    """What a model wrote, and the tokens that it read and wrote."""
-
-    text: str
-    prompt_tokens: int
-    completion_tokens: int
-
-
 class NoRedirect(urllib.request.HTTPRedirectHandler):
     """Another address would be sent the key as well."""
 
@@ -62,30 +52,30 @@ class Endpoint:
         self.opener = urllib.request.build_opener(NoRedirect)
         self.lock, self.in_a_row = threading.Lock(), 0
 
-    def replies(self, conversations: list[Conversation]) -> list[Reply | None]:
+    def replies(self, conversations: list[Conversation]) -> list[str | None]:
         """Several are asked at once. An endpoint that fails again and again is left alone until the next batch."""
         self.in_a_row = 0
         with ThreadPoolExecutor(AT_ONCE) as threads:
             return list(threads.map(self._reply, conversations))
 
-    def _reply(self, conversation: Conversation) -> Reply | None:
+    def _reply(self, conversation: Conversation) -> str | None:
         if self.in_a_row >= GIVE_UP:
             return None
         try:
             reply = self.ask(conversation)
+            self.in_a_row = 0
+            return reply
         except Unanswered as error:
             with self.lock:
                 self.in_a_row, self.reason = self.in_a_row + 1, str(error)
             return None
-        self.in_a_row = 0
-        return reply
 
-    def ask(self, conversation: Conversation) -> Reply:
+    def ask(self, conversation: Conversation) -> str:
         """The reply, tried for again where that may help, until time is up. Raises Unanswered."""
         deadline, wait = time.monotonic() + self.seconds, FIRST_WAIT
         while True:
             try:
-                return reply_of(self._post(conversation, deadline), conversation)
+                return text_of(self._post(conversation, deadline))
             except Unanswered as error:
                 pause = min(error.wait or wait * random.uniform(0.5, 1), LONGEST_WAIT)
                 if not error.again or time.monotonic() + pause >= deadline:
@@ -129,19 +119,12 @@ def seconds_of(error: urllib.error.HTTPError) -> float | None:
     return float(value) if value.isdecimal() and len(value) < 6 else None
 
 
-def reply_of(content: bytes, conversation: Conversation) -> Reply:
-    """The reply in what an endpoint sent. A server that counts no tokens is taken to have one for four characters.
-
-    Raises Unanswered.
-    """
+def text_of(content: bytes) -> str:
+    """The reply in what an endpoint sent. Raises Unanswered."""
     try:
-        found = json.loads(content)
-        text = found["choices"][0]["message"]["content"]
-        usage = found.get("usage") or {}
-        counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise Unanswered("the reply is not a chat completion") from None
+        text = json.loads(content)["choices"][0]["message"]["content"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        text = None
     if not isinstance(text, str):
         raise Unanswered("the reply is not a chat completion")
-    guesses = sum(map(len, conversation)) // 4, len(text) // 4
-    return Reply(text, *(c if type(c) is int and c >= 0 else g for c, g in zip(counts, guesses, strict=True)))
+    return text

@@ -9,6 +9,7 @@ by it. What the measuring judge refuses is not shown to the model, and earns wha
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from tqdm import tqdm
@@ -81,20 +82,13 @@ class JudgedVerdict:
     measured: Verdict
     scored: Scored | None
 
-    @property
-    def right(self) -> bool:
-        return self.measured.right
-
-    @property
-    def words(self) -> str:
-        return self.measured.words
+    right = property(lambda self: self.measured.right)
+    words = property(lambda self: self.measured.words)
 
     @property
     def judged(self) -> float | None:
         """The mean of the scores."""
-        if self.scored is None or self.scored.scores is None:
-            return None
-        return sum(self.scored.scores.values()) / len(self.scored.scores)
+        return fmean(self.scored.scores.values()) if self.scored and self.scored.scores else None
 
     @property
     def metrics(self) -> dict[str, float | None]:

@@ -8,7 +8,6 @@ import pytest
 from rlcourse import trainer
 from rlcourse.config import make_config
 from rlcourse.tasks import Attempt, Judgement, Problem, load_task
-from rlcourse.tasks.endpoint import Reply
 from rlcourse.tasks.judged import METRICS, OF_ANSWERS, OF_PROGRAMS, JudgedTask, with_judge
 from rlcourse.tasks.llm_judge import Judge, LocalModel
 
@@ -52,8 +51,7 @@ class Says:
 
     def replies(self, conversations):
         self.asked += conversations
-        texts = [self.says(user) for _, user in conversations]
-        return [None if text is None else Reply(text, 10, 5) for text in texts]
+        return [self.says(user) for _, user in conversations]
 
 
 def scores(value: float, names=OF_PROGRAMS) -> str:
@@ -155,6 +153,4 @@ def test_a_run_is_trained_with_the_judge_and_tested_without(model_folder, tmp_pa
     assert len(lines) == 2 and all(set(METRICS) <= set(line) for line in lines)
     assert len(says.asked) <= 8 and not set(METRICS) & set(summary["after"])
     kept = [json.loads(line) for line in (tmp_path / "run" / "judge.jsonl").read_text().splitlines()]
-    tokens = {"prompt_tokens": 10 * len(kept), "completion_tokens": 5 * len(kept)}
-    assert summary["judge"] == {"replies": len(kept)} | tokens
-    assert lines[0]["reward"] <= 0.5 and "judge" not in trainer.train(make_config(model=model_folder, **settings))
+    assert lines[0]["reward"] <= 0.5 and 0 < len(kept) <= len(says.asked)
