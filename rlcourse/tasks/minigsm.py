@@ -1,29 +1,52 @@
 """The embedded task: grade-school word problems made from templates, in GSM8K's format, with nothing to download.
 
-`python -m rlcourse.tasks.minigsm` writes the files that ship in `data/minigsm/`, the same bytes each time.
-
 A problem's identity is its template and its numbers; names and things are decoration. A hash of the identity decides
 its split, so no split shares a problem with another, and none has to be stored to ensure it. Besides train, validation
 and test there is `sft`, for the demonstrations of the warm start.
 """
 
 import hashlib
-import json
 import random
 import re
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 
+from rlcourse.files import read_lines
 from rlcourse.paths import data_folder
 from rlcourse.tasks.jsonl import read_problems
-from rlcourse.tasks.minigsm_words import BOXES, BOYS, GIRLS, PARTS, TEMPLATES, THINGS, TIMES, Template
 from rlcourse.tasks.task import MathTask, Problem
 
 LEVELS = (1, 2, 3, 4)  # the number of steps of a problem
 SPLITS = {"sft": 45, "train": 35, "validation": 8, "test": 12}  # percent of all problems
-SHIPPED = {"train": (4000, 1), "validation": (500, 2), "test": (1000, 3)}  # problems in the file, seed
 LARGEST = 100  # the largest result of a step; the smallest is 2, so that nothing is ever singular
+
+
+BOYS = ["Tom", "Ben", "Sam", "Leo", "Max", "Omar", "Ravi", "Juan"]
+GIRLS = ["Anna", "Mia", "Zoe", "Lily", "Emma", "Nina", "Sara", "Mei"]
+THINGS = ["apples", "books", "cards", "coins", "shells", "stamps", "beads", "stickers", "marbles", "pencils"]
+BOXES = {"boxes": "box", "bags": "bag", "packs": "pack", "baskets": "basket"}
+TIMES = {2: "twice", 3: "three times", 4: "four times", 5: "five times"}
+PARTS = {2: "half", 3: "a third", 4: "a quarter", 5: "a fifth"}
+
+
+@dataclass(frozen=True)
+class Template:
+    """One kind of problem. `ranges` bounds each number, ends included; `solve` says which combinations can be used.
+
+    {x} {y} {z} {w} {v} are numbers, and k is a number written as a word: {times} ("three times") or {part} ("a third").
+    {A} {B} {C} are people; {he} {He} {him} stand for {A}; {things} are what they have, in {boxes} (one {box}).
+    A step has its calculation in brackets; r1 is the result of the first step, r2 of the second.
+    """
+
+    name: str
+    question: str
+    steps: list[str]
+    ranges: dict[str, tuple[int, int]]
+
+
+TEMPLATES = [Template(**line) for line in read_lines(data_folder() / "minigsm" / "templates.jsonl")]
 
 
 @dataclass(frozen=True)
@@ -61,7 +84,8 @@ class GeneratedProblem:
 
     @property
     def identity(self) -> tuple:
-        return identity(self.template, self.numbers)
+        """What two equal problems share: the name of the template and its numbers, in its order."""
+        return (self.template, *self.numbers.values())
 
     @property
     def level(self) -> int:
@@ -77,19 +101,11 @@ class GeneratedProblem:
         return Problem(self.question, "\n".join([*lines, f"#### {self.gold}"]), self.gold, self.level)
 
 
-def identity(template: str, numbers: dict[str, int]) -> tuple:
-    """What two equal problems share: the name of the template and its numbers, in its order."""
-    return (template, *numbers.values())
-
-
 def split_of(identity: tuple) -> str:
     """The split of a problem, by a blake2b hash of its identity, the same on every machine."""
     percent = int.from_bytes(hashlib.blake2b(repr(identity).encode(), digest_size=8).digest(), "big") % 100
-    for split, share in SPLITS.items():
-        if percent < share:
-            return split
-        percent -= share
-    raise AssertionError("the shares of the splits must add up to 100")
+    bounds = accumulate(SPLITS.values())
+    return next(split for split, bound in zip(SPLITS, bounds, strict=True) if percent < bound)
 
 
 def calculate(left: int, op: str, right: int) -> int | None:
@@ -148,58 +164,30 @@ def decorate(template: Template, numbers: dict[str, int], rng: random.Random) ->
 
 
 def sample(rng: random.Random, split: str, levels: tuple[int, ...] = LEVELS) -> GeneratedProblem:
-    """Draw one problem of a split: level, then template, then numbers until they can be used and are in the split.
-
-    Raises ValueError for an unknown split or level.
-    """
-    check_request(split, levels)
+    """Draw one problem of a split: level, then template, then numbers until they can be used and are in the split."""
     level = rng.choice(levels)
-    template = rng.choice([t for t in TEMPLATES if t.level == level])
+    template = rng.choice([t for t in TEMPLATES if len(t.steps) == level])
     steps = [parse_step(step) for step in template.steps]
     while True:
         numbers = {name: rng.randint(low, high) for name, (low, high) in template.ranges.items()}
-        if solve(steps, numbers) is not None and split_of(identity(template.name, numbers)) == split:
+        if solve(steps, numbers) is not None and split_of((template.name, *numbers.values())) == split:
             return decorate(template, numbers, rng)
 
 
 def generate(n: int, seed: int, split: str, levels: tuple[int, ...] = LEVELS) -> list[GeneratedProblem]:
     """n different problems of a split, the levels taking turns; the same for the same arguments.
 
-    Raises ValueError for an unknown split or level, or if the split has fewer problems.
+    Raises ValueError if the split has fewer problems.
     """
-    check_request(split, levels)
-    rng, seen, problems, misses = random.Random(seed), set(), [], 0
-    while len(problems) < n:
-        level = levels[len(problems) % len(levels)]
+    rng, found, misses = random.Random(seed), {}, 0
+    while len(found) < n:
+        level = levels[len(found) % len(levels)]
         problem = sample(rng, split, (level,))
-        if problem.identity not in seen:
-            seen.add(problem.identity)
-            problems.append(problem)
-            misses = 0
-        elif (misses := misses + 1) == 5000:
-            raise ValueError(
-                f"Split {split!r} has hardly more than {len(problems)} problems of level {level}: lower n."
-            )
-    return problems
-
-
-def check_request(split: str, levels: tuple[int, ...]) -> None:
-    """Raise ValueError for an unknown split or level, for which drawing would never end."""
-    if split not in SPLITS:
-        raise ValueError(f"Unknown split {split!r}: use one of {', '.join(SPLITS)}.")
-    if not levels or not set(levels) <= set(LEVELS):
-        raise ValueError(f"Unknown levels {levels!r}: use some of {LEVELS}.")
-
-
-def write(folder: str | Path) -> None:
-    """Write train.jsonl, validation.jsonl and test.jsonl of `SHIPPED`: the keys are question, answer and level."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    for split, (n, seed) in SHIPPED.items():
-        with open(folder / f"{split}.jsonl", "w", encoding="utf-8", newline="\n") as file:
-            for problem in (generated.to_problem() for generated in generate(n, seed, split)):
-                record = {"question": problem.question, "answer": problem.answer, "level": problem.level}
-                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        misses = misses + 1 if problem.identity in found else 0
+        found.setdefault(problem.identity, problem)
+        if misses == 5000:
+            raise ValueError(f"Split {split!r} has hardly more than {len(found)} problems of level {level}: lower n.")
+    return list(found.values())
 
 
 def load(data_dir: str | Path | None = None) -> MathTask:
@@ -208,9 +196,6 @@ def load(data_dir: str | Path | None = None) -> MathTask:
     Raises FileNotFoundError if the folder or a file is missing, ValueError for a line that cannot be used.
     """
     folder = data_folder() / "minigsm" if data_dir is None else Path(data_dir).expanduser()
-    return MathTask("minigsm", "", **{split: read_problems(folder / f"{split}.jsonl") for split in SHIPPED})
-
-
-if __name__ == "__main__":
-    write(data_folder() / "minigsm")
-    print(f"wrote {', '.join(f'{split}.jsonl' for split in SHIPPED)} to {data_folder() / 'minigsm'}")
+    return MathTask(
+        "minigsm", "", *(read_problems(folder / f"{split}.jsonl") for split in ("train", "validation", "test"))
+    )

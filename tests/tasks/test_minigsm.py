@@ -5,8 +5,8 @@ import pytest
 
 from rlcourse import paths
 from rlcourse.tasks import load_task, minigsm
-from rlcourse.tasks.minigsm import SHIPPED, calculate, generate
-from rlcourse.tasks.minigsm_words import BOXES, BOYS, GIRLS, THINGS
+from rlcourse.tasks.minigsm import BOXES, BOYS, GIRLS, THINGS, calculate, generate
+from tools.embedded.problems import MINIGSM, write_minigsm
 
 WORDS = {"twice": 2, "three times": 3, "four times": 4, "five times": 5}
 WORDS |= {"half": 2, "a third": 3, "a quarter": 4, "a fifth": 5}
@@ -18,7 +18,7 @@ EXACT = {"+": Fraction.__add__, "-": Fraction.__sub__, "*": Fraction.__mul__, "/
 def shipped():
     """Every problem of data/minigsm by split."""
     task = minigsm.load()
-    return {split: task.problems(split) for split in SHIPPED}
+    return {split: task.problems(split) for split in MINIGSM}
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +39,8 @@ def skeleton(question):
 
 
 def test_shipped_files_are_what_the_generator_writes(tmp_path):
-    minigsm.write(tmp_path)
-    for split in SHIPPED:
+    write_minigsm(tmp_path)
+    for split in MINIGSM:
         file = f"{split}.jsonl"
         assert (tmp_path / file).read_bytes() == (paths.data_folder() / "minigsm" / file).read_bytes(), file
 
@@ -106,6 +106,6 @@ def test_the_task_reads_what_ships_or_another_folder(tmp_path, shipped):
     assert task.problems("test") == shipped["test"] and task.problems("train") == shipped["train"]
     problem = task.problems("validation")[0]
     assert task.verify(problem.answer, problem.gold).strict
-    for split in SHIPPED:
+    for split in MINIGSM:
         (tmp_path / f"{split}.jsonl").write_text(f'{{"question": "{split}?", "answer": "#### 5"}}')
     assert load_task(f"minigsm@{tmp_path}").problems("test")[0].question == "test?"

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from rlcourse.course.lessons.demonstrations import ANSWER, CHECK, THINK
-from rlcourse.tasks.minigsm import parse_step
-from rlcourse.tasks.minigsm_words import BOXES, BOYS, GIRLS, TEMPLATES, THINGS
+from rlcourse.tasks.minigsm import BOXES, BOYS, GIRLS, TEMPLATES, THINGS, parse_step
 from rlcourse.tasks.task import Answer
 
 KINDS = ("garbage", "guess", "words", "worked")
