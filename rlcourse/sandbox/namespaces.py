@@ -1,9 +1,7 @@
 """Start a program in Linux namespaces of its own: `python -I -S namespaces.py PLAN`, PLAN in JSON.
 
-What bubblewrap does, for where it is not installed, with Python's standard library and the system calls that it lacks.
 The program sees the files that the plan names, read-only, and a `/tmp` of limited size; no network, no other process,
-no way to more rights. It runs under a process number 1 that ends everything when the program ends, takes too much
-memory, or its starter is gone.
+no way to more rights. Process 1 ends everything when the program ends, takes too much memory, or its starter is gone.
 
     root         a folder that the new root covers
     read         [[path, where the program sees it]]
@@ -14,8 +12,8 @@ memory, or its starter is gone.
     command, environment, keep    the program, its variables, a file descriptor that it keeps
     limits       by the names of `resource`; folder_bytes and files of /tmp; memory_bytes of all processes together
 
-What goes wrong before the program starts is one line on standard error. `--inside PLAN` is for bubblewrap, which has
-made the namespaces: only the limits are left to do.
+What goes wrong before the start is one line on standard error. `--inside PLAN` is for bubblewrap, which has made the
+namespaces: only the limits are left to do.
 """
 
 import ctypes
@@ -79,19 +77,15 @@ def complain(error: BaseException) -> None:
 
 
 def own_user() -> int:
-    """New namespaces, in which this process has all rights over what is new and over nothing else.
-
-    The number of the user for the program: where root grades another one, who has nothing outside, else 0, which is the
-    grader's own user. A process outside names them.
-    """
+    """Enter new namespaces, with all rights over what is new and over nothing else. The number of the program's user:
+    where root grades, another one, who has nothing outside; else 0, which is the grader's own user."""
     root = os.geteuid() == 0
     users, groups = (f"0 {number} 1\n" for number in (os.geteuid(), os.getegid()))
     if root:
         users = groups = f"0 0 1\n{STUDENT} {NOBODY} 1\n"
-    if root:
         os.setgroups([])
     process, (ready, go) = os.getpid(), os.pipe()
-    helper = os.fork()
+    helper = os.fork()  # maps the users, which takes a process outside
     if helper == 0:
         try:
             os.close(go)
@@ -154,11 +148,8 @@ def files(plan: dict) -> None:
         os.symlink(target, f"{root}/dev/{name}")
     mount("proc", root + "/proc", "proc", NOSUID | NODEV | NOEXEC)
     for name, value in (("user/max_user_namespaces", 0), ("kernel/shmmni", 0), ("fs/mqueue/queues_max", 0)):
-        try:
-            with open(f"{root}/proc/sys/{name}", "w") as file:
-                file.write(str(value))
-        except FileNotFoundError:
-            pass  # a kernel without it
+        with suppress(FileNotFoundError), open(f"{root}/proc/sys/{name}", "w") as file:  # a kernel may lack it
+            file.write(str(value))
     mount(root + "/proc/sys", root + "/proc/sys", "none", BIND | REC)
     only_read(root + "/proc/sys")
     os.chdir(root)
@@ -202,8 +193,8 @@ def set_limits(limits: dict) -> None:
 
 
 def refuse_calls(allowed: list[str]) -> None:
-    """Have the kernel refuse the system calls of REFUSED but those `allowed`, those of another architecture, and limits
-    set for another process: process 1 is of the same user, and would end everything by what it takes itself."""
+    """Have the kernel refuse the calls of REFUSED but those `allowed`, those of another architecture, and limits
+    for another process: process 1 is of the same user, and would end everything by what it takes itself."""
     machine = os.uname().machine
     load, equal, at_least, give, fail = 0x20, 0x15, 0x35, 0x06, 0x00050001  # EPERM
     numbers = [number for name, number in zip(CALLS, REFUSED[machine], strict=True) if name not in allowed]
@@ -236,15 +227,13 @@ def watch(plan: dict) -> None:
             complain(error)
         os._exit(1)
     os.close(plan["keep"])
-    while True:
-        process, _ = os.waitpid(-1, os.WNOHANG)
-        if process == program:
-            os._exit(0)
+    while (process := os.waitpid(-1, os.WNOHANG)[0]) != program:
         if memory() > plan["limits"]["memory_bytes"]:
             os.write(2, b"it took too much memory\n")
-            os._exit(0)
+            break
         if process == 0:
             time.sleep(0.05)
+    os._exit(0)
 
 
 def memory() -> int:
@@ -252,12 +241,9 @@ def memory() -> int:
     total = 0
     for name in os.listdir("/proc"):
         if name.isdigit() and name != "1":
-            try:
-                with open(f"/proc/{name}/status") as file:
-                    lines = [line.split() for line in file if line.startswith(("RssAnon:", "RssShmem:", "VmSwap:"))]
+            with suppress(OSError), open(f"/proc/{name}/status") as file:  # it may have ended
+                lines = [line.split() for line in file if line.startswith(("RssAnon:", "RssShmem:", "VmSwap:"))]
                 total += 1024 * sum(int(line[1]) for line in lines)
-            except OSError:
-                pass  # it has ended
     return total
 
 

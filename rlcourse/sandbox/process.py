@@ -1,6 +1,6 @@
 """Start a process for somebody else's code: what it sees, what it may take, and how it ends.
 
-On Linux that is in namespaces of its own: `namespaces.py` makes them, or bubblewrap where a system allows that alone.
+On Linux it gets namespaces of its own, from `namespaces.py` or, where the system allows only that, from bubblewrap.
 Elsewhere it is an ordinary process, which the caller may guard.
 """
 
@@ -28,67 +28,55 @@ COPIES = ("rlcourse", "*/rlcourse", "*/*/rlcourse")  # of the package among inst
 
 @dataclass(frozen=True)
 class Box:
-    """What a process may see and take.
+    """What a process may see and take."""
 
-    folder: as `stage` made it; read: [[path, where it is seen]] beside Python, its libraries and what is staged;
-    limits: of `namespaces.py`; devices: files of /dev beside those of every box; allowed: system calls that
-    `namespaces.py` refuses otherwise; system: folders beside SYSTEM, seen where they are.
-    """
-
-    folder: Path
+    folder: Path  # as `stage` made it
     variables: dict[str, str]
-    limits: dict[str, int]
-    read: list[list[str]] = field(default_factory=list)
-    devices: list[str] = field(default_factory=list)
-    allowed: list[str] = field(default_factory=list)
-    system: tuple[str, ...] = ()
+    limits: dict[str, int]  # of `namespaces.py`
+    read: list[list[str]] = field(default_factory=list)  # [path, where it is seen], beside Python and what is staged
+    devices: list[str] = field(default_factory=list)  # files of /dev beside those of every box
+    allowed: list[str] = field(default_factory=list)  # system calls that `namespaces.py` refuses otherwise
+    system: tuple[str, ...] = ()  # folders beside SYSTEM, seen where they are
 
 
 def stage(folder: Path, modules: Iterable[str]) -> Path:
-    """Copy these files of the package, each with its packages' `__init__.py`, to `folder / "course"`, and return that.
+    """Copy these files of the package to `folder / "course"`, and return that; packages are empty unless named.
 
-    A package that is not named itself gets an empty `__init__.py`. Beside it stands `root`, which a box covers.
+    Beside it is `root`, which a box covers.
     """
     (folder / "root").mkdir()
-    place, modules = folder / "course", list(modules)
+    place = folder / "course"
     for name in modules:
         target = place / "rlcourse" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(PACKAGE / name, target)
         for parent in Path(name).parents:
-            if not (place / "rlcourse" / parent / "__init__.py").exists():
-                (place / "rlcourse" / parent / "__init__.py").touch()
+            (place / "rlcourse" / parent / "__init__.py").touch()
     return place
 
 
 def launch(command: list[str], wire: int, folder: Path, variables: dict[str, str]) -> subprocess.Popen:
+    null = subprocess.DEVNULL
     return subprocess.Popen(
-        command,
-        pass_fds=[wire],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        cwd=folder,
+        command, pass_fds=[wire], stdin=null, stdout=null, stderr=subprocess.PIPE, start_new_session=True, cwd=folder,
         env=variables,
-    )
+    )  # fmt: skip
 
 
 def end(process: subprocess.Popen) -> str:
     """End a process and all that it started. The last line of what it had to say on standard error."""
     process.terminate()  # which `namespaces.py` answers by ending everything first
-    by_hand = str(PACKAGE / NAMESPACES_SCRIPT) in process.args
     with suppress(subprocess.TimeoutExpired):
-        process.wait(10 if by_hand else 0)
+        process.wait(10 if str(PACKAGE / NAMESPACES_SCRIPT) in process.args else 0)
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    with suppress(ValueError):  # it is read already
+    if process.stderr.closed:  # it is read already
+        return ""
+    with process.stderr:
         os.set_blocking(process.stderr.fileno(), False)
         said = (process.stderr.read() or b"").decode(errors="replace").strip()
-        process.stderr.close()
-        return said.splitlines()[-1] if said else ""
-    return ""
+    return said.splitlines()[-1] if said else ""
 
 
 def remove(folder: Path) -> None:
@@ -100,14 +88,13 @@ def remove(folder: Path) -> None:
 
 def find_way(tried: Callable[[str], str]) -> tuple[str, str]:
     """How this system isolates a process, the first way for which `tried` has nothing to say; or why there is none."""
-    reasons = ["this is not Linux"]
-    if sys.platform == "linux":
-        reasons = []
-        for found in (NAMESPACES, BUBBLEWRAP):
-            reason = tried(found)
-            if not reason:
-                return found, ""
-            reasons.append(reason)
+    if sys.platform != "linux":
+        return GUARD, "this is not Linux"
+    reasons = []
+    for way in (NAMESPACES, BUBBLEWRAP):
+        reasons.append(tried(way))
+        if not reasons[-1]:
+            return way, ""
     return GUARD, "; ".join(reasons)
 
 
@@ -136,9 +123,8 @@ def libraries() -> list[str]:
     """Python's own folders, and those of `sys.path` that hold installed libraries, or lie in one that does, as those of
     CuTe DSL do."""
     own = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
-    dynamic = [path for path in sys.path if path.endswith("lib-dynload")]
-    kept = [path for path in sys.path if re.search(r"/(site|dist)-packages(/|$)", path) and os.path.isdir(path)]
-    return list(dict.fromkeys([*own, *dynamic, *kept]))
+    kept = [path for path in sys.path if re.search(r"/lib-dynload$|/(site|dist)-packages(/|$)", path)]
+    return list(dict.fromkeys([*own, *filter(os.path.isdir, kept)]))
 
 
 def python_command(staged: str, code: str) -> list[str]:

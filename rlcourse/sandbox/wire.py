@@ -1,8 +1,4 @@
-"""Values on their way from a reader's process, which is not trusted, to the grader; the card takes them alike.
-
-JSON holds the structure, raw bytes behind it the numbers. Nothing is unpickled, nothing unpacked, and nothing is taken
-for longer than it is.
-"""
+"""Values from a process that is not trusted: JSON for the structure, then the numbers' raw bytes. No pickle."""
 
 import json
 import math
@@ -27,15 +23,12 @@ class Unreadable(Exception):
 
 
 def plain(value: Any) -> Any:
-    """A value as it arrives in another process: arrays as tensors, which have no history and stand on the CPU.
-
-    Raises Unreadable for what is neither tensor, number, text, None, nor a tuple, list or dict of them.
-    """
+    """A value as it arrives in another process: arrays as tensors without history, on the CPU. Raises Unreadable."""
     return decode(encode(value))
 
 
 def encode(value: Any, most: int = MAX_BYTES) -> bytes:
-    """A value as at most `most` bytes: a length, JSON of that length, the tensors' bytes one behind the other.
+    """A value as at most `most` bytes: a length, JSON of that length, the tensors' bytes.
 
     Tensors, numpy arrays, numbers, strings, bools, None, and tuples, lists and dicts of them. Raises Unreadable for
     anything else, and for what is too large.
@@ -69,11 +62,10 @@ def _tree(item: Any, tensors: list[bytes], depth: int, most: int) -> Any:
         return ["tensor", name, list(item.shape)]
     if isinstance(item, tuple | list):
         return ["tuple" if isinstance(item, tuple) else "list", *(_tree(i, tensors, depth + 1, most) for i in item)]
+    if isinstance(item, dict) and len(item) <= MAX_KEYS:
+        return ["dict", *([_tree(i, tensors, depth + 1, most) for i in pair] for pair in item.items())]
     if isinstance(item, dict):
-        if len(item) > MAX_KEYS:
-            raise Unreadable("the result is too large")
-        pairs = [[_tree(key, tensors, depth + 1, most), _tree(i, tensors, depth + 1, most)] for key, i in item.items()]
-        return ["dict", *pairs]
+        raise Unreadable("the result is too large")
     raise Unreadable(f"the result is {type(item).__name__}, expected a tensor or a number")
 
 
@@ -83,12 +75,11 @@ def decode(data: bytes) -> Any:
         (length,) = struct.unpack_from("<I", data)
         if length > MAX_TEXT:
             raise ValueError("too much text")
-        numbers = memoryview(data)[4 + length :]
-        value, rest = _untree(json.loads(data[4 : 4 + length]), numbers)
+        value, rest = _untree(json.loads(data[4 : 4 + length]), memoryview(data)[4 + length :])
         if rest.nbytes:
             raise ValueError("bytes are left over")
         return value
-    except Exception as error:  # the bytes come from the reader's process: anything may be wrong with them
+    except Exception as error:  # anything may be wrong with the bytes
         raise Unreadable(f"the result could not be read ({type(error).__name__})") from None
 
 
@@ -139,14 +130,15 @@ def receive(connection: socket.socket, seconds: float | None = None, limit: int 
     Raises TimeoutError where it is not complete after `seconds`, EOFError where the other side ended, Unreadable where
     it is longer than `limit` bytes.
     """
-    deadline = None if seconds is None else time.monotonic() + seconds
+    deadline = time.monotonic() + (math.inf if seconds is None else seconds)
 
     def read(count: int) -> bytes:
         found = bytearray()
         while len(found) < count:
-            if deadline is not None and time.monotonic() >= deadline:
+            left = deadline - time.monotonic()
+            if left <= 0:
                 raise TimeoutError
-            connection.settimeout(None if deadline is None else max(deadline - time.monotonic(), 1e-3))
+            connection.settimeout(left if left < math.inf else None)
             piece = connection.recv(min(count - len(found), 1 << 20))
             if not piece:
                 raise EOFError
