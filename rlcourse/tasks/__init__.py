@@ -1,10 +1,7 @@
 """Tasks: where the questions come from and who says how good an answer is.
 
-A task is anything with the attributes of `Task`. Five ship: `minigsm`, generated problems that need no download;
-`gsm8k`, the public data set; `math`, harder problems whose answers are expressions; `kernelbench`, GPU kernels; and
-`kernels`, programs of a small language that a laptop can judge. The first two are judged by `rlcourse.tasks.verify`,
-the third by `rlcourse.tasks.boxed`, GPU kernels by being run, the programs by `rlcourse.tasks.kernels.judge`. One of
-your own is named by the place of the object, or of a function that makes it: `--task mypackage.mytask:task`.
+A task is anything with the attributes of `Task`. Besides those that ship, `--task mypackage.mytask:task` names one of
+your own, by the place of the object or of a function that makes it.
 """
 
 import importlib
@@ -28,30 +25,16 @@ from rlcourse.tasks.task import (
 )
 
 __all__ = [
-    "TASKS",
-    "Answer",
-    "Attempt",
-    "Judgement",
-    "MathTask",
-    "Problem",
-    "Split",
-    "Task",
-    "Verdict",
-    "check_task_name",
-    "in_format",
-    "load_task",
-    "mean_metrics",
-    "object_at",
-    "prompts_of",
-    "task_of",
-]
+    "TASKS", "Answer", "Attempt", "Judgement", "MathTask", "Problem", "Split", "Task", "Verdict", "check_task_name",
+    "in_format", "load_task", "mean_metrics", "object_at", "prompts_of", "task_of",
+]  # fmt: skip
 
 TASKS = {
-    "minigsm": "rlcourse.tasks.minigsm:load",
-    "gsm8k": "rlcourse.tasks.gsm8k:load",
-    "math": "rlcourse.tasks.math:load",
-    "kernelbench": "rlcourse.tasks.kernelbench.task:load",
-    "kernels": "rlcourse.tasks.kernels.task:load",
+    "minigsm": "rlcourse.tasks.minigsm:load",  # generated problems that need no download
+    "gsm8k": "rlcourse.tasks.gsm8k:load",  # the public data set
+    "math": "rlcourse.tasks.math:load",  # harder problems whose answers are expressions
+    "kernelbench": "rlcourse.tasks.kernelbench.task:load",  # GPU kernels, which are run
+    "kernels": "rlcourse.tasks.kernels.task:load",  # programs of a small language that a laptop can judge
 }
 NEEDED = ("name", "metrics", "problems", "prompt", "judge")
 
@@ -81,8 +64,6 @@ def load_task(name: str) -> Task:
     missing = [attribute for attribute in NEEDED if not hasattr(found, attribute)]
     if missing:
         raise ValueError(f"{name} is not a task: it has no {' and no '.join(missing)} (see rlcourse/tasks/task.py).")
-    if not found.metrics:
-        raise ValueError(f"{name} measures nothing: name one of its metrics at least (see rlcourse/tasks/task.py).")
     return found
 
 

@@ -1,8 +1,4 @@
-"""A language model behind an address that takes OpenAI's chat completions, asked many things at once.
-
-It is slow, is away at times, and answers rubbish at others. A try that failed is repeated where that may help, until
-time is up.
-"""
+"""A language model behind an address that takes OpenAI's chat completions, asked many things at once."""
 
 import http.client
 import json
@@ -42,10 +38,7 @@ class NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class Endpoint:
-    """A model behind an address that takes OpenAI's chat completions, such as http://localhost:8000/v1.
-
-    seconds: that an answer may take, all tries together. The key is that in the environment's RLCOURSE_JUDGE_KEY.
-    """
+    """A model at an address such as http://localhost:8000/v1. An answer may take `seconds`, all tries together."""
 
     def __init__(self, url: str, name: str, seconds: float = SECONDS):
         self.url, self.name, self.seconds, self.reason = url.rstrip("/") + "/chat/completions", name, seconds, ""
@@ -97,7 +90,9 @@ class Endpoint:
         except urllib.error.HTTPError as error:
             with error:
                 again = error.code in (408, 409, 429) or error.code >= 500
-                raise Unanswered(f"{self.url} answers {error.code}", again, seconds_of(error)) from None
+                wait = (error.headers.get("Retry-After") or "")[:5]
+                seconds = float(wait) if wait.isdecimal() else None
+                raise Unanswered(f"{self.url} answers {error.code}", again, seconds) from None
         except (OSError, ValueError, http.client.HTTPException) as error:
             why = getattr(error, "reason", None) or type(error).__name__  # their texts may quote the key
             raise Unanswered(f"{self.url}: {why}", True) from None
@@ -111,12 +106,6 @@ def read_until(response: Any, deadline: float) -> bytes:
         if len(found) > MOST_BYTES or time.monotonic() > deadline:
             raise Unanswered("the answer is too long" if len(found) > MOST_BYTES else "the answer takes too long")
     return bytes(found)
-
-
-def seconds_of(error: urllib.error.HTTPError) -> float | None:
-    """The seconds after which a server wants to be asked again, if it says so."""
-    value = error.headers.get("Retry-After", "") if error.headers else ""
-    return float(value) if value.isdecimal() and len(value) < 6 else None
 
 
 def text_of(content: bytes) -> str:

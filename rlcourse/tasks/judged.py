@@ -23,11 +23,8 @@ if TYPE_CHECKING:
     from rlcourse.config import TrainConfig
     from rlcourse.policy import Policy
 
-METRICS = {
-    "judged": ".2f",  # the mean of the scores, of those that have some
-    "judge_failed": ".1%",  # of those that it was asked about
-    "judge_cached": ".1%",
-}
+# The mean of the scores, of those that have some; and shares of those that the judge was asked about.
+METRICS = {"judged": ".2f", "judge_failed": ".1%", "judge_cached": ".1%"}
 NO_PROGRAM = ("no code", "no ModelNew", "no kernel")  # words of the task `kernelbench`
 OF_ANSWERS = {"correctness": "how likely it is that the answer is right"}
 OF_PROGRAMS = {

@@ -1,10 +1,11 @@
 """What a task is: problems, prompts for them, and who says how good an answer is.
 
-Nothing else knows what a task measures: the step, the evaluation, logs and pictures take the metrics that its verdicts
-have, by the names that it gives them. So a task of your own is an object with what `Task` lists; `MathTask` is one.
+Nothing else knows what a task measures: step, evaluation, logs and pictures take the metrics that its verdicts have. So
+a task of your own is an object with what `Task` lists; `MathTask` is one.
 """
 
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from rlcourse.tasks.verify import CUT_OFF, Readings, verify
@@ -69,28 +70,15 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Answer(Attempt):
-    """An attempt and the verdict on it. strict, lenient and formatted are there if the verdict has two `Readings`."""
+    """An attempt and the verdict on it."""
 
     verdict: Verdict
 
-    @property
-    def right(self) -> bool:
-        return self.verdict.right
-
-    @property
-    def strict(self) -> bool:
-        """Right, and in the form that was asked for."""
-        return self.verdict.strict
-
-    @property
-    def lenient(self) -> bool:
-        """Right, in any form."""
-        return self.verdict.lenient
-
-    @property
-    def formatted(self) -> bool:
-        """In the form that was asked for, right or wrong."""
-        return self.verdict.formatted
+    right = property(attrgetter("verdict.right"))
+    # If the verdict has two `Readings`: right in the form that was asked for, right in any form, and in that form.
+    strict = property(attrgetter("verdict.strict"))
+    lenient = property(attrgetter("verdict.lenient"))
+    formatted = property(attrgetter("verdict.formatted"))
 
 
 class Task(Protocol):

@@ -45,18 +45,13 @@ LATEX_SPACE = re.compile(r"\{,\}|\\[!,]")  # 1{,}234 and 1\,234 and 1,\!234
 
 @dataclass(frozen=True)
 class Readings:
-    """The two readings of a completion, a verdict. An answer that is right strictly is right leniently, too.
+    """The two readings of a completion, a verdict. An answer that is right strictly is right leniently, too."""
 
-    strict, lenient: the number found by that reading equals the gold answer. formatted: the strict reading found a
-    number. answer: the number that was read, by the strict reading if it found one, else by the lenient one. rewarded:
-    the reading that counts, "strict" or "lenient": it decides what is right, what is paid, and which metric is first.
-    """
-
-    strict: bool
+    strict: bool  # the number found by this reading equals the gold answer
     lenient: bool
-    formatted: bool
-    answer: str | None
-    rewarded: str = "strict"
+    formatted: bool  # the strict reading found a number
+    answer: str | None  # the number that was read, by the strict reading if it found one, else by the lenient one
+    rewarded: str = "strict"  # or "lenient": decides what is right, what is paid, and which metric is first
 
     @property
     def right(self) -> bool:
@@ -64,10 +59,8 @@ class Readings:
 
     @property
     def metrics(self) -> dict[str, float | None]:
-        accuracies = {"accuracy": self.strict, "accuracy_lenient": self.lenient}
-        if self.rewarded == "lenient":
-            accuracies = dict(reversed(accuracies.items()))
-        return accuracies | {"formatted": self.formatted}
+        found = {"accuracy": self.strict, "accuracy_lenient": self.lenient, "formatted": self.formatted}
+        return found if self.rewarded == "strict" else {"accuracy_lenient": self.lenient} | found
 
     @property
     def words(self) -> str:
