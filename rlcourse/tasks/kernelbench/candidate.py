@@ -1,7 +1,6 @@
 """The process of a candidate, seen from the judge: it is asked, timed by the clock out here, and ended.
 
-Whatever comes back is data. A process that dies, hangs, takes too much memory or writes nonsense is refused with that
-as the reason, and costs nobody else anything.
+Whatever comes back is data. A process that dies, hangs, takes too much memory or writes nonsense is refused for that.
 """
 
 import functools
@@ -25,6 +24,7 @@ from rlcourse.tasks.kernelbench.machine import new_seed
 
 # Files of the package that a candidate's process imports.
 MODULES = ("sandbox/namespaces.py", "sandbox/wire.py", "tasks/kernelbench/cases.py", "tasks/kernelbench/worker.py")
+UNREADABLE = "its process wrote what nobody can read"
 SMALL = 1 << 20  # bytes of an answer that shows nothing
 START_SECONDS = 120
 SCRIPTS = sysconfig.get_path("scripts")  # where ninja is
@@ -50,16 +50,15 @@ class Candidate:
     """
 
     def __init__(self, way: str, device: torch.device, memory_bytes: int, gpu_bytes: int):
-        self.device, self.gpu_bytes, self.seed = device, gpu_bytes, new_seed()
+        self.device, self.gpu_bytes, self.seed, self.process = device, gpu_bytes, new_seed(), None
         self.reference: torch.nn.Module | None = None
         self.folder = Path(tempfile.mkdtemp(prefix="rlcourse-"))
         self.connection, theirs = socket.socketpair()
-        self.process = None
         self.watch_gpu()
         try:
             process.stage(self.folder, MODULES)
-            self.process = start(way, self.folder, theirs.fileno(), device, memory_bytes)
-            theirs.close()
+            with theirs:
+                self.process = start(way, self.folder, theirs.fileno(), device, memory_bytes)
             self.receive(START_SECONDS, SMALL)
         except Refused as error:
             raise RuntimeError(f"The process for kernels did not start. {error}") from None
@@ -89,7 +88,7 @@ class Candidate:
                 return value, took
             case {"error": [str(kind), str(module), str(message)]}:
                 raise Refused("compile" if module.startswith(COMPILE_ERRORS) else "error", f"{kind}: {message}")
-        self.lost("nonsense", "its process wrote what nobody can read")
+        self.lost("nonsense", UNREADABLE)
 
     def receive(self, seconds: float, limit: int) -> Any:
         """The next answer, decoded."""

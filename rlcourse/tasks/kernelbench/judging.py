@@ -12,13 +12,13 @@ import threading
 import time
 import warnings
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from rlcourse.sandbox.process import GUARD
 from rlcourse.tasks.kernelbench import rules
-from rlcourse.tasks.kernelbench.candidate import SMALL, Candidate, Refused, way
+from rlcourse.tasks.kernelbench.candidate import SMALL, UNREADABLE, Candidate, Refused, way
 from rlcourse.tasks.kernelbench.cases import KINDS, chunk_size, digest, make_inputs, make_model, namespace
 from rlcourse.tasks.kernelbench.compare import Expected, expect, fault, some_chunks
 from rlcourse.tasks.kernelbench.machine import alone, bandwidth, new_seed
@@ -28,12 +28,10 @@ from rlcourse.tasks.kernelbench.verdict import OPERATIONS, Settings, Verdict
 CHECKS = 10  # of timed trials whose outputs are compared; nobody knows which
 WARMUP = 3
 LEAST_TRIALS = 5
-EXCESSIVE = 10  # a speed-up to look at twice, says KernelBench
 LEEWAY = 5e-3  # seconds that a process's own clock may be short of the one out here without being called a lie
 
 
-@dataclass(frozen=True)
-class Times:
+class Times(NamedTuple):
     """Median seconds of a trial: by the process's own events, and by the clock out here."""
 
     own: float
@@ -158,7 +156,7 @@ class Judge:
         seed, (shape, kind) = new_seed(), self.telling[case]
         found, took = candidate.ask(["run", seed, shape, kind, way], seconds)
         if not readable(found):
-            raise Refused("nonsense", "its process wrote what nobody can read")
+            raise Refused("nonsense", UNREADABLE)
         return seed, found, took
 
     def _compile(self, candidate: Candidate, code: str) -> None:
@@ -210,7 +208,7 @@ class Judge:
         part = expected.part(wanted)
         shaped = [(output.shape, output.dtype) for output in part.eager]
         if not isinstance(shown, list) or [(getattr(s, "shape", 0), getattr(s, "dtype", 0)) for s in shown] != shaped:
-            raise Refused("nonsense", "its process wrote what nobody can read")
+            raise Refused("nonsense", UNREADABLE)
         for output, whole, numbers, said in zip(shown, expected.eager, wanted, found["digest"], strict=True):
             size = chunk_size(whole.numel())
             shown_sums = [sum(sums) for sums in digest(list(output.split(size)))]
@@ -223,17 +221,15 @@ class Judge:
 
     def _time(self, candidate: Candidate, way: str, check: bool = False) -> Times:
         """Median times of the first telling case, some trials of which are compared if `check`."""
-        own, outside, deadline = [], [], time.monotonic() + self.settings.timing_seconds
-        for trial in range(-WARMUP, self.settings.trials):
-            if trial >= LEAST_TRIALS and time.monotonic() > deadline:
+        times, deadline = [], time.monotonic() + self.settings.timing_seconds
+        while len(times) < WARMUP + self.settings.trials:
+            if len(times) >= WARMUP + LEAST_TRIALS and time.monotonic() > deadline:
                 break
             seed, found, took = self._trial(candidate, 0, way, self.settings.run_seconds)
-            if trial >= 0:
-                own.append(found["seconds"])
-                outside.append(took)
+            times.append((found["seconds"], took))
             if check and random.SystemRandom().random() * self.settings.trials < CHECKS:
                 self._compare(candidate, 0, seed, found)
-        return Times(statistics.median(own), statistics.median(outside))
+        return Times(*map(statistics.median, zip(*times[WARMUP:], strict=True)))
 
     def _fast(self, candidate: Candidate, least: float, verdict: Verdict) -> None:
         """Time the candidate beside PyTorch. `least`: seconds that nothing can beat."""
@@ -247,10 +243,8 @@ class Judge:
         metrics = verdict.metrics
         metrics |= {"ms": 1e3 * taken, "own_ms": 1e3 * times.own, "eager_ms": 1e3 * eager, "speedup": eager / taken}
         if self.settings.torch_compile:
-            compiled = self._counted(self.baseline("compiled"))
-            metrics |= {"compiled_ms": 1e3 * compiled, "speedup_over_compiled": compiled / taken}
+            metrics["speedup_over_compiled"] = self._counted(self.baseline("compiled")) / taken
         metrics |= {f"fast_{p:g}": float(metrics["speedup"] > p) for p in (1, 1.5, 2)}
-        metrics["excessive"] = float(metrics["speedup"] > EXCESSIVE)
 
     def _counted(self, times: Times) -> float:
         return max(times.own, times.outside - self.baseline("empty").outside)

@@ -73,22 +73,19 @@ def check(code: str) -> tuple[str, str] | None:
         return broken.args
     if not any(isinstance(part, ast.ClassDef) and part.name == "ModelNew" for part in tree.body):
         return "no ModelNew", "there is no class ModelNew"
-    if not language(parts):
+    if not any(map(has_kernel, parts)):
         return "no kernel", "no kernel is defined: neither Triton, nor CuTe DSL, nor load_inline"
     return None
 
 
-def language(parts: list[ast.AST]) -> str:
-    """What the kernels are written in: "triton", "cute", "cuda", "cpp", or "" where there are none."""
-    decorators = {ast.unparse(d) for part in parts if isinstance(part, ast.FunctionDef) for d in part.decorator_list}
-    if any(name.startswith("triton.jit") for name in decorators):
-        return "triton"
-    if "cute.kernel" in decorators:
-        return "cute"
-    for call in parts:
-        if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("load_inline"):
-            return "cuda" if any(keyword.arg == "cuda_sources" for keyword in call.keywords) else "cpp"
-    return ""
+def has_kernel(part: ast.AST) -> bool:
+    """Whether a part of a text is a kernel in Triton or CuTe DSL, or compiles one in C++ or CUDA."""
+    match part:
+        case ast.FunctionDef(decorator_list=decorators):
+            return any(ast.unparse(d).startswith(("triton.jit", "cute.kernel")) for d in decorators)
+        case ast.Call(func=func):
+            return ast.unparse(func).endswith("load_inline")
+    return False
 
 
 def line(part: ast.AST) -> None:
@@ -124,8 +121,7 @@ def line(part: ast.AST) -> None:
 
 def imported(name: str) -> None:
     root = name.split(".")[0]
-    kinds = ((THREADS, "thread"), (PROCESSES, "process"), (TIMERS, "timer"))
-    for roots, reason in kinds:
+    for roots, reason in ((THREADS, "thread"), (PROCESSES, "process"), (TIMERS, "timer")):
         if root in roots or name == f"torch.{root}":
             raise Broken(reason, f"import {name} is not allowed")
     if name not in MODULES and name not in ("cuda.bindings", "torch.utils"):
@@ -174,14 +170,12 @@ def texts(tree: ast.Module, parts: list[ast.AST]) -> None:
             raise Broken("compiler", f"load_inline takes {', '.join(sorted(OPTIONS))} here")
         given = dict(zip(("name", "cpp_sources", "cuda_sources"), call.args, strict=False))
         given |= {keyword.arg: keyword.value for keyword in call.keywords}
-        for name, value in given.items():
-            found = plain(value, named) if name not in ("verbose", "functions", "name") else []
-            for text in found:
-                if name in ("extra_cuda_cflags", "extra_cflags"):
-                    if not FLAGS.fullmatch(text):
-                        raise Broken("compiler", f"the flag {text} is not allowed")
-                else:
+        for name in given.keys() - {"verbose", "functions", "name"}:
+            for text in plain(given[name], named):
+                if name in ("cpp_sources", "cuda_sources"):
                     cpp(text)
+                elif not FLAGS.fullmatch(text):
+                    raise Broken("compiler", f"the flag {text} is not allowed")
 
 
 def plain(value: ast.expr, named: dict[str, list[ast.expr]]) -> list[str]:

@@ -1,7 +1,6 @@
 """The process of a candidate: it loads the text, runs it on inputs that it makes itself, and answers the judge.
 
-Nothing in here decides on anything. What it reports about its own time the judge compares with a clock outside; what it
-computed, with a reference that this process never holds.
+The judge compares the times it reports with a clock outside, and its outputs with a reference that is never in here.
 """
 
 import importlib.util
@@ -9,6 +8,7 @@ import os
 import socket
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -24,8 +24,7 @@ now, synchronize, Event = time.perf_counter, torch.cuda.synchronize, torch.cuda.
 
 
 def main(file_descriptor: int, folder: str, limits: dict[str, int]) -> None:
-    """Answer requests until the judge is gone. folder: where this process may write; limits: those that it sets itself,
-    where nobody has for it."""
+    """Answer requests until the judge is gone. folder: to write to; limits: to set where nobody has for it."""
     connection = socket.socket(fileno=file_descriptor)
     namespaces.set_limits(limits)
     torch.set_num_threads(1)
@@ -45,16 +44,10 @@ def answer(function, *arguments) -> bytes:
     try:
         return encode({"value": function(*arguments)}, MOST_BYTES)
     except BaseException as error:  # SystemExit and KeyboardInterrupt are the candidate's as well
-        kind = type(error)
-        return encode({"error": [kind.__name__[:100], str(kind.__module__)[:100], said(error)]})
-
-
-def said(error: BaseException) -> str:
-    """The end of an error's message, where compilers say what was wrong."""
-    try:
-        return str(error)[-2000:]
-    except BaseException:  # the candidate's own class of error may say anything
-        return ""
+        kind, message = type(error), ""
+        with suppress(BaseException):  # the candidate's own class of error may say anything
+            message = str(error)[-2000:]  # compilers say at the end what was wrong
+        return encode({"error": [kind.__name__[:100], str(kind.__module__)[:100], message]})
 
 
 class Runner:
