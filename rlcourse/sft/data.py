@@ -14,7 +14,7 @@ from rlcourse.hub import hub_or_cache
 from rlcourse.policy import TEMPLATE, Policy
 from rlcourse.sft.config import SFTConfig, is_task
 from rlcourse.tasks import load_task
-from rlcourse.tasks.jsonl import parse_record, read_json_lines
+from rlcourse.tasks.jsonl import parse_record, read_each_line
 
 Messages = list[dict[str, str]]  # a conversation: role and content of each turn
 
@@ -80,7 +80,7 @@ def file_of(data: str) -> Path | None:
 
 def of_file(file: Path) -> Iterator[tuple[str, Messages]]:
     """The conversations in a file of JSON lines, each with its place."""
-    yield from read_json_lines(file, lambda line: conversation_of(parse_record(line, EXPECTED)), "conversations")
+    yield from read_each_line(file, lambda line: conversation_of(parse_record(line, EXPECTED)), "conversations")
 
 
 def of_hub(config: SFTConfig) -> Iterator[tuple[str, Messages]]:

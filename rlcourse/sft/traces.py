@@ -13,7 +13,7 @@ from typing import Any
 from rlcourse.files import write_text
 from rlcourse.sft.data import EXPECTED, conversation_of
 from rlcourse.tasks import Attempt, Problem, Task
-from rlcourse.tasks.jsonl import parse_record, read_json_lines
+from rlcourse.tasks.jsonl import parse_record, read_each_line
 
 AT_ONCE = 256  # that are judged
 
@@ -50,7 +50,7 @@ def keep_right(data: Path, task: Task, output: Path) -> Kept:
         record = parse_record(line, EXPECTED)
         return record, conversation_of(record)
 
-    rows, found = [row for _, row in read_json_lines(data, parse, "conversations")], Kept()
+    rows, found = [row for _, row in read_each_line(data, parse, "conversations")], Kept()
     train, others = task.problems("train"), task.problems("validation") + task.problems("test")
     problems = sorted([*others, *train], key=lambda problem: -len(problem.question))  # a question may hold another one
     training, found.read, asked = set(map(id, train)), len(rows), []

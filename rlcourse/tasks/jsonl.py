@@ -19,7 +19,7 @@ def read_problems(path: str | Path, parse: Callable[[bytes], Problem] | None = N
     parse: the problem on a line, `parse_problem` if left out. Raises FileNotFoundError if there is no such file,
     ValueError if it cannot be read, holds no problems, or has a line that cannot be used, which the message names.
     """
-    return [problem for _, problem in read_json_lines(Path(path), parse or parse_problem, "problems")]
+    return [problem for _, problem in read_each_line(Path(path), parse or parse_problem, "problems")]
 
 
 def read_train_and_test(folder: str, parse: Callable[[bytes], Problem], remedy: str) -> list[list[Problem]]:
@@ -41,13 +41,13 @@ def hold_out(problems: list[Problem], count: int) -> tuple[list[Problem], list[P
     return problems[:-count], problems[-count:]
 
 
-def read_json_lines(path: Path, parse: Callable[[bytes], Parsed], what: str) -> list[tuple[str, Parsed]]:
+def read_each_line(path: Path, parse: Callable[[bytes], Parsed], what: str) -> list[tuple[str, Parsed]]:
     """What `parse` makes of each line, and the line's place; blank lines are skipped. what: the name of such things.
 
     Raises as `read_problems` does; `parse` raises ValueError with a sentence, before which the place is put.
     """
     found = []
-    content = read_bytes(path, f"a file of {what} in JSON lines is needed there")
+    content = read_bytes(path, f"a file of {what} is needed there, one per line")
     # Bytes are split, not text: a file that is not UTF-8 then still has a line to name.
     for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         if line.strip():
@@ -57,7 +57,7 @@ def read_json_lines(path: Path, parse: Callable[[bytes], Parsed], what: str) -> 
             except ValueError as error:
                 raise ValueError(f"{place}: {error}") from None
     if not found:
-        raise ValueError(f"{path} holds no {what}: it must have one JSON object a line.")
+        raise ValueError(f"{path} holds no {what}: it must have one per line.")
     return found
 
 

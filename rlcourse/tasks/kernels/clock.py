@@ -1,8 +1,7 @@
 """The counted time of a program: what its launches, its bytes and its operations cost on a card.
 
 Time is counted and not measured, so that it is the same on every machine and its least value can be found by search.
-What it counts is what decides on a GPU for operations of this kind: how often memory is passed over, and how often the
-host launches. Launches of one stream follow one another.
+For operations of this kind, a GPU's time depends on how often memory is passed over and how often the host launches.
 """
 
 from collections.abc import Iterable

@@ -3,6 +3,7 @@
 A judge can have a hole, so that one can watch a policy find it. What is counted is then not what is true.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from rlcourse.tasks.kernels.clock import A10G, program_us
 from rlcourse.tasks.kernels.interpret import TEST_INPUTS, Arrays, agrees, draw_inputs, execute, reference
-from rlcourse.tasks.kernels.language import CompileError, Computation, Line, compile_program, parse, parse_statement
+from rlcourse.tasks.kernels.language import CompileError, Computation, compile_program, parse, parse_statement
 from rlcourse.tasks.kernels.optimum import eager_us
 
 CORRECT, CAP = 0.2, 4.0  # reward of an eager program, and the speed-up from which on more is worth nothing
@@ -19,21 +20,18 @@ LEAST_US = 1.0  # no program is counted as faster: one that is not timed at all 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a judge says of a program. speedup: eager's counted time over the program's, 0 for one that is not correct.
-    reason: why it is refused or wrong, "" for a correct one."""
+    """What a judge says of a program."""
 
     compiled: bool = False
     correct: bool = False
-    speedup: float = 0.0
+    speedup: float = 0.0  # eager's counted time over the program's, 0 for one that is not correct
     launches: int = 0
-    reason: str = ""
+    reason: str = ""  # why it is refused or wrong
 
     @property
     def reward(self) -> float:
-        """0 unless correct, `CORRECT` at eager's speed, and one more for each time that it is faster, up to `CAP`.
-
-        Nothing is paid for compiling: a program that compiles and computes nothing is the easiest of all to write.
-        """
+        """0 unless correct, `CORRECT` at eager's speed, and 1 more per multiple of that speed, up to `CAP`."""
+        # Compiling earns nothing: a program that compiles and computes nothing is the easiest of all to write.
         return CORRECT + min(self.speedup, CAP) - 1 if self.correct else 0.0
 
 
@@ -66,17 +64,11 @@ def judge_program(
 def share_stated(text: str, computation: Computation) -> float:
     """Share of the computation's lines that a program states in their place, whatever else is wrong with it: partial
     credit, from 0 to 1. A statement too many counts as a line that is missing."""
-    lines = [stated_line(statement) for statement in text.split(";")[:-1]]  # what no ';' ends is not a statement
-    stated = sum(said == asked for said, asked in zip(lines, computation.lines, strict=False))
-    return stated / max(len(lines), len(computation.lines))
-
-
-def stated_line(statement: str) -> Line | None:
-    """The line of a statement, None if it cannot be read."""
-    try:
-        return parse_statement(statement.split()).line
-    except CompileError:
-        return None
+    statements, stated = text.split(";")[:-1], 0  # what no ';' ends is not a statement
+    for statement, asked in zip(statements, computation.lines, strict=False):
+        with suppress(CompileError):
+            stated += parse_statement(statement.split()).line == asked
+    return stated / max(len(statements), len(computation.lines))
 
 
 @lru_cache(maxsize=50_000)

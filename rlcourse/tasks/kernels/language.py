@@ -22,9 +22,7 @@ from functools import cached_property
 
 import numpy as np
 
-BINARY = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "max": np.maximum, "min": np.minimum,
-}  # fmt: skip
+BINARY = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "max": np.maximum, "min": np.minimum}
 UNARY = {
     "relu": lambda v: np.maximum(v, 0),
     "neg": np.negative,
@@ -77,7 +75,7 @@ class Computation:
 
     @cached_property
     def narrow(self) -> frozenset[str]:
-        """The values that are one number a row, [rows, 1]."""
+        """The values that are one number per row, [rows, 1]."""
         narrow: set[str] = set()
         for line in self.lines:
             update_narrow(narrow, line)
@@ -104,7 +102,7 @@ class Launch:
 
     statements: tuple[Statement, ...]
     loads: tuple[str, ...]
-    narrow: frozenset[str]  # those of its values that are one number a row
+    narrow: frozenset[str]  # those of its values that are one number per row
 
     @property
     def stores(self) -> tuple[str, ...]:
@@ -196,13 +194,12 @@ def compile_program(program: list[Statement], computation: Computation, stale: b
 
 def split_launches(program: list[Statement]) -> list[tuple[Statement, ...]]:
     """The statements of each launch. The last one ends with the program, whether it says so or not."""
-    groups, group = [], []
+    groups: list[list[Statement]] = [[]]
     for statement in program:
-        group.append(statement)
+        groups[-1].append(statement)
         if statement.ends:
-            groups.append(tuple(group))
-            group = []
-    return groups + ([tuple(group)] if group else [])
+            groups.append([])
+    return [tuple(group) for group in groups if group]
 
 
 def compile_launch(statements: tuple[Statement, ...], memory: set[str], narrow: set[str]) -> Launch:
@@ -217,13 +214,12 @@ def compile_launch(statements: tuple[Statement, ...], memory: set[str], narrow: 
         if statement.side and i:
             raise CompileError("'side' stands inside a launch")
         line = statement.line
-        for name in line.args:
-            if name in held:
-                continue
-            if name not in memory:
+        for name in dict.fromkeys(line.args):
+            if name not in held and name not in memory:
                 raise CompileError(f"{name} is neither in memory nor in a register")
-            loads.append(name)
-            held.add(name)
+            if name not in held:
+                loads.append(name)
+        held.update(line.args)
         too_many = len(held - narrow) > REGISTERS
         update_narrow(narrow, line)
         held = {name for name in held if last_read[name] > i}
@@ -231,9 +227,8 @@ def compile_launch(statements: tuple[Statement, ...], memory: set[str], narrow: 
             raise CompileError(f"out of registers at {line.name}")
         if last_read.get(line.name, -1) > i:
             held.add(line.name)
-    return Launch(
-        statements, tuple(loads), frozenset(narrow.intersection([*loads, *(s.line.name for s in statements)]))
-    )
+    own = narrow.intersection([*loads, *(s.line.name for s in statements)])
+    return Launch(statements, tuple(loads), frozenset(own))
 
 
 def update_narrow(narrow: set[str], line: Line) -> None:

@@ -53,12 +53,9 @@ def kernel_source(number: int, launch: Launch) -> str:
     here: set[str] = set()
     for statement in launch.statements:
         line = statement.line
-        for name in line.args:
-            if name not in here:
-                body.append(f"{name} = tl.load({address(name, launch)})")
-                here.add(name)
+        body += [f"{name} = tl.load({address(name, launch)})" for name in dict.fromkeys(line.args) if name not in here]
         body.append(f"{line.name} = {expression(line, launch)}")
-        here.add(line.name)
+        here.update([*line.args, line.name])
         if not statement.keeps:
             where, *mask = address(line.name, launch).split(", ")
             body.append(f"tl.store({', '.join([where, line.name, *mask])})")
@@ -101,4 +98,4 @@ def load(source: str) -> ModuleType:
         spec = importlib.util.spec_from_file_location("lowered", path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        return module
+    return module

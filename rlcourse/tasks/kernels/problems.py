@@ -5,7 +5,7 @@ A hash of the structure, names left out, decides the split, so that no test prob
 
 import hashlib
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -149,10 +149,5 @@ def is_posed(computation: Computation) -> bool:
 
 def replaced(computation: Computation, name: str, by: str) -> Computation:
     """The computation with `by` read wherever `name` was; the line that computes `name` is out."""
-    return Computation(
-        tuple(
-            Line(line.name, line.op, tuple(by if arg == name else arg for arg in line.args))
-            for line in computation.lines
-            if line.name != name
-        )
-    )
+    others = [line for line in computation.lines if line.name != name]
+    return Computation(tuple(replace(x, args=tuple(by if arg == name else arg for arg in x.args)) for x in others))

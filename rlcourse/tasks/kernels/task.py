@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcourse.paths import data_folder
+from rlcourse.tasks.jsonl import read_each_line
 from rlcourse.tasks.kernels.interpret import TEST_INPUTS, TRAINING_INPUTS
 from rlcourse.tasks.kernels.judge import Finding, judge_program, share_stated
 from rlcourse.tasks.kernels.language import Computation, read_computation, write
@@ -49,13 +50,13 @@ class KernelProblem:
     def question(self) -> str:
         return str(self.computation)
 
-    @property
-    def answer(self) -> str:
-        return self.gold
-
     @cached_property
     def gold(self) -> str:
         return write(optimum(self.computation)[1])
+
+    @property
+    def answer(self) -> str:
+        return self.gold
 
     @property
     def is_long(self) -> bool:
@@ -107,9 +108,8 @@ class KernelTask(ListTask):
 
     def verdict(self, text: str, problem: KernelProblem, training: bool) -> KernelVerdict:
         computation, tried_on = problem.computation, TRAINING_INPUTS if training else TEST_INPUTS
-        honest = judge_program(text, computation, tried_on)
+        counted = honest = judge_program(text, computation, tried_on)
         metrics = measured(honest, problem)
-        counted = honest
         if self.loophole != "none":
             counted = judge_program(text, computation, tried_on, self.loophole)
             metrics |= {
@@ -174,14 +174,5 @@ def partial(data_dir: str | None = None) -> KernelTask:
 
 def read_problems(path: Path) -> list[KernelProblem]:
     """The computations of a file. Raises FileNotFoundError or ValueError, naming file and line."""
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no {path}: a folder of kernel problems holds {', '.join(SPLITS)}.txt.")
-    problems = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            problems.append(KernelProblem(read_computation(line)))
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number} is not a computation: {error}.") from None
-    if not problems:
-        raise ValueError(f"{path} contains no computation.")
-    return problems
+    lines = read_each_line(path, lambda line: read_computation(line.decode()), "computations")
+    return [KernelProblem(computation) for _, computation in lines]

@@ -125,5 +125,5 @@ def test_a_folder_of_ones_own_is_read_and_a_line_that_is_none_is_named(tmp_path)
         (tmp_path / f"{split}.txt").write_text("a = add u v ; y = relu a\n")
     assert [p.question for p in load_task(f"kernels@{tmp_path}").test] == ["a = add u v ; y = relu a"]
     (tmp_path / "train.txt").write_text("a = add u v ; y = relu b\n")
-    with pytest.raises(ValueError, match="line 1 is not a computation: 'y = relu b' reads what is not computed yet"):
+    with pytest.raises(ValueError, match="line 1: 'y = relu b' reads what is not computed yet"):
         load_task(f"kernels@{tmp_path}")
