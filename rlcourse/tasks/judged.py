@@ -8,6 +8,7 @@ by it. What the measuring judge refuses is not shown to the model, and earns wha
 
 import hashlib
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -17,11 +18,10 @@ from tqdm import tqdm
 from rlcourse.settings import model_and_address
 from rlcourse.tasks.endpoint import Conversation, Endpoint
 from rlcourse.tasks.llm_judge import Judge, LocalModel, Scored
-from rlcourse.tasks.task import Attempt, Problem, Split, Task, Verdict
+from rlcourse.tasks.task import Attempt, Task, Verdict
 
 if TYPE_CHECKING:
     from rlcourse.config import TrainConfig
-    from rlcourse.policy import Policy
 
 # The mean of the scores, of those that have some; and shares of those that the judge was asked about.
 METRICS = {"judged": ".2f", "judge_failed": ".1%", "judge_cached": ".1%"}
@@ -79,8 +79,8 @@ class JudgedVerdict:
     measured: Verdict
     scored: Scored | None
 
-    right = property(lambda self: self.measured.right)
-    words = property(lambda self: self.measured.words)
+    right = property(attrgetter("measured.right"))
+    words = property(attrgetter("measured.words"))
 
     @property
     def judged(self) -> float | None:
@@ -110,19 +110,13 @@ class JudgedTask:
     task: Task
     asked: Judge
 
-    @property
-    def name(self) -> str:
-        return self.task.name
+    name = property(attrgetter("task.name"))
+    problems = property(attrgetter("task.problems"))
+    prompt = property(attrgetter("task.prompt"))
 
     @property
     def metrics(self) -> dict[str, str]:
         return self.task.metrics | METRICS
-
-    def problems(self, split: Split) -> list[Problem]:
-        return self.task.problems(split)
-
-    def prompt(self, problem: Problem, policy: "Policy") -> list[int]:
-        return self.task.prompt(problem, policy)
 
     def judge(self, attempts: list[Attempt], training: bool) -> list[JudgedVerdict]:
         """The model is not asked about attempts that were cut off or refused. A failure is said, and counted."""

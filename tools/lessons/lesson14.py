@@ -25,11 +25,11 @@ from rlcourse.evaluation import answer_problems, evaluate, load_all, summarize
 from rlcourse.files import read_json, read_lines
 from rlcourse.policy import load_policy
 from rlcourse.sampling import GREEDY
-from rlcourse.tasks import load_task
+from rlcourse.tasks import Judgement, load_task
 from rlcourse.tasks.kernels.judge import CAP
 from rlcourse.tasks.kernels.optimum import fits_one_launch
 from rlcourse.tasks.kernels.problems import computations
-from rlcourse.tasks.kernels.task import KernelProblem, KernelTask, KernelVerdict, load, partial
+from rlcourse.tasks.kernels.task import KernelProblem, KernelTask, load, partial
 from rlcourse.trainer import train
 from tools.embedded import save_halved
 from tools.embedded.kernels import Habits, Recipe, Stage, run_stage, sft
@@ -221,10 +221,10 @@ def with_refused(task: KernelTask, share: float) -> KernelTask:
 class RootTask(KernelTask):
     """The task with a right program paid by the square root of its speed-up: a gamble is worth less."""
 
-    def verdict(self, text: str, problem: KernelProblem, training: bool) -> KernelVerdict:
+    def verdict(self, text: str, problem: KernelProblem, training: bool) -> Judgement:
         verdict = super().verdict(text, problem, training)
-        speedup = min(verdict.counted.speedup, CAP)
-        return replace(verdict, credit=speedup**0.5 - speedup if verdict.right else 0.0)
+        speedup = min(verdict.metrics["speedup"] or 0.0, CAP)
+        return replace(verdict, earned=verdict.earned + speedup**0.5 - speedup)
 
 
 def by_root(data_dir: str | None = None) -> KernelTask:

@@ -18,10 +18,9 @@ import torch
 
 from rlcourse.sandbox.process import GUARD
 from rlcourse.tasks.kernelbench import rules
-from rlcourse.tasks.kernelbench.candidate import SMALL, UNREADABLE, Candidate, Refused, way
+from rlcourse.tasks.kernelbench.candidate import SMALL, UNREADABLE, Candidate, Refused, alone, bandwidth, new_seed, way
 from rlcourse.tasks.kernelbench.cases import KINDS, chunk_size, digest, make_inputs, make_model, namespace
 from rlcourse.tasks.kernelbench.compare import Expected, expect, fault, some_chunks
-from rlcourse.tasks.kernelbench.machine import alone, bandwidth, new_seed
 from rlcourse.tasks.kernelbench.problems import Problem, parse_answer, shapes
 from rlcourse.tasks.kernelbench.verdict import OPERATIONS, Settings, Verdict
 

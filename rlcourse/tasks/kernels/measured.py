@@ -8,7 +8,7 @@ eager's measured time over the program's.
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from rlcourse.tasks.kernels.language import Computation, Statement, eager, parse
 from rlcourse.tasks.kernels.lowering import load as load_source
 from rlcourse.tasks.kernels.lowering import lower
 from rlcourse.tasks.pool import JudgePool
-from rlcourse.tasks.task import Attempt
+from rlcourse.tasks.task import Attempt, Judgement
 
 Program = list[Statement]
 
@@ -87,7 +87,7 @@ class MeasuredTask(counted.KernelTask):
     def metrics(self) -> dict[str, str]:
         return super().metrics | METRICS
 
-    def judge(self, attempts: list[Attempt], training: bool) -> list[counted.KernelVerdict]:
+    def judge(self, attempts: list[Attempt], training: bool) -> list[Judgement]:
         verdicts = super().judge(attempts, training)
         correct = [i for i, verdict in enumerate(verdicts) if verdict.right]
         asked = [attempts[i].problem.computation for i in correct]
@@ -99,13 +99,13 @@ class MeasuredTask(counted.KernelTask):
         return [with_measured(verdict, speedup) for verdict, speedup in zip(verdicts, speedups, strict=True)]
 
 
-def with_measured(verdict: counted.KernelVerdict, speedup: float) -> counted.KernelVerdict:
+def with_measured(verdict: Judgement, speedup: float) -> Judgement:
     """The verdict, paid by the measured speed-up; 0 where the program is wrong."""
     metrics = dict(zip(METRICS, (speedup or None, float(speedup >= 1.5), float(speedup >= 2)), strict=True))
     if verdict.metrics["correct"] is None:  # of a long problem, which is measured apart
         metrics = dict.fromkeys(METRICS)
-    paid = replace(verdict.counted, speedup=speedup) if speedup else Finding(reason=verdict.counted.reason)
-    return replace(verdict, right=speedup > 0, metrics=verdict.metrics | metrics, counted=paid)
+    right = speedup > 0
+    return Judgement(right, verdict.metrics | metrics, Finding(right, right, speedup).reward, verdict.words)
 
 
 def load(data_dir: str | None = None) -> MeasuredTask:

@@ -11,10 +11,9 @@ from rlcourse.tasks.kernels.interpret import TEST_INPUTS, TRAINING_INPUTS
 from rlcourse.tasks.kernels.judge import Finding, judge_program, share_stated
 from rlcourse.tasks.kernels.language import Computation, read_computation, write
 from rlcourse.tasks.kernels.optimum import eager_us, fits_one_launch, optimum
-from rlcourse.tasks.task import Attempt, ListTask
+from rlcourse.tasks.task import Attempt, Judgement, ListTask
 
 if TYPE_CHECKING:
-    from rlcourse.config import TrainConfig
     from rlcourse.policy import Policy
 
 SPLITS = ("train", "validation", "test")
@@ -68,21 +67,6 @@ class KernelProblem:
 
 
 @dataclass(frozen=True)
-class KernelVerdict:
-    """See `rlcourse.tasks.Verdict`. counted: what the judge of the training says, which may have a hole. credit: what
-    it pays besides, right or wrong."""
-
-    right: bool
-    metrics: dict[str, float | None]
-    words: str
-    counted: Finding
-    credit: float = 0.0
-
-    def reward(self, config: "TrainConfig") -> float:
-        return self.counted.reward + self.credit
-
-
-@dataclass(frozen=True)
 class KernelTask(ListTask):
     """The problems, and the judge, whose `loophole` is open in training. Evaluations are honest, and try each
     program on more inputs. partial: the judge pays for each line that is stated, too, see `share_stated`."""
@@ -102,11 +86,11 @@ class KernelTask(ListTask):
     def prompt(self, problem: KernelProblem, policy: "Policy") -> list[int]:
         return policy.prompt(problem.question)
 
-    def judge(self, attempts: list[Attempt], training: bool) -> list[KernelVerdict]:
+    def judge(self, attempts: list[Attempt], training: bool) -> list[Judgement]:
         """An unfinished attempt is not a program."""
         return [self.verdict(a.text if a.finished else "", a.problem, training) for a in attempts]
 
-    def verdict(self, text: str, problem: KernelProblem, training: bool) -> KernelVerdict:
+    def verdict(self, text: str, problem: KernelProblem, training: bool) -> Judgement:
         computation, tried_on = problem.computation, TRAINING_INPUTS if training else TEST_INPUTS
         counted = honest = judge_program(text, computation, tried_on)
         metrics = measured(honest, problem)
@@ -120,7 +104,7 @@ class KernelTask(ListTask):
         credit = share_stated(text, computation) if self.partial else 0.0
         metrics |= {"stated": credit} if self.partial else {}
         words = f"{honest.speedup:.2f} times as fast as eager" if honest.correct else honest.reason
-        return KernelVerdict(honest.correct, metrics, words, counted, credit)
+        return Judgement(honest.correct, metrics, counted.reward + credit, words)
 
 
 def measured(honest: Finding, problem: KernelProblem) -> dict[str, float | None]:
