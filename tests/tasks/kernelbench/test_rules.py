@@ -74,3 +74,9 @@ def test_a_comment_beside_strings_is_a_comment(text):
 def test_a_compiler_takes_flags_of_speed_alone(given, allowed):
     found = rules.check(pointwise_cpp("x").replace('extra_cflags=["-O1"]', given))
     assert found is None if allowed else found[0] == "compiler"
+
+
+def test_a_compiler_takes_flags_by_their_names_alone():
+    named = 'name="honest", cpp_sources=source, functions=["run"]'
+    code = pointwise_cpp("x").replace(named, '"honest", source, [], ["run"], ["-fplugin=x.so"]')
+    assert rules.check(code)[0] == "compiler"
