@@ -10,7 +10,7 @@ from rlcourse.config import make_config
 from rlcourse.policy import load_policy
 from rlcourse.rollout import make_engine
 from rlcourse.sampling import Sampling
-from rlcourse.tasks import Problem
+from rlcourse.tasks import Problem, prompts_of
 from rlcourse.tasks.gsm8k import INSTRUCTION
 from rlcourse.tasks.task import MathTask
 
@@ -40,7 +40,7 @@ def test_prompts_are_those_of_the_chat_template_with_the_examples_as_earlier_tur
             chat.append({"role": "assistant", "content": example.answer})
         chat.append({"role": "user", "content": problem.question})
     expected = [policy.tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"] for chat in chats]
-    assert task.prompts(task.test, policy) == expected
+    assert prompts_of(task, task.test, policy) == expected
 
 
 def test_texts_are_those_that_the_tokenizer_decodes(policy):
@@ -54,7 +54,7 @@ def test_texts_are_those_that_the_tokenizer_decodes(policy):
 
 def test_sampled_log_probs_are_those_of_the_models_own_logits(policy, task):
     engine = make_engine(policy, "fast", torch.float32)
-    prompts = task.prompts(task.test[:2], policy)
+    prompts = prompts_of(task, task.test[:2], policy)
     torch.manual_seed(0)
     rollout = engine.generate(prompts, 1, 12, Sampling())
     for row, prompt in enumerate(prompts):

@@ -142,15 +142,10 @@ class MathTask(ListTask):
         return dict.fromkeys(replace(CUT_OFF, rewarded=self.rewarded).metrics, ".1%")
 
     def prompt(self, problem: Problem, policy: "Policy") -> list[int]:
-        return policy.prompt(problem.question, self.instruction, self._shown)
-
-    def prompts(self, problems: list[Problem], policy: "Policy") -> list[list[int]]:
-        if type(self).prompt is not MathTask.prompt:  # a subclass asks in its own way
-            return [self.prompt(problem, policy) for problem in problems]
-        return policy.prompts([problem.question for problem in problems], self.instruction, self._shown)
+        return policy.prompt(problem.question, self.instruction, self.shown)
 
     @property
-    def _shown(self) -> list[tuple[str, str]]:
+    def shown(self) -> list[tuple[str, str]]:
         return [(example.question, example.answer) for example in self.examples]
 
     def verify(self, text: str, gold: str) -> Readings:
@@ -163,9 +158,11 @@ class MathTask(ListTask):
 
 
 def prompts_of(task: Task, problems: list[Problem], policy: "Policy") -> list[list[int]]:
-    """The task's prompt for each problem: all at once where the task has `prompts`, which is faster."""
-    together = getattr(task, "prompts", None)
-    return together(problems, policy) if together else [task.prompt(problem, policy) for problem in problems]
+    """The task's prompt for each problem."""
+    if getattr(task.prompt, "__func__", None) is MathTask.prompt:  # all at once is faster
+        task = task.prompt.__self__  # which another task may wrap
+        return policy.prompts([problem.question for problem in problems], task.instruction, task.shown)
+    return [task.prompt(problem, policy) for problem in problems]
 
 
 def mean_metrics(answers: list[Answer]) -> dict[str, float | None]:
