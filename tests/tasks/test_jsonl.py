@@ -4,7 +4,7 @@ import re
 import pytest
 
 from rlcourse.tasks import Problem
-from rlcourse.tasks.jsonl import gold_of, read_problems
+from rlcourse.tasks.jsonl import gold_of, hold_out, read_problems
 
 GOOD = '{"question": "How many?", "answer": "1+1=2\\n#### 2"}'
 
@@ -61,3 +61,10 @@ def test_a_line_that_cannot_be_used_is_named_by_file_and_number(tmp_path, line, 
     with pytest.raises(ValueError, match=re.escape(f"{path}, line 3: {complaint}")) as caught:
         read_problems(path)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_the_last_problems_are_held_out_and_some_must_be_left():
+    problems = [Problem(str(n), "", str(n)) for n in range(5)]
+    assert hold_out(problems, 3) == (problems[:2], problems[2:])
+    with pytest.raises(ValueError, match="There are 5 train problems, and more than 5 are needed"):
+        hold_out(problems, 5)

@@ -132,3 +132,10 @@ def test_who_is_blamed_for_the_memory_of_all_is_judged_again_by_itself(again):
 
     verdict = verdict_on(takes_it)
     assert verdict.reason == ("gpu memory" if again else "") and verdict.metrics["correct"] == (0 if again else 1)
+
+
+def test_the_first_trials_warm_up_and_do_not_count():
+    scripted = Scripted(
+        relu(), lambda k, answer, times: answer | {"seconds": float(times)}, 0.5, lambda outputs: outputs
+    )
+    assert relu()._time(scripted, "timed") == (5.0, 0.5)  # of 3, 4, 5, 6 and 7
