@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 from rlcourse.files import read_lines
 from rlcourse.paths import data_folder
@@ -49,8 +50,7 @@ class Template:
 TEMPLATES = [Template(**line) for line in read_lines(data_folder() / "minigsm" / "templates.jsonl")]
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One line of a worked answer. `left` and `right` name numbers of the problem or, as r1 and r2, earlier results."""
 
     before: str
@@ -60,8 +60,7 @@ class Step:
     after: str
 
 
-@dataclass(frozen=True)
-class Calculation:
+class Calculation(NamedTuple):
     """What a step computes: left op right = result."""
 
     left: int
@@ -157,9 +156,8 @@ def decorate(template: Template, numbers: dict[str, int], rng: random.Random) ->
     words |= {"boxes": boxes, "box": BOXES[boxes]}
     if "k" in numbers:
         words |= {"times": TIMES[numbers["k"]], "part": PARTS[numbers["k"]]}
-    steps = []
-    for step in map(parse_step, template.steps):
-        steps.append(Step(step.before.format(**words), step.left, step.op, step.right, step.after.format(**words)))
+    parsed = map(parse_step, template.steps)
+    steps = [s._replace(before=s.before.format(**words), after=s.after.format(**words)) for s in parsed]
     return GeneratedProblem(template.name, numbers, template.question.format(**words, **numbers), steps)
 
 

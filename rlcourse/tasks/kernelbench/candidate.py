@@ -14,7 +14,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ class Refused(Exception):
         self.reason = reason
 
 
-class Candidate:
+class Candidate(AbstractContextManager):
     """A process that runs one text.
 
     memory_bytes, gpu_bytes: what it may take; the GPU's is watched from here, by what is left on the device. seed: of
@@ -125,9 +125,6 @@ class Candidate:
         self.process = None
         process.remove(self.folder)
         return said
-
-    def __enter__(self) -> "Candidate":
-        return self
 
     def __exit__(self, *_) -> None:
         self.close()
