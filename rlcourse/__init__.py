@@ -2,7 +2,7 @@
 
 Nothing heavy is imported here, so that `import rlcourse` is instant. One training step, `step.train_step`, passes
 through, in this order: `collect` (`tasks.prompts` → `rollout` → the task's `judge`) → `advantages` → `logprobs` →
-`losses` → `learner`. What one hands to the next is in `batch`; `trainer` repeats the step.
+`losses` → `learner`. What one hands to the next is in `batch`; `loop` repeats the step.
 """
 
 __version__ = "0.1.0"

@@ -122,10 +122,11 @@ class RunFolder:
         """Save the settings that hold from now on."""
         write_json(self.path / "config.json", self.config.to_dict())
 
-    def log_step(self, metrics: dict[str, Any], completions: Completions) -> None:
-        """One line of metrics, and some of the step's completions."""
-        self.log_metrics(metrics)
-        answers = completions.answers
+    def log_step(self, metrics: dict[str, Any], completions: Completions | None) -> None:
+        """One line of metrics, `timing` among them, and some of the step's completions, if it had any."""
+        append_json(self.path / "metrics.jsonl", metrics)
+        self.tracker(metrics["step"], "train", metrics | metrics["timing"])
+        answers = completions.answers if completions else []
         every = max(1, len(answers) // SAMPLES_A_STEP)
         for i in range(0, len(answers), every)[:SAMPLES_A_STEP]:
             sample = {
@@ -136,11 +137,6 @@ class RunFolder:
                 "reward": completions.rewards[i].item(),
             }
             append_json(self.path / "samples.jsonl", sample)
-
-    def log_metrics(self, metrics: dict[str, Any]) -> None:
-        """One line of a step's metrics, among them `timing`."""
-        append_json(self.path / "metrics.jsonl", metrics)
-        self.tracker(metrics["step"], "train", metrics | metrics["timing"])
 
     def log_eval(self, metrics: dict[str, Any]) -> None:
         """One line of a validation."""
@@ -156,10 +152,6 @@ class RunFolder:
     def warned(self) -> dict[str, str]:
         """The warnings said so far, by kind."""
         return {line["kind"]: line["text"] for line in read_lines(self.path / "warnings.jsonl")}
-
-    def has_eval(self, step: int) -> bool:
-        """Whether the validation of a step has been logged."""
-        return any(line["step"] == step for line in self.lines("evals.jsonl"))
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         """The lines of one of the run's JSON-lines files. Raises ValueError for a line without a step."""
@@ -184,7 +176,7 @@ class RunFolder:
             if (self.path / name).exists():
                 write_text(self.path / name, text)
 
-    def finish(self, summary: dict[str, Any], plot: str = "plot_run") -> None:
+    def finish(self, summary: dict[str, Any], plot: str) -> None:
         """Write summary.json and curve.png, which the function of that name in `rlcourse.measure.plots` draws. The
         summary's `metrics` are the task's."""
         from rlcourse.measure import plots

@@ -12,7 +12,7 @@ import torch
 from test_trainer import assert_same_run, end_of, folder, fork, lines, tiny, use_the_toy, whole_run  # noqa: F401
 from typer.testing import CliRunner
 
-from rlcourse import cli, files, trainer
+from rlcourse import cli, files, loop, trainer
 from rlcourse.checkpoint import latest_checkpoint, load_state
 from rlcourse.config import make_config
 from rlcourse.policy import load_policy
@@ -103,7 +103,7 @@ def test_sigterm_finishes_the_step_saves_and_can_be_gone_on_from(whole_run, tiny
 
 
 def test_sigterm_while_a_run_is_prepared_leaves_its_name_free(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(trainer, "policy_of_run", lambda *_: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(loop, "policy_of_run", lambda *_: signal.raise_signal(signal.SIGTERM))
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in tiny.items()]
     assert CliRunner().invoke(cli.app, ["train", *arguments]).exit_code == 143
     assert not (tmp_path / "run").exists()
@@ -193,7 +193,7 @@ CHANGES = {
     "moments of another model": moments_of_another_model,
     "moments that are not finite": nan_moments,
     "no random state": lambda state: state.update(random={"cpu": torch.zeros(3)}),
-    "a position before the first": lambda state: state.update(prompts_sampled=-1),
+    "a position before the first": lambda state: state.update(sampled=-1),
 }
 
 

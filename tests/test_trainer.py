@@ -23,7 +23,7 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from rlcourse import cli, trainer
+from rlcourse import cli, loop, trainer
 from rlcourse.checkpoint import latest_checkpoint, load_state
 from rlcourse.config import make_config
 from rlcourse.paths import data_folder
@@ -111,7 +111,7 @@ def assert_same_run(run: Path, whole: Path) -> None:
     ours, theirs = weights(run), weights(whole)
     assert all(torch.equal(ours[name], value) for name, value in theirs.items())
     ours, theirs = load_state(latest_checkpoint(run)), load_state(latest_checkpoint(whole))
-    assert ours["prompts_sampled"] == theirs["prompts_sampled"] and ours["before"] == theirs["before"]
+    assert ours["sampled"] == theirs["sampled"] and ours["before"] == theirs["before"]
     assert torch.equal(ours["random"]["cpu"], theirs["random"]["cpu"])
 
 
@@ -364,8 +364,8 @@ def test_the_engine_and_the_model_are_made_as_the_config_says(tiny, monkeypatch)
         return BruteForce(policy)
 
     monkeypatch.setattr(trainer, "make_engine", make_engine)
-    monkeypatch.setattr(trainer, "checkpoint_activations", lambda model: made.append("checkpointing"))
-    monkeypatch.setattr(trainer, "compile_layers", lambda model: made.append("compiled"))
+    monkeypatch.setattr(loop, "checkpoint_activations", lambda model: made.append("checkpointing"))
+    monkeypatch.setattr(loop, "compile_layers", lambda model: made.append("compiled"))
     options = {"steps": 1, "eval_every": 0, "pass_k": 0, "engine": "hf-static"}
     train(make_config(**tiny | options))
     assert made == [("hf-static", torch.float32, False, 64 + 4, 0.0, False)]
@@ -377,7 +377,7 @@ def test_the_engine_and_the_model_are_made_as_the_config_says(tiny, monkeypatch)
         options |= {"engine": "fast", "cache_gb": 2.0, "sleep": True}
         with pytest.raises((PowerCut, TypeError)):
             train(make_config(**tiny | options | {"dtype": "bfloat16"}))
-    assert made == ["checkpointing", "compiled", ("fast", torch.bfloat16, True, 64 + 4, 2.0, True)]
+    assert made == [("fast", torch.bfloat16, True, 64 + 4, 2.0, True), "checkpointing", "compiled"]
 
 
 # What cannot work
@@ -448,7 +448,7 @@ def test_a_run_says_where_engine_and_trainer_round_differently(tiny, dtype, engi
     def stop(self, when):
         raise Wanted
 
-    monkeypatch.setattr(Trainer, "_test", stop)  # the first that a run does after it has said so
+    monkeypatch.setattr(Trainer, "test", stop)  # the first that a run does after it has said so
     run = Trainer(new_run(make_config(**tiny)), torch.device("cpu"))
     object.__setattr__(run.config, "dtype", dtype)
     run.engine.exact, run.learner.policy_pass = engine, SimpleNamespace(exact=trainer)

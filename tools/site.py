@@ -90,7 +90,7 @@ API = {
     ],
     "Reward": ["tasks.verify", "tasks.boxed"],
     "Advantages and loss": ["advantages", "logprobs", "losses", "learner"],
-    "Trainer": ["trainer", "watch", "preview", "evaluation", "checkpoint", "runs", "files", "interrupts"],
+    "Trainer": ["trainer", "loop", "watch", "preview", "evaluation", "checkpoint", "runs", "files", "interrupts"],
     "Publishing": ["publish", "model_card"],
     "Several GPUs": [
         "distributed",

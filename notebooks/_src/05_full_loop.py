@@ -162,7 +162,7 @@ assert all(words in body for words in MARKS)
 # | less the group's mean | `make_batch` in `rlcourse/step.py`, with `rlcourse/advantages.py` |
 # | log-probs, loss | `rlcourse/logprobs.py`, `rlcourse/losses.py` |
 # | AdamW, warm-up, clip of the gradient | `Learner` in `rlcourse/learner.py` |
-# | the `for` | `Trainer` in `rlcourse/trainer.py`, with evaluation, checkpoints and Ctrl-C: `rlcourse train` |
+# | the `for` | `TrainingLoop` in `rlcourse/loop.py`, with evaluation, checkpoints and Ctrl-C: `rlcourse train` |
 #
 # ## 2 · A verifier with a hole
 #

@@ -97,21 +97,21 @@ class ShardedWorld(World):
                 model.get_parameter(name).data.copy_(gathered)
         return replace(policy, model=model), _gathered(state, first)
 
-    def part(self, state: dict[str, Any], learner: Any) -> dict[str, Any]:
-        """See `Alone`. Raises ValueError for a tensor of another shape than the learner's."""
-        parameters = [p for group in learner.optimizer.param_groups for p in group["params"]]
-        optimizer, head = state["optimizer"], state["value_head"]
+    def part(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """See `Alone`. Raises ValueError for a tensor of another shape than the optimizer's."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        saved, head = state["optimizer"], state["value_head"]
         moments = {
             index: {
                 name: self._rows(value, parameters[index]) if name.startswith("exp_avg") else value
                 for name, value in of_one.items()
             }
-            for index, of_one in optimizer["state"].items()
+            for index, of_one in saved["state"].items()
         }
-        if learner.value_head is not None:
-            own = dict(learner.value_head.named_parameters())
-            head = {name: self._rows(value, own[name]) for name, value in head.items()}
-        return state | {"optimizer": optimizer | {"state": moments}, "value_head": head}
+        if head is not None:
+            own = optimizer.param_groups[-1]["params"]
+            head = {name: self._rows(value, p) for (name, value), p in zip(head.items(), own, strict=True)}
+        return state | {"optimizer": saved | {"state": moments}, "value_head": head}
 
     def _rows(self, value: Tensor, like: DTensor) -> DTensor:
         """This rank's rows of a whole tensor, as it has them of the parameter."""

@@ -49,7 +49,7 @@ class Alone:
     def whole(self, policy: Any, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return policy, state
 
-    def part(self, state: dict[str, Any], learner: Any) -> dict[str, Any]:
+    def part(self, state: dict[str, Any], optimizer: Any) -> dict[str, Any]:
         return state
 
     def device(self, config: Any) -> torch.device:

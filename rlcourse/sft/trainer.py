@@ -1,4 +1,4 @@
-"""The loop of supervised fine-tuning: steps, evaluations, checkpoints, and a curve at the end."""
+"""Supervised fine-tuning: what `rlcourse/loop.py` repeats, with its examples and their loss."""
 
 import math
 import time
@@ -10,25 +10,12 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from rlcourse.checkpoint import (
-    check_finite,
-    damaged,
-    latest_checkpoint,
-    load_state,
-    policy_of_run,
-    random_state,
-    save_checkpoint,
-    set_random_state,
-    step_of,
-)
 from rlcourse.device import autocast, find_device, without_cudnn_attention
 from rlcourse.evaluation import answer_problems, summarize
-from rlcourse.files import try_folder
-from rlcourse.interrupts import StopAfterStep, saved_when_stopped
 from rlcourse.learner import new_optimizer, update
+from rlcourse.loop import TrainingLoop, checkpoint_to_resume
 from rlcourse.measure.profiling import peak_memory_bytes
 from rlcourse.micro_batches import rows_together
-from rlcourse.policy import checkpoint_activations, compile_layers
 from rlcourse.rollout import make_engine
 from rlcourse.runs import Kind, RunFolder, new_run, run_to_resume
 from rlcourse.sft.config import FIND_A_RUN, MAY_DIFFER, SFTConfig, check_config, check_settings
@@ -56,26 +43,21 @@ def resume(**settings: Any) -> dict[str, Any]:
     """Continue a run from its last checkpoint, with the settings and the data that it was started with; see
     `rlcourse.trainer.resume`."""
     run = run_to_resume(settings, SFT)
-    device, checkpoint = find_device(run.config), latest_checkpoint(run.path)
-    training = FineTuning(run, device, checkpoint)
-    run.keep_config()
-    return training.run_all()
+    return FineTuning(run, find_device(run.config), checkpoint_to_resume(run)).run_all()
 
 
-class FineTuning:
-    """The state of a run, and the loop over its steps.
+class FineTuning(TrainingLoop):
+    """A run of supervised fine-tuning.
 
     A step learns `batch_size` examples. How they are packed and cut into micro-batches changes nothing but rounding:
     the loss is the mean over all answer tokens of the step.
     """
 
+    name, plot = "sft", "plot_fine_tuning"
+
     def __init__(self, run: RunFolder, device: torch.device, checkpoint: Path | None = None):
         config = run.config
-        self.run, self.device = run, device
-        torch.manual_seed(config.seed)
-        self.policy = policy_of_run(config, device, checkpoint)
-        parameters = [p for p in self.policy.model.parameters() if p.requires_grad]
-        try_folder(run.path, "choose another --output", 12 * sum(p.numel() for p in parameters))  # weights, moments
+        self.start_loading(run, device, checkpoint)
         self.data = load_data(config, self.policy)
         if self.data.too_long:
             tqdm.write(f"{self.data.too_long} examples of more than {config.max_length} tokens were left out.")
@@ -84,17 +66,10 @@ class FineTuning:
         if config.packing:
             check_packing(self.policy.model)
         self._prepare_task()
+        parameters = [p for p in self.policy.model.parameters() if p.requires_grad]
         self.optimizer = new_optimizer([{"params": parameters, "peak_lr": config.lr}], self.config)
-        if config.gradient_checkpointing:
-            checkpoint_activations(self.policy.model)
-        if config.compile:
-            compile_layers(self.policy.model)
         self.order = PromptSampler(self.data.train, config.seed)
-        self.step, self.seconds, self.before = 0, 0.0, None
-        if checkpoint is not None:
-            self._load(checkpoint)
-        self.steps = run.lines("metrics.jsonl")  # those done before a resume
-        self.clock = time.perf_counter() - self.seconds
+        self.finish_loading(checkpoint)
 
     def _prepare_task(self) -> None:
         """Task, problems and engine of the answers that are tried; None for the engine, and no metrics, without any."""
@@ -107,46 +82,9 @@ class FineTuning:
         dtype = getattr(torch, config.dtype)
         self.engine = make_engine(self.policy, config.engine, dtype, config.compile, sleeps=True)
 
-    def run_all(self) -> dict[str, Any]:
-        """Evaluation, training, evaluation. See `fine_tune`."""
-        with saved_when_stopped(lambda: self.step, self._save, self.run.resume_command) as stop:
-            if self.before is None:
-                self.before = self._evaluate_once()
-            self._loop(stop)
-            after = self._evaluate_once()
-        self._save()
-        summary = self._summary(after)
-        self.run.finish(summary, "plot_fine_tuning")
-        return summary
-
-    def _loop(self, stop: StopAfterStep) -> None:
-        config = self.config
-        with tqdm(total=config.steps, initial=self.step, desc="sft", unit="step", dynamic_ncols=True) as bar:
-            while self.step < config.steps:
-                if config.eval_every and self.step % config.eval_every == 0:
-                    self._evaluate_once()  # here, so that a run that was stopped before it came to that does
-                with stop.delayed():
-                    metrics = self.train_step()
-                    self.step += 1
-                    self.run.log_metrics(metrics)
-                    self.steps.append(metrics)
-                    self._warn(after_sft_step(self.steps, config))
-                bar.update()
-                bar.set_postfix(
-                    loss=f"{metrics['loss']:.3f}",
-                    lr=f"{metrics['lr']:.1e}",
-                    tokens_per_s=f"{metrics['timing']['tokens_per_s']:.0f}",
-                )
-                if config.save_every and self.step % config.save_every == 0 and self.step < config.steps:
-                    self._save()
-
-    def _warn(self, warnings: dict[str, str]) -> None:
-        for kind, text in warnings.items():
-            self.run.warn(self.step, kind, text)
-
-    def train_step(self) -> dict[str, Any]:
-        """One optimizer step on the next examples. Returns what was measured: `loss`, nats a token of an answer, before
-        the update; `grad_norm`, `lr`, `epoch`; `tokens` and those that were `learned_tokens`; `timing`.
+    def train_step(self) -> tuple[dict[str, Any], None]:
+        """One optimizer step on the next examples. Returns what was measured: `loss`, nats per token of an answer,
+        before the update; `grad_norm`, `lr`, `epoch`; `tokens` and those that were `learned_tokens`; `timing`.
 
         Raises RuntimeError, and leaves the weights alone, if the loss or its gradient is not finite.
         """
@@ -167,7 +105,7 @@ class FineTuning:
             )
         grad_norm = update(self.optimizer, config, self.step)
         seconds, tokens = time.perf_counter() - start, sum(len(example.ids) for example in examples)
-        return {
+        metrics = {
             "step": self.step + 1,
             "loss": loss,
             "grad_norm": grad_norm,
@@ -181,6 +119,7 @@ class FineTuning:
                 "peak_memory_bytes": peak_memory_bytes(self.device),
             },
         }
+        return metrics, None
 
     def _micro_batches(self, examples: list[Example]) -> list[list[Row]]:
         """The examples in rows, those of like length together, `micro_batch_tokens` at a time."""
@@ -193,9 +132,17 @@ class FineTuning:
         with autocast(self.config.dtype, self.device):
             return summed_loss(self.policy.model, packed, self.config.logprob_chunk, self.config.compile)
 
+    def warnings(self, completions: None) -> dict[str, str]:
+        """See `rlcourse.watch.after_sft_step`."""
+        return after_sft_step(self.steps, self.config)
+
+    def shown(self, metrics: dict[str, Any]) -> dict[str, str]:
+        """The loss and the learning rate."""
+        return {"loss": f"{metrics['loss']:.3f}", "lr": f"{metrics['lr']:.1e}"}
+
     @torch.no_grad()
-    def evaluate(self) -> dict[str, Any]:
-        """`loss` on the examples held out, nats a token of an answer, if there are any; what
+    def validate(self) -> dict[str, Any]:
+        """`loss` on the examples held out, nats per token of an answer, if there are any; what
         `rlcourse.evaluation.summarize` says of greedy answers to the task's problems, if there is one."""
         found: dict[str, Any] = {}
         answers: list[list[Answer]] = []
@@ -209,69 +156,27 @@ class FineTuning:
             answers = answer_problems(self.policy, self.engine, self.task, self.problems, limit)
             found |= summarize(answers)
             self.engine.sleep()  # training wants the memory
-        losses = [line["loss"] for line in self.run.lines("evals.jsonl") if "loss" in line]
-        losses += [found["loss"]] if examples else []
-        self._warn(after_sft_evaluation(losses, [answer for [answer] in answers], self.config))
+        losses = [line["loss"] for line in [*self.run.lines("evals.jsonl"), found] if "loss" in line]
+        self.warn(after_sft_evaluation(losses, [answer for [answer] in answers], self.config))
         return found
 
-    def _evaluate_once(self) -> dict[str, Any]:
-        """The evaluation after the steps that are done, logged in evals.jsonl: read from there if it has been."""
-        logged = [line for line in self.run.lines("evals.jsonl") if line["step"] == self.step]
-        if logged:
-            return {name: value for name, value in logged[0].items() if name != "step"}
-        found = self.evaluate()
-        self.run.log_eval({"step": self.step} | found)
-        return found
+    def test(self, when: str) -> dict[str, Any]:
+        """The same as a validation at this step, which is logged with the others."""
+        return {name: value for name, value in self.validated().items() if name != "step"}
 
     def _summary(self, after: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "before": self.before,
-            "after": after,
-            "examples": len(self.data.train),
-            "held_out": len(self.data.held_out),
-            "too_long": self.data.too_long,
-            "steps": self.step,
-            "steps_that_changed_weights": sum(line["grad_norm"] > 0 and line["lr"] > 0 for line in self.steps),
-            "warnings": self.run.warned(),
-            "wall_seconds": time.perf_counter() - self.clock,
-            "peak_memory_bytes": peak_memory_bytes(self.device),
-            "seed": self.config.seed,
-            "folder": str(self.run.path),
-            "metrics": self.metrics,
-        }
+        data = self.data
+        counts = {"examples": len(data.train), "held_out": len(data.held_out), "too_long": data.too_long}
+        return super()._summary(after) | counts
 
-    def _save(self) -> None:
-        """Save all that `resume` needs: model or adapter, optimizer, random state, data order, results so far."""
-        self.seconds = time.perf_counter() - self.clock
-        state = {
-            "step": self.step,
-            "optimizer": self.optimizer.state_dict(),
-            "random": random_state(self.device),
-            "examples_learned": self.order.position,
-            "data": self.data.fingerprint,
-            "seconds": self.seconds,
-            "before": self.before,
-        }
-        save_checkpoint(self.run.path, self.step, self.policy, state)
+    def _state(self) -> dict[str, Any]:
+        return super()._state() | {"data": self.data.fingerprint}
+
+    def _set_state(self, state: dict[str, Any]) -> None:
+        super()._set_state(state)
+        self.learned = state["data"]
 
     def _load(self, checkpoint: Path) -> None:
-        state = load_state(checkpoint)
-        try:
-            data, self.step = state["data"], state["step"]
-            self.seconds, self.before = float(state["seconds"]), state["before"]
-            self.optimizer.load_state_dict(state["optimizer"])
-            self.order.position = state["examples_learned"]
-            set_random_state(state["random"], self.device)
-            if self.step != step_of(checkpoint) or self.order.position != self.step * self.config.batch_size:
-                raise ValueError("another step")
-            for parameter, moments in self.optimizer.state.items():
-                if any(moments[name].shape != parameter.shape for name in ("exp_avg", "exp_avg_sq")):
-                    raise ValueError("moments of another model")
-            check_finite(self.policy, {"optimizer": self.optimizer.state_dict()})
-        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError):
-            raise damaged(checkpoint, "trainer.pt does not fit the model and the run") from None
-        if data != self.data.fingerprint:
+        super()._load(checkpoint)
+        if self.learned != self.data.fingerprint:
             raise ValueError(f"{self.config.data} is not the data that {self.run.path} began with: start a new run.")
-        if self.config.steps < self.step:
-            raise ValueError(f"{self.run.path} has done {self.step} steps, more than --steps: ask for more.")
-        self.run.forget_after(self.step)

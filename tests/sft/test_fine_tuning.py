@@ -60,7 +60,7 @@ def assert_same_run(run: Path, whole: Path) -> None:
     ours, theirs = (load_policy(str(latest_checkpoint(x))).model.state_dict() for x in (run, whole))
     assert all(torch.equal(ours[name], value) for name, value in theirs.items())
     ours, theirs = (load_state(latest_checkpoint(x)) for x in (run, whole))
-    assert ours["examples_learned"] == theirs["examples_learned"] and ours["before"] == theirs["before"]
+    assert ours["sampled"] == theirs["sampled"] and ours["before"] == theirs["before"]
     for number, moments in theirs["optimizer"]["state"].items():
         assert all(torch.equal(ours["optimizer"]["state"][number][name], value) for name, value in moments.items())
 
@@ -103,7 +103,7 @@ def test_a_step_is_adamws_with_the_gradient_of_the_mean_loss(options, tiny):
         norm = torch.nn.utils.clip_grad_norm_(learning, 1.0).item()
         optimizer.step()
         optimizer.zero_grad()
-        metrics = training.train_step()
+        metrics, _ = training.train_step()
         training.step += 1
         assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-4)
         assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-3)
@@ -127,7 +127,7 @@ def test_the_held_out_loss_is_that_of_the_examples_held_out(tiny):
     assert len(training.data.held_out) == 3
     with torch.no_grad():
         expected = loss_alone(copy.deepcopy(training.policy.model).double(), training.data.held_out)
-    assert training.evaluate() == {"loss": pytest.approx(expected.item(), rel=1e-5)}
+    assert training.validate() == {"loss": pytest.approx(expected.item(), rel=1e-5)}
 
 
 def test_the_task_is_answered_by_the_policy_as_it_is_then(tiny, tmp_path, monkeypatch):
