@@ -9,7 +9,7 @@ from tqdm import tqdm
 from rlcourse.batch import judge
 from rlcourse.config import TrainConfig
 from rlcourse.device import without_cudnn_attention
-from rlcourse.distributed.world import ALONE, Alone, World, start_world
+from rlcourse.distributed.world import ALONE, World, start_world
 from rlcourse.policy import Policy, load_policy
 from rlcourse.rollout import RolloutEngine, make_engine
 from rlcourse.sampling import GREEDY, Sampling
@@ -103,7 +103,7 @@ def sample(config: TrainConfig, count: int, greedy: bool) -> list[Answer]:
     return [answer for (answer,) in answers]
 
 
-def load_all(config: TrainConfig, world: Alone | World = ALONE) -> tuple[Policy, RolloutEngine, Task]:
+def load_all(config: TrainConfig, world: World = ALONE) -> tuple[Policy, RolloutEngine, Task]:
     """Policy, engine and task of a config, on its device. world: who shares the work."""
     device, dtype = world.device(config), getattr(torch, config.dtype)
     policy = load_policy(config.model, device)

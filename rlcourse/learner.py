@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from rlcourse.batch import Rollout
 from rlcourse.config import TrainConfig
 from rlcourse.distributed import is_sharded, whole
-from rlcourse.distributed.world import ALONE, Alone, World
+from rlcourse.distributed.world import ALONE, World
 from rlcourse.exact.weights import fused_weights, is_exact, may_be_exact, unknown_part
 from rlcourse.logprobs import PlainPass
 from rlcourse.lora import has_adapter
@@ -34,7 +34,7 @@ class Learner:
         policy: Policy,
         config: TrainConfig,
         start: PreTrainedModel | None = None,
-        world: Alone | World = ALONE,
+        world: World = ALONE,
     ):
         self.policy, self.config, self.world = policy, config, world
         self.reference = None

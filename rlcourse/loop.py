@@ -21,7 +21,7 @@ from rlcourse.checkpoint import (
     set_random_state,
     step_of,
 )
-from rlcourse.distributed.world import ALONE, Alone, World
+from rlcourse.distributed.world import ALONE, World
 from rlcourse.files import try_folder
 from rlcourse.interrupts import StopAfterStep, saved_when_stopped
 from rlcourse.measure.profiling import peak_memory_bytes
@@ -58,7 +58,7 @@ class TrainingLoop:
     metrics: dict[str, str]  # what an evaluation measures, and its format; the bar shows the first
 
     def start_loading(
-        self, run: RunFolder, device: torch.device, checkpoint: Path | None, world: Alone | World = ALONE
+        self, run: RunFolder, device: torch.device, checkpoint: Path | None, world: World = ALONE
     ) -> None:
         """Load the policy, of the checkpoint if there is one, and see that a checkpoint can be written."""
         self.config, self.run, self.device, self.world = run.config, run, device, world

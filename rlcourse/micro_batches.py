@@ -4,11 +4,11 @@ from torch import Tensor
 
 from rlcourse.batch import Rollout
 from rlcourse.config import TrainConfig
-from rlcourse.distributed.world import ALONE, Alone, World
+from rlcourse.distributed.world import ALONE, World
 
 
 def batches_of(
-    rows: Tensor, rollout: Rollout, config: TrainConfig, packed: bool, world: Alone | World = ALONE
+    rows: Tensor, rollout: Rollout, config: TrainConfig, packed: bool, world: World = ALONE
 ) -> tuple[Tensor, ...]:
     """These rows of the rollout, int64 [n], in micro-batches of `config.micro_batch_tokens`.
 
@@ -17,12 +17,13 @@ def batches_of(
     """
     if not packed:
         return micro_batches(rows, rollout.lengths, config.micro_batch_tokens, world)
-    rows = world.deal(rows.sort().values)  # rows are group-major
-    prompts, answers = rollout.prompt_lengths[rows].tolist(), rollout.completion_lengths[rows].tolist()
-    groups = (rows // config.num_generations).tolist()
-    return world.level(
-        rows.split(packed_together(groups, prompts, answers, config.micro_batch_tokens)) if groups else ()
-    )
+
+    def cut(rows: Tensor) -> list[int]:
+        prompts, answers = rollout.prompt_lengths[rows].tolist(), rollout.completion_lengths[rows].tolist()
+        groups = (rows // config.num_generations).tolist()  # rows are group-major
+        return packed_together(groups, prompts, answers, config.micro_batch_tokens)
+
+    return world.split_rows(rows.sort().values, cut)
 
 
 def packed_together(groups: list[int], prompts: list[int], answers: list[int], most_tokens: int) -> list[int]:
@@ -41,14 +42,14 @@ def packed_together(groups: list[int], prompts: list[int], answers: list[int], m
     return counts
 
 
-def micro_batches(rows: Tensor, lengths: Tensor, most_tokens: int, world: Alone | World = ALONE) -> tuple[Tensor, ...]:
+def micro_batches(rows: Tensor, lengths: Tensor, most_tokens: int, world: World = ALONE) -> tuple[Tensor, ...]:
     """For a pass with padding: the rows in order of length, cut by `rows_together`; of several ranks those of this one,
     maybe none. All ranks call it.
 
     rows: indices int64 [n] into lengths [rows], the tokens of each.
     """
-    rows = world.deal(rows[lengths[rows].argsort(stable=True)])
-    return world.level(rows.split(rows_together(lengths[rows].tolist(), most_tokens)) if len(rows) else ())
+    rows = rows[lengths[rows].argsort(stable=True)]
+    return world.split_rows(rows, lambda some: rows_together(lengths[some].tolist(), most_tokens))
 
 
 def rows_together(lengths: list[int], most_tokens: int) -> list[int]:

@@ -11,7 +11,7 @@ from rlcourse.batch import Batch, Completions
 from rlcourse.collect import RewardFunction, answer_rewards, collect, rollout_metrics
 from rlcourse.config import TrainConfig
 from rlcourse.device import without_cudnn_attention
-from rlcourse.distributed.world import ALONE, Alone, World
+from rlcourse.distributed.world import ALONE, World
 from rlcourse.learner import Learner
 from rlcourse.losses import aggregate, kl_estimate, sampler_correction, token_loss, value_loss
 from rlcourse.measure.profiling import peak_memory_bytes
@@ -80,7 +80,7 @@ def train_step(
                     means.add("mismatch", (before - sampler).abs(), part.rollout.completion_mask)
                     means.add("sampler_ratio", (before - sampler).exp(), part.rollout.completion_mask)
                 grad_norms.append(learner.update(step))
-    metrics = {"step": step + 1} | step_metrics(batch, sampled, config, learner.world.means(means))
+    metrics = {"step": step + 1} | step_metrics(batch, sampled, config, means.together(learner.world))
     metrics |= {"grad_norm": sum(grad_norms) / len(grad_norms), "lr": learner.lr, "timing": step_timing(timer, sampled)}
     return metrics, completions
 
@@ -124,9 +124,7 @@ class Minibatch:
     share: dict[str, int]
 
 
-def plan_minibatches(
-    batch: Batch, config: TrainConfig, packed: bool = False, world: Alone | World = ALONE
-) -> list[Minibatch]:
+def plan_minibatches(batch: Batch, config: TrainConfig, packed: bool = False, world: World = ALONE) -> list[Minibatch]:
     """The mini-batches of all epochs: the rows in a new random order each time, cut into micro-batches (`batches_of`).
     These hold only rows that train; those that don't still count as rows."""
     train = rows_that_train(batch, config)
@@ -185,6 +183,18 @@ class Means:
         self.sums[name] = self.sums.get(name, zero) + values.sum()
         self.counts[name] = self.counts.get(name, zero) + mask.sum()
         self.largest[name] = torch.maximum(self.largest.get(name, zero), values.max())
+
+    def together(self, world: World) -> "Means":
+        """What all ranks have counted. A rank without a micro-batch has counted nothing, under no name."""
+        if world.size == 1:
+            return self
+        found = Means()
+        for part in world.gather([{n: v.cpu() for n, v in d.items()} for d in vars(self).values()]):
+            joins = torch.add, torch.add, torch.maximum
+            for into, numbers, join in zip(vars(found).values(), part, joins, strict=True):
+                for name, number in numbers.items():
+                    into[name] = join(into[name], number) if name in into else number
+        return found
 
     def mean(self, name: str) -> float | None:
         return (self.sums[name] / self.counts[name]).item() if self.max(name) is not None else None

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from rlcourse.batch import Completions
 from rlcourse.config import TrainConfig
 from rlcourse.distributed import check_launch, share_of
-from rlcourse.distributed.world import ALONE, Alone, World, start_world
+from rlcourse.distributed.world import ALONE, World, start_world
 from rlcourse.evaluation import answer_problems, answer_test, summarize, summarize_test
 from rlcourse.learner import Learner
 from rlcourse.loop import TrainingLoop, checkpoint_to_resume
@@ -59,7 +59,7 @@ def resume(**settings: Any) -> dict[str, Any]:
         return Trainer(run, device, checkpoint, world).run_all()
 
 
-def world_of(config: TrainConfig, world: Alone | World) -> Alone | World:
+def world_of(config: TrainConfig, world: World) -> World:
     """The world, for ranks that have a part of the model each where the config says so. Sends nothing."""
     check_launch(config)
     if not config.shard:
@@ -79,9 +79,7 @@ def engine_of_run(policy: Policy, config: TrainConfig) -> RolloutEngine:
 class Trainer(TrainingLoop):
     """An RL run. Its steps are those of `rlcourse.step.train_step`."""
 
-    def __init__(
-        self, run: RunFolder, device: torch.device, checkpoint: Path | None = None, world: Alone | World = ALONE
-    ):
+    def __init__(self, run: RunFolder, device: torch.device, checkpoint: Path | None = None, world: World = ALONE):
         config, task = run.config, task_of(run.config)
         self.start_loading(run, device, checkpoint, world)
         answers = run.path / ("judge.jsonl" if world.rank == 0 else f"judge.{world.rank}.jsonl")

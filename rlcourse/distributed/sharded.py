@@ -50,7 +50,7 @@ class ShardedWorld(World):
         return device
 
     def load(self, load: Callable[[torch.device], Any], device: torch.device) -> Any:
-        """See `Alone`. The model is loaded on the CPU; a layer at a time is whole on a GPU."""
+        """See `World`. The model is loaded on the CPU; a layer at a time is whole on a GPU."""
         policy = load(CPU)
         model = policy.model
         model.together = types.MethodType(lambda self, compute: compute(), model)
@@ -63,7 +63,7 @@ class ShardedWorld(World):
         return policy
 
     def shard(self, module: nn.Module) -> nn.Module:
-        """See `Alone`. The module computes in float32."""
+        """See `World`. The module computes in float32."""
         return self._shard(module, MixedPrecisionPolicy())
 
     def _shard(self, module: nn.Module, precision: MixedPrecisionPolicy) -> nn.Module:
@@ -76,10 +76,10 @@ class ShardedWorld(World):
         """See `World`."""
         return ShardedEngine(engine, self, device)
 
-    def level(self, micro_batches: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """This rank's micro-batches, and empty ones until it has as many as any: a pass is made by all together."""
-        none = torch.zeros(0, dtype=torch.long, device=self.mesh.device_type)
-        return (*micro_batches, *[none] * (max(self.gather(len(micro_batches))) - len(micro_batches)))
+    def split_rows(self, rows: Tensor, cut: Callable[[Tensor], list[int]]) -> tuple[Tensor, ...]:
+        """See `World`. Empty ones follow until this rank has as many as any: a pass is made by all together."""
+        found, none = super().split_rows(rows, cut), rows[:0]
+        return (*found, *[none] * (max(self.gather(len(found))) - len(found)))
 
     def add_gradients(self, parameters: list[nn.Parameter]) -> None:
         pass  # the backward passes have
@@ -88,7 +88,7 @@ class ShardedWorld(World):
         pass  # no two ranks have the same
 
     def whole(self, policy: Any, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """See `Alone`."""
+        """See `World`."""
         first = self.rank == 0
         model = empty_copy(policy.model, torch.float32, CPU) if first else None
         for name, parameter in policy.model.named_parameters():
@@ -98,7 +98,7 @@ class ShardedWorld(World):
         return replace(policy, model=model), _gathered(state, first)
 
     def part(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """See `Alone`. Raises ValueError for a tensor of another shape than the optimizer's."""
+        """See `World`. Raises ValueError for a tensor of another shape than the optimizer's."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         saved, head = state["optimizer"], state["value_head"]
         moments = {

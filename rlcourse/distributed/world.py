@@ -1,4 +1,4 @@
-"""What the ranks of a run exchange, and when. A world of one exchanges nothing: that is `Alone`.
+"""What the ranks of a run exchange, and when. One process is a world of one, which sends nothing: `ALONE`.
 
 Every rank has the whole model, unless it is sharded (`sharded.py`). Of a step the expensive parts are shared out, and
 all else every rank does for itself, with the very code of one process, from the same numbers and the same random state:
@@ -35,74 +35,62 @@ class RankLost(ConnectionError):
     """Another rank of this run has ended."""
 
 
-class Alone:
-    """One process: nothing is shared, nothing is sent."""
+class World:
+    """One of several ranks, or one process. Every method is called by all ranks, in the same order, unless it says
+    otherwise. If a rank is no longer there, the others raise `RankLost`."""
 
-    rank, size = 0, 1
-
-    def load(self, load: Callable[[torch.device], Any], device: torch.device) -> Any:
-        return load(device)
-
-    def shard(self, module: nn.Module) -> nn.Module:
-        return module
-
-    def whole(self, policy: Any, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        return policy, state
-
-    def part(self, state: dict[str, Any], optimizer: Any) -> dict[str, Any]:
-        return state
-
-    def device(self, config: Any) -> torch.device:
-        return find_device(config)
-
-    def engine(self, engine: Any, device: torch.device) -> Any:
-        return engine
-
-    def task(self, task: Any) -> Any:
-        return task
-
-    def run(self, open_run: Callable[[], Any]) -> Any:
-        return open_run()
-
-    def first(self, function: Callable[[], Any]) -> Any:
-        return function()
-
-    def agree(self, stop: Any) -> Any:
-        return stop
-
-    def deal(self, rows: Tensor) -> Tensor:
-        return rows
-
-    def level(self, micro_batches: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return micro_batches
-
-    def total(self, values: Tensor) -> Tensor:
-        return values
-
-    def means(self, means: Any) -> Any:
-        return means
-
-    def add_gradients(self, parameters: list[nn.Parameter]) -> None:
-        pass
-
-    def check_alike(self, parameters: Iterator[nn.Parameter]) -> None:
-        pass
-
-
-ALONE = Alone()
-
-
-class World(Alone):
-    """One of several ranks. Every method is called by all of them, in the same order, unless it says otherwise. If a
-    rank is no longer there, the others raise `RankLost`."""
-
-    def __init__(self, store: Any, rank: int, size: int):
+    def __init__(self, store: Any = None, rank: int = 0, size: int = 1):
         self.store, self.rank, self.size = store, rank, size
         self.gpus: Any = None  # the group for what is on a GPU
+
+    # What everything else is made of
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks, by rank. They travel as pickles: no tensors on a GPU."""
+        if self.size == 1:
+            return [value]
+        values = [None] * self.size
+        with lost_ranks():
+            torch.distributed.all_gather_object(values, value)
+        return values
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over ranks, in place. Where all but one have 0 it is exact."""
+        if self.size > 1:
+            with lost_ranks():
+                torch.distributed.all_reduce(values, group=self.gpus if values.is_cuda else None)
+        return values
+
+    def share(self, items: list) -> list:
+        """This rank's part of a list: neighbours, so that the parts of all, by rank, are the list. Sends nothing."""
+        return items[len(items) * self.rank // self.size : len(items) * (self.rank + 1) // self.size]
+
+    def first(self, function: Callable[[], Any]) -> Any:
+        """What the function returns, or raises, on the first rank, which alone calls it. It must have a pickle."""
+        if self.size == 1:
+            return function()
+        outcome = None
+        if self.rank == 0:
+            try:
+                outcome = function(), None
+            except Exception as error:
+                outcome = None, error
+        value, error = self.gather(outcome)[0]
+        if error is not None:
+            raise error
+        return value
+
+    def agree(self, stop: Any) -> Any:
+        """Whether to stop: the reason of the first rank that has one."""
+        return next(filter(None, self.gather(stop)), None)
+
+    # What a run begins and ends with
 
     def device(self, config: Any) -> torch.device:
         """This rank's device: one GPU each. Raises ValueError if a rank would have no GPU, or no prompt."""
         device, here = find_device(config), int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
+        if self.size == 1:
+            return device
         if device.type == "cuda" and torch.cuda.device_count() < here:
             raise ValueError(
                 f"{here} processes need a GPU each, and there are {torch.cuda.device_count()}: lower --nproc-per-node."
@@ -117,20 +105,10 @@ class World(Alone):
             self.gpus = torch.distributed.new_group(backend="nccl")
         return device
 
-    def engine(self, engine: Any, device: torch.device) -> Any:
-        """The engine, each rank sampling for its share of the prompts."""
-        from rlcourse.distributed.shared import SharedEngine
-
-        return SharedEngine(engine, self, device)
-
-    def task(self, task: Any) -> Any:
-        """The task, each rank judging its share of the attempts."""
-        from rlcourse.distributed.shared import SharedTask
-
-        return SharedTask(task, self)
-
     def run(self, open_run: Callable[[], Any]) -> Any:
         """The run's folder, opened by the first rank; for the others one in which nothing is written."""
+        if self.size == 1:
+            return open_run()
         from rlcourse.distributed.shared import Follower
 
         opened = []
@@ -142,59 +120,58 @@ class World(Alone):
         place = self.first(open_it)
         return opened[0] if opened else Follower(*place)
 
-    def first(self, function: Callable[[], Any]) -> Any:
-        """What the function returns, or raises, on the first rank, which alone calls it. It must have a pickle."""
-        outcome = None
-        if self.rank == 0:
-            try:
-                outcome = function(), None
-            except Exception as error:
-                outcome = None, error
-        value, error = self.gather(outcome)[0]
-        if error is not None:
-            raise error
-        return value
+    def load(self, load: Callable[[torch.device], Any], device: torch.device) -> Any:
+        """The policy that `load` returns: whole, or this rank's part of it."""
+        return load(device)
 
-    def gather(self, value: Any) -> list[Any]:
-        """The values of all ranks, by rank. They travel as pickles: no tensors on a GPU."""
-        values = [None] * self.size
-        with lost_ranks():
-            torch.distributed.all_gather_object(values, value)
-        return values
+    def shard(self, module: nn.Module) -> nn.Module:
+        """The module, or this rank's part of it."""
+        return module
 
-    def share(self, items: list) -> list:
-        """This rank's part of a list: neighbours, so that the parts of all, by rank, are the list. Sends nothing."""
-        return items[len(items) * self.rank // self.size : len(items) * (self.rank + 1) // self.size]
+    def engine(self, engine: Any, device: torch.device) -> Any:
+        """The engine, each rank sampling for its share of the prompts."""
+        from rlcourse.distributed.shared import SharedEngine
 
-    def agree(self, stop: Any) -> Any:
-        """Whether to stop: the reason of the first rank that has one."""
-        return next(filter(None, self.gather(stop)), None)
+        return SharedEngine(engine, self, device) if self.size > 1 else engine
 
-    def deal(self, rows: Tensor) -> Tensor:
-        """This rank's rows, maybe none. They are in order of length and dealt like cards, so that every rank has as
-        much to do. Sends nothing."""
-        return rows[self.rank :: self.size]
+    def task(self, task: Any) -> Any:
+        """The task, each rank judging its share of the attempts."""
+        from rlcourse.distributed.shared import SharedTask
 
-    def total(self, values: Tensor) -> Tensor:
-        """The sum over ranks, in place. Where all but one have 0 it is exact."""
-        with lost_ranks():
-            torch.distributed.all_reduce(values, group=self.gpus if values.is_cuda else None)
-        return values
+        return SharedTask(task, self) if self.size > 1 else task
 
-    def means(self, means: Any) -> Any:
-        """`Means` of what all ranks have counted. A rank without a micro-batch has counted nothing, under no name."""
-        together = type(means)()
-        for part in self.gather([{n: v.cpu() for n, v in d.items()} for d in vars(means).values()]):
-            for into, numbers, join in zip(
-                vars(together).values(), part, (torch.add, torch.add, torch.maximum), strict=True
-            ):
-                for name, number in numbers.items():
-                    into[name] = join(into[name], number) if name in into else number
-        return together
+    def whole(self, policy: Any, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Policy and state of the run as the first rank saves them."""
+        return policy, state
+
+    def part(self, state: dict[str, Any], optimizer: Any) -> dict[str, Any]:
+        """What this rank loads of a saved state."""
+        return state
+
+    def check_alike(self, parameters: Iterator[nn.Parameter]) -> None:
+        """Raise RuntimeError if the ranks' weights differ, which the same updates of the same weights never do."""
+        if self.size == 1:
+            return
+        sums = self.gather([p.detach().double().sum().item() for p in parameters])
+        if any(of_rank != sums[0] for of_rank in sums):
+            raise RuntimeError("The weights differ from rank to rank, so they were not saved: go on with --resume.")
+
+    # A step
+
+    def split_rows(self, rows: Tensor, cut: Callable[[Tensor], list[int]]) -> tuple[Tensor, ...]:
+        """This rank's rows, maybe none, in micro-batches. Sends nothing.
+
+        rows: indices in order of length or group: each rank takes every `size`-th, to balance work. cut: how many of
+        these rows each micro-batch has.
+        """
+        rows = rows[self.rank :: self.size]
+        return rows.split(cut(rows)) if len(rows) else ()
 
     def add_gradients(self, parameters: list[nn.Parameter]) -> None:
         """Give every rank the sum of all gradients. A parameter that has none on any rank keeps none, as for one
         process: the optimizer leaves it alone."""
+        if self.size == 1:
+            return
         has = self.total(torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32))
         parameters = [p for p, ranks in zip(parameters, has.tolist(), strict=True) if ranks]
         for p in parameters:
@@ -205,11 +182,8 @@ class World(Alone):
             for gradient, summed in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
                 gradient.copy_(summed.view_as(gradient))
 
-    def check_alike(self, parameters: Iterator[nn.Parameter]) -> None:
-        """Raise RuntimeError if the ranks' weights differ, which the same updates of the same weights never do."""
-        sums = self.gather([p.detach().double().sum().item() for p in parameters])
-        if any(of_rank != sums[0] for of_rank in sums):
-            raise RuntimeError("The weights differ from rank to rank, so they were not saved: go on with --resume.")
+
+ALONE = World()
 
 
 def _buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
@@ -235,7 +209,7 @@ def lost_ranks() -> Iterator[None]:
 
 
 @contextmanager
-def start_world() -> Iterator[Alone | World]:
+def start_world() -> Iterator[World]:
     """The world that this process is in. One error is said once, by the rank that has it first."""
     rank, size = launched()
     if size == 1:

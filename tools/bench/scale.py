@@ -15,7 +15,7 @@ import torch
 from rlcourse.bench.models import write_random_model
 from rlcourse.bench.results import Rows
 from rlcourse.bench.step import step_config, time_steps
-from rlcourse.distributed.world import Alone, World, start_world
+from rlcourse.distributed.world import World, start_world
 from rlcourse.measure.timing import median_seconds
 from rlcourse.runs import new_run
 from rlcourse.tasks import load_task
@@ -69,7 +69,7 @@ def _on_ranks(count: int, given: dict[str, Any]) -> dict[str, Any]:
         return json.loads(result.read_text())
 
 
-def time_rank(world: Alone | World, given: dict[str, Any]) -> dict[str, Any]:
+def time_rank(world: World, given: dict[str, Any]) -> dict[str, Any]:
     """One rank's part of a measurement, and what it found, which is the same on all of them but for the clock."""
     model = str(Path(given["folder"]) / "model")
     config = step_config(model, given["task"], given["rows"], given["new_tokens"], given["own"])
