@@ -1,19 +1,11 @@
 """Every setting of supervised fine-tuning in one dataclass. The defaults train the embedded model on a laptop."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlcourse.config import ENGINES
-from rlcourse.settings import (
-    COUNT,
-    COUNT_OR_NONE,
-    RANK,
-    SEED,
-    SHARE,
-    check_settings_of,
-    setting,
-)
+from rlcourse.config import ENGINES, TrainConfig
+from rlcourse.settings import COUNT, COUNT_OR_NONE, SEED, check_settings_of, setting
 from rlcourse.tasks import TASKS, check_task_name
 
 
@@ -26,10 +18,16 @@ def is_task(data: str) -> bool:
     return True
 
 
+def same(name: str, default: Any = MISSING):
+    """A field like that of `rlcourse train`, perhaps with another default."""
+    theirs = TrainConfig.__dataclass_fields__[name]
+    return field(default=theirs.default if default is MISSING else default, metadata=theirs.metadata)
+
+
 @dataclass
 class SFTConfig:
     # What is trained, and on what
-    model: str = setting("embedded", "'embedded', a folder, or a name on the Hugging Face hub")
+    model: str = same("model")
     data: str = setting(
         "minigsm",
         f"what is learned: the worked answers of a task ({', '.join(TASKS)}, or module:object), a file of JSON lines, "
@@ -42,12 +40,7 @@ class SFTConfig:
     )
 
     # LoRA
-    lora_rank: int = setting(
-        0,
-        "rank of a low-rank adapter of all linear layers that learns instead of the weights, with 10 times their "
-        "learning rate; 0 for all weights",
-        within=RANK,
-    )
+    lora_rank: int = same("lora_rank")
 
     # Optimisation
     epochs: int = setting(1, "passes over the data", within=COUNT)
@@ -55,19 +48,15 @@ class SFTConfig:
     batch_size: int = setting(64, "examples a step", within=COUNT)
     max_length: int = setting(256, "examples of more tokens are left out; also the width of a packed row", within=COUNT)
     packing: bool = setting(True, "put several examples in a row, each with its own positions and attention")
-    micro_batch_tokens: int = setting(
-        2048,
-        "tokens in one forward and backward, with padding; a longer row goes alone, and gradients accumulate",
-        within=COUNT,
-    )
-    lr: float = setting(3e-4, "peak learning rate (AdamW, no weight decay)", within=SHARE)
-    schedule: str = setting("cosine", "what the learning rate does after warm-up", ("constant", "linear", "cosine"))
-    warmup_steps: int = setting(5, "steps over which the learning rate rises from 0", within=COUNT_OR_NONE)
-    gradient_checkpointing: bool = setting(False, "recompute activations in the backward pass to save memory")
-    logprob_chunk: int = setting(4096, "tokens whose logits are in memory at once", within=COUNT)
-    dtype: str = setting("float32", "precision of forward passes; weights stay float32", ("float32", "bfloat16"))
-    compile: bool = setting(False, "torch.compile the layers, and the fast engine's decode step")
-    device: str = setting("auto", "'auto' uses a GPU if there is one", ("auto", "cpu", "cuda"))
+    micro_batch_tokens: int = same("micro_batch_tokens")
+    lr: float = same("lr", 3e-4)
+    schedule: str = same("schedule", "cosine")
+    warmup_steps: int = same("warmup_steps", 5)
+    gradient_checkpointing: bool = same("gradient_checkpointing")
+    logprob_chunk: int = same("logprob_chunk")
+    dtype: str = same("dtype")
+    compile: bool = same("compile")
+    device: str = same("device")
 
     # Evaluation
     eval_every: int = setting(20, "steps between evaluations; 0 for one before and one after", within=COUNT_OR_NONE)
@@ -82,12 +71,10 @@ class SFTConfig:
 
     # The run
     seed: int = setting(0, "seed of the order of examples and of an adapter's first weights", within=SEED)
-    output: str = setting("runs", "folder of runs")
+    output: str = same("output")
     name: str | None = setting(None, "name of the run; by default made of data and seed")
-    save_every: int = setting(
-        100, "steps between checkpoints; the last two stay; 0: one at the end", within=COUNT_OR_NONE
-    )
-    log_to: str = setting("none", "also log to", ("none", "tensorboard", "wandb"))
+    save_every: int = same("save_every", 100)
+    log_to: str = same("log_to")
 
     @property
     def run_name(self) -> str:

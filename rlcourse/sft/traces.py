@@ -6,7 +6,6 @@ out, those of the test above all.
 
 import json
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,29 +17,9 @@ from rlcourse.tasks.jsonl import parse_record, read_each_line
 AT_ONCE = 256  # that are judged
 
 
-@dataclass
-class Kept:
-    """How many were read and kept; why others were not, in the judge's words; how many belong to problems that are held
-    out, and to none that is known."""
-
-    read: int = 0
-    kept: int = 0
-    wrong: Counter[str] = field(default_factory=Counter)
-    held_out: int = 0
-    unknown: int = 0
-
-    def __str__(self) -> str:
-        found = f"{self.kept:,} of {self.read:,} are right and kept"
-        if self.wrong:
-            why = ", ".join(f"{words} {count:,}" for words, count in self.wrong.most_common(5))
-            found += f"; not right: {self.wrong.total():,} ({why})"
-        for count, what in ((self.held_out, "of problems that are held out"), (self.unknown, "of no known problem")):
-            found += f"; {what}: {count:,}" if count else ""
-        return found + "."
-
-
-def keep_right(data: Path, task: Task, output: Path) -> Kept:
-    """Write the lines of `data` whose last answer is right to `output`, as they are.
+def keep_right(data: Path, task: Task, output: Path) -> str:
+    """Write the lines of `data` whose last answer is right to `output`, as they are. Returns a sentence: how many are
+    kept, and why others are not, in the judge's words.
 
     Raises FileNotFoundError or ValueError, in one sentence, for a file that cannot be used, or of which nothing is left
     to write.
@@ -50,29 +29,29 @@ def keep_right(data: Path, task: Task, output: Path) -> Kept:
         record = parse_record(line, EXPECTED)
         return record, conversation_of(record)
 
-    rows, found = [row for _, row in read_each_line(data, parse, "conversations")], Kept()
+    rows = [row for _, row in read_each_line(data, parse, "conversations")]
     train, others = task.problems("train"), task.problems("validation") + task.problems("test")
     problems = sorted([*others, *train], key=lambda problem: -len(problem.question))  # a question may hold another one
-    training, found.read, asked = set(map(id, train)), len(rows), []
+    training, left_out, asked = set(map(id, train)), Counter(), []
     for record, messages in rows:
         problem, answer = trace_of(messages, problems)
-        if problem is None:
-            found.unknown += 1
-        elif id(problem) not in training:
-            found.held_out += 1
-        else:
+        if id(problem) in training:
             asked.append((record, Attempt(problem, answer, 0, True)))
+        else:
+            left_out["of unknown problems" if problem is None else "of held-out problems"] += 1
     lines = []
     for first in range(0, len(asked), AT_ONCE):
         part = asked[first : first + AT_ONCE]
         verdicts = task.judge([attempt for _, attempt in part], training=False)
         lines += [json.dumps(record) for (record, _), verdict in zip(part, verdicts, strict=True) if verdict.right]
-        found.wrong.update(verdict.words for verdict in verdicts if not verdict.right)
-    found.kept = len(lines)
+        left_out.update(verdict.words for verdict in verdicts if not verdict.right)
+    found = f"{len(lines):,} of {len(rows):,} are right and kept"
+    if left_out:
+        found += "; left out: " + ", ".join(f"{count:,} {why}" for why, count in left_out.most_common(7))
     if not lines:
-        raise ValueError(f"Nothing is left of {data}: {found}")
+        raise ValueError(f"Nothing is left of {data}: {found}.")
     write_text(output, "\n".join(lines) + "\n")
-    return found
+    return f"{found}."
 
 
 def trace_of(messages: list[dict[str, str]], problems: list[Problem]) -> tuple[Problem | None, str]:
