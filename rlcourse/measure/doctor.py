@@ -21,6 +21,13 @@ from rlcourse.measure.machine import format_bytes
 from rlcourse.paths import data_folder
 
 REINSTALL = 'python -m pip install -e "."'
+OPTIONAL = {  # module, what it is for, and what to install
+    "tensorboard": ("tensorboard", "for --log-to tensorboard", "tensorboard"),
+    "wandb": ("wandb", "for --log-to wandb", "wandb"),
+    "vLLM": ("vllm", "for --engine vllm on a GPU", "'rlcourse[vllm]'"),
+    "CuTe DSL": ("cutlass", "for lessons 08 to 10, and to sample faster on an H100", "'rlcourse[kernels]'"),
+    "math-verify": ("math_verify", "for --task math", "'rlcourse[math]'"),
+}
 
 
 def gather() -> dict[str, Any]:
@@ -143,18 +150,9 @@ def optional_checks() -> list[dict[str, Any]]:
         "Darwin": "xcode-select --install",
     }.get(platform.system(), "install the Visual Studio build tools with C++")
     checks = [check("C++ compiler", bool(compiler), "for --compile on a CPU", install)]
-    for package in ("tensorboard", "wandb"):
-        found = importlib.util.find_spec(package) is not None
-        checks.append(check(package, found, f"for --log-to {package}", f"python -m pip install {package}"))
-    found = importlib.util.find_spec("vllm") is not None
-    checks.append(check("vLLM", found, "for --engine vllm on a GPU", "python -m pip install 'rlcourse[vllm]'"))
-    found, what = (
-        importlib.util.find_spec("cutlass") is not None,
-        "for lessons 08 to 10, and to sample faster on an H100",
-    )
-    checks.append(check("CuTe DSL", found, what, "python -m pip install 'rlcourse[kernels]'"))
-    found = importlib.util.find_spec("math_verify") is not None
-    checks.append(check("math-verify", found, "for --task math", "python -m pip install 'rlcourse[math]'"))
+    for name, (module, detail, package) in OPTIONAL.items():
+        found = importlib.util.find_spec(module) is not None
+        checks.append(check(name, found, detail, f"python -m pip install {package}"))
     return checks
 
 
