@@ -19,28 +19,26 @@ from rlcourse.config import TrainConfig, check_config, check_settings
 from rlcourse.distributed import command
 from rlcourse.files import append_json, read_json, read_lines, try_folder, write_json, write_text
 
-FIND_A_RUN = ("preset", "algorithm", "seed", "output", "name")  # settings that say which run --resume means
-# settings that --resume may change
+# Settings that say which run --resume means: of training, of fine-tuning, of both.
+FIND_A_RUN = ("preset", "algorithm", "data", "seed", "output", "name")
+# Settings that --resume may change.
 MAY_DIFFER = ("steps", "output", "name", "engine", "device", "shard", "save_every", "log_to")
 SAMPLES_A_STEP = 4
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a command's runs have of their own: the class of their settings; its checks, of some settings and of a
-    config; the settings that say which run --resume means, and those that it may change."""
+    """A command's settings: their class, and its checks, of some settings and of a config."""
 
     config: type
     check_settings: Callable[[dict[str, Any]], dict[str, Any]]
     check_config: Callable[[Any], None]
-    find_a_run: tuple[str, ...]
-    may_differ: tuple[str, ...]
 
     def __repr__(self) -> str:  # in a signature: the functions' addresses say nothing
         return f"Kind({self.config.__name__})"
 
 
-TRAIN = Kind(TrainConfig, check_settings, check_config, FIND_A_RUN, MAY_DIFFER)
+TRAIN = Kind(TrainConfig, check_settings, check_config)
 
 
 def new_run(config: TrainConfig) -> "RunFolder":
@@ -65,11 +63,11 @@ def run_to_resume(settings: dict[str, Any], kind: Kind = TRAIN) -> "RunFolder":
     """The folder of a run to continue, with its saved settings, overridden by `settings`.
 
     settings: those that the user gave. `output` and `name` identify the run; without a name it is the latest with the
-    default name of the settings in `find_a_run`. Raises ValueError for a setting that cannot change, or a config.json
+    default name of the settings in `FIND_A_RUN`. Raises ValueError for a setting that cannot change, or a config.json
     that cannot be used, FileNotFoundError if there is no such run. Writes nothing: `RunFolder.keep_config` does.
     """
     settings = kind.check_settings(settings)
-    wanted = kind.config(**{name: settings[name] for name in kind.find_a_run if name in settings})
+    wanted = kind.config(**{name: settings[name] for name in FIND_A_RUN if name in settings})
     root = Path(wanted.output).expanduser()
     taken = _numbered(root, wanted.run_name)[: 1 if wanted.name else None]
     if not taken:
@@ -80,7 +78,7 @@ def run_to_resume(settings: dict[str, Any], kind: Kind = TRAIN) -> "RunFolder":
     saved = read_json(path / "config.json", "start a new run")
     if set(saved) != set(wanted.to_dict()):
         raise ValueError(f"{path} was made by another version of rlcourse: start a new run.")
-    fixed = [name for name in settings if name not in kind.may_differ and saved.get(name) != settings[name]]
+    fixed = [name for name in settings if name not in MAY_DIFFER and saved.get(name) != settings[name]]
     if fixed:
         changes = "; ".join(f"{name} was {saved.get(name)!r}, is {settings[name]!r}" for name in fixed)
         raise ValueError(f"{path} was started with other settings ({changes}): resume with the same ones.")

@@ -97,9 +97,6 @@ PANELS = {
     "eval_every": "Evaluation",
     "seed": "The run",
 }
-FIND_A_RUN = ("data", "seed", "output", "name")  # settings that say which run --resume means
-# Settings that --resume may change.
-MAY_DIFFER = ("steps", "output", "name", "device", "save_every", "log_to")
 
 
 def make_config(**settings: Any) -> SFTConfig:

@@ -60,11 +60,10 @@ def load_data(config: SFTConfig, policy: Policy) -> Data:
     if is_task(config.data):
         encoded = of_task(config, policy)
     else:
-        every = list(of_file(file)) if (file := file_of(config.data)) is not None else list(of_hub(config))
+        file = file_of(config.data)
+        every = [encode(policy, messages, where) for where, messages in (of_file(file) if file else of_hub(config))]
         chosen = set(random.Random(0).sample(range(len(every)), min(config.eval_examples, len(every) // HELD_OUT)))
-        held_out = [every[i] for i in sorted(chosen)]
-        train = [conversation for i, conversation in enumerate(every) if i not in chosen]
-        encoded = [[encode(policy, messages, where) for where, messages in part] for part in (train, held_out)]
+        encoded = [[e for i, e in enumerate(every) if (i in chosen) == held_out] for held_out in (False, True)]
     limit = min(config.max_length, getattr(policy.model.config, "max_position_embeddings", config.max_length))
     kept = [[example for example in part if len(example.ids) <= limit] for part in encoded]
     if not kept[0]:
@@ -109,11 +108,11 @@ def of_task(config: SFTConfig, policy: Policy) -> list[list[Example]]:
     the answer and the token that ends one. minigsm's are of the problems that are kept for demonstrations, so that RL
     does not meet them again. Raises ValueError for a problem without a worked answer."""
     task = load_task(config.data)
-    learned, held_out = task.problems("train"), task.problems("validation")[: config.eval_examples]
+    train, held_out = task.problems("train"), task.problems("validation")[: config.eval_examples]
     if config.data == "minigsm":
         from rlcourse.tasks import minigsm
 
-        learned = [problem.to_problem() for problem in minigsm.generate(MINIGSM_PROBLEMS, 1, "sft")]
+        train = [problem.to_problem() for problem in minigsm.generate(MINIGSM_PROBLEMS, 1, "sft")]
 
     def example(problem: Any) -> Example:
         answer = getattr(problem, "answer", "")
@@ -123,11 +122,7 @@ def of_task(config: SFTConfig, policy: Policy) -> list[list[Example]]:
         ids = [*prompt, *policy.tokenizer(text, add_special_tokens=False)["input_ids"]]
         return Example(torch.tensor(ids, dtype=torch.int32), torch.arange(len(ids)) >= len(prompt))
 
-    return [[example(problem) for problem in problems] for problems in (learned, held_out)]
-
-
-def turns(question: str, answer: str) -> Messages:
-    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return [[example(problem) for problem in problems] for problems in (train, held_out)]
 
 
 def conversation_of(record: dict[str, Any]) -> Messages:
@@ -142,8 +137,9 @@ def conversation_of(record: dict[str, Any]) -> Messages:
         answer = next((record[key] for key in ANSWERS if record.get(key) is not None), None)
         if prompt is None or answer is None:
             raise ValueError(f"there are no messages, and no prompt with an answer; expected {EXPECTED}.")
-        both = isinstance(prompt, list) and isinstance(answer, list)
-        messages = prompt + answer if both else turns(prompt, answer)
+        messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+        if isinstance(prompt, list) and isinstance(answer, list):
+            messages = prompt + answer
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise ValueError("messages is not a list of objects with role and content.")
     for number, message in enumerate(messages, start=1):

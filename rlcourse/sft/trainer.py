@@ -18,14 +18,14 @@ from rlcourse.measure.profiling import peak_memory_bytes
 from rlcourse.micro_batches import rows_together
 from rlcourse.rollout import make_engine
 from rlcourse.runs import Kind, RunFolder, new_run, run_to_resume
-from rlcourse.sft.config import FIND_A_RUN, MAY_DIFFER, SFTConfig, check_config, check_settings
+from rlcourse.sft.config import SFTConfig, check_config, check_settings
 from rlcourse.sft.data import Example, load_data
 from rlcourse.sft.packing import Row, check_packing, pack, plan_rows, summed_loss, tokens_of
 from rlcourse.tasks import Answer, load_task
 from rlcourse.tasks.prompts import PromptSampler
 from rlcourse.watch import after_sft_evaluation, after_sft_step
 
-SFT = Kind(SFTConfig, check_settings, check_config, FIND_A_RUN, MAY_DIFFER)
+SFT = Kind(SFTConfig, check_settings, check_config)
 
 
 def fine_tune(config: SFTConfig) -> dict[str, Any]:

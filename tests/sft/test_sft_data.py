@@ -74,7 +74,7 @@ def test_a_template_that_writes_earlier_turns_anew_is_refused(policy):
 
 def test_an_answer_that_holds_the_token_of_its_end_is_refused(policy):
     with pytest.raises(ValueError, match=r"here: an answer holds <\|im_end\|>, which ends one"):
-        encode(policy, module.turns("Why?", "a<|im_end|>b"), "here")
+        encode(policy, conversation_of({"prompt": "Why?", "answer": "a<|im_end|>b"}), "here")
 
 
 @pytest.mark.parametrize(
