@@ -4,6 +4,7 @@ in the interpreter on tensors that the reader's code never sees.
 The PTX of somebody else's process may be any text, so sizes have limits, and whatever goes wrong is the kernel's fault.
 """
 
+import functools
 import linecache
 import math
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 import ptx_interpreter as ptx
-from rlcourse.course.checks import Local, compare, received
+from rlcourse.course.checks import Local, Question, compare, received
 from rlcourse.course.kernels import interpret, trace
 from rlcourse.kernels import arguments, toolchain
 from rlcourse.kernels.arguments import Argument
@@ -179,3 +180,31 @@ def execute(f, tensors: dict[str, Tensor], says: Callable[[ptx.PTXError], str] =
         what = "the GPU's result, compared with the interpreter's,"
         compare(there[-1].float(), ours.float(), what=what, atol=1e-4)
     return report
+
+
+def kernel_question(name: str, function: str, hint: str) -> Question:
+    return Question(name, function, hint, seconds=SECONDS, caller=Maker)
+
+
+def compiled_once(f) -> Callable:
+    """`f` for a case that runs one kernel several times."""
+    return functools.cache(lambda: f())
+
+
+def check_kernel(
+    f, inputs: dict[str, Tensor], expected: Tensor, mistakes: dict[str, Tensor], size: str = "", output: str = "out",
+    atol: float = 1e-5, **order,
+) -> ptx.Report:  # fmt: skip
+    """Run a kernel and compare its last tensor, `output`, with what it should be. size: of the inputs, in words."""
+    out = torch.full(expected.shape, torch.nan, dtype=next(iter(inputs.values())).dtype)
+    report = execute(f, inputs | {output: out}, **order)
+    what = f"{output} for {size}" if size else output
+    if out.isnan().any():
+        raise AssertionError(f"{int(out.isnan().sum())} of {out.numel()} elements of {what} were never written")
+    compare(out.float(), expected.float(), {said: wrong.float() for said, wrong in mistakes.items()}, what, atol)
+    return report
+
+
+def loads(report: ptx.Report) -> int:
+    """Loads of global memory, each counted once for every warp that executes it."""
+    return sum(access.warps for access in report.accesses.values() if access.text.startswith("ld"))
