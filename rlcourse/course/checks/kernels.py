@@ -164,15 +164,15 @@ def meaning(error: ptx.PTXError) -> str:
     return MEANING.get(type(error), "Two warps use the same bytes, at least one writes, and nothing says who is first.")
 
 
-def execute(f, tensors: dict[str, Tensor], says: Callable[[ptx.PTXError], str] = meaning, **order) -> ptx.Report:
+def execute(f, tensors: dict[str, Tensor], **order) -> ptx.Report:
     """Run the kernel that `f()` gives on CPU tensors, by name, of which it writes the last; where there is a GPU, there
-    too, and both must agree. says: what an error of the interpreter means."""
+    too, and both must agree."""
     given = [tensor.clone() for tensor in tensors.values()]
     kernel = f()
     try:
         report = kernel.run(tensors, **order)
     except ptx.PTXError as error:
-        raise AssertionError(f"{says(error)} ({error})") from None
+        raise AssertionError(f"{meaning(error)} ({error})") from None
     if torch.cuda.is_available() and kernel.launch:  # the interpreter found no mistake: nothing can be harmed there
         there = [tensor.cuda() for tensor in given]
         kernel.launch(*there)

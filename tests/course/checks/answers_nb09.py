@@ -5,14 +5,9 @@ from functools import partial
 import torch
 
 
-def share_of(logs, sink):
-    """Weights of the places and of the sink, not yet divided by their sum."""
+def merged(outputs, logs, sink, sinks=True, divide=True, top=lambda every: every.amax(0)):
     every = torch.cat([logs, sink[None]])
-    return (every - every.amax(0).clamp(min=-1e30)).exp()
-
-
-def merged(outputs, logs, sink, sinks=True, divide=True):
-    weights = share_of(logs, sink)
+    weights = (every - top(every).clamp(min=-1e30)).exp()  # of the places and of the sink
     total = weights.sum(0) if sinks else weights[:-1].sum(0)
     return (weights[:-1, :, None] * outputs).sum(0) / (total.clamp(min=1e-30)[:, None] if divide else 1)
 
@@ -79,6 +74,7 @@ WRONG = {
         "mean": (lambda o, s, k: o.mean(0), "mean of the outputs"),
         "added": (lambda o, s, k: o.sum(0), "as they are"),
         "no sink": (partial(merged, sinks=False), "takes its share"),
+        "one top": (partial(merged, top=torch.max), "one for all heads"),
         "not divided": (partial(merged, divide=False), "not divided by their sum"),
         "log-sums": (lambda o, s, k: (s[..., None] * o).sum(0) / (s.sum(0) + k)[:, None], "log-sums themselves"),
     },
@@ -102,7 +98,6 @@ WRONG = {
     },
     "q4": {
         "sum": (partial(changes, combine=sum), "not their sum"),
-        "shortest": (partial(changes, combine=min), "not the shortest"),
         "one scheduler": (partial(changes, schedulers=1), "four schedulers"),
         "one SM": (partial(changes, one_sm=True), "All SMs"),
         "units": (partial(changes, units=True), "a thousand bytes"),

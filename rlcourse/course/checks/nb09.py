@@ -1,0 +1,299 @@
+"""Checks of lesson 09: merging outputs, splits, operands of a tensor core, two causes, a decode-attention kernel."""
+
+import itertools
+import math
+
+import torch
+from torch import Tensor
+
+from rlcourse.course.checks import Question, between, compare, draw
+from rlcourse.course.checks.kernels import execute, kernel_question
+
+q1 = Question("q1", "merge_outputs", hint="How much of the weight of all tokens falls to one place? And to the sink?")
+
+
+def check_merge(f, heads: int, lengths: list[int], shift=0.0, apart=0.0, sink=True) -> None:
+    """Places with so many random tokens each, against one softmax over all tokens and the sink in float64. apart: how
+    much higher the scores of each head are than those of the head before."""
+    size, n, height = draw(3, 6), sum(lengths), shift + apart * torch.arange(heads)
+    scores, values = 3 * torch.randn(heads, n) + height[:, None], torch.randn(n, size)
+    sinks = 3 * torch.randn(heads) + height if sink else torch.full((heads,), -torch.inf)
+    places = list(zip(scores.split(lengths, 1), values.split(lengths), strict=True))
+    logs = torch.stack([part.logsumexp(1) for part, _ in places])
+    outputs = torch.stack([part.softmax(1).nan_to_num() @ value for part, value in places])
+    every = torch.cat([scores, sinks[:, None]], 1).double().softmax(1)[:, :-1]
+    expected = every @ values.double() if n else torch.zeros(heads, size)  # the sink's value is nothing
+
+    with_sink = torch.cat([logs, sinks[None]]).double()
+    own_top, sums = with_sink.amax(0), with_sink.sum(0)[:, None]
+
+    def weighted(top: Tensor, sink: bool = True) -> Tensor:
+        weights = (with_sink - top.clamp(min=-1e30)).float().exp()
+        total = weights.sum(0) if sink else weights[:-1].sum(0)
+        return (weights[:-1, :, None] * outputs).sum(0) / total.clamp(min=1e-30)[:, None]
+
+    mistakes = {
+        "You took the mean of the outputs: a place with more weight counts more.": outputs.mean(0),
+        "You added the outputs as they are: each is normalised by itself.": outputs.sum(0),
+        "The sink takes its share of the weight: it belongs into what you divide by.": weighted(own_top, sink=False),
+        "The weights are not divided by their sum.": ((logs - own_top).exp()[..., None] * outputs).sum(0),
+        "Each head has a largest log-sum of its own: you took one for all heads.": weighted(with_sink.max()),
+        "You weighted by the log-sums themselves: take their exponentials.": (logs[..., None] * outputs).sum(0) / sums,
+    }
+    compare(f(outputs, logs, sinks), expected.float(), mistakes, atol=1e-4)
+
+
+q1.case("places of different lengths, no sink")(lambda f: check_merge(f, 3, [draw(2, 5), 1, draw(6, 10)], sink=False))
+q1.case("a sink")(lambda f: check_merge(f, 3, [draw(2, 5), 1, draw(6, 10)]))
+
+
+@q1.case("scores in the hundreds: exp of a log-sum alone is infinite, or zero")
+def _(f):
+    for shift in (400.0, -400.0, 800.0, -800.0):  # the latter are too much for float64 as well
+        check_merge(f, 2, [draw(3, 6), 5, 5], shift)
+
+
+q1.case("heads whose scores lie hundreds apart")(lambda f: check_merge(f, 3, [draw(3, 6), 5, 5], -300.0, apart=300.0))
+q1.case("a place that saw nothing (log-sum -inf)")(lambda f: check_merge(f, 3, [0, draw(2, 6), 3], sink=False))
+
+
+@q1.case("a head of which nobody saw anything gives zeros")
+def _(f):
+    check_merge(f, 2, [0, 0], sink=False)
+    check_merge(f, 2, [draw(2, 4), 5])
+
+
+q2 = Question("q2", "best_splits", hint="Write down the tiles of every CTA in order, cut the list into waves.")
+
+SPLITS = {
+    "full waves": "A last wave that is not full takes time too.",
+    "free": "Each wave costs `fixed` once: a CTA has to start and to end.",
+    "tokens": "Tokens are counted, not tiles of 16: round up to whole tiles.",
+    "mean": "A wave takes as long as its longest CTA, not the mean.",
+    "even": "Each CTA takes ceil(tiles / s) tiles as long as there are any: the last may get none.",
+    "last": "Of several that take the same time, the smallest number of splits is wanted.",
+}
+
+
+def wave_time(tokens: list[int], at_once: int, fixed: int, splits: int, mistake: str = "") -> float:
+    """Time of the launch in tiles: waves of `at_once` CTAs, each as long as its longest."""
+    tile, ctas = 1 if mistake == "tokens" else 16, []
+    for count in tokens:
+        tiles = -(-count // tile)
+        part = -(-tiles // splits)
+        if mistake == "even":
+            ctas += [(tiles + splits - 1 - i) // splits for i in range(splits)]
+        else:
+            ctas += [max(0, min(part, tiles - i * part)) for i in range(splits)]
+    if mistake == "mean":
+        return sum(ctas) / at_once + fixed * -(-len(ctas) // at_once)
+    waves = [ctas[i : i + at_once] for i in range(0, len(ctas), at_once)]
+    if mistake == "full waves":
+        waves = waves[: max(1, len(ctas) // at_once)]
+    return sum(max(wave) + (0 if mistake == "free" else fixed) for wave in waves)
+
+
+def check_splits(f, tokens: list[int], at_once: int, most: int, fixed: int) -> None:
+    def best(mistake: str = "") -> Tensor:
+        times = [wave_time(tokens, at_once, fixed, s, mistake) for s in range(1, most + 1)]
+        found = [s for s, time in enumerate(times, 1) if time == min(times)]
+        return torch.tensor([found[-1 if mistake == "last" else 0], min(times)], dtype=torch.float32)
+
+    mistakes = {said: best(mistake) for mistake, said in SPLITS.items()}
+    compare(f(torch.tensor(tokens), at_once, most, fixed), best(), mistakes)
+
+
+def check_random(f, pairs: int, at_once: int) -> None:
+    check_splits(f, torch.randint(1, 900, (pairs,)).tolist(), at_once, draw(8, 12), draw(1, 4))
+
+
+q2.case("few rows on a large card")(lambda f: check_random(f, 4, 60))
+q2.case("as many pairs as the card holds, or more")(lambda f: check_random(f, 25, 20))
+
+
+@q2.case("rows of different lengths")
+def _(f):
+    check_splits(f, [120, 200, 250, 120], 7, 10, 3)  # here tiles dealt out evenly would take another time
+    check_random(f, 9, 7)
+
+
+q2.case("one token a row: nothing to split")(lambda f: check_splits(f, [1] * draw(4, 60), draw(3, 12), 8, draw(1, 40)))
+
+q3 = Question("q3", "value_registers", hint="Registers and lanes say the row and column; the row says the dimension.")
+
+
+def registers(values: Tensor, row=lambda i, g, half: 8 * g + 2 * i + half, column=lambda c, p, far: 2 * c + p + 8 * far,
+              order=(0, 1, 2), by_g=True) -> Tensor:  # fmt: skip
+    """[4, 32, 8] by the definition; order: which bit of a register's number is pair, row half, column half."""
+    found = torch.zeros(4, 32, 8)
+    for i, lane, number in itertools.product(range(4), range(32), range(8)):
+        g, c = (lane // 4, lane % 4) if by_g else (lane % 8, lane // 8)
+        p, half, far = (number >> k & 1 for k in order)
+        found[i, lane, number] = values[column(c, p, far), row(i, g, half)]
+    return found
+
+
+REGISTERS = {
+    "Rows have new numbers: 8 (x mod 8) + 2 i + x div 8.": {"row": lambda i, g, half: 16 * i + g + 8 * half},
+    "Rows g + 8 are the odd dimension of a pair, not the next eight.": {"row": lambda i, g, half: 8 * g + i + 4 * half},
+    "Columns are 2c, 2c + 1, 2c + 8, 2c + 9, not four in a row.": {"column": lambda c, p, far: 4 * c + p + 2 * far},
+    "Registers 2 and 3 are the lower rows, 4 and 5 the farther columns: you exchanged them.": {"order": (0, 2, 1)},
+    "Registers 0 and 1 lie side by side in a row, not one below the other.": {"order": (1, 0, 2)},
+    "Lane 4 g + c: g is lane // 4 and c is lane % 4.": {"by_g": False},
+}
+
+
+def check_registers(f, values: Tensor) -> None:
+    mistakes = {said: registers(values, **mistake) for said, mistake in REGISTERS.items()}
+    compare(f(values), registers(values), mistakes)
+
+
+q3.case("random values")(lambda f: check_registers(f, torch.randn(16, 64)))
+
+
+@q3.case("every value is held once")
+def _(f):
+    values = torch.randperm(1024).float().view(16, 64)
+    held = torch.bincount(torch.as_tensor(f(values)).flatten().long().clamp(0, 1023), minlength=1024)
+    none, several = int((held == 0).sum()), int((held > 1).sum())
+    assert (held == 1).all(), f"{none} values are held by no lane, {several} several times"
+    check_registers(f, values)
+
+
+q4 = Question("q4", "two_changes", hint="Write one function for the longest of the three times; call it four times.")
+
+
+def check_times(f, moving: tuple, old_issue: tuple, new_issue: tuple, old_wait: tuple, new_wait: tuple) -> None:
+    """A card and two kernels whose times in µs are drawn from these spans, and what the function makes of them."""
+    bytes_us, issue_us = between(*moving), (between(*old_issue), between(*new_issue))
+    waiting_us = between(*old_wait), between(*new_wait)
+    data, latency = 1e6 * draw(1, 200), between(0.4, 1.4)
+    ghz, sms = between(1, 2), draw(40, 140)
+    instructions = torch.tensor([t * 1e-6 * 4 * sms * ghz * 1e9 for t in issue_us], dtype=torch.float64)
+    flight = torch.tensor([data * latency / t for t in waiting_us], dtype=torch.float64)
+
+    def answers(combine=max, of=((0, 0), (1, 0), (0, 1), (1, 1)), swap=False, issue=1.0, memory=1.0, fixed=False):
+        waits = [latency, latency] if fixed else waiting_us
+        times = [combine([memory * bytes_us, issue * issue_us[i], waits[w]]) for i, w in of]
+        verdict = 2 if math.isclose(times[1], times[2]) else int(times[1] > times[2])
+        return torch.tensor([*times, 1 - verdict if swap and verdict < 2 else verdict], dtype=torch.float64)
+
+    exchanged = answers(of=((0, 0), (0, 1), (1, 0), (1, 1)))
+    mistakes = {
+        "The three do not follow one another: the time is the longest of them, not their sum.": answers(sum),
+        "An SM has four schedulers.": answers(issue=4.0),
+        "All SMs issue instructions at the same time.": answers(issue=float(sms)),
+        "The units: a GB/s is a thousand bytes per µs.": answers(memory=1e3),
+        "In each latency `flight` bytes arrive, and `data` are wanted: you wait more than once.": answers(fixed=True),
+        "The second number is with the new instructions, the third with the new bytes in flight.": exchanged,
+        "The times are right, the verdict is the wrong way round: first what saves more.": answers(swap=True),
+    }
+    compare(f(data, instructions, flight, data / bytes_us / 1e3, ghz, sms, latency), answers(), mistakes, atol=1e-3)
+
+
+@q4.case("the old kernel waits for memory")
+def _(f):
+    for fewer in ((2, 4), (11, 14)):
+        check_times(f, (5, 10), (20, 30), fewer, (50, 90), (5, 10))
+
+
+q4.case("the old kernel is bound by its instructions")(
+    lambda f: check_times(f, (5, 10), (50, 90), (2, 4), (20, 30), (5, 10))
+)
+q4.case("the bytes take longest, whatever changes")(
+    lambda f: check_times(f, (60, 90), (20, 40), (2, 4), (20, 40), (5, 10))
+)
+
+
+@q4.case("any card and any kernel")
+def _(f):
+    for _ in range(5):
+        check_times(f, (1, 60), (30, 90), (1, 30), (30, 90), (1, 30))
+
+
+q5 = kernel_question("q5", "WarpAttention", "Begin with the score of one slot: products of a lane, a sum over lanes.")
+
+
+def online(q: Tensor, keys: Tensor, values: Tensor, start=-1e30, rescale_l=True, rescale_acc=True) -> Tensor:
+    """A pair's attention slot by slot in float32, as the kernel does it."""
+    m, total, acc = torch.tensor(start), torch.tensor(0.0), torch.zeros(len(q))
+    for score, value in zip(keys @ q * (math.log2(math.e) * len(q) ** -0.5), values, strict=True):
+        m_new = torch.maximum(m, score)
+        alpha, weight = (m - m_new).exp2(), (score - m_new).exp2()
+        total = total * (alpha if rescale_l else 1) + weight
+        acc = acc * (alpha if rescale_acc else 1) + weight * value
+        m = m_new
+    return acc / total.clamp(min=1e-30)
+
+
+def attend(q: Tensor, keys: Tensor, values: Tensor, scale=1.0, divide=True, lanes=1) -> Tensor:
+    """A pair's attention in float64. lanes: each takes products of its own elements for the score."""
+    found = torch.zeros(len(q), dtype=torch.float64)
+    for lane in range(lanes if len(keys) else 0):
+        own = slice(lane, None, lanes)
+        scores = scale * len(q) ** -0.5 * (keys[:, own].double() @ q[own].double())
+        weights = (scores - scores.max()).exp()
+        found[own] = weights @ values[:, own].double() / (weights.sum() if divide else 1)
+    return found.float()
+
+
+def check_spans(f, spans: list[tuple[int, int]], slots: int, size: int = 64, scores: Tensor | None = None) -> None:
+    """spans: (first, last) of each pair. Slots outside hold nan, so that whoever reads them is found out. scores: what
+    the scores shall be, [slots], the same for all pairs; random ones if not given."""
+    pairs = len(spans)
+    q, keys, values = torch.randn(pairs, size), *torch.randn(2, pairs, slots, size).unbind(0)
+    if scores is not None:  # replace the part of the keys that lies along the query
+        wanted = scores * math.sqrt(size) - torch.einsum("pd,psd->ps", q, keys)
+        keys = keys + wanted[..., None] * (q / q.square().sum(1, keepdim=True))[:, None]
+    first, last = (torch.tensor(ends, dtype=torch.int32) for ends in zip(*spans, strict=True))
+    outside = (torch.arange(slots) < first[:, None]) | (torch.arange(slots) >= last[:, None])
+    poisoned = [x.masked_fill(outside[..., None], torch.nan) for x in (keys, values)]
+    out = torch.full((pairs, size), torch.nan)
+    tensors = {"q": q, "keys": poisoned[0], "values": poisoned[1], "first": first, "last": last, "out": out}
+    execute(lambda: f(size), tensors)
+
+    def each(function, cut=slice(None), **mistake) -> Tensor:
+        parts = [(q[i], keys[i, a:b][cut], values[i, a:b][cut]) for i, (a, b) in enumerate(spans)]
+        return torch.stack([function(*part, **mistake) for part in parts])
+
+    mistakes = {
+        "The scores are not scaled: divide by the square root of the head size.": each(attend, scale=size**0.5),
+        "A power of 2 needs scores times log2(e).": each(attend, scale=math.log(2)),
+        "The sum is not divided by l.": each(attend, divide=False),
+        "The last slot, last - 1, is left out.": each(attend, cut=slice(None, -1)),
+        "The first slot is left out.": each(attend, cut=slice(1, None)),
+        "A lane's part of the product is not the score: sum it over all lanes of the warp.": each(attend, lanes=32),
+        "m begins at 0, and all scores may be far below it: begin lower than any score.": each(online, start=0.0),
+        "acc is not rescaled where a new maximum is met: it has the old one.": each(online, rescale_acc=False),
+        "l is not rescaled where a new maximum is met: it has the old one.": each(online, rescale_l=False),
+    }
+    if out.isnan().any() and scores is not None:
+        raise AssertionError("nan for large scores: a power overflows unless the maximum so far is taken off first.")
+    said = "nan: you read a slot outside first..last - 1, an element of `out` was not written, or 0 / 0 without slots."
+    assert not out.isnan().any(), said
+    compare(out, each(attend), mistakes, atol=2e-3)
+
+
+q5.case("two pairs, all slots")(lambda f: check_spans(f, [(0, 12), (0, 12)], 12))
+q5.case("left padding and unused slots, poisoned with nan")(lambda f: check_spans(f, [(3, 10), (0, 7), (9, 14)], 16))
+q5.case("one token, a row without any, and the last slot of the cache")(
+    lambda f: check_spans(f, [(0, 1), (4, 4), (7, 8)], 8)
+)
+
+
+@q5.case("scores that rise, and scores that fall")
+def _(f):
+    for sign in (1, -1):
+        check_spans(f, [(0, 14)], 14, scores=sign * (6 * torch.rand(14)).cumsum(0) / 8)
+
+
+@q5.case("scores far above zero, and all of them far below it")
+def _(f):
+    for height in (300, -300):
+        check_spans(f, [(0, 10), (2, 9)], 10, scores=height + 4 * torch.rand(10))
+
+
+q5.case("heads of 128")(lambda f: check_spans(f, [(2, 9)], 10, size=128))
+
+QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4}
+KERNELS = {"q5": q5}
