@@ -2,12 +2,12 @@
 
 import itertools
 from collections import Counter
+from functools import partial
 
 import torch
 from answers import ruled
 
-from rlcourse.course.checks.nb11.q1_audit import RULES
-from rlcourse.course.checks.nb11.q2_admit import ADMISSION
+from rlcourse.course.checks.nb11 import ADMISSION, PARTED, RULES
 
 
 # q1: an auditor
@@ -25,14 +25,9 @@ def audit(trace, number, rule=""):
                     "given twice": block in blocks[:i],
                 },
                 "share": {"ghost": not others[block] and block not in mine, "shared with itself": block in mine},
-                "write": {
-                    "foreign write": block not in mine and others[block] > 0,
-                    "unheld write": block not in mine and not others[block],
-                    "shared write": block in mine and others[block] > 0,
-                },
+                "write": {"foreign write": block not in mine, "shared write": block in mine and others[block] > 0},
                 "drop": {
-                    "foreign drop": block not in mine and others[block] > 0 and block not in blocks[:i],
-                    "unheld drop": block not in mine and not others[block] and block not in blocks[:i],
+                    "foreign drop": block not in mine and block not in blocks[:i],
                     "dropped twice": block in blocks[:i],
                 },
             }[kind]
@@ -91,7 +86,7 @@ def pooled(running, prompts, group, free, block, steps):
 
 
 # q3: a schedule that never ends
-def never_ends(capacity, rows, length, sends=None, patience=4000):
+def never_ends(capacity, rows, length, patience=4000):
     """Step by step, with a list of tokens; -1 waits."""
     tokens = [-1] * rows
     for _ in range(patience):
@@ -100,7 +95,7 @@ def never_ends(capacity, rows, length, sends=None, patience=4000):
             if tokens[row] < 0 and sum(running) + len(running) + 1 <= capacity:
                 tokens[row] = 0
         while sum(t + 1 for t in tokens if t >= 0) > capacity:
-            tokens[(sends or (lambda tokens: tokens.index(max(tokens))))(tokens)] = -1
+            tokens[tokens.index(max(tokens))] = -1
         tokens = [t + 1 if t >= 0 else t for t in tokens]
         if max(tokens) == length:
             return False
@@ -117,7 +112,7 @@ def whole(x):
 
 
 def first_to_part(results, differs=None):
-    differs = differs or (lambda call, before, _: not torch.equal(whole(call[: len(before)]), whole(before)))
+    differs = differs or (lambda call, before, _: not torch.equal(whole(call[:-1]), whole(before)))
     found = []
     for calls in results:
         parted = [len(call) for before, call in itertools.pairwise(calls) if differs(call, before, calls)]
@@ -146,10 +141,8 @@ WRONG = {
         "impatient": lambda c, r: shortest(c, r, patience=c // r + 3),
     },
     "q4": {
-        "row 0": (
-            lambda x: first_to_part(x, lambda call, before, _: not torch.equal(whole(call[0]), whole(before[0]))),
-            "row 0 alone",
-        ),
+        **{said: (partial(first_to_part, differs=differs), said) for said, differs in PARTED.items()},
+        "the call before": (lambda x: (first_to_part(x) - 1).clamp(min=0), "before the one that parts"),
         "never": lambda x: torch.zeros(len(x), dtype=torch.long),
     },
 }
