@@ -8,7 +8,7 @@ a usual one. A check never raises, so that Run All always completes, unless RLCO
 import html
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -215,8 +215,8 @@ def as_tensor(found, what: str = "the result") -> Tensor:
 
 def compare(
     found,
-    expected: Tensor | float,
-    mistakes: Mapping[str, Tensor | float] | None = None,
+    expected: Tensor | float | list[int],
+    mistakes: Mapping[str, Tensor | float | list[int]] | None = None,
     what: str = "the result",
     atol: float = 1e-5,
     not_finite: str = "",
@@ -244,6 +244,14 @@ def compare(
             i = tuple(int(k) for k in torch.unravel_index(torch.tensor(worst), expected.shape))
             raise AssertionError(f"{what} is wrong: at {list(i)} got {found[i]:.5g}, expected {expected[i]:.5g}")
         raise AssertionError(f"{what} is {rounded(found)}, expected {rounded(expected)}")
+
+
+def compare_all(found, expected: Sequence, mistakes: Mapping, names: Sequence[str], atol: float = 1e-5) -> None:
+    """`compare` for a function that returns several tensors, of these names; `mistakes` are as many each."""
+    if not isinstance(found, tuple | list) or len(found) != len(names):
+        raise AssertionError(f"the result should be {len(names)} tensors: {', '.join(names)}")
+    for part, name in enumerate(names):
+        compare(found[part], expected[part], {said: wrong[part] for said, wrong in mistakes.items()}, name, atol)
 
 
 def same(a: Tensor | float, b: Tensor | float, atol: float) -> bool:

@@ -193,14 +193,15 @@ def compiled_once(f) -> Callable:
 
 def check_kernel(
     f, inputs: dict[str, Tensor], expected: Tensor, mistakes: dict[str, Tensor], size: str = "", output: str = "out",
-    atol: float = 1e-5, **order,
+    atol: float = 1e-5, nan: str = "were never written", **order,
 ) -> ptx.Report:  # fmt: skip
-    """Run a kernel and compare its last tensor, `output`, with what it should be. size: of the inputs, in words."""
+    """Run a kernel and compare its last tensor, `output`, with what it should be. size: of the inputs, in words; nan:
+    what is said of elements that are nan."""
     out = torch.full(expected.shape, torch.nan, dtype=next(iter(inputs.values())).dtype)
     report = execute(f, inputs | {output: out}, **order)
     what = f"{output} for {size}" if size else output
     if out.isnan().any():
-        raise AssertionError(f"{int(out.isnan().sum())} of {out.numel()} elements of {what} were never written")
+        raise AssertionError(f"{int(out.isnan().sum())} of {out.numel()} elements of {what} {nan}")
     compare(out.float(), expected.float(), {said: wrong.float() for said, wrong in mistakes.items()}, what, atol)
     return report
 

@@ -3,11 +3,7 @@
 import torch
 from answers import ruled
 
-from rlcourse.course.checks.nb12 import q2_rows_that_fit as fit
-from rlcourse.course.checks.nb12 import q3_gradients as slopes
-from rlcourse.course.checks.nb12 import q4_spoiled as leaks
-from rlcourse.course.checks.nb12 import q6_mended as norms
-from rlcourse.course.checks.nb12.q1_wrong_gradient import errors
+from rlcourse.course.checks.nb12 import LEAKS, LEDGER, NORMS, SLOPES
 
 
 # q1: one wrong gradient
@@ -17,8 +13,8 @@ def wrong_gradient(steps, plus, minus, claims, worst=torch.amax, over=torch.amin
     return last(over(off / claims.abs().amax(1, keepdim=True) if relative else off, 1))
 
 
-def fixed_step(steps, plus, minus, claims):
-    return wrong_gradient(steps[3:4], plus[:, 3:4], minus[:, 3:4], claims)
+def at_step(k, steps, plus, minus, claims):
+    return wrong_gradient(steps[k : k + 1], plus[:, k : k + 1], minus[:, k : k + 1], claims)
 
 
 # q2: a ledger
@@ -117,19 +113,19 @@ RIGHT = {"q1": wrong_gradient, "q2": rows_that_fit, "q3": gradients, "q4": spoil
 
 WRONG = {
     "q1": {
-        "smallest": (lambda s, p, m, c: errors(p, m, c)[:, -1].argmax(), "rounding is all"),
-        "largest": (lambda s, p, m, c: errors(p, m, c)[:, 0].argmax(), "curvature"),
+        "smallest": (lambda *x: at_step(7, *x), "rounding is all"),
+        "largest": (lambda *x: at_step(0, *x), "curvature"),
         "absolute": (lambda *x: wrong_gradient(*x, relative=False), "for its size"),
         "the best": (lambda *x: wrong_gradient(*x, last=torch.argmin), "it fits best"),
         "always the first": lambda *x: 0,
-        "step 1e-3": (fixed_step, "No one step tells"),
+        "step 1e-3": (lambda *x: at_step(3, *x), "No one step tells"),
     },
-    "q2": ruled(rows_that_fit, fit.LEDGER)
+    "q2": ruled(rows_that_fit, LEDGER)
     | {
         "one more": (lambda *x: rows_that_fit(*x) + 1, "One more does not fit"),
         "none": lambda *x: 0,
     },
-    "q3": ruled(gradients, slopes.MISTAKES | {"short": "", "last chunk": "one chunk's"})
+    "q3": ruled(gradients, SLOPES | {"short": "", "last chunk": "one chunk's"})
     | ruled(
         by_autograd,
         {
@@ -138,7 +134,7 @@ WRONG = {
             "a list": "what keeps them",
         },
     ),
-    "q4": ruled(spoiled, leaks.MISTAKES)
+    "q4": ruled(spoiled, LEAKS)
     | {
         "nothing": lambda p, s, learned, n: torch.zeros_like(learned),
     },
@@ -153,7 +149,7 @@ WRONG = {
             "rounded each step": "",
         },
     ),
-    "q6": ruled(mended, norms.MISTAKES),
+    "q6": ruled(mended, NORMS),
 }
 
 

@@ -1,0 +1,299 @@
+"""Checks of lesson 12: gradients without autograd, a ledger, a leak, weights that do not move, and a kernel to mend."""
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from rlcourse.course.checks import Question, between, compare, compare_all, draw
+from rlcourse.course.checks.gradients import Numbers, by_autograd, norm_gradients
+from rlcourse.course.checks.kernels import check_kernel, compiled_once, kernel_question
+
+q1 = Question("q1", "wrong_gradient", hint="A right gradient fits at some step; a wrong one at none.")
+STEPS = torch.tensor([10.0**-k for k in range(8)], dtype=torch.float64)
+
+
+def table(scales: list[float], offset: list[float], curved: list[float]) -> tuple[Tensor, ...]:
+    """(plus, minus, claims, place) of three functions, in random order: how large each is, what is added to it in that
+    measure, how curved it is. The claim at `place` is wrong in one number."""
+    place, shape, order = draw(0, 2), (3, 6), torch.randperm(3)
+    scale, added, bend = (torch.tensor(each).double()[order, None] for each in (scales, offset, curved))
+    frequency = bend * (0.5 + torch.rand(shape)).double()
+    phase, x = (6.28 * torch.rand(shape)).double(), (0.6 + 0.8 * torch.rand(shape)).double()
+    claims = scale * (frequency * (frequency * x + phase).cos() + 0.5 * x.prod(-1, keepdim=True) / x)
+    size = claims[place].abs().max() * between(0.06, 0.1)
+    claims[place, draw(0, 5)] += size * (2 * draw(0, 1) - 1)
+
+    def values(side: int) -> Tensor:
+        moved = x[:, None, None] + side * STEPS[:, None, None] * torch.eye(6).double()  # [3, S, 6, 6]
+        waves = (frequency[:, None, None] * moved + phase[:, None, None]).sin().sum(-1)
+        return (scale[:, None] * (waves + 0.5 * moved.prod(-1) + added[:, None])).float()
+
+    return values(1), values(-1), claims.float(), torch.tensor(place)
+
+
+def check_tables(f, scales=(1.0, 1.0, 1.0), offset=(0.0, 0.0, 0.0), curved=(1.0, 1.0, 1.0)) -> None:
+    """Many tables at once: one alone leaves too few answers to tell one mistake from another."""
+    tables = [table(scales, offset, curved) for _ in range(16)]
+    plus, minus, claims, places = (torch.stack(part).double() for part in zip(*tables, strict=True))
+    absolute = ((plus - minus) / (2 * STEPS[:, None]) - claims[:, :, None]).abs().amax(-1)  # claims' errors: [T, 3, S]
+    off = absolute / claims.abs().amax(-1, keepdim=True)
+    mistakes = {
+        "At the smallest step rounding is all that is left.": off[..., -1].argmax(1),
+        "At the largest step you see curvature, not a mistake.": off[..., 0].argmax(1),
+        "Their sizes differ: ask how wrong a gradient is for its size.": absolute.amin(2).argmax(1),
+        "That one is right: it fits best.": off.amin(2).argmin(1),
+    }
+    for k in range(1, len(STEPS) - 1):
+        mistakes[f"No one step tells for all three, and not {STEPS[k]:g} either."] = off[..., k].argmax(1)
+    compare(each(f, [(STEPS, *given) for *given, _ in tables]), places.long(), mistakes, what="the places")
+
+
+def each(f, requests: list[tuple]) -> Tensor:
+    """Results of several calls in one tensor."""
+    results = [f(*request) for request in requests]
+    assert not any(result is None for result in results), "the result is None: is there a `return`?"
+    return torch.stack([torch.as_tensor(result) for result in results])
+
+
+q1.case("three functions of one size")(check_tables)
+q1.case("sizes that differ")(lambda f: check_tables(f, scales=(0.001, 1.0, 1000.0)))
+q1.case("functions that are much curved")(lambda f: check_tables(f, (1.0, 2.0, 4.0), curved=(6.0, 6.0, 6.0)))
+q1.case("values far from zero")(lambda f: check_tables(f, (1.0, 3.0, 9.0), (60.0, 60.0, 60.0), (0.7, 0.7, 0.7)))
+q1.case("one much curved, one far from zero: each needs a step of its own")(
+    lambda f: check_tables(f, offset=(0.0, 1000.0, 0.0), curved=(600.0, 0.7, 1.0))
+)
+
+q2 = Question("q2", "rows_that_fit", hint="What is there whatever the rows, what grows with them, what stops growing?")
+LEDGER = {
+    "moments": "You forgot AdamW's two moments.",
+    "gradients": "You forgot the gradients of the micro-batches before.",
+    "copy": "You forgot the engine's copy of the weights.",
+    "prompts": "Prompts have activations, too.",
+    "one layer": "When a layer is computed again, all that it keeps is there at once.",
+    "all tokens": "Only tokens of answers pass through the head.",
+    "no chunk": "Logits exist for at most `chunk` tokens at a time.",
+    "a whole chunk": "A micro-batch with fewer answer tokens than `chunk` has fewer logits.",
+    "one copy": "Three tensors exist at once: the logits, their softmax, its gradient.",
+}
+
+
+def needed(rows, n, layers, kept, hidden, vocabulary, prompt, answer, chunk, again, mistake="") -> int:
+    """Bytes for micro-batches of so many rows, by the exercise's list."""
+    fixed = {"moments": 10, "gradients": 14, "copy": 16}.get(mistake, 18) * n
+    tokens = rows * (answer if mistake == "prompts" else prompt + answer)
+    activations = tokens * layers * kept
+    if again:
+        activations = tokens * layers * 4 * hidden + (0 if mistake == "one layer" else tokens * kept)
+    of_answers = tokens if mistake == "all tokens" else rows * answer
+    there = {"no chunk": of_answers, "a whole chunk": chunk}.get(mistake, min(chunk, of_answers))
+    return fixed + activations + (1 if mistake == "one copy" else 3) * 4 * vocabulary * there
+
+
+def most(budget, *sizes, mistake: str = "") -> int:
+    rows = 0
+    while needed(rows + 1, *sizes, mistake) <= budget:
+        rows += 1
+    return rows
+
+
+def check_fit(f, chunk: tuple[int, int], again: bool = False) -> None:
+    """Five shapes at once, the last budget to the byte. chunk: from which to which."""
+    requests, expected = [], torch.tensor([draw(0, 3), *(draw(4, 40) for _ in range(4))])
+    for number, rows in enumerate(expected.tolist()):
+        hidden, layers = 64 * draw(2, 16), draw(3, 24)
+        n, kept = 12 * layers * hidden * draw(hidden // 2, hidden), hidden * draw(20, 40)
+        sizes = n, layers, kept, hidden, 500 * draw(1, 40), draw(20, 200), draw(50, 300), draw(*chunk), again
+        room = needed(rows + 1, *sizes) - needed(rows, *sizes)
+        requests.append((needed(rows, *sizes) + (0 if number == 4 else int(between(0, 1) * room)), *sizes))
+    mistakes = {said: [most(*r, mistake=m) for r in requests] for m, said in LEDGER.items()}
+    compare(each(f, requests), expected, mistakes | {"One more does not fit.": expected + 1}, "the numbers of rows")
+
+
+q2.case("all logits fit into a chunk")(lambda f: check_fit(f, (100_000, 200_000)))
+q2.case("a small chunk")(lambda f: check_fit(f, (100, 300)))
+q2.case("activations are computed again")(lambda f: check_fit(f, (100, 2000), again=True))
+q2.case("a chunk that is reached on the way")(lambda f: check_fit(f, (1500, 5000)))
+
+q3 = Question("q3", "gradients", hint="First on paper: the slopes of log p and of the entropy, for one logit.")
+SLOPES = {
+    "temperature": "The temperature is missing: logits are divided by it.",
+    "inner": "The temperature divides the gradient, too: it stands between hidden and logits.",
+    "sign": "The entropy has the wrong sign: it is added.",
+    "log p alone": "The entropy's part is missing.",
+    "no H": "The entropy depends on p in two places: its slope is -p (log p + H).",
+    "mean": "It is a sum over tokens, not a mean.",
+    "minus": "All signs are turned: one-hot minus p.",
+}
+
+
+def check_slopes(f, n: int, chunk: int, vocabulary: int, a: float, b: float, temperature: float) -> None:
+    """a: how large the factors of log-probs are."""
+    d, a = draw(5, 9), a * torch.randn(n)
+    hidden, head, targets = torch.randn(n, d), torch.randn(vocabulary, d), torch.randint(vocabulary, (n,))
+    with Numbers() as seen:  # nothing while grading, where the function runs in another process
+        found = f(hidden, head, targets, a, b, temperature, chunk)
+    mistakes = {said: by_autograd(hidden, head, targets, a, b, temperature, m) for m, said in SLOPES.items()}
+    whole, last = slice(n // chunk * chunk), slice((n - 1) // chunk * chunk, n)
+    for said, some in (("The last chunk, which is not full, is missing.", whole), ("That is one chunk's.", last)):
+        mistakes[said] = by_autograd(hidden[some], head, targets[some], a[some], b, temperature)
+    right = by_autograd(hidden, head, targets, a, b, temperature)
+    compare_all(found, right, mistakes, ("the gradient of hidden", "the gradient of head"), atol=1e-4)
+    if n > 20 * chunk:  # else a few tensors of a chunk's logits are as large as all logits
+        seen.check(largest=max(chunk * vocabulary, vocabulary * d, n * d), at_once=n * vocabulary // 2)
+
+
+q3.case("log-probs alone, at temperature 1")(lambda f: check_slopes(f, 12, 4, draw(20, 40), 1, 0.0, 1.0))
+q3.case("with a temperature")(lambda f: check_slopes(f, 12, 3, draw(20, 40), 1, 0.0, between(0.5, 0.8)))
+q3.case("the entropy alone")(lambda f: check_slopes(f, 10, 5, draw(20, 40), 0, 0.7, between(1, 2)))
+q3.case("both, and a last chunk that is not full")(lambda f: check_slopes(f, 13, 5, draw(30, 60), 1, 0.3, 0.8))
+q3.case("many tokens, whose logits are never all there")(lambda f: check_slopes(f, 400, 4, draw(280, 320), 1, 0.3, 0.8))
+
+q4 = Question("q4", "spoiled", hint="Whose token is it? Then one layer after the other; then: who predicts token t?")
+LEAKS = {
+    "one layer": "What a token has seen in one layer others see in the next.",
+    "for ever": "There are only so many layers: what needs more to get there does not arrive.",
+    "no shift": "The log-prob of token t is read at token t - 1.",
+    "first tokens": "The first token of an answer is predicted by the last token of another.",
+    "not learned": "Tokens that are not learned have no log-prob to be spoiled.",
+    "turned": "seen[i, j] says that i sees j, not the other way round.",
+    "all of it": "Not all of an answer is spoiled with one of its tokens.",
+}
+
+
+def walk(positions, seen, learned, layers: int, mistake: str = "") -> Tensor:
+    """Which log-probs are spoiled, token by token and layer by layer."""
+    owner = (positions == 0).cumsum(0).tolist()
+    looks, tokens = (seen.T if mistake == "turned" else seen).tolist(), range(len(owner))
+    bad, result = [False] * len(owner), [False]
+    for _ in range({"one layer": 1, "for ever": len(owner)}.get(mistake, layers)):
+        bad = [bad[i] or any(looks[i][j] and (owner[i] != owner[j] or bad[j]) for j in tokens) for i in tokens]
+    for t in tokens[1:]:
+        foreign = owner[t - 1] != owner[t] and mistake != "first tokens"
+        found = bad[t] if mistake == "no shift" else bad[t - 1] or foreign
+        result.append(found and (bool(learned[t]) or mistake == "not learned"))
+    if mistake == "all of it":
+        hit = {owner[t] for t in tokens if result[t]}
+        result = [owner[t] in hit and bool(learned[t]) for t in tokens]
+    return torch.tensor(result)
+
+
+def check_leaks(f, window: tuple[int, int], leaks: tuple[int, int], layers: tuple[int, int]) -> None:
+    """Rows of three to four answers; each token sees `window` before it, of its own, and `leaks` see others."""
+    for _ in range(4):
+        sizes = torch.tensor([draw(4, 7) for _ in range(draw(3, 4))])
+        owner = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+        place, depth = torch.arange(len(owner)), draw(*layers)
+        positions = place - (sizes.cumsum(0) - sizes)[owner]
+        back = place[:, None] - place
+        seen = (owner[:, None] == owner) & (back >= 0) & (back <= draw(*window))
+        for _ in range(draw(*leaks)):
+            i = draw(int(sizes[0]), len(owner) - 1)
+            seen[i, draw(0, i - int(positions[i]) - 1)] = True
+        row = positions, seen, (torch.rand(len(owner)) < 0.8) & (place > 0), depth
+        compare(f(*row), walk(*row), {said: walk(*row, mistake) for mistake, said in LEAKS.items()})
+
+
+q4.case("nothing leaks through attention")(lambda f: check_leaks(f, (2, 9), (0, 0), (3, 3)))
+q4.case("one layer")(lambda f: check_leaks(f, (1, 3), (2, 4), (1, 1)))
+q4.case("from layer to layer")(lambda f: check_leaks(f, (1, 1), (1, 3), (2, 3)))
+q4.case("many layers")(lambda f: check_leaks(f, (1, 3), (1, 2), (4, 8)))
+
+q5 = Question("q5", "steps_to_move", hint="Where is the next number in the step's direction, and how far half-way?")
+
+
+def least(weights: Tensor, step: float) -> Tensor:
+    """By trying: each sum is exact, and rounded as a processor does it."""
+    sums = weights.double()[:, None] + step * torch.arange(1, 20_000)
+    return (sums.bfloat16() != weights[:, None]).int().argmax(1) + 1
+
+
+def check_steps(f, weights: Tensor, *units: int) -> None:
+    """units: steps as multiples of 2^-22, with which w + k step is exact in float32."""
+    bits = weights.view(torch.int16)
+    outer = ((bits + 1).view(torch.bfloat16).double() - weights.double()).abs()  # distance to the next number
+    inner = (weights.double() - (bits - 1).view(torch.bfloat16).double()).abs()
+    for step in (unit * 2.0**-22 for unit in units):
+        half = torch.where(weights.double() * step > 0, outer, inner) / 2 / abs(step)
+        outwards = torch.where(bits % 2 == 0, (outer / 2 / abs(step)).floor() + 1, (outer / 2 / abs(step)).ceil())
+        mistakes = {
+            "That is the whole way to the next number: half of it is enough.": (2 * half).ceil(),
+            "A tie goes to the even number: sometimes that is the weight itself.": half.ceil(),
+            "On a tie an odd number gives way: it goes to its even neighbour.": half.floor() + 1,
+            "Below a power of two numbers are twice as dense as above it: mind the direction.": outwards,
+            "bf16 has 8 bits of precision, float16 has 11.": (half / 8).ceil(),
+        }
+        compare(f(weights, step), least(weights, step), mistakes)
+
+
+def signed(sizes: Tensor) -> Tensor:
+    """bf16 weights of these sizes and both signs."""
+    return (sizes * (2 * torch.randint(0, 2, sizes.shape) - 1)).bfloat16()
+
+
+q5.case("weights of the usual size")(lambda f: check_steps(f, signed(0.004 + 0.1 * torch.rand(9)), 5, -7))
+q5.case("large weights")(lambda f: check_steps(f, signed(0.5 + 1.4 * torch.rand(9)), 9, -11))
+q5.case("half-way exactly")(lambda f: check_steps(f, signed(0.01 + 0.2 * torch.rand(9)), 2 ** draw(0, 3), -4))
+q5.case("powers of two")(lambda f: check_steps(f, signed(2.0 ** -torch.randint(1, 8, (6,))), 5, -3))
+
+q6 = Question("q6", "mended", hint="Her test has weights of zero. Try others, and compare both gradients.")
+NORMS = {
+    "hers": "It is still hers: try weights that are not 0. Where is the factor that y has?",
+    "held still": "The scale depends on x: its part of the gradient is missing.",
+    "no one": "The factor is 1 + weight.",
+    "eps": "eps is missing.",
+    "all heads": "Each head has a norm of its own: nothing is summed over heads in the gradient of x.",
+    "a mean": "The gradient of the weight is a sum over rows and heads, not a mean.",
+}
+
+
+def check_norm(f, rows: int, heads: int, weight_size: float, x_size: float = 1.0) -> None:
+    shape = rows, heads, draw(6, 12)
+    given = x_size * torch.randn(shape), weight_size * torch.randn(shape[-1]), torch.randn(shape), 1e-3
+    mistakes = {said: norm_gradients(*given, mistake) for mistake, said in NORMS.items()}
+    compare_all(f(*given), norm_gradients(*given), mistakes, ("the gradient of x", "the gradient of weight"), 1e-3)
+
+
+q6.case("weights of zero, as her test has them")(lambda f: check_norm(f, 3, 2, 0.0))
+q6.case("weights that have been trained")(lambda f: check_norm(f, draw(2, 5), 1, 0.5))
+q6.case("several heads")(lambda f: check_norm(f, draw(2, 4), draw(2, 4), 0.5))
+q6.case("small numbers: eps counts")(lambda f: check_norm(f, 2, 2, 0.5, x_size=0.03))
+
+q7 = kernel_question("q7", "SoftmaxBackward", "Copy the colleague's lines; the card names her mistakes one by one.")
+
+
+def check_dz(f, rows: tuple[int, ...] = (2,), lengths: tuple[int, ...] = (64,), offsets: tuple = (0,)) -> None:
+    """offsets: each is added to all logits, which changes no probability."""
+    f = compiled_once(f)
+    for count, n, offset in itertools.product(rows, lengths, offsets):
+        z, g = 2 * torch.randn(count, n) + offset, torch.randn(count, n)
+        wide, p = z.double().requires_grad_(), z.double().softmax(1)
+        (right,) = torch.autograd.grad(wide.softmax(1), wide, g.double())
+        product, total = p * g, (p * g).sum(1, keepdim=True)
+        own = torch.stack([product[:, j % 32 :: 32].sum(1) for j in range(n)], 1)
+        whole = product[:, : n // 32 * 32].sum(1, keepdim=True)
+        mistakes = {
+            "A lane's part of the sum is not the sum: add up over all lanes.": p * (g - own),
+            "The columns after the last whole 32 have no part in the sum.": p * (g - whole),
+            "The sum over the row is missing: all probabilities depend on each logit.": product,
+            "The probability in front is missing.": g - total,
+            "The sum is added: it is to be taken off.": p * (g + total),
+            "The sum is over g times the probability, not over g alone.": p * (g - g.sum(1, keepdim=True)),
+            "It is a sum, not divided by n: the probabilities are the weights of the mean.": p * (g - total / n),
+        }
+        inputs = {"z": z, "log_sum": z.double().logsumexp(1).float(), "g": g}
+        lost = (
+            "are nan: a power of a large number is infinite, and infinity is lost" if offset else "were never written"
+        )
+        check_kernel(f, inputs, right, mistakes, f"{count} rows of {n}", "dz", atol=1e-4, nan=lost)
+
+
+q7.case("what she tested: rows two by two, of 32, 64 or 96")(
+    lambda f: check_dz(f, (2 * draw(1, 3),), (32 * draw(1, 3),))
+)
+q7.case("rows of any length")(lambda f: check_dz(f, (2,), (draw(2, 31), 32 * draw(1, 2) + draw(1, 31))))
+q7.case("any number of rows")(lambda f: check_dz(f, (1, 2 * draw(1, 3) + 1)))
+q7.case("logits far above zero, and far below it")(lambda f: check_dz(f, offsets=(draw(120, 400), -draw(120, 400))))
+
+QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4, "q5": q5, "q6": q6}
+KERNELS = {"q7": q7}
