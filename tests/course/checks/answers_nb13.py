@@ -3,10 +3,7 @@
 import torch
 from answers import ruled
 
-from rlcourse.course.checks.nb13.q1_diagnose import MISTAKES as ROWS
-from rlcourse.course.checks.nb13.q2_keep_apart import MISTAKES as PLACES
-from rlcourse.course.checks.nb13.q4_merge import MISTAKES as MERGES
-from rlcourse.course.checks.nb13.q5_steps_to_start import MISTAKES as WAITS
+from rlcourse.course.checks.nb13 import MERGES, PLACES, ROWS, WAITS
 
 
 # q1: what is wrong with a row
@@ -88,17 +85,10 @@ def merge(weight, adapters, rule=""):
         rank = adapters[0][0].shape[0] if rule == "first rank" else a.shape[0]
         scale = {"alpha": alpha, "no scale": 1.0, "root": alpha / rank**0.5}.get(rule, alpha / rank)
         product = scale * (b @ a)
-        total = total + (product.to(weight.dtype).float() if rule == "product" else product)
+        product = product.to(weight.dtype).float() if rule == "product" else product
+        total = total + (product.T if rule == "transposed" and total.shape[0] == total.shape[1] else product)
         total = total.to(weight.dtype).float() if rule == "each" else total
     return total if rule == "dtype" else total.to(weight.dtype)
-
-
-def transposed(weight, adapters):
-    total = weight.float()
-    for a, b, alpha in adapters:
-        added = alpha / a.shape[0] * (b @ a)
-        total = total + (added.T if added.shape[0] == added.shape[1] else added)
-    return total.to(weight.dtype)
 
 
 # q5: the wait
@@ -127,17 +117,16 @@ WRONG = {
         **ruled(diagnose, ROWS),
         "fine": lambda ids, *_: torch.zeros(len(ids), dtype=torch.long),
     },
-    "q2": ruled(keep_apart, {rule: sentence for rule, (_, sentence) in PLACES.items()}),
+    "q2": ruled(keep_apart, PLACES),
     "q3": {
-        "shares": (one_by_one(lambda v, r: v[r] ** 2 / (v**2).sum()), "shares of each matrix"),
+        "shares": (one_by_one(lambda v, r: v[r] ** 2 / (v**2).sum()), "compared shares"),
         "whole": (one_by_one(lambda v, r: (v**2).sum() / (r + 1)), "the whole size"),
-        "left": (one_by_one(lambda v, r: (v[r:] ** 2).sum()), "leaves out in all"),
+        "left": (one_by_one(lambda v, r: (v[r:] ** 2).sum()), "ONE more rank"),
         "small": (one_by_one(lambda v, r: -v[r]), "the small singular values"),
         "one more": lambda u, b: ranks(u, b + 1),
     },
     "q4": {
         **ruled(merge, MERGES | {"dtype": "dtype torch.float32"}),
-        "transposed": (transposed, "the transpose"),
         "nothing": lambda weight, adapters: weight,
     },
     "q5": {

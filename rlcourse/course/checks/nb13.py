@@ -1,0 +1,300 @@
+"""Checks of lesson 13: rows of an SFT batch, examples that share a row, ranks from one budget, adapters, a wait."""
+
+import itertools
+import math
+
+import torch
+from torch import Tensor
+
+from rlcourse.course.checks import Question, between, compare, compare_all, draw
+
+q1 = Question("q1", "diagnose", hint="Write down the labels that a row should have. Where do those that it has differ?")
+
+IGNORED, PAD, EOS = -100, 0, 1
+FINE, PROMPT, PADDING, END, SHIFTED, FIRST = range(6)
+ROWS = {
+    "pads by id": "Padding begins where a row's length ends: some batches pad with the very token that ends an answer.",
+    "the prompt's last": "A prompt is learned, too, if only its last token is.",
+    "the prompt's first": "A prompt is learned, too, if its first token is left out.",
+    "cut off": "A row whose last token is not the end token never learns to stop, whatever its labels are.",
+    "end ignored": "An end token whose label is ignored is not learned.",
+    "presence": "Compare labels with the ids above them: labels one place too early are no prompt that is learned.",
+}
+
+
+def some_row(kind: int, width: int, pad: int, variant: int) -> tuple[list[int], list[int], int, int]:
+    """ids, labels, tokens of the prompt, tokens in all, of a row with that mistake, made in one of several ways."""
+    prompt, answer = draw(3, 6), draw(3, 5)  # the answer's end included
+    length = prompt + answer
+    ids = (torch.randperm(50)[:length] + 2).tolist()
+    ids[-1] = 60 if kind == END and variant % 2 else EOS
+    ids += [pad] * (width - length)
+    begin = {PROMPT: (0, prompt - 1, 1)[variant % 3], FIRST: prompt + 1}.get(kind, prompt)
+    end = {PADDING: (length + 1, width)[variant % 2], END: length - 1 + variant % 2}.get(kind, length)
+    labels = [IGNORED] * begin + ids[begin:end] + [IGNORED] * (width - end)
+    if kind == SHIFTED:
+        labels = [*labels[1:], IGNORED]
+    return ids, labels, prompt, length
+
+
+def judged(ids: list[int], labels: list[int], prompt: int, length: int, mistake: str = "") -> int:
+    """The kind of a row, by tokens that are learned where they should not be or are not where they should."""
+    learned = [t for t, label in enumerate(labels) if label != IGNORED]
+    if mistake == "pads by id":
+        length = next((t for t in range(prompt, len(ids)) if ids[t] in (PAD, EOS)), len(ids))
+    if mistake != "presence" and any(labels[t] != ids[t] for t in learned):
+        return SHIFTED
+    in_prompt = {"the prompt's last": range(prompt - 1), "the prompt's first": [0]}.get(mistake, range(prompt))
+    if any(t in in_prompt for t in learned):
+        return PROMPT
+    if any(t >= length for t in learned):
+        return PADDING
+    if (mistake != "cut off" and ids[length - 1] != EOS) or (mistake != "end ignored" and length - 1 not in learned):
+        return END
+    return FINE if prompt in learned else FIRST
+
+
+def check_rows(f, *kinds: int, pad: int = PAD) -> None:
+    made = [(kinds[i], variant) for variant in range(3) for i in torch.randperm(len(kinds)).tolist()]
+    rows = [some_row(kind, 14, pad, variant) for kind, variant in made]
+    mistakes = {sentence: [judged(*row, mistake=mistake) for row in rows] for mistake, sentence in ROWS.items()}
+    given = map(torch.tensor, zip(*rows, strict=True))
+    compare(f(*given, EOS), [kind for kind, _ in made], mistakes, what="the list of mistakes")
+
+
+q1.case("rows that are fine, prompts and padding that are learned")(lambda f: check_rows(f, FINE, PROMPT, PADDING))
+q1.case("an end that is not learned")(lambda f: check_rows(f, END, FINE, END))
+q1.case("labels one place off, a first token left out")(lambda f: check_rows(f, SHIFTED, FIRST, FINE, PROMPT))
+q1.case("all of them, padded with the end token")(lambda f: check_rows(f, *range(6), pad=EOS))
+
+q2 = Question("q2", "keep_apart", hint="For each place of the row: which example is it of, and which token of it?")
+PLACES = {
+    "positions": "Positions go on from example to example: each begins at 0.",
+    "causal": "An example sees the ones before it in the row: causal is not enough.",
+    "both ways": "Within an example a token sees those behind it.",
+    "not itself": "A token sees itself, too.",
+    "padding": "A place of padding sees nothing: the softmax of nothing is nan. It sees itself.",
+    "padding together": "A place of padding sees itself alone.",
+    "not shifted": "The output at a place predicts the NEXT token: the mask of the labels is one place further.",
+    "border": "The last token of an example does not predict the first of the next one.",
+    "prompt": "The prompts are in the loss.",
+    "last": "The last token of an example predicts nothing that is learned.",
+}
+
+
+def by_places(lengths: list[int], answers: list[int], width: int, mistake: str = "") -> tuple[Tensor, Tensor, Tensor]:
+    """Positions [width], sees [width, width], predicts [width], place by place."""
+    owner = [(i, t) for i, length in enumerate(lengths) for t in range(length)]
+    owner += [(-1 - place, 0) for place in range(width - len(owner))]  # each place of padding is alone
+    positions, sees, predicts = [], [], []
+    for here, (i, t) in enumerate(owner):
+        positions.append(here if mistake == "positions" and i >= 0 else t)
+        row = []
+        for there, (j, _) in enumerate(owner):
+            own = {
+                "causal": i == j or (i >= 0 and j >= 0),
+                "padding": i == j and i >= 0,
+                "padding together": i == j or (i < 0 and j < 0),
+            }.get(mistake, i == j)
+            row.append(own and (there < here if mistake == "not itself" else there <= here or mistake == "both ways"))
+        sees.append(row)
+        j, u = owner[here + 1] if mistake == "border" and here + 1 < width else (i, t + (mistake != "not shifted"))
+        inside = j >= 0 and (u < lengths[j] or mistake == "last")
+        predicts.append(inside and (u >= lengths[j] - answers[j] or mistake == "prompt"))
+    return torch.tensor(positions), torch.tensor(sees), torch.tensor(predicts)
+
+
+def check_places(f, lengths: list[int], answers: list[int], padding: int) -> None:
+    given = lengths, answers, sum(lengths) + padding
+    found = f(torch.tensor(lengths), torch.tensor(answers), given[2])
+    mistakes = {sentence: by_places(*given, mistake) for mistake, sentence in PLACES.items()}
+    compare_all(found, by_places(*given), mistakes, ("positions", "sees", "predicts"))
+
+
+def examples(count: int, longest: int = 8) -> tuple[list[int], list[int]]:
+    lengths = [draw(longest // 2, longest) for _ in range(count)]
+    return lengths, [draw(2, length - 2) for length in lengths]
+
+
+q2.case("one example")(lambda f: check_places(f, *examples(1, 60), padding=0))
+q2.case("three examples")(lambda f: check_places(f, *examples(3), padding=0))
+q2.case("padding behind them")(lambda f: check_places(f, *examples(3), padding=draw(2, 5)))
+
+
+@q2.case("examples without a prompt")
+def _(f):
+    lengths, answers = examples(4)
+    for i in (draw(0, 1), draw(2, 3)):
+        answers[i] = lengths[i]
+    check_places(f, lengths, answers, padding=draw(1, 3))
+
+
+q3 = Question("q3", "ranks", hint="How much less is left out if this matrix gets one rank more?", seconds=20)
+
+
+def update(values: list[float], rows: int, columns: int) -> Tensor:
+    """A matrix with these singular values: [rows, columns] float32."""
+    left, right = (torch.linalg.qr(torch.randn(n, len(values)).double())[0] for n in (rows, columns))
+    return (left * torch.tensor(values, dtype=torch.float64) @ right.T).float()
+
+
+def best(found: list[list[float]], budget: int) -> list[int]:
+    """Of all ways to give the budget away, the one that leaves out least."""
+    ways = (w for w in itertools.product(range(len(found[0]) + 1), repeat=len(found)) if sum(w) == budget)
+    return list(min(ways, key=lambda way: sum(sum(s[r:]) for s, r in zip(found, way, strict=True))))
+
+
+RANKS = {  # what each rank goes by: a function of the squares of a matrix, and of its rank so far
+    "You compared shares of each matrix: what counts is what is left out of all together.": lambda s, r: s[r] / sum(s),
+    "You went by the whole size of a matrix: a large one may be of rank 1.": lambda s, r: sum(s) / (r + 1),
+    "You went by all that a matrix leaves out: what does ONE more rank take of it?": lambda s, r: sum(s[r:]),
+    "Those are the small singular values: an adapter should keep the large ones.": lambda s, r: -s[r],
+    "All ranks alike: some matrices changed more than others.": lambda s, r: -r,
+}
+
+
+def greedy(found: list[list[float]], budget: int, worth) -> list[int]:
+    """Ranks given one by one to the matrix for which `worth` is largest."""
+    way = [0] * len(found)
+    for _ in range(budget):
+        open_ = [i for i in range(len(way)) if way[i] < len(found[i])]
+        way[max(open_, key=lambda i: worth(found[i], way[i]))] += 1
+    return way
+
+
+def falling(first: float, factor: float, large: int = 5) -> list[float]:
+    """Five singular values, each moved a little: so many `large` ones that fall by a factor, then small ones."""
+    return [(first * factor**i if i < large else 0.1 / i) * between(1, 1.05) for i in range(5)]
+
+
+def check_ranks(f, budget: int, spectra: list[list[float]]) -> None:
+    updates = torch.stack([update(values, 7, 5) for values in spectra])
+    found = [sorted((v * v for v in values), reverse=True) for values in spectra]  # squares of singular values
+    mistakes = {sentence: greedy(found, budget, worth) for sentence, worth in RANKS.items()}
+    compare(f(updates, budget), best(found, budget), mistakes, what="the ranks")
+
+
+SPECTRA = {  # case: from where to where the budget is drawn, and what `falling` takes for three matrices
+    "some fall fast and some slowly": ((4, 6), (4, 0.25), (2, 0.8), (1.6, 0.6)),
+    "a large matrix of rank 1": ((4, 6), (30, 0.001), (1, 0.9), (2, 0.7)),
+    "one that hardly changed": ((5, 8), (3, 0.8), (0.01, 0.5), (2.2, 0.75)),
+    "a flat one beside two large values": ((3, 4), (1.15, 0.98), (2, 0.85, 2), (0.4, 0.9)),
+    "the whole budget of a matrix": ((6, 8), (0.1, 0.9), (9, 0.9), (1, 0.5)),
+}
+for name, (budget, *shapes) in SPECTRA.items():
+    q3.case(name)(lambda f, b=budget, shapes=shapes: check_ranks(f, draw(*b), [falling(*shape) for shape in shapes]))
+
+q4 = Question("q4", "merge", hint="What does one adapter add to the weight? When is the sum rounded?")
+MERGES = {
+    "alpha": "You multiplied by alpha: the product counts alpha / rank.",
+    "no scale": "You left alpha / rank out.",
+    "root": "alpha / sqrt(rank) is another method (rsLoRA): here it is alpha / rank.",
+    "first rank": "Each adapter has a rank of its own.",
+    "last": "You merged the last adapter alone.",
+    "each": "You rounded after each adapter: small ones vanish that together do not. Round once.",
+    "product": "You rounded B A before it was added: add in float32, and round once.",
+    "transposed": "You added the transpose of B A.",
+}
+
+
+def merged(weight: Tensor, adapters: list, mistake: str = "") -> Tensor:
+    """W + sum of alpha / r B A in float64, which holds every sum here without an error."""
+    total = weight.double()
+    for a, b, alpha in adapters[-1:] if mistake == "last" else adapters:
+        rank = adapters[0][0].shape[0] if mistake == "first rank" else a.shape[0]
+        scale = {"alpha": alpha, "no scale": 1.0, "root": alpha / rank**0.5}.get(mistake, alpha / rank)
+        added = scale * torch.einsum("or,ri->oi", b.double(), a.double())
+        added = added.to(weight.dtype).double() if mistake == "product" else added
+        total = total + (added.T if mistake == "transposed" and added.shape[0] == added.shape[1] else added)
+        total = total.to(weight.dtype).double() if mistake == "each" else total
+    return total.to(weight.dtype)
+
+
+def grid(*shape: int) -> Tensor:
+    """Small whole numbers over 64: products and sums of them are exact in float32, in any order, and not in bf16."""
+    return torch.randint(-32, 33, shape) / 64
+
+
+def check_sum(f, weight: Tensor, *ranks: int, scale: float = 1.0) -> None:
+    rows, columns = weight.shape
+    adapters = [(grid(rank, columns), scale * grid(rows, rank), float(rank * 2 ** draw(1, 3))) for rank in ranks]
+    found = f(weight, adapters)
+    if isinstance(found, Tensor):
+        assert found.dtype == weight.dtype, f"the result has dtype {found.dtype}, the weight {weight.dtype}"
+    mistakes = {sentence: merged(weight, adapters, name) for name, sentence in MERGES.items()}
+    compare(found, merged(weight, adapters), mistakes, what="the merged weight", atol=0.0)
+
+
+q4.case("one adapter")(lambda f: check_sum(f, grid(6, 4), draw(2, 3)))
+q4.case("a square weight, three adapters of several ranks")(lambda f: check_sum(f, grid(5, 5), 4, draw(1, 2), 8))
+q4.case("bf16")(lambda f: check_sum(f, (1 + grid(24, 16)).bfloat16(), draw(3, 5)))
+q4.case("bf16, small adapters that add up")(
+    lambda f: check_sum(f, (1 + grid(24, 16)).bfloat16(), *[2] * 6, scale=2**-8)
+)
+
+q5 = Question("q5", "steps_to_start", hint="When do all answers of a group get the same reward?")
+WAITS = {
+    "all right": "A group in which all are right has no signal either.",
+    "mean rate": "You put the mean rate into the formula: take the mean of what the formula says of each problem.",
+    "one answer": "That is the time to the first problem that one answer solves: a group has more than one.",
+    "a prompt": "That counts groups: a step has several.",
+    "expected groups": "That is 1 / the expected number of groups with a signal: a step may have two of them.",
+    "every group": "One group with a signal is enough for a step to learn.",
+}
+
+
+def at_least_once(p, times: int):
+    """The probability that something of probability p happens in so many tries; a p of 1e-18 is not lost."""
+    return math.fsum((-1) ** (k + 1) * math.comb(times, k) * p**k for k in range(1, times + 1))
+
+
+def waiting(rates: Tensor, group: int, prompts: int, mistake: str = "") -> float:
+    """Expected number of steps up to the first with a signal."""
+    p = [rates.mean().item()] if mistake == "mean rate" else rates.tolist()
+    signals = [at_least_once(r, group) - (0 if mistake == "all right" else r**group) for r in p]
+    q = math.fsum(p if mistake == "one answer" else signals) / len(p)
+    wrong = {"a prompt": q, "every group": q**prompts, "expected groups": q * prompts}
+    seen = wrong.get(mistake, at_least_once(q, prompts))
+    return 1 / seen if seen > 0 else math.inf
+
+
+def check_waiting(f, rates: Tensor, group: int, prompts: int) -> None:
+    expected = torch.tensor(waiting(rates, group, prompts), dtype=torch.float64)
+    mistakes = {"tiny rates are lost: 1 - (1 - p) ** group is 0 in rounding; use log1p and expm1": torch.inf}
+    mistakes |= {sentence: waiting(rates, group, prompts, mistake) for mistake, sentence in WAITS.items()}
+    atol = 1e-2 * expected.item() if expected > 1e5 else 1e-5
+    compare(f(rates, group, prompts), expected, mistakes, what="the number of steps", atol=atol)
+
+
+def drawn(count: int, low: float, high: float) -> Tensor:
+    return low + (high - low) * torch.rand(count, dtype=torch.float64)
+
+
+@q5.case("all problems of one rate")
+def _(f):
+    for rate in (between(0.02, 0.12), between(0.6, 0.7)):
+        check_waiting(f, torch.full((draw(4, 9),), rate, dtype=torch.float64), 4, 2)
+
+
+@q5.case("easy and hopeless problems")
+def _(f):
+    for group, prompts in ((draw(2, 4), 1), (8, draw(2, 3))):
+        check_waiting(f, torch.cat([drawn(draw(20, 30), 0, 0), drawn(draw(2, 4), 0.8, 0.95)]), group, prompts)
+
+
+@q5.case("hopeless problems, and some that always work")
+def _(f):
+    rates = torch.cat([drawn(draw(5, 9), 0, 0), drawn(draw(5, 9), 1, 1), drawn(3, 0, 0.3)])
+    check_waiting(f, rates, draw(3, 6), 2)
+
+
+@q5.case("nothing but zeros and ones")
+def _(f):
+    rates = torch.cat([drawn(draw(2, 5), 0, 0), drawn(draw(0, 5), 1, 1)])
+    compare(f(rates, draw(2, 8), draw(1, 8)), torch.inf, what="the number of steps where no group has a signal")
+    check_waiting(f, drawn(draw(4, 8), 0, 0.1), draw(3, 5), 2)
+
+
+q5.case("a rate of 1e-18")(lambda f: check_waiting(f, drawn(draw(3, 5), 1e-18, 2e-18), draw(4, 8), draw(2, 4)))
+
+QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4, "q5": q5}
