@@ -3,12 +3,8 @@
 import torch
 from answers import ruled
 
-from rlcourse.course.checks.nb15.q1_divided_by import MISTAKES as WAYS
-from rlcourse.course.checks.nb15.q3_progress import MISTAKES as PROGRAMS
-from rlcourse.course.checks.nb15.q3_progress import reached
-from rlcourse.course.checks.nb15.q4_most_ranks import MISTAKES as SPLITS
-from rlcourse.course.checks.nb15.q4_most_ranks import most
-from rlcourse.course.checks.nb15.q5_ages import MISTAKES as AGES
+from rlcourse.course.checks.nb15 import AGES, PROGRAMS, SPLITS, WAYS, most
+from rlcourse.course.checks.programs import reached
 
 
 # q1: what they divided by
