@@ -1,0 +1,300 @@
+"""Checks of lesson 14: cheats for three judges, inputs that no wrong program survives, a reward, optima by hand."""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from rlcourse.course.checks import Question, between, draw
+from rlcourse.tasks.kernels import language
+from rlcourse.tasks.kernels.clock import A10G, launch_us
+from rlcourse.tasks.kernels.interpret import LARGEST, TEST_INPUTS, agrees, draw_inputs, execute, reference
+from rlcourse.tasks.kernels.judge import case, judge_program
+from rlcourse.tasks.kernels.language import REDUCTIONS, Computation, Line, read_computation
+from rlcourse.tasks.kernels.optimum import eager_us, kept_where_possible, optimum
+from rlcourse.tasks.kernels.problems import computations
+
+q1 = Question("q1", "cheat", hint="Begin with level 1. Of which values does memory hold a copy before you start?")
+COPY_US = A10G.launch_us + 2 * 4 * A10G.rows * A10G.columns / A10G.bytes_per_us  # a matrix read and written
+
+
+def trials(computation: Computation, level: int) -> list[tuple[dict, dict]]:
+    """Inputs that a level tries a program on, with the values that it should have. Level 3 sees one column."""
+    if level < 3:
+        return [case(computation, *tried) for tried in TEST_INPUTS]
+    drawn = [draw_inputs(computation, seed, 1) for seed in range(3)]
+    found = [{name: np.abs(x) + 0.01 for name, x in inputs.items()} for inputs in drawn]
+    return [(inputs, reference(computation, inputs)) for inputs in found]
+
+
+def counted_us(text: str, computation: Computation, level: int) -> float:
+    """Microseconds that the judge of a level counts for a program. Raises AssertionError for one that it refuses."""
+    try:
+        program = language.parse(text)
+        launches = language.compile_program(program, computation, stale=level == 1)
+    except language.CompileError as error:
+        raise AssertionError(f"the judge refuses it: {error}") from None
+    for inputs, values in trials(computation, level):
+        memory = inputs
+        if level == 1:
+            with np.errstate(over="ignore"):
+                memory = {name: value.astype(np.float32) for name, value in values.items()} | inputs
+            memory["y"] = np.full_like(memory["y"], np.nan)
+        assert agrees(execute(program, memory)["y"], values["y"]), "the judge says: y is wrong"
+    us = sum(launch_us(launch) for launch in launches if not (level == 2 and launch.side))
+    assert us > COPY_US - 1e-9, f"the judge does not believe {us:.1f} µs: to copy a matrix takes {COPY_US:.1f}"
+    return us
+
+
+def known_cheat(computation: Computation, level: int) -> str:
+    """A cheat, from which the computations that can be cheated are found."""
+    *before, last = computation.lines
+    if level < 3:
+        return "".join(f"side {line} end put ; " for line in before if level == 2) + f"{last} end put ;"
+    alias: dict[str, str] = {}  # of lines that give back what they get from positive inputs of one column
+    lines = []
+    for line in computation.lines:
+        args = tuple(alias.get(arg, arg) for arg in line.args)
+        idle = line.op in REDUCTIONS or (line.op in ("relu", "abs") and args[0] in computation.inputs)
+        if idle and line.name != "y":
+            alias[line.name] = args[0]
+        else:
+            lines.append(Line(line.name, line.op, args))
+    return " ".join(map(str, kept_where_possible(lines, (False,) * (len(lines) - 1) + (True,))))
+
+
+def what_is_wrong(text: str, computation: Computation, level: int) -> str:
+    """Why a program is no cheat of the level, "" for one."""
+    if not isinstance(text, str):
+        return f"the program should be a text, not {type(text).__name__}"
+    try:
+        us = counted_us(text, computation, level)
+    except AssertionError as refused:
+        return str(refused)
+    least, lines = optimum(computation)
+    if us > least - 1e-9:
+        return f"counted {us:.1f} µs, and an honest program takes {least:.1f}: no cheat yet"
+    honest, fastest = judge_program(text, computation), judge_program(" ".join(map(str, lines)), computation)
+    return "that is honest" if honest.correct and honest.speedup > fastest.speedup * (1 + 1e-6) else ""
+
+
+@lru_cache(100)
+def that_can_be_cheated(level: int, seed: int) -> list[Computation]:
+    """Some of a dozen computations."""
+    return [c for c in computations(12, "train", seed, (3, 5)) if not what_is_wrong(known_cheat(c, level), c, level)]
+
+
+def check_cheat(f, level: int, *wanted: str) -> None:
+    """wanted: operations of which each computation has one."""
+    found: list[Computation] = []
+    while len(found) < 3:
+        some = that_can_be_cheated(level, draw(0, 10**9))
+        found += [c for c in some if not wanted or {line.op for line in c.lines} & set(wanted)]
+    for computation in found[:3]:
+        text = f([[line.name, line.op, *line.args] for line in computation.lines], level)
+        why = what_is_wrong(text, computation, level)
+        assert not why, f"{computation}: {why}"
+
+
+q1.case("level 1: memory is not cleared, but for y")(lambda f: check_cheat(f, 1))
+q1.case("level 2: the side stream is not timed, and nobody is faster than a copy")(lambda f: check_cheat(f, 2))
+q1.case("level 3: positive inputs of one column, where a reduction says nothing")(
+    lambda f: check_cheat(f, 3, *REDUCTIONS)
+)
+q1.case("level 3: positive inputs of one column, where a sign says nothing")(lambda f: check_cheat(f, 3, "relu", "abs"))
+
+q2 = Question("q2", "trial", hint="List the kinds of rows first: what must be in a row to expose each wrong program?")
+WRONG = {  # by case: op, what a wrong program computes instead, what that is
+    "signs": [
+        ("abs", lambda v: v, "leaves out an `abs`"),
+        ("relu", lambda v: v, "leaves out a `relu`"),
+        ("neg", lambda v: -np.abs(v), "takes `neg` of `abs` for `neg`"),
+    ],
+    "reductions": [
+        ("rowsum", lambda v: v.max(1, keepdims=True), "takes `rowmax` for `rowsum`"),
+        ("rowmax", lambda v: v[:, :1], "takes the first number of a row for its largest"),
+        ("rowsum", lambda v: v[:, :4].sum(1, keepdims=True), "adds up four columns at most"),
+        ("rowmax", lambda v: np.abs(v).max(1, keepdims=True), "takes the largest size for the largest number"),
+        ("rowmax", lambda v: np.maximum(v.max(1, keepdims=True), 0), "starts its search for the largest at 0"),
+    ],
+    "which operand is which": [
+        ("sub", lambda v, w: w - v, "subtracts the wrong way round"),
+        ("div", lambda v, w: w / v, "divides the wrong way round"),
+        ("max", lambda v, w: v, "takes the first operand for the larger one"),
+        ("max", lambda v, w: w, "takes the second operand for the larger one"),
+        ("mul", lambda v, w: v * v, "multiplies an operand by itself"),
+    ],
+    "large and small numbers": [
+        ("sigmoid", lambda v: (v > 0) * 1.0, "has a step for `sigmoid`"),
+        ("sigmoid", lambda v: 0.5 + v / 4 - v**3 / 48, "has a sigmoid that is right near 0 alone"),
+        ("sigmoid", lambda v: 1 / (1 + np.exp(-np.clip(v, -2, 2))), "has a sigmoid that is flat beyond 2"),
+        ("max", lambda v, w: np.minimum(np.maximum(v, w), 3), "has no value above 3"),
+    ],
+}
+
+
+def computation_with(op: str) -> Computation:
+    """A computation that has this operation, of inputs that are drawn."""
+    u, v, w = (list("uvwx")[i] for i in torch.randperm(4)[:3])
+    unary = op in ("abs", "relu", "neg", "sigmoid", *REDUCTIONS)
+    inner = f"a = {op} {u}" if unary else f"a = {op} {u} {v}"
+    return read_computation(f"{inner} ; y = {choice(('add', 'sub'))} a {w if unary or draw(0, 1) else v}")
+
+
+def choice(items) -> str:
+    return items[draw(0, len(items) - 1)]
+
+
+def outcome(computation: Computation, inputs: dict, op: str = "", instead: Callable | None = None, dtype=np.float64):
+    """y in a dtype, with something else in the place of one operation."""
+    values = {name: value.astype(dtype) for name, value in inputs.items()}
+    with np.errstate(all="ignore"):
+        for line in computation.lines:
+            run = instead if line.op == op else language.OPERATIONS[line.op]
+            values[line.name] = run(*(values[name] for name in line.args))
+    return values["y"]
+
+
+def asked(f, computation: Computation) -> dict[str, np.ndarray]:
+    """The inputs that `f` draws. Raises AssertionError if they are none, or are the same for another seed."""
+    names, seed = list(computation.inputs), draw(0, 10**6)
+    first, second = found = [f(names, number) for number in (seed, seed + draw(1, 50))]
+    for values in found:
+        shape = list(values.shape) if torch.is_tensor(values) else type(values).__name__
+        right = torch.is_tensor(values) and values.dim() == 3 and len(values) == len(names)
+        assert right, f"expected a tensor [{len(names)} inputs, rows, columns], got {shape}"
+        assert 0 < values[0].numel() <= 64, f"an input has {values[0].numel()} numbers, and at most 64 are tried"
+        assert values.isfinite().all(), "all inputs must be finite"
+    same = first.shape == second.shape and bool((first == second).flatten(1).float().mean(1).max() > 0.5)
+    assert not same, "another seed gives the same numbers: a program that has seen them could know the answers by heart"
+    return {name: value.double().numpy().astype(np.float32) for name, value in zip(names, first, strict=True)}
+
+
+def check_trial(f, kind: str) -> None:
+    for op, instead, words in WRONG[kind]:
+        computation = computation_with(op)
+        inputs = asked(f, computation)
+        y, right = outcome(computation, inputs), outcome(computation, inputs, dtype=np.float32)
+        small = (np.isfinite(y) & (np.abs(y) <= LARGEST)).mean() > 0.5
+        assert small, f"{computation}: most results are too large to be compared"
+        assert agrees(right, y), f"{computation}: float32 is not exact enough there, so a right program is refused"
+        survives = agrees(outcome(computation, inputs, op, instead), y)
+        assert not survives, f"{computation}: a program that {words} is not found out"
+
+
+for kind in WRONG:
+    q2.case(kind)(lambda f, kind=kind: check_trial(f, kind))
+
+q3 = Question("q3", "reward", hint="What does the empty program earn on average, and what a correct one in twenty?")
+
+
+class Kind(NamedTuple):
+    """A kind of program: what it is, and its outcomes: share, compiled, correct, measured speed-up."""
+
+    words: str
+    outcomes: tuple[tuple[float, float, float, float], ...]
+
+
+def programs(
+    words: str, correct: float, speedup: float, compiled: float = 1.0, when_wrong: float | None = None
+) -> Kind:
+    """A kind that is right so often; `compiled` of those that are wrong compile, and seem so fast."""
+    wrong, fast = 1 - correct, speedup if when_wrong is None else when_wrong
+    failed = (wrong * compiled, 1.0, 0.0, fast), (wrong * (1 - compiled), 0.0, 0.0, 0.0)
+    return Kind(words, tuple(o for o in ((correct, 1.0, 1.0, speedup), *failed) if o[0] > 0))
+
+
+def means(f, kinds: list[Kind]) -> list[float]:
+    """The mean reward of each kind, from one call with all outcomes, shuffled."""
+    rows = torch.tensor([outcome for k in kinds for outcome in k.outcomes], dtype=torch.float64)
+    order = torch.randperm(len(rows))
+    found = f(*rows[order, 1:].float().T.contiguous())
+    right = torch.is_tensor(found) and found.shape == rows.shape[:1]
+    assert right, f"expected one reward for each of {len(rows)} programs: is there a `return`?"
+    assert found.isfinite().all(), "a reward is not finite"
+    parts = (rows[:, 0] * found.double()[order.argsort()]).split([len(k.outcomes) for k in kinds])
+    return [part.sum().item() for part in parts]
+
+
+EAGER = programs("right, as fast as eager", 1.0, 1.0)
+EMPTY = programs("compiles, computes nothing", 0.0, 1.0)
+
+
+def check_reward(f, *pairs: tuple[Kind, Kind]) -> None:
+    """Pairs of kinds, the better one first; and those that every reward has to tell apart."""
+    wrong = programs("wrong, and fast", 0.0, float(draw(20, 90)))
+    twice = programs("right, twice as fast and more", 1.0, between(2, 2.9))
+    for better, worse in [*pairs, (EAGER, wrong), (twice, EAGER), (EAGER, EMPTY)]:
+        high, low = means(f, [better, worse])
+        said = f"“{worse.words}” earns {low:.3g} on average, and “{better.words}”, which is better, {high:.3g}"
+        assert high > low + 1e-6 * (1 + abs(low)), said
+
+
+@q3.case("the empty program, where few others are right")
+def _(f):
+    for correct, compiled in [
+        (0.05, 0.5),
+        (between(0.05, 0.08), between(0.5, 0.6)),
+    ]:  # first the edge of what is asked for
+        check_reward(f, (programs("an attempt at the whole, seldom right", correct, 1.0, compiled), EMPTY))
+
+
+@q3.case("a first kernel, slower than eager")
+def _(f):
+    wrong, none = programs("wrong, as fast as eager", 0.0, 1.0), Kind("no code", ((1.0, 0.0, 0.0, 0.0),))
+    slow = programs("right, slower than eager", 1.0, between(0.2, 0.6))
+    check_reward(f, (slow, wrong), (slow, none))
+
+
+@q3.case("speed is worth a risk, far up")
+def _(f):
+    for often, seldom, speedup in [(0.75, 0.67, 7.0), (between(0.75, 0.85), between(0.67, 0.72), between(7, 8))]:
+        fused = programs("2.5 times as fast, right three times in four", often, 2.5)
+        bold = programs("7 times as fast and more, right two times in three", seldom, speedup)
+        check_reward(f, (fused, EAGER), (bold, programs("right, 4 times as fast", 1.0, 4.0)))
+
+
+@q3.case("a clock that is wrong now and then")
+def _(f):
+    outcomes = (0.99, 1.0, 1.0, 1.0), (0.01, 1.0, 1.0, float(draw(2_000, 10_000)))
+    glitch = Kind("as fast as eager, now and then measured as a wonder", outcomes)
+    check_reward(f, (programs("right, twice as fast", 1.0, 2.0), glitch))
+
+
+@q3.case("a fast program that is seldom right")
+def _(f):
+    gamble = programs("seldom right, faster then", between(0.06, 0.1), between(2, 2.9), when_wrong=between(20, 60))
+    check_reward(f, (EAGER, gamble))
+
+
+q4 = Question("q4", "by_hand", hint="Count the tensors that are held after each line, on paper, for each problem.")
+DRAWN = {"JOIN": ("add", "sub", "mul", "max", "min"), "MAP": ("relu", "abs", "neg"), "REDUCE": ("rowsum", "rowmax")}
+PROBLEMS = {  # JOIN, MAP and REDUCE stand for an operation that is drawn, p to s for inputs, A to D for results
+    1: "A = JOIN p q ; B = JOIN r s ; y = JOIN A B",
+    2: "A = MAP p ; B = JOIN q r ; C = JOIN B q ; y = JOIN A C",
+    3: "A = MAP p ; B = JOIN q r ; C = REDUCE B ; D = JOIN A C ; y = JOIN D p",
+    4: "A = MAP p ; B = JOIN p q ; C = JOIN B r ; y = JOIN C A",
+}
+
+
+def check_by_hand(f, problem: int) -> None:
+    """The problem with other operations and names."""
+    for _ in range(4):
+        names = dict(zip("pqrs", ("uvwx"[i] for i in torch.randperm(4)), strict=True))
+        names |= dict(zip("ABCD", language.LETTERS[draw(0, 2) :], strict=False))
+        words = (choice(DRAWN.get(word, [names.get(word, word)])) for word in PROBLEMS[problem].split())
+        computation = read_computation(" ".join(words))
+        text = f(problem, [str(line) for line in computation.lines])
+        assert isinstance(text, str), f"the program should be a text, not {type(text).__name__}"
+        finding = judge_program(text, computation)
+        assert finding.correct, f"{computation}: {finding.reason}"
+        least, us = optimum(computation)[0], eager_us(computation) / finding.speedup
+        assert us < least * (1 + 1e-6), f"{computation}: right, {us:.1f} µs, and there is one that takes {least:.1f}"
+
+
+for number in PROBLEMS:
+    q4.case(f"problem {number}")(lambda f, number=number: check_by_hand(f, number))
+
+QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4}
