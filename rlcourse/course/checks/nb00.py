@@ -114,10 +114,9 @@ def by_counting(right: torch.Tensor, k: int) -> torch.Tensor:
 
 def usual_mistakes(right: torch.Tensor, k: int) -> dict[str, torch.Tensor]:
     """What usual mistakes give."""
-    n, share = right.shape[1], right.double().mean(1)
+    share = right.double().mean(1)
     c = int(right.sum())
     pooled = 1 - math.comb(right.numel() - c, k) / math.comb(right.numel(), k)
-    average = 1 - math.comb(round(n - c / len(right)), k) / math.comb(n, k)
     pot = "You put the samples of all problems into one pot: do each problem by itself, then take the mean."
     first = "You looked at the first k samples alone: the other samples know something too."
     return {
@@ -125,7 +124,6 @@ def usual_mistakes(right: torch.Tensor, k: int) -> dict[str, torch.Tensor]:
         first: right[:, :k].any(1).double().mean(),
         "That is pass@1: k makes no difference.": share.mean(),
         pot: torch.tensor(pooled, dtype=torch.float64),
-        "You averaged the counts first: the formula comes before the mean.": torch.tensor(average, dtype=torch.float64),
         "That is the chance that all k are wrong: take it from 1.": 1 - by_counting(right, k),
         "You added up the problems: take their mean.": by_counting(right, k) * len(right),
     }
@@ -199,7 +197,6 @@ def credit_mistakes(before: torch.Tensor, after: torch.Tensor) -> dict[str, torc
     last = torch.stack([new.prod() / new[i] * (new[i] - old[i]) for i in range(k)])
     forth = torch.stack([new[:i].prod() * old[i + 1 :].prod() * (new[i] - old[i]) for i in range(k)])
     back = torch.stack([old[:i].prod() * new[i + 1 :].prod() * (new[i] - old[i]) for i in range(k)])
-    logs = (new / old).log() / (new.prod() / old.prod()).log() * (new.prod() - old.prod())
     one = "That is a single order: take the mean over all."
     return {
         "That is what each brings alone, the others as they were: it does not add up to the gain.": alone,
@@ -208,7 +205,6 @@ def credit_mistakes(before: torch.Tensor, after: torch.Tensor) -> dict[str, torc
         one + " ": back,
         "You took the mean of being first and being last: with three factors one can be in between.": (alone + last)
         / 2,
-        "You shared by logarithms: that adds up, but it is not the mean over the orders.": logs,
         "You added up the orders: take their mean.": shares(before, after) * math.factorial(k),
         "The sign is wrong: what grew contributes something.": -shares(before, after),
         "That is how much each factor changed; what it contributes depends on the others.": new - old,
