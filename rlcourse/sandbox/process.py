@@ -5,21 +5,24 @@ Elsewhere it is an ordinary process, which the caller may guard.
 """
 
 import glob
+import importlib.util
 import json
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
-STAGED = "/course"  # where an isolated process finds what `stage` made
+STAGED = "/course"  # where an isolated process finds what is staged for it
 NAMESPACES_SCRIPT = "sandbox/namespaces.py"
 NAMESPACES, BUBBLEWRAP, GUARD = "namespaces", "bubblewrap", "guard"
 SYSTEM = ("/usr/lib", "/usr/lib64", "/usr/lib32", "/lib", "/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo")
@@ -28,31 +31,66 @@ COPIES = ("rlcourse", "*/rlcourse", "*/*/rlcourse")  # of the package among inst
 
 @dataclass(frozen=True)
 class Box:
-    """What a process may see and take."""
+    """What a process runs, may see and take."""
 
-    folder: Path  # as `stage` made it
-    variables: dict[str, str]
+    modules: tuple[str, ...]  # files of the package that it may import; an `__init__.py` that is not named is empty
+    code: str  # it finds `wire`, a file descriptor, `folder`, where it may write, and `limits`, which it sets itself
+    variables: Callable[[str], dict[str, str]]  # its environment, by `folder`
     limits: dict[str, int]  # of `namespaces.py`
-    read: list[list[str]] = field(default_factory=list)  # [path, where it is seen], beside Python and what is staged
+    own_limits: dict[str, int] = field(default_factory=dict)  # more of them, where it is not isolated
+    folders: dict[str, Path] = field(default_factory=dict)  # folders to read beside the package, by name
     devices: list[str] = field(default_factory=list)  # files of /dev beside those of every box
     allowed: list[str] = field(default_factory=list)  # system calls that `namespaces.py` refuses otherwise
     system: tuple[str, ...] = ()  # folders beside SYSTEM, seen where they are
 
 
-def stage(folder: Path, modules: Iterable[str]) -> Path:
-    """Copy these files of the package to `folder / "course"`, and return that; packages are empty unless named.
+class Child:
+    """A process in a box, with a socket to it: `connection`."""
 
-    Beside it is `root`, which a box covers.
-    """
+    def __init__(self, way: str, box: Box):
+        self.folder = Path(tempfile.mkdtemp(prefix="rlcourse-"))
+        self.connection, theirs = socket.socketpair()
+        self.process: subprocess.Popen | None = None
+        try:
+            with theirs:
+                self.process = start(way, box, self.folder, theirs.fileno())
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> str:
+        """End the process and what it started, and remove what it left. The last line that it had to say on standard
+        error; nothing happens the second time."""
+        self.connection.close()
+        said = end(self.process) if self.process is not None else ""
+        self.process = None
+        remove(self.folder)
+        return said
+
+
+def start(way: str, box: Box, folder: Path, wire: int) -> subprocess.Popen:
+    """Start a box's code, with what it may see of the package staged in `folder`."""
+    stage(folder, box, isolated=way != GUARD)
+    if way == GUARD:
+        own = tempfile.mkdtemp(dir=folder)
+        limits = {name: value for name, value in box.limits.items() if name != "NPROC"}  # counts all of the user's
+        command = python_command(f"{folder}{STAGED}", box.code, wire, own, limits | box.own_limits)
+        return launch(command, wire, Path(own), box.variables(own))
+    return launch(isolated(way, box, folder, wire), wire, folder, {})
+
+
+def stage(folder: Path, box: Box, isolated: bool) -> None:
+    """Copy a box's modules to the folder STAGED in `folder`. Beside it is `root`, which an isolated box covers."""
     (folder / "root").mkdir()
-    place = folder / "course"
-    for name in modules:
+    place = Path(f"{folder}{STAGED}")
+    for name in box.modules:
         target = place / "rlcourse" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(PACKAGE / name, target)
         for parent in Path(name).parents:
             (place / "rlcourse" / parent / "__init__.py").touch()
-    return place
+    for name, path in box.folders.items():
+        (place / name).mkdir() if isolated else (place / name).symlink_to(path)
 
 
 def launch(command: list[str], wire: int, folder: Path, variables: dict[str, str]) -> subprocess.Popen:
@@ -71,8 +109,6 @@ def end(process: subprocess.Popen) -> str:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    if process.stderr.closed:  # it is read already
-        return ""
     with process.stderr:
         os.set_blocking(process.stderr.fileno(), False)
         said = (process.stderr.read() or b"").decode(errors="replace").strip()
@@ -86,32 +122,31 @@ def remove(folder: Path) -> None:
             subprocess.run([*command, "--", str(folder)], check=False, capture_output=True)
 
 
-def find_way(tried: Callable[[str], str]) -> tuple[str, str]:
-    """How this system isolates a process, the first way for which `tried` has nothing to say; or why there is none."""
+def find_way(box: Box) -> tuple[str, str]:
+    """How this system isolates a process, the first way that works; or GUARD, and why none does."""
     if sys.platform != "linux":
         return GUARD, "this is not Linux"
     reasons = []
     for way in (NAMESPACES, BUBBLEWRAP):
-        reasons.append(tried(way))
+        reasons.append(attempt(way, box))
         if not reasons[-1]:
             return way, ""
     return GUARD, "; ".join(reasons)
 
 
-def attempt(way: str, box: Box, needed: list[str]) -> str:
-    """Try a way with a program that opens the files `needed`. Nothing if it works, else what goes wrong."""
+def attempt(way: str, box: Box) -> str:
+    """Try a way with a program that opens torch and the box's modules. Nothing if it works, else what goes wrong."""
     if way == BUBBLEWRAP and shutil.which("bwrap") is None:
         return "bubblewrap is not installed"
-    ours, theirs = os.pipe()
-    code = f"import os\nfor name in {needed!r}: open(name).close()\nos.write({theirs}, b'ready')"
-    process = launch(isolated(way, box, [python(), "-I", "-S", "-c", code], theirs), theirs, box.folder, {})
-    os.close(theirs)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(20)
-    said = end(process)
-    ready = os.read(ours, 5) == b"ready"
-    os.close(ours)
-    return "" if ready else f"{way}: {said or 'it does not start'}"
+    needed = [importlib.util.find_spec("torch").origin, *(f"{STAGED}/rlcourse/{name}" for name in box.modules)]
+    code = f"import os\nfor name in {needed!r}: open(name).close()\nos.write(wire, b'ready')"
+    child = Child(way, replace(box, code=code))
+    child.connection.settimeout(20)
+    with suppress(OSError):
+        if child.connection.recv(5) == b"ready":
+            child.close()
+            return ""
+    return f"{way}: {child.close() or 'it does not start'}"
 
 
 def python() -> str:
@@ -127,17 +162,19 @@ def libraries() -> list[str]:
     return list(dict.fromkeys([*own, *filter(os.path.isdir, kept)]))
 
 
-def python_command(staged: str, code: str) -> list[str]:
-    """The command that runs `code`, with the libraries but without the package: what is staged stands for it."""
-    return [python(), "-I", "-S", "-c", f"import sys; sys.path[:] = {[staged, *libraries()]!r}\n{code}"]
+def python_command(staged: str, code: str, wire: int, folder: str, limits: dict[str, int]) -> list[str]:
+    """The command that runs a box's code, with the libraries but without the package: what is staged stands for it."""
+    given = f"import sys; sys.path[:] = {[staged, *libraries()]!r}; wire, folder, limits = {(wire, folder, limits)!r}"
+    return [python(), "-I", "-S", "-c", f"{given}\n{code}"]
 
 
-def isolated(way: str, box: Box, command: list[str], wire: int) -> list[str]:
-    """The command that runs `command` in namespaces."""
+def isolated(way: str, box: Box, folder: Path, wire: int) -> list[str]:
+    """The command that runs a box's code in namespaces."""
     read, hidden, links = files(box.system)
-    plan = {"read": [*read, [str(box.folder / "course"), STAGED], *box.read], "hidden": hidden, "links": links}
-    plan |= {"command": command, "keep": wire, "limits": box.limits, "root": str(box.folder / "root")}
-    plan |= {"environment": box.variables, "devices": box.devices, "allowed": box.allowed}
+    read += [[f"{folder}{STAGED}", STAGED], *([str(path), f"{STAGED}/{name}"] for name, path in box.folders.items())]
+    plan = {"root": str(folder / "root"), "read": read, "hidden": hidden, "links": links}
+    plan |= {"devices": box.devices, "allowed": box.allowed, "limits": box.limits, "keep": wire}
+    plan |= {"command": python_command(STAGED, box.code, wire, "/tmp", {}), "environment": box.variables("/tmp")}
     if way == NAMESPACES:
         return [python(), "-I", "-S", str(PACKAGE / NAMESPACES_SCRIPT), json.dumps(plan)]
     inside = [python(), "-I", "-S", f"{STAGED}/rlcourse/{NAMESPACES_SCRIPT}", "--inside", json.dumps(plan)]

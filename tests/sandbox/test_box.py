@@ -9,74 +9,55 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rlcourse.sandbox import namespaces, process
-from rlcourse.sandbox.process import BUBBLEWRAP, GUARD, NAMESPACES, Box
+from rlcourse.sandbox.process import BUBBLEWRAP, GUARD, NAMESPACES, Box, Child
 
 LIMITS = {"memory_bytes": 200 << 20, "folder_bytes": 1 << 20, "files": 64, "NPROC": 40, "NOFILE": 64, "CORE": 0}
 START = """import ctypes, json, os, signal, socket, sys, time
-tell = lambda *what: os.write({wire}, json.dumps(what).encode())
+tell = lambda *what: os.write(wire, json.dumps(what).encode())
 """
+BOX = Box(("sandbox/wire.py", "sandbox/namespaces.py"), "", lambda folder: {"HOME": folder, "GIVEN": "yes"}, LIMITS)
 
 
 @functools.cache
 def why_not() -> str:
     """What is amiss with namespaces here; nothing if they work."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        process.stage(Path(folder), ["sandbox/wire.py"])
-        return process.attempt(NAMESPACES, Box(Path(folder), {}, LIMITS), [])
+    return process.attempt(NAMESPACES, BOX)
 
 
 @pytest.fixture
-def box(tmp_path):
+def box():
     if why_not():
         pytest.skip(why_not())
-    process.stage(tmp_path, ["sandbox/wire.py"])
-    return Box(tmp_path, {"HOME": "/tmp", "GIVEN": "yes"}, LIMITS)
+    return BOX
 
 
-def started(box: Box, code: str):
-    """(process, the end of a pipe that it writes to) of a program in a box."""
-    ours, theirs = os.pipe()
-    command = [process.python(), "-I", "-S", "-c", START.format(wire=theirs) + code]
-    found = process.launch(process.isolated(NAMESPACES, box, command, theirs), theirs, box.folder, {})
-    os.close(theirs)
-    return found, ours
+def started(box: Box, code: str) -> Child:
+    return Child(NAMESPACES, replace(box, code=START + code))
 
 
-def told(ours: int) -> list | None:
+def told(connection: socket.socket) -> list | None:
     """What a program told, None if it ended without."""
-    found = drain(ours)
+    found = drain(connection)
     return json.loads(found) if found else None
 
 
-def drain(ours: int, seconds: float = 10.0) -> bytes:
-    """What comes out of a pipe until its end: all that held it have ended then."""
-    os.set_blocking(ours, False)
-    found, deadline = b"", time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            piece = os.read(ours, 1 << 16)
-        except BlockingIOError:
-            time.sleep(0.01)
-            continue
-        if not piece:
-            os.close(ours)
-            return found
-        found += piece
-    pytest.fail(f"it goes on, and told {found!r}")
+def drain(connection: socket.socket) -> bytes:
+    """What comes out of a socket until its end: all that held it have ended then."""
+    connection.settimeout(10)
+    return b"".join(iter(lambda: connection.recv(1 << 16), b""))
 
 
 def run(box: Box, code: str) -> tuple[list | None, str]:
     """What a program tells, and the last line of what is said of it."""
-    found, ours = started(box, code)
-    answer = told(ours)
-    return answer, process.end(found)
+    child = started(box, code)
+    answer = told(child.connection)
+    return answer, child.close()
 
 
 def test_it_sees_its_variables_its_libraries_and_nobody_else(box, tmp_path):
@@ -153,7 +134,7 @@ tell(memory(), [tries(number) for number in json.loads(os.environ["NUMBERS"])])"
     numbers = list(namespaces.REFUSED[os.uname().machine])[1:]
     if os.uname().machine == "x86_64":
         numbers += [0x40000000 + 39]  # getpid of x32
-    given = Box(box.folder, {"NUMBERS": json.dumps(numbers)}, LIMITS, allowed=allowed)
+    given = replace(box, variables=lambda _: {"NUMBERS": json.dumps(numbers)}, allowed=allowed)
     (found, refused), _ = run(given, code)
     assert found == ("made" if allowed else 1) and refused == [[-1, 1]] * len(numbers)
 
@@ -205,22 +186,24 @@ for number in range(1, 32):
         signal.signal(number, signal.SIG_IGN)
 os.fork()
 tell("up")"""
-    found, ours = started(box, code + "\ntime.sleep(60)")
-    assert os.read(ours, 6) == b'["up"]'
+    child = started(box, code + "\ntime.sleep(60)")
+    found, ours = child.process, child.connection.dup()
+    assert ours.recv(6) == b'["up"]'
     start = time.monotonic()
-    assert process.end(found) == "" and time.monotonic() - start < 9
+    assert child.close() == "" and time.monotonic() - start < 9
     assert found.returncode == 0
     drain(ours)
 
 
-def test_it_ends_when_its_starter_is_gone(box):
-    ours, theirs = os.pipe()
-    command = [process.python(), "-I", "-S", "-c", START.format(wire=theirs) + "tell('up')\ntime.sleep(60)"]
-    command = process.isolated(NAMESPACES, box, command, theirs)
-    starter = f"import subprocess, time\nsubprocess.Popen({command!r}, pass_fds=[{theirs}])\ntime.sleep(60)"
-    with subprocess.Popen([sys.executable, "-S", "-c", starter], pass_fds=[theirs]) as parent:
-        os.close(theirs)
-        assert os.read(ours, 6) == b'["up"]'
+def test_it_ends_when_its_starter_is_gone(box, tmp_path):
+    ours, theirs = socket.socketpair()
+    box, wire = replace(box, code=START + "tell('up')\ntime.sleep(60)"), theirs.fileno()
+    process.stage(tmp_path, box, isolated=True)
+    command = process.isolated(NAMESPACES, box, tmp_path, wire)
+    starter = f"import subprocess, time\nsubprocess.Popen({command!r}, pass_fds=[{wire}])\ntime.sleep(60)"
+    with subprocess.Popen([sys.executable, "-S", "-c", starter], pass_fds=[wire]) as parent:
+        theirs.close()
+        assert ours.recv(6) == b'["up"]'
         parent.kill()
     assert told(ours) is None
 
@@ -246,26 +229,24 @@ print("done")"""
 
 
 def test_what_goes_wrong_before_the_start_is_one_line(box):
-    found, ours = started(Box(box.folder, {}, LIMITS, read=[["/no/such/folder", "/x"]]), "tell(1)")
-    assert told(ours) is None and re.search("No such file", process.end(found))
+    answer, said = run(replace(box, devices=["/dev/no-such-device"]), "tell(1)")
+    assert answer is None and "No such file" in said
 
 
-def test_an_ordinary_process_is_ended_with_its_children_and_its_last_words_are_heard(tmp_path):
-    ours, theirs = os.pipe()
-    code = f"""
-import os, signal, sys, time
+def test_an_ordinary_process_is_ended_with_its_children_and_its_last_words_are_heard():
+    code = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 os.fork()
 print("first", "last", sep="\\n", file=sys.stderr, flush=True)
-os.write({theirs}, b"u")
+os.write(wire, b"u")
 time.sleep(60)"""
-    found = process.launch([sys.executable, "-S", "-c", code], theirs, tmp_path, {"PATH": "/usr/bin"})
-    os.close(theirs)
+    child = Child(GUARD, replace(BOX, code=START + code))
+    found, ours = child.process, child.connection.dup()
     # Of both: who speaks after the end finds its pipe closed, and would end of that.
-    assert os.read(ours, 1) + os.read(ours, 1) == b"uu"
+    assert ours.recv(1) + ours.recv(1) == b"uu"
     start = time.monotonic()
-    assert process.end(found) == "last" and time.monotonic() - start < 9
-    assert process.end(found) == ""  # a second time nothing happens
+    assert child.close() == "last" and time.monotonic() - start < 9
+    assert child.close() == "" and not child.folder.exists()  # a second time nothing happens
     drain(ours)
     assert found.returncode in (-signal.SIGKILL, -signal.SIGTERM)
 
@@ -286,13 +267,16 @@ def test_a_folder_is_removed_however_deep_and_whatever_its_rights(tmp_path):
     assert not folder.exists()
 
 
-def test_the_first_way_that_works_is_taken_and_the_reasons_of_the_others_are_kept():
-    tried = {NAMESPACES: "no rights", BUBBLEWRAP: ""}
-    assert process.find_way(tried.get) == (BUBBLEWRAP, "")
-    assert process.find_way(lambda way: "") == (NAMESPACES, "")
-    assert process.find_way((tried | {BUBBLEWRAP: "not installed"}).get) == (GUARD, "no rights; not installed")
+def test_the_first_way_that_works_is_taken_and_the_reasons_of_the_others_are_kept(monkeypatch):
+    tried = {NAMESPACES: "", BUBBLEWRAP: ""}
+    monkeypatch.setattr(process, "attempt", lambda way, box: tried[way])
+    assert process.find_way(BOX) == (NAMESPACES, "")
+    tried[NAMESPACES] = "no rights"
+    assert process.find_way(BOX) == (BUBBLEWRAP, "")
+    tried[BUBBLEWRAP] = "not installed"
+    assert process.find_way(BOX) == (GUARD, "no rights; not installed")
 
 
-def test_a_way_that_does_not_show_the_files_that_are_needed_does_not_work(box):
-    assert process.attempt(NAMESPACES, box, [json.__file__, "/course/rlcourse/sandbox/wire.py"]) == ""
-    assert "No such file" in process.attempt(NAMESPACES, box, [str(box.folder / "course")])
+def test_a_way_that_does_not_show_the_files_that_are_needed_does_not_work(box, monkeypatch):
+    monkeypatch.setattr(process, "libraries", lambda: [])
+    assert "No such file" in process.attempt(NAMESPACES, box)

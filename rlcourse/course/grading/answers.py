@@ -10,8 +10,9 @@ from pathlib import Path
 
 from rlcourse.course.grading.cells import statements
 from rlcourse.course.grading.guard import digest
-from rlcourse.course.grading.isolation import PACKAGE, VISIBLE
+from rlcourse.course.grading.isolation import VISIBLE
 from rlcourse.course.grading.notebook import student_cells
+from rlcourse.sandbox.process import PACKAGE
 
 MOST = 20_000  # files that are looked at
 SHORT = 40  # bytes of code below which a function may well be written twice

@@ -18,6 +18,7 @@ from rlcourse.course.checks import Question, Result
 from rlcourse.course.grading import answers, isolation
 from rlcourse.course.grading.notebook import checks_module, read_notebook, student_cells
 from rlcourse.course.grading.student import Run
+from rlcourse.sandbox.process import GUARD
 from rlcourse.settings import MEMORY_GB
 
 HIDDEN_SECONDS = 30  # for a file of hidden tests to load
@@ -73,11 +74,10 @@ def grade(path: Path, hidden: Path | None = None, seed: int | None = None, memor
         "checks": [question.name for question in questions],
         "kernels": bool(kernels) and not missing,
         "ungraded": {question.name: question.function for question in ungraded},
-        "limits": isolation.LIMITS,
         "kept": None,
         "known": set(),
     }
-    if way == isolation.GUARD:
+    if way == GUARD:
         report.notes.append(isolation.MISSING.format(why=why))
         setup["kept"] = answers.files([path.parent, *([hidden] if hidden else [])])
         setup["known"] = answers.digests() - answers.digests_of([cell.source for cell in cells])
@@ -120,7 +120,7 @@ def no_kernels(way: str) -> str:
 
     if not dsl.INSTALLED:
         return "kernels need CuTe DSL, which is not installed here (pip install 'rlcourse[kernels]')"
-    if way == isolation.GUARD:
+    if way == GUARD:
         return "the compiler of kernels runs in an isolated process alone, and there is none here"
     return ""
 

@@ -6,13 +6,9 @@ again without the one that was to blame; what was judged stays judged.
 
 import hashlib
 import pickle
-import socket
-import subprocess
-import tempfile
 import time
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from rlcourse.course.calls import OutOfTime, time_limit
@@ -20,7 +16,7 @@ from rlcourse.course.checks import Question, Result
 from rlcourse.course.grading import isolation
 from rlcourse.course.grading.notebook import Cell
 from rlcourse.course.grading.remote import Died, Remote, RemoteMaker, Undefined, Unreached, value
-from rlcourse.sandbox.process import end, remove
+from rlcourse.sandbox.process import GUARD, Child
 from rlcourse.sandbox.wire import MAX_BYTES, Unreadable, decode, receive, send
 
 START_SECONDS = 120  # for the libraries to load
@@ -32,24 +28,16 @@ MAX_CHECKS = 10  # of one question in a run of the notebook
 DECODE_SECONDS = 5  # for one reply
 
 
-class Worker:
+class Worker(Child):
     """A process that runs cells and calls functions. setup: as `worker.prepare` and `worker.Notebook` take it."""
 
     def __init__(self, way: str, setup: dict):
-        self.staged = Path(tempfile.mkdtemp(prefix="rlcourse-"))
-        self.connection, theirs = socket.socketpair()
-        self.process: subprocess.Popen | None = None
+        super().__init__(way, isolation.box(setup["memory_bytes"]))
         self.last_words = ""
         try:
-            isolation.stage(self.staged, way != isolation.GUARD)
-            self.process = isolation.start(way, self.staged, theirs.fileno(), setup["memory_bytes"])
-            theirs.close()
             self.ask(setup, START_SECONDS)
         except (Died, TimeoutError):
             raise RuntimeError(f"The process for the notebook's code did not start. {self.last_words}") from None
-        except BaseException:
-            self.close()
-            raise
 
     def ask(self, request: Any, seconds: float) -> Any:
         """The answer to a request. Where there is none, the process is ended: what it writes later is lost.
@@ -65,10 +53,8 @@ class Worker:
             with time_limit(DECODE_SECONDS):
                 return decode(data)
         except BaseException as error:
-            self.close()
-            if isinstance(error, TimeoutError):
-                raise
-            if isinstance(error, EOFError | OSError):
+            self.last_words = self.close()
+            if isinstance(error, EOFError | OSError) and not isinstance(error, TimeoutError):
                 raise Died("ended the process") from None
             if isinstance(error, Unreadable | OutOfTime):
                 raise Died(str(error) or "the result takes too long to read") from None
@@ -77,14 +63,6 @@ class Worker:
     @property
     def alive(self) -> bool:
         return self.connection.fileno() != -1
-
-    def close(self) -> None:
-        """End the process and what it started, and remove what it left. Nothing happens the second time."""
-        self.connection.close()
-        if self.process is not None:
-            self.last_words = end(self.process)
-            self.process = None
-        remove(self.staged)
 
 
 class Run:
@@ -202,7 +180,7 @@ class Run:
 
     def _own(self, result: Result) -> Result:
         """A result as it is, or without points where the course's own code ran that the notebook does not hold."""
-        if self.way != isolation.GUARD or not self.worker.alive or not result.score:
+        if self.way != GUARD or not self.worker.alive or not result.score:
             return result
         try:
             found = value(self.worker.ask(["running"], CELL_SECONDS))

@@ -14,7 +14,6 @@ import linecache
 import os
 import pickle
 import resource
-import shutil
 import signal
 import socket
 import sys
@@ -33,11 +32,11 @@ from rlcourse.sandbox.wire import encode, receive, send
 CHECKS = "rlcourse.course.checks"
 
 
-def main(file_descriptor: int, course: str) -> None:
-    """Answer requests, each a pickled list, until the grader is gone. course: the folder of what the process sees."""
-    connection = socket.socket(fileno=file_descriptor)
+def main(wire: int, limits: dict[str, int]) -> None:
+    """Answer requests, each a pickled list, until the grader is gone. limits: those to set where nobody else does."""
+    connection = socket.socket(fileno=wire)
     setup = pickle.loads(receive(connection))
-    prepare(setup, course)
+    prepare(setup, limits)
     notebook = Notebook(connection, setup)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what is wrong until here the grader reads, and nothing from here on
     send(connection, encode("ready"))
@@ -49,24 +48,22 @@ def main(file_descriptor: int, course: str) -> None:
         send(connection, reply({"cell": notebook.run_cell, "judge": notebook.judge_by_name}[kind], *details))
 
 
-def prepare(setup: dict, course: str) -> None:
+def prepare(setup: dict, limits: dict[str, int]) -> None:
     """Limit this process, and guard it where nothing else does.
 
-    setup: `seed`, `kernels`, whether the compiler is wanted, `memory_bytes`, `limits`, `kept`.
+    setup: `seed`, `kernels`, whether the compiler is wanted, `memory_bytes`, `kept`.
     """
     torch.set_num_threads(1)
     if setup["kernels"]:
         import rlcourse.course.kernels.trace  # noqa: F401  before memory is limited
     sys.modules["ptx_interpreter"] = None  # not importable, even where it's installed: kernels run at the grader's
     torch.manual_seed(setup["seed"])
-    fonts, place = Path(course, "matplotlib"), Path(os.environ["MPLCONFIGDIR"])
-    shutil.copytree(fonts, place, dirs_exist_ok=True)
     taken = Path("/proc/self/statm")
     if taken.exists():  # elsewhere the system does not keep the limit
         limit = int(taken.read_text().split()[0]) * resource.getpagesize() + setup["memory_bytes"]
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    namespaces.set_limits(limits)
     if setup["kept"] is not None:
-        namespaces.set_limits(setup["limits"])
         if sys.platform == "linux":
             namespaces.call("prctl", namespaces.SET_PDEATHSIG, 9, 0, 0, 0)
         guard.close(setup["kept"])

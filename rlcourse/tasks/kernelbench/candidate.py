@@ -9,12 +9,11 @@ import glob
 import os
 import random
 import select
-import socket
 import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,7 @@ import torch
 from torch.utils.cpp_extension import CUDA_HOME
 
 from rlcourse.measure.timing import seconds
-from rlcourse.sandbox import process
-from rlcourse.sandbox.process import GUARD, STAGED, Box
+from rlcourse.sandbox.process import Box, Child, find_way
 from rlcourse.sandbox.wire import Unreadable, decode, encode, receive, send
 
 # Files of the package that a candidate's process imports.
@@ -46,7 +44,7 @@ class Refused(Exception):
         self.reason = reason
 
 
-class Candidate(AbstractContextManager):
+class Candidate(Child):
     """A process that runs one text.
 
     memory_bytes, gpu_bytes: what it may take; the GPU's is watched from here, by what is left on the device. seed: of
@@ -54,15 +52,11 @@ class Candidate(AbstractContextManager):
     """
 
     def __init__(self, way: str, device: torch.device, memory_bytes: int, gpu_bytes: int):
-        self.device, self.gpu_bytes, self.seed, self.process = device, gpu_bytes, new_seed(), None
+        self.device, self.gpu_bytes, self.seed = device, gpu_bytes, new_seed()
         self.reference: torch.nn.Module | None = None
-        self.folder = Path(tempfile.mkdtemp(prefix="rlcourse-"))
-        self.connection, theirs = socket.socketpair()
         self.watch_gpu()
+        super().__init__(way, box(device, memory_bytes))
         try:
-            process.stage(self.folder, MODULES)
-            with theirs:
-                self.process = start(way, self.folder, theirs.fileno(), device, memory_bytes)
             self.receive(START_SECONDS, SMALL)
         except Refused as error:
             raise RuntimeError(f"The process for kernels did not start. {error}") from None
@@ -118,13 +112,8 @@ class Candidate(AbstractContextManager):
             raise Refused("memory", said)
         raise Refused(reason, f"{text} ({said})" if said and reason == "died" else text)
 
-    def close(self) -> str:
-        """End the process and what it started, and remove what it left. Nothing happens the second time."""
-        self.connection.close()
-        said = process.end(self.process) if self.process is not None else ""
-        self.process = None
-        process.remove(self.folder)
-        return said
+    def __enter__(self) -> "Candidate":
+        return self
 
     def __exit__(self, *_) -> None:
         self.close()
@@ -136,30 +125,23 @@ def gpu_taken() -> int:
     return total - free
 
 
-def start(way: str, folder: Path, wire: int, device: torch.device, memory_bytes: int):
-    code = "from rlcourse.tasks.kernelbench.worker import main; main({}, {!r}, {!r})"
-    if way == GUARD:
-        work = tempfile.mkdtemp(dir=folder)
-        limits = {name: value for name, value in LIMITS.items() if name != "NPROC"}  # which counts all of the user's
-        limits |= {"DATA": memory_bytes} if device.type == "cpu" else {}  # CUDA reserves far more than it takes
-        command = process.python_command(str(folder / "course"), code.format(wire, work, limits))
-        return process.launch(command, wire, Path(work), variables(work, device))
-    command = process.python_command(STAGED, code.format(wire, "/tmp", {}))
-    return process.launch(process.isolated(way, box(folder, device, memory_bytes), command, wire), wire, folder, {})
-
-
-def box(folder: Path, device: torch.device, memory_bytes: int) -> Box:
+def box(device: torch.device, memory_bytes: int) -> Box:
     """What a candidate sees beside Python and its libraries: compilers, and the GPU if there is one."""
     include = sysconfig.get_path("include")
     system = [*COMPILERS, include, os.path.realpath(include), SCRIPTS]
-    devices, allowed = [], []
+    devices, allowed, own_limits = [], [], {}
     if device.type == "cuda":
         system += [CUDA_HOME, os.path.realpath(CUDA_HOME)] if CUDA_HOME else []
         system += [*driver_folders(), "/sys"]
         devices = [path for path in glob.glob("/dev/nvidia*") if not os.path.isdir(path)]
         allowed = ["memfd_create"]  # the driver asks for one
-    limits = LIMITS | {"memory_bytes": memory_bytes}
-    return Box(folder, variables("/tmp", device), limits, [], devices, allowed, tuple(system))
+    else:
+        own_limits = {"DATA": memory_bytes}  # on a GPU, CUDA reserves far more than it takes
+    return Box(
+        MODULES, "from rlcourse.tasks.kernelbench.worker import main; main(wire, folder, limits)",
+        functools.partial(variables, device=device), LIMITS | {"memory_bytes": memory_bytes}, own_limits,
+        devices=devices, allowed=allowed, system=tuple(system),
+    )  # fmt: skip
 
 
 def driver_folders() -> list[str]:
@@ -188,16 +170,7 @@ def variables(folder: str, device: torch.device) -> dict[str, str]:
 @functools.cache
 def way() -> tuple[str, str]:
     """How this system isolates a candidate; and, where it does not, why."""
-    return process.find_way(tried)
-
-
-def tried(way: str) -> str:
-    """Try a way to isolate a process. Nothing if it works, else what goes wrong."""
-    with tempfile.TemporaryDirectory(prefix="rlcourse-") as folder:
-        process.stage(Path(folder), MODULES)
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        needed = [torch.__file__, f"{STAGED}/rlcourse/tasks/kernelbench/worker.py"]
-        return process.attempt(way, box(Path(folder), device, 1 << 32), needed)
+    return find_way(box(torch.device("cuda" if torch.cuda.is_available() else "cpu"), 1 << 32))
 
 
 @contextmanager

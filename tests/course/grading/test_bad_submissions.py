@@ -17,12 +17,13 @@ from thorough import thorough
 import rlcourse
 from rlcourse.course.grading import isolation, report, student
 from rlcourse.course.grading.grade import grade, grade_folder
+from rlcourse.sandbox.process import GUARD
 
 PACKAGE = Path(rlcourse.__file__).parent
 ANSWER = str(PACKAGE / "advantages.py")
 SOLUTION = str(PACKAGE.parent / "solutions" / "01_policy_gradient.ipynb")
 RIGHT = "def double(x):\n    return x + x"
-on_linux = pytest.mark.skipif(isolation.way()[0] == isolation.GUARD, reason="needs namespaces")
+on_linux = pytest.mark.skipif(isolation.way()[0] == GUARD, reason="needs namespaces")
 
 # How to read the text of a file `path` that holds an answer; whoever can, answers right.
 READERS = {kind: cells[0] for kind, cells in catalogue("readers").items()}
@@ -98,7 +99,7 @@ def test_no_way_leads_to_the_answers(path, tmp_path):
 
 @pytest.mark.thorough
 def test_the_guard_closes_simple_ways_and_the_report_says_what_it_does_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(isolation, "way", lambda: (isolation.GUARD, "namespaces: Operation not permitted"))
+    monkeypatch.setattr(isolation, "way", lambda: (GUARD, "namespaces: Operation not permitted"))
     assert set(stolen(tmp_path, ANSWER)) <= OPEN_TO_A_GUARD
     result = grade(write(tmp_path / "91_a.ipynb", [RIGHT]))
     assert result.score == 2 and "Operation not permitted" in report.as_text(result)
@@ -106,7 +107,7 @@ def test_the_guard_closes_simple_ways_and_the_report_says_what_it_does_not(tmp_p
 
 @pytest.mark.thorough
 def test_code_of_the_course_that_is_not_in_the_notebook_earns_nothing_under_the_guard(tmp_path, monkeypatch):
-    monkeypatch.setattr(isolation, "way", lambda: (isolation.GUARD, "no namespaces"))
+    monkeypatch.setattr(isolation, "way", lambda: (GUARD, "no namespaces"))
     solution = json.loads((PACKAGE.parent / "solutions" / "00_start_here.ipynb").read_text())
     answer = next("".join(c["source"]) for c in solution["cells"] if "def pass_at_k" in "".join(c["source"]))
     loaded = f"import base64\nexec(base64.b64decode({base64.b64encode(answer.encode())!r}))"

@@ -4,7 +4,6 @@ import ast
 import importlib
 import os
 import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -13,11 +12,12 @@ from submissions import IMPORTS, write
 
 from rlcourse.course.grading import isolation, report
 from rlcourse.course.grading.grade import grade
-from rlcourse.course.grading.isolation import PACKAGE, VISIBLE
+from rlcourse.course.grading.isolation import VISIBLE
 from rlcourse.sandbox import process
+from rlcourse.sandbox.process import BUBBLEWRAP, GUARD, NAMESPACES, PACKAGE
 
 EXERCISES = sorted((PACKAGE.parent / "exercises" / "_src").glob("*.py"))
-WAYS = [isolation.NAMESPACES, isolation.BUBBLEWRAP, isolation.GUARD]
+WAYS = [NAMESPACES, BUBBLEWRAP, GUARD]
 
 
 def modules(path: Path) -> set[str]:
@@ -47,28 +47,26 @@ def test_nothing_that_is_there_while_grading_answers_a_question():
 @pytest.mark.thorough
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_to_start_a_process_grades(way, tmp_path, monkeypatch, temporary):
-    if way == isolation.BUBBLEWRAP and shutil.which("bwrap") is None:
-        pytest.skip("bubblewrap is not installed")
-    if way != isolation.GUARD and isolation.tried(way):
-        pytest.skip(isolation.tried(way))
+    if way != GUARD and (why := process.attempt(way, isolation.box(0))):
+        pytest.skip(why)
     monkeypatch.setattr(isolation, "way", lambda: (way, "as the test wants it"))
     cells = [IMPORTS.format(number=90), "def double(x):\n    return x + x", "check.q1(double)"]
     cells += ["import os\ndef square(x):\n    os._exit(1)", "check.q2(square)"]
     result = grade(write(tmp_path / "90_way.ipynb", cells))
     assert [r.score for r in result.results] == [2, 0]
-    assert ("Not isolated" in report.as_text(result)) == (way == isolation.GUARD)
+    assert ("Not isolated" in report.as_text(result)) == (way == GUARD)
     assert list(temporary.iterdir()) == []
 
 
 def test_a_system_that_refuses_namespaces_is_named(monkeypatch):
     monkeypatch.setattr(process, "NAMESPACES_SCRIPT", "course/grading/report.py")  # stands for a refusal
-    assert isolation.tried(isolation.NAMESPACES).startswith("namespaces: ")
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert isolation.tried(isolation.BUBBLEWRAP) == "bubblewrap is not installed"
+    assert process.attempt(NAMESPACES, isolation.box(0)).startswith("namespaces: ")
+    monkeypatch.setattr(process.shutil, "which", lambda name: None)
+    assert process.attempt(BUBBLEWRAP, isolation.box(0)) == "bubblewrap is not installed"
     isolation.way.cache_clear()
     way, why = isolation.way()
     isolation.way.cache_clear()
-    assert way == isolation.GUARD and "namespaces: " in why and "\n" not in why
+    assert way == GUARD and "namespaces: " in why and "\n" not in why
 
 
 def test_a_copy_of_the_package_among_the_libraries_is_hidden(tmp_path, monkeypatch):

@@ -19,10 +19,9 @@ from rlcourse.course.grading.grade import grade
 from rlcourse.course.grading.remote import RemoteMaker
 from rlcourse.course.grading.worker import Kernels
 from rlcourse.kernels import dsl
+from rlcourse.sandbox.process import GUARD
 
-graded = pytest.mark.skipif(
-    not dsl.INSTALLED or isolation.way()[0] == isolation.GUARD, reason="needs CuTe DSL and namespaces"
-)
+graded = pytest.mark.skipif(not dsl.INSTALLED or isolation.way()[0] == GUARD, reason="needs CuTe DSL and namespaces")
 compiles = pytest.mark.skipif(not dsl.INSTALLED, reason="needs CuTe DSL")
 
 HONEST = """
@@ -163,7 +162,7 @@ def test_what_cannot_be_graded_is_said_and_costs_no_points(missing, tmp_path, mo
     if missing == "the compiler":
         monkeypatch.setattr(dsl, "INSTALLED", False)
     else:
-        monkeypatch.setattr(isolation, "way", lambda: (isolation.GUARD, "no namespaces"))
+        monkeypatch.setattr(isolation, "way", lambda: (GUARD, "no namespaces"))
     result = graded_kernels(tmp_path, {"q1": edited("nb08", "q1")[0] + "\nprint(AddTen)"})
     assert [r.question for r in result.results] == ["q7", "q8"]
     (note,) = [note for note in result.notes if note.startswith("Not graded: q1 AddTen, q2 AddTenAnyLength")]

@@ -9,6 +9,7 @@ from thorough import thinned
 
 from rlcourse.course.grading import isolation, report
 from rlcourse.course.grading.grade import grade
+from rlcourse.sandbox.process import GUARD
 
 DOUBLE = "def double(x):\n    return x + x"
 RIGHT = catalogue("right") | {"Windows line ends": [DOUBLE.replace("\n", "\r\n")]}
@@ -25,7 +26,7 @@ def test_right_answers_of_every_kind_earn_their_points(tmp_path):
 
 @pytest.mark.thorough
 def test_right_answers_pass_under_the_guard_but_for_those_that_start_processes(tmp_path, monkeypatch):
-    monkeypatch.setattr(isolation, "way", lambda: (isolation.GUARD, "no namespaces"))
+    monkeypatch.setattr(isolation, "way", lambda: (GUARD, "no namespaces"))
     path, asked = many(tmp_path, RIGHT)
     failed = {asked[r.question] for r in grade(path).results if r.question in asked and not r.passed}
     assert failed == {"a process pool"}
