@@ -73,7 +73,7 @@ def grade(path: Path, hidden: Path | None = None, seed: int | None = None, memor
         "module": name,
         "checks": [question.name for question in questions],
         "kernels": bool(kernels) and not missing,
-        "ungraded": {question.name: question.function for question in ungraded},
+        "ungraded": [question.name for question in ungraded],
         "kept": None,
         "known": set(),
     }

@@ -51,12 +51,14 @@ def main(wire: int, limits: dict[str, int]) -> None:
 def prepare(setup: dict, limits: dict[str, int]) -> None:
     """Limit this process, and guard it where nothing else does.
 
-    setup: `seed`, `kernels`, whether the compiler is wanted, `memory_bytes`, `kept`.
+    setup: `seed`, `memory_bytes`, `kept`; `kernels`, whether the compiler is wanted, `ungraded`, whether it's missing.
     """
     torch.set_num_threads(1)
     if setup["kernels"]:
         import rlcourse.course.kernels.trace  # noqa: F401  before memory is limited
     sys.modules["ptx_interpreter"] = None  # not importable, even where it's installed: kernels run at the grader's
+    if setup["ungraded"]:
+        sys.modules["rlcourse.kernels"] = None
     torch.manual_seed(setup["seed"])
     taken = Path("/proc/self/statm")
     if taken.exists():  # elsewhere the system does not keep the limit
@@ -85,22 +87,15 @@ def sentence(error: BaseException) -> str:
         return ""
 
 
-class Card:
-    """What `check.q1(...)` gives back here: whether the question passed, and no more."""
-
-    def __init__(self, passed: bool):
-        self.passed = passed
-
-
 class Check:
-    """`check.q1` while grading. passed: at the last call, as in a notebook."""
+    """`check.q1` while grading; what it gives back says whether the question passed at the last call, and no more."""
 
     def __init__(self, judge: Callable[[Any], bool]):
         self.judge, self.passed = judge, False
 
-    def __call__(self, function: Any = None) -> Card:
+    def __call__(self, function: Any = None) -> "Check":
         self.passed = self.judge(function)
-        return Card(self.passed)
+        return self
 
 
 class Kernels:
@@ -126,8 +121,8 @@ class Kernels:
 class Notebook:
     """The names of a notebook and what its cells do.
 
-    setup: `checks`, {question: function's name} of the questions that are graded; `ungraded`, likewise of the kernels
-    that are not; `module`, that of the checks; `known`, digests of the answers that the course has.
+    setup: `checks`, the questions that are graded; `ungraded`, kernels that are not; `module`, that of the checks;
+    `known`, digests of the answers that the course has.
     """
 
     def __init__(self, connection: socket.socket, setup: dict):
@@ -205,8 +200,6 @@ class Notebook:
 
     def _run(self, statement: ast.stmt, cell: str, seconds: float) -> str:
         """Run one statement. What went wrong, '' for nothing."""
-        if self._is_ungraded(statement):
-            return ""
         try:
             with time_limit(seconds):
                 found = eval(self.compiler(ast.Module([statement], []), cell, "exec"), self.names)
@@ -214,35 +207,26 @@ class Notebook:
                     asyncio.run(found)
         except OutOfTime:
             return f"took longer than {seconds:g} seconds: is there a loop that never ends?"
-        except ModuleNotFoundError as error:
-            if error.name != "ptx_interpreter":
-                return f"ModuleNotFoundError: {sentence(error)}"
-            self.left_out |= bound(statement)  # the interpreter is with the grader, and no answer needs it
-        except NameError as error:
-            if error.name in self.setup["ungraded"].values():
-                return ""
-            if error.name in self.left_out:
-                return f"not run: `{error.name}` belongs to kernels, which do not run here"
-            return f"NameError: {sentence(error)}"
         except BaseException as error:
+            if isinstance(error, ImportError | NameError) and self._is_left_out(error.name or ""):
+                names = bound(statement)
+                self.left_out |= names
+                return "" if names else f"not run: `{error.name}` belongs to kernels, which do not run here"
             return f"{type(error).__name__}: {sentence(error)}"
         return ""
 
-    def _is_ungraded(self, statement: ast.stmt) -> bool:
-        """Whether a statement belongs to exercises that are not graded: their functions, and the imports for them."""
-        ungraded = self.setup["ungraded"]
-        if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith("rlcourse.kernels"):
-            self.left_out |= {alias.asname or alias.name for alias in statement.names} if ungraded else set()
-            return bool(ungraded)
-        found = bound(statement) & set(ungraded.values())
-        self.left_out |= found
-        return bool(found)
+    def _is_left_out(self, name: str) -> bool:
+        """Whether a name is not there on purpose: that of the interpreter, which is with the grader, of a kernel where
+        none is graded, or one that was to be made of these."""
+        no_kernels = bool(self.setup["ungraded"]) and name.startswith("rlcourse.kernels")
+        return name in self.left_out or name == "ptx_interpreter" or no_kernels
 
 
 def bound(statement: ast.stmt) -> set[str]:
-    """The names that a definition or an assignment is for."""
+    """The names that a definition, an assignment or an import is for."""
+    imported = [alias.asname or alias.name for alias in getattr(statement, "names", []) if isinstance(alias, ast.alias)]
     targets = [getattr(target, "id", None) for target in getattr(statement, "targets", [])]
-    return {name for name in (getattr(statement, "name", None), *targets) if name}
+    return {name for name in (getattr(statement, "name", None), *targets, *imported) if name}
 
 
 def within(seconds: float, function: Callable, *arguments, **options) -> bytes:
