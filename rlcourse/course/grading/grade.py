@@ -57,40 +57,29 @@ def grade(path: Path, hidden: Path | None = None, seed: int | None = None, memor
     check_possible(memory_gb)
     start = time.perf_counter()
     notebook = read_notebook(path)
-    name, notes = checks_module(notebook, path)
+    name, cells = checks_module(notebook, path), student_cells(notebook)
+    report = Report(printable(str(path)), name, new_seed() if seed is None else seed)
     questions = load_questions(name, hidden)
-    seed = new_seed() if seed is None else seed
-    report = Report(printable(str(path)), name, seed, notes=notes)
-    way, why = isolation.way()
     kernels = [question for question in questions if question.caller.kernels]
-    missing = no_kernels(way) if kernels else ""
-    ungraded = kernels if missing else []
-    questions = [question for question in questions if question not in ungraded]
-    cells = student_cells(notebook)
-    setup = {
-        "seed": seed,
-        "memory_bytes": int(memory_gb * 1e9),
-        "module": name,
-        "checks": [question.name for question in questions],
-        "kernels": bool(kernels) and not missing,
-        "ungraded": [question.name for question in ungraded],
-        "kept": None,
-        "known": set(),
-    }
+    way, why = isolation.way()
+    setup = {"seed": report.seed, "module": name, "memory_bytes": int(memory_gb * 1e9), "kernels": bool(kernels)}
+    setup |= {"ungraded": [], "kept": None, "known": set()}
     if way == GUARD:
         report.notes.append(isolation.MISSING.format(why=why))
         setup["kept"] = answers.files([path.parent, *([hidden] if hidden else [])])
         setup["known"] = answers.digests() - answers.digests_of([cell.source for cell in cells])
-    if ungraded:
-        names = ", ".join(f"{question.name} {question.function}" for question in ungraded)
+    if kernels and (missing := no_kernels(way)):
+        names = ", ".join(f"{question.name} {question.function}" for question in kernels)
         report.notes.append(f"Not graded: {names}: {missing}.")
+        questions = [question for question in questions if question not in kernels]
+        setup |= {"kernels": False, "ungraded": [question.name for question in kernels]}
+    setup["checks"] = [question.name for question in questions]
     run = Run(cells, questions, way, setup)
     run.run()
     report.results = [run.results[question.name] for question in questions]
-    errors = run.errors()
-    report.errors = [printable(error) for error in errors[:MOST_ERRORS]]
-    if len(errors) > MOST_ERRORS:
-        report.errors.append(f"and {len(errors) - MOST_ERRORS} more")
+    errors = [printable(error) for error in run.errors()]
+    more = [f"and {len(errors) - MOST_ERRORS} more"] if len(errors) > MOST_ERRORS else []
+    report.errors = [*errors[:MOST_ERRORS], *more]
     report.seconds = time.perf_counter() - start
     return report
 
@@ -138,10 +127,7 @@ def load_questions(name: str, hidden: Path | None) -> list[Question]:
     try:
         if hidden is not None:
             add_hidden_cases(hidden / f"{name}.py")
-        found = [copy.copy(question) for question in questions]
-        for question in found:
-            question.cases = list(question.cases)
-        return found
+        return copy.deepcopy(questions)
     finally:
         for question, cases in zip(questions, public, strict=True):
             question.cases[:] = cases

@@ -34,20 +34,15 @@ def read_notebook(path: Path) -> dict:
 
 
 def student_cells(notebook: dict) -> list[Cell]:
-    """The code cells, in order, of format 4 or of 3, which had them in worksheets."""
-    sheets = notebook.get("worksheets", [notebook])
-    found = [cell for sheet in sheets for cell in sheet["cells"] if cell["cell_type"] == "code"]
-    return [Cell(number, source(cell)) for number, cell in enumerate(found, 1)]
+    """The code cells, in order. Their text may be kept as lines."""
+    found = [cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    return [
+        Cell(number, source if isinstance(source, str) else "".join(source)) for number, source in enumerate(found, 1)
+    ]
 
 
-def source(cell: dict) -> str:
-    """The text of a cell, which a notebook may keep as lines."""
-    text = cell["source"] if "source" in cell else cell["input"]
-    return text if isinstance(text, str) else "".join(text)
-
-
-def checks_module(notebook: dict, path: Path) -> tuple[str, list[str]]:
-    """The module of `rlcourse.course.checks` that belongs to a notebook, such as "nb02", and what to say about that.
+def checks_module(notebook: dict, path: Path) -> str:
+    """The module of `rlcourse.course.checks` that belongs to a notebook, such as "nb02".
 
     Found by the notebook's metadata, else by its import of the checks, else by its file name. Raises ValueError.
     """
@@ -62,12 +57,9 @@ def checks_module(notebook: dict, path: Path) -> tuple[str, list[str]]:
         re.search(r"^\s*from rlcourse\.course\.checks import nb([0-9]{2})\b", text, re.MULTILINE),
         re.match(r"([0-9]{2})_", path.name),
     ]
-    numbers = [match[1] for match in found if match]
-    for number in numbers:
-        if importlib.util.find_spec(f"rlcourse.course.checks.nb{number}") is not None:
-            others = sorted({other for other in numbers if other != number})
-            notes = [f"Graded as notebook {number}, though the file's name or import says {o}." for o in others]
-            return f"nb{number}", notes
+    for name in (f"nb{match[1]}" for match in found if match):
+        if importlib.util.find_spec(f"rlcourse.course.checks.{name}") is not None:
+            return name
     raise ValueError(
         f"{path} is not an exercise notebook of the course: neither its metadata, nor an import of "
         "rlcourse.course.checks, nor its name says which."

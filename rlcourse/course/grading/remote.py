@@ -1,7 +1,4 @@
-"""The functions that a notebook defines, as the cases of a question call them: each call is asked of its worker.
-
-`run` is the notebook's `Run`, whose module imports this one.
-"""
+"""The functions that a notebook defines, as the cases of a question call them: each call is asked of its worker."""
 
 import time
 from collections.abc import Iterator
@@ -18,15 +15,14 @@ class Died(Exception):
 
 
 class Remote:
-    """The function that a notebook checks, for the cases of one question.
+    """The function that a notebook checks, for the cases of one question. run: the notebook's `student.Run`.
 
     A call raises NotImplementedError for a hole, AssertionError with a sentence for everything else that goes wrong.
     A case that ends the process, or hangs so that nothing stops it, takes the rest of the question with it.
     """
 
-    def __init__(self, run: Any, name: str):
-        self.run, self.name = run, name
-        self.deadline = 0.0
+    def __init__(self, run: Any):
+        self.run, self.deadline = run, 0.0
         self.late = False  # a call was not done in its time
 
     @contextmanager
@@ -73,23 +69,16 @@ class RemoteMaker(Remote):
         raise AssertionError("the kernel could not be read")
 
 
-class Undefined(Remote):
-    """A function that the notebook does not define."""
+class Missing(Remote):
+    """A function that the notebook does not have. why: the sentence that every case gets."""
 
-    def _ask(self, kind: str, arguments: tuple, options: dict) -> Any:
-        function = self.run.questions[self.name].function
-        raise AssertionError("; ".join([f"`{function}` is not defined", *self.run.errors()]))
-
-
-class Unreached(Remote):
-    """A function that the run of the notebook did not get to."""
-
-    def __init__(self, run: Any):
-        super().__init__(run, "")
+    def __init__(self, run: Any, why: str):
+        super().__init__(run)
+        self.why = why
 
     @contextmanager
     def limited(self, seconds: float) -> Iterator[None]:
-        raise AssertionError(f"not reached: {self.run.why_unreached()}")
+        raise AssertionError(self.why)
         yield
 
 

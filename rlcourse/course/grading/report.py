@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -35,12 +36,12 @@ def run_grade(
             print(as_text(reports[0]))
             write(reports, reports[0], json_file, junit, csv_file)
             return
-        csv_file, reports, notes = csv_file or Path("grades.csv"), [], []
+        csv_file, reports = csv_file or Path("grades.csv"), []
         for report in grade_folder(submission, **options):
             reports.append(report)
-            notes += [note for note in report.notes if note not in notes]
             print(as_line(report), flush=True)
             write(reports, reports, json_file, junit, csv_file)
+        notes = dict.fromkeys(note for report in reports for note in report.notes)
         print("\n".join([*notes, f"{len(reports)} notebooks, seed {report.seed}: {csv_file}"]))
 
 
@@ -109,32 +110,13 @@ def as_dict(report: Report) -> dict[str, Any]:
             "function": result.function,
             "score": result.score,
             "possible": result.possible,
-            "cases": [
-                {
-                    "name": case.name,
-                    "passed": case.passed,
-                    "message": message(case),
-                    "points": case.points,
-                    "hidden": case.hidden,
-                    "seconds": round(case.seconds, 3),
-                }
-                for case in result.cases
-            ],
+            "cases": [asdict(case) | {"message": message(case)} for case in result.cases],
         }
         for result in report.results
     ]
-    return {
-        "submission": report.submission,
-        "notebook": report.notebook,
-        "rlcourse": __version__,
-        "seed": report.seed,
-        "score": report.score,
-        "possible": report.possible,
-        "seconds": round(report.seconds, 1),
-        "errors": report.errors,
-        "notes": report.notes,
-        "questions": questions,
-    }
+    found = vars(report) | {"rlcourse": __version__, "score": report.score, "possible": report.possible}
+    del found["results"]  # which say why hidden cases failed
+    return found | {"questions": questions}
 
 
 def write_json(graded: Report | list[Report], path: Path) -> None:

@@ -15,7 +15,7 @@ from rlcourse.course.calls import OutOfTime, time_limit
 from rlcourse.course.checks import Question, Result
 from rlcourse.course.grading import isolation
 from rlcourse.course.grading.notebook import Cell
-from rlcourse.course.grading.remote import Died, Remote, RemoteMaker, Undefined, Unreached, value
+from rlcourse.course.grading.remote import Died, Missing, Remote, RemoteMaker, value
 from rlcourse.sandbox.process import GUARD, Child
 from rlcourse.sandbox.wire import MAX_BYTES, Unreadable, decode, receive, send
 
@@ -90,9 +90,10 @@ class Run:
                     break
         finally:
             self.close()
+        late = f"the notebook took longer than {NOTEBOOK_SECONDS} s" if self.left <= 0 else "its code ended the process"
         for name, question in self.questions.items():
             if name not in self.results:
-                self.results[name] = question.run(Unreached(self), self.seed)
+                self.results[name] = question.run(Missing(self, f"not reached: {late}"), self.seed)
 
     def close(self) -> None:
         if self.worker is not None:
@@ -101,9 +102,6 @@ class Run:
     @property
     def left(self) -> float:
         return self.deadline - time.monotonic()
-
-    def why_unreached(self) -> str:
-        return f"the notebook took longer than {NOTEBOOK_SECONDS} s" if self.left <= 0 else "its code ended the process"
 
     def line(self, file: str, number: int) -> str:
         """A line of a cell, by the name that the worker has for it; '' for everything else."""
@@ -169,9 +167,11 @@ class Run:
         if times >= MAX_CHECKS:
             return self.results[name].passed
         if (name, times) not in self.verdicts:
-            kind = RemoteMaker if self.questions[name].caller.kernels else Remote
-            remote = (kind if defined else Undefined)(self, name)
-            result = self.questions[name].run(remote, derived(self.seed, name))
+            question = self.questions[name]
+            remote = RemoteMaker(self) if question.caller.kernels else Remote(self)
+            if not defined:
+                remote = Missing(self, "; ".join([f"`{question.function}` is not defined", *self.errors()]))
+            result = question.run(remote, derived(self.seed, name))
             self.results[name] = self._own(result)
             if remote.late:  # processes and threads that it started may go on, and take time and memory from the next
                 self.worker.close()
@@ -183,12 +183,10 @@ class Run:
         if self.way != GUARD or not self.worker.alive or not result.score:
             return result
         try:
-            found = value(self.worker.ask(["running"], CELL_SECONDS))
-        except (Died, TimeoutError, AssertionError):
+            found = str(value(self.worker.ask(["running"], CELL_SECONDS))[0])
+        except (Died, TimeoutError, AssertionError, TypeError, LookupError):  # nothing of it ran, or it does not say
             return result
-        if not isinstance(found, list) or not found:
-            return result
-        why = f"the course's own code ran ({str(found[0])[:50]}), which is not in the notebook"
+        why = f"the course's own code ran ({found[:50]}), which is not in the notebook"
         return replace(result, cases=[replace(case, passed=False, message=why) for case in result.cases])
 
 

@@ -153,7 +153,7 @@ def test_card_and_grader_say_the_same_of_a_kernel(question, name, tmp_path, monk
     kernels = Kernels()
     calls = {"trace": partial(kernels.trace, kernel), "blocks": kernels.blocks}
     run = SimpleNamespace(worker=Loopback(calls), left=1e9, line=linecache.getline)
-    found, card = (asked.run(f, seed=0).cases for f in (RemoteMaker(run, question), Maker(kernel)))
+    found, card = (asked.run(f, seed=0).cases for f in (RemoteMaker(run), Maker(kernel)))
     assert [(c.name, c.passed, c.message) for c in found] == [(c.name, c.passed, c.message) for c in card]
 
 

@@ -17,7 +17,7 @@ from rlcourse.course.grading.remote import Remote
 
 def graded(question, function, seed=0):
     worker = Loopback({"call": function, "gradient": partial(gradient, function)})
-    remote = Remote(SimpleNamespace(worker=worker, left=1e9), question.name)
+    remote = Remote(SimpleNamespace(worker=worker, left=1e9))
     return [(case.name, case.passed, case.message) for case in question.run(remote, seed).cases]
 
 
