@@ -6,6 +6,7 @@ import json
 import os
 import types
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from rlcourse.course.grading.cells import statements
@@ -16,25 +17,19 @@ from rlcourse.sandbox.process import PACKAGE
 
 MOST = 20_000  # files that are looked at
 SHORT = 40  # bytes of code below which a function may well be written twice
-
-
-def folders() -> list[Path]:
-    """The package, and in a clone of the repository what lies beside it."""
-    beside = ("solutions", "exercises", "notebooks", "tests")
-    return [PACKAGE, *(PACKAGE.parent / name for name in beside if (PACKAGE.parent / "pyproject.toml").is_file())]
+BESIDE = ("solutions", "exercises", "notebooks", "tests")  # the package, in a clone of the repository
 
 
 def files(private: Iterable[Path]) -> set[tuple[int, int]]:
     """(device, inode) of the course's files and folders and of those in the folders `private`."""
     found: set[tuple[int, int]] = set()
-    for folder in [*folders(), *private]:
+    beside = BESIDE if (PACKAGE.parent / "pyproject.toml").is_file() else ()
+    for folder in [PACKAGE, *(PACKAGE.parent / name for name in beside), *private]:
         for place, _, names in os.walk(folder):
             for path in (place, *(os.path.join(place, name) for name in names)):
-                try:
+                with suppress(OSError):
                     status = os.stat(path)
-                except OSError:
-                    continue
-                found.add((status.st_dev, status.st_ino))
+                    found.add((status.st_dev, status.st_ino))
             if len(found) > MOST:
                 break
     return found
@@ -51,22 +46,14 @@ def digests() -> frozenset[tuple]:
 
 
 def digests_of(sources: list[str]) -> set[tuple]:
-    """Digests of the functions that are defined in these texts."""
+    """Digests of the functions that are defined in these texts, but for short ones."""
     found: set[tuple] = set()
     for source in sources:
-        try:
-            parsed, _ = statements(source)
-            for statement in parsed:
-                found |= set(codes(compile(ast.Module([statement], []), "", "exec")))
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            continue
+        with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            inner = [compile(ast.Module([statement], []), "", "exec") for statement in statements(source)[0]]
+            while inner:
+                parts = [part for part in inner.pop().co_consts if isinstance(part, types.CodeType)]
+                inner += parts
+                named = [part for part in parts if not part.co_name.startswith(("__", "<"))]
+                found |= {digest(part) for part in named if len(part.co_code) >= SHORT}
     return found
-
-
-def codes(code: types.CodeType) -> Iterable[tuple]:
-    """Digests of a piece of code and of all in it, but for short ones."""
-    for part in code.co_consts:
-        if isinstance(part, types.CodeType):
-            if len(part.co_code) >= SHORT and not part.co_name.startswith(("__", "<")):
-                yield digest(part)
-            yield from codes(part)

@@ -9,6 +9,8 @@ import sys
 import types
 from collections.abc import Iterable
 
+import torch
+
 # Audit events that start or end other processes, or leave Python.
 REFUSED = {"subprocess.Popen", "os.system", "os.kill", "os.killpg", "os.exec", "os.fork", "os.forkpty"}
 REFUSED |= {"os.posix_spawn", "os.spawn", "resource.prlimit", "signal.pthread_kill", "pty.spawn", "os.startfile"}
@@ -25,12 +27,7 @@ def close(kept: Iterable[tuple[int, int]]) -> None:
     for module, name in (("_posixsubprocess", "fork_exec"), ("signal", "pidfd_send_signal"), ("os", "pidfd_open")):
         if hasattr(sys.modules.get(module) or __import__(module), name):
             delattr(sys.modules[module], name)
-    torch = sys.modules.get("torch")
-    for name in ("from_file", "UntypedStorage.from_file", "UntypedStorage._new_shared_filename_cpu"):
-        owner, _, last = name.rpartition(".")
-        target = getattr(torch, owner) if owner else torch
-        if hasattr(target, last):
-            setattr(target, last, refuse)
+    torch.from_file = torch.UntypedStorage.from_file = torch.UntypedStorage._new_shared_filename_cpu = refuse
     sys.addaudithook(hook)
 
 
@@ -68,9 +65,7 @@ def make_hook(kept: frozenset, stat, create: int):
 def digest(code: types.CodeType) -> tuple:
     """What a piece of code does, without where it came from: equal for two texts that differ in comments alone."""
     constants = [digest(part) if isinstance(part, types.CodeType) else repr(part) for part in code.co_consts]
-    documented = code.co_consts[:1] and isinstance(code.co_consts[0], str)
-    constants = constants[1:] if documented else constants
-    return code.co_name, code.co_code.hex(), tuple(constants), code.co_names, code.co_varnames
+    return code.co_name, code.co_code, tuple(constants), code.co_names, code.co_varnames
 
 
 def running(known: set[tuple]) -> list[str]:
