@@ -183,7 +183,7 @@ class Run:
         if self.way != GUARD or not self.worker.alive or not result.score:
             return result
         try:
-            found = str(value(self.worker.ask(["running"], CELL_SECONDS))[0])
+            found = str(value(self.worker.ask(["running", CELL_SECONDS, (), {}], 2 * CELL_SECONDS))[0])
         except (Died, TimeoutError, AssertionError, TypeError, LookupError):  # nothing of it ran, or it does not say
             return result
         why = f"the course's own code ran ({found[:50]}), which is not in the notebook"

@@ -19,6 +19,7 @@ import socket
 import sys
 import types
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -163,21 +164,17 @@ class Notebook:
             return False
         self.judging = True
         left, _ = signal.setitimer(signal.ITIMER_REAL, 0)  # the cell's time stands still
+        calls = {"call": function, "gradient": partial(gradient, function)}
+        calls |= {"trace": partial(self.kernels.trace, function), "blocks": self.kernels.blocks}
+        calls["running"] = partial(guard.running, self.setup["known"])
         try:
             send(self.connection, encode({"check": question, "defined": callable(function)}))
             while True:
                 kind, *details = pickle.loads(receive(self.connection))
                 if kind == "verdict":
                     return details[0]
-                if kind == "running":
-                    send(self.connection, reply(guard.running, self.setup["known"]))
-                    continue
                 seconds, arguments, options = details
-                if kind in ("gradient", "trace"):
-                    arguments = function, *arguments
-                targets = {"gradient": gradient, "trace": self.kernels.trace, "blocks": self.kernels.blocks}
-                target = targets.get(kind, function)
-                send(self.connection, within(seconds, target, *arguments, **options))
+                send(self.connection, within(seconds, calls[kind], *arguments, **options))
         finally:
             self.judging = False
             signal.setitimer(signal.ITIMER_REAL, left)
