@@ -5,7 +5,6 @@ import io
 import json
 import signal
 import sys
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,34 +29,20 @@ def run_grade(
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without a sign that a reader used
-    with ended_by_signals():
-        if not submission.is_dir():
-            reports = [grade(submission, **options)]
-            print(as_text(reports[0]))
-            write(reports, reports[0], json_file, junit, csv_file)
-            return
-        csv_file, reports = csv_file or Path("grades.csv"), []
-        for report in grade_folder(submission, **options):
-            reports.append(report)
-            print(as_line(report), flush=True)
-            write(reports, reports, json_file, junit, csv_file)
-        notes = dict.fromkeys(note for report in reports for note in report.notes)
-        print("\n".join([*notes, f"{len(reports)} notebooks, seed {report.seed}: {csv_file}"]))
-
-
-@contextmanager
-def ended_by_signals():
-    """Let SIGTERM and SIGHUP end this process as an error does, so that no process of a notebook is left behind."""
-
-    def end(number, _):
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # which then leave no process of a notebook behind
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    if not submission.is_dir():
+        reports = [grade(submission, **options)]
+        print(as_text(reports[0]))
+        write(reports, reports[0], json_file, junit, csv_file)
+        return
+    csv_file, reports = csv_file or Path("grades.csv"), []
+    for report in grade_folder(submission, **options):
+        reports.append(report)
+        print(as_line(report), flush=True)
+        write(reports, reports, json_file, junit, csv_file)
+    notes = dict.fromkeys(note for report in reports for note in report.notes)
+    print("\n".join([*notes, f"{len(reports)} notebooks, seed {report.seed}: {csv_file}"]))
 
 
 def write(reports: list[Report], graded: Report | list[Report], json_file, junit, csv_file) -> None:
