@@ -17,7 +17,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -44,7 +44,7 @@ class Box:
     system: tuple[str, ...] = ()  # folders beside SYSTEM, seen where they are
 
 
-class Child:
+class Child(AbstractContextManager):
     """A process in a box, with a socket to it: `connection`."""
 
     def __init__(self, way: str, box: Box):
@@ -66,6 +66,9 @@ class Child:
         self.process = None
         remove(self.folder)
         return said
+
+    def __exit__(self, *_) -> None:
+        self.close()
 
 
 def start(way: str, box: Box, folder: Path, wire: int) -> subprocess.Popen:

@@ -80,24 +80,16 @@ class Run:
         self.deadly: dict[int, str] = {}
         self.slow: set[int] = set()
         self.said: dict[int, list[str]] = {}
-        self.worker: Worker | None = None
 
     def run(self) -> None:
         """Judge every question."""
-        try:
-            for _ in range(MAX_WORKERS):
-                if self._from_the_top():
-                    break
-        finally:
-            self.close()
+        for _ in range(MAX_WORKERS):
+            if self.left <= 0 or self._from_the_top():
+                break
         late = f"the notebook took longer than {NOTEBOOK_SECONDS} s" if self.left <= 0 else "its code ended the process"
         for name, question in self.questions.items():
             if name not in self.results:
                 self.results[name] = question.run(Missing(self, f"not reached: {late}"), self.seed)
-
-    def close(self) -> None:
-        if self.worker is not None:
-            self.worker.close()
 
     @property
     def left(self) -> float:
@@ -115,20 +107,18 @@ class Run:
 
     def _from_the_top(self) -> bool:
         """Run all cells in a new worker, then judge what no cell asked to check. False if the worker was lost."""
-        self.close()
-        if self.left <= 0:
-            return True
-        self.worker, self.said, reached = Worker(self.way, self.setup), {}, Counter()
+        self.said, reached = {}, Counter()
         try:
-            for cell in self.cells:
-                if cell.number not in self.deadly:
-                    self._run_cell(cell, reached)
-            for name, question in self.questions.items():
-                if name not in self.results:
-                    self._follow(["judge", name, question.function], reached)
+            with Worker(self.way, self.setup) as self.worker:
+                for cell in self.cells:
+                    if cell.number not in self.deadly:
+                        self._run_cell(cell, reached)
+                for name, question in self.questions.items():
+                    if name not in self.results:
+                        self._follow(["judge", name, question.function], reached)
+                return True
         except (TimeoutError, Died):
             return False
-        return True
 
     def _run_cell(self, cell: Cell, reached: Counter) -> None:
         """Run a cell and keep what is to be said of it. Raises what `_follow` raises."""

@@ -112,12 +112,6 @@ class Candidate(Child):
             raise Refused("memory", said)
         raise Refused(reason, f"{text} ({said})" if said and reason == "died" else text)
 
-    def __enter__(self) -> "Candidate":
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.close()
-
 
 def gpu_taken() -> int:
     """Bytes of the GPU that somebody holds."""
