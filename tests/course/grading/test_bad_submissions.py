@@ -119,7 +119,7 @@ def test_code_of_the_course_that_is_not_in_the_notebook_earns_nothing_under_the_
     assert earned == {"written": 1, "loaded": 0}
 
 
-HARM = {kind: cells[0] for kind, cells in catalogue("harm").items()}
+HARM = {kind: cells[0] for kind, cells in catalogue("harm", answer="def double(x):\n    return x").items()}
 
 
 @on_linux

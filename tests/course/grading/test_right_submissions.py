@@ -12,7 +12,7 @@ from rlcourse.course.grading.grade import grade
 from rlcourse.sandbox.process import GUARD
 
 DOUBLE = "def double(x):\n    return x + x"
-RIGHT = catalogue("right") | {"Windows line ends": [DOUBLE.replace("\n", "\r\n")]}
+RIGHT = catalogue("right", answer=DOUBLE) | {"Windows line ends": [DOUBLE.replace("\n", "\r\n")]}
 
 
 @pytest.mark.thorough
