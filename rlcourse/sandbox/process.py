@@ -75,11 +75,17 @@ def start(way: str, box: Box, folder: Path, wire: int) -> subprocess.Popen:
     """Start a box's code, with what it may see of the package staged in `folder`."""
     stage(folder, box, isolated=way != GUARD)
     if way == GUARD:
-        own = tempfile.mkdtemp(dir=folder)
+        place = tempfile.mkdtemp(dir=folder)
         limits = {name: value for name, value in box.limits.items() if name != "NPROC"}  # counts all of the user's
-        command = python_command(f"{folder}{STAGED}", box.code, wire, own, limits | box.own_limits)
-        return launch(command, wire, Path(own), box.variables(own))
-    return launch(isolated(way, box, folder, wire), wire, folder, {})
+        command = python_command(f"{folder}{STAGED}", box.code, wire, place, limits | box.own_limits)
+        variables = box.variables(place)
+    else:
+        place, command, variables = folder, isolated(way, box, folder, wire), {}
+    null = subprocess.DEVNULL
+    return subprocess.Popen(
+        command, pass_fds=[wire], stdin=null, stdout=null, stderr=subprocess.PIPE, start_new_session=True, cwd=place,
+        env=variables,
+    )  # fmt: skip
 
 
 def stage(folder: Path, box: Box, isolated: bool) -> None:
@@ -94,14 +100,6 @@ def stage(folder: Path, box: Box, isolated: bool) -> None:
             (place / "rlcourse" / parent / "__init__.py").touch()
     for name, path in box.folders.items():
         (place / name).mkdir() if isolated else (place / name).symlink_to(path)
-
-
-def launch(command: list[str], wire: int, folder: Path, variables: dict[str, str]) -> subprocess.Popen:
-    null = subprocess.DEVNULL
-    return subprocess.Popen(
-        command, pass_fds=[wire], stdin=null, stdout=null, stderr=subprocess.PIPE, start_new_session=True, cwd=folder,
-        env=variables,
-    )  # fmt: skip
 
 
 def end(process: subprocess.Popen) -> str:
