@@ -208,7 +208,9 @@ class Notebook:
             if isinstance(error, ImportError | NameError) and self._is_left_out(error.name or ""):
                 names = bound(statement)
                 self.left_out |= names
-                return "" if names else f"not run: `{error.name}` belongs to kernels, which do not run here"
+                if names or error.name == "ptx_interpreter":  # no answer needs the interpreter
+                    return ""
+                return f"not run: `{error.name}` belongs to kernels, which do not run here"
             return f"{type(error).__name__}: {sentence(error)}"
         return ""
 
