@@ -137,7 +137,7 @@ class TrainConfig:
     )
     micro_batch_tokens: int = setting(
         2048,
-        "tokens in one forward and backward, with padding; a longer row goes alone, and gradients accumulate",
+        "tokens that one forward and backward computes, padding too; a longer row goes alone, and gradients accumulate",
         within=COUNT,
     )
     gradient_checkpointing: bool = setting(False, "recompute activations in the backward pass to save memory")

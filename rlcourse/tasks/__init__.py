@@ -64,6 +64,8 @@ def load_task(name: str) -> Task:
     missing = [attribute for attribute in NEEDED if not hasattr(found, attribute)]
     if missing:
         raise ValueError(f"{name} is not a task: it has no {' and no '.join(missing)} (see rlcourse/tasks/task.py).")
+    if not found.metrics:
+        raise ValueError(f"{name} measures nothing: name one of its metrics at least (see rlcourse/tasks/task.py).")
     return found
 
 

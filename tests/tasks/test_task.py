@@ -41,6 +41,11 @@ def made(data_dir):
     task.name = f"from {data_dir}"
     return task
 
+def blind(data_dir):
+    task = Short()
+    task.metrics = {}
+    return task
+
 class box:
     task = Short()
 '''
@@ -68,6 +73,7 @@ def test_a_task_is_found_at_its_place(here):
         ("poetry", "Unknown task 'poetry': use minigsm, gsm8k, .*or module:object for one of your own."),
         ("nowhere:task", "There is no module 'nowhere': run in the folder that holds it, or install it."),
         ("shorttasks:Judgement.__doc__", "shorttasks:Judgement.__doc__ is not a task: it has no name and no metrics"),
+        ("shorttasks:blind", "shorttasks:blind measures nothing: name one of its metrics at least"),
     ],
 )
 def test_a_place_without_a_task_is_one_sentence(name, sentence, here):
