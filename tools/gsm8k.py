@@ -7,12 +7,12 @@
 Each run is `rlcourse train --preset h200` with a variant's settings, in a process and on a GPU of its own. A run that
 is there is not repeated, and one that was cut off goes on from its last checkpoint, so a study can grow over many short
 leases. GSM8K comes from the folder in RLCOURSE_GSM8K_DIR, or from the hub. `trl` is TRL with vLLM (`gsm8k_trl.py`), and
-`small` ours with the same settings.
+`small` ours with the same settings. `ten minutes` is the best that we know within ten minutes.
 
-The last ones are two studies. `exact` and `exact grpo`: does GRPO lengthen
-wrong answers, and Dr. GRPO not? `exact` and `two`: sampler and trainer agree to the last bit, or the trainer runs
+The last ones, beside `dr_grpo`, are a study: sampler and trainer agree to the last bit, or the trainer runs (`two`)
 transformers' layers, whose log-probs differ by rounding; `tis` corrects for that by truncated importance sampling, and
-`4` makes four updates per rollout.
+`4 updates` is the same with four mini-batches per rollout. `grpo` beside `dr_grpo` is another: does GRPO lengthen wrong
+answers?
 """
 
 import argparse
@@ -27,35 +27,37 @@ from typing import Any
 
 from rlcourse.config import make_config
 from rlcourse.files import read_json, read_lines
+from rlcourse.measure.records import device_name, slug
 from rlcourse.paths import data_folder
 from tools.records import write_record
 
 SMALL = {"steps": 100, "eval_every": 20}  # TRL ends in a quarter of an hour
-STUDY = SMALL | {"steps": 300, "eval_every": 100}
 FAILS = SMALL | {"examples": 0, "steps": 30}
+TWO = {"micro_batch_tokens": 16384, "logprob_chunk": 8192}  # transformers' layers take more memory
+TIS = TWO | {"sampler_correction": "token"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "dr_grpo": {},
     "grpo": {"algorithm": "grpo"},
     "ppo": {"algorithm": "ppo"},
     "lora": {"lora_rank": 32, "lr": 3e-5},
+    "ten minutes": {"examples": 0, "reward_parser": "lenient", "num_prompts": 64, "lr": 2.5e-6, "steps": 440}
+    | {"max_new_tokens": 300, "eval_every": 110},
     "small": SMALL,
     "trl": SMALL,
     "no examples": FAILS,
     "format bonus": FAILS | {"reward_format": 0.2},
-    "exact": STUDY,
-    "exact grpo": STUDY | {"algorithm": "grpo"},
-    "two": STUDY,
-    "two tis": STUDY | {"sampler_correction": "token"},
-    "exact 4": STUDY | {"minibatches": 4},
-    "two 4": STUDY | {"minibatches": 4},
-    "two tis 4": STUDY | {"minibatches": 4, "sampler_correction": "token"},
+    "two": TWO,
+    "two tis": TIS,
+    "4 updates": {"minibatches": 4},
+    "two, 4 updates": TWO | {"minibatches": 4},
+    "two tis, 4 updates": TIS | {"minibatches": 4},
 }
 CONFIG = ("model", "runs", "preset")  # arguments that every run shares
 NEAR = 10  # steps before an evaluation over which lengths are averaged
 
 
 def settings_of(variant: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    name = f"{variant}-seed{seed}".replace(" ", "-")
+    name = slug(f"{variant}-seed{seed}")
     shared = {"preset": arguments.preset, "model": arguments.model, "output": str(arguments.runs)}
     return shared | VARIANTS[variant] | {"seed": seed, "name": name}
 
@@ -137,33 +139,43 @@ def rows_of(variant: str, seed: int, folder: Path) -> list[dict[str, Any]]:
 
 
 def record(jobs: list[tuple[str, int]], arguments: argparse.Namespace) -> None:
-    """Write the record `gsm8k`, and a learning curve for each variant, from the runs that have finished."""
+    """Write the record `gsm8k`, and a learning curve for each variant, from the runs that have finished. What these
+    records of this GPU hold of other variants and seeds stays, with its date."""
     done = [job for job in jobs if (folder_of(*job, arguments) / "summary.json").exists()]
     setup = make_config(arguments.preset, model=arguments.model).to_dict() | {"note": arguments.note}
     command = f"python -m tools.gsm8k --model {Path(arguments.model).name} --runs runs/gsm8k"
     rows = [row for job in done for row in rows_of(*job, folder_of(*job, arguments))]
+    rows = others_there("gsm8k", "measurements", {(row["variant"], row["seed"]) for row in rows}) + rows
     print(write_record("gsm8k", setup, rows, command=command))
     for variant in dict.fromkeys(variant for variant, _ in done):
-        seeds = []
-        for seed in (seed for name, seed in done if name == variant):
-            folder = folder_of(variant, seed, arguments)
-            summary = read_json(folder / "summary.json", "run it again")
-            kept = (
-                "accuracy_before",
-                "accuracy_after",
-                "eval_problems",
-                "wall_seconds",
-                "peak_memory_bytes",
-                "seconds",
-            )
-            seeds.append(
-                {"variant": f"seed {seed}", "seed": seed}
-                | {"evals": [{k: e[k] for k in ("step", "accuracy")} for e in read_lines(folder / "evals.jsonl")]}
-                | {"rewards": [step["reward"] for step in read_lines(folder / "metrics.jsonl")]}
-                | {"summary": {name: summary[name] for name in kept}, "warnings": summary["warnings"]}
-            )
-        name = "gsm8k_" + variant.replace(" ", "_")
+        seeds = [seed_of_curve(seed, folder_of(variant, seed, arguments)) for name, seed in done if name == variant]
+        name = "gsm8k_" + slug(variant).replace("-", "_")
+        seeds = others_there(name, "curves", {(row["variant"], row["seed"]) for row in seeds}) + seeds
         print(write_record(name, setup | VARIANTS[variant], seeds, command=command, folder=data_folder() / "curves"))
+
+
+def others_there(name: str, kind: str, measured: set[tuple[str, int]]) -> list[dict[str, Any]]:
+    """The rows of a record of this GPU, with their date, but for those of these variants and seeds."""
+    path = data_folder() / kind / slug(device_name()) / f"{name}.json"
+    if not path.exists():
+        return []
+    there = read_json(path, "record it again")
+    rows = [row for row in there["results"] if (row["variant"], row["seed"]) not in measured]
+    return [{"date": there["date"]} | row for row in rows]
+
+
+def seed_of_curve(seed: int, folder: Path) -> dict[str, Any]:
+    """A finished run's row in the record of its learning curve."""
+    summary = read_json(folder / "summary.json", "run it again")
+    kept = ("accuracy_before", "accuracy_after", "eval_problems", "wall_seconds", "peak_memory_bytes", "seconds")
+    return {
+        "variant": f"seed {seed}",
+        "seed": seed,
+        "evals": [{k: e[k] for k in ("step", "accuracy")} for e in read_lines(folder / "evals.jsonl")],
+        "rewards": [step["reward"] for step in read_lines(folder / "metrics.jsonl")],
+        "summary": {name: summary[name] for name in kept},
+        "warnings": summary["warnings"],
+    }
 
 
 def parse() -> argparse.Namespace:
