@@ -70,8 +70,8 @@ def train_one(variant: str, seed: int, arguments: argparse.Namespace) -> None:
     if variant.startswith("two"):
         make_learner = trainer.Trainer.__init__
 
-        def make_with_two_sets(self: trainer.Trainer, *rest: Any) -> None:
-            make_learner(self, *rest)
+        def make_with_two_sets(self: trainer.Trainer, *rest: Any, **named: Any) -> None:
+            make_learner(self, *rest, **named)
             put_back(self, TWO)
 
         trainer.Trainer.__init__ = make_with_two_sets
@@ -167,13 +167,15 @@ def others_there(name: str, kind: str, measured: set[tuple[str, int]]) -> list[d
 def seed_of_curve(seed: int, folder: Path) -> dict[str, Any]:
     """A finished run's row in the record of its learning curve."""
     summary = read_json(folder / "summary.json", "run it again")
-    kept = ("accuracy_before", "accuracy_after", "eval_problems", "wall_seconds", "peak_memory_bytes", "seconds")
+    rewarded = next(iter(summary["metrics"]))  # the reading that's rewarded, strict or lenient
+    ends = {f"accuracy_{when}": summary[when][rewarded] for when in ("before", "after")}
+    kept = ("eval_problems", "wall_seconds", "peak_memory_bytes", "seconds")
     return {
         "variant": f"seed {seed}",
         "seed": seed,
-        "evals": [{k: e[k] for k in ("step", "accuracy")} for e in read_lines(folder / "evals.jsonl")],
+        "evals": [{"step": e["step"], "accuracy": e[rewarded]} for e in read_lines(folder / "evals.jsonl")],
         "rewards": [step["reward"] for step in read_lines(folder / "metrics.jsonl")],
-        "summary": {name: summary[name] for name in kept},
+        "summary": ends | {name: summary[name] for name in kept},
         "warnings": summary["warnings"],
     }
 
