@@ -110,7 +110,7 @@ class TrainConfig:
 
     # Rollout
     engine: str = setting(
-        "fast", f"rollout engine: {', '.join(ENGINES)}, or vllm@http://HOST:PORT for a vLLM server; see README"
+        "fast", f"rollout engine: {', '.join(ENGINES)}, or vllm@http://HOST:PORT for a vLLM server; see docs/vllm.md"
     )
     sleep: bool = setting(False, "free the memory of the rollout's cache and graphs for the update")
     cache_gb: float = setting(

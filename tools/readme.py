@@ -1,16 +1,19 @@
-"""Fill README.md and RECORDS.md from the records, and draw the picture that README opens with:
+"""Fill README.md, RECORDS.md and docs/ from the records, and draw the picture that README opens with:
 `python -m tools.readme`. No figure in them is typed.
 
 A table stands between `<!-- record nvidia-h200 step: column, column -->`, `<!-- curves -->`, `<!-- gain -->`,
-`<!-- sampler_gap -->`, `<!-- gap -->`, `<!-- gsm8k -->`, `<!-- headline -->` or `<!-- course -->` and `<!-- end -->`.
+`<!-- sampler_gap -->`, `<!-- gap -->`, `<!-- gsm8k -->`, `<!-- headline -->`, `<!-- ran -->`, `<!-- course -->`
+or `<!-- syllabus -->` and `<!-- end -->`.
 """
 
+import importlib
 import json
 import re
 import statistics
 from pathlib import Path
 from typing import Any
 
+from rlcourse.course import colab_url
 from rlcourse.course.contents import COURSE
 from rlcourse.course.lessons.curve_records import load_curve
 from rlcourse.course.lessons.gain import summary
@@ -19,10 +22,11 @@ from rlcourse.measure.records import columns_of, format_cell, load_record, prove
 from tools import front
 from tools.gsm8k import VARIANTS
 from tools.lessons.curves import recorded_algorithms
+from tools.notebooks.headers import BADGE
 
 ROOT = Path(__file__).resolve().parents[1]
-FILLED = ("README.md", "RECORDS.md")
-KINDS = "record|headline|curves|gain|sampler_gap|gap|gsm8k|course"
+FILLED = ("README.md", "RECORDS.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
+KINDS = "record|headline|curves|gain|sampler_gap|gap|gsm8k|course|ran|syllabus"
 GSM8K = {  # variants of the record, and how the table names them
     "dr_grpo": "`--preset h200`, as it ships",
     "grpo": "GRPO instead of Dr. GRPO",
@@ -32,29 +36,18 @@ GSM8K = {  # variants of the record, and how the table names them
     "no examples": "no examples in the prompt",
     "format bonus": "no examples, and 0.2 for a wrong answer in the right form",
 }
+WEEKS = [(0, 1), (2,), (3,), (4,), (5,), (13,), (6, 7), (8,), (9,), (10,), (11,), (12,), (14, 15)]  # lessons
 MARKER = re.compile(rf"(<!-- ({KINDS})([^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def fill(text: str) -> str:
-    """The README with every marked table made anew from its record."""
+    """A page with every marked table made anew from its record."""
     return MARKER.sub(lambda match: match[1] + (_table(match[2], match[3])) + match[4], text)
 
 
 def _table(kind: str, arguments: str) -> str:
-    if kind == "headline":
-        return front.headline()
-    if kind == "curves":
-        return curves_markdown()
-    if kind == "course":
-        return course_markdown()
-    if kind == "gain":
-        return gain_markdown()
-    if kind == "sampler_gap":
-        return sampler_gap_markdown()
-    if kind == "gap":
-        return gap_markdown()
-    if kind == "gsm8k":
-        return gsm8k_markdown()
+    if kind != "record":
+        return TABLES[kind]()
     source, columns = arguments.split(":")
     device, name = source.split()
     return record_markdown(load_record(name, device), [column.strip() for column in columns.split(",")])
@@ -64,7 +57,11 @@ def record_markdown(record: dict[str, Any], columns: list[str] | None = None) ->
     """The results as a Markdown table with its provenance in the last line."""
     columns = columns or columns_of(record["results"])
     rows = [columns, ["---"] * len(columns)]
-    rows += [[format_cell(row.get(column)).replace("|", "\\|") for column in columns] for row in record["results"]]
+    results = [
+        row | {f"{k[:-6]}_gb": v / 1e9 for k, v in row.items() if k.endswith("_bytes") and v}
+        for row in record["results"]
+    ]
+    rows += [[format_cell(row.get(column)).replace("|", "\\|") for column in columns] for row in results]
     table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
     return f"{table}\n\n{provenance(record)}\n"
 
@@ -155,26 +152,65 @@ def gsm8k_markdown() -> str:
 
 
 def course_markdown() -> str:
-    """One line a notebook that is there, with its exercises and solutions."""
-    lines = ["| notebook | difficulty | what you hold at the end | |", "| --- | --- | --- | --- |"]
-    for name, lesson in COURSE.items():
-        if (ROOT / "notebooks" / f"{name}.ipynb").exists():
-            title = f"[{name[:2]} · {lesson.title}](notebooks/{name}.ipynb)"
-            links = f"[exercises](exercises/{name}.ipynb), [solutions](solutions/{name}.ipynb)"
-            lines.append(f"| {title} | {lesson.difficulty} of 5 | {lesson.holds} | {links} |")
+    """One line per lesson: minutes to read, and what's in it."""
+    lines = ["|lesson|min||", "|-|-|-|"]
+    for (name, lesson), read in zip(COURSE.items(), minutes("notebooks"), strict=True):
+        badge = f"[![Colab][]]({colab_url(f'notebooks/{name}.ipynb')})"
+        lines.append(f"|[{name[:2]} {lesson.title}](notebooks/{name}.ipynb) {badge}|{read}|{lesson.holds}|")
     read, solve = (round(sum(minutes(kind)) / 60) for kind in ("notebooks", "exercises"))
-    return "\n".join(lines) + f"\n\nThat is about {read} hours to read, and {solve} of exercises.\n"
+    return "\n".join(lines) + f"\n\nAbout {read} hours to read, and {solve} of exercises.\n\n[Colab]: {BADGE}\n"
+
+
+def syllabus_markdown() -> str:
+    """One line per week: its lessons, minutes to read and to solve, and the points of its exercises."""
+    names, read, solve = list(COURSE), minutes("notebooks"), minutes("exercises")
+    lines = ["| week | lessons | min to read | min of exercises | points |", "| --- | --- | --- | --- | --- |"]
+    for number, week in enumerate(WEEKS, 1):
+        titles = ", ".join(f"{names[n][:2]} {COURSE[names[n]].title}" for n in week)
+        cells = (titles, sum(read[n] for n in week), sum(solve[n] for n in week), f"{sum(map(points, week)):g}")
+        lines.append("| " + " | ".join(map(str, (number, *cells))) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def points(lesson: int) -> float:
+    """What the exercises of a lesson are worth."""
+    module = importlib.import_module(f"rlcourse.course.checks.nb{lesson:02d}")
+    questions = module.QUESTIONS | getattr(module, "KERNELS", {})
+    return sum(case.points for question in questions.values() for case in question.cases)
+
+
+def ran_markdown() -> str:
+    """What ran on which hardware, and when last."""
+    rows = json.loads((ROOT / "data" / "ran.json").read_text(encoding="utf-8"))
+    places = list(dict.fromkeys(place for row in rows for place in row["where"]))
+    lines = ["| what | " + " | ".join(places) + " |", "| --- |" + " --- |" * len(places)]
+    for row in rows:
+        lines.append("| " + " | ".join([row["what"], *(row["where"].get(place, "–") for place in places)]) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def minutes(kind: str) -> list[int]:
     """How long each notebook of a kind takes, as its header says."""
-    headers = [json.loads(path.read_text())["cells"][0]["source"] for path in (ROOT / kind).glob("*.ipynb")]
+    headers = [json.loads(path.read_text())["cells"][0]["source"] for path in sorted((ROOT / kind).glob("*.ipynb"))]
     return [int(re.search(r"\| [●○]{5} \| (\d+) \|", "".join(header))[1]) for header in headers]
 
 
 def _range(values: list[float]) -> str:
     low, high = f"{min(values):.1%}", f"{max(values):.1%}"
     return low if low == high else f"{low} to {high}"
+
+
+TABLES = {
+    "headline": front.headline,
+    "curves": curves_markdown,
+    "course": course_markdown,
+    "gain": gain_markdown,
+    "sampler_gap": sampler_gap_markdown,
+    "gap": gap_markdown,
+    "gsm8k": gsm8k_markdown,
+    "ran": ran_markdown,
+    "syllabus": syllabus_markdown,
+}
 
 
 def main() -> None:

@@ -151,7 +151,8 @@ def write_sources(folder: Path) -> None:
         shutil.copy(ROOT / "data" / picture, folder / "data" / picture)
     start = (ROOT / "site" / "index.md").read_text(encoding="utf-8")
     (folder / "index.md").write_text(start.replace("HEADLINE", headline()).replace("CARDS", cards()), encoding="utf-8")
-    shutil.copy(ROOT / "RECORDS.md", folder / "records.md")
+    shutil.copy(ROOT / "RECORDS.md", folder / "RECORDS.md")
+    shutil.copytree(ROOT / "docs", folder / "docs")
     for kind in ("notebooks", "exercises", "solutions"):
         (folder / kind).mkdir()
         names = [name for name in COURSE if (ROOT / kind / f"{name}.ipynb").exists()]
