@@ -153,7 +153,7 @@ def gsm8k_markdown() -> str:
 
 def course_markdown() -> str:
     """One line per lesson: minutes to read, and what's in it."""
-    lines = ["|lesson|min||", "|-|-|-|"]
+    lines = ["|lesson|min|what's in it|", "|-|-|-|"]
     for (name, lesson), read in zip(COURSE.items(), minutes("notebooks"), strict=True):
         badge = f"[![Colab][]]({colab_url(f'notebooks/{name}.ipynb')})"
         lines.append(f"|[{name[:2]} {lesson.title}](notebooks/{name}.ipynb) {badge}|{read}|{lesson.holds}|")

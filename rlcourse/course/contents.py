@@ -17,14 +17,16 @@ COURSE = {
     "01_policy_gradient": Lesson(
         "The policy gradient", 2, "the whole loop is 25 lines, and one subtraction makes it work"
     ),
-    "02_ppo": Lesson("PPO", 3, "the clip never pulls a ratio back: ratio, clip, critic, GAE"),
-    "03_grpo": Lesson("GRPO", 3, "the critic deleted; a thousandth of a point ruins a run"),
-    "04_dr_grpo": Lesson("Dr. GRPO: two biases and two deletions", 4, "two short deletions, and what each is worth"),
-    "05_full_loop": Lesson("The full loop", 3, "your loop again, in the package; a verifier hacked and closed"),
-    "06_where_time_goes": Lesson(
-        "Where the time goes", 4, "one division tells what a cure can bring, before you try it"
+    "02_ppo": Lesson("PPO", 3, "why PPO clips, and what a clip can't do; critic and GAE"),
+    "03_grpo": Lesson("GRPO", 3, "no critic; a reward difference of 0.001 ruins a run"),
+    "04_dr_grpo": Lesson(
+        "Dr. GRPO: two biases and two deletions", 4, "delete a length, delete a deviation: what each is worth"
     ),
-    "07_static_cache": Lesson("From generate to one CUDA graph a step", 4, "a CUDA graph of your own in 20 lines"),
+    "05_full_loop": Lesson("The full loop", 3, "your loop again, in the package; a verifier hacked and closed"),
+    "06_where_time_goes": Lesson("Where the time goes", 4, "one division bounds a speedup before you try it"),
+    "07_static_cache": Lesson(
+        "From generate to one CUDA graph a step", 4, "a thousand launches become one: a CUDA graph in 20 lines"
+    ),
     "08_first_kernels": Lesson("First kernels in CuTe DSL", 4, "GPU kernels that you run, and break, without a GPU"),
     "09_decode_attention": Lesson(
         "Decode attention in one kernel", 5, "a softmax that never sees all its scores at once"
@@ -32,11 +34,9 @@ COURSE = {
     "10_faster_kernel_slower_loop": Lesson(
         "A faster kernel, a slower loop", 4, "a kernel that wins alone and loses in the loop"
     ),
-    "11_engine_for_rl": Lesson("An engine for RL", 4, "one token with two probabilities, and how to get one"),
+    "11_engine_for_rl": Lesson("An engine for RL", 4, "one token, two probabilities: how to make them agree"),
     "12_update_phase": Lesson("The update phase", 4, "a loss over 151,936 words whose logits never all exist"),
-    "13_sft_and_lora": Lesson(
-        "SFT and LoRA before RL", 3, "a start for a model that earns nothing; how much is enough"
-    ),
+    "13_sft_and_lora": Lesson("SFT and LoRA before RL", 3, "worked answers for a model that earns nothing"),
     "14_kernel_writer": Lesson("A model that writes kernels", 4, "it learns to fuse; then it learns to cheat"),
-    "15_scale_out": Lesson("Scale out", 3, "two processes train one model; when a second GPU doesn't pay"),
+    "15_scale_out": Lesson("Scale out", 3, "two processes, one model; when a second GPU doesn't pay"),
 }
