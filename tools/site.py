@@ -35,7 +35,6 @@ API = {
         "tasks.tokenizer",
         "tasks.pool",
         "tasks.judged",
-        "tasks.endpoint",
         "tasks.llm_judge",
     ],
     "Kernels in a small language": [

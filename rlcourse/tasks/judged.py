@@ -2,29 +2,33 @@
 
     reward = (measured + judged) / 2
 
-judged: the mean of the scores, from 0 to 1; 0 where there are none, since a text that confuses the judge must not gain
-by it. What the measuring judge refuses is not shown to the model, and earns what was measured: nothing.
+judged: the mean of the model's scores, from 0 to 1; 0 where there are none, so that confusing the model doesn't pay.
+An answer that the task refuses is not shown to the model, and earns only what was measured: nothing.
 """
 
 import hashlib
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
+from rlcourse.files import append_json, read_lines, write_text
 from rlcourse.settings import model_and_address
-from rlcourse.tasks.endpoint import Conversation, Endpoint
-from rlcourse.tasks.llm_judge import Judge, LocalModel, Scored
+from rlcourse.tasks.llm_judge import Conversation, Endpoint, LocalModel, Model
 from rlcourse.tasks.task import Attempt, Task, Verdict
 
 if TYPE_CHECKING:
     from rlcourse.config import TrainConfig
 
-# The mean of the scores, of those that have some; and shares of those that the judge was asked about.
-METRICS = {"judged": ".2f", "judge_failed": ".1%", "judge_cached": ".1%"}
+Scores = dict[str, float]
+
+# The mean score, over the answers that have some; the share of answers that the model was asked about and didn't score.
+METRICS = {"judged": ".2f", "judge_failed": ".1%"}
 NO_PROGRAM = ("no code", "no ModelNew", "no kernel")  # words of the task `kernelbench`
 OF_ANSWERS = {"correctness": "how likely it is that the answer is right"}
 OF_PROGRAMS = {
@@ -45,70 +49,49 @@ The answer:
 {mark}
 {text}
 {mark}"""
+MOST_CHARACTERS = 20_000  # of a reply that is searched for scores
 
 
 def with_judge(task: Task, config: "TrainConfig", file: Path) -> Task:
-    """The task with the judge that the config names, which keeps its answers in `file`; without one, the task itself.
+    """The task with the judge that the config names, which keeps its replies in `file`; without one, the task itself.
 
-    Raises ValueError or FileNotFoundError for a model that cannot be loaded.
+    Raises ValueError or FileNotFoundError for a model that can't be loaded.
     """
     if config.judge is None:
         return task
     name, address = model_and_address(config.judge)
-    model = Endpoint(address, name) if address else LocalModel(name, config.device)
-    return JudgedTask(task, Judge(model, criteria_of(task), file))
-
-
-def criteria_of(task: Task) -> dict[str, str]:
-    """What is scored: of a task whose answers compile more than of others."""
-    return OF_PROGRAMS if "compiled" in task.metrics else OF_ANSWERS
-
-
-def conversation_on(attempt: Attempt, criteria: dict[str, str]) -> Conversation:
-    """What the model is told and asked. The lines around a text hold its own digest, so that it cannot contain them."""
-    mark = f"=== {hashlib.blake2b(attempt.text.encode(errors='replace'), digest_size=12).hexdigest()} ==="
-    listed = "\n".join(f'"{name}": {meaning}' for name, meaning in criteria.items())
-    user = USER.format(question=attempt.problem.question, text=attempt.text, mark=mark)
-    return SYSTEM.format(criteria=listed, mark=mark), user
+    return JudgedTask(task, Endpoint(address, name) if address else LocalModel(name, config.device), file)
 
 
 @dataclass(frozen=True)
 class JudgedVerdict:
-    """See `rlcourse.tasks.Verdict`. scored: None for an attempt that the model was not asked about."""
+    """See `rlcourse.tasks.Verdict`. asked: whether the model saw the attempt; judged: its mean score, if any."""
 
     measured: Verdict
-    scored: Scored | None
+    asked: bool
+    judged: float | None
 
     right = property(attrgetter("measured.right"))
     words = property(attrgetter("measured.words"))
 
     @property
-    def judged(self) -> float | None:
-        """The mean of the scores."""
-        return fmean(self.scored.scores.values()) if self.scored and self.scored.scores else None
-
-    @property
     def metrics(self) -> dict[str, float | None]:
-        if self.scored is None:
-            return self.measured.metrics | dict.fromkeys(METRICS)
-        own = (self.judged, float(self.judged is None), float(self.scored.cached))
-        return self.measured.metrics | dict(zip(METRICS, own, strict=True))
+        failed = float(self.judged is None) if self.asked else None
+        return self.measured.metrics | {"judged": self.judged, "judge_failed": failed}
 
     def reward(self, config: "TrainConfig") -> float:
         return (self.measured.reward(config) + (self.judged or 0.0)) / 2
 
 
-def is_refused(verdict: Verdict) -> bool:
-    """Whether the measuring judge calls it a cheat, finds no program to judge, or could not look."""
-    return verdict.metrics.get("refused", 0.0) != 0.0 or verdict.words in NO_PROGRAM
-
-
-@dataclass(frozen=True)
 class JudgedTask:
-    """A task, and the model that scores its attempts while training."""
+    """A task and the model that scores its attempts in training; `file` keeps a line of JSON per reply."""
 
-    task: Task
-    asked: Judge
+    def __init__(self, task: Task, model: Model, file: Path):
+        self.task, self.model, self.file = task, model, file
+        self.criteria = OF_PROGRAMS if "compiled" in task.metrics else OF_ANSWERS
+        if lines := read_lines(file):  # without a last line that a kill cut short, which the next would be appended to
+            write_text(file, "".join(json.dumps(line) + "\n" for line in lines))
+        self.known = {line.get("key"): checked(line.get("scores"), self.criteria) for line in lines}
 
     name = property(attrgetter("task.name"))
     problems = property(attrgetter("task.problems"))
@@ -119,12 +102,71 @@ class JudgedTask:
         return self.task.metrics | METRICS
 
     def judge(self, attempts: list[Attempt], training: bool) -> list[JudgedVerdict]:
-        """The model is not asked about attempts that were cut off or refused. A failure is said, and counted."""
+        """The model is asked only about attempts that ended and that the task doesn't refuse."""
         measured = self.task.judge(attempts, training)
         shown = [i for i, a in enumerate(attempts) if a.finished and not is_refused(measured[i])]
-        criteria = criteria_of(self.task)
-        scored = dict(zip(shown, self.asked.ask([conversation_on(attempts[i], criteria) for i in shown]), strict=True))
-        failed = sum(one.scores is None for one in scored.values())
+        scored = dict(zip(shown, self.ask([conversation_on(attempts[i], self.criteria) for i in shown]), strict=True))
+        failed = sum(scores is None for scores in scored.values())
         if failed:
-            tqdm.write(f"The judge gave no scores for {failed} of {len(shown)}: {self.asked.model.reason}.")
-        return [JudgedVerdict(verdict, scored.get(i)) for i, verdict in enumerate(measured)]
+            tqdm.write(f"The judge gave no scores for {failed} of {len(shown)}: {self.model.reason}.")
+        means = {i: fmean(scores.values()) for i, scores in scored.items() if scores}
+        return [JudgedVerdict(verdict, i in scored, means.get(i)) for i, verdict in enumerate(measured)]
+
+    def ask(self, conversations: list[Conversation]) -> list[Scores | None]:
+        """The scores for each conversation. One that has scores already, in this run or in the file, is not asked."""
+        keys = [key_of(self.model.name, conversation) for conversation in conversations]
+        new = {key: one for key, one in zip(keys, conversations, strict=True) if self.known.get(key) is None}
+        for key, reply in zip(new, self.model.replies(list(new.values())), strict=True):
+            if reply is None:
+                continue
+            scores = self.known[key] = read_scores(reply, self.criteria)
+            if scores is None:
+                self.model.reason = f"{self.model.name} answers without scores"
+            append_json(self.file, {"key": key, "model": self.model.name, "scores": scores, "text": reply})
+        return [self.known.get(key) for key in keys]
+
+
+def is_refused(verdict: Verdict) -> bool:
+    """Whether the task calls the answer a cheat, finds no program in it, or could not judge it."""
+    return verdict.metrics.get("refused", 0.0) != 0.0 or verdict.words in NO_PROGRAM
+
+
+def conversation_on(attempt: Attempt, criteria: dict[str, str]) -> Conversation:
+    """What the model is told and asked. The lines around the text are its digest, so it can't contain them."""
+    mark = f"=== {hashlib.blake2b(attempt.text.encode(errors='replace'), digest_size=12).hexdigest()} ==="
+    listed = "\n".join(f'"{name}": {meaning}' for name, meaning in criteria.items())
+    user = USER.format(question=attempt.problem.question, text=attempt.text, mark=mark)
+    return SYSTEM.format(criteria=listed, mark=mark), user
+
+
+def key_of(model: str, conversation: Conversation) -> str:
+    return hashlib.blake2b(json.dumps([model, *conversation]).encode(), digest_size=16).hexdigest()
+
+
+def read_scores(text: str, names: Iterable[str]) -> Scores | None:
+    """The scores in a reply: those of its one JSON object that has them all, whatever is around it.
+
+    None if there is no such object, or two that differ: one may be quoted from the answer that is judged. What a model
+    thinks before </think> is skipped.
+    """
+    text, decoder, place, found = text.rpartition("</think>")[2], json.JSONDecoder(), 0, []
+    if len(text) > MOST_CHARACTERS:
+        return None
+    while (place := text.find("{", place)) >= 0:
+        try:
+            value, place = decoder.raw_decode(text, place)
+        except (ValueError, RecursionError):
+            place += 1
+            continue
+        scores = checked(value, names)
+        if scores is not None and scores not in found:
+            found.append(scores)
+    return found[0] if len(found) == 1 else None
+
+
+def checked(value: Any, names: Iterable[str]) -> Scores | None:
+    """The scores of these names, if all are there and numbers from 0 to 1."""
+    scores = {name: value.get(name) for name in names} if isinstance(value, dict) else {"": None}
+    if not all(type(score) in (int, float) and 0 <= score <= 1 for score in scores.values()):  # nan is not
+        return None
+    return {name: float(score) for name, score in scores.items()}
