@@ -57,7 +57,6 @@ API = {
         "tasks.kernelbench.cases",
         "tasks.kernelbench.compare",
         "tasks.kernelbench.judging",
-        "tasks.kernelbench.verdict",
         "sandbox",
         "sandbox.process",
     ],

@@ -194,7 +194,7 @@ ROWS = [
     # judges of kernels
     ("Judge._fast", "tasks/kernelbench/answers -k faster_than_memory", arg("max", 2, "0.0")),
     ("Judge._fast", "tasks/kernelbench/answers -k clock_outside", arg("max", 1, "0.0"), when(False, 1)),
-    ("verdict:Verdict.reward", "tasks/kernelbench/answers -k capped", drop("min"), when(False)),
+    ("judging:Verdict.reward", "tasks/kernelbench/answers -k capped", drop("min"), when(False)),
     ("of_floats", "tasks/kernelbench/compare", keep("Mult", 1, 1), when(False, 3)),
     ("compare:expect", "tasks/kernelbench/compare", drop("copied", 1)),
     ("rules:cpp", "tasks/kernelbench/rules", when(False, 1)),

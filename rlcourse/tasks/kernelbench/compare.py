@@ -19,8 +19,7 @@ MOST_SHOWN = 1 << 25  # bytes of an output that are compared
 
 @dataclass(frozen=True)
 class Expected:
-    """What a trial's outputs must be. exact: in double precision; eager: as PyTorch computes them in the problem's own;
-    inputs: tensors, as the pass must leave them."""
+    """A trial's right outputs, exact in double precision and eager in the problem's own; and its input tensors."""
 
     exact: list[Tensor]
     eager: list[Tensor]
@@ -32,19 +31,17 @@ class Expected:
 
     @property
     def telling(self) -> bool:
-        """Whether it takes the computation to be right: zeros, an own mean and an input do not pass."""
-        means = [torch.full_like(e, e.double().mean().to(e.dtype)) for e in self.eager]
-        guesses = [[torch.zeros_like(e) for e in self.eager], means]
+        """Whether it takes the computation to be right: zeros, the outputs' mean and the inputs are wrong."""
+        guesses = [[torch.zeros_like(e) for e in self.eager]]
+        guesses += [[torch.full_like(e, e.double().mean().to(e.dtype)) for e in self.eager]]
         for item in self.inputs:
-            guesses.append([item.to(e.dtype).reshape(e.shape) if item.numel() == e.numel() else e for e in self.eager])
-            if not any(item.numel() == e.numel() for e in self.eager):
-                guesses.pop()
+            if any(item.numel() == e.numel() for e in self.eager):
+                guesses += [[item.to(e.dtype).reshape(e.shape) if item.numel() == e.numel() else e for e in self.eager]]
         return all(fault(guess, self) is not None for guess in guesses)
 
     def part(self, wanted: list[list[int]]) -> "Expected":
-        """Of each output the chunks of these numbers."""
-        exact = [chunks(tensor, numbers) for tensor, numbers in zip(self.exact, wanted, strict=True)]
-        eager = [chunks(tensor, numbers) for tensor, numbers in zip(self.eager, wanted, strict=True)]
+        """These chunks of each output."""
+        exact, eager = (list(map(chunks, tensors, wanted)) for tensors in (self.exact, self.eager))
         return Expected(exact, eager, self.inputs)
 
 

@@ -1,10 +1,11 @@
-"""From a completion to a reward and numbers: is it code, is it allowed, does it compile, is it right, how fast is it.
+"""Judge a completion: is it code, is it allowed, does it compile, is it right, how fast is it.
 
-The judge holds inputs, references and the clock; the candidate's process gets a seed and gives outputs. Its own events
-say how long a pass took on the GPU, and count no less than the clock out here less what a trial takes without a model.
+The judge keeps inputs, references and the clock; the candidate's process gets a seed and returns outputs. Its own
+events time a pass on the GPU, but count for no less than the judge's clock minus the time of a trial without a model.
 """
 
 import functools
+import itertools
 import math
 import random
 import statistics
@@ -12,6 +13,7 @@ import threading
 import time
 import warnings
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -22,34 +24,62 @@ from rlcourse.tasks.kernelbench.candidate import SMALL, UNREADABLE, Candidate, R
 from rlcourse.tasks.kernelbench.cases import KINDS, chunk_size, digest, make_inputs, make_model, namespace
 from rlcourse.tasks.kernelbench.compare import Expected, expect, fault, some_chunks
 from rlcourse.tasks.kernelbench.problems import Problem, parse_answer, shapes
-from rlcourse.tasks.kernelbench.verdict import OPERATIONS, Settings, Verdict
 
+# What torch may do in a forward pass: allocate, view, move.
+ALLOWED = """empty empty_like empty_strided new_empty new_empty_strided new_zeros new_ones new_full zeros zeros_like
+ones ones_like full full_like fill_ zero_ view _unsafe_view reshape alias as_strided detach clone copy_ _to_copy t
+transpose permute expand slice select squeeze unsqueeze unbind split view_as is_pinned set_ _local_scalar_dense
+lift_fresh"""
+OPERATIONS = frozenset(ALLOWED.split())
+COMPILED, CORRECT, MOST_SPEEDUP = 0.1, 0.3, 5.0  # reward for compiling, for being right, and for speed at most
 CHECKS = 10  # of timed trials whose outputs are compared; nobody knows which
 WARMUP = 3
 LEAST_TRIALS = 5
 LEEWAY = 5e-3  # seconds that a process's own clock may be short of the one out here without being called a lie
 
 
+@dataclass(frozen=True)
+class Settings:
+    """cases: checked trials per shape and kind of inputs. trials: timed ones, fewer if they take more than
+    `timing_seconds`. Triton and CuTe DSL compile in the first pass. torch_compile: whether to time it as well."""
+
+    cases: int = 2
+    trials: int = 100
+    compile_seconds: float = 240.0
+    first_seconds: float = 90.0
+    run_seconds: float = 20.0
+    timing_seconds: float = 30.0
+    memory_bytes: int = 8 << 30
+    gpu_bytes: int = 24 << 30
+    torch_compile: bool = True
+
+
+@dataclass
+class Verdict:
+    """reason: "" for a right candidate, else what is wrong, as a name; text: details. Times are in milliseconds."""
+
+    reason: str = ""
+    text: str = ""
+    metrics: dict[str, float] = field(default_factory=lambda: {"compiled": 0.0, "correct": 0.0, "refused": 0.0})
+
+    @property
+    def reward(self) -> float:
+        """0 for a cheat, else COMPILED · compiled + correct · (CORRECT + speed-up, up to MOST_SPEEDUP)."""
+        if self.metrics["refused"]:
+            return 0.0
+        speed = min(self.metrics.get("speedup", 0.0), MOST_SPEEDUP)
+        return COMPILED * self.metrics["compiled"] + self.metrics["correct"] * (CORRECT + speed)
+
+
 class Times(NamedTuple):
-    """Median seconds of a trial: by the process's own events, and by the clock out here."""
+    """Median seconds per trial, by the process's own events and by the judge's clock."""
 
     own: float
     outside: float
 
 
-def judge_of(problem: Problem, settings: Settings) -> "Judge":
-    """The judge of a problem, the same for all threads, so that its baselines are timed once."""
-    with making(problem, settings):  # those that want another judge do not wait for it
-        return make_judge(problem, settings)
-
-
-@functools.lru_cache(maxsize=256)
-def making(problem: Problem, settings: Settings) -> threading.Lock:
-    return threading.Lock()
-
-
 class Judge:
-    """One problem. Its baselines are timed when they are first asked for, by the road that candidates take.
+    """The judge of one problem. Baselines are timed when first needed, in a process like a candidate's.
 
     Raises ValueError for a problem that a constant or an input solves.
     """
@@ -70,7 +100,6 @@ class Judge:
         self.baselines: dict[str, Times] = {}
 
     def judge(self, text: str) -> Verdict:
-        """From a completion to its verdict."""
         code = parse_answer(text)
         if code is None:
             return Verdict("no code", "there is no fenced block of code")
@@ -82,18 +111,13 @@ class Judge:
         return verdict
 
     def run(self, code: str) -> Verdict:
-        """The verdict on code, whatever the rules say of its text.
-
-        What a GPU holds is seen for all processes together: one that is blamed for it while others run beside it is
-        judged again, alone from its first line on.
-        """
+        """The verdict on code, whatever the rules say of its text."""
         if "eager" not in self.baselines:  # else compiling would wait for others to be timed
             with alone(self.device):
-                self.baseline("eager")  # which says early where this machine cannot judge
+                self.baseline("eager")  # fails early if this machine can't judge
         verdict = self._run(code, nullcontext(), alone(self.device))
-        if verdict.reason == "gpu memory":
-            verdict = self._run(code, alone(self.device), nullcontext())
-        return verdict
+        # GPU memory is counted for all processes together, so a candidate blamed for it gets a run on its own.
+        return self._run(code, alone(self.device), nullcontext()) if verdict.reason == "gpu memory" else verdict
 
     def _run(self, code: str, throughout: AbstractContextManager, once_compiled: AbstractContextManager) -> Verdict:
         verdict = Verdict()
@@ -111,7 +135,7 @@ class Judge:
         return verdict
 
     def baseline(self, name: str) -> Times:
-        """Times of "eager", "compiled" and "empty", a trial without a model. RuntimeError where there are none."""
+        """Times of "eager", "compiled" or "empty", a trial without a model. RuntimeError if they can't be measured."""
         if name not in self.baselines:
             try:
                 self._time_reference(compile_it=name == "compiled")
@@ -131,18 +155,17 @@ class Judge:
         return Candidate(self.way, self.device, self.settings.memory_bytes, self.settings.gpu_bytes)
 
     def _telling(self) -> list[tuple[int, str]]:
-        """The shapes and kinds of inputs on which the reference is finite and no guess passes."""
+        """(shape, kind) of the inputs on which the reference is finite and no guess passes."""
         reference, found = make_model(self.reference, "Model", self.reference, 0, self.device), []
-        for shape in range(len(self.problems)):
-            for kind in KINDS:
-                try:
-                    expected = expect(reference, make_inputs(self.problems[shape], 1, kind, self.device))
-                except (RuntimeError, ValueError, IndexError):
-                    if shape == 0 and kind == "given":
-                        raise
-                    continue  # the reference itself does not take this shape
-                if expected.finite and expected.telling:
-                    found.append((shape, kind))
+        for shape, kind in itertools.product(range(len(self.problems)), KINDS):
+            try:
+                expected = expect(reference, make_inputs(self.problems[shape], 1, kind, self.device))
+            except (RuntimeError, ValueError, IndexError):
+                if (shape, kind) == (0, "given"):
+                    raise
+                continue  # the reference itself does not take this shape
+            if expected.finite and expected.telling:
+                found.append((shape, kind))
         return found
 
     def _load(self, candidate: Candidate, code: str, name: str, compile_it: bool) -> None:
@@ -151,7 +174,7 @@ class Judge:
         candidate.ask(["load", setup], self.settings.compile_seconds)
 
     def _trial(self, candidate: Candidate, case: int, way: str, seconds: float) -> tuple[int, dict, float]:
-        """A trial of `telling[case]`: its seed, what the process says of it, and its time by the clock out here."""
+        """A trial of `telling[case]`: its seed, what the process reports, and its seconds by the judge's clock."""
         seed, (shape, kind) = new_seed(), self.telling[case]
         found, took = candidate.ask(["run", seed, shape, kind, way], seconds)
         if not readable(found):
@@ -159,7 +182,7 @@ class Judge:
         return seed, found, took
 
     def _compile(self, candidate: Candidate, code: str) -> None:
-        """Load the text, which compiles what C++ and CUDA are in it."""
+        """Load the text, which compiles its C++ and CUDA."""
         try:
             self._load(candidate, code, "ModelNew", False)
         except Refused as error:
@@ -175,7 +198,7 @@ class Judge:
         verdict.metrics["compiled"] = 1.0
 
     def _correct(self, candidate: Candidate, verdict: Verdict) -> float:
-        """Trials of every shape and kind. The least seconds in which memory moves what the first shape needs."""
+        """Check trials of every shape and kind. The least seconds in which memory can move the first one's data."""
         candidate.reference = make_model(self.reference, "Model", self.reference, candidate.seed, self.device)
         least = 0.0
         for case in range(len(self.telling)):
@@ -194,7 +217,7 @@ class Judge:
         return least
 
     def _compare(self, candidate: Candidate, case: int, seed: int, found: dict) -> Expected:
-        """See the outputs of the last trial. Raises Refused where they are not right, or not those of the digest."""
+        """Fetch the last trial's outputs. Raises Refused if they are wrong or don't match their digest."""
         shape, kind = self.telling[case]
         expected = expect(candidate.reference, make_inputs(self.problems[shape], seed, kind, self.device))
         shaped = [(list(eager.shape), str(eager.dtype)) for eager in expected.eager]
@@ -219,7 +242,7 @@ class Judge:
         return expected
 
     def _time(self, candidate: Candidate, way: str, check: bool = False) -> Times:
-        """Median times of the first telling case, some trials of which are compared if `check`."""
+        """Median times of the first telling case; `check`: compare the outputs of some random trials."""
         times, deadline = [], time.monotonic() + self.settings.timing_seconds
         while len(times) < WARMUP + self.settings.trials:
             if len(times) >= WARMUP + LEAST_TRIALS and time.monotonic() > deadline:
@@ -231,7 +254,7 @@ class Judge:
         return Times(*map(statistics.median, zip(*times[WARMUP:], strict=True)))
 
     def _fast(self, candidate: Candidate, least: float, verdict: Verdict) -> None:
-        """Time the candidate beside PyTorch. `least`: seconds that nothing can beat."""
+        """Time the candidate against PyTorch. least: seconds that nothing can beat."""
         times = self._time(candidate, "timed", check=True)
         beyond = times.outside - self.baseline("empty").outside
         if beyond > 3 * times.own + LEEWAY + self.baseline("empty").outside:
@@ -250,10 +273,18 @@ class Judge:
 
 
 make_judge = functools.lru_cache(maxsize=256)(Judge)
+# A lock per problem: building a judge waits for others to be timed, and must not hold up other problems' compilers.
+making = functools.lru_cache(maxsize=256)(lambda problem, settings: threading.Lock())
+
+
+def judge_of(problem: Problem, settings: Settings) -> Judge:
+    """The judge of a problem, shared by all threads so that its baselines are timed once."""
+    with making(problem, settings):
+        return make_judge(problem, settings)
 
 
 def readable(found: object) -> bool:
-    """Whether what a process says of a trial has the parts that `Runner.run` gives, of their kinds."""
+    """Whether what a process reports of a trial has the form of `Runner.run`'s result."""
     match found:
         case {
             "seconds": float(seconds),

@@ -1,15 +1,11 @@
-"""KernelBench as a task of the trainer: prompts from problems, verdicts from `judging`, side by side in threads.
-
-A candidate's process does the work, so a thread is all that waits for it.
-"""
+"""KernelBench as a task: prompts from problems, verdicts from `judging`, in threads that wait for processes."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from rlcourse.tasks.kernelbench.judging import judge_of
+from rlcourse.tasks.kernelbench.judging import Settings, judge_of
 from rlcourse.tasks.kernelbench.problems import Problem, load_problems
-from rlcourse.tasks.kernelbench.verdict import Settings
 from rlcourse.tasks.task import Attempt, Judgement, ListTask
 
 if TYPE_CHECKING:
@@ -27,9 +23,9 @@ TRAINING_TRIALS = 20  # that are timed while training; an evaluation has all of 
 
 
 def load(data_dir: str | None = None) -> "KernelTask":
-    """Level 1: the paper's 80:20 split into problems to train on, a tenth of which is for validation, and to test.
+    """Level 1, split 80:20 into training and test as in the paper; a tenth of training is for validation.
 
-    data_dir: a folder as `load_problems` takes it, instead of the hub.
+    data_dir: a folder as for `load_problems`, instead of the hub.
     """
     train, test = load_problems(data_dir)
     held = max(1, len(train) // 10)
@@ -38,24 +34,18 @@ def load(data_dir: str | None = None) -> "KernelTask":
 
 @dataclass(frozen=True)
 class KernelTask(ListTask):
-    """Problems, and how answers are judged, `processes` at a time."""
-
     train: list[Problem]
     validation: list[Problem]
     test: list[Problem]
     settings: Settings = field(default_factory=Settings)
-    processes: int = 4
+    processes: int = 4  # candidates judged at once
     name: str = "kernelbench"
-
-    @property
-    def metrics(self) -> dict[str, str]:
-        return METRICS
+    metrics = METRICS
 
     def prompt(self, problem: Problem, policy: "Policy") -> list[int]:
         return policy.prompt(problem.prompt, "")
 
     def judge(self, attempts: list[Attempt], training: bool) -> list[Judgement]:
-        """An attempt that was cut off earns nothing, nor one whose problem this machine cannot judge."""
         settings = self.settings
         if training:
             settings = replace(settings, trials=min(TRAINING_TRIALS, settings.trials), torch_compile=False)
@@ -64,7 +54,7 @@ class KernelTask(ListTask):
 
 
 def judge_attempt(attempt: Attempt, settings: Settings) -> Judgement:
-    """The judgement of one attempt. Metrics are None where nothing was measured, 0 for shares of what failed."""
+    """Metrics are None where nothing was measured, and 0 for the shares of an attempt that failed."""
     failed = dict.fromkeys(METRICS) | dict.fromkeys(SHARES, 0.0)
     if not attempt.finished:
         return Judgement(False, failed, 0.0, "cut off")

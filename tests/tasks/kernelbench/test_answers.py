@@ -10,8 +10,7 @@ from texts import pointwise_problem
 
 from rlcourse.tasks.kernelbench.candidate import Refused
 from rlcourse.tasks.kernelbench.cases import digest, make_inputs
-from rlcourse.tasks.kernelbench.judging import Judge, Times
-from rlcourse.tasks.kernelbench.verdict import Settings, Verdict
+from rlcourse.tasks.kernelbench.judging import Judge, Settings, Times, Verdict
 
 SETTINGS = Settings(cases=1, trials=5, torch_compile=False)
 

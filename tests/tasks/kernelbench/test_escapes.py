@@ -11,8 +11,7 @@ from texts import pointwise_problem
 
 from rlcourse.sandbox.process import GUARD
 from rlcourse.tasks.kernelbench.candidate import way
-from rlcourse.tasks.kernelbench.judging import judge_of
-from rlcourse.tasks.kernelbench.verdict import COMPILED, Settings
+from rlcourse.tasks.kernelbench.judging import COMPILED, Settings, judge_of
 
 LIMITS = {"timing_seconds": 4, "compile_seconds": 10, "first_seconds": 10, "run_seconds": 10, "memory_bytes": 1 << 30}
 SETTINGS = Settings(cases=1, trials=6, torch_compile=False, **LIMITS)

@@ -23,7 +23,7 @@ from texts import (
 
 from rlcourse.sandbox.process import GUARD
 from rlcourse.tasks.kernelbench import candidate, judging, rules
-from rlcourse.tasks.kernelbench.verdict import COMPILED, Settings
+from rlcourse.tasks.kernelbench.judging import COMPILED, Settings
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 SETTINGS = Settings(

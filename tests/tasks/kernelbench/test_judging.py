@@ -19,8 +19,7 @@ from texts import (
 
 from rlcourse.sandbox.process import BUBBLEWRAP, GUARD, NAMESPACES, attempt
 from rlcourse.tasks.kernelbench import candidate, judging
-from rlcourse.tasks.kernelbench.judging import Judge, judge_of
-from rlcourse.tasks.kernelbench.verdict import COMPILED, CORRECT, MOST_SPEEDUP, Settings, Verdict
+from rlcourse.tasks.kernelbench.judging import COMPILED, CORRECT, MOST_SPEEDUP, Judge, Settings, Verdict, judge_of
 
 SETTINGS = Settings(trials=8, timing_seconds=4, run_seconds=20, compile_seconds=120, torch_compile=False)
 MEASURED = {name: cheat for name, cheat in CHEATS.items() if cheat.measured}

@@ -6,8 +6,8 @@ from texts import POINTWISE, fenced, pointwise_problem, pointwise_triton
 
 from rlcourse.tasks import Attempt, load_task
 from rlcourse.tasks.kernelbench import task as kernel_task
+from rlcourse.tasks.kernelbench.judging import Settings, Verdict
 from rlcourse.tasks.kernelbench.task import METRICS, KernelTask
-from rlcourse.tasks.kernelbench.verdict import Settings, Verdict
 
 RIGHT = fenced(pointwise_triton(POINTWISE["relu"][1]))
 
