@@ -3,8 +3,8 @@
     pool = JudgePool("rlcourse.tasks.boxed:compare", processes=4, seconds=5)
     results = pool.map(items)  # in their order; a Failed where there is none
 
-The function is named, not given, so that a process imports it and nothing else: no torch, no GPU, nothing of the
-caller's main program. This keeps slow and broken judges apart; it is not a sandbox for code that means harm.
+The function is named, not given, so that a process imports only its module: no torch, no GPU, nothing of the caller's
+main program. This keeps slow and broken judges apart; it is not a sandbox for code that means harm.
 """
 
 import contextlib
@@ -20,13 +20,15 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-START_SECONDS = 300  # for the imports of a process, on a busy machine
-GRACE = 5  # seconds more, after which a process ends by itself, should nobody be left to end it
+from rlcourse.tasks import object_at
+
+START_SECONDS = 300  # for a process's imports, on a busy machine
+GRACE = 5  # seconds after its time until a process ends itself, in case nobody is left to end it
 
 
 @dataclass(frozen=True)
 class Failed:
-    """What came of an item that was not judged, in words."""
+    """The result for an item that could not be judged."""
 
     reason: str
 
@@ -34,11 +36,12 @@ class Failed:
 class JudgePool:
     """Calls `function` ("module:name") on items, in at most `processes` at a time, for `seconds` each.
 
-    memory_gb: address space that a process may take. Processes start when they are needed and wait for the next items;
-    they end with the pool or with this process.
+    memory_gb: address space per process. Processes start when they are needed, wait for the next items, and end with
+    the pool or with this process.
     """
 
     def __init__(self, function: str, processes: int, seconds: float, memory_gb: float | None = None):
+        object_at(function)  # raises ValueError here, where somebody reads it, if there is no such function
         self.workers = [Worker(function, memory_gb, seconds) for _ in range(processes)]
         self.close = weakref.finalize(self, _stop, self.workers)
 
@@ -60,7 +63,7 @@ class JudgePool:
 
 
 class Worker:
-    """One process, started again after each end."""
+    """One process, restarted after each end."""
 
     def __init__(self, function: str, memory_gb: float | None, seconds: float):
         self.function, self.memory_gb, self.seconds = function, memory_gb, seconds
@@ -70,73 +73,63 @@ class Worker:
         """The function's result, or `Failed`."""
         if self.process is None or self.process.poll() is not None:
             self._start()
-        answer = self._ask(item, self.seconds)
-        if isinstance(answer, str):
-            code = self.stop(patience=1.0 if answer == "ended" else 0.0)  # it may be just about to end by itself
-            return Failed(f"took longer than {self.seconds:g} s" if answer == "late" else f"its process ended ({code})")
-        ok, value = answer
-        return value if ok else Failed(value)
+        with contextlib.suppress(OSError):  # it has just ended, which `_receive` notices
+            self.connection.send(item)
+        return self._receive(self.seconds)
 
-    def stop(self, patience: float = 0.0) -> int | None:
-        """End the process and all that it started, in `patience` seconds. Its exit code, negative for a signal."""
-        process, self.process = self.process, None
-        if process is None:
-            return None
+    def stop(self) -> None:
+        """End the process and all that it started."""
+        if self.process is None:
+            return
         self.connection.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(patience)
         with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended
-            os.killpg(process.pid, signal.SIGKILL)
-        return process.wait()
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.process = None
 
     def _start(self) -> None:
         self.stop()
         ours, theirs = socket.socketpair()
-        code = f"from rlcourse.tasks.pool import serve; serve({theirs.fileno()})"
+        serve = f"serve({theirs.fileno()}, {self.function!r}, {self.memory_gb!r}, {self.seconds!r})"
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment, start_new_session=True,
+                [sys.executable, "-P", "-c", f"from rlcourse.tasks.pool import serve; {serve}"],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()], env=environment, start_new_session=True,
             )  # fmt: skip
         self.connection = Connection(ours.detach())
-        answer = self._ask((self.function, self.memory_gb, self.seconds), START_SECONDS)
-        if answer != (True, None):
-            self.stop()
-            why = f"its process is {answer}" if isinstance(answer, str) else answer[1]
-            raise RuntimeError(f"The judge {self.function} cannot be loaded: {why}.")
+        started = self._receive(START_SECONDS)
+        if isinstance(started, Failed):
+            raise RuntimeError(f"The judge {self.function} cannot be started: {started.reason}.")
 
-    def _ask(self, item: Any, seconds: float) -> tuple[bool, Any] | str:
-        """The process's answer, (whether it could judge, what it found), else "late" or "ended"."""
+    def _receive(self, seconds: float) -> Any:
+        """The process's next answer, or `Failed`; a process that doesn't answer is ended."""
         try:
-            self.connection.send(item)
-            return self.connection.recv() if self.connection.poll(seconds) else "late"
+            if self.connection.poll(seconds):
+                ok, value = self.connection.recv()
+                return value if ok else Failed(value)
+            reason = f"took longer than {seconds:g} s"
         except (EOFError, OSError):
-            return "ended"
+            reason = "its process ended"
+        self.stop()
+        return Failed(reason)
 
 
-def serve(file_descriptor: int) -> None:
+def serve(file_descriptor: int, function: str, memory_gb: float | None, seconds: float) -> None:
     """What a process does: load the function, then answer items until there are none."""
-    connection = Connection(file_descriptor)
-    place, memory_gb, seconds = connection.recv()
-    try:
-        from rlcourse.tasks import object_at
+    connection, call = Connection(file_descriptor), object_at(function)
+    if memory_gb is not None:
+        import resource  # Windows has none
 
-        if memory_gb is not None:
-            import resource
-
-            resource.setrlimit(resource.RLIMIT_AS, (int(memory_gb * 1e9),) * 2)
-        function = object_at(place)
-        connection.send((True, None))
-    except Exception as error:
-        connection.send((False, f"{type(error).__name__}: {error}"))
-        return
+        resource.setrlimit(resource.RLIMIT_AS, (int(memory_gb * 1e9),) * 2)
+    connection.send((True, "started"))
     with contextlib.suppress(EOFError):
         while True:
             item = connection.recv()
             signal.alarm(int(seconds + GRACE))
             try:
-                connection.send((True, function(item)))
+                connection.send((True, call(item)))
             except Exception as error:
                 connection.send((False, f"{type(error).__name__}: {error}"))
             signal.alarm(0)

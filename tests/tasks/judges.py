@@ -15,12 +15,14 @@ def judge(item):
         return 2 * rest[0]
     if what == "sleep":
         time.sleep(rest[0])
-        return os.getpid()
-    if what == "hang":  # deaf to all but SIGKILL, and in C
+        return os.getpid(), "torch" in sys.modules
+    if what == "hang":  # deaf to all but SIGKILL, in C, and with a child; says who it is
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        subprocess.Popen(["sleep", "1000"])
+        Path(rest[0]).write_text(str(os.getpid()))
         return len(str(9 ** (9**9)))
     if what == "die":
-        os._exit(rest[0])
+        os._exit(0)
     if what == "raise":
         raise ValueError("what a judgement")
     if what == "print":
@@ -29,12 +31,3 @@ def judge(item):
         return sys.stdin.read()
     if what == "fill":
         return len(bytearray(rest[0]))
-    if what == "child":  # leaves one behind, and hangs
-        subprocess.Popen(["sleep", "1000"])
-        Path(rest[0]).write_text(str(os.getpid()))
-        time.sleep(1000)
-    if what == "note":  # says who it is, and hangs
-        Path(rest[0]).write_text(str(os.getpid()))
-        return len(str(9 ** (9**9)))
-    if what == "who":
-        return os.getpid(), "torch" in sys.modules
