@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from rlcourse.tasks import load_task
 from rlcourse.tasks.tokenizer import train_tokenizer
-from tools.embedded import minigsm as module
 from tools.embedded.minigsm import minigsm_texts
 
 
@@ -70,16 +69,3 @@ def test_training_repeats_itself():
     one, two = (train_tokenizer(minigsm_texts(500), 400) for _ in range(2))
     assert one.backend_tokenizer.to_str() == two.backend_tokenizer.to_str()
     assert list(minigsm_texts(50)) == list(minigsm_texts(50)) != list(minigsm_texts(50, seed=8))
-
-
-def test_the_tokenizer_is_trained_on_the_sft_split_alone(monkeypatch):
-    splits = []
-    sample = module.sample
-
-    def spy(rng, split):
-        splits.append(split)
-        return sample(rng, split)
-
-    monkeypatch.setattr(module, "sample", spy)
-    list(minigsm_texts(20))
-    assert splits == ["sft"] * 20

@@ -15,73 +15,37 @@ from rlcourse.tasks.verify import MAX_DIGITS, Readings, extract_lenient, extract
 
 STRICT = {
     # what the model is asked for
-    "#### 12": "12",
-    "5 + 7 = 12\n#### 12": "12",
-    "#### 12\n\nSo there are 13 apples.": "12",
-    "####\t12": "12",
+    "#### 12": "12", "5 + 7 = 12\n#### 12": "12", "#### 12\n\nSo there are 13 apples.": "12", "####\t12": "12",
     # the same number, dressed
-    "#### -$3": "-3",
-    "#### £1,234.50": "1234.50",
-    "#### 1,234.00.": "1234.00",
-    "#### .5": ".5",
+    "#### -$3": "-3", "#### £1,234.50": "1234.50", "#### 1,234.00.": "1234.00", "#### .5": ".5",
     "#### 1/1,000": "1/1000",
     # units
-    "#### 60 km/h": "60",
-    "#### 20°C": "20",
-    "#### 50 %.": "50",
+    "#### 60 km/h": "60", "#### 20°C": "20", "#### 50 %.": "50",
     # the last one that can be read
-    "#### 1\n#### 2\n#### 3": "3",
-    "#### 12\n#### 1/0": "12",
-    "#### 12\n#### Explanation\n1. Add.": "12",
+    "#### 1\n#### 2\n#### 3": "3", "#### 12\n#### 1/0": "12", "#### 12\n#### Explanation\n1. Add.": "12",
     # not read
-    "####12": None,
-    "##### 12": None,
-    "####\n12": None,
-    "#### - 3": None,
-    "#### **12**": None,
-    "#### 3 4": None,
-    "#### 3,4": None,
-    "#### 1. Add both": None,
-    "#### 1,23": None,
-    "#### 0,123": None,
-    "#### 12.5.3": None,
-    "#### 1e3": None,
-    "#### 3/4.5": None,
-    "#### ١٢": None,
-}
+    **dict.fromkeys([
+        "####12", "##### 12", "####\n12", "#### - 3", "#### **12**", "#### 3 4", "#### 3,4", "#### 1. Add both",
+        "#### 1,23", "#### 0,123", "#### 12.5.3", "#### 1e3", "#### 3/4.5", "#### ١٢",
+    ]),
+}  # fmt: skip
 
 LENIENT = {
-    # strictly readable: nothing else counts
-    "\\boxed{7} The answer is 8.\n#### 12\n13": "12",
+    "\\boxed{7} The answer is 8.\n#### 12\n13": "12",  # strictly readable: nothing else counts
     # boxed
-    "so \\boxed{\\$1,234} for 5 days": "1234",
-    "\\boxed{1{,}234}": "1234",
-    "\\boxed{\\frac{3}{4}} of 8": "3/4",
-    "\\boxed{1\\frac{3}{4}}": "4",
-    "\\boxed{2 + 3 = 5} or 6": "5",
-    "\\boxed{2} \\boxed{x} 3": "2",
-    "\\boxed{5": "5",
+    "so \\boxed{\\$1,234} for 5 days": "1234", "\\boxed{1{,}234}": "1234", "\\boxed{\\frac{3}{4}} of 8": "3/4",
+    "\\boxed{1\\frac{3}{4}}": "4", "\\boxed{2 + 3 = 5} or 6": "5", "\\boxed{2} \\boxed{x} 3": "2", "\\boxed{5": "5",
     "\\boxed{} 6": "6",
     # "the answer is"
-    "the final ANSWER IS: 5 apples of the 9": "5",
-    "The answer is $\\frac{3}{4}$ of 8.": "3/4",
-    "The answer is 3. No, the answer is 4, not 5.": "4",
-    "The answer is 3.\nThe answer is unclear. 9": "9",
-    "The answer is 3.\nThe answer is unclear.\n9": "3",
-    "The answer is 3/0, or 5": "5",
+    "the final ANSWER IS: 5 apples of the 9": "5", "The answer is $\\frac{3}{4}$ of 8.": "3/4",
+    "The answer is 3. No, the answer is 4, not 5.": "4", "The answer is 3.\nThe answer is unclear. 9": "9",
+    "The answer is 3.\nThe answer is unclear.\n9": "3", "The answer is 3/0, or 5": "5",
     # the last number
-    "####12": "12",
-    "She has 12 apples and 3, 4 pears": "4",
-    "1,234 or 1,234,567": "1234567",
-    "The answer is 1,234,5": "1",
-    "10-3": "3",
-    "x=-3.50!": "-3.50",
-    "1/2 or 3/0": "1/2",
-    "3/4/2020": "2020",
+    "####12": "12", "She has 12 apples and 3, 4 pears": "4", "1,234 or 1,234,567": "1234567",
+    "The answer is 1,234,5": "1", "10-3": "3", "x=-3.50!": "-3.50", "1/2 or 3/0": "1/2", "3/4/2020": "2020",
     # none
-    "no number": None,
-    "$-,./%": None,
-}
+    "no number": None, "$-,./%": None,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "expected"), STRICT.items())
@@ -94,23 +58,14 @@ def test_lenient_reading(text, expected):
     assert extract_lenient(text) == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    {
-        "1,234.00": 1234,
-        "-2/4": Fraction(-1, 2),
-        "−$1,000": -1000,
-        "-0": 0,
-        "12345678901234567890.000000000000000000001": Fraction(12345678901234567890 * 10**21 + 1, 10**21),
-        "1/0": None,
-        "1_000": None,
-        "nan": None,
-        "٣": None,
-        "9" * MAX_DIGITS: 10**MAX_DIGITS - 1,
-        "9" * (MAX_DIGITS + 1): None,
-    }.items(),
-    ids=lambda value: str(value)[:40],
-)
+VALUES = {
+    "1,234.00": 1234, "-2/4": Fraction(-1, 2), "−$1,000": -1000, "-0": 0, "1/0": None, "1_000": None, "nan": None,
+    "12345678901234567890.000000000000000000001": Fraction(12345678901234567890 * 10**21 + 1, 10**21), "٣": None,
+    "9" * MAX_DIGITS: 10**MAX_DIGITS - 1, "9" * (MAX_DIGITS + 1): None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "value"), VALUES.items(), ids=lambda value: str(value)[:40])
 def test_numbers_have_exact_values(text, value):
     assert to_number(text) == value
 
@@ -124,13 +79,7 @@ NOTHING = Readings(False, False, False, None)
 
 @pytest.mark.parametrize(
     ("verdict", "strict", "lenient"),
-    [
-        (RIGHT, 1.0, 1.0),
-        (LENIENTLY_RIGHT, 0.0, 1.0),
-        (WRONG, 0.1, 0.1),
-        (LENIENTLY_WRONG, 0.0, 0.1),
-        (NOTHING, 0.0, 0.0),
-    ],
+    [(RIGHT, 1, 1), (LENIENTLY_RIGHT, 0, 1), (WRONG, 0.1, 0.1), (LENIENTLY_WRONG, 0, 0.1), (NOTHING, 0, 0)],
 )
 def test_reward_is_that_of_the_chosen_reading(verdict, strict, lenient):
     config = make_config(reward_format=0.1)
@@ -215,17 +164,9 @@ def test_a_later_answer_line_decides(text, n, other):
 
 MEGABYTE = 1_000_000
 HARD = [  # how a text begins, and what it then repeats
-    ("\\boxed{", "{}"),
-    ("#### 1", ",234"),
-    ("answer is ", "1/0 "),
-    ("", "-$"),
-    ("#### ", " "),
-    ("#### 1 ", "a"),
-    ("", "#### 1/0\n"),
-    ("", "\\boxed{{}"),
-    ("", "\\frac{1}{"),
-    ("", "the answer is 1/0 "),
-]
+    ("\\boxed{", "{}"), ("#### 1", ",234"), ("answer is ", "1/0 "), ("", "-$"), ("#### ", " "), ("#### 1 ", "a"),
+    ("", "#### 1/0\n"), ("", "\\boxed{{}"), ("", "\\frac{1}{"), ("", "the answer is 1/0 "),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("start", "unit"), thinned(HARD, every=4))
