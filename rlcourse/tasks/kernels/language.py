@@ -44,8 +44,8 @@ WORDS = (*NAMES, *OPERATIONS, "=", ";", "=>", "end", "put", "keep", "side")
 REGISTERS = 2  # tensors of which a launch can hold its rows at once; numbers of a row cost nothing
 
 
-class CompileError(Exception):
-    """Why a program is refused, in one sentence."""
+class CompileError(ValueError):
+    """Why a program or a computation is refused, in one sentence."""
 
 
 @dataclass(frozen=True)
@@ -114,18 +114,18 @@ class Launch:
 
 
 def read_computation(text: str) -> Computation:
-    """The computation that `str` wrote as this text. Raises ValueError, with the reason, for another text."""
+    """The computation that `str` wrote as this text. Raises CompileError for another text."""
     lines: list[Line] = []
     for part in text.split(" ; "):
-        name, equals, op, *args = [*part.split(), "", "", ""][: max(3, len(part.split()))]
+        line, rest = parse_line(part.split())
         known = {*INPUTS, *(line.name for line in lines)}
-        if name not in (*LETTERS, "y") or name in known or equals != "=" or len(args) != ARITY.get(op, -1):
-            raise ValueError(f"{part!r} is not of the form NAME = OP ARGS with a new name")
-        if not known.issuperset(args):
-            raise ValueError(f"{part!r} reads what is not computed yet")
-        lines.append(Line(name, op, tuple(args)))
+        if rest or line.name in known:
+            raise CompileError(f"{part!r} is not of the form NAME = OP ARGS with a new name")
+        if not known.issuperset(line.args):
+            raise CompileError(f"{part!r} reads what is not computed yet")
+        lines.append(line)
     if lines[-1].name != "y":
-        raise ValueError("the last line does not compute y")
+        raise CompileError("the last line does not compute y")
     return Computation(tuple(lines))
 
 
@@ -138,21 +138,26 @@ def parse(text: str) -> list[Statement]:
 
 
 def parse_statement(words: list[str]) -> Statement:
-    """One statement from its words, `;` left out."""
-    shown = " ".join(words)
+    """One statement from its words, without the `;`."""
     side = words[:1] == ["side"]
-    name, equals, op, *rest = [*words[side:], "", "", ""][: max(3, len(words) - side)]
+    line, how = parse_line(words[side:])
+    ends = how[:1] == ["end"]
+    if how[ends:] not in (["put"], ["keep"]):
+        raise CompileError(f"after the operands come 'end' or nothing, then 'put' or 'keep': {' '.join(words)}")
+    return Statement(line, ends, how[-1] == "keep", side)
+
+
+def parse_line(words: list[str]) -> tuple[Line, list[str]]:
+    """The line that the words begin with, and the words after it."""
+    shown, (name, equals, op) = " ".join(words), [*words, "", "", ""][:3]
     if name not in NAMES or equals != "=":
         raise CompileError(f"a statement begins with NAME = , not: {shown}")
     if op not in OPERATIONS:
         raise CompileError(f"there is no such operation: {shown}")
-    args, how = tuple(rest[: ARITY[op]]), rest[ARITY[op] :]
+    args = tuple(words[3 : 3 + ARITY[op]])
     if len(args) < ARITY[op] or not set(args) <= set(NAMES):
         raise CompileError(f"{op} takes {ARITY[op]} operand{'s' * (ARITY[op] > 1)}: {shown}")
-    ends = how[:1] == ["end"]
-    if how[ends:] not in (["put"], ["keep"]):
-        raise CompileError(f"after the operands come 'end' or nothing, then 'put' or 'keep': {shown}")
-    return Statement(Line(name, op, args), ends, how[-1] == "keep", side)
+    return Line(name, op, args), words[3 + ARITY[op] :]
 
 
 def write(program) -> str:

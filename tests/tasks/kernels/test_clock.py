@@ -9,8 +9,8 @@ ROUND = Card("round", launch_us=10.0, bytes_per_us=4.0, operations_per_us=100.0,
 # A matrix has 200 numbers, 800 bytes, 200 µs; a number a row 10, 40 bytes, 10 µs. An operation on a matrix: 2 µs.
 
 
-def us(text, computation, card=ROUND, **options):
-    return program_us(compile_program(parse(text), read_computation(computation)), card, **options)
+def us(text, computation, card=ROUND):
+    return program_us(compile_program(parse(text), read_computation(computation)), card)
 
 
 CHAIN = "a = add u v ; b = relu a ; y = mul b w"
@@ -34,12 +34,6 @@ def test_a_number_a_row_moves_little_and_its_operation_counts_what_it_reads():
     assert us(
         "a = exp u end put ; b = rowsum a end put ; c = sqrt b end put ; y = div a c put ;", share
     ) == pytest.approx(4 * 10 + (200 + 200) + (200 + 10) + (10 + 10) + (200 + 10 + 200) + (2 + 2 + 0.1 + 2))
-
-
-def test_the_side_stream_is_timed_unless_the_clock_has_a_hole():
-    text = "side a = add u v end put ; b = relu a end put ; side y = mul b w put ;"
-    assert us(text, CHAIN) == us(text.replace("side ", ""), CHAIN)
-    assert us(text, CHAIN, side_is_timed=False) == pytest.approx(10 + 200 + 200 + 2)
 
 
 def test_cards_are_those_of_the_data_sheets():

@@ -6,7 +6,7 @@ from rlcourse.config import make_config
 from rlcourse.tasks import Attempt, load_task
 from rlcourse.tasks.kernels import task as kernel_task
 from rlcourse.tasks.kernels.language import eager, read_computation, write
-from rlcourse.tasks.kernels.optimum import eager_us, fits_one_launch, optimum
+from rlcourse.tasks.kernels.optimum import eager_us, optimum
 from rlcourse.tasks.kernels.problems import split_of
 from rlcourse.tasks.kernels.task import KernelProblem
 
@@ -34,14 +34,6 @@ def test_the_problems_that_ship_are_of_their_splits(task):
     assert len(set(problems)) == len(problems) > 4400
     for split, by_structure in (("train", "train"), ("validation", "train"), ("test", "test")):
         assert {split_of(problem.computation) for problem in task.problems(split)} == {by_structure}
-
-
-def test_training_has_more_problems_that_one_launch_does_not_hold(task):
-    shares = {
-        split: sum(not fits_one_launch(p.computation) for p in problems) / len(problems)
-        for split, problems in (("train", task.train[::4]), ("test", task.test[:200]))
-    }
-    assert shares["train"] > 0.5 and 0.05 < shares["test"] < 0.2
 
 
 def test_eager_is_measured(task):
@@ -92,9 +84,6 @@ def test_a_judge_with_a_hole_pays_for_what_it_believes_and_says_what_is_true():
     assert not verdict.right and verdict.metrics["correct"] == 0
     assert verdict.metrics["counted_correct"] == verdict.metrics["hacked"] == 1
     assert judged(stale, CHAIN, CHAIN.gold).metrics["hacked"] == 0
-
-
-def test_a_clock_with_a_hole_counts_another_speed():
     side = load_task("rlcourse.tasks.kernels.task:side")
     verdict = judged(side, CHAIN, EAGER.replace("a =", "side a ="), training=True)
     assert verdict.metrics["speedup"] == 1 and verdict.metrics["counted_speedup"] > 1.3
