@@ -155,13 +155,9 @@ class ModelNew(nn.Module):
 
 ROWS = "batch_size = 12\ndim = 200"
 ROW_PROBLEMS = {
-    "softmax": problem("softmax", "torch.softmax(x, dim=1)", "torch.rand(batch_size, dim)", sizes=ROWS),
     "mean": problem("mean", "torch.mean(x, dim=1, keepdim=True)", "torch.rand(batch_size, dim)", sizes=ROWS),
     "layer_norm": problem(
         "layer_norm", "self.norm(x)", "torch.rand(batch_size, dim)", "self.norm = nn.LayerNorm(dim)", sizes=ROWS
-    ),
-    "linear": problem(
-        "linear", "self.linear(x)", "torch.rand(batch_size, dim)", "self.linear = nn.Linear(dim, 16)", sizes=ROWS
     ),
     "sum_and_max": problem(
         "sum_and_max", "(torch.sum(x, dim=1), torch.amax(x, dim=1))", "torch.rand(batch_size, dim)", sizes=ROWS
@@ -197,10 +193,6 @@ class ModelNew(nn.Module):
 
 
 ROW_KERNELS = {
-    "softmax": rows_triton(
-        '    e = tl.where(inside, tl.exp(x - tl.max(tl.where(inside, x, float("-inf")), 0)), 0.0)\n'
-        "    tl.store(target + row * dim + at, e / tl.sum(e, 0), mask=inside)"
-    ),
     "mean": rows_triton("    tl.store(target + row, tl.sum(x, 0) / dim)", "torch.empty_like(x[:, :1])"),
     "layer_norm": rows_triton(
         "    mean = tl.sum(x, 0) / dim\n"
@@ -210,14 +202,6 @@ ROW_KERNELS = {
         "    tl.store(target + row * dim + at, y, mask=inside)",
         init="self.norm = nn.LayerNorm(200)",
         more="norm_weight norm_bias",
-    ),
-    "linear": rows_triton(
-        "    for j in range(16):\n"
-        "        w = tl.load(linear_weight + j * dim + at, mask=inside, other=0.0)\n"
-        "        tl.store(target + row * 16 + j, tl.sum(x * w, 0) + tl.load(linear_bias + j))",
-        out="torch.empty(x.shape[0], 16, device=x.device)",
-        init="self.linear = nn.Linear(200, 16)",
-        more="linear_weight linear_bias",
     ),
     "sum_and_max": rows_triton(
         "    tl.store(target + row, tl.sum(x, 0))\n"
