@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -206,26 +205,6 @@ def test_it_ends_when_its_starter_is_gone(box, tmp_path):
         assert ours.recv(6) == b'["up"]'
         parent.kill()
     assert told(ours) is None
-
-
-def test_to_be_ended_just_after_its_end_is_no_error():
-    """The signal comes between the end of the first process and that of the one that waits for it."""
-    code = f"""
-import os, signal, sys
-sys.path.insert(0, {str(Path(namespaces.__file__).parent)!r})
-import namespaces
-namespaces.own_user = lambda: 0
-namespaces.files = lambda plan: os._exit(0)
-wait = os.waitpid
-def told_then(*which):
-    found = wait(*which)
-    os.kill(os.getpid(), signal.SIGTERM)
-    return found
-os.waitpid = told_then
-namespaces.main({{"keep": os.open(os.devnull, os.O_RDONLY)}})
-print("done")"""
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=30)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
 def test_what_goes_wrong_before_the_start_is_one_line(box):

@@ -51,12 +51,8 @@ def check_small_task(task):
     assert task.test[0].answer == "1000+0=1000, 1000+1000 = 2000 apples.\n#### 2,000"
 
 
-def test_a_folder_is_split_with_the_last_train_problems_for_validation(folder):
-    check_small_task(load(str(folder)))
+def test_a_folder_is_split_with_the_last_train_problems_for_validation(folder, monkeypatch):
     check_small_task(load_task(f"gsm8k@{folder}"))
-
-
-def test_the_environment_variable_names_a_folder(folder, monkeypatch):
     monkeypatch.setenv("RLCOURSE_GSM8K_DIR", str(folder))
     check_small_task(load())
 
@@ -108,10 +104,8 @@ class TestRealData:
             written = raw[problem.question].split("#### ")[1]
             with_commas += "," in written
             gold = written.replace(",", "")
-            assert problem.gold == gold
+            assert problem.gold == gold and to_number(written) == int(gold)
             for answer in (problem.answer, raw[problem.question]):
-                assert extract_strict(answer) == gold
-                assert extract_lenient(answer) == gold
-            assert to_number(written) == int(gold)
+                assert extract_strict(answer) == extract_lenient(answer) == gold
             assert verify(problem.answer, written) == Readings(True, True, True, gold)
         assert with_commas == 93

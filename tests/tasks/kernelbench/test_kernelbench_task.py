@@ -55,7 +55,7 @@ def test_training_times_less_than_an_evaluation(monkeypatch):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU test_gpu.py judges the same")
 def test_attempts_are_judged_side_by_side():
     task = KernelTask([], [], [], settings=Settings(cases=1, trials=2, timing_seconds=1), processes=2)
-    wrong = RIGHT.replace("tl.maximum(x, 0.0)", "x")
-    found = task.judge([attempt(text) for text in (RIGHT, wrong)], training=True)
-    assert [(judgement.right, judgement.words) for judgement in found] == [(True, "right"), (False, "wrong")]
-    assert found[0].earned > found[1].earned == pytest.approx(0.1)
+    texts = [RIGHT, RIGHT.replace("tl.maximum(x, 0.0)", "x"), RIGHT.replace("tl.maximum", "tl.nothing")]
+    right, wrong, broken = task.judge([attempt(text) for text in texts], training=True)
+    assert [(found.right, found.words) for found in (right, wrong)] == [(True, "right"), (False, "wrong")]
+    assert right.earned > wrong.earned == pytest.approx(0.1) and not broken.right
