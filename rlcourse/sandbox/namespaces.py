@@ -1,19 +1,19 @@
 """Start a program in Linux namespaces of its own: `python -I -S namespaces.py PLAN`, PLAN in JSON.
 
-The program sees the files that the plan names, read-only, and a `/tmp` of limited size; no network, no other process,
-no way to more rights. Process 1 ends everything when the program ends, takes too much memory, or its starter is gone.
+The program sees the plan's files, read-only, and a `/tmp` of limited size, but no network and no other process; it
+can't gain privileges. Process 1 ends everything when the program ends, uses too much memory, or its starter is gone.
 
-    root         a folder that the new root covers
+    root         the folder where the new root is mounted
     read         [[path, where the program sees it]]
-    hidden       folders that the program sees empty
+    hidden       folders that are empty for the program
     links        {path: target}
-    devices      files of /dev beside those of every program
+    devices      files of /dev beside DEVICES
     allowed      system calls of REFUSED that it may make
     command, environment, keep    the program, its variables, a file descriptor that it keeps
     limits       by the names of `resource`; folder_bytes and files of /tmp; memory_bytes of all processes together
 
-What goes wrong before the start is one line on standard error. `--inside PLAN` is for bubblewrap, which has made the
-namespaces: only the limits are left to do.
+An error before the start is one line on standard error. `--inside PLAN` is for bubblewrap, which has already made the
+namespaces: only the limits are left.
 """
 
 import ctypes
@@ -42,7 +42,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def call(name: str, *arguments) -> None:
-    """A function of the C library. Raises OSError, with its name, where it returns -1."""
+    """Call a function of the C library. Raises OSError, with its name, if it returns -1."""
     if getattr(libc, name)(*arguments) == -1:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
@@ -77,15 +77,15 @@ def complain(error: BaseException) -> None:
 
 
 def own_user() -> int:
-    """Enter new namespaces, with all rights over what is new and over nothing else. The number of the program's user:
-    where root grades, another one, who has nothing outside; else 0, which is the grader's own user."""
+    """Enter new namespaces, with all rights in them and none outside. Returns the program's user id: for root another
+    one that owns nothing outside, else 0, which is the starter's own user."""
     root = os.geteuid() == 0
     users, groups = (f"0 {number} 1\n" for number in (os.geteuid(), os.getegid()))
     if root:
         users = groups = f"0 0 1\n{STUDENT} {NOBODY} 1\n"
         os.setgroups([])
     process, (ready, go) = os.getpid(), os.pipe()
-    helper = os.fork()  # maps the users, which takes a process outside
+    helper = os.fork()  # maps the users, which only a process outside can do
     if helper == 0:
         try:
             os.close(go)
@@ -105,7 +105,7 @@ def own_user() -> int:
         os.close(go)
         _, status = os.waitpid(helper, 0)
     if status:
-        raise OSError("the user's number cannot be set")
+        raise OSError("the user id cannot be mapped")
     if root:
         os.setresgid(0, 0, 0)
         os.setresuid(0, 0, 0)
@@ -170,7 +170,7 @@ def bind(source: str, target: str) -> None:
 
 
 def drop_rights(user: int) -> None:
-    """Be this user, without rights and without a way to get any."""
+    """Become this user, without privileges and without a way to get any."""
     for capability in range(64):
         libc.prctl(CAPBSET_DROP, capability, 0, 0, 0)  # those that this kernel has
     os.setresgid(user, user, user)
@@ -183,7 +183,7 @@ def drop_rights(user: int) -> None:
 
 
 def set_limits(limits: dict) -> None:
-    """Limits that every process has by itself: those that `resource` knows, by their names there."""
+    """Set the limits per process, those that `resource` knows by name."""
     for name, value in limits.items():
         kind = getattr(resource, f"RLIMIT_{name}", None)
         if kind is not None:
@@ -193,8 +193,8 @@ def set_limits(limits: dict) -> None:
 
 
 def refuse_calls(allowed: list[str]) -> None:
-    """Have the kernel refuse the calls of REFUSED but those `allowed`, those of another architecture, and limits
-    for another process: process 1 is of the same user, and would end everything by what it takes itself."""
+    """Make the kernel refuse REFUSED without `allowed`, calls of another architecture, and setting another process's
+    limits: process 1 has the same user, and a limit on it would end the watch."""
     machine = os.uname().machine
     load, equal, at_least, give, fail = 0x20, 0x15, 0x35, 0x06, 0x00050001  # EPERM
     numbers = [number for name, number in zip(CALLS, REFUSED[machine], strict=True) if name not in allowed]
@@ -211,7 +211,7 @@ def refuse_calls(allowed: list[str]) -> None:
 
 
 def watch(plan: dict) -> None:
-    """Start the program and end with it, or when all processes together hold too much memory."""
+    """Start the program; exit when it ends or when all processes together use too much memory."""
     program = os.fork()
     if program == 0:
         try:
@@ -237,7 +237,7 @@ def watch(plan: dict) -> None:
 
 
 def memory() -> int:
-    """Bytes that the processes in here hold, files of libraries left out; what two share counts twice."""
+    """Bytes of anonymous and shared memory that all processes in here use; what two share counts twice."""
     total = 0
     for name in os.listdir("/proc"):
         if name.isdigit() and name != "1":

@@ -31,17 +31,17 @@ COPIES = ("rlcourse", "*/rlcourse", "*/*/rlcourse")  # of the package among inst
 
 @dataclass(frozen=True)
 class Box:
-    """What a process runs, may see and take."""
+    """What a process runs, what it sees, and its limits."""
 
     modules: tuple[str, ...]  # files of the package that it may import; an `__init__.py` that is not named is empty
-    code: str  # it finds `wire`, a file descriptor, `folder`, where it may write, and `limits`, which it sets itself
+    code: str  # with the names `wire`, a file descriptor; `folder`, to write to; `limits`, which it sets itself
     variables: Callable[[str], dict[str, str]]  # its environment, by `folder`
     limits: dict[str, int]  # of `namespaces.py`
-    own_limits: dict[str, int] = field(default_factory=dict)  # more of them, where it is not isolated
+    own_limits: dict[str, int] = field(default_factory=dict)  # more limits for a process that is not isolated
     folders: dict[str, Path] = field(default_factory=dict)  # folders to read beside the package, by name
-    devices: list[str] = field(default_factory=list)  # files of /dev beside those of every box
-    allowed: list[str] = field(default_factory=list)  # system calls that `namespaces.py` refuses otherwise
-    system: tuple[str, ...] = ()  # folders beside SYSTEM, seen where they are
+    devices: list[str] = field(default_factory=list)  # more files of /dev
+    allowed: list[str] = field(default_factory=list)  # system calls that `namespaces.py` otherwise refuses
+    system: tuple[str, ...] = ()  # more paths like SYSTEM
 
 
 class Child(AbstractContextManager):
@@ -59,8 +59,7 @@ class Child(AbstractContextManager):
             raise
 
     def close(self) -> str:
-        """End the process and what it started, and remove what it left. The last line that it had to say on standard
-        error; nothing happens the second time."""
+        """End the process and what it started, and remove its folder. Returns the last line of its standard error."""
         self.connection.close()
         said = end(self.process) if self.process is not None else ""
         self.process = None
@@ -72,7 +71,7 @@ class Child(AbstractContextManager):
 
 
 def start(way: str, box: Box, folder: Path, wire: int) -> subprocess.Popen:
-    """Start a box's code, with what it may see of the package staged in `folder`."""
+    """Start a box's code, with its part of the package staged in `folder`."""
     stage(folder, box, isolated=way != GUARD)
     if way == GUARD:
         place = tempfile.mkdtemp(dir=folder)
@@ -89,7 +88,7 @@ def start(way: str, box: Box, folder: Path, wire: int) -> subprocess.Popen:
 
 
 def stage(folder: Path, box: Box, isolated: bool) -> None:
-    """Copy a box's modules to the folder STAGED in `folder`. Beside it is `root`, which an isolated box covers."""
+    """Copy a box's modules to STAGED in `folder`, beside `root`, where an isolated box's file system is mounted."""
     (folder / "root").mkdir()
     place = Path(f"{folder}{STAGED}")
     for name in box.modules:
@@ -103,8 +102,8 @@ def stage(folder: Path, box: Box, isolated: bool) -> None:
 
 
 def end(process: subprocess.Popen) -> str:
-    """End a process and all that it started. The last line of what it had to say on standard error."""
-    process.terminate()  # which `namespaces.py` answers by ending everything first
+    """End a process and all that it started. Returns the last line of its standard error."""
+    process.terminate()  # `namespaces.py` then ends everything inside first
     with suppress(subprocess.TimeoutExpired):
         process.wait(10 if str(PACKAGE / NAMESPACES_SCRIPT) in process.args else 0)
     with suppress(ProcessLookupError, PermissionError):
@@ -117,14 +116,14 @@ def end(process: subprocess.Popen) -> str:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder, however deep and whatever its rights: Python's own recursion would end in a deep one."""
+    """Remove a folder, however deep and whatever its permissions: shutil.rmtree fails on a very deep one."""
     if folder.exists():
         for command in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
             subprocess.run([*command, "--", str(folder)], check=False, capture_output=True)
 
 
 def find_way(box: Box) -> tuple[str, str]:
-    """How this system isolates a process, the first way that works; or GUARD, and why none does."""
+    """The first way to isolate a process that works here; or GUARD, and why none does."""
     if sys.platform != "linux":
         return GUARD, "this is not Linux"
     reasons = []
@@ -136,7 +135,7 @@ def find_way(box: Box) -> tuple[str, str]:
 
 
 def attempt(way: str, box: Box) -> str:
-    """Try a way with a program that opens torch and the box's modules. Nothing if it works, else what goes wrong."""
+    """Try a way with a program that opens torch and the box's modules. Returns what goes wrong, "" if nothing."""
     if way == BUBBLEWRAP and shutil.which("bwrap") is None:
         return "bubblewrap is not installed"
     needed = [importlib.util.find_spec("torch").origin, *(f"{STAGED}/rlcourse/{name}" for name in box.modules)]
@@ -156,15 +155,14 @@ def python() -> str:
 
 
 def libraries() -> list[str]:
-    """Python's own folders, and those of `sys.path` that hold installed libraries, or lie in one that does, as those of
-    CuTe DSL do."""
+    """Python's own folders, and those of `sys.path` with installed libraries, or inside one, like CuTe DSL's."""
     own = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
     kept = [path for path in sys.path if re.search(r"/lib-dynload$|/(site|dist)-packages(/|$)", path)]
     return list(dict.fromkeys([*own, *filter(os.path.isdir, kept)]))
 
 
 def python_command(staged: str, code: str, wire: int, folder: str, limits: dict[str, int]) -> list[str]:
-    """The command that runs a box's code, with the libraries but without the package: what is staged stands for it."""
+    """The command that runs a box's code, with the libraries and, instead of the package, what is staged."""
     given = f"import sys; sys.path[:] = {[staged, *libraries()]!r}; wire, folder, limits = {(wire, folder, limits)!r}"
     return [python(), "-I", "-S", "-c", f"{given}\n{code}"]
 
@@ -183,7 +181,7 @@ def isolated(way: str, box: Box, folder: Path, wire: int) -> list[str]:
 
 
 def bubblewrap(plan: dict) -> list[str]:
-    """What `namespaces.py` does by itself, as options of bubblewrap."""
+    """The plan as options of bubblewrap."""
     options = "--unshare-all --unshare-user --disable-userns --uid 1000 --gid 1000 --cap-drop ALL --die-with-parent"
     found = [shutil.which("bwrap"), *options.split(), "--as-pid-1", "--clearenv", "--hostname", "grader"]
     size = str(plan["limits"]["folder_bytes"])
@@ -201,7 +199,7 @@ def bubblewrap(plan: dict) -> list[str]:
 
 
 def files(more: Iterable[str] = ()) -> tuple[list[list[str]], list[str], dict[str, str]]:
-    """[[path, where it is seen]] to read, folders in them to hide, links. more: paths beside SYSTEM."""
+    """The plan's `read`, `hidden` and `links`. more: paths like SYSTEM."""
     system = dict.fromkeys([*SYSTEM, *more])
     links = {path: os.readlink(path) for path in system if os.path.islink(path)}
     wanted = [path for path in system if not os.path.islink(path)]

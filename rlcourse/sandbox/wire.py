@@ -19,11 +19,11 @@ DTYPES = {name: getattr(torch, name) for name in NAMES.split()}
 
 
 class Unreadable(Exception):
-    """A result that `encode` cannot write, or bytes that it did not."""
+    """A value that `encode` can't write, or bytes that it didn't write."""
 
 
 def plain(value: Any) -> Any:
-    """A value as it arrives in another process: arrays as tensors without history, on the CPU. Raises Unreadable."""
+    """A value as it arrives in another process: arrays become tensors on the CPU. Raises Unreadable."""
     return decode(encode(value))
 
 
@@ -42,7 +42,7 @@ def encode(value: Any, most: int = MAX_BYTES) -> bytes:
 
 
 def _tree(item: Any, tensors: list[bytes], depth: int, most: int) -> Any:
-    """A value as JSON has it: plain values themselves, all others a list that begins with their kind."""
+    """A value as JSON: plain values as they are, all others as a list that begins with their kind."""
     if depth > 20:
         raise Unreadable("the result is nested too deeply")
     if item is None or isinstance(item, bool | str):
@@ -84,7 +84,7 @@ def decode(data: bytes) -> Any:
 
 
 def _untree(node: Any, numbers: memoryview) -> tuple[Any, memoryview]:
-    """The value of a node, and the bytes that its tensors leave over."""
+    """The value of a node, and the bytes after those of its tensors."""
     if isinstance(node, dict):
         raise ValueError("no value")
     if not isinstance(node, list):
@@ -119,17 +119,14 @@ def _tensor(name: str, shape: list[int], numbers: memoryview) -> tuple[Tensor, m
 
 
 def send(connection: socket.socket, data: bytes, seconds: float | None = None) -> None:
-    """Send one message. Raises TimeoutError after `seconds`, OSError if nobody listens any more."""
+    """Send one message. Raises TimeoutError after `seconds`, OSError if the other side has ended."""
     connection.settimeout(seconds)
     connection.sendall(struct.pack("<I", len(data)) + data)
 
 
 def receive(connection: socket.socket, seconds: float | None = None, limit: int = (1 << 32) - 1) -> bytes:
-    """The next message.
-
-    Raises TimeoutError where it is not complete after `seconds`, EOFError where the other side ended, Unreadable where
-    it is longer than `limit` bytes.
-    """
+    """The next message. Raises TimeoutError if it isn't complete after `seconds`, EOFError if the other side ended,
+    Unreadable if it is longer than `limit` bytes."""
     deadline = time.monotonic() + (math.inf if seconds is None else seconds)
 
     def read(count: int) -> bytes:

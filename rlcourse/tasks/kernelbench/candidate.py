@@ -1,6 +1,6 @@
-"""The process of a candidate, seen from the judge: it is asked, timed by the clock out here, and ended.
+"""A candidate's process as the judge sees it: asked, timed by the judge's clock, and ended.
 
-Whatever comes back is data. A process that dies, hangs, takes too much memory or writes nonsense is refused for that.
+A process that dies, hangs, takes too much memory or writes nonsense is refused for that.
 """
 
 import fcntl
@@ -27,17 +27,17 @@ from rlcourse.sandbox.wire import Unreadable, decode, encode, receive, send
 # Files of the package that a candidate's process imports.
 MODULES = ("sandbox/namespaces.py", "sandbox/wire.py", "tasks/kernelbench/cases.py", "tasks/kernelbench/worker.py")
 UNREADABLE = "its process wrote what nobody can read"
-SMALL = 1 << 20  # bytes of an answer that shows nothing
+SMALL = 1 << 20  # bytes of an answer without outputs
 START_SECONDS = 120
 SCRIPTS = sysconfig.get_path("scripts")  # where ninja is
 COMPILERS = ("/usr/bin", "/bin", "/usr/sbin", "/sbin", "/usr/include", "/usr/libexec", "/etc/alternatives")
 LIMITS = {"CPU": 600, "FSIZE": 1 << 28, "NOFILE": 1024, "CORE": 0, "MSGQUEUE": 0, "NPROC": 128}
 LIMITS |= {"folder_bytes": 1 << 29, "files": 16384}
-COMPILE_ERRORS = ("triton.compiler", "cutlass")  # modules of errors that say a kernel does not compile
+COMPILE_ERRORS = ("triton.compiler", "cutlass")  # modules whose errors mean that a kernel does not compile
 
 
 class Refused(Exception):
-    """What ends a candidate. reason: its name; the text says more."""
+    """Ends a candidate. reason: what is wrong, as a name; the message has the details."""
 
     def __init__(self, reason: str, text: str = ""):
         super().__init__(text or reason)
@@ -45,10 +45,9 @@ class Refused(Exception):
 
 
 class Candidate(Child):
-    """A process that runs one text.
+    """A process that runs one text. The GPU's memory is watched from here, by what is left on the device.
 
-    memory_bytes, gpu_bytes: what it may take; the GPU's is watched from here, by what is left on the device. seed: of
-    its weights; reference: the model that it is compared with, which stays out here.
+    seed: of its weights. reference: the model that it is compared with, which never enters the process.
     """
 
     def __init__(self, way: str, device: torch.device, memory_bytes: int, gpu_bytes: int):
@@ -65,14 +64,11 @@ class Candidate(Child):
             raise
 
     def watch_gpu(self) -> None:
-        """Count what is taken of the GPU's memory from now on as the candidate's."""
+        """Blame the candidate for all GPU memory that is taken from now on."""
         self.gpu_before = gpu_taken() if self.device.type == "cuda" else 0
 
     def ask(self, request: list, seconds: float, limit: int = SMALL) -> tuple[Any, float]:
-        """The answer to a request, and the seconds from before it was sent until it was here.
-
-        Raises Refused where there is none, or none that can be understood; then the process has ended.
-        """
+        """The answer to a request, and the seconds it took. Raises Refused, and ends the process, without one."""
         message = encode(request)
         start = time.perf_counter()
         try:
@@ -89,7 +85,6 @@ class Candidate(Child):
         self.lost("nonsense", UNREADABLE)
 
     def receive(self, seconds: float, limit: int) -> Any:
-        """The next answer, decoded."""
         deadline = time.monotonic() + seconds
         try:
             while not select.select([self.connection], [], [], 0.1)[0]:
@@ -114,13 +109,12 @@ class Candidate(Child):
 
 
 def gpu_taken() -> int:
-    """Bytes of the GPU that somebody holds."""
     free, total = torch.cuda.mem_get_info()
     return total - free
 
 
 def box(device: torch.device, memory_bytes: int) -> Box:
-    """What a candidate sees beside Python and its libraries: compilers, and the GPU if there is one."""
+    """A candidate sees Python, its libraries, compilers, and the GPU if there is one."""
     include = sysconfig.get_path("include")
     system = [*COMPILERS, include, os.path.realpath(include), SCRIPTS]
     devices, allowed, own_limits = [], [], {}
@@ -139,7 +133,7 @@ def box(device: torch.device, memory_bytes: int) -> Box:
 
 
 def driver_folders() -> list[str]:
-    """Where the driver's libraries stand, as this process has them loaded."""
+    """The folders of the driver's libraries that this process has loaded."""
     torch.cuda.init()
     lines = Path("/proc/self/maps").read_text().splitlines()
     paths = {line.split()[-1] for line in lines if "/libcuda" in line or "/libnvidia" in line}
@@ -147,7 +141,7 @@ def driver_folders() -> list[str]:
 
 
 def variables(folder: str, device: torch.device) -> dict[str, str]:
-    """The variables of the process: none of the judge's own, in which there may be secrets."""
+    """The process's environment: nothing of the judge's own, which may hold secrets."""
     found = {"HOME": folder, "TMPDIR": folder, "USER": "candidate", "LANG": "C.UTF-8"}
     found |= {"OMP_NUM_THREADS": "1", "MAX_JOBS": "2", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     found |= {"TORCH_EXTENSIONS_DIR": f"{folder}/extensions", "TRITON_CACHE_DIR": f"{folder}/triton"}
@@ -163,16 +157,13 @@ def variables(folder: str, device: torch.device) -> dict[str, str]:
 
 @functools.cache
 def way() -> tuple[str, str]:
-    """How this system isolates a candidate; and, where it does not, why."""
+    """How this system isolates a candidate, and why it doesn't if it doesn't."""
     return find_way(box(torch.device("cuda" if torch.cuda.is_available() else "cpu"), 1 << 32))
 
 
 @contextmanager
 def alone(device: torch.device) -> Iterator[None]:
-    """Nobody else on this machine checks or times meanwhile, and torch's random numbers go on as if nothing had been.
-
-    Judges in other processes and threads wait here; what compiles does not.
-    """
+    """Check and time while no other judge on this machine does, without advancing torch's random numbers."""
     path = Path(tempfile.gettempdir(), f"rlcourse-kernelbench-{os.getuid()}.lock")
     devices = [torch.cuda.current_device()] if device.type == "cuda" else []
     with open(path, "a") as file:
@@ -187,7 +178,7 @@ def new_seed() -> int:
 
 @functools.cache
 def bandwidth(device: torch.device) -> float:
-    """Bytes a second that a copy moves here, a quarter added: no kernel is faster than memory."""
+    """1.25 times a copy's bytes per second: no kernel is faster than memory."""
     size = 1 << 30 if device.type == "cuda" else 1 << 26
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)

@@ -1,15 +1,15 @@
-"""The inputs of a trial and what binds its outputs: the judge and the process of a candidate compute both alike.
+"""A trial's inputs and the digest of its outputs, computed alike by the judge and by a candidate's process.
 
-A trial is a seed, a shape and a kind, and inputs are made from them on the device. The judge draws the seed and starts
-its clock before it tells, so nobody can work ahead.
+Inputs follow from a seed, a shape and a kind. The judge draws the seed and starts its clock before it sends them, so a
+candidate can't work ahead.
 """
 
 import torch
 from torch import Tensor
 
 KINDS = ("given", "signed", "scaled")
-CHUNKS = 256  # of a tensor, of which a judge may want to see some
-BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # of an element's bytes
+CHUNKS = 256  # per tensor; a judge looks at some of them
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes per element
 
 
 def namespace(source: str, name: str = "problem") -> dict:
@@ -20,11 +20,10 @@ def namespace(source: str, name: str = "problem") -> dict:
 
 
 def make_inputs(problem: dict, seed: int, kind: str, device: torch.device) -> list:
-    """What the problem's `get_inputs` gives for this seed, on the device, changed by `kind`.
+    """What the problem's `get_inputs` returns for this seed, on the device.
 
-    given: as they are. signed: every number of a row and of a column changes its sign with it, so that zeros, triangles
-    and symmetric matrices stay what they are; numbers drawn from [0, 1) hide what a kernel does with others. scaled:
-    likewise, and four times as large or as small.
+    kind "given": as it is. "signed": with random signs for rows and columns, since inputs from [0, 1) hide what a
+    kernel does with negative ones; triangles and symmetric matrices stay so. "scaled": signed, and times 4 or 1/4.
     """
     torch.manual_seed(seed)
     with torch.device(device):
@@ -38,7 +37,7 @@ def make_inputs(problem: dict, seed: int, kind: str, device: torch.device) -> li
 
 
 def signed(x: Tensor) -> Tensor:
-    """x with random signs for its last two dimensions; dimensions of one size share them."""
+    """x with random signs along its last two dimensions, the same for both if they have the same size."""
     signs: dict[int, Tensor] = {}
     for dimension, size in list(enumerate(x.shape))[-2:]:
         if size not in signs:
@@ -50,9 +49,9 @@ def signed(x: Tensor) -> Tensor:
 
 
 def make_model(problem: dict, name: str, factory: dict, seed: int, device: torch.device) -> torch.nn.Module:
-    """`name` of `factory`, built with the initial inputs of `problem`: one seed gives equal weights to equal models.
+    """`factory[name]` with the problem's initial inputs: equal models get equal weights from the same seed.
 
-    It stays in training mode, as KernelBench has it: a batch norm takes the statistics of its batch.
+    It stays in training mode, as in KernelBench: a batch norm uses its batch's statistics.
     """
     torch.manual_seed(seed)
     arguments = problem["get_init_inputs"]() if "get_init_inputs" in problem else []
@@ -61,10 +60,9 @@ def make_model(problem: dict, name: str, factory: dict, seed: int, device: torch
 
 
 def digest(tensors: list[Tensor]) -> list[list[int]]:
-    """Numbers that hold tensors to their bits, in few passes: for each tensor one for each of its chunks.
+    """A checksum of the bits of each chunk of each tensor: the sum of 2v² + v over its elements as integers v.
 
-    That is the sum of 2v² + v over the chunk's bits as whole numbers v. Modulo 2^32 and the like, as computed here, no
-    two v have the same 2v² + v.
+    Modulo 2^32 and the like, as computed here, no two v have the same 2v² + v.
     """
     found = []
     for tensor in tensors:
@@ -78,12 +76,12 @@ def digest(tensors: list[Tensor]) -> list[list[int]]:
 
 
 def chunk_size(count: int) -> int:
-    """Numbers in a chunk of a tensor that holds `count`: so many that there are CHUNKS, the last one shorter."""
+    """Elements per chunk of a tensor with `count`: at most CHUNKS chunks, the last one shorter."""
     return max(1, -(-count // CHUNKS))
 
 
 def chunks(tensor: Tensor, numbers: list[int]) -> Tensor:
-    """These chunks of a tensor, one behind the other."""
+    """These chunks of a tensor, concatenated."""
     flat = tensor.detach().contiguous().flatten()
     if flat.numel() == 0:
         return flat
@@ -91,5 +89,5 @@ def chunks(tensor: Tensor, numbers: list[int]) -> Tensor:
 
 
 def as_list(outputs) -> list:
-    """What a forward pass gave, one tensor or several, as a list."""
+    """A forward pass's outputs, one tensor or several, as a list."""
     return list(outputs) if isinstance(outputs, tuple | list) else [outputs]

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from rlcourse.tasks.kernelbench.cases import as_list, chunk_size, chunks
 
-# Of an element, absolute and relative: KernelBench's own.
+# Per element, absolute and relative: KernelBench's own.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-2}
-# Of a whole tensor: so many times PyTorch's own error, or so many roundings of numbers that vary as its own do. Sums in
-# another order stay within; numbers that were rounded to half precision, or by a tensor core's TF32, do not.
+# Of a tensor's root mean square error: a multiple of PyTorch's own error, or of a rounding of its deviation. Another
+# order of summation stays within; numbers rounded to half precision, or to a tensor core's TF32, don't.
 TIMES, ROUNDINGS, LAST_PLACES = 16, 64, 4
 MOST_SHOWN = 1 << 25  # bytes of an output that are compared
 
@@ -46,7 +46,7 @@ class Expected:
 
 
 def expect(reference: torch.nn.Module, inputs: list) -> Expected:
-    """Run the reference twice on copies of the inputs: as it is, and in double precision where it has that."""
+    """Run the reference on copies of the inputs, as it is and, if it can, in double precision."""
     with torch.no_grad():
         eager = as_list(reference(*copied(inputs)))
         try:
@@ -104,7 +104,7 @@ def root_mean_square(x: Tensor) -> float:
 
 
 def some_chunks(tensor: Tensor) -> list[int]:
-    """Random chunks of a tensor, as many as MOST_SHOWN bytes hold: for most tensors all of them."""
+    """The numbers of random chunks of a tensor, up to MOST_SHOWN bytes: all chunks of most tensors."""
     size = chunk_size(tensor.numel())
     count = -(-tensor.numel() // size)
     most = max(1, MOST_SHOWN // (size * tensor.element_size()))

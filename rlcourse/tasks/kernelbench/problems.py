@@ -79,10 +79,9 @@ def parse_answer(text: str) -> str | None:
 
 
 def shapes(source: str) -> list[str]:
-    """The problem's text, and where possible one with other shapes: what a candidate makes its inputs with.
+    """The problem's text without `Model`, to make inputs with; and if possible one for inputs of other shapes.
 
-    The class `Model` is left out. Other shapes come from halving the whole numbers that `get_inputs` reads and nothing
-    else does, so that weights keep theirs: `batch_size`, as a rule.
+    It halves the integers that only `get_inputs` reads, usually `batch_size`, so that weights keep their shapes.
     """
     tree = ast.parse(source)
     tree.body = [node for node in tree.body if not (isinstance(node, ast.ClassDef) and node.name == "Model")]

@@ -1,6 +1,6 @@
-"""The process of a candidate: it loads the text, runs it on inputs that it makes itself, and answers the judge.
+"""A candidate's process: it loads the text, runs it on inputs that it makes itself, and answers the judge.
 
-The judge compares the times it reports with a clock outside, and its outputs with a reference that is never in here.
+The judge checks its times against a clock outside, and its outputs against a reference that is never in here.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ from rlcourse.sandbox import namespaces
 from rlcourse.sandbox.wire import decode, encode, receive, send
 from rlcourse.tasks.kernelbench.cases import as_list, chunks, digest, make_inputs, make_model, namespace
 
-MOST_BYTES = 1 << 30  # of one answer, in which outputs are shown
+MOST_BYTES = 1 << 30  # of an answer with outputs
 # Bound before the candidate's text runs: a later patch of `time` or `torch.cuda` does not reach them.
 now, synchronize, Event = time.perf_counter, torch.cuda.synchronize, torch.cuda.Event
 
@@ -40,27 +40,25 @@ def main(file_descriptor: int, folder: str, limits: dict[str, int]) -> None:
 
 
 def answer(function, *arguments) -> bytes:
-    """What a call gives, {"value": ...} or {"error": [kind, module, message]}, encoded."""
+    """A call's {"value": ...} or {"error": [kind, module, message]}, encoded."""
     try:
         return encode({"value": function(*arguments)}, MOST_BYTES)
-    except BaseException as error:  # SystemExit and KeyboardInterrupt are the candidate's as well
+    except BaseException as error:  # a candidate may raise SystemExit
         kind, message = type(error), ""
-        with suppress(BaseException):  # the candidate's own class of error may say anything
-            message = str(error)[-2000:]  # compilers say at the end what was wrong
+        with suppress(BaseException):  # its own class of error may raise in __str__
+            message = str(error)[-2000:]  # compilers end with what was wrong
         return encode({"error": [kind.__name__[:100], str(kind.__module__)[:100], message]})
 
 
 class Runner:
-    """A candidate's model, and what it gave last."""
-
     def __init__(self, folder: str):
         self.folder, self.outputs, self.model = folder, [], None
 
     def load(self, setup: dict) -> None:
         """Run the text and build its model.
 
-        setup: `text`, `name` of the class, `sources` of the problem for each shape, `seed` of the weights, `device`,
-        `compile`, whether by torch.compile, `gpu_bytes` it may hold.
+        setup: the `text`, its class's `name`, the problem's `sources` per shape, the weights' `seed`, the `device`,
+        whether to `compile` it with torch.compile, and the `gpu_bytes` it may hold.
         """
         self.device = torch.device(setup["device"])
         if self.device.type == "cuda":
@@ -70,7 +68,7 @@ class Runner:
             self.flush = torch.empty(4 * size, dtype=torch.uint8, device=self.device)
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.allow_tf32 = False
-        torch.use_deterministic_algorithms(False)  # the first call imports a lot, and here nobody waits for it
+        torch.use_deterministic_algorithms(False)  # its first call imports a lot, which a trial would pay for
         self.problems = [namespace(source) for source in setup["sources"]]
         module = import_text(setup["text"], self.folder)
         self.model = make_model(self.problems[0], setup["name"], vars(module), setup["seed"], self.device)
@@ -78,11 +76,11 @@ class Runner:
             self.model = torch.compile(self.model)
 
     def run(self, seed: int, shape: int, kind: str, way: str) -> dict:
-        """One trial. way: "timed"; "checked", where memory that nobody wrote to holds nan and the operations of torch
-        are listed; "empty", which gives what the last trial gave, to see what a trial costs without a model.
+        """One trial. way: "timed"; "checked", with nan in memory that nobody wrote to and torch's operations listed; or
+        "empty", which returns the last trial's outputs, to measure a trial without a model.
 
-        `seconds` of the pass by this process's own clock, `digest`, `shapes` and `dtypes` of the outputs; if checked,
-        `operations`, and `inputs`, their digest after the pass, else both empty.
+        Returns the pass's `seconds` by this process's clock; the outputs' `digest`, `shapes` and `dtypes`; and for a
+        checked trial the `operations` and the `inputs`' digest after the pass.
         """
         inputs = make_inputs(self.problems[shape], seed, kind, self.device)
         listed = Operations()
@@ -105,7 +103,7 @@ class Runner:
         return found
 
     def timed(self, forward, inputs: list) -> float:
-        """Seconds of one pass, by events on a GPU whose second-level cache holds nothing of use."""
+        """Seconds of one pass; on a GPU by events and with a flushed L2 cache."""
         with torch.no_grad():
             if self.device.type != "cuda":
                 start = now()
@@ -120,12 +118,12 @@ class Runner:
             return start.elapsed_time(end) / 1e3
 
     def show(self, wanted: list[list[int]]) -> list:
-        """Of each output of the last trial the chunks of these numbers."""
+        """These chunks of each of the last trial's outputs."""
         return [chunks(output, numbers).cpu() for output, numbers in zip(self.outputs, wanted, strict=True)]
 
 
 class Operations(TorchDispatchMode):
-    """Notes which operations of torch run, from Python and from C++."""
+    """Notes which of torch's operations run, from Python and from C++."""
 
     def __init__(self):
         super().__init__()
@@ -137,7 +135,7 @@ class Operations(TorchDispatchMode):
 
 
 def import_text(text: str, folder: str):
-    """The module of a candidate's text. It stands in a file, where Triton and CuTe DSL look for a kernel's source."""
+    """The module of a candidate's text, in a file because Triton and CuTe DSL read a kernel's source from one."""
     path = os.path.join(folder, "candidate.py")
     with open(path, "w", encoding="utf-8") as file:
         file.write(text)
