@@ -1,7 +1,7 @@
-"""Tasks: where the questions come from and who says how good an answer is.
+"""Tasks: where questions come from and who judges answers.
 
-A task is anything with the attributes of `Task`. Besides those that ship, `--task mypackage.mytask:task` names one of
-your own, by the place of the object or of a function that makes it.
+A task is anything with the attributes of `Task`. `--task mypackage.mytask:task` names one of your own: the task, or a
+function that makes it.
 """
 
 import importlib
@@ -40,19 +40,17 @@ NEEDED = ("name", "metrics", "problems", "prompt", "judge")
 
 
 def check_task_name(name: str) -> None:
-    """Raise ValueError unless `name` is that of a task that ships, or the place of one, `module:object`; a folder may
-    follow it, `name@folder`."""
+    """Raise ValueError unless `name` is a task that ships or `module:object`, with or without `@folder` after it."""
     name = name.partition("@")[0]
     if name not in TASKS and not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", name):
         raise ValueError(f"Unknown task {name!r}: use {', '.join(TASKS)}, or module:object for one of your own.")
 
 
 def load_task(name: str) -> Task:
-    """The task called `name`, or that stands at `module:object`; the current folder is searched, too.
+    """The task called `name`, or the one at `module:object`, which may be in the current folder.
 
-    The object is a task or a function of `data_dir` that makes one: the folder of `name@folder` to read instead of the
-    usual source, or None. Raises ValueError for an unknown name, a place where there is no task, or a folder that a
-    task would not read; FileNotFoundError or ValueError for a folder that cannot be used.
+    The object is a task, or a function that makes one from the folder in `name@folder`, None without one. Raises
+    ValueError if there is no such task or if it reads no folder; FileNotFoundError or ValueError for a bad folder.
     """
     check_task_name(name)
     name, _, folder = name.partition("@")
@@ -83,18 +81,18 @@ def task_of(config: Any) -> Task:
 
 
 def object_at(place: str) -> Any:
-    """What stands at `module:object`; the current folder is searched last.
+    """The object at `module:object`; the current folder is searched last.
 
-    Raises ValueError if it is not there; errors within the module pass through.
+    Raises ValueError if it isn't there; errors within the module pass through.
     """
     module, _, path = place.partition(":")
-    if os.getcwd() not in sys.path:  # the `rlcourse` command does not look there by itself
+    if os.getcwd() not in sys.path:  # where the `rlcourse` command doesn't look
         sys.path.append(os.getcwd())
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module is there, and something that it imports is not
+            raise  # the module is there, but something that it imports isn't
         raise ValueError(f"There is no module {module!r}: run in the folder that holds it, or install it.") from None
     for attribute in path.split("."):
         if not hasattr(found, attribute):

@@ -1,12 +1,12 @@
-r"""Answers in a box, `\boxed{...}`: finding them, and comparing mathematics by value with math-verify.
+r"""Find answers in `\boxed{...}`, and compare mathematics by value with math-verify.
 
-`compare` parses LaTeX written by a policy and lets SymPy simplify it, which can take for ever or all memory: call it in
-a process with limits, as `rlcourse.tasks.math` does.
+`compare` lets SymPy simplify LaTeX written by a policy, which can take forever or all memory: call it in a process with
+limits, like `rlcourse.tasks.math`.
 """
 
 import re
 
-# Left undone they are no answer: SymPy would compute the integral that the problem asks for, and find it equal.
+# These are no answer: SymPy would compute the integral that the problem asks for, and find it equal.
 TO_COMPUTE = re.compile(
     r"\\(?:i*int|oint|sum|prod|lim|limsup|liminf|sup|inf|max|min|gcd|lcm|det)(?![a-zA-Z])"
     r"|\\[dt]?frac\{?(?:d|\\partial)\}?\s*\{?(?:d|\\partial)"
@@ -18,8 +18,8 @@ SPACES = re.compile(r"\\[,;:! ]|\\q?quad(?![a-zA-Z])|~|\s|\\left(?![a-zA-Z])|\\r
 
 
 def last_box(text: str) -> str | None:
-    r"""What stands in the last `\boxed{...}` that is closed and not empty, the inner one of two; None without one.
-    One pass over the text. Escaped braces, `\{` and `\}`, are text."""
+    r"""The content of the last `\boxed{...}` that is closed and not empty, the inner one if nested; None without one.
+    Takes one pass over the text. Escaped braces, `\{` and `\}`, are text."""
     opened, best = [], (-1, None)
     for token in TOKEN.finditer(text):
         if token[0].endswith("{") and token[0] != r"\{":
@@ -33,24 +33,24 @@ def last_box(text: str) -> str | None:
 
 
 def as_written(answer: str) -> str:
-    r"""The answer without what does not change its meaning: spaces, dollar signs, `\left` and `\right`, `\text{}`
-    around words, kinds of fraction, a full stop at the end."""
+    r"""The answer without spaces, dollar signs, `\left` and `\right`, `\text{}` around words, kinds of `\frac` and a
+    full stop at the end, which don't change its meaning."""
     answer = SPACES.sub("", WRAPPED.sub(r"\1", answer.replace(r"\$", "")))
     return re.sub(r"\\[dt]frac", r"\\frac", answer).rstrip(".")
 
 
 def left_to_compute(answer: str, gold: str) -> bool:
-    """Whether the answer asks for a computation that the gold answer does not ask for."""
+    """Whether the answer leaves a computation undone that the gold answer doesn't."""
     return bool(TO_COMPUTE.search(answer)) and not TO_COMPUTE.search(gold)
 
 
 def compare(item: tuple[str, str, bool]) -> tuple[bool, str | None]:
     """(gold, written, boxed) → (right, answer). Whether the answer equals the gold one as mathematics.
 
-    boxed: `written` is the answer; else a text that ends in it somehow: in dollars, after "the answer is", or the last
-    number. answer: as it was read, None if nothing could be. Whole numbers, fractions, decimals that agree in 6 places,
-    expressions, sets, intervals and inequalities for them, tuples, matrices; units and percent signs do not count. What
-    is no mathematics must be written alike.
+    boxed: `written` is the answer; else it is a text that ends in it: in dollars, after "the answer is", or the last
+    number. answer: as it was read, or None. Compares integers, fractions, decimals to 6 places, expressions, sets,
+    intervals and inequalities, tuples and matrices; units and percent signs don't count. Anything else must be written
+    alike.
     """
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
@@ -70,6 +70,6 @@ def compare(item: tuple[str, str, bool]) -> tuple[bool, str | None]:
 
 
 def in_dollars(answer: str) -> str:
-    """The answer as inline mathematics. Dollars of its own are taken out, and the full stop that ends it."""
+    """The answer as inline mathematics, without dollar signs of its own and the full stop at its end."""
     inner = answer.replace(r"\$", "").replace("$", "").replace("\n", " ").strip()
     return f"${inner.rstrip('.')}$"

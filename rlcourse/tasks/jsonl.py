@@ -14,10 +14,10 @@ NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]+)?|\.[0-9]+)")
 
 
 def read_problems(path: str | Path, parse: Callable[[bytes], Problem] | None = None) -> list[Problem]:
-    """The problems in a UTF-8 file with one JSON object a line; blank lines are skipped.
+    """The problems in a UTF-8 file with one JSON object per line; blank lines are skipped.
 
-    parse: the problem on a line, `parse_problem` if left out. Raises FileNotFoundError if there is no such file,
-    ValueError if it cannot be read, holds no problems, or has a line that cannot be used, which the message names.
+    parse: makes a problem from a line, by default `parse_problem`. Raises FileNotFoundError if there is no such file,
+    ValueError if it can't be read, has no problems, or has a line that can't be used, which the message names.
     """
     return [problem for _, problem in read_each_line(Path(path), parse or parse_problem, "problems")]
 
@@ -32,7 +32,7 @@ def read_train_and_test(folder: str, parse: Callable[[bytes], Problem], remedy: 
 
 
 def hold_out(problems: list[Problem], count: int) -> tuple[list[Problem], list[Problem]]:
-    """All problems but the last `count`, and these. Raises ValueError if none is left to train on."""
+    """All problems but the last `count`, and those. Raises ValueError if none is left to train on."""
     if len(problems) <= count:
         raise ValueError(
             f"There are {len(problems)} train problems, and more than {count} are needed: the last {count} are for "
@@ -42,9 +42,9 @@ def hold_out(problems: list[Problem], count: int) -> tuple[list[Problem], list[P
 
 
 def read_each_line(path: Path, parse: Callable[[bytes], Parsed], what: str) -> list[tuple[str, Parsed]]:
-    """What `parse` makes of each line, and the line's place; blank lines are skipped. what: the name of such things.
+    """Each line's place, and what `parse` makes of it; blank lines are skipped. what: a name for the lines.
 
-    Raises as `read_problems` does; `parse` raises ValueError with a sentence, before which the place is put.
+    Raises like `read_problems`; the place goes in front of a ValueError from `parse`.
     """
     found = []
     content = read_bytes(path, f"a file of {what} is needed there, one per line")
@@ -62,9 +62,9 @@ def read_each_line(path: Path, parse: Callable[[bytes], Parsed], what: str) -> l
 
 
 def parse_problem(line: bytes) -> Problem:
-    """The problem on one line, with the texts `question` and `answer`; the latter ends in `#### NUMBER`.
+    """The problem on one line, with `question`, an `answer` that ends in `#### NUMBER`, and maybe an integer `level`.
 
-    A `level` is kept if it is a whole number. Raises ValueError with one sentence that says what is wrong with it.
+    Raises ValueError, with what is wrong.
     """
     record = parse_record(line, '{"question": "...", "answer": "... #### 42"}')
     question, answer = texts_of(record, ("question", "answer"))
@@ -73,7 +73,7 @@ def parse_problem(line: bytes) -> Problem:
 
 
 def texts_of(record: dict[str, Any], keys: Iterable[str]) -> list[str]:
-    """The texts of these keys. Raises ValueError for one that is missing, not a text, or blank."""
+    """The texts of these keys. Raises ValueError for one that is missing, blank or no text."""
     for key in keys:
         if not isinstance(record.get(key), str) or not record[key].strip():
             raise ValueError(f"{key!r} is missing or is not a text.")
@@ -81,12 +81,12 @@ def texts_of(record: dict[str, Any], keys: Iterable[str]) -> list[str]:
 
 
 def parse_record(line: bytes, example: str) -> dict[str, Any]:
-    """The JSON object on one line. Raises ValueError with a sentence that says what is wrong and shows the example."""
+    """The JSON object on one line. Raises ValueError, with what is wrong and the example."""
     try:
         record = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError:
         raise ValueError("the line is not UTF-8 text.") from None
-    except (ValueError, RecursionError):  # not JSON, or a number that Python does not take
+    except (ValueError, RecursionError):  # not JSON, nested too deeply, or a number that is too long for Python
         raise ValueError(f"the line is not JSON; expected {example}.") from None
     if not isinstance(record, dict):
         raise ValueError(f"the line is a JSON {type(record).__name__}; expected {example}.")
@@ -94,10 +94,7 @@ def parse_record(line: bytes, example: str) -> dict[str, Any]:
 
 
 def gold_of(answer: str) -> str:
-    """The number after the last `####` of a worked answer, without commas, dollar signs and spaces.
-
-    Raises ValueError if there is none or if what follows is not a number.
-    """
+    """The number after the last `####` of a worked answer, without commas, dollar signs and spaces. Else ValueError."""
     _, mark, after = answer.rpartition("####")
     gold = re.sub(r"[,$\s]", "", after)
     if not mark or not NUMBER.fullmatch(gold):

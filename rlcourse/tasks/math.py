@@ -26,8 +26,8 @@ EXAMPLE = '{"question": "...", "final_answer": "..."}'
 
 @dataclass(frozen=True)
 class BoxedTask(MathTask):
-    r"""The strict reading is the last `\boxed{}`; the lenient one takes, where there is none, what else looks like an
-    answer in the last `TAIL` characters. Compared by `rlcourse.tasks.boxed.compare`, for `SECONDS` at most."""
+    r"""The strict reading is the last `\boxed{}`; without one, the lenient one takes what looks like an answer in the
+    last `TAIL` characters. Answers are compared by `rlcourse.tasks.boxed.compare`, for at most `SECONDS`."""
 
     def verify(self, text: str, gold: str) -> Readings:
         [readings] = self.judge([Attempt(Problem("", "", gold), text, 0, finished=True)], training=True)
@@ -52,7 +52,7 @@ class BoxedTask(MathTask):
 
 
 def is_copied(box: str, problem: Problem) -> bool:
-    """Whether the answer is an expression that stands in the question, which asks for its value. A number may."""
+    """Whether the answer is an expression copied from the question, which asks for its value. A number may be."""
     written = as_written(box)
     if written == as_written(problem.gold) or to_number(written) is not None:
         return False
@@ -60,8 +60,7 @@ def is_copied(box: str, problem: Problem) -> bool:
 
 
 def compare_all(items: list[tuple[str, str, bool]]) -> list[tuple[bool, str | None]]:
-    """(right, answer) for each (gold, written, boxed); what fails is not right. Only answers that are not written like
-    the gold one are compared as mathematics."""
+    """(right, answer) for each (gold, written, boxed). A process compares those not written like the gold answer."""
     hard = [item for item in items if not (item[2] and as_written(item[0]) == as_written(item[1]))]
     results = dict(zip(hard, pool().map(hard), strict=True)) if hard else {}
     compared = [results.get(item, (True, item[1])) for item in items]
@@ -73,7 +72,6 @@ def compare_all(items: list[tuple[str, str, bool]]) -> list[tuple[bool, str | No
 
 @functools.cache
 def pool() -> JudgePool:
-    """The processes that compare, started when they are first needed."""
     return JudgePool("rlcourse.tasks.boxed:compare", min(PROCESSES, os.cpu_count() or 1), SECONDS, MEMORY_GB)
 
 
@@ -81,12 +79,11 @@ def load(data_dir: str | None = None) -> BoxedTask:
     """The task: about 102,500 problems to train on, 512 for validation (the last of the train file), 500 to test.
 
     Reads train.jsonl and test.jsonl from `data_dir`, with DeepMath's fields (question, final_answer, difficulty) or
-    MATH's (problem, answer, level), else loads both data sets through `datasets`; the first is 2 GB, as it has three
-    solutions for each problem. level: MATH's, 1 to 5, and DeepMath's difficulty, rounded down.
+    MATH's (problem, answer, level), else loads both data sets through `datasets`; the first is 2 GB, with three
+    solutions per problem. level: MATH's, 1 to 5, or DeepMath's difficulty, rounded down.
 
-    Raises ValueError if math-verify is missing, for a line that cannot be used, or a train file too small to leave any
-    problem for training; FileNotFoundError if the folder or a file is missing; ConnectionError if the hub cannot be
-    read.
+    Raises ValueError if math-verify is missing, a line can't be used, or too few problems are left for training;
+    FileNotFoundError if the folder or a file is missing; ConnectionError if the hub can't be read.
     """
     if importlib.util.find_spec("math_verify") is None:
         raise ValueError("Task math compares answers with math-verify: `python -m pip install 'rlcourse[math]'`.")
@@ -111,7 +108,7 @@ def _from_hub() -> list[list[Problem]]:
 
 
 def problem_of(record: dict[str, Any]) -> Problem:
-    """The problem in a record with DeepMath's fields or MATH's. Raises ValueError, in a sentence, if one is missing."""
+    """The problem in a record with DeepMath's fields or MATH's. Raises ValueError if one is missing."""
     both = ("question", "problem"), ("final_answer", "answer")
     question, answer = texts_of(record, [next((name for name in names if name in record), names[0]) for names in both])
     level = record.get("level", record.get("difficulty"))

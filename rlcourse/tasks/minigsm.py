@@ -1,8 +1,8 @@
-"""The embedded task: grade-school word problems made from templates, in GSM8K's format, with nothing to download.
+"""The embedded task: grade-school word problems from templates, in GSM8K's format, with nothing to download.
 
 A problem's identity is its template and its numbers; names and things are decoration. A hash of the identity decides
-its split, so no split shares a problem with another, and none has to be stored to ensure it. Besides train, validation
-and test there is `sft`, for the demonstrations of the warm start.
+its split, so splits never share a problem. Besides train, validation and test there is `sft`, for the warm start's
+demonstrations.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ TEMPLATES = [Template(**line) for line in read_lines(data_folder() / "minigsm" /
 
 
 class Step(NamedTuple):
-    """One line of a worked answer. `left` and `right` name numbers of the problem or, as r1 and r2, earlier results."""
+    """A line of a worked answer. `left` and `right` name the problem's numbers or earlier results, r1 and r2."""
 
     before: str
     left: str
@@ -83,7 +83,7 @@ class GeneratedProblem:
 
     @property
     def identity(self) -> tuple:
-        """What two equal problems share: the name of the template and its numbers, in its order."""
+        """Template and numbers, in its order, which equal problems share."""
         return (self.template, *self.numbers.values())
 
     @property
@@ -95,7 +95,7 @@ class GeneratedProblem:
         return str(solve(self.steps, self.numbers)[-1].result)
 
     def to_problem(self) -> Problem:
-        """The problem with a worked answer: one line a step, then `#### NUMBER`."""
+        """The problem with a worked answer: a line per step, then `#### NUMBER`."""
         lines = [work(step, done) for step, done in zip(self.steps, solve(self.steps, self.numbers), strict=True)]
         return Problem(self.question, "\n".join([*lines, f"#### {self.gold}"]), self.gold, self.level)
 
@@ -120,9 +120,9 @@ def calculate(left: int, op: str, right: int) -> int | None:
 
 
 def solve(steps: list[Step], numbers: dict[str, int], slips: dict[int, int] | None = None) -> list[Calculation] | None:
-    """The calculation of each step, or None if one of them cannot be used (see `calculate`) or leaves 2..LARGEST.
+    """The calculation of each step, or None if one is not asked for (see `calculate`) or leaves 2..LARGEST.
 
-    slips: an error to add to the result of a step, by its place from 1; later steps go on with the wrong result.
+    slips: errors to add to results, by the step's place from 1; later steps go on with the wrong result.
     """
     values, calculations = dict(numbers), []
     for place, step in enumerate(steps, start=1):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def short_enough(problems: list[Problem], task: Task, policy: "Policy", config: "TrainConfig") -> list[Problem]:
-    """Problems whose prompt fits `max_prompt_tokens`; says how many don't. Raises ValueError if a step needs more."""
+    """The problems whose prompts fit `max_prompt_tokens`. Raises ValueError if they are too few for a step."""
     limit, needed = config.max_prompt_tokens, config.num_prompts
     if len(problems) < needed:
         raise ValueError(f"There are {len(problems)} training problems, fewer than num_prompts {needed}: lower it.")
@@ -32,7 +32,7 @@ def short_enough(problems: list[Problem], task: Task, policy: "Policy", config: 
 
 
 class PromptSampler:
-    """Goes through the problems, in a new random order each epoch. Its state is `position`, the number sampled."""
+    """Samples problems in a new random order each epoch. Its state is `position`, the number sampled so far."""
 
     def __init__(self, problems: list[Problem], seed: int):
         self.problems, self.seed, self.position = problems, seed, 0

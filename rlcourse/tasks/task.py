@@ -1,7 +1,7 @@
-"""What a task is: problems, prompts for them, and who says how good an answer is.
+"""What a task is: problems, prompts for them, and a judge.
 
-Nothing else knows what a task measures: step, evaluation, logs and pictures take the metrics that its verdicts have. So
-a task of your own is an object with what `Task` lists; `MathTask` is one.
+Only the task knows what it measures: step, evaluation, logs and figures use the metrics of its verdicts. A task of your
+own is an object with the attributes of `Task`, like `MathTask`.
 """
 
 from dataclasses import dataclass, replace
@@ -19,8 +19,8 @@ Split = Literal["train", "validation", "test"]
 
 @dataclass(frozen=True)
 class Problem:
-    """One question, a worked answer if there is one, and what is right, as text. A task may have a class of its own,
-    with at least `question`, `gold` and `level`. level: evaluations also say how good answers are at each."""
+    """A question, a worked answer or "", and the right answer, as text. A task may have a class of its own with at
+    least `question`, `gold` and `level`. level: evaluations report metrics per level as well."""
 
     question: str
     answer: str
@@ -30,8 +30,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Attempt:
-    """What the policy wrote for a problem. tokens: how many, the one that ends it included; finished: it was ended, not
-    cut off at the token limit."""
+    """What the policy wrote. tokens: their number, with EOS; finished: whether it ended before the token limit."""
 
     problem: Problem
     text: str
@@ -40,24 +39,22 @@ class Attempt:
 
 
 class Verdict(Protocol):
-    """What a task says of an attempt.
+    """A task's verdict on an attempt.
 
-    right: what pass@k counts. metrics: the task's, by name, None where there is nothing to measure; logs hold their
-    means over those that are not None. words: the verdict for a reader, such as "wrong".
+    right: what pass@k counts. metrics: the task's, by name, None where there is nothing to measure; means leave None
+    out. words: the verdict for a reader, such as "wrong".
     """
 
     right: bool
     metrics: dict[str, float | None]
     words: str
 
-    def reward(self, config: "TrainConfig") -> float:
-        """What training pays for it."""
-        ...
+    def reward(self, config: "TrainConfig") -> float: ...
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A `Verdict` whose reward needs no settings, for tasks that have no class of their own for it."""
+    """A `Verdict` whose reward, `earned`, needs no settings."""
 
     right: bool
     metrics: dict[str, float | None]
@@ -70,12 +67,12 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Answer(Attempt):
-    """An attempt and the verdict on it."""
+    """An attempt and its verdict."""
 
     verdict: Verdict
 
     right = property(attrgetter("verdict.right"))
-    # If the verdict has two `Readings`: right in the form that was asked for, right in any form, and in that form.
+    # If the verdict is `Readings`: right in the form asked for, right in any form, and in the form asked for.
     strict = property(attrgetter("verdict.strict"))
     lenient = property(attrgetter("verdict.lenient"))
     formatted = property(attrgetter("verdict.formatted"))
@@ -84,8 +81,8 @@ class Answer(Attempt):
 class Task(Protocol):
     """What the trainer needs of a task.
 
-    metrics: the names of what its verdicts measure, each with the format in which it is printed, such as ".1%" for a
-    share and ".2f" for a ratio. The first says in one number how good a policy is.
+    metrics: the names of its verdicts' metrics, each with its format, such as ".1%" for a share and ".2f" for a ratio.
+    The first one rates a policy in one number.
     """
 
     name: str
@@ -98,12 +95,12 @@ class Task(Protocol):
         ...
 
     def judge(self, attempts: list[Attempt], training: bool) -> list[Verdict]:
-        """A verdict on each attempt; `training` is False in an evaluation, which may look more closely."""
+        """A verdict per attempt; `training` is False in an evaluation, which may look more closely."""
         ...
 
 
 class ListTask:
-    """A task that has a list of problems for each split, as attributes of these names."""
+    """A task with lists of problems as attributes named after the splits."""
 
     def problems(self, split: Split) -> list[Problem]:
         if split not in ("train", "validation", "test"):
@@ -115,8 +112,8 @@ class ListTask:
 class MathTask(ListTask):
     """A task whose answers are numbers, judged by `rlcourse.tasks.verify`.
 
-    instruction: the system turn of a prompt; "" for none. examples: problems whose worked answers come before the
-    question. rewarded: the reading that counts, see `Readings`.
+    instruction: the prompt's system turn, "" for none. examples: problems shown before the question with their worked
+    answers. rewarded: the reading that counts, see `Readings`.
     """
 
     name: str
@@ -128,9 +125,9 @@ class MathTask(ListTask):
     rewarded: str = "strict"
 
     def with_settings(self, config: "TrainConfig") -> "MathTask":
-        """The task with the config's reading, and its first training problems as examples, which then don't train.
+        """The task with the config's reading, and its first training problems as examples instead of for training.
 
-        Raises ValueError if there are not enough worked answers to show.
+        Raises ValueError if there are too few worked answers.
         """
         shown, rest = self.train[: config.examples], self.train[config.examples :]
         if len(shown) < config.examples or not all(problem.answer.strip() for problem in shown):
@@ -152,7 +149,7 @@ class MathTask(ListTask):
         return replace(verify(text, gold), rewarded=self.rewarded)
 
     def judge(self, attempts: list[Attempt], training: bool) -> list[Readings]:
-        """An unfinished attempt is never right: its 12 may have been about to become 125."""
+        """An unfinished attempt is never right: its 12 may have become 125."""
         cut_off = replace(CUT_OFF, rewarded=self.rewarded)
         return [self.verify(a.text, a.problem.gold) if a.finished else cut_off for a in attempts]
 
@@ -166,7 +163,7 @@ def prompts_of(task: Task, problems: list[Problem], policy: "Policy") -> list[li
 
 
 def mean_metrics(answers: list[Answer]) -> dict[str, float | None]:
-    """The mean of each metric over the answers that have it; None if none has. At least one answer."""
+    """The mean of each metric over the answers that have it, None if none has. At least one answer."""
     means = {}
     for name in answers[0].verdict.metrics:
         values = [a.verdict.metrics[name] for a in answers if a.verdict.metrics[name] is not None]
@@ -175,5 +172,5 @@ def mean_metrics(answers: list[Answer]) -> dict[str, float | None]:
 
 
 def in_format(value: float | None, form: str) -> str:
-    """A metric as it is printed; a dash for None."""
+    """A metric as printed; a dash for None."""
     return "–" if value is None else format(value, form)

@@ -1,7 +1,7 @@
-"""The counted time of a program: what its launches, its bytes and its operations cost on a card.
+"""The counted time of a program: what its launches, bytes and operations cost on a GPU.
 
-Time is counted and not measured, so that it is the same on every machine and its least value can be found by search.
-For operations of this kind, a GPU's time depends on how often memory is passed over and how often the host launches.
+Time is counted, not measured, so that it is the same on every machine and its minimum can be found by search. For
+memory-bound operations like these, it depends on the passes over memory and the number of launches.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ ELEMENT_BYTES = 4  # float32
 
 @dataclass(frozen=True)
 class Card:
-    """What a launch costs, and the rates of the maker's data sheet for memory and for float32."""
+    """The cost of a launch, and the data sheet's rates for memory and float32."""
 
     name: str
     launch_us: float
@@ -24,13 +24,13 @@ class Card:
     columns: int = 1024
 
 
-# 5 us is what a launch from Python takes the host, as a rule: an assumption, the same for both.
+# Launching from Python usually takes the host 5 us: an assumption, the same for both.
 A10G = Card("A10G", launch_us=5.0, bytes_per_us=600e3, operations_per_us=31.2e6)
 H200 = Card("H200", launch_us=5.0, bytes_per_us=4800e3, operations_per_us=67e6)
 
 
 def launch_us(launch: Launch, card: Card = A10G) -> float:
-    """Microseconds of one launch: its start, then what it loads and stores, then an operation for each element."""
+    """Microseconds of one launch: its start, its loads and stores, and an operation per element."""
 
     def elements(name: str) -> int:
         return card.rows * (1 if name in launch.narrow else card.columns)
@@ -41,6 +41,5 @@ def launch_us(launch: Launch, card: Card = A10G) -> float:
 
 
 def program_us(launches: Iterable[Launch], card: Card = A10G, side_is_timed: bool = True) -> float:
-    """Microseconds of all launches. With `side_is_timed` False the clock waits for the main stream alone, and does not
-    see what runs on the other (a loophole)."""
+    """Microseconds of all launches; without `side_is_timed`, of those on the main stream alone (a loophole)."""
     return sum(launch_us(launch, card) for launch in launches if side_is_timed or not launch.side)

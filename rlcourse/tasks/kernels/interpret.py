@@ -1,7 +1,4 @@
-"""What a program computes, launch by launch, with registers that are lost at a launch's end; and what it should.
-
-The reference runs in float64, programs in float32, as on a GPU.
-"""
+"""Run a program in float32, launch by launch, clearing registers at a launch's end; and its reference in float64."""
 
 import numpy as np
 
@@ -12,10 +9,10 @@ LARGEST = 1e6  # beyond it, and where the reference is not finite, nothing is co
 
 Arrays = dict[str, np.ndarray]
 
-TRAINING_INPUTS = ((0, 7),)  # (seed, columns) of the inputs that a program is tried on
+TRAINING_INPUTS = ((0, 7),)  # (seed, columns) of the inputs to try a program on
 TEST_INPUTS = ((1, 7), (2, 5), (3, 16))
 
-# Every operation works on rows, so that each row of an input is a test case of its own kind: (scale, shift).
+# Every operation works on rows, so each row of an input is a test case of its own: (scale, shift).
 KINDS_OF_ROWS = ((1, 0), (1, 0), (3, 0), (0.1, 0), (8, 0), (1, 2), (1, -2), (0, 0))
 
 
@@ -39,7 +36,7 @@ def reference(computation: Computation, inputs: Arrays) -> Arrays:
 
 
 def execute(program: list[Statement], memory: Arrays) -> Arrays:
-    """What memory holds after the program, a compiled one; `memory` before it, float32."""
+    """Memory after a program that compiles; `memory` is what it holds before, float32."""
     memory = dict(memory)
     with np.errstate(all="ignore"):
         for statements in split_launches(program):
@@ -55,7 +52,7 @@ def execute(program: list[Statement], memory: Arrays) -> Arrays:
 
 
 def agrees(got: np.ndarray, expected: np.ndarray) -> bool:
-    """Whether all elements are within the tolerance, of those that can be compared."""
+    """Whether all elements that can be compared are within the tolerance."""
     if got.shape != expected.shape:
         return False
     with np.errstate(all="ignore"):

@@ -1,7 +1,7 @@
 """The tile language: what a computation is, what a program for it may say, and what the compiler refuses.
 
-A computation is what the policy is asked for, lines as in PyTorch: `a = add u v ; y = relu a`. A program says the same
-lines and how they run. Each statement is
+The policy is asked for a computation, lines as in PyTorch: `a = add u v ; y = relu a`. A program has the same lines and
+says how they run. Each statement is
 
     [side] NAME = OP ARGS [end] KIND ;
 
@@ -10,11 +10,11 @@ lines and how they run. Each statement is
     put   the value is written to memory
     keep  it stays in a register, and is gone when the launch ends
 
-What eager PyTorch does is a launch for each line, and every value in memory:
+Eager PyTorch launches a kernel per line and puts every value in memory:
 
     a = add u v end put ; y = relu a end put ;
 
-Each `end` that is left out and each `keep` saves time, and each is one token.
+Each omitted `end` and each `keep` saves time, and each is one token.
 """
 
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ LETTERS = ("a", "b", "c", "d", "e", "f")  # results but the last, which is y
 NAMES = (*INPUTS, *LETTERS, "y")
 WORDS = (*NAMES, *OPERATIONS, "=", ";", "=>", "end", "put", "keep", "side")
 
-REGISTERS = 2  # tensors of which a launch can hold its rows at once; numbers of a row cost nothing
+REGISTERS = 2  # matrices whose rows a launch can hold at once; one number per row costs nothing
 
 
 class CompileError(ValueError):
@@ -98,11 +98,11 @@ class Statement:
 
 @dataclass(frozen=True)
 class Launch:
-    """Statements that run together, and the values that they read from memory, in the order of their first use."""
+    """Statements that run together, and the values that they load, in the order of their first use."""
 
     statements: tuple[Statement, ...]
     loads: tuple[str, ...]
-    narrow: frozenset[str]  # those of its values that are one number per row
+    narrow: frozenset[str]  # its values with one number per row
 
     @property
     def stores(self) -> tuple[str, ...]:
@@ -130,7 +130,7 @@ def read_computation(text: str) -> Computation:
 
 
 def parse(text: str) -> list[Statement]:
-    """The statements of a program. Raises CompileError where the text is none."""
+    """The statements of a program. Raises CompileError for any other text."""
     *parts, rest = text.split(";")
     if rest.strip() or not parts:
         raise CompileError(f"a statement does not end in ';': {rest.strip() or 'nothing is written'}")
@@ -161,12 +161,12 @@ def parse_line(words: list[str]) -> tuple[Line, list[str]]:
 
 
 def write(program) -> str:
-    """The text of a program: what `parse` reads."""
+    """The text of a program, which `parse` reads."""
     return " ".join(map(str, program))
 
 
 def eager(computation: Computation) -> list[Statement]:
-    """Each line its own launch, each value put: what PyTorch does without a compiler."""
+    """A launch per line and every value put, like PyTorch without a compiler."""
     return [Statement(line) for line in computation.lines]
 
 
@@ -198,7 +198,7 @@ def compile_program(program: list[Statement], computation: Computation, stale: b
 
 
 def split_launches(program: list[Statement]) -> list[tuple[Statement, ...]]:
-    """The statements of each launch. The last one ends with the program, whether it says so or not."""
+    """The statements of each launch. The last one ends with the program, with or without `end`."""
     groups: list[list[Statement]] = [[]]
     for statement in program:
         groups[-1].append(statement)
@@ -237,7 +237,7 @@ def compile_launch(statements: tuple[Statement, ...], memory: set[str], narrow: 
 
 
 def update_narrow(narrow: set[str], line: Line) -> None:
-    """Note whether the line's result is one number a row: of a reduction, or of such operands alone."""
+    """Note whether the line's result is one number per row: a reduction's, or one of such operands alone."""
     narrow.discard(line.name)
     if line.op in REDUCTIONS or narrow.issuperset(line.args):
         narrow.add(line.name)

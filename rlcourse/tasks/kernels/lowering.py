@@ -1,7 +1,6 @@
-"""A program of the tile language as Triton source: each launch a kernel, a program instance for each row.
+"""A program of the tile language as Triton source: a kernel per launch, a program instance per row.
 
-What the language calls a register is a variable of the kernel. Both streams of the language become one: the order of
-the launches is what makes the result right.
+A register of the language is a variable of the kernel. Both streams become one, with launches in the program's order.
 """
 
 import importlib.util
@@ -48,7 +47,7 @@ def lower(program: list[Statement], computation: Computation) -> str:
 
 
 def kernel_source(number: int, launch: Launch) -> str:
-    """The kernel of one launch. Values are loaded where they are first read, and stored where they are computed."""
+    """The kernel of one launch, which loads values at their first use and stores them where they are computed."""
     body = ["row = tl.program_id(0)", "column = tl.arange(0, BLOCK)"]
     here: set[str] = set()
     for statement in launch.statements:
@@ -69,14 +68,14 @@ def moved(launch: Launch) -> list[str]:
 
 
 def address(name: str, launch: Launch) -> str:
-    """Where this row's numbers of a tensor are, and for a matrix the mask of the block's end."""
+    """Arguments of tl.load for this row of a tensor: pointers and, for a matrix, the mask."""
     if name in launch.narrow:
         return f"{name}_ptr + row"
     return f"{name}_ptr + row * columns + column, mask=column < columns"
 
 
 def expression(line: Line, launch: Launch) -> str:
-    """What a line computes. Beyond the columns a block holds anything: a reduction puts its neutral element there."""
+    """A line as an expression. Beyond the columns a block holds anything, so reductions mask with a neutral element."""
     if line.op not in REDUCTIONS:
         return EXPRESSIONS[line.op].format(*line.args)
     (operand,) = line.args

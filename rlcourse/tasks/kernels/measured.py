@@ -2,8 +2,7 @@
 
     rlcourse train --preset kernels --task rlcourse.tasks.kernels.measured:load
 
-`judge.py` says what is correct, as for counted times, and the GPU must agree. The reward has the same form, with
-eager's measured time over the program's.
+A program must be correct for `judge.py` and on the GPU. The reward is as for counted times, with measured speed-ups.
 """
 
 import os
@@ -34,12 +33,12 @@ METRICS = {"measured_speedup": ".2f", "measured_fast_1.5": ".1%", "measured_fast
 
 
 def run_of(computation: Computation, program: Program) -> Callable[..., Tensor]:
-    """The lowered program: takes the computation's inputs, [rows, columns] float32, and returns y."""
+    """The lowered program, a function of the computation's inputs, [rows, columns] float32, that returns y."""
     return load_source(lower(program, computation)).run
 
 
 def is_right(candidate: tuple[Computation, Program]) -> bool:
-    """Whether the lowered program agrees with the reference, on few rows of the clock's width."""
+    """Whether the lowered program agrees with the reference, on a few rows of the clock's width."""
     computation, program = candidate
     inputs = draw_inputs(computation, TEST_SEED, H200.columns)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -48,17 +47,17 @@ def is_right(candidate: tuple[Computation, Program]) -> bool:
 
 
 class Stopwatch:
-    """Microseconds of lowered programs, each measured once."""
+    """Times lowered programs, each once."""
 
     def __init__(self):
         self.pool = JudgePool("rlcourse.tasks.kernels.measured:is_right", COMPILERS, SECONDS)
         self.taken: dict[tuple[Computation, tuple[Statement, ...]], float | None] = {}
 
     def us(self, candidates: list[tuple[Computation, Program]]) -> list[float | None]:
-        """Of each, for matrices of the clock's size in a CUDA graph; None for one whose result is wrong."""
+        """Microseconds of each for matrices of the clock's size; None for one whose result is wrong."""
         asked = [(computation, tuple(program)) for computation, program in candidates]
         new = [candidate for candidate in dict.fromkeys(asked) if candidate not in self.taken]
-        # Triton keeps on disk what the processes have compiled.
+        # The processes also fill Triton's cache on disk.
         right = self.pool.map([(computation, list(program)) for computation, program in new])
         for (computation, program), found in zip(new, right, strict=True):
             self.taken[computation, program] = time_us(computation, list(program)) if found is True else None
@@ -79,7 +78,7 @@ def time_us(computation: Computation, program: Program) -> float:
 
 @dataclass(frozen=True)
 class MeasuredTask(counted.KernelTask):
-    """The task, with a stopwatch. What is counted stays among the metrics."""
+    """The task `kernels`, whose rewards are measured times. Counted times stay among the metrics."""
 
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
@@ -100,7 +99,7 @@ class MeasuredTask(counted.KernelTask):
 
 
 def with_measured(verdict: Judgement, speedup: float) -> Judgement:
-    """The verdict, paid by the measured speed-up; 0 where the program is wrong."""
+    """The verdict with its reward by the measured speed-up, 0 for a program that is wrong on the GPU."""
     metrics = dict(zip(METRICS, (speedup or None, float(speedup >= 1.5), float(speedup >= 2)), strict=True))
     if verdict.metrics["correct"] is None:  # of a long problem, which is measured apart
         metrics = dict.fromkeys(METRICS)

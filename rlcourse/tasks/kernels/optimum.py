@@ -1,8 +1,7 @@
-"""The least counted time of a computation, by search over its programs: what no GPU benchmark can state.
+"""The least counted time of a computation, by exhaustive search, which no GPU benchmark allows.
 
-All programs that compute every line once, as it is written, are the orders of the lines times the cuts into launches
-times what is kept. The last is no search: a store costs time and nothing else, so everything is kept that no later
-launch reads.
+The programs that compute every line once are the orders of the lines times the cuts into launches. What is kept needs
+no search: a store only costs time, so a program keeps everything that no later launch reads.
 """
 
 from collections.abc import Iterator
@@ -15,13 +14,12 @@ from rlcourse.tasks.kernels.language import CompileError, Computation, Line, Sta
 
 @lru_cache(maxsize=100_000)
 def eager_us(computation: Computation, card: Card = A10G) -> float:
-    """Counted microseconds of the eager program."""
     return program_us(compile_program(eager(computation), computation), card)
 
 
 @lru_cache(maxsize=100_000)
 def optimum(computation: Computation, card: Card = A10G) -> tuple[float, tuple[Statement, ...]]:
-    """The least counted time in microseconds, and the first program found that takes it."""
+    """The least counted microseconds, and the first program found that takes them."""
     best = (eager_us(computation, card), tuple(eager(computation)))
     for order in orders(list(computation.lines)):
         for ends in product((False, True), repeat=len(order) - 1):
@@ -46,7 +44,7 @@ def orders(lines: list[Line]) -> Iterator[list[Line]]:
 
 
 def kept_where_possible(order: list[Line], ends: tuple[bool, ...]) -> list[Statement]:
-    """The program with these lines and launch ends; a value is put if a later launch reads it, or if it is y."""
+    """The program with these lines and launch ends, which puts y and what a later launch reads, and keeps the rest."""
     launch = [sum(ends[:i]) for i in range(len(order))]
     program = []
     for i, line in enumerate(order):
@@ -56,7 +54,7 @@ def kept_where_possible(order: list[Line], ends: tuple[bool, ...]) -> list[State
 
 
 def fits_one_launch(computation: Computation) -> bool:
-    """Whether all lines run in one launch, in the order they are written in, or the registers run out."""
+    """Whether all lines, in the order they are written in, run in one launch without running out of registers."""
     try:
         compile_program(kept_where_possible(list(computation.lines), (False,) * len(computation.lines)), computation)
     except CompileError:

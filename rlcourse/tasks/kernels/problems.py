@@ -1,6 +1,6 @@
-"""Random computations: elementwise operations and reductions, chained and joined as in the layers of a model.
+"""Random computations: elementwise operations and reductions, chained and joined as in a model's layers.
 
-A hash of the structure, names left out, decides the split, so that no test problem is a renamed training problem.
+A hash of the structure, without names, decides the split, so no test problem is a renamed training problem.
 """
 
 import hashlib
@@ -39,9 +39,9 @@ def computations(
 ) -> list[Computation]:
     """`count` distinct computations of a split (train or test), of `lengths[0]` to `lengths[1]` lines.
 
-    at_least_refused: of so large a share, one launch does not hold the lines: the registers run out.
+    at_least_refused: the least share of them that run out of registers in one launch.
     """
-    rng, found = random.Random(f"{split} {seed}"), {}  # whether one launch does not hold it
+    rng, found = random.Random(f"{split} {seed}"), {}  # computation: whether one launch is refused
     most_fitting = count - round(at_least_refused * count)
     while len(found) < count:
         computation = draw(rng, rng.randint(*lengths))
@@ -51,12 +51,12 @@ def computations(
         if (refused or len(found) - sum(found.values()) < most_fitting) and is_posed(computation):
             found[computation] = refused
     drawn = list(found)
-    rng.shuffle(drawn)  # those that are refused would stand at the end
+    rng.shuffle(drawn)  # else the refused ones would come last
     return drawn
 
 
 def split_of(computation: Computation) -> str:
-    """train or test, by a blake2b hash of the lines, with names numbered as they come."""
+    """train or test, by a blake2b hash of the lines with names numbered by first use."""
     numbers: dict[str, int] = {}
     structure = [
         (line.op, *(numbers.setdefault(name, len(numbers)) for name in (*line.args, line.name)))
@@ -68,7 +68,7 @@ def split_of(computation: Computation) -> str:
 
 @dataclass
 class Draft:
-    """A computation while it is drawn. unread: inputs and results that no line reads yet."""
+    """A computation in the making. unread: inputs and results that no line reads yet."""
 
     inputs: list[str]
     names: list[str]
@@ -87,16 +87,13 @@ class Draft:
         return name
 
     def operand(self, rng: random.Random) -> str:
-        """Mostly one that is not read yet, so that few are left over."""
+        """Mostly one that isn't read yet, so that few are left over."""
         read = [*self.inputs, *(line.name for line in self.lines)]
         return rng.choice(self.unread if rng.random() < 0.8 else read)
 
 
 def draw(rng: random.Random, length: int) -> Computation | None:
-    """A computation of so many lines, or None if a line or an input of what came out is not read.
-
-    Names follow the alphabet from a random letter on.
-    """
+    """A computation of `length` lines, with names from a random letter on; None if a line or an input is never read."""
     inputs = rng.sample(INPUTS, rng.choice([1, 2, 2, 3, 3, 4]))
     first = rng.randint(0, len(LETTERS) + 1 - length)
     draft = Draft(inputs, [*LETTERS[first : first + length - 1], "y"], unread=list(inputs))
@@ -114,7 +111,7 @@ def draw(rng: random.Random, length: int) -> Computation | None:
 
 
 def add_idiom(draft: Draft, rng: random.Random, length: int) -> None:
-    """Add the lines of an idiom, if there is room for one that was drawn."""
+    """Draw an idiom and add its lines, if there is room."""
     idiom = rng.choice(IDIOMS)
     if len(draft.lines) + len(idiom) > length:
         return
@@ -124,11 +121,10 @@ def add_idiom(draft: Draft, rng: random.Random, length: int) -> None:
 
 
 def is_posed(computation: Computation) -> bool:
-    """Whether y is a matrix that depends on the inputs, can be compared, and needs every line.
+    """Whether y is a matrix that depends on the inputs, is exact enough in float32, and needs every line.
 
-    float32 must be good enough for the eager program on all that it is tried on. A line is not needed if y is the same
-    with one of its operands in its place, as `abs` before `square`: a program without it would be right, and beat the
-    optimum.
+    A line isn't needed if y is the same with one of its operands in its place, like `abs` before `square`: a program
+    without it would be right and beat the optimum.
     """
     if "y" in computation.narrow:
         return False
@@ -148,6 +144,6 @@ def is_posed(computation: Computation) -> bool:
 
 
 def replaced(computation: Computation, name: str, by: str) -> Computation:
-    """The computation with `by` read wherever `name` was; the line that computes `name` is out."""
+    """The computation without the line `name`, and with `by` wherever `name` was read."""
     others = [line for line in computation.lines if line.name != name]
     return Computation(tuple(replace(x, args=tuple(by if arg == name else arg for arg in x.args)) for x in others))

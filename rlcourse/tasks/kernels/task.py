@@ -41,7 +41,7 @@ CREDIT_METRICS = {"stated": ".1%"}
 
 @dataclass(frozen=True)
 class KernelProblem:
-    """A computation as a problem. gold: a program that takes the least counted time."""
+    """gold: a program with the least counted time."""
 
     computation: Computation
 
@@ -68,8 +68,8 @@ class KernelProblem:
 
 @dataclass(frozen=True)
 class KernelTask(ListTask):
-    """The problems, and the judge, whose `loophole` is open in training. Evaluations are honest, and try each
-    program on more inputs. partial: the judge pays for each line that is stated, too, see `share_stated`."""
+    """loophole: open while training; evaluations are honest and use more inputs. partial: whether `share_stated` is
+    added to the reward."""
 
     name: str
     train: list[KernelProblem]
@@ -87,7 +87,6 @@ class KernelTask(ListTask):
         return policy.prompt(problem.question)
 
     def judge(self, attempts: list[Attempt], training: bool) -> list[Judgement]:
-        """An unfinished attempt is not a program."""
         return [self.verdict(a.text if a.finished else "", a.problem, training) for a in attempts]
 
     def verdict(self, text: str, problem: KernelProblem, training: bool) -> Judgement:
@@ -108,7 +107,7 @@ class KernelTask(ListTask):
 
 
 def measured(honest: Finding, problem: KernelProblem) -> dict[str, float | None]:
-    """The metrics of a program by the honest judge; those of the other group of problems are None."""
+    """A program's metrics by the honest judge. Those for long problems are None for short ones, and vice versa."""
     most = eager_us(problem.computation) / optimum(problem.computation)[0]
     correct, fast, launches = float(honest.correct), float(honest.speedup > 1 + SAME), float(honest.launches)
     refused = not fits_one_launch(problem.computation)
@@ -140,14 +139,14 @@ def load(data_dir: str | None = None) -> KernelTask:
     return KernelTask("kernels", *(read_problems(folder / f"{split}.txt") for split in SPLITS))
 
 
-# Each is a task of its own, as in `--task rlcourse.tasks.kernels.task:stale`.
+# Lesson 14's tasks, as in `--task rlcourse.tasks.kernels.task:stale`.
 def stale(data_dir: str | None = None) -> KernelTask:
-    """The task with a judge that does not clear memory."""
+    """The task with a judge that doesn't clear memory."""
     return replace(load(data_dir), name="kernels-stale", loophole="stale")
 
 
 def side(data_dir: str | None = None) -> KernelTask:
-    """The task with a clock that does not wait for the side stream."""
+    """The task with a clock that doesn't wait for the side stream."""
     return replace(load(data_dir), name="kernels-side", loophole="side")
 
 
