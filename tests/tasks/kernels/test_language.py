@@ -57,6 +57,12 @@ def test_programs_are_parsed_as_they_are_written():
         assert parse(write(program)) == program
 
 
+@pytest.mark.parametrize("text", ["a = add u v ; a = neg u ; y = neg a", "y = neg b", "a = neg u", "y = neg u put"])
+def test_what_is_no_computation_is_refused(text):
+    with pytest.raises(CompileError):
+        read_computation(text)
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
