@@ -9,6 +9,25 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+def completion_advantages(rewards: Tensor, kind: str, num_generations: int) -> Tensor:
+    """One advantage per completion from one reward per completion: [rows] → [rows].
+
+    kind: the setting `advantage`; ValueError for 'gae', which is per token.
+    """
+    match kind:
+        case "reward":
+            return rewards
+        case "batch_centered":
+            return batch_centered(rewards)
+        case "leave_one_out":
+            return leave_one_out(rewards, num_generations)
+        case "group_centered":
+            return group_centered(rewards, num_generations)
+        case "group_normalized":
+            return group_normalized(rewards, num_generations)
+    raise ValueError(f"Advantage {kind!r} is not one per completion.")
+
+
 def batch_centered(rewards: Tensor) -> Tensor:
     """Rewards minus their mean over the batch, [rows]: REINFORCE with the simplest baseline (Williams 1992)."""
     return rewards - rewards.mean()

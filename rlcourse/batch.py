@@ -1,4 +1,5 @@
-"""What flows through a training step: sampled completions, judged completions, and the batch that trains.
+"""What flows through a training step: sampled completions, judged completions, the batch that trains, mini-batches and
+micro-batches of it.
 
 One layout for all. Each row of `ids` is a prompt, its completion, then padding; two lengths a row say which is which.
 Values by token are [rows, T] and aligned with the completions: column t belongs to completion token t. Nothing here is
@@ -7,16 +8,14 @@ ever modified.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlcourse.tasks import Answer, Attempt, Problem, Task
-
-if TYPE_CHECKING:
-    from rlcourse.policy import Policy
+from rlcourse.config import TrainConfig
+from rlcourse.distributed import ALONE, OneProcess
+from rlcourse.tasks import Answer
 
 
 def completion_lengths(completion_ids: Tensor, eos_ids: Iterable[int]) -> Tensor:
@@ -120,26 +119,6 @@ def concatenate(rollouts: list[Rollout]) -> Rollout:
     return Rollout(**{name: joined(name) for name in rollouts[0].tensors})
 
 
-def judge(policy: "Policy", task: Task, problems: list[Problem], rollout: Rollout, training: bool) -> list[Answer]:
-    """The answer in each row of a rollout, judged. Rows are group-major, equally many for each problem.
-
-    Raises ValueError if the task's verdicts are not one for each row, with the metrics that it names.
-    """
-    texts = policy.texts(rollout.completion_ids, rollout.completion_mask)
-    lengths, finished = rollout.completion_lengths.tolist(), rollout.finished.tolist()
-    asked = [problems[row * len(problems) // len(texts)] for row in range(len(texts))]
-    attempts = [Attempt(*row) for row in zip(asked, texts, lengths, finished, strict=True)]
-    verdicts = task.judge(attempts, training)
-    if len(verdicts) != len(attempts):
-        raise ValueError(f"Task {task.name} gave {len(verdicts)} verdicts on {len(attempts)} attempts.")
-    for verdict in verdicts:
-        if list(verdict.metrics) != list(task.metrics):
-            measured, named = (", ".join(names) or "nothing" for names in (verdict.metrics, task.metrics))
-            raise ValueError(f"A verdict of task {task.name} measures {measured}; its metrics are {named}.")
-    rows = zip(asked, texts, lengths, finished, verdicts, strict=True)
-    return [Answer(*row) for row in rows]
-
-
 @dataclass(frozen=True)
 class Completions:
     """A rollout with what each row answered and the reward that it earned: rewards [rows] float32."""
@@ -180,3 +159,101 @@ class Batch:
         width = rollout.logprobs.shape[1]
         others = {f.name: getattr(self, f.name) for f in fields(self)[1:]}
         return Batch(rollout, **{n: None if value is None else value[rows, :width] for n, value in others.items()})
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """The rows of one optimizer step, as micro-batches of row indices. share: what `aggregate` counts in all of it."""
+
+    micro_batches: tuple[Tensor, ...]
+    share: dict[str, int]
+
+
+def plan_minibatches(
+    batch: Batch, config: TrainConfig, packed: bool = False, world: OneProcess = ALONE
+) -> list[Minibatch]:
+    """The mini-batches of all epochs: the rows in a new random order each time, cut into micro-batches (`batches_of`).
+    These hold only rows that train; those that don't still count as rows."""
+    train = rows_that_train(batch, config)
+    planned = []
+    for _ in range(config.inner_epochs):
+        order = torch.randperm(len(train)).to(train.device)
+        for rows in order.tensor_split(config.minibatches):
+            tokens = int(batch.loss_mask[rows].sum())
+            share = {"rows": len(rows), "tokens": tokens, "max_new_tokens": config.max_new_tokens}
+            together = batches_of(rows[train[rows]], batch.rollout, config, packed, world)
+            planned.append(Minibatch(together, share))
+    return planned
+
+
+def rows_that_train(batch: Batch, config: TrainConfig) -> Tensor:
+    """Rows whose loss has a gradient, bool [rows]: without KL and value loss, one of zero advantage adds exactly 0."""
+    if batch.values is not None or config.kl_coef:
+        return torch.ones_like(batch.rollout.finished)
+    return (batch.advantages * batch.loss_mask).ne(0).any(1)
+
+
+def batches_of(
+    rows: Tensor, rollout: Rollout, config: TrainConfig, packed: bool, world: OneProcess = ALONE
+) -> tuple[Tensor, ...]:
+    """These rows of the rollout, int64 [n], in micro-batches of `config.micro_batch_tokens`.
+
+    packed: they are for a pass that leaves out padding and computes a prompt once for all answers that it has of it
+    (`rlcourse.exact`). So those stay together, where a padded pass wants rows of one length.
+    """
+    if not packed:
+        return micro_batches(rows, rollout.lengths, config.micro_batch_tokens, world)
+
+    def cut(rows: Tensor) -> list[int]:
+        prompts, answers = rollout.prompt_lengths[rows].tolist(), rollout.completion_lengths[rows].tolist()
+        groups = (rows // config.num_generations).tolist()  # rows are group-major
+        return packed_together(groups, prompts, answers, config.micro_batch_tokens)
+
+    return world.split_rows(rows.sort().values, cut)
+
+
+def packed_together(groups: list[int], prompts: list[int], answers: list[int], most_tokens: int) -> list[int]:
+    """How many rows each micro-batch has, of rows in this order: as many as fit, but a longer one goes alone.
+
+    A row is its answer's tokens, and the first of its group in a micro-batch its prompt's, too.
+    """
+    counts, tokens = [], 0
+    for i, (group, prompt, answer) in enumerate(zip(groups, prompts, answers, strict=True)):
+        more = answer if counts and groups[i - 1] == group else prompt + answer
+        if counts and tokens + more <= most_tokens:
+            counts[-1], tokens = counts[-1] + 1, tokens + more
+        else:
+            counts.append(1)
+            tokens = prompt + answer
+    return counts
+
+
+def micro_batches(rows: Tensor, lengths: Tensor, most_tokens: int, world: OneProcess = ALONE) -> tuple[Tensor, ...]:
+    """For a pass with padding: the rows in order of length, cut by `rows_together`; of several ranks those of this one,
+    maybe none. All ranks call it.
+
+    rows: indices int64 [n] into lengths [rows], the tokens of each.
+    """
+    rows = rows[lengths[rows].argsort(stable=True)]
+    return world.split_rows(rows, lambda some: rows_together(lengths[some].tolist(), most_tokens))
+
+
+def rows_together(lengths: list[int], most_tokens: int) -> list[int]:
+    """How many rows each micro-batch has, of rows with these lengths, the shortest first.
+
+    n rows padded to their longest are n x longest tokens: `most_tokens` at most, but a row that is longer goes alone.
+    The fewest micro-batches that this allows, and of such cuts the one with the fewest tokens.
+    """
+    best = [(0, 0, 0)]  # of the first n rows: micro-batches, tokens, and how many rows the last micro-batch has
+    most = [0]  # by number of micro-batches: how many of the first rows they can hold
+    for n, longest in enumerate(lengths, start=1):
+        first = n - min(n, max(1, most_tokens // longest))  # where the last micro-batch may begin, or later, as long
+        before = best[first][0]  # as those before it are no more
+        found = min((best[m][1] + (n - m) * longest, n - m) for m in range(first, most[before] + 1))
+        best.append((before + 1, *found))
+        most[before + 1 :] = [n]
+    counts, left = [], len(lengths)
+    while left:
+        counts.append(best[left][2])
+        left -= counts[-1]
+    return counts[::-1]

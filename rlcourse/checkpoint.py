@@ -4,6 +4,7 @@ name and then renamed, so that none is ever incomplete."""
 import os
 import re
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,65 @@ from rlcourse.distributed import own
 from rlcourse.files import reason, try_folder
 from rlcourse.lora import ALL_LINEAR, ALPHA, add_adapter, has_adapter, is_adapter, load_adapter, save_adapter
 from rlcourse.policy import Policy, load_policy
+from rlcourse.runs import RunFolder
 
 FULL = 1_000_000  # bytes: with less, a disk is full
 KEPT = 2  # checkpoints that stay; older ones are deleted
+
+
+def bytes_of_checkpoint(policy: Policy) -> int:
+    """Bytes of weights and two moments. Without room for one checkpoint a run would end with nothing."""
+    return 12 * sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
+
+
+def save(training: Any) -> None:
+    """Write a checkpoint of a `TrainingLoop`: the model, and all that `resume` needs beside it. All ranks call it."""
+    training.seconds = time.perf_counter() - training.clock
+    with training.spent("saving"):
+        head = training.value_head
+        state = {
+            "step": training.step,
+            "optimizer": training.optimizer.state_dict(),
+            "value_head": head and head.state_dict(),
+            "random": random_state(training.device),
+            "sampled": training.order.position,
+            "data": training.fingerprint,
+            "seconds": training.seconds,
+            "spent": dict(training.spent.seconds),
+            "before": training.before,
+        }
+        policy, state = training.world.whole(training.policy, state)
+        if training.world.rank == 0:  # the others have the same
+            save_checkpoint(training.run.path, training.step, policy, state)
+
+
+def restore(training: Any, checkpoint: Path) -> None:
+    """Take back what `save` wrote; the policy has its weights. Raises ValueError for a state that does not fit."""
+    state, optimizer = load_state(checkpoint), training.optimizer
+    try:
+        state = training.world.part(state, optimizer)
+        training.step, training.seconds, training.before = state["step"], state["seconds"], state["before"]
+        optimizer.load_state_dict(state["optimizer"])
+        if training.value_head is not None:
+            training.value_head.load_state_dict(state["value_head"])
+        training.order.position = state["sampled"]
+        data = state["data"]
+        training.spent.seconds |= state["spent"]
+        set_random_state(state["random"], training.device)
+        numbers = (training.step, int), (training.order.position, int), (training.seconds, float)
+        if training.step != step_of(checkpoint) or not all(type(n) is kind and n >= 0 for n, kind in numbers):
+            raise ValueError("another step, or no numbers")
+        if training.before is not None and not training.metrics.keys() <= training.before.keys():
+            raise ValueError("no evaluation")
+        for parameter, moments in optimizer.state.items():
+            if any(moments[name].shape != parameter.shape for name in ("exp_avg", "exp_avg_sq")):
+                raise ValueError("moments of another model")
+        check_finite(training.policy, {"optimizer": optimizer.state_dict()})
+    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError):
+        raise damaged(checkpoint, "trainer.pt does not fit the model and the run") from None
+    if data != training.fingerprint:
+        folder = training.run.path
+        raise ValueError(f"{training.config.data} is not the data that {folder} began with: start a new run.")
 
 
 def save_checkpoint(run_folder: Path, step: int, policy: Policy, state: dict[str, Any]) -> Path:
@@ -74,6 +131,14 @@ def latest_checkpoint(run_folder: Path) -> Path:
             f"{run_folder} was stopped before its first checkpoint: delete the folder and start without --resume."
         )
     return found[-1]
+
+
+def checkpoint_to_resume(run: RunFolder) -> Path:
+    """The run's last checkpoint. Raises ValueError if the run has done more steps than it is now asked for."""
+    checkpoint, steps = latest_checkpoint(run.path), run.config.steps
+    if steps is not None and steps < step_of(checkpoint):
+        raise ValueError(f"{run.path} has done {step_of(checkpoint)} steps, more than --steps {steps}: ask for more.")
+    return checkpoint
 
 
 def step_of(checkpoint: Path) -> int:

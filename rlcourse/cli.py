@@ -80,9 +80,9 @@ def train(
         else:
             config = make_config(**settings)
             try_folder(Path(config.output).expanduser(), "choose another --output")
-        from rlcourse import trainer
+        from rlcourse import train as training
 
-        cli_tables.print_summary(trainer.resume(**settings) if resume else trainer.train(config, BEGAN))
+        cli_tables.print_summary(training.resume(**settings) if resume else training.train(config, BEGAN))
 
 
 @app.command("eval")

@@ -10,7 +10,8 @@ from rich.table import Table
 
 from rlcourse.cli_options import PANELS
 from rlcourse.config import TrainConfig
-from rlcourse.distributed import check_launch, launched, share_of
+from rlcourse.distributed import launched, share_of
+from rlcourse.distributed.launch import check_launch
 
 
 def print_config(config: TrainConfig) -> None:

@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from rlcourse.batch import judge
+from rlcourse.collect import judge
 from rlcourse.config import TrainConfig
-from rlcourse.device import without_cudnn_attention
-from rlcourse.distributed.world import ALONE, World, start_world
+from rlcourse.device import find_device, without_cudnn_attention
+from rlcourse.distributed import ALONE, OneProcess
+from rlcourse.distributed.launch import start_world
 from rlcourse.policy import Policy, load_policy
 from rlcourse.rollout import RolloutEngine, make_engine
 from rlcourse.sampling import GREEDY, Sampling
@@ -103,9 +104,9 @@ def sample(config: TrainConfig, count: int, greedy: bool) -> list[Answer]:
     return [answer for (answer,) in answers]
 
 
-def load_all(config: TrainConfig, world: World = ALONE) -> tuple[Policy, RolloutEngine, Task]:
+def load_all(config: TrainConfig, world: OneProcess = ALONE) -> tuple[Policy, RolloutEngine, Task]:
     """Policy, engine and task of a config, on its device. world: who shares the work."""
-    device, dtype = world.device(config), getattr(torch, config.dtype)
+    device, dtype = world.device(find_device(config), config), getattr(torch, config.dtype)
     policy = load_policy(config.model, device)
     engine = make_engine(policy, config.engine, dtype, config.compile, cache_gb=config.cache_gb)
     return policy, world.engine(engine, device), world.task(task_of(config))

@@ -7,6 +7,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from rlcourse.distributed import ALONE, OneProcess
+
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM arrived, as rented machines send it before they stop."""
@@ -20,12 +22,11 @@ def raise_terminated(*_) -> None:
 class StopAfterStep:
     """Delays Ctrl-C and SIGTERM until the current step ends, so that half a step is never saved.
 
-    agree: at the end of a step, the stop that was asked for, or None → the one that all processes of the run make.
-    follows: another process decides, and this one never stops by itself.
+    world: the processes of the run. They stop after the same step; only the first may stop between steps.
     """
 
-    def __init__(self, agree: Callable[[Any], Any] | None = None, follows: bool = False):
-        self.agree, self.follows = agree or (lambda stop: stop), follows
+    def __init__(self, world: OneProcess = ALONE):
+        self.world = world
 
     def __enter__(self) -> "StopAfterStep":
         self.inside, self.asked = False, None
@@ -43,7 +44,7 @@ class StopAfterStep:
 
     def _asked(self, number: int, _) -> None:
         stop = Terminated if number == signal.SIGTERM else KeyboardInterrupt
-        if not self.follows and (not self.inside or self.asked):
+        if self.world.rank == 0 and (not self.inside or self.asked):
             raise stop
         self.asked = stop
         tqdm.write("Finishing this step, then saving. Press Ctrl-C again to stop at once.")
@@ -53,32 +54,25 @@ class StopAfterStep:
         """Within, Ctrl-C takes effect at the end; a second one at once."""
         self.inside = True
         yield
-        stop = self.agree(self.asked)
+        stop = next(filter(None, self.world.gather(self.asked)), None)
         self.inside = False  # an interrupted step leaves it True
         if stop:
             raise stop
 
 
 @contextmanager
-def saved_when_stopped(
-    step: Callable[[], int],
-    save: Callable[[], None],
-    resume_command: Callable[[], str],
-    agree: Callable[[Any], Any] | None = None,
-    follows: bool = False,
-) -> Iterator[StopAfterStep]:
-    """The loop of a run: at Ctrl-C or SIGTERM its current step is finished, then `save` is called, and the way to go on
-    printed. step: how many steps are done. Half a step, after a second Ctrl-C, is no state to go on from: not saved.
-    agree, follows: see `StopAfterStep`."""
-    stop = StopAfterStep(agree, follows)
+def saved_when_stopped(training: Any, save: Callable[[Any], None]) -> Iterator[StopAfterStep]:
+    """Around the loop of a run: on Ctrl-C or SIGTERM the current step is finished, then `save(training)` is called, and
+    the command that goes on is printed. Half a step, after a second Ctrl-C, is not saved."""
+    stop = StopAfterStep(training.world)
     try:
         with stop:
             yield stop
     except KeyboardInterrupt:
         if stop.inside:
-            said = f"Stopped within step {step() + 1}. Go on from the last checkpoint, if there is one, with:"
+            said = f"Stopped within step {training.step + 1}. Go on from the last checkpoint, if there is one, with:"
         else:
-            save()
-            said = f"Stopped at step {step()}. Go on with:"
-        tqdm.write(f"{said} {resume_command()}")
+            save(training)
+            said = f"Stopped at step {training.step}. Go on with:"
+        tqdm.write(f"{said} {training.run.resume_command()}")
         raise

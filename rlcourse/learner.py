@@ -1,24 +1,23 @@
-"""What learns: the policy, what an algorithm needs beside it, and the optimizer."""
+"""What learns: the policy, what an algorithm needs beside it, and the optimizer; and what it computes for a step."""
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlcourse.batch import Rollout
+from rlcourse import advantages as adv
+from rlcourse.batch import Batch, Completions, Minibatch, Rollout, batches_of
 from rlcourse.config import TrainConfig
-from rlcourse.distributed import is_sharded, whole
-from rlcourse.distributed.world import ALONE, World
+from rlcourse.distributed import ALONE, OneProcess, is_sharded
 from rlcourse.exact.weights import fused_weights, is_exact, may_be_exact, unknown_part
 from rlcourse.logprobs import PlainPass
 from rlcourse.lora import has_adapter
-from rlcourse.micro_batches import batches_of
 from rlcourse.policy import Policy, ValueHead, frozen_copy
+from rlcourse.rollout import RolloutEngine
 
 VALUE_LR = 1e-3  # of PPO's value head
-MAX_GRAD_NORM = 1.0  # gradients of a larger norm are scaled down to it
+GAMMA, GAE_LAMBDA = 1.0, 0.95  # of PPO
 
 
 class Learner:
@@ -34,7 +33,7 @@ class Learner:
         policy: Policy,
         config: TrainConfig,
         start: PreTrainedModel | None = None,
-        world: World = ALONE,
+        world: OneProcess = ALONE,
     ):
         self.policy, self.config, self.world = policy, config, world
         self.reference = None
@@ -54,6 +53,7 @@ class Learner:
         if self.value_head is not None:
             groups.append({"params": list(self.value_head.parameters()), "peak_lr": VALUE_LR})
         self.optimizer = new_optimizer(groups, config)
+        self.parameters = [p for group in groups for p in group["params"]]
 
     def logprobs_and_values(self, rollout: Rollout) -> tuple[Tensor, Tensor | None]:
         """Of each completion token its log-prob, and with a value head the value of the state before it: [rows, T]."""
@@ -65,11 +65,6 @@ class Learner:
     def exact(self) -> bool:
         """Whether the log-probs are those of the exact engine, to the last bit."""
         return self.policy_pass.exact
-
-    @property
-    def lr(self) -> float:
-        """The policy's learning rate in the last update."""
-        return self.optimizer.param_groups[0]["lr"]
 
     @torch.no_grad()
     def values(self, rollout: Rollout) -> Tensor:
@@ -96,36 +91,10 @@ class Learner:
         every = torch.arange(len(rollout.lengths), device=rollout.ids.device)
         return batches_of(every, rollout, self.config, model_pass.exact, self.world)
 
-    def update(self, step: int) -> float:
-        """One optimizer step with the gradients that there are, at the learning rate of training step `step` (from 0).
-        Returns the norm of the gradient before it was clipped.
-
-        Raises RuntimeError, drops the gradients and leaves the weights alone if the gradient is not finite.
-        """
-        self.world.add_gradients(parameters_of(self.optimizer))
-        return update(self.optimizer, self.config, step)
-
 
 def new_optimizer(groups: list[dict[str, Any]], config: Any) -> torch.optim.AdamW:
     """AdamW over groups of parameters, each with its `peak_lr`."""
     return torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
-
-
-def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def update(optimizer: torch.optim.Optimizer, config: Any, step: int) -> float:
-    """See `Learner.update`. config: that of any training, with what `lr_factor` reads."""
-    grad_norm = whole(torch.nn.utils.clip_grad_norm_(parameters_of(optimizer), MAX_GRAD_NORM)).item()
-    if not math.isfinite(grad_norm):
-        optimizer.zero_grad(set_to_none=True)  # or a caller who goes on would add to them
-        raise RuntimeError("The gradient is not finite, so the weights were left alone: try a lower --lr.")
-    for group in optimizer.param_groups:
-        group["lr"] = group["peak_lr"] * lr_factor(step, config)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return grad_norm
 
 
 def model_pass(model: PreTrainedModel, config: TrainConfig, compile: bool = False, as_base: bool = False) -> Any:
@@ -150,17 +119,36 @@ def model_pass(model: PreTrainedModel, config: TrainConfig, compile: bool = Fals
     return ExactPass(model, dtype, config.gradient_checkpointing)
 
 
-def lr_factor(step: int, config: Any) -> float:
-    """Learning rate of training step `step` (from 0) as a share of its peak: linear warm-up, then the schedule.
+@torch.no_grad()
+def make_batch(learner: Learner, completions: Completions) -> Batch:
+    """Rewards as advantages, with the reference's log-probs, values and returns where the config asks for them."""
+    config, rollout, rewards = learner.config, completions.rollout, completions.rewards
+    mask = rollout.completion_mask
+    loss_mask = mask & rollout.finished[:, None] if config.mask_truncated else mask
+    ref_logprobs = None if learner.reference is None else learner.reference_logprobs(rollout)
+    if config.advantage == "gae":
+        values = learner.values(rollout)
+        estimated, returns = adv.gae(adv.token_rewards(rewards, mask), values, mask, GAMMA, GAE_LAMBDA)
+        return Batch(rollout, adv.whiten(estimated, mask), loss_mask, ref_logprobs, values, returns)
+    advantages = adv.completion_advantages(rewards, config.advantage, config.num_generations)[:, None] * mask
+    return Batch(rollout, advantages, loss_mask, ref_logprobs)
 
-    config: with steps, warmup_steps and schedule.
+
+@torch.no_grad()
+def old_logprobs(learner: Learner, engine: RolloutEngine, batch: Batch, minibatches: list[Minibatch]) -> Tensor | None:
+    """The trainer's own log-probs [rows, T] of the rows that train, before the first of several updates: the old policy
+    of the importance ratio. None for one update alone, whose forward pass has them.
+
+    Where engine and trainer are exact, they are the sampler's. Elsewhere those differ, in bfloat16 by more than GSPO's
+    clip range; micro-batches are then those of the first epoch, so that the same kernels round alike.
     """
-    if step < config.warmup_steps:
-        return (step + 1) / config.warmup_steps
-    progress = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
-    match config.schedule:
-        case "linear":
-            return 1.0 - progress
-        case "cosine":
-            return 0.5 * (1.0 + math.cos(math.pi * progress))
-    return 1.0
+    if len(minibatches) == 1:
+        return None
+    if engine.exact and learner.exact:
+        return batch.rollout.logprobs
+    old = torch.zeros_like(batch.rollout.logprobs)
+    for minibatch in minibatches[: learner.config.minibatches]:
+        for rows in minibatch.micro_batches:
+            logprobs, _ = learner.logprobs_and_values(batch.rollout[rows])
+            old[rows, : logprobs.shape[1]] = logprobs
+    return learner.world.total(old)

@@ -8,16 +8,15 @@ from typing import Any
 
 from rlcourse.advantages import has_signal
 from rlcourse.batch import Completions
+from rlcourse.checkpoint import save
 from rlcourse.config import TrainConfig
-from rlcourse.distributed.world import ALONE
+from rlcourse.device import find_device
 from rlcourse.evaluation import BATCH_ROWS, PASS_K_PROBLEMS, answer_problems
-from rlcourse.measure.profiling import peak_memory_bytes
-from rlcourse.measure.timing import seconds
+from rlcourse.measure.timing import peak_memory_bytes, seconds
 from rlcourse.runs import RunFolder
 from rlcourse.sampling import GREEDY
-from rlcourse.step import train_step
 from rlcourse.tasks import Answer
-from rlcourse.trainer import Trainer
+from rlcourse.train import Trainer, train_step
 from rlcourse.watch import before_training
 
 STEPS = 8  # the first compiles and is not timed
@@ -30,16 +29,16 @@ def preview(config: TrainConfig, began: float | None = None) -> dict[str, Any]:
 
     Returns, of the first step's answers, `readings` (see there), the name of the one that is `rewarded`, mean `length`
     in tokens, the share that was `cut_off`, and two `samples`; the `warnings` so far; `memory_bytes`, the most held;
-    `step_seconds`, and the `seconds` of the whole run by part. Raises what `rlcourse.trainer.train` does.
+    `step_seconds`, and the `seconds` of the whole run by part. Raises what `rlcourse.train.train` does.
     """
     with tempfile.TemporaryDirectory() as folder:
         run = RunFolder(Path(folder), replace(config, log_to="none"))
         run.began = began or run.began
-        trainer = Trainer(run, ALONE.device(config))
+        trainer = Trainer(run, find_device(config))
         greedy, evaluation = evaluation_seconds(trainer)
         parts = trainer.learner, trainer.engine, trainer.judged, trainer.order
         found = [train_step(*parts, step) for step in range(STEPS)]
-        saving = seconds(trainer._save, trainer.device)
+        saving = seconds(lambda: save(trainer), trainer.device)
     took = [metrics["timing"]["step_s"] for metrics, _ in found]
     step, first = SLOWER * statistics.mean(took[1:]), found[0][1]
     groups = [first.answers[i : i + config.num_generations] for i in range(0, config.rows, config.num_generations)]

@@ -141,11 +141,12 @@ class RunFolder:
         append_json(self.path / "evals.jsonl", metrics)
         self.tracker(metrics["step"], "validation", metrics)
 
-    def warn(self, step: int, kind: str, text: str) -> None:
-        """Say a warning in the terminal and keep it in warnings.jsonl, unless its kind has been said."""
-        if kind not in self.warned():
-            tqdm.write(textwrap.fill(f"Warning: {text}", width=100))
-            append_json(self.path / "warnings.jsonl", {"step": step, "kind": kind, "text": text})
+    def warn(self, step: int, warnings: dict[str, str]) -> None:
+        """Say warnings, by kind, in the terminal and keep them in warnings.jsonl, each kind once."""
+        for kind, text in warnings.items():
+            if kind not in self.warned():
+                tqdm.write(textwrap.fill(f"Warning: {text}", width=100))
+                append_json(self.path / "warnings.jsonl", {"step": step, "kind": kind, "text": text})
 
     def warned(self) -> dict[str, str]:
         """The warnings said so far, by kind."""

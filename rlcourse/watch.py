@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from rlcourse.config import TrainConfig
 from rlcourse.tasks import Answer
@@ -27,6 +28,18 @@ SHOWN = 300  # characters of an answer
 GROUPED = ("leave_one_out", "group_centered", "group_normalized")
 
 Warnings = dict[str, str]
+
+
+def rounding(config: TrainConfig, exact: bool, device: torch.device) -> None:
+    """Say where the sampler's log-probs can differ from the trainer's: in 16 bits, and with vLLM in any case.
+
+    exact: whether both are exact, to the last bit.
+    """
+    if not exact and (config.dtype != "float32" or config.engine.startswith("vllm")):
+        tqdm.write(
+            f"Engine and trainer round differently on {device}: `mismatch_mean` in metrics.jsonl says by how much, and "
+            "--sampler-correction token makes up for it."
+        )
 
 
 def before_training(greedy: list[Answer], groups: list[list[Answer]], config: TrainConfig) -> Warnings:

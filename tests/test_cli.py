@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rlcourse import bench, checkpoint, cli, evaluation, trainer
+from rlcourse import bench, checkpoint, cli, evaluation
+from rlcourse import train as trainer
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.measure import doctor, memory
 from rlcourse.measure.shapes import model_shape

@@ -7,8 +7,9 @@ import torch
 from policies import DEVICE, FixedEngine, rollout_of
 
 from rlcourse.batch import Completions
-from rlcourse.collect import answer_rewards, collect, rollout_metrics
+from rlcourse.collect import answer_rewards, collect
 from rlcourse.config import make_config
+from rlcourse.metrics import rollout_metrics
 from rlcourse.sampling import Sampling
 from rlcourse.tasks import Answer, Attempt, MathTask, Problem
 

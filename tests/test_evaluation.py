@@ -173,7 +173,7 @@ def test_what_is_loaded_and_how_it_is_sampled_is_what_the_config_says(policy, mo
     monkeypatch.setattr(evaluation, "load_policy", load_policy)
     monkeypatch.setattr(evaluation, "make_engine", make_engine)
     monkeypatch.setattr(evaluation, "task_of", lambda config: made.append(config.task) or TASK)
-    monkeypatch.setattr("rlcourse.distributed.world.find_device", lambda config: torch.device("cpu"))
+    monkeypatch.setattr("rlcourse.evaluation.find_device", lambda config: torch.device("cpu"))
     settings = {"engine": "fast", "cache_gb": 2.0, "compile": True, "temperature": 0.5}
     config = make_config(model="a", eval_problems=2, **settings)
     for greedy in (True, False):

@@ -24,6 +24,7 @@ from rlcourse.policy import load_policy, low_precision_copy
 from rlcourse.rollout.fast import FastEngine
 from rlcourse.rollout.hf import HFEngine
 from rlcourse.sampling import Sampling
+from rlcourse.train import update
 
 IDS = torch.tensor([[5, 9, 40, 7, 12, 30, 31, 44, 9]], device=DEVICE)
 ROWS = [([5, 9, 40, 7], [12, 30, 31]), ([11], [1]), ([3, 4], [60, 61, 62, 63])]
@@ -128,7 +129,7 @@ def test_an_update_changes_the_adapter_and_no_bit_of_the_base(policy):
     one = Learner(policy, make_config(lora_rank=3, warmup_steps=0))
     assert sum(len(group["params"]) for group in one.optimizer.param_groups) == 28  # for no others there are moments
     one.logprobs_and_values(ROLLOUT)[0].sum().backward()
-    one.update(0)
+    update(one.optimizer, one.config, 0)
     for name, parameter in policy.model.named_parameters():
         assert torch.equal(parameter, before[name]) == (".lora_" not in name), name
 
@@ -192,7 +193,7 @@ def test_the_engine_knows_that_an_adapter_changed(dtype, policy):
     assert weights.same_as(policy.model)
     one = Learner(policy, make_config(lora_rank=3, warmup_steps=0, lr=0.1))
     one.logprobs_and_values(ROLLOUT)[0].sum().backward()
-    one.update(0)
+    update(one.optimizer, one.config, 0)
     assert not weights.same_as(policy.model)
     weights.sync(policy.model)
     assert weights.same_as(policy.model)

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlcourse.batch import batches_of, micro_batches, rows_together
 from rlcourse.config import make_config
 from rlcourse.distributed.world import World
-from rlcourse.micro_batches import batches_of, micro_batches, rows_together
 
 BUDGETS = st.integers(1, 60)
 
@@ -68,7 +68,7 @@ def test_cuts_by_hand(lengths, most_tokens, counts):
 def test_every_row_is_in_one_micro_batch_of_one_rank(lengths, most_tokens, ranks, random):
     rows = random.sample(range(len(lengths)), random.randint(1, len(lengths)))
     tensors = torch.tensor(rows), torch.tensor(lengths)
-    shares = [[p.tolist() for p in micro_batches(*tensors, most_tokens, World(None, r, ranks))] for r in range(ranks)]
+    shares = [[p.tolist() for p in micro_batches(*tensors, most_tokens, World(r, ranks))] for r in range(ranks)]
     dealt = [*map(joined, shares)]
     assert sorted(joined(dealt)) == sorted(rows)
     assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
@@ -103,7 +103,7 @@ def test_a_packed_pass_gets_answers_to_one_prompt_together_and_pays_for_the_prom
 
     assert all(cost(piece) <= most_tokens or len(piece) == 1 for piece in pieces)
     assert all(cost([*a, b[0]]) > most_tokens for a, b in itertools.pairwise(pieces))  # each is as full as it can be
-    ranks = [batches_of(torch.tensor(rows), rollout, config, True, World(None, rank, 2)) for rank in range(2)]
+    ranks = [batches_of(torch.tensor(rows), rollout, config, True, World(rank, 2)) for rank in range(2)]
     assert sorted(joined([p.tolist() for share in ranks for p in share])) == sorted(rows)
     padded = batches_of(torch.tensor(rows), rollout, config, packed=False)
     assert [p.tolist() for p in padded] == [

@@ -16,7 +16,8 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from typer.testing import CliRunner
 
-from rlcourse import cli, model_card, publish, trainer
+from rlcourse import cli, model_card, publish
+from rlcourse import train as trainer
 from rlcourse.paths import model_folder
 from rlcourse.sft.config import SFTConfig
 from rlcourse.tasks.verify import Readings

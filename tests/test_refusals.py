@@ -13,7 +13,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from rlcourse import cli, evaluation, trainer
+from rlcourse import cli, evaluation
+from rlcourse import train as trainer
 from rlcourse.bench import decode, models, step
 from rlcourse.bench.options import POSITIONS, Options
 from rlcourse.config import make_config

@@ -11,15 +11,15 @@ import torch
 from policies import DEVICE, FixedEngine, logprobs_alone, make_policy, rollout_of
 
 from rlcourse import learner
-from rlcourse import step as module
-from rlcourse.batch import Batch, Completions
+from rlcourse import train as module
+from rlcourse.batch import Batch, Completions, plan_minibatches, rows_that_train, rows_together
 from rlcourse.config import ALGORITHMS, make_config
-from rlcourse.learner import Learner
-from rlcourse.micro_batches import rows_together
+from rlcourse.learner import Learner, make_batch
+from rlcourse.metrics import Means
 from rlcourse.sampling import Sampling
-from rlcourse.step import Means, make_batch, plan_minibatches, rows_that_train, train_step
 from rlcourse.tasks import MathTask, Problem
 from rlcourse.tasks.verify import verify
+from rlcourse.train import train_step
 
 GROUP, LIMIT = 4, 7  # completions of a prompt, tokens of a completion
 PROMPTS = [[5, 9, 40, 7], [11], list(range(30, 49))]
@@ -65,7 +65,7 @@ TASK = OddLength("numbers", "", [], [], [])
 
 @pytest.fixture(autouse=True)
 def _whole_gradients(monkeypatch):
-    monkeypatch.setattr(learner, "MAX_GRAD_NORM", 1e9)
+    monkeypatch.setattr(module, "MAX_GRAD_NORM", 1e9)
 
 
 def config_for(algorithm: str = "dr_grpo", **overrides):
@@ -194,7 +194,7 @@ class Paper:
     def _of_tokens(self) -> dict[int, torch.Tensor]:
         """GAE (Schulman et al. 2015, equation 16), whitened over all tokens."""
         self.values = {i: row_values(self.run.before, i) for i in range(ROWS)}
-        gamma, decay = module.GAMMA, module.GAMMA * module.GAE_LAMBDA
+        gamma, decay = learner.GAMMA, learner.GAMMA * learner.GAE_LAMBDA
         advantages, self.returns = {}, {}
         for i in range(ROWS):
             reward = torch.zeros_like(self.sampler[i])
@@ -434,8 +434,10 @@ SEVERAL = {
 def test_every_gradient_of_several_epochs_and_minibatches_is_that_of_the_formula(algorithm, monkeypatch):
     """The ratio is to the policy before the first update, and the clips come into play. Gradients are accumulated."""
     monkeypatch.setattr(learner, "VALUE_LR", 0.1)
-    for name, value in {"VALUE_CLIP": 0.02, "VALUE_COEF": 2.0, "GAMMA": 0.97, "GAE_LAMBDA": 0.9}.items():
+    for name, value in {"VALUE_CLIP": 0.02, "VALUE_COEF": 2.0}.items():
         monkeypatch.setattr(module, name, value)
+    for name, value in {"GAMMA": 0.97, "GAE_LAMBDA": 0.9}.items():
+        monkeypatch.setattr(learner, name, value)
     config = config_for(algorithm, inner_epochs=2, minibatches=3, micro_batch_tokens=50, **SEVERAL[algorithm])
     run = assert_follows_the_paper(config, algorithm, noise=0.3)
     assert 0 < run.metrics["clip_fraction"] < 1

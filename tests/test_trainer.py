@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,15 +22,16 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from rlcourse import cli, loop, trainer
+from rlcourse import cli
+from rlcourse import train as trainer
 from rlcourse.checkpoint import latest_checkpoint, load_state
 from rlcourse.config import make_config
 from rlcourse.paths import data_folder
-from rlcourse.runs import RunFolder, new_run, read_lines
+from rlcourse.runs import RunFolder, read_lines
 from rlcourse.tasks import MathTask, Problem
 from rlcourse.tasks.prompts import PromptSampler
 from rlcourse.tasks.verify import verify
-from rlcourse.trainer import Trainer, resume, train
+from rlcourse.train import resume, train
 
 TINY = {"num_prompts": 2, "num_generations": 3, "max_new_tokens": 4, "steps": 7, "lr": 1e-3, "warmup_steps": 2}
 TINY |= {"save_every": 3, "eval_every": 2, "eval_validation": 2, "eval_problems": 3, "pass_k": 2}
@@ -364,15 +364,15 @@ def test_the_engine_and_the_model_are_made_as_the_config_says(tiny, monkeypatch)
         return BruteForce(policy)
 
     monkeypatch.setattr(trainer, "make_engine", make_engine)
-    monkeypatch.setattr(loop, "checkpoint_activations", lambda model: made.append("checkpointing"))
-    monkeypatch.setattr(loop, "compile_layers", lambda model: made.append("compiled"))
+    monkeypatch.setattr(trainer, "checkpoint_activations", lambda model: made.append("checkpointing"))
+    monkeypatch.setattr(trainer, "compile_layers", lambda model: made.append("compiled"))
     options = {"steps": 1, "eval_every": 0, "pass_k": 0, "engine": "hf-static"}
     train(make_config(**tiny | options))
     assert made == [("hf-static", torch.float32, False, 64 + 4, 0.0, False)]
     made.clear()
     with monkeypatch.context() as patch:
-        patch.setattr("rlcourse.step.collect", power_cut)  # before anything is compiled
-        patch.setattr("rlcourse.distributed.world.find_device", lambda config: torch.device("cpu"))
+        patch.setattr("rlcourse.train.collect", power_cut)  # before anything is compiled
+        patch.setattr("rlcourse.train.find_device", lambda config: torch.device("cpu"))
         options |= {"compile": True, "gradient_checkpointing": True, "name": "other", "device": "auto"}
         options |= {"engine": "fast", "cache_gb": 2.0, "sleep": True}
         with pytest.raises((PowerCut, TypeError)):
@@ -434,25 +434,3 @@ def test_completions_that_exceed_the_models_positions_are_refused(tmp_path, monk
     with pytest.raises(ValueError, match="exceed the model's 512 positions"):
         train(config)
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("dtype", "engine", "trainer", "says"),
-    [("float32", False, None, False), ("bfloat16", True, object(), False), ("bfloat16", False, object(), True),
-     ("bfloat16", True, None, True)],
-)  # fmt: skip
-def test_a_run_says_where_engine_and_trainer_round_differently(tiny, dtype, engine, trainer, says, monkeypatch, capsys):
-    class Wanted(Exception):
-        pass
-
-    def stop(self, when):
-        raise Wanted
-
-    monkeypatch.setattr(Trainer, "test", stop)  # the first that a run does after it has said so
-    run = Trainer(new_run(make_config(**tiny)), torch.device("cpu"))
-    object.__setattr__(run.config, "dtype", dtype)
-    run.engine.exact, run.learner.policy_pass = engine, SimpleNamespace(exact=trainer)
-    with pytest.raises(Wanted):
-        run.run_all()
-    said = "Engine and trainer round differently on cpu: `mismatch_mean` in metrics.jsonl says by how much"
-    assert (said in capsys.readouterr().out) == says

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from rlcourse import cli, preview, watch
@@ -239,3 +240,14 @@ def test_a_dry_run_shows_what_answers_earn_and_how_long_the_run_takes():
     for text in ("accuracy (rewarded)", "accuracy lenient", "groups with signal", "12 steps of", "minutes in all"):
         assert text in result.output
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "engine", "exact", "says"),
+    [("float32", "fast", False, False), ("bfloat16", "fast", True, False), ("bfloat16", "fast", False, True),
+     ("float32", "vllm", False, True)],
+)  # fmt: skip
+def test_a_run_says_where_engine_and_trainer_round_differently(dtype, engine, exact, says, capsys):
+    watch.rounding(make_config(dtype=dtype, engine=engine), exact, torch.device("cpu"))
+    said = "Engine and trainer round differently on cpu: `mismatch_mean` in metrics.jsonl says by how much"
+    assert (said in capsys.readouterr().out) == says

@@ -64,7 +64,7 @@ def settings_of(variant: str, seed: int, arguments: argparse.Namespace) -> dict[
 
 def train_one(variant: str, seed: int, arguments: argparse.Namespace) -> None:
     """Train in this process, or go on where a run was cut off."""
-    from rlcourse import trainer
+    from rlcourse import train as trainer
     from tools.bench.gap import TWO, put_back
 
     if variant.startswith("two"):

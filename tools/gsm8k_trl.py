@@ -16,11 +16,11 @@ from rlcourse.config import TrainConfig
 from rlcourse.device import find_device
 from rlcourse.evaluation import answer_problems, answer_test, summarize, summarize_test
 from rlcourse.files import append_json, write_json
-from rlcourse.learner import MAX_GRAD_NORM
 from rlcourse.policy import Policy, load_policy
 from rlcourse.rollout import make_engine
 from rlcourse.tasks import Attempt, prompts_of, task_of
 from rlcourse.tasks.prompts import short_enough
+from rlcourse.train import MAX_GRAD_NORM
 
 MICRO_BATCH = 32  # rows: 256 of GSM8K run out of 80 GB
 

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # The modules of the API pages, grouped along the road of one training step.
 API = {
     "Settings": ["config", "presets", "settings", "device"],
-    "The step": ["step", "collect", "batch", "micro_batches"],
+    "The step": ["train", "collect", "batch", "metrics"],
     "Tasks": [
         "tasks",
         "tasks.task",
@@ -88,12 +88,12 @@ API = {
     ],
     "Reward": ["tasks.verify", "tasks.boxed"],
     "Advantages and loss": ["advantages", "logprobs", "losses", "learner"],
-    "Trainer": ["trainer", "loop", "watch", "preview", "evaluation", "checkpoint", "runs", "files", "interrupts"],
+    "A run": ["watch", "preview", "evaluation", "checkpoint", "runs", "files", "interrupts"],
     "Publishing": ["publish", "model_card"],
     "Several GPUs": [
         "distributed",
         "distributed.world",
-        "distributed.shared",
+        "distributed.launch",
         "distributed.sharded",
     ],
     "Fine-tuning and LoRA": ["sft", "sft.config", "sft.data", "sft.packing", "sft.traces", "sft.trainer", "lora"],

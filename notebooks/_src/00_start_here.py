@@ -117,8 +117,8 @@ for i, (what, file) in enumerate(zip(STAGES, FILES, strict=True)):
 back = {"arrowstyle": "->", "linewidth": 1.8, "color": VERMILION, "connectionstyle": "angle,angleA=-90,angleB=0,rad=8"}
 ax.annotate("", (6.4, -0.55), (10.82, 0), arrowprops=back | {"arrowstyle": "-"})
 ax.annotate("", (2.82, 0), (6.5, -0.55), arrowprops=back | {"connectionstyle": "angle,angleA=0,angleB=90,rad=8"})
-ax.text(6.75, -0.42, "the next step samples with the new weights (trainer.py)", ha="center", color=VERMILION)
-ax.set(xlim=(-0.2, 11.7), ylim=(-0.75, 1.1), title="One training step: step.py")
+ax.text(6.75, -0.42, "the next step samples with the new weights (train.py)", ha="center", color=VERMILION)
+ax.set(xlim=(-0.2, 11.7), ylim=(-0.75, 1.1), title="One training step: train.py")
 ax.axis("off")
 plt.show()
 
@@ -527,12 +527,12 @@ model.zero_grad(set_to_none=True)  # the optimizer's step would come here; this 
 # %% [markdown]
 # ## 9 · What RL changes
 #
-# Now the loop for real: `rlcourse.trainer.train` with the settings of the preset `laptop`. This is **one run with one
+# Now the loop for real: `rlcourse.train.train` with the settings of the preset `laptop`. This is **one run with one
 # seed**: an illustration.
 
 # %%
 from rlcourse.checkpoint import latest_checkpoint
-from rlcourse.trainer import train
+from rlcourse.train import train
 
 quiet = {"eval_every": 0, "eval_problems": 1, "pass_k": 0, "save_every": 0}  # we ask our own questions
 run = {"steps": pick(2, 30), "num_prompts": pick(4, 16), "output": tempfile.mkdtemp(), "name": "short"}

@@ -668,7 +668,7 @@ print(provenance(curves["reinforce"]), "with `python -m tools.lessons.lesson01`"
 #
 # ## 10 · Nothing else is hidden
 #
-# The package's step, `rlcourse.step.train_step`, is this loop with more choices in it. The same seed, one step of each:
+# The package's step, `rlcourse.train.train_step`, is this loop with more choices. The same seed, one step of each:
 
 # %%
 from rlcourse.config import make_config

@@ -46,8 +46,8 @@ from rlcourse.measure.records import load_record
 from rlcourse.policy import load_policy
 from rlcourse.rollout import make_engine
 from rlcourse.sampling import Sampling
-from rlcourse.step import train_step
 from rlcourse.tasks.prompts import PromptSampler
+from rlcourse.train import train_step
 
 SCRATCH = Path(tempfile.mkdtemp())  # runs of this notebook go here
 
@@ -135,7 +135,7 @@ MARKS = {
     "= kl_estimate(": "lesson 02",
     "= value_loss(": "lesson 02",
     "loss.backward()": "4 step: backward",
-    "learner.update(": "4 step: AdamW",
+    "update(": "4 step: AdamW",
 }
 body = (
     inspect.getsource(train_step)
@@ -159,10 +159,10 @@ assert all(words in body for words in MARKS)
 # | in your loop | in the package |
 # | --- | --- |
 # | `generate`, `verify` | `collect` in `rlcourse/collect.py` |
-# | less the group's mean | `make_batch` in `rlcourse/step.py`, with `rlcourse/advantages.py` |
+# | less the group's mean | `make_batch` in `rlcourse/learner.py`, with `rlcourse/advantages.py` |
 # | log-probs, loss | `rlcourse/logprobs.py`, `rlcourse/losses.py` |
-# | AdamW, warm-up, clip of the gradient | `Learner` in `rlcourse/learner.py` |
-# | the `for` | `TrainingLoop` in `rlcourse/loop.py`, with evaluation, checkpoints and Ctrl-C: `rlcourse train` |
+# | AdamW, warm-up, clip of the gradient | `update` in `rlcourse/train.py` |
+# | the `for` | `TrainingLoop` in `rlcourse/train.py`, with evaluation, checkpoints and Ctrl-C: `rlcourse train` |
 #
 # ## 2 · A verifier with a hole
 #
@@ -683,7 +683,7 @@ print("checkpoints:", *checkpoints)
 
 # %%
 from rlcourse.runs import read_lines
-from rlcourse.trainer import resume, train
+from rlcourse.train import resume, train
 
 
 def begin_or_go_on(config):

@@ -59,8 +59,9 @@ share_bet = bet("The embedded model on this processor: how much of a step is the
 
 # %%
 from rlcourse.learner import Learner
-from rlcourse.step import train_step
 from rlcourse.tasks.prompts import PromptSampler
+from rlcourse.train import train_step
+from rlcourse.train import update as update_weights
 
 PHASES = {"rollout": BLUE, "reward": ORANGE, "advantages": GREEN, "update": VERMILION}
 learner, order = Learner(policy, config), PromptSampler(task.problems("train"), config.seed)
@@ -775,7 +776,7 @@ def update(rollout) -> None:
         signs = torch.where(torch.rand(len(rows), 1) < 0.5, 1.0, -1.0)  # in place of advantages: none is 0
         counts = {"rows": config.rows, "tokens": 1, "max_new_tokens": config.max_new_tokens}
         aggregate(-signs * logprobs, part.completion_mask, "constant", **counts).backward()
-    learner.update(step=0)
+    update_weights(learner.optimizer, config, step=0)
 
 
 with contextlib.suppress(AttributeError, TypeError):  # Linux: the C library gives back what it keeps of earlier steps

@@ -42,6 +42,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from ptx_interpreter import PTXError
+from rlcourse.batch import micro_batches
 from rlcourse.config import make_config
 from rlcourse.course import pick
 from rlcourse.course.kernels import residual_norm as residual_kernel
@@ -55,7 +56,6 @@ from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, SKY, VERMILION
 from rlcourse.measure.records import load_record, provenance
 from rlcourse.measure.roofline import update as update_work
 from rlcourse.measure.shapes import model_shape, parameters
-from rlcourse.micro_batches import micro_batches
 from rlcourse.policy import load_policy
 from rlcourse.sampling import Sampling
 from rlcourse.sft.data import Example

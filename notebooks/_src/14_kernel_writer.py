@@ -45,7 +45,6 @@ from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERM
 from rlcourse.measure.records import load_record, provenance
 from rlcourse.rollout import make_engine
 from rlcourse.sampling import GREEDY, Sampling
-from rlcourse.step import train_step
 from rlcourse.tasks import load_task
 from rlcourse.tasks.kernelbench import rules
 from rlcourse.tasks.kernels.clock import A10G, ELEMENT_BYTES, H200, program_us
@@ -66,6 +65,7 @@ from rlcourse.tasks.kernels.lowering import lower
 from rlcourse.tasks.kernels.optimum import eager_us, fits_one_launch, optimum, orders
 from rlcourse.tasks.kernels.problems import computations
 from rlcourse.tasks.prompts import PromptSampler
+from rlcourse.train import train_step
 
 task = load_task("kernels")
 MATRIX_US = A10G.rows * A10G.columns * ELEMENT_BYTES / A10G.bytes_per_us  # to load or to store one

@@ -46,7 +46,8 @@ from rlcourse.course.lessons.lesson15 import COMMON, LaggingEngine
 from rlcourse.course.loop import GROUP, LIMIT, answer_mask, log_probs, task, verify
 from rlcourse.course.ranks import Ranks
 from rlcourse.course.widgets import bet, explorer
-from rlcourse.distributed.world import ALONE, World
+from rlcourse.distributed import ALONE
+from rlcourse.distributed.world import World
 from rlcourse.learner import Learner
 from rlcourse.losses import aggregate
 from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, SKY
@@ -55,8 +56,8 @@ from rlcourse.measure.shapes import model_shape, parameters
 from rlcourse.policy import load_policy
 from rlcourse.rollout import make_engine
 from rlcourse.sampling import Sampling
-from rlcourse.step import train_step
 from rlcourse.tasks.prompts import PromptSampler
+from rlcourse.train import train_step
 
 # %% [markdown]
 # ## 1 · Two processes and one message
@@ -682,7 +683,7 @@ for k, correction in KEYS:
 # %%
 def some_steps(rank, size, steps):
     """Weights after some training steps as one vector, and the rewards."""
-    world = ALONE if size == 1 else World(None, rank, size)
+    world = ALONE if size == 1 else World(rank, size)
     config = make_config("laptop", num_prompts=4, device="cpu")
     policy, log = load_policy("embedded"), []
     engine, learner = make_engine(policy, "fast", torch.float32), Learner(policy, config, world=world)

@@ -16,7 +16,7 @@ from rlcourse.config import ALGORITHMS, TrainConfig, make_config
 from rlcourse.device import find_device
 from rlcourse.files import read_lines
 from rlcourse.runs import new_run
-from rlcourse.trainer import Trainer
+from rlcourse.train import Trainer
 
 THREE_SEEDS = ("dr_grpo", "gspo")
 LEFT_OUT = {"top_k": 20, "top_p": 0.95, "temperature": 0.9}  # sampling that our kernels do not do

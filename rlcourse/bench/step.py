@@ -15,9 +15,8 @@ from rlcourse.device import find_device
 from rlcourse.measure.timing import measure, median_and_spread
 from rlcourse.rollout import vllm
 from rlcourse.runs import new_run
-from rlcourse.step import train_step
 from rlcourse.tasks import Answer, load_task
-from rlcourse.trainer import Trainer
+from rlcourse.train import Trainer, train_step
 
 WARMUP = 5  # steps: prompts of several lengths, so that what is captured for each is there
 

@@ -1,14 +1,90 @@
 """Several processes that train one model: `torchrun --nproc-per-node N -m rlcourse train ...`, on torch.distributed.
 
-`world.py` holds all that ranks exchange that share each step, `shared.py` what the trainer uses in place of its own
-engine, task and run folder, `sharded.py` ranks that have a part of the model each. One process exchanges nothing. Here
-is what the environment says of a launch, and how a sharded model is known; nothing heavy is imported.
+Training asks a `world` for what processes share. Here is that of one process, `ALONE`; `world.py` has that of several
+ranks which split each step (data parallel), `sharded.py` that of ranks which split the model, too (FSDP2), and
+`launch.py` starts the one that this process is in. Nothing heavy is imported here.
 """
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+
+class OneProcess:
+    """The world of one process: it shares nothing. All ranks call a method of their world in the same order."""
+
+    rank, size = 0, 1
+
+    # What ranks exchange
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks, by rank. They travel as pickles: no tensors on a GPU."""
+        return [value]
+
+    def total(self, values: "Tensor") -> "Tensor":
+        """The sum over ranks, in place. Where all but one have 0 it is exact."""
+        return values
+
+    def first(self, function: Callable[[], Any]) -> Any:
+        """What the function returns, or raises, on the first rank, which alone calls it. It must have a pickle."""
+        return function()
+
+    # A step
+
+    def split_rows(self, rows: "Tensor", cut: Callable[["Tensor"], list[int]]) -> "tuple[Tensor, ...]":
+        """This rank's rows, maybe none, in micro-batches.
+
+        rows: indices in order of length or group: each rank takes every `size`-th, to balance work. cut: how many of
+        these rows each micro-batch has.
+        """
+        rows = rows[self.rank :: self.size]
+        return rows.split(cut(rows)) if len(rows) else ()
+
+    def add_gradients(self, parameters: "list[nn.Parameter]") -> None:
+        """Give every rank the sum of all gradients."""
+
+    # A run
+
+    def device(self, device: "torch.device", config: Any) -> "torch.device":
+        """This rank's device: one GPU each. Raises ValueError if a rank would have no GPU, or no prompt."""
+        return device
+
+    def run(self, open_run: Callable[[], Any]) -> Any:
+        """The run's folder, opened by the first rank; for the others one in which nothing is written."""
+        return open_run()
+
+    def load(self, load: "Callable[[torch.device], Any]", device: "torch.device") -> Any:
+        """The policy that `load` returns: whole, or this rank's shard of it."""
+        return load(device)
+
+    def shard(self, module: "nn.Module") -> "nn.Module":
+        """The module, or this rank's shard of it."""
+        return module
+
+    def engine(self, engine: Any, device: "torch.device") -> Any:
+        """The engine, each rank sampling for its share of the prompts."""
+        return engine
+
+    def task(self, task: Any) -> Any:
+        """The task, each rank judging its share of the attempts."""
+        return task
+
+    def whole(self, policy: Any, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Policy and state of the run as the first rank saves them. Raises RuntimeError if ranks have come apart."""
+        return policy, state
+
+    def part(self, state: dict[str, Any], optimizer: Any) -> dict[str, Any]:
+        """What this rank loads of a saved state."""
+        return state
+
+
+ALONE = OneProcess()
 
 
 def launched() -> tuple[int, int]:
@@ -25,15 +101,6 @@ def hush_all_but_first() -> None:
 def share_of(config: Any, size: int) -> Any:
     """The config with the prompts of one of `size` ranks, of the one that has most: what its device has to hold."""
     return replace(config, num_prompts=-(-config.num_prompts // size))
-
-
-def check_launch(config: Any) -> None:
-    """Raise ValueError for a config that shards the model where there is one process."""
-    if config.shard and launched()[1] == 1:
-        raise ValueError(
-            "--shard splits the model between processes: start them with `torchrun --nproc-per-node N -m rlcourse "
-            "train ...`, or add --no-shard."
-        )
 
 
 def is_sharded(model: Any) -> bool:

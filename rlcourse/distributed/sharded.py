@@ -15,7 +15,7 @@ ones.
 """
 
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -28,8 +28,7 @@ from torch.distributed.tensor import DTensor
 
 from rlcourse.batch import Rollout
 from rlcourse.distributed import whole
-from rlcourse.distributed.shared import SharedEngine
-from rlcourse.distributed.world import World
+from rlcourse.distributed.world import SharedEngine, World
 from rlcourse.logprobs import PlainPass
 from rlcourse.policy import empty_copy
 from rlcourse.sampling import Sampling
@@ -40,9 +39,8 @@ CPU = torch.device("cpu")
 class ShardedWorld(World):
     """One of several ranks that have a part of the model each."""
 
-    def device(self, config: Any) -> torch.device:
-        """See `World`."""
-        device = super().device(config)
+    def device(self, device: torch.device, config: Any) -> torch.device:
+        device = super().device(device, config)
         self.mesh = DeviceMesh.from_group(self.gpus or dist.group.WORLD, device.type)
         self.precision = MixedPrecisionPolicy()
         if config.dtype == "bfloat16":
@@ -50,7 +48,7 @@ class ShardedWorld(World):
         return device
 
     def load(self, load: Callable[[torch.device], Any], device: torch.device) -> Any:
-        """See `World`. The model is loaded on the CPU; a layer at a time is whole on a GPU."""
+        """See `OneProcess`. The model is loaded on the CPU; a layer at a time is whole on a GPU."""
         policy = load(CPU)
         model = policy.model
         model.together = types.MethodType(lambda self, compute: compute(), model)
@@ -63,7 +61,7 @@ class ShardedWorld(World):
         return policy
 
     def shard(self, module: nn.Module) -> nn.Module:
-        """See `World`. The module computes in float32."""
+        """See `OneProcess`. The module computes in float32."""
         return self._shard(module, MixedPrecisionPolicy())
 
     def _shard(self, module: nn.Module, precision: MixedPrecisionPolicy) -> nn.Module:
@@ -73,22 +71,17 @@ class ShardedWorld(World):
         return module
 
     def engine(self, engine: Any, device: torch.device) -> Any:
-        """See `World`."""
         return ShardedEngine(engine, self, device)
 
     def split_rows(self, rows: Tensor, cut: Callable[[Tensor], list[int]]) -> tuple[Tensor, ...]:
-        """See `World`. Empty ones follow until this rank has as many as any: a pass is made by all together."""
+        """See `OneProcess`. Empty ones follow until this rank has as many as any: a pass is made by all together."""
         found, none = super().split_rows(rows, cut), rows[:0]
         return (*found, *[none] * (max(self.gather(len(found))) - len(found)))
 
     def add_gradients(self, parameters: list[nn.Parameter]) -> None:
         pass  # the backward passes have
 
-    def check_alike(self, parameters: Iterator[nn.Parameter]) -> None:
-        pass  # no two ranks have the same
-
     def whole(self, policy: Any, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """See `World`."""
         first = self.rank == 0
         model = empty_copy(policy.model, torch.float32, CPU) if first else None
         for name, parameter in policy.model.named_parameters():
@@ -98,7 +91,7 @@ class ShardedWorld(World):
         return replace(policy, model=model), _gathered(state, first)
 
     def part(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """See `World`. Raises ValueError for a tensor of another shape than the optimizer's."""
+        """See `OneProcess`. Raises ValueError for a tensor of another shape than the optimizer's."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         saved, head = state["optimizer"], state["value_head"]
         moments = {

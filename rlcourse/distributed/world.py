@@ -1,4 +1,4 @@
-"""What the ranks of a run exchange, and when. One process is a world of one, which sends nothing: `ALONE`.
+"""Several ranks that share each step of a run: what they exchange, and when.
 
 Every rank has the whole model, unless it is sharded (`sharded.py`). Of a step the expensive parts are shared out, and
 all else every rank does for itself, with the very code of one process, from the same numbers and the same random state:
@@ -13,16 +13,21 @@ logged. Objects and counts travel by gloo, through the CPU, and gradients on a G
 """
 
 import os
-import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rlcourse.device import find_device
-from rlcourse.distributed import launched
+from rlcourse.batch import Rollout, concatenate
+from rlcourse.distributed import OneProcess
+from rlcourse.rollout import RolloutEngine
+from rlcourse.sampling import Sampling
+from rlcourse.tasks import Attempt, Task
 
 LOST = (
     "Another process of this run has ended, so all end. Checkpoints stay as they are: go on from the last one with "
@@ -35,30 +40,22 @@ class RankLost(ConnectionError):
     """Another rank of this run has ended."""
 
 
-class World:
-    """One of several ranks, or one process. Every method is called by all ranks, in the same order, unless it says
-    otherwise. If a rank is no longer there, the others raise `RankLost`."""
+class World(OneProcess):
+    """One of several ranks. If a rank is no longer there, the others raise `RankLost`."""
 
-    def __init__(self, store: Any = None, rank: int = 0, size: int = 1):
-        self.store, self.rank, self.size = store, rank, size
+    def __init__(self, rank: int, size: int):
+        self.rank, self.size = rank, size
         self.gpus: Any = None  # the group for what is on a GPU
 
-    # What everything else is made of
-
     def gather(self, value: Any) -> list[Any]:
-        """The values of all ranks, by rank. They travel as pickles: no tensors on a GPU."""
-        if self.size == 1:
-            return [value]
         values = [None] * self.size
         with lost_ranks():
             torch.distributed.all_gather_object(values, value)
         return values
 
     def total(self, values: Tensor) -> Tensor:
-        """The sum over ranks, in place. Where all but one have 0 it is exact."""
-        if self.size > 1:
-            with lost_ranks():
-                torch.distributed.all_reduce(values, group=self.gpus if values.is_cuda else None)
+        with lost_ranks():
+            torch.distributed.all_reduce(values, group=self.gpus if values.is_cuda else None)
         return values
 
     def share(self, items: list) -> list:
@@ -66,9 +63,6 @@ class World:
         return items[len(items) * self.rank // self.size : len(items) * (self.rank + 1) // self.size]
 
     def first(self, function: Callable[[], Any]) -> Any:
-        """What the function returns, or raises, on the first rank, which alone calls it. It must have a pickle."""
-        if self.size == 1:
-            return function()
         outcome = None
         if self.rank == 0:
             try:
@@ -80,17 +74,8 @@ class World:
             raise error
         return value
 
-    def agree(self, stop: Any) -> Any:
-        """Whether to stop: the reason of the first rank that has one."""
-        return next(filter(None, self.gather(stop)), None)
-
-    # What a run begins and ends with
-
-    def device(self, config: Any) -> torch.device:
-        """This rank's device: one GPU each. Raises ValueError if a rank would have no GPU, or no prompt."""
-        device, here = find_device(config), int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
-        if self.size == 1:
-            return device
+    def device(self, device: torch.device, config: Any) -> torch.device:
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
         if device.type == "cuda" and torch.cuda.device_count() < here:
             raise ValueError(
                 f"{here} processes need a GPU each, and there are {torch.cuda.device_count()}: lower --nproc-per-node."
@@ -106,11 +91,6 @@ class World:
         return device
 
     def run(self, open_run: Callable[[], Any]) -> Any:
-        """The run's folder, opened by the first rank; for the others one in which nothing is written."""
-        if self.size == 1:
-            return open_run()
-        from rlcourse.distributed.shared import Follower
-
         opened = []
 
         def open_it() -> tuple:
@@ -120,58 +100,21 @@ class World:
         place = self.first(open_it)
         return opened[0] if opened else Follower(*place)
 
-    def load(self, load: Callable[[torch.device], Any], device: torch.device) -> Any:
-        """The policy that `load` returns: whole, or this rank's part of it."""
-        return load(device)
-
-    def shard(self, module: nn.Module) -> nn.Module:
-        """The module, or this rank's part of it."""
-        return module
-
     def engine(self, engine: Any, device: torch.device) -> Any:
-        """The engine, each rank sampling for its share of the prompts."""
-        from rlcourse.distributed.shared import SharedEngine
-
-        return SharedEngine(engine, self, device) if self.size > 1 else engine
+        return SharedEngine(engine, self, device)
 
     def task(self, task: Any) -> Any:
-        """The task, each rank judging its share of the attempts."""
-        from rlcourse.distributed.shared import SharedTask
-
-        return SharedTask(task, self) if self.size > 1 else task
+        return SharedTask(task, self)
 
     def whole(self, policy: Any, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Policy and state of the run as the first rank saves them."""
-        return policy, state
-
-    def part(self, state: dict[str, Any], optimizer: Any) -> dict[str, Any]:
-        """What this rank loads of a saved state."""
-        return state
-
-    def check_alike(self, parameters: Iterator[nn.Parameter]) -> None:
-        """Raise RuntimeError if the ranks' weights differ, which the same updates of the same weights never do."""
-        if self.size == 1:
-            return
-        sums = self.gather([p.detach().double().sum().item() for p in parameters])
+        # The same updates of the same weights: sums that differ are those of a rank that has come apart.
+        sums = self.gather([p.detach().double().sum().item() for p in policy.model.parameters()])
         if any(of_rank != sums[0] for of_rank in sums):
             raise RuntimeError("The weights differ from rank to rank, so they were not saved: go on with --resume.")
-
-    # A step
-
-    def split_rows(self, rows: Tensor, cut: Callable[[Tensor], list[int]]) -> tuple[Tensor, ...]:
-        """This rank's rows, maybe none, in micro-batches. Sends nothing.
-
-        rows: indices in order of length or group: each rank takes every `size`-th, to balance work. cut: how many of
-        these rows each micro-batch has.
-        """
-        rows = rows[self.rank :: self.size]
-        return rows.split(cut(rows)) if len(rows) else ()
+        return policy, state
 
     def add_gradients(self, parameters: list[nn.Parameter]) -> None:
-        """Give every rank the sum of all gradients. A parameter that has none on any rank keeps none, as for one
-        process: the optimizer leaves it alone."""
-        if self.size == 1:
-            return
+        """See `OneProcess`. A parameter that has none on any rank keeps none: the optimizer leaves it alone."""
         has = self.total(torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32))
         parameters = [p for p, ranks in zip(parameters, has.tolist(), strict=True) if ranks]
         for p in parameters:
@@ -181,9 +124,6 @@ class World:
             flat = self.total(torch.cat([gradient.flatten() for gradient in bucket]))
             for gradient, summed in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
                 gradient.copy_(summed.view_as(gradient))
-
-
-ALONE = World()
 
 
 def _buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
@@ -208,35 +148,67 @@ def lost_ranks() -> Iterator[None]:
         raise RankLost(LOST) from error
 
 
-@contextmanager
-def start_world() -> Iterator[World]:
-    """The world that this process is in. One error is said once, by the rank that has it first."""
-    rank, size = launched()
-    if size == 1:
-        yield ALONE
-        return
-    import torch.distributed as dist
+class SharedEngine:
+    """An engine on every rank: each samples for its share of the prompts, and all get all completions.
 
-    store, rank, size = next(dist.rendezvous("env://"))
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    try:
-        yield World(store, rank, size)
-        dist.destroy_process_group()
-    except BaseException as error:
-        sys.stderr = sys.__stderr__ if _speaks(store) else open(os.devnull, "w")  # noqa: SIM115
-        if isinstance(error, RuntimeError) and _of_the_wire(error):  # within a pass over a sharded model
-            raise RankLost(LOST) from error
-        raise
+    A rank's random numbers are its own, from a seed that every rank draws; torch's global random state, the same on all
+    ranks, stays so. So another number of ranks samples other completions, of the same distribution.
+    """
+
+    def __init__(self, engine: RolloutEngine, world: Any, device: torch.device):
+        self.engine, self.world, self.device = engine, world, device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def generate(
+        self, prompts: list[list[int]], num_generations: int, max_new_tokens: int, sampling: Sampling
+    ) -> Rollout:
+        """See `RolloutEngine`."""
+        share, seed, own = self.world.share(prompts), int(torch.randint(2**62, ())), None
+        if share:
+            with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+                torch.manual_seed(seed + self.world.rank)
+                own = moved(self.engine.generate(share, num_generations, max_new_tokens, sampling), "cpu")
+        parts = [part for part in self.world.gather(own) if part is not None]
+        return moved(concatenate(parts), self.device)
 
 
-def _of_the_wire(error: RuntimeError) -> bool:
-    """Whether it is gloo's or NCCL's, and not that of the computation around it."""
-    return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
+def moved(rollout: Rollout, device: torch.device | str) -> Rollout:
+    """The rollout on a device."""
+    return Rollout(**{name: tensor.to(device) for name, tensor in rollout.tensors.items()})
 
 
-def _speaks(store: Any) -> bool:
-    """Whether this rank is the first to end by an error."""
-    try:
-        return store.add("errors", 1) == 1
-    except RuntimeError:  # the store was the first rank's, and has ended with it
-        return True
+class SharedTask:
+    """A task on every rank: each judges its share of the attempts, and all get all verdicts."""
+
+    def __init__(self, task: Task, world: Any):
+        self.task, self.world = task, world
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.task, name)
+
+    def judge(self, attempts: list[Attempt], training: bool) -> list[Any]:
+        """See `Task`. Attempts at one problem, neighbours, are judged together."""
+        groups = [list(group) for _, group in groupby(attempts, key=lambda attempt: id(attempt.problem))]
+        own = [attempt for group in self.world.share(groups) for attempt in group]
+        parts = self.world.gather(self.task.judge(own, training) if own else [])
+        return [verdict for part in parts for verdict in part]
+
+
+class Follower:
+    """The run's folder to all ranks but the first: nothing is written."""
+
+    def __init__(self, path: Path, config: Any):
+        self.path, self.config, self.began = path, config, time.perf_counter()
+
+    def ignore(self, *arguments: Any) -> None:
+        pass
+
+    keep_config = log_step = log_eval = warn = forget_after = finish = remove_unless_begun = ignore
+
+    def warned(self) -> dict[str, str]:
+        return {}  # the first rank has them
+
+    def resume_command(self) -> str:
+        return ""  # the first rank says it

@@ -11,9 +11,7 @@ import torch
 from rlcourse.config import TrainConfig
 from rlcourse.evaluation import BATCH_ROWS
 from rlcourse.exact import CAPTURED_BYTES
-from rlcourse.exact.weights import FAMILIES, may_be_exact
-from rlcourse.measure import machine
-from rlcourse.measure.machine import format_bytes
+from rlcourse.exact.weights import may_be_exact
 from rlcourse.measure.shapes import ModelShape, adapter_parameters, parameters
 from rlcourse.rollout.fast import MAX_SLOTS, PREFILL_TOKENS
 from rlcourse.settings import model_and_address
@@ -139,27 +137,6 @@ def gathered_bytes(shape: ModelShape, b: int) -> int:
     around = parameters(replace(shape, layers=0))
     layer = parameters(replace(shape, layers=1)) - around
     return 2 * b * (around + 2 * layer) + 4 * max(around, layer)
-
-
-def check_memory(config: TrainConfig, model_config, device: torch.device, ranks: int = 1) -> None:
-    """Raise ValueError for a run that needs far more memory than the device has: it would be killed without a word.
-
-    model_config: that of transformers; what is not like Qwen2 passes. ranks: see `estimate`.
-    """
-    try:
-        shape = ModelShape.from_config(model_config)
-    except ValueError:
-        return
-    longest = min(config.max_prompt_tokens, model_config.max_position_embeddings)
-    exact = has_exact_pass(config, device.type) and model_config.model_type in FAMILIES
-    needs = estimate(replace(config, max_prompt_tokens=longest), shape, device.type, ranks, exact).peak
-    on_gpu = device.type == "cuda"
-    has = torch.cuda.get_device_properties(device).total_memory if on_gpu else machine.memory_bytes()
-    if has is not None and needs > FAR_TOO_MUCH * has:
-        raise ValueError(
-            f"This run needs up to {format_bytes(needs)} of memory, and there are {format_bytes(has)}: lower "
-            "--num-prompts, --num-generations, --max-new-tokens, --max-prompt-tokens or --micro-batch-tokens."
-        )
 
 
 def activation_bytes(shape: ModelShape, rows: int, length: int, dtype: str, gradient_checkpointing: bool) -> int:

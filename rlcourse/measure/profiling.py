@@ -1,7 +1,6 @@
 """Where time and memory go: what the GPU does in a call, and memory over time."""
 
 import os
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -14,19 +13,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
-from rlcourse.measure.timing import seconds
-
-
-def peak_memory_bytes(device: torch.device) -> int | None:
-    """The most memory held so far: by the GPU's allocator, or by this process (None if the system does not say)."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+from rlcourse.measure.timing import peak_memory_bytes, seconds
 
 
 @dataclass(frozen=True)

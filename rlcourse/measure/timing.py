@@ -1,6 +1,7 @@
-"""How long things take: a call, several calls, the phases of a step."""
+"""How long things take: a call, several calls, the phases of a step; and the most memory they took."""
 
 import statistics
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -60,6 +61,18 @@ def graph_seconds(run: Callable[[], object], repeats: int) -> tuple[float, float
 
     took, spread = median_and_spread(measure(lambda: seconds(replays, torch.device("cuda")), repeats, warmup=2))
     return took / 20, spread
+
+
+def peak_memory_bytes(device: torch.device) -> int | None:
+    """The most memory held so far: by the GPU's allocator, or by this process (None if the system does not say)."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 class PhaseTimer:

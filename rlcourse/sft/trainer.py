@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: what `rlcourse/loop.py` repeats, with its examples and their loss."""
+"""Supervised fine-tuning, in the loop of `rlcourse/train.py`."""
 
 import math
 import time
@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from rlcourse.batch import rows_together
+from rlcourse.checkpoint import checkpoint_to_resume
 from rlcourse.device import autocast, find_device, without_cudnn_attention
 from rlcourse.evaluation import answer_problems, summarize
-from rlcourse.learner import new_optimizer, update
-from rlcourse.loop import TrainingLoop, checkpoint_to_resume
-from rlcourse.measure.profiling import peak_memory_bytes
-from rlcourse.micro_batches import rows_together
+from rlcourse.learner import new_optimizer
+from rlcourse.measure.timing import peak_memory_bytes
+from rlcourse.metrics import run_summary
 from rlcourse.rollout import make_engine
 from rlcourse.runs import Kind, RunFolder, new_run, run_to_resume
 from rlcourse.sft.config import SFTConfig, check_config, check_settings
@@ -23,6 +24,7 @@ from rlcourse.sft.data import Example, load_data
 from rlcourse.sft.packing import Row, check_packing, pack, plan_rows, summed_loss, tokens_of
 from rlcourse.tasks import Answer, load_task
 from rlcourse.tasks.prompts import PromptSampler
+from rlcourse.train import TrainingLoop, update
 from rlcourse.watch import after_sft_evaluation, after_sft_step
 
 SFT = Kind(SFTConfig, check_settings, check_config)
@@ -30,7 +32,7 @@ SFT = Kind(SFTConfig, check_settings, check_config)
 
 def fine_tune(config: SFTConfig) -> dict[str, Any]:
     """Train as `config` says and return the content of `summary.json`. Raises, and is stopped, as
-    `rlcourse.trainer.train`."""
+    `rlcourse.train.train`."""
     device = find_device(config)
     run = new_run(config)
     try:
@@ -41,7 +43,7 @@ def fine_tune(config: SFTConfig) -> dict[str, Any]:
 
 def resume(**settings: Any) -> dict[str, Any]:
     """Continue a run from its last checkpoint, with the settings and the data that it was started with; see
-    `rlcourse.trainer.resume`."""
+    `rlcourse.train.resume`."""
     run = run_to_resume(settings, SFT)
     return FineTuning(run, find_device(run.config), checkpoint_to_resume(run)).run_all()
 
@@ -57,8 +59,9 @@ class FineTuning(TrainingLoop):
 
     def __init__(self, run: RunFolder, device: torch.device, checkpoint: Path | None = None):
         config = run.config
-        self.start_loading(run, device, checkpoint)
+        self.begin(run, device, checkpoint)
         self.data = load_data(config, self.policy)
+        self.fingerprint = self.data.fingerprint
         if self.data.too_long:
             tqdm.write(f"{self.data.too_long} examples of more than {config.max_length} tokens were left out.")
         steps = config.steps or math.ceil(config.epochs * len(self.data.train) / config.batch_size)
@@ -69,7 +72,7 @@ class FineTuning(TrainingLoop):
         parameters = [p for p in self.policy.model.parameters() if p.requires_grad]
         self.optimizer = new_optimizer([{"params": parameters, "peak_lr": config.lr}], self.config)
         self.order = PromptSampler(self.data.train, config.seed)
-        self.finish_loading(checkpoint)
+        self.go_on(checkpoint)
 
     def _prepare_task(self) -> None:
         """Task, problems and engine of the answers that are tried; None for the engine, and no metrics, without any."""
@@ -157,26 +160,14 @@ class FineTuning(TrainingLoop):
             found |= summarize(answers)
             self.engine.sleep()  # training wants the memory
         losses = [line["loss"] for line in [*self.run.lines("evals.jsonl"), found] if "loss" in line]
-        self.warn(after_sft_evaluation(losses, [answer for [answer] in answers], self.config))
+        self.run.warn(self.step, after_sft_evaluation(losses, [answer for [answer] in answers], self.config))
         return found
 
     def test(self, when: str) -> dict[str, Any]:
         """The same as a validation at this step, which is logged with the others."""
         return {name: value for name, value in self.validated().items() if name != "step"}
 
-    def _summary(self, after: dict[str, Any]) -> dict[str, Any]:
+    def summary(self, after: dict[str, Any]) -> dict[str, Any]:
         data = self.data
         counts = {"examples": len(data.train), "held_out": len(data.held_out), "too_long": data.too_long}
-        return super()._summary(after) | counts
-
-    def _state(self) -> dict[str, Any]:
-        return super()._state() | {"data": self.data.fingerprint}
-
-    def _set_state(self, state: dict[str, Any]) -> None:
-        super()._set_state(state)
-        self.learned = state["data"]
-
-    def _load(self, checkpoint: Path) -> None:
-        super()._load(checkpoint)
-        if self.learned != self.data.fingerprint:
-            raise ValueError(f"{self.config.data} is not the data that {self.run.path} began with: start a new run.")
+        return run_summary(self, after) | counts

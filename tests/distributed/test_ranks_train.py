@@ -17,11 +17,12 @@ from ranks import KeyedByPrompt, Ranks, near, wait_for
 from test_trainer import TINY, assert_same_run, folder, lines, use_the_toy, weights  # noqa: F401
 from thorough import thorough
 
-from rlcourse import cli, trainer
+from rlcourse import cli
+from rlcourse import train as trainer
 from rlcourse.checkpoint import latest_checkpoint
 from rlcourse.config import make_config
 from rlcourse.runs import read_lines
-from rlcourse.trainer import resume, train
+from rlcourse.train import resume, train
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the ranks are forks, which cannot use a GPU")
 

@@ -17,20 +17,20 @@ from test_trainer import assert_same_run, folder  # noqa: F401
 from test_world import CASES, CPU, alone, assert_same_step, step_of  # noqa: F401
 from thorough import thorough
 
-from rlcourse import trainer
+from rlcourse import train as trainer
 from rlcourse.batch import Rollout
 from rlcourse.checkpoint import latest_checkpoint
 from rlcourse.config import make_config
 from rlcourse.distributed import is_sharded, own, whole
+from rlcourse.distributed.launch import start_world, world_of
 from rlcourse.distributed.sharded import ShardedPass
-from rlcourse.distributed.world import start_world
 from rlcourse.learner import Learner
 from rlcourse.logprobs import PlainPass
 from rlcourse.lora import copy_merged
 from rlcourse.policy import checkpoint_activations, empty_copy
 from rlcourse.rollout import make_engine
 from rlcourse.sampling import GREEDY, Sampling
-from rlcourse.trainer import resume, train, world_of
+from rlcourse.train import resume, train, update
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the ranks are forks, which cannot use a GPU")
 SHARDED = make_config(shard=True, num_prompts=3, max_new_tokens=6, warmup_steps=0)
@@ -61,7 +61,7 @@ def _toy(monkeypatch):
 def sharded_world(config=SHARDED):
     with start_world() as world:
         world = world_of(config, world)
-        world.device(config)
+        world.device(CPU, config)
         yield world
 
 
@@ -111,7 +111,7 @@ def held(rank: int) -> dict:
         logprobs, values = learner.logprobs_and_values(rollout)
         (logprobs.sum() + values.sum()).backward()
         gradients = sum(own(p.grad).nbytes for p in parameters)
-        learner.update(0)
+        update(learner.optimizer, config, 0)
         moments = [m for of_one in learner.optimizer.state.values() for m in of_one.values() if m.dim()]
         return {
             "weights": sum(own(p).nbytes for p in parameters),
@@ -157,7 +157,7 @@ def sharded_passes(rank: int) -> dict[str, tuple]:
         for name in ("recomputed", "bfloat16"):
             config = replace(SHARDED, dtype="bfloat16" if name == "bfloat16" else "float32", device="cpu")
             world = world_of(config, alone)
-            world.device(config)
+            world.device(CPU, config)
             model = world.load(lambda _: make_policy(), CPU).model
             if name == "recomputed":
                 checkpoint_activations(model)

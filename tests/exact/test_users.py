@@ -15,17 +15,16 @@ from thorough import thorough
 from rlcourse import learner as module
 from rlcourse import logprobs
 from rlcourse.config import make_config
-from rlcourse.distributed.world import ALONE
+from rlcourse.distributed import ALONE
 from rlcourse.exact import model as exact_model
 from rlcourse.exact import weights
 from rlcourse.exact.model import ExactPass
 from rlcourse.exact.weights import fused_weights, is_exact
-from rlcourse.learner import Learner
+from rlcourse.learner import Learner, old_logprobs
 from rlcourse.logprobs import token_logprobs
 from rlcourse.rollout import fast, make_engine, triton_step
 from rlcourse.rollout.fast import FastEngine
 from rlcourse.sampling import GREEDY, Sampling
-from rlcourse.step import old_logprobs
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="Passes are in float32, in the interpreter")
 ROLLOUT = rollout_of([([5, 9, 40], [12, 30]), ([11], [1]), ([7, 8], [60, 61, 62])], pad=2)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlcourse.measure import profiling
-from rlcourse.measure.profiling import peak_memory_bytes
+from rlcourse.measure.timing import peak_memory_bytes
 
 CPU = torch.device("cpu")
 

@@ -15,7 +15,8 @@ from reference import answers, assert_logprobs_are_the_models
 from safetensors.torch import load_file
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 
-from rlcourse import lora, trainer
+from rlcourse import lora
+from rlcourse import train as trainer
 from rlcourse.config import make_config
 from rlcourse.lora import add_adapter, merged_parameters
 from rlcourse.policy import load_policy
@@ -187,8 +188,8 @@ def test_a_run_trains_with_it(tmp_path, capsys, monkeypatch):
     settings |= {"lora_rank": 2}
     sizes = {"num_prompts": 2, "num_generations": 4, "max_new_tokens": 6, "eval_problems": 2, "eval_validation": 2}
     config = make_config(engine="vllm", sleep=True, pass_k=0, eval_every=2, temperature=0.7, **settings, **sizes)
-    monkeypatch.setattr("rlcourse.step.rows_that_train", lambda batch, config: torch.ones_like(batch.rollout.finished))
-    monkeypatch.setattr("rlcourse.step.completion_advantages", lambda rewards, config: torch.randn_like(rewards))
+    monkeypatch.setattr("rlcourse.batch.rows_that_train", lambda batch, config: torch.ones_like(batch.rollout.finished))
+    monkeypatch.setattr("rlcourse.advantages.completion_advantages", lambda rewards, *_: torch.randn_like(rewards))
     trainer.train(config)
     steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert len(steps) == 3 and all(m["mismatch_max"] < 1e-4 and m["grad_norm"] > 0 for m in steps)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlcourse import trainer
+from rlcourse import train as trainer
 from rlcourse.config import make_config
 from rlcourse.tasks import Attempt, Judgement, Problem, load_task
 from rlcourse.tasks.judged import METRICS, OF_ANSWERS, OF_PROGRAMS, JudgedTask, read_scores, with_judge

@@ -9,11 +9,11 @@ import pytest
 import torch
 from policies import make_policy, rollout_of
 
-from rlcourse.batch import judge
+from rlcourse.collect import judge
 from rlcourse.config import make_config
 from rlcourse.evaluation import summarize
 from rlcourse.tasks import Answer, Attempt, Judgement, Problem, load_task, mean_metrics, minigsm
-from rlcourse.trainer import train
+from rlcourse.train import train
 
 SOURCE = '''
 from rlcourse.tasks import Judgement, Problem

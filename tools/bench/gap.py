@@ -16,7 +16,7 @@ from rlcourse.config import TrainConfig, make_config
 from rlcourse.logprobs import PlainPass
 from rlcourse.rollout import make_engine
 from rlcourse.sampling import Sampling
-from rlcourse.trainer import Trainer
+from rlcourse.train import Trainer
 
 SEEDS = (0, 1, 2)
 LOSS_SCALE = 2.0**14  # float16 has nothing below 6e-8, and a token's share of the gradient is often less

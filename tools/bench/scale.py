@@ -15,11 +15,13 @@ import torch
 from rlcourse.bench.models import write_random_model
 from rlcourse.bench.results import Rows
 from rlcourse.bench.step import step_config, time_steps
-from rlcourse.distributed.world import World, start_world
+from rlcourse.device import find_device
+from rlcourse.distributed import OneProcess
+from rlcourse.distributed.launch import start_world
 from rlcourse.measure.timing import median_seconds
 from rlcourse.runs import new_run
 from rlcourse.tasks import load_task
-from rlcourse.trainer import Trainer
+from rlcourse.train import Trainer
 
 VARIANTS = EACH, IN_ALL = "equal work a rank", "equal work in all"
 
@@ -69,11 +71,11 @@ def _on_ranks(count: int, given: dict[str, Any]) -> dict[str, Any]:
         return json.loads(result.read_text())
 
 
-def time_rank(world: World, given: dict[str, Any]) -> dict[str, Any]:
+def time_rank(world: OneProcess, given: dict[str, Any]) -> dict[str, Any]:
     """One rank's part of a measurement, and what it found, which is the same on all of them but for the clock."""
     model = str(Path(given["folder"]) / "model")
     config = step_config(model, given["task"], given["rows"], given["new_tokens"], given["own"])
-    run, device = world.run(lambda: new_run(config)), world.device(config)
+    run, device = world.run(lambda: new_run(config)), world.device(find_device(config), config)
     return time_trainer(Trainer(run, device, world=world), given)
 
 

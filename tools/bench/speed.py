@@ -18,7 +18,7 @@ from rlcourse.measure.timing import measure, median_and_spread, median_seconds, 
 from rlcourse.rollout import make_engine, vllm
 from rlcourse.tasks import load_task
 from rlcourse.tasks.prompts import PromptSampler
-from rlcourse.trainer import Trainer
+from rlcourse.train import Trainer
 from tools.bench.prompts import policy_and_prompts
 
 

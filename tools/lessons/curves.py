@@ -16,7 +16,7 @@ from rlcourse.course.lessons.curve_records import load_curve
 from rlcourse.measure.plots import BLACK, LABELS, STYLES, finish, seed_band
 from rlcourse.paths import data_folder
 from rlcourse.runs import read_lines
-from rlcourse.trainer import train
+from rlcourse.train import train
 from tools.lessons.recording import record_seeds
 
 SEEDS = (0, 1, 2)

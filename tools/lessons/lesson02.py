@@ -36,8 +36,8 @@ REMOVED: dict[str, dict[str, Any]] = {
     "no_norm": {},
 }
 CONSTANTS = {  # of the package, while a variant runs
-    "no_critic": {"step.VALUE_COEF": 0.0, "step.GAE_LAMBDA": 1.0},  # V stays 0: every token gets the reward
-    "no_norm": {"learner.MAX_GRAD_NORM": EVERYTHING},
+    "no_critic": {"train.VALUE_COEF": 0.0, "learner.GAE_LAMBDA": 1.0},  # V stays 0: every token gets the reward
+    "no_norm": {"train.MAX_GRAD_NORM": EVERYTHING},
 }
 FAST = {"lr": 8e-5}  # twice the default
 VARIANTS = REMOVED | {f"fast_{name}": FAST | REMOVED[name] for name in ("all", "no_clip")}

@@ -14,7 +14,7 @@ from rlcourse.config import make_config
 from rlcourse.course.lessons.demonstrations import Mix
 from rlcourse.policy import load_policy
 from rlcourse.runs import read_lines
-from rlcourse.trainer import train
+from rlcourse.train import train
 from tools.embedded import save_halved
 from tools.embedded.minigsm import Stage, run_stage
 from tools.lessons.recording import record_seeds

@@ -30,7 +30,7 @@ from rlcourse.tasks.kernels.judge import CAP
 from rlcourse.tasks.kernels.optimum import fits_one_launch
 from rlcourse.tasks.kernels.problems import computations
 from rlcourse.tasks.kernels.task import KernelProblem, KernelTask, load, partial
-from rlcourse.trainer import train
+from rlcourse.train import train
 from tools.embedded import save_halved
 from tools.embedded.kernels import Habits, Recipe, Stage, run_stage, sft
 from tools.lessons.recording import record_seeds

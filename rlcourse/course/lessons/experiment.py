@@ -10,9 +10,9 @@ from rlcourse.collect import RewardFunction, answer_rewards
 from rlcourse.config import TrainConfig
 from rlcourse.evaluation import answer_problems, load_all, summarize
 from rlcourse.learner import Learner
-from rlcourse.step import train_step
 from rlcourse.tasks import Problem
 from rlcourse.tasks.prompts import PromptSampler
+from rlcourse.train import train_step
 
 
 class Experiment:

@@ -15,10 +15,10 @@ from rlcourse.policy import Policy, load_policy
 from rlcourse.rollout import make_engine
 from rlcourse.sft.data import Example
 from rlcourse.sft.packing import pack, plan_rows, summed_loss
-from rlcourse.step import train_step
 from rlcourse.tasks import load_task
 from rlcourse.tasks.minigsm import GeneratedProblem, generate
 from rlcourse.tasks.prompts import PromptSampler
+from rlcourse.train import train_step
 
 IN_WORDS = Mix(worked=0, guess=0, prose=1)  # steps, now and then checked or wrong, then "The answer is N."
 GUESSED = 0.6  # share of the base's answers that are "The answer is N." alone

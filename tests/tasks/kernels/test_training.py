@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rlcourse.config import make_config
-from rlcourse.trainer import train
+from rlcourse.train import train
 
 SMALL = {"steps": 1, "num_prompts": 2, "num_generations": 2, "eval_every": 0, "eval_problems": 3, "pass_k": 0}
 

@@ -1,0 +1,119 @@
+"""What is measured: of a training step, and of a run.
+
+The metrics of a step are means over tokens or rows. Of all that was sampled: reward, the task's metrics, lengths,
+`entropy`. Of the batch: `kl`, by the sampler's log-probs, whose rounding in bfloat16 it contains. Of the rows that
+train: `policy_loss`, `clip_fraction`, `value_loss`, and per token before the trainer updates `mismatch`, the distance
+between its log-probs in sampler and trainer, and `sampler_ratio`, the trainer's probability over the sampler's. A mean
+over nothing is None. The names are the same in every step.
+"""
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcourse.advantages import has_signal
+from rlcourse.batch import Batch, Completions
+from rlcourse.config import TrainConfig
+from rlcourse.distributed import OneProcess
+from rlcourse.losses import kl_estimate
+from rlcourse.measure.timing import PhaseTimer, peak_memory_bytes
+from rlcourse.tasks import mean_metrics
+
+
+class Means:
+    """Means over tokens that come in parts. Nothing waits for the GPU before `mean` or `max`."""
+
+    def __init__(self):
+        self.sums: dict[str, Tensor] = {}
+        self.counts: dict[str, Tensor] = {}
+        self.largest: dict[str, Tensor] = {}
+
+    def add(self, name: str, values: Tensor, mask: Tensor) -> None:
+        """Count the values [rows, T] where `mask` is True."""
+        if not len(values):
+            return
+        values = values.detach().double().masked_fill(~mask, 0.0)
+        zero = values.new_zeros(())
+        self.sums[name] = self.sums.get(name, zero) + values.sum()
+        self.counts[name] = self.counts.get(name, zero) + mask.sum()
+        self.largest[name] = torch.maximum(self.largest.get(name, zero), values.max())
+
+    def together(self, world: OneProcess) -> "Means":
+        """What all ranks have counted. A rank without a micro-batch has counted nothing, under no name."""
+        if world.size == 1:
+            return self
+        found = Means()
+        for part in world.gather([{n: v.cpu() for n, v in d.items()} for d in vars(self).values()]):
+            joins = torch.add, torch.add, torch.maximum
+            for into, numbers, join in zip(vars(found).values(), part, joins, strict=True):
+                for name, number in numbers.items():
+                    into[name] = join(into[name], number) if name in into else number
+        return found
+
+    def mean(self, name: str) -> float | None:
+        return (self.sums[name] / self.counts[name]).item() if self.max(name) is not None else None
+
+    def max(self, name: str) -> float | None:
+        """The largest value, 0 if all are negative; None of nothing."""
+        return self.largest[name].item() if name in self.counts and self.counts[name] > 0 else None
+
+
+def rollout_metrics(sampled: Completions, config: TrainConfig) -> dict[str, float | None]:
+    """Means over all sampled completions of a step. `entropy` is in nats per token, estimated as -log p of the sampled
+    tokens."""
+    answers = sampled.answers
+
+    def mean(values: list) -> float | None:
+        return sum(values) / len(values) if values else None
+
+    return {
+        "reward": sampled.rewards.mean().item(),
+        "reward_std": (sampled.rewards - sampled.rewards[0]).std(unbiased=False).item(),
+        **mean_metrics(answers),
+        "truncated": mean([not a.finished for a in answers]),
+        "length": mean([a.tokens for a in answers]),
+        "length_right": mean([a.tokens for a in answers if a.right]),
+        "length_wrong": mean([a.tokens for a in answers if not a.right]),
+        "groups_without_signal": 1.0 - has_signal(sampled.rewards, config.num_generations).float().mean().item(),
+        "entropy": -sampled.rollout.logprobs[sampled.rollout.completion_mask].mean().item(),
+    }
+
+
+def step_metrics(batch: Batch, sampled: Completions, config: TrainConfig, means: Means) -> dict[str, float | None]:
+    """All that a step measures, by name."""
+    metrics = rollout_metrics(sampled, config)
+    if batch.ref_logprobs is not None:
+        kl = kl_estimate(batch.rollout.logprobs, batch.ref_logprobs, "k3")
+        metrics["kl"] = kl[batch.rollout.completion_mask].mean().item()
+    names = ["policy_loss", "clip_fraction"] + ([] if batch.values is None else ["value_loss"])
+    metrics |= {name: means.mean(name) for name in names}
+    for name in ("mismatch", "sampler_ratio"):
+        metrics |= {f"{name}_mean": means.mean(name), f"{name}_max": means.max(name)}
+    return metrics
+
+
+def step_timing(timer: PhaseTimer, sampled: Completions) -> dict[str, float]:
+    """Seconds of each phase, `{phase}_s`; sampled tokens per second of rollout; the most memory held so far."""
+    timing = timer.take()
+    tokens = int(sampled.rollout.completion_lengths.sum())
+    memory = peak_memory_bytes(sampled.rollout.ids.device)
+    return timing | {"tokens_per_s": tokens / timing["rollout_s"], "peak_memory_bytes": memory}
+
+
+def run_summary(training: Any, after: dict[str, Any]) -> dict[str, Any]:
+    """What every `summary.json` has. training: a `TrainingLoop` that is done; after: its last test."""
+    return {
+        "wall_seconds": time.perf_counter() - training.clock,
+        "seconds": dict(training.spent.seconds),
+        "peak_memory_bytes": peak_memory_bytes(training.device),
+        "seed": training.config.seed,
+        "steps": training.step,
+        "steps_that_changed_weights": sum(line["grad_norm"] > 0 and line["lr"] > 0 for line in training.steps),
+        "warnings": training.run.warned(),
+        "folder": str(training.run.path),
+        "metrics": training.metrics,
+        "before": training.before,
+        "after": after,
+    }

@@ -1,0 +1,301 @@
+"""Training on one page: the loop, what reinforcement learning does in it, its step, and the optimizer's update.
+
+    rollout -> reward -> advantages -> loss -> optimizer
+
+`rlcourse/sft/trainer.py` does supervised fine-tuning in the same loop.
+"""
+
+import math
+import time
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from rlcourse.batch import Completions, plan_minibatches
+from rlcourse.checkpoint import bytes_of_checkpoint, checkpoint_to_resume, policy_of_run, restore, save
+from rlcourse.collect import RewardFunction, answer_rewards, collect
+from rlcourse.config import TrainConfig
+from rlcourse.device import find_device, without_cudnn_attention
+from rlcourse.distributed import ALONE, OneProcess, whole
+from rlcourse.distributed.launch import start_world, world_of
+from rlcourse.evaluation import answer_problems, answer_test, summarize, summarize_test
+from rlcourse.files import try_folder
+from rlcourse.interrupts import saved_when_stopped
+from rlcourse.learner import Learner, make_batch, old_logprobs
+from rlcourse.losses import aggregate, kl_estimate, sampler_correction, token_loss, value_loss
+from rlcourse.measure.timing import PhaseTimer, now
+from rlcourse.metrics import Means, run_summary, step_metrics, step_timing
+from rlcourse.policy import checkpoint_activations, compile_layers, load_policy
+from rlcourse.rollout import RolloutEngine, make_engine
+from rlcourse.runs import RunFolder, new_run, run_to_resume
+from rlcourse.tasks import Task, in_format, task_of
+from rlcourse.tasks.prompts import PromptSampler, short_enough
+from rlcourse.watch import after_step, before_training, check_metrics, rounding
+
+SAMPLER_CAP = 2.0  # the largest weight that makes up for a sampler's log-probs
+VALUE_CLIP, VALUE_COEF = 0.2, 0.5  # of PPO
+MAX_GRAD_NORM = 1.0  # gradients of a larger norm are scaled down to it
+
+
+def train(config: TrainConfig, began: float | None = None) -> dict[str, Any]:
+    """Train as `config` says and return the content of `summary.json`.
+
+    began: `time.perf_counter()` when the clock of the run started; now, if not given.
+
+    Raises ValueError or OSError, in one sentence, for a run that cannot work, and RuntimeError if weights or losses
+    stop being finite. On Ctrl-C or SIGTERM the current step is finished, a checkpoint is saved and KeyboardInterrupt is
+    raised.
+    """
+    with start_world() as world:
+        world = world_of(config, world)
+        device = world.device(find_device(config), config)
+        run = world.run(lambda: new_run(config))
+        run.began = began or run.began
+        try:
+            return Trainer(run, device, world=world).run_all()
+        finally:
+            run.remove_unless_begun()
+
+
+def resume(**settings: Any) -> dict[str, Any]:
+    """Continue a run from its last checkpoint, with the settings that it was started with; see `train`.
+
+    settings: those that identify the run (`name`, or preset, algorithm and seed; `output`), and those to change from
+    now on. Raises ValueError for one that cannot change.
+    """
+    with start_world() as world:
+        run = world.run(lambda: run_to_resume(settings))
+        world = world_of(run.config, world)
+        device = world.device(find_device(run.config), run.config)
+        return Trainer(run, device, world.first(lambda: checkpoint_to_resume(run)), world).run_all()
+
+
+class TrainingLoop:
+    """A run and the loop over its steps: evaluations, warnings, checkpoints, Ctrl-C.
+
+    A subclass sets `optimizer`, `order` and `metrics` between `begin` and `go_on`, and has
+
+    - `train_step()`: the step's metrics, and in RL its completions
+    - `warnings(completions)`, `shown(metrics)`: what to warn of, and what the bar shows
+    - `validate()`: what goes to evals.jsonl every `eval_every` steps
+    - `test(when)`: what the summary has under "before" and "after"; `summary(after)`
+    """
+
+    name, plot = "train", "plot_run"  # of the progress bar; of the function that draws the curve
+    optimizer: torch.optim.Optimizer
+    order: PromptSampler  # what the steps train on, in order
+    metrics: dict[str, str]  # what an evaluation measures, and its format; the bar shows the first
+    value_head: torch.nn.Module | None = None
+    fingerprint: str | None = None  # of the data, where a run could go on with other data
+
+    def begin(self, run: RunFolder, device: torch.device, checkpoint: Path | None, world: OneProcess = ALONE) -> None:
+        """Load the policy, from the checkpoint if there is one, and see that a checkpoint can be written."""
+        self.config, self.run, self.device, self.world = run.config, run, device, world
+        torch.manual_seed(run.config.seed)
+        self.policy = world.load(lambda place: policy_of_run(run.config, place, checkpoint), device)
+        world.first(lambda: try_folder(run.path, "choose another --output", bytes_of_checkpoint(self.policy)))
+        self.step, self.seconds, self.before = 0, 0.0, None
+        self.spent = PhaseTimer(device)  # where the run's seconds go
+
+    def go_on(self, checkpoint: Path | None) -> None:
+        """Prepare the layers as the config says, and go on from the checkpoint, if there is one."""
+        if self.config.gradient_checkpointing:
+            checkpoint_activations(self.policy.model)
+        if self.config.compile:
+            compile_layers(self.policy.model)
+        if checkpoint is not None:
+            restore(self, checkpoint)
+            self.run.forget_after(self.step)
+        self.steps = self.world.first(lambda: self.run.lines("metrics.jsonl"))  # those done before a resume
+        self.clock = self.run.began - self.seconds
+        self.spent.seconds["starting"] += now(self.device) - self.run.began
+
+    def run_all(self) -> dict[str, Any]:
+        """Evaluation, training, evaluation. Returns the content of `summary.json`."""
+        config = self.config
+        self.run.keep_config()
+        with saved_when_stopped(self, save) as stop:
+            if self.before is None:
+                self.before = self.test("before")
+            bar = tqdm(total=config.steps, initial=self.step, desc=self.name, unit="step", dynamic_ncols=True)
+            with bar:
+                self._validate(bar)  # at the start, and where a run was stopped before it came to that
+                while self.step < config.steps:
+                    with stop.delayed(), self.spent("steps"):
+                        metrics, completions = self.train_step()
+                        check_metrics(metrics)
+                        self.step += 1
+                        self.run.log_step(metrics, completions)
+                        self.steps.append(metrics)
+                        self.run.warn(self.step, self.warnings(completions))
+                    bar.update()
+                    bar.set_postfix(self.shown(metrics) | {"tokens_per_s": f"{metrics['timing']['tokens_per_s']:.0f}"})
+                    self._validate(bar)
+                    if config.save_every and self.step % config.save_every == 0 and self.step < config.steps:
+                        save(self)
+            after = self.test("after")
+        save(self)
+        summary = self.summary(after)
+        self.run.finish(summary, self.plot)
+        return summary
+
+    def _validate(self, bar: tqdm) -> None:
+        if self.config.eval_every and self.step % self.config.eval_every == 0:
+            found, (headline, form) = self.validated(), next(iter(self.metrics.items()), ("loss", ".3f"))
+            if headline in found:
+                bar.set_description(f"{self.name} (validation {in_format(found[headline], form)})")
+
+    def validated(self) -> dict[str, Any]:
+        """The validation at this step, logged in evals.jsonl, or read from there if it has been."""
+        lines = self.world.first(lambda: self.run.lines("evals.jsonl"))
+        logged = [line for line in lines if line["step"] == self.step]
+        if logged:
+            return logged[0]
+        with self.spent("evaluation"):
+            found = {"step": self.step} | self.validate()
+        self.run.log_eval(found)
+        return found
+
+
+class Trainer(TrainingLoop):
+    """An RL run."""
+
+    def __init__(self, run: RunFolder, device: torch.device, checkpoint: Path | None = None, world: OneProcess = ALONE):
+        config, task, start = run.config, task_of(run.config), None
+        self.begin(run, device, checkpoint, world)
+        self.task = self.judged = world.task(task)
+        if config.judge is not None:
+            from rlcourse.tasks.judged import with_judge  # a laptop has none
+
+            answers = run.path / ("judge.jsonl" if world.rank == 0 else f"judge.{world.rank}.jsonl")
+            self.judged = world.task(with_judge(task, config, answers))
+        self.metrics, self.headline = self.task.metrics, next(iter(self.task.metrics))
+        if config.needs_reference and (checkpoint is not None or config.shard) and not config.lora_rank:
+            start = world.load(lambda place: load_policy(config.model, place), device)  # an adapter has its base below
+        self.learner = Learner(self.policy, config, start and start.model, world)
+        self.optimizer, self.value_head = self.learner.optimizer, self.learner.value_head
+        dtype, longest = getattr(torch, config.dtype), config.max_prompt_tokens + config.max_new_tokens
+        arguments = config.engine, dtype, config.compile, longest, config.cache_gb, config.sleep
+        engine = make_engine(self.policy, *arguments)
+        self.engine = world.engine(engine, device)
+        self.order = PromptSampler(short_enough(task.problems("train"), task, self.policy, config), config.seed)
+        rounding(config, engine.exact and self.learner.exact, device)
+        self.go_on(checkpoint)
+
+    def train_step(self) -> tuple[dict[str, Any], Completions]:
+        return train_step(self.learner, self.engine, self.judged, self.order, self.step)
+
+    def warnings(self, completions: Completions) -> dict[str, str]:
+        return after_step(self.steps, completions.answers, completions.rewards.tolist(), self.config)
+
+    def shown(self, metrics: dict[str, Any]) -> dict[str, str]:
+        return {name: in_format(metrics[name], ".2f") for name in ("reward", *islice(self.metrics, 2))}
+
+    def validate(self) -> dict[str, Any]:
+        problems = self.task.problems("validation")[: self.config.eval_validation]
+        answers = answer_problems(self.policy, self.engine, self.task, problems, self.config.max_new_tokens)
+        return summarize(answers) | {"seconds": time.perf_counter() - self.clock}
+
+    def test(self, when: str) -> dict[str, Any]:
+        with self.spent("evaluation"):
+            greedy, sampled = answer_test(self.policy, self.engine, self.task, self.config, when)
+        if when == "before":
+            self.run.warn(self.step, before_training([answer for [answer] in greedy], sampled, self.config))
+        return summarize_test(greedy, sampled)
+
+    def summary(self, after: dict[str, Any]) -> dict[str, Any]:
+        first = self.task.problems("test")[0]
+        return run_summary(self, after) | {
+            f"{self.headline}_before": self.before[self.headline],
+            f"{self.headline}_after": after[self.headline],
+            "eval_problems": after["problems"],
+            "prompt": self.policy.tokenizer.decode(self.task.prompt(first, self.policy)),  # how the model is asked
+        }
+
+
+def train_step(
+    learner: Learner,
+    engine: RolloutEngine,
+    task: Task,
+    prompts: PromptSampler,
+    step: int,
+    reward_function: RewardFunction = answer_rewards,
+) -> tuple[dict[str, Any], Completions]:
+    """Training step number `step` (from 0), with the settings of `learner.config`. Returns what was measured
+    (`rlcourse/metrics.py`), and the completions that it trained on."""
+    config = learner.config
+    timer, means, grad_norms = PhaseTimer(learner.policy.device), Means(), []
+    with without_cudnn_attention(), timer("step"):
+        completions, sampled = collect(learner.policy, engine, task, prompts, config, reward_function, timer)
+        if config.sleep:
+            engine.sleep()
+        with timer("advantages"):
+            batch = make_batch(learner, completions)
+        with timer("update"):
+            minibatches = plan_minibatches(batch, config, learner.exact, learner.world)
+            old = old_logprobs(learner, engine, batch, minibatches)
+            for minibatch in minibatches:
+                for rows in minibatch.micro_batches:
+                    part = batch[rows]
+                    mask, share = part.loss_mask, minibatch.share
+                    logprobs, values = learner.logprobs_and_values(part.rollout)
+                    before = logprobs.detach() if old is None else old[rows, : mask.shape[1]]
+                    losses, clipped = token_loss(
+                        logprobs, before, part.advantages, mask, surrogate=config.surrogate, ratio=config.ratio,
+                        clip_low=config.clip_low, clip_high=config.clip_high,
+                    )  # fmt: skip
+                    sampler = part.rollout.logprobs
+                    weights = sampler_correction(before, sampler, mask, config.sampler_correction, SAMPLER_CAP)
+                    loss = aggregate(weights * losses, mask, config.aggregation, **share)
+                    if config.kl_coef:
+                        kl = kl_estimate(logprobs, part.ref_logprobs, "k3")
+                        loss = loss + config.kl_coef * aggregate(kl, mask, config.aggregation, **share)
+                    if values is not None:
+                        errors = value_loss(values, part.values, part.returns, mask, VALUE_CLIP)
+                        loss = loss + VALUE_COEF * aggregate(errors, mask, "token_mean", **share)
+                        means.add("value_loss", errors, mask)
+                    loss.backward()
+                    means.add("policy_loss", losses, mask)
+                    means.add("clip_fraction", clipped, mask)
+                    means.add("mismatch", (before - sampler).abs(), part.rollout.completion_mask)
+                    means.add("sampler_ratio", (before - sampler).exp(), part.rollout.completion_mask)
+                learner.world.add_gradients(learner.parameters)
+                grad_norms.append(update(learner.optimizer, config, step))
+    metrics = {"step": step + 1} | step_metrics(batch, sampled, config, means.together(learner.world))
+    grad_norm, lr = sum(grad_norms) / len(grad_norms), learner.optimizer.param_groups[0]["lr"]
+    return metrics | {"grad_norm": grad_norm, "lr": lr, "timing": step_timing(timer, sampled)}, completions
+
+
+def update(optimizer: torch.optim.Optimizer, config: Any, step: int) -> float:
+    """Optimizer step with the gradients that there are, at the learning rate of training step `step` (from 0). Returns
+    the norm of the gradient before it was clipped.
+
+    config: with steps, warmup_steps and schedule. Raises RuntimeError, drops the gradients and leaves the weights alone
+    if the gradient is not finite.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    grad_norm = whole(torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM)).item()
+    if not math.isfinite(grad_norm):
+        optimizer.zero_grad(set_to_none=True)  # or a caller who goes on would add to them
+        raise RuntimeError("The gradient is not finite, so the weights were left alone: try a lower --lr.")
+    for group in optimizer.param_groups:
+        group["lr"] = group["peak_lr"] * lr_factor(step, config)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return grad_norm
+
+
+def lr_factor(step: int, config: Any) -> float:
+    """Learning rate of training step `step` (from 0) as a share of its peak: linear warm-up, then the schedule."""
+    if step < config.warmup_steps:
+        return (step + 1) / config.warmup_steps
+    progress = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
+    match config.schedule:
+        case "linear":
+            return 1.0 - progress
+        case "cosine":
+            return 0.5 * (1.0 + math.cos(math.pi * progress))
+    return 1.0
