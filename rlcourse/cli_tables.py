@@ -1,6 +1,5 @@
-"""What the command line prints as tables: settings, memory, and what a run achieved."""
+"""What the command line prints as tables: answers, and what a run achieved."""
 
-from dataclasses import fields
 from typing import Any
 
 from rich.console import Console
@@ -8,73 +7,7 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
-from rlcourse.cli_options import PANELS
 from rlcourse.config import TrainConfig
-from rlcourse.distributed import launched, share_of
-from rlcourse.distributed.launch import check_launch
-
-
-def print_config(config: TrainConfig) -> None:
-    """The resolved config; what differs from the laptop preset is in bold."""
-    table = Table("setting", "value", title=f"Config of {escape(config.run_name)}")
-    for f in fields(TrainConfig):
-        if f.name in PANELS:
-            table.add_section()
-        value = getattr(config, f.name)
-        table.add_row(f.name, escape(str(value)), style="bold" if value != f.default else None)
-    Console().print(table)
-
-
-def print_memory(config: TrainConfig) -> None:
-    """The memory estimate, by part and by phase."""
-    from rlcourse.device import wanted_device
-    from rlcourse.measure import memory, shapes
-    from rlcourse.measure.machine import format_bytes
-
-    check_launch(config)
-    device, ranks = wanted_device(config), launched()[1]
-    shape = shapes.model_shape(config.model)
-    estimate = memory.estimate(share_of(config, ranks), shape, device, ranks, memory.has_exact_pass(config, device))
-    each = f", each of {ranks} processes" if ranks > 1 else ""
-    title = f"Memory estimate on {device}{each}: {shapes.parameters(shape):,} parameters"
-    table = Table("part", "memory", title=title)
-    table.columns[1].justify = "right"
-    for name, count in vars(estimate).items():
-        if count:
-            table.add_row(name.replace("_", " "), format_bytes(count))
-    table.add_row("libraries", format_bytes(memory.LIBRARIES), end_section=True)
-    table.add_row("rollout phase", format_bytes(estimate.rollout))
-    table.add_row("update phase", format_bytes(estimate.update))
-    table.add_row("at most, with every row at its longest", format_bytes(estimate.peak), style="bold")
-    Console().print(table)
-
-
-def print_preview(config: TrainConfig, found: dict[str, Any]) -> None:
-    """What the run would be like: what answers earn now, what to worry about, memory and time."""
-    from rlcourse.measure.machine import format_bytes
-
-    console = Console()
-    title = (
-        f"{config.rows} answers of the first step, {found['length']:.0f} tokens each, {found['cut_off']:.0%} cut off"
-    )
-    table = Table("measure", "mean", "groups with signal", title=title)
-    for name, mean, signal in found["readings"]:
-        rewarded = " (rewarded)" if name == found["rewarded"] else ""
-        table.add_row(name.replace("_", " ") + rewarded, f"{mean:.3f}", f"{signal:.0%}")
-    samples = Table("answer now", "gold", "verdict", title="Samples", show_lines=True)
-    for sample in found["samples"]:
-        samples.add_row(escape(sample["text"]), sample["gold"], sample["words"])
-    console.print(samples, table)
-    for text in found["warnings"].values():
-        console.print(f"[yellow]Warning:[/yellow] {escape(text)}", highlight=False)
-    parts, total = found["seconds"], sum(found["seconds"].values())
-    listed = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in parts.items())
-    console.print(
-        f"{config.steps} steps of {found['step_seconds']:.2f} s: {total / 60:.1f} minutes in all ({listed}), peak "
-        f"memory so far {format_bytes(found['memory_bytes'])}.",
-        highlight=False,
-        soft_wrap=True,
-    )
 
 
 def printed(name: str, value: float | None, metrics: dict[str, str]) -> str:

@@ -2,16 +2,25 @@
 
 import statistics
 import tempfile
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from rlcourse.advantages import has_signal
 from rlcourse.batch import Completions
 from rlcourse.checkpoint import save
+from rlcourse.cli_options import PANELS
 from rlcourse.config import TrainConfig
-from rlcourse.device import find_device
+from rlcourse.device import can_run, find_device, wanted_device
+from rlcourse.distributed import launched, share_of
+from rlcourse.distributed.launch import check_launch
 from rlcourse.evaluation import BATCH_ROWS, PASS_K_PROBLEMS, answer_problems
+from rlcourse.measure import memory, shapes
+from rlcourse.measure.machine import format_bytes
 from rlcourse.measure.timing import peak_memory_bytes, seconds
 from rlcourse.runs import RunFolder
 from rlcourse.sampling import GREEDY
@@ -22,6 +31,16 @@ from rlcourse.watch import before_training
 STEPS = 8  # the first compiles and is not timed
 # Later steps took 0.8 to 1.3 times as long in 22 runs, as answers grew or shrank and more groups had a signal.
 SLOWER = 1.05
+
+
+def print_preview(config: TrainConfig, began: float) -> None:
+    """What `rlcourse train --dry-run` says: settings, the memory estimate, and a preview where it can run here."""
+    print_config(config)
+    print_memory(config)
+    if launched()[1] > 1 or not can_run(config):
+        print("A preview of answers and time needs one process, on the GPU that this run asks for.")
+    else:
+        print_steps(config, preview(config, began))
 
 
 def preview(config: TrainConfig, began: float | None = None) -> dict[str, Any]:
@@ -96,3 +115,60 @@ def readings(completions: Completions, config: TrainConfig) -> list[tuple[str, f
         if name.startswith("accuracy") and None not in values:
             rows.append((name, completions.rewards.new_tensor(values)))
     return [(name, row.mean().item(), has_signal(row, size).float().mean().item()) for name, row in rows]
+
+
+def print_config(config: TrainConfig) -> None:
+    """The resolved config; what differs from the laptop preset is in bold."""
+    table = Table("setting", "value", title=f"Config of {escape(config.run_name)}")
+    for f in fields(TrainConfig):
+        if f.name in PANELS:
+            table.add_section()
+        value = getattr(config, f.name)
+        table.add_row(f.name, escape(str(value)), style="bold" if value != f.default else None)
+    Console().print(table)
+
+
+def print_memory(config: TrainConfig) -> None:
+    """The memory estimate, by part and by phase."""
+    check_launch(config)
+    device, ranks = wanted_device(config), launched()[1]
+    shape = shapes.model_shape(config.model)
+    estimate = memory.estimate(share_of(config, ranks), shape, device, ranks, memory.has_exact_pass(config, device))
+    each = f", each of {ranks} processes" if ranks > 1 else ""
+    title = f"Memory estimate on {device}{each}: {shapes.parameters(shape):,} parameters"
+    table = Table("part", "memory", title=title)
+    table.columns[1].justify = "right"
+    for name, count in vars(estimate).items():
+        if count:
+            table.add_row(name.replace("_", " "), format_bytes(count))
+    table.add_row("libraries", format_bytes(memory.LIBRARIES), end_section=True)
+    table.add_row("rollout phase", format_bytes(estimate.rollout))
+    table.add_row("update phase", format_bytes(estimate.update))
+    table.add_row("at most, with every row at its longest", format_bytes(estimate.peak), style="bold")
+    Console().print(table)
+
+
+def print_steps(config: TrainConfig, found: dict[str, Any]) -> None:
+    """What answers earn now, what to worry about, memory and time."""
+    console = Console()
+    title = (
+        f"{config.rows} answers of the first step, {found['length']:.0f} tokens each, {found['cut_off']:.0%} cut off"
+    )
+    table = Table("measure", "mean", "groups with signal", title=title)
+    for name, mean, signal in found["readings"]:
+        rewarded = " (rewarded)" if name == found["rewarded"] else ""
+        table.add_row(name.replace("_", " ") + rewarded, f"{mean:.3f}", f"{signal:.0%}")
+    samples = Table("answer now", "gold", "verdict", title="Samples", show_lines=True)
+    for sample in found["samples"]:
+        samples.add_row(escape(sample["text"]), sample["gold"], sample["words"])
+    console.print(samples, table)
+    for text in found["warnings"].values():
+        console.print(f"[yellow]Warning:[/yellow] {escape(text)}", highlight=False)
+    parts, total = found["seconds"], sum(found["seconds"].values())
+    listed = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in parts.items())
+    console.print(
+        f"{config.steps} steps of {found['step_seconds']:.2f} s: {total / 60:.1f} minutes in all ({listed}), peak "
+        f"memory so far {format_bytes(found['memory_bytes'])}.",
+        highlight=False,
+        soft_wrap=True,
+    )

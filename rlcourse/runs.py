@@ -175,14 +175,13 @@ class RunFolder:
             if (self.path / name).exists():
                 write_text(self.path / name, text)
 
-    def finish(self, summary: dict[str, Any], plot: str) -> None:
-        """Write summary.json and curve.png, which the function of that name in `rlcourse.measure.plots` draws. The
-        summary's `metrics` are the task's."""
+    def finish(self, summary: dict[str, Any], curves: str) -> None:
+        """Write summary.json and curve.png, with the curves of that name in `rlcourse.measure.plots`."""
         from rlcourse.measure import plots
 
         write_json(self.path / "summary.json", summary)
         metrics, evals = self.lines("metrics.jsonl"), self.lines("evals.jsonl")
-        getattr(plots, plot)(metrics, evals, self.path / "curve.png", summary["metrics"])
+        plots.plot_run(metrics, evals, self.path / "curve.png", summary["metrics"], getattr(plots, curves))
 
     def resume_command(self) -> str:
         """This process's command line, with --resume."""

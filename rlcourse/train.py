@@ -84,7 +84,7 @@ class TrainingLoop:
     - `test(when)`: what the summary has under "before" and "after"; `summary(after)`
     """
 
-    name, plot = "train", "plot_run"  # of the progress bar; of the function that draws the curve
+    name, curves = "train", "RL"  # of the progress bar; of what the picture shows
     optimizer: torch.optim.Optimizer
     order: PromptSampler  # what the steps train on, in order
     metrics: dict[str, str]  # what an evaluation measures, and its format; the bar shows the first
@@ -139,7 +139,7 @@ class TrainingLoop:
             after = self.test("after")
         save(self)
         summary = self.summary(after)
-        self.run.finish(summary, self.plot)
+        self.run.finish(summary, self.curves)
         return summary
 
     def _validate(self, bar: tqdm) -> None:

@@ -21,8 +21,6 @@ SHORT, SURE = 0.4, 0.05  # shares of the length, and of the entropy, at the star
 MOST = 0.5  # the share from which "most" is true
 APART = 0.02  # nats per token: rounding in bfloat16 makes less than 0.01 where a model is sure of most tokens
 LITTLE = 0.9  # share of groups without signal
-KNOWN = 0.01  # nats per token: less from the start on is nothing to learn
-OVERFIT = 1.1  # times the lowest held-out loss so far
 SHOWN = 300  # characters of an answer
 
 GROUPED = ("leave_one_out", "group_centered", "group_normalized")
@@ -222,40 +220,3 @@ def quoted(answer: Answer) -> str:
     text = " ".join(answer.text.split())
     text = text if len(text) <= SHOWN else f"… {text[-SHOWN:]}"
     return f"“{text}” (asked: “{answer.problem.question[-80:].strip()}”, right: {answer.problem.gold})"
-
-
-def after_sft_step(steps: list[dict[str, Any]], config: Any) -> Warnings:
-    """What the steps of supervised fine-tuning say so far. steps: the metrics of each."""
-    if len(steps) < WINDOW:
-        return {}
-    last = steps[-WINDOW:]
-    loss = sum(step["loss"] for step in last) / WINDOW
-    if all(step["grad_norm"] == 0 or step["lr"] == 0 for step in last):
-        return {
-            "no_update": f"The weights did not change in the last {WINDOW} steps: check --lr ({config.lr:g}), "
-            "--warmup-steps and --schedule."
-        }
-    if len(steps) == WINDOW and loss < KNOWN:
-        return {
-            "known": f"The loss is {loss:.4f} nats per token from the first steps on: the model knows these answers "
-            "already, so check --data and --model."
-        }
-    first = sum(step["loss"] for step in steps[:WINDOW]) / WINDOW
-    if len(steps) > WINDOW and loss > 1.5 * first:
-        return {
-            "diverging": f"The loss rose from {first:.2f} to {loss:.2f} nats per token, so training makes the model "
-            f"worse: start again with a lower --lr than {config.lr:g}."
-        }
-    return {}
-
-
-def after_sft_evaluation(losses: list[float], answers: list[Answer], config: Any) -> Warnings:
-    """What an evaluation says: losses, the held-out loss of each evaluation so far; answers to the task's problems, if
-    it has any."""
-    found = unreadable(answers) | cut_off(answers, config) if answers else {}
-    if losses and losses[-1] > OVERFIT * min(losses):
-        found["overfit"] = (
-            f"The held-out loss has risen from {min(losses):.3f} to {losses[-1]:.3f}: the model memorizes its "
-            "examples. Use fewer --epochs, more data or a lower --lr."
-        )
-    return found

@@ -21,7 +21,8 @@ ROOT = Path(__file__).parents[1]
 DOCS = [f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))]
 TEXTS = {n: (ROOT / n).read_text(encoding="utf-8") for n in ("README.md", "RECORDS.md", "CONTRIBUTING.md", *DOCS)}
 EXAMPLES = {"NN_topic": "01_policy_gradient", "NN": "01", "DEVICE": "nvidia-h200", "NAME": "decode"}  # for placeholders
-COMMANDS = typer.main.get_command(cli.app).commands
+GROUP = typer.main.get_command(cli.app)
+COMMANDS = {name: GROUP.get_command(None, name) for name in GROUP.list_commands(None)}
 MADE_BY_RUNNING = ("runs/", "build/", "FOLDER/", "SUBMISSION")
 FILE = re.compile(r"[\w.-]*[\w-]/[\w./-]*|[\w-]+\.(?:py|json|yml|toml|md|ipynb|sh)")
 

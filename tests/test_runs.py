@@ -156,7 +156,7 @@ def test_the_resume_command_repeats_the_command_line(run, monkeypatch):
 def test_finish_writes_the_summary_and_the_curve(run):
     run.log_step(metrics(1) | {"length": 3.0, "entropy": None}, completions(1))
     summary = {"accuracy_after": 0.5, "metrics": {"accuracy": ".1%"}}
-    run.finish(summary, "plot_run")
+    run.finish(summary, "RL")
     assert json.loads((run.path / "summary.json").read_text()) == summary
     assert (run.path / "curve.png").read_bytes().startswith(b"\x89PNG")
 

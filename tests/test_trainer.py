@@ -67,7 +67,9 @@ def use_the_toy(patch) -> None:
     patch.setattr(trainer, "task_of", lambda config: TOY)
     patch.setattr(trainer, "make_engine", lambda policy, *_: BruteForce(policy))
     # A picture takes longer than such a run: tests/test_runs.py draws one.
-    patch.setattr("rlcourse.measure.plots.plot_run", lambda metrics, evals, path, _: path.write_text(str(len(metrics))))
+    patch.setattr(
+        "rlcourse.measure.plots.plot_run", lambda metrics, evals, path, *_: path.write_text(str(len(metrics)))
+    )
 
 
 @pytest.fixture(autouse=True)

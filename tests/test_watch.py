@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from rlcourse import cli, preview, watch
 from rlcourse.config import make_config
+from rlcourse.sft import trainer as fine_tuning
 from rlcourse.tasks import Answer, Judgement, Problem, minigsm
 from rlcourse.tasks.verify import verify
 
@@ -202,9 +203,9 @@ def test_fine_tuning_that_does_nothing_or_harm_says_so(options, kind):
 
 def test_fine_tuning_warns_of_data_that_is_known_and_of_data_that_is_memorized():
     steps = [{"loss": 0.001, "grad_norm": 1.0, "lr": 1e-3}] * 3
-    assert set(watch.after_sft_step(steps, make_config())) == {"known"}
-    assert set(watch.after_sft_evaluation([0.5, 0.3, 0.4], [], make_config())) == {"overfit"}
-    assert watch.after_sft_evaluation([0.5, 0.3, 0.31], [], make_config()) == {}
+    assert set(fine_tuning.after_step(steps, make_config())) == {"known"}
+    assert set(fine_tuning.after_evaluation([0.5, 0.3, 0.4], [], make_config())) == {"overfit"}
+    assert fine_tuning.after_evaluation([0.5, 0.3, 0.31], [], make_config()) == {}
 
 
 def test_worked_examples_come_before_the_question_and_do_not_train():

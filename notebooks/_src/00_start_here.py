@@ -106,7 +106,7 @@ display(Markdown("\n".join(lines)))
 # %% tags=["hide-input"]
 # @title Figure: the map
 STAGES = ["problems", "answers", "rewards", "advantages", "loss", "new weights"]
-FILES = ["tasks/", "rollout/", "tasks/verify.py", "advantages.py", "logprobs.py\nlosses.py", "learner.py"]
+FILES = ["tasks/", "rollout/", "tasks/verify.py", "advantages.py", "logprobs.py\nlosses.py", "train.py"]
 fig, ax = plt.subplots(figsize=(12, 2.4))
 for i, (what, file) in enumerate(zip(STAGES, FILES, strict=True)):
     ax.add_patch(plt.Rectangle((i * 2, 0), 1.65, 1, facecolor=SKY, alpha=0.3, edgecolor=BLUE, linewidth=1.5))

@@ -4,6 +4,7 @@ Colours are those of Okabe and Ito, which colour-blind readers can tell apart; l
 """
 
 import itertools
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,36 +36,47 @@ LABELS = {
     "dr_grpo": "Dr. GRPO",
 }
 
-
 VALIDATION_STYLES = ((BLUE, "-"), (SKY, "--"), (GREEN, ":"), (VERMILION, "-."), (PURPLE, "--"), (BLACK, ":"))
 WINDOW = 5  # steps of the moving means
 
 
-def plot_run(
-    metrics: list[dict[str, Any]], evals: list[dict[str, Any]], path: str | Path, measured: dict[str, str]
-) -> None:
-    """One run as a picture, over training steps: validation, training reward, completion length, entropy.
+# What is drawn of a run beside its validation: a metric, its title and unit.
+RL = (
+    ("reward", "Training reward", "mean of a step"),
+    ("length", "Completion length", "tokens, mean of a step"),
+    ("entropy", "Entropy of the policy", "nats per token"),
+)
+FINE_TUNING = (("loss", "Loss", "nats per token of an answer"),)
 
-    metrics: rows of metrics.jsonl with step, reward, length and entropy, None where there was nothing to measure.
-    evals: rows of evals.jsonl with step and the task's metrics. path: the PNG to write. measured: the task's metrics
-    and their formats; the first is drawn, and the others in percent if it is in percent.
+
+def plot_run(
+    metrics: list[dict[str, Any]], evals: list[dict[str, Any]], path: Path, measured: dict[str, str], curves=RL
+) -> None:
+    """One run as a picture, over its steps: validation, if anything was measured there, and `curves`.
+
+    metrics: rows of metrics.jsonl with step and the curves' names, None where there was nothing to measure. evals: rows
+    of evals.jsonl with step and the task's metrics, and with what was measured of a curve on examples held out. path:
+    the PNG to write. measured: the task's metrics and their formats; the first is drawn, and the others in percent if
+    it is in percent.
     """
-    figure = Figure(figsize=(9, 6), layout="constrained")
-    (validation, reward), (length, entropy) = figure.subplots(2, 2, sharex=True)
-    _draw_validation(validation, evals, measured)
-    for axes, key, color, title, unit in (
-        (reward, "reward", ORANGE, "Training reward", "mean of a step"),
-        (length, "length", GREEN, "Completion length", "tokens, mean of a step"),
-        (entropy, "entropy", PURPLE, "Entropy of the policy", "nats a token"),
-    ):
+    count = len(curves) + bool(measured)
+    rows, columns = math.ceil(count / 2), min(count, 2)
+    figure = Figure(figsize=(4.5 * columns, 3 * rows), layout="constrained")
+    panels = list(figure.subplots(rows, columns, sharex=True, squeeze=False).flat)
+    for axes in panels[-columns:]:
+        axes.set_xlabel("step")
+    if measured:
+        _draw_validation(panels.pop(0), evals, measured)
+    for axes, (key, title, unit), color in zip(panels, curves, (ORANGE, GREEN, PURPLE), strict=False):
         steps, values = _series(metrics, key)
         axes.plot(steps, values, color=color, linewidth=0.9, alpha=0.5, label="each step")
         axes.plot(steps, _moving_mean(values), color=color, linewidth=2, label=f"mean of the last {WINDOW}")
+        steps, values = _series(evals, key)
+        if steps:
+            axes.plot(steps, values, color=BLUE, linewidth=2, marker="o", markersize=4, label="held out")
         finish(axes, title, unit)
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
-    reward.legend(loc="lower right", frameon=False, fontsize=9)
-    for axes in (length, entropy):
-        axes.set_xlabel("training step")
+    panels[0].legend(frameon=False, fontsize=9)
     figure.savefig(path, dpi=150)
 
 
@@ -82,30 +94,6 @@ def _draw_validation(axes: Axes, evals: list[dict[str, Any]], measured: dict[str
     if share:
         axes.set_ylim(0, 100)
     axes.legend(loc="lower right", frameon=False, fontsize=9)
-
-
-def plot_fine_tuning(
-    metrics: list[dict[str, Any]], evals: list[dict[str, Any]], path: str | Path, measured: dict[str, str]
-) -> None:
-    """A run of supervised fine-tuning as a picture, over steps: loss, and validation where a task was evaluated.
-
-    metrics: rows of metrics.jsonl with step and loss. evals: rows of evals.jsonl with step, and the held-out loss and
-    the task's metrics where they were measured. path: the PNG to write. measured: the task's metrics and their formats;
-    empty without a task.
-    """
-    figure = Figure(figsize=(9, 3.6) if measured else (5, 3.6), layout="constrained")
-    loss, *others = figure.subplots(1, 2 if measured else 1, squeeze=False)[0]
-    at, values = _series(metrics, "loss")
-    loss.plot(at, values, color=ORANGE, linewidth=0.9, alpha=0.5, label="learned, each step")
-    loss.plot(at, _moving_mean(values), color=ORANGE, linewidth=2, label=f"mean of the last {WINDOW}")
-    loss.plot(*_series(evals, "loss"), color=BLUE, linewidth=2, marker="o", markersize=4, label="held out")
-    finish(loss, "Loss", "nats a token of an answer")
-    loss.legend(frameon=False, fontsize=9)
-    for axes in others:
-        _draw_validation(axes, evals, measured)
-    for axes in (loss, *others):
-        axes.set_xlabel("step")
-    figure.savefig(path, dpi=150)
 
 
 def seed_band(seeds: list[dict[str, Any]]) -> tuple[list[int], list[float], list[float], list[float]]:

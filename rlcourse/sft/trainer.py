@@ -25,9 +25,11 @@ from rlcourse.sft.packing import Row, check_packing, pack, plan_rows, summed_los
 from rlcourse.tasks import Answer, load_task
 from rlcourse.tasks.prompts import PromptSampler
 from rlcourse.train import TrainingLoop, update
-from rlcourse.watch import after_sft_evaluation, after_sft_step
+from rlcourse.watch import WINDOW, Warnings, cut_off, unreadable
 
 SFT = Kind(SFTConfig, check_settings, check_config)
+KNOWN = 0.01  # nats per token: less from the start on is nothing to learn
+OVERFIT = 1.1  # times the lowest held-out loss so far
 
 
 def fine_tune(config: SFTConfig) -> dict[str, Any]:
@@ -55,7 +57,7 @@ class FineTuning(TrainingLoop):
     the loss is the mean over all answer tokens of the step.
     """
 
-    name, plot = "sft", "plot_fine_tuning"
+    name, curves = "sft", "FINE_TUNING"
 
     def __init__(self, run: RunFolder, device: torch.device, checkpoint: Path | None = None):
         config = run.config
@@ -136,11 +138,9 @@ class FineTuning(TrainingLoop):
             return summed_loss(self.policy.model, packed, self.config.logprob_chunk, self.config.compile)
 
     def warnings(self, completions: None) -> dict[str, str]:
-        """See `rlcourse.watch.after_sft_step`."""
-        return after_sft_step(self.steps, self.config)
+        return after_step(self.steps, self.config)
 
     def shown(self, metrics: dict[str, Any]) -> dict[str, str]:
-        """The loss and the learning rate."""
         return {"loss": f"{metrics['loss']:.3f}", "lr": f"{metrics['lr']:.1e}"}
 
     @torch.no_grad()
@@ -160,7 +160,7 @@ class FineTuning(TrainingLoop):
             found |= summarize(answers)
             self.engine.sleep()  # training wants the memory
         losses = [line["loss"] for line in [*self.run.lines("evals.jsonl"), found] if "loss" in line]
-        self.run.warn(self.step, after_sft_evaluation(losses, [answer for [answer] in answers], self.config))
+        self.run.warn(self.step, after_evaluation(losses, [answer for [answer] in answers], self.config))
         return found
 
     def test(self, when: str) -> dict[str, Any]:
@@ -171,3 +171,40 @@ class FineTuning(TrainingLoop):
         data = self.data
         counts = {"examples": len(data.train), "held_out": len(data.held_out), "too_long": data.too_long}
         return run_summary(self, after) | counts
+
+
+def after_step(steps: list[dict[str, Any]], config: Any) -> Warnings:
+    """What the steps of supervised fine-tuning say so far. steps: the metrics of each."""
+    if len(steps) < WINDOW:
+        return {}
+    last = steps[-WINDOW:]
+    loss = sum(step["loss"] for step in last) / WINDOW
+    if all(step["grad_norm"] == 0 or step["lr"] == 0 for step in last):
+        return {
+            "no_update": f"The weights did not change in the last {WINDOW} steps: check --lr ({config.lr:g}), "
+            "--warmup-steps and --schedule."
+        }
+    if len(steps) == WINDOW and loss < KNOWN:
+        return {
+            "known": f"The loss is {loss:.4f} nats per token from the first steps on: the model knows these answers "
+            "already, so check --data and --model."
+        }
+    first = sum(step["loss"] for step in steps[:WINDOW]) / WINDOW
+    if len(steps) > WINDOW and loss > 1.5 * first:
+        return {
+            "diverging": f"The loss rose from {first:.2f} to {loss:.2f} nats per token, so training makes the model "
+            f"worse: start again with a lower --lr than {config.lr:g}."
+        }
+    return {}
+
+
+def after_evaluation(losses: list[float], answers: list[Answer], config: Any) -> Warnings:
+    """What an evaluation says: losses, the held-out loss of each evaluation so far; answers to the task's problems, if
+    it has any."""
+    found = unreadable(answers) | cut_off(answers, config) if answers else {}
+    if losses and losses[-1] > OVERFIT * min(losses):
+        found["overfit"] = (
+            f"The held-out loss has risen from {min(losses):.3f} to {losses[-1]:.3f}: the model memorizes its "
+            "examples. Use fewer --epochs, more data or a lower --lr."
+        )
+    return found

@@ -3,7 +3,7 @@
 import pytest
 from matplotlib.figure import Figure
 
-from rlcourse.measure.plots import draw_roofline, plot_run, seed_band
+from rlcourse.measure.plots import FINE_TUNING, draw_roofline, plot_run, seed_band
 from rlcourse.measure.roofline import Machine, Work
 
 MEASURED = {"accuracy": ".1%"}
@@ -42,6 +42,13 @@ def test_run_figure_shows_accuracy_reward_length_and_entropy(tmp_path, drawn):
     assert list(length.lines[0].get_xdata()) == list(range(1, 8))
     assert entropy.lines[0].get_ydata()[1] == 0.5
     assert all(axes.get_title() and axes.get_ylabel() for axes in drawn[0].axes)
+
+
+def test_the_figure_of_fine_tuning_shows_the_loss_that_is_learned_and_that_held_out(tmp_path, drawn):
+    metrics, evals = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}], [{"step": 0, "loss": 3.5}]
+    plot_run(metrics, evals, tmp_path / "r.png", {}, FINE_TUNING)
+    [loss] = drawn[0].axes
+    assert [list(line.get_ydata()) for line in loss.lines] == [[3.0, 2.0], [3.0, 2.5], [3.5]]
 
 
 def test_a_roofline_rises_with_the_bytes_and_is_flat_behind_the_ridge():

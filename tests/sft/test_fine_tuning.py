@@ -36,8 +36,8 @@ def data(tmp_path_factory) -> str:
 @pytest.fixture(autouse=True)
 def _no_picture(monkeypatch):
     monkeypatch.setattr(
-        "rlcourse.measure.plots.plot_fine_tuning",
-        lambda metrics, evals, path, measured: path.write_text(str(len(metrics))),
+        "rlcourse.measure.plots.plot_run",
+        lambda metrics, evals, path, *_: path.write_text(str(len(metrics))),
     )
 
 
@@ -170,7 +170,7 @@ def whole(request, model_folder, data, tmp_path_factory):
     """The options and the folder of an uninterrupted run."""
     output = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rlcourse.measure.plots.plot_fine_tuning", lambda *a: a[2].write_text("."))
+        patch.setattr("rlcourse.measure.plots.plot_run", lambda *a: a[2].write_text("."))
         fine_tune(make_config(**TINY | request.param | {"model": model_folder, "data": data, "output": str(output)}))
     return request.param, output / "run"
 
