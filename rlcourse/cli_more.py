@@ -110,7 +110,7 @@ def bench(
     repeats: Annotated[int, typer.Option("--repeats", help="Timed repetitions", callback=within(COUNT))] = 5,
 ):
     """Measure this machine: whether every engine and algorithm can `learn`, every way to `decode`, the `kernels` of a
-    decode step, a whole training `step` beside TRL's."""
+    decode step, a whole training `step`."""
     with user_errors():
         config = make_config(**settings)
         from rlcourse.bench import Options, run_bench

@@ -1,7 +1,4 @@
-"""The benchmarks of `rlcourse bench NAME`: `decode`, `kernels`, `learn` and `step`, in files of their names.
-
-Each returns its setup and rows. `peers.py` has what is measured beside ours.
-"""
+"""The benchmarks of `rlcourse bench NAME`, in files of their names. Each returns its setup and rows."""
 
 from typing import Any
 
@@ -20,8 +17,11 @@ def run_bench(what: str, config: TrainConfig, options: Options) -> None:
     show(what, rows)
 
 
-def measured(what: str, config: TrainConfig, options: Options, results: Results) -> tuple[dict[str, Any], Rows]:
-    """Setup and rows of a benchmark. results: where `decode` and `step` put each row as they measure it."""
+def measured(
+    what: str, config: TrainConfig, options: Options, results: Results, peers: Any = None
+) -> tuple[dict[str, Any], Rows]:
+    """Setup and rows of a benchmark. results: where `decode` and `step` put each row as they measure it. peers: what
+    these measure beside ours."""
     shape, counts, repeats = options.shape, list(options.rows), options.repeats
     match what:
         case "learn":
@@ -31,7 +31,8 @@ def measured(what: str, config: TrainConfig, options: Options, results: Results)
         case "decode":
             from rlcourse.bench.decode import decode
 
-            return decode(shape, counts, options.prompt_tokens, options.new_tokens, options.lengths, repeats, results)
+            sizes = counts, options.prompt_tokens, options.new_tokens, options.lengths, repeats
+            return decode(shape, *sizes, results, peers)
         case "kernels":
             from rlcourse.bench.kernels import kernels
 
@@ -39,7 +40,7 @@ def measured(what: str, config: TrainConfig, options: Options, results: Results)
         case "step":
             from rlcourse.bench.step import step
 
-            return step(shape, counts, options.new_tokens, repeats, results=results)
+            return step(shape, counts, options.new_tokens, repeats, results, peers)
 
 
 def show(what: str, rows: Rows) -> None:

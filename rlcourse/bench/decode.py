@@ -12,7 +12,6 @@ from torch import Tensor
 
 from rlcourse.bench.models import write_random_model
 from rlcourse.bench.options import Options
-from rlcourse.bench.peers import vllm_decode
 from rlcourse.bench.results import Results, Rows
 from rlcourse.measure.profiling import Profile, profile
 from rlcourse.measure.roofline import Machine, decode_step, measure_machine
@@ -101,6 +100,7 @@ def decode(
     lengths: str = "equal",
     repeats: int = 5,
     results: Results | None = None,
+    peers: Any = None,
 ) -> tuple[dict[str, Any], Rows]:
     """Tokens/s and milliseconds a decode step of every rung, and the byte floor of the step on this machine.
 
@@ -109,13 +109,9 @@ def decode(
     answers as rows are decoded at once; ours does so `DRAWS` times, with other random numbers, and vLLM once, with
     lengths that are drawn from the same distribution. Beside their speed stand `schedule_steps` of ours, all
     rollouts together. A step's time is that of a rollout less that of one token, by the number of steps: prefill
-    does not count. Temperature 1, nothing left out. Of the shapes that are not in `WHOLE_LADDER`, our kernels and
-    vLLM.
+    does not count. Temperature 1, nothing left out. Of the shapes that are not in `WHOLE_LADDER`, our kernels alone.
+    peers: `tools.bench.peers`, to measure vLLM beside ours.
     """
-    if lengths not in ("equal", "skewed"):
-        raise ValueError(f"Unknown lengths {lengths!r}: use equal, or skewed.")
-    if any(count % GROUP for count in rows):
-        raise ValueError(f"Rows come in groups of {GROUP} with one prompt: use multiples of {GROUP}.")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     machine = measure_machine(device)
@@ -136,11 +132,13 @@ def decode(
             for variant, make in ladder(policy, dtype, count, kept).items():
                 rung = (make, policy, dtype, machine, prompts[count], count, new_tokens, lengths, repeats)
                 results.measure({"variant": variant} | what, _rung, *rung)
-        for count in rows if shape != "embedded" and vllm.runs_on(device) else ():  # last: it has settings of its own
+        for count in (
+            rows if peers and shape != "embedded" and vllm.runs_on(device) else ()
+        ):  # last: it has settings of its own
             what = {"variant": "vllm", "rows": count, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
             answers = answer_lengths(GROUP * len(prompts[count]), new_tokens, lengths)
             sizes = {"max_num_seqs": count, "max_model_len": prompt_tokens + new_tokens}
-            results.measure(what, vllm_decode, folder, prompts[count], answers, sizes, repeats)
+            results.measure(what, peers.vllm_decode, folder, prompts[count], answers, sizes, repeats)
     return results.setup, results.rows
 
 

@@ -6,54 +6,12 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
+from rlcourse.measure.shapes import OTHERS, QWEN25, ModelShape
 from rlcourse.tasks import Task
 from rlcourse.tasks.tokenizer import train_tokenizer
 
-# The config.json of each model on the hub, https://huggingface.co/Qwen and https://huggingface.co/meta-llama
-SHAPES = {
-    "qwen2.5-0.5b": {
-        "vocab_size": 151936,
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-    },
-    "qwen2.5-1.5b": {
-        "vocab_size": 151936,
-        "hidden_size": 1536,
-        "intermediate_size": 8960,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 2,
-    },
-    "qwen3-0.6b": {
-        "vocab_size": 151936,
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-    },
-    "llama-3.2-1b": {
-        "vocab_size": 128256,
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-    },
-    "tiny": {
-        "vocab_size": 2048,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    },
-}
+SHAPES = {name.split("/")[1].lower(): shape for name, shape in (QWEN25 | OTHERS).items()}
+SHAPES["tiny"] = ModelShape(2, 64, 4, 2, 16, 128, 2048, tied=True)
 QWEN = {"rms_norm_eps": 1e-6, "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0}}
 LLAMA = {
     "rms_norm_eps": 1e-5,
@@ -82,13 +40,19 @@ def write_random_model(shape: str, task: Task, folder: Path) -> None:
     if shape not in SHAPES:
         raise ValueError(f"Unknown shape {shape!r}: use one of {', '.join(SHAPES)}.")
     tokenizer = train_tokenizer(task_texts(task), vocab_size=2000)
-    family, details = FAMILIES.get(shape, ("qwen2", QWEN))
+    (family, details), sizes = FAMILIES.get(shape, ("qwen2", QWEN)), SHAPES[shape]
     config = AutoConfig.for_model(
         family,
-        **SHAPES[shape],
+        vocab_size=sizes.vocabulary,
+        hidden_size=sizes.hidden,
+        intermediate_size=sizes.intermediate,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        num_key_value_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
         **details,
         max_position_embeddings=POSITIONS,
-        tie_word_embeddings=True,
+        tie_word_embeddings=sizes.tied,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

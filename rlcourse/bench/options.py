@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 POSITIONS = {  # shapes, and the tokens of their longest row
-    "qwen2.5-0.5b": 32768, "qwen2.5-1.5b": 32768, "qwen3-0.6b": 32768, "llama-3.2-1b": 32768, "tiny": 32768,
-    "embedded": 512,
+    "qwen2.5-0.5b": 32768, "qwen2.5-1.5b": 32768, "qwen2.5-3b": 32768, "qwen2.5-7b": 32768, "qwen3-0.6b": 32768,
+    "llama-3.2-1b": 32768, "tiny": 32768, "embedded": 512,
 }  # fmt: skip
 LENGTHS = ("equal", "skewed")
 BENCHMARKS = ("learn", "decode", "kernels", "step")

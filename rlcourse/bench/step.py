@@ -1,4 +1,4 @@
-"""A whole training step beside its peers."""
+"""A whole training step."""
 
 import gc
 import tempfile
@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from rlcourse.bench.models import write_random_model
-from rlcourse.bench.peers import trl_step, trl_variants
 from rlcourse.bench.results import Results, Rows
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.device import find_device
@@ -26,11 +25,11 @@ def step(
     completions: list[int],
     new_tokens: int = 256,
     repeats: int = 5,
-    peers: bool = True,
     results: Results | None = None,
+    peers: Any = None,
 ) -> tuple[dict[str, Any], Rows]:
-    """Seconds of a whole Dr. GRPO step on GSM8K with random weights of `shape`; the same with vLLM as its engine, and
-    TRL's, where they are installed.
+    """Seconds of a whole Dr. GRPO step on GSM8K with random weights of `shape`, and the same with vLLM as its engine
+    where that is installed. peers: `tools.bench.peers`, to measure TRL's beside it.
 
     Random weights never end an answer, so every completion has `new_tokens` tokens, and they earn nothing; rewards are
     coin flips instead, so that every group has a gradient.
@@ -46,11 +45,11 @@ def step(
         for count in completions:
             sizes = (count, new_tokens, repeats)
             results.measure({"variant": "rlcourse", "rows": count}, our_step, str(model), task.name, *sizes)
-            if peers and vllm.runs_on(find_device(make_config())):
+            if vllm.runs_on(find_device(make_config())):
                 what = {"variant": "rlcourse, vllm", "rows": count}
                 results.measure(what, our_step, str(model), task.name, *sizes, "vllm")
-            for variant in trl_variants() if peers else ():
-                results.measure({"variant": variant, "rows": count}, trl_step, str(model), task, *sizes, variant)
+            for variant in peers.trl_variants() if peers else ():
+                results.measure({"variant": variant, "rows": count}, peers.trl_step, str(model), task, *sizes, variant)
     return results.setup, results.rows
 
 

@@ -1,7 +1,5 @@
 """Benchmarks that need Triton: on a GPU, or in its interpreter."""
 
-import types
-
 import pytest
 import torch
 
@@ -9,8 +7,7 @@ pytest.importorskip("triton", reason="Triton is there on Linux alone")
 
 from policies import DEVICE, make_policy
 
-from rlcourse.bench import kernels, models
-from rlcourse.measure.shapes import OTHERS, QWEN25, ModelShape
+from rlcourse.bench import kernels
 from rlcourse.rollout.decoder import Decoder
 
 
@@ -30,12 +27,3 @@ def test_every_piece_runs_and_those_with_an_error_compute_what_pytorch_does():
         assert moved > 0
     assert {name for name, error in found.items() if error is not None} == {"attention", "gate_up", "down"}
     assert all(error < 0.02 for error in found.values() if error is not None), found
-
-
-def test_the_shapes_are_those_of_the_models():
-    known = {name.partition("/")[2].lower(): shape for name, shape in (QWEN25 | OTHERS).items()}
-    for name, sizes in models.SHAPES.items():
-        if name != "tiny":
-            family = models.FAMILIES.get(name, ("qwen2",))[0]
-            config = types.SimpleNamespace(**sizes, model_type=family, tie_word_embeddings=True)
-            assert ModelShape.from_config(config) == known[name] and name.startswith(family)

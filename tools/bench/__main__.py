@@ -33,7 +33,9 @@ def measured(
     tokens = options.prompt_tokens, options.new_tokens
     match what:
         case "decode" | "kernels" | "learn" | "step":
-            return *shipped.measured(what, config, options, results), {}
+            from tools.bench import peers
+
+            return *shipped.measured(what, config, options, results, peers), {}
         case "cute":
             from tools.bench.cute import cute
 

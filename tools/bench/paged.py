@@ -11,7 +11,6 @@ import torch
 from rlcourse.batch import Rollout
 from rlcourse.bench.decode import GROUP, random_prompts, skewed
 from rlcourse.bench.models import write_random_model
-from rlcourse.bench.peers import vllm_decode
 from rlcourse.bench.results import Rows
 from rlcourse.config import make_config
 from rlcourse.device import find_device
@@ -23,6 +22,7 @@ from rlcourse.rollout.paged import PagedEngine
 from rlcourse.rollout.paged_scheduler import PagedPlan
 from rlcourse.sampling import Sampling
 from rlcourse.tasks import load_task
+from tools.bench.peers import vllm_decode
 
 COMPLETIONS, LONGEST = 1024, 2048  # of the skewed part, and tokens of each at most
 MEDIAN = 300
