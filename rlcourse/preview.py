@@ -139,7 +139,7 @@ def print_memory(config: TrainConfig) -> None:
     table = Table("part", "memory", title=title)
     table.columns[1].justify = "right"
     for name, count in vars(estimate).items():
-        if count:
+        if count and name != "cache_stays":
             table.add_row(name.replace("_", " "), format_bytes(count))
     table.add_row("libraries", format_bytes(memory.LIBRARIES), end_section=True)
     table.add_row("rollout phase", format_bytes(estimate.rollout))

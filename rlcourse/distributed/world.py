@@ -33,7 +33,6 @@ LOST = (
     "Another process of this run has ended, so all end. Checkpoints stay as they are: go on from the last one with "
     "--resume."
 )
-BUCKET = 2**24  # numbers that are added up at once: 64 MiB in float32
 
 
 class RankLost(ConnectionError):
@@ -120,23 +119,7 @@ class World(OneProcess):
         for p in parameters:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
-        for bucket in _buckets([p.grad for p in parameters]):
-            flat = self.total(torch.cat([gradient.flatten() for gradient in bucket]))
-            for gradient, summed in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
-                gradient.copy_(summed.view_as(gradient))
-
-
-def _buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
-    """The tensors in their order, as many at a time as have `BUCKET` numbers together, one at least."""
-    bucket, numbers = [], 0
-    for tensor in tensors:
-        if bucket and numbers + tensor.numel() > BUCKET:
-            yield bucket
-            bucket, numbers = [], 0
-        bucket.append(tensor)
-        numbers += tensor.numel()
-    if bucket:
-        yield bucket
+            self.total(p.grad)
 
 
 @contextmanager

@@ -1,16 +1,16 @@
 """How much memory a training run needs, from the config and the model's shape, before anything is loaded.
 
 The tensors that must be in memory at once, with every row at its longest; `LIBRARIES`; and `HEADROOM` for what the
-allocator wastes. Measured peaks on an H200 are within 15%: `tests/measure/test_memory.py`.
+allocator wastes. Measured peaks on an H200 are within 15%: `tests/measure/test_memory.py`. `rlcourse train --dry-run`
+measures a few steps instead, where they can run.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from rlcourse.config import TrainConfig
 from rlcourse.evaluation import BATCH_ROWS
-from rlcourse.exact import CAPTURED_BYTES
 from rlcourse.exact.weights import may_be_exact
 from rlcourse.measure.shapes import ModelShape, adapter_parameters, parameters
 from rlcourse.rollout.fast import MAX_SLOTS, PREFILL_TOKENS
@@ -18,37 +18,40 @@ from rlcourse.settings import model_and_address
 
 LIBRARIES = 600_000_000  # bytes of Python, torch, transformers and datasets, or of a CUDA context
 HEADROOM = 1.1  # what the allocator takes for what is counted
-FAR_TOO_MUCH = 2  # times the memory of the machine: as much is needed only where every row is at its longest
 LOGIT_COPIES = 3  # float32 copies of a chunk's logits at the peak of its backward pass: logits, softmax, gradient
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes of each part of a run, and of its two phases."""
+    """Bytes of each part of a run. `sampling` and the cache are gone in the update where the engine gives them back;
+    gradients, activations and logits are there in the update alone."""
 
     weights: int
-    gradients: int
     optimizer: int
     reference: int
     rollout_weights: int
     kv_cache: int
-    kept_cache: int  # what of it stays in the update
     sampling: int
+    gradients: int
     autocast: int
     activations: int
     logits: int
-    captured: int
+    cache_stays: bool  # in the update
 
     @property
     def rollout(self) -> int:
-        """All that is in memory while completions are sampled; gradients are freed by then."""
-        kept = self.weights + self.optimizer + self.reference + self.rollout_weights + self.captured
-        return LIBRARIES + kept + self.kv_cache + self.sampling
+        """All that is in memory while completions are sampled."""
+        return self._always + self.kv_cache + self.sampling
 
     @property
     def update(self) -> int:
         """All that is in memory in the backward pass."""
-        return LIBRARIES + sum(asdict(self).values()) - self.kv_cache - self.sampling
+        cache = self.kv_cache if self.cache_stays else 0
+        return self._always + cache + self.gradients + self.autocast + self.activations + self.logits
+
+    @property
+    def _always(self) -> int:
+        return LIBRARIES + self.weights + self.optimizer + self.reference + self.rollout_weights
 
     @property
     def peak(self) -> int:
@@ -56,6 +59,7 @@ class MemoryEstimate:
         return round(HEADROOM * max(self.rollout, self.update))
 
     def fits(self, memory_bytes: int) -> bool:
+        """Whether a device with this much memory can do it."""
         return self.peak <= memory_bytes
 
 
@@ -69,74 +73,64 @@ def estimate(
     """
     b = 2 if config.dtype == "bfloat16" else 4  # bytes of a number in the arithmetic
     n, adapter = parameters(shape), adapter_parameters(shape, config.lora_rank)
-    learned, parts = adapter if config.lora_rank else n, ranks if config.shard else 1
-    gradients = 4 * learned // parts  # float32, as weights and moments are
+    learned, shards = adapter if config.lora_rank else n, ranks if config.shard else 1
     length = config.max_prompt_tokens + config.max_new_tokens
     minibatch = -(-config.rows // config.minibatches)
     micro_rows = min(-(-config.micro_batch_tokens // length), minibatch)
     chunk = min(config.logprob_chunk, micro_rows * length, minibatch * config.max_new_tokens)
-    if exact:
-        activations = exact_activation_bytes(shape, micro_rows, length, config.dtype, config.gradient_checkpointing)
-        # Without an adapter the head's gradient is there twice, in float32.
+    sizes = shape, micro_rows, length, config.dtype, config.gradient_checkpointing
+    activations = (exact_activation_bytes if exact else activation_bytes)(*sizes)
+    gradients, logits = 4 * learned // shards, LOGIT_COPIES * chunk * shape.vocabulary * 4
+    if exact:  # without an adapter the head's gradient is there twice, in float32
         logits = (chunk * b + (0 if config.lora_rank else 8 * shape.hidden)) * shape.vocabulary
         if micro_rows == minibatch:  # activations and logits go as the gradients come
             gradients = max(0, gradients - activations - logits)
-    else:
-        activations = activation_bytes(shape, micro_rows, length, config.dtype, config.gradient_checkpointing)
-        logits = LOGIT_COPIES * chunk * shape.vocabulary * 4
-    rollout = rollout_bytes(config, shape, device, b)
-    copied = 2 * n if b == 2 and not exact else 0  # by autocast
+    autocast = 2 * n if b == 2 and not exact else 0
+    if config.shard:  # the embedding and two layers are whole, with their gradients
+        layer = (n - parameters(replace(shape, layers=0))) // shape.layers
+        autocast = 2 * (b + 2) * (n - (shape.layers - 2) * layer)
+    engine, server = model_and_address(config.engine)
+    own = engine in ("fast", "vllm") and not server
     return MemoryEstimate(
-        weights=4 * (n + adapter) // parts,
+        weights=4 * (n + adapter) // shards,
+        optimizer=8 * learned // shards,
+        reference=4 * n // shards if config.needs_reference and not config.lora_rank else 0,  # an adapter has its base
+        rollout_weights=b * n if not server and (own or b == 2 or config.shard) else 0,
+        kv_cache=0 if server else cache_bytes(config, shape, engine, device),
+        sampling=0 if server else sampling_bytes(config, shape, own, b),
         gradients=gradients,
-        optimizer=8 * learned // parts,
-        reference=4 * n // parts if config.needs_reference and not config.lora_rank else 0,  # an adapter has its base
-        **rollout,
-        autocast=gathered_bytes(shape, b) if config.shard else copied,
+        autocast=autocast,
         activations=activations,
         logits=logits,
-        captured=captured_bytes(shape, micro_rows * length) if exact and not config.gradient_checkpointing else 0,
+        cache_stays=not config.sleep and (engine == "hf-static" or (own and device == "cuda")),
     )
 
 
-def rollout_bytes(config: TrainConfig, shape: ModelShape, device: str, b: int) -> dict[str, int]:
-    """What the engine has: its copy of the weights, keys and values, and the most that one pass takes."""
-    engine, address = model_and_address(config.engine)
-    if address:  # another process samples
-        return dict.fromkeys(("rollout_weights", "kv_cache", "kept_cache", "sampling"), 0)
+def cache_bytes(config: TrainConfig, shape: ModelShape, engine: str, device: str) -> int:
+    """Keys and values of all rows that an engine samples at once."""
+    if engine == "vllm" or config.cache_gb:
+        from rlcourse.rollout.vllm import CACHE_GB
+
+        return int((config.cache_gb or CACHE_GB) * 1e9)
     evaluated = min(BATCH_ROWS, config.eval_problems)
     rows, prompts = max(config.rows, evaluated), max(config.num_prompts, evaluated) if engine == "fast" else 0
     slots = min(rows, MAX_SLOTS) if engine == "fast" and device == "cuda" else rows
     tokens = slots * (config.max_prompt_tokens + config.max_new_tokens) + prompts * config.max_prompt_tokens
-    cache = tokens * shape.layers * 2 * shape.kv_heads * shape.head_dim * b
-    if engine == "vllm" or config.cache_gb:
-        from rlcourse.rollout.vllm import CACHE_GB
+    return tokens * shape.layers * 2 * shape.kv_heads * shape.head_dim * (2 if config.dtype == "bfloat16" else 4)
 
-        cache = int((config.cache_gb or CACHE_GB) * 1e9)
-    own = engine in ("fast", "vllm")
-    prefilled = min(PREFILL_TOKENS, rows * config.max_prompt_tokens) if own else rows * config.max_prompt_tokens
-    prefill = prefilled * 4 * shape.intermediate * b  # SwiGLU, of one layer at a time
-    stays = engine == "hf-static" or (own and device == "cuda")
-    return {
-        "rollout_weights": b * parameters(shape) if own or b == 2 or config.shard else 0,
-        "kv_cache": cache,
-        "kept_cache": cache if stays and not config.sleep else 0,
-        "sampling": max(prefill, 3 * rows * shape.vocabulary * 4),  # logits, noise, and their sum
-    }
+
+def sampling_bytes(config: TrainConfig, shape: ModelShape, own: bool, b: int) -> int:
+    """The most that one pass of an engine takes: SwiGLU of a prefill, a layer at a time, or logits with their noise."""
+    rows = max(config.rows, min(BATCH_ROWS, config.eval_problems))
+    prefilled = rows * config.max_prompt_tokens
+    prefilled = min(PREFILL_TOKENS, prefilled) if own else prefilled
+    return max(prefilled * 4 * shape.intermediate * b, 3 * rows * shape.vocabulary * 4)
 
 
 def has_exact_pass(config: TrainConfig, device: str) -> bool:
     """Whether a Qwen2, Qwen3 or Llama trains with the pass of `rlcourse.exact` on this machine's `device`."""
     plain = config.dtype == "float32" or config.shard
     return device == "cuda" and not plain and torch.cuda.is_available() and may_be_exact(torch.device("cuda"))
-
-
-def gathered_bytes(shape: ModelShape, b: int) -> int:
-    """Bytes that are whole on a rank of a sharded model: what is around the layers, and two layers, the one that
-    computes and the next; their gradients; and the largest of these in float32, while ranks add it up."""
-    around = parameters(replace(shape, layers=0))
-    layer = parameters(replace(shape, layers=1)) - around
-    return 2 * b * (around + 2 * layer) + 4 * max(around, layer)
 
 
 def activation_bytes(shape: ModelShape, rows: int, length: int, dtype: str, gradient_checkpointing: bool) -> int:
@@ -162,11 +156,3 @@ def exact_activation_bytes(shape: ModelShape, rows: int, length: int, dtype: str
     if gradient_checkpointing:
         return rows * length * (shape.layers * kept + projections)
     return rows * length * shape.layers * (kept + projections)
-
-
-def captured_bytes(shape: ModelShape, tokens: int) -> int:
-    """Bytes that `rlcourse.exact.captured` holds of layers whose batches have up to so many tokens: a gradient of each
-    parameter in float32, and what a forward pass keeps. 0 if that is more than it takes: then nothing is captured."""
-    gradients = 4 * (parameters(shape) - parameters(replace(shape, layers=0)))
-    held = gradients + exact_activation_bytes(shape, 1, tokens, "bfloat16", False)
-    return held if held <= CAPTURED_BYTES else 0

@@ -13,7 +13,6 @@ from thorough import thorough
 from rlcourse import train as module
 from rlcourse.batch import concatenate
 from rlcourse.distributed import ALONE, whole
-from rlcourse.distributed import world as world_module
 from rlcourse.distributed.launch import start_world, world_of
 from rlcourse.distributed.world import RankLost, lost_ranks
 from rlcourse.learner import Learner
@@ -149,13 +148,6 @@ def test_the_step_of_several_ranks_is_that_of_one_process_and_all_have_the_same_
 
 
 # Who does what
-
-
-def test_gradients_travel_in_buckets(monkeypatch):
-    monkeypatch.setattr(world_module, "BUCKET", 5)
-    tensors = [torch.zeros(n) for n in (2, 3, 1, 9, 4, 1)]
-    assert [[len(t) for t in bucket] for bucket in world_module._buckets(tensors)] == [[2, 3], [1], [9], [4, 1]]
-    assert list(world_module._buckets([])) == []
 
 
 class Groups(MathTask):

@@ -202,7 +202,7 @@ ROWS = [
     # several ranks
     ("OneProcess.split_rows", "micro_batches", unsliced()),
     ("Means.together", "distributed/world", name("maximum", "add")),
-    ("World.add_gradients", "distributed/world", drop("copy_")),
+    ("world:World.add_gradients", "distributed/world", drop("self.total", 2)),
     ("world:World.whole", "distributed/world -k differ_are", when(False)),
     ("SharedEngine.generate", "distributed/world", kw("fork_rng", "enabled", "False")),
     ("train_step", "distributed/world", drop("add_gradients")),
