@@ -1,5 +1,5 @@
 """How a run ends where it must, and which of its files cannot be gone on from: nothing that was saved is lost."""
-# ruff: noqa: F811 (fixtures of test_trainer)
+# ruff: noqa: F811 (fixtures of toy.py)
 
 import errno
 import json
@@ -9,7 +9,7 @@ import signal
 
 import pytest
 import torch
-from test_trainer import assert_same_run, end_of, folder, fork, lines, tiny, use_the_toy, whole_run  # noqa: F401
+from toy import assert_same_run, end_of, folder, fork, lines, tiny, use_the_toy, whole_run  # noqa: F401
 from typer.testing import CliRunner
 
 from rlcourse import cli, files

@@ -1,4 +1,5 @@
-"""Which rows go through the model together, against a search of all ways to cut them."""
+"""Mini-batches, the rows of them that train, and which go through the model together, against a search of all ways to
+cut them."""
 
 import itertools
 from types import SimpleNamespace
@@ -7,8 +8,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from policies import DEVICE, rollout_of
 
-from rlcourse.batch import batches_of, micro_batches, rows_together
+from rlcourse.batch import Batch, batches_of, micro_batches, plan_minibatches, rows_that_train, rows_together
 from rlcourse.config import make_config
 from rlcourse.distributed.world import World
 
@@ -109,3 +111,51 @@ def test_a_packed_pass_gets_answers_to_one_prompt_together_and_pays_for_the_prom
     assert [p.tolist() for p in padded] == [
         p.tolist() for p in micro_batches(torch.tensor(rows), prompts + answers, most_tokens)
     ]
+
+
+def binary_batch() -> Batch:
+    """Row i has 2^i tokens, so that a number of tokens says which rows they are of; even rows train."""
+    rollout = rollout_of([([3] * (9 - i), [7] * 2**i) for i in range(7)])
+    advantages = torch.tensor([[1.0], [0.0]], device=DEVICE).repeat(4, 1)[:7] * rollout.completion_mask
+    return Batch(rollout, advantages, rollout.completion_mask)
+
+
+@pytest.mark.parametrize(("minibatches", "micro_batch_tokens"), [(1, 60), (3, 1), (3, 10_000)])
+def test_a_share_counts_the_whole_minibatch_of_which_only_rows_that_train_are_computed(minibatches, micro_batch_tokens):
+    batch = binary_batch()
+    config = make_config(
+        minibatches=minibatches, inner_epochs=4, micro_batch_tokens=micro_batch_tokens, max_new_tokens=99, num_prompts=7
+    )
+    torch.manual_seed(0)
+    plan = plan_minibatches(batch, config)
+    assert len(plan) == 4 * minibatches
+    splits = set()
+    for epoch in range(4):
+        found = []
+        for minibatch in plan[epoch * minibatches :][:minibatches]:
+            rows = [i for i in range(7) if minibatch.share["tokens"] >> i & 1]
+            assert minibatch.share == {"rows": len(rows), "tokens": sum(2**i for i in rows), "max_new_tokens": 99}
+            assert abs(len(rows) - 7 / minibatches) < 1
+            computed = [piece.tolist() for piece in minibatch.micro_batches]
+            flat = [i for piece in computed for i in piece]
+            assert sorted(flat) == [i for i in rows if i % 2 == 0]
+            lengths = [int(batch.rollout.prompt_lengths[i]) + 2**i for i in flat]
+            assert lengths == sorted(lengths)  # rows of like length together
+            assert [len(piece) for piece in computed] == rows_together(lengths, micro_batch_tokens)
+            found += rows
+            splits.add((epoch, tuple(sorted(rows))))
+        assert sorted(found) == list(range(7))
+    if minibatches > 1:
+        assert len({rows for _, rows in splits}) > minibatches  # every epoch is cut up anew
+
+
+def test_the_rows_that_train_are_those_with_a_gradient():
+    batch = binary_batch()
+    even = [i % 2 == 0 for i in range(7)]
+    assert rows_that_train(batch, make_config()).tolist() == even
+    assert rows_that_train(batch, make_config(kl_coef=0.1)).all()
+    assert rows_that_train(batch, make_config(kl_coef=0)).tolist() == even
+    valued = Batch(batch.rollout, batch.advantages, batch.loss_mask, None, batch.advantages, batch.advantages)
+    assert rows_that_train(valued, make_config()).all()
+    masked = Batch(batch.rollout, batch.advantages, batch.loss_mask & (torch.arange(7, device=DEVICE) > 3)[:, None])
+    assert rows_that_train(masked, make_config()).tolist() == [i in (4, 6) for i in range(7)]

@@ -1,7 +1,5 @@
-"""A run as a whole, on a tiny model with a brute-force engine: what it leaves behind, how it stops and how it goes on.
-
-Processes that are killed are forks of this one: they need no second to start.
-"""
+"""A run as a whole: what it leaves behind, how it stops and how it goes on."""
+# ruff: noqa: F811 (fixtures of toy.py)
 
 import json
 import os
@@ -11,14 +9,13 @@ import shlex
 import shutil
 import signal
 import sys
-import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
+import toy
 from policies import BruteForce, make_policy
-from tqdm import tqdm
+from toy import TINY, TOY, assert_same_run, at_step, end_of, folder, fork, lines, tiny, use_the_toy, whole_run  # noqa: F401
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
@@ -28,135 +25,13 @@ from rlcourse.checkpoint import latest_checkpoint, load_state
 from rlcourse.config import make_config
 from rlcourse.paths import data_folder
 from rlcourse.runs import RunFolder, read_lines
-from rlcourse.tasks import MathTask, Problem
 from rlcourse.tasks.prompts import PromptSampler
-from rlcourse.tasks.verify import verify
 from rlcourse.train import resume, train
-
-TINY = {"num_prompts": 2, "num_generations": 3, "max_new_tokens": 4, "steps": 7, "lr": 1e-3, "warmup_steps": 2}
-TINY |= {"save_every": 3, "eval_every": 2, "eval_validation": 2, "eval_problems": 3, "pass_k": 2}
-TINY |= {"name": "run", "device": "cpu"}  # what a resumed run repeats to the last digit
-ON_A_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-
-
-class Toy(MathTask):
-    """Right is a text whose characters add up to an even number; some of its prompts are long."""
-
-    def verify(self, text, gold):
-        return verify(f"#### {sum(map(ord, text)) % 2}", gold)
-
-
-def problems(start: int, count: int) -> list[Problem]:
-    return [Problem(f"{'Tom has ' * (n % 3)}{n}", "", "0", n % 2) for n in range(start, start + count)]
-
-
-TOY = Toy("toy", "", problems(0, 9), problems(20, 4), problems(30, 5))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> str:
-    """A model of which every third token ends a completion."""
-    path, policy = tmp_path_factory.mktemp("toy"), make_policy()
-    policy.model.generation_config.eos_token_id = list(range(0, 300, 3))
-    policy.model.save_pretrained(path)
-    policy.tokenizer.save_pretrained(path)
-    return str(path)
-
-
-def use_the_toy(patch) -> None:
-    patch.setattr(trainer, "task_of", lambda config: TOY)
-    patch.setattr(trainer, "make_engine", lambda policy, *_: BruteForce(policy))
-    # A picture takes longer than such a run: tests/test_runs.py draws one.
-    patch.setattr(
-        "rlcourse.measure.plots.plot_run", lambda metrics, evals, path, *_: path.write_text(str(len(metrics)))
-    )
 
 
 @pytest.fixture(autouse=True)
 def _toy(monkeypatch):
     use_the_toy(monkeypatch)
-
-
-@pytest.fixture
-def tiny(folder, tmp_path):
-    """Settings of a tiny run in a folder of its own."""
-    return TINY | {"model": folder, "output": str(tmp_path)}
-
-
-@pytest.fixture(scope="module")
-def whole_run(folder, tmp_path_factory) -> Path:
-    """The folder of an uninterrupted run."""
-    output = tmp_path_factory.mktemp("whole")
-    with pytest.MonkeyPatch.context() as patch:
-        use_the_toy(patch)
-        train(make_config(**TINY | {"model": folder, "output": str(output)}))
-    return output / "run"
-
-
-def lines(run: Path) -> dict[str, list[dict]]:
-    """All that a run has logged but its times."""
-    logged = {name: read_lines(run / f"{name}.jsonl") for name in ("metrics", "evals", "samples")}
-    for line in logged["metrics"]:
-        del line["timing"]
-    for line in logged["evals"]:
-        del line["seconds"]
-    return logged
-
-
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    return AutoModelForCausalLM.from_pretrained(latest_checkpoint(run), dtype=torch.float32).state_dict()
-
-
-def assert_same_run(run: Path, whole: Path) -> None:
-    """All that was logged, the weights and the state of training, to the last bit."""
-    assert lines(run) == lines(whole)
-    ours, theirs = weights(run), weights(whole)
-    assert all(torch.equal(ours[name], value) for name, value in theirs.items())
-    ours, theirs = load_state(latest_checkpoint(run)), load_state(latest_checkpoint(whole))
-    assert ours["sampled"] == theirs["sampled"] and ours["before"] == theirs["before"]
-    assert torch.equal(ours["random"]["cpu"], theirs["random"]["cpu"])
-
-
-def fork(work) -> int:
-    """Start `work` in a fork of this process, silently; returns its process id."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        os.dup2(1, 2)
-        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-        tqdm.set_lock(threading.RLock())  # its own is shared with forks, and one that is killed never gives it back
-        work()
-        code = 0
-    finally:
-        os._exit(code)
-
-
-def end_of(pid: int) -> int:
-    """The exit code, or the signal that ended it, negative."""
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def at_step(step: int, event):
-    """A `log_step` after whose line of `step` something happens."""
-    original = RunFolder.log_step
-
-    def log_step(self, metrics, completions):
-        original(self, metrics, completions)
-        if metrics["step"] == step:
-            event()
-
-    return log_step
-
-
-class PowerCut(BaseException):
-    pass
-
-
-def power_cut():
-    raise PowerCut
 
 
 def test_a_run_killed_and_resumed_equals_an_uninterrupted_one_to_the_last_bit(whole_run, tiny, tmp_path):
@@ -212,8 +87,8 @@ def test_a_run_killed_at_random_moments_and_resumed_equals_an_uninterrupted_one(
 def test_a_run_that_dies_and_is_resumed_equals_an_uninterrupted_one(algorithm, options, tiny, tmp_path, monkeypatch):
     options = tiny | options | {"algorithm": algorithm, "steps": 5, "save_every": 2, "pass_k": 0, "lr": 1e-2}
     train(make_config(**options | {"output": str(tmp_path / "whole")}))
-    with monkeypatch.context() as patch, pytest.raises(PowerCut):
-        patch.setattr(RunFolder, "log_step", at_step(3, power_cut))
+    with monkeypatch.context() as patch, pytest.raises(toy.PowerCut):
+        patch.setattr(RunFolder, "log_step", at_step(3, toy.power_cut))
         train(make_config(**options))
     torch.manual_seed(12345)
     resume(name="run", output=str(tmp_path))
@@ -222,9 +97,6 @@ def test_a_run_that_dies_and_is_resumed_equals_an_uninterrupted_one(algorithm, o
         ours, theirs = (load_state(latest_checkpoint(tmp_path / x / "run"))["value_head"] for x in ("", "whole"))
         assert all(torch.equal(ours[name], value) for name, value in theirs.items())
         assert ours["output.weight"].any()
-
-
-# Resuming keeps the settings
 
 
 def test_a_finished_run_can_be_given_more_steps(whole_run, tiny, tmp_path):
@@ -238,9 +110,6 @@ def test_a_finished_run_can_be_given_more_steps(whole_run, tiny, tmp_path):
     assert lines(tmp_path / "run")["metrics"][:7] == lines(whole_run)["metrics"]
     assert [line["step"] for line in lines(tmp_path / "run")["evals"]] == [0, 2, 4, 6, 8]
     assert json.loads((tmp_path / "run" / "config.json").read_text())["steps"] == 8
-
-
-# Ctrl-C
 
 
 def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(whole_run, tiny, tmp_path, monkeypatch):
@@ -321,16 +190,6 @@ def test_the_summary_says_how_it_went(whole_run):
     assert summary["before"] != summary["after"]
 
 
-def test_the_summary_holds_the_test_before_and_the_test_after(tiny, monkeypatch):
-    accuracy = {"before": 0.25, "after": 0.75}
-    monkeypatch.setattr(trainer, "answer_test", lambda *a: (a[-1], []))
-    monkeypatch.setattr(trainer, "before_training", lambda *a: {})
-    monkeypatch.setattr(trainer, "summarize_test", lambda when, _: {"problems": 4, "accuracy": accuracy[when]})
-    summary = train(make_config(**tiny | {"steps": 1, "eval_every": 0}))
-    assert (summary["accuracy_before"], summary["accuracy_after"]) == (0.25, 0.75)
-    assert (summary["before"]["accuracy"], summary["after"]["accuracy"]) == (0.25, 0.75)
-
-
 def test_the_trained_checkpoint_loads_with_transformers_and_writes_the_same_greedy_answers(whole_run, folder):
     checkpoint = latest_checkpoint(whole_run)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(checkpoint), AutoTokenizer.from_pretrained(checkpoint)
@@ -373,11 +232,11 @@ def test_the_engine_and_the_model_are_made_as_the_config_says(tiny, monkeypatch)
     assert made == [("hf-static", torch.float32, False, 64 + 4, 0.0, False)]
     made.clear()
     with monkeypatch.context() as patch:
-        patch.setattr("rlcourse.train.collect", power_cut)  # before anything is compiled
+        patch.setattr("rlcourse.train.collect", toy.power_cut)  # before anything is compiled
         patch.setattr("rlcourse.train.find_device", lambda config: torch.device("cpu"))
         options |= {"compile": True, "gradient_checkpointing": True, "name": "other", "device": "auto"}
         options |= {"engine": "fast", "cache_gb": 2.0, "sleep": True}
-        with pytest.raises((PowerCut, TypeError)):
+        with pytest.raises((toy.PowerCut, TypeError)):
             train(make_config(**tiny | options | {"dtype": "bfloat16"}))
     assert made == [("fast", torch.bfloat16, True, 64 + 4, 2.0, True), "checkpointing", "compiled"]
 
@@ -421,7 +280,7 @@ def test_the_seed_chooses_the_problems_and_the_samples(whole_run, tiny, tmp_path
     assert [path.name for path in (tmp_path / "seed0" / "checkpoints").iterdir()] == ["step-000001"]
 
 
-@ON_A_GPU
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_preset_in_bfloat16_needs_a_gpu_and_leaves_no_run(tmp_path):
     with pytest.raises(ValueError, match=r"bfloat16 \(preset 'h200'\) needs: `rlcourse doctor`"):
         train(make_config("h200", output=str(tmp_path)))

@@ -1,6 +1,6 @@
-"""Runs of several ranks against runs of one process, on the tiny model of tests/test_trainer.py: what they leave
+"""Runs of several ranks against runs of one process, on the tiny model of tests/toy.py: what they leave
 behind, how they end, and how they go on with another number of ranks."""
-# ruff: noqa: F811 (fixtures of test_trainer)
+# ruff: noqa: F811 (fixtures of toy.py)
 
 import json
 import os
@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 from ranks import KeyedByPrompt, Ranks, near, wait_for
-from test_trainer import TINY, assert_same_run, folder, lines, use_the_toy, weights  # noqa: F401
 from thorough import thorough
+from toy import TINY, assert_same_run, folder, lines, use_the_toy, weights  # noqa: F401
 
 from rlcourse import cli
 from rlcourse import train as trainer

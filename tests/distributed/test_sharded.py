@@ -13,9 +13,9 @@ import torch
 from policies import make_policy, rollout_of, rows_of
 from ranks import KeyedByPrompt, on_ranks
 from test_ranks_train import PAIRS, THREE, assert_nearly_same_run, start, use_keyed_samples, whole_run_of
-from test_trainer import assert_same_run, folder  # noqa: F401
 from test_world import CASES, CPU, alone, assert_same_step, step_of  # noqa: F401
 from thorough import thorough
+from toy import assert_same_run, folder  # noqa: F401
 
 from rlcourse import train as trainer
 from rlcourse.batch import Rollout

@@ -1,13 +1,13 @@
-"""A step of several ranks against that of one process, whose gradients tests/test_step.py compares with the papers."""
+"""A step of several ranks against that of one process, whose gradients tests/papers.py has by the papers."""
 
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from papers import COMPLETIONS, FINISHED, GROUP, PROMPTS, REWARDS, TASK, Prompts, config_for, sampler_logprobs
 from policies import FixedEngine, make_policy
 from ranks import near, on_ranks
-from test_step import COMPLETIONS, FINISHED, GROUP, PROMPTS, REWARDS, TASK, Prompts, config_for, sampler_logprobs
 from thorough import thorough
 
 from rlcourse import train as module
