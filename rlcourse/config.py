@@ -91,8 +91,12 @@ class TrainConfig:
         "is no reference",
         within=WEIGHT,
     )
-    mask_truncated: bool = setting(False, "leave completions that hit the token limit out of the loss (DAPO)")
-    dynamic_sampling: bool = setting(False, "sample again until every group has signal, 4 rounds at most (DAPO)")
+    leave_out: str = setting(
+        "nothing",
+        "what a step does without (DAPO): groups whose rewards are all equal, sampled anew in 4 rounds at most; "
+        "completions cut off at the token limit, out of the loss; or both",
+        ("nothing", "groups", "truncated", "both"),
+    )
 
     # Reward
     reward_parser: str = setting("strict", "which reading of an answer counts as right", ("strict", "lenient"))
@@ -175,6 +179,16 @@ class TrainConfig:
         return Sampling(self.temperature, self.top_k, self.top_p)
 
     @property
+    def dynamic_sampling(self) -> bool:
+        """Whether groups without signal are sampled anew."""
+        return self.leave_out in ("groups", "both")
+
+    @property
+    def mask_truncated(self) -> bool:
+        """Whether completions that hit the token limit are out of the loss."""
+        return self.leave_out in ("truncated", "both")
+
+    @property
     def rows(self) -> int:
         """Completions a step."""
         return self.num_prompts * self.num_generations
@@ -210,7 +224,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     # Liu et al. 2025, arXiv:2503.20783
     "dr_grpo": {"advantage": "group_centered", "aggregation": "constant"},
     # Yu et al. 2025, arXiv:2503.14476
-    "dapo": _DAPO | {"mask_truncated": True, "dynamic_sampling": True},
+    "dapo": _DAPO | {"leave_out": "both"},
     # Zheng et al. 2025, arXiv:2507.18071
     "gspo": _TWO_UPDATES
     | {

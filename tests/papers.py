@@ -63,7 +63,7 @@ TASK = OddLength("numbers", "", [], [], [])
 def config_for(algorithm: str = "dr_grpo", **overrides):
     sizes = {"num_prompts": 3, "num_generations": GROUP, "max_new_tokens": LIMIT, "minibatches": 1}
     sizes |= {"steps": 10}
-    dynamic = {"dynamic_sampling": False} if algorithm == "dapo" else {}  # the last group is to stay
+    dynamic = {"leave_out": "truncated"} if algorithm == "dapo" else {}  # the last group is to stay
     return make_config(algorithm=algorithm, warmup_steps=0, **(sizes | dynamic | overrides))
 
 

@@ -98,7 +98,7 @@ SIGNAL = {0: [0, 1, 2, 3], 1: [2], 2: [], 3: [], 4: [0, 1], 5: [1, 2, 3]}
 
 
 def test_dynamic_sampling_trains_on_groups_with_signal_when_there_are_enough():
-    completions, sampled, source, _ = collected(SIGNAL, dynamic_sampling=True)
+    completions, sampled, source, _ = collected(SIGNAL, leave_out="groups")
     assert len(source.calls) == 2
     assert [a.problem.gold for a in completions.answers] == list("111144445555")
     assert completions.rewards.tolist() == [0, 0, 1, 0, 1, 1, 0, 0, 0, 1, 1, 1]
@@ -109,7 +109,7 @@ def test_dynamic_sampling_trains_on_groups_with_signal_when_there_are_enough():
 
 
 def test_dynamic_sampling_gives_up_after_four_rounds_and_fills_up_with_what_it_found():
-    completions, sampled, source, _ = collected({7: [3]}, dynamic_sampling=True)
+    completions, sampled, source, _ = collected({7: [3]}, leave_out="groups")
     assert len(source.calls) == 4 and len(sampled.answers) == 48
     assert [a.problem.gold for a in completions.answers] == list("777700001111")
 

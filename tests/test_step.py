@@ -53,9 +53,9 @@ def test_everything_in_a_batch_is_a_constant():
 VARIANTS = {
     "kl": ("grpo", {"kl_coef": 0.2}),
     "kl of ppo": ("ppo", {"kl_coef": 0.2}),
-    "truncated": ("grpo", {"mask_truncated": True}),
-    "truncated, kl": ("dr_grpo", {"mask_truncated": True, "kl_coef": 0.2}),
-    "truncated, ppo": ("ppo", {"mask_truncated": True}),
+    "truncated": ("grpo", {"leave_out": "truncated"}),
+    "truncated, kl": ("dr_grpo", {"leave_out": "truncated", "kl_coef": 0.2}),
+    "truncated, ppo": ("ppo", {"leave_out": "truncated"}),
     "measured alone": ("dr_grpo", {"kl_coef": 0}),
     "temperature and top-k": ("dr_grpo", {"temperature": 0.6, "top_k": 60}),
     "top-p": ("rloo", {"top_p": 0.9}),

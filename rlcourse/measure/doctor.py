@@ -6,7 +6,6 @@ any other: nothing here raises because a library is missing.
 
 import importlib.util
 import json
-import os
 import platform
 import shutil
 from dataclasses import replace
@@ -91,7 +90,7 @@ def gpu_check(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def data_checks() -> list[dict[str, Any]]:
-    """The models and problems that ship, GSM8K, and the model of the GPU presets, here or in a cache."""
+    """The models and problems that ship."""
     try:
         data = data_folder()
     except FileNotFoundError:
@@ -108,38 +107,7 @@ def data_checks() -> list[dict[str, Any]]:
         lacking = [file for file in files if not (data / folder / file).is_file()]
         detail = f"data/{folder} lacks " + ", ".join(lacking) if lacking else "here"
         checks.append(check(name, not lacking, detail, f"git checkout -- data/{folder}", True))
-    return [*checks, gsm8k_check(), qwen_check()]
-
-
-def gsm8k_check() -> dict[str, Any]:
-    """GSM8K from RLCOURSE_GSM8K_DIR, else from the caches of `datasets` and the hub."""
-    folder = os.environ.get("RLCOURSE_GSM8K_DIR")
-    if folder:
-        lacking = [name for name in ("train.jsonl", "test.jsonl") if not (Path(folder).expanduser() / name).is_file()]
-        detail = f"RLCOURSE_GSM8K_DIR lacks {', '.join(lacking)}" if lacking else "in RLCOURSE_GSM8K_DIR"
-        return check("GSM8K", not lacking, detail, "export RLCOURSE_GSM8K_DIR=<folder of train.jsonl and test.jsonl>")
-    home = _hugging_face_home()
-    prepared = Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets")) / "openai___gsm8k"
-    if prepared.is_dir():
-        return check("GSM8K", True, "in the cache of datasets", "")
-    return check(
-        "GSM8K",
-        False,
-        "not here; the first GSM8K run downloads it (5 MB)",
-        "python -c \"import datasets; datasets.load_dataset('openai/gsm8k', 'main')\"",
-    )
-
-
-def qwen_check() -> dict[str, Any]:
-    """Qwen2.5-0.5B-Instruct in the hub's cache."""
-    cache = Path(os.environ.get("HF_HUB_CACHE", _hugging_face_home() / "hub"))
-    found = any(cache.glob("models--Qwen--Qwen2.5-0.5B-Instruct/snapshots/*/*.safetensors"))
-    detail = "in the cache of the hub" if found else "not here; the first a10g or h200 run downloads it (1 GB)"
-    return check("Qwen2.5-0.5B-Instruct", found, detail, "hf download Qwen/Qwen2.5-0.5B-Instruct")
-
-
-def _hugging_face_home() -> Path:
-    return Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
+    return checks
 
 
 def optional_checks() -> list[dict[str, Any]]:

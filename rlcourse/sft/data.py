@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcourse.hub import hub_or_cache
+from rlcourse.hub import load_rows
 from rlcourse.policy import TEMPLATE, Policy
 from rlcourse.sft.config import SFTConfig, is_task
 from rlcourse.tasks import load_task
@@ -84,18 +84,8 @@ def of_file(file: Path) -> Iterator[tuple[str, Messages]]:
 
 def of_hub(config: SFTConfig) -> Iterator[tuple[str, Messages]]:
     """The conversations of a data set on the hub, each with its place."""
-    import datasets
-
-    try:
-        with hub_or_cache():
-            rows = datasets.load_dataset(config.data, config.subset, split=config.split)
-    except Exception as error:  # without a network it may be any of a dozen, from three libraries
-        line = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
-        raise ConnectionError(
-            f"{config.data} is not a file here, and cannot be loaded from the hub as a data set ({line}): check name, "
-            "--subset, --split and the network."
-        ) from error
-    for number, row in enumerate(rows):
+    remedy = "name a file that is here, or another data set, --subset or --split"
+    for number, row in enumerate(load_rows(config.data, remedy, config.subset, split=config.split)):
         place = f"{config.data}, row {number}"
         try:
             yield place, conversation_of(row)

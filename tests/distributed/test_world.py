@@ -25,12 +25,12 @@ CPU = torch.device("cpu")
 # Rows are of 1 to 7 tokens; the third group's rewards are all equal, and with three ranks that is one rank's group.
 CASES = {
     "a row at a time": config_for("dr_grpo", micro_batch_tokens=1),
-    "fewer rows than ranks": config_for("grpo", minibatches=6, mask_truncated=True),
+    "fewer rows than ranks": config_for("grpo", minibatches=6, leave_out="truncated"),
     "values, whitened over the batch": config_for(
         "ppo", inner_epochs=2, minibatches=2, micro_batch_tokens=25, kl_coef=0.1
     ),
     "tokens that train": config_for("dapo", micro_batch_tokens=60, sampler_correction="token"),
-    "dynamic sampling": config_for("dapo", dynamic_sampling=True),
+    "dynamic sampling": config_for("dapo", leave_out="both"),
     "a reference, and two epochs in other orders": config_for(
         "gspo", inner_epochs=2, kl_coef=0.1, micro_batch_tokens=40
     ),

@@ -52,7 +52,7 @@ def test_report_shows_machine_checks_and_presets():
     assert facts["machine"]["cores"] >= 1 and facts["machine"]["memory_bytes"] > GB / 2
     assert [row["fits"] for row in facts["presets"][1:4]] == [False] * 3
     text = report(facts)
-    for word in ("processor", "torch", "GSM8K", "laptop", "a10g", "h200", "pip install wandb"):
+    for word in ("processor", "torch", "kernel problems", "laptop", "a10g", "h200", "pip install wandb"):
         assert word in text
 
 

@@ -35,7 +35,11 @@ def settings_of(name: str) -> dict[str, Any]:
     if name in BONUS:
         return BONUS_SETTINGS | BONUS[name]
     prompts, generations = SHAPES.get(name, (16, 8))
-    return {"num_prompts": prompts, "num_generations": generations, "dynamic_sampling": name == "dynamic"}
+    return {
+        "num_prompts": prompts,
+        "num_generations": generations,
+        "leave_out": "groups" if name == "dynamic" else "nothing",
+    }
 
 
 def training_run(name: str, seed: int, **overrides) -> dict[str, Any]:
