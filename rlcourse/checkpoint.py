@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from rlcourse.distributed import own
-from rlcourse.files import reason, try_folder
-from rlcourse.lora import ALL_LINEAR, ALPHA, add_adapter, has_adapter, is_adapter, load_adapter, save_adapter
+from rlcourse.files import reason
+from rlcourse.lora import ALL_LINEAR, ALPHA, add_adapter, has_adapter, load_adapter, save_adapter
 from rlcourse.policy import Policy, load_policy
 from rlcourse.runs import RunFolder
 
@@ -168,35 +168,6 @@ def policy_of_run(config: Any, device: torch.device, checkpoint: Path | None = N
     except (ValueError, FileNotFoundError) as error:
         raise damaged(checkpoint, str(error).rpartition(": ")[0]) from error
     return policy
-
-
-def save_model(policy: Policy, output: Path) -> None:
-    """Write model and tokenizer to `output`, which is empty or not there; aside first."""
-    aside = output.with_name(output.name + ".writing")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.parent.mkdir(parents=True, exist_ok=True)
-    policy.model.save_pretrained(aside)
-    policy.tokenizer.save_pretrained(aside)
-    if output.exists():
-        output.rmdir()
-    os.replace(aside, output)
-
-
-def merge_adapter(place: Path, output: Path) -> Path:
-    """Write the model that an adapter makes of its base to `output`.
-
-    place: the adapter's folder, or that of a run: then it is the last checkpoint. Returns the adapter's folder. Raises
-    FileNotFoundError or ValueError, in one sentence, if there is no adapter or it cannot be read.
-    """
-    folder = latest_checkpoint(place) if (place / "checkpoints").is_dir() else place
-    if not is_adapter(folder):
-        whole = (folder / "config.json").is_file()
-        why = "its weights are whole already" if whole else "name a folder with adapter_config.json, or a run"
-        raise FileNotFoundError(f"There is no adapter in {folder}: {why}.")
-    policy = load_policy(str(folder.resolve()))
-    try_folder(output, "choose another --output", 4 * sum(p.numel() for p in policy.model.parameters()))
-    save_model(policy, output)
-    return folder
 
 
 def load_state(checkpoint: Path) -> dict[str, Any]:

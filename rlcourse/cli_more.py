@@ -68,7 +68,7 @@ def merge(
     with user_errors():
         output = output.expanduser()
         try_empty_folder(output, "choose another --output")
-        from rlcourse.checkpoint import merge_adapter
+        from rlcourse.merge import merge_adapter
 
         found = merge_adapter(adapter.expanduser(), output)
         print(f"{found} is merged into its base: `rlcourse eval --model {output}` measures it.")

@@ -44,7 +44,6 @@ def train(config: TrainConfig, began: float | None = None) -> dict[str, Any]:
     """Train as `config` says and return the content of `summary.json`.
 
     began: `time.perf_counter()` when the clock of the run started; now, if not given.
-
     Raises ValueError or OSError, in one sentence, for a run that cannot work, and RuntimeError if weights or losses
     stop being finite. On Ctrl-C or SIGTERM the current step is finished, a checkpoint is saved and KeyboardInterrupt is
     raised.
@@ -178,8 +177,7 @@ class Trainer(TrainingLoop):
         self.learner = Learner(self.policy, config, start and start.model, world)
         self.optimizer, self.value_head = self.learner.optimizer, self.learner.value_head
         dtype, longest = getattr(torch, config.dtype), config.max_prompt_tokens + config.max_new_tokens
-        arguments = config.engine, dtype, config.compile, longest, config.cache_gb, config.sleep
-        engine = make_engine(self.policy, *arguments)
+        engine = make_engine(self.policy, config.engine, dtype, config.compile, longest, config.cache_gb, config.sleep)
         self.engine = world.engine(engine, device)
         self.order = PromptSampler(short_enough(task.problems("train"), task, self.policy, config), config.seed)
         rounding(config, engine.exact and self.learner.exact, device)
@@ -273,8 +271,8 @@ def update(optimizer: torch.optim.Optimizer, config: Any, step: int) -> float:
     """Optimizer step with the gradients that there are, at the learning rate of training step `step` (from 0). Returns
     the norm of the gradient before it was clipped.
 
-    config: with steps, warmup_steps and schedule. Raises RuntimeError, drops the gradients and leaves the weights alone
-    if the gradient is not finite.
+    config: with steps, warmup_steps and schedule. Raises RuntimeError and leaves the weights alone if the gradient is
+    not finite.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     grad_norm = whole(torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM)).item()

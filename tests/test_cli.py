@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rlcourse import bench, checkpoint, cli, evaluation
+from rlcourse import bench, cli, evaluation, merge
 from rlcourse import train as trainer
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.measure import doctor, memory
@@ -165,7 +165,7 @@ def test_sft_resumes_with_the_settings_that_were_said_alone(monkeypatch):
 
 def test_merge_names_the_adapter(monkeypatch, tmp_path):
     calls = []
-    monkeypatch.setattr(checkpoint, "merge_adapter", lambda *call: calls.append(call) or Path("the/adapter"))
+    monkeypatch.setattr(merge, "merge_adapter", lambda *call: calls.append(call) or Path("the/adapter"))
     done = invoke("merge", "runs/x", "--output", str(tmp_path / "new"))
     assert calls == [(Path("runs/x"), tmp_path / "new")]
     assert "the/adapter is merged into its base" in done.output and f"eval --model {tmp_path / 'new'}" in done.output

@@ -13,13 +13,14 @@ from transformers import AutoModelForCausalLM
 
 from rlcourse import learner as learner_module
 from rlcourse import lora as module
-from rlcourse.checkpoint import latest_checkpoint, merge_adapter, save_checkpoint
+from rlcourse.checkpoint import latest_checkpoint, save_checkpoint
 from rlcourse.config import make_config
 from rlcourse.exact.weights import FusedWeights
 from rlcourse.learner import Learner
 from rlcourse.lora import add_adapter, base_of, is_adapter, load_adapter, merge, save_adapter, without_adapter
 from rlcourse.measure.memory import estimate
 from rlcourse.measure.shapes import ModelShape, adapter_parameters, model_shape
+from rlcourse.merge import merge_adapter
 from rlcourse.policy import load_policy, low_precision_copy
 from rlcourse.rollout.fast import FastEngine
 from rlcourse.rollout.hf import HFEngine

@@ -89,7 +89,7 @@ API = {
     "Reward": ["tasks.verify", "tasks.boxed"],
     "Advantages and loss": ["advantages", "logprobs", "losses", "learner"],
     "A run": ["watch", "preview", "evaluation", "checkpoint", "runs", "files", "interrupts"],
-    "Publishing": ["publish", "model_card"],
+    "Publishing": ["publish", "model_card", "merge"],
     "Several GPUs": [
         "distributed",
         "distributed.world",

@@ -215,15 +215,6 @@ def test_other_settings_and_other_data_are_refused_on_resuming(tiny, tmp_path):
         resume(name="run", output=str(tmp_path), steps=3)
 
 
-def test_a_damaged_state_is_one_sentence(tiny, tmp_path):
-    fine_tune(make_config(**tiny | {"steps": 1}))
-    file = latest_checkpoint(tmp_path / "run") / "trainer.pt"
-    state = torch.load(file, weights_only=True)
-    torch.save(state | {"optimizer": {}}, file)
-    with pytest.raises(ValueError, match=r"is damaged \(trainer.pt does not fit the model and the run\)"):
-        resume(name="run", output=str(tmp_path), steps=3)
-
-
 def test_the_adapter_is_as_the_settings_say(tiny, tmp_path):
     fine_tune(make_config(**tiny | {"steps": 1, "lora_rank": 3}))
     saved = json.loads((latest_checkpoint(tmp_path / "run") / "adapter_config.json").read_text())

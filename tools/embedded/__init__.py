@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from rlcourse.checkpoint import save_model
+from rlcourse.merge import save_model
 from rlcourse.policy import Policy
 
 
