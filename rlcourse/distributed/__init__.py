@@ -21,8 +21,6 @@ class OneProcess:
 
     rank, size = 0, 1
 
-    # What ranks exchange
-
     def gather(self, value: Any) -> list[Any]:
         """The values of all ranks, by rank. They travel as pickles: no tensors on a GPU."""
         return [value]
@@ -35,8 +33,6 @@ class OneProcess:
         """What the function returns, or raises, on the first rank, which alone calls it. It must have a pickle."""
         return function()
 
-    # A step
-
     def split_rows(self, rows: "Tensor", cut: Callable[["Tensor"], list[int]]) -> "tuple[Tensor, ...]":
         """This rank's rows, maybe none, in micro-batches.
 
@@ -48,8 +44,6 @@ class OneProcess:
 
     def add_gradients(self, parameters: "list[nn.Parameter]") -> None:
         """Give every rank the sum of all gradients."""
-
-    # A run
 
     def device(self, device: "torch.device", config: Any) -> "torch.device":
         """This rank's device: one GPU each. Raises ValueError if a rank would have no GPU, or no prompt."""

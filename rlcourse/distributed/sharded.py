@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rlcourse.batch import Rollout
 from rlcourse.distributed import whole
@@ -110,11 +110,8 @@ class ShardedWorld(World):
         """This rank's rows of a whole tensor, as it has them of the parameter."""
         if value.shape != like.shape:
             raise ValueError("a tensor of another model")
-        rows = -(-len(value) // self.size)
-        own = value[self.rank * rows :][:rows].to(like.device, copy=True)
-        return DTensor.from_local(
-            own, like.device_mesh, like.placements, run_check=False, shape=value.shape, stride=value.stride()
-        )
+        found = distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+        return found.clone()  # or they would be a view that keeps the whole in memory
 
 
 def _gathered(value: Any, keep: bool) -> Any:
