@@ -1,5 +1,4 @@
-"""What flows through a training step: sampled completions, judged completions, the batch that trains, mini-batches and
-micro-batches of it.
+"""What flows through a training step: sampled completions, the batch that trains, its mini-batches and micro-batches.
 
 One layout for all. Each row of `ids` is a prompt, its completion, then padding; two lengths a row say which is which.
 Values by token are [rows, T] and aligned with the completions: column t belongs to completion token t. Nothing here is
@@ -14,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlcourse.config import TrainConfig
-from rlcourse.distributed import ALONE, OneProcess
-from rlcourse.tasks import Answer
+from rlcourse.dist import ALONE, OneProcess
 
 
 def completion_lengths(completion_ids: Tensor, eos_ids: Iterable[int]) -> Tensor:
@@ -117,25 +115,6 @@ def concatenate(rollouts: list[Rollout]) -> Rollout:
         return torch.cat(pieces)
 
     return Rollout(**{name: joined(name) for name in rollouts[0].tensors})
-
-
-@dataclass(frozen=True)
-class Completions:
-    """A rollout with what each row answered and the reward that it earned: rewards [rows] float32."""
-
-    rollout: Rollout
-    answers: list[Answer]
-    rewards: Tensor
-
-    def __getitem__(self, rows: Tensor) -> "Completions":
-        """The rows with these indices."""
-        return Completions(self.rollout[rows], [self.answers[i] for i in rows.tolist()], self.rewards[rows])
-
-
-def join_completions(parts: list[Completions]) -> Completions:
-    """All rows, one part after the other."""
-    answers = [answer for part in parts for answer in part.answers]
-    return Completions(concatenate([p.rollout for p in parts]), answers, torch.cat([p.rewards for p in parts]))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rlcourse.distributed import own
+from rlcourse.dist import own
 from rlcourse.files import reason
 from rlcourse.lora import ALL_LINEAR, ALPHA, add_adapter, has_adapter, load_adapter, save_adapter
 from rlcourse.policy import Policy, load_policy

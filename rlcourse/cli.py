@@ -14,7 +14,7 @@ from rlcourse import __version__, cli_tables
 from rlcourse.cli_errors import refuse, user_errors
 from rlcourse.cli_options import takes_settings, within
 from rlcourse.config import check_settings, make_config
-from rlcourse.distributed import hush_all_but_first, launched
+from rlcourse.dist import hush_all_but_first, launched
 from rlcourse.files import try_folder
 from rlcourse.openmp import spare_busy_cores
 from rlcourse.settings import COUNT

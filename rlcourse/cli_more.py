@@ -161,7 +161,7 @@ def lab(
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False):
     """Say what this machine is, which presets fit it, and what is missing, with the command that installs it."""
     with user_errors():
-        from rlcourse.measure import doctor
+        from rlcourse import doctor
 
         facts = doctor.gather()
         doctor.print_json(facts) if as_json else doctor.print_report(facts)

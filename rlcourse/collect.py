@@ -1,11 +1,13 @@
 """The first half of a training step: sample problems, let the policy answer them, judge and reward its answers."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from rlcourse.advantages import has_signal
-from rlcourse.batch import Completions, Rollout, join_completions
+from rlcourse.batch import Rollout, concatenate
 from rlcourse.config import TrainConfig
 from rlcourse.measure.timing import PhaseTimer
 from rlcourse.policy import Policy
@@ -17,6 +19,25 @@ from rlcourse.watch import check_rewards
 DYNAMIC_ROUNDS = 4  # rollouts of dynamic sampling in one step at most
 
 RewardFunction = Callable[[list[Answer], TrainConfig], list[float]]
+
+
+@dataclass(frozen=True)
+class Completions:
+    """A rollout with what each row answered and the reward that it earned: rewards [rows] float32."""
+
+    rollout: Rollout
+    answers: list[Answer]
+    rewards: Tensor
+
+    def __getitem__(self, rows: Tensor) -> "Completions":
+        """The rows with these indices."""
+        return Completions(self.rollout[rows], [self.answers[i] for i in rows.tolist()], self.rewards[rows])
+
+
+def join_completions(parts: list[Completions]) -> Completions:
+    """All rows, one part after the other."""
+    answers = [answer for part in parts for answer in part.answers]
+    return Completions(concatenate([p.rollout for p in parts]), answers, torch.cat([p.rewards for p in parts]))
 
 
 def answer_rewards(answers: list[Answer], config: TrainConfig) -> list[float]:

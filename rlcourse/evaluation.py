@@ -9,7 +9,7 @@ from tqdm import tqdm
 from rlcourse.collect import judge
 from rlcourse.config import TrainConfig
 from rlcourse.device import find_device, without_cudnn_attention
-from rlcourse.distributed import ALONE, OneProcess
+from rlcourse.dist import ALONE, OneProcess
 from rlcourse.distributed.launch import start_world
 from rlcourse.policy import Policy, load_policy
 from rlcourse.rollout import RolloutEngine, make_engine

@@ -7,7 +7,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from rlcourse.distributed import ALONE, OneProcess
+from rlcourse.dist import ALONE, OneProcess
 
 
 class Terminated(KeyboardInterrupt):

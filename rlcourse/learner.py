@@ -7,9 +7,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlcourse import advantages as adv
-from rlcourse.batch import Batch, Completions, Minibatch, Rollout, batches_of
+from rlcourse.batch import Batch, Minibatch, Rollout, batches_of
+from rlcourse.collect import Completions
 from rlcourse.config import TrainConfig
-from rlcourse.distributed import ALONE, OneProcess, is_sharded
+from rlcourse.dist import ALONE, OneProcess, is_sharded
 from rlcourse.exact.weights import fused_weights, is_exact, may_be_exact, unknown_part
 from rlcourse.logprobs import PlainPass
 from rlcourse.lora import has_adapter

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rlcourse.distributed import is_sharded, whole
+from rlcourse.dist import is_sharded, whole
 from rlcourse.files import read_json
 
 ALL_LINEAR = "all-linear"

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from rlcourse.advantages import has_signal
-from rlcourse.batch import Batch, Completions
+from rlcourse.batch import Batch
+from rlcourse.collect import Completions
 from rlcourse.config import TrainConfig
-from rlcourse.distributed import OneProcess
+from rlcourse.dist import OneProcess
 from rlcourse.losses import kl_estimate
 from rlcourse.measure.timing import PhaseTimer, peak_memory_bytes
 from rlcourse.tasks import mean_metrics

@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from rlcourse.distributed import is_sharded
+from rlcourse.dist import is_sharded
 from rlcourse.files import read_bytes, read_json
 from rlcourse.hub import hub_or_cache
 from rlcourse.lora import base_of, is_adapter, load_adapter, merge

@@ -10,16 +10,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rlcourse import memory
 from rlcourse.advantages import has_signal
-from rlcourse.batch import Completions
 from rlcourse.checkpoint import save
 from rlcourse.cli_options import PANELS
+from rlcourse.collect import Completions
 from rlcourse.config import TrainConfig
 from rlcourse.device import can_run, find_device, wanted_device
-from rlcourse.distributed import launched, share_of
+from rlcourse.dist import launched, share_of
 from rlcourse.distributed.launch import check_launch
 from rlcourse.evaluation import BATCH_ROWS, PASS_K_PROBLEMS, answer_problems
-from rlcourse.measure import memory, shapes
+from rlcourse.measure import shapes
 from rlcourse.measure.machine import format_bytes
 from rlcourse.measure.timing import peak_memory_bytes, seconds
 from rlcourse.runs import RunFolder

@@ -14,9 +14,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from rlcourse.batch import Completions
+from rlcourse.collect import Completions
 from rlcourse.config import TrainConfig, check_config, check_settings
-from rlcourse.distributed import command
+from rlcourse.dist import command
 from rlcourse.files import append_json, read_json, read_lines, try_folder, write_json, write_text
 
 # Settings that say which run --resume means: of training, of fine-tuning, of both.

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from rlcourse.batch import Completions, plan_minibatches
+from rlcourse.batch import plan_minibatches
 from rlcourse.checkpoint import bytes_of_checkpoint, checkpoint_to_resume, policy_of_run, restore, save
-from rlcourse.collect import RewardFunction, answer_rewards, collect
+from rlcourse.collect import Completions, RewardFunction, answer_rewards, collect
 from rlcourse.config import TrainConfig
 from rlcourse.device import find_device, without_cudnn_attention
-from rlcourse.distributed import ALONE, OneProcess, whole
+from rlcourse.dist import ALONE, OneProcess, whole
 from rlcourse.distributed.launch import start_world, world_of
 from rlcourse.evaluation import answer_problems, answer_test, summarize, summarize_test
 from rlcourse.files import try_folder

@@ -7,16 +7,8 @@ import pytest
 import torch
 from policies import DEVICE, rollout_of, rows_of
 
-from rlcourse.batch import (
-    Batch,
-    Completions,
-    Rollout,
-    completion_lengths,
-    concatenate,
-    join_completions,
-    join_rows,
-    right_pad,
-)
+from rlcourse.batch import Batch, Rollout, completion_lengths, concatenate, join_rows, right_pad
+from rlcourse.collect import Completions, join_completions
 from rlcourse.tasks import Answer, Problem
 from rlcourse.tasks.verify import verify
 

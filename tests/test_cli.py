@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rlcourse import bench, cli, evaluation, merge
+from rlcourse import bench, cli, doctor, evaluation, memory, merge
 from rlcourse import train as trainer
 from rlcourse.config import TrainConfig, make_config
-from rlcourse.measure import doctor, memory
 from rlcourse.measure.shapes import model_shape
 from rlcourse.settings import field_type
 from rlcourse.sft import config as sft_config

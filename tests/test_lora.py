@@ -18,8 +18,8 @@ from rlcourse.config import make_config
 from rlcourse.exact.weights import FusedWeights
 from rlcourse.learner import Learner
 from rlcourse.lora import add_adapter, base_of, is_adapter, load_adapter, merge, save_adapter, without_adapter
-from rlcourse.measure.memory import estimate
 from rlcourse.measure.shapes import ModelShape, adapter_parameters, model_shape
+from rlcourse.memory import estimate
 from rlcourse.merge import merge_adapter
 from rlcourse.policy import load_policy, low_precision_copy
 from rlcourse.rollout.fast import FastEngine

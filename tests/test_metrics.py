@@ -7,7 +7,7 @@ import torch
 from policies import DEVICE, rollout_of
 from test_collect import answer
 
-from rlcourse.batch import Completions
+from rlcourse.collect import Completions
 from rlcourse.config import make_config
 from rlcourse.metrics import Means, rollout_metrics
 

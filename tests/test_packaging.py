@@ -101,7 +101,7 @@ def test_no_tracked_file_names_a_folder_of_somebodys_machine():
     assert found == []
 
 
-@pytest.mark.parametrize("module", ["rlcourse", "rlcourse.cli", "rlcourse.measure.doctor"])
+@pytest.mark.parametrize("module", ["rlcourse", "rlcourse.cli", "rlcourse.doctor"])
 def test_light_modules_import_neither_torch_nor_transformers(module):
     code = f"import sys, {module}; print(sorted({{'torch', 'transformers', 'datasets'}} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from rlcourse.batch import Completions
+from rlcourse.collect import Completions
 from rlcourse.config import make_config
 from rlcourse.files import read_lines, write_json
 from rlcourse.runs import RunFolder, make_tracker, new_run, run_to_resume

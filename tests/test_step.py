@@ -21,7 +21,7 @@ from policies import DEVICE, FixedEngine, make_policy, rollout_of
 
 from rlcourse import learner
 from rlcourse import train as module
-from rlcourse.batch import Completions
+from rlcourse.collect import Completions
 from rlcourse.config import ALGORITHMS
 from rlcourse.learner import Learner, make_batch
 

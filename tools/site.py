@@ -91,7 +91,7 @@ API = {
     "A run": ["watch", "preview", "evaluation", "checkpoint", "runs", "files", "interrupts"],
     "Publishing": ["publish", "model_card", "merge"],
     "Several GPUs": [
-        "distributed",
+        "dist",
         "distributed.world",
         "distributed.launch",
         "distributed.sharded",
@@ -116,10 +116,10 @@ API = {
         "measure.profiling",
         "measure.roofline",
         "measure.shapes",
-        "measure.memory",
+        "memory",
         "measure.records",
         "measure.plots",
-        "measure.doctor",
+        "doctor",
     ],
     "Course": [
         "course",

@@ -56,7 +56,7 @@ print("problems asked below:", pick(smoke=80, full=1000))
 
 # %% tags=["hide-input"]
 # @title Table: this machine
-from rlcourse.measure.doctor import gather
+from rlcourse.doctor import gather
 from rlcourse.measure.machine import format_bytes
 
 facts = gather()

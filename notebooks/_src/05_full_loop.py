@@ -735,7 +735,8 @@ torch.testing.assert_close(*(torch.tensor([[m["reward"], m["grad_norm"]] for m i
 # transformers sample, which needs no second copy of the weights.
 
 # %%
-from rlcourse.measure import memory, shapes
+from rlcourse import memory
+from rlcourse.measure import shapes
 
 CARDS = {  # memory by the data sheet, in bytes; a card reports a little less
     "T4": (16e9, {"preset": "a10g", "dtype": "float32", "engine": "hf-static", "compile": False, "num_prompts": 4}),

@@ -51,11 +51,11 @@ from rlcourse.course.kernels import swiglu as gate_kernel
 from rlcourse.course.kernels.interpret import run
 from rlcourse.course.widgets import bet, explorer
 from rlcourse.logprobs import chunked_logprobs
-from rlcourse.measure.memory import activation_bytes
 from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, SKY, VERMILION
 from rlcourse.measure.records import load_record, provenance
 from rlcourse.measure.roofline import update as update_work
 from rlcourse.measure.shapes import model_shape, parameters
+from rlcourse.memory import activation_bytes
 from rlcourse.policy import load_policy
 from rlcourse.sampling import Sampling
 from rlcourse.sft.data import Example

@@ -46,7 +46,7 @@ from rlcourse.course.lessons.lesson15 import COMMON, LaggingEngine
 from rlcourse.course.loop import GROUP, LIMIT, answer_mask, log_probs, task, verify
 from rlcourse.course.ranks import Ranks
 from rlcourse.course.widgets import bet, explorer
-from rlcourse.distributed import ALONE
+from rlcourse.dist import ALONE
 from rlcourse.distributed.world import World
 from rlcourse.learner import Learner
 from rlcourse.losses import aggregate

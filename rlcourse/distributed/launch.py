@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rlcourse.distributed import ALONE, OneProcess, launched
+from rlcourse.dist import ALONE, OneProcess, launched
 
 
 def check_launch(config: Any) -> None:

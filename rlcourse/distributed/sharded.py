@@ -27,7 +27,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_f
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rlcourse.batch import Rollout
-from rlcourse.distributed import whole
+from rlcourse.dist import whole
 from rlcourse.distributed.world import SharedEngine, World
 from rlcourse.logprobs import PlainPass
 from rlcourse.policy import empty_copy

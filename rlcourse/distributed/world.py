@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from rlcourse.batch import Rollout, concatenate
-from rlcourse.distributed import OneProcess
+from rlcourse.dist import OneProcess
 from rlcourse.rollout import RolloutEngine
 from rlcourse.sampling import Sampling
 from rlcourse.tasks import Attempt, Task

@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import PreTrainedModel
 
 from rlcourse.cuda_graphs import CudaGraphs
-from rlcourse.distributed import is_sharded
+from rlcourse.dist import is_sharded
 from rlcourse.lora import copy_merged, has_adapter
 
 _steps = 0  # of all optimizers of the process

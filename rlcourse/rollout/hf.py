@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from rlcourse.batch import Rollout, completion_lengths, completion_mask, join_rows, right_pad
-from rlcourse.distributed import is_sharded
+from rlcourse.dist import is_sharded
 from rlcourse.lora import base_parameters, copy_merged
 from rlcourse.policy import Policy, check_positions, low_precision_copy
 from rlcourse.sampling import Sampling, sampling_logits

@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlcourse.batch import Rollout, join_rows, right_pad
-from rlcourse.distributed import launched
+from rlcourse.dist import launched
 from rlcourse.lora import merged_parameters, plain_parameters
 from rlcourse.policy import Policy, check_positions
 from rlcourse.sampling import Sampling

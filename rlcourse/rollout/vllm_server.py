@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from rlcourse.batch import Rollout
-from rlcourse.distributed import launched
+from rlcourse.dist import launched
 from rlcourse.lora import merged_parameters, plain_parameters
 from rlcourse.policy import Policy, check_positions
 from rlcourse.rollout.vllm import as_saved, check_temperature, check_vllm, has_other_names, rollout_of

@@ -21,7 +21,7 @@ from rlcourse import train as trainer
 from rlcourse.batch import Rollout
 from rlcourse.checkpoint import latest_checkpoint
 from rlcourse.config import make_config
-from rlcourse.distributed import is_sharded, own, whole
+from rlcourse.dist import is_sharded, own, whole
 from rlcourse.distributed.launch import start_world, world_of
 from rlcourse.distributed.sharded import ShardedPass
 from rlcourse.learner import Learner

@@ -12,7 +12,7 @@ from thorough import thorough
 
 from rlcourse import train as module
 from rlcourse.batch import concatenate
-from rlcourse.distributed import ALONE, whole
+from rlcourse.dist import ALONE, whole
 from rlcourse.distributed.launch import start_world, world_of
 from rlcourse.distributed.world import RankLost, lost_ranks
 from rlcourse.learner import Learner

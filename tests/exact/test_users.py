@@ -15,7 +15,7 @@ from thorough import thorough
 from rlcourse import learner as module
 from rlcourse import logprobs
 from rlcourse.config import make_config
-from rlcourse.distributed import ALONE
+from rlcourse.dist import ALONE
 from rlcourse.exact import model as exact_model
 from rlcourse.exact import weights
 from rlcourse.exact.model import ExactPass

@@ -16,7 +16,7 @@ from rlcourse.bench.models import write_random_model
 from rlcourse.bench.results import Rows
 from rlcourse.bench.step import step_config, time_steps
 from rlcourse.device import find_device
-from rlcourse.distributed import OneProcess
+from rlcourse.dist import OneProcess
 from rlcourse.distributed.launch import start_world
 from rlcourse.measure.timing import median_seconds
 from rlcourse.runs import new_run

@@ -11,7 +11,7 @@ from unittest import mock
 
 import torch
 
-from rlcourse.batch import Completions
+from rlcourse.collect import Completions
 from rlcourse.config import make_config
 from rlcourse.course.lessons.experiment import Experiment
 from rlcourse.learner import Learner

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from rlcourse.batch import Completions, Rollout
-from rlcourse.collect import RewardFunction
+from rlcourse.batch import Rollout
+from rlcourse.collect import Completions, RewardFunction
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.course.lessons import gain
 from rlcourse.course.lessons.experiment import Experiment

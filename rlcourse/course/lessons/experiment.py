@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from rlcourse.batch import Completions
-from rlcourse.collect import RewardFunction, answer_rewards
+from rlcourse.collect import Completions, RewardFunction, answer_rewards
 from rlcourse.config import TrainConfig
 from rlcourse.evaluation import answer_problems, load_all, summarize
 from rlcourse.learner import Learner

@@ -1,7 +1,7 @@
 """How much memory a training run needs, from the config and the model's shape, before anything is loaded.
 
 The tensors that must be in memory at once, with every row at its longest; `LIBRARIES`; and `HEADROOM` for what the
-allocator wastes. Measured peaks on an H200 are within 15%: `tests/measure/test_memory.py`. `rlcourse train --dry-run`
+allocator wastes. Measured peaks on an H200 are within 15%: `tests/test_memory.py`. `rlcourse train --dry-run`
 measures a few steps instead, where they can run.
 """
 

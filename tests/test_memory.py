@@ -8,12 +8,12 @@ import torch
 from policies import DEVICE, make_policy
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from rlcourse import memory
 from rlcourse.config import make_config
 from rlcourse.logprobs import chunked_logprobs
-from rlcourse.measure import memory
-from rlcourse.measure.memory import activation_bytes, estimate, exact_activation_bytes
 from rlcourse.measure.records import load_record
 from rlcourse.measure.shapes import QWEN25, ModelShape, model_shape, parameters
+from rlcourse.memory import activation_bytes, estimate, exact_activation_bytes
 from rlcourse.sampling import Sampling
 
 TINY = ModelShape(2, 32, 4, 2, 8, 96, 160, tied=True)

@@ -128,9 +128,10 @@ def preset_facts(facts: dict[str, Any]) -> list[dict[str, Any]]:
     """The most memory that each preset needs on a device, and what that has; [] without torch and transformers."""
     if facts["torch_error"] or facts["versions"].get("transformers", "") is None:
         return []
+    from rlcourse import memory
     from rlcourse.config import PRESETS, make_config
-    from rlcourse.distributed import share_of
-    from rlcourse.measure import memory, shapes
+    from rlcourse.dist import share_of
+    from rlcourse.measure import shapes
 
     rows = []
     for preset in PRESETS:

@@ -7,7 +7,8 @@ import socket
 import pytest
 from rich.console import Console
 
-from rlcourse.measure import doctor, machine
+from rlcourse import doctor
+from rlcourse.measure import machine
 
 GB = 10**9
 
