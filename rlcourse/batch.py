@@ -107,6 +107,27 @@ def join_rows(
     return torch.where(of_completion < 0, ids, completed).masked_fill(column >= ends[:, None], pad_id), prompt_lengths
 
 
+def make_rollout(
+    policy: "Policy", prompts: list[list[int]], completion_ids: Tensor, lengths: Tensor, logprobs: Tensor
+) -> Rollout:
+    """A rollout of these completions, as wide as the longest.
+
+    completion_ids [rows, T or more] int64, logprobs as many float32, with anything behind a completion's tokens;
+    lengths [rows] int64.
+    """
+    longest = int(lengths.max())
+    completion_ids, logprobs = completion_ids[:, :longest], logprobs[:, :longest]
+    ids, prompt_lengths = join_rows(*right_pad(prompts, lengths.device), completion_ids, lengths, policy.pad_id)
+    last = completion_ids.gather(1, lengths[:, None] - 1)[:, 0]
+    return Rollout(
+        ids=ids,
+        prompt_lengths=prompt_lengths,
+        completion_lengths=lengths,
+        logprobs=logprobs.masked_fill(~completion_mask(lengths, longest), 0.0),
+        finished=torch.isin(last, torch.tensor(policy.eos_ids, device=last.device)),
+    )
+
+
 def concatenate(rollouts: list[Rollout]) -> Rollout:
     """One rollout of all rows, padded to the widest."""
 

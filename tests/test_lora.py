@@ -21,8 +21,8 @@ from rlcourse.lora import add_adapter, base_of, is_adapter, load_adapter, merge,
 from rlcourse.measure.memory import estimate
 from rlcourse.measure.shapes import ModelShape, adapter_parameters, model_shape
 from rlcourse.policy import load_policy, low_precision_copy
-from rlcourse.rollout.fast import FastEngine
 from rlcourse.rollout.hf import HFEngine
+from rlcourse.rollout.torch_engine import TorchEngine
 from rlcourse.sampling import Sampling
 
 IDS = torch.tensor([[5, 9, 40, 7, 12, 30, 31, 44, 9]], device=DEVICE)
@@ -174,7 +174,7 @@ def test_the_engines_weights_are_those_of_the_merged_model(dtype, policy):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("make", [FastEngine, HFEngine])
+@pytest.mark.parametrize("make", [TorchEngine, HFEngine])
 def test_the_engines_sample_from_the_policy_with_its_adapter(make, policy):
     engine = make(policy, torch.float32)
     rollout = engine.generate([[5, 9, 40, 7]], 4, 6, Sampling())

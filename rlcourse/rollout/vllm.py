@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlcourse.batch import Rollout, join_rows, right_pad
+from rlcourse.batch import Rollout, make_rollout
 from rlcourse.distributed import launched
 from rlcourse.lora import merged_parameters, plain_parameters
 from rlcourse.policy import Policy, check_positions
@@ -123,17 +123,8 @@ def rollout_of(
     """vLLM's completions, one a row, as a Rollout. Raises RuntimeError unless each token has a log-prob."""
     if list(map(len, tokens)) != list(map(len, logprobs)):
         raise RuntimeError("vLLM did not give one log-prob for each token.")
-    device = policy.device
-    lengths = torch.tensor([len(row) for row in tokens], device=device)
-    ids, prompt_lengths = join_rows(*right_pad(prompts, device), _padded(tokens, device), lengths, policy.pad_id)
-    last = torch.tensor([row[-1] for row in tokens], device=device)
-    return Rollout(
-        ids=ids,
-        prompt_lengths=prompt_lengths,
-        completion_lengths=lengths,
-        logprobs=_padded(logprobs, device),
-        finished=torch.isin(last, torch.tensor(policy.eos_ids, device=device)),
-    )
+    lengths = torch.tensor([len(row) for row in tokens], device=policy.device)
+    return make_rollout(policy, prompts, _padded(tokens, policy.device), lengths, _padded(logprobs, policy.device))
 
 
 def check_temperature(sampling: Sampling) -> None:

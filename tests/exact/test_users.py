@@ -22,8 +22,9 @@ from rlcourse.exact.model import ExactPass
 from rlcourse.exact.weights import fused_weights, is_exact
 from rlcourse.learner import Learner
 from rlcourse.logprobs import token_logprobs
-from rlcourse.rollout import fast, make_engine, triton_step
-from rlcourse.rollout.fast import FastEngine
+from rlcourse.rollout import gpu_engine, make_engine, triton_step
+from rlcourse.rollout.gpu_engine import GPUEngine
+from rlcourse.rollout.torch_engine import TorchEngine
 from rlcourse.sampling import GREEDY, Sampling
 from rlcourse.step import old_logprobs
 
@@ -45,7 +46,7 @@ def exact(monkeypatch) -> list:
     monkeypatch.setattr(exact_model, "ExactPass", InFloat32)
     monkeypatch.setattr(exact_model, "WIDTH", 2)
     monkeypatch.setattr(module, "may_be_exact", lambda device: True)
-    for place in (module, fast):
+    for place in (module, gpu_engine):
         monkeypatch.setattr(place, "is_exact", lambda weights: True)
     return made
 
@@ -73,7 +74,7 @@ def test_nothing_is_exact_on_a_cpu():
     assert not learner.exact and not learner.reference_pass.exact
     assert policy.model not in weights._MADE  # nor takes memory
     assert not is_exact(fused_weights(policy.model, torch.bfloat16))
-    assert not FastEngine(policy, torch.float32).exact
+    assert not make_engine(policy, "fast", torch.float32).exact
 
 
 def test_in_float32_and_for_other_models_nothing_is_exact(exact):
@@ -115,15 +116,13 @@ def test_the_old_policy_is_the_samplers_where_both_are_exact(engine, learner):
     assert old_logprobs(*arguments, minibatches[:1]) is None
 
 
-def engine_for(policy, exact, monkeypatch) -> FastEngine:
-    """Exact, in pieces; the pass over prompts in PyTorch is not there."""
-    monkeypatch.setattr(fast, "has_kernels", weights.fits)  # also float32 on a CPU
-    monkeypatch.setattr(fast, "PREFILL_TOKENS", 8)  # two prompts
+def engine_for(policy, exact, monkeypatch) -> GPUEngine:
+    """Exact, with prefill in pieces."""
+    monkeypatch.setattr(gpu_engine, "PREFILL_TOKENS", 8)  # two prompts
     monkeypatch.setattr(triton_step, "SAMPLED_AT_ONCE", 2)
-    assert not any(FastEngine(policy, torch.float32, kernels=other).exact for other in ("", "cute"))
-    engine = FastEngine(policy, torch.float32)
+    assert not TorchEngine(policy, torch.float32).exact
+    engine = GPUEngine(policy, torch.float32)
     assert engine.exact
-    engine.decoder.prefill = None
     return engine
 
 

@@ -10,6 +10,7 @@ from thorough import thinned
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
 from rlcourse.exact.products import share_of
+from rlcourse.exact.weights import fused_weights
 from rlcourse.kernels import KernelError
 from rlcourse.kernels.add_product import AddProduct, add_product_reference
 from rlcourse.kernels.gate_up import GateUp, gate_up_reference
@@ -18,7 +19,6 @@ from rlcourse.kernels.qkv import QKV, qkv_reference
 from rlcourse.kernels.toolchain import compiled
 from rlcourse.rollout import cute_products
 from rlcourse.rollout.cute_products import NARROW, CuteProducts, cute_tiles
-from rlcourse.rollout.decoder import Decoder
 
 SHAPES = {  # hidden, inner, heads, key-value heads, size of a head, vocabulary, bias, norm of queries and keys
     "qwen2.5-0.5b": (896, 4864, 14, 2, 64, 151936, True, False),
@@ -38,7 +38,7 @@ def kernels_of(shape: str, rows: int) -> set:
         "out": lambda tile: AddProduct(hidden, heads * size, heads * size, *tile[:3]),
         "down": lambda tile: AddProduct(hidden, inner, share_of(inner), *tile[:3]),
     }
-    return {make[name](tile) for name, tile in cute_tiles(rows, hidden, norm, True).items()}
+    return {make[name](tile) for name, tile in cute_tiles(rows, hidden, norm).items()}
 
 
 ALL = sorted(set().union(*(kernels_of(shape, rows) for shape in SHAPES for rows in (16, 256))), key=str)
@@ -183,7 +183,7 @@ def test_what_just_fits_into_shared_memory_is_taken():
 def test_the_kernels_of_a_model_are_chosen_by_its_shape():
     sizes = {"vocab_size": 64, "hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 2, "head_dim": 64}
     policy = make_policy(0, **sizes)
-    chosen = CuteProducts(Decoder(policy.model, torch.bfloat16, False), True, paged=True)
+    chosen = CuteProducts(fused_weights(policy.model, torch.bfloat16))
     found = {name: chosen.kernel(name, 64) for name in NARROW[1]}
     assert found["down"] == AddProduct(128, 384, 128, *NARROW[1]["down"][:3]) and found["down"].shares == 3
     assert found["qkv"] is not None and found["qkv"].block == 128
@@ -192,10 +192,8 @@ def test_the_kernels_of_a_model_are_chosen_by_its_shape():
     head = NARROW[1]["head"]
     assert chosen.kernel("head", head.rows) == Product(policy.model.config.vocab_size // 8 * 8, 128, *head[:3])
     assert chosen.kernel("head", head.rows + 1) is None, "its weights would be read twice"
-    assert chosen.kernel("out", 16) is not None and chosen.kernel("down", 16) is None
-    with_triton = CuteProducts(Decoder(policy.model, torch.bfloat16, False), False, paged=True)
-    assert with_triton.kernel("out", 16) is None and with_triton.kernel("out", 17) == chosen.kernel("out", 17)
-    in_float32 = CuteProducts(Decoder(policy.model, torch.float32, False), True, paged=False)
+    assert chosen.kernel("out", 16) is chosen.kernel("down", 16) is None and chosen.kernel("out", 17) is not None
+    in_float32 = CuteProducts(fused_weights(policy.model, torch.float32))
     assert all(in_float32.kernel(name, 64) is None for name in NARROW[1]), "Triton's kernels are for all dtypes"
 
 
