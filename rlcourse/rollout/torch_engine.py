@@ -1,9 +1,9 @@
 """The fast engine in PyTorch: for CPUs, and for GPUs, dtypes and sizes that the kernels of `gpu_engine.py` cannot do.
 
-Each distinct prompt is prefilled once for its whole group, into a static cache. All completions begin together, and
-those that have ended leave the batch. On a CPU the host looks who has ended at each step, and only the part of the
-cache that is in use is read. On a GPU a step is a CUDA graph, and the host looks every few steps. The reader's own
-attention plugs in as `attention`.
+Each distinct prompt is prefilled once for its whole group. All completions begin together, each in a row of the
+engine's static cache, and those that have ended leave the batch. On a CPU the host looks who has ended at each step,
+and only the part of the cache that is in use is read. On a GPU a step is a CUDA graph, and the host looks every few
+steps. The reader's own attention plugs in as `attention`.
 """
 
 from collections.abc import Callable

@@ -1,11 +1,10 @@
 """Sampling tokens in Triton, whether a completion is done, and who takes its slot.
 
-There is one random number a row, however large the vocabulary.
-
-Gumbel noise would need a random number for each entry. Here the vocabulary is cut into tiles: a first kernel adds up
-each tile's mass, a second one looks up in which tile a uniform number falls, then where in that tile (inversion of the
-cumulative distribution). The logits are read once; the log-prob of the sampled token comes along. The last norm is
-split like all others (`triton_kernels.py`): the logits here still lack its 1 / rms.
+A row takes one random number, however large the vocabulary; Gumbel noise would need one for each entry. The vocabulary
+is cut into tiles: a first kernel adds up each tile's mass (`mass_kernel` of the training pass), a second one looks up
+in which tile a uniform number falls, then where in that tile (inversion of the cumulative distribution). The logits are
+read once; the log-prob of the sampled token comes along. The last norm is split like all others (`triton_kernels.py`):
+the logits here still lack its 1 / rms, and are multiplied with it and 1 / temperature at once.
 """
 
 import triton

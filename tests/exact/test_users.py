@@ -10,7 +10,6 @@ pytest.importorskip("triton", reason="Triton is there on Linux alone")
 
 from policies import make_policy, rollout_of
 from small import small_policy
-from thorough import thorough
 
 from rlcourse import learner as module
 from rlcourse import logprobs
@@ -24,8 +23,7 @@ from rlcourse.learner import Learner
 from rlcourse.logprobs import token_logprobs
 from rlcourse.rollout import gpu_engine, make_engine, triton_step
 from rlcourse.rollout.gpu_engine import GPUEngine
-from rlcourse.rollout.torch_engine import TorchEngine
-from rlcourse.sampling import GREEDY, Sampling
+from rlcourse.sampling import Sampling
 from rlcourse.step import old_logprobs
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="Passes are in float32, in the interpreter")
@@ -116,29 +114,14 @@ def test_the_old_policy_is_the_samplers_where_both_are_exact(engine, learner):
     assert old_logprobs(*arguments, minibatches[:1]) is None
 
 
-def engine_for(policy, exact, monkeypatch) -> GPUEngine:
-    """Exact, with prefill in pieces."""
-    monkeypatch.setattr(gpu_engine, "PREFILL_TOKENS", 8)  # two prompts
-    monkeypatch.setattr(triton_step, "SAMPLED_AT_ONCE", 2)
-    assert not TorchEngine(policy, torch.float32).exact
-    engine = GPUEngine(policy, torch.float32)
-    assert engine.exact
-    return engine
-
-
-@pytest.mark.parametrize("shape", ["qwen3", thorough("llama")])
-def test_greedy_tokens_after_an_exact_prefill_are_those_of_generate(shape, exact, monkeypatch):
-    policy = small_policy(shape, intermediate_size=256)
-    found = engine_for(policy, exact, monkeypatch).generate(PROMPTS, 2, 3, GREEDY)
-    expected = make_engine(policy, "hf-dynamic", torch.float32).generate(PROMPTS, 2, 3, GREEDY)
-    assert torch.equal(found.ids, expected.ids)
-    torch.testing.assert_close(found.logprobs, expected.logprobs, atol=1e-4, rtol=0)
-
-
 @pytest.mark.parametrize("sampling", [Sampling(0.6), Sampling(0.8, top_k=7, top_p=0.8)])
 def test_first_tokens_and_their_logprobs_come_from_the_exact_head(sampling, exact, monkeypatch):
+    monkeypatch.setattr(gpu_engine, "PREFILL_TOKENS", 8)  # two prompts
+    monkeypatch.setattr(triton_step, "SAMPLED_AT_ONCE", 2)
     policy = small_policy("qwen3", intermediate_size=256)
     torch.manual_seed(0)
-    found = engine_for(policy, exact, monkeypatch).generate(PROMPTS, 3, 1, sampling)
+    engine = GPUEngine(policy, torch.float32)
+    found = engine.generate(PROMPTS, 3, 1, sampling)
     expected, _ = token_logprobs(policy.model, found, sampling, 100)
+    assert engine.exact
     torch.testing.assert_close(found.logprobs, expected, atol=1e-4, rtol=0)

@@ -166,8 +166,9 @@ def test_attention_over_blocks_is_that_over_rows(splits):
         LOG2_E * head_dim**-0.5, heads, kv_heads, head_dim, *pool.stride()[:3], splits, keys, PDL=False, **EXACT,
     )  # fmt: skip
     seen = torch.arange(3 * keys, device=DEVICE) <= position[:, None, None, None]
-    expected = F.scaled_dot_product_attention(q[:, :, None], *cache, attn_mask=seen, enable_gqa=True)[:, :, 0]
-    torch.testing.assert_close(out, expected, atol=1e-5 if torch.float32 == DTYPE else 1e-2, rtol=0)
+    wide = q[:, :, None].float(), *cache.float()
+    expected = F.scaled_dot_product_attention(*wide, attn_mask=seen, enable_gqa=True)[:, :, 0]
+    torch.testing.assert_close(out.float(), expected, atol=2e-2 if ON_GPU else 1e-5, rtol=0)
     assert not arrived.any()
 
 
@@ -202,7 +203,7 @@ def test_without_a_budget_nobody_is_sent_back_and_room_is_used_again(small):
     cache = engine.cache
     generate(engine, PROMPTS[:1], 1, 2, GREEDY)
     assert engine.cache is cache
-    generate(engine, PROMPTS[:1], 1, 8 * BLOCK, GREEDY) if ON_GPU else engine._make_room(PROMPTS[:1], 1, 8 * BLOCK)
+    engine._make_room(PROMPTS[:1], 1, 6 * BLOCK)
     assert engine.cache.shape[2] > cache.shape[2]
 
 

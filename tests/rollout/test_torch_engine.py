@@ -12,7 +12,7 @@ from rlcourse.sampling import GREEDY, Sampling
 PROMPTS = [[5, 9, 40, 7], [11], [30, 31, 32, 33, 34, 35, 36], [8, 8], [50, 51, 52]]
 
 
-@pytest.mark.parametrize("every", [1, 3, 16])
+@pytest.mark.parametrize("every", [3, 16])
 def test_greedy_tokens_are_those_of_generate_however_often_the_host_looks(policy, every, monkeypatch):
     expected = make_engine(policy, "hf-dynamic", torch.float32).generate(PROMPTS, 2, 21, GREEDY)
     monkeypatch.setitem(torch_engine.STEPS_BETWEEN_LOOKS, DEVICE, every)
