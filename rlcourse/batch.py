@@ -81,11 +81,11 @@ class Rollout:
         )
 
 
-def right_pad(prompts: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Token ids [prompts, P] int64, zeros behind them, and how many each prompt has [prompts]."""
-    longest = max(map(len, prompts))
-    ids = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device=device)
-    return ids, torch.tensor([len(prompt) for prompt in prompts], device=device)
+def right_pad(rows: list[list], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Rows of numbers, such as token ids, as a tensor [rows, longest] with zeros behind each; their lengths [rows]."""
+    longest = max(map(len, rows))
+    numbers = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
+    return numbers, torch.tensor([len(row) for row in rows], device=device)
 
 
 def join_rows(
