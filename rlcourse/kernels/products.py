@@ -12,6 +12,7 @@ round as the kernels in Triton do; what the compiler would contract, or round ot
 """
 
 from rlcourse.kernels import KernelError
+from rlcourse.kernels.arguments import need_dtype
 from rlcourse.kernels.dsl import Float32, Int32, Int64, const_expr, cute, cutlass, range_constexpr
 
 DEPTH = 64  # of a tile in shared memory: 128 bytes of 16-bit numbers, the widest pattern without bank conflicts
@@ -23,28 +24,66 @@ BARRIER_BYTES = 1 << 10  # for the barriers: tiles begin at multiples of this
 
 
 class Tiled:
-    """A kernel whose blocks have a tile of the result each, of `tile_columns` and `tile_rows`."""
+    """Base of a kernel that multiplies the rows of its first argument by the weights of argument number `weights`.
+
+    A block computes a tile of the result, of `tile_columns` (64 per four warps) and `tile_rows` (a multiple of 16 up to
+    256), with `stages` tiles of both factors in shared memory. `columns`: rows of the weights.
+    """
+
+    weights = 1
+    shares = 1  # blocks that have a tile together, and share its depth
+    cluster = None  # of blocks, in x, y and z
+    rows_first = False  # whether rows, and not weights, are wgmma's first factor
 
     @property
     def workers(self) -> int:
-        """Threads that multiply: four warps for each 64 columns."""
-        return 2 * self.tile_columns
+        """Threads that multiply: four warps for each 64 of the first factor."""
+        return 2 * (self.tile_rows if self.rows_first else self.tile_columns)
 
     @property
     def threads(self) -> int:
         return self.workers + 32
 
-    def need_room(self, result: int, others: int = 0) -> None:
-        """Raise KernelError where shared memory is too small: bytes of the result of a tile, which comes to lie where
-        tiles of weights lay, and of what is there beside the tiles."""
+    def check(self, whole: bool, result: int, others: int = 0) -> None:
+        """Raise KernelError unless dtype and shapes fit (`whole`), and shared memory is large enough for `others`
+        bytes beside the tiles, and that of the weights for `result`, the bytes of a tile's result."""
+        need_dtype(self)
         of_weights, of_rows = (2 * DEPTH * self.stages * size for size in (self.tile_columns, self.tile_rows))
         needed = BARRIER_BYTES + of_weights + of_rows + others
-        if result > of_weights or needed > SHARED_BYTES:
-            raise KernelError(
-                f"Tiles of {self.tile_columns} columns and {self.tile_rows} rows in {self.stages} stages need {needed} "
-                f"bytes of shared memory, where a block has {SHARED_BYTES}, and their result {result} bytes of the "
-                f"{of_weights} for weights: take other tiles, or the kernel in Triton."
-            )
+        if not whole or result > of_weights or needed > SHARED_BYTES:
+            raise KernelError(f"{self} does not come in whole tiles that fit into shared memory.")
+
+    def grid(self, a, *others):
+        return -(-self.columns // self.tile_columns), -(-a.shape[0] // self.tile_rows), self.shares
+
+    def arranged(self, w):
+        """The weights' rows in the order in which a tile takes them."""
+        return w
+
+    @cute.jit
+    def __call__(self, *arguments):
+        tensors, stream = arguments[:-1], arguments[-1]
+        a, w, dtype = tensors[0], self.arranged(tensors[self.weights]), tensors[0].element_type
+        if const_expr(self.rows_first):
+            mma, layout_a, layout_w = instructions(dtype, self.tile_rows, self.tile_columns, self.stages)
+        else:
+            mma, layout_w, layout_a = instructions(dtype, self.tile_columns, self.tile_rows, self.stages)
+        factors = *copies(w, layout_w, self.tile_columns), *copies(a, layout_a, self.tile_rows)
+        others = tensors[1 : self.weights] + tensors[self.weights + 1 :]
+        launched = self.kernel(*factors, *others, mma, layout_w, layout_a)
+        block = [self.threads, 1, 1]
+        launched.launch(grid=self.grid(*tensors), block=block, cluster=self.cluster, stream=stream, use_pdl=True)
+
+    @cute.jit
+    def begin(self, dtype: cutlass.Constexpr, layout_w, layout_a):
+        """A block's column and row tile and number in its cluster; a thread's number, and whether it multiplies; and
+        what `allocate` gives."""
+        cute.arch.griddepcontrol_launch_dependents()
+        column_tile, row_tile, share = cute.arch.block_idx()
+        thread, _, _ = cute.arch.thread_idx()
+        works = cute.arch.make_warp_uniform(cute.arch.warp_idx()) < const_expr(self.workers // 32)
+        shared = allocate(dtype, layout_w, layout_a, self.stages, self.workers)
+        return column_tile, row_tile, share, thread, works, shared
 
 
 def instructions(dtype, first: int, second: int, stages: int):
