@@ -365,7 +365,7 @@ def inputs(kernel, rows: int, slots: int, position: list[int], start: list[int] 
 
 def attend(kernel, x: dict, **options):
     """Run a kernel in the interpreter; gives the largest error against float32, and the interpreter's report."""
-    new = (None,) * 6 if isinstance(kernel, DecodeAttention) else ()  # of the fused form, section 8
+    new = (None,) * 4 if isinstance(kernel, DecodeAttention) else ()  # of the fused form, section 8
     room = () if isinstance(kernel, SimpleDecode) else x["room"]
     x["out"].fill_(torch.nan)
     report = simulate(

@@ -9,7 +9,6 @@ seen.
 Names: B rows, H query heads, K key-value heads, G = H / K query heads that share one, D head size, S cache slots.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -18,10 +17,8 @@ from torch import Tensor
 from rlcourse.kernels import KernelError
 from rlcourse.kernels.arguments import Argument
 from rlcourse.kernels.dsl import Float32, Int32, const_expr, cute, cutlass, range_constexpr
-from rlcourse.kernels.kernel import Kernel
+from rlcourse.kernels.kernel import LOWEST, Kernel, power
 
-LOG2_E = math.log2(math.e)
-LOWEST = -1e30  # a running maximum begins here and not at -inf, since -inf - -inf is nan
 MOST_HEADS = 8  # query heads of a key-value head
 
 
@@ -98,11 +95,6 @@ def workspace_arguments(size: int) -> tuple[Argument, ...]:
         Argument("partial_ml", "float32", ("partials", 2, MOST_HEADS)),
         Argument("arrived", "int32", ("partials",)),
     )
-
-
-@cute.jit
-def power(x: Float32):
-    return cute.math.exp2(x, fastmath=True)
 
 
 @cute.jit

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlcourse.kernels.arguments import Argument
-from rlcourse.kernels.decode_common import LOG2_E
 from rlcourse.kernels.dsl import Float32, Int32, const_expr, cute, cutlass, range_constexpr
+from rlcourse.kernels.kernel import LOG2_E
 from rlcourse.kernels.products import (
     DEPTH,
     GROUP,

@@ -30,19 +30,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from rlcourse.kernels import KernelError, cubin, dsl
-from rlcourse.kernels.arguments import Argument, Scalar, check, fake, pack, place_tensors
-
-__all__ = [
-    "Argument",
-    "Compiled",
-    "KernelError",
-    "Scalar",
-    "compiled",
-    "interpreted",
-    "launch",
-    "simulate",
-    "workspace",
-]
+from rlcourse.kernels.arguments import Argument, check, fake, pack, place_tensors  # noqa: F401  Argument: for lessons
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_90a", "sm_100a", "sm_120a")  # what the kernels are tested for
 
@@ -85,8 +73,8 @@ class Compiled:
 
 def launch(kernel, *tensors) -> None:
     """Run a kernel on tensors of a GPU, or in the interpreter within `interpreted()`; with the fake tensors of
-    torch.compile, which have shapes only, nothing runs. Raises KernelError."""
-    if isinstance(tensors[0], FakeTensor) or tensors[0].is_meta:
+    torch.compile, which have shapes only, and where there is nothing to do, nothing runs. Raises KernelError."""
+    if isinstance(tensors[0], FakeTensor) or tensors[0].is_meta or 0 in kernel.grid(*tensors):
         return
     if _interpreting:
         simulate(kernel, *tensors)

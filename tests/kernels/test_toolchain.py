@@ -126,10 +126,9 @@ def test_without_cutlass_references_work_and_kernels_say_what_to_install():
 import sys
 sys.modules["cutlass"] = None
 import torch
-from rlcourse.kernels import KernelError, examples
+from rlcourse.kernels import KernelError
 from rlcourse.course.kernels.rms_norm import RMSNorm, rms_norm_reference
 from rlcourse.kernels.toolchain import compiled
-assert len(examples()) > 5 and len(examples("rlcourse.course.kernels")) > 10
 assert rms_norm_reference(torch.ones(2, 8), torch.ones(8), 0.0).eq(1).all()
 try:
     compiled(RMSNorm(896, "bfloat16"), "sm_86")

@@ -1,15 +1,11 @@
-"""What several kernels share: constants, powers of 2, and which thread loads and stores what."""
-
-import math
+"""What several kernels share: which thread loads and stores what."""
 
 from rlcourse.kernels import KernelError
-from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_constexpr
+from rlcourse.kernels.dsl import const_expr, cute, cutlass, range_constexpr
 from rlcourse.kernels.kernel import Kernel
 
 VECTOR = 8  # 16-bit numbers in 16 bytes, the most that a thread loads at once
 LANES = 32  # threads of a warp
-LOG2_E = math.log2(math.e)  # a GPU computes powers and logarithms of 2
-LOWEST = -1e30  # a running maximum begins here and not at -inf, since -inf - -inf is nan
 
 
 def check_width(kernel, width: int, multiple: int = VECTOR, most: int | None = None) -> None:
@@ -43,11 +39,6 @@ class PerPiece(Kernel):
         block, _, _ = cute.arch.block_idx()
         index = block * self.threads + thread
         return index // self.pieces, index % self.pieces
-
-
-@cute.jit
-def power(x: Float32):
-    return cute.math.exp2(x, fastmath=True)
 
 
 @cute.jit

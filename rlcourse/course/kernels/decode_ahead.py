@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from rlcourse.course.kernels.decode_simple import begin, leave
 from rlcourse.course.kernels.decode_split import SplitDecode
-from rlcourse.kernels.decode_common import allocate_partials, chunks, power
+from rlcourse.kernels.decode_common import allocate_partials, chunks
 from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_constexpr
+from rlcourse.kernels.kernel import power
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,3 @@ def load(key: cute.Tensor, value: cute.Tensor, keys: cute.Tensor, values: cute.T
     slot = cutlass.min(token, last - 1)
     cute.autovec_copy(chunks(keys)[None, slot, column], key[None, None, tile])
     cute.autovec_copy(chunks(values)[None, slot, column], value[None, None, tile])
-
-
-EXAMPLES = (AheadDecode(14, 2, 64, padded=True), AheadDecode(16, 8, 128, "float16", splits=8))

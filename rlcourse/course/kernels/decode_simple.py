@@ -8,17 +8,9 @@ are 32 blocks of few bytes in flight each, and an H200 waits for them.
 import math
 from dataclasses import dataclass
 
-from rlcourse.kernels.decode_common import (
-    LOG2_E,
-    LOWEST,
-    DecodeKernel,
-    allocate_partials,
-    chunks,
-    finish,
-    power,
-    tokens_of_row,
-)  # fmt: skip
+from rlcourse.kernels.decode_common import DecodeKernel, allocate_partials, chunks, finish, tokens_of_row
 from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_constexpr
+from rlcourse.kernels.kernel import LOG2_E, LOWEST, power
 
 
 @dataclass(frozen=True)
@@ -108,6 +100,3 @@ def leave(all_ml: cute.Tensor, all_acc: cute.Tensor, m: cute.Tensor, l: cute.Ten
         cute.autovec_copy(acc[None, h], cute.tiled_divide(all_acc[partial, h, None], (8,))[None, column])
         if column == 0:
             all_ml[partial, 0, h], all_ml[partial, 1, h] = m[h], l[h]
-
-
-EXAMPLES = (SimpleDecode(14, 2, 64, padded=True), SimpleDecode(16, 8, 128, "float16"))

@@ -188,8 +188,7 @@ def embedding(table: Tensor, token: Tensor) -> Tensor:
     """`embedding_reference` in one launch; table bfloat16 or float16. Tokens must be within the table. Raises
     KernelError."""
     y = table.new_empty(token.shape[0], table.shape[1])
-    if y.numel():
-        launch(Embedding(table.shape[1], type_name(table)), table, token, y)
+    launch(Embedding(table.shape[1], type_name(table)), table, token, y)
     return y
 
 
@@ -198,11 +197,7 @@ def embedding_backward(token: Tensor, dy: Tensor, dtable: Tensor) -> None:
     """dtable [vocabulary, hidden] float32 += the sum of dy [tokens, hidden] over each row's tokens, with the same bits
     every time. It adds, so that a head that shares the table can have added its part before. dy bfloat16 or float16,
     the stride of rows free. Raises KernelError."""
-    if dy.numel():
-        *lists, source = runs(token)
-        sums = dtable.new_empty(-(-token.shape[0] // CHUNK), 2, dtable.shape[1])
-        launch(EmbeddingBackward(dy.shape[1], type_name(dy)), *lists, source, dy, dtable, sums)
-        launch(LongRuns(dy.shape[1]), *lists, sums, dtable)
-
-
-EXAMPLES = (Embedding(896, "bfloat16"), EmbeddingBackward(896, "bfloat16"), LongRuns(896))  # Qwen2.5-0.5B
+    *lists, source = runs(token)
+    sums = dtable.new_empty(-(-token.shape[0] // CHUNK), 2, dtable.shape[1])
+    launch(EmbeddingBackward(dy.shape[1], type_name(dy)), *lists, source, dy, dtable, sums)
+    launch(LongRuns(dy.shape[1]), *lists, sums, dtable)

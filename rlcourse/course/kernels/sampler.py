@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlcourse.course.kernels.common import LOG2_E, LOWEST, power
 from rlcourse.course.kernels.philox import gumbel, gumbel_reference, philox, random_bits_reference
 from rlcourse.kernels.arguments import HALVES, Argument, Scalar, type_name
 from rlcourse.kernels.dsl import Float32, Int32, Int64, Uint32, const_expr, cute, cutlass, range_constexpr
-from rlcourse.kernels.kernel import Kernel, operation
+from rlcourse.kernels.kernel import LOG2_E, LOWEST, Kernel, operation, power
 from rlcourse.kernels.toolchain import launch, workspace
 
 FLOOR = -1000.0  # 2^FLOOR is 0 and 0 * FLOOR is no nan
@@ -232,9 +231,3 @@ def sample(logits: Tensor, temperature: float, seed: Tensor, counter: Tensor) ->
 
 def _outputs(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(logits.new_empty(len(logits), dtype=dtype) for dtype in (torch.int64, torch.float32, torch.float32))
-
-
-EXAMPLES = (
-    *(Sampler(dtype) for dtype in ("bfloat16", "float16", "float32")),
-    *(Sampler(dtype, greedy=True) for dtype in ("bfloat16", "float32")),
-)

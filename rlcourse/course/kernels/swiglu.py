@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlcourse.course.kernels.common import LOG2_E, VECTOR, PerPiece
+from rlcourse.course.kernels.common import VECTOR, PerPiece
 from rlcourse.kernels.arguments import Argument, type_name
 from rlcourse.kernels.dsl import Float32, const_expr, cute, range_constexpr
-from rlcourse.kernels.kernel import operation
+from rlcourse.kernels.kernel import LOG2_E, operation
 from rlcourse.kernels.toolchain import can_begin_early, launch
 
 
@@ -104,8 +104,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
     KernelError."""
     inner = gate_up.shape[-1] // 2
     out = gate_up.new_empty(*gate_up.shape[:-1], inner)
-    if out.numel():
-        launch(Swiglu(inner, type_name(gate_up), early=can_begin_early(gate_up.device)), gate_up, out)
+    launch(Swiglu(inner, type_name(gate_up), early=can_begin_early(gate_up.device)), gate_up, out)
     return out
 
 
@@ -114,18 +113,11 @@ def swiglu_backward(gate_up: Tensor, dy: Tensor) -> Tensor:
     """The gradient of gate_up [rows, 2 * inner] from dy [rows, inner] in one launch; bfloat16 or float16, the strides
     of rows free. Raises KernelError."""
     dgate_up = gate_up.new_empty(gate_up.shape)
-    if dgate_up.numel():
-        launch(SwigluBackward(gate_up.shape[-1] // 2, type_name(gate_up)), gate_up, dy, dgate_up)
+    launch(SwigluBackward(gate_up.shape[-1] // 2, type_name(gate_up)), gate_up, dy, dgate_up)
     return dgate_up
 
 
 swiglu.register_autograd(
     lambda ctx, dy: swiglu_backward(*ctx.saved_tensors, dy.contiguous()),
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
-)
-
-EXAMPLES = (
-    *(Swiglu(4864, dtype) for dtype in ("bfloat16", "float16")),  # Qwen2.5-0.5B
-    Swiglu(3072, "bfloat16"),  # Qwen3-0.6B
-    SwigluBackward(4864, "bfloat16"),
 )

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlcourse.course.kernels.common import LOG2_E, LOWEST, VECTOR, power
+from rlcourse.course.kernels.common import VECTOR
 from rlcourse.kernels.arguments import Argument, type_name
 from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_constexpr
-from rlcourse.kernels.kernel import Kernel, operation
+from rlcourse.kernels.kernel import LOG2_E, LOWEST, Kernel, operation, power
 from rlcourse.kernels.toolchain import launch
 
 
@@ -150,8 +150,7 @@ def token_logprob(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """`token_logprob_reference` in one launch; logits bfloat16 or float16, their rows a multiple of 16 bytes apart.
     Raises KernelError."""
     logprob, log_sum = (logits.new_empty(logits.shape[0], dtype=torch.float32) for _ in range(2))
-    if logits.numel():
-        launch(TokenLogprob(type_name(logits)), logits, target, logprob, log_sum)
+    launch(TokenLogprob(type_name(logits)), logits, target, logprob, log_sum)
     return logprob, log_sum
 
 
@@ -159,8 +158,4 @@ def token_logprob(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 def token_logprob_backward(logits: Tensor, target: Tensor, log_sum: Tensor, grad: Tensor) -> None:
     """The gradient of logits [rows, vocabulary] from that of the log-probs, grad [rows], in the place of the logits,
     which saves a second tensor of that size. log_sum is the second result of `token_logprob`. Raises KernelError."""
-    if logits.numel():
-        launch(TokenLogprobBackward(type_name(logits)), logits, target, log_sum, grad)
-
-
-EXAMPLES = (TokenLogprob("bfloat16"), TokenLogprobBackward("bfloat16"))
+    launch(TokenLogprobBackward(type_name(logits)), logits, target, log_sum, grad)
