@@ -19,11 +19,6 @@ def plan(name: str, modifiers: tuple[str, ...], count: int) -> Plan:
     if name == "shf":
         direction, mode = modifiers[:2]
         return Plan(lambda a, b, c: _funnel(a, b, c, direction, mode), ("u32", "u32", "u32"), "u32")
-    if name in ("bfe", "bfi"):
-        sources = (kind, "u32", "u32") if name == "bfe" else (kind, kind, "u32", "u32")
-        return Plan(_extract if name == "bfe" else _insert, sources, kind)
-    if name == "prmt" and kind == "b32":
-        return Plan(_permute, ("u32",) * 3, "u32")
     if name in ("popc", "clz") and not form:
         return Plan(np.bitwise_count if name == "popc" else _leading_zeros, (kind,), "u32")
     if name not in SIMPLE or form:
@@ -102,39 +97,6 @@ def _funnel(a, b, c, direction, mode):
     by = (c & 31 if mode == "wrap" else np.minimum(c, 32)).astype(U64)
     both = b.astype(U64) << U64(32) | a
     return (both << by >> U64(32) if direction == "l" else both >> by).astype(np.uint32)
-
-
-def _extract(x, position, length):
-    position, length, bits = position & 255, length & 255, _bits(x)
-    if x.dtype.kind == "u":
-        mask = _mask(x.dtype, length)
-        return _shift_right(x, position) & mask
-    top = np.minimum(position.astype(np.int64) + length - 1, bits - 1)
-    up = np.maximum(bits - 1 - top, 0)
-    down = np.minimum(up + position, bits - 1)
-    return np.where(length == 0, x.dtype.type(0), x << up.astype(x.dtype) >> down.astype(x.dtype))
-
-
-def _insert(a, b, position, length):
-    position, length = position & 255, length & 255
-    mask = _shift_left(_mask(a.dtype, length), position)
-    return (_shift_left(a, position) & mask) | (b & ~mask)
-
-
-def _mask(dtype, length):
-    """The lowest `length` bits."""
-    return ~_shift_left(~np.zeros(1, dtype), length)
-
-
-def _permute(a, b, selector):
-    both = b.astype(U64) << U64(32) | a
-    result = np.zeros((), np.uint32)
-    for i in range(4):
-        pick = selector >> np.uint32(4 * i)
-        byte = (both >> (pick & 7).astype(U64) * U64(8) & U64(0xFF)).astype(np.uint32)
-        byte = np.where(pick & 8, np.where(byte & 0x80, np.uint32(0xFF), np.uint32(0)), byte)
-        result = result | byte << np.uint32(8 * i)
-    return result
 
 
 def _leading_zeros(x):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launching import DEVICE
 
-from rlcourse.kernels import KernelError, decode_ops
+from rlcourse.kernels import decode_ops
 from rlcourse.kernels.decode_common import decode_attention_reference
 from rlcourse.kernels.decode_new_token import fused_decode_attention_reference
 from rlcourse.kernels.decode_ops import MOST_PIECES, choose, choose_splits, decode_attention, fused_decode_attention
@@ -27,7 +27,7 @@ def anywhere():
         yield
 
 
-def inputs(rows: int = 3, slots: int = 130, **others) -> dict:
+def inputs(rows: int = 3, slots: int = 130, **others: torch.Tensor) -> dict[str, torch.Tensor]:
     """Arguments of the fused operation by name, at rows of differing lengths."""
     torch.manual_seed(0)
     shapes = {"q": (rows, 4, 64), "k": (rows, 2, 64), "v": (rows, 2, 64)}
@@ -57,18 +57,6 @@ def test_one_position_and_a_start_for_each_row():
         torch.testing.assert_close(tensors[cache], expected[cache], rtol=2.0**-7, atol=1e-3)
 
 
-def test_a_compiled_function_keeps_them_in_one_graph_and_writes_in_place():
-    def decode_step(x, tensors):
-        return fused_decode_attention(q=x * 1.0, **tensors).flatten(1) + 1.0
-
-    tensors = inputs()
-    expected = {name: tensor.clone() for name, tensor in tensors.items()}
-    x = tensors.pop("q")
-    whole = torch.compile(decode_step, fullgraph=True, backend="inductor" if DEVICE == "cuda" else "aot_eager")
-    assert_near(whole(x, tensors), fused_decode_attention_reference(**expected).flatten(1).double() + 1.0)
-    torch.testing.assert_close(tensors["k_cache"], expected["k_cache"], rtol=2.0**-7, atol=1e-3)
-
-
 @pytest.mark.skipif(DEVICE == "cpu", reason="about CUDA graphs")
 def test_a_graph_replays_at_the_positions_it_finds():
     tensors = inputs(rows=2, slots=512)
@@ -81,20 +69,6 @@ def test_a_graph_replays_at_the_positions_it_finds():
         expected = {name: tensor.clone() for name, tensor in tensors.items()}
         graph.replay()
         assert_near(found, fused_decode_attention_reference(**expected).double())
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (dict(k_cache=torch.zeros(3, 130, 2, 64).to(BF16).transpose(1, 2)), "must have stride 64 in dimension 2"),
-        (dict(v=torch.zeros(3, 2, 64)), "v of DecodeAttention must be bfloat16 and is float32"),
-        (dict(v_cache=torch.zeros(3, 2, 131, 64).to(BF16)), r"v_cache .* must have shape \[3, 2, 130, 64\]"),
-        (dict(q=torch.zeros(3, 4, 65, device=DEVICE).to(BF16)[:, :, :64]), "q of DecodeAttention"),
-    ],
-)
-def test_what_it_cannot_read_is_refused(change, message):
-    with pytest.raises(KernelError, match=message):
-        fused_decode_attention(**inputs(**change))
 
 
 @given(st.integers(1, 2000), st.integers(1, 40000), st.integers(1, 200))

@@ -96,33 +96,6 @@ def test_a_funnel_shift_cuts_32_bits_from_64(mode):
     check(f"shf.r.{mode}.b32 %d, %a, %b, %c;", lambda x, y, s: (y << 32 | x) >> shift(s), a=a, b=b, c=by)
 
 
-@pytest.mark.parametrize("kind", ["u32", "s32", "u64", "s64"])
-def test_bfe_takes_a_field_and_repeats_its_sign(kind):
-    bits = int(kind[1:])
-    a, _ = pairs(bits)
-    position = np.resize(np.array([0, 1, 8, 31, 33, 63, 70], np.uint32), len(a))
-    length = np.resize(np.array([0, 1, 5, 8, 24, 32, 64, 255], np.uint32), len(a))
-
-    def field(x, p, n):  # bit by bit, as PTX defines it
-        sign = 0 if kind[0] == "u" or n == 0 else x >> min(p + n - 1, bits - 1) & 1
-        return sum((x >> p + i & 1 if i < n and p + i < bits else sign) << i for i in range(bits))
-
-    check(f"bfe.{kind} %d, %a, %b, %c;", field, a=a, b=position, c=length)
-
-
-def test_bfi_puts_a_field_into_another_number():
-    a, b = pairs(32)
-    position = np.resize(np.array([0, 1, 8, 31, 40], np.uint32), len(a))
-    length = np.resize(np.array([0, 1, 5, 8, 24, 32, 64], np.uint32), len(a))
-
-    def inserted(x, y, p, n):
-        for i in range(max(0, min(n, 32 - p))):
-            y = y & ~(1 << p + i) | (x >> i & 1) << p + i
-        return y
-
-    check("bfi.b32 %d, %a, %b, %c, %e;", inserted, a=a, b=b, c=position, e=length)
-
-
 UNARY = {
     "popc.b32": int.bit_count,
     "clz.b32": lambda x: 32 - x.bit_length(),
@@ -135,21 +108,6 @@ UNARY = {
 @pytest.mark.parametrize("name", UNARY)
 def test_bits_are_counted_and_inverted(name):
     check(f"{name} %d, %a;", UNARY[name], a=pairs(32)[0])
-
-
-@pytest.mark.parametrize("selector", [0x7632, 0x0123, 0x4F07])
-def test_prmt_picks_bytes_or_their_signs(selector):
-    a, b = pairs(32)
-
-    def picked(x, y):
-        pool, found = (y << 32 | x).to_bytes(8, "little"), []
-        for i in range(4):
-            pick = selector >> 4 * i & 15
-            byte = pool[pick & 7]
-            found.append((255 if byte & 128 else 0) if pick & 8 else byte)
-        return int.from_bytes(bytes(found), "little")
-
-    check(f"prmt.b32 %d, %a, %b, {selector};", picked, a=a, b=b)
 
 
 def test_an_unsigned_immediate_may_be_printed_as_a_negative_number():

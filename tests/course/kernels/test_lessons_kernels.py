@@ -11,7 +11,6 @@ from float64 import results
 from kernel_cases import (
     BF16,
     CASES,
-    EPS,
     F16,
     attention_case,
     logprob_case,
@@ -19,7 +18,7 @@ from kernel_cases import (
     residual_case,
     sum_case,
 )
-from launching import DEVICE, on_device, run, spread
+from launching import DEVICE, on_device, run
 from thorough import thinned, thorough
 from torch import ones
 
@@ -28,11 +27,11 @@ from rlcourse.course.kernels.adamw import adamw
 from rlcourse.course.kernels.attention_backward import AttentionBackwardKeys
 from rlcourse.course.kernels.embedding import embedding_backward
 from rlcourse.course.kernels.residual_norm import ResidualNormBackward
-from rlcourse.course.kernels.rms_norm import RMSNorm, rms_norm
+from rlcourse.course.kernels.rms_norm import RMSNorm
 from rlcourse.course.kernels.rms_norm_backward import RMSNormBackward
 from rlcourse.course.kernels.rope import Rope
 from rlcourse.course.kernels.sampler import sample
-from rlcourse.course.kernels.swiglu import Swiglu, swiglu_backward
+from rlcourse.course.kernels.swiglu import Swiglu
 from rlcourse.kernels import KernelError
 from rlcourse.kernels.toolchain import compiled, interpreted
 
@@ -138,7 +137,7 @@ def test_an_h200_has_room_for_two_blocks_at_a_time(hidden):
     assert 2 * code.registers * kernel.threads <= 65536 and 2 * (code.shared_bytes + 1024) <= 228 * 1024
 
 
-X, COUNTERS = torch.zeros(4, 128).bfloat16(), (torch.tensor([3]), torch.arange(2))
+COUNTERS = torch.tensor([3]), torch.arange(2)
 STATE = [torch.zeros(8) for _ in range(4)]
 REFUSED = [  # what is not taken, and key words of the sentence that says so
     *((lambda hidden=hidden: RMSNorm(hidden, "bfloat16"), f"cut rows of {hidden}") for hidden in (100, 184, 8192)),
@@ -148,11 +147,7 @@ REFUSED = [  # what is not taken, and key words of the sentence that says so
     (lambda: Swiglu(64, "float32"), "Swiglu is for bfloat16 or float16"),
     (lambda: Rope(4, 24, "bfloat16"), "cannot cut heads of 24"),
     (lambda: AttentionBackwardKeys(3, 2, 64), "AttentionBackwardKeys takes heads of size 64"),
-    (lambda: run(rms_norm, spread(X, 136)._base[:, 1:129], X[0], EPS), "begins at an address that 16 does not divide"),
-    (lambda: run(swiglu_backward, X, X[:, :64].float()), "dy of SwigluBackward must be bfloat16 and is float32"),
-    (lambda: run(sample, torch.randn(2, 1001), 1.0, *COUNTERS), "stride 1001 in dimension 0, which 16-byte loads"),
     (lambda: run(sample, torch.randn(2, 8).double(), 1.0, *COUNTERS), "or float32 and not for float64"),
-    (lambda: run(sample, torch.randn(3, 8), 1.0, *COUNTERS), r"counter of Sampler must have shape \[3\] and has \[2\]"),
     (lambda: run(adamw, *STATE, STATE[0].half(), 0, 0.1), "counts steps from 1 and got 0"),
 ]
 
