@@ -323,12 +323,14 @@ ax.set_yticks([t + 0.42 for t in range(4)], [f"token {t}" for t in range(4)])
 plt.show()
 
 # %% [markdown]
-# The loop. **Look for** the score (8 products in a lane, then `warp_reduction_sum` over the 8 lanes of a token) and for
-# the online softmax of section 2, for each query head. A round of the loop brings `tokens` = 16 tokens. A lane has one
-# of them, number `partial` of the round, and of it 8 dimensions, chunk number `column`.
+# The loop, and what it does with a token. **Look for** the score (8 products in a lane, then `warp_reduction_sum` over
+# the 8 lanes of a token) and for the online softmax of section 2, for each query head. A round of the loop brings
+# `tokens` = 16 tokens. A lane has one of them, number `partial` of the round, and of it 8 dimensions, chunk number
+# `column`.
 
 # %%
 excerpt(decode_simple, "    for base in cutlass.range(first, last, tokens):", "    all_ml, all_acc = allocate")
+excerpt(decode_simple, "def take(", "@cute.jit\ndef begin")
 
 # %% [markdown]
 # Three details decide whether it is right.

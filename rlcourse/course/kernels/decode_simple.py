@@ -47,8 +47,8 @@ def attend(queries: cute.Tensor, keys: cute.Tensor, values: cute.Tensor, first, 
     D / 8 lanes hold a token, 16 bytes each, so one load of a block brings 16 tokens of size 64. These lanes keep a
     partial of their own for each query head, and share only the scores, by shuffles.
     """
-    group, size = queries.shape
-    lanes, tokens = const_expr(size // 8), const_expr(threads * 8 // size)
+    size = queries.shape[1]
+    tokens = const_expr(threads * 8 // size)
     partial, column, query, m, l, acc = begin(queries)
     key, value = cute.make_rmem_tensor((1, 8), keys.element_type), cute.make_rmem_tensor((1, 8), keys.element_type)
     for base in cutlass.range(first, last, tokens):
@@ -56,22 +56,29 @@ def attend(queries: cute.Tensor, keys: cute.Tensor, values: cute.Tensor, first, 
         slot = cutlass.min(token, last - 1)  # past the end a lane reads the last token again, and does not count it
         cute.autovec_copy(chunks(keys)[None, slot, column], key)
         cute.autovec_copy(chunks(values)[None, slot, column], value)
-        for h in range_constexpr(group):
-            score = Float32(0.0)
-            for e in range_constexpr(8):
-                score += query[e, h] * key[e].to(Float32)
-            score = cute.arch.warp_reduction_sum(score, threads_in_group=lanes)
-            score = score if token < last else -Float32.inf
-            m_new = cute.arch.fmax(m[h], score)
-            alpha, weight = power(m[h] - m_new), power(score - m_new)
-            m[h] = m_new
-            l[h] = l[h] * alpha + weight
-            for e in range_constexpr(8):
-                acc[e, h] = acc[e, h] * alpha + weight * value[e].to(Float32)
+        take(query, key, value, token < last, m, l, acc, size // 8)
 
     all_ml, all_acc = allocate_partials(tokens, size)
     leave(all_ml, all_acc, m, l, acc, partial, column)
     return all_ml, all_acc
+
+
+@cute.jit
+def take(query: cute.Tensor, key: cute.Tensor, value: cute.Tensor, seen, m: cute.Tensor, l: cute.Tensor,
+         acc: cute.Tensor, lanes: cutlass.Constexpr):  # fmt: skip
+    """One token into the online softmax of each query head, by the `lanes` lanes that hold it."""
+    for h in range_constexpr(acc.shape[1]):
+        score = Float32(0.0)
+        for e in range_constexpr(8):
+            score += query[e, h] * key[e].to(Float32)
+        score = cute.arch.warp_reduction_sum(score, threads_in_group=lanes)
+        score = score if seen else -Float32.inf
+        m_new = cute.arch.fmax(m[h], score)
+        alpha, weight = power(m[h] - m_new), power(score - m_new)
+        m[h] = m_new
+        l[h] = l[h] * alpha + weight
+        for e in range_constexpr(8):
+            acc[e, h] = acc[e, h] * alpha + weight * value[e].to(Float32)
 
 
 @cute.jit
