@@ -1,5 +1,7 @@
 """What several kernels share: which thread loads and stores what."""
 
+import math
+
 from rlcourse.kernels import KernelError
 from rlcourse.kernels.dsl import const_expr, cute, cutlass, range_constexpr
 from rlcourse.kernels.kernel import Kernel
@@ -60,3 +62,16 @@ def store(held: cute.Tensor, row: cute.Tensor, lane, lanes: cutlass.Constexpr = 
     for i in range_constexpr(held.shape[1]):
         if const_expr(full) or i * lanes + lane < count:
             cute.autovec_copy(held[None, i], pieces[None, i * lanes + lane])
+
+
+@cute.jit
+def load_logits(row: cute.Tensor, piece, held: cute.Tensor):
+    """A 16-byte piece of a row; past the end of a row that isn't a multiple of that, -inf."""
+    vector = const_expr(cute.size(held))
+    if (piece + 1) * vector <= row.shape[0]:
+        cute.autovec_copy(cute.tiled_divide(row, (vector,))[None, piece], held)
+    else:
+        held.fill(-math.inf)
+        for i in range_constexpr(vector):
+            if piece * vector + i < row.shape[0]:
+                held[i] = row[piece * vector + i]

@@ -28,26 +28,18 @@ def embedding_reference(table: Tensor, token: Tensor) -> Tensor:
     return table[token]
 
 
-class EmbeddingKernel(PerPiece):
-    """Base of these kernels, for rows of `hidden` numbers."""
-
-    @property
-    def width(self) -> int:
-        return self.hidden
-
-
 @dataclass(frozen=True)
-class Embedding(EmbeddingKernel):
+class Embedding(PerPiece):
     """y [tokens, hidden]: each thread copies 16 bytes."""
 
-    hidden: int
+    width: int
     dtype: str
     threads: int = 256
 
     def arguments(self) -> tuple:
         token = Argument("token", "int64", ("tokens",), align=8)
-        y = Argument("y", self.dtype, ("tokens", self.hidden), free=1, output=True)
-        return Argument("table", self.dtype, ("vocabulary", self.hidden)), token, y
+        y = Argument("y", self.dtype, ("tokens", self.width), free=1, output=True)
+        return Argument("table", self.dtype, ("vocabulary", self.width)), token, y
 
     def grid(self, table, token, y):
         return -(-token.shape[0] * self.pieces // self.threads), 1, 1
@@ -62,7 +54,7 @@ class Embedding(EmbeddingKernel):
 
 
 @dataclass(frozen=True)
-class EmbeddingBackward(EmbeddingKernel):
+class EmbeddingBackward(PerPiece):
     """dtable [vocabulary, hidden] float32 += sums of dy [tokens, hidden], for runs of one chunk; of longer runs, each
     chunk's sum goes into sums [windows, 2, hidden]. The four lists [tokens] are those of `runs`.
 
@@ -70,15 +62,15 @@ class EmbeddingBackward(EmbeddingKernel):
     and no two others, whose sums are at [window, 1].
     """
 
-    hidden: int
+    width: int
     dtype: str
     threads: int = 128
 
     def arguments(self) -> tuple:
         source = Argument("source", "int64", ("tokens",), align=8)
-        dy = Argument("dy", self.dtype, ("tokens", self.hidden), free=1)
-        sums = Argument("sums", "float32", ("windows", 2, self.hidden), output=True)
-        return *of_runs(), source, dy, Argument("dtable", "float32", ("vocabulary", self.hidden)), sums
+        dy = Argument("dy", self.dtype, ("tokens", self.width), free=1)
+        sums = Argument("sums", "float32", ("windows", 2, self.width), output=True)
+        return *of_runs(), source, dy, Argument("dtable", "float32", ("vocabulary", self.width)), sums
 
     @cute.kernel
     def kernel(self, token: cute.Tensor, begin: cute.Tensor, end: cute.Tensor, source: cute.Tensor, dy: cute.Tensor,
@@ -97,17 +89,17 @@ class EmbeddingBackward(EmbeddingKernel):
 
 
 @dataclass(frozen=True)
-class LongRuns(EmbeddingKernel):
+class LongRuns(PerPiece):
     """dtable [vocabulary, hidden] float32 += what `EmbeddingBackward` left in sums [windows, 2, hidden]."""
 
-    hidden: int
+    width: int
     threads: int = 128
 
     vector = 4  # float32 numbers in 16 bytes
 
     def arguments(self) -> tuple:
-        sums = Argument("sums", "float32", ("windows", 2, self.hidden))
-        return *of_runs(), sums, Argument("dtable", "float32", ("vocabulary", self.hidden))
+        sums = Argument("sums", "float32", ("windows", 2, self.width))
+        return *of_runs(), sums, Argument("dtable", "float32", ("vocabulary", self.width))
 
     def grid(self, token, begin, end, sums, dtable):
         return -(-sums.shape[0] * self.pieces // self.threads), 1, 1

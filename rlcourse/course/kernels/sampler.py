@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlcourse.course.kernels.common import load_logits
 from rlcourse.course.kernels.philox import gumbel, gumbel_reference, philox, random_bits_reference
 from rlcourse.kernels.arguments import HALVES, Argument, Scalar, type_name
 from rlcourse.kernels.dsl import Float32, Int32, Int64, Uint32, const_expr, cute, cutlass, range_constexpr
@@ -123,13 +124,7 @@ class Sampler(Kernel):
         """Add a 16-byte piece of a row to a thread's share."""
         first, vector = piece * self.vector, const_expr(self.vector)
         held = cute.make_rmem_tensor(vector, row.element_type)
-        held.fill(-math.inf)
-        if first + vector <= row.shape[0]:
-            cute.autovec_copy(cute.tiled_divide(row, (vector,))[None, piece], held)
-        else:  # the end of a row that pieces do not divide
-            for i in range_constexpr(vector):
-                if first + i < row.shape[0]:
-                    held[i] = row[first + i]
+        load_logits(row, piece, held)
         logits = cute.make_rmem_tensor(vector, Float32)
         largest = share[LARGEST]
         for i in range_constexpr(vector):

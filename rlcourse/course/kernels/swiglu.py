@@ -24,11 +24,7 @@ def swiglu_reference(gate_up: Tensor) -> Tensor:
 
 
 class SwigluKernel(PerPiece):
-    """Base of both kernels."""
-
-    @property
-    def width(self) -> int:
-        return self.inner
+    """Base of both kernels. width: of the result, `inner`."""
 
     def argument(self, name: str, columns: int, **options) -> Argument:
         return Argument(name, self.dtype, ("rows", columns), **options)
@@ -38,13 +34,13 @@ class SwigluKernel(PerPiece):
 class Swiglu(SwigluKernel):
     """out [rows, inner] = silu(gate) * up for gate_up [rows, 2 * inner]. early: see `toolchain.can_begin_early`."""
 
-    inner: int
+    width: int
     dtype: str
     threads: int = 1024
     early: bool = False
 
     def arguments(self) -> tuple:
-        return self.argument("gate_up", 2 * self.inner, free=1), self.argument("out", self.inner, output=True)
+        return self.argument("gate_up", 2 * self.width, free=1), self.argument("out", self.width, output=True)
 
     @cute.kernel
     def kernel(self, gate_up: cute.Tensor, out: cute.Tensor):
@@ -69,13 +65,13 @@ class Swiglu(SwigluKernel):
 class SwigluBackward(SwigluKernel):
     """dgate_up [rows, 2 * inner] from gate_up [rows, 2 * inner] and dy [rows, inner]; inside, float32."""
 
-    inner: int
+    width: int
     dtype: str
     threads: int = 256
 
     def arguments(self) -> tuple:
-        gate_up, dy = self.argument("gate_up", 2 * self.inner, free=1), self.argument("dy", self.inner, free=1)
-        return gate_up, dy, self.argument("dgate_up", 2 * self.inner, free=1, output=True)
+        gate_up, dy = self.argument("gate_up", 2 * self.width, free=1), self.argument("dy", self.width, free=1)
+        return gate_up, dy, self.argument("dgate_up", 2 * self.width, free=1, output=True)
 
     @cute.kernel
     def kernel(self, gate_up: cute.Tensor, dy: cute.Tensor, dgate_up: cute.Tensor):

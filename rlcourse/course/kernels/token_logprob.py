@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlcourse.course.kernels.common import VECTOR
+from rlcourse.course.kernels.common import VECTOR, load_logits
 from rlcourse.kernels.arguments import Argument, type_name
 from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_constexpr
 from rlcourse.kernels.kernel import LOG2_E, LOWEST, Kernel, operation, power
@@ -62,7 +62,7 @@ class TokenLogprob(BlockPerRow):
         largest, mass = Float32(LOWEST), Float32(0.0)
         held = cute.make_rmem_tensor(VECTOR, logits.element_type)
         for piece in cutlass.range(thread, cute.ceil_div(logits.shape[1], VECTOR), self.threads):
-            load(logits[row, None], piece, held)
+            load_logits(logits[row, None], piece, held)
             above = largest
             for i in range_constexpr(VECTOR):
                 above = cute.arch.fmax(above, held[i].to(Float32) * LOG2_E)
@@ -108,7 +108,7 @@ class TokenLogprobBackward(BlockPerRow):
             slope = Float32(0.0)
         held = cute.make_rmem_tensor(VECTOR, logits.element_type)
         for piece in cutlass.range(thread, cute.ceil_div(logits.shape[1], VECTOR), self.threads):
-            load(logits[row, None], piece, held)
+            load_logits(logits[row, None], piece, held)
             for i in range_constexpr(VECTOR):
                 hot = Float32(1.0) if token == piece * VECTOR + i else Float32(0.0)
                 held[i] = (slope * (hot - power(held[i].to(Float32) * LOG2_E - total))).to(held.element_type)
@@ -123,20 +123,8 @@ def merge(largest: Float32, mass: Float32, other: Float32, more: Float32):
 
 
 @cute.jit
-def load(row: cute.Tensor, piece, held: cute.Tensor):
-    """A 16-byte piece of a row; past the end of a row that isn't a multiple of that, -inf."""
-    if (piece + 1) * VECTOR <= row.shape[0]:
-        cute.autovec_copy(cute.tiled_divide(row, (VECTOR,))[None, piece], held)
-    else:
-        held.fill(-math.inf)
-        for i in range_constexpr(VECTOR):
-            if piece * VECTOR + i < row.shape[0]:
-                held[i] = row[piece * VECTOR + i]
-
-
-@cute.jit
 def store(held: cute.Tensor, row: cute.Tensor, piece):
-    """The way back of `load`."""
+    """The way back of `load_logits`."""
     if (piece + 1) * VECTOR <= row.shape[0]:
         cute.autovec_copy(held, cute.tiled_divide(row, (VECTOR,))[None, piece])
     else:
