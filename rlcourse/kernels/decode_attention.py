@@ -39,11 +39,10 @@ class DecodeAttention(DecodeKernel):
     angles: dtype of cos and sin, for the fused form: q and the new token's k and v come as they leave the projection,
     and get their RoPE and their place in the cache here. tiles: products of 16 tokens that a warp has under way.
 
-    Programmatic dependent launch (Hopper and later): with early, the blocks may come to the GPU before the kernel
-    before them has ended, and wait there. With ahead, that kernel writes nothing of position, start and the tokens
-    before the newest one, as in a loop that decodes; what a block needs of them first is read before it waits.
-    release: when the kernel after this one may come, "start" or "end" (of a block's loop over tokens); None: when this
-    one has ended.
+    Programmatic dependent launch (Hopper and later): with early, blocks may start before the previous kernel has ended,
+    and wait. With ahead, that kernel writes nothing of position, start and older tokens, as in a decode loop, so blocks
+    read some of these before they wait. release: when the next kernel may start, at the "start" of a block or at the
+    "end" of its loop; None: when this one has ended.
     """
 
     splits: int = 1

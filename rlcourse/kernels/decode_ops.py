@@ -24,14 +24,11 @@ LEAST_TOKENS = 512  # of a full cache, for each block that shares a row: fewer a
 def decode_attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, position: Tensor, start: Tensor | None = None
 ) -> Tensor:
-    """Attention of one query token a row over slots start..position of its cache; `decode_attention_reference` in one
-    launch.
+    """`decode_attention_reference` in one launch.
 
     q [B, H, D], bfloat16 or float16; k_cache, v_cache [B, K, S, D] of q's dtype; position int64 [1] or [B], start int64
-    [B] or None for 0. Strides of rows are free, and of the caches' heads: q may be a part of a packed projection, the
-    caches may be halves of one tensor. Returns [B, H, D]. D is 64 or 128, H / K at most 8. Raises KernelError.
-
-    One launch at a time on a GPU: the workspace is shared, so do not launch on two streams at once.
+    [B] or None for 0. Strides of rows are free, and of the caches' heads. Returns [B, H, D]. D is 64 or 128, H / K at
+    most 8. Raises KernelError. The workspace is shared, so don't launch on two streams at once.
     """
     out = q.new_empty(q.shape)
     if len(q):
@@ -44,8 +41,7 @@ def fused_decode_attention(
     q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, k_cache: Tensor, v_cache: Tensor, position: Tensor,
     start: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """RoPE of q and k, the cache write, and attention of the new token; `fused_decode_attention_reference` in one
-    launch.
+    """`fused_decode_attention_reference` in one launch: RoPE of q and k, the cache write, and attention.
 
     As `decode_attention`, and: k, v [B, K, D] of q's dtype, the stride of rows free; cos, sin [B, D / 2], or [B, D]
     with equal halves, bfloat16, float16 or float32. Writes slot `position` of k_cache and v_cache.
@@ -91,12 +87,10 @@ def choose_splits(pairs: int, slots: int, multiprocessors: int) -> int:
 
 
 def choose_blocks(pairs: int, slots: int, multiprocessors: int, hopper: bool) -> dict:
-    """Warps, tiles, early and release (see `DecodeAttention`) that were fastest on an H200 in a whole decode step.
-
-    Few blocks need many warps each to occupy the card, and two tiles a warp, so that a long row takes no second round.
-    Where blocks are more than the card has multiprocessors, the kernel after them takes room that they could use, so it
-    comes late; where they are many and short, they themselves come when the room is free.
-    """
+    """Warps, tiles, early and release (see `DecodeAttention`) that were fastest on an H200 in a whole decode step."""
+    # Few blocks need many warps each to occupy the card, and two tiles per warp, so that a long row takes no second
+    # round. With more blocks than multiprocessors the next kernel would take their room, so it comes late; many short
+    # blocks come themselves only when there is room.
     if pairs <= multiprocessors // 2:
         best = {"warps": 16, "tiles": 2, "early": True, "release": "start"}
     elif pairs <= 2 * multiprocessors:

@@ -1,14 +1,13 @@
-"""Matrix products of a decode step on Hopper: what their kernels share. Rows [R, K] times weights [N, K] transposed.
+"""What the matmul kernels of a decode step on Hopper share. Rows [R, K] times weights [N, K] transposed.
 
-A decode step has few rows, so its products wait for weights. A warp of each block does nothing but ask for them: it
-copies tiles of both factors into shared memory by TMA (the copy engine), as many as there is room for, and weights even
-before the kernel before this one has ended, since nobody writes them. The other warps multiply by wgmma, which takes
-both factors from there. Weights are its first factor, since that comes in 64s and there may be fewer rows (but see
-`gate_up.py`).
+A decode step has few rows, so its matmuls are memory-bound: they wait for weights. One warp of each block only loads.
+It copies tiles of both factors into shared memory by TMA, and weights even before the previous kernel has ended, since
+nobody writes them. The other warps multiply by wgmma. Weights are its first factor, which comes in 64s, since there may
+be fewer rows (but see `gate_up.py`).
 
-A tile of the result has one accumulator, which runs over the depth from the first number to the last: so its bits are
-those of every other kernel of the package (`rlcourse.exact.products`). Whatever a kernel then does to the result must
-round as the kernels in Triton do; what the compiler would contract, or round otherwise, is one instruction here.
+A tile of the result has one accumulator, which runs over the depth from first to last, so its bits are those of every
+other kernel of the package (`rlcourse.exact.products`). What follows must round as the kernels in Triton do; what the
+compiler would contract, or round otherwise, is one inline PTX instruction here.
 """
 
 from rlcourse.kernels import KernelError
@@ -87,8 +86,7 @@ class Tiled:
 
 
 def instructions(dtype, first: int, second: int, stages: int):
-    """The product of a tile, by 128 threads for each 64 of its first factor, mostly the weights, and how its factors
-    lie in shared memory."""
+    """The wgmma of a tile, and the layouts of both factors in shared memory."""
     helpers, by_rows = cutlass.utils.hopper_helpers, cutlass.utils.LayoutEnum.ROW_MAJOR
     major, tile = by_rows.sm90_mma_major_mode(), (first, second, DEPTH)
     mma = helpers.make_trivial_tiled_mma(
@@ -99,17 +97,16 @@ def instructions(dtype, first: int, second: int, stages: int):
 
 
 def pairs_of_rows(w, half: int):
-    """The rows of w in turns: eight of a first half, the eight that lie `half` rows behind them, and so on; where w is
-    several such pairs of halves, one after the other. Of each 16 a thread of wgmma holds the sums of row i and i + 8:
-    so it holds both numbers of a pair."""
+    """The rows of w in turns: eight of a first half, the eight that lie `half` rows behind them, and so on, for each
+    pair of halves. Of 16 rows a thread of wgmma holds i and i + 8, so it holds both numbers of a pair."""
     rows, depth = w.shape
     shape, stride = (8, 2, half // 8, rows // (2 * half)), (depth, half * depth, 8 * depth, 2 * half * depth)
     return cute.make_tensor(w.iterator, cute.make_layout((shape, depth), stride=(stride, 1)))
 
 
 def rows_in_turns(w, half: int):
-    """The rows of w in turns: one of the first half, one that lies `half` rows behind it, and so on. Where they are
-    columns of wgmma's result, a thread holds the sums of column i and i + 1: so it holds both numbers of a pair."""
+    """The rows of w in turns: one of the first half, one that lies `half` rows behind it, and so on. A thread of wgmma
+    holds neighbouring columns of the result, so it holds both numbers of a pair."""
     _, depth = w.shape
     return cute.make_tensor(w.iterator, cute.make_layout(((2, half), depth), stride=((half * depth, depth), 1)))
 
@@ -123,8 +120,8 @@ def copies(tensor, layout, tile_size: int):
 
 @cute.jit
 def allocate(dtype, layout_w: cute.ComposedLayout, layout_a: cute.ComposedLayout, stages: cutlass.Constexpr, workers):
-    """Shared memory of a block: both factors' tiles, and where the weights' lie, which is free after the product. And
-    two barriers for each stage: `full` says that its tiles are there, `empty` that they have been used."""
+    """Shared memory of a block: both factors' tiles, the place of the weights' (free after the product), and two
+    barriers per stage: `full` when its tiles are there, `empty` when they have been used."""
     memory = cutlass.memory.SmemAllocator()
     full, empty = (memory.allocate_array(Int64, stages) for _ in range(2))
     place = memory.allocate_array(dtype, const_expr(cute.cosize(layout_w)), byte_alignment=1024)

@@ -1,11 +1,9 @@
 """The embedding: a row of a table for each token, and the gradient of the table.
 
-Backward, a row of the table gets the sum of all its tokens' gradients. With atomic additions the order of that sum, and
-so the last bits, would change from run to run. So a stable sort puts equal tokens next to each other, in runs, and one
-thread adds up a piece of a run in order.
-
-Text repeats a few words very often, and a thread with a run of a thousand rows would finish long after all others. So
-runs are cut into chunks of 32. Where a run has several, a second launch adds up their sums.
+Backward, a row of the table gets the sum of its tokens' gradients. Atomic additions would change the order of that
+sum, and so its last bits, from run to run. So a stable sort puts equal tokens next to each other, in runs, and one
+thread adds up a piece of a run in order. Text repeats a few tokens very often, and a thread with a run of a thousand
+rows would finish last. So runs are cut into chunks of 32, and a second launch adds up the chunks of longer runs.
 """
 
 from dataclasses import dataclass

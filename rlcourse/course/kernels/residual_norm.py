@@ -3,12 +3,10 @@
 Forward it is the kernel of `rms_norm.py`, which keeps the sum for the backward pass. The sum's gradient has two parts,
 one through the norm and one along the residual stream, and both terms of the sum get all of it.
 
-Backward, a warp takes every so many rows and adds up its part of the weight's gradient in registers, in float32, as in
-`rms_norm_backward.py`. Two more things are for speed:
-
-- While a warp works on a row, `cp.async` copies its next one into shared memory. Loads into registers would occupy them
-  all the while, so a compiler that is short of registers puts such loads off until their results are needed.
-- The warps of a block add up their parts in shared memory, which leaves few for `column_sum.py`.
+Backward, each warp takes every so many rows and sums its part of the weight's gradient in registers, as in
+`rms_norm_backward.py`. Two more things are for speed: while a warp works on a row, `cp.async` copies the next one into
+shared memory (the compiler would put off loads into registers), and the warps of a block add up their parts in shared
+memory, which leaves few for `column_sum.py`.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,8 @@
 """Sampling the next token: temperature, Gumbel-max, its log-prob and the entropy, in one pass over the logits.
 
 The token with the largest logit / T + Gumbel noise is a sample from softmax(logits / T) (Gumbel 1954; Maddison et al.
-2014, arXiv:1411.0030). So sampling is a search for a maximum, and blocks can split a row's vocabulary; the last block
-to arrive combines their shares. `philox` makes the noise from counters: the same seed, counter and token give the same
-number wherever a row is in the batch and however the vocabulary is split.
+2014, arXiv:1411.0030). So sampling is an argmax, and blocks can split a row's vocabulary; the last block to arrive
+merges their shares. `philox` makes the noise from seed, counter and token, wherever a row is in the batch.
 """
 
 import math
@@ -34,9 +33,9 @@ def sample_reference(
     """A token of softmax(logits / temperature) for each row, its log-prob and the entropy of that distribution.
 
     logits [rows, vocabulary]; temperature 0 takes the largest logit, the first of equals, and both numbers are those at
-    temperature 1. seed int64 [1] and counter int64 [rows] choose the random numbers: a row draws the same again for the
-    same two, so each step of each completion needs a counter of its own. Returns token int64, logprob and entropy
-    float32, each [rows]; computed in float64. Where a logit is nan, both numbers are.
+    temperature 1. seed int64 [1] and counter int64 [rows] fix the random numbers, so each step of each completion needs
+    its own counter. Returns token int64, logprob and entropy float32, each [rows]; computed in float64. Where a logit
+    is nan, both numbers are.
     """
     scaled = logits.double() / (temperature or 1.0)
     logprobs = scaled.log_softmax(-1)
