@@ -69,3 +69,9 @@ def test_scopes_of_inline_assembly_have_registers_of_their_own():
     """
     memory, _ = execute(body, x=(32, np.uint32))
     assert memory.read("x").tolist() == [8] * 3 + [t + 6 for t in range(3, 32)]
+
+
+def test_a_launch_that_a_gpu_refuses_is_refused():
+    for grid, threads in ((0, 32), ((2, 0), 32), (1, 31), (1, 1056)):
+        with pytest.raises(ValueError, match="needs"):
+            execute("ret;", grid=grid, threads=threads)
