@@ -86,34 +86,23 @@ def check_data(f, n: int, low: float, high: float) -> None:
         why = " That is the share that was asked for." if abs(got_mean - share) < CLOSE else ""
         why = " That is 1 minus the mean." if abs(got_mean - (1 - mean)) < CLOSE else why
         raise AssertionError(f"your problems have a mean success rate of {got_mean:.3f}; {wanted}.{why}")
+    usual = {
+        least: " Problems that are all alike are as rarely silent as a data set of this mean can be.",
+        1.0: " Problems that are always or never solved are always silent: you need others, too.",
+        share + (1 - share) * least: " Problems in between are silent sometimes, too: you counted those at the ends.",
+    }
     if abs(got - share) > CLOSE:
-        why = ""
-        if abs(got - least) < 1e-3:
-            why = " Problems that are all alike are as rarely silent as a data set of this mean can be."
-        elif got > 1 - 1e-3:
-            why = " Problems that are always or never solved are always silent: you need others, too."
-        elif abs(got - (share + (1 - share) * least)) < CLOSE:
-            why = " The problems in between are silent sometimes, too: you counted only those at the ends."
+        why = next((said for wrong, said in usual.items() if abs(got - wrong) < CLOSE / 2), "")
         raise AssertionError(f"{got:.1%} of your groups are silent; {wanted}.{why}")
 
 
-@q2.case("half of the way from the fewest silent groups to all")
-def _(f):
-    for n in (8, 4):
-        check_data(f, n, 0.35, 0.65)
-
-
-@q2.case("pairs, where even the middle is often silent")
-def _(f):
-    for _ in range(2):
-        check_data(f, 2, 0.3, 0.7)
-
-
-@q2.case("nearly all groups silent, and few of them")
-def _(f):
-    for low, high in ((0.9, 0.96), (0.08, 0.15)):
-        check_data(f, 8, low, high)
-
+q2.case("half of the way from the fewest silent groups to all")(
+    lambda f: [check_data(f, n, 0.35, 0.65) for n in (8, 4)]
+)
+q2.case("pairs, where even the middle is often silent")(lambda f: [check_data(f, 2, 0.3, 0.7) for _ in range(2)])
+q2.case("nearly all groups silent, and few of them")(
+    lambda f: [check_data(f, 8, *ends) for ends in ((0.9, 0.96), (0.08, 0.15))]
+)
 
 q3 = Question("q3", "mended_loss", hint="Begin with the nan: what is there after the end of an answer?")
 
@@ -126,10 +115,8 @@ PLANTED = {
 LOSS_MISTAKES = {
     "kl sign": "The KL has the wrong sign: it is a price, so it is added to the loss.",
     "sign": "The sign is wrong: optimizers minimise, and rows of positive advantage must become more probable.",
-    "no kl": "The KL is missing.",
     "sum": "You added up the tokens of a row: take their mean.",
     "constant": "You divide by all places of the matrix: GRPO takes the mean over the real tokens of each row.",
-    "rows added": "You added up the rows: take their mean.",
     "real rows": "You took the mean over rows that have tokens: an empty row adds 0 and still counts as a row.",
     "no clip": "The clip is missing.",
     "inverse": "Your ratio is upside down: the new policy stands above the old one.",
@@ -137,7 +124,6 @@ LOSS_MISTAKES = {
     "ref in ratio": "Your ratio is taken to the reference: it belongs to the policy that sampled, old_logprobs.",
     "old in kl": "Your KL is taken to old_logprobs: it belongs to the reference.",
     "k1": "That KL is k1, the plain difference: take k3.",
-    "k2": "That KL is k2, half the square: take k3.",
 }
 
 
@@ -153,8 +139,8 @@ def grpo_loss(logprobs, old, ref, advantages, mask, clip: float, beta: float, wr
         gain = pick(wrong, {"no clip": ratio * a, "clip alone": ratio.clamp(1 - clip, 1 + clip) * a}, clipped)
         d = new - (was if "old in kl" in wrong else start)
         kl = (-d).exp() - 1 + d
-        kl = pick(wrong, {"k1": d, "k2": d**2 / 2, "mirrored": d.exp() - 1 - d, "kl sign": -kl, "no kl": 0 * kl}, kl)
-        counts = {"tokens": mask.sum(), "sum": rows, "constant": mask.numel(), "rows added": length}
+        kl = pick(wrong, {"k1": d, "mirrored": d.exp() - 1 - d, "kl sign": -kl}, kl)
+        counts = {"tokens": mask.sum(), "sum": rows, "constant": mask.numel()}
         count = pick(wrong, counts | {"real rows": length * mask.any(1).sum()}, rows * length)
         total = total + (beta * kl - gain).sum() / count
     return -total if "sign" in wrong else total
@@ -179,10 +165,7 @@ def _(f):
     check_loss(f, new, new, new, *rest, 0.2, 0.05)
 
 
-@q3.case("policies apart, no KL: ratio and clip")
-def _(f):
-    for clip in (0.2, 0.5):
-        check_loss(f, *batch(), clip, 0.0)
+q3.case("policies apart, no KL: ratio and clip")(lambda f: [check_loss(f, *batch(), clip, 0.0) for clip in (0.2, 0.5)])
 
 
 @q3.case("policies apart, with the KL")
@@ -197,9 +180,7 @@ def _(f):
     check_loss(f, *logprobs, 0 * advantages, mask, 0.2, 0.1)
 
 
-@q3.case("a row without tokens adds 0 and counts as a row")
-def _(f):
-    check_loss(f, *batch(empty=True), 0.2, 0.1)
+q3.case("a row without tokens adds 0 and counts as a row")(lambda f: check_loss(f, *batch(empty=True), 0.2, 0.1))
 
 
 @q3.case("inf and nan after the end do no harm")
@@ -214,14 +195,10 @@ q4 = Question("q4", "expected_gradients", hint="All actions^G groups, their prob
 GRADIENT_MISTAKES = {
     "flipped": "The rows are the wrong way round: first centred, then normalised.",
     "sum": "You added up over the group: take the mean of its answers.",
-    "own left out": "The first row leaves the own reward out of the mean.",
     "not divided": "You did not divide by the deviation in the second row.",
-    "sign": "The sign is wrong: this is the gradient of the expected reward, to be climbed.",
-    "combinations": "You went through combinations: the same action may come twice, and every order is a group.",
     "repeats": "You went through each collection of actions once: every order in which it is drawn is a group.",
     "all": "You divided by one deviation over all groups: each group is divided by its own.",
     "population": "You divided by n inside the deviation: that of a sample has n - 1.",
-    "alike": "You gave all groups the same probability: it is the product of their actions' probabilities.",
     "no baseline": "You did not subtract the mean of the group.",
     "no eps": "The second row is nearly right: add 1e-4 to the deviation, in every group.",
 }
@@ -249,20 +226,16 @@ def group_gradients(logits: Tensor, rewards: Tensor, n: int) -> Tensor:
 def gradients_off(logits: Tensor, rewards: Tensor, n: int, wrong: str) -> Tensor:
     """The same by going through groups, with a mistake: [2, actions], float64."""
     pi, rewards = logits.double().softmax(0), rewards.double()
-    choose = {"combinations": itertools.combinations, "repeats": itertools.combinations_with_replacement}.get(wrong)
-    every = choose(range(len(pi)), n) if choose else itertools.product(range(len(pi)), repeat=n)
-    groups = torch.tensor(list(every), dtype=torch.long).view(-1, n)
-    if not len(groups):  # no combinations of so few actions
-        return torch.zeros(2, len(pi), dtype=torch.float64)
-    chance = torch.full((len(groups), 1), 1 / len(groups)) if wrong == "alike" else pi[groups].prod(1, True)
-    r = rewards[groups]
+    once = itertools.combinations_with_replacement(range(len(pi)), n)
+    groups = torch.tensor(list(once if wrong == "repeats" else itertools.product(range(len(pi)), repeat=n)))
+    chance, r = pi[groups].prod(1, True), rewards[groups]
     a = r if wrong == "no baseline" else r - r.mean(1, keepdim=True)
     std = a.std() if wrong == "all" else a.std(1, correction=int(wrong != "population"), keepdim=True)
     normalised = a if wrong == "not divided" else a / (std + (1e-9 if wrong == "no eps" else EPS))
     scores = (torch.eye(len(pi)).double() - pi)[groups]  # [groups, n, actions]
     first, second = ((chance * (x[..., None] * scores).mean(1)).sum(0) for x in (a, normalised))
-    found = torch.stack([first * (n / (n - 1) if wrong == "own left out" else 1), second])
-    return found.flip(0) if wrong == "flipped" else found * {"sum": n, "sign": -1}.get(wrong, 1)
+    found = torch.stack([first, second])
+    return found.flip(0) if wrong == "flipped" else found * (n if wrong == "sum" else 1)
 
 
 def check_gradients(f, logits: Tensor, rewards: Tensor, n: int) -> None:
@@ -275,10 +248,9 @@ def apart(actions: int) -> Tensor:
     return torch.randperm(33)[:actions] / 8
 
 
-@q4.case("two actions in groups of 2, 3 and 6")
-def _(f):
-    for n in (3, 2, 6):
-        check_gradients(f, torch.randn(2), torch.tensor([1.0, 0.0]), n)
+q4.case("two actions in groups of 2, 3 and 6")(
+    lambda f: [check_gradients(f, torch.randn(2), torch.tensor([1.0, 0.0]), n) for n in (3, 2, 6)]
+)
 
 
 @q4.case("three and four actions, any rewards")

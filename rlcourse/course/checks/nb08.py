@@ -20,7 +20,6 @@ def check_add_ten(f, *sizes: int, spread: float = 1.0) -> None:
         mistakes = {
             "This is a, copied: add 10.": a,
             "You multiplied.": 10 * a,
-            "You read the same element in every thread.": (a[:1] + 10).expand(n),
             "Each thread wrote its own number, the place of its element.": torch.arange(n) + 10.0,
         }
         check_kernel(f, {"a": a}, a + 10, mistakes, f"{n} elements")
@@ -45,11 +44,9 @@ def check_transpose(f, rows: int, columns: int) -> ptx.Report:
 q3.case("a square of whole tiles")(lambda f: check_transpose(f, 16, 16))
 
 
-@q3.case("any height and width")
-def _(f):
-    f = compiled_once(f)
-    check_transpose(f, draw(9, 15), draw(17, 23))
-    check_transpose(f, draw(17, 30), draw(1, 7))
+q3.case("any height and width")(
+    lambda f: [check_transpose(f, *size) for size in ((draw(9, 15), draw(17, 23)), (draw(17, 30), draw(1, 7)))]
+)
 
 
 @q3.case("neighbouring lanes read neighbours")
@@ -91,8 +88,6 @@ q5 = kernel_question("q5", "RowMax", "In five steps each lane keeps the larger o
 def check_row_max(f, a: Tensor) -> None:
     mistakes = {
         "Your lanes without a number hold 0: the maximum of negative numbers is negative.": a.amax(1).clamp(min=0),
-        "This is the sum.": a.sum(1),
-        "This is the smallest.": a.amin(1),
         "This is each row's first number: the lanes never compared.": a[:, 0],
     }
     for lanes in (2, 4, 8, 16):
@@ -155,7 +150,6 @@ def check_sectors(f, addresses: Tensor, size: int, active: Tensor | None = None)
         "You divided the bytes asked for by 32: that is right only where they lie side by side.": -(-asked // 32),
         "You took the distance from the first byte to the last: what lies between need not be moved.": -(-span // 32),
         "You counted the lanes: several may share a sector.": active.sum(1),
-        "You counted bytes: a sector has 32.": 32 * loop_sectors(addresses, active),
         "You counted lines of 128 bytes: a sector has 32.": loop_sectors(addresses // 4, active),
     }
     compare(f(addresses, size, active), loop_sectors(addresses, active), mistakes)
@@ -166,10 +160,9 @@ def base() -> int:
     return 128 * draw(1, 10**6)
 
 
-@q7.case("neighbours: 4 bytes a lane, and 16")
-def _(f):
-    for size in (4, 16):
-        check_sectors(f, base() + size * torch.arange(96).view(3, 32), size)
+q7.case("neighbours: 4 bytes a lane, and 16")(
+    lambda f: [check_sectors(f, base() + size * torch.arange(96).view(3, 32), size) for size in (4, 16)]
+)
 
 
 @q7.case("with a stride, from an odd beginning, and in any order")
@@ -229,7 +222,6 @@ def check_relu_squared(f, n: int) -> ptx.Report:
     mistakes = {
         "It rounds to bfloat16 on the way: round once, at the end.": positive.square().to(torch.bfloat16) * up,
         "The elements after the last whole piece have no relu.": torch.where(whole, expected, without),
-        "The square is missing.": (positive * up.float()).to(torch.bfloat16),
         "The relu is missing: negative gates give 0.": without,
     }
     return check_kernel(f, {"gate": gate, "up": up}, expected, mistakes, f"n = {n}")
@@ -275,7 +267,6 @@ def check_row_norm(f, rows: int, **order) -> None:
     first = squares.view(rows, -1, 4, 32)[:, :, 0].sum((1, 2))  # of threads 0 to 31
     mistakes = {
         "You forgot the root.": squares.sum(1),
-        "This is the root mean square: the norm has no mean.": squares.mean(1).sqrt(),
         "Only the first warp's share is in it: add up all of shares.": first.sqrt(),
         "The sum of a warp needs all its lanes: this is lane 0's own.": squares[:, ::32].sum(1).sqrt(),
     }

@@ -105,7 +105,7 @@ WRONG = {
         "any line": (lambda text, gold: float(any(one_claim(line, gold) for line in text.split("\n"))), "took it back"),
         "no minus": (lambda text, gold: one_claim(text.replace("-", ""), gold), "digits inside another number"),
         "text": (lambda text, gold: text, "return 1.0 or 0.0"),
-        "None": (lambda text, gold: None, "is None"),
+        "None": (lambda text, gold: None, "is None: return"),
     },
     "q4": {
         "all weights": (lambda weights: 1 - weights.sum() / len(weights), "weights of the other answers"),

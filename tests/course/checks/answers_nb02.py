@@ -100,7 +100,7 @@ WRONG = {
         "k2": (k2, "That is k2"),
         "k3": (k3, "gradient of k3"),
         "sum of two": (lambda new, ref: k3(new, ref) + k2(new, ref) - k2(new, ref).detach(), "added up"),
-        "no half": (functools.partial(value_and_gradient, gradient=lambda new, ref: (new - ref) ** 2), "has no half"),
+        "no half": functools.partial(value_and_gradient, gradient=lambda new, ref: (new - ref) ** 2),
         "wrong sign": (lambda new, ref: k3(new, ref).detach() - k2(new, ref) + k2(new, ref).detach(), "wrong sign"),
         "clamped": (lambda new, ref: (new - ref).clamp(min=0), "The value is 0 where"),
         "mean": (lambda new, ref: value_and_gradient(new, ref).mean(), "one for each token"),

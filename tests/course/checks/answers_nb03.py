@@ -94,7 +94,7 @@ WRONG = {
             lambda new, old, ref, a, mask, *x: loss_by_package(new, old, ref, a, mask, *x) + (0 * new).sum(),
             "fill the masked places",
         ),
-        "the package's k1": (lambda *x: loss_by_package(*x, estimator="k1"), "k1"),
+        "the package's k2": lambda *x: loss_by_package(*x, estimator="k2"),
         "the package's Dr. GRPO": (lambda *x: loss_by_package(*x, how="constant"), "all places of the matrix"),
         "GSPO": lambda *x: loss_by_package(*x, ratio="sequence"),
     },

@@ -1,5 +1,6 @@
 """Answers to the exercises of lesson 06."""
 
+import functools
 import itertools
 import math
 
@@ -54,11 +55,12 @@ def self_by_parents(starts, ends):
     return own
 
 
-def touching_is_nested(starts, ends):
-    """An event that begins where another ends is taken for its child."""
+def by_stack(starts, ends, touching=False):
+    """By the starts alone: of events that begin together a child may take its parent for its own child. touching: an
+    event that begins where another ends is taken for its child."""
     own, stack = ends - starts, []
     for i in starts.argsort(stable=True).tolist():
-        while stack and ends[stack[-1]] < starts[i]:
+        while stack and (ends[stack[-1]] < starts[i] if touching else ends[stack[-1]] <= starts[i]):
             stack.pop()
         if stack:
             own[stack[-1]] -= ends[i] - starts[i]
@@ -79,6 +81,7 @@ WRONG = {
     },
     "q2": ruled(most_rows, FREE_MISTAKES, "wrong")
     | {
+        "rounded up": lambda *n: free_by_formula(*n) + 1,
         "not rounded": (lambda *n: free_by_formula(*n) + 0.5, "a whole number"),
         "no case without a cache": lambda *n: math.floor(free_by_formula(*n) / (1 if n[1] else 0)),
     },
@@ -87,5 +90,6 @@ WRONG = {
         "everything": (lambda seconds, phase, speedups, days, budget: days > -1, "days, there are"),
         "numbers": (lambda *a: plan_by_sets(*a).nonzero()[:, 0], "True or False for each"),
     },
-    "q4": ruled(own_times, SELF_MISTAKES, "wrong") | {"touching counts as nested": touching_is_nested},
+    "q4": ruled(own_times, SELF_MISTAKES, "wrong")
+    | {"ties": by_stack, "touching counts as nested": functools.partial(by_stack, touching=True)},
 }

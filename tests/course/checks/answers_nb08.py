@@ -20,7 +20,6 @@ WRONG = {
         "span": (lambda a, size, on: -(-(a.amax(1) + size - a.amin(1)) // 32), "distance from the first byte"),
         "lanes": (lambda a, size, on: on.sum(1), "counted the lanes"),
         "lines": (lambda a, size, on: sectors_by_sets(a // 4, size, on), "lines of 128"),
-        "in bytes": (lambda a, size, on: 32 * sectors_by_sets(a, size, on), "counted bytes"),
         "all warps as one": lambda a, size, on: torch.tensor([len(torch.unique(a[on] // 32))]),
     },
     "q8": {
@@ -82,7 +81,6 @@ EDITS = {
         "times ten": (ADD, "out[thread] = a[thread] * 10.0", "multiplied"),
         "the number of the thread": (ADD, "out[thread] = Float32(thread) + 10.0", "own number"),
         "one thread for all": (ADD, "if thread == 0:\n            " + ADD, "63 of 64 elements"),
-        "the first one": (ADD, "out[thread] = a[0] + 10.0", "same element"),
     },
     "q2": {
         "asks out": (GUARD, "if i + 1 <= out.shape[0]:", None),
@@ -127,8 +125,6 @@ EDITS = {
         "four steps": ("range_constexpr(5)", "range_constexpr(4)", "Only 16 lanes"),
         "no steps": ("range_constexpr(5)", "range_constexpr(0)", "never compared"),
         "inside": (STEPS, INSIDE, "never come"),
-        "a sum": (LARGER, "value = value + other", "This is the sum"),
-        "the smallest": ("other > value", "other < value", "the smallest"),
     },
     "q6": {
         "over the rows of b": ("range(a.shape[1])", "range(b.shape[0])", None),
@@ -147,14 +143,12 @@ EDITS = {
         ),
         "up one by one": (UP, UP_ONE_BY_ONE, "A lane moves 2 bytes at once"),
         "no relu": (RELU, "", "relu is missing"),
-        "no square": ("(wide * wide * u[i]", "(wide * u[i]", "square is missing"),
         "loads more than it needs": (FIRST, FIRST_WITH_MORE, "load each number once"),
     },
     "q10": {
         "a warp adds the shares": (ADD_UP, EVERY_LANE, None),
         "no second barrier": (LAST, "", "written again before"),
         "no root": ("cute.math.sqrt(everything)", "everything", "forgot the root"),
-        "a mean": ("cute.math.sqrt(everything)", "cute.math.sqrt(everything / 512.0)", "root mean square"),
         "first warp alone": (
             "for warp in range_constexpr(4):\n                        e",
             "for warp in range_constexpr(1):\n                        e",

@@ -51,7 +51,7 @@ def held(values, row=lambda i, g, h: 8 * g + 2 * i + h, column=lambda c, p, f: 2
 def changes(data, instructions, way, gb_s, ghz, sms, answer, combine=max, schedulers=4, fixed=False, **wrong):
     def time(i, w):
         waits = answer if fixed else data / way[w].item() * answer
-        issue = instructions[i].item() / (schedulers * (1 if wrong.get("one_sm") else sms) * ghz * 1e3)
+        issue = instructions[i].item() / (schedulers * sms * ghz * 1e3)
         return combine([data / (gb_s * (1 if wrong.get("units") else 1e3)), issue, waits])
 
     old, fewer, more, new = time(0, 0), time(1, 0), time(0, 1), time(1, 1)
@@ -72,18 +72,16 @@ RIGHT = {"q1": merged, "q2": chosen(longest), "q3": held, "q4": changes}
 WRONG = {
     "q1": {
         "mean": (lambda o, s, k: o.mean(0), "mean of the outputs"),
-        "added": (lambda o, s, k: o.sum(0), "as they are"),
         "no sink": (partial(merged, sinks=False), "takes its share"),
         "one top": (partial(merged, top=torch.max), "one for all heads"),
         "not divided": (partial(merged, divide=False), "not divided by their sum"),
-        "log-sums": (lambda o, s, k: (s[..., None] * o).sum(0) / (s.sum(0) + k)[:, None], "log-sums themselves"),
     },
     "q2": {
         "full waves": (chosen(lambda w, a, f: longest([x for x in w if len(x) == a] or w[:1], a, f)), "last wave"),
         "free": (chosen(lambda w, a, f: longest(w, a, 0)), "has to start and to end"),
         "tokens": (chosen(longest, tile=1), "whole tiles"),
         "mean": (chosen(lambda w, a, f: sum(map(sum, w)) / a + f * len(w)), "its longest CTA"),
-        "largest": (chosen(longest, last=True), "smallest number of splits"),
+        "largest": chosen(longest, last=True),
         "even": (chosen(longest, even=True), "the last may get none"),
         "never": lambda t, a, m, f: torch.tensor([1.0, longest(times(t, a, 1, f)[0], a, f)]),
     },
@@ -99,11 +97,10 @@ WRONG = {
     "q4": {
         "sum": (partial(changes, combine=sum), "not their sum"),
         "one scheduler": (partial(changes, schedulers=1), "four schedulers"),
-        "one SM": (partial(changes, one_sm=True), "All SMs"),
         "units": (partial(changes, units=True), "a thousand bytes"),
         "answered once": (partial(changes, fixed=True), "more than once"),
         "exchanged": (partial(changes, exchanged=True), "second number"),
-        "swap": (partial(changes, swap=True), "wrong way round"),
+        "swap": partial(changes, swap=True),
         "no draw": first_of_both,
     },
 }
@@ -125,7 +122,6 @@ EDITS = {
         "power of 2": ("(math.log2(math.e) / math.sqrt(self.size))", "(1 / math.sqrt(self.size))", "log2(e)"),
         "not divided": ("acc[e] / cute.arch.fmax(l, Float32(1e-30))", "acc[e]", "divided by l"),
         "last slot": ("cutlass.range(begin, end)", "cutlass.range(begin, end - 1)", "last - 1"),
-        "first slot": ("cutlass.range(begin, end)", "cutlass.range(begin + 1, end)", "first slot"),
         "padding": ("cutlass.range(begin, end)", "cutlass.range(0, end)", "nan"),
         "half of it": ("out[pair, lane + 32 * e] =", "out[pair, lane] =", "was not written"),
     }
