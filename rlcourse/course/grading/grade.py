@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rlcourse.course.calls import OutOfTime, time_limit
 from rlcourse.course.checks import Question, Result
-from rlcourse.course.grading import answers, isolation
+from rlcourse.course.grading import isolation
 from rlcourse.course.grading.notebook import checks_module, read_notebook, student_cells
 from rlcourse.course.grading.student import Run
 from rlcourse.sandbox.process import GUARD
@@ -63,11 +63,9 @@ def grade(path: Path, hidden: Path | None = None, seed: int | None = None, memor
     kernels = [question for question in questions if question.caller.kernels]
     way, why = isolation.way()
     setup = {"seed": report.seed, "module": name, "memory_bytes": int(memory_gb * 1e9), "kernels": bool(kernels)}
-    setup |= {"ungraded": [], "kept": None, "known": set()}
+    setup["ungraded"] = []
     if way == GUARD:
         report.notes.append(isolation.MISSING.format(why=why))
-        setup["kept"] = answers.files([path.parent, *([hidden] if hidden else [])])
-        setup["known"] = answers.digests() - answers.digests_of([cell.source for cell in cells])
     if kernels and (missing := no_kernels(way)):
         names = ", ".join(f"{question.name} {question.function}" for question in kernels)
         report.notes.append(f"Not graded: {names}: {missing}.")
