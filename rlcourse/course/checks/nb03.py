@@ -1,12 +1,21 @@
 """Checks of the exercises of lesson 03: whose log it is, a silent data set, a loss to mend, the mean of an estimate."""
 
 import itertools
+import math
 
 import torch
 from torch import Tensor
 
 from rlcourse.course.checks import Question, as_tensor, between, compare, draw
-from rlcourse.course.checks.builders import Names, compare_loss, pick, ragged_mask, sentences, whole_number
+from rlcourse.course.checks.builders import (
+    Names,
+    compare_loss,
+    compare_named,
+    pick,
+    ragged_mask,
+    sentences,
+    whole_number,
+)
 
 EPS = 1e-4
 
@@ -193,54 +202,38 @@ def _(f):
 q4 = Question("q4", "expected_gradients", hint="All actions^G groups, their probabilities, and the estimate of each.")
 
 GRADIENT_MISTAKES = {
-    "flipped": "The rows are the wrong way round: first centred, then normalised.",
-    "sum": "You added up over the group: take the mean of its answers.",
     "not divided": "You did not divide by the deviation in the second row.",
-    "repeats": "You went through each collection of actions once: every order in which it is drawn is a group.",
-    "all": "You divided by one deviation over all groups: each group is divided by its own.",
     "population": "You divided by n inside the deviation: that of a sample has n - 1.",
     "no baseline": "You did not subtract the mean of the group.",
     "no eps": "The second row is nearly right: add 1e-4 to the deviation, in every group.",
+    "flipped": "The rows are the wrong way round: first centred, then normalised.",
+    "sum": "You added up over the group: take the mean of its answers.",
+    "repeats": "You went through each collection of actions once: every order in which it is drawn is a group.",
 }
 
 
-def group_gradients(logits: Tensor, rewards: Tensor, n: int) -> Tensor:
-    """Expected gradients with group-centred and with normalised advantages: [2, actions], float64.
+def group_gradients(logits: Tensor, rewards: Tensor, n: int, wrong: str = "") -> Tensor:
+    """Expected gradients with group-centred and with normalised advantages, or with a mistake: [2, actions], float64.
 
-    The first in closed form, (1 - 1/n) pi (R - V); the second by how often each action occurs in a group.
+    By how often each action occurs in a group.
     """
     pi, rewards = logits.double().softmax(0), rewards.double()
-    first = (1 - 1 / n) * pi * (rewards - pi @ rewards)
-    second = torch.zeros_like(pi)
+    found, eps = torch.zeros(2, len(pi), dtype=torch.float64), 1e-9 if wrong == "no eps" else EPS
     for counts in itertools.product(range(n + 1), repeat=len(pi)):
         if sum(counts) == n:
             c = torch.tensor(counts, dtype=torch.float64)
-            ways = (torch.lgamma(torch.tensor(n + 1.0).double()) - torch.lgamma(c + 1).sum()).exp()
-            mean = c @ rewards / n
-            deviation = (c @ (rewards - mean) ** 2 / (n - 1)).sqrt()
-            weight = c * (rewards - mean) / (deviation + EPS)  # summed advantage of each action
-            second += ways * (pi**c).prod() * (weight - weight.sum() * pi) / n
-    return torch.stack([first, second])
-
-
-def gradients_off(logits: Tensor, rewards: Tensor, n: int, wrong: str) -> Tensor:
-    """The same by going through groups, with a mistake: [2, actions], float64."""
-    pi, rewards = logits.double().softmax(0), rewards.double()
-    once = itertools.combinations_with_replacement(range(len(pi)), n)
-    groups = torch.tensor(list(once if wrong == "repeats" else itertools.product(range(len(pi)), repeat=n)))
-    chance, r = pi[groups].prod(1, True), rewards[groups]
-    a = r if wrong == "no baseline" else r - r.mean(1, keepdim=True)
-    std = a.std() if wrong == "all" else a.std(1, correction=int(wrong != "population"), keepdim=True)
-    normalised = a if wrong == "not divided" else a / (std + (1e-9 if wrong == "no eps" else EPS))
-    scores = (torch.eye(len(pi)).double() - pi)[groups]  # [groups, n, actions]
-    first, second = ((chance * (x[..., None] * scores).mean(1)).sum(0) for x in (a, normalised))
-    found = torch.stack([first, second])
-    return found.flip(0) if wrong == "flipped" else found * (n if wrong == "sum" else 1)
+            ways = 1 if wrong == "repeats" else math.factorial(n) / math.prod(map(math.factorial, counts))
+            apart = rewards - c @ rewards / n
+            deviation = (c @ apart**2 / (n - (wrong != "population"))).sqrt() + eps
+            advantages = rewards if wrong == "no baseline" else apart
+            weights = c * torch.stack([advantages, advantages / (1 if wrong == "not divided" else deviation)])
+            found += ways * (pi**c).prod() * (weights - weights.sum(1, keepdim=True) * pi)
+    found = found if wrong == "sum" else found / n
+    return found.flip(0) if wrong == "flipped" else found
 
 
 def check_gradients(f, logits: Tensor, rewards: Tensor, n: int) -> None:
-    mistakes = {said: gradients_off(logits, rewards, n, name) for name, said in GRADIENT_MISTAKES.items()}
-    compare(f(logits, rewards, n), group_gradients(logits, rewards, n), mistakes)
+    compare_named(f, group_gradients, (logits, rewards, n), GRADIENT_MISTAKES)
 
 
 def apart(actions: int) -> Tensor:

@@ -94,21 +94,20 @@ FREE_MISTAKES = {
 
 def most_rows(weights, cache, element, launches, host, copy, compute, slack, wrong: str = "") -> int:
     """The most rows whose step is within the limit, by halving the step; `wrong` names a usual mistake."""
-    slack = 1.0 if wrong == "no slack" else slack
-    per_row = cache + (element * weights if wrong == "weights per row" else 0)
-    operations = weights if wrong == "one operation" else 2 * weights
 
-    def longest(n: int, of: tuple[int, ...]) -> float:
-        """Seconds of a step of n rows: of host, bytes and operations those in `of`."""
-        times = launches * host, (element * weights + cache + per_row * (n - 1)) / copy, operations * n / compute
-        return (sum if wrong == "added" else max)(times[i] for i in of)
+    def longest(n: int, first: bool = False) -> float:
+        """Seconds of a step of n rows."""
+        read = element * weights * (n if wrong == "weights per row" else 1) + n * cache
+        times = {"host": launches * host, "bytes": read / copy}
+        times["operations"] = (1 if wrong == "one operation" else 2) * weights * n / compute
+        left_out = {"no host": "host"} | ({} if first else {"bytes alone": "operations", "operations alone": "bytes"})
+        times.pop(left_out.get(wrong, ""), 0)
+        return sum(times.values()) if wrong == "added" else max(times.values())
 
-    first = (1, 2) if wrong == "no host" else (0, 1, 2)
-    later = {"no host": (1, 2), "bytes alone": (0, 1), "operations alone": (0, 2)}.get(wrong, (0, 1, 2))
-    limit = slack * longest(1, first) * (1 + 1e-12)
+    limit = (1.0 if wrong == "no slack" else slack) * longest(1, first=True) * (1 + 1e-12)
     rows = 0
     for step in (2**power for power in range(40, -1, -1)):
-        rows += step if longest(rows + step, later) <= limit else 0
+        rows += step if longest(rows + step) <= limit else 0
     return rows
 
 

@@ -11,7 +11,7 @@ from rlcourse.course.checks.nb03 import (
     LOSS_MISTAKES,
     PLANTED,
     TRAINERS,
-    gradients_off,
+    group_gradients,
     grpo_loss,
 )
 from rlcourse.losses import aggregate, kl_estimate, token_loss
@@ -98,6 +98,6 @@ WRONG = {
         "the package's Dr. GRPO": (lambda *x: loss_by_package(*x, how="constant"), "all places of the matrix"),
         "GSPO": lambda *x: loss_by_package(*x, ratio="sequence"),
     },
-    "q4": ruled(gradients_off, GRADIENT_MISTAKES, "wrong")
+    "q4": ruled(group_gradients, GRADIENT_MISTAKES, "wrong")
     | {"exact": lambda logits, rewards, n: (logits.softmax(0) * (rewards - logits.softmax(0) @ rewards)).expand(2, -1)},
 }
