@@ -46,15 +46,6 @@ def plan_by_sets(seconds, phase, speedups, days, budget):
 
 
 # q4: self times
-def self_by_parents(starts, ends):
-    own = ends - starts
-    for i in range(len(starts)):
-        holding = [j for j in range(len(starts)) if j != i and starts[j] <= starts[i] and ends[i] <= ends[j]]
-        if holding:
-            own[min(holding, key=lambda j: (ends[j] - starts[j]).item())] -= ends[i] - starts[i]
-    return own
-
-
 def by_stack(starts, ends, touching=False):
     """By the starts alone: of events that begin together a child may take its parent for its own child. touching: an
     event that begins where another ends is taken for its child."""
@@ -68,7 +59,7 @@ def by_stack(starts, ends, touching=False):
     return own
 
 
-RIGHT = {"q1": busy_sweep, "q2": free_by_formula, "q3": plan_by_sets, "q4": self_by_parents}
+RIGHT = {"q1": busy_sweep, "q2": free_by_formula, "q3": plan_by_sets}
 WRONG = {
     "q1": half_mended(wrong_busy, PLANTED)
     | {

@@ -1,7 +1,5 @@
 """Answers to the exercises of lesson 07."""
 
-import heapq
-
 import torch
 import torch.nn.functional as F
 from answers import half_mended, ruled
@@ -65,18 +63,7 @@ def draw_changed(change):
     return lambda logits, tile, uniform: change(logits, tile, *draw_flat(logits, tile, uniform))
 
 
-# q4: a number of slots
-def slots_with_heap(lengths, host, fixed, row, most):
-    times = []
-    for slots in range(1, most + 1):
-        free = [0] * slots
-        for length in lengths.tolist():
-            heapq.heapreplace(free, free[0] + length)
-        times.append(max(free) * max(host, fixed + row * slots))
-    return 1 + min(range(most), key=times.__getitem__)
-
-
-RIGHT = {"q1": attend_at_once, "q2": tape_with_choices, "q3": draw_flat, "q4": slots_with_heap}
+RIGHT = {"q1": attend_at_once, "q2": tape_with_choices, "q3": draw_flat}
 WRONG = {
     "q1": ruled(attend, CACHE_MISTAKES, "wrong") | {"a mask of minus one": masked_by_minus_one},
     "q2": {

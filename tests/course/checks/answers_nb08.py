@@ -83,7 +83,6 @@ EDITS = {
         "one thread for all": (ADD, "if thread == 0:\n            " + ADD, "63 of 64 elements"),
     },
     "q2": {
-        "asks out": (GUARD, "if i + 1 <= out.shape[0]:", None),
         "no guard": (GUARD, "if i >= 0:", "beyond a tensor"),
         "no block": ("i = block * self.threads + thread", "i = thread", "nothing says who is first"),
         "leaves the last out": (GUARD, "if i + 1 < a.shape[0]:", "never written"),
@@ -130,18 +129,17 @@ EDITS = {
         "over the rows of b": ("range(a.shape[1])", "range(b.shape[0])", None),
         "overwritten": ("total += a", "total = a", "Only the last product"),
         "a row of b": ("b[k, c]", "b[c, k]", "walked along a row"),
-        "one short": ("range(a.shape[1])", "range(a.shape[1] - 1)", "last product is missing"),
     },
     "q9": {
         "another order": ("(wide * wide * u[i].to(Float32))", "(u[i].to(Float32) * wide * wide)", None),
-        "the last piece one by one": ("if first + 8 <= gate", "if first + 8 < gate", "is it < where <= belongs"),
+        "the last piece one by one": ("if first + 8 <= gate", "if first + 8 < gate", "copy whole pieces"),
         "no relu in the rest": (REST, "", "have no relu"),
         "rounds on the way": (
             "(wide * wide * u[i].to(Float32))",
             "((wide * wide).to(out.element_type).to(Float32) * u[i].to(Float32))",
             "rounds to bfloat16 on the way",
         ),
-        "up one by one": (UP, UP_ONE_BY_ONE, "A lane moves 2 bytes at once"),
+        "up one by one": (UP, UP_ONE_BY_ONE, "copy whole pieces"),
         "no relu": (RELU, "", "relu is missing"),
         "loads more than it needs": (FIRST, FIRST_WITH_MORE, "load each number once"),
     },

@@ -1,7 +1,6 @@
 """Answers to the exercises of lesson 11."""
 
 import itertools
-from collections import Counter
 from functools import partial
 
 import torch
@@ -11,27 +10,6 @@ from rlcourse.course.checks.nb11 import ADMISSION, PARTED, RULES, admitted, brok
 
 
 # q1: an auditor
-def audit(trace, number):
-    tables = {}
-    for place, (kind, name, blocks) in enumerate(trace):
-        mine = tables.setdefault(name, set())
-        others = Counter(block for other, held in tables.items() if other != name for block in held)
-        for block in blocks:
-            wrong = {
-                "give": not 1 <= block < number or others[block] or block in mine,
-                "share": not others[block] or block in mine,
-                "write": others[block] or block not in mine,
-                "drop": block not in mine,
-            }[kind]
-            if wrong:
-                return place
-            if kind in ("give", "share"):
-                mine.add(block)
-            if kind == "drop":
-                mine.discard(block)
-    return -1
-
-
 def overlooking(trace, number, rule):
     tables = {}
     return next((i for i, entry in enumerate(trace) if broken(entry, tables, number, rule)), -1)
@@ -106,7 +84,7 @@ def first_to_part(results, differs=None):
     return torch.tensor(found)
 
 
-RIGHT = {"q1": audit, "q2": admit, "q3": shortest, "q4": first_to_part}
+RIGHT = {"q2": admit, "q3": shortest, "q4": first_to_part}
 
 WRONG = {
     "q1": {
@@ -128,6 +106,5 @@ WRONG = {
     "q4": {
         **{said: (partial(first_to_part, differs=differs), said) for said, differs in PARTED.items()},
         "the call before": (lambda x: (first_to_part(x) - 1).clamp(min=0), "before the one that parts"),
-        "never": lambda x: torch.zeros(len(x), dtype=torch.long),
     },
 }

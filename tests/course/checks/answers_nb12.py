@@ -102,13 +102,11 @@ WRONG = {
         "largest": (lambda *x: at_step(0, *x), "curvature"),
         "absolute": (lambda *x: wrong_gradient(*x, relative=False), "for its size"),
         "the best": (lambda *x: wrong_gradient(*x, last=torch.argmin), "it fits best"),
-        "always the first": lambda *x: 0,
         "step 1e-3": (lambda *x: at_step(3, *x), "No one step tells"),
     },
     "q2": ruled(most, LEDGER, "mistake")
     | {
         "one more": (lambda *x: rows_that_fit(*x) + 1, "One more does not fit"),
-        "none": lambda *x: 0,
     },
     "q3": ruled(gradients_with, SLOPES, "mistake")
     | ruled(gradients, {"short": "", "last chunk": "one chunk's"}, "mistake")
@@ -127,7 +125,6 @@ WRONG = {
     "q4": ruled(walk, LEAKS, "mistake")
     | {
         "turned": lambda p, seen, learned, n: spoiled(p, seen.T, learned, n),
-        "nothing": lambda p, s, learned, n: torch.zeros_like(learned),
     },
     "q5": ruled(
         steps_to_move,

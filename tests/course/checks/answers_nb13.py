@@ -7,19 +7,6 @@ from rlcourse.course.checks.nb13 import MERGES, PLACES, ROWS, WAITS, by_places, 
 
 
 # q1: what is wrong with a row
-def diagnose(ids, labels, prompts, lengths, eos):
-    """All rows at once; each fact is a bool [rows]."""
-    place, learned, last = torch.arange(ids.shape[1]), labels != -100, (lengths - 1)[:, None]
-    off = (learned & (labels != ids)).any(1)
-    before, behind = (learned & (place < prompts[:, None])).any(1), (learned & (place > last)).any(1)
-    unended = (ids.gather(1, last)[:, 0] != eos) | ~learned.gather(1, last)[:, 0]
-    late = ~learned.gather(1, prompts[:, None])[:, 0]
-    found = torch.zeros(len(ids), dtype=torch.long)
-    for code, broken in ((5, late), (3, unended), (2, behind), (1, before), (4, off)):
-        found[broken] = code
-    return found
-
-
 def diagnose_with(ids, labels, prompts, lengths, eos, mistake):
     rows = zip(*(each.tolist() for each in (ids, labels, prompts, lengths)), strict=True)
     return torch.tensor([judged(*row, mistake=mistake) for row in rows])
@@ -84,10 +71,10 @@ def rounded_away(rates, group, prompts):
     return 1 / (1 - (1 - (1 - (1 - rates) ** group - rates**group).mean()) ** prompts)
 
 
-RIGHT = {"q1": diagnose, "q2": keep_apart, "q3": ranks, "q4": merge, "q5": steps_to_start}
+RIGHT = {"q2": keep_apart, "q3": ranks, "q4": merge, "q5": steps_to_start}
 
 WRONG = {
-    "q1": ruled(diagnose_with, ROWS, "mistake") | {"fine": lambda ids, *_: torch.zeros(len(ids), dtype=torch.long)},
+    "q1": ruled(diagnose_with, ROWS, "mistake"),
     "q2": ruled(keep_apart_with, PLACES, "mistake") | {"not itself": not_itself},
     "q3": {
         "shares": (one_by_one(lambda v, r: v[r] ** 2 / (v**2).sum()), "compared shares"),
@@ -100,7 +87,6 @@ WRONG = {
     | {
         "root": root,
         "dtype": (lambda weight, adapters: merge(weight, adapters).float(), "dtype torch.float32"),
-        "nothing": lambda weight, adapters: weight,
     },
     "q5": ruled(waiting, WAITS, "mistake")
     | {
