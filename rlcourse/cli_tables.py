@@ -64,6 +64,7 @@ def print_preview(config: TrainConfig, found: dict[str, Any]) -> None:
     for sample in found["samples"]:
         samples.add_row(escape(sample["text"]), sample["gold"], sample["words"])
     console.print(samples, table)
+    console.print(f"An answer ends at {escape(' or '.join(map(repr, found['ends'])))}.", highlight=False)
     for text in found["warnings"].values():
         console.print(f"[yellow]Warning:[/yellow] {escape(text)}", highlight=False)
     parts, total = found["seconds"], sum(found["seconds"].values())

@@ -26,10 +26,11 @@ from rlcourse.files import try_folder
 from rlcourse.interrupts import StopAfterStep, saved_when_stopped
 from rlcourse.measure.profiling import peak_memory_bytes
 from rlcourse.measure.timing import PhaseTimer, now
-from rlcourse.policy import checkpoint_activations, compile_layers
+from rlcourse.policy import compile_layers
 from rlcourse.runs import RunFolder
 from rlcourse.tasks import in_format
 from rlcourse.tasks.prompts import PromptSampler
+from rlcourse.trial import checkpoint_activations
 from rlcourse.watch import check_metrics
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlcourse.logprobs import WIDTH_ON_GPU, chunked_logprobs
+from rlcourse.head import logprobs_and_states
+from rlcourse.logprobs import WIDTH_ON_GPU
 from rlcourse.sampling import Sampling
 from rlcourse.sft.data import Example
 
@@ -69,10 +70,12 @@ def pack(rows: list[Row], pad_id: int, device: torch.device) -> Rows:
 
 def summed_loss(model: PreTrainedModel, rows: Rows, chunk: int, compile: bool = False) -> Tensor:
     """-log p of every token of an answer, added up: a scalar, nats. Float32 logits exist for `chunk` tokens at once."""
-    decoder, head = model.get_decoder(), model.get_output_embeddings().weight
-    hidden = decoder(input_ids=rows.ids, position_ids=rows.positions, use_cache=False).last_hidden_state
     learned = rows.learned[:, 1:]  # token t is predicted at t - 1, which is of the same example
-    return -chunked_logprobs(hidden[:, :-1][learned], head, rows.ids[:, 1:][learned], Sampling(), chunk, compile).sum()
+    logprobs, _ = logprobs_and_states(
+        model, lambda of_ids: of_ids[:, :-1][learned], rows.ids[:, 1:][learned], Sampling(), chunk, compile,
+        input_ids=rows.ids, position_ids=rows.positions,
+    )  # fmt: skip
+    return -logprobs.sum()
 
 
 @torch.no_grad()

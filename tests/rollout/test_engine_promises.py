@@ -17,12 +17,12 @@ from torch._dynamo.utils import counters
 from rlcourse import rollout as engines
 from rlcourse.evaluation import answer_problems
 from rlcourse.logprobs import PlainPass
-from rlcourse.policy import checkpoint_activations
 from rlcourse.rollout import make_engine, vllm_server
 from rlcourse.rollout.hf import HFEngine
 from rlcourse.rollout.torch_engine import TorchEngine, sample_at
 from rlcourse.sampling import GREEDY, Sampling, sampling_logits
 from rlcourse.tasks import load_task
+from rlcourse.trial import checkpoint_activations
 
 PROMPTS = [[5, 9, 40], [11, 30, 31, 32, 33]]
 KERNELS = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1, "head_dim": 32, "vocab_size": 64}

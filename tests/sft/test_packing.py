@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from policies import DEVICE, make_policy
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from rlcourse.policy import checkpoint_activations
 from rlcourse.sft.data import Example
 from rlcourse.sft.packing import check_packing, pack, plan_rows, summed_loss
+from rlcourse.trial import checkpoint_activations
 
 
 def example(prompt: int, answer: int, seed: int = 0, vocabulary: int = 300) -> Example:
