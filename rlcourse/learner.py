@@ -47,7 +47,7 @@ class Learner:
         self.policy_pass = model_pass(policy.model, config, config.compile)
         if self.reference is not None:
             self.reference_pass = model_pass(self.reference, config, as_base=True)
-        hidden_size = policy.model.config.hidden_size
+        hidden_size = policy.model.config.get_text_config().hidden_size
         gae = config.advantage == "gae"
         self.value_head = world.shard(ValueHead(hidden_size).to(policy.device)) if gae else None
         groups = [{"params": [p for p in policy.model.parameters() if p.requires_grad], "peak_lr": config.lr}]

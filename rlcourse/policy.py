@@ -118,7 +118,7 @@ def load_policy(name: str, device: torch.device | str = "cpu") -> Policy:
     try:
         try_model(policy.model, tokenizer(ORDINARY, add_special_tokens=False)["input_ids"], policy.pad_id)
     except Exception as error:
-        raise ValueError(f"The model in {path} cannot be used: {first_line(error)}.") from error
+        raise ValueError(f"The model in {path} cannot be used ({first_line(error)}): use another one.") from error
     return policy
 
 

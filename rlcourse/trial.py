@@ -72,8 +72,8 @@ def try_model(model: PreTrainedModel, tokens: list[int], pad_id: int) -> None:
             model.eval()
 
     with loud(model):
-        logits = model(input_ids=ids[:1], use_cache=False).logits[0, :-1]
-        expected = logits.float().log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+        logits = model(input_ids=ids[:1], use_cache=False).logits[0, :-1].float().log_softmax(-1)
+        expected = logits.gather(1, ids[0, 1:, None])[:, 0]
         # A bias may be zero, but would not stay so.
         setattr(model, OWN_LOGITS, getattr(model.get_output_embeddings(), "bias", None) is not None)
         if differs_in_training():
@@ -81,16 +81,30 @@ def try_model(model: PreTrainedModel, tokens: list[int], pad_id: int) -> None:
                 setattr(model, OWN_LOGITS, True)
             if differs():
                 raise ValueError(
-                    f"A model of the type {kind} gives a token another probability when padding follows it, or in each "
-                    "pass: it cannot be trained here, so use another model."
+                    f"the type {kind} gives a token another probability when padding follows it, or in each pass"
                 )
             setattr(model, NOISY, differs_in_training())
+        if not (sampled(model, ids[0, :-1], pad_id) - logits[-1]).abs().max() <= TOLERANCE:
+            raise ValueError(f"the type {kind} gives a token another probability when padding stands before it")
     if getattr(model, OWN_LOGITS):
         tqdm.write(
             f"The logits of a model of the type {kind} are more than hidden states times output embeddings: training "
             "takes the model's own, all at once (lower --micro-batch-tokens if memory runs out).",
             file=sys.stderr,
         )
+
+
+def sampled(model: PreTrainedModel, tokens: Tensor, pad_id: int) -> Tensor:
+    """The log-probs [vocabulary] after these tokens as `generate` has them: with padding before them, and the last one
+    read with a cache."""
+    prompt, last = tokens[:-1], tokens[-1].item()
+    ids = torch.stack([torch.cat([prompt.new_full((2,), pad_id), prompt]), torch.cat([prompt[:2], prompt])])
+    mask = torch.ones_like(ids)
+    mask[0, :2] = 0
+    options = {"max_new_tokens": 2, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    options["prefix_allowed_tokens_fn"] = lambda row, so_far: [last]
+    found = model.generate(input_ids=ids, attention_mask=mask, pad_token_id=pad_id, **options)
+    return found.logits[1][0].float().log_softmax(-1)
 
 
 def reads_like(tokenizer: PreTrainedTokenizerBase, plain: Tokenizer) -> bool:

@@ -89,8 +89,8 @@ def test_nothing_is_dropped_in_training(architecture, tmp_path, capfd):
 class Noisy(GPT2LMHeadModel):
     """Adds noise in training mode, under a name that nobody knows."""
 
-    def forward(self, **inputs):
-        output = super().forward(**inputs)
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, **inputs):
+        output = super().forward(input_ids, attention_mask=attention_mask, position_ids=position_ids, **inputs)
         if self.training:
             output.logits = output.logits + torch.randn_like(output.logits)
         return output
@@ -109,14 +109,19 @@ def test_noise_under_an_unknown_name_is_refused_where_it_would_come():
     try_model(model, [5, 6, 7, 8], 0)
     with pytest.raises(ValueError, match=r"^A model of the type gpt2 computes something else with gradient checkpoin"):
         checkpoint_activations(model)
-    with pytest.raises(ValueError, match=r"^A model of the type gpt2 gives a token another probability when padding"):
+    with pytest.raises(ValueError, match=r"^the type gpt2 gives a token another probability when padding follows"):
         try_model(Drunk(model.config).eval(), [5, 6, 7, 8], 0)
 
 
 def test_a_model_that_looks_ahead_is_refused_in_one_sentence(tmp_path):
     model = tiny("bert", initializer_range=0.3)
-    with pytest.raises(ValueError, match=r"^The model in .* cannot be used: A model of the type bert gives a token"):
+    with pytest.raises(ValueError, match=r"^The model in .* cannot be used \(the type bert gives a token another"):
         loaded(model, tmp_path)
+
+
+def test_a_model_that_counts_positions_from_its_padding_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"type bart gives .* when padding stands before it\): use"):
+        loaded(tiny("bart", init_std=0.3, d_model=32, decoder_layers=2, is_decoder=True), tmp_path)
 
 
 def test_a_model_without_gradient_checkpointing_is_refused_where_it_is_asked_for(tmp_path):

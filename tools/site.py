@@ -60,7 +60,7 @@ API = {
         "sandbox",
         "sandbox.process",
     ],
-    "Policy": ["policy", "sampling"],
+    "Policy": ["policy", "trial", "chat", "sampling"],
     "Rollout": [
         "llm",
         "rollout",
@@ -86,7 +86,7 @@ API = {
         "exact.products",
     ],
     "Reward": ["tasks.verify", "tasks.boxed"],
-    "Advantages and loss": ["advantages", "logprobs", "losses", "learner"],
+    "Advantages and loss": ["advantages", "logprobs", "head", "losses", "learner"],
     "Trainer": ["trainer", "loop", "watch", "preview", "evaluation", "checkpoint", "runs", "files", "interrupts"],
     "Publishing": ["publish", "model_card"],
     "Several GPUs": [

@@ -82,14 +82,14 @@ def summed_loss(model: PreTrainedModel, rows: Rows, chunk: int, compile: bool = 
 def check_packing(model: PreTrainedModel) -> None:
     """Raise ValueError unless the model computes the same for two short sequences in a row as for each alone."""
 
-    def states(ids: list[int], positions: list[int]) -> Tensor:
+    def logits(ids: list[int], positions: list[int]) -> Tensor:
         inputs = {"input_ids": torch.tensor([ids]), "position_ids": torch.tensor([positions])}
         inputs = {name: value.to(model.device) for name, value in inputs.items()}
-        return model.get_decoder()(**inputs, use_cache=False).last_hidden_state[0]
+        return model(**inputs, use_cache=False).logits[0]
 
     first, second = [1, 2, 3, 4, 5], [5, 4, 3]
-    together = states(first + second, [0, 1, 2, 3, 4, 0, 1, 2])
-    apart = torch.cat([states(ids, list(range(len(ids)))) for ids in (first, second)])
+    together = logits(first + second, [0, 1, 2, 3, 4, 0, 1, 2])
+    apart = torch.cat([logits(ids, list(range(len(ids)))) for ids in (first, second)])
     if (together - apart).abs().max() > 1e-3 * apart.abs().max():
         raise ValueError(
             f"The {model.config.model_type} architecture does not keep packed examples apart: use --no-packing."

@@ -111,10 +111,9 @@ def test_a_model_that_mixes_what_is_packed_is_refused(policy):
 
         def forward(self, input_ids, position_ids, use_cache):
             x = input_ids.float().cumsum(1) / torch.arange(1, input_ids.shape[1] + 1)
-            return SimpleNamespace(last_hidden_state=x[..., None])
+            return SimpleNamespace(logits=x[..., None])
 
-    mixing = SimpleNamespace(
-        get_decoder=Mean, device=torch.device("cpu"), config=SimpleNamespace(model_type="averaging")
-    )
+    mixing = Mean()
+    mixing.device, mixing.config = torch.device("cpu"), SimpleNamespace(model_type="averaging")
     with pytest.raises(ValueError, match="averaging architecture does not keep packed examples apart"):
         check_packing(mixing)
